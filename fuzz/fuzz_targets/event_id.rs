@@ -1,43 +1,5 @@
-//! Any bytes as an event id, and any cursor as one that was given out.
 #![no_main]
 
-#[expect(
-    dead_code,
-    unused_imports,
-    reason = "the folder serves the whole gateway, a target uses a part of it"
-)]
-#[path = "../../src/protocol/mod.rs"]
-mod protocol;
+use lockgate_fuzz::event_id::{Input, run};
 
-use libfuzzer_sys::fuzz_target;
-use protocol::event::{Cursor, EventKey};
-
-type Input<'a> = ([u8; 32], u32, u32, u64, u8, u8, &'a str, &'a [u8]);
-
-fuzz_target!(|input: Input<'_>| {
-    let (secret, stream, epoch, seq, at, byte, session, text) = input;
-    let key = EventKey::new(&secret);
-    // A text that is accepted is the one text of its cursor.
-    if let Some(cursor) = key.decode(session, text) {
-        assert_eq!(key.encode(session, cursor).as_bytes(), text);
-    }
-    let cursor = Cursor { stream, epoch, seq };
-    let id = key.encode(session, cursor);
-    assert_eq!(id.len(), 32);
-    assert!(id.bytes().all(|byte| byte.is_ascii_graphic()));
-    assert_eq!(key.decode(session, id.as_bytes()), Some(cursor));
-    // A change of a byte, of the length, of the session or of the key makes it worthless.
-    let mut changed = id.clone().into_bytes();
-    changed[usize::from(at) % id.len()] = byte;
-    if changed != id.as_bytes() {
-        assert_eq!(key.decode(session, &changed), None);
-    }
-    let mut longer = id.clone().into_bytes();
-    longer.insert(usize::from(at) % (id.len() + 1), byte);
-    assert_eq!(key.decode(session, &longer), None);
-    assert_eq!(key.decode(session, &id.as_bytes()[..id.len() - 1]), None);
-    assert_eq!(key.decode(&format!("{session}x"), id.as_bytes()), None);
-    let mut other = secret;
-    other[usize::from(at) % secret.len()] ^= 1;
-    assert_eq!(EventKey::new(&other).decode(session, id.as_bytes()), None);
-});
+libfuzzer_sys::fuzz_target!(|input: Input<'_>| run(input));

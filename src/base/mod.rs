@@ -9,6 +9,7 @@
 //! * `private_file`: files that only their owner may read
 //! * `progress`: a line on a terminal that is drawn again while work is under way
 //! * `random`: source of random numbers
+//! * `reach`: addresses that outbound requests may reach
 //! * `secret`: texts that are never printed
 //! * `terminal`: colours and redrawn lines, and text of others made safe for a terminal
 //! * `watched_files`: files whose content may change at any time
@@ -20,6 +21,7 @@ mod outbound;
 pub(crate) mod private_file;
 mod progress;
 mod random;
+mod reach;
 mod secret;
 pub(crate) mod terminal;
 mod watched_files;

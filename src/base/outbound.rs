@@ -5,7 +5,7 @@
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -19,7 +19,9 @@ use reqwest::{
     redirect,
 };
 use tokio::{sync::watch, time::timeout};
-use url::{Host, Url};
+use url::Url;
+
+use super::reach::Reach;
 
 /// HTTP client for addresses named by others; a handle.
 #[derive(Clone, Debug)]
@@ -156,25 +158,7 @@ impl Outbound {
 
     /// Returns the addresses that a URL may lead to, if it is allowed.
     fn reach(&self, url: &Url) -> Result<Reach, OutboundError> {
-        let reach = match url.scheme() {
-            "https" => Reach::Public,
-            "http" if !self.0.allow.is_empty() => Reach::Allowed,
-            _ => return Err(OutboundError::Url("not https")),
-        };
-        if !url.username().is_empty() || url.password().is_some() {
-            return Err(OutboundError::Url("a user name in a URL"));
-        }
-        // The resolver never sees IP addresses. `Host` has normalized all spellings of IPv4.
-        let literal = match url.host() {
-            Some(Host::Ipv4(v4)) => Some(IpAddr::V4(v4)),
-            Some(Host::Ipv6(v6)) => Some(IpAddr::V6(v6)),
-            Some(Host::Domain(_)) => None,
-            None => return Err(OutboundError::Url("no host")),
-        };
-        if literal.is_some_and(|ip| !reach.contains(ip, &self.0.allow)) {
-            return Err(OutboundError::Url("an address that is not public"));
-        }
-        Ok(reach)
+        Reach::of(url, &self.0.allow).map_err(OutboundError::Url)
     }
 
     /// Returns the client for `reach`, when it is there.
@@ -221,22 +205,6 @@ impl Outbound {
         client
             .inspect_err(|error| tracing::error!(%error, "no client for outbound requests"))
             .ok()
-    }
-}
-
-/// Addresses that one of the two clients may connect to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
-    /// Public addresses and allowed networks, for https.
-    Public,
-    /// Allowed networks only, for http.
-    Allowed,
-}
-
-impl Reach {
-    fn contains(self, ip: IpAddr, allow: &[IpNet]) -> bool {
-        let ip = ip.to_canonical();
-        allow.iter().any(|net| net.contains(&ip)) || (self == Self::Public && is_public(ip))
     }
 }
 
@@ -336,86 +304,6 @@ fn unreachable(error: reqwest::Error) -> OutboundError {
     }
     OutboundError::Unreachable(reason.to_string())
 }
-
-/// Returns whether an address is public, by the registries of special-purpose addresses (RFC 6890).
-/// An IPv6 address that embeds an IPv4 address is judged by the latter.
-fn is_public(ip: IpAddr) -> bool {
-    match ip.to_canonical() {
-        IpAddr::V4(v4) => is_public_v4(v4),
-        IpAddr::V6(v6) => is_public_v6(v6),
-    }
-}
-
-fn is_public_v4(ip: Ipv4Addr) -> bool {
-    let bits = ip.to_bits();
-    let is_within = |(base, length): &(Ipv4Addr, u32)| {
-        let mask = u32::MAX << (32 - length);
-        bits & mask == base.to_bits()
-    };
-    !SPECIAL_V4.iter().any(is_within)
-}
-
-fn is_public_v6(ip: Ipv6Addr) -> bool {
-    let [first, second, ..] = ip.segments();
-    // NAT64 (RFC 6052), by which IPv6-only networks reach IPv4.
-    if ip.to_bits() >> 32 == NAT64 >> 32 {
-        let [.., a, b, c, d] = ip.octets();
-        return is_public_v4(Ipv4Addr::new(a, b, c, d));
-    }
-    // Global unicast is 2000::/3 so far; loopback, mapped, translated, local, link-local and
-    // multicast addresses lie outside.
-    let is_global_unicast = first & 0xe000 == 0x2000;
-    let is_special = match first {
-        // Protocol assignments, Teredo and benchmarking among them, and documentation.
-        0x2001 => second < 0x0200 || second == 0x0db8,
-        // 6to4 carries any IPv4 address and is no longer in use (RFC 7526).
-        0x2002 => true,
-        // Documentation (RFC 9637).
-        0x3fff => second < 0x1000,
-        _ => false,
-    };
-    is_global_unicast && !is_special
-}
-
-/// `64:ff9b::/96`
-const NAT64: u128 = 0x0064_ff9b << 96;
-
-/// IPv4 networks that are not public.
-const SPECIAL_V4: [(Ipv4Addr, u32); 18] = [
-    // This network (RFC 791).
-    (Ipv4Addr::UNSPECIFIED, 8),
-    // Private use (RFC 1918).
-    (Ipv4Addr::new(10, 0, 0, 0), 8),
-    // Shared by carriers (RFC 6598).
-    (Ipv4Addr::new(100, 64, 0, 0), 10),
-    // Loopback.
-    (Ipv4Addr::new(127, 0, 0, 0), 8),
-    // Link-local, metadata services of clouds among them (RFC 3927).
-    (Ipv4Addr::new(169, 254, 0, 0), 16),
-    // Private use.
-    (Ipv4Addr::new(172, 16, 0, 0), 12),
-    // Protocol assignments (RFC 6890).
-    (Ipv4Addr::new(192, 0, 0, 0), 24),
-    // Documentation (RFC 5737).
-    (Ipv4Addr::new(192, 0, 2, 0), 24),
-    // AS112, twice (RFC 7534, RFC 7535), and AMT (RFC 7450): anycast to the nearest node.
-    (Ipv4Addr::new(192, 31, 196, 0), 24),
-    (Ipv4Addr::new(192, 175, 48, 0), 24),
-    (Ipv4Addr::new(192, 52, 193, 0), 24),
-    // Relays of 6to4, no longer in use (RFC 7526).
-    (Ipv4Addr::new(192, 88, 99, 0), 24),
-    // Private use.
-    (Ipv4Addr::new(192, 168, 0, 0), 16),
-    // Benchmarking (RFC 2544).
-    (Ipv4Addr::new(198, 18, 0, 0), 15),
-    // Documentation.
-    (Ipv4Addr::new(198, 51, 100, 0), 24),
-    (Ipv4Addr::new(203, 0, 113, 0), 24),
-    // Multicast.
-    (Ipv4Addr::new(224, 0, 0, 0), 4),
-    // Reserved, and the limited broadcast.
-    (Ipv4Addr::new(240, 0, 0, 0), 4),
-];
 
 /// Time limit for a connection, and for the client before it.
 const CONNECT: Duration = Duration::from_secs(2);

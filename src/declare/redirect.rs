@@ -36,7 +36,7 @@ pub(crate) fn check_redirect_uri(text: &str) -> Result<(), &'static str> {
         "https" => check_https(text, rest),
         "http" if loopback(text).is_some() => Ok(()),
         "http" => Err("a redirect URI with http is not of the own machine"),
-        _ => check_private(scheme, rest),
+        _ => check_private(text, scheme, rest),
     }
 }
 
@@ -78,18 +78,26 @@ fn check_https(text: &str, rest: &str) -> Result<(), &'static str> {
     let is_usual = rest
         .strip_prefix("//")
         .is_some_and(|rest| !rest.starts_with('/'));
-    let has_host = Url::parse(text).is_ok_and(|url| url.host().is_some());
-    if is_usual && has_host {
+    let url = Url::parse(text).ok().filter(|_| is_usual);
+    let url = url.ok_or("a redirect URI with https has no host")?;
+    let host = url.host_str().unwrap_or_default();
+    // Browsers read `%61pp.test` as `app.test` and `0x7f.1` as `127.0.0.1`; people see what is written.
+    let written = rest.trim_start_matches('/').split_at_checked(host.len());
+    let is_plain = written.is_some_and(|(written, after)| {
+        let ends = after.is_empty() || after.starts_with([':', '/', '?']);
+        ends && written.eq_ignore_ascii_case(host)
+    });
+    if is_plain {
         Ok(())
     } else {
-        Err("a redirect URI with https has no host")
+        Err("a redirect URI with https has a host in an unusual form")
     }
 }
 
 /// Checks a private-use scheme (RFC 8252, section 7.1). Schemes should contain a dot, but many apps
 /// use their plain names, which no list could enumerate. Only schemes that browsers handle
 /// themselves are refused.
-fn check_private(scheme: &str, rest: &str) -> Result<(), &'static str> {
+fn check_private(text: &str, scheme: &str, rest: &str) -> Result<(), &'static str> {
     let begins = scheme.starts_with(|letter: char| letter.is_ascii_lowercase());
     let is_name =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
@@ -102,7 +110,10 @@ fn check_private(scheme: &str, rest: &str) -> Result<(), &'static str> {
     if rest.trim_matches('/').is_empty() {
         return Err("a redirect URI has nothing behind its scheme");
     }
-    Ok(())
+    // A browser that cannot parse it follows no redirect to it.
+    Url::parse(text)
+        .map(drop)
+        .map_err(|_| "a redirect URI is no URL")
 }
 
 /// Schemes that browsers and systems handle themselves.
@@ -160,6 +171,10 @@ mod tests {
             "https://app.test",
             "https://app.test:8443/cb?x=1&y=%20",
             "https://localhost/cb",
+            "https://APP.test/cb",
+            "https://app.test:/cb",
+            "https://192.0.2.1:8443/cb",
+            "https://[2001:db8::1]/cb",
             "http://127.0.0.1",
             "http://127.0.0.1/",
             "http://127.0.0.1:33418/",
@@ -185,7 +200,7 @@ mod tests {
         }
     }
 
-    const BAD: [&str; 73] = [
+    const BAD: [&str; 82] = [
         "",
         "app.test/cb",
         "/cb",
@@ -216,6 +231,13 @@ mod tests {
         "https://app.test/%2",
         "https://app.test/%zz",
         "https://app.test:99999/cb",
+        "https://%61pp.test/cb",
+        "https://app%2Etest/cb",
+        "https://0x7f.1/cb",
+        "https://127.1/cb",
+        "https://2130706433/cb",
+        "https://127.0.0.1./cb",
+        "https://[0:0::1]/cb",
         "HTTPS://app.test/cb",
         "http://app.test/cb",
         "http://127.0.0.2/cb",
@@ -259,5 +281,7 @@ mod tests {
         "cursor://",
         "Cursor://x",
         "cursor://user@x/y",
+        "cursor://[::]:8:9/",
+        "cursor://x:99999/",
     ];
 }

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use super::{
     base::{
         OauthRefusal, RefusalCode, SecretKind,
-        form::{check_query, collected},
+        posted::{check_query, collected},
         refusal::{NO_RANDOM, answer, forbid_storing},
         secret, throttle,
     },

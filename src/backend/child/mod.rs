@@ -3,12 +3,14 @@
 //! Not here: the decision to start a child (`starter`), and the processes below a guard (`guard`).
 //!
 //! * `launcher`: environment of all children, and the launch request to the guard of each
+//! * `lines`: lines of its stdout
 //! * `stdio`: a running child and its pipes
 //! * `stop`: stop and kill of a child: the signals and the waits between them
 //! * `stderr`: kept and logged part of a child's stderr
 //! * `registry`: all children with state and usage
 
 mod launcher;
+mod lines;
 mod registry;
 pub(crate) mod stderr;
 mod stdio;

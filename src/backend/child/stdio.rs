@@ -22,6 +22,7 @@ use tokio::{
 };
 
 use super::launcher::Launcher;
+use super::lines::{CHUNK, Lines, Taken};
 use super::stderr::{Stderr, Tail};
 use crate::backend::{guard::GUARD_ARGUMENT, sandbox::UidLease};
 use crate::declare::{Launch, Limits};
@@ -66,34 +67,15 @@ pub(crate) struct Child {
     /// Bytes not yet written to stdin.
     pub(super) queue: BytesMut,
     /// Bytes read from stdout and not yet returned.
-    read: BytesMut,
-    /// Leading bytes of `read` without a line end.
-    scanned: usize,
-    /// Room for the next read, in bytes.
-    room: usize,
+    lines: Lines,
     /// Kept and logged part of stderr.
     errors: Stderr,
-    /// Limit of a line, in bytes.
-    limit: usize,
-    /// State of stdout.
-    output: Output,
     /// Exit status of the guard.
     exit: Option<ExitStatus>,
     /// Private directory, removed by the guard, or by the gateway if the guard failed.
     pub(super) private: Option<PathBuf>,
     /// Uid of all processes below the guard.
     lease: Option<UidLease>,
-}
-
-/// State of a child's stdout.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Output {
-    /// Lines are returned.
-    Lines,
-    /// A line was too long: the rest is discarded.
-    Discarded,
-    /// The end was reported.
-    Closed,
 }
 
 impl Child {
@@ -132,12 +114,8 @@ impl Child {
             stderr: guard.stderr.take(),
             guard,
             queue: BytesMut::from(&request.encode()[..]),
-            read: BytesMut::new(),
-            scanned: 0,
-            room: CHUNK,
+            lines: Lines::new(size(limits.line)),
             errors: Stderr::new(label.to_owned(), size(limits.stderr)),
-            limit: size(limits.line),
-            output: Output::Lines,
             exit: None,
             private: request.private,
             lease,
@@ -269,45 +247,11 @@ impl Child {
 
     /// Next event of stdout: a complete line, one that is too long, or the end.
     fn take_line(&mut self) -> Option<ChildEvent> {
-        if self.output == Output::Discarded {
-            self.read.clear();
+        match self.lines.take(self.stdout.is_none())? {
+            Taken::Line(line) => Some(ChildEvent::Line(line)),
+            Taken::TooLong => Some(ChildEvent::TooLong),
+            Taken::End => Some(ChildEvent::Closed),
         }
-        let unseen = &self.read[self.scanned..];
-        let end = memchr::memchr(b'\n', unseen).map(|at| self.scanned + at);
-        if end.unwrap_or(self.read.len()) > self.limit {
-            self.output = Output::Discarded;
-            (self.read, self.scanned) = (BytesMut::new(), 0);
-            return Some(ChildEvent::TooLong);
-        }
-        if let Some(end) = end {
-            self.scanned = 0;
-            return Some(ChildEvent::Line(self.cut(end, 1)));
-        }
-        self.scanned = self.read.len();
-        if self.stdout.is_some() || self.output == Output::Closed {
-            return None;
-        }
-        if !self.read.is_empty() {
-            // The last line may have no line end.
-            self.scanned = 0;
-            return Some(ChildEvent::Line(self.cut(self.read.len(), 0)));
-        }
-        self.output = Output::Closed;
-        Some(ChildEvent::Closed)
-    }
-
-    /// Removes a line of `end` bytes and the `newline` bytes behind it from `read`.
-    fn cut(&mut self, end: usize, newline: usize) -> Bytes {
-        let length = end - usize::from(self.read[..end].ends_with(b"\r"));
-        if length < self.read.capacity() / 2 {
-            // Copied: a small line that is kept must not keep a large buffer alive.
-            let line = Bytes::copy_from_slice(&self.read[..length]);
-            self.read.advance(end + newline);
-            return line;
-        }
-        let mut line = self.read.split_to(end + newline);
-        line.truncate(length);
-        line.freeze()
     }
 
     /// Reads once; stays pending after the end of stdout.
@@ -315,18 +259,10 @@ impl Child {
         let Some(stdout) = &mut self.stdout else {
             return Poll::Pending;
         };
-        if self.read.capacity() - self.read.len() < self.room {
-            // Reuses freed room, or doubles: a large line is moved only a few times.
-            self.read.reserve(self.read.len().max(self.room));
-        }
-        let full = self.read.capacity();
-        let result = pin!(stdout.read_buf(&mut self.read)).poll(cx);
+        let result = pin!(stdout.read_buf(self.lines.room())).poll(cx);
         match result {
             Poll::Ready(Ok(1..)) => {
-                if self.read.len() == full {
-                    // The read was full: read larger pieces.
-                    self.room = PIPE;
-                }
+                self.lines.was_read();
                 Poll::Ready(())
             }
             Poll::Ready(_) => {
@@ -334,9 +270,7 @@ impl Child {
                 Poll::Ready(())
             }
             Poll::Pending => {
-                if self.read.is_empty() {
-                    (self.read, self.room) = (BytesMut::new(), CHUNK);
-                }
+                self.lines.release();
                 Poll::Pending
             }
         }
@@ -373,7 +307,7 @@ impl Child {
         if let Some(stdout) = self.stdout.take() {
             for _ in 0..DRAINED {
                 match rustix::io::read(stdout.as_fd(), &mut room) {
-                    Ok(count @ 1..) => self.read.extend_from_slice(&room[..count]),
+                    Ok(count @ 1..) => self.lines.push(&room[..count]),
                     _ => break,
                 }
             }
@@ -409,10 +343,6 @@ fn size(limit: u64) -> usize {
 
 /// Capacity that an empty queue keeps: more than most messages, less than a launch request.
 const KEPT: usize = 512;
-/// Size of the first reads: more than most messages.
-const CHUNK: usize = 4 << 10;
-/// Default capacity of a pipe.
-const PIPE: usize = 64 << 10;
 /// Reads of stderr in one poll: 256 KiB.
 const READS: usize = 16;
 

@@ -6,7 +6,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::super::outbound::*;
+use super::super::{outbound::*, reach::is_public};
 
 const PUBLIC: [&str; 12] = [
     "8.8.8.8",

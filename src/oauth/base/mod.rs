@@ -1,11 +1,13 @@
 //! Common parts of the authorization server, independent of endpoints and tenants.
 //!
 //! * `form`: strict parser of `application/x-www-form-urlencoded` parameters.
+//! * `posted`: parameters in the body of a POST.
 //! * `refusal`: error responses of the token, revocation, registration and discovery endpoints.
 //! * `secret`: random secrets, their digests, and successors of refresh tokens.
 //! * `throttle`: events per minute and key, counted in a table of fixed size.
 
 pub(crate) mod form;
+pub(crate) mod posted;
 pub(crate) mod refusal;
 pub(crate) mod secret;
 pub(crate) mod throttle;

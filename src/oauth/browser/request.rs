@@ -26,7 +26,7 @@ use crate::{
     oauth::{
         base::{
             Form,
-            form::{collected, is_form},
+            posted::{collected, is_form},
             secret,
         },
         clients::{Client, ClientError},

@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 use url::Url;
 
+use super::client_id;
 use super::metadata::{ClientAuthMethod, ClientMetadata, MetadataError};
 use crate::{
     auth::KeySet,
@@ -132,19 +133,9 @@ impl Documents {
         fetched.await.map_err(|error| DocumentError::clone(&error))
     }
 
-    /// Checks the syntax of a client id URL (draft, section 3). Only the canonical spelling of the
-    /// URL parser is accepted: it has no dot segments and nothing else that parsers read
-    /// differently.
+    /// Checks the syntax of a client id, and that its URL may be asked.
     fn check(&self, id: &str) -> Result<Url, DocumentError> {
-        let url = Url::parse(id).map_err(|_| DocumentError::Invalid("the client id is no URL"))?;
-        if url.as_str() != id || id.len() > ID_MAX {
-            let what = "the client id is a URL that is too long, or not in its usual form";
-            return Err(DocumentError::Invalid(what));
-        }
-        if url.fragment().is_some() || url.path() == "/" {
-            let what = "the client id is a URL without a path, or with a fragment";
-            return Err(DocumentError::Invalid(what));
-        }
+        let url = client_id::parse(id).map_err(DocumentError::Invalid)?;
         let wrong = "the client id is a URL that may not be asked";
         let checked = self.outbound.check(&url);
         checked
@@ -226,8 +217,6 @@ const KEYS: Duration = Duration::from_mins(5);
 const FETCHES: usize = 64;
 /// Maximum fetches per minute from one host.
 const HOST_FETCHES: u32 = 300;
-/// Maximum size of a client id URL in bytes.
-const ID_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {

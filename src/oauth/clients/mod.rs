@@ -3,11 +3,13 @@
 //! Not here: registration (`oauth::registration`) and client authentication (`oauth::tokens`).
 //!
 //! * `client`: clients and their lookup.
+//! * `client_id`: client ids that are URLs.
 //! * `metadata`: validation of client metadata.
 //! * `metadata_document`: client ID metadata documents, fetched and cached.
 //! * `redirect`: comparison of redirect URIs.
 
 mod client;
+mod client_id;
 mod metadata;
 mod metadata_document;
 pub(crate) mod redirect;

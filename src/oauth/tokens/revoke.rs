@@ -11,7 +11,7 @@ use super::{client_authentication::authenticate, jose};
 use crate::{
     database::oauth::Revoked,
     oauth::{
-        base::{OauthRefusal, SecretKind, form::posted, refusal::forbid_storing, secret},
+        base::{OauthRefusal, SecretKind, posted::posted, refusal::forbid_storing, secret},
         server::{
             AuthorizationServer, Oauth, OauthState,
             attempt::{address, attempt, note},

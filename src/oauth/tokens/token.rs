@@ -22,7 +22,7 @@ use crate::{
     oauth::{
         base::{
             Form, OauthRefusal, RefusalCode, SecretKind,
-            form::posted,
+            posted::posted,
             refusal::{NO_RANDOM, answer},
             secret,
         },

@@ -1,0 +1,37 @@
+//! `src/auth`: the parts that read tokens.
+
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/auth/jws.rs"]
+pub(crate) mod jws;
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/auth/jwt.rs"]
+mod jwt;
+
+use self::jws::{KeySet, Signature};
+use self::jwt::{ExpectedToken, Token};
+use crate::declare::ALGORITHMS;
+
+/// The subject of an access token, if the gateway accepts it: as `auth::external` goes about it.
+pub(crate) fn accepted(text: &str, issuer: &str, keys: &KeySet, now: u64) -> Option<String> {
+    let expected = ExpectedToken {
+        issuer,
+        algorithms: &ALGORITHMS.map(|(_, algorithm)| algorithm),
+        groups_claim: "groups",
+    };
+    let token = Token::parse(text, expected).ok()?;
+    token.claims.check_validity(now).ok()?;
+    let is_signed = matches!(keys.check(&token.jws), Signature::By(_));
+    is_signed.then_some(token.claims.subject)
+}
+
+/// The subject of an access token of the tenant's own server: as `auth::builtin` goes about it.
+pub(crate) fn accepted_own(text: &str, issuer: &str, key: &[u8; 32], now: u64) -> Option<String> {
+    let expected = ExpectedToken {
+        issuer,
+        algorithms: &[crate::declare::Algorithm::EdDsa],
+        groups_claim: "groups",
+    };
+    let token = Token::parse(text, expected).ok()?;
+    token.claims.check_validity(now).ok()?;
+    token.jws.is_signed_by(key).then_some(token.claims.subject)
+}

@@ -1,0 +1,17 @@
+//! `src/base`: the parts without I/O.
+
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/base/clock.rs"]
+mod clock;
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/base/digest.rs"]
+mod digest;
+#[path = "../../src/base/reach.rs"]
+pub(crate) mod reach;
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/base/secret.rs"]
+mod secret;
+
+pub(crate) use self::clock::LEEWAY_S;
+pub(crate) use self::digest::sha256;
+pub(crate) use self::secret::Secret;

@@ -1,0 +1,12 @@
+//! `src/declare`: redirect URIs, and what tokens are compared with.
+
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/declare/authorization_server.rs"]
+mod authorization_server;
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/declare/identity.rs"]
+mod identity;
+#[path = "../../src/declare/redirect.rs"]
+pub(crate) mod redirect;
+
+pub(crate) use self::identity::{ALGORITHMS, Algorithm, External};

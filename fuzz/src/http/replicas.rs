@@ -1,0 +1,28 @@
+//! `src/http/replicas`: the parser of streams, behind its own names.
+
+#[path = "../../../src/http/replicas/sse_parser.rs"]
+mod sse_parser;
+
+use bytes::Bytes;
+
+use self::sse_parser::SseParser;
+
+/// A parser for a target.
+#[derive(Default)]
+pub(crate) struct Parser(SseParser);
+
+impl Parser {
+    pub(crate) fn push(&mut self, data: &[u8]) -> Bytes {
+        self.0.push(Bytes::copy_from_slice(data))
+    }
+
+    /// The connection broke, and another source goes on.
+    pub(crate) fn reconnect(&mut self) {
+        self.0.discard_partial();
+        self.0.resume();
+    }
+
+    pub(crate) fn last_id(&self) -> Option<&str> {
+        self.0.last_id()
+    }
+}

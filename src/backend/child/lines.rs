@@ -1,0 +1,177 @@
+//! Lines of a child's stdout, cut from the bytes of its pipe.
+//!
+//! Bounds the memory that a line takes. No I/O; not here: the pipe (`stdio`), and the meaning of
+//! lines (`dialect`).
+
+use bytes::{Buf, Bytes, BytesMut};
+
+/// Bytes of stdout that are not yet returned as lines.
+#[derive(Debug)]
+pub(super) struct Lines {
+    /// Bytes read and not yet returned.
+    read: BytesMut,
+    /// Leading bytes of `read` without a line end.
+    scanned: usize,
+    /// Room for the next read, in bytes.
+    room: usize,
+    /// Limit of a line, in bytes.
+    limit: usize,
+    /// State of stdout.
+    output: Output,
+}
+
+/// What stdout has next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// A line, without its line end.
+    Line(Bytes),
+    /// A line above the limit; the rest of stdout is discarded.
+    TooLong,
+    /// The end; reported once.
+    End,
+}
+
+/// State of a child's stdout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Output {
+    /// Lines are returned.
+    Lines,
+    /// A line was too long: the rest is discarded.
+    Discarded,
+    /// The end was reported.
+    Closed,
+}
+
+impl Lines {
+    /// Makes an empty buffer for lines of at most `limit` bytes.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            read: BytesMut::new(),
+            scanned: 0,
+            room: CHUNK,
+            limit,
+            output: Output::Lines,
+        }
+    }
+
+    /// The buffer for the next read, with room; [`Self::was_read`] must follow.
+    pub(super) fn room(&mut self) -> &mut BytesMut {
+        if self.read.capacity() - self.read.len() < self.room {
+            // Reuses freed room, or doubles: a large line is moved only a few times.
+            self.read.reserve(self.read.len().max(self.room));
+        }
+        &mut self.read
+    }
+
+    /// Adapts the size of reads after one into [`Self::room`].
+    pub(super) fn was_read(&mut self) {
+        if self.read.len() == self.read.capacity() {
+            // The read was full: read larger pieces.
+            self.room = PIPE;
+        }
+    }
+
+    /// Appends bytes that were read elsewhere.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.read.extend_from_slice(bytes);
+    }
+
+    /// Releases the memory of an empty buffer, until the next read.
+    pub(super) fn release(&mut self) {
+        if self.read.is_empty() {
+            (self.read, self.room) = (BytesMut::new(), CHUNK);
+        }
+    }
+
+    /// Takes a complete line, the first above the limit, or the end once `is_ended`; `None` until
+    /// more is read.
+    pub(super) fn take(&mut self, is_ended: bool) -> Option<Taken> {
+        if self.output == Output::Discarded {
+            self.read.clear();
+        }
+        let unseen = &self.read[self.scanned..];
+        let end = memchr::memchr(b'\n', unseen).map(|at| self.scanned + at);
+        if end.unwrap_or(self.read.len()) > self.limit {
+            self.output = Output::Discarded;
+            (self.read, self.scanned) = (BytesMut::new(), 0);
+            return Some(Taken::TooLong);
+        }
+        if let Some(end) = end {
+            self.scanned = 0;
+            return Some(Taken::Line(self.cut(end, 1)));
+        }
+        self.scanned = self.read.len();
+        if !is_ended || self.output == Output::Closed {
+            return None;
+        }
+        if !self.read.is_empty() {
+            // The last line may have no line end.
+            self.scanned = 0;
+            return Some(Taken::Line(self.cut(self.read.len(), 0)));
+        }
+        self.output = Output::Closed;
+        Some(Taken::End)
+    }
+
+    /// Removes a line of `end` bytes and the `newline` bytes behind it from `read`.
+    fn cut(&mut self, end: usize, newline: usize) -> Bytes {
+        let length = end - usize::from(self.read[..end].ends_with(b"\r"));
+        if length < self.read.capacity() / 2 {
+            // Copied: a small line that is kept must not keep a large buffer alive.
+            let line = Bytes::copy_from_slice(&self.read[..length]);
+            self.read.advance(end + newline);
+            return line;
+        }
+        let mut line = self.read.split_to(end + newline);
+        line.truncate(length);
+        line.freeze()
+    }
+}
+
+/// Size of the first reads: more than most messages.
+pub(super) const CHUNK: usize = 4 << 10;
+/// Default capacity of a pipe.
+const PIPE: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::lines::*;
+
+    fn line(text: &'static str) -> Taken {
+        Taken::Line(Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn lines_are_the_same_however_the_pipe_cuts_them() {
+        let stdout = b"one\r\n\n\r\ntwo\r\r\nnine byte\nlast";
+        let wanted = ["one", "", "", "two\r", "nine byte", "last"].map(line);
+        for size in 1..=stdout.len() {
+            let mut lines = Lines::new(9);
+            let mut all = Vec::new();
+            for part in stdout.chunks(size) {
+                lines.room().extend_from_slice(part);
+                lines.was_read();
+                all.extend(std::iter::from_fn(|| lines.take(false)));
+                lines.release();
+            }
+            all.extend(std::iter::from_fn(|| lines.take(true)));
+            assert_eq!(all.pop(), Some(Taken::End));
+            assert_eq!(all, wanted, "{size}");
+        }
+    }
+
+    #[test]
+    fn nothing_follows_a_line_that_is_too_long() {
+        for size in [1, 4, 100] {
+            let mut lines = Lines::new(3);
+            let mut all = Vec::new();
+            for part in b"abc\nabc\r\nabc\n".chunks(size) {
+                lines.push(part);
+                all.extend(std::iter::from_fn(|| lines.take(false)));
+            }
+            all.extend(std::iter::from_fn(|| lines.take(true)));
+            // A carriage return counts.
+            assert_eq!(all, [line("abc"), Taken::TooLong, Taken::End], "{size}");
+        }
+    }
+}

@@ -50,6 +50,7 @@ class Options:
     quick: bool
     count: int | None
     other: str | None = None
+    seed: int | None = None
 
     def of(self, full, quick):
         """How many: what was asked for, else by whether it has to be quick."""

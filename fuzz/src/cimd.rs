@@ -128,8 +128,10 @@ fn url(id: &str) {
         let ip = match url.host().expect("a host") {
             Host::Domain(name) => {
                 // A number would be an address to other parsers.
-                let last = name.trim_end_matches('.').rsplit('.').next().unwrap_or("");
-                assert!(!last.bytes().all(|byte| byte.is_ascii_digit()), "{id:?}");
+                let name = name.strip_suffix('.').unwrap_or(name);
+                let last = name.rsplit('.').next().unwrap_or("");
+                let is_number = !last.is_empty() && last.bytes().all(|byte| byte.is_ascii_digit());
+                assert!(!is_number, "{id:?}");
                 assert!(Url::parse(&format!("http://{name}/")).is_ok());
                 return;
             }

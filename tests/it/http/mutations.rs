@@ -82,6 +82,8 @@ impl<'a> Worker<'a> {
                 gone: gone.id.unwrap(),
                 endpoint,
                 event: String::new(),
+                oauth: String::new(),
+                client: String::new(),
             },
             sessions,
             socket: TcpStream::connect(host).await.unwrap(),

@@ -1,4 +1,4 @@
-//! Valid requests and their mutations: the generator behind `mutations`.
+//! Valid requests and their mutations: the generator behind `mutations` and `scripts/bench mutations`.
 
 use serde_json::{Value, json};
 
@@ -47,6 +47,10 @@ pub(crate) struct Place {
     pub(crate) endpoint: String,
     /// An event id of `session`.
     pub(crate) event: String,
+    /// The path before the endpoints of an authorization server; empty without one.
+    pub(crate) oauth: String,
+    /// A client that is registered there.
+    pub(crate) client: String,
 }
 
 /// The framing of a body.
@@ -66,6 +70,8 @@ pub(crate) struct Request {
     pub(crate) method: String,
     /// True if the bytes are exactly one request, so that the connection stays in step.
     pub(crate) is_sound: bool,
+    /// True if the body or the query has parameters.
+    is_form: bool,
     target: String,
     version: &'static str,
     headers: Vec<(String, Vec<u8>)>,
@@ -79,6 +85,7 @@ impl Request {
         let mut request = Self::valid(dice, place);
         for _ in 0..dice.below(4) {
             match dice.below(10) {
+                0..=3 if request.is_form => request.mutate_form(dice, place),
                 0..=3 => request.mutate_json(dice),
                 4 => mutate_bytes(&mut request.body, dice),
                 5..=7 => request.mutate_header(dice, place),
@@ -91,6 +98,7 @@ impl Request {
 
     fn valid(dice: &mut Dice, place: &Place) -> Self {
         let mut request = match dice.below(40) {
+            _ if !place.oauth.is_empty() && dice.below(4) == 0 => Self::oauth(dice, place),
             // Rare requests: they start a child, or open a session without one.
             0 if dice.below(8) == 0 => Self::post("/mcp", &initialize(dice)),
             1 if dice.below(40) == 0 => Self::get("/sse", "text/event-stream"),
@@ -118,10 +126,44 @@ impl Request {
         request
     }
 
+    /// A request to the authorization server.
+    fn oauth(dice: &mut Dice, place: &Place) -> Self {
+        let below = |path: &str| format!("{}/{path}", place.oauth);
+        let fill = |text: &str| text.replace("{client}", &place.client);
+        let form = |path: &str, text: &str| {
+            let mut request = Self::bare("POST", &below(path))
+                .with("Content-Type", "application/x-www-form-urlencoded");
+            (request.body, request.is_form) = (fill(text).into_bytes(), true);
+            request
+        };
+        match dice.below(16) {
+            0..=3 => form("token", dice.word(TOKEN_FORMS)),
+            4 => form("revoke", "token=x&token_type_hint=refresh_token&client_id={client}"),
+            5 => form("login", "form=x&username=ada&password=no"),
+            6 => form("consent", "form=x&decision=allow"),
+            7 => form("authorize", AUTHORIZE),
+            8..=10 => {
+                let target = format!("{}?{}", below("authorize"), fill(AUTHORIZE));
+                let mut request = Self::get(&target, "text/html");
+                request.is_form = true;
+                request
+            }
+            11 => Self::post(&below("register"), &json!({
+                "client_name": "it", "redirect_uris": ["http://127.0.0.1:9/cb"], "grant_types":
+                ["authorization_code", "refresh_token"], "token_endpoint_auth_method": "none"})),
+            12 => Self::get(&below("jwks"), "*/*"),
+            13 => Self::get(&below(&format!("register/{}", place.client)), "*/*")
+                .with("Authorization", "Bearer x"),
+            14 => Self::get(&below("callback/x?code=c&state=s"), "text/html"),
+            _ => Self::get(dice.word(WELL_KNOWN), "*/*"),
+        }
+    }
+
     fn bare(method: &str, target: &str) -> Self {
         Self {
             method: method.to_owned(),
             is_sound: true,
+            is_form: false,
             target: target.to_owned(),
             version: "HTTP/1.1",
             headers: Vec::new(),
@@ -177,6 +219,31 @@ impl Request {
         match serde_json::from_slice::<Value>(&self.body) {
             Ok(value) => self.body = mutated(value, dice).into_bytes(),
             Err(_) => mutate_bytes(&mut self.body, dice),
+        }
+    }
+
+    /// Changes a parameter of the body, or of the query.
+    fn mutate_form(&mut self, dice: &mut Dice, place: &Place) {
+        let (path, query) = self.target.split_once('?').unwrap_or((&self.target, ""));
+        let text = String::from_utf8_lossy(&self.body).into_owned();
+        let text = if query.is_empty() { &text } else { query };
+        let mut pairs: Vec<String> = text.split('&').map(str::to_owned).collect();
+        let at = dice.below(pairs.len());
+        let name = pairs[at].split('=').next().unwrap_or_default().to_owned();
+        let value = dice.word(VALUES).replace("{client}", &place.client);
+        match dice.below(6) {
+            0 => drop(pairs.remove(at)),
+            1 => pairs.push(pairs[at].clone()),
+            2 => pairs.push(format!("{}={value}", dice.word(PARAMETERS))),
+            3 if dice.below(8) == 0 => pairs = vec![pairs.join("&"); 1 + dice.below(40)],
+            4 if dice.below(8) == 0 => pairs[at] = format!("{name}={}", "a".repeat(dice.below(70_000))),
+            _ => pairs[at] = format!("{name}={value}"),
+        }
+        let text = pairs.join("&");
+        if query.is_empty() {
+            self.body = text.into_bytes();
+        } else {
+            self.target = format!("{path}?{text}");
         }
     }
 
@@ -456,7 +523,29 @@ const TARGETS: &str = "/mcp|/t/local/main/mcp|/sse|/messages|/messages?session_i
     /readyz|/metrics|/|*||/t/x/main/mcp|/t/local/x/mcp|/t/local/main/mcp%00|//mcp|/x/../mcp|\
     /mcp?a=b#c|http://{host}/mcp|http://evil.test/mcp|{host}|/m cp|/\u{e9}";
 
-const HEADERS: [(&str, &str); 14] = [
+const TOKEN_FORMS: &str = "grant_type=authorization_code&code=c&redirect_uri=http%3A%2F%2F127.0.0.1%3A9%2Fcb&\
+    code_verifier=vvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvv&client_id={client}|\
+    grant_type=refresh_token&refresh_token=r&client_id={client}|\
+    grant_type=client_credentials&client_id={client}&client_secret=s";
+
+const AUTHORIZE: &str = "response_type=code&client_id={client}&redirect_uri=http%3A%2F%2F127.0.0.1%3A9%2Fcb&\
+    code_challenge=E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM&code_challenge_method=S256&state=s&scope=a";
+
+const WELL_KNOWN: &str = "/.well-known/oauth-authorization-server|/.well-known/openid-configuration|\
+    /.well-known/oauth-authorization-server/t/acme|/t/acme/.well-known/openid-configuration|\
+    /.well-known/oauth-protected-resource/t/acme/main/mcp|/.well-known/oauth-protected-resource";
+
+/// Values of parameters.
+const VALUES: &str = "|x|{client}|%|%zz|%00|%ff|%C3%BC|a+b|code|S256|plain|none|https%3A%2F%2Fapp.test%2Fc.json|\
+    https%3A%2F%2F127.0.0.1%2Fc.json|http%3A%2F%2F127.0.0.1%3A1%2Fcb|javascript%3Aalert(1)|../..|\u{e9}";
+
+const PARAMETERS: &str = "resource|scope|state|prompt|client_id|client_secret|client_assertion|code|nonce|request|id_token_hint|";
+
+const HEADERS: [(&str, &str); 15] = [
+    (
+        "Authorization",
+        "Bearer x|Bearer|Basic Yzp4|Basic x|bearer a.b.c|Bearer eyJhbGciOiJub25lIn0.e30.|Digest x|",
+    ),
     (
         "Mcp-Session-Id",
         "{session}|{gone}||nobody|{session}, {session}|\u{e9}",

@@ -78,6 +78,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// The next byte.
+    #[inline]
     pub(crate) fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }
@@ -247,6 +248,7 @@ impl<'a> Scanner<'a> {
         Ok(false)
     }
 
+    #[inline]
     fn scalar(&mut self) -> Result<(), SyntaxError> {
         match self.peek() {
             Some(b'"') => self.string(),
@@ -274,7 +276,9 @@ impl<'a> Scanner<'a> {
     fn string(&mut self) -> Result<(), SyntaxError> {
         self.at += 1;
         loop {
-            self.at += plain_length(self.text.get(self.at..).unwrap_or_default());
+            if !matches!(self.peek(), Some(b'"' | b'\\')) {
+                self.at += plain_length(self.text.get(self.at..).unwrap_or_default());
+            }
             match self.peek() {
                 Some(b'"') => {
                     self.at += 1;
@@ -304,6 +308,11 @@ impl<'a> Scanner<'a> {
     }
 
     fn number(&mut self) -> Result<(), SyntaxError> {
+        // The shortest one, of which a body can have millions.
+        if let Some([b'0'..=b'9', b',' | b']' | b'}']) = self.text.get(self.at..self.at + 2) {
+            self.at += 1;
+            return Ok(());
+        }
         if self.peek() == Some(b'-') {
             self.at += 1;
         }
@@ -338,7 +347,11 @@ impl<'a> Scanner<'a> {
         }
     }
 
+    #[inline]
     fn space(&mut self) {
+        if self.peek().is_some_and(|byte| byte > b' ') {
+            return;
+        }
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
             self.at += 1;
         }

@@ -46,8 +46,9 @@ pub(crate) enum Body {
 /// The most items of a batch.
 pub(crate) const MAX_BATCH: usize = 100;
 
-/// The longest id or progress token, in bytes. The specification has no bound; usual tokens are
-/// counters and UUIDs, and each is kept for as long as its call is in flight.
+/// The longest id, progress token, method, or name of a tool or prompt, in bytes. The specification
+/// has no bound; usual tokens are counters and UUIDs, and each is kept for as long as its call is in
+/// flight.
 const MAX_TOKEN: usize = 1024;
 
 impl Message {
@@ -267,7 +268,12 @@ impl Envelope {
         }
         let mut refusal = Ok(());
         scanner.object::<Refusal>(0, |scanner, key| {
-            refusal = refusal.and(envelope.member(scanner, 1, key, text)?);
+            if refusal.is_err() {
+                // The rest is only checked to be JSON.
+                scanner.value(1)?;
+                return Ok(());
+            }
+            refusal = envelope.member(scanner, 1, key, text)?;
             Ok(())
         })?;
         Ok(refusal.map(|()| envelope))
@@ -337,12 +343,20 @@ impl Envelope {
                 "a progress token must be a string or an integer",
             )?;
         }
+        // Methods and names are decoded again and again.
+        if self.method.is_some_and(is_long) {
+            return Err(Refusal::Invalid("method is too long"));
+        }
         let method = match self.method {
             Some(span) => json::decoded(span.of(&bytes))
                 .map(|name| Method::of(&name))
                 .ok_or(Refusal::Invalid("method must be a string"))?,
             None => Method::Other,
         };
+        let is_named = matches!(method, Method::ToolsCall | Method::PromptsGet);
+        if is_named && self.members.name.is_some_and(is_long) {
+            return Err(Refusal::Invalid("params.name is too long"));
+        }
         let Self {
             id,
             members,
@@ -358,6 +372,10 @@ impl Envelope {
             members,
         })
     }
+}
+
+fn is_long(token: Span) -> bool {
+    token.end() - token.start() > MAX_TOKEN
 }
 
 /// Checks an id or a progress token: a string or an integer, never null (2025-11-25 basic,
@@ -386,16 +404,17 @@ fn check_token(token: &[u8], message: &'static str) -> Result<(), Refusal> {
 /// text that was scanned, where they are white space: inside a string they are an error that a
 /// blank would hide.
 fn on_one_line(bytes: Bytes) -> Bytes {
-    if memchr::memchr2(b'\n', b'\r', &bytes).is_none() {
+    let Some(first) = memchr::memchr2(b'\n', b'\r', &bytes) else {
         return bytes;
-    }
+    };
     let mut bytes = bytes
         .try_into_mut()
         .unwrap_or_else(|shared| BytesMut::from(&*shared));
-    let mut at = 0;
-    while let Some(found) = memchr::memchr2(b'\n', b'\r', &bytes[at..]) {
-        at += found;
-        bytes[at] = b' ';
+    // One pass, without a search for each: a body may consist of them.
+    for byte in &mut bytes[first..] {
+        if matches!(*byte, b'\n' | b'\r') {
+            *byte = b' ';
+        }
     }
     bytes.freeze()
 }

@@ -244,6 +244,8 @@ struct Worker {
     /// Holds the stream of the HTTP+SSE session.
     _stream: TcpStream,
     sums: Sums,
+    /// The request before, for a connection that closed behind it.
+    last: String,
 }
 
 impl Worker {
@@ -274,6 +276,7 @@ impl Worker {
             own,
             _stream: stream,
             sums: Sums::default(),
+            last: String::new(),
         };
         worker.learn()?;
         Ok(worker)
@@ -304,6 +307,7 @@ impl Worker {
     fn step(&mut self) -> Result<(), String> {
         let request = Request::random(&mut self.dice, &self.place);
         let bytes = request.bytes();
+        let began = Instant::now();
         let replies = if request.is_sound {
             self.wire
                 .one(&bytes, request.method == "GET")?
@@ -314,8 +318,12 @@ impl Worker {
         };
         if request.is_sound && replies.is_empty() {
             self.sums.unanswered += 1;
-            self.note("no answer", &bytes);
+            let what = format!("no answer after {:?}, behind {}:", began.elapsed(), self.last);
+            self.note(&what, &bytes);
         }
+        let statuses: Vec<u16> = replies.iter().map(|reply| reply.status).collect();
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(600)]);
+        self.last = format!("{statuses:?} to {shown:?}");
         for reply in &replies {
             *self.sums.statuses.entry(reply.status).or_default() += 1;
             if reply.status >= 500 && reply.status != 503 {

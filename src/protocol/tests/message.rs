@@ -71,6 +71,24 @@ fn refuses_what_is_no_message() {
             assert!(is_invalid(&text), "{text}");
         }
     }
+    let texts = [
+        format!(r#"{{"jsonrpc":"2.0","method":{long}}}"#),
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":{long}}}}}"#),
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{{"name":{long}}}}}"#),
+    ];
+    for text in texts {
+        assert!(is_invalid(&text), "{text}");
+    }
+    let other = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{{"name":{long}}}}}"#);
+    assert!(!is_invalid(&other), "a name of something else");
+}
+
+#[test]
+fn line_ends_become_blanks_wherever_they_are() {
+    let text = "\r\n{\"jsonrpc\":\"2.0\",\r\n\n\"method\":\"a\\n\"\n\r}\r\n";
+    let message = Message::parse(Bytes::from_static(text.as_bytes())).unwrap();
+    assert_eq!(message.bytes(), text.replace(['\r', '\n'], " ").as_bytes());
+    assert_eq!(message.method_name(), "a\n");
 }
 
 #[test]

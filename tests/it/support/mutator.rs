@@ -138,7 +138,10 @@ impl Request {
         };
         match dice.below(16) {
             0..=3 => form("token", dice.word(TOKEN_FORMS)),
-            4 => form("revoke", "token=x&token_type_hint=refresh_token&client_id={client}"),
+            4 => form(
+                "revoke",
+                "token=x&token_type_hint=refresh_token&client_id={client}",
+            ),
             5 => form("login", "form=x&username=ada&password=no"),
             6 => form("consent", "form=x&decision=allow"),
             7 => form("authorize", AUTHORIZE),
@@ -148,9 +151,12 @@ impl Request {
                 request.is_form = true;
                 request
             }
-            11 => Self::post(&below("register"), &json!({
+            11 => Self::post(
+                &below("register"),
+                &json!({
                 "client_name": "it", "redirect_uris": ["http://127.0.0.1:9/cb"], "grant_types":
-                ["authorization_code", "refresh_token"], "token_endpoint_auth_method": "none"})),
+                ["authorization_code", "refresh_token"], "token_endpoint_auth_method": "none"}),
+            ),
             12 => Self::get(&below("jwks"), "*/*"),
             13 => Self::get(&below(&format!("register/{}", place.client)), "*/*")
                 .with("Authorization", "Bearer x"),
@@ -236,7 +242,9 @@ impl Request {
             1 => pairs.push(pairs[at].clone()),
             2 => pairs.push(format!("{}={value}", dice.word(PARAMETERS))),
             3 if dice.below(8) == 0 => pairs = vec![pairs.join("&"); 1 + dice.below(40)],
-            4 if dice.below(8) == 0 => pairs[at] = format!("{name}={}", "a".repeat(dice.below(70_000))),
+            4 if dice.below(8) == 0 => {
+                pairs[at] = format!("{name}={}", "a".repeat(dice.below(70_000)))
+            }
             _ => pairs[at] = format!("{name}={value}"),
         }
         let text = pairs.join("&");

@@ -306,6 +306,25 @@ impl Envelope {
         Ok(set_once(slot, span))
     }
 
+    /// The method of a request or notification. It and the name behind it are bounded, because they are
+    /// decoded again and again.
+    fn method_of(&self, bytes: &[u8]) -> Result<Method, Refusal> {
+        if self.method.is_some_and(is_long) {
+            return Err(Refusal::Invalid("method is too long"));
+        }
+        let method = match self.method {
+            Some(span) => json::decoded(span.of(bytes))
+                .map(|name| Method::of(&name))
+                .ok_or(Refusal::Invalid("method must be a string"))?,
+            None => Method::Other,
+        };
+        let is_named = matches!(method, Method::ToolsCall | Method::PromptsGet);
+        if is_named && self.members.name.is_some_and(is_long) {
+            return Err(Refusal::Invalid("params.name is too long"));
+        }
+        Ok(method)
+    }
+
     fn into_message(self, bytes: Bytes) -> Result<Message, Refusal> {
         if self.jsonrpc.map(|span| span.of(&bytes)) != Some(b"\"2.0\"") {
             return Err(Refusal::Invalid("jsonrpc must be \"2.0\""));
@@ -343,20 +362,7 @@ impl Envelope {
                 "a progress token must be a string or an integer",
             )?;
         }
-        // Methods and names are decoded again and again.
-        if self.method.is_some_and(is_long) {
-            return Err(Refusal::Invalid("method is too long"));
-        }
-        let method = match self.method {
-            Some(span) => json::decoded(span.of(&bytes))
-                .map(|name| Method::of(&name))
-                .ok_or(Refusal::Invalid("method must be a string"))?,
-            None => Method::Other,
-        };
-        let is_named = matches!(method, Method::ToolsCall | Method::PromptsGet);
-        if is_named && self.members.name.is_some_and(is_long) {
-            return Err(Refusal::Invalid("params.name is too long"));
-        }
+        let method = self.method_of(&bytes)?;
         let Self {
             id,
             members,

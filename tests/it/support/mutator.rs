@@ -243,7 +243,7 @@ impl Request {
             2 => pairs.push(format!("{}={value}", dice.word(PARAMETERS))),
             3 if dice.below(8) == 0 => pairs = vec![pairs.join("&"); 1 + dice.below(40)],
             4 if dice.below(8) == 0 => {
-                pairs[at] = format!("{name}={}", "a".repeat(dice.below(70_000)))
+                pairs[at] = format!("{name}={}", "a".repeat(dice.below(70_000)));
             }
             _ => pairs[at] = format!("{name}={value}"),
         }

@@ -286,6 +286,8 @@ class Demo(unittest.TestCase):
         other.write_text(f'#!/bin/sh\ncase $1 in serve | check) exec {real} "$@" {none} ;; *) exec {real} "$@" ;; esac\n')
         other.chmod(0o755)
         with socket.socket() as taken:
+            # The demo before it had this port.
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(("127.0.0.1", 8080))
             taken.listen()
             process, log = self.start("--dir", folder, "--binary", other)

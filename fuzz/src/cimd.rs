@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
 
 use ipnet::IpNet;
-use url::{Host, Url};
+use url::Host;
 
 use crate::base::reach::Reach;
 use crate::oauth::client_id;

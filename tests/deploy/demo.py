@@ -220,6 +220,8 @@ class Demo(unittest.TestCase):
         except SystemExit as error:
             for shell in way.shells.values():
                 shell.end()
+            # What it has started ends after its shell, and is no fault of the tests behind this one.
+            self.await_none(30)
             self.fail(str(error.code))
         self.assertEqual(1, len(way.not_run))
         self.await_none(5)
@@ -267,6 +269,8 @@ class Demo(unittest.TestCase):
         silent = {one["panel"] for one in panels if not one["series"]}
         shown = {one["panel"] for one in panels if one["series"]}
         self.assertLessEqual(silent - shown, QUIET, "panels that show nothing of the calls")
+        one = next(one for one in panels if one["panel"] == "HTTP requests")
+        self.assertIn("mcp", [series["labels"].get("route") for series in one["series"]])
         one = next(one for one in panels if one["panel"] == "Busiest tools")
         self.assertIn(("acme", "demo", "slow"), [
             tuple(series["labels"][name] for name in ("tenant", "server", "gen_ai_tool_name")) for series in one["series"]

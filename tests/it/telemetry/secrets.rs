@@ -19,8 +19,8 @@ use crate::{
     clippy::too_many_lines,
     reason = "a story is read from its beginning to its end"
 )]
-/// A call from the log-in to the revocation, at two replicas; every credential in it, by its kind.
-async fn story(replicas: [&Replica; 2], admin: &str) -> BTreeMap<&'static str, String> {
+/// A call from the log-in on, at two replicas: the client, and every credential by its kind.
+async fn story(replicas: [&Replica; 2], admin: &str) -> (App, BTreeMap<&'static str, String>) {
     let metadata =
         json!({"redirect_uris": [BACK], "token_endpoint_auth_method": "client_secret_post"});
     let url = format!("{}/t/a/oauth/register", replicas[0].http);
@@ -78,8 +78,7 @@ async fn story(replicas: [&Replica; 2], admin: &str) -> BTreeMap<&'static str, S
     )
     .await;
     assert_eq!(made.status, 201, "{}", made.body);
-    assert_eq!(app.revoke(&second.text("refresh_token")).await, 200);
-    BTreeMap::from([
+    let secrets = BTreeMap::from([
         ("password", "correct horse".to_owned()),
         ("declared client's secret", SECRET.to_owned()),
         ("registered client's secret", app.secret.clone().unwrap()),
@@ -96,7 +95,8 @@ async fn story(replicas: [&Replica; 2], admin: &str) -> BTreeMap<&'static str, S
             "registration token",
             registered.text("registration_access_token"),
         ),
-    ])
+    ]);
+    (app, secrets)
 }
 
 /// Everything that Redis keeps, keys and values.
@@ -177,12 +177,14 @@ async fn no_secret_of_a_whole_story_is_in_logs_stores_or_arguments() {
     let args = [sets.as_slice(), &["--apply", manifest.to_str().unwrap()]].concat();
     let one = ground.serve_with(&env, &args).await;
     let other = ground.serve_with(&env, &sets).await;
-    let secrets = story([&one, &other], &operator).await;
+    let (app, secrets) = story([&one, &other], &operator).await;
     let children = marked(&format!("MARKER={marker}"));
     assert!(!children.is_empty());
     let gateways = [one.pid(), other.pid()];
     let arguments = shown(&[children.as_slice(), &gateways].concat(), "cmdline");
     let inherited = shown(&children, "environ");
+    // It ends the sessions, and their children.
+    assert_eq!(app.revoke(&secrets["refresh token"]).await, 200);
     let in_redis = kept(&redis);
     let postgres = ground.database();
     let dump = postgres

@@ -103,15 +103,13 @@ impl Traces {
     ) -> Option<Span> {
         self.0.as_ref()?;
         let method = semconv::http_method(method);
-        let name = match route {
-            Some(route) => format!("{method} {route}").into(),
-            None => method.into(),
-        };
         let parent = TraceContext::of_headers(headers).map(|parent| self.admitted(parent));
-        let mut span = self.begin(name, SpanKind::Server, parent.as_ref(), None)?;
+        let mut span = self.begin(method.into(), SpanKind::Server, parent.as_ref(), None)?;
         if span.is_recorded() {
             span.set(attribute::HTTP_METHOD, method);
             if let Some(route) = route {
+                // Only here: most requests are not recorded.
+                span.0.update_name(format!("{method} {route}"));
                 span.set(attribute::HTTP_ROUTE, route);
             }
         }
@@ -144,11 +142,15 @@ impl Traces {
         own: Option<&TraceContext>,
         request: Option<&TraceContext>,
     ) -> Option<Box<CallSpans>> {
-        self.0.as_ref()?;
+        let enabled = self.0.as_ref()?;
         let (parent, link) = match own {
             Some(own) => (Some(own), request),
             None => (request, None),
         };
+        // The default sampler follows the parent: most calls are not recorded, and cost no span.
+        if enabled.of_clients.is_some() && parent.is_some_and(|parent| !parent.0.is_sampled()) {
+            return None;
+        }
         let mut server = self.begin(method.into(), SpanKind::Server, parent, link)?;
         if !server.is_recorded() {
             return None;

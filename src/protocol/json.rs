@@ -3,7 +3,7 @@
 //! The scanner accepts exactly RFC 8259 text of bounded depth. Only the keys and short strings that the
 //! gateway compares are decoded.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, num::NonZeroU32};
 
 use bytes::{BufMut, BytesMut};
 
@@ -14,7 +14,8 @@ pub(crate) const MAX_DEPTH: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     start: u32,
-    end: u32,
+    /// The end plus one: an optional span takes no more room than a span.
+    end: NonZeroU32,
 }
 
 impl Span {
@@ -22,7 +23,7 @@ impl Span {
         let bound = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
         Self {
             start: bound(start),
-            end: bound(end),
+            end: NonZeroU32::MIN.saturating_add(bound(end)),
         }
     }
 
@@ -50,7 +51,7 @@ impl Span {
 
     /// The position behind the last byte.
     pub(crate) const fn end(self) -> usize {
-        self.end as usize
+        (self.end.get() - 1) as usize
     }
 
     /// The bytes of the span in `text`, which must be the scanned text.
@@ -172,6 +173,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
+    #[inline]
     fn key(&mut self) -> Result<Span, SyntaxError> {
         let start = self.at;
         if self.peek() != Some(b'"') {
@@ -225,6 +227,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// Reads up to the next value of the open containers; false when all are closed.
+    #[inline]
     fn after_value(&mut self, objects: &mut u128, level: &mut usize) -> Result<bool, SyntaxError> {
         while *level > 0 {
             self.space();
@@ -273,6 +276,7 @@ impl<'a> Scanner<'a> {
         Err(SyntaxError("a value was expected"))
     }
 
+    #[inline]
     fn string(&mut self) -> Result<(), SyntaxError> {
         self.at += 1;
         loop {
@@ -307,6 +311,7 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
+    #[inline]
     fn number(&mut self) -> Result<(), SyntaxError> {
         // The shortest one, of which a body can have millions.
         if let Some([b'0'..=b'9', b',' | b']' | b'}']) = self.text.get(self.at..self.at + 2) {

@@ -3,7 +3,7 @@
 //! A [`Message`] owns its bytes and the spans of the members that the gateway acts on; everything
 //! else is forwarded unchanged. Translation is by splicing (`json::splice`).
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 
 use super::json::{self, Scanner, Span};
 use super::method::Method;
@@ -18,6 +18,8 @@ pub(crate) struct Message {
     method: Method,
     method_name: Option<Span>,
     id: Option<Span>,
+    /// The result or the error of a response.
+    outcome: Option<Span>,
     members: Params,
 }
 
@@ -87,16 +89,14 @@ impl Message {
 
     /// The raw `result` of a response.
     pub(crate) fn result(&self) -> Option<&[u8]> {
-        (self.kind == Kind::Result)
-            .then(|| json::get(&self.bytes, "result"))
-            .flatten()
+        let outcome = self.outcome.filter(|_| self.kind == Kind::Result);
+        outcome.map(|span| span.of(&self.bytes))
     }
 
     /// The raw `error` of a response.
     pub(crate) fn error(&self) -> Option<&[u8]> {
-        (self.kind == Kind::Error)
-            .then(|| json::get(&self.bytes, "error"))
-            .flatten()
+        let outcome = self.outcome.filter(|_| self.kind == Kind::Error);
+        outcome.map(|span| span.of(&self.bytes))
     }
 
     /// The decoded `params.name`.
@@ -192,16 +192,49 @@ impl Message {
         json::splice(out, &self.bytes, cuts);
     }
 
+    /// The message with another id. It is changed where it is if nobody else holds its bytes and it
+    /// does not grow: answers may be large.
+    pub(crate) fn into_bytes_with_id(self, id: &[u8]) -> Bytes {
+        let Some(span) = self.id else {
+            return self.bytes;
+        };
+        let Some(spare) = (span.end() - span.start()).checked_sub(id.len()) else {
+            return with_id(&self.bytes, span, id);
+        };
+        match self.bytes.try_into_mut() {
+            Ok(mut bytes) => {
+                bytes[span.end() - id.len()..span.end()].copy_from_slice(id);
+                bytes.copy_within(..span.start(), spare);
+                bytes.advance(spare);
+                bytes.freeze()
+            }
+            Err(shared) => with_id(&shared, span, id),
+        }
+    }
+
     /// Parses one message from a line that contains nothing else.
     pub(crate) fn parse(bytes: Bytes) -> Result<Self, Refusal> {
-        if std::str::from_utf8(&bytes).is_err() {
-            return Err(Refusal::NotJson("not UTF-8"));
-        }
-        let mut scanner = Scanner::new(&bytes);
-        let envelope = Envelope::read(&mut scanner, &bytes)?;
-        scanner.finish()?;
-        envelope?.into_message(on_one_line(bytes))
+        let (envelope, checked) = Envelope::of(&bytes)?;
+        Ok(envelope.into_message(checked, bytes))
     }
+
+    /// Parses one message as [`Message::parse`] does.
+    ///
+    /// # Errors
+    ///
+    /// The line itself, if it is no message.
+    pub(crate) fn parse_line(line: Bytes) -> Result<Self, Bytes> {
+        match Envelope::of(&line) {
+            Ok((envelope, checked)) => Ok(envelope.into_message(checked, line)),
+            Err(_) => Err(line),
+        }
+    }
+}
+
+fn with_id(bytes: &[u8], span: Span, id: &[u8]) -> Bytes {
+    let mut line = BytesMut::with_capacity(bytes.len() + id.len());
+    json::splice(&mut line, bytes, &[(span, id)]);
+    line.freeze()
 }
 
 impl Body {
@@ -258,6 +291,19 @@ struct Envelope {
 }
 
 impl Envelope {
+    /// Reads and checks the envelope of a text that contains nothing else.
+    fn of(text: &[u8]) -> Result<(Self, (Kind, Method)), Refusal> {
+        if std::str::from_utf8(text).is_err() {
+            return Err(Refusal::NotJson("not UTF-8"));
+        }
+        let mut scanner = Scanner::new(text);
+        let envelope = Self::read(&mut scanner, text)?;
+        scanner.finish()?;
+        let envelope = envelope?;
+        let checked = envelope.check(text)?;
+        Ok((envelope, checked))
+    }
+
     /// Reads an envelope. The outer error is broken JSON, the inner one the refusal of a message: the
     /// whole text is read first, so that broken JSON is reported as such wherever it is.
     fn read(scanner: &mut Scanner<'_>, text: &[u8]) -> Result<Result<Self, Refusal>, Refusal> {
@@ -287,17 +333,17 @@ impl Envelope {
         text: &[u8],
     ) -> Result<Result<(), Refusal>, Refusal> {
         let slot = match &*decode_key(key, text) {
-            "jsonrpc" => &mut self.jsonrpc,
-            "id" => &mut self.id,
-            "method" => &mut self.method,
-            "result" => &mut self.result,
-            "error" => &mut self.error,
-            "params" => {
+            b"jsonrpc" => &mut self.jsonrpc,
+            b"id" => &mut self.id,
+            b"method" => &mut self.method,
+            b"result" => &mut self.result,
+            b"error" => &mut self.error,
+            b"params" => {
                 let (span, refusal) = self.members.read_params(scanner, depth, text)?;
                 return Ok(set_once(&mut self.params, span).and(refusal));
             }
             other => {
-                let refusal = check_imitation(other, "jsonrpc id method params result error");
+                let refusal = check_imitation(other, &KNOWN);
                 scanner.value(depth)?;
                 return Ok(refusal);
             }
@@ -325,8 +371,9 @@ impl Envelope {
         Ok(method)
     }
 
-    fn into_message(self, bytes: Bytes) -> Result<Message, Refusal> {
-        if self.jsonrpc.map(|span| span.of(&bytes)) != Some(b"\"2.0\"") {
+    /// Checks that the members make a message of JSON-RPC.
+    fn check(&self, bytes: &[u8]) -> Result<(Kind, Method), Refusal> {
+        if self.jsonrpc.map(|span| span.of(bytes)) != Some(b"\"2.0\"") {
             return Err(Refusal::Invalid("jsonrpc must be \"2.0\""));
         }
         let kind = match (self.method, self.id, self.result, self.error) {
@@ -341,10 +388,10 @@ impl Envelope {
             }
         };
         if let Some(id) = self.id {
-            check_token(id.of(&bytes), "id must be a string or an integer")?;
+            check_token(id.of(bytes), "id must be a string or an integer")?;
         }
         let is_object =
-            |span: Option<Span>| span.is_none_or(|span| span.of(&bytes).starts_with(b"{"));
+            |span: Option<Span>| span.is_none_or(|span| span.of(bytes).starts_with(b"{"));
         if !is_object(self.params) {
             return Err(Refusal::Invalid("params must be an object"));
         }
@@ -358,27 +405,36 @@ impl Envelope {
         } = self.members;
         for token in [meta_progress_token, progress_token].iter().flatten() {
             check_token(
-                token.of(&bytes),
+                token.of(bytes),
                 "a progress token must be a string or an integer",
             )?;
         }
-        let method = self.method_of(&bytes)?;
+        Ok((kind, self.method_of(bytes)?))
+    }
+
+    fn into_message(self, (kind, method): (Kind, Method), bytes: Bytes) -> Message {
         let Self {
             id,
             members,
             method: method_name,
+            result,
+            error,
             ..
         } = self;
-        Ok(Message {
-            bytes,
+        Message {
+            bytes: on_one_line(bytes),
             kind,
             method,
             method_name,
             id,
+            outcome: result.or(error),
             members,
-        })
+        }
     }
 }
+
+/// The members of an envelope.
+const KNOWN: [&str; 6] = ["jsonrpc", "id", "method", "params", "result", "error"];
 
 fn is_long(token: Span) -> bool {
     token.end() - token.start() > MAX_TOKEN

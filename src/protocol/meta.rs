@@ -10,3 +10,10 @@ pub(crate) const MODERN_KEYS: [&str; 4] = [
     "io.modelcontextprotocol/clientCapabilities",
     "io.modelcontextprotocol/logLevel",
 ];
+
+/// Whether a key marks a request of the modern era.
+pub(crate) fn is_modern(key: &[u8]) -> bool {
+    // Most keys are short: a flood of them is not compared four times each.
+    key.starts_with(b"io.modelcontextprotocol/")
+        && MODERN_KEYS.iter().any(|modern| modern.as_bytes() == key)
+}

@@ -77,26 +77,25 @@ impl Params {
         text: &[u8],
     ) -> Read<Result<(), Refusal>> {
         let slot = match &*decode_key(key, text) {
-            "name" => &mut self.name,
-            "uri" => &mut self.uri,
-            "level" => &mut self.level,
-            "task" => &mut self.task,
-            "taskId" => &mut self.task_id,
-            "requestId" => &mut self.request_id,
-            "progressToken" => &mut self.progress_token,
-            "protocolVersion" => &mut self.protocol_version,
-            "cursor" => &mut self.cursor,
-            "_meta" => {
+            b"name" => &mut self.name,
+            b"uri" => &mut self.uri,
+            b"level" => &mut self.level,
+            b"task" => &mut self.task,
+            b"taskId" => &mut self.task_id,
+            b"requestId" => &mut self.request_id,
+            b"progressToken" => &mut self.progress_token,
+            b"protocolVersion" => &mut self.protocol_version,
+            b"cursor" => &mut self.cursor,
+            b"_meta" => {
                 let (span, refusal) = self.read(scanner, depth, text, Self::meta_member)?;
                 return Ok(set_once(&mut self.meta, span).and(refusal));
             }
-            "ref" => {
+            b"ref" => {
                 let (span, refusal) = self.read(scanner, depth, text, Self::ref_member)?;
                 return Ok(set_once(&mut self.reference, span).and(refusal));
             }
             other => {
-                let known = "name uri ref cursor _meta requestid progresstoken taskid";
-                let refusal = check_imitation(other, known);
+                let refusal = check_imitation(other, &KNOWN);
                 scanner.value(depth)?;
                 return Ok(refusal);
             }
@@ -115,11 +114,13 @@ impl Params {
         let name = decode_key(key, text);
         let span = scanner.value(depth)?;
         Ok(match &*name {
-            "progressToken" => set_once(&mut self.meta_progress_token, span),
-            meta::RELATED_TASK => set_once(&mut self.meta_related_task, span),
+            b"progressToken" => set_once(&mut self.meta_progress_token, span),
+            name if name == meta::RELATED_TASK.as_bytes() => {
+                set_once(&mut self.meta_related_task, span)
+            }
             other => {
-                self.is_modern |= meta::MODERN_KEYS.contains(&other);
-                check_imitation(other, "progresstoken")
+                self.is_modern |= meta::is_modern(other);
+                check_imitation(other, &["progresstoken"])
             }
         })
     }
@@ -134,8 +135,8 @@ impl Params {
         scanner.value(depth)?;
         let name = decode_key(key, text);
         let known = ["type", "name", "uri"];
-        let Some(at) = known.iter().position(|known| *known == name) else {
-            return Ok(check_imitation(&name, "type name uri"));
+        let Some(at) = known.iter().position(|known| known.as_bytes() == &*name) else {
+            return Ok(check_imitation(&name, &known));
         };
         let bit = 1 << at;
         if self.ref_members & bit != 0 {
@@ -146,9 +147,16 @@ impl Params {
     }
 }
 
-/// Decodes a key.
-pub(super) fn decode_key(key: Span, text: &[u8]) -> Cow<'_, str> {
-    json::decoded(key.of(text)).unwrap_or_default()
+/// The text of a key; empty for one with a lone surrogate.
+pub(super) fn decode_key(key: Span, text: &[u8]) -> Cow<'_, [u8]> {
+    let inside = &text[key.start() + 1..key.end() - 1];
+    if memchr::memchr(b'\\', inside).is_none() {
+        return Cow::Borrowed(inside);
+    }
+    match json::decoded(key.of(text)) {
+        Some(text) => Cow::Owned(text.into_owned().into_bytes()),
+        None => Cow::Borrowed(b""),
+    }
 }
 
 /// Sets the span of a member; refuses a duplicate.
@@ -161,24 +169,40 @@ pub(super) fn set_once(slot: &mut Option<Span>, span: Span) -> Result<(), Refusa
 
 const DUPLICATE: Refusal = Refusal::Invalid("a duplicate key");
 
+/// The members of `params` that are checked for imitations, in lower case.
+const KNOWN: [&str; 8] = [
+    "name",
+    "uri",
+    "ref",
+    "cursor",
+    "_meta",
+    "requestid",
+    "progresstoken",
+    "taskid",
+];
+
 /// Refuses a key that a lenient parser takes for one of `known` (in lower case): case variants and
 /// Unicode folds (`Name`, `paramſ`). The gateway and the server must see the same message, and a
 /// server only ids and tokens of the gateway.
-pub(super) fn check_imitation(key: &str, known: &str) -> Result<(), Refusal> {
+pub(super) fn check_imitation(key: &[u8], known: &[&str]) -> Result<(), Refusal> {
     // The longest known key has 13 letters, and a letter that folds to ASCII has at most 3 bytes.
     if key.len() > 3 * 13 {
         return Ok(());
     }
     // Most keys are ASCII: a flood of them must not look up each letter in the table of Unicode.
-    let folded: String = if key.is_ascii() {
-        key.to_ascii_lowercase()
+    let is_imitation = if key.is_ascii() {
+        known
+            .iter()
+            .any(|name| name.as_bytes().eq_ignore_ascii_case(key))
     } else {
-        key.chars()
+        let folded: String = String::from_utf8_lossy(key)
+            .chars()
             .flat_map(char::to_uppercase)
             .flat_map(char::to_lowercase)
-            .collect()
+            .collect();
+        known.contains(&&*folded)
     };
-    if known.split(' ').any(|name| name == folded) {
+    if is_imitation {
         return Err(Refusal::Invalid("a key imitates another one"));
     }
     Ok(())

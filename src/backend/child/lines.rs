@@ -122,7 +122,12 @@ impl Lines {
             self.read.advance(end + newline);
             return line;
         }
-        let mut line = self.read.split_to(end + newline);
+        let mut line = if self.read.len() == end + newline {
+            // The line alone holds its buffer, and may be changed where it is.
+            std::mem::take(&mut self.read)
+        } else {
+            self.read.split_to(end + newline)
+        };
         line.truncate(length);
         line.freeze()
     }

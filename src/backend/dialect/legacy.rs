@@ -26,7 +26,7 @@ pub(crate) struct Legacy {
     asks: HashMap<AskId, Original>,
     /// Tokens of calls and asks that became tasks: valid for the task's lifetime
     /// (2025-11-25 progress, "Task-augmented requests").
-    tasks: VecDeque<(u64, Original)>,
+    tasks: VecDeque<(u64, Box<[u8]>)>,
 }
 
 /// The original id and progress token of a request: raw, echoed byte for byte.
@@ -143,11 +143,7 @@ impl Legacy {
                     return Forwarded::Dropped;
                 };
                 let ask = number(span.of(message.bytes()));
-                let token = ask.and_then(|ask| {
-                    let original = self.asks.get(&ask).or_else(|| self.task(ask))?;
-                    original.token.as_ref()
-                });
-                let Some(token) = token else {
+                let Some(token) = ask.and_then(|ask| self.token(&self.asks, ask)) else {
                     return Forwarded::Dropped;
                 };
                 push_line(message, vec![(span, token)], out);
@@ -243,7 +239,7 @@ impl Legacy {
     }
 
     fn response(&mut self, message: &Message) -> ServerMessage {
-        let Some((span, id)) = message.id_span().zip(message.id()) else {
+        let Some(id) = message.id() else {
             return ServerMessage::Dropped("no_id");
         };
         if id == PING || id == Self::RESTORE.as_bytes() {
@@ -253,20 +249,23 @@ impl Legacy {
         let Some((call, original)) = found else {
             return ServerMessage::Dropped("unknown_id");
         };
-        let line = spliced(message, span, &original.id);
-        self.keep_task(call, original, message);
-        ServerMessage::Response { call, line }
+        let id = self.keep_task(call, original, message);
+        ServerMessage::Response { call, id }
     }
 
     /// Keeps the token of a request that became a task: its progress continues under that token
-    /// (2025-11-25 progress, "Progress Flow"), on either side.
-    fn keep_task(&mut self, id: u64, original: Original, answer: &Message) {
-        if original.wants_task && original.token.is_some() && answer.kind() == Kind::Result {
+    /// (2025-11-25 progress, "Progress Flow"), on either side. Returns the id of the request.
+    fn keep_task(&mut self, id: u64, original: Original, answer: &Message) -> Box<[u8]> {
+        if original.wants_task
+            && answer.kind() == Kind::Result
+            && let Some(token) = original.token
+        {
             if self.tasks.len() == MAX_TASK_TOKENS {
                 self.tasks.pop_front();
             }
-            self.tasks.push_back((id, original));
+            self.tasks.push_back((id, token));
         }
+        original.id
     }
 
     fn ask(&mut self, message: &Message) -> ServerMessage {
@@ -301,11 +300,8 @@ impl Legacy {
             return ServerMessage::Dropped("no_token");
         };
         let call = number(span.of(message.bytes()));
-        let original = call.and_then(|call| {
-            let original = self.calls.get(&call).or_else(|| self.task(call))?;
-            Some((call, original.token.as_ref()?))
-        });
-        let Some((call, token)) = original else {
+        let found = call.and_then(|call| Some((call, self.token(&self.calls, call)?)));
+        let Some((call, token)) = found else {
             return ServerMessage::Dropped("unknown_token");
         };
         ServerMessage::Progress {
@@ -334,11 +330,13 @@ impl Legacy {
         }
     }
 
-    fn task(&self, id: u64) -> Option<&Original> {
-        let mut tasks = self.tasks.iter();
-        tasks
-            .find(|(own, _)| *own == id)
-            .map(|(_, original)| original)
+    /// The progress token of an open request, or of one that became a task.
+    fn token<'a>(&'a self, open: &'a HashMap<u64, Original>, id: u64) -> Option<&'a [u8]> {
+        if let Some(original) = open.get(&id) {
+            return original.token.as_deref();
+        }
+        let (_, token) = self.tasks.iter().find(|(own, _)| *own == id)?;
+        Some(token)
     }
 
     /// A new id.

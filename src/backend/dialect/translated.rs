@@ -28,8 +28,8 @@ pub(crate) enum ServerMessage {
     Response {
         /// The call.
         call: CallId,
-        /// The response for the client.
-        line: Bytes,
+        /// The client's raw id, which the response has to have.
+        id: Box<[u8]>,
     },
     /// Progress of a call.
     Progress {

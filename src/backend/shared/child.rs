@@ -387,9 +387,10 @@ impl RunningChild {
 
     async fn handle_line(&mut self, line: Bytes) {
         self.probe = None;
-        if let Ok(message) = Message::parse(line.clone()) {
-            return self.handle_message(message).await;
-        }
+        let line = match Message::parse_line(line) {
+            Ok(message) => return self.handle_message(message).await,
+            Err(line) => line,
+        };
         // 2025-03-26 basic, "Batching".
         if self.revision.is_some_and(Revision::has_batches)
             && line.starts_with(b"[")
@@ -408,6 +409,12 @@ impl RunningChild {
         self.child.try_flush();
         match recipients {
             Recipients::Sessions(numbers) => {
+                if let [number] = numbers[..] {
+                    // Nobody else holds it: a response is not copied.
+                    return self
+                        .send(number, ToSession::Message(Box::new(message)))
+                        .await;
+                }
                 for number in numbers {
                     let message = ToSession::Message(Box::new(message.clone()));
                     self.send(number, message).await;

@@ -70,7 +70,7 @@ fn a_request_and_its_end_are_translated() {
     );
     let said = line(&mut dialect, &result(&first.to_string()));
     assert!(
-        matches!(&said, ServerMessage::Response { call, line } if *call == first && line == result("\"a\"").as_bytes()),
+        matches!(&said, ServerMessage::Response { call, id } if *call == first && **id == *b"\"a\""),
         "{said:?}"
     );
     // A response with a completed id, with an unknown id, and with an id of another type.
@@ -337,10 +337,12 @@ proptest! {
                 panic!("no progress");
             };
             prop_assert_eq!(text_of(&shown), progress(token));
-            let ServerMessage::Response { line: shown, .. } = line(&mut dialect, &result(&call.to_string())) else {
+            let end = result(&call.to_string());
+            let ServerMessage::Response { id: shown, .. } = line(&mut dialect, &end) else {
                 panic!("no end");
             };
-            prop_assert_eq!(text_of(&shown), result(id));
+            let message = Message::parse(Bytes::from(end)).unwrap();
+            prop_assert_eq!(text_of(&message.into_bytes_with_id(&shown)), result(id));
         }
     }
 

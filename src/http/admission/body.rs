@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
@@ -32,11 +32,13 @@ pub(crate) async fn whole(body: Body, max: usize) -> Result<Bytes, McpRefusal> {
         .unwrap_or(Err(late))
 }
 
-/// Collects frames and joins them at the end, so that a body that is too large never costs more than
-/// the limit.
+/// Collects frames: into one buffer as they arrive, if their length is known; else they are joined at
+/// the end, so that a body that is too large never costs more than the limit.
 async fn collect(mut body: Body, max: usize) -> Result<Bytes, McpRefusal> {
+    let expected = body.size_hint().exact();
+    let expected = expected.and_then(|length| usize::try_from(length).ok());
     // Most bodies are a single frame, which is not copied.
-    let (mut first, mut rest, mut length) = (Bytes::new(), Vec::new(), 0);
+    let (mut pieces, mut joined, mut length) = (Vec::new(), BytesMut::new(), 0);
     while let Some(frame) = body.frame().await {
         let broken = McpRefusal::http(StatusCode::BAD_REQUEST, "the body ends early");
         let Ok(data) = frame.map_err(|_| broken)?.into_data() else {
@@ -50,21 +52,28 @@ async fn collect(mut body: Body, max: usize) -> Result<Bytes, McpRefusal> {
                 "body too large",
             ));
         }
-        if first.is_empty() {
-            first = data;
-        } else {
-            rest.push(data);
+        pieces.push(data);
+        if let Some(expected) = expected
+            && (length < expected || !joined.is_empty())
+        {
+            // Memory that is reserved and not written to costs nothing.
+            joined.reserve(expected.min(max).saturating_sub(joined.len()));
+            join(&mut joined, &mut pieces);
         }
     }
-    if rest.is_empty() {
-        return Ok(first);
+    if joined.is_empty() && pieces.len() == 1 {
+        return Ok(pieces.remove(0));
     }
-    let mut joined = BytesMut::with_capacity(length);
-    joined.extend_from_slice(&first);
-    for piece in rest {
+    joined.reserve(length - joined.len());
+    join(&mut joined, &mut pieces);
+    Ok(joined.freeze())
+}
+
+/// Moves pieces into a buffer; each is freed as soon as it is copied.
+fn join(joined: &mut BytesMut, pieces: &mut Vec<Bytes>) {
+    for piece in pieces.drain(..) {
         joined.extend_from_slice(&piece);
     }
-    Ok(joined.freeze())
 }
 
 /// Time limit for a body.

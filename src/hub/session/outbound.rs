@@ -29,7 +29,7 @@ impl Session {
         match event {
             BackendEvent::Own(event) => self.handle_child(event).await,
             BackendEvent::Shared(mailbox::ToSession::Message(message)) => {
-                self.handle_message(&message).await;
+                self.handle_message(*message).await;
             }
             BackendEvent::Shared(mailbox::ToSession::InvalidResponse(call)) => {
                 self.fail_call(call, CallError::INVALID);
@@ -71,33 +71,33 @@ impl Session {
     }
 
     async fn handle_line(&mut self, line: Bytes) {
-        match Message::parse(line.clone()) {
-            Ok(message) => self.handle_message(&message).await,
-            Err(_) => Box::pin(self.handle_invalid_line(line)).await,
+        match Message::parse_line(line) {
+            Ok(message) => self.handle_message(message).await,
+            Err(line) => Box::pin(self.handle_invalid_line(line)).await,
         }
     }
 
     /// Handles a message of the backend.
-    async fn handle_message(&mut self, message: &Message) {
+    async fn handle_message(&mut self, message: Message) {
         if let Some(initialize) = self.link.initialize_id()
             && matches!(message.kind(), Kind::Result | Kind::Error)
             && message
                 .id()
                 .is_some_and(|id| id == initialize.to_string().as_bytes())
         {
-            return Box::pin(self.child_initialized(message)).await;
+            return Box::pin(self.child_initialized(&message)).await;
         }
-        let said = self.dialect.line(message, self.link.out_now());
+        let said = self.dialect.line(&message, self.link.out_now());
         self.count_message(&said);
         let written = self.route_message(said, message);
         self.handle_write(written);
     }
 
     /// Writes a message of the backend to the stream that it belongs to.
-    fn route_message(&mut self, said: ServerMessage, message: &Message) -> Result<(), StoreError> {
+    fn route_message(&mut self, said: ServerMessage, message: Message) -> Result<(), StoreError> {
         let now = Instant::now();
         let (stream, line) = match said {
-            ServerMessage::Response { call, line } => return self.finish_call(call, line, message),
+            ServerMessage::Response { call, id } => return self.finish_call(call, &id, message),
             ServerMessage::Progress { call, line } => (self.calls.route_progress(call, now), line),
             ServerMessage::Ask { ask, task, line } => {
                 let stream = self
@@ -125,7 +125,7 @@ impl Session {
             ServerMessage::Log { task, line } => {
                 (self.calls.route(About::Log(task.as_deref())), line)
             }
-            ServerMessage::Notification(_) if policy::is_muted(self.client.policy(), message) => {
+            ServerMessage::Notification(_) if policy::is_muted(self.client.policy(), &message) => {
                 (None, Bytes::new())
             }
             ServerMessage::Notification(line) => (self.calls.route(About::Other), line),
@@ -173,8 +173,8 @@ impl Session {
     fn finish_call(
         &mut self,
         id: CallId,
-        line: Bytes,
-        message: &Message,
+        clients_id: &[u8],
+        message: Message,
     ) -> Result<(), StoreError> {
         let Some(mut call) = self.calls.end(id) else {
             return Ok(());
@@ -188,8 +188,8 @@ impl Session {
         } else {
             Outcome::Error
         };
-        let error = error_type(&call, message);
-        self.count_call(&mut call, outcome, error, || reason(message));
+        let error = error_type(&call, &message);
+        self.count_call(&mut call, outcome, error, || reason(&message));
         let has_effect = call.effect.is_recorded();
         if call.wants_task
             && let Some(task) = message
@@ -206,10 +206,11 @@ impl Session {
             self.calls.forget_task(task);
         }
         if is_result {
-            self.apply_effect(call.effect, message);
+            self.apply_effect(call.effect, &message);
         }
         // After the effect, which is replayed to the next child.
         self.leave_if_idle();
+        let line = message.into_bytes_with_id(clients_id);
         let line = match &call.list {
             Some((listed, policy)) if is_result => self
                 .page_cursors()
@@ -257,7 +258,7 @@ impl Session {
             && self.lifetime.revision().is_some_and(Revision::has_batches)
             && let Ok(Body::Batch(items)) = Body::parse(line.clone())
         {
-            for message in items.iter().flatten() {
+            for message in items.into_iter().flatten() {
                 self.handle_message(message).await;
             }
             return;

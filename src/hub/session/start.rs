@@ -123,10 +123,10 @@ impl Session {
         let Some(own) = self.link.initializing() else {
             return;
         };
-        let ServerMessage::Response { line, .. } = self.dialect.line(message, own.child.out())
-        else {
+        let ServerMessage::Response { id, .. } = self.dialect.line(message, own.child.out()) else {
             return;
         };
+        let line = message.clone().into_bytes_with_id(&id);
         own.place.succeeded();
         let is_first = self.lifetime.is_starting();
         if is_first {

@@ -5,6 +5,7 @@
 //! * `clock`: wall-clock time, corrected by the clock of the database
 //! * `digest`: SHA-256 and hexadecimal text
 //! * `hidden_paths`: paths of the gateway's own files, which no child may see
+//! * `memory`: memory of the allocator, which idle threads give back
 //! * `outbound`: HTTP client for addresses named by others
 //! * `private_file`: files that only their owner may read
 //! * `progress`: a line on a terminal that is drawn again while work is under way
@@ -17,6 +18,7 @@
 mod clock;
 mod digest;
 mod hidden_paths;
+pub(crate) mod memory;
 mod outbound;
 pub(crate) mod private_file;
 mod progress;

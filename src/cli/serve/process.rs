@@ -29,7 +29,7 @@ use crate::{
         linux::removal,
         sandbox::Sandbox,
     },
-    base::{HiddenPaths, Screen},
+    base::{HiddenPaths, Screen, memory},
     config::{Config, LogFormat, Mistake, Separation},
     declare::{Catalog, Offer},
     gateway::{self, Lifecycle},
@@ -77,6 +77,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     let work = plan.work.clone();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .on_thread_park(memory::give_back)
         .build()
         .context("cannot start the runtime")
         .and_then(|runtime| {

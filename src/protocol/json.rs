@@ -99,7 +99,7 @@ impl<'a> Scanner<'a> {
         let start = self.at;
         match self.peek() {
             Some(b'{' | b'[') => self.container(depth)?,
-            _ => self.scalar()?,
+            _ => self.at = scalar(self.text, self.at)?,
         }
         Ok(Span::new(start, self.at))
     }
@@ -175,192 +175,199 @@ impl<'a> Scanner<'a> {
 
     #[inline]
     fn key(&mut self) -> Result<Span, SyntaxError> {
-        let start = self.at;
-        if self.peek() != Some(b'"') {
-            return Err(SyntaxError("a key was expected"));
-        }
-        self.string()?;
-        let key = Span::new(start, self.at);
-        self.space();
-        if self.peek() != Some(b':') {
-            return Err(SyntaxError("':' was expected"));
-        }
-        self.at += 1;
-        self.space();
+        let (end, value) = key(self.text, self.at)?;
+        let key = Span::new(self.at, end);
+        self.at = value;
         Ok(key)
     }
 
     /// Objects and arrays without recursion: one bit a level says which of the two it is,
     /// and the number of bits is the bound on the depth.
     fn container(&mut self, depth: usize) -> Result<(), SyntaxError> {
+        // The position stays in a register: a body can have millions of values.
+        let (text, mut at) = (self.text, self.at);
         let mut objects: u128 = 0;
         let mut level = 0;
         loop {
             // Here a value begins.
-            match self.peek() {
+            match byte(text, at) {
                 Some(open @ (b'{' | b'[')) => {
                     if depth + level >= MAX_DEPTH {
                         return Err(SyntaxError("nested too deeply"));
                     }
                     objects = (objects << 1) | u128::from(open == b'{');
                     level += 1;
-                    self.at += 1;
-                    self.space();
+                    at = space(text, at + 1);
                     let close = if open == b'{' { b'}' } else { b']' };
-                    if self.peek() != Some(close) {
+                    if byte(text, at) != Some(close) {
                         if open == b'{' {
-                            self.key()?;
+                            (_, at) = key(text, at)?;
                         }
                         continue;
                     }
-                    self.at += 1;
+                    at += 1;
                     objects >>= 1;
                     level -= 1;
                 }
-                _ => self.scalar()?,
+                _ => at = scalar(text, at)?,
             }
-            // A value ends here.
-            if !self.after_value(&mut objects, &mut level)? {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Reads up to the next value of the open containers; false when all are closed.
-    #[inline]
-    fn after_value(&mut self, objects: &mut u128, level: &mut usize) -> Result<bool, SyntaxError> {
-        while *level > 0 {
-            self.space();
-            let in_object = *objects & 1 == 1;
-            match self.peek() {
-                Some(b',') => {
-                    self.at += 1;
-                    self.space();
-                    if in_object {
-                        self.key()?;
-                    }
-                    return Ok(true);
-                }
-                Some(b'}') if in_object => self.at += 1,
-                Some(b']') if !in_object => self.at += 1,
-                _ => return Err(SyntaxError("',' or the end of a container was expected")),
-            }
-            *objects >>= 1;
-            *level -= 1;
-        }
-        Ok(false)
-    }
-
-    #[inline]
-    fn scalar(&mut self) -> Result<(), SyntaxError> {
-        match self.peek() {
-            Some(b'"') => self.string(),
-            Some(b't') => self.word(b"true"),
-            Some(b'f') => self.word(b"false"),
-            Some(b'n') => self.word(b"null"),
-            Some(b'-' | b'0'..=b'9') => self.number(),
-            Some(_) => Err(SyntaxError("a value was expected")),
-            None => Err(SyntaxError("the text ends early")),
-        }
-    }
-
-    fn word(&mut self, word: &[u8]) -> Result<(), SyntaxError> {
-        if self
-            .text
-            .get(self.at..)
-            .is_some_and(|rest| rest.starts_with(word))
-        {
-            self.at += word.len();
-            return Ok(());
-        }
-        Err(SyntaxError("a value was expected"))
-    }
-
-    #[inline]
-    fn string(&mut self) -> Result<(), SyntaxError> {
-        self.at += 1;
-        loop {
-            if !matches!(self.peek(), Some(b'"' | b'\\')) {
-                self.at += plain_length(self.text.get(self.at..).unwrap_or_default());
-            }
-            match self.peek() {
-                Some(b'"') => {
-                    self.at += 1;
+            // A value ends here; the next one begins behind a comma.
+            loop {
+                if level == 0 {
+                    self.at = at;
                     return Ok(());
                 }
-                Some(b'\\') => self.escape()?,
-                Some(_) => return Err(SyntaxError("a control character inside a string")),
-                None => return Err(SyntaxError("the text ends inside a string")),
-            }
-        }
-    }
-
-    fn escape(&mut self) -> Result<(), SyntaxError> {
-        self.at += 1;
-        match self.peek() {
-            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 1,
-            Some(b'u') => {
-                let digits = self.text.get(self.at + 1..self.at + 5).unwrap_or_default();
-                if digits.len() < 4 || !digits.iter().all(u8::is_ascii_hexdigit) {
-                    return Err(SyntaxError("a bad escape inside a string"));
+                at = space(text, at);
+                let in_object = objects & 1 == 1;
+                match byte(text, at) {
+                    Some(b',') => {
+                        at = space(text, at + 1);
+                        if in_object {
+                            (_, at) = key(text, at)?;
+                        }
+                        break;
+                    }
+                    Some(b'}') if in_object => at += 1,
+                    Some(b']') if !in_object => at += 1,
+                    _ => return Err(SyntaxError("',' or the end of a container was expected")),
                 }
-                self.at += 5;
+                objects >>= 1;
+                level -= 1;
             }
-            _ => return Err(SyntaxError("a bad escape inside a string")),
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn number(&mut self) -> Result<(), SyntaxError> {
-        // The shortest one, of which a body can have millions.
-        if let Some([b'0'..=b'9', b',' | b']' | b'}']) = self.text.get(self.at..self.at + 2) {
-            self.at += 1;
-            return Ok(());
-        }
-        if self.peek() == Some(b'-') {
-            self.at += 1;
-        }
-        match self.peek() {
-            Some(b'0') => self.at += 1,
-            Some(b'1'..=b'9') => self.digits()?,
-            _ => return Err(SyntaxError("a bad number")),
-        }
-        if self.peek() == Some(b'.') {
-            self.at += 1;
-            self.digits()?;
-        }
-        if let Some(b'e' | b'E') = self.peek() {
-            self.at += 1;
-            if let Some(b'+' | b'-') = self.peek() {
-                self.at += 1;
-            }
-            self.digits()?;
-        }
-        Ok(())
-    }
-
-    fn digits(&mut self) -> Result<(), SyntaxError> {
-        let start = self.at;
-        while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
-            self.at += 1;
-        }
-        if self.at == start {
-            Err(SyntaxError("a bad number"))
-        } else {
-            Ok(())
         }
     }
 
     #[inline]
     fn space(&mut self) {
-        if self.peek().is_some_and(|byte| byte > b' ') {
-            return;
+        self.at = space(self.text, self.at);
+    }
+}
+
+#[inline]
+fn byte(text: &[u8], at: usize) -> Option<u8> {
+    text.get(at).copied()
+}
+
+/// The position behind white space.
+#[inline]
+fn space(text: &[u8], mut at: usize) -> usize {
+    if byte(text, at).is_some_and(|byte| byte > b' ') {
+        return at;
+    }
+    while let Some(b' ' | b'\n' | b'\r' | b'\t') = byte(text, at) {
+        at += 1;
+    }
+    at
+}
+
+/// The end of a key, and the begin of its value.
+#[inline]
+fn key(text: &[u8], at: usize) -> Result<(usize, usize), SyntaxError> {
+    if byte(text, at) != Some(b'"') {
+        return Err(SyntaxError("a key was expected"));
+    }
+    let end = string(text, at)?;
+    let colon = space(text, end);
+    if byte(text, colon) != Some(b':') {
+        return Err(SyntaxError("':' was expected"));
+    }
+    Ok((end, space(text, colon + 1)))
+}
+
+/// The end of a value that is neither an object nor an array.
+#[inline]
+fn scalar(text: &[u8], at: usize) -> Result<usize, SyntaxError> {
+    match byte(text, at) {
+        Some(b'"') => string(text, at),
+        Some(b't') => word(text, at, b"true"),
+        Some(b'f') => word(text, at, b"false"),
+        Some(b'n') => word(text, at, b"null"),
+        Some(b'-' | b'0'..=b'9') => number(text, at),
+        Some(_) => Err(SyntaxError("a value was expected")),
+        None => Err(SyntaxError("the text ends early")),
+    }
+}
+
+fn word(text: &[u8], at: usize, word: &[u8]) -> Result<usize, SyntaxError> {
+    let rest = text.get(at..);
+    if rest.is_some_and(|rest| rest.starts_with(word)) {
+        return Ok(at + word.len());
+    }
+    Err(SyntaxError("a value was expected"))
+}
+
+#[inline]
+fn string(text: &[u8], quote: usize) -> Result<usize, SyntaxError> {
+    let mut at = quote + 1;
+    loop {
+        if !matches!(byte(text, at), Some(b'"' | b'\\')) {
+            at += plain_length(text.get(at..).unwrap_or_default());
         }
-        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
-            self.at += 1;
+        match byte(text, at) {
+            Some(b'"') => return Ok(at + 1),
+            Some(b'\\') => at = escape(text, at)?,
+            Some(_) => return Err(SyntaxError("a control character inside a string")),
+            None => return Err(SyntaxError("the text ends inside a string")),
         }
     }
+}
+
+#[inline]
+fn escape(text: &[u8], at: usize) -> Result<usize, SyntaxError> {
+    match byte(text, at + 1) {
+        Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => Ok(at + 2),
+        Some(b'u') => {
+            let digits = text.get(at + 2..at + 6).unwrap_or_default();
+            if digits.len() < 4 || !digits.iter().all(u8::is_ascii_hexdigit) {
+                return Err(SyntaxError("a bad escape inside a string"));
+            }
+            Ok(at + 6)
+        }
+        _ => Err(SyntaxError("a bad escape inside a string")),
+    }
+}
+
+#[inline]
+fn number(text: &[u8], at: usize) -> Result<usize, SyntaxError> {
+    // The shortest one, of which a body can have millions.
+    if let Some([b'0'..=b'9', b',' | b']' | b'}']) = text.get(at..at + 2) {
+        return Ok(at + 1);
+    }
+    long_number(text, at)
+}
+
+fn long_number(text: &[u8], mut at: usize) -> Result<usize, SyntaxError> {
+    if byte(text, at) == Some(b'-') {
+        at += 1;
+    }
+    match byte(text, at) {
+        Some(b'0') => at += 1,
+        Some(b'1'..=b'9') => at = digits(text, at)?,
+        _ => return Err(SyntaxError("a bad number")),
+    }
+    if byte(text, at) == Some(b'.') {
+        at = digits(text, at + 1)?;
+    }
+    if let Some(b'e' | b'E') = byte(text, at) {
+        at += 1;
+        if let Some(b'+' | b'-') = byte(text, at) {
+            at += 1;
+        }
+        at = digits(text, at)?;
+    }
+    Ok(at)
+}
+
+#[inline]
+fn digits(text: &[u8], start: usize) -> Result<usize, SyntaxError> {
+    let mut at = start;
+    while byte(text, at).is_some_and(|byte| byte.is_ascii_digit()) {
+        at += 1;
+    }
+    if at == start {
+        return Err(SyntaxError("a bad number"));
+    }
+    Ok(at)
 }
 
 /// The number of bytes at the start of `text` that are plain string content. Eight are tested at a

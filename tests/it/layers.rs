@@ -32,8 +32,11 @@ const PLACES: &[(&str, &[&str])] = &[
     ("tower", &["http/"]),
     ("tokio_rustls::", &["http/edge/accept.rs"]),
     ("tokio::process", &["backend/child/stdio.rs"]),
-    ("unsafe ", &["backend/linux/syscalls.rs"]),
-    ("unsafe_code", &["backend/linux/syscalls.rs"]),
+    ("unsafe ", &["backend/linux/syscalls.rs", "base/memory.rs"]),
+    (
+        "unsafe_code",
+        &["backend/linux/syscalls.rs", "base/memory.rs"],
+    ),
     (
         "libc::",
         &[
@@ -47,6 +50,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("seccompiler::", &["backend/sandbox/seccomp.rs"]),
     ("clap::", &["cli/"]),
     ("clap_", &["cli/commands.rs"]),
+    ("libmimalloc_sys::", &["base/memory.rs"]),
     ("mimalloc::", &["main.rs"]),
     ("opentelemetry", &["telemetry/"]),
     ("async_trait::", &["telemetry/otlp.rs"]),

@@ -191,6 +191,15 @@ impl<'a> Scanner<'a> {
         loop {
             // Here a value begins.
             match byte(text, at) {
+                // Eight arrays inside each other, with a ninth one behind them.
+                Some(b'[')
+                    if depth + level + 8 < MAX_DEPTH && word_at(text, at + 1) == Some(OPENED) =>
+                {
+                    objects <<= 8;
+                    level += 8;
+                    at += 8;
+                    continue;
+                }
                 Some(open @ (b'{' | b'[')) => {
                     if depth + level >= MAX_DEPTH {
                         return Err(SyntaxError("nested too deeply"));
@@ -224,10 +233,22 @@ impl<'a> Scanner<'a> {
                         at = space(text, at + 1);
                         if in_object {
                             (_, at) = key(text, at)?;
+                        } else {
+                            at = space(text, behind_integers(text, at));
                         }
                         break;
                     }
                     Some(b'}') if in_object => at += 1,
+                    Some(b']')
+                        if level > 8
+                            && objects & 0xff == 0
+                            && word_at(text, at) == Some(CLOSED) =>
+                    {
+                        objects >>= 8;
+                        level -= 8;
+                        at += 8;
+                        continue;
+                    }
                     Some(b']') if !in_object => at += 1,
                     _ => return Err(SyntaxError("',' or the end of a container was expected")),
                 }
@@ -370,20 +391,71 @@ fn digits(text: &[u8], start: usize) -> Result<usize, SyntaxError> {
     Ok(at)
 }
 
+/// Behind the integers at `at`, each with the comma behind it, as far as this is quick: `at` is where
+/// an item of an array begins.
+#[inline]
+fn behind_integers(text: &[u8], mut at: usize) -> usize {
+    while let Some(word) = word_at(text, at) {
+        let digits = digits_of(word);
+        let commas = zeros_of(word ^ (ONES * u64::from(b',')));
+        // Bytes at which an integer must begin.
+        let begins = (commas << 8) | 0x80;
+        let zeros = zeros_of(word ^ (ONES * u64::from(b'0')));
+        let leading_zeros = zeros & begins & (digits >> 8);
+        let others = (digits | commas) ^ HIGHS;
+        if others | (begins & commas) | leading_zeros != 0 || commas == 0 {
+            return at;
+        }
+        at += 8 - commas.leading_zeros() as usize / 8;
+    }
+    at
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const HIGHS: u64 = 0x8080_8080_8080_8080;
+const OPENED: u64 = ONES * b'[' as u64;
+const CLOSED: u64 = ONES * b']' as u64;
+
+/// The eight bytes at `at`, the first of them the lowest.
+#[inline]
+fn word_at(text: &[u8], at: usize) -> Option<u64> {
+    let bytes = text.get(at..)?.first_chunk()?;
+    Some(u64::from_le_bytes(*bytes))
+}
+
+/// The high bit of each byte that is 0, and of no other.
+#[inline]
+const fn zeros_of(word: u64) -> u64 {
+    !(((word & !HIGHS) + !HIGHS) | word) & HIGHS
+}
+
+/// The high bit of each byte that is a digit, and of no other.
+#[inline]
+const fn digits_of(word: u64) -> u64 {
+    // Below 0x80 a sum does not carry into the next byte.
+    let low = word & !HIGHS;
+    let from_zero = low + ONES * (0x80 - b'0' as u64);
+    let behind_nine = low + ONES * (0x80 - (b'9' as u64 + 1));
+    from_zero & !behind_nine & !word & HIGHS
+}
+
+/// The high bits of bytes that are no plain string content: only the lowest one is exact, since a
+/// borrow may set higher ones.
+#[inline]
+const fn marks_of(word: u64) -> u64 {
+    let quotes = word ^ (ONES * b'"' as u64);
+    let escapes = word ^ (ONES * b'\\' as u64);
+    let zeros = (quotes.wrapping_sub(ONES) & !quotes) | (escapes.wrapping_sub(ONES) & !escapes);
+    let controls = word.wrapping_sub(ONES * 0x20) & !word;
+    (zeros | controls) & HIGHS
+}
+
 /// The number of bytes at the start of `text` that are plain string content. Eight are tested at a
 /// time: most bytes of messages are inside strings.
 fn plain_length(text: &[u8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGHS: u64 = 0x8080_8080_8080_8080;
-    let zero = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
     let mut at = 0;
     for chunk in text.as_chunks::<8>().0 {
-        let word = u64::from_le_bytes(*chunk);
-        let quote = zero(word ^ (ONES * u64::from(b'"')));
-        let escape = zero(word ^ (ONES * u64::from(b'\\')));
-        let control = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
-        // Only the lowest mark is exact: a borrow may set higher ones.
-        let marks = quote | escape | control;
+        let marks = marks_of(u64::from_le_bytes(*chunk));
         if marks != 0 {
             return at + (marks.trailing_zeros() / 8) as usize;
         }
@@ -608,6 +680,44 @@ mod tests {
         fn plain_length_is_the_naive_one(text in prop::collection::vec(any::<u8>(), 0..64)) {
             let naive = text.iter().take_while(|b| **b >= 0x20 && **b != b'"' && **b != b'\\').count();
             prop_assert_eq!(plain_length(&text), naive);
+        }
+
+        #[test]
+        fn short_cuts_agree_with_serde_json(
+            tokens in prop::collection::vec(
+                prop::sample::select(&["1", "0", "234", "0", "5678901234", "-1", ".5", " ", ",", ",", ",",
+                    "[", "]", "[[[[[[[[[", "]]]]]]]]]", "[[[[[[[[", "]]]]]]]]", "{\"a\":", "}", "[1,2,3,4,5]"][..]),
+                0..40,
+            ),
+        ) {
+            let open = tokens.concat();
+            let closed = open.matches('[').count().saturating_sub(open.matches(']').count());
+            let text = format!("[{open}{}]", "]".repeat(closed));
+            let serde = serde_json::from_str::<serde_json::Value>(&text);
+            let too_deep = serde.as_ref().is_err_and(|error| error.to_string().contains("recursion"));
+            if !too_deep {
+                prop_assert_eq!(check(text.as_bytes()).is_ok(), serde.is_ok(), "{}", text);
+            }
+        }
+
+        #[test]
+        fn arrays_of_integers_agree_with_serde_json(
+            items in prop::collection::vec(
+                prop::sample::select(&["1,", "23,", "0,", "4567,", "890123456,", "1,", "2,", "3, ", "0", ","][..]),
+                0..20,
+            ),
+        ) {
+            let text = format!("[1,{}1]", items.concat());
+            let serde = serde_json::from_str::<serde_json::Value>(&text).is_ok();
+            prop_assert_eq!(check(text.as_bytes()).is_ok(), serde, "{}", text);
+        }
+
+        #[test]
+        fn the_depth_is_exact(arrays in 0_usize..140, objects in 0_usize..140, inner in 0_usize..140) {
+            let text = format!("{}{}{}0{}{}{}", "[".repeat(arrays), "{\"a\":".repeat(objects),
+                "[".repeat(inner), "]".repeat(inner), "}".repeat(objects), "]".repeat(arrays));
+            let expected = arrays + objects + inner <= MAX_DEPTH;
+            prop_assert_eq!(check(text.as_bytes()).is_ok(), expected);
         }
 
         #[test]

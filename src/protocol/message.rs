@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::json::{self, Scanner, Span};
 use super::method::Method;
-use super::params::{Params, check_imitation, decode_key, set_once};
+use super::params::{Params, check_count, check_imitation, decode_key, set_once};
 use super::refusal::Refusal;
 
 /// A checked JSON-RPC message on one line.
@@ -313,7 +313,10 @@ impl Envelope {
             return Ok(Err(Refusal::Invalid("a message must be an object")));
         }
         let mut refusal = Ok(());
+        let mut count = 0;
         scanner.object::<Refusal>(0, |scanner, key| {
+            count += 1;
+            refusal = refusal.and(check_count(count));
             if refusal.is_err() {
                 // The rest is only checked to be JSON.
                 scanner.value(1)?;

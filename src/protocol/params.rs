@@ -62,8 +62,16 @@ impl Params {
             return Ok((scanner.value(depth)?, Ok(())));
         }
         let mut refusal = Ok(());
+        let mut count = 0;
         let span = scanner.object::<Refusal>(depth, |scanner, key| {
-            refusal = refusal.and(member(self, scanner, depth + 1, key, text)?);
+            count += 1;
+            refusal = refusal.and(check_count(count));
+            if refusal.is_err() {
+                // The rest is only checked to be JSON.
+                scanner.value(depth + 1)?;
+                return Ok(());
+            }
+            refusal = member(self, scanner, depth + 1, key, text)?;
             Ok(())
         })?;
         Ok((span, refusal))
@@ -157,6 +165,18 @@ pub(super) fn decode_key(key: Span, text: &[u8]) -> Cow<'_, [u8]> {
         Some(text) => Cow::Owned(text.into_owned().into_bytes()),
         None => Cow::Borrowed(b""),
     }
+}
+
+/// The most members of a message, of its `params`, and of the objects in them whose keys are read.
+/// Known ones are few; each key is compared with them.
+const MAX_MEMBERS: usize = 10_000;
+
+/// Refuses a member behind the last one that is accepted.
+pub(super) fn check_count(count: usize) -> Result<(), Refusal> {
+    if count > MAX_MEMBERS {
+        return Err(Refusal::Invalid("more than 10000 members in one object"));
+    }
+    Ok(())
 }
 
 /// Sets the span of a member; refuses a duplicate.

@@ -403,6 +403,37 @@ async fn depth_128_is_the_last_that_is_taken() {
 }
 
 #[tokio::test]
+async fn objects_that_are_read_have_at_most_10_000_members() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    let keys = |count: usize| -> String { (0..count).map(|at| format!(r#""k{at}":0,"#)).collect() };
+    let beside = |count: usize| {
+        format!(
+            r#"{{{}"jsonrpc":"2.0","id":1,"method":"ping"}}"#,
+            keys(count - 3)
+        )
+    };
+    let params = |members: String| {
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"ping","params":{{{members}}}}}"#)
+    };
+    let inside = |count: usize| params(format!(r#"{}"z":0"#, keys(count - 1)));
+    let meta = |count: usize| params(format!(r#""_meta":{{{}"z":0}}"#, keys(count - 1)));
+    for of in [&beside as &dyn Fn(usize) -> String, &inside, &meta] {
+        assert_eq!(session.post_text(of(10_000)).await.status(), StatusCode::OK);
+        let refused = refusal(session.post_text(of(10_001)).await).await;
+        assert_eq!(refused, (400, -32600));
+        let broken = of(10_001).replace("\"k9997\":0", "\"k9997\":x");
+        assert_eq!(refusal(session.post_text(broken).await).await.1, -32700);
+    }
+    // Those of arguments are the server's.
+    let arguments = format!(r#"{{{}"text":"x"}}"#, keys(20_000));
+    let call = format!(
+        r#"{{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{{"name":"echo","arguments":{arguments}}}}}"#
+    );
+    assert_eq!(session.post_text(call).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
 async fn batches_are_part_of_one_revision_only() {
     let gateway = Gateway::start(&["server.reply.sse_after=10s"]).await;
     let ping = |id: Value| json!({"jsonrpc": "2.0", "id": id, "method": "ping"});

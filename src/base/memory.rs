@@ -1,9 +1,8 @@
 //! Memory of the allocator, which threads give back.
 
-use std::{
-    cell::Cell,
-    time::{Duration, Instant},
-};
+use std::{cell::Cell, time::Duration};
+
+use tokio::time::Instant;
 
 /// Gives back what other threads have freed of this thread's memory, at most once in [`PAUSE`]; for a
 /// thread that has nothing to do.

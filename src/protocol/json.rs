@@ -181,79 +181,30 @@ impl<'a> Scanner<'a> {
         Ok(key)
     }
 
-    /// Objects and arrays without recursion: one bit a level says which of the two it is,
-    /// and the number of bits is the bound on the depth.
+    /// Objects and arrays without recursion.
     fn container(&mut self, depth: usize) -> Result<(), SyntaxError> {
         // The position stays in a register: a body can have millions of values.
         let (text, mut at) = (self.text, self.at);
-        let mut objects: u128 = 0;
-        let mut level = 0;
+        let mut nesting = Nesting {
+            objects: 0,
+            level: 0,
+            deepest: MAX_DEPTH.saturating_sub(depth),
+        };
         loop {
             // Here a value begins.
-            match byte(text, at) {
-                // Eight arrays inside each other, with a ninth one behind them.
-                Some(b'[')
-                    if depth + level + 8 < MAX_DEPTH && word_at(text, at + 1) == Some(OPENED) =>
-                {
-                    objects <<= 8;
-                    level += 8;
-                    at += 8;
+            if let Some(open @ (b'{' | b'[')) = byte(text, at) {
+                let is_empty;
+                (at, is_empty) = nesting.enter(open, text, at)?;
+                if !is_empty {
                     continue;
                 }
-                Some(open @ (b'{' | b'[')) => {
-                    if depth + level >= MAX_DEPTH {
-                        return Err(SyntaxError("nested too deeply"));
-                    }
-                    objects = (objects << 1) | u128::from(open == b'{');
-                    level += 1;
-                    at = space(text, at + 1);
-                    let close = if open == b'{' { b'}' } else { b']' };
-                    if byte(text, at) != Some(close) {
-                        if open == b'{' {
-                            (_, at) = key(text, at)?;
-                        }
-                        continue;
-                    }
-                    at += 1;
-                    objects >>= 1;
-                    level -= 1;
-                }
-                _ => at = scalar(text, at)?,
+            } else {
+                at = scalar(text, at)?;
             }
-            // A value ends here; the next one begins behind a comma.
-            loop {
-                if level == 0 {
-                    self.at = at;
-                    return Ok(());
-                }
-                at = space(text, at);
-                let in_object = objects & 1 == 1;
-                match byte(text, at) {
-                    Some(b',') => {
-                        at = space(text, at + 1);
-                        if in_object {
-                            (_, at) = key(text, at)?;
-                        } else {
-                            at = space(text, behind_integers(text, at));
-                        }
-                        break;
-                    }
-                    Some(b'}') if in_object => at += 1,
-                    Some(b']')
-                        if level > 8
-                            && objects & 0xff == 0
-                            && word_at(text, at) == Some(CLOSED) =>
-                    {
-                        objects >>= 8;
-                        level -= 8;
-                        at += 8;
-                        continue;
-                    }
-                    Some(b']') if !in_object => at += 1,
-                    _ => return Err(SyntaxError("',' or the end of a container was expected")),
-                }
-                objects >>= 1;
-                level -= 1;
+            at = nesting.behind_value(text, at)?;
+            if nesting.level == 0 {
+                self.at = at;
+                return Ok(());
             }
         }
     }
@@ -261,6 +212,79 @@ impl<'a> Scanner<'a> {
     #[inline]
     fn space(&mut self) {
         self.at = space(self.text, self.at);
+    }
+}
+
+/// The open containers: one bit a level says whether it is an object or an array.
+struct Nesting {
+    objects: u128,
+    level: usize,
+    /// The highest level, at most the number of bits.
+    deepest: usize,
+}
+
+impl Nesting {
+    /// Enters the container at `at`. Returns where its first value begins, or its end, and whether
+    /// it is empty.
+    #[inline]
+    fn enter(
+        &mut self,
+        open: u8,
+        text: &[u8],
+        mut at: usize,
+    ) -> Result<(usize, bool), SyntaxError> {
+        if self.level >= self.deepest {
+            return Err(SyntaxError("nested too deeply"));
+        }
+        // Eight arrays inside each other, with a ninth one behind them.
+        if self.level + 8 < self.deepest && open == b'[' && word_at(text, at + 1) == Some(OPENED) {
+            self.objects <<= 8;
+            self.level += 8;
+            return Ok((at + 8, false));
+        }
+        at = space(text, at + 1);
+        let close = if open == b'{' { b'}' } else { b']' };
+        if byte(text, at) == Some(close) {
+            return Ok((at + 1, true));
+        }
+        self.objects = (self.objects << 1) | u128::from(open == b'{');
+        self.level += 1;
+        if open == b'{' {
+            (_, at) = key(text, at)?;
+        }
+        Ok((at, false))
+    }
+
+    /// Leaves the containers that end behind the value that ends at `at`. Returns where the next value
+    /// begins, or the end of the last container.
+    #[inline]
+    fn behind_value(&mut self, text: &[u8], mut at: usize) -> Result<usize, SyntaxError> {
+        while self.level > 0 {
+            at = space(text, at);
+            let in_object = self.objects & 1 == 1;
+            let closed = match byte(text, at) {
+                Some(b',') if in_object => return Ok(key(text, space(text, at + 1))?.1),
+                Some(b',') => {
+                    at = behind_integers(text, space(text, at + 1));
+                    return Ok(space(text, at));
+                }
+                Some(b'}') if in_object => 1,
+                // Eight arrays inside each other, in a ninth container.
+                Some(b']')
+                    if self.level > 8
+                        && self.objects.trailing_zeros() >= 8
+                        && word_at(text, at) == Some(CLOSED) =>
+                {
+                    8
+                }
+                Some(b']') if !in_object => 1,
+                _ => return Err(SyntaxError("',' or the end of a container was expected")),
+            };
+            at += closed;
+            self.objects >>= closed;
+            self.level -= closed;
+        }
+        Ok(at)
     }
 }
 

@@ -74,6 +74,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
         plan.config.http.max_connections = shortage.connections;
         tracing::warn!("{}", shortage.what);
     }
+    memory::purge_soon();
     let work = plan.work.clone();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

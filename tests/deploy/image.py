@@ -6,6 +6,7 @@ tests/referees/requirements.txt.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -271,10 +272,12 @@ class FirstProcess(Case):
                         await session.initialize()
                         killed = 0
                         for pid in container.processes():
-                            name = Path(f"/proc/{pid}/comm").read_text().strip()
-                            if name == "lockgate-guard":
-                                os.kill(pid, signal.SIGKILL)
-                                killed += 1
+                            # Some processes end meanwhile.
+                            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                                if name == "lockgate-guard":
+                                    os.kill(pid, signal.SIGKILL)
+                                    killed += 1
                         self.assertGreater(killed, 0)
                         await asyncio.sleep(2)
                         return zombies(container)

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 /// One output of the queue of log lines.
 #[derive(Debug)]
 pub(crate) enum Output {
-    /// A whole line.
-    Line(Vec<u8>),
+    /// Whole lines.
+    Lines(Vec<u8>),
     /// Work that begins.
     Begin {
         /// Its name until its end.
@@ -37,7 +37,7 @@ impl Output {
     /// The bytes that it takes in the queue.
     pub(crate) fn size(&self) -> usize {
         match self {
-            Self::Line(line) => line.len(),
+            Self::Lines(lines) => lines.len(),
             Self::Begin { key, text } => key.len() + text.len(),
             Self::End { key } => key.len(),
             // Not zero, because the end of the process waits for it.
@@ -56,7 +56,8 @@ impl Progress {
     pub(crate) fn take(&mut self, output: Output) -> Vec<u8> {
         let mut bytes = self.erased();
         match output {
-            Output::Line(line) => bytes.extend(line),
+            Output::Lines(lines) if bytes.is_empty() => bytes = lines,
+            Output::Lines(lines) => bytes.extend(lines),
             Output::Begin { key, text } => self.works.push((key, text, Instant::now())),
             Output::End { key } => self.works.retain(|(known, ..)| *known != key),
             Output::Settle => self.works.clear(),
@@ -121,7 +122,7 @@ mod tests {
             key: key.to_owned(),
             text: format!("preparing {key}"),
         };
-        let line = || Output::Line(b"x\n".to_vec());
+        let line = || Output::Lines(b"x\n".to_vec());
         assert_eq!(shown(&mut progress, line()), "x\n");
         assert_eq!(shown(&mut progress, begin("a")), "preparing a  0 s");
         let both = shown(&mut progress, begin("b"));

@@ -99,8 +99,23 @@ pub(crate) struct Http {
     pub(crate) max_connections: usize,
     /// Maximum requests per second of one address; none for no limit.
     pub(crate) per_address: Option<NonZeroU64>,
+    /// The requests that have a line in the log.
+    pub(crate) access_log: AccessLog,
     /// Certificate and key; none for plain HTTP.
     pub(crate) tls: Option<Tls>,
+}
+
+/// The requests that have a line in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessLog {
+    /// All.
+    All,
+    /// Those that are answered by 400 or above.
+    Errors,
+    /// Errors, and a sample of the others.
+    Sampled,
+    /// None.
+    Off,
 }
 
 /// The files of a TLS listener.
@@ -374,6 +389,9 @@ impl Layers {
             per_address: self.leaf("http.per_address.requests_per_second", |node| {
                 Ok(NonZeroU64::new(node.count(0)?.into()))
             }),
+            access_log: self.leaf("http.access_log", |node| {
+                choice(&node.text()?, &ACCESS_LOGS)
+            }),
             tls,
         }
     }
@@ -505,6 +523,13 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> Result<PathBuf, Wrong> 
 pub(crate) const RUN_TENANT: &str = "local";
 /// The one server of `run`.
 pub(crate) const RUN_SERVER: &str = "main";
+
+const ACCESS_LOGS: [(&str, AccessLog); 4] = [
+    ("all", AccessLog::All),
+    ("errors", AccessLog::Errors),
+    ("sampled", AccessLog::Sampled),
+    ("off", AccessLog::Off),
+];
 
 const LOG_FORMATS: [(&str, LogFormat); 3] = [
     ("json", LogFormat::Json),

@@ -373,7 +373,7 @@ impl Parts {
         let http = &self.config.http;
         let (proxies, max_body) = (http.trusted_proxies.clone(), http.max_body as u64);
         let telemetry = (Arc::clone(&self.metrics), self.traces.clone());
-        Gate::new(allowed, proxies, max_body, telemetry)
+        Gate::new(allowed, proxies, max_body, telemetry, http.access_log)
     }
 
     /// Starts to accept clients.

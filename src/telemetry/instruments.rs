@@ -1,6 +1,7 @@
 //! Instruments: counters, levels and durations, with or without labels.
 //!
-//! Recording allocates nothing where the label values are constants.
+//! Recording allocates nothing where the label values are constants, and counters of such labels look
+//! nothing up.
 
 use std::{
     fmt,
@@ -11,7 +12,7 @@ use std::{
 
 use opentelemetry::{
     KeyValue,
-    metrics::{Counter, Histogram, Meter, UpDownCounter},
+    metrics::{BoundCounter, Counter, Histogram, Meter, UpDownCounter},
 };
 use strum::VariantNames;
 
@@ -124,6 +125,9 @@ impl VariantNames for LimitName {
 #[derive(Debug)]
 pub(crate) struct Labelled<I, L> {
     instrument: I,
+    /// Of a counter: the series of all combinations of label values, in their order; none if the values
+    /// are unknown.
+    series: Vec<BoundCounter<u64>>,
     names: &'static [&'static str],
     labels: PhantomData<fn(L)>,
 }
@@ -142,9 +146,11 @@ pub(super) trait Kind {
 
     fn build(meter: &Meter, description: &'static Description) -> Self;
 
-    /// Makes the series with these labels, which has no record yet: whoever reads a rate needs the
-    /// zero before the first one.
-    fn begin(&self, _: &[KeyValue]) {}
+    /// Makes the series with these labels, which has no record yet: a rate needs the zero before its
+    /// first record.
+    fn begin(&self, _: &[KeyValue]) -> Option<BoundCounter<u64>> {
+        None
+    }
 }
 
 impl Kind for Counter<u64> {
@@ -155,8 +161,10 @@ impl Kind for Counter<u64> {
         counter.with_description(description.help).build()
     }
 
-    fn begin(&self, labels: &[KeyValue]) {
-        self.add(0, labels);
+    fn begin(&self, labels: &[KeyValue]) -> Option<BoundCounter<u64>> {
+        let series = self.bind(labels);
+        series.add(0);
+        Some(series)
     }
 }
 
@@ -168,8 +176,9 @@ impl Kind for UpDownCounter<i64> {
         level.with_description(description.help).build()
     }
 
-    fn begin(&self, labels: &[KeyValue]) {
+    fn begin(&self, labels: &[KeyValue]) -> Option<BoundCounter<u64>> {
         self.add(0, labels);
+        None
     }
 }
 
@@ -188,10 +197,12 @@ impl<I: Kind, L: Labels> Instrument for Labelled<I, L> {
 
     fn new(meter: &Meter, description: &'static Description) -> Self {
         let instrument = I::build(meter, description);
-        for labels in combinations(description.labels, &L::values()) {
-            instrument.begin(&labels);
-        }
+        let combinations = combinations(description.labels, &L::values());
+        let series = combinations
+            .iter()
+            .filter_map(|labels| instrument.begin(labels));
         Self {
+            series: series.collect(),
             instrument,
             names: description.labels,
             labels: PhantomData,
@@ -236,17 +247,38 @@ impl Count {
 impl<A: Label> Count<(A,)> {
     /// Counts one more.
     pub(crate) fn add(&self, label: A) {
-        let labels = (label,).key_values(self.names);
-        self.instrument.add(1, labels.as_ref());
+        let label = label.into();
+        match position::<A>(label).and_then(|at| self.series.get(at)) {
+            Some(series) => series.add(1),
+            None => self
+                .instrument
+                .add(1, &[KeyValue::new(self.names[0], label)]),
+        }
     }
 }
 
 impl<A: Label, B: Label> Count<(A, B)> {
     /// Counts one more.
     pub(crate) fn add(&self, first: A, second: B) {
-        let labels = (first, second).key_values(self.names);
-        self.instrument.add(1, labels.as_ref());
+        let (first, second) = (first.into(), second.into());
+        let at = position::<A>(first).zip(position::<B>(second));
+        let at = at.map(|(first, second)| first * B::VARIANTS.len() + second);
+        match at.and_then(|at| self.series.get(at)) {
+            Some(series) => series.add(1),
+            None => self.instrument.add(
+                1,
+                &[
+                    KeyValue::new(self.names[0], first),
+                    KeyValue::new(self.names[1], second),
+                ],
+            ),
+        }
     }
+}
+
+/// The place of a label value among all of its label.
+fn position<L: Label>(value: &'static str) -> Option<usize> {
+    L::VARIANTS.iter().position(|known| *known == value)
 }
 
 impl<const N: usize> Count<[&str; N]> {

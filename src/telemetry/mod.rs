@@ -1,7 +1,6 @@
 //! Logs, metrics and traces of the gateway.
 //!
 //! * `logs`: log lines, through a bounded queue
-//! * `lines`: short log lines for people
 //! * `health`: unavailable dependencies of this replica
 //! * `metrics`: the declaration of each metric and their Prometheus text
 //! * `instruments`: kinds of instruments
@@ -17,7 +16,6 @@
 mod health;
 mod instruments;
 mod labels;
-mod lines;
 pub(crate) mod logs;
 pub(crate) mod metrics;
 mod operations;
@@ -34,9 +32,8 @@ pub(crate) use self::labels::{
     ChildState, Denied, Dropped, Ended, Exit, HopOutcome, Login, MethodClass, Outcome, Resumed,
     Route,
 };
-pub(crate) use self::lines::{MIGRATIONS, PREPARATIONS, log_operation};
-pub(crate) use self::logs::{Format, Logs};
+pub(crate) use self::logs::{Format, Logs, MIGRATIONS, PREPARATIONS};
 pub(crate) use self::metrics::{Metrics, SESSION_STREAMS};
-pub(crate) use self::operations::{Operation, ServerOperations};
+pub(crate) use self::operations::{Operation, ServerOperations, log_operation};
 pub(crate) use self::stores::{StoreFailure, StoreSystem, StoreTimes};
 pub(crate) use self::traces::{CallSpans, Span, TraceContext, Traces};

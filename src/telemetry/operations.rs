@@ -5,20 +5,22 @@
 //! one of the first tools of its server; all others are `_OTHER`. Not here: the names (`semconv`).
 
 use std::{
-    collections::{HashMap, HashSet},
-    sync::{Arc, PoisonError, RwLock},
+    collections::HashMap,
+    sync::{Arc, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 
 use opentelemetry::{
     KeyValue,
-    metrics::{Histogram, Meter},
+    metrics::{BoundHistogram, Histogram, Meter},
 };
 
 use super::{
     instruments::{Description, Instrument},
+    logs::CALLS,
     semconv::{BUCKETS, OTHER},
 };
+use crate::base::terminal::shortened;
 
 /// The durations of all servers.
 #[derive(Debug)]
@@ -37,7 +39,15 @@ pub(crate) struct ServerOperations {
     tenant: Arc<str>,
     server: Arc<str>,
     /// The tools that have a series.
-    tools: RwLock<HashSet<Arc<str>>>,
+    tools: RwLock<HashMap<Arc<str>, Arc<ToolSeries>>>,
+}
+
+/// A tool with a series of its own.
+#[derive(Debug)]
+struct ToolSeries {
+    name: Arc<str>,
+    /// The series of its results, which most calls end with.
+    results: OnceLock<BoundHistogram<f64>>,
 }
 
 /// An operation that has ended.
@@ -95,26 +105,45 @@ impl Operations {
 impl ServerOperations {
     /// Records an operation that took `elapsed`; returns its tool, as far as it may be shown.
     pub(crate) fn record(&self, operation: Operation<'_>, elapsed: Duration) -> Option<Arc<str>> {
+        let Operation { tool, error, .. } = operation;
+        let known = tool.and_then(|tool| self.known(tool, error.is_none()));
+        let name = known.as_ref().map(|known| Arc::clone(&known.name));
+        if let Some(known) = known.filter(|_| error.is_none()) {
+            let bind = || {
+                let labels = self.labels(operation, name.as_ref());
+                self.histogram.bind(&labels)
+            };
+            known
+                .results
+                .get_or_init(bind)
+                .record(elapsed.as_secs_f64());
+        } else {
+            let labels = self.labels(operation, name.as_ref());
+            self.histogram.record(elapsed.as_secs_f64(), &labels);
+        }
+        name
+    }
+
+    /// The labels of an operation on a tool, if that is `known`.
+    fn labels(&self, operation: Operation<'_>, known: Option<&Arc<str>>) -> Vec<KeyValue> {
         let Operation {
             method,
             tool,
             error,
         } = operation;
         let [of_tenant, of_server, of_method, of_tool, of_error] = self.names else {
-            return None;
+            return Vec::new();
         };
         let mut labels = Vec::with_capacity(self.names.len());
         labels.push(KeyValue::new(*of_tenant, Arc::clone(&self.tenant)));
         labels.push(KeyValue::new(*of_server, Arc::clone(&self.server)));
         labels.push(KeyValue::new(*of_method, method));
-        let known = tool.and_then(|tool| self.known(tool, error.is_none()));
-        labels.extend(tool.map(|_| match &known {
+        labels.extend(tool.map(|_| match known {
             Some(known) => KeyValue::new(*of_tool, Arc::clone(known)),
             None => KeyValue::new(*of_tool, OTHER),
         }));
         labels.extend(error.map(|error| KeyValue::new(*of_error, error)));
-        self.histogram.record(elapsed.as_secs_f64(), &labels);
-        known
+        labels
     }
 
     /// The tenant and the server.
@@ -123,7 +152,7 @@ impl ServerOperations {
     }
 
     /// The tool, if it has a series; a new one gets one by a result.
-    fn known(&self, tool: &str, is_result: bool) -> Option<Arc<str>> {
+    fn known(&self, tool: &str, is_result: bool) -> Option<Arc<ToolSeries>> {
         let tools = self.tools.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = tools.get(tool) {
             return Some(Arc::clone(known));
@@ -136,16 +165,53 @@ impl ServerOperations {
         if tools.len() >= TOOLS {
             return None;
         }
-        let known: Arc<str> = tool.into();
-        tools.insert(Arc::clone(&known));
-        Some(known)
+        let name: Arc<str> = tool.into();
+        let new = || ToolSeries {
+            name: Arc::clone(&name),
+            results: OnceLock::new(),
+        };
+        let known = tools.entry(Arc::clone(&name));
+        Some(Arc::clone(known.or_insert_with(|| Arc::new(new()))))
     }
+}
+
+/// Logs an operation that has ended: at `debug`, because requests have lines of their own at `info`.
+/// `reason` says in words why it failed.
+pub(crate) fn log_operation(
+    operation: Operation<'_>,
+    [tenant, server]: [&Arc<str>; 2],
+    elapsed: Duration,
+    reason: impl FnOnce() -> Option<String>,
+) {
+    if !tracing::enabled!(target: CALLS, tracing::Level::DEBUG) {
+        return;
+    }
+    let tool = operation.tool.map(|tool| shortened(tool, SHOWN_MAX));
+    let reason = operation.error.and_then(|_| reason());
+    let reason = reason.map(|reason| shortened(&reason, REASON_MAX));
+    tracing::debug!(
+        target: CALLS,
+        {
+            tenant.id = &**tenant,
+            server.name = &**server,
+            mcp.method.name = operation.method,
+            tool,
+            ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+            error = operation.error,
+            reason
+        },
+        "call"
+    );
 }
 
 /// The most tools of a server with a series of their own.
 const TOOLS: usize = 50;
 /// The most bytes of the name of such a tool.
 const NAME_MAX: usize = 128;
+/// The most characters of the name of a tool in a log line.
+const SHOWN_MAX: usize = 64;
+/// The most characters of the reason of an error.
+const REASON_MAX: usize = 200;
 
 #[cfg(test)]
 mod tests {

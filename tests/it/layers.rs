@@ -57,7 +57,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("prometheus", &["telemetry/metrics.rs"]),
     (
         "tracing_subscriber::",
-        &["config/gateway.rs", "telemetry/logs.rs"],
+        &["config/gateway.rs", "telemetry/logs/"],
     ),
     ("serde_saphyr::", &["config/document.rs"]),
     ("toml::", &["config/document.rs"]),

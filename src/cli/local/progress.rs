@@ -27,11 +27,11 @@ pub(crate) async fn shown<T, E>(
     };
     let [doing, done] = [doing, done].map(|text| shortened(text, TEXT_MAX));
     let began = Instant::now();
-    logs.begin(doing.clone(), doing.clone(), format!("{doing}\n"));
+    logs.begin(doing.clone(), doing.clone(), &format!("{doing}\n"));
     let outcome = work.await;
     if outcome.is_ok() {
         let seconds = began.elapsed().as_secs_f64();
-        logs.end(doing, format!("{done}  {seconds:.1} s\n"));
+        logs.end(doing, &format!("{done}  {seconds:.1} s\n"));
     } else {
         logs.settle();
     }

@@ -7,11 +7,16 @@ use http::request::Parts;
 use http::{Method, StatusCode, Uri};
 use tokio::time::Instant;
 
+use crate::config::AccessLog as Logged;
 use crate::endpoint;
 use crate::telemetry::TraceContext;
 
 /// Access log of one listener.
 pub(super) struct AccessLog {
+    /// The requests that have a line.
+    logged: Logged,
+    /// Number of answers that were no errors, for the sample of them.
+    answered: AtomicU64,
     /// Part of request ids that differs between processes.
     boot: u64,
     /// Part of request ids that differs within a process.
@@ -20,8 +25,10 @@ pub(super) struct AccessLog {
 
 impl AccessLog {
     /// Makes an access log with a random boot number.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(logged: Logged) -> Self {
         Self {
+            logged,
+            answered: AtomicU64::new(0),
             boot: uuid::Uuid::new_v4().as_u64_pair().1,
             next: AtomicU64::new(1),
         }
@@ -35,6 +42,23 @@ impl AccessLog {
             uri: head.uri.clone(),
             address,
             began: Instant::now(),
+        }
+    }
+
+    /// Whether a request that was answered with `status` has a line.
+    fn has(&self, status: StatusCode) -> bool {
+        let is_error = status.is_client_error() || status.is_server_error();
+        match self.logged {
+            Logged::All => true,
+            Logged::Errors => is_error,
+            Logged::Sampled => {
+                is_error
+                    || self
+                        .answered
+                        .fetch_add(1, Ordering::Relaxed)
+                        .is_multiple_of(SAMPLE)
+            }
+            Logged::Off => false,
         }
     }
 
@@ -63,7 +87,8 @@ impl Line<'_> {
 
     /// Writes the line of a request that was answered with `status`, in a trace.
     pub(super) fn write(&self, status: StatusCode, trace: Option<&TraceContext>) {
-        if !tracing::enabled!(target: "lockgate::http", tracing::Level::INFO) {
+        let is_shown = tracing::enabled!(target: "lockgate::http", tracing::Level::INFO);
+        if !is_shown || !self.log.has(status) {
             return;
         }
         // Methods and paths are the client's text and may be long.
@@ -106,6 +131,8 @@ fn names(path: &str) -> (Option<&str>, Option<&str>) {
     }
 }
 
+/// One of so many requests is logged where they are sampled.
+const SAMPLE: u64 = 100;
 /// Logged part of a method, longer than all supported ones.
 const METHOD_MAX: usize = 16;
 /// Logged part of a path, longer than all valid ones.
@@ -114,6 +141,27 @@ const PATH_MAX: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sample_has_every_error_and_one_of_a_hundred_others() {
+        let count = |logged, status: u16| {
+            let (log, status) = (
+                AccessLog::new(logged),
+                StatusCode::from_u16(status).unwrap(),
+            );
+            (0..1000).filter(|_| log.has(status)).count()
+        };
+        for (logged, fine, refused, failed) in [
+            (Logged::All, 1000, 1000, 1000),
+            (Logged::Errors, 0, 1000, 1000),
+            (Logged::Sampled, 10, 1000, 1000),
+            (Logged::Off, 0, 0, 0),
+        ] {
+            assert_eq!(count(logged, 200), fine, "{logged:?}");
+            assert_eq!(count(logged, 404), refused, "{logged:?}");
+            assert_eq!(count(logged, 503), failed, "{logged:?}");
+        }
+    }
 
     #[test]
     fn the_log_names_the_tenant_and_server_of_a_path() {

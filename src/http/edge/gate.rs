@@ -23,7 +23,7 @@ use super::body_limit::{self, ReadState};
 use super::cors;
 use super::null_origin;
 use super::panic::route;
-use crate::config::ClientAddress;
+use crate::config::{AccessLog as Logged, ClientAddress};
 use crate::endpoint::Kind;
 use crate::http::reply::{
     header_name::HOP,
@@ -52,6 +52,7 @@ impl Gate {
         proxies: Vec<IpNet>,
         max_body: u64,
         (metrics, traces): (Arc<Metrics>, Traces),
+        logged: Logged,
     ) -> Arc<Self> {
         Arc::new(Self {
             allowed,
@@ -59,7 +60,7 @@ impl Gate {
             max_body,
             metrics,
             traces,
-            log: AccessLog::new(),
+            log: AccessLog::new(logged),
         })
     }
 

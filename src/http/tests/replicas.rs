@@ -27,7 +27,7 @@ use crate::{
         sandbox::Sandbox,
     },
     base::{Clock, Outbound},
-    config::{Config, Format, Sources},
+    config::{AccessLog, Config, Format, Sources},
     hub::{Hub, HubParts, Patience, Stores, ownership::ReplicaLease, retention},
     manifest::reader,
     protocol::EventKey,
@@ -210,6 +210,7 @@ async fn serve(
         Vec::new(),
         4 << 20,
         (Arc::clone(&metrics), Traces::default()),
+        AccessLog::All,
     );
     let app = App::of_public(routes::public(front, Health::default()), gate);
     let serving = accept::serve(http, None, app, bounds, stop, tracker.clone());

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::ClientAddress;
+use crate::config::{AccessLog, ClientAddress};
 use crate::http::edge::Allowed;
 use crate::http::edge::{App, Gate};
 use crate::http::edge::{Bounds, accept::serve};
@@ -59,7 +59,13 @@ async fn surface(max_connections: usize) -> Surface {
     let metrics = Arc::new(Metrics::new(None).expect("metrics"));
     let app = App::of_public(
         routes,
-        Gate::new(allowed, Vec::new(), MAX_BODY, (metrics, Traces::default())),
+        Gate::new(
+            allowed,
+            Vec::new(),
+            MAX_BODY,
+            (metrics, Traces::default()),
+            AccessLog::All,
+        ),
     );
     serving(listener, app, max_connections)
 }

@@ -7,6 +7,7 @@
 //! * `command`: commands to the task of a session
 //! * `sessions`: table of the sessions that this replica owns
 //! * `shared`: shared parts, and new session ids
+//! * `signals`: signals to a session
 //! * `stores`: event log, directory, limiter and lease, in memory or in Redis
 //! * `tool_digests`: digests of listed tools, to detect changed descriptions
 
@@ -14,6 +15,7 @@ mod access;
 mod command;
 mod sessions;
 mod shared;
+mod signals;
 mod stores;
 mod tool_digests;
 
@@ -21,6 +23,7 @@ pub(crate) use self::access::AccessChange;
 pub(crate) use self::command::{COMMANDS, Command, Delivery, Transport, check_initialize};
 pub(crate) use self::sessions::{Handle, Sessions};
 pub(crate) use self::shared::Core;
+pub(crate) use self::signals::{Signal, Signals};
 #[cfg(test)]
 pub(crate) use self::stores::{Patience, retention};
 pub(crate) use self::stores::{Stores, or_never};

@@ -25,7 +25,7 @@ use crate::{
     error::Error,
     hub::{
         call::{CallError, Calls},
-        core::{AccessChange, Command, Core, Handle, Transport, or_never},
+        core::{AccessChange, Command, Core, Handle, Signal, Signals, Transport, or_never},
         limits::Seats,
         stream::{SessionLog, StreamLimits, Streams},
     },
@@ -138,13 +138,11 @@ impl Session {
 
     /// Runs until the session is over, and removes everything that belongs to it.
     pub(crate) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Command>) {
-        let (drain, halt) = (self.core.drain.clone(), self.core.halt.clone());
-        let (drain, halt) = (drain.cancelled_owned(), halt.cancelled_owned());
         let pulse = Arc::clone(self.streams.pulse());
         let owner = Arc::clone(&self.core.owner);
-        let mut lease_status = owner.lease_status();
+        let mut signals = Signals::new(&self.core, &pulse);
         let alarm = sleep_until(self.alarm);
-        pin!(drain, halt, alarm);
+        pin!(alarm);
         self.core.metrics.sessions.add(1);
         if self.client.transport() == Transport::Sse2024 && self.lifetime.is_new() {
             self.register().await;
@@ -159,12 +157,14 @@ impl Session {
             }
             select! {
                 biased;
-                () = &mut halt => self.lifetime.force_end(EndReason::Drained),
+                signal = signals.next() => {
+                    self.signalled(signal);
+                    signals.rearm(self.lifetime.is_draining());
+                }
                 // Checked above, before anything is given to the child or answered.
                 () = lapse(&owner, &pulse) => {}
                 // Before branches that may be ready again and again: a busy session has clocks too.
                 () = &mut alarm => self.tick(),
-                () = &mut drain, if !self.lifetime.is_draining() => self.lifetime.drain(),
                 written = self.streams.written(), if !self.streams.is_flushed() => {
                     self.handle_write(written);
                 }
@@ -184,21 +184,28 @@ impl Session {
                 written = self.lease.write_done(), if self.lease.is_writing() => {
                     self.record_written(written);
                 }
-                () = pulse.notify.notified() => self.readers_moved(),
-                // Checked above.
-                _ = lease_status.changed() => {}
             }
             if self.lifetime.is_draining() && !self.is_busy() {
                 self.lifetime.end_drained(self.core.owner.is_alone());
             }
         }
         // A pulse that is held here would count as a reader that has not gone.
-        drop(pulse);
+        drop((pulse, signals));
         // No request finds the session from here on; its end refuses the commands in the queue.
         self.unpublished = None;
         let was_published = self.unpublish();
         self.seats.clear();
         Box::pin(self.finish(&mut commands, was_published)).await;
+    }
+
+    fn signalled(&mut self, signal: Signal) {
+        match signal {
+            Signal::Halt => self.lifetime.force_end(EndReason::Drained),
+            Signal::Drain => self.lifetime.drain(),
+            Signal::Readers => self.readers_moved(),
+            // `may_serve` is asked before the next event.
+            Signal::Lease => {}
+        }
     }
 
     /// Whether calls are in flight or the client waits for its `initialize`.

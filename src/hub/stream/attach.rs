@@ -39,7 +39,7 @@ impl Streams {
         }
         let id = cursor.map_or(LISTENER_STREAM, |cursor| cursor.stream);
         let (last, written) = match self.open.get(&id) {
-            Some(stream) => (stream.tail.borrow().last, stream.written()),
+            Some(stream) => (stream.tail.get().last, stream.written()),
             None => {
                 return self
                     .attach_ended(id, cursor.map_or(0, |cursor| cursor.seq))
@@ -74,7 +74,7 @@ impl Streams {
         // Nothing is written to this stream any more.
         let mut stream = Stream::known(seq, self.writes.epoch());
         let attachment = stream.attach(seq, true, &self.pulse);
-        stream.tail.send_modify(|tail| {
+        stream.tail.modify(|tail| {
             (tail.last, tail.end) = (u64::MAX, Some(StreamEnd::Finished));
         });
         Ok(Some(self.reader(

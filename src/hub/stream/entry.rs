@@ -9,14 +9,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::{
-    sync::{oneshot, watch},
-    time::Instant,
-};
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     answer::{Answer, Form},
-    reader::{Attachment, Pulse, Reader, Tail},
+    reader::{Attachment, Pulse, Reader, TailSender},
 };
 
 /// The limits of the streams of a session.
@@ -47,7 +44,7 @@ pub(crate) struct Stream {
     pub(super) is_ending: bool,
     /// The number of the last event written, acknowledged or not.
     pub(crate) last: u64,
-    pub(crate) tail: watch::Sender<Tail>,
+    pub(crate) tail: TailSender,
     pub(crate) bytes: u64,
     written: u64,
     pub(super) attachments: Vec<Arc<Attachment>>,
@@ -78,10 +75,7 @@ impl Stream {
             is_batch,
             is_ending: false,
             last: 0,
-            tail: watch::Sender::new(Tail {
-                epoch,
-                ..Tail::default()
-            }),
+            tail: TailSender::new(epoch, 0),
             bytes: 0,
             written: 0,
             attachments: Vec::new(),
@@ -93,12 +87,11 @@ impl Stream {
 
     /// A stream whose events up to `last` are in the log.
     pub(crate) fn known(last: u64, epoch: u32) -> Self {
-        let stream = Self::new(0, None, false, epoch);
-        stream.tail.send_modify(|tail| tail.last = last);
         Self {
             last,
             written: last,
-            ..stream
+            tail: TailSender::new(epoch, last),
+            ..Self::new(0, None, false, epoch)
         }
     }
 
@@ -139,14 +132,14 @@ impl Stream {
         self.attachments.push(Arc::clone(&attachment));
         (self.detached, self.is_given_up) = (None, false);
         let number = attachment.number;
-        self.tail.send_modify(|tail| tail.attached = number);
+        self.tail.modify(|tail| tail.attached = number);
         attachment
     }
 
     /// Ends all connections; later ones can read the stream.
-    pub(crate) fn release(&self) {
+    pub(crate) fn release(&mut self) {
         let last = self.last_attachment;
-        self.tail.send_modify(|tail| tail.released = last);
+        self.tail.modify(|tail| tail.released = last);
     }
 
     /// Removes closed connections; the youngest that is left is attached again.
@@ -158,11 +151,11 @@ impl Stream {
         self.written = self.written();
         self.attachments.retain(is_open);
         match self.attachments.last() {
-            Some(last) if last.number != self.tail.borrow().attached => {
+            Some(last) if last.number != self.tail.get().attached => {
                 let (number, written) = (last.number, self.written);
                 last.bytes.store(self.bytes, Ordering::Relaxed);
                 self.tail
-                    .send_modify(|tail| (tail.attached, tail.resume) = (number, written));
+                    .modify(|tail| (tail.attached, tail.resume) = (number, written));
             }
             Some(_) => {}
             None => {
@@ -174,7 +167,7 @@ impl Stream {
     /// Whether the attached connection is so far behind that retention may overtake it.
     pub(crate) fn is_behind(&self, limits: StreamLimits) -> bool {
         self.attachments.last().is_some_and(|attachment| {
-            let last = self.tail.borrow().last;
+            let last = self.tail.get().last;
             let events = last.saturating_sub(attachment.written.load(Ordering::Relaxed));
             let bytes = self
                 .bytes

@@ -37,6 +37,49 @@ pub(crate) struct Tail {
     pub(crate) resume: u64,
 }
 
+/// The owner's end of a [`Tail`]. Its channel begins with the first reader: most streams are answered
+/// as JSON and have none.
+#[derive(Debug, Default)]
+pub(crate) struct TailSender {
+    tail: Tail,
+    readers: Option<watch::Sender<Tail>>,
+}
+
+impl TailSender {
+    /// The tail of a stream in this epoch of the log, with events up to `last`.
+    pub(crate) fn new(epoch: u32, last: u64) -> Self {
+        let tail = Tail {
+            epoch,
+            last,
+            ..Tail::default()
+        };
+        Self {
+            tail,
+            readers: None,
+        }
+    }
+
+    /// The present state.
+    pub(crate) fn get(&self) -> Tail {
+        self.tail
+    }
+
+    /// Changes the state, and wakes the readers.
+    pub(crate) fn modify(&mut self, change: impl FnOnce(&mut Tail)) {
+        change(&mut self.tail);
+        if let Some(readers) = &self.readers {
+            readers.send_replace(self.tail);
+        }
+    }
+
+    /// The state for a reader.
+    pub(crate) fn subscribe(&mut self) -> watch::Receiver<Tail> {
+        let tail = self.tail;
+        let readers = self.readers.get_or_insert_with(|| watch::Sender::new(tail));
+        readers.subscribe()
+    }
+}
+
 /// The end of a stream for its readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamEnd {

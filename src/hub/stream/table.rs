@@ -118,14 +118,14 @@ impl Streams {
     pub(crate) fn renew(&mut self, epoch: u32) {
         let known = self.open.iter().filter(|(_, stream)| stream.held.is_none());
         let known = known.map(|(id, stream)| {
-            let last = stream.tail.borrow().last;
+            let last = stream.tail.get().last;
             let calls = stream.open_calls();
             (*id, Write::Open { last, calls })
         });
         let known: Vec<_> = known.collect();
         self.writes.renew(epoch, known);
-        for stream in self.open.values() {
-            stream.tail.send_modify(|tail| tail.epoch = epoch);
+        for stream in self.open.values_mut() {
+            stream.tail.modify(|tail| tail.epoch = epoch);
         }
     }
 
@@ -306,12 +306,12 @@ impl Streams {
             }
             Write::Event { number, line, .. } => {
                 stream.bytes += line.len() as u64;
-                stream.tail.send_modify(|tail| tail.last = *number);
+                stream.tail.modify(|tail| tail.last = *number);
             }
             Write::End => {
                 stream
                     .tail
-                    .send_modify(|tail| tail.end = Some(StreamEnd::Finished));
+                    .modify(|tail| tail.end = Some(StreamEnd::Finished));
                 self.open.remove(&id);
             }
         }
@@ -412,24 +412,24 @@ impl Streams {
 
     /// Ends every stream at the end of the session; held responses are answered with `refusal`.
     pub(crate) fn release(&mut self, end: StreamEnd, refusal: impl Fn() -> Answer) {
-        for (_, stream) in self.open.drain() {
+        for (_, mut stream) in self.open.drain() {
             let opening = stream.opening.map(|(reply, _)| reply);
             if let Some(reply) = stream.held.map(|held| held.reply).or(opening) {
                 let _ = reply.send(refusal());
             }
-            stream.tail.send_modify(|tail| tail.end = Some(end));
+            stream.tail.modify(|tail| tail.end = Some(end));
         }
     }
 
     /// Ends every connection, to reconnect; the streams go on.
-    pub(crate) fn disconnect_all(&self) {
-        self.open.values().for_each(Stream::release);
+    pub(crate) fn disconnect_all(&mut self) {
+        self.open.values_mut().for_each(Stream::release);
     }
 
     /// Wakes every connection, to check again whether it may be served.
-    pub(crate) fn wake(&self) {
-        for stream in self.open.values() {
-            stream.tail.send_modify(|_| {});
+    pub(crate) fn wake(&mut self) {
+        for stream in self.open.values_mut() {
+            stream.tail.modify(|_| {});
         }
     }
 

@@ -2,23 +2,24 @@
 //!
 //! All text in them is escaped, because clients and children choose names and messages.
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::fmt::Debug;
 
 use http::StatusCode;
 use time::UtcOffset;
 use tracing::{
-    Event, Level,
+    Event, Level, Subscriber,
     field::{Field, Visit},
 };
+use tracing_subscriber::{Layer, layer::Context};
 
-use super::{operations::Operation, semconv::TOOL_ERROR};
+use super::queue::Logs;
 use crate::base::{
     Clock, Screen, Tone,
     terminal::{escaped, shortened},
 };
 
 /// The target of the lines of calls.
-pub(super) const CALLS: &str = "lockgate::calls";
+pub(crate) const CALLS: &str = "lockgate::calls";
 /// The target of the lines of requests.
 const REQUESTS: &str = "lockgate::http";
 /// The target of the begin and the end of preparations, which name their `subject`.
@@ -26,44 +27,40 @@ pub(crate) const PREPARATIONS: &str = "lockgate::prepare";
 /// The target of the begin and the end of migrations, which name their `subject`.
 pub(crate) const MIGRATIONS: &str = "lockgate::migrate";
 
-/// Logs an operation that has ended: at `debug`, because requests have lines of their own at `info`.
-/// `reason` says in words why it failed.
-pub(crate) fn log_operation(
-    operation: Operation<'_>,
-    [tenant, server]: [&Arc<str>; 2],
-    elapsed: Duration,
-    reason: impl FnOnce() -> Option<String>,
-) {
-    if !tracing::enabled!(target: CALLS, Level::DEBUG) {
-        return;
+/// Writes events as short lines.
+pub(super) struct Short {
+    lines: Lines,
+    logs: Logs,
+}
+
+impl Short {
+    /// Lines for a screen, in local time.
+    pub(super) fn new(screen: Screen, logs: Logs) -> Self {
+        let lines = Lines::new(screen, logs.offset());
+        Self { lines, logs }
     }
-    let tool = operation.tool.map(|tool| shortened(tool, NAME_MAX));
-    let reason = operation.error.and_then(|_| reason());
-    let reason = reason.map(|reason| shortened(&reason, REASON_MAX));
-    tracing::debug!(
-        target: CALLS,
-        {
-            tenant.id = &**tenant,
-            server.name = &**server,
-            mcp.method.name = operation.method,
-            tool,
-            ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
-            error = operation.error,
-            reason
-        },
-        "call"
-    );
+}
+
+impl<S: Subscriber> Layer<S> for Short {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        match self.lines.render(event) {
+            Some(Rendered::Line(line)) => self.logs.line(line.as_bytes()),
+            Some(Rendered::Begin { key, text, line }) => self.logs.begin(key, text, &line),
+            Some(Rendered::End { key, line }) => self.logs.end(key, &line),
+            None => {}
+        }
+    }
 }
 
 /// Renders events as lines.
-pub(super) struct Lines {
+struct Lines {
     screen: Screen,
     offset: UtcOffset,
     clock: Clock,
 }
 
 /// An event as output.
-pub(super) enum Rendered {
+enum Rendered {
     /// A line.
     Line(String),
     /// Work that begins.
@@ -78,7 +75,7 @@ pub(super) enum Rendered {
 
 impl Lines {
     /// Lines for a screen, in local time.
-    pub(super) fn new(screen: Screen, offset: UtcOffset) -> Self {
+    fn new(screen: Screen, offset: UtcOffset) -> Self {
         Self {
             screen,
             offset,
@@ -87,13 +84,17 @@ impl Lines {
     }
 
     /// Renders an event; none for one that says nothing new to people.
-    pub(super) fn render(&self, event: &Event<'_>) -> Option<Rendered> {
+    fn render(&self, event: &Event<'_>) -> Option<Rendered> {
+        let (level, target) = (*event.metadata().level(), event.metadata().target());
+        // Most requests have lines as calls only: their fields are not copied.
+        if target == REQUESTS && level == Level::INFO && !Status::of(event).is_refusal() {
+            return None;
+        }
         let mut read = Read::default();
         event.record(&mut read);
-        let (level, target) = (*event.metadata().level(), event.metadata().target());
         let text = match target {
             CALLS => self.call(&read),
-            REQUESTS if level == Level::INFO => self.request(&read)?,
+            REQUESTS if level == Level::INFO => self.request(&read),
             _ => self.other(level, &read),
         };
         let line = format!("{}  {text}\n", self.screen.paint(Tone::Faint, &self.time()));
@@ -117,7 +118,6 @@ impl Lines {
         }
         let outcome = match (read.of("error"), read.of("reason")) {
             (None, _) => self.screen.paint(Tone::Good, "ok"),
-            (Some(TOOL_ERROR), _) => self.screen.paint(Tone::Bad, "error of the tool"),
             (Some(error), Some(reason)) => {
                 let what = format!("{}: {}", in_words(error), escaped(reason));
                 self.screen.paint(Tone::Bad, &what)
@@ -128,19 +128,14 @@ impl Lines {
     }
 
     /// A request that was refused; the others have lines as calls.
-    fn request(&self, read: &Read) -> Option<String> {
-        let status = read.of("http.status")?.parse::<u16>().ok()?;
-        let refused = StatusCode::from_u16(status)
-            .ok()
-            .filter(|_| status >= 400)?;
-        let why = refused.canonical_reason().unwrap_or_default();
+    fn request(&self, read: &Read) -> String {
+        let status = read.shown("http.status");
+        let known = StatusCode::from_bytes(status.as_bytes()).ok();
+        let why = known.and_then(|known| known.canonical_reason());
         let (method, path) = (read.shown("http.method"), read.shown("url.path"));
-        let outcome = format!("{status} {why}");
+        let outcome = format!("{status} {}", why.unwrap_or_default());
         let outcome = self.screen.paint(Tone::Bad, outcome.trim_end());
-        Some(format!(
-            "{method} {path}  {} ms  {outcome}",
-            read.shown("ms")
-        ))
+        format!("{method} {path}  {} ms  {outcome}", read.shown("ms"))
     }
 
     fn other(&self, level: Level, read: &Read) -> String {
@@ -176,9 +171,36 @@ impl Lines {
 fn in_words(error: &str) -> String {
     match error {
         "cancelled" => "cancelled".to_owned(),
+        "tool_error" => "error of the tool".to_owned(),
         "_OTHER" => "error".to_owned(),
         error => format!("error {}", escaped(error).replace('_', " ")),
     }
+}
+
+/// The status in an event of a request.
+#[derive(Default)]
+struct Status(u64);
+
+impl Status {
+    fn of(event: &Event<'_>) -> Self {
+        let mut status = Self::default();
+        event.record(&mut status);
+        status
+    }
+
+    fn is_refusal(&self) -> bool {
+        self.0 >= 400
+    }
+}
+
+impl Visit for Status {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "http.status" {
+            self.0 = value;
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
 }
 
 /// The message and the fields of an event.
@@ -231,7 +253,5 @@ const HIDDEN: [&str; 8] = [
 ];
 /// The most characters of the name of a tool.
 const NAME_MAX: usize = 64;
-/// The most characters of the reason of an error.
-const REASON_MAX: usize = 200;
 /// The most characters of another value.
 const VALUE_MAX: usize = 600;

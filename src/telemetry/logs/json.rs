@@ -1,0 +1,174 @@
+//! Log lines as JSON objects: time, level, the fields of the event, and its target.
+//!
+//! Written into a buffer of the thread in one pass: a busy gateway has a line for each request.
+
+use std::cell::RefCell;
+use std::fmt::Debug;
+
+use serde::Serializer as _;
+use time::OffsetDateTime;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+use super::queue::Logs;
+use crate::base::Clock;
+
+/// Writes events as JSON objects, one on each line.
+pub(super) struct Json {
+    logs: Logs,
+    clock: Clock,
+}
+
+impl Json {
+    /// Lines for a queue.
+    pub(super) fn new(logs: Logs) -> Self {
+        Self {
+            logs,
+            clock: Clock::system(),
+        }
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Json {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        BUFFER.with(|buffer| {
+            // A field whose text logs something itself needs another buffer.
+            let mut other = Vec::new();
+            let mut own = buffer.try_borrow_mut();
+            let line = own.as_deref_mut().unwrap_or(&mut other);
+            line.clear();
+            push_event(event, self.clock.now_ms(), line);
+            self.logs.line(line);
+            if line.capacity() > KEPT {
+                *line = Vec::new();
+            }
+        });
+    }
+}
+
+fn push_event(event: &Event<'_>, now_ms: i64, line: &mut Vec<u8>) {
+    let metadata = event.metadata();
+    line.extend_from_slice(b"{\"timestamp\":\"");
+    push_time(now_ms, line);
+    line.extend_from_slice(b"\",\"level\":\"");
+    line.extend_from_slice(metadata.level().as_str().as_bytes());
+    line.push(b'"');
+    event.record(&mut Fields(line));
+    line.extend_from_slice(b",\"target\":");
+    Fields(line).value(|json| json.serialize_str(metadata.target()));
+    line.extend_from_slice(b"}\n");
+}
+
+/// Appends a time in milliseconds since 1970 as RFC 3339 has it.
+fn push_time(now_ms: i64, line: &mut Vec<u8>) {
+    let nanos = i128::from(now_ms) * 1_000_000;
+    let now = OffsetDateTime::from_unix_timestamp_nanos(nanos);
+    let now = now.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (hour, minute, second, milli) = now.to_hms_milli();
+    let year = u16::try_from(now.year()).unwrap_or_default();
+    push_digits::<4>(year, line);
+    for (before, number) in [
+        (b'-', u8::from(now.month())),
+        (b'-', now.day()),
+        (b'T', hour),
+        (b':', minute),
+        (b':', second),
+    ] {
+        line.push(before);
+        push_digits::<2>(number.into(), line);
+    }
+    line.push(b'.');
+    push_digits::<3>(milli, line);
+    line.push(b'Z');
+}
+
+fn push_digits<const COUNT: usize>(mut number: u16, line: &mut Vec<u8>) {
+    let mut digits = [b'0'; COUNT];
+    for digit in digits.iter_mut().rev() {
+        *digit += u8::try_from(number % 10).unwrap_or_default();
+        number /= 10;
+    }
+    line.extend_from_slice(&digits);
+}
+
+/// Appends the fields of an event as members of an object.
+struct Fields<'l>(&'l mut Vec<u8>);
+
+type Writer<'l> = serde_json::Serializer<&'l mut Vec<u8>>;
+
+impl Fields<'_> {
+    fn member(
+        &mut self,
+        field: &Field,
+        value: impl FnOnce(&mut Writer<'_>) -> serde_json::Result<()>,
+    ) {
+        self.0.extend_from_slice(b",\"");
+        // Names stand in the source: they need no escapes.
+        self.0.extend_from_slice(field.name().as_bytes());
+        self.0.extend_from_slice(b"\":");
+        self.value(value);
+    }
+
+    fn value(&mut self, value: impl FnOnce(&mut Writer<'_>) -> serde_json::Result<()>) {
+        let before = self.0.len();
+        if value(&mut serde_json::Serializer::new(&mut *self.0)).is_err() {
+            // The text of a field has failed to write itself.
+            self.0.truncate(before);
+            self.0.extend_from_slice(b"null");
+        }
+    }
+}
+
+impl Visit for Fields<'_> {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.member(field, |json| json.serialize_f64(value));
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.member(field, |json| json.serialize_i64(value));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.member(field, |json| json.serialize_u64(value));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.member(field, |json| json.serialize_bool(value));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.member(field, |json| json.serialize_str(value));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.member(field, |json| json.collect_str(&format_args!("{value:?}")));
+    }
+}
+
+thread_local! {
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Most bytes that the buffer of a thread keeps.
+const KEPT: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::json::*;
+
+    #[test]
+    fn times_are_those_of_rfc_3339() {
+        for (ms, wanted) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_399_999, "2000-02-28T23:59:59.999Z"),
+            (951_782_400_000, "2000-02-29T00:00:00.000Z"),
+            (1_795_564_805_007, "2026-11-25T00:00:05.007Z"),
+        ] {
+            let mut line = Vec::new();
+            push_time(ms, &mut line);
+            assert_eq!(String::from_utf8(line).unwrap(), wanted);
+        }
+    }
+}

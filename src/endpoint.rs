@@ -46,6 +46,14 @@ impl Kind {
         Self::named(name).filter(|_| is_endpoint)
     }
 
+    /// Returns the kind of the endpoint with this path. Its names are not checked.
+    pub(crate) fn served(path: &str) -> Option<Self> {
+        match parts(path) {
+            Some((_, _, kind)) => Some(kind),
+            None => Self::named(path.strip_prefix('/')?),
+        }
+    }
+
     /// Returns the pattern of such a path, for the names of spans.
     pub(crate) fn route(path: &str) -> Option<&'static str> {
         let is_alias = !path.starts_with(TENANTS);

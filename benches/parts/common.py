@@ -158,8 +158,8 @@ def bare_open(count, command=(str(ECHO),)):
     return statistics.median(times)
 
 
-def gateway_open(url, count):
-    report = load(url, count, 1, 0.2, "--warmup", "0", "--open-concurrency", "1")
+def gateway_open(url, count, *more):
+    report = load(url, count, 1, 0.2, "--warmup", "0", "--open-concurrency", "1", *more)
     return report["open"]["latency_ms"]["p50"]
 
 

@@ -47,7 +47,7 @@ def built(ref):
 
 def one_round(binary, folder, seconds):
     """Every figure of one build, which has the machine for itself."""
-    with subject("lockgate", binary, folder) as (url, _):
+    with subject("lockgate", binary, folder) as (url, _, _):
         figures = {
             name: figure(load(url, *shape, seconds, *more))
             for name, shape, figure, _, more in SHAPES

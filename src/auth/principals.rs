@@ -15,13 +15,15 @@ pub(crate) struct Principal(Arc<Identity>);
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Identity {
-    tenant: String,
+    tenant: Arc<str>,
     /// None for the anonymous principal of a tenant without authentication.
     issuer: Option<String>,
     subject: Option<String>,
     client: Option<String>,
     /// All fields as one text.
     key: String,
+    /// The tenant and the key.
+    account: Arc<str>,
 }
 
 impl Principal {
@@ -36,7 +38,9 @@ impl Principal {
         let key = serde_json::to_string(&(tenant, issuer, subject, client)).unwrap_or_default();
         let own = |text: Option<&str>| text.map(str::to_owned);
         Self(Arc::new(Identity {
-            tenant: tenant.to_owned(),
+            // The name of a tenant has no slash.
+            account: format!("{tenant}/{key}").into(),
+            tenant: tenant.into(),
             issuer: own(issuer),
             subject: own(subject),
             client: own(client),
@@ -62,6 +66,16 @@ impl Principal {
     /// The client id, or the name of the API key.
     pub(crate) fn client(&self) -> Option<&str> {
         self.0.client.as_deref()
+    }
+
+    /// The name under which the use of the principal's limits is counted.
+    pub(crate) fn account(&self) -> &Arc<str> {
+        &self.0.account
+    }
+
+    /// The name under which the use of its tenant's limits is counted.
+    pub(crate) fn tenant_account(&self) -> &Arc<str> {
+        &self.0.tenant
     }
 
     /// A text unique to the principal.

@@ -346,7 +346,11 @@ fn string(text: &[u8], quote: usize) -> Result<usize, SyntaxError> {
     let mut at = quote + 1;
     loop {
         if !matches!(byte(text, at), Some(b'"' | b'\\')) {
-            at += plain_length(text.get(at..).unwrap_or_default());
+            // Most keys and many texts end within eight bytes.
+            at += match word_at(text, at).map(marks_of) {
+                Some(marks) if marks != 0 => (marks.trailing_zeros() / 8) as usize,
+                _ => plain_length(text.get(at..).unwrap_or_default()),
+            };
         }
         match byte(text, at) {
             Some(b'"') => return Ok(at + 1),
@@ -374,9 +378,14 @@ fn escape(text: &[u8], at: usize) -> Result<usize, SyntaxError> {
 
 #[inline]
 fn number(text: &[u8], at: usize) -> Result<usize, SyntaxError> {
-    // The shortest one, of which a body can have millions.
-    if let Some([b'0'..=b'9', b',' | b']' | b'}']) = text.get(at..at + 2) {
-        return Ok(at + 1);
+    // An integer of less than eight digits, of which a body can have millions.
+    if let Some(word) = word_at(text, at) {
+        let length = (digits_of(word) ^ HIGHS).trailing_zeros() / 8;
+        let is_short = length == 1 || length > 1 && word & 0xff != u64::from(b'0');
+        let behind = word.checked_shr(8 * length).unwrap_or_default() & 0xff;
+        if is_short && [b',', b']', b'}'].map(u64::from).contains(&behind) {
+            return Ok(at + length as usize);
+        }
     }
     long_number(text, at)
 }
@@ -406,6 +415,13 @@ fn long_number(text: &[u8], mut at: usize) -> Result<usize, SyntaxError> {
 #[inline]
 fn digits(text: &[u8], start: usize) -> Result<usize, SyntaxError> {
     let mut at = start;
+    while let Some(word) = word_at(text, at) {
+        let others = digits_of(word) ^ HIGHS;
+        at += (others.trailing_zeros() / 8) as usize;
+        if others != 0 {
+            break;
+        }
+    }
     while byte(text, at).is_some_and(|byte| byte.is_ascii_digit()) {
         at += 1;
     }
@@ -582,6 +598,8 @@ mod tests {
             "[[],[[]],{}]",
             "0",
             "-1.0E-2",
+            "{\"a\":0,\"b\":1234567,\"c\":12345678,\"d\":123456789,\"e\":12.5,\"f\":1e5}",
+            "{\"seven_b\":1234567,\"eight_by\":\"1234567\",\"nine_byte\":\"12345678\"}",
         ];
         for text in good {
             assert_eq!(check(text.as_bytes()), Ok(()), "{text}");
@@ -597,6 +615,11 @@ mod tests {
             "[1 2]",
             "{\"a\":1,}",
             "01",
+            "{\"a\":01,\"b\":2222222}",
+            "{\"a\":0123456,\"b\":2}",
+            "{\"a\":1234567 1,\"b\":2}",
+            "{\"a\":1234567:\"b\":2}",
+            "{\"a\":12345678.,\"b\":2}",
             "1.",
             ".5",
             "+1",

@@ -4,7 +4,16 @@
 //! implementations. The one in memory is a product feature: a gateway on one machine needs nothing
 //! else.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 
@@ -280,22 +289,51 @@ pub(crate) trait Directory: Send + Sync {
 
 /// The subject of one limit: one limit of one tenant, principal or address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Account(pub(crate) Arc<str>);
+pub(crate) struct Account {
+    /// The name of the limit.
+    pub(crate) limit: &'static str,
+    /// The tenant, principal or address.
+    pub(crate) owner: Arc<str>,
+}
+
+/// The name of the account in a store.
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.limit, self.owner)
+    }
+}
 
 /// A seat of an account, returned when dropped.
-pub(crate) struct Seat(Option<Box<dyn FnOnce() + Send + Sync>>);
+pub(crate) struct Seat(Release);
+
+enum Release {
+    Call(Option<Box<dyn FnOnce() + Send + Sync>>),
+    Count(Arc<AtomicU64>),
+}
 
 impl Seat {
     /// A seat that calls `release` when it is dropped; `release` must not block.
     pub(crate) fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
-        Self(Some(Box::new(release)))
+        Self(Release::Call(Some(Box::new(release))))
+    }
+
+    /// A seat that was counted, and is taken from the count when it is dropped.
+    pub(crate) fn counted(count: Arc<AtomicU64>) -> Self {
+        Self(Release::Count(count))
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if let Some(release) = self.0.take() {
-            release();
+        match &mut self.0 {
+            Release::Call(release) => {
+                if let Some(release) = release.take() {
+                    release();
+                }
+            }
+            Release::Count(count) => {
+                count.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 }

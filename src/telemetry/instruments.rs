@@ -6,7 +6,10 @@
 use std::{
     fmt,
     marker::PhantomData,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -296,14 +299,6 @@ impl Level {
     }
 }
 
-impl<A: Label> Level<(A,)> {
-    /// Adds `change`.
-    pub(crate) fn add(&self, label: A, change: i64) {
-        let labels = (label,).key_values(self.names);
-        self.instrument.add(change, labels.as_ref());
-    }
-}
-
 impl<const N: usize> Level<[&str; N]> {
     /// Adds `change`; `labels` are in the order of their names.
     pub(crate) fn add(&self, labels: [&str; N], change: i64) {
@@ -327,6 +322,52 @@ impl<const N: usize> Durations<[&str; N]> {
         let labels = labels.key_values(self.names);
         self.instrument
             .record(elapsed.as_secs_f64(), labels.as_ref());
+    }
+}
+
+/// Numbers that go up and down with each call, one for each value of a label.
+#[derive(Debug)]
+pub(crate) struct Levels<A> {
+    /// In the order of the values.
+    numbers: Arc<[AtomicI64]>,
+    label: PhantomData<fn(A)>,
+}
+
+impl<A: Label> Instrument for Levels<A> {
+    const SUFFIX: &'static str = "";
+
+    fn new(meter: &Meter, description: &'static Description) -> Self {
+        let zeros = A::VARIANTS.iter().map(|_| AtomicI64::new(0));
+        let numbers: Arc<[AtomicI64]> = zeros.collect();
+        let labels = combinations(description.labels, &[A::VARIANTS]);
+        let read = Arc::clone(&numbers);
+        meter
+            .i64_observable_up_down_counter(description.name)
+            .with_description(description.help)
+            .with_callback(move |levels| {
+                for (number, labels) in read.iter().zip(&labels) {
+                    levels.observe(number.load(Ordering::Relaxed), labels);
+                }
+            })
+            .build();
+        Self {
+            numbers,
+            label: PhantomData,
+        }
+    }
+
+    fn values() -> Vec<&'static [&'static str]> {
+        vec![A::VARIANTS]
+    }
+}
+
+impl<A: Label> Levels<A> {
+    /// Adds `change`.
+    pub(crate) fn add(&self, label: A, change: i64) {
+        let at = position::<A>(label.into());
+        if let Some(number) = at.and_then(|at| self.numbers.get(at)) {
+            number.fetch_add(change, Ordering::Relaxed);
+        }
     }
 }
 

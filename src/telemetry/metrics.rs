@@ -16,7 +16,9 @@ use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider};
 use prometheus::{Registry, TextEncoder};
 
 use super::{
-    instruments::{Count, Description, Durations, Gauge, Instrument, Level, LimitName, Observed},
+    instruments::{
+        Count, Description, Durations, Gauge, Instrument, Level, Levels, LimitName, Observed,
+    },
     labels::{
         ChildState, Denied, Dropped, Ended, Exit, HopOutcome, Login, MethodClass, Outcome, Resumed,
         Route, StatusClass,
@@ -101,7 +103,7 @@ metrics! {
     /// Running children.
     children: Level = "lockgate_children";
     /// Running children, by state.
-    children_state: Level<(ChildState,)> = "lockgate_children_state" ["state"];
+    children_state: Levels<ChildState> = "lockgate_children_state" ["state"];
     /// Ended children, by cause.
     children_exits: Count<(Exit,)> = "lockgate_children_exits" ["cause"];
     /// Starts of children refused because of a limit or an open circuit.

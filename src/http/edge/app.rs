@@ -12,7 +12,7 @@ use http::{HeaderValue, Method};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::gate::Gate;
-use super::panic::{call, panic_response};
+use super::routes::{Routes, panic_response};
 use super::{hops, operators};
 use crate::http::peers::Cluster;
 
@@ -22,7 +22,7 @@ use crate::http::peers::Cluster;
 /// request.
 #[derive(Clone)]
 pub(crate) struct App {
-    routes: Router,
+    routes: Routes,
     gate: ListenerGate,
 }
 
@@ -41,20 +41,20 @@ impl App {
     /// reach that listener.
     pub(crate) fn of_operators(routes: Router, bound: SocketAddr) -> Self {
         Self {
-            routes: routes.layer(CatchPanicLayer::custom(panic_response)),
+            routes: routes.layer(CatchPanicLayer::custom(panic_response)).into(),
             gate: ListenerGate::Operators(bound),
         }
     }
 
     /// Makes the app of the cluster listener.
-    pub(crate) fn of_replicas(routes: Router, cluster: Arc<Cluster>) -> Self {
+    pub(crate) fn of_replicas(routes: Routes, cluster: Arc<Cluster>) -> Self {
         let gate = ListenerGate::Replicas(cluster);
         Self { routes, gate }
     }
 
     /// Makes the app of the public listener.
-    pub(crate) fn of_public(routes: Router, gate: Arc<Gate>) -> Self {
-        let gate = ListenerGate::Public(gate);
+    pub(crate) fn of_public(routes: impl Into<Routes>, gate: Arc<Gate>) -> Self {
+        let (routes, gate) = (routes.into(), ListenerGate::Public(gate));
         Self { routes, gate }
     }
 
@@ -64,7 +64,7 @@ impl App {
         let is_head = request.method() == Method::HEAD;
         let response = match gate {
             ListenerGate::Operators(bound) => match operators::check(bound, &request) {
-                Ok(()) => call(routes, request).await,
+                Ok(()) => routes.call(request).await,
                 Err(refused) => refused,
             },
             ListenerGate::Public(gate) => gate.pass(peer, request, routes).await,

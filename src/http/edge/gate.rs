@@ -6,7 +6,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::Request;
 use axum::response::Response;
 use http::header::{
@@ -22,7 +21,7 @@ use super::address::{Allowed, HostCheck, OriginCheck, client_address, is_canonic
 use super::body_limit::{self, ReadState};
 use super::cors;
 use super::null_origin;
-use super::panic::route;
+use super::routes::Routes;
 use crate::config::{AccessLog as Logged, ClientAddress};
 use crate::endpoint::Kind;
 use crate::http::reply::{
@@ -146,7 +145,7 @@ impl Gate {
         &self,
         peer: SocketAddr,
         request: Request,
-        routes: Router,
+        routes: Routes,
     ) -> Response {
         let address = client_address(peer.ip(), request.headers(), &self.proxies);
         let (mut head, body) = request.into_parts();
@@ -169,7 +168,7 @@ impl Gate {
                     cors::preflight(&head.headers)
                 } else {
                     head.extensions.insert(ClientAddress(address));
-                    let response = route(routes, Request::from_parts(head, body)).await;
+                    let response = routes.call_safely(Request::from_parts(head, body)).await;
                     // The route cannot tell the limits apart, so its response is replaced.
                     let response = match state.get() {
                         ReadState::TooLarge => {

@@ -3,10 +3,10 @@
 //! Routes verify credentials again. Host, origin and rates were checked by the replica that forwarded
 //! the request.
 
-use axum::{Router, body::Body, extract::Request, response::Response};
+use axum::{body::Body, extract::Request, response::Response};
 use http::{StatusCode, header::CONTENT_LENGTH};
 
-use super::panic::route;
+use super::routes::Routes;
 use crate::{
     config::ClientAddress,
     http::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Passes a request of another replica to its route.
-pub(super) async fn pass(cluster: &Cluster, mut request: Request, routes: Router) -> Response {
+pub(super) async fn pass(cluster: &Cluster, mut request: Request, routes: Routes) -> Response {
     let hop = match cluster.verify(&request) {
         Ok(hop) => hop,
         Err(invalid) => {
@@ -37,5 +37,5 @@ pub(super) async fn pass(cluster: &Cluster, mut request: Request, routes: Router
         request.extensions_mut().insert(ClientAddress(client));
     }
     request.extensions_mut().insert(hop);
-    route(routes, request).await
+    routes.call_safely(request).await
 }

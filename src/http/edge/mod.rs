@@ -15,7 +15,7 @@
 //! * `cors`: cross-origin requests
 //! * `null_origin`: `Origin: null`, which forms of the gateway's own pages have
 //! * `access_log`: access log
-//! * `panic`: calls of routes that survive panics
+//! * `routes`: routes of one listener, which survive panics
 
 pub(crate) mod accept;
 mod access_log;
@@ -27,7 +27,7 @@ mod gate;
 mod hops;
 mod null_origin;
 mod operators;
-mod panic;
+mod routes;
 mod tls;
 mod wire;
 
@@ -35,4 +35,5 @@ pub(crate) use self::accept::Bounds;
 pub(crate) use self::address::Allowed;
 pub(crate) use self::app::App;
 pub(crate) use self::gate::Gate;
+pub(crate) use self::routes::{Endpoints, Routes};
 pub(crate) use self::tls::{CERTIFICATE, Files, TlsError, TlsReload};

@@ -5,6 +5,8 @@
 //! on this replica alone. Not here: the declared quotas (`declare::quotas`).
 
 use std::{
+    array::IntoIter,
+    iter::Flatten,
     net::IpAddr,
     num::NonZeroU64,
     sync::{Arc, atomic::Ordering},
@@ -66,7 +68,25 @@ struct AccountLimit {
 /// The bytes of one connection, which count for its tenant and its principal.
 pub(crate) struct Flow {
     limits: Arc<Limits>,
-    account_limits: Vec<AccountLimit>,
+    account_limits: AccountLimits,
+}
+
+/// The limits of a principal and its tenant, as far as they are declared.
+struct AccountLimits([Option<AccountLimit>; 2]);
+
+impl AccountLimits {
+    fn iter(&self) -> impl Iterator<Item = &AccountLimit> {
+        self.0.iter().flatten()
+    }
+}
+
+impl IntoIterator for AccountLimits {
+    type Item = AccountLimit;
+    type IntoIter = Flatten<IntoIter<Option<AccountLimit>, 2>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter().flatten()
+    }
 }
 
 /// The state of a draw.
@@ -107,12 +127,15 @@ impl Limits {
     /// `Quota`.
     pub(crate) fn address(&self, address: IpAddr, bound: NonZeroU64) -> Result<(), Error> {
         // A host can choose any address of a /64 (RFC 4291, section 2.5.1).
-        let account = match address.to_canonical() {
-            IpAddr::V4(address) => format!("address:{address}"),
-            IpAddr::V6(address) => format!("address:{:x}", address.to_bits() >> 64),
+        let owner = match address.to_canonical() {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("{:x}", address.to_bits() >> 64),
         };
-        let limit = Limit::AddressRequests;
-        let account = Account(account.into());
+        let (limit, owner) = (Limit::AddressRequests, owner.into());
+        let account = Account {
+            limit: "address",
+            owner,
+        };
         let rate = AccountLimit {
             account,
             limit,
@@ -142,7 +165,7 @@ impl Limits {
                 }
                 Err(error) => {
                     // A refusal by one rate must not spend the other.
-                    for rate in &account_limits[..at] {
+                    for rate in account_limits.iter().take(at) {
                         let now = self.now();
                         let allotment = self.allotments.of(&rate.account, rate.bound.get(), now);
                         allotment.balance.fetch_add(1, Ordering::Relaxed);
@@ -249,7 +272,7 @@ impl Limits {
 
     async fn take_seats(
         &self,
-        account_limits: Vec<AccountLimit>,
+        account_limits: AccountLimits,
         retry: Duration,
     ) -> Result<Seats, Error> {
         let mut seats = Seats::new();
@@ -377,7 +400,7 @@ impl Limits {
 impl Flow {
     /// Counts bytes that were written, or are about to be.
     pub(crate) fn wrote(&self, bytes: usize) {
-        for rate in &self.account_limits {
+        for rate in self.account_limits.iter() {
             let (_, allotment) = self.limits.balance(rate);
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
             // The debt is bounded, so that no sum overflows.
@@ -422,33 +445,25 @@ fn limits_of(
     of_tenant: Limit,
     of_principal: Limit,
     bound: impl Fn(&Bounds) -> Option<NonZeroU64>,
-) -> Vec<AccountLimit> {
-    let tenant = access.tenant();
-    let mut account_limits = Vec::new();
-    // The name of a tenant has no slash.
-    let name = &tenant.name;
-    if let Some(bound) = bound(&tenant.quotas.principal) {
-        let (limit, key) = (of_principal, access.principal().key());
-        let account = Account(format!("{}:{name}/{key}", limit.name()).into());
-        account_limits.push(AccountLimit {
-            account,
-            limit,
-            bound,
-        });
-    }
-    if let Some(bound) = bound(&tenant.quotas.tenant) {
-        let limit = of_tenant;
-        let account = Account(format!("{}:{name}", limit.name()).into());
-        account_limits.push(AccountLimit {
-            account,
-            limit,
-            bound,
-        });
-    }
-    account_limits
+) -> AccountLimits {
+    let (quotas, principal) = (&access.tenant().quotas, access.principal());
+    let account_limit = |limit: Limit, owner: &Arc<str>, bound| AccountLimit {
+        account: Account {
+            limit: limit.name(),
+            owner: Arc::clone(owner),
+        },
+        limit,
+        bound,
+    };
+    AccountLimits([
+        bound(&quotas.principal)
+            .map(|bound| account_limit(of_principal, principal.account(), bound)),
+        bound(&quotas.tenant)
+            .map(|bound| account_limit(of_tenant, principal.tenant_account(), bound)),
+    ])
 }
 
-fn bytes_out(access: &Access) -> Vec<AccountLimit> {
+fn bytes_out(access: &Access) -> AccountLimits {
     limits_of(
         access,
         Limit::BytesOut,

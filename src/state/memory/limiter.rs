@@ -91,9 +91,7 @@ impl MemoryLimiter {
             (taken < most).then_some(taken + 1)
         });
         taken.ok()?;
-        Some(Seat::new(move || {
-            count.fetch_sub(1, Ordering::Relaxed);
-        }))
+        Some(Seat::counted(count))
     }
 
     fn take(&self, account: Account, rate: u64, wanted: u64) -> u64 {
@@ -144,7 +142,10 @@ mod tests {
     use super::super::limiter::*;
 
     fn account(name: &str) -> Account {
-        Account(name.into())
+        Account {
+            limit: "test",
+            owner: name.into(),
+        }
     }
 
     /// A limiter with a clock that the test advances.

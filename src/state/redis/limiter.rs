@@ -92,7 +92,7 @@ impl Limiter for RedisLimiter {
 
 /// The name of an account in Redis: of bounded length, and without personal data.
 fn name(kind: &str, account: &Account) -> String {
-    kind.to_owned() + &hex(&sha256(account.0.as_bytes())[..16])
+    kind.to_owned() + &hex(&sha256(account.to_string().as_bytes())[..16])
 }
 
 /// The seats of this replica.

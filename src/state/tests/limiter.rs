@@ -13,7 +13,10 @@ use crate::state::{
 };
 
 fn account(name: &str) -> Account {
-    Account(name.into())
+    Account {
+        limit: "test",
+        owner: name.into(),
+    }
 }
 
 async fn enter(limiter: &Arc<dyn Limiter>, name: &str, most: u64) -> Option<Seat> {

@@ -1,0 +1,94 @@
+//! Routes of one listener, whose panics end one request only.
+//!
+//! Not here: which routes there are (`http::routes`).
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::response::Response;
+use futures_util::FutureExt;
+use http::header::RETRY_AFTER;
+use http::{HeaderValue, StatusCode};
+use tower::Service;
+
+use crate::endpoint::Kind;
+use crate::http::reply::refusal::refusal;
+
+/// Routes of one listener; a handle.
+#[derive(Clone)]
+pub(crate) struct Routes {
+    endpoints: Option<Endpoints>,
+    others: Router,
+}
+
+/// The MCP endpoints. They are no routes of axum, which clones and boxes a route several times for
+/// each request.
+pub(crate) type Endpoints = Arc<dyn Fn(Kind, Request) -> Answering + Send + Sync>;
+
+/// The response to a request, under way.
+pub(crate) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+impl From<Router> for Routes {
+    fn from(others: Router) -> Self {
+        Self {
+            endpoints: None,
+            others,
+        }
+    }
+}
+
+impl Routes {
+    /// Makes routes with MCP endpoints.
+    pub(crate) fn new(endpoints: Endpoints, others: Router) -> Self {
+        let endpoints = Some(endpoints);
+        Self { endpoints, others }
+    }
+
+    /// Adds routes.
+    pub(crate) fn merge(self, others: Router) -> Self {
+        Self {
+            others: self.others.merge(others),
+            ..self
+        }
+    }
+
+    /// Passes a request to its route, and turns a panic into a response.
+    pub(super) async fn call_safely(self, request: Request) -> Response {
+        let response = AssertUnwindSafe(self.call(request));
+        response.catch_unwind().await.unwrap_or_else(panic_response)
+    }
+
+    /// Passes a request to its route.
+    pub(super) async fn call(mut self, request: Request) -> Response {
+        if let Some(endpoints) = &self.endpoints
+            && let Some(kind) = Kind::served(request.uri().path())
+        {
+            return endpoints(kind, request).await;
+        }
+        let response = self.others.call(request).await;
+        response.unwrap_or_else(|never| match never {})
+    }
+}
+
+/// Makes the response after a panic. It is a 503, because the gateway promises never to send a 500.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the signature is tower-http's"
+)]
+pub(super) fn panic_response(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text");
+    tracing::error!(panic = text, "a route panicked");
+    let mut response = refusal(StatusCode::SERVICE_UNAVAILABLE, "internal error");
+    response
+        .headers_mut()
+        .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}

@@ -2,6 +2,7 @@
 
 pub(crate) mod broken_connections;
 pub(crate) mod capacity;
+pub(crate) mod costs;
 pub(crate) mod messages;
 pub(crate) mod quotas;
 pub(crate) mod streams;

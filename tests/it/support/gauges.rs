@@ -60,8 +60,18 @@ impl Gauge {
 
     /// The bytes that it read so far, from any source.
     pub(crate) fn bytes_read(&self) -> u64 {
+        self.counted("rchar: ")
+    }
+
+    /// Its system calls so far that read from files and pipes, and those that wrote to anything. Those
+    /// that receive from sockets are not among them.
+    pub(crate) fn reads_and_writes(&self) -> (u64, u64) {
+        (self.counted("syscr: "), self.counted("syscw: "))
+    }
+
+    fn counted(&self, name: &str) -> u64 {
         let io = self.read("io");
-        let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+        let line = io.lines().find_map(|line| line.strip_prefix(name));
         line.unwrap().parse().unwrap()
     }
 

@@ -88,7 +88,7 @@ def full(binary, folder):
     manifest = place / "manifest.json"
     manifest.write_text(json.dumps({"version": 1, "tenants": {"acme": tenant}}))
     command = [str(binary), "serve", "--apply", str(manifest), "--set", f"data_dir={place / 'data'}"]
-    for one in ("http.listen=127.0.0.1:0", "ops.listen=127.0.0.1:0", "sandbox.shared_uid=true"):
+    for one in ("http.listen=127.0.0.1:0", "ops.listen=127.0.0.1:0"):
         command += ["--set", one]
     log = place / "log"
     with running(command, log) as process:

@@ -3,9 +3,9 @@
 //! Written into a buffer of the thread in one pass: a busy gateway has a line for each request.
 
 use std::cell::RefCell;
-use std::fmt::Debug;
+use std::fmt::{self, Debug, Write};
 
-use serde::Serializer as _;
+use serde::Serialize;
 use time::OffsetDateTime;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
@@ -57,7 +57,7 @@ fn push_event(event: &Event<'_>, now_ms: i64, line: &mut Vec<u8>) {
     line.push(b'"');
     event.record(&mut Fields(line));
     line.extend_from_slice(b",\"target\":");
-    Fields(line).value(|json| json.serialize_str(metadata.target()));
+    let _ = serde_json::to_writer(&mut *line, metadata.target());
     line.extend_from_slice(b"}\n");
 }
 
@@ -96,54 +96,71 @@ fn push_digits<const COUNT: usize>(mut number: u16, line: &mut Vec<u8>) {
 /// Appends the fields of an event as members of an object.
 struct Fields<'l>(&'l mut Vec<u8>);
 
-type Writer<'l> = serde_json::Serializer<&'l mut Vec<u8>>;
-
 impl Fields<'_> {
-    fn member(
-        &mut self,
-        field: &Field,
-        value: impl FnOnce(&mut Writer<'_>) -> serde_json::Result<()>,
-    ) {
+    fn key(&mut self, field: &Field) {
         self.0.extend_from_slice(b",\"");
         // Names stand in the source: they need no escapes.
         self.0.extend_from_slice(field.name().as_bytes());
         self.0.extend_from_slice(b"\":");
-        self.value(value);
     }
 
-    fn value(&mut self, value: impl FnOnce(&mut Writer<'_>) -> serde_json::Result<()>) {
-        let before = self.0.len();
-        if value(&mut serde_json::Serializer::new(&mut *self.0)).is_err() {
-            // The text of a field has failed to write itself.
-            self.0.truncate(before);
-            self.0.extend_from_slice(b"null");
-        }
+    fn member(&mut self, field: &Field, value: impl Serialize) {
+        self.key(field);
+        // Numbers and texts can be written, and a vector takes them.
+        let _ = serde_json::to_writer(&mut *self.0, &value);
     }
 }
 
 impl Visit for Fields<'_> {
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.member(field, |json| json.serialize_f64(value));
+        self.member(field, value);
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.member(field, |json| json.serialize_i64(value));
+        self.member(field, value);
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.member(field, |json| json.serialize_u64(value));
+        self.member(field, value);
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.member(field, |json| json.serialize_bool(value));
+        self.member(field, value);
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.member(field, |json| json.serialize_str(value));
+        self.member(field, value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.member(field, |json| json.collect_str(&format_args!("{value:?}")));
+        self.key(field);
+        self.0.push(b'"');
+        // Of a value that fails to write itself there is what came before.
+        let _ = write!(Escaped(self.0), "{value:?}");
+        self.0.push(b'"');
+    }
+}
+
+/// The inside of a JSON string (RFC 8259, section 7). `serde_json` panics at a value that fails to write
+/// itself.
+struct Escaped<'l>(&'l mut Vec<u8>);
+
+impl Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let mut rest = text.as_bytes();
+        let is_special = |byte: &u8| matches!(byte, 0..0x20 | b'"' | b'\\');
+        while let Some(at) = rest.iter().position(is_special) {
+            self.0.extend_from_slice(&rest[..at]);
+            match rest[at] {
+                quoted @ (b'"' | b'\\') => self.0.extend_from_slice(&[b'\\', quoted]),
+                control => self
+                    .0
+                    .extend_from_slice(format!("\\u{control:04x}").as_bytes()),
+            }
+            rest = &rest[at + 1..];
+        }
+        self.0.extend_from_slice(rest);
+        Ok(())
     }
 }
 

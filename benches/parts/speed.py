@@ -205,7 +205,7 @@ def open_rows(rounds):
 
 
 def measure(options):
-    count, seconds = (2, 2) if options.quick else (5, 3)
+    count, seconds = options.of(5, 2), 2 if options.quick else 3
     rounds = [one_round(options, seconds) for _ in range(count)]
     rows = [*speed_rows(rounds), *open_rows(rounds)]
     few, many = (50, 150) if options.quick else (200, 1000)

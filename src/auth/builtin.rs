@@ -6,19 +6,19 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
-use moka::future::Cache;
 use uuid::Uuid;
 
 use super::{
     jwt::{Claims, ExpectedToken, Token},
     principals::Principal,
+    verified_tokens::VerifiedTokens,
 };
 use crate::base::sha256;
 use crate::declare::{Algorithm, Builtin, Issued, Subject, Tenant, User};
 
 /// Verified tokens, so that a repeated token costs a hash.
 pub(super) struct Tokens {
-    verified: Cache<[u8; 32], Arc<OwnToken>>,
+    verified: VerifiedTokens<OwnToken>,
 }
 
 /// A token with a valid signature.
@@ -85,10 +85,7 @@ impl Deref for Groups {
 impl Tokens {
     pub(super) fn new() -> Self {
         Self {
-            verified: Cache::builder()
-                .max_capacity(VERIFIED)
-                .time_to_live(VERIFIED_LIFE)
-                .build(),
+            verified: VerifiedTokens::new(VERIFIED, VERIFIED_LIFE),
         }
     }
 
@@ -152,7 +149,9 @@ impl Tokens {
             public: key.x,
             claims,
         });
-        self.verified.insert(hash, Arc::clone(&verified)).await;
+        let life = verified.claims.life(now);
+        let token = Arc::clone(&verified);
+        self.verified.insert(hash, token, life).await;
         Ok(verified)
     }
 }

@@ -18,6 +18,7 @@ use super::{
     jws::{KeyId, KeySet, Signature},
     jwt::{Claims, Token},
     principals::Principal,
+    verified_tokens::VerifiedTokens,
 };
 use crate::{
     base::{Outbound, sha256},
@@ -96,7 +97,9 @@ impl Issuers {
             key,
             principal: OnceLock::new(),
         });
-        issuer.verified.insert(hash, Arc::clone(&verified)).await;
+        let life = verified.claims.life(now);
+        let token = Arc::clone(&verified);
+        issuer.verified.insert(hash, token, life).await;
         Ok(verified)
     }
 }
@@ -131,7 +134,7 @@ struct Issuer {
     key_fetch: KeyFetch,
     state: KeyStateLock,
     /// Verified tokens by SHA-256, so that a repeated token costs a hash.
-    verified: Cache<KeyId, Arc<ExternalToken>>,
+    verified: VerifiedTokens<ExternalToken>,
 }
 
 #[expect(
@@ -170,10 +173,7 @@ impl Issuer {
                 allowance: (ALLOWANCE, now),
                 missing: HashMap::new(),
             }),
-            verified: Cache::builder()
-                .max_capacity(VERIFIED)
-                .time_to_live(VERIFIED_LIFE)
-                .build(),
+            verified: VerifiedTokens::new(VERIFIED, VERIFIED_LIFE),
         })
     }
 
@@ -188,7 +188,7 @@ impl Issuer {
         if keys.has(&known.key) {
             return Some(known);
         }
-        self.verified.invalidate(hash).await;
+        self.verified.remove(hash).await;
         None
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Not here: the fetching of keys (`external`), and decisions by claims (`access`).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Map, Value};
 
@@ -66,6 +66,12 @@ pub(super) struct Claims {
 }
 
 impl Claims {
+    /// The time at `now` for which the token is accepted.
+    pub(super) fn life(&self, now: u64) -> Duration {
+        let end = self.expires.saturating_add(u64::from(LEEWAY_S));
+        Duration::from_secs(end.saturating_sub(now))
+    }
+
     /// Checks the validity period at `now`, with tolerance for clocks a minute apart.
     pub(super) fn check_validity(&self, now: u64) -> Result<(), &'static str> {
         let leeway = u64::from(LEEWAY_S);

@@ -13,6 +13,7 @@
 //! * `jwt`: access tokens as JWTs.
 //! * `policy`: the access policy of a server, applied to messages in both directions.
 //! * `principals`: principals, interned.
+//! * `verified_tokens`: cache of verified tokens, until they expire.
 
 pub(crate) mod access;
 pub(crate) mod administrator;
@@ -24,6 +25,7 @@ pub(crate) mod jws;
 mod jwt;
 pub(crate) mod policy;
 mod principals;
+mod verified_tokens;
 
 pub(crate) use self::access::{Access, AccessRefusal, Credential, Verifier};
 pub(crate) use self::administrator::{ADMIN_SCOPE, Administrator, AdministratorRefusal};

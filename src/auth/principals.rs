@@ -20,9 +20,7 @@ struct Identity {
     issuer: Option<String>,
     subject: Option<String>,
     client: Option<String>,
-    /// All fields as one text.
-    key: String,
-    /// The tenant and the key.
+    /// The tenant, a slash, and all fields as one text.
     account: Arc<str>,
 }
 
@@ -38,13 +36,11 @@ impl Principal {
         let key = serde_json::to_string(&(tenant, issuer, subject, client)).unwrap_or_default();
         let own = |text: Option<&str>| text.map(str::to_owned);
         Self(Arc::new(Identity {
-            // The name of a tenant has no slash.
             account: format!("{tenant}/{key}").into(),
             tenant: tenant.into(),
             issuer: own(issuer),
             subject: own(subject),
             client: own(client),
-            key,
         }))
     }
 
@@ -80,7 +76,8 @@ impl Principal {
 
     /// A text unique to the principal.
     pub(crate) fn key(&self) -> &str {
-        &self.0.key
+        // The name of a tenant has no slash.
+        &self.0.account[self.0.tenant.len() + 1..]
     }
 }
 

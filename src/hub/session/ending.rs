@@ -30,14 +30,7 @@ impl Session {
         was_published: bool,
     ) {
         let reason = self.end_reason();
-        let error = match reason {
-            EndReason::Fenced | EndReason::Orphaned => {
-                // Held responses are answered here; the log belongs to another owner.
-                self.streams.close();
-                CallError::OWNER_LOST
-            }
-            _ => CallError::EXITED,
-        };
+        let error = self.error_of_calls(reason);
         self.count_initialize(Some(CallError::EXITED.of_start().reason));
         if let Some(initializing) = self.lifetime.initializing() {
             let line = CallError::EXITED.of_start().line(&initializing.id);
@@ -90,6 +83,20 @@ impl Session {
             self.core.log.release(&self.id).await;
         } else {
             self.core.log.forget(&self.id).await;
+        }
+    }
+
+    /// The error of the calls that the end of the session ends.
+    fn error_of_calls(&mut self, reason: EndReason) -> CallError {
+        match reason {
+            EndReason::Fenced | EndReason::Orphaned => {
+                let error = CallError::OWNER_LOST;
+                // Held responses are answered here; the log belongs to another owner.
+                self.streams.close();
+                self.streams.fail_answers(|id| error.line(id));
+                error
+            }
+            _ => CallError::EXITED,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Streams of one session: held responses, open streams, and the connections that read them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -34,9 +34,19 @@ pub(crate) struct Streams {
     last: StreamId,
     pub(super) open: HashMap<StreamId, Stream>,
     pub(super) writes: Writes,
+    /// Answers that wait for events of the listener, in the order of the events.
+    answers: VecDeque<WaitingAnswer>,
     pub(super) pulse: Arc<Pulse>,
     revision: Option<Revision>,
     metrics: Arc<Metrics>,
+}
+
+/// An answer that the log holds up.
+struct WaitingAnswer {
+    /// The event of the listener that the log has to acknowledge first.
+    behind: u64,
+    reply: oneshot::Sender<Answer>,
+    answer: Answer,
 }
 
 impl Streams {
@@ -57,6 +67,7 @@ impl Streams {
             last: LISTENER_STREAM,
             open,
             writes,
+            answers: VecDeque::new(),
             pulse,
             revision: None,
             metrics,
@@ -307,6 +318,9 @@ impl Streams {
             Write::Event { number, line, .. } => {
                 stream.bytes += line.len() as u64;
                 stream.tail.modify(|tail| tail.last = *number);
+                if id == LISTENER_STREAM {
+                    self.send_answers(*number);
+                }
             }
             Write::End => {
                 stream
@@ -397,8 +411,48 @@ impl Streams {
                 Answer::Json([b"[", &*done.join(&b","[..]), b"]"].concat().into())
             }
         };
-        // A client that closed its connection has lost the response.
-        let _ = reply.send(answer);
+        self.answer(reply, answer);
+    }
+
+    /// Sends an answer, once the log has the events that the child sent to the listener before it. A
+    /// replica that is lost meanwhile answers nothing, and the client knows that something is missing.
+    fn answer(&mut self, reply: oneshot::Sender<Answer>, answer: Answer) {
+        let listener = self.open.get(&LISTENER_STREAM);
+        let unacknowledged = listener.filter(|listener| listener.last > listener.tail.get().last);
+        if let Some(listener) = unacknowledged {
+            self.answers.push_back(WaitingAnswer {
+                behind: listener.last,
+                reply,
+                answer,
+            });
+        } else {
+            // A client that closed its connection has lost the response.
+            let _ = reply.send(answer);
+        }
+    }
+
+    /// Answers the calls whose events the log does not take any more by `error`, made of their raw ids.
+    pub(crate) fn fail_answers(&mut self, error: impl Fn(&[u8]) -> Bytes) {
+        for waiting in &mut self.answers {
+            // A batch has no id, and is refused at the end of the session.
+            if let Answer::Json(line) = &mut waiting.answer
+                && let Some(id) = json::get(line, "id")
+            {
+                *line = error(id);
+                waiting.behind = 0;
+            }
+        }
+        self.send_answers(0);
+    }
+
+    /// Sends the answers that waited for event `number` of the listener.
+    fn send_answers(&mut self, number: u64) {
+        while let Some(waiting) = self
+            .answers
+            .pop_front_if(|waiting| waiting.behind <= number)
+        {
+            let _ = waiting.reply.send(waiting.answer);
+        }
     }
 
     /// Ends a stream.
@@ -412,6 +466,9 @@ impl Streams {
 
     /// Ends every stream at the end of the session; held responses are answered with `refusal`.
     pub(crate) fn release(&mut self, end: StreamEnd, refusal: impl Fn() -> Answer) {
+        for waiting in self.answers.drain(..) {
+            let _ = waiting.reply.send(refusal());
+        }
         for (_, mut stream) in self.open.drain() {
             let opening = stream.opening.map(|(reply, _)| reply);
             if let Some(reply) = stream.held.map(|held| held.reply).or(opening) {

@@ -655,6 +655,51 @@ async fn a_replica_cut_off_from_redis_sends_its_streams_elsewhere() {
     assert_eq!(count(&here).await, 2, "by way of the owner");
 }
 
+/// A replica that is cut off from Redis may be lost with the events that Redis does not have.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_call_is_answered_before_its_notifications_are_kept() {
+    let redis = Redis::start(Kind::Redis);
+    let (way, first) = way_to(&redis).await;
+    let second = redis.url();
+    let sets = ["cluster.orphan_after=6s"];
+    let replicas = Replicas::over(redis, &[&first, &second], &sets, "idle: 10m").await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let notify = |session: Session, number: u64| async move {
+        let params = json!({"_meta": {"data": number}});
+        let args = json!({"method": "notifications/tools/list_changed", "params": params});
+        session.call("notify", args).await
+    };
+    let mut listener = here.listen().await;
+    assert_eq!(text_of(&notify(here.again(), 1).await), "sent");
+    let heard = within("a notification", listener.message()).await.unwrap();
+    assert_eq!(heard.1["params"]["_meta"]["data"], 1);
+    // Redis comes back in time: nothing is missing, and the call is answered.
+    way.set(Mode::Cut);
+    let pending = tokio::spawn(notify(here.again(), 2));
+    let answer = here.text("echo", json!({"text": "json"})).await;
+    assert_eq!(
+        answer, "json",
+        "a call without notifications waits for nothing"
+    );
+    assert!(!pending.is_finished());
+    way.set(Mode::Pass);
+    let answer = within("the answer", pending).await.unwrap();
+    assert_eq!(text_of(&answer), "sent");
+    let heard = within("a notification", listener.message()).await.unwrap();
+    assert_eq!(heard.1["params"]["_meta"]["data"], 2);
+    // It does not, and another replica claims the session.
+    replicas.ready(0).await;
+    way.set(Mode::Cut);
+    let pending = tokio::spawn(notify(here.again(), 3));
+    until("another owner", || async {
+        there.begin("echo", json!({"text": "x"})).await.status() == StatusCode::OK
+    })
+    .await;
+    let answer = within("the answer", pending).await.unwrap();
+    assert_eq!(answer["error"]["data"]["reason"], "owner_lost", "{answer}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn http_sse_works_by_way_of_any_replica() {
     let replicas = Replicas::two(&[]).await;

@@ -100,14 +100,14 @@ pub(crate) struct Http {
     /// Maximum requests per second of one address; none for no limit.
     pub(crate) per_address: Option<NonZeroU64>,
     /// The requests that have a line in the log.
-    pub(crate) access_log: AccessLog,
+    pub(crate) access_log: LoggedRequests,
     /// Certificate and key; none for plain HTTP.
     pub(crate) tls: Option<Tls>,
 }
 
 /// The requests that have a line in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AccessLog {
+pub(crate) enum LoggedRequests {
     /// All.
     All,
     /// Those that are answered by 400 or above.
@@ -524,11 +524,11 @@ pub(crate) const RUN_TENANT: &str = "local";
 /// The one server of `run`.
 pub(crate) const RUN_SERVER: &str = "main";
 
-const ACCESS_LOGS: [(&str, AccessLog); 4] = [
-    ("all", AccessLog::All),
-    ("errors", AccessLog::Errors),
-    ("sampled", AccessLog::Sampled),
-    ("off", AccessLog::Off),
+const ACCESS_LOGS: [(&str, LoggedRequests); 4] = [
+    ("all", LoggedRequests::All),
+    ("errors", LoggedRequests::Errors),
+    ("sampled", LoggedRequests::Sampled),
+    ("off", LoggedRequests::Off),
 ];
 
 const LOG_FORMATS: [(&str, LogFormat); 3] = [

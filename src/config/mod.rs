@@ -38,7 +38,9 @@ pub(crate) use self::address::ClientAddress;
 pub(crate) use self::cluster::Drain;
 pub(crate) use self::document::{Format, Node, Value};
 pub(crate) use self::export::{Export, Protocol, Sampling, Signal};
-pub(crate) use self::gateway::{AccessLog, Config, LogFormat, RUN_SERVER, RUN_TENANT, Sources};
+pub(crate) use self::gateway::{
+    Config, LogFormat, LoggedRequests, RUN_SERVER, RUN_TENANT, Sources,
+};
 pub(crate) use self::oauth::OauthSettings;
 pub(crate) use self::reader::{Mistake, Wrong};
 pub(crate) use self::rotation::{Rotated, RotatingSettings};

@@ -7,14 +7,14 @@ use http::request::Parts;
 use http::{Method, StatusCode, Uri};
 use tokio::time::Instant;
 
-use crate::config::AccessLog as Logged;
+use crate::config::LoggedRequests;
 use crate::endpoint;
 use crate::telemetry::TraceContext;
 
 /// Access log of one listener.
 pub(super) struct AccessLog {
     /// The requests that have a line.
-    logged: Logged,
+    logged: LoggedRequests,
     /// Number of answers that were no errors, for the sample of them.
     answered: AtomicU64,
     /// Part of request ids that differs between processes.
@@ -25,7 +25,7 @@ pub(super) struct AccessLog {
 
 impl AccessLog {
     /// Makes an access log with a random boot number.
-    pub(super) fn new(logged: Logged) -> Self {
+    pub(super) fn new(logged: LoggedRequests) -> Self {
         Self {
             logged,
             answered: AtomicU64::new(0),
@@ -49,16 +49,16 @@ impl AccessLog {
     fn has(&self, status: StatusCode) -> bool {
         let is_error = status.is_client_error() || status.is_server_error();
         match self.logged {
-            Logged::All => true,
-            Logged::Errors => is_error,
-            Logged::Sampled => {
+            LoggedRequests::All => true,
+            LoggedRequests::Errors => is_error,
+            LoggedRequests::Sampled => {
                 is_error
                     || self
                         .answered
                         .fetch_add(1, Ordering::Relaxed)
                         .is_multiple_of(SAMPLE)
             }
-            Logged::Off => false,
+            LoggedRequests::Off => false,
         }
     }
 
@@ -133,9 +133,9 @@ fn names(path: &str) -> (Option<&str>, Option<&str>) {
 
 /// One of so many requests is logged where they are sampled.
 const SAMPLE: u64 = 100;
-/// Logged part of a method, longer than all supported ones.
+/// LoggedRequests part of a method, longer than all supported ones.
 const METHOD_MAX: usize = 16;
-/// Logged part of a path, longer than all valid ones.
+/// LoggedRequests part of a path, longer than all valid ones.
 const PATH_MAX: usize = 256;
 
 #[cfg(test)]
@@ -152,10 +152,10 @@ mod tests {
             (0..1000).filter(|_| log.has(status)).count()
         };
         for (logged, fine, refused, failed) in [
-            (Logged::All, 1000, 1000, 1000),
-            (Logged::Errors, 0, 1000, 1000),
-            (Logged::Sampled, 10, 1000, 1000),
-            (Logged::Off, 0, 0, 0),
+            (LoggedRequests::All, 1000, 1000, 1000),
+            (LoggedRequests::Errors, 0, 1000, 1000),
+            (LoggedRequests::Sampled, 10, 1000, 1000),
+            (LoggedRequests::Off, 0, 0, 0),
         ] {
             assert_eq!(count(logged, 200), fine, "{logged:?}");
             assert_eq!(count(logged, 404), refused, "{logged:?}");

@@ -22,7 +22,7 @@ use super::body_limit::{self, ReadState};
 use super::cors;
 use super::null_origin;
 use super::routes::Routes;
-use crate::config::{AccessLog as Logged, ClientAddress};
+use crate::config::{ClientAddress, LoggedRequests};
 use crate::endpoint::Kind;
 use crate::http::reply::{
     header_name::HOP,
@@ -51,7 +51,7 @@ impl Gate {
         proxies: Vec<IpNet>,
         max_body: u64,
         (metrics, traces): (Arc<Metrics>, Traces),
-        logged: Logged,
+        logged: LoggedRequests,
     ) -> Arc<Self> {
         Arc::new(Self {
             allowed,

@@ -27,7 +27,7 @@ use crate::{
         sandbox::Sandbox,
     },
     base::{Clock, Outbound},
-    config::{AccessLog, Config, Format, Sources},
+    config::{Config, Format, LoggedRequests, Sources},
     hub::{Hub, HubParts, Patience, Stores, ownership::ReplicaLease, retention},
     manifest::reader,
     protocol::EventKey,
@@ -210,7 +210,7 @@ async fn serve(
         Vec::new(),
         4 << 20,
         (Arc::clone(&metrics), Traces::default()),
-        AccessLog::All,
+        LoggedRequests::All,
     );
     let app = App::of_public(routes::public(front, Health::default()), gate);
     let serving = accept::serve(http, None, app, bounds, stop, tracker.clone());

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{AccessLog, ClientAddress};
+use crate::config::{ClientAddress, LoggedRequests};
 use crate::http::edge::Allowed;
 use crate::http::edge::{App, Gate};
 use crate::http::edge::{Bounds, accept::serve};
@@ -64,7 +64,7 @@ async fn surface(max_connections: usize) -> Surface {
             Vec::new(),
             MAX_BODY,
             (metrics, Traces::default()),
-            AccessLog::All,
+            LoggedRequests::All,
         ),
     );
     serving(listener, app, max_connections)

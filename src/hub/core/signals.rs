@@ -2,8 +2,8 @@
 //! its readers.
 //!
 //! They are rare, and the task of a session polls every branch of its loop at each message. Together
-//! they are one future, which is polled only when it was woken: apart they cost more than all else in
-//! the loop, and all sessions of a gateway would wait for the same locks.
+//! they are one future, which is polled only when it was woken: apart, each poll takes locks, some of
+//! which all sessions of a gateway share.
 
 use std::sync::Arc;
 

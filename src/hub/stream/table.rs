@@ -41,6 +41,9 @@ pub(crate) struct Streams {
     metrics: Arc<Metrics>,
 }
 
+/// The answers that wait for the log beyond which the child is not read: each may be as long as a line.
+const MAX_ANSWERS: usize = 4;
+
 /// An answer that the log holds up.
 struct WaitingAnswer {
     /// The event of the listener that the log has to acknowledge first.
@@ -346,7 +349,8 @@ impl Streams {
 
     /// Whether so much is under way to the log that the child has to wait.
     pub(crate) fn is_full(&self) -> bool {
-        self.writes.is_full()
+        // Answers that wait have no place among the streams any more.
+        self.writes.is_full() || self.answers.len() >= MAX_ANSWERS
     }
 
     /// Ends one call of a stream: with its response, or without one if it was cancelled.

@@ -133,9 +133,9 @@ fn names(path: &str) -> (Option<&str>, Option<&str>) {
 
 /// One of so many requests is logged where they are sampled.
 const SAMPLE: u64 = 100;
-/// LoggedRequests part of a method, longer than all supported ones.
+/// Logged part of a method, longer than all supported ones.
 const METHOD_MAX: usize = 16;
-/// LoggedRequests part of a path, longer than all valid ones.
+/// Logged part of a path, longer than all valid ones.
 const PATH_MAX: usize = 256;
 
 #[cfg(test)]

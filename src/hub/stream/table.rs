@@ -547,3 +547,151 @@ impl Streams {
         &self.pulse
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use tokio::sync::{Semaphore, SemaphorePermit};
+
+    use super::super::table::*;
+    use crate::{
+        hub::ownership::ReplicaLease,
+        protocol::EventKey,
+        state::{
+            BoxFuture, EventLog, Page, SessionId, WriteTarget, contract::LogSize,
+            memory::MemoryDirectory,
+        },
+    };
+
+    /// A log that acknowledges an event for each permit.
+    struct Slow(Arc<Semaphore>);
+
+    impl EventLog for Slow {
+        fn open(
+            &self,
+            _: &WriteTarget,
+            _: u64,
+            _: Bytes,
+        ) -> BoxFuture<'static, Result<(), StoreError>> {
+            Box::pin(ready(Ok(())))
+        }
+
+        fn append(
+            &self,
+            _: &WriteTarget,
+            _: u64,
+            _: Bytes,
+            _: Option<Bytes>,
+        ) -> BoxFuture<'static, Result<(), StoreError>> {
+            let permits = Arc::clone(&self.0);
+            Box::pin(async move {
+                let permit = permits.acquire().await;
+                permit
+                    .map(SemaphorePermit::forget)
+                    .map_err(|_| StoreError::Away)
+            })
+        }
+
+        fn end(&self, _: &WriteTarget) -> BoxFuture<'static, Result<(), StoreError>> {
+            Box::pin(ready(Ok(())))
+        }
+
+        fn read<'a>(
+            &'a self,
+            _: &'a SessionId,
+            _: StreamId,
+            _: u64,
+        ) -> BoxFuture<'a, Result<Page, StoreError>> {
+            Box::pin(ready(Err(StoreError::Away)))
+        }
+
+        fn streams<'a>(
+            &'a self,
+            _: &'a SessionId,
+        ) -> BoxFuture<'a, Result<contract::Streams, StoreError>> {
+            Box::pin(ready(Err(StoreError::Away)))
+        }
+
+        fn forget<'a>(&'a self, _: &'a SessionId) -> BoxFuture<'a, ()> {
+            Box::pin(ready(()))
+        }
+
+        fn release<'a>(&'a self, _: &'a SessionId) -> BoxFuture<'a, ()> {
+            Box::pin(ready(()))
+        }
+
+        fn size(&self) -> LogSize {
+            LogSize::default()
+        }
+    }
+
+    fn streams(permits: &Arc<Semaphore>) -> Streams {
+        let owner = ReplicaLease::alone(Arc::new(MemoryDirectory::default()), 1);
+        let log = SessionLog {
+            log: Arc::new(Slow(Arc::clone(permits))),
+            owner: Arc::new(owner),
+            key: EventKey::new(&[0; 32]),
+            session: SessionId("s".into()),
+        };
+        let limits = StreamLimits {
+            streams: 32,
+            events: 1000,
+            bytes: 1 << 20,
+            silence: Duration::from_secs(60),
+        };
+        Streams::new(log, Fence(1), limits, Arc::new(Metrics::new(None).unwrap()))
+    }
+
+    /// A call that is answered at once.
+    fn call(streams: &mut Streams, id: usize) -> oneshot::Receiver<Answer> {
+        let (reply, answer) = oneshot::channel();
+        let stream = streams.begin(1, Form::Json, None, false, reply);
+        let line = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#);
+        streams.finish_call(stream, Some(line.into())).unwrap();
+        answer
+    }
+
+    fn text(answer: &mut oneshot::Receiver<Answer>) -> Option<String> {
+        match answer.try_recv() {
+            Ok(Answer::Json(line)) => Some(String::from_utf8(line.to_vec()).unwrap()),
+            _ => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_wait_for_the_listener_and_hold_up_their_child() {
+        let permits = Arc::new(Semaphore::new(0));
+        let mut streams = streams(&permits);
+        assert!(
+            text(&mut call(&mut streams, 0)).is_some(),
+            "nothing came before"
+        );
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        let mut answers = Vec::new();
+        for id in 1..=MAX_ANSWERS {
+            assert!(!streams.is_full(), "{id}");
+            answers.push(call(&mut streams, id));
+        }
+        assert!(streams.is_full(), "the child is not read any more");
+        assert!(answers.iter_mut().all(|answer| text(answer).is_none()));
+        permits.add_permits(1);
+        streams.written().await.unwrap();
+        assert!(!streams.is_full());
+        for (id, answer) in (1..).zip(&mut answers) {
+            let answer = text(answer).unwrap();
+            assert!(answer.contains(&format!(r#""id":{id},"#)), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_that_the_log_never_lets_go_become_errors_with_their_ids() {
+        let mut streams = streams(&Arc::new(Semaphore::new(0)));
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        let mut answers: Vec<_> = (1..=3).map(|id| call(&mut streams, id)).collect();
+        streams.close();
+        streams.fail_answers(|id| [b"lost ", id].concat().into());
+        let failed: Vec<_> = answers.iter_mut().filter_map(text).collect();
+        assert_eq!(failed, ["lost 1", "lost 2", "lost 3"]);
+    }
+}

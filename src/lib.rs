@@ -180,5 +180,6 @@ mod snapshot;
 mod state;
 mod telemetry;
 
-pub use self::backend::guard::supervisor::guard;
+pub use self::backend::guard::stages::guard;
+pub use self::base::memory::Allocator;
 pub use self::cli::main;

@@ -1,7 +1,7 @@
 //! The `lockgate` program.
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: lockgate::Allocator = lockgate::Allocator;
 
 fn main() -> std::process::ExitCode {
     // First: between the gateway and each child stands this binary as its guard, which must

@@ -176,11 +176,18 @@ def private_kib(pid):
 
 
 def children(pid):
+    """The guards of a gateway, or the children of a bridge."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
             found += [int(one) for one in (task / "children").read_text().split()]
-    return found
+    return [one for one in found if not is_zygote(one)]
+
+
+def is_zygote(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "lockgate-zygote"
+    return False
 
 
 def ratio_row(name, pairs, target, ceiling=False):

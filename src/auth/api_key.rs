@@ -39,7 +39,11 @@ pub(super) fn has_prefix(text: &str) -> bool {
 
 /// The key `text` of this tenant, if it is valid at `now`.
 pub(super) fn find(tenant: &Tenant, text: &str, now: u64) -> Option<([u8; 32], Arc<ApiKey>)> {
-    let hash = hash_of(text)?;
+    // Without the checksum, which is a hash of its own: whoever has a declared key has typed it well.
+    if !has_length(text) {
+        return None;
+    }
+    let hash = sha256(text.as_bytes());
     let key = tenant.api_keys.get(&hash)?;
     // No leeway: operator and gateway use the same clock.
     let is_valid = key.expires.is_none_or(|expires| now < expires);
@@ -52,13 +56,17 @@ pub(crate) fn hash_of(text: &str) -> Option<[u8; 32]> {
 }
 
 fn is_well_formed(text: &str) -> bool {
-    let is_whole = text.len() == PREFIX.len() + RANDOM + SUM && text.is_ascii();
+    let is_whole = has_length(text) && text.is_ascii();
     let Some((body, sum)) = is_whole.then(|| text.split_at(PREFIX.len() + RANDOM)) else {
         return false;
     };
     let random = body.strip_prefix(PREFIX);
     let is_letters = |random: &str| random.bytes().all(|byte| byte.is_ascii_alphanumeric());
     random.is_some_and(is_letters) && checksum(body) == sum
+}
+
+fn has_length(text: &str) -> bool {
+    text.len() == PREFIX.len() + RANDOM + SUM && has_prefix(text)
 }
 
 fn checksum(body: &str) -> String {

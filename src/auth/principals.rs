@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
+use crate::base::Table;
 use crate::declare::{ApiKey, Tenant};
 
 /// An authenticated caller, to whom sessions belong; a handle.
@@ -85,7 +86,7 @@ impl Principal {
 #[derive(Default)]
 pub(super) struct Principals {
     anonymous: RwLock<HashMap<String, Principal>>,
-    keys: RwLock<HashMap<[u8; 32], KeyPrincipal>>,
+    keys: RwLock<Table<[u8; 32], KeyPrincipal>>,
 }
 
 /// A principal with its API key: a changed key with the same hash makes a new principal.
@@ -146,7 +147,7 @@ pub(super) fn by_key(tenant: &Tenant, key: &ApiKey) -> Principal {
 const API_KEY_ISSUER: &str = "lockgate:api-key";
 
 /// Clears a full cache; stale entries stay until then.
-fn clear_if_full<K, V>(known: &mut HashMap<K, V>) {
+fn clear_if_full<K, V, S>(known: &mut HashMap<K, V, S>) {
     if known.len() >= CACHED_MAX {
         known.clear();
     }

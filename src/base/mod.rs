@@ -12,6 +12,7 @@
 //! * `random`: source of random numbers
 //! * `reach`: addresses that outbound requests may reach
 //! * `secret`: texts that are never printed
+//! * `table`: hash tables with the gateway's own keys
 //! * `terminal`: colours and redrawn lines, and text of others made safe for a terminal
 //! * `watched_files`: files whose content may change at any time
 
@@ -25,6 +26,7 @@ mod progress;
 mod random;
 mod reach;
 mod secret;
+mod table;
 pub(crate) mod terminal;
 mod watched_files;
 
@@ -35,5 +37,6 @@ pub(crate) use self::outbound::{Document, Outbound, OutboundError};
 pub(crate) use self::progress::{Output, Progress};
 pub(crate) use self::random::Random;
 pub(crate) use self::secret::Secret;
+pub(crate) use self::table::{FastHash, Table};
 pub(crate) use self::terminal::{Screen, Tone};
 pub(crate) use self::watched_files::{ContentDigest, LOOK_INTERVAL, WatchedFiles, content_digest};

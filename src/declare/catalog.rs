@@ -3,10 +3,11 @@
 //! Not here: the declaration of one server (`server`) and of its callers (`identity`).
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+use crate::base::Table;
 use crate::protocol::Revision;
 
 use super::authorization_server::Issued;
@@ -18,7 +19,7 @@ use super::server::Server;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
     /// Tenants by name.
-    pub(crate) tenants: HashMap<String, Arc<Tenant>>,
+    pub(crate) tenants: Table<String, Arc<Tenant>>,
     /// Keys and revocations, which decide whether tokens of this gateway are valid.
     pub(crate) issued: Arc<Issued>,
 }

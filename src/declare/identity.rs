@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::authorization_server::Builtin;
+use crate::base::Table;
 
 /// The authentication mode of a tenant. API keys work in every mode but `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +94,7 @@ pub(crate) const ALGORITHMS: [(&str, Algorithm); 9] = [
 ];
 
 /// The API keys of a tenant, by the SHA-256 of their text, which is not stored.
-pub(crate) type ApiKeys = HashMap<[u8; 32], Arc<ApiKey>>;
+pub(crate) type ApiKeys = Table<[u8; 32], Arc<ApiKey>>;
 
 /// An API key of a tenant.
 #[derive(Debug, PartialEq, Eq)]

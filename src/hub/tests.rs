@@ -10,7 +10,7 @@ use super::{Answer, Form, Hub, HubParts, Stores, Transport};
 use crate::{
     auth::Access,
     backend::{
-        child::{Ambient, Launcher, Restart},
+        child::{Ambient, Launcher, Restart, Zygote},
         sandbox::Sandbox,
     },
     config::{Config, Format, Sources},
@@ -50,7 +50,7 @@ impl Bench {
         let (tenant, server) = manifest.unwrap().catalog.find("a", "main").unwrap();
         let work = tempfile::tempdir().unwrap();
         let launcher = Launcher {
-            program: built("lockgate"),
+            zygote: Arc::new(Zygote::new(built("lockgate"))),
             ambient: Ambient {
                 cwd: "/".into(),
                 ..Ambient::default()

@@ -2,18 +2,16 @@
 //!
 //! Not here: the meaning of its keys, which the reader of files reads (`server`).
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     interpolation::escape,
     reader::{Manifest, Reader, server_key},
     table::Findings,
 };
-use crate::declare::{AuthMode, Catalog, Launch, Quotas, Tenant};
+use crate::declare::{ApiKeys, AuthMode, Catalog, Launch, Quotas, Tenant};
 use crate::{
+    base::Table,
     config::{Mistake, Node, Override, RUN_SERVER, RUN_TENANT, Value, Wrong},
     protocol::revision,
 };
@@ -39,7 +37,7 @@ pub(crate) fn single(
     let tenant = Tenant {
         name: RUN_TENANT.to_owned(),
         auth: AuthMode::None,
-        api_keys: HashMap::new(),
+        api_keys: ApiKeys::default(),
         default_server: Some(RUN_SERVER.to_owned()),
         revisions: revision::ALL.to_vec(),
         quotas: Quotas::NONE,
@@ -51,7 +49,7 @@ pub(crate) fn single(
         let key = server_key(RUN_TENANT, RUN_SERVER, key);
         reader.places.insert(key, place);
     }
-    let tenants = HashMap::from([(RUN_TENANT.to_owned(), Arc::new(tenant))]);
+    let tenants = Table::from_iter([(RUN_TENANT.to_owned(), Arc::new(tenant))]);
     let catalog = Catalog {
         tenants,
         ..Catalog::default()

@@ -105,7 +105,7 @@ impl Reader<'_> {
         auth: &AuthMode,
         known: &[&str],
     ) -> ApiKeys {
-        let mut keys = ApiKeys::new();
+        let mut keys = ApiKeys::default();
         let entries = tenant
             .key("api_keys", "API keys by name.")
             .entries(parse::name());

@@ -25,9 +25,18 @@ pub(crate) struct Accepts {
 
 impl Accepts {
     /// Parses all `Accept` fields; without one, everything is accepted (RFC 9110 12.5.1).
-    pub(crate) fn parse<'a>(fields: impl Iterator<Item = &'a str>) -> Self {
+    pub(crate) fn parse<'a>(mut fields: impl Iterator<Item = &'a str>) -> Self {
+        let first = [fields.next(), fields.next()];
+        if first == [Some(USUAL), None] {
+            return Self {
+                json: true,
+                sse: true,
+                html: false,
+            };
+        }
         let mut best = [(0, false); 3];
         let mut is_empty = true;
+        let fields = first.into_iter().flatten().chain(fields);
         for (range, is_accepted) in fields.flat_map(|field| field.split(',')).filter_map(range) {
             is_empty = false;
             for (best, media) in best.iter_mut().zip([JSON, SSE, HTML]) {
@@ -45,6 +54,9 @@ impl Accepts {
         }
     }
 }
+
+/// The field of most clients, whose ranges need not be read one by one.
+const USUAL: &str = "application/json, text/event-stream";
 
 /// A media type.
 struct MediaType {
@@ -91,6 +103,9 @@ const EXACT: u8 = 3;
 
 /// Whether a `Content-Type` is JSON, with any parameters.
 pub(crate) fn is_json(content_type: &str) -> bool {
+    if content_type == "application/json" {
+        return true;
+    }
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     essence.eq_ignore_ascii_case("application/json")
 }
@@ -137,6 +152,22 @@ fn is_date(text: &str) -> bool {
 mod tests {
     use super::super::headers::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn only_browsers_accept_html() {
+        for (fields, html) in [
+            (vec![USUAL], false),
+            (vec![USUAL, "text/html"], true),
+            (vec!["text/html, */*;q=0.8"], true),
+            (vec!["*/*"], false),
+        ] {
+            assert_eq!(
+                Accepts::parse(fields.iter().copied()).html,
+                html,
+                "{fields:?}"
+            );
+        }
+    }
 
     #[test]
     fn reads_accept() {

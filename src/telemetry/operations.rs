@@ -20,7 +20,7 @@ use super::{
     logs::CALLS,
     semconv::{BUCKETS, OTHER},
 };
-use crate::base::terminal::shortened;
+use crate::base::{Table, terminal::shortened};
 
 /// The durations of all servers.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct Operations {
     histogram: Histogram<f64>,
     names: &'static [&'static str],
     /// By tenant and server; as many as were ever declared.
-    servers: RwLock<HashMap<[String; 2], Arc<ServerOperations>>>,
+    servers: RwLock<Table<[String; 2], Arc<ServerOperations>>>,
 }
 
 /// The durations of one server.

@@ -289,9 +289,10 @@ impl TraceContext {
             let value = values.next()?.to_str().ok()?;
             values.next().is_none().then_some(value)
         };
+        let parent = single("traceparent")?;
         let state = headers.get_all("tracestate").iter();
         let state: Vec<&str> = state.filter_map(|value| value.to_str().ok()).collect();
-        Self::parse(single("traceparent")?, &state.join(","))
+        Self::parse(parent, &state.join(","))
     }
 
     /// The context of a `traceparent` and a `tracestate`, which may be empty.

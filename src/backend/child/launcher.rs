@@ -15,6 +15,7 @@ use std::{
 
 use rustix::fs::FlockOperation;
 
+use super::zygote::Zygote;
 use crate::backend::{
     guard::LaunchRequest,
     linux::removal,
@@ -46,8 +47,8 @@ pub(crate) struct Ambient {
 /// The environment in which all children of a gateway start.
 #[derive(Clone, Debug)]
 pub(crate) struct Launcher {
-    /// Binary of the guard: this one, except in tests.
-    pub(crate) program: PathBuf,
+    /// Forks the guards.
+    pub(crate) zygote: Arc<Zygote>,
     /// Parts of the gateway's environment that children may get.
     pub(crate) ambient: Ambient,
     /// Directory of the private directories.
@@ -59,7 +60,7 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    /// A launcher with this binary as guard.
+    /// A launcher whose guards are this binary.
     pub(crate) fn new(
         ambient: Ambient,
         work: PathBuf,
@@ -67,7 +68,7 @@ impl Launcher {
         sandbox: Sandbox,
     ) -> Self {
         Self {
-            program: PathBuf::from("/proc/self/exe"),
+            zygote: Arc::new(Zygote::new(PathBuf::from("/proc/self/exe"))),
             ambient,
             work,
             sandbox: Arc::new(sandbox),

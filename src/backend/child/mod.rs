@@ -3,6 +3,7 @@
 //! Not here: the decision to start a child (`starter`), and the processes below a guard (`guard`).
 //!
 //! * `launcher`: environment of all children, and the launch request to the guard of each
+//! * `zygote`: fork of guards, and the wait for their ends
 //! * `lines`: lines of its stdout
 //! * `stdio`: a running child and its pipes
 //! * `stop`: stop and kill of a child: the signals and the waits between them
@@ -17,7 +18,10 @@ mod stdio;
 mod stop;
 #[cfg(test)]
 mod tests;
+mod zygote;
 
 pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
 pub(crate) use self::registry::{ChildStatus, Entry, Registry, Restart, Seat};
 pub(crate) use self::stdio::{Child, ChildEvent, Exit};
+#[cfg(test)]
+pub(crate) use self::zygote::Zygote;

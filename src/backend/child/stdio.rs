@@ -1,6 +1,6 @@
 //! Stdio of a child: lines to its stdin, and lines from its stdout until its end.
 //!
-//! The only user of `tokio::process`. Not here: its stop and its kill (`stop`), the meaning of lines
+//! Not here: the fork of its guard (`zygote`), its stop and its kill (`stop`), the meaning of lines
 //! (`dialect`), and the processes below the guard (`guard`).
 
 use std::{
@@ -10,21 +10,23 @@ use std::{
     os::{fd::AsFd, unix::process::ExitStatusExt},
     path::PathBuf,
     pin::{Pin, pin},
-    process::{ExitStatus, Stdio},
+    process::ExitStatus,
     task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
+use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
-    process::{ChildStderr, ChildStdin, ChildStdout, Command},
+    net::unix::pipe::{Receiver, Sender},
     task::coop,
 };
 
 use super::launcher::Launcher;
 use super::lines::{CHUNK, Lines, Taken};
 use super::stderr::{Stderr, Tail};
-use crate::backend::{guard::GUARD_ARGUMENT, sandbox::UidLease};
+use super::zygote::Guard;
+use crate::backend::sandbox::UidLease;
 use crate::declare::{Launch, Limits};
 
 /// Event of a child.
@@ -55,15 +57,15 @@ pub(crate) struct Exit {
 ///
 /// Ends by [`Child::stop`] or [`Child::kill`]; a dropped child is killed without waiting.
 pub(crate) struct Child {
-    pub(super) guard: tokio::process::Child,
+    pub(super) guard: Guard,
     /// None once closed by either side.
-    pub(crate) stdin: Option<ChildStdin>,
+    pub(crate) stdin: Option<Sender>,
     /// Whether the child closed stdin while messages were queued, which is not reported yet.
     is_stdin_lost: bool,
     /// None once it has ended.
-    stdout: Option<ChildStdout>,
+    stdout: Option<Receiver>,
     /// None once it has ended.
-    stderr: Option<ChildStderr>,
+    stderr: Option<Receiver>,
     /// Bytes not yet written to stdin.
     pub(super) queue: BytesMut,
     /// Bytes read from stdout and not yet returned.
@@ -89,29 +91,25 @@ impl Child {
         limits: &Limits,
     ) -> io::Result<Self> {
         let (request, lease) = launcher.request(label, launch, limits)?;
-        let guard = Command::new(&launcher.program)
-            .arg0("lockgate")
-            .args([GUARD_ARGUMENT, &std::process::id().to_string()])
-            .env_clear()
-            // For the guard itself: its allocator would begin with an arena of huge pages.
-            .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            // Ctrl-C of a terminal is for the gateway alone, which stops its children in order.
-            .process_group(0)
-            .spawn();
-        let Ok(mut guard) = guard else {
-            _ = request.private.map(std::fs::remove_dir);
-            _ = request.restrictions.group.map(std::fs::remove_dir);
-            _ = lease.map(UidLease::end);
-            return Err(guard.expect_err("it is none"));
+        let Started {
+            guard,
+            stdin,
+            stdout,
+            stderr,
+        } = match start(launcher) {
+            Ok(started) => started,
+            Err(error) => {
+                _ = request.private.map(std::fs::remove_dir);
+                _ = request.restrictions.group.map(std::fs::remove_dir);
+                _ = lease.map(UidLease::end);
+                return Err(error);
+            }
         };
         let mut child = Self {
-            stdin: guard.stdin.take(),
+            stdin: Some(stdin),
             is_stdin_lost: false,
-            stdout: guard.stdout.take(),
-            stderr: guard.stderr.take(),
+            stdout: Some(stdout),
+            stderr: Some(stderr),
             guard,
             queue: BytesMut::from(&request.encode()[..]),
             lines: Lines::new(size(limits.line)),
@@ -126,7 +124,8 @@ impl Child {
 
     /// Process id of the guard, until it is reaped.
     pub(crate) fn pid(&self) -> Option<u32> {
-        self.guard.id()
+        let id = self.guard.id()?;
+        u32::try_from(id.as_raw_pid()).ok()
     }
 
     /// Last bytes of its stderr.
@@ -179,8 +178,7 @@ impl Child {
         if let Some(status) = self.exit {
             return Poll::Ready(status);
         }
-        let status = ready!(pin!(self.guard.wait()).poll(cx));
-        Poll::Ready(status.unwrap_or(ExitStatus::from_raw(libc::SIGKILL)))
+        self.guard.poll_end(cx)
     }
 
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<ChildEvent> {
@@ -335,6 +333,26 @@ impl Child {
             stderr_tail: self.errors.tail().bytes(),
         }
     }
+}
+
+/// A guard that has no launch request yet, and its pipes.
+struct Started {
+    guard: Guard,
+    stdin: Sender,
+    stdout: Receiver,
+    stderr: Receiver,
+}
+
+fn start(launcher: &Launcher) -> io::Result<Started> {
+    let pipe = || pipe_with(PipeFlags::CLOEXEC);
+    let [stdin, stdout, stderr] = [pipe()?, pipe()?, pipe()?];
+    let theirs = [stdin.0.as_fd(), stdout.1.as_fd(), stderr.1.as_fd()];
+    Ok(Started {
+        guard: launcher.zygote.fork(theirs)?,
+        stdin: Sender::from_owned_fd(stdin.1)?,
+        stdout: Receiver::from_owned_fd(stdout.0)?,
+        stderr: Receiver::from_owned_fd(stderr.0)?,
+    })
 }
 
 fn size(limit: u64) -> usize {

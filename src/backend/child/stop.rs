@@ -5,7 +5,7 @@
 
 use std::{future::poll_fn, os::unix::process::ExitStatusExt, process::ExitStatus, task::Poll};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use tokio::time::{Duration, Instant, timeout, timeout_at};
 
 use super::{
@@ -74,11 +74,7 @@ impl Child {
 
     /// Signals the guard; its process id stays valid until it is reaped.
     fn signal(&self, signal: Signal) {
-        let pid = self
-            .guard
-            .id()
-            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        if let Some(pid) = pid {
+        if let Some(pid) = self.guard.id() {
             _ = rustix::process::kill_process(pid, signal);
         }
     }
@@ -86,7 +82,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // The guard ends the tree and removes the directory; tokio reaps the guard.
+        // The guard ends the tree and removes the directory.
         self.signal(Signal::TERM);
     }
 }

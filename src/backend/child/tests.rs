@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     launcher::{Ambient, Launcher},
     stdio::{Child, ChildEvent, Exit},
+    zygote::Zygote,
 };
 use crate::backend::sandbox::Sandbox;
 use crate::declare::{Confinement, Home, Launch, Limits};
@@ -56,9 +57,9 @@ fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
         cwd: "/".into(),
         ..Ambient::default()
     };
-    let program = built("lockgate");
+    let zygote = Arc::new(Zygote::new(built("lockgate")));
     let launcher = Launcher {
-        program,
+        zygote,
         ambient,
         work: work.path().into(),
         sandbox: Arc::new(Sandbox::none()),

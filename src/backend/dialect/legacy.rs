@@ -3,14 +3,12 @@
 //! Every id and progress token is rewritten, in both directions. A state machine without IO,
 //! streams, clocks or HTTP.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    ops::RangeInclusive,
-};
+use std::{collections::VecDeque, ops::RangeInclusive};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
+use crate::base::Table;
 use crate::protocol::{
     Kind, Message, Method, Span, Trace, initialize,
     jsonrpc::{push_cancelled, push_error, push_request, push_result},
@@ -22,8 +20,8 @@ pub(crate) struct Legacy {
     last: u64,
     /// The range of ids, if other sessions share the child.
     range: Option<RangeInclusive<u64>>,
-    calls: HashMap<CallId, Original>,
-    asks: HashMap<AskId, Original>,
+    calls: Table<CallId, Original>,
+    asks: Table<AskId, Original>,
     /// Tokens of calls and asks that became tasks: valid for the task's lifetime
     /// (2025-11-25 progress, "Task-augmented requests").
     tasks: VecDeque<(u64, Box<[u8]>)>,
@@ -331,7 +329,7 @@ impl Legacy {
     }
 
     /// The progress token of an open request, or of one that became a task.
-    fn token<'a>(&'a self, open: &'a HashMap<u64, Original>, id: u64) -> Option<&'a [u8]> {
+    fn token<'a>(&'a self, open: &'a Table<u64, Original>, id: u64) -> Option<&'a [u8]> {
         if let Some(original) = open.get(&id) {
             return original.token.as_deref();
         }

@@ -1,25 +1,23 @@
 //! Guard process: starts the server, and kills every process below it at its end.
 //!
-//! The guard is this binary under `__launch`, before any runtime, thread or large allocation. It
-//! also outlives a gateway that was killed. Not here: the process of the server until `exec`
-//! (`exec`), and the side of the gateway (`child`).
+//! A guard is forked from the zygote, before any runtime, thread or large allocation. It also
+//! outlives a gateway that was killed. Not here: the process of the server until `exec` (`exec`), and
+//! the side of the gateway (`child`).
 
 use std::{
-    ffi::OsStr,
     fs::{self, File},
     io,
     os::fd::AsFd,
     path::Path,
-    process::{Command, Stdio},
 };
 
 use rustix::{
     fs::FlockOperation,
-    process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions},
+    process::{DumpableBehavior, Pid, PidfdFlags},
 };
 
 use super::{
-    exec::{NOT_STARTED, become_server, refuse},
+    exec::{become_server, refuse},
     init,
     protocol::LaunchRequest,
     tree::Tree,
@@ -34,26 +32,8 @@ use crate::backend::{
             signals,
         },
     },
-    sandbox::{User, namespace},
+    sandbox::User,
 };
-
-/// Becomes a guard if the command line requests it, and then never returns.
-///
-/// The first call of `main`: no thread of the gateway may run yet.
-pub fn guard() {
-    let mut args = std::env::args_os().skip(1);
-    if args.next().is_none_or(|first| first != GUARD_ARGUMENT) {
-        return;
-    }
-    let code = match args.next() {
-        Some(stage) if stage == PROBE => probe(),
-        Some(gateway) => {
-            supervise(&gateway).unwrap_or_else(|error| refuse(OsStr::new("guard"), &error))
-        }
-        None => NOT_STARTED,
-    };
-    std::process::exit(code)
-}
 
 impl LaunchRequest {
     /// Reads exactly one message from stdin: the rest belongs to the server.
@@ -71,12 +51,9 @@ impl LaunchRequest {
 }
 
 /// Stage guard: starts the server, and stays until no process is left below it.
-fn supervise(gateway: &OsStr) -> io::Result<i32> {
-    let gateway = gateway
-        .to_str()
-        .and_then(|text| text.parse().ok())
-        .and_then(pid_of);
-    let gateway = gateway.ok_or(io::ErrorKind::InvalidInput)?;
+///
+/// In a process with one thread, whose streams are pipes of the gateway.
+pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
     close_all_but_streams()?;
     _ = rustix::thread::set_name(c"lockgate-guard");
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
@@ -162,35 +139,6 @@ fn start(request: &LaunchRequest) -> io::Result<Pid> {
     }
 }
 
-/// Whether children can have user, pid and mount namespaces: a probe process of `program`, this
-/// binary, tries.
-pub(crate) fn offers_namespaces(program: &Path) -> bool {
-    let mut probe = Command::new(program);
-    let probe = probe
-        .args([GUARD_ARGUMENT, PROBE])
-        .env_clear()
-        // As for a guard: a small process is cheap to clone.
-        .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    probe.status().is_ok_and(|status| status.success())
-}
-
-/// Stage probe: tries to make namespaces.
-fn probe() -> i32 {
-    let user = User::own();
-    let furnished = || user.map().and_then(|()| namespace::set_up(&[], None, None));
-    match clone(NAMESPACES, None) {
-        Ok(Clone::Child) => std::process::exit(i32::from(furnished().is_err())),
-        Ok(Clone::Parent(_)) => {
-            let ended = rustix::process::wait(WaitOptions::empty());
-            i32::from(!matches!(ended, Ok(Some((_, status))) if status.exit_status() == Some(0)))
-        }
-        Err(_) => 1,
-    }
-}
-
 /// Removes the private directory and the cgroup of a tree that has ended.
 fn remove(private: Option<&Path>, group: Option<&Path>) {
     if let Some(path) = private {
@@ -210,18 +158,8 @@ fn hold(path: &Path) -> io::Result<File> {
     Ok(dir)
 }
 
-fn pid_of(number: u32) -> Option<Pid> {
-    Pid::from_raw(i32::try_from(number).ok()?)
-}
-
-/// First argument of a guard.
-pub(crate) const GUARD_ARGUMENT: &str = "__launch";
-
-/// Second argument of a probe.
-const PROBE: &str = "probe";
-
 /// Namespaces of a child in separation `namespace`.
-const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS;
+pub(super) const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS;
 
 /// Limit of a message, above the size of any environment.
 const MAX_ORDERS: usize = 16 << 20;

@@ -49,6 +49,11 @@ pub(crate) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clo
     }
 }
 
+/// Forks this process into a child of its own parent.
+pub(crate) fn clone_sibling() -> io::Result<Clone> {
+    clone(libc::CLONE_PARENT, None)
+}
+
 /// Version of the Landlock ABI; 0 if the kernel has none.
 pub(crate) fn landlock() -> u32 {
     #[expect(unsafe_code, reason = "the crate does not report it")]

@@ -271,8 +271,8 @@ impl Preparations {
         }
     }
 
-    /// Prepares all `servers` in the background; removes old stores that none of them names, and
-    /// leftovers of children.
+    /// Prepares all `servers` in the background; starts the zygote, and removes old stores that none of
+    /// them names, and leftovers of children.
     pub(crate) fn prepare_all(self: &Arc<Self>, servers: Vec<Arc<Server>>) {
         let named: HashSet<String> = servers
             .iter()
@@ -280,6 +280,7 @@ impl Preparations {
             .collect();
         let (stores, launcher) = (self.stores.clone(), self.launcher.clone());
         self.tracker.spawn_blocking(move || {
+            launcher.zygote.start();
             let removed = stores.tidy(&named, KEPT);
             if removed > 0 {
                 tracing::info!(removed, "removed old stores");

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use crate::{
-    backend::{guard::supervisor::offers_namespaces, sandbox::Kernel},
+    backend::{guard::stages::offers_namespaces, sandbox::Kernel},
     config::{Config, Mistake, Wrong},
     declare::Offer,
 };

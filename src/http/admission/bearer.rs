@@ -26,7 +26,10 @@ pub(crate) fn credential(headers: &HeaderMap) -> Result<Credential<'_>, McpRefus
         return Ok(Credential::None);
     }
     // b64token (RFC 6750, section 2.1)
-    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
+    let is_token = |byte: u8| {
+        byte.is_ascii_alphanumeric()
+            || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'+' | b'/' | b'=')
+    };
     if token.is_empty() || !token.bytes().all(is_token) {
         return Ok(Credential::Malformed);
     }

@@ -1,18 +1,21 @@
 //! Checks of the header fields of MCP requests: accepted types, revision and session.
 
-use http::{HeaderMap, StatusCode, header};
+use http::{
+    HeaderMap, HeaderName, StatusCode,
+    header::{self, AsHeaderName},
+};
 
 use crate::{
     error::Error,
     http::reply::McpRefusal,
-    protocol::{Accepts, Version, headers},
+    protocol::{Accepts, SESSION_ID, Version, headers::PROTOCOL_VERSION},
 };
 
 /// Returns the only value of a header field; different values are refused.
-pub(crate) fn single<'a>(
-    headers: &'a HeaderMap,
-    name: &'static str,
-) -> Result<Option<&'a str>, McpRefusal> {
+pub(crate) fn single(
+    headers: &HeaderMap,
+    name: impl AsHeaderName,
+) -> Result<Option<&str>, McpRefusal> {
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else {
         return Ok(None);
@@ -36,7 +39,7 @@ pub(crate) fn accepts(headers: &HeaderMap) -> Accepts {
 
 /// Checks the protocol version as far as the header alone decides it.
 pub(crate) fn check_version(headers: &HeaderMap) -> Result<(), McpRefusal> {
-    match Version::parse(single(headers, headers::PROTOCOL_VERSION)?) {
+    match Version::parse(single(headers, VERSION)?) {
         // Modern revisions are not supported yet: their requests are legacy ones without a session.
         Version::Modern => Err(no_session_id()),
         Version::Unknown => Err(McpRefusal::http(
@@ -49,10 +52,14 @@ pub(crate) fn check_version(headers: &HeaderMap) -> Result<(), McpRefusal> {
 
 /// Returns the session id of a request that needs one.
 pub(crate) fn session_id(headers: &HeaderMap) -> Result<&str, McpRefusal> {
-    single(headers, headers::SESSION_ID)?.ok_or_else(no_session_id)
+    single(headers, SESSION)?.ok_or_else(no_session_id)
 }
 
 /// Makes the refusal of a request without a session.
 pub(crate) fn no_session_id() -> McpRefusal {
     Error::Invalid("Mcp-Session-Id is missing; begin with initialize").into()
 }
+
+/// Parsed once: the names of a request's fields are looked up several times.
+pub(crate) const SESSION: HeaderName = HeaderName::from_static(SESSION_ID);
+const VERSION: HeaderName = HeaderName::from_static(PROTOCOL_VERSION);

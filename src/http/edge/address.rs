@@ -155,15 +155,17 @@ impl Allowed {
                 header
             }
         };
-        let port = self.port(port);
-        let is_address = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
-        let is_any = self.any_address == Some(port) && is_address;
-        if is_any || self.hosts.contains(&(host, port)) {
-            HostCheck::Ours
-        } else if is_address {
-            HostCheck::ForeignAddress
-        } else {
+        let own = (host, self.port(port));
+        if self.hosts.contains(&own) {
+            return HostCheck::Ours;
+        }
+        let (host, port) = own;
+        if host.trim_matches(['[', ']']).parse::<IpAddr>().is_err() {
             HostCheck::Foreign
+        } else if self.any_address == Some(port) {
+            HostCheck::Ours
+        } else {
+            HostCheck::ForeignAddress
         }
     }
 
@@ -260,21 +262,24 @@ fn origin_of(text: &str) -> Option<String> {
 /// of it and an authorization rule could decode it differently.
 pub(crate) fn is_canonical(path: &str) -> bool {
     // `@` needs no encoding in a path (RFC 3986, section 3.3), and user names may contain it.
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._~-/@".contains(&byte);
-    let Some(rest) = path.strip_prefix('/') else {
+    let is_plain = |byte: u8| {
+        byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'~' | b'-' | b'/' | b'@')
+    };
+    let Some(mut rest) = path.as_bytes().strip_prefix(b"/") else {
         return false;
     };
-    let last = rest.split('/').count() - 1;
-    path.bytes().all(is_plain)
-        && rest
-            .split('/')
-            .enumerate()
-            .all(|(at, segment)| match segment {
-                "." | ".." => false,
-                // Only the last segment may be empty: "/" and "/a/".
-                "" => at == last,
-                _ => true,
-            })
+    if !path.bytes().all(is_plain) {
+        return false;
+    }
+    loop {
+        let end = rest.iter().position(|byte| *byte == b'/');
+        match (&rest[..end.unwrap_or(rest.len())], end) {
+            // Only the last segment may be empty: "/" and "/a/".
+            (b"." | b"..", _) | (b"", Some(_)) => return false,
+            (_, Some(end)) => rest = &rest[end + 1..],
+            (_, None) => return true,
+        }
+    }
 }
 
 /// Returns the address of the client: the peer, or the address that trusted proxies forward.

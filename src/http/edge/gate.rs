@@ -153,7 +153,9 @@ impl Gate {
         let path = line.path();
         let version = head.version;
         let (body, state) = body_limit::limit(body, self.max_body);
-        let (label, span) = (route_label(path), self.begin_span(&head));
+        let served = Kind::served(path);
+        let label = served.map_or_else(|| route_label(path), label_of);
+        let span = self.begin_span(&head, label);
         let trace = match &span {
             Some(span) => Some(span.context()),
             None => TraceContext::of_headers(&head.headers),
@@ -179,7 +181,7 @@ impl Gate {
                     };
                     in_form_of(path, response)
                 };
-                if cors::is_public(path) {
+                if served.is_none() && cors::is_public(path) {
                     cors::allow_any_origin(response.headers_mut());
                 } else {
                     cors::allow_origin(response.headers_mut(), origin);
@@ -198,12 +200,11 @@ impl Gate {
     }
 
     /// Begins the span of a request; health probes have none.
-    fn begin_span(&self, head: &Parts) -> Option<Span> {
-        let path = head.uri.path();
-        let route = match route_label(path) {
-            Route::Health => return None,
-            _ => Kind::route(path),
-        };
+    fn begin_span(&self, head: &Parts, label: Route) -> Option<Span> {
+        if label == Route::Health || !self.traces.is_enabled() {
+            return None;
+        }
+        let route = Kind::route(head.uri.path());
         self.traces.request(&head.method, route, &head.headers)
     }
 }
@@ -213,10 +214,14 @@ fn route_label(path: &str) -> Route {
     if matches!(path, "/livez" | "/readyz") {
         return Route::Health;
     }
-    match Kind::of(path) {
-        Some(Kind::Mcp) => Route::Mcp,
-        Some(Kind::Sse | Kind::Messages) => Route::Sse,
-        None => Route::Other,
+    Kind::of(path).map_or(Route::Other, label_of)
+}
+
+/// Returns the label of requests to an MCP endpoint.
+const fn label_of(kind: Kind) -> Route {
+    match kind {
+        Kind::Mcp => Route::Mcp,
+        Kind::Sse | Kind::Messages => Route::Sse,
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{
     error::Error,
     hub::{Answer, Form, Transport, stream::Reader},
     protocol::{
-        Accepts, Body as Messages, Kind, LAST_EVENT_ID, Message, Method, Revision, SESSION_ID,
+        Accepts, Body as Messages, Kind, LAST_EVENT_ID, Message, Method, Revision,
         event::{push_message, push_priming},
     },
 };
@@ -42,7 +42,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
 
 /// Returns the session of a request. A malformed header is refused later, where it is read.
 fn session(request: &Request) -> Option<String> {
-    let id = headers::single(request.headers(), SESSION_ID).ok()?;
+    let id = headers::single(request.headers(), headers::SESSION).ok()?;
     id.map(str::to_owned)
 }
 
@@ -105,7 +105,7 @@ async fn initialize(
     (form, accepts): (Form, Accepts),
 ) -> Result<Response, McpRefusal> {
     let access = &admitted.access;
-    if let Some(id) = headers::single(headers, SESSION_ID)?
+    if let Some(id) = headers::single(headers, headers::SESSION)?
         && front.hub.has(access, id)
     {
         return Err(Error::Invalid("this session is initialized already").into());
@@ -128,7 +128,7 @@ async fn initialize(
         one_event(&line)
     };
     if let Some(session) = session {
-        response.headers_mut().insert(SESSION_ID, session);
+        response.headers_mut().insert(headers::SESSION, session);
     }
     Ok(response)
 }

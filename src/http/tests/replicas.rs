@@ -23,7 +23,7 @@ use crate::http::{
 use crate::{
     auth::Verifier,
     backend::{
-        child::{Ambient, Launcher},
+        child::{Ambient, Launcher, Zygote},
         sandbox::Sandbox,
     },
     base::{Clock, Outbound},
@@ -220,7 +220,7 @@ async fn serve(
 
 fn launcher(work: PathBuf) -> Launcher {
     Launcher {
-        program: built("lockgate"),
+        zygote: Arc::new(Zygote::new(built("lockgate"))),
         ambient: Ambient {
             cwd: "/".into(),
             ..Ambient::default()

@@ -1,22 +1,20 @@
 //! Table of the sessions that this replica owns.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::{sync::mpsc, time::Instant};
 
 use super::command::{Command, Transport};
 use crate::{
     auth::Access,
+    base::Table,
     error::Error,
     state::{Fence, SessionId},
 };
 
 /// The sessions that this replica owns, by id. Read on every request, never held across an await.
 #[derive(Default)]
-pub(crate) struct Sessions(RwLock<HashMap<SessionId, Handle>>);
+pub(crate) struct Sessions(RwLock<Table<SessionId, Handle>>);
 
 /// The handle of a session: the channel to its task, and the access that it requires.
 #[derive(Clone)]
@@ -101,11 +99,11 @@ impl Sessions {
         Ok(())
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<SessionId, Handle>> {
+    fn read(&self) -> RwLockReadGuard<'_, Table<SessionId, Handle>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<SessionId, Handle>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Table<SessionId, Handle>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

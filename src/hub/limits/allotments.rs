@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::BuildHasher,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
@@ -11,9 +12,9 @@ use std::{
 use crate::state::Account;
 
 /// The unspent allotments, by account.
-pub(super) struct Allotments {
+pub(super) struct Allotments<S> {
     /// Never held across an await.
-    pub(super) accounts: RwLock<HashMap<Account, Arc<Allotment>>>,
+    pub(super) accounts: RwLock<HashMap<Account, Arc<Allotment>, S>>,
     /// The time of the last sweep, in milliseconds.
     swept: AtomicU64,
     /// The shared allotment of the accounts beyond [`MAX_ACCOUNTS`].
@@ -30,7 +31,7 @@ pub(super) struct Allotment {
     pub(super) is_drawing: AtomicBool,
 }
 
-impl Allotments {
+impl<S: BuildHasher + Default> Allotments<S> {
     pub(super) fn new() -> Self {
         Self {
             accounts: RwLock::default(),

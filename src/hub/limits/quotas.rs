@@ -6,6 +6,7 @@
 
 use std::{
     array::IntoIter,
+    hash::RandomState,
     iter::Flatten,
     net::IpAddr,
     num::NonZeroU64,
@@ -20,6 +21,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::allotments::{Allotment, Allotments, amount, signed};
 use crate::{
     auth::Access,
+    base::FastHash,
     declare::Bounds,
     error::{Error, Limit, Quota},
     protocol::{Body, Kind, Message, Method},
@@ -35,9 +37,9 @@ pub(crate) struct Limits {
     /// Whether other replicas share the limits.
     is_shared: bool,
     /// The allotments of tenants and principals.
-    allotments: Allotments,
+    allotments: Allotments<FastHash>,
     /// The allotments of addresses, apart so that a flood of addresses evicts no tenant.
-    addresses: Allotments,
+    addresses: Allotments<RandomState>,
     born: Instant,
     metrics: Arc<Metrics>,
     tracker: TaskTracker,
@@ -336,11 +338,10 @@ impl Limits {
     /// Draws an allotment if one is due.
     fn fill(&self, rate: &AccountLimit) -> (Arc<Allotment>, Draw) {
         let (bound, now) = (rate.bound.get(), self.now());
-        let allotments = match rate.limit {
-            Limit::AddressRequests => &self.addresses,
-            _ => &self.allotments,
+        let allotment = match rate.limit {
+            Limit::AddressRequests => self.addresses.of(&rate.account, bound, now),
+            _ => self.allotments.of(&rate.account, bound, now),
         };
-        let allotment = allotments.of(&rate.account, bound, now);
         let last = allotment.drawn.load(Ordering::Relaxed);
         let balance = allotment.balance.load(Ordering::Relaxed);
         let since = (last > 0).then(|| now.saturating_sub(last));

@@ -218,7 +218,7 @@ impl Session {
             .map(Into::into);
         let is_carrier = form != Form::Json || self.client.transport() == Transport::Sse2024;
         let wants_task = message.wants_task();
-        let class = class(message);
+        let name = message.method_name();
         self.calls.begin(
             id,
             Call {
@@ -228,8 +228,8 @@ impl Session {
                 wants_task,
                 clock,
                 began: now,
-                class,
-                method: semconv::method(&message.method_name()),
+                class: class(&name),
+                method: semconv::method(&name),
                 tool,
                 audited: Audited::begin(self.client.server(), message),
                 effect: effect(message),
@@ -518,8 +518,8 @@ fn effect(message: &Message) -> Effect {
     effect.unwrap_or_default()
 }
 
-fn class(message: &Message) -> MethodClass {
-    match &*message.method_name() {
+fn class(method: &str) -> MethodClass {
+    match method {
         "tools/call" => MethodClass::Tool,
         "resources/read" | "prompts/get" => MethodClass::Read,
         name if name.ends_with("/list") => MethodClass::List,

@@ -1,8 +1,9 @@
 //! Messages from the backend to the client, exits of its child, and the timers of the session.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, sync::LazyLock, time::Duration};
 
 use bytes::Bytes;
+use memchr::memmem::Finder;
 use tokio::time::Instant;
 
 use super::{link::BackendEvent, task::Session};
@@ -379,10 +380,13 @@ fn error_type(call: &Call, message: &Message) -> Option<&'static str> {
     // Most results are no errors and may be long: they are searched, not parsed.
     let is_tool = call.tool.is_some();
     let result = message.result().filter(|_| is_tool)?;
-    memchr::memmem::find(result, b"\"isError\"")?;
+    IS_ERROR.find(result)?;
     let is_error = json::get(result, "isError") == Some(b"true");
     is_error.then_some(semconv::TOOL_ERROR)
 }
+
+/// Made once: making it takes longer than a search in a short result.
+static IS_ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"isError\""));
 
 /// The message of the error of a response; none for a result, which is never logged.
 fn reason(message: &Message) -> Option<String> {

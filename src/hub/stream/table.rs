@@ -1,7 +1,7 @@
 //! Streams of one session: held responses, open streams, and the connections that read them.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -21,6 +21,7 @@ use super::{
     writes::{Write, Writes},
 };
 use crate::{
+    base::Table,
     error::Error,
     protocol::{LISTENER_STREAM, Revision, StreamId, json},
     state::{Fence, StoreError, contract},
@@ -32,7 +33,7 @@ pub(crate) struct Streams {
     pub(super) log: SessionLog,
     pub(super) limits: StreamLimits,
     last: StreamId,
-    pub(super) open: HashMap<StreamId, Stream>,
+    pub(super) open: Table<StreamId, Stream>,
     pub(super) writes: Writes,
     /// Answers that wait for events of the listener, in the order of the events.
     answers: VecDeque<WaitingAnswer>,
@@ -62,7 +63,8 @@ impl Streams {
     ) -> Self {
         let epoch = log.owner.epoch();
         let writes = Writes::new(Arc::clone(&log.log), log.session.clone(), fence, epoch);
-        let open = HashMap::from([(LISTENER_STREAM, Stream::new(0, None, false, epoch))]);
+        let open = [(LISTENER_STREAM, Stream::new(0, None, false, epoch))];
+        let open = Table::from_iter(open);
         let pulse = Arc::new(Pulse::new(log.owner.lapses()));
         Self {
             log,

@@ -1,15 +1,13 @@
 //! Limits in memory, for a gateway of one replica.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc, PoisonError, RwLock,
+    atomic::{AtomicU64, Ordering},
 };
 
 use tokio::time::Instant;
 
+use crate::base;
 use crate::state::{Account, BoxFuture, Limiter, Seat};
 
 /// Limits in memory; no lock is held across an await.
@@ -24,7 +22,7 @@ type Clock = dyn Fn() -> Instant + Send + Sync;
 
 /// The accounts in use.
 struct Table<T> {
-    accounts: HashMap<Account, T>,
+    accounts: base::Table<Account, T>,
     /// The number of accounts at which unused ones are removed.
     sweep_at: usize,
 }
@@ -40,7 +38,7 @@ struct Bucket {
 impl<T> Default for Table<T> {
     fn default() -> Self {
         Self {
-            accounts: HashMap::new(),
+            accounts: base::Table::default(),
             sweep_at: MIN_SWEEP,
         }
     }

@@ -1,0 +1,236 @@
+//! The gateway's end of the zygote, and the guards that it forks.
+//!
+//! Not here: the zygote itself (`guard::zygote`).
+
+use std::{
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::{CommandExt, ExitStatusExt},
+    },
+    path::PathBuf,
+    process::{self, Command, ExitStatus, Stdio},
+    sync::{PoisonError, RwLock},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use rustix::{
+    cmsg_space,
+    io::Errno,
+    net::{
+        AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+        SocketFlags, SocketType, recv, sendmsg, socketpair,
+        sockopt::{Timeout, set_socket_timeout},
+    },
+    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, waitid},
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    runtime::Handle,
+};
+
+use crate::backend::guard::{GUARD_ARGUMENT, STREAMS, ZYGOTE};
+
+/// The zygote of a gateway, started at its first use and again when it has ended.
+#[derive(Debug)]
+pub(crate) struct Zygote {
+    /// The binary: this one, except in tests.
+    program: PathBuf,
+    running: RwLock<Option<Running>>,
+}
+
+impl Zygote {
+    /// The zygote of a binary.
+    pub(crate) fn new(program: PathBuf) -> Self {
+        let running = RwLock::default();
+        Self { program, running }
+    }
+
+    /// Starts the zygote ahead of its first use, which reports errors.
+    pub(crate) fn start(&self) {
+        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+        if running.is_none() {
+            *running = Running::start(&self.program).ok();
+        }
+    }
+
+    /// Forks a guard with these streams: stdin, stdout and stderr. Waits for the zygote, which
+    /// answers in less than a millisecond.
+    ///
+    /// # Errors
+    ///
+    /// The zygote cannot be started, or cannot fork.
+    pub(super) fn fork(&self, streams: [BorrowedFd<'_>; STREAMS]) -> io::Result<Guard> {
+        let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+        // The second time with a new one: somebody may have killed the zygote since it was last used.
+        let again = running.is_some();
+        let forked = self.fork_by(&mut running, streams);
+        let pid = match forked {
+            Err(_) if again && running.is_none() => self.fork_by(&mut running, streams)?,
+            forked => forked?,
+        };
+        drop(running);
+        Guard::new(pid)
+    }
+
+    /// Forks a guard; a zygote that does not answer is ended.
+    fn fork_by(
+        &self,
+        running: &mut Option<Running>,
+        streams: [BorrowedFd<'_>; STREAMS],
+    ) -> io::Result<Pid> {
+        let zygote = match running.take() {
+            Some(zygote) => zygote,
+            None => Running::start(&self.program)?,
+        };
+        let answer = zygote.ask(streams)?;
+        *running = Some(zygote);
+        match Pid::from_raw(answer) {
+            Some(pid) if answer > 0 => Ok(pid),
+            _ => Err(io::Error::from_raw_os_error(-answer)),
+        }
+    }
+}
+
+/// A running zygote, ended by being dropped.
+#[derive(Debug)]
+struct Running {
+    process: process::Child,
+    socket: OwnedFd,
+}
+
+impl Running {
+    fn start(program: &PathBuf) -> io::Result<Self> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (socket, far) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWERS))?;
+        let process = Command::new(program)
+            .arg0("lockgate")
+            .args([GUARD_ARGUMENT, ZYGOTE, &process::id().to_string()])
+            .env_clear()
+            // Its allocator would begin with an arena of huge pages.
+            .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
+            .stdin(far)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { process, socket })
+    }
+
+    /// Sends the streams of a guard; returns its process id, or a negative error number.
+    fn ask(&self, streams: [BorrowedFd<'_>; STREAMS]) -> io::Result<i32> {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(STREAMS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&streams));
+        let order = &[IoSlice::new(b"f")];
+        sendmsg(&self.socket, order, &mut control, SendFlags::NOSIGNAL)?;
+        let mut answer = [0; size_of::<i32>()];
+        loop {
+            match recv(&self.socket, &mut answer, RecvFlags::empty()) {
+                Ok((_, count)) if count == answer.len() => return Ok(i32::from_ne_bytes(answer)),
+                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        _ = self.process.kill();
+        _ = self.process.wait();
+    }
+}
+
+/// A guard, which is a child process of the gateway. One that is dropped is reaped at its end.
+#[derive(Debug)]
+pub(super) struct Guard {
+    pid: Pid,
+    /// None once it is reaped.
+    process: Option<AsyncFd<OwnedFd>>,
+}
+
+impl Guard {
+    /// A guard that was just forked; without descriptors it is ended.
+    fn new(pid: Pid) -> io::Result<Self> {
+        Self::watch(pid).inspect_err(|_| {
+            _ = rustix::process::kill_process(pid, Signal::KILL);
+            _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+        })
+    }
+
+    fn watch(pid: Pid) -> io::Result<Self> {
+        // Nobody else reaps it, so that the id is still its own.
+        let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        #[expect(
+            deprecated,
+            reason = "unsound for types that may close their descriptor, which an OwnedFd does not"
+        )]
+        let process = AsyncFd::with_interest(process, Interest::READABLE)?;
+        let process = Some(process);
+        Ok(Self { pid, process })
+    }
+
+    /// Process id, until it is reaped.
+    pub(super) fn id(&self) -> Option<Pid> {
+        self.process.is_some().then_some(self.pid)
+    }
+
+    /// Waits for its end and reaps it.
+    ///
+    /// # Panics
+    ///
+    /// After it was ready.
+    pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<ExitStatus> {
+        let process = self.process.as_ref().expect("a guard ends once");
+        let status = loop {
+            let Ok(mut ready) = ready!(process.poll_read_ready(cx)) else {
+                break ExitStatus::from_raw(Signal::KILL.as_raw());
+            };
+            match reap(process) {
+                Some(status) => break status,
+                None => ready.clear_ready(),
+            }
+        };
+        self.process = None;
+        Poll::Ready(status)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(process) = self.process.take()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async move {
+                while let Ok(mut ready) = process.readable().await {
+                    if reap(&process).is_some() {
+                        break;
+                    }
+                    ready.clear_ready();
+                }
+            });
+        }
+    }
+}
+
+/// Reaps a process that has ended.
+fn reap(process: &AsyncFd<OwnedFd>) -> Option<ExitStatus> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    match waitid(WaitId::PidFd(process.as_fd()), options) {
+        Ok(None) | Err(Errno::INTR) => None,
+        Ok(Some(status)) => {
+            let code = status.exit_status().map(|code| code << 8);
+            let signal = status.terminating_signal();
+            Some(ExitStatus::from_raw(code.or(signal).unwrap_or_default()))
+        }
+        Err(_) => Some(ExitStatus::from_raw(Signal::KILL.as_raw())),
+    }
+}
+
+/// Time for the zygote to answer, also on a machine that is very busy.
+const ANSWERS: Duration = Duration::from_secs(10);

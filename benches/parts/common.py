@@ -66,16 +66,20 @@ class Report:
     rows: list
 
 
-def build():
+def build_tools():
     environment = os.environ | {"CARGO_TARGET_DIR": str(BENCH_TARGET)}
+    environment.pop("RUSTFLAGS", None)
     for name in ("echo-server", "mcpload", "refs"):
         command = ["cargo", "build", "--release", "--locked"]
         subprocess.run(command, cwd=BENCHES / name, env=environment, check=True)
+
+
+def build():
+    build_tools()
     environment = os.environ | {"CARGO_TARGET_DIR": str(TARGET)}
     # As it is deployed.
-    command = ["cargo", "build", "--profile", "dist", "--locked", "--bin", "lockgate"]
-    command += ["--example", "child"]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    command = ["cargo", "build", "--profile", "dist", "--locked", "--bin", "lockgate", "--example", "child"]
+    subprocess.run([ROOT / "scripts" / "pgo", *command], cwd=ROOT, env=environment, check=True)
     if not SUPERGATEWAY.exists():
         command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
         subprocess.run(command, cwd=BENCHES, check=True)

@@ -17,7 +17,7 @@ use super::{
         COMMANDS, Command, Core, Delivery, Handle, Sessions, Stores, ToolDigests, Transport,
         check_initialize,
     },
-    limits::{Limits, Seats},
+    limits::{CallSeats, Limits, Seats},
     ownership::{Claims, STORE_AWAY, Unresponsive, is_of, places},
     session::{Session, SessionRecord},
     stream::{Answer, Form, LogOnlyStream, Pending, Reader, SessionLog},
@@ -180,7 +180,7 @@ impl Hub {
         check_initialize(&message)?;
         let (id, handle) = self.begin(access, Transport::Streamable).await?;
         let body = Body::One(message);
-        let pending = deliver(&handle, access, body, form, (Vec::new(), trace)).await?;
+        let pending = deliver(&handle, access, body, form, (CallSeats::new(), trace)).await?;
         Ok((id, pending.answer().await))
     }
 
@@ -358,7 +358,7 @@ async fn deliver(
     access: &Access,
     body: Body,
     form: Form,
-    (calls, trace): (Vec<Seats>, Option<TraceContext>),
+    (calls, trace): (CallSeats, Option<TraceContext>),
 ) -> Result<Pending, Error> {
     let (reply, answer) = oneshot::channel();
     let delivery = Box::new(Delivery {

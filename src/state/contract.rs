@@ -12,6 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -353,6 +354,11 @@ impl Drop for Seat {
 pub(crate) trait Limiter: Send + Sync {
     /// Draws an allotment from an account that refills at `rate` per second.
     fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> BoxFuture<'static, u64>;
+
+    /// Takes a seat at once, if no store has to be asked; else pending, and [`Self::enter`] asks it.
+    fn enter_at_once(&self, _: &Account, _: u64) -> Poll<Option<Seat>> {
+        Poll::Pending
+    }
 
     /// Takes a seat.
     fn enter(self: Arc<Self>, account: Account, most: u64) -> BoxFuture<'static, Option<Seat>>;

@@ -113,7 +113,7 @@ async fn accept(
         set_options(&stream);
         let connection = Connection {
             peer,
-            app: app.clone(),
+            app: Arc::new(app.clone()),
             protocols: Arc::clone(&protocols),
             stop: stop.clone(),
             finish: bounds.finish,
@@ -131,8 +131,9 @@ async fn accept(
 struct Connection {
     /// Address of the peer.
     peer: SocketAddr,
-    /// Routes that answer its requests.
-    app: App,
+    /// Routes that answer its requests: a reference of the connection's own, which its requests count
+    /// without disturbing other connections.
+    app: Arc<App>,
     /// Settings of hyper, shared by all connections.
     protocols: Arc<Protocols>,
     /// Cancelled when the connection is to finish.
@@ -221,14 +222,14 @@ impl Connection {
 
 /// Makes the service of one connection, which sets `has_request` at its first request.
 fn service(
-    app: App,
+    app: Arc<App>,
     peer: SocketAddr,
     has_request: Arc<AtomicBool>,
 ) -> impl hyper::service::Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
 {
     service_fn(move |request| {
         has_request.store(true, Ordering::Relaxed);
-        call(app.clone(), peer, request)
+        call(Arc::clone(&app), peer, request)
     })
 }
 
@@ -250,7 +251,7 @@ async fn await_first_request(
 /// Passes one request to the routes. Boxed, because hyper reserves space for the future as long as
 /// the connection lives.
 fn call(
-    app: App,
+    app: Arc<App>,
     peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {

@@ -59,16 +59,16 @@ impl App {
     }
 
     /// Answers one request from `peer`.
-    pub(crate) async fn answer(self, peer: SocketAddr, request: Request) -> Response {
+    pub(crate) async fn answer(&self, peer: SocketAddr, request: Request) -> Response {
         let Self { routes, gate } = self;
         let is_head = request.method() == Method::HEAD;
         let response = match gate {
-            ListenerGate::Operators(bound) => match operators::check(bound, &request) {
+            ListenerGate::Operators(bound) => match operators::check(*bound, &request) {
                 Ok(()) => routes.call(request).await,
                 Err(refused) => refused,
             },
             ListenerGate::Public(gate) => gate.pass(peer, request, routes).await,
-            ListenerGate::Replicas(cluster) => hops::pass(&cluster, request, routes).await,
+            ListenerGate::Replicas(cluster) => hops::pass(cluster, request, routes).await,
         };
         if is_head {
             without_body(response)

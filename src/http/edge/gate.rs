@@ -145,7 +145,7 @@ impl Gate {
         &self,
         peer: SocketAddr,
         request: Request,
-        routes: Routes,
+        routes: &Routes,
     ) -> Response {
         let address = client_address(peer.ip(), request.headers(), &self.proxies);
         let (mut head, body) = request.into_parts();

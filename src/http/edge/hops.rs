@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Passes a request of another replica to its route.
-pub(super) async fn pass(cluster: &Cluster, mut request: Request, routes: Routes) -> Response {
+pub(super) async fn pass(cluster: &Cluster, mut request: Request, routes: &Routes) -> Response {
     let hop = match cluster.verify(&request) {
         Ok(hop) => hop,
         Err(invalid) => {

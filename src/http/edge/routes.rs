@@ -57,19 +57,19 @@ impl Routes {
     }
 
     /// Passes a request to its route, and turns a panic into a response.
-    pub(super) async fn call_safely(self, request: Request) -> Response {
+    pub(super) async fn call_safely(&self, request: Request) -> Response {
         let response = AssertUnwindSafe(self.call(request));
         response.catch_unwind().await.unwrap_or_else(panic_response)
     }
 
     /// Passes a request to its route.
-    pub(super) async fn call(mut self, request: Request) -> Response {
+    pub(super) async fn call(&self, request: Request) -> Response {
         if let Some(endpoints) = &self.endpoints
             && let Some(kind) = Kind::served(request.uri().path())
         {
             return endpoints(kind, request).await;
         }
-        let response = self.others.call(request).await;
+        let response = self.others.clone().call(request).await;
         response.unwrap_or_else(|never| match never {})
     }
 }

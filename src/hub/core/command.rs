@@ -9,7 +9,7 @@ use crate::{
     declare::Policy,
     error::Error,
     hub::{
-        limits::Seats,
+        limits::CallSeats,
         stream::{Answer, Form, Reader},
     },
     protocol::{Body, Cursor, Message},
@@ -44,7 +44,7 @@ pub(crate) struct Delivery {
     /// The access policy of the sender.
     pub(crate) policy: Arc<Policy>,
     /// The seats of its calls, held while they are in flight.
-    pub(crate) calls: Vec<Seats>,
+    pub(crate) calls: CallSeats,
     /// The trace of the request that brought it.
     pub(crate) trace: Option<TraceContext>,
     /// Receives the answer.

@@ -8,4 +8,4 @@
 mod allotments;
 mod quotas;
 
-pub(crate) use self::quotas::{Flow, Limits, Remaining, Seats};
+pub(crate) use self::quotas::{CallSeats, Flow, Limits, Remaining, Seats};

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -47,7 +48,10 @@ pub(crate) struct Limits {
 }
 
 /// The seats of one call, session or stream: one of its tenant and one of its principal.
-pub(crate) type Seats = Vec<Seat>;
+pub(crate) type Seats = SmallVec<[Seat; 2]>;
+
+/// The seats of the calls of a body, in their order.
+pub(crate) type CallSeats = SmallVec<[Seats; 1]>;
 
 /// The rest of a rate that is nearly used up.
 #[derive(Clone, Copy, Debug)]
@@ -193,7 +197,7 @@ impl Limits {
     /// # Errors
     ///
     /// `Quota`.
-    pub(crate) fn calls(&self, access: &Access, body: &Body) -> Result<Vec<Seats>, Error> {
+    pub(crate) fn calls(&self, access: &Access, body: &Body) -> Result<CallSeats, Error> {
         let is_call = |message: &&Message| {
             let is_counted = !matches!(message.method(), Method::Ping | Method::Initialize);
             message.kind() == Kind::Request && is_counted
@@ -279,12 +283,18 @@ impl Limits {
     ) -> Result<Seats, Error> {
         let mut seats = Seats::new();
         for rate in account_limits {
-            let entered = Arc::clone(&self.limiter).enter(rate.account, rate.bound.get());
-            let entered = timeout(LIMITER_TIMEOUT, entered).await;
-            let seat = entered.map_err(|_| Error::Busy {
-                what: "the limits cannot be read",
-                retry,
-            })?;
+            let most = rate.bound.get();
+            let seat = match self.limiter.enter_at_once(&rate.account, most) {
+                Poll::Ready(seat) => seat,
+                Poll::Pending => {
+                    let entered = Arc::clone(&self.limiter).enter(rate.account, most);
+                    let entered = timeout(LIMITER_TIMEOUT, entered).await;
+                    entered.map_err(|_| Error::Busy {
+                        what: "the limits cannot be read",
+                        retry,
+                    })?
+                }
+            };
             seats.push(seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, retry))?);
         }
         Ok(seats)

@@ -448,7 +448,7 @@ impl Session {
         &mut self,
         items: Vec<Result<Message, Refusal>>,
         form: Form,
-        mut calls: std::vec::IntoIter<Seats>,
+        mut calls: impl Iterator<Item = Seats>,
         reply: oneshot::Sender<Answer>,
     ) {
         let messages = match self.check_batch(items) {

@@ -1,0 +1,20 @@
+"""The load by whose counts a build is optimized: calls of all shapes, streams, resumption, sessions that come and go."""
+
+import subprocess
+
+from .common import MCPLOAD, gateway_open, load
+from .speed import BIG, full, subject
+
+# Sessions, concurrency, seconds, more arguments. Most requests are small calls of many clients.
+CALLS = ((16, 1, 4, ()), (1, 32, 3, ()), (64, 1, 2, ()), (16, 1, 2, BIG))
+
+
+def train(binary, folder):
+    """Puts the load on a gateway of each kind; its counts are written at its end."""
+    for gateway in (full(binary, folder), subject("run", binary, folder)):
+        with gateway as (url, _, header):
+            for sessions, concurrency, seconds, more in CALLS:
+                load(url, sessions, concurrency, seconds, *more, *header)
+            for mode in (("--idle", "50", "--duration", "2"), ("--resume",)):
+                subprocess.run([MCPLOAD, "--json", "--url", url, *mode, *header], check=True, stdout=subprocess.DEVNULL)
+            gateway_open(url, 40, *header)

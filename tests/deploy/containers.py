@@ -89,7 +89,7 @@ class Images:
             self.bases(binary)
             for target in ("stdio", "lockgate"):
                 words = ["build", "--pull-never", "--format", "docker", "--layers", "-f", DOCKERFILE]
-                words += ["--build-arg", "VERSION=1.2.3", "--build-arg", "REVISION=abc"]
+                words += ["--build-arg", "VERSION=1.2.3", "--build-arg", "REVISION=abc", "--build-arg", "PGO=no"]
                 self.buildah(*words, "--target", target, "-t", target, ROOT)
                 container = self.buildah("from", "--pull-never", f"localhost/{target}")
                 run("cp", "-a", self.buildah("mount", container), self.root(target))

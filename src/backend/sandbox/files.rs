@@ -16,6 +16,15 @@ pub(super) fn system() -> Vec<PathBuf> {
     let resolver = fs::canonicalize("/etc/resolv.conf").ok();
     let resolver = resolver.as_deref().and_then(Path::parent);
     let roots = SYSTEM.iter().map(PathBuf::from);
+    let roots = roots.chain(ETC.iter().map(|name| Path::new("/etc").join(name)));
+    let runtimes = fs::read_dir("/etc").into_iter().flatten().flatten();
+    let roots = roots.chain(runtimes.filter_map(|entry| {
+        let name = entry.file_name();
+        let is_runtime = RUNTIMES
+            .iter()
+            .any(|runtime| name.to_string_lossy().starts_with(runtime));
+        is_runtime.then(|| entry.path())
+    }));
     let roots = roots.chain(resolver.map(Path::to_owned));
     outermost(roots.filter_map(|path| fs::canonicalize(path).ok()))
 }
@@ -141,7 +150,63 @@ fn outermost(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
     kept
 }
 
-const SYSTEM: [&str; 18] = [
+/// Files of `/etc` that programs need to run: settings that every program of the machine may know. Others
+/// may be those of one service, with its passwords.
+const ETC: [&str; 43] = [
+    // The dynamic linker and libraries.
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "ld.so.preload",
+    "ld-musl-x86_64.path",
+    "ld-musl-aarch64.path",
+    "malloc.conf",
+    // TLS; not `ssl/private`.
+    "ssl/certs",
+    "ssl/cert.pem",
+    "ssl/openssl.cnf",
+    "pki/ca-trust",
+    "pki/java",
+    "pki/tls/certs",
+    "pki/tls/cert.pem",
+    "pki/tls/openssl.cnf",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "crypto-policies",
+    "krb5.conf",
+    "krb5.conf.d",
+    // Names of hosts, services, users.
+    "resolv.conf",
+    "hosts",
+    "host.conf",
+    "hostname",
+    "gai.conf",
+    "nsswitch.conf",
+    "services",
+    "protocols",
+    "networks",
+    "passwd",
+    "group",
+    // Time, language, the system's name.
+    "localtime",
+    "timezone",
+    "locale.alias",
+    "locale.conf",
+    "os-release",
+    "debian_version",
+    // Kinds of files, fonts, terminals, and what browsers read at their start.
+    "mime.types",
+    "magic",
+    "fonts",
+    "terminfo",
+    "alternatives",
+    "chromium.d",
+];
+
+/// Beginnings of names in `/etc` of what runtimes read at their start, of whatever version.
+const RUNTIMES: [&str; 5] = ["java-", "python3", "perl", "dotnet", "R"];
+
+const SYSTEM: [&str; 17] = [
     "/usr",
     "/bin",
     "/sbin",
@@ -149,7 +214,6 @@ const SYSTEM: [&str; 18] = [
     "/lib32",
     "/lib64",
     "/libx32",
-    "/etc",
     "/opt",
     "/nix/store",
     "/gnu/store",
@@ -243,7 +307,8 @@ mod tests {
     #[test]
     fn the_system_is_there() {
         let system = system();
-        assert!(system.contains(&"/usr".into()) && system.contains(&"/etc".into()));
-        assert!(!system.contains(&"/".into()));
+        assert!(system.contains(&"/usr".into()) && system.contains(&"/etc/passwd".into()));
+        let etc = Path::new("/etc");
+        assert!(!system.iter().any(|path| etc.starts_with(path)));
     }
 }

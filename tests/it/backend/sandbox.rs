@@ -270,6 +270,14 @@ async fn what_a_child_is_and_where_it_may_write() {
         let manifest = package().join("Cargo.toml").display().to_string();
         assert!(reads(&two.a, &manifest).await.starts_with("refused"));
         assert!(reads(&two.a, "/etc/passwd").await.starts_with("read root"));
+        // What every program reads is open; settings of some service may hold its passwords.
+        is_refused(&two.a, "list_dir", json!({"path": "/etc"})).await;
+        let others = ["/etc/fstab", "/etc/shells", "/etc/crontab"].map(Path::new);
+        assert!(others.iter().any(|path| path.exists()));
+        for path in others.into_iter().filter(|path| path.exists()) {
+            let text = reads(&two.a, path).await;
+            assert!(text.starts_with("refused"), "{separation} {path:?}: {text}");
+        }
     }
 }
 

@@ -14,7 +14,9 @@ use std::{
 /// Existing directories of the system that programs need.
 pub(super) fn system() -> Vec<PathBuf> {
     let resolver = fs::canonicalize("/etc/resolv.conf").ok();
+    // Where another program writes it, it is replaced by a new file of the same directory.
     let resolver = resolver.as_deref().and_then(Path::parent);
+    let resolver = resolver.filter(|dir| *dir != Path::new("/etc"));
     let roots = SYSTEM.iter().map(PathBuf::from);
     let roots = roots.chain(ETC.iter().map(|name| Path::new("/etc").join(name)));
     let runtimes = fs::read_dir("/etc").into_iter().flatten().flatten();

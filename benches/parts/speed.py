@@ -77,7 +77,7 @@ def full(binary, folder, sandbox=None):
     place.mkdir()
     server = {
         "command": str(ECHO),
-        "policy": {"tools": {"allow": ["echo", "slow", "big", "list_*", "get_*"], "deny": ["drop_*", "delete_*"]}},
+        "policy": {"tools": {"allow": ["echo", "slow", "big", "flood", "list_*", "get_*"], "deny": ["drop_*", "delete_*"]}},
     } | ({"sandbox": sandbox} if sandbox else {})
     tenant = {
         "auth": {"mode": "keys"},

@@ -154,7 +154,7 @@ fn outermost(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
 
 /// Files of `/etc` that programs need to run: settings that every program of the machine may know. Others
 /// may be those of one service, with its passwords.
-const ETC: [&str; 43] = [
+const ETC: [&str; 57] = [
     // The dynamic linker and libraries.
     "ld.so.cache",
     "ld.so.conf",
@@ -203,10 +203,33 @@ const ETC: [&str; 43] = [
     "terminfo",
     "alternatives",
     "chromium.d",
+    "glvnd",
+    "OpenCL",
+    "vulkan",
+    "odbcinst.ini",
+    "xdg",
+    // Package managers, Git and shells, most of which fail at a file that is there and refused.
+    "uv",
+    "pip.conf",
+    "npmrc",
+    "gitconfig",
+    "wgetrc",
+    "profile",
+    "profile.d",
+    "bash.bashrc",
+    "inputrc",
 ];
 
 /// Beginnings of names in `/etc` of what runtimes read at their start, of whatever version.
-const RUNTIMES: [&str; 5] = ["java-", "python3", "perl", "dotnet", "R"];
+const RUNTIMES: [&str; 7] = [
+    "java-",
+    "python3",
+    "perl",
+    "dotnet",
+    "R",
+    "ImageMagick",
+    "libreoffice",
+];
 
 const SYSTEM: [&str; 17] = [
     "/usr",

@@ -11,7 +11,10 @@ pub(crate) mod reach;
 #[expect(dead_code, reason = "the targets use a part of it")]
 #[path = "../../src/base/secret.rs"]
 mod secret;
+#[path = "../../src/base/table.rs"]
+mod table;
 
 pub(crate) use self::clock::LEEWAY_S;
 pub(crate) use self::digest::sha256;
 pub(crate) use self::secret::Secret;
+pub(crate) use self::table::Table;

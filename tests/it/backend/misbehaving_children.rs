@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::support::gauges::{Gauge, ZYGOTE, name_of};
 use crate::support::harness::{Gateway, Session, child, last, opening, until, within};
 
 fn code(answer: &Value) -> i64 {
@@ -290,7 +291,7 @@ async fn nothing_survives_a_killed_gateway() {
     let session = gateway.session().await;
     session.call("spawn_tree", json!({})).await;
     assert!(gateway.descendants().len() >= 8);
-    let zygote = zygote(&gateway).unwrap();
+    let zygote = Gauge::of(&gateway).zygote().unwrap();
     gateway.process.kill().await.unwrap();
     no_children(&gateway).await;
     until("the end of the zygote", || async {
@@ -303,50 +304,21 @@ async fn nothing_survives_a_killed_gateway() {
 async fn a_killed_zygote_takes_no_child_with_it_and_is_replaced() {
     let gateway = Gateway::start(&[]).await;
     let first = gateway.session().await;
-    let before = zygote(&gateway).unwrap();
+    let before = Gauge::of(&gateway).zygote().unwrap();
     let pid = Pid::from_raw(before.cast_signed()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
     let second = gateway.session().await;
     echoes(&first).await;
     echoes(&second).await;
-    let after = zygote(&gateway).unwrap();
+    let gauge = Gauge::of(&gateway);
+    let after = gauge.zygote().unwrap();
     assert_ne!(before, after);
     // Its guards are still the gateway's own children, which the gateway reaps.
     first.delete().await;
     second.delete().await;
     no_children(&gateway).await;
-    until("the end of both guards", || async {
-        children_of(gateway.process.id().unwrap()) == [after]
-    })
-    .await;
+    until("the end of both guards", || async { gauge.children() == 0 }).await;
 }
-
-/// The process from which the gateway's guards are forked.
-fn zygote(gateway: &Gateway) -> Option<u32> {
-    let children = children_of(gateway.process.id()?);
-    let is_zygote = |pid: &u32| name_of(*pid).is_some_and(|name| name == ZYGOTE);
-    children.into_iter().find(is_zygote)
-}
-
-/// Child processes, zombies included.
-fn children_of(pid: u32) -> Vec<u32> {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let lists = tasks
-        .flatten()
-        .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-    let numbers = |list: String| {
-        let numbers = list.split_ascii_whitespace();
-        numbers.map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()
-    };
-    lists.flat_map(numbers).collect()
-}
-
-fn name_of(pid: u32) -> Option<String> {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(name.trim_end().to_owned())
-}
-
-const ZYGOTE: &str = "lockgate-zygote";
 
 #[tokio::test]
 async fn a_drained_gateway_ends_with_zero() {

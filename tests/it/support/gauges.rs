@@ -19,6 +19,19 @@ pub(crate) fn scaled(what: &str, full: usize, least: usize) -> usize {
     count
 }
 
+/// The name of the process from which guards are forked.
+pub(crate) const ZYGOTE: &str = "lockgate-zygote";
+
+fn is_zygote(pid: u32) -> bool {
+    name_of(pid).is_some_and(|name| name == ZYGOTE)
+}
+
+/// The name of a process; none if there is none.
+pub(crate) fn name_of(pid: u32) -> Option<String> {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim_end().to_owned())
+}
+
 /// The process of a gateway, seen through `/proc`.
 pub(crate) struct Gauge(u32);
 
@@ -87,14 +100,26 @@ impl Gauge {
         folder.unwrap().count()
     }
 
-    /// Child processes, zombies included.
+    /// Guards, zombies included.
     pub(crate) fn children(&self) -> usize {
+        let all = self.processes();
+        all.into_iter().filter(|pid| !is_zygote(*pid)).count()
+    }
+
+    /// The process from which the guards are forked.
+    pub(crate) fn zygote(&self) -> Option<u32> {
+        self.processes().into_iter().find(|pid| is_zygote(*pid))
+    }
+
+    fn processes(&self) -> Vec<u32> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0)).unwrap();
         let of = |task: std::fs::DirEntry| {
-            let children = std::fs::read_to_string(task.path().join("children"));
-            children.unwrap_or_default().split_whitespace().count()
+            let children =
+                std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
+            pids.collect::<Vec<_>>()
         };
-        tasks.flatten().map(of).sum()
+        tasks.flatten().flat_map(of).collect()
     }
 
     /// The address of the operations listener, which `lockgate run` does not print: the one

@@ -4,7 +4,7 @@
 //! not compile. `api_key`, `builtin` and `external` identify the principal behind a bearer
 //! credential; this file decides which servers the principal may use.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -34,6 +34,7 @@ pub(crate) struct Access {
     scopes: Arc<[String]>,
     groups: Groups,
     basis: AccessBasis,
+    from: Option<IpAddr>,
 }
 
 /// The credential that an access rests on.
@@ -53,6 +54,12 @@ impl Access {
     /// The principal behind the request.
     pub(crate) fn principal(&self) -> &Principal {
         &self.principal
+    }
+
+    /// The address of a caller whom nothing else tells apart from others: the tenant has no
+    /// authentication.
+    pub(crate) fn anonymous_from(&self) -> Option<IpAddr> {
+        self.from.filter(|_| self.basis == AccessBasis::Open)
     }
 
     /// The tenant whose server it is.
@@ -141,8 +148,8 @@ pub(crate) struct AccessRequest<'r> {
     pub(crate) server: &'r str,
     /// Credential of the request.
     pub(crate) credential: Credential<'r>,
-    /// The client address, for the audit.
-    pub(crate) from: Option<std::net::IpAddr>,
+    /// The client address.
+    pub(crate) from: Option<IpAddr>,
     /// The kind of endpoint, for the audit.
     pub(crate) route: &'static str,
 }
@@ -213,7 +220,11 @@ impl Verifier {
         let server = tenant.servers.get(request.server);
         let known = self.identify(catalog, tenant, request).await?;
         let access = server.and_then(|server| known.access(tenant, server));
-        access.ok_or_else(|| {
+        let at_address = |access| Access {
+            from: request.from,
+            ..access
+        };
+        access.map(at_address).ok_or_else(|| {
             // Without authentication there are no denials.
             if known.basis != AccessBasis::Open {
                 let who = denials::Caller::Known(known.principal);
@@ -396,6 +407,7 @@ impl Authenticated {
             scopes: Arc::clone(&self.scopes),
             groups: self.groups.clone(),
             basis: self.basis.clone(),
+            from: None,
         })
     }
 }
@@ -439,7 +451,8 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
         _ => return None,
     };
     let renewed = known.access(&tenant, &server)?;
-    (renewed.principal == access.principal).then_some(renewed)
+    let from = access.from;
+    (renewed.principal == access.principal).then_some(Access { from, ..renewed })
 }
 
 /// Delay before a retry while revocations are being read.
@@ -456,6 +469,7 @@ impl Access {
             scopes: Arc::default(),
             groups: Groups::default(),
             basis: AccessBasis::Token,
+            from: None,
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! Not here: the choice of a child for a session (`pool`), and the process itself (`child`).
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, io, sync::Arc};
+
+use rustix::io::Errno;
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -15,6 +17,7 @@ use super::{
     prepare::Ready,
 };
 use crate::{
+    base::Drawn,
     config::gateway,
     declare::Server,
     telemetry::{ChildState, Metrics, TraceContext, Traces, traces::CHILD_START},
@@ -49,6 +52,7 @@ pub(crate) struct Place {
     spec: Spec,
     _seat: Seat,
     _room: OwnedSemaphorePermit,
+    _descriptors: Drawn,
     /// Held until the child has answered its first request or failed to.
     slot: Option<StartSlot>,
     /// Neither answered its first request nor failed to.
@@ -118,6 +122,9 @@ impl Starter {
                 Verdict::After(_) => {}
             }
         };
+        let Some(descriptors) = self.launcher.descriptors.child() else {
+            return self.circuits.refuse(Refused::Busy);
+        };
         let entry = self.registry.add(server, restarts);
         let place = Place {
             starter: Arc::clone(self),
@@ -125,6 +132,7 @@ impl Starter {
             spec,
             _seat: seat,
             _room: room,
+            _descriptors: descriptors,
             slot: Some(slot),
             is_starting: true,
             is_warm: false,
@@ -155,11 +163,26 @@ impl Starter {
                     tenant.id = server.tenant, server.name = server.name, %error,
                     "cannot start a child"
                 );
+                if is_shortage(&error) {
+                    return self.circuits.refuse(Refused::Busy);
+                }
                 place.failed();
                 Err(Refused::Spawn)
             }
         }
     }
+}
+
+/// Whether it is the gateway that has too little of something: no failure of the server, whose circuit
+/// would open for everybody.
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| {
+        matches!(
+            errno,
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::NOBUFS
+        )
+    })
 }
 
 impl Place {

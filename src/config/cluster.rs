@@ -118,6 +118,10 @@ pub(crate) struct Log {
     pub(crate) age: Duration,
     /// Maximum bytes of an event that is kept in Redis.
     pub(crate) max_event: u64,
+    /// Maximum bytes of the events of all sessions in the memory of this replica.
+    pub(crate) memory: u64,
+    /// Maximum bytes of the events of all its sessions in Redis.
+    pub(crate) redis: u64,
 }
 
 impl Log {
@@ -128,6 +132,8 @@ impl Log {
             bytes: layers.leaf("log.bytes", Node::some_bytes),
             age: layers.leaf("log.age", Node::duration),
             max_event: layers.leaf("log.max_event", Node::some_bytes),
+            memory: layers.leaf("log.memory", Node::some_bytes),
+            redis: layers.leaf("log.redis", Node::some_bytes),
         }
     }
 }

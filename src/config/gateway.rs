@@ -15,6 +15,8 @@ use std::{
 use ipnet::IpNet;
 use tracing_subscriber::EnvFilter;
 
+use crate::base::machine_memory;
+
 pub(crate) use super::cluster::{Cluster, Drain, Log, Redis};
 use super::listeners::{Admin, Ops};
 pub(crate) use super::oauth::OauthSettings;
@@ -56,6 +58,8 @@ pub(crate) struct Config {
     pub(crate) stream: Stream,
     /// Bounds of the event log.
     pub(crate) log: Log,
+    /// Limits of what the gateway keeps.
+    pub(crate) limits: Limits,
     /// Timeouts of the shutdown.
     pub(crate) drain: Drain,
     /// The Redis that replicas share; none for a single gateway with state in memory.
@@ -99,6 +103,8 @@ pub(crate) struct Http {
     pub(crate) max_connections: usize,
     /// Maximum requests per second of one address; none for no limit.
     pub(crate) per_address: Option<NonZeroU64>,
+    /// Maximum connections of one address; none for as many as are free.
+    pub(crate) address_connections: Option<u64>,
     /// The requests that have a line in the log.
     pub(crate) access_log: LoggedRequests,
     /// Certificate and key; none for plain HTTP.
@@ -133,6 +139,35 @@ pub(crate) struct Auth {
     /// Tenants without authentication may be served beyond loopback.
     pub(crate) insecure: bool,
 }
+
+/// Limits of what the gateway keeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Maximum bytes of requests and answers under way.
+    pub(crate) memory: u64,
+}
+
+impl Limits {
+    /// Reads the keys of `limits`.
+    fn read(layers: &mut Layers, max_body: usize) -> Self {
+        let least = (max_body as u64).saturating_mul(BODIES);
+        let written = layers.leaf("limits.memory", Node::size);
+        if written > 0 && written < least {
+            let what = format!("is less than {BODIES} bodies of http.max_body");
+            let remedy = "write more, or a smaller http.max_body, or nothing";
+            layers.mistake("limits.memory", &what, remedy);
+        }
+        let usual = (machine_memory() / 4).max(LEAST_MEMORY).max(least);
+        Self {
+            memory: if written > 0 { written } else { usual },
+        }
+    }
+}
+
+/// The bodies that have room in `limits.memory`: a principal alone gets a third of it.
+const BODIES: u64 = 4;
+/// The least default of `limits.memory`.
+const LEAST_MEMORY: u64 = 64 << 20;
 
 /// Limits of children and their starts.
 #[derive(Clone, Copy, Debug)]
@@ -308,6 +343,7 @@ impl Layers {
     fn read(&mut self, env: &BTreeMap<String, String>) -> Config {
         let http = self.http(env);
         let (public_url, is_url_derived) = self.public_url(&http);
+        let limits = Limits::read(self, http.max_body);
         let ops = Ops::read(self, http.listen);
         let redis = Redis::read(self, env);
         let storage = Storage::read(self, env);
@@ -332,6 +368,7 @@ impl Layers {
                 per_session: self.leaf("stream.per_session", Node::at_least_one),
             },
             log: Log::read(self),
+            limits,
             drain: Drain::read(self, redis.as_ref()),
             cluster: Cluster::read(self, redis.as_ref(), storage.sql_url.as_ref()),
             redis,
@@ -388,6 +425,9 @@ impl Layers {
             max_connections: self.leaf("http.max_connections", Node::at_least_one),
             per_address: self.leaf("http.per_address.requests_per_second", |node| {
                 Ok(NonZeroU64::new(node.count(0)?.into()))
+            }),
+            address_connections: self.leaf("http.per_address.connections", |node| {
+                Ok(Some(node.count(0)?.into()).filter(|most| *most > 0))
             }),
             access_log: self.leaf("http.access_log", |node| {
                 choice(&node.text()?, &ACCESS_LOGS)

@@ -19,19 +19,19 @@ use super::{
 use crate::{
     auth::Verifier,
     backend::child::Launcher,
-    base::Outbound,
+    base::{Descriptors, Outbound},
     config::{Config, RotatingSettings},
     database::vault::Keyring,
     declare::Offer,
     http::{
         Front, admin,
-        edge::{Allowed, App, Bounds, Files, Gate, TlsReload, accept},
+        edge::{Allowed, App, Bounds, Connections, Files, Gate, TlsReload, accept},
         ops,
         peers::{Cluster, Peers},
         reply::RetryDelay,
         routes,
     },
-    hub::{Hub, HubParts, Stores},
+    hub::{Hub, HubParts, Stores, limits::MemoryBudgets},
     oauth::Oauth,
     snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
     state::redis::Redis,
@@ -76,6 +76,7 @@ pub(crate) async fn run(
         .stores(cluster.as_deref(), keys, &disagreement)
         .await?;
     parts.observe(&stores, &audit);
+    let descriptors = launcher.descriptors.clone();
     let hub = parts.hub(stores, launcher, &audit);
     parts.rotate(sync.as_ref(), redis);
     parts.follow(sync, &hub, offer);
@@ -90,7 +91,9 @@ pub(crate) async fn run(
         stage.tasks.spawn(serving);
     }
     let tls = parts.tls()?;
-    let gate = parts.gate(&listeners.http, tls.is_some())?;
+    let memory = hub.limits().memory();
+    parts.observe_memory(memory);
+    let gate = parts.gate(&listeners.http, tls.is_some(), memory)?;
     let mut app = routes::public(Arc::clone(&front), parts.health.clone());
     if let Some(oauth) = oauth {
         app = app.merge(routes::limited(oauth.routes(), Arc::clone(&front)));
@@ -98,13 +101,13 @@ pub(crate) async fn run(
     let api = is_administered.then(|| admin::routes(front));
     match (listeners.admin, api) {
         (Some(listener), Some(api)) => {
-            let app = App::of_public(api, parts.administration_gate(&listener)?);
+            let app = App::of_public(api, parts.administration_gate(&listener, memory)?);
             serve(&parts.stages.accepting, listener, app, ADMINISTRATORS);
         }
         (None, Some(api)) => app = app.merge(api),
         (_, None) => {}
     }
-    parts.accept(listeners.http, tls, App::of_public(app, gate));
+    parts.accept(listeners.http, tls, App::of_public(app, gate), descriptors);
     if let Some(listener) = listeners.ops {
         let (metrics, bound) = (Arc::clone(&parts.metrics), listener.local_addr()?);
         let app = ops::operations(parts.health.clone(), metrics, hub.clone(), bound);
@@ -229,6 +232,21 @@ impl Parts {
         metrics.audit_queue.read_from(move || audit.len());
     }
 
+    /// Shows what is drawn from the budgets of memory in the metrics.
+    fn observe_memory(&self, memory: &Arc<MemoryBudgets>) {
+        let bytes = |used| usize::try_from(used).unwrap_or(usize::MAX);
+        let [requests, events] = [(); 2].map(|()| Arc::clone(memory));
+        let metrics = &self.metrics;
+        let requests_bytes = move || bytes(requests.requests().used());
+        metrics.requests_bytes.read_from(requests_bytes);
+        let in_redis = move || {
+            events
+                .events_in_redis()
+                .map_or(0, |budget| bytes(budget.used()))
+        };
+        metrics.log_redis_bytes.read_from(in_redis);
+    }
+
     /// The hub, with all sessions.
     fn hub(&self, stores: Stores, launcher: Launcher, audit: &AuditQueue) -> Hub {
         let sessions = &self.stages.sessions;
@@ -351,35 +369,62 @@ impl Parts {
     }
 
     /// The gate of the public listener.
-    fn gate(&self, listener: &TcpListener, is_tls: bool) -> anyhow::Result<Arc<Gate>> {
+    fn gate(
+        &self,
+        listener: &TcpListener,
+        is_tls: bool,
+        memory: &Arc<MemoryBudgets>,
+    ) -> anyhow::Result<Arc<Gate>> {
         let http = &self.config.http;
         let url = Url::parse(&self.config.public_url)?;
         let (hosts, origins) = (&http.allowed_hosts, &http.allowed_origins);
         let allowed = Allowed::new(&url, listener.local_addr()?, is_tls, hosts, origins);
-        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?))
+        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?, memory))
     }
 
     /// The gate of a separate administration listener.
-    fn administration_gate(&self, listener: &TcpListener) -> anyhow::Result<Arc<Gate>> {
+    fn administration_gate(
+        &self,
+        listener: &TcpListener,
+        memory: &Arc<MemoryBudgets>,
+    ) -> anyhow::Result<Arc<Gate>> {
         let (hosts, origins) = (
             &self.config.http.allowed_hosts,
             &self.config.http.allowed_origins,
         );
         let allowed = Allowed::for_operators(listener.local_addr()?, hosts, origins);
-        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?))
+        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?, memory))
     }
 
-    fn gate_of(&self, allowed: Allowed) -> Arc<Gate> {
+    fn gate_of(&self, allowed: Allowed, memory: &Arc<MemoryBudgets>) -> Arc<Gate> {
         let http = &self.config.http;
         let (proxies, max_body) = (http.trusted_proxies.clone(), http.max_body as u64);
-        let telemetry = (Arc::clone(&self.metrics), self.traces.clone());
-        Gate::new(allowed, proxies, max_body, telemetry, http.access_log)
+        let (memory, telemetry) = (
+            Arc::clone(memory),
+            (Arc::clone(&self.metrics), self.traces.clone()),
+        );
+        Gate::new(
+            allowed,
+            proxies,
+            max_body,
+            memory,
+            telemetry,
+            http.access_log,
+        )
     }
 
     /// Starts to accept clients.
-    fn accept(&self, listener: TcpListener, tls: Option<TlsReload>, app: App) {
+    fn accept(
+        &self,
+        listener: TcpListener,
+        tls: Option<TlsReload>,
+        app: App,
+        descriptors: Descriptors,
+    ) {
+        let http = &self.config.http;
+        let (most, proxies) = (http.address_connections, http.trusted_proxies.clone());
         let bounds = Bounds {
-            max_connections: self.config.http.max_connections,
+            connections: Connections::shared(http.max_connections, most, proxies, descriptors),
             finish: self.config.drain.timeout + FINISH_TIMEOUT,
         };
         let stage = &self.stages.accepting;
@@ -401,7 +446,7 @@ fn serve(stage: &Stage, listener: TcpListener, app: App, max_connections: usize)
 
 fn bounds(max_connections: usize) -> Bounds {
     Bounds {
-        max_connections,
+        connections: Connections::new(max_connections),
         finish: FINISH_TIMEOUT,
     }
 }

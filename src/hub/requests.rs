@@ -15,9 +15,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     core::{
         COMMANDS, Command, Core, Delivery, Handle, Sessions, Stores, ToolDigests, Transport,
-        check_initialize,
+        check_initialize, sweep,
     },
-    limits::{CallSeats, Limits, Seats},
+    limits::{CallSeats, Limits, MemoryBudgets, Seats},
     ownership::{Claims, STORE_AWAY, Unresponsive, is_of, places},
     session::{Session, SessionRecord},
     stream::{Answer, Form, LogOnlyStream, Pending, Reader, SessionLog},
@@ -88,6 +88,7 @@ impl Hub {
         let limits = Limits::new(
             stores.limiter,
             !stores.owner.is_alone(),
+            MemoryBudgets::new(&config),
             Arc::clone(&metrics),
             tracker.clone(),
             halt.clone(),
@@ -100,6 +101,7 @@ impl Hub {
             tracker.clone(),
             drain.clone(),
         ));
+        tracker.spawn(sweep(Arc::clone(&stores.log), halt.clone()));
         tracker.spawn(Arc::clone(&pool.registry).watch([drain.clone(), halt.clone()]));
         let shared_children = SharedChildren::new(
             Arc::clone(&pool),
@@ -210,7 +212,7 @@ impl Hub {
             return Err(Error::Draining);
         }
         core.owner.check()?;
-        let seats = core.limits.session(access).await?;
+        let place = core.limits.session(access).await?;
         let id = core.new_session_id()?;
         let (commands, received) = mpsc::channel(COMMANDS);
         let handle = Handle {
@@ -220,7 +222,7 @@ impl Hub {
             born: Instant::now(),
             fence: Fence(1),
         };
-        let session = Session::new(Arc::clone(core), id.clone(), access, handle.clone(), seats);
+        let session = Session::new(Arc::clone(core), id.clone(), access, handle.clone(), place);
         core.tracker.spawn(session.run(received));
         Ok((id, handle))
     }
@@ -325,6 +327,7 @@ impl Hub {
             owner: Arc::clone(&core.owner),
             key: core.key.clone(),
             session,
+            share: core.limits.memory().session(access),
         };
         let begun = LogOnlyStream::begin(log, cursor, revision, seats).await;
         core.metrics.streams_resumed.add(resumed(&begun));

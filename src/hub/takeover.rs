@@ -80,7 +80,7 @@ impl Hub {
             let _ = self.0.directory.release(id, fence).await;
             return Err(STORE_AWAY);
         };
-        let seats = self.0.limits.session(access).await.unwrap_or_default();
+        let place = self.0.limits.session(access).await.unwrap_or_default();
         let (commands, received) = mpsc::channel(COMMANDS);
         let handle = Handle {
             commands,
@@ -94,7 +94,7 @@ impl Hub {
             id.clone(),
             access,
             handle.clone(),
-            seats,
+            place,
         );
         session.adopt(Takeover {
             fence,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Answer, Form, Hub, HubParts, Stores, Transport};
+use crate::base::Descriptors;
 use crate::{
     auth::Access,
     backend::{
@@ -58,6 +59,7 @@ impl Bench {
             work: work.path().into(),
             prepared: work.path().join("prepared"),
             sandbox: Arc::new(Sandbox::none()),
+            descriptors: Descriptors::new(10_000),
         };
         let (halt, tracker) = (CancellationToken::new(), TaskTracker::new());
         let sources = Sources {

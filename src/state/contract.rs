@@ -18,7 +18,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::protocol::StreamId;
+use crate::{base::Budget, protocol::StreamId};
 
 /// The future that the traits return.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -90,6 +90,33 @@ pub(crate) struct WriteTarget {
     pub(crate) fence: Fence,
     /// The epoch that the owner knows.
     pub(crate) epoch: u32,
+    /// What the session's events are counted against.
+    pub(crate) share: LogShare,
+}
+
+/// The budgets of the events of one session.
+#[derive(Clone, Debug)]
+pub(crate) struct LogShare {
+    /// For what the log keeps: beyond it the oldest events of the session go.
+    pub(crate) kept: Arc<Budget>,
+    /// For the copies in this process of what a store elsewhere keeps; none for a log in memory.
+    pub(crate) copies: Option<Arc<Budget>>,
+}
+
+impl LogShare {
+    /// More than any test writes.
+    #[cfg(test)]
+    pub(crate) fn plenty() -> Self {
+        Self {
+            kept: Budget::new(u64::MAX >> 1).share(),
+            copies: None,
+        }
+    }
+
+    /// The budget of this process's memory.
+    pub(crate) fn memory(&self) -> &Arc<Budget> {
+        self.copies.as_ref().unwrap_or(&self.kept)
+    }
 }
 
 /// An open stream, as a new owner finds it.
@@ -131,8 +158,8 @@ pub(crate) struct LogSize {
 ///    longer kept, it fails with `Trimmed` and returns none. It may return events whose append is
 ///    not ready yet; its caller knows which.
 /// 4. `end` is the last write to a stream; a later `append` fails with `Fenced`.
-/// 5. A stream is bounded in events, bytes and age. The oldest events go first, and the newest
-///    always stays.
+/// 5. A stream is bounded in events, bytes and age, and a session by its [`LogShare`]. The oldest
+///    events go first, and the newest of a stream that is open always stays.
 /// 6. A write with an older fence than the session's fails with `Fenced`, one with another epoch
 ///    than the state's with `Flushed`; neither keeps anything. While the state is away, writes wait
 ///    and reads fail with `Away`.
@@ -176,6 +203,10 @@ pub(crate) trait EventLog: Send + Sync {
 
     /// Removes from this process the streams of a session that another replica will own.
     fn release<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, ()>;
+
+    /// Removes what is too old or beyond its share, of sessions that write nothing as well: for a task
+    /// that calls it now and then.
+    fn sweep(&self);
 
     /// Its size, added up over all sessions: a read of metrics may take that time, a request not.
     fn size(&self) -> LogSize;

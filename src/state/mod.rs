@@ -14,6 +14,6 @@ pub(crate) mod redis;
 mod tests;
 
 pub(crate) use self::contract::{
-    Account, BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, Limiter, LogSize, OpenStream,
-    Page, Record, Replica, Seat, SessionId, StoreError, Streams, WriteTarget,
+    Account, BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, Limiter, LogShare, LogSize,
+    OpenStream, Page, Record, Replica, Seat, SessionId, StoreError, Streams, WriteTarget,
 };

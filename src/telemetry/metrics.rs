@@ -96,6 +96,10 @@ metrics! {
     event_bytes: Count = "lockgate_event_bytes";
     /// Bytes of events that are kept in memory.
     log_bytes: Gauge = "lockgate_log_bytes";
+    /// Bytes of this replica's events in Redis, of log.redis.
+    log_redis_bytes: Gauge = "lockgate_log_redis_bytes";
+    /// Bytes drawn for requests and answers under way, of limits.memory.
+    requests_bytes: Gauge = "lockgate_requests_bytes";
     /// Events and other writes of streams that wait for Redis.
     log_queue: Gauge = "lockgate_log_queue";
     /// Resumptions of streams, by outcome.

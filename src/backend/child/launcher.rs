@@ -21,7 +21,10 @@ use crate::backend::{
     linux::removal,
     sandbox::{Restrictions, Sandbox, Store, UidLease},
 };
-use crate::declare::{Home, Launch, Limits};
+use crate::{
+    base::Descriptors,
+    declare::{Home, Launch, Limits},
+};
 
 /// Directory of a store for temporary files, which exists while the store is filled.
 pub(crate) const SCRATCH: &str = ".tmp";
@@ -57,6 +60,8 @@ pub(crate) struct Launcher {
     pub(crate) sandbox: Arc<Sandbox>,
     /// Directory of the prepared stores.
     pub(crate) prepared: PathBuf,
+    /// Open files of the gateway.
+    pub(crate) descriptors: Descriptors,
 }
 
 impl Launcher {
@@ -66,6 +71,7 @@ impl Launcher {
         work: PathBuf,
         prepared: PathBuf,
         sandbox: Sandbox,
+        descriptors: Descriptors,
     ) -> Self {
         Self {
             zygote: Arc::new(Zygote::new(PathBuf::from("/proc/self/exe"))),
@@ -73,6 +79,7 @@ impl Launcher {
             work,
             sandbox: Arc::new(sandbox),
             prepared,
+            descriptors,
         }
     }
 
@@ -220,6 +227,7 @@ mod tests {
             work.path().into(),
             none(),
             Sandbox::none(),
+            Descriptors::new(1000),
         );
         let random = "0123456789abcdef".repeat(2);
         let made = |name: &str, age: Duration| {

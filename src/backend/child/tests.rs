@@ -11,6 +11,7 @@ use super::{
     zygote::Zygote,
 };
 use crate::backend::sandbox::Sandbox;
+use crate::base::Descriptors;
 use crate::declare::{Confinement, Home, Launch, Limits};
 
 const LIMITS: Limits = Limits {
@@ -63,6 +64,7 @@ fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
         ambient,
         work: work.path().into(),
         sandbox: Arc::new(Sandbox::none()),
+        descriptors: Descriptors::new(10_000),
         prepared: work.path().join("prepared"),
     };
     (

@@ -84,7 +84,7 @@ fn report(
             if mistakes.is_empty() {
                 let mut summary = summary(&config, manifest.as_ref(), &offer);
                 if let Some(shortage) = shortage(&config, kernel.open_files) {
-                    summary += &format!("warning: {}\n", shortage.what);
+                    summary += &format!("{shortage}\n");
                 }
                 let home = sources.env.get("HOME").map(Path::new);
                 let servers = manifest.iter().flat_map(|one| one.catalog.servers());

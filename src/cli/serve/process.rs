@@ -23,6 +23,7 @@ use super::{
     signals::{self, HangUp},
     sockets,
 };
+use crate::base::Descriptors;
 use crate::{
     backend::{
         child::{Ambient, Launcher},
@@ -48,7 +49,7 @@ pub(crate) fn serve(args: ServeArgs) -> ExitCode {
 }
 
 fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
-    let mut plan = match plan {
+    let plan = match plan {
         Ok(plan) => plan,
         Err(mistakes) => return refuse(&mistakes),
     };
@@ -70,10 +71,6 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
         return ExitCode::FAILURE;
     }
     descriptors::raise();
-    if let Some(shortage) = descriptors::shortage(&plan.config, plan.kernel.open_files) {
-        plan.config.http.max_connections = shortage.connections;
-        tracing::warn!("{}", shortage.what);
-    }
     memory::purge_soon();
     let work = plan.work.clone();
     let outcome = tokio::runtime::Builder::new_multi_thread()
@@ -152,7 +149,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     warn(&config, &served.snapshot.catalog(), &offer);
     let is_temporary = is_run || offer.separation == Separation::Uid;
     let prepared = prepared_dir(&config, &work, is_temporary);
-    let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
+    let descriptors = Descriptors::new(kernel.open_files);
+    let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox, descriptors);
     let lifecycle = Lifecycle::default();
     let reloader = served.sync.as_ref().map(SnapshotSync::reloader);
     let manager = ServiceManager::of(&env, reloader, &config);

@@ -7,34 +7,79 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 
-use crate::{http::reply::McpRefusal, protocol::headers};
+use super::front::Front;
+use crate::{
+    auth::Access, error::Error, http::reply::McpRefusal, protocol::headers, telemetry::LimitName,
+};
 
 /// Reads a body whose `Content-Type` is JSON, within the limits of size and time.
 pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, McpRefusal> {
+    check_type(headers)?;
+    whole(body, max).await
+}
+
+/// Reads a body whose `Content-Type` is JSON, within the limits of size and time, and within the share of
+/// its caller, which counts it as long as any part of it is kept.
+pub(crate) async fn read_counted(
+    front: &Front,
+    access: &Access,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Bytes, McpRefusal> {
+    check_type(headers)?;
+    let no_room = || {
+        front.metrics.limited.add(LimitName("caller_memory"));
+        no_room()
+    };
+    let share = front.hub.limits().memory().caller(access);
+    let mut drawn = share.draw(CALL).ok_or_else(no_room)?;
+    let mut is_full = false;
+    let collected = collect(body, front.config.http.max_body, |bytes| {
+        is_full = !drawn.grow(bytes as u64);
+        !is_full
+    });
+    let body = in_time(collected).await;
+    if is_full {
+        return Err(no_room());
+    }
+    Ok(drawn.until_dropped(body?))
+}
+
+fn check_type(headers: &HeaderMap) -> Result<(), McpRefusal> {
     let content_type = headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok());
-    if !content_type.is_some_and(headers::is_json) {
-        let text = "Content-Type must be application/json";
-        return Err(McpRefusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
+    if content_type.is_some_and(headers::is_json) {
+        return Ok(());
     }
-    whole(body, max).await
+    let text = "Content-Type must be application/json";
+    Err(McpRefusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
 }
 
 /// Reads a body within the limits of size and time.
 pub(crate) async fn whole(body: Body, max: usize) -> Result<Bytes, McpRefusal> {
+    in_time(collect(body, max, |_| true)).await
+}
+
+async fn in_time(
+    collected: impl Future<Output = Result<Bytes, McpRefusal>>,
+) -> Result<Bytes, McpRefusal> {
     let late = McpRefusal::http(
         StatusCode::REQUEST_TIMEOUT,
         "the body did not arrive in time",
     );
-    tokio::time::timeout(BODY, collect(body, max))
+    tokio::time::timeout(BODY, collected)
         .await
         .unwrap_or(Err(late))
 }
 
 /// Collects frames: into one buffer as they arrive, if their length is known; else they are joined at
 /// the end, so that a body that is too large never costs more than the limit.
-async fn collect(mut body: Body, max: usize) -> Result<Bytes, McpRefusal> {
+async fn collect(
+    mut body: Body,
+    max: usize,
+    mut has_room: impl FnMut(usize) -> bool,
+) -> Result<Bytes, McpRefusal> {
     let expected = body.size_hint().exact();
     let expected = expected.and_then(|length| usize::try_from(length).ok());
     // Most bodies are a single frame, which is not copied.
@@ -51,6 +96,9 @@ async fn collect(mut body: Body, max: usize) -> Result<Bytes, McpRefusal> {
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "body too large",
             ));
+        }
+        if !has_room(data.len()) {
+            return Err(no_room());
         }
         pieces.push(data);
         if let Some(expected) = expected
@@ -69,6 +117,15 @@ async fn collect(mut body: Body, max: usize) -> Result<Bytes, McpRefusal> {
     Ok(joined.freeze())
 }
 
+/// Makes the refusal of a caller that has too much under way.
+fn no_room() -> McpRefusal {
+    Error::Busy {
+        what: "too much of this caller is under way",
+        retry: RETRY,
+    }
+    .into()
+}
+
 /// Moves pieces into a buffer; each is freed as soon as it is copied.
 fn join(joined: &mut BytesMut, pieces: &mut Vec<Bytes>) {
     for piece in pieces.drain(..) {
@@ -76,5 +133,9 @@ fn join(joined: &mut BytesMut, pieces: &mut Vec<Bytes>) {
     }
 }
 
+/// What a call takes beside its body: its entry in the session, and its answer, if that is no longer.
+const CALL: u64 = 8 << 10;
+/// Delay before a caller whose share is used up tries again.
+const RETRY: Duration = Duration::from_secs(1);
 /// Time limit for a body.
 const BODY: Duration = Duration::from_secs(30);

@@ -24,20 +24,20 @@ use hyper_util::server::graceful::GracefulConnection;
 use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::activity::{Activity, Open};
 use super::app::App;
+use super::connections::{Admission, Connections};
 use super::tls::TlsReload;
 use super::wire::Wire;
 
 /// Limits of one listener.
-#[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// Concurrent connections; a further one gets a 503 and is closed.
-    pub(crate) max_connections: usize,
+    pub(crate) connections: Connections,
     /// Time limit for a connection to finish its requests at shutdown.
     pub(crate) finish: Duration,
 }
@@ -77,7 +77,6 @@ async fn accept(
     protocols: Protocols,
     (stop, tracker): (CancellationToken, TaskTracker),
 ) {
-    let permits = Arc::new(Semaphore::new(bounds.max_connections));
     let protocols = Arc::new(protocols);
     let mut pause = FIRST_PAUSE;
     let mut is_full = false;
@@ -98,11 +97,12 @@ async fn accept(
             }
         };
         pause = FIRST_PAUSE;
-        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+        let Some(admission) = bounds.connections.enter(peer.ip()) else {
             if !is_full {
                 tracing::warn!(
-                    max = bounds.max_connections,
-                    "connections are at their bound"
+                    client.address = %peer.ip(),
+                    max = bounds.connections.max(),
+                    "too many connections, in all or of this address"
                 );
             }
             is_full = true;
@@ -117,7 +117,7 @@ async fn accept(
             protocols: Arc::clone(&protocols),
             stop: stop.clone(),
             finish: bounds.finish,
-            _permit: permit,
+            _admission: admission,
         };
         match &tls {
             // Boxed, so that a plain connection does not pay for the larger state of a TLS one.
@@ -140,8 +140,8 @@ struct Connection {
     stop: CancellationToken,
     /// Time limit for finishing.
     finish: Duration,
-    /// Permit of `max_connections`.
-    _permit: OwnedSemaphorePermit,
+    /// Its place among all connections.
+    _admission: Admission,
 }
 
 impl Connection {
@@ -191,10 +191,10 @@ impl Connection {
             protocols,
             stop,
             finish,
-            _permit,
+            _admission,
         } = self;
         let has_request = Arc::new(AtomicBool::new(false));
-        let service = service(app, peer, Arc::clone(&has_request));
+        let service = service(app, peer, Arc::clone(&has_request), None);
         let connection = protocols.http1.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
         let connection = pin!(run(connection, stop, finish));
@@ -209,27 +209,42 @@ impl Connection {
             protocols,
             stop,
             finish,
-            _permit,
+            _admission,
         } = self;
         let has_request = Arc::new(AtomicBool::new(false));
-        let service = service(app, peer, Arc::clone(&has_request));
+        let activity = Arc::new(Activity::default());
+        let requests = Some(Arc::clone(&activity));
+        let service = service(app, peer, Arc::clone(&has_request), requests);
         let connection = protocols.http2.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
-        let connection = pin!(run(connection, stop, finish));
-        await_first_request(connection, &has_request, HANDSHAKE).await;
+        let stop = stop.child_token();
+        let running = pin!(run(connection, stop.clone(), finish));
+        let running = pin!(await_first_request(running, &has_request, HANDSHAKE));
+        let Some(limit) = protocols.idle else {
+            return running.await;
+        };
+        let mut running = running;
+        tokio::select! {
+            () = &mut running => return,
+            () = activity.idle(limit) => stop.cancel(),
+        }
+        running.await;
     }
 }
 
-/// Makes the service of one connection, which sets `has_request` at its first request.
+/// Makes the service of one connection, which sets `has_request` at its first request, and counts its open
+/// requests in `activity`.
 fn service(
     app: Arc<App>,
     peer: SocketAddr,
     has_request: Arc<AtomicBool>,
+    activity: Option<Arc<Activity>>,
 ) -> impl hyper::service::Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
 {
     service_fn(move |request| {
         has_request.store(true, Ordering::Relaxed);
-        call(Arc::clone(&app), peer, request)
+        let open = activity.as_ref().map(Activity::begin);
+        call(Arc::clone(&app), peer, request, open)
     })
 }
 
@@ -254,8 +269,15 @@ fn call(
     app: Arc<App>,
     peer: SocketAddr,
     request: Request<Incoming>,
+    open: Option<Open>,
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
-    Box::pin(async move { Ok(app.answer(peer, request.map(Body::new)).await) })
+    Box::pin(async move {
+        let response = app.answer(peer, request.map(Body::new)).await;
+        Ok(match open {
+            Some(open) => open.until_sent(response),
+            None => response,
+        })
+    })
 }
 
 /// Runs a connection to its end. From `stop` on it takes no further request and has `finish` for the
@@ -339,6 +361,8 @@ struct Protocols {
     http1: http1::Builder,
     /// For ALPN `h2` and prior knowledge.
     http2: http2::Builder<TokioExecutor>,
+    /// Time after which an HTTP/2 connection without requests ends.
+    idle: Option<Duration>,
 }
 
 impl Protocols {
@@ -357,20 +381,25 @@ impl Protocols {
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
-            .max_concurrent_streams(250)
+            .max_concurrent_streams(STREAMS)
             .keep_alive_interval(Duration::from_secs(20))
             .keep_alive_timeout(Duration::from_secs(20))
             .max_header_list_size(HEADER_BLOCK_H2)
-            .initial_stream_window_size(256 << 10)
+            .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(1 << 20)
             .max_pending_accept_reset_streams(20)
             .max_local_error_reset_streams(32)
             .max_send_buf_size(64 << 10);
-        Self { http1, http2 }
+        Self {
+            http1,
+            http2,
+            idle: Some(KEEP_ALIVE),
+        }
     }
 
     fn of_replicas() -> Self {
         let mut protocols = Self::new();
+        protocols.idle = None;
         protocols
             .http2
             .max_concurrent_streams(REPLICA_STREAMS)
@@ -391,6 +420,10 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Time limit of an idle connection, the next header block included. It exceeds the minute for which
 /// load balancers keep idle connections: the side that sends requests must close first.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
+/// Concurrent requests of one HTTP/2 connection.
+const STREAMS: u32 = 64;
+/// Bytes of a body that an HTTP/2 client may send before they are read.
+pub(super) const STREAM_WINDOW: u32 = 256 << 10;
 /// Shortest time limit for the first request, however late the first byte came.
 const FIRST_REQUEST_MIN: Duration = Duration::from_millis(500);
 /// Concurrent requests of one other replica; `peers` has the same limit.

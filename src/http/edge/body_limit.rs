@@ -1,11 +1,11 @@
-//! Limits of request bodies: size and stalls.
+//! Limits of requests: size and stalls of their bodies, and what they take of their address's memory.
 //!
 //! Wraps the body that a route reads; at a limit the route gets an error. Not here: collecting and
 //! parsing.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,9 +14,25 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-/// State of a body, shared by the body and the gate.
+use crate::base::Budget;
+
+/// State of a request and its body, shared by the body and the gate.
 #[derive(Clone, Debug)]
-pub(crate) struct BodyState(Arc<AtomicU8>);
+pub(crate) struct BodyState(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: AtomicU8,
+    /// What the request takes is drawn from here, until it is answered.
+    budget: Arc<Budget>,
+    drawn: AtomicU64,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.budget.give_back(self.drawn.load(Ordering::Relaxed));
+    }
+}
 
 /// How far a body was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,21 +45,37 @@ pub(crate) enum ReadState {
     TooLarge,
     /// The body stalled.
     Stalled,
+    /// The address has too much under way.
+    NoRoom,
 }
 
 impl BodyState {
     /// Returns how far the body was read.
     pub(crate) fn get(&self) -> ReadState {
-        match self.0.load(Ordering::Relaxed) {
+        match self.0.state.load(Ordering::Relaxed) {
             0 => ReadState::Partial,
             1 => ReadState::Complete,
             2 => ReadState::TooLarge,
-            _ => ReadState::Stalled,
+            3 => ReadState::Stalled,
+            _ => ReadState::NoRoom,
         }
     }
 
     fn set(&self, state: ReadState) {
-        self.0.store(state as u8, Ordering::Relaxed);
+        self.0.state.store(state as u8, Ordering::Relaxed);
+    }
+
+    /// Draws what the request takes. False, with the state set, if its address has no room for it.
+    pub(super) fn draw(&self, bytes: usize) -> bool {
+        let Shared { budget, drawn, .. } = &*self.0;
+        let bytes = bytes as u64;
+        budget.take(bytes);
+        drawn.fetch_add(bytes, Ordering::Relaxed);
+        let has_room = budget.left() >= 0;
+        if !has_room {
+            self.set(ReadState::NoRoom);
+        }
+        has_room
     }
 }
 
@@ -66,11 +98,17 @@ enum BodyError {
     TooLarge,
     #[error("body stalled")]
     Stalled,
+    #[error("the address has too much under way")]
+    NoRoom,
 }
 
-/// Puts a body under its limits.
-pub(crate) fn limit(inner: Body, max: u64) -> (Body, BodyState) {
-    let state = BodyState(Arc::new(AtomicU8::new(ReadState::Partial as u8)));
+/// Puts a body under its limits: `max` bytes, and the share of its address.
+pub(crate) fn limit(inner: Body, max: u64, budget: Arc<Budget>) -> (Body, BodyState) {
+    let state = BodyState(Arc::new(Shared {
+        state: AtomicU8::new(ReadState::Partial as u8),
+        budget,
+        drawn: AtomicU64::new(0),
+    }));
     if inner.is_end_stream() {
         state.set(ReadState::Complete);
         return (inner, state);
@@ -106,6 +144,9 @@ impl LimitedBody {
             return Err(BodyError::TooLarge);
         };
         self.left = left;
+        if !self.state.draw(size) {
+            return Err(BodyError::NoRoom);
+        }
         Ok(())
     }
 }

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use axum::extract::Request;
 use axum::response::Response;
 use http::header::{
-    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, ORIGIN, TRANSFER_ENCODING,
+    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, ORIGIN, RETRY_AFTER, TRANSFER_ENCODING,
     X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use ipnet::IpNet;
 
+use super::accept::STREAM_WINDOW;
 use super::access_log::AccessLog;
 use super::address::{Allowed, HostCheck, OriginCheck, client_address, is_canonical};
-use super::body_limit::{self, ReadState};
+use super::body_limit::{self, BodyState, ReadState};
 use super::cors;
 use super::null_origin;
 use super::routes::Routes;
@@ -28,7 +29,8 @@ use crate::http::reply::{
     header_name::HOP,
     refusal::{in_form_of, refusal},
 };
-use crate::telemetry::{Metrics, Route, Span, TraceContext, Traces};
+use crate::hub::limits::MemoryBudgets;
+use crate::telemetry::{LimitName, Metrics, Route, Span, TraceContext, Traces};
 
 /// Gate of the public listener.
 pub(crate) struct Gate {
@@ -38,6 +40,8 @@ pub(crate) struct Gate {
     proxies: Vec<IpNet>,
     /// Largest request body in bytes.
     max_body: u64,
+    /// Memory for requests, shared out to addresses.
+    memory: Arc<MemoryBudgets>,
     /// Counts all responses, refusals included.
     metrics: Arc<Metrics>,
     traces: Traces,
@@ -50,6 +54,7 @@ impl Gate {
         allowed: Allowed,
         proxies: Vec<IpNet>,
         max_body: u64,
+        memory: Arc<MemoryBudgets>,
         (metrics, traces): (Arc<Metrics>, Traces),
         logged: LoggedRequests,
     ) -> Arc<Self> {
@@ -57,6 +62,7 @@ impl Gate {
             allowed,
             proxies,
             max_body,
+            memory,
             metrics,
             traces,
             log: AccessLog::new(logged),
@@ -64,7 +70,7 @@ impl Gate {
     }
 
     /// Checks the head of a request, and returns its allowed origin, if it has one.
-    fn check(&self, head: &Parts) -> Result<Option<HeaderValue>, Response> {
+    fn check(&self, head: &Parts, state: &BodyState) -> Result<Option<HeaderValue>, Response> {
         let target = head
             .uri
             .path_and_query()
@@ -76,7 +82,12 @@ impl Gate {
             // Only replicas send this field, and only to the cluster listener.
             return Err(refusal(StatusCode::FORBIDDEN, "header not allowed"));
         }
-        check_size(&head.headers)?;
+        let size = check_size(&head.headers)?;
+        // A health probe costs little, and whoever keeps the gateway busy must not make it look dead.
+        let cost = REQUEST + target + size + unread(head);
+        if !state.draw(cost) && route_label(head.uri.path()) != Route::Health {
+            return Err(self.no_room());
+        }
         check_framing(&head.headers)?;
         check_method(&head.method)?;
         match self.allowed.host(head.version, &head.uri, &head.headers) {
@@ -108,6 +119,16 @@ impl Gate {
             refused
         })?;
         Ok(origin)
+    }
+
+    /// Makes the response to an address that has too much under way.
+    fn no_room(&self) -> Response {
+        self.metrics.limited.add(LimitName("address_memory"));
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        let mut refused = refusal(status, "too much of this address is under way");
+        let headers = refused.headers_mut();
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        refused
     }
 
     fn check_content(&self, head: &Parts) -> Result<(), Response> {
@@ -152,7 +173,7 @@ impl Gate {
         let line = self.log.begin(&head, address);
         let path = line.path();
         let version = head.version;
-        let (body, state) = body_limit::limit(body, self.max_body);
+        let (body, state) = body_limit::limit(body, self.max_body, self.memory.address(address));
         let served = Kind::served(path);
         let label = served.map_or_else(|| route_label(path), label_of);
         let span = self.begin_span(&head, label);
@@ -163,7 +184,8 @@ impl Gate {
         if let Some(trace) = &trace {
             head.extensions.insert(trace.clone());
         }
-        let response = match self.check(&head) {
+        let checked = self.check(&head, &state);
+        let response = match checked {
             Err(refused) => in_form_of(path, refused),
             Ok(origin) => {
                 let mut response = if cors::is_preflight(&head.method, &head.headers) {
@@ -177,7 +199,8 @@ impl Gate {
                             refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large")
                         }
                         ReadState::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
-                        ReadState::Partial | ReadState::Complete => response,
+                        ReadState::NoRoom if label != Route::Health => self.no_room(),
+                        ReadState::Partial | ReadState::Complete | ReadState::NoRoom => response,
                     };
                     in_form_of(path, response)
                 };
@@ -236,10 +259,25 @@ fn with_response_headers(mut response: Response, version: Version, body: ReadSta
     response
 }
 
-/// Checks the number and the length of header fields. Over HTTP/2 hyper limits only the total size.
-fn check_size(headers: &HeaderMap) -> Result<(), Response> {
-    let is_long = |value: &HeaderValue| value.len() > FIELD_MAX;
-    if headers.len() > FIELDS_MAX || headers.values().any(is_long) {
+/// Returns the bytes of the body that may be here before anybody reads it: of HTTP/1 hyper reads none.
+fn unread(head: &Parts) -> usize {
+    if head.version < Version::HTTP_2 || matches!(head.method, Method::GET | Method::HEAD) {
+        return 0;
+    }
+    let length = head.headers.get(CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+    length.unwrap_or(usize::MAX).min(STREAM_WINDOW as usize)
+}
+
+/// Checks the number and the length of header fields; returns their bytes. Over HTTP/2 hyper limits only
+/// the total size.
+fn check_size(headers: &HeaderMap) -> Result<usize, Response> {
+    let mut longest = 0;
+    let size = headers.iter().fold(0, |size, (name, value)| {
+        longest = longest.max(value.len());
+        size + name.as_str().len() + value.len()
+    });
+    if headers.len() > FIELDS_MAX || longest > FIELD_MAX {
         let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
         let mut refused = refusal(status, "header fields too large");
         refused
@@ -247,7 +285,7 @@ fn check_size(headers: &HeaderMap) -> Result<(), Response> {
             .insert(CONNECTION, HeaderValue::from_static("close"));
         return Err(refused);
     }
-    Ok(())
+    Ok(size)
 }
 
 /// Refuses several transfer codings (RFC 9112, section 6.1: chunked is applied once). hyper reads the
@@ -276,6 +314,8 @@ fn check_method(method: &Method) -> Result<(), Response> {
     }
 }
 
+/// What a request takes beside its head and its body: its tasks, buffers, and the answer that is made.
+const REQUEST: usize = 8 << 10;
 /// Longest request target.
 const TARGET_MAX: usize = 8 << 10;
 /// Most header fields.

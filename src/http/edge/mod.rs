@@ -3,6 +3,8 @@
 //! Not here: credentials and rates (`admission`), routes.
 //!
 //! * `accept`: the accept loop
+//! * `connections`: connections at once, shared out to addresses
+//! * `activity`: open requests of a connection
 //! * `tls`: certificates and their reload
 //! * `wire`: a socket with a lingering close
 //! * `app`: routes of one listener, behind its gate
@@ -19,9 +21,11 @@
 
 pub(crate) mod accept;
 mod access_log;
+mod activity;
 mod address;
 mod app;
 mod body_limit;
+mod connections;
 mod cors;
 mod gate;
 mod hops;
@@ -34,6 +38,7 @@ mod wire;
 pub(crate) use self::accept::Bounds;
 pub(crate) use self::address::Allowed;
 pub(crate) use self::app::App;
+pub(crate) use self::connections::Connections;
 pub(crate) use self::gate::Gate;
 pub(crate) use self::routes::{Endpoints, Routes};
 pub(crate) use self::tls::{CERTIFICATE, Files, TlsError, TlsReload};

@@ -106,7 +106,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
     };
     let (parts, body) = request.into_parts();
     let accepted = async {
-        let body = body::read(&parts.headers, body, front.config.http.max_body).await?;
+        let body = body::read_counted(&front, &admitted.access, &parts.headers, body).await?;
         let id = session_id(parts.uri.query().unwrap_or_default())
             .ok_or(Error::Invalid("session_id is missing"))?;
         let messages = Messages::parse(body)?;

@@ -8,7 +8,7 @@ use axum::{
     extract::Request,
     response::{IntoResponse, Response},
 };
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode};
 use tokio::time::Instant;
 
@@ -54,7 +54,7 @@ async fn take(
 ) -> Result<Response, McpRefusal> {
     let access = &admitted.access;
     let accepts = headers::accepts(headers);
-    let body = body::read(headers, body, front.config.http.max_body).await?;
+    let body = body::read_counted(front, access, headers, body).await?;
     if !accepts.json && !accepts.sse {
         let text = "Accept must permit application/json or text/event-stream";
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
@@ -142,7 +142,7 @@ fn respond(
     match answer {
         Answer::Json(line) | Answer::Failed(line) => {
             front.hub.limits().flow(access).wrote(line.len());
-            Ok(json::text(StatusCode::OK, line))
+            Ok(json::text(StatusCode::OK, counted(front, access, line)))
         }
         Answer::Stream(reading) => {
             let close_after = access.server().reply.close_after;
@@ -153,6 +153,16 @@ fn respond(
         Answer::Accepted | Answer::Silent => Ok(StatusCode::ACCEPTED.into_response()),
         Answer::Refused(error) => Err(error.into()),
     }
+}
+
+/// Counts a long answer against the share of its caller until the client has taken it. A short one is
+/// part of what its call has drawn.
+fn counted(front: &Front, access: &Access, line: Bytes) -> Bytes {
+    if line.len() <= SHORT {
+        return line;
+    }
+    let share = front.hub.limits().memory().caller(access);
+    share.hold(line.len() as u64).until_dropped(line)
 }
 
 /// GET: opens the listener stream or resumes a stream.
@@ -239,3 +249,6 @@ fn one_event(line: &[u8]) -> Response {
     push_message(&mut event, "", line);
     event_stream::event_stream(Body::from(event.freeze()))
 }
+
+/// Longest answer that is not counted by itself.
+const SHORT: usize = 4 << 10;

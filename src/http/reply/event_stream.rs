@@ -2,7 +2,14 @@
 //!
 //! A `retry:` precedes each end that the gateway itself decides.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{body::Body, response::Response};
 use bytes::{Bytes, BytesMut};
@@ -13,12 +20,13 @@ use http::{
 };
 use tokio::{
     select,
+    sync::Notify,
     time::{Instant, sleep_until},
 };
 
 use super::header_name::X_ACCEL_BUFFERING;
 use crate::{
-    base::Random,
+    base::{Drawn, Random},
     hub::{
         limits::Flow,
         stream::{Next, Reader},
@@ -91,7 +99,48 @@ struct Connection {
     /// Latest message of a stream that answers a request.
     last: Bytes,
     is_ended: bool,
+    unsent: Arc<Unsent>,
     _open: OpenStream,
+}
+
+/// The bytes of events that hyper has and the socket has not.
+#[derive(Default)]
+struct Unsent {
+    bytes: AtomicUsize,
+    sent: Notify,
+}
+
+/// Events on their way to the client.
+struct Chunk {
+    bytes: Bytes,
+    unsent: Arc<Unsent>,
+    _drawn: Drawn,
+}
+
+impl Unsent {
+    /// Whether the client is so far behind that its next events stay in the log, which may trim them:
+    /// hyper would take as many as a header block is long, of each client that does not read.
+    fn is_full(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) >= MAX_UNSENT
+    }
+}
+
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        let left = self
+            .unsent
+            .bytes
+            .fetch_sub(self.bytes.len(), Ordering::Relaxed);
+        if left >= MAX_UNSENT {
+            self.unsent.sent.notify_one();
+        }
+    }
 }
 
 /// Counts an open stream until it is dropped.
@@ -117,6 +166,7 @@ pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reader, options: StreamOp
         options,
         last: Bytes::new(),
         is_ended: false,
+        unsent: Arc::default(),
         _open: OpenStream::count(metrics),
     };
     let chunks = unfold(connection, |mut connection| async move {
@@ -156,17 +206,21 @@ impl Connection {
                 .flow
                 .pause()
                 .map(|pause| Instant::now() + pause);
+            let is_full = self.unsent.is_full();
             select! {
                 biased;
-                next = self.reading.next(), if pause.is_none() => return self.write(next),
+                () = self.unsent.sent.notified(), if is_full => {}
+                next = self.reading.next(), if pause.is_none() && !is_full => {
+                    return self.write(next);
+                }
                 () = sleep_until(close.unwrap_or(silence)), if close.is_some() => {
                     return Some(self.close());
                 }
-                () = sleep_until(silence), if !self.options.keep_alive.is_zero() => {
+                () = sleep_until(silence), if !is_full && !self.options.keep_alive.is_zero() => {
                     self.reading.took();
                     return Some(Bytes::from_static(KEEP_ALIVE));
                 }
-                () = sleep_until(pause.unwrap_or(silence)), if pause.is_some() => {}
+                () = sleep_until(pause.unwrap_or(silence)), if pause.is_some() && !is_full => {}
             }
         }
     }
@@ -184,11 +238,21 @@ impl Connection {
                     push_message(&mut chunk, &format!("{}{id}", self.options.prefix), &data);
                 }
                 self.options.flow.wrote(chunk.len());
-                Some(chunk.freeze())
+                Some(self.counted(chunk.freeze()))
             }
             Next::Finished => self.end(),
             Next::Released => Some(self.close()),
         }
+    }
+
+    /// Counts events until they are sent.
+    fn counted(&self, bytes: Bytes) -> Bytes {
+        self.unsent.bytes.fetch_add(bytes.len(), Ordering::Relaxed);
+        Bytes::from_owner(Chunk {
+            unsent: Arc::clone(&self.unsent),
+            _drawn: self.reading.budget().hold(bytes.len() as u64),
+            bytes,
+        })
     }
 
     /// Ends a finished stream.
@@ -220,6 +284,8 @@ impl Connection {
 
 /// Media type of server-sent events.
 pub(crate) const EVENT_STREAM: &str = "text/event-stream";
+/// Bytes of events that are handed to hyper before the client takes them.
+const MAX_UNSENT: usize = 32 << 10;
 /// Shortest delay before clients ask again for a stream that ended without a result. The next stream
 /// that begins resets it to the usual delay.
 const RETRY_AFTER_END: Duration = Duration::from_secs(15);

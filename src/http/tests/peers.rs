@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
-    edge::{App, Bounds, accept::serve_replicas},
+    edge::{App, Bounds, Connections, accept::serve_replicas},
     peers::{MAX_CONCURRENT, Peers, SendError},
 };
 
@@ -42,7 +42,7 @@ async fn other(finish: Duration) -> Other {
     let app = App::of_operators(app, ([0, 0, 0, 0], 0).into());
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let bounds = Bounds {
-        max_connections: 10,
+        connections: Connections::new(10),
         finish,
     };
     let serving = serve_replicas(listener, app, bounds, stop.clone(), tracker.clone());

@@ -13,9 +13,10 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use crate::base::Descriptors;
 use crate::http::{
     Front,
-    edge::{Allowed, App, Bounds, Gate, accept},
+    edge::{Allowed, App, Bounds, Connections, Gate, accept},
     peers::{Cluster, Hop, HopKeys, Peers, SignedRequest},
     reply::RetryDelay,
     routes,
@@ -195,12 +196,12 @@ async fn serve(
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let front = Arc::new(front(&shared, &me, &metrics, &stop, &tracker));
     let cluster = front.cluster.clone().unwrap();
-    let bounds = Bounds {
-        max_connections: 100,
+    let bounds = || Bounds {
+        connections: Connections::new(100),
         finish: Duration::ZERO,
     };
     let app = routes::cluster(&front, cluster);
-    let serving = accept::serve_replicas(hops, app, bounds, reached, tracker.clone());
+    let serving = accept::serve_replicas(hops, app, bounds(), reached, tracker.clone());
     tracker.spawn(serving);
     let bound = http.local_addr().unwrap();
     let url = format!("http://{bound}");
@@ -209,11 +210,12 @@ async fn serve(
         allowed,
         Vec::new(),
         4 << 20,
+        Arc::clone(front.hub.limits().memory()),
         (Arc::clone(&metrics), Traces::default()),
         LoggedRequests::All,
     );
     let app = App::of_public(routes::public(front, Health::default()), gate);
-    let serving = accept::serve(http, None, app, bounds, stop, tracker.clone());
+    let serving = accept::serve(http, None, app, bounds(), stop, tracker.clone());
     tracker.spawn(serving);
     (url, me, metrics)
 }
@@ -228,6 +230,7 @@ fn launcher(work: PathBuf) -> Launcher {
         prepared: work.join("prepared"),
         work,
         sandbox: Arc::new(Sandbox::none()),
+        descriptors: Descriptors::new(10_000),
     }
 }
 

@@ -17,8 +17,9 @@ use tokio_util::task::TaskTracker;
 use crate::config::{ClientAddress, LoggedRequests};
 use crate::http::edge::Allowed;
 use crate::http::edge::{App, Gate};
-use crate::http::edge::{Bounds, accept::serve};
+use crate::http::edge::{Bounds, Connections, accept::serve};
 use crate::http::ops::public;
+use crate::hub::limits::MemoryBudgets;
 use crate::telemetry::{Health, Metrics, Traces};
 
 struct Surface {
@@ -63,6 +64,7 @@ async fn surface(max_connections: usize) -> Surface {
             allowed,
             Vec::new(),
             MAX_BODY,
+            MemoryBudgets::of(64 << 20, 64 << 20, None),
             (metrics, Traces::default()),
             LoggedRequests::All,
         ),
@@ -83,7 +85,7 @@ fn serving(listener: TcpListener, app: App, max_connections: usize) -> Surface {
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let finish = Duration::from_secs(10);
     let bounds = Bounds {
-        max_connections,
+        connections: Connections::new(max_connections),
         finish,
     };
     tracker.spawn(serve(

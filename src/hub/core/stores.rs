@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SecureRandom;
+use tokio::time::MissedTickBehavior;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeroize::Zeroizing;
 
@@ -108,6 +109,18 @@ impl Stores {
         }
     }
 }
+
+/// Removes now and then what the log must not keep, until `halt`: of sessions that write nothing as well.
+pub(crate) async fn sweep(log: Arc<dyn EventLog>, halt: CancellationToken) {
+    let mut ticks = tokio::time::interval(SWEEP);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while halt.run_until_cancelled(ticks.tick()).await.is_some() {
+        log.sweep();
+    }
+}
+
+/// The time between two sweeps of the log.
+const SWEEP: Duration = Duration::from_secs(5);
 
 /// A configured limit; zero becomes ten years, which are never but still a valid `Instant`.
 pub(crate) fn or_never(limit: Duration) -> Duration {

@@ -3,9 +3,12 @@
 //! Not here: the declared quotas (`declare::quotas`) and the stores that count them (`state`).
 //!
 //! * `allotments`: amounts drawn ahead of each rate limit and not yet spent
+//! * `memory`: memory, shared out to addresses, tenants and principals
 //! * `quotas`: checks of requests and bytes per second, and of calls, sessions and streams at a time
 
 mod allotments;
+mod memory;
 mod quotas;
 
-pub(crate) use self::quotas::{CallSeats, Flow, Limits, Remaining, Seats};
+pub(crate) use self::memory::{MemoryBudgets, Source};
+pub(crate) use self::quotas::{CallSeats, Flow, Limits, Remaining, Seats, SessionPlace};

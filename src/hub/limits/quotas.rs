@@ -8,7 +8,7 @@ use std::{
     array::IntoIter,
     hash::RandomState,
     iter::Flatten,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     num::NonZeroU64,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker},
@@ -19,10 +19,13 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::allotments::{Allotment, Allotments, amount, signed};
+use super::{
+    allotments::{Allotment, Allotments, amount, signed},
+    memory::{MemoryBudgets, Source},
+};
 use crate::{
     auth::Access,
-    base::FastHash,
+    base::{Drawn, FastHash},
     declare::Bounds,
     error::{Error, Limit, Quota},
     protocol::{Body, Kind, Message, Method},
@@ -41,6 +44,7 @@ pub(crate) struct Limits {
     allotments: Allotments<FastHash>,
     /// The allotments of addresses, apart so that a flood of addresses evicts no tenant.
     addresses: Allotments<RandomState>,
+    memory: Arc<MemoryBudgets>,
     born: Instant,
     metrics: Arc<Metrics>,
     tracker: TaskTracker,
@@ -49,6 +53,13 @@ pub(crate) struct Limits {
 
 /// The seats of one call, session or stream: one of its tenant and one of its principal.
 pub(crate) type Seats = SmallVec<[Seat; 2]>;
+
+/// The place of a session: its seats, and its part of the memory.
+#[derive(Default)]
+pub(crate) struct SessionPlace {
+    _seats: Seats,
+    _memory: Option<Drawn>,
+}
 
 /// The seats of the calls of a body, in their order.
 pub(crate) type CallSeats = SmallVec<[Seats; 1]>;
@@ -109,6 +120,7 @@ impl Limits {
     pub(crate) fn new(
         limiter: Arc<dyn Limiter>,
         is_shared: bool,
+        memory: Arc<MemoryBudgets>,
         metrics: Arc<Metrics>,
         tracker: TaskTracker,
         halt: CancellationToken,
@@ -119,11 +131,17 @@ impl Limits {
             is_shared,
             allotments: Allotments::new(),
             addresses: Allotments::new(),
+            memory,
             born: Instant::now(),
             metrics,
             tracker,
             halt,
         })
+    }
+
+    /// The budgets of memory.
+    pub(crate) fn memory(&self) -> &Arc<MemoryBudgets> {
+        &self.memory
     }
 
     /// Counts one request from an address, before it is authenticated.
@@ -132,10 +150,9 @@ impl Limits {
     ///
     /// `Quota`.
     pub(crate) fn address(&self, address: IpAddr, bound: NonZeroU64) -> Result<(), Error> {
-        // A host can choose any address of a /64 (RFC 4291, section 2.5.1).
-        let owner = match address.to_canonical() {
-            IpAddr::V4(address) => address.to_string(),
-            IpAddr::V6(address) => format!("{:x}", address.to_bits() >> 64),
+        let owner = match Source::of(address) {
+            Source::V4(bits) => Ipv4Addr::from_bits(bits).to_string(),
+            Source::V6(half) => format!("{half:x}"),
         };
         let (limit, owner) = (Limit::AddressRequests, owner.into());
         let account = Account {
@@ -217,19 +234,30 @@ impl Limits {
         seats.collect()
     }
 
-    /// Seats for a session.
+    /// A place for a session.
     ///
     /// # Errors
     ///
-    /// `Quota`.
-    pub(crate) async fn session(&self, access: &Access) -> Result<Seats, Error> {
+    /// `Quota`; `Busy` if the caller's share of the memory has no room for it.
+    pub(crate) async fn session(&self, access: &Access) -> Result<SessionPlace, Error> {
+        let memory = self.memory.caller(access).draw(SESSION);
+        let memory = memory.ok_or_else(|| {
+            self.metrics.limited.add(LimitName("caller_memory"));
+            Error::Busy {
+                what: "too much of this caller is under way",
+                retry: RETRY_SESSION,
+            }
+        })?;
         let account_limits = limits_of(
             access,
             Limit::Sessions,
             Limit::PrincipalSessions,
             |bounds| bounds.sessions,
         );
-        self.take_seats(account_limits, RETRY_SESSION).await
+        Ok(SessionPlace {
+            _seats: self.take_seats(account_limits, RETRY_SESSION).await?,
+            _memory: Some(memory),
+        })
     }
 
     /// Seats for a stream.
@@ -494,6 +522,8 @@ fn wait(missing: i64, bound: NonZeroU64) -> Duration {
 const DRAW_INTERVAL: u64 = 100;
 /// The deadline of the limiter.
 const LIMITER_TIMEOUT: Duration = Duration::from_secs(1);
+/// What a session takes: its task, its tables, and a connection that listens.
+const SESSION: u64 = 16 << 10;
 /// The `Retry-After` of calls and streams.
 const RETRY_CALL: Duration = Duration::from_secs(1);
 /// The `Retry-After` of sessions.

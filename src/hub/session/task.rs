@@ -26,7 +26,7 @@ use crate::{
     hub::{
         call::{CallError, Calls},
         core::{AccessChange, Command, Core, Handle, Signal, Signals, Transport, or_never},
-        limits::Seats,
+        limits::SessionPlace,
         stream::{SessionLog, StreamLimits, Streams},
     },
     protocol::LISTENER_STREAM,
@@ -52,7 +52,7 @@ pub(crate) struct Session {
     /// The entry in the table of sessions, until it is published there.
     unpublished: Option<Handle>,
     /// Held for as long as requests can find the session.
-    seats: Seats,
+    place: SessionPlace,
 }
 
 /// Commands handled before the lines to the child are flushed.
@@ -65,7 +65,7 @@ impl Session {
         id: SessionId,
         access: &Access,
         handle: Handle,
-        seats: Seats,
+        place: SessionPlace,
     ) -> Box<Self> {
         let now = Instant::now();
         let config = &core.config;
@@ -81,6 +81,7 @@ impl Session {
             owner: Arc::clone(&core.owner),
             key: core.key.clone(),
             session: id.clone(),
+            share: core.limits.memory().session(access),
         };
         let lifetime = Lifetime::new(now);
         // On the heap: a future that holds a session by value would hold it several times.
@@ -96,7 +97,7 @@ impl Session {
             calls: Calls::default(),
             streams: Streams::new(log, fence, limits, Arc::clone(&core.metrics)),
             unpublished: Some(handle),
-            seats,
+            place,
             core,
             id,
         })
@@ -194,7 +195,7 @@ impl Session {
         // No request finds the session from here on; its end refuses the commands in the queue.
         self.unpublished = None;
         let was_published = self.unpublish();
-        self.seats.clear();
+        self.place = SessionPlace::default();
         Box::pin(self.finish(&mut commands, was_published)).await;
     }
 

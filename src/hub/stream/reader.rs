@@ -15,6 +15,7 @@ use tokio::{
 
 use super::session_log::SessionLog;
 use crate::{
+    base::Budget,
     hub::limits::Seats,
     protocol::{Cursor, LISTENER_STREAM, Revision, StreamId},
     state::Page,
@@ -197,6 +198,11 @@ impl Reader {
     /// The revision that the session has negotiated, if any.
     pub(crate) fn revision(&self) -> Option<Revision> {
         self.revision
+    }
+
+    /// What the events that are on their way to the client are counted against.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        self.log.share.memory()
     }
 
     /// The id of the present position, for the priming event.

@@ -6,7 +6,7 @@ use crate::{
     error::Error,
     hub::ownership::{ReplicaLease, STORE_AWAY},
     protocol::{Cursor, EventKey, StreamId},
-    state::{EventLog, Page, SessionId, StoreError},
+    state::{EventLog, LogShare, Page, SessionId, StoreError},
 };
 
 /// The event log of one session.
@@ -20,6 +20,8 @@ pub(crate) struct SessionLog {
     pub(crate) key: EventKey,
     /// The session.
     pub(crate) session: SessionId,
+    /// The budgets of its events.
+    pub(crate) share: LogShare,
 }
 
 impl SessionLog {

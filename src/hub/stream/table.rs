@@ -62,7 +62,7 @@ impl Streams {
         metrics: Arc<Metrics>,
     ) -> Self {
         let epoch = log.owner.epoch();
-        let writes = Writes::new(Arc::clone(&log.log), log.session.clone(), fence, epoch);
+        let writes = Writes::new(&log, fence, epoch);
         let open = [(LISTENER_STREAM, Stream::new(0, None, false, epoch))];
         let open = Table::from_iter(open);
         let pulse = Arc::new(Pulse::new(log.owner.lapses()));
@@ -561,7 +561,7 @@ mod tests {
         hub::ownership::ReplicaLease,
         protocol::EventKey,
         state::{
-            BoxFuture, EventLog, Page, SessionId, WriteTarget, contract::LogSize,
+            BoxFuture, EventLog, LogShare, Page, SessionId, WriteTarget, contract::LogSize,
             memory::MemoryDirectory,
         },
     };
@@ -623,6 +623,8 @@ mod tests {
             Box::pin(ready(()))
         }
 
+        fn sweep(&self) {}
+
         fn size(&self) -> LogSize {
             LogSize::default()
         }
@@ -635,6 +637,7 @@ mod tests {
             owner: Arc::new(owner),
             key: EventKey::new(&[0; 32]),
             session: SessionId("s".into()),
+            share: LogShare::plenty(),
         };
         let limits = StreamLimits {
             streams: 32,

@@ -12,15 +12,17 @@ use std::{
 
 use bytes::Bytes;
 
+use super::session_log::SessionLog;
 use crate::{
     protocol::StreamId,
-    state::{BoxFuture, EventLog, Fence, SessionId, StoreError, WriteTarget},
+    state::{BoxFuture, EventLog, Fence, LogShare, SessionId, StoreError, WriteTarget},
 };
 
 /// The unacknowledged writes of one session, in order.
 pub(crate) struct Writes {
     log: Arc<dyn EventLog>,
     session: SessionId,
+    share: LogShare,
     fence: Fence,
     epoch: u32,
     queue: VecDeque<Pending>,
@@ -62,15 +64,11 @@ const MAX_WRITES: usize = 512;
 const MAX_BYTES: usize = 512 * 1024;
 
 impl Writes {
-    pub(crate) fn new(
-        log: Arc<dyn EventLog>,
-        session: SessionId,
-        fence: Fence,
-        epoch: u32,
-    ) -> Self {
+    pub(crate) fn new(log: &SessionLog, fence: Fence, epoch: u32) -> Self {
         Self {
-            log,
-            session,
+            log: Arc::clone(&log.log),
+            session: log.session.clone(),
+            share: log.share.clone(),
             fence,
             epoch,
             queue: VecDeque::new(),
@@ -177,6 +175,7 @@ impl Writes {
             stream,
             fence: self.fence,
             epoch: self.epoch,
+            share: self.share.clone(),
         };
         match write {
             Write::Open { last, calls } => self.log.open(&at, *last, calls.clone()),

@@ -36,6 +36,7 @@ fn of(limiter: Arc<dyn Limiter>) -> Arc<Limits> {
     Limits::new(
         limiter,
         false,
+        MemoryBudgets::of(1 << 30, 1 << 30, None),
         metrics,
         TaskTracker::new(),
         CancellationToken::new(),

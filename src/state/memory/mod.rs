@@ -1,12 +1,13 @@
 //! Event log, directory and limiter in the memory of one replica.
 //!
 //! * `limiter`: limits
-//! * `log`: event log, with what is trimmed of a stream, and directory
+//! * `log`: event log and directory
+//! * `streams`: what is kept of the streams of one session
 
 mod limiter;
 mod log;
+mod streams;
 
 pub(crate) use self::limiter::MemoryLimiter;
-pub(crate) use self::log::{
-    ENDED_STREAMS, EPOCH, MemoryDirectory, MemoryLog, PAGE, Retention, SessionStreams,
-};
+pub(crate) use self::log::{EPOCH, MemoryDirectory, MemoryLog};
+pub(crate) use self::streams::{ENDED_STREAMS, PAGE, Retention, SessionStreams};

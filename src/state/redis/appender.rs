@@ -28,14 +28,34 @@ use super::{
     client::{Call, MARGIN, Redis},
     scripts::{Lua, ms},
 };
+use crate::protocol::StreamId;
 use crate::state::{
-    SessionId, StoreError, WriteTarget,
+    Fence, SessionId, StoreError, WriteTarget,
     memory::{ENDED_STREAMS, Retention},
 };
 
+/// The stream of a write, and what permits it.
+pub(super) struct At {
+    pub(super) session: SessionId,
+    pub(super) stream: StreamId,
+    pub(super) fence: Fence,
+    pub(super) epoch: u32,
+}
+
+impl From<&WriteTarget> for At {
+    fn from(target: &WriteTarget) -> Self {
+        Self {
+            session: target.session.clone(),
+            stream: target.stream,
+            fence: target.fence,
+            epoch: target.epoch,
+        }
+    }
+}
+
 /// One write, with the sender of its result.
 pub(super) struct Write {
-    pub(crate) at: WriteTarget,
+    pub(super) at: At,
     pub(crate) operation: Operation,
     pub(super) done: oneshot::Sender<Result<(), StoreError>>,
 }
@@ -235,7 +255,7 @@ impl Appender {
             .arg(at.fence.0)
             .arg(ms(self.retention.age))
             .arg(self.retention.events)
-            .arg(self.retention.of_ended())
+            .arg(self.cache.ended_room(&at.session))
             .arg(ENDED_STREAMS)
             .arg(ms(MARGIN));
         for write in writes {

@@ -50,11 +50,28 @@ impl Cache {
     pub(crate) fn append(&self, at: &WriteTarget, number: u64, event: Bytes) -> u64 {
         let tenure = self.tenure(at);
         let mut tenure = locked(&tenure);
-        let kept = tenure.streams.open(at.stream).map(|stream| {
-            stream.append(number, event, Instant::now(), self.retention);
-            stream.oldest_after_trim()
-        });
+        let (now, keep) = (Instant::now(), self.retention);
+        let kept = tenure
+            .streams
+            .append(at.stream, (number, event), None, now, keep);
         kept.unwrap_or(0)
+    }
+
+    /// The bytes of ended streams that a session may keep.
+    pub(super) fn ended_room(&self, session: &SessionId) -> usize {
+        let keep = self.retention;
+        let tenure = self.find(session);
+        tenure.map_or(keep.of_ended(), |tenure| {
+            locked(&tenure).streams.ended_room(keep)
+        })
+    }
+
+    /// Drops copies that are too old or beyond the share of their session.
+    pub(super) fn sweep(&self) {
+        for tenure in self.all() {
+            let streams = &mut locked(&tenure).streams;
+            streams.sweep(Instant::now(), self.retention);
+        }
     }
 
     /// Ends a stream. Returns its size, if the cache holds all of it.
@@ -92,12 +109,13 @@ impl Cache {
 
     /// The bytes of all events.
     pub(super) fn bytes(&self) -> usize {
-        let sessions: Vec<_> = {
-            let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
-            sessions.values().cloned().collect()
-        };
         let bytes = |session: &Arc<Mutex<Tenure>>| locked(session).streams.bytes();
-        sessions.iter().map(bytes).sum()
+        self.all().iter().map(bytes).sum()
+    }
+
+    fn all(&self) -> Vec<Arc<Mutex<Tenure>>> {
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        sessions.values().cloned().collect()
     }
 
     pub(crate) fn drop_all(&self, session: &SessionId) {
@@ -120,7 +138,7 @@ impl Cache {
         let new = || Tenure {
             fence: at.fence,
             epoch: at.epoch,
-            streams: SessionStreams::default(),
+            streams: SessionStreams::new(at.share.clone()),
         };
         let Some(known) = self.find(&at.session) else {
             let mut sessions = self

@@ -10,7 +10,7 @@ use tokio::{sync::oneshot, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    appender::{Appender, Operation, Queue, Write},
+    appender::{Appender, At, Operation, Queue, Write},
     cache::Cache,
     client::{Call, Redis},
     scripts::Lua,
@@ -62,14 +62,10 @@ impl RedisLog {
         }
     }
 
-    fn write(
-        &self,
-        at: &WriteTarget,
-        operation: Operation,
-    ) -> oneshot::Receiver<Result<(), StoreError>> {
+    fn write(&self, at: At, operation: Operation) -> oneshot::Receiver<Result<(), StoreError>> {
         let (done, written) = oneshot::channel();
         self.queue.push(Write {
-            at: at.clone(),
+            at,
             operation,
             done,
         });
@@ -91,7 +87,7 @@ impl EventLog for RedisLog {
         last: u64,
         calls: Bytes,
     ) -> BoxFuture<'static, Result<(), StoreError>> {
-        outcome(self.write(at, Operation::Open(last, calls)))
+        outcome(self.write(at.into(), Operation::Open(last, calls)))
     }
 
     fn append(
@@ -104,7 +100,7 @@ impl EventLog for RedisLog {
         let trim_before = self.cache.append(at, number, event.clone());
         let event = (event.len() <= self.max_event).then_some(event);
         outcome(self.write(
-            at,
+            at.into(),
             Operation::Append {
                 number,
                 event,
@@ -116,7 +112,7 @@ impl EventLog for RedisLog {
 
     fn end(&self, at: &WriteTarget) -> BoxFuture<'static, Result<(), StoreError>> {
         let bytes = self.cache.end(at);
-        outcome(self.write(at, Operation::End { bytes }))
+        outcome(self.write(at.into(), Operation::End { bytes }))
     }
 
     fn read<'a>(
@@ -152,19 +148,22 @@ impl EventLog for RedisLog {
             return Box::pin(std::future::ready(()));
         };
         self.cache.drop_all(session);
-        let at = whole_session(session, fence, epoch);
-        let written = self.write(&at, Operation::Forget);
+        let written = self.write(whole_session(session, fence, epoch), Operation::Forget);
         // While Redis is away the removal stays queued, and the caller continues.
         Box::pin(async move { drop(timeout(WAIT_LIMIT, written).await) })
     }
 
     fn release<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, ()> {
         let (fence, epoch) = self.cache.tenure_of(session).unwrap_or((Fence(0), 0));
-        let written = self.write(&whole_session(session, fence, epoch), Operation::Barrier);
+        let written = self.write(whole_session(session, fence, epoch), Operation::Barrier);
         Box::pin(async move {
             let _ = timeout(WAIT_LIMIT, written).await;
             self.cache.drop_all(session);
         })
+    }
+
+    fn sweep(&self) {
+        self.cache.sweep();
     }
 
     fn size(&self) -> LogSize {
@@ -176,8 +175,8 @@ impl EventLog for RedisLog {
 }
 
 /// A target that stands for the whole session.
-fn whole_session(session: &SessionId, fence: Fence, epoch: u32) -> WriteTarget {
-    WriteTarget {
+fn whole_session(session: &SessionId, fence: Fence, epoch: u32) -> At {
+    At {
         session: session.clone(),
         stream: LISTENER_STREAM,
         fence,

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::state::{
-    Directory, EventLog, Fence, OpenStream, Record, Replica, SessionId, StoreError, WriteTarget,
+    Directory, EventLog, Fence, LogShare, OpenStream, Record, Replica, SessionId, StoreError,
+    WriteTarget,
     memory::{MemoryDirectory, MemoryLog, Retention},
     redis::{Redis, RedisDirectory, RedisLog, Settings},
 };
@@ -117,6 +118,7 @@ impl Side {
             stream,
             fence: Fence(fence),
             epoch: self.epoch,
+            share: LogShare::plenty(),
         }
     }
 

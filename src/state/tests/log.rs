@@ -1,6 +1,7 @@
 //! Tests of `state::memory::log`.
 
 use super::super::log::*;
+use crate::{base::Budget, state::LogShare};
 
 const KEEP: Retention = Retention {
     events: 3,
@@ -14,6 +15,7 @@ fn spot(id: &str, stream: StreamId, fence: u64) -> WriteTarget {
         stream,
         fence: Fence(fence),
         epoch: EPOCH,
+        share: LogShare::plenty(),
     }
 }
 
@@ -128,101 +130,6 @@ async fn keeps_the_promises_of_an_event_log() {
     promise_7_forget_leaves_nothing(&log()).await;
 }
 
-fn event(bytes: usize) -> Bytes {
-    vec![b'x'; bytes].into()
-}
-
-#[test]
-fn promise_5_count_bytes_and_age_bound_a_stream() {
-    let now = Instant::now();
-    let mut streams = SessionStreams::default();
-    for number in 1..=10 {
-        streams.open(0).unwrap().append(number, event(1), now, KEEP);
-    }
-    assert_eq!(streams.streams[&0].events.len(), 3);
-    assert_eq!(
-        streams.streams[&0].read(6).err(),
-        Some(StoreError::Trimmed { oldest: 7 })
-    );
-
-    for number in 1..=3 {
-        streams
-            .open(1)
-            .unwrap()
-            .append(number, event(512), now, KEEP);
-    }
-    let stream = &streams.streams[&1];
-    assert_eq!(
-        (stream.events.len(), stream.bytes, stream.trimmed),
-        (2, 1024, 1)
-    );
-    // The newest event is kept, whatever its size.
-    streams.open(1).unwrap().append(4, event(5000), now, KEEP);
-    let stream = &streams.streams[&1];
-    assert_eq!((stream.events.len(), stream.bytes), (1, 5000));
-
-    streams.open(2).unwrap().append(1, event(1), now, KEEP);
-    streams
-        .open(2)
-        .unwrap()
-        .append(2, event(1), now + KEEP.age, KEEP);
-    assert_eq!(streams.streams[&2].trimmed, 0);
-    let later = now + KEEP.age + Duration::from_secs(1);
-    streams.open(2).unwrap().append(3, event(1), later, KEEP);
-    assert_eq!(streams.streams[&2].trimmed, 1);
-}
-
-#[test]
-fn ended_streams_go_in_order() {
-    let now = Instant::now();
-    let mut streams = SessionStreams::default();
-    for id in 1..=5 {
-        streams.open(id).unwrap().append(1, event(1000), now, KEEP);
-    }
-    for id in [2, 1, 3, 4] {
-        streams.end(id, now, KEEP);
-    }
-    assert_eq!(streams.streams.len(), 5, "as large as four may be");
-    streams.end(5, now, KEEP);
-    let mut left: Vec<_> = streams.streams.keys().copied().collect();
-    left.sort_unstable();
-    assert_eq!(left, [1, 3, 4, 5], "the first that ended goes by bytes");
-    assert_eq!(streams.ended_bytes, 4000);
-    streams.drop_ended(now + KEEP.age, KEEP);
-    assert_eq!(streams.streams.len(), 4);
-    streams.drop_ended(now + KEEP.age + Duration::from_secs(1), KEEP);
-    assert!(streams.streams.is_empty() && streams.ended.is_empty());
-    assert_eq!(streams.ended_bytes, 0);
-
-    for id in 0..=u32::try_from(ENDED_STREAMS).unwrap() {
-        streams.end(id, now, KEEP);
-    }
-    assert_eq!(streams.streams.len(), ENDED_STREAMS);
-    assert!(!streams.streams.contains_key(&0) && streams.streams.contains_key(&1));
-}
-
-#[test]
-fn a_page_is_bounded_and_the_end_comes_with_the_last() {
-    let now = Instant::now();
-    let keep = Retention {
-        events: 10,
-        bytes: 10 * PAGE,
-        ..KEEP
-    };
-    let mut streams = SessionStreams::default();
-    for number in 1..=3 {
-        streams
-            .open(0)
-            .unwrap()
-            .append(number, event(PAGE), now, keep);
-    }
-    streams.end(0, now, keep);
-    let first = streams.streams[&0].read(0).unwrap();
-    assert_eq!((first.events.len(), first.is_end), (2, false));
-    let second = streams.streams[&0].read(2).unwrap();
-    assert_eq!((second.events.len(), second.is_end), (1, true));
-}
-
 #[tokio::test]
 async fn the_size_of_a_log_is_that_of_the_kept_events() {
     let log = log();
@@ -235,3 +142,42 @@ async fn the_size_of_a_log_is_that_of_the_kept_events() {
     log.forget(&session("a")).await;
     assert_eq!(log.size().bytes, b"event".len());
 }
+
+/// A share of a budget that holds ten events with a byte each.
+fn small() -> LogShare {
+    LogShare {
+        kept: Budget::new(2 * 10 * 65).share(),
+        copies: None,
+    }
+}
+
+#[tokio::test]
+async fn a_sweep_trims_sessions_that_write_nothing() {
+    let (log, share) = (MemoryLog::new(WIDE), small());
+    let write = async |id: &str, number| {
+        let at = WriteTarget {
+            share: share.clone(),
+            ..spot(id, 0, 1)
+        };
+        let event = Bytes::from_static(b"e");
+        log.append(&at, number, event, None).await.unwrap();
+    };
+    for number in 1..=10 {
+        write("quiet", number).await;
+    }
+    assert_eq!(log.size().bytes, 10);
+    let other = share.kept.hold(2 * 65);
+    log.sweep();
+    assert_eq!(log.size().bytes, 8);
+    assert_eq!(read(&log, "quiet", 0, 2).await.0.len(), 8);
+    drop(other);
+    // A session that is gone gives back all that it has.
+    log.forget(&session("quiet")).await;
+    assert_eq!(share.kept.used(), 0);
+}
+
+const WIDE: Retention = Retention {
+    events: 1000,
+    bytes: 1 << 20,
+    age: Duration::from_secs(60),
+};

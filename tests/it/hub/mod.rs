@@ -1,6 +1,7 @@
 //! Tests of messages, streams, quotas and capacity.
 
 pub(crate) mod broken_connections;
+pub(crate) mod budgets;
 pub(crate) mod capacity;
 pub(crate) mod costs;
 pub(crate) mod messages;

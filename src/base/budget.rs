@@ -1,0 +1,372 @@
+//! Budgets: a bounded amount, of bytes or of things, that owners share without fixed parts.
+//!
+//! Not here: what is drawn, and from whose share (`hub/limits`, `http/edge`).
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, Hash},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+
+/// A node in a tree of budgets: the root has the total, the others are the shares of owners, which may
+/// have shares below them.
+///
+/// An owner may hold as much as is free: what a share and those above it hold together, each counted
+/// once, is at most what is free at the root. So one owner alone gets half (a share of a share a third),
+/// two get a third each, many get less each, and a part is always left for the next one. Nothing is set
+/// aside for owners that want nothing.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    /// The share above, or the total of a root.
+    place: Place,
+    used: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Place {
+    Root { total: u64 },
+    Below(Arc<Budget>),
+}
+
+impl Budget {
+    /// A root.
+    pub(crate) fn new(total: u64) -> Arc<Self> {
+        Arc::new(Self {
+            place: Place::Root { total },
+            used: AtomicU64::new(0),
+        })
+    }
+
+    /// A share of this budget.
+    pub(crate) fn share(self: &Arc<Self>) -> Arc<Self> {
+        Arc::new(Self {
+            place: Place::Below(Arc::clone(self)),
+            used: AtomicU64::new(0),
+        })
+    }
+
+    /// What is held, by those below as well.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The total of the root.
+    pub(crate) fn total(&self) -> u64 {
+        match &self.place {
+            Place::Root { total } => *total,
+            Place::Below(above) => above.total(),
+        }
+    }
+
+    /// What may still be drawn; negative if more is held than the share allows.
+    pub(crate) fn left(&self) -> i64 {
+        let (mut held, mut counted, mut node) = (0_i64, 1_i64, self);
+        while let Place::Below(above) = &node.place {
+            held = held.saturating_add(signed(node.used()));
+            counted += 1;
+            node = above;
+        }
+        let free = signed(node.total()).saturating_sub(signed(node.used()));
+        // What is drawn is counted at each node of the path.
+        free.saturating_sub(held) / counted
+    }
+
+    /// Draws an amount; none if it is more than the share allows.
+    pub(crate) fn draw(self: &Arc<Self>, amount: u64) -> Option<Drawn> {
+        let mut drawn = self.hold(0);
+        drawn.grow(amount).then_some(drawn)
+    }
+
+    /// Holds an amount that exists already, whatever the share allows.
+    pub(crate) fn hold(self: &Arc<Self>, amount: u64) -> Drawn {
+        self.take(amount);
+        Drawn {
+            budget: Arc::clone(self),
+            amount,
+        }
+    }
+
+    /// Counts an amount; its owner gives it back.
+    pub(crate) fn take(&self, amount: u64) {
+        self.each(|node| _ = node.used.fetch_add(amount, Ordering::Relaxed));
+    }
+
+    /// Gives back an amount that was taken.
+    pub(crate) fn give_back(&self, amount: u64) {
+        self.each(|node| _ = node.used.fetch_sub(amount, Ordering::Relaxed));
+    }
+
+    fn each(&self, change: impl Fn(&Self)) {
+        let mut node = self;
+        change(node);
+        while let Place::Below(above) = &node.place {
+            node = above;
+            change(node);
+        }
+    }
+}
+
+/// An amount drawn from a budget, which gets it back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Drawn {
+    budget: Arc<Budget>,
+    amount: u64,
+}
+
+impl Drawn {
+    /// Draws more; false, with nothing drawn, if the share does not allow it.
+    pub(crate) fn grow(&mut self, more: u64) -> bool {
+        // Counted before the check: of two draws at once both may fail, but never both pass wrongly.
+        self.budget.take(more);
+        if self.budget.left() < 0 {
+            self.budget.give_back(more);
+            return false;
+        }
+        self.amount += more;
+        true
+    }
+
+    /// Holds more that exists already.
+    pub(crate) fn add(&mut self, more: u64) {
+        self.budget.take(more);
+        self.amount += more;
+    }
+
+    /// Gives a part back.
+    pub(crate) fn give_back(&mut self, part: u64) {
+        let part = part.min(self.amount);
+        self.budget.give_back(part);
+        self.amount -= part;
+    }
+
+    /// Whether the share of this holds more than it may.
+    pub(crate) fn is_too_much(&self) -> bool {
+        self.budget.left() < 0
+    }
+
+    /// Holds the amount as long as any part of these bytes is held.
+    pub(crate) fn until_dropped(self, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Held {
+            bytes,
+            _drawn: self,
+        })
+    }
+}
+
+impl Drop for Drawn {
+    fn drop(&mut self) {
+        self.budget.give_back(self.amount);
+    }
+}
+
+/// Bytes with what was drawn for them.
+struct Held {
+    bytes: Bytes,
+    _drawn: Drawn,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The shares of owners, as long as they are used.
+#[derive(Debug)]
+pub(crate) struct Shares<K, S> {
+    above: Arc<Budget>,
+    owners: RwLock<Owners<K, S>>,
+}
+
+#[derive(Debug)]
+struct Owners<K, S> {
+    shares: HashMap<K, Arc<Budget>, S>,
+    /// The number of owners at which unused shares are removed.
+    sweep_at: usize,
+}
+
+impl<K: Clone + Eq + Hash, S: BuildHasher + Default> Shares<K, S> {
+    /// No shares yet, of this budget.
+    pub(crate) fn new(above: Arc<Budget>) -> Self {
+        Self {
+            above,
+            owners: RwLock::new(Owners {
+                shares: HashMap::default(),
+                sweep_at: MIN_SWEEP,
+            }),
+        }
+    }
+
+    /// The share of an owner.
+    pub(crate) fn of(&self, owner: &K) -> Arc<Budget> {
+        self.below(|| Arc::clone(&self.above), owner)
+    }
+
+    /// The share of an owner, below another share of the same root.
+    pub(crate) fn below(&self, above: impl FnOnce() -> Arc<Budget>, owner: &K) -> Arc<Budget> {
+        {
+            let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(share) = owners.shares.get(owner) {
+                return Arc::clone(share);
+            }
+        }
+        let above = above();
+        let mut owners = self.owners.write().unwrap_or_else(PoisonError::into_inner);
+        owners.sweep();
+        let share = owners.shares.entry(owner.clone());
+        Arc::clone(share.or_insert_with(|| above.share()))
+    }
+}
+
+impl<K: Eq + Hash, S: BuildHasher + Default> Owners<K, S> {
+    /// Removes unused shares once the table has doubled since the last removal, so that the cost for
+    /// each owner is constant.
+    fn sweep(&mut self) {
+        if self.shares.len() < self.sweep_at {
+            return;
+        }
+        // Whatever is drawn from a share, and each share below it, has a reference to it.
+        self.shares.retain(|_, share| Arc::strong_count(share) > 1);
+        self.sweep_at = (self.shares.len() * 2).max(MIN_SWEEP);
+        self.shares.shrink_to(self.sweep_at);
+    }
+}
+
+fn signed(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}
+
+/// The smallest table worth sweeping.
+const MIN_SWEEP: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::hash::RandomState;
+
+    use proptest::prelude::*;
+
+    use crate::base::budget::*;
+
+    /// Draws one by one until the share refuses.
+    fn drain(share: &Arc<Budget>) -> Vec<Drawn> {
+        std::iter::from_fn(|| share.draw(1)).collect()
+    }
+
+    #[test]
+    fn one_owner_gets_half_and_the_next_what_is_left_by_the_same_rule() {
+        let root = Budget::new(1000);
+        let (one, two) = (root.share(), root.share());
+        let held = drain(&one);
+        assert_eq!(held.len(), 500);
+        let others = drain(&two);
+        assert_eq!(others.len(), 250);
+        assert!(one.draw(1).is_none(), "the share of the first shrinks");
+        drop(held);
+        assert_eq!((one.used(), root.used()), (0, 250));
+        assert_eq!(drain(&one).len(), 375);
+    }
+
+    #[test]
+    fn owners_at_once_get_equal_parts_and_a_part_is_left() {
+        let root = Budget::new(1100);
+        let shares: Vec<_> = (0..10).map(|_| root.share()).collect();
+        let mut held = Vec::new();
+        loop {
+            let drawn: Vec<_> = shares.iter().filter_map(|share| share.draw(1)).collect();
+            if drawn.is_empty() {
+                break;
+            }
+            held.extend(drawn);
+        }
+        assert!(shares.iter().all(|share| share.used() == 100));
+        assert_eq!(root.used(), 1000);
+    }
+
+    #[test]
+    fn a_share_of_a_share_leaves_room_beside_it() {
+        let root = Budget::new(900);
+        let tenant = root.share();
+        let (noisy, quiet) = (tenant.share(), tenant.share());
+        let held = drain(&noisy);
+        assert_eq!(held.len(), 300);
+        assert_eq!(tenant.used(), 300);
+        assert_eq!(drain(&quiet).len(), 100);
+        assert_eq!(drain(&root.share()).len(), 300);
+    }
+
+    #[test]
+    fn what_exists_already_is_held_and_nothing_more_is_drawn() {
+        let root = Budget::new(100);
+        let share = root.share();
+        let held = share.hold(400);
+        assert_eq!(share.left(), -350);
+        assert!(share.draw(0).is_none());
+        assert!(root.share().draw(1).is_none());
+        drop(held);
+        assert_eq!(share.left(), 50);
+    }
+
+    #[test]
+    fn bytes_hold_their_amount_until_the_last_part_is_gone() {
+        let root = Budget::new(100);
+        let bytes = root.share().draw(10).unwrap();
+        let bytes = bytes.until_dropped(Bytes::from_static(b"0123456789"));
+        let part = bytes.slice(3..5);
+        drop(bytes);
+        assert_eq!((&part[..], root.used()), (&b"34"[..], 10));
+        drop(part);
+        assert_eq!(root.used(), 0);
+    }
+
+    #[test]
+    fn shares_that_nobody_uses_are_forgotten() {
+        let root = Budget::new(1 << 30);
+        let tenants = Shares::<u64, RandomState>::new(Arc::clone(&root));
+        let principals = Shares::<u64, RandomState>::new(root);
+        let held = principals.below(|| tenants.of(&7), &7).draw(1);
+        for owner in 0..100_000 {
+            drop(principals.below(|| tenants.of(&owner), &owner).draw(1));
+        }
+        for shares in [&tenants, &principals] {
+            let known = shares.owners.read().unwrap().shares.len();
+            assert!(known <= 2 * MIN_SWEEP, "{known}");
+        }
+        assert_eq!(tenants.of(&7).used(), 1);
+        assert_eq!(principals.of(&7).used(), 1);
+        drop(held);
+        assert_eq!(principals.of(&7).used(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn no_draw_exceeds_what_is_free(steps in proptest::collection::vec((0_usize..6, 0_u64..2000), 1..200)) {
+            let root = Budget::new(10_000);
+            let tenants = [root.share(), root.share()];
+            let shares: Vec<_> = (0..6).map(|at| tenants[at % 2].share()).collect();
+            let mut held = Vec::new();
+            for (at, amount) in steps {
+                let free = root.total() - root.used();
+                let left = shares[at].left();
+                match shares[at].draw(amount) {
+                    Some(drawn) => {
+                        prop_assert!(amount <= free);
+                        prop_assert!(i64::try_from(amount).unwrap() <= left + 1);
+                        held.push(drawn);
+                    }
+                    None => prop_assert!(i64::try_from(amount).unwrap() >= left),
+                }
+                if amount % 3 == 0 && !held.is_empty() {
+                    held.swap_remove(at % held.len());
+                }
+                let sum: u64 = held.iter().map(|drawn| drawn.amount).sum();
+                prop_assert_eq!(root.used(), sum);
+                prop_assert!(root.used() < root.total());
+            }
+        }
+    }
+}

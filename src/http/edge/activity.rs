@@ -1,0 +1,125 @@
+//! Open requests of an HTTP/2 connection, and its end when it has none.
+//!
+//! hyper ends an idle HTTP/1 connection itself. One of HTTP/2 it keeps as long as the peer answers pings.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+/// The open requests of one connection.
+#[derive(Default)]
+pub(super) struct Activity {
+    open: AtomicUsize,
+    /// Wakes [`Activity::idle`] when a request begins, or the last one ends.
+    changed: Notify,
+}
+
+/// A request until its response is sent.
+pub(super) struct Open(Arc<Activity>);
+
+impl Activity {
+    /// Counts a request.
+    pub(super) fn begin(self: &Arc<Self>) -> Open {
+        if self.open.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.changed.notify_one();
+        }
+        Open(Arc::clone(self))
+    }
+
+    /// Waits until the connection has had no request for this time.
+    pub(super) async fn idle(&self, limit: Duration) {
+        let mut end = Instant::now() + limit;
+        loop {
+            let is_idle = self.open.load(Ordering::Relaxed) == 0;
+            tokio::select! {
+                () = self.changed.notified() => end = Instant::now() + limit,
+                () = sleep_until(end), if is_idle => return,
+            }
+        }
+    }
+}
+
+impl Open {
+    /// Counts the request until the whole response is sent.
+    pub(super) fn until_sent(self, response: Response) -> Response {
+        response.map(|body| Body::new(Sent { body, _open: self }))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if self.0.open.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.0.changed.notify_one();
+        }
+    }
+}
+
+/// The body of a response, with its request.
+struct Sent {
+    body: Body,
+    _open: Open,
+}
+
+impl HttpBody for Sent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::activity::*;
+
+    const LIMIT: Duration = Duration::from_millis(50);
+
+    #[tokio::test]
+    async fn a_connection_without_requests_is_idle_after_its_time() {
+        let (activity, began) = (Arc::new(Activity::default()), Instant::now());
+        activity.idle(LIMIT).await;
+        assert!(began.elapsed() >= LIMIT);
+    }
+
+    #[tokio::test]
+    async fn requests_keep_it_open_and_the_end_of_the_last_begins_the_time_anew() {
+        let activity = Arc::new(Activity::default());
+        let (stream, call) = (activity.begin(), activity.begin());
+        let idle = activity.idle(LIMIT);
+        tokio::pin!(idle);
+        let response = call.until_sent(Response::new(Body::empty()));
+        assert!(tokio::time::timeout(LIMIT * 3, &mut idle).await.is_err());
+        drop(stream);
+        assert!(tokio::time::timeout(LIMIT * 3, &mut idle).await.is_err());
+        drop(response);
+        let ended = Instant::now();
+        idle.await;
+        assert!(ended.elapsed() >= LIMIT);
+    }
+}

@@ -1,0 +1,151 @@
+//! Connections at once, shared out to the addresses that they come from.
+
+use std::{hash::RandomState, net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+
+use crate::{
+    base::{Budget, Descriptors, Drawn, Shares},
+    hub::limits::Source,
+};
+
+/// The connections of one listener.
+pub(crate) struct Connections {
+    all: Arc<Budget>,
+    /// None for a listener that is not for everybody.
+    addresses: Option<Addresses>,
+}
+
+/// The rule for addresses.
+struct Addresses {
+    shares: Shares<Source, RandomState>,
+    /// Proxies, whose connections are those of all their clients.
+    proxies: Vec<IpNet>,
+    /// The most of one address; none for as many as are free.
+    most: Option<u64>,
+    descriptors: Descriptors,
+}
+
+/// What a connection holds while it is open.
+pub(crate) struct Admission {
+    _connection: Drawn,
+    _descriptor: Option<Drawn>,
+}
+
+impl Connections {
+    /// At most `max`, whoever they are from.
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
+            all: Budget::new(max as u64),
+            addresses: None,
+        }
+    }
+
+    /// At most `max`, of which an address that is no proxy has at most as many as are free, or `most`.
+    pub(crate) fn shared(
+        max: usize,
+        most: Option<u64>,
+        proxies: Vec<IpNet>,
+        descriptors: Descriptors,
+    ) -> Self {
+        let all = Budget::new(max as u64);
+        let shares = Shares::new(Arc::clone(&all));
+        Self {
+            all,
+            addresses: Some(Addresses {
+                shares,
+                proxies,
+                most,
+                descriptors,
+            }),
+        }
+    }
+
+    /// Admits a connection; none if there are too many, in all or from this address.
+    pub(super) fn enter(&self, peer: IpAddr) -> Option<Admission> {
+        let Some(addresses) = &self.addresses else {
+            return Some(Admission {
+                _connection: self.all.draw(1)?,
+                _descriptor: None,
+            });
+        };
+        Some(Admission {
+            _connection: addresses.draw(peer.to_canonical(), &self.all)?,
+            _descriptor: Some(addresses.descriptors.connection()?),
+        })
+    }
+
+    /// The most connections at once.
+    pub(super) fn max(&self) -> u64 {
+        self.all.total()
+    }
+}
+
+impl Addresses {
+    fn draw(&self, peer: IpAddr, all: &Arc<Budget>) -> Option<Drawn> {
+        if self.proxies.iter().any(|proxy| proxy.contains(&peer)) {
+            return all.draw(1);
+        }
+        let share = self.shares.of(&Source::of(peer));
+        match self.most {
+            None => share.draw(1),
+            Some(most) => {
+                let drawn = share.hold(1);
+                (share.used() <= most && all.left() >= 0).then_some(drawn)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connections::*;
+
+    /// The number of connections that this address gets now.
+    fn all(connections: &Connections, peer: &str) -> Vec<Admission> {
+        let peer = peer.parse().unwrap();
+        std::iter::from_fn(|| connections.enter(peer)).collect()
+    }
+
+    fn of(max: usize, most: Option<u64>) -> Connections {
+        let proxies = vec!["10.0.0.0/8".parse().unwrap()];
+        Connections::shared(max, most, proxies, Descriptors::new(10_000))
+    }
+
+    #[test]
+    fn one_address_leaves_room_for_others_and_a_proxy_has_all() {
+        let connections = of(100, None);
+        let held = all(&connections, "192.0.2.1");
+        assert_eq!(held.len(), 50);
+        let half = all(&connections, "2001:db8::1");
+        assert_eq!(
+            (half.len(), all(&connections, "2001:db8::2").len()),
+            (25, 0)
+        );
+        assert_eq!(all(&connections, "10.1.2.3").len(), 25);
+        assert_eq!(all(&connections, "::ffff:10.1.2.3").len(), 25);
+        drop((held, half));
+        assert_eq!(all(&connections, "10.1.2.3").len(), 100);
+    }
+
+    #[test]
+    fn a_number_for_each_address_is_exact() {
+        let connections = of(100, Some(60));
+        let held = all(&connections, "192.0.2.1");
+        assert_eq!(held.len(), 60);
+        assert_eq!(all(&connections, "192.0.2.2").len(), 40);
+    }
+
+    #[test]
+    fn descriptors_bound_connections_too() {
+        let proxies = vec!["10.0.0.0/8".parse().unwrap()];
+        let connections = Connections::shared(1000, None, proxies, Descriptors::new(100));
+        assert_eq!(all(&connections, "10.0.0.1").len(), 44);
+    }
+
+    #[test]
+    fn a_listener_of_operators_has_one_bound() {
+        let connections = Connections::new(3);
+        assert_eq!(all(&connections, "192.0.2.1").len(), 3);
+    }
+}

@@ -1,0 +1,138 @@
+//! Memory of the gateway, shared out to addresses, tenants and their principals.
+//!
+//! Whatever outsiders can make the gateway keep is drawn from a budget before it is kept. Who is beyond
+//! the own share is refused; others are not, because a share ends before the budget does.
+
+use std::{hash::RandomState, net::IpAddr, sync::Arc};
+
+use crate::{
+    auth::Access,
+    base::{Budget, FastHash, Shares},
+    config::Config,
+    state::LogShare,
+};
+
+/// The budgets of the gateway's memory, in bytes.
+#[derive(Debug)]
+pub(crate) struct MemoryBudgets {
+    /// Bodies, requests and answers under way (`limits.memory`).
+    requests: Owners,
+    /// Requests whose caller is not known yet, of the same budget.
+    addresses: Shares<Source, RandomState>,
+    /// Events that the log keeps (`log.memory`; `log.redis` with Redis).
+    kept: Owners,
+    /// Copies of events in Redis (`log.memory`); none without Redis.
+    copies: Option<Owners>,
+}
+
+/// The shares of tenants and their principals in one budget.
+#[derive(Debug)]
+struct Owners {
+    root: Arc<Budget>,
+    tenants: Shares<Arc<str>, FastHash>,
+    callers: Shares<Caller, RandomState>,
+}
+
+/// An owner of a share of its tenant's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Caller {
+    /// The account of a principal.
+    Principal(Arc<str>),
+    /// An address, at a tenant without authentication, where all have one principal.
+    Anonymous(Arc<str>, Source),
+}
+
+/// The part of an address that one host is known by: of IPv6 the /64, of which it can choose any
+/// address (RFC 4291, section 2.5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    /// An IPv4 address.
+    V4(u32),
+    /// The first half of an IPv6 address.
+    V6(u64),
+}
+
+impl Source {
+    /// The source of an address.
+    pub(crate) fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address.to_bits()),
+            IpAddr::V6(address) => {
+                // The shift leaves 64 bits.
+                Self::V6(u64::try_from(address.to_bits() >> 64).unwrap_or_default())
+            }
+        }
+    }
+}
+
+impl MemoryBudgets {
+    /// Budgets of which nothing is used.
+    pub(crate) fn new(config: &Config) -> Arc<Self> {
+        let redis = config.redis.as_ref().map(|_| config.log.redis);
+        Self::of(config.limits.memory, config.log.memory, redis)
+    }
+
+    /// Budgets of these bytes.
+    pub(crate) fn of(requests: u64, events: u64, in_redis: Option<u64>) -> Arc<Self> {
+        let (requests, memory) = (Owners::new(requests), Owners::new(events));
+        let (kept, copies) = match in_redis {
+            Some(redis) => (Owners::new(redis), Some(memory)),
+            None => (memory, None),
+        };
+        Arc::new(Self {
+            addresses: Shares::new(Arc::clone(&requests.root)),
+            requests,
+            kept,
+            copies,
+        })
+    }
+
+    /// The share of a caller that is not known yet.
+    pub(crate) fn address(&self, address: IpAddr) -> Arc<Budget> {
+        self.addresses.of(&Source::of(address))
+    }
+
+    /// The share of a caller for what is under way.
+    pub(crate) fn caller(&self, access: &Access) -> Arc<Budget> {
+        self.requests.of(access)
+    }
+
+    /// A share for the events of a session.
+    pub(crate) fn session(&self, access: &Access) -> LogShare {
+        LogShare {
+            kept: self.kept.of(access).share(),
+            copies: self.copies.as_ref().map(|copies| copies.of(access).share()),
+        }
+    }
+
+    /// What is under way, and its budget.
+    pub(crate) fn requests(&self) -> &Arc<Budget> {
+        &self.requests.root
+    }
+
+    /// Events in Redis, and their budget; none without Redis.
+    pub(crate) fn events_in_redis(&self) -> Option<&Arc<Budget>> {
+        self.copies.is_some().then_some(&self.kept.root)
+    }
+}
+
+impl Owners {
+    fn new(total: u64) -> Self {
+        let root = Budget::new(total);
+        Self {
+            tenants: Shares::new(Arc::clone(&root)),
+            callers: Shares::new(Arc::clone(&root)),
+            root,
+        }
+    }
+
+    fn of(&self, access: &Access) -> Arc<Budget> {
+        let principal = access.principal();
+        let tenant = principal.tenant_account();
+        let caller = match access.anonymous_from() {
+            None => Caller::Principal(Arc::clone(principal.account())),
+            Some(address) => Caller::Anonymous(Arc::clone(tenant), Source::of(address)),
+        };
+        self.callers.below(|| self.tenants.of(tenant), &caller)
+    }
+}

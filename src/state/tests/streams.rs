@@ -1,0 +1,206 @@
+//! Tests of `state::memory::streams`.
+
+use super::super::streams::*;
+use crate::base::Budget;
+
+const KEEP: Retention = Retention {
+    events: 3,
+    bytes: 1024,
+    age: Duration::from_secs(60),
+};
+
+/// Appends an event; returns the number of the oldest that is left after a trim.
+fn append(
+    streams: &mut SessionStreams,
+    id: StreamId,
+    number: u64,
+    event: Bytes,
+    now: Instant,
+    keep: Retention,
+) -> u64 {
+    let appended = streams.append(id, (number, event), None, now, keep);
+    appended.unwrap()
+}
+
+fn event(bytes: usize) -> Bytes {
+    vec![b'x'; bytes].into()
+}
+
+#[test]
+fn promise_5_count_bytes_and_age_bound_a_stream() {
+    let now = Instant::now();
+    let mut streams = SessionStreams::new(LogShare::plenty());
+    for number in 1..=10 {
+        append(&mut streams, 0, number, event(1), now, KEEP);
+    }
+    assert_eq!(streams.streams[&0].events.len(), 3);
+    assert_eq!(
+        streams.streams[&0].read(6).err(),
+        Some(StoreError::Trimmed { oldest: 7 })
+    );
+
+    for number in 1..=3 {
+        append(&mut streams, 1, number, event(512), now, KEEP);
+    }
+    let stream = &streams.streams[&1];
+    assert_eq!(
+        (stream.events.len(), stream.bytes, stream.trimmed),
+        (2, 1024, 1)
+    );
+    // The newest event is kept, whatever its size.
+    append(&mut streams, 1, 4, event(5000), now, KEEP);
+    let stream = &streams.streams[&1];
+    assert_eq!((stream.events.len(), stream.bytes), (1, 5000));
+
+    append(&mut streams, 2, 1, event(1), now, KEEP);
+    append(&mut streams, 2, 2, event(1), now + KEEP.age, KEEP);
+    assert_eq!(streams.streams[&2].trimmed, 0);
+    let later = now + KEEP.age + Duration::from_secs(1);
+    append(&mut streams, 2, 3, event(1), later, KEEP);
+    assert_eq!(streams.streams[&2].trimmed, 1);
+}
+
+#[test]
+fn ended_streams_go_in_order() {
+    let now = Instant::now();
+    let mut streams = SessionStreams::new(LogShare::plenty());
+    for id in 1..=5 {
+        append(&mut streams, id, 1, event(1000), now, KEEP);
+    }
+    for id in [2, 1, 3, 4] {
+        streams.end(id, now, KEEP);
+    }
+    assert_eq!(streams.streams.len(), 5, "as large as four may be");
+    streams.end(5, now, KEEP);
+    let mut left: Vec<_> = streams.streams.keys().copied().collect();
+    left.sort_unstable();
+    assert_eq!(left, [1, 3, 4, 5], "the first that ended goes by bytes");
+    assert_eq!(streams.ended_bytes, 4000);
+    streams.drop_ended(now + KEEP.age, KEEP);
+    assert_eq!(streams.streams.len(), 4);
+    streams.drop_ended(now + KEEP.age + Duration::from_secs(1), KEEP);
+    assert!(streams.streams.is_empty() && streams.ended.is_empty());
+    assert_eq!(streams.ended_bytes, 0);
+
+    for id in 0..=u32::try_from(ENDED_STREAMS).unwrap() {
+        streams.end(id, now, KEEP);
+    }
+    assert_eq!(streams.streams.len(), ENDED_STREAMS);
+    assert!(!streams.streams.contains_key(&0) && streams.streams.contains_key(&1));
+}
+
+#[test]
+fn a_page_is_bounded_and_the_end_comes_with_the_last() {
+    let now = Instant::now();
+    let keep = Retention {
+        events: 10,
+        bytes: 10 * PAGE,
+        ..KEEP
+    };
+    let mut streams = SessionStreams::new(LogShare::plenty());
+    for number in 1..=3 {
+        append(&mut streams, 0, number, event(PAGE / 2), now, keep);
+    }
+    streams.end(0, now, keep);
+    let first = streams.streams[&0].read(0).unwrap();
+    assert_eq!((first.events.len(), first.is_end), (2, false));
+    let second = streams.streams[&0].read(2).unwrap();
+    assert_eq!((second.events.len(), second.is_end), (1, true));
+}
+
+const WIDE: Retention = Retention {
+    events: 1000,
+    bytes: 1 << 20,
+    age: Duration::from_secs(60),
+};
+
+/// A share that holds as many events of one byte, and copies of as many.
+fn share(events: u64, copies: Option<u64>) -> LogShare {
+    let share = |events: u64| Budget::new(2 * events * weight(1)).share();
+    LogShare {
+        kept: share(events),
+        copies: copies.map(share),
+    }
+}
+
+#[test]
+fn promise_5_a_share_bounds_a_session() {
+    let now = Instant::now();
+    let share = share(5, None);
+    let mut streams = SessionStreams::new(share.clone());
+    for number in 1..=3 {
+        append(&mut streams, 1, number, event(1), now, WIDE);
+    }
+    streams.end(1, now, WIDE);
+    assert_eq!(append(&mut streams, 2, 1, event(1), now, WIDE), 0);
+    assert_eq!(append(&mut streams, 2, 2, event(1), now, WIDE), 0);
+    assert!(streams.has(1), "what fits stays");
+    assert_eq!(append(&mut streams, 2, 3, event(1), now, WIDE), 0);
+    assert!(!streams.has(1), "a stream that has ended goes first");
+    for number in 4..=9 {
+        append(&mut streams, 2, number, event(1), now, WIDE);
+    }
+    let stream = &streams.streams[&2];
+    assert_eq!((stream.events.len(), stream.trimmed), (5, 4));
+    assert_eq!(share.kept.used(), 5 * weight(1));
+    // Somebody else's use makes the share smaller, and the newest stays in any case.
+    let other = share.kept.hold(100 * weight(1));
+    assert_eq!(append(&mut streams, 2, 10, event(1), now, WIDE), 10);
+    assert_eq!(streams.streams[&2].events.len(), 1);
+    drop((other, streams));
+    assert_eq!(share.kept.used(), 0);
+}
+
+#[test]
+fn copies_go_and_the_log_elsewhere_keeps_its_events() {
+    let now = Instant::now();
+    let share = share(8, Some(3));
+    let mut streams = SessionStreams::new(share.clone());
+    for number in 1..=8 {
+        let oldest = append(&mut streams, 1, number, event(1), now, WIDE);
+        assert_eq!(oldest, 0, "nothing is trimmed");
+    }
+    let copies = share.copies.as_ref().unwrap();
+    assert_eq!(
+        (copies.used(), share.kept.used()),
+        (3 * weight(1), 8 * weight(1))
+    );
+    assert_eq!(streams.bytes(), 3);
+    assert_eq!(streams.all_bytes(1), Some(8));
+    let read = |streams: &SessionStreams, after| {
+        let page = streams.streams[&1].read(after);
+        page.map(|page| page.events.len()).ok()
+    };
+    assert_eq!(read(&streams, 4), None, "to be read elsewhere");
+    assert_eq!(read(&streams, 5), Some(3));
+    // With the share used up by others only the newest copy stays, and the sweep trims nothing.
+    let other = copies.hold(100 * weight(1));
+    streams.sweep(now, WIDE);
+    assert_eq!((read(&streams, 6), read(&streams, 7)), (None, Some(1)));
+    assert_eq!(streams.all_bytes(1), Some(8));
+    drop(other);
+    // Beyond the share of the log elsewhere events go there too.
+    assert_eq!(append(&mut streams, 1, 9, event(1), now, WIDE), 2);
+    assert_eq!(streams.all_bytes(1), Some(8));
+    let later = now + WIDE.age + Duration::from_secs(1);
+    streams.sweep(later, WIDE);
+    assert_eq!(streams.all_bytes(1), Some(1), "the newest");
+    drop(streams);
+    assert_eq!((copies.used(), share.kept.used()), (0, 0));
+}
+
+#[test]
+fn ended_streams_elsewhere_follow_the_share() {
+    let now = Instant::now();
+    let share = share(4, Some(4));
+    let mut streams = SessionStreams::new(share.clone());
+    for id in 1..=2 {
+        append(&mut streams, id, 1, event(1), now, WIDE);
+        streams.end(id, now, WIDE);
+    }
+    assert_eq!(streams.ended_room(WIDE), WIDE.of_ended());
+    let _other = share.kept.hold(2 * 3 * weight(1));
+    assert_eq!(streams.ended_room(WIDE), 2);
+    append(&mut streams, 3, 1, event(1), now, WIDE);
+    assert_eq!(streams.ended_room(WIDE), 0);
+}

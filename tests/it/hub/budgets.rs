@@ -1,0 +1,186 @@
+//! Budgets of memory, connections and open files: one address or caller uses up its own share.
+
+use std::net::SocketAddr;
+
+use futures_util::future::join_all;
+use reqwest::StatusCode;
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+};
+
+use super::broken_connections::deaf;
+use crate::support::{
+    gauges::{Gauge, OPS, median, metric, scaled, slow_call, stays_quick},
+    harness::{Gateway, child, opening, run_args, tool_call, until, within},
+    wire::{host, rest, statuses},
+};
+
+/// A connection from another address of this machine.
+async fn from(address: &str, gateway: &Gateway) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket
+        .bind(format!("{address}:0").parse().unwrap())
+        .unwrap();
+    let target: SocketAddr = host(gateway).parse().unwrap();
+    socket.connect(target).await.unwrap()
+}
+
+#[tokio::test]
+async fn bodies_that_do_not_end_take_the_share_of_their_address_alone() {
+    let gateway = Gateway::start(&["limits.memory=64MiB", OPS]).await;
+    let gauge = Gauge::of(&gateway);
+    let session = gateway.session().await;
+    let before = median(|| slow_call(&session)).await;
+    let memory = gauge.memory();
+    let head = format!(
+        "POST /mcp HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
+         Accept: application/json, text/event-stream\r\nContent-Length: 4194304\r\n\r\n",
+        host(&gateway)
+    );
+    let part = vec![b' '; (4 << 20) - 1];
+    let mut refused = 0;
+    let mut held = Vec::new();
+    for _ in 0..100 {
+        let mut socket = from("127.0.0.2", &gateway).await;
+        socket.write_all(head.as_bytes()).await.unwrap();
+        // A refusal closes the connection while the body is still on its way.
+        let whole = socket.write_all(&part).await.is_ok();
+        let mut first = [0; 12];
+        let answered = tokio::time::timeout(
+            std::time::Duration::from_millis(20),
+            socket.read(&mut first),
+        );
+        match answered.await {
+            Ok(Ok(12)) => {
+                assert_eq!(&first, b"HTTP/1.1 503");
+                let answer = rest(&mut socket).await;
+                assert!(answer.contains("retry-after: 1"), "{answer}");
+                refused += 1;
+            }
+            _ if whole => held.push(socket),
+            _ => refused += 1,
+        }
+    }
+    let grown = gauge.memory() - memory;
+    println!("{refused} of 100 refused, {grown} KiB more");
+    assert!(refused >= 80, "{refused} refused");
+    assert!(grown <= 64 << 10, "{grown} KiB");
+    let drawn = metric(&gateway, "lockgate_requests_bytes ").await;
+    assert!((16 << 20..=48 << 20).contains(&drawn), "{drawn}");
+    stays_quick("another address", before, || slow_call(&session)).await;
+    drop(held);
+    until("nothing under way", || async {
+        metric(&gateway, "lockgate_requests_bytes ").await < 1 << 20
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn clients_that_never_read_share_the_log_and_leave_room_for_others() {
+    let count = scaled("deaf clients", 1000, 24);
+    // With two calls in flight, log messages go to the listener.
+    let gateway = Gateway::start(&["server.reply.sse_after=10ms", OPS]).await;
+    let gauge = Gauge::of(&gateway);
+    let other = gateway.session().await;
+    let mut deafs = Vec::new();
+    for _ in 0..count {
+        let session = gateway.session().await;
+        let hang = session.begin("hang", json!({})).await;
+        deafs.push((deaf(&session).await, session, hang));
+    }
+    let memory = gauge.memory();
+    let floods = deafs.iter().map(|(_, session, _)| async {
+        let args = json!({"n": 900, "text": "x".repeat(8000)});
+        assert_eq!(session.text("burst", args).await, "sent");
+    });
+    within("all floods", join_all(floods)).await;
+    let grown = gauge.memory() - memory;
+    let kept = metric(&gateway, "lockgate_log_bytes ").await;
+    println!("{grown} KiB more for {count} clients, {kept} bytes of events");
+    // Each alone would keep 4 MiB: 1,000 events of 8 KB are more.
+    assert!(kept <= 22 << 20, "{kept}");
+    assert!(grown <= 64 << 10, "{grown} KiB");
+    // A stream of a session that is read loses nothing.
+    let mut stream = other
+        .stream("slow", json!({"n": 20, "ms": 1}), json!("t"))
+        .await;
+    let (first, _) = stream.message().await.unwrap();
+    assert_eq!(stream.messages().await.len(), 20);
+    assert_eq!(other.resume(&first).await.messages().await.len(), 20);
+}
+
+#[tokio::test]
+async fn one_address_has_half_of_the_connections() {
+    let gateway = Gateway::start(&["http.max_connections=40"]).await;
+    let mut held = Vec::new();
+    for _ in 0..20 {
+        held.push(from("127.0.0.2", &gateway).await);
+    }
+    let refused = within("a refusal", rest(&mut from("127.0.0.2", &gateway).await)).await;
+    assert_eq!(statuses(&refused), [503], "{refused}");
+    assert!(refused.contains("retry-after: 1"), "{refused}");
+    let session = gateway.session().await;
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    assert_eq!(gateway.stderr().matches("too many connections").count(), 1);
+    drop(held);
+    until("a place again", || async {
+        let mut socket = from("127.0.0.2", &gateway).await;
+        let request = format!(
+            "GET /livez HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+            host(&gateway)
+        );
+        let _ = socket.write_all(request.as_bytes()).await;
+        statuses(&rest(&mut socket).await) == [200]
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_shortage_of_open_files_refuses_sessions_and_opens_no_circuit() {
+    let wrapper = ["sh", "-c", "ulimit -n 128; exec \"$@\"", "sh"];
+    let gateway = Gateway::through(&wrapper, &run_args(&[OPS], &[]), &[&child()]).await;
+    let gauge = Gauge::of(&gateway);
+    let mut sessions = Vec::new();
+    let refused = loop {
+        assert!(sessions.len() < 40, "never refused");
+        let mut session = gateway.stranger();
+        let answer = session.post(&opening("2025-11-25")).await;
+        if answer.status() != StatusCode::OK {
+            break answer;
+        }
+        session.id = answer.headers()["mcp-session-id"]
+            .to_str()
+            .ok()
+            .map(Into::into);
+        sessions.push(session);
+    };
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key("retry-after"));
+    println!(
+        "{} sessions, {} descriptors",
+        sessions.len(),
+        gauge.descriptors()
+    );
+    assert!(sessions.len() >= 8, "{} sessions", sessions.len());
+    assert!(gauge.descriptors() < 120, "some are left");
+    for _ in 0..20 {
+        let again = gateway.stranger().post(&opening("2025-11-25")).await;
+        assert_eq!(again.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    assert_eq!(metric(&gateway, "lockgate_circuits_opened_total ").await, 0);
+    assert!(!gateway.stderr().contains("cannot accept"));
+    // Those that there are go on, and an ended one makes room.
+    let first = sessions.remove(0);
+    let echo = first
+        .post(&tool_call(json!(1), "echo", json!({"text": "x"})))
+        .await;
+    assert_eq!(echo.status(), StatusCode::OK);
+    first.delete().await;
+    until("room for another", || async {
+        let answer = gateway.stranger().post(&opening("2025-11-25")).await;
+        answer.status() == StatusCode::OK
+    })
+    .await;
+}

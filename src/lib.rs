@@ -84,7 +84,7 @@
 //!
 //! # A call
 //!
-//! [`accept::serve`](http::edge::accept::serve) accepts the connection, and
+//! [`accept::serve`](http::listen::accept::serve) accepts the connection, and
 //! [`Gate::pass`](http::edge::Gate::pass) checks host, origin and size.
 //! [`enter`](http::admission::enter) admits the request:
 //! [`Verifier::admit`](auth::Verifier::admit) turns its credential into an

@@ -2,7 +2,7 @@
 //!
 //! Not here: the choice of a child for a session (`pool`), and the process itself (`child`).
 
-use std::{borrow::Cow, io, sync::Arc};
+use std::{borrow::Cow, io, sync::Arc, time::Duration};
 
 use rustix::io::Errno;
 
@@ -17,7 +17,7 @@ use super::{
     prepare::Ready,
 };
 use crate::{
-    base::Drawn,
+    base::budget::Drawn,
     config::gateway,
     declare::Server,
     telemetry::{ChildState, Metrics, TraceContext, Traces, traces::CHILD_START},
@@ -73,7 +73,7 @@ impl Starter {
     ) -> Self {
         Self {
             launcher,
-            slots: StartSlots::new(bounds.parallel),
+            slots: StartSlots::new(bounds.parallel, Some(SLOT)),
             room: Arc::new(Semaphore::new(bounds.children.min(Semaphore::MAX_PERMITS))),
             circuits,
             registry: Arc::new(Registry::new(Arc::clone(&metrics))),
@@ -100,6 +100,7 @@ impl Starter {
             Ok(seat) => seat,
             Err(full) => return self.circuits.refuse(Refused::Limit(full)),
         };
+        let began = Instant::now();
         let (room, slot) = loop {
             // Without a slot during a backoff: a server that fails delays no other.
             match self.circuits.with(&spec, |circuit, now| circuit.peek(now)) {
@@ -111,7 +112,9 @@ impl Starter {
                 Verdict::After(wait) => tokio::time::sleep(wait).await,
             }
             let room = timeout_at(deadline, Arc::clone(&self.room).acquire_owned()).await;
-            let slot = timeout_at(deadline, self.slots.take(&server.tenant)).await;
+            // Who waits in line waits as long as a start may take, for those before it may take that.
+            let in_line = deadline.max(began + server.clocks.start);
+            let slot = timeout_at(in_line, self.slots.take(&server.tenant)).await;
             let (Ok(Ok(room)), Ok(slot)) = (room, slot) else {
                 return self.circuits.refuse(Refused::Busy);
             };
@@ -247,3 +250,7 @@ impl Drop for Place {
         self.starter.registry.remove(&self.entry);
     }
 }
+
+/// The time for which a start holds its slot: what it does then, if it still does anything, others need
+/// not wait for.
+const SLOT: Duration = Duration::from_secs(5);

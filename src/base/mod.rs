@@ -2,12 +2,10 @@
 //!
 //! Not here: anything that imports from another room.
 //!
-//! * `budget`: bounded amounts that owners share
+//! * `budget`: bounded amounts that owners share (a room)
 //! * `clock`: wall-clock time, corrected by the clock of the database
-//! * `descriptors`: open files that connections and children share
 //! * `digest`: SHA-256 and hexadecimal text
 //! * `hidden_paths`: paths of the gateway's own files, which no child may see
-//! * `machine`: what the machine gives to this process
 //! * `memory`: memory of the allocator, which idle threads give back
 //! * `outbound`: HTTP client for addresses named by others
 //! * `private_file`: files that only their owner may read
@@ -19,12 +17,10 @@
 //! * `terminal`: colours and redrawn lines, and text of others made safe for a terminal
 //! * `watched_files`: files whose content may change at any time
 
-mod budget;
+pub(crate) mod budget;
 mod clock;
-mod descriptors;
 mod digest;
 mod hidden_paths;
-mod machine;
 pub(crate) mod memory;
 mod outbound;
 pub(crate) mod private_file;
@@ -36,12 +32,9 @@ mod table;
 pub(crate) mod terminal;
 mod watched_files;
 
-pub(crate) use self::budget::{Budget, Drawn, Shares};
 pub(crate) use self::clock::{Clock, LEEWAY_S};
-pub(crate) use self::descriptors::Descriptors;
 pub(crate) use self::digest::{Sha256, hex, sha256};
 pub(crate) use self::hidden_paths::HiddenPaths;
-pub(crate) use self::machine::machine_memory;
 pub(crate) use self::outbound::{Document, Outbound, OutboundError};
 pub(crate) use self::progress::{Output, Progress};
 pub(crate) use self::random::Random;

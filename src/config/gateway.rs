@@ -15,7 +15,7 @@ use std::{
 use ipnet::IpNet;
 use tracing_subscriber::EnvFilter;
 
-use crate::base::machine_memory;
+use crate::base::budget::machine_memory;
 
 pub(crate) use super::cluster::{Cluster, Drain, Log, Redis};
 use super::listeners::{Admin, Ops};

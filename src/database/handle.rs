@@ -79,7 +79,10 @@ impl Opening {
 pub(crate) struct Database(Arc<Parts>);
 
 struct Parts {
+    /// For requests of outsiders: clients, grants, log-ins.
     pool: Pool,
+    /// For operators, the snapshot and revocations, which no flood of such requests may delay.
+    reserved: Pool,
     vault: Vault,
     judge: Judge,
     signing: Signing,
@@ -114,6 +117,7 @@ impl Database {
         let vault = Vault::admit(opening.keys, &mut transaction, pool.now_ms()).await?;
         transaction.commit().await?;
         Ok(Self(Arc::new(Parts {
+            reserved: pool.reserved(),
             pool,
             vault,
             judge: opening.judge,
@@ -124,12 +128,16 @@ impl Database {
     /// Opens every further connection to PostgreSQL by `url`.
     pub(crate) fn reconnect(&self, url: &Secret) {
         self.0.pool.reconnect(url.expose());
+        self.0.reserved.reconnect(url.expose());
     }
 
     /// Declared objects.
     pub(crate) fn objects(&self) -> Objects<'_> {
         let Parts {
-            pool, vault, judge, ..
+            reserved: pool,
+            vault,
+            judge,
+            ..
         } = &*self.0;
         Objects { pool, vault, judge }
     }
@@ -168,13 +176,15 @@ impl Database {
 
     /// Revocations.
     pub(crate) fn revocations(&self) -> Revocations<'_> {
-        Revocations { pool: &self.0.pool }
+        Revocations {
+            pool: &self.0.reserved,
+        }
     }
 
     /// Public keys and revocations, as replicas read them.
     pub(crate) fn issued(&self) -> Issuance<'_> {
         let Parts {
-            pool,
+            reserved: pool,
             signing: cache,
             ..
         } = &*self.0;

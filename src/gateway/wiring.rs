@@ -19,13 +19,15 @@ use super::{
 use crate::{
     auth::Verifier,
     backend::child::Launcher,
-    base::{Descriptors, Outbound},
+    base::Outbound,
+    base::budget::Descriptors,
     config::{Config, RotatingSettings},
     database::vault::Keyring,
     declare::Offer,
     http::{
         Front, admin,
-        edge::{Allowed, App, Bounds, Connections, Files, Gate, TlsReload, accept},
+        edge::{Allowed, App, Gate},
+        listen::{Bounds, Connections, Files, TlsReload, accept},
         ops,
         peers::{Cluster, Peers},
         reply::RetryDelay,
@@ -96,7 +98,7 @@ pub(crate) async fn run(
     let gate = parts.gate(&listeners.http, tls.is_some(), memory)?;
     let mut app = routes::public(Arc::clone(&front), parts.health.clone());
     if let Some(oauth) = oauth {
-        app = app.merge(routes::limited(oauth.routes(), Arc::clone(&front)));
+        app = app.merge(routes::authorization(oauth.routes(), Arc::clone(&front)));
     }
     let api = is_administered.then(|| admin::routes(front));
     match (listeners.admin, api) {

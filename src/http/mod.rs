@@ -8,13 +8,15 @@
 //! * `mcp`: MCP endpoints
 //! * `replicas`: requests for sessions of other replicas
 //! * `admission`: checks before every MCP endpoint
-//! * `edge`: connections, TLS and the gates of the listeners
+//! * `edge`: the gates of the listeners
+//! * `listen`: connections and TLS
 //! * `peers`: connections to other replicas and the proof they carry
 //! * `reply`: responses
 
 pub(crate) mod admin;
 pub(crate) mod admission;
 pub(crate) mod edge;
+pub(crate) mod listen;
 mod mcp;
 pub(crate) mod ops;
 pub(crate) mod peers;

@@ -77,3 +77,9 @@ pub(crate) fn cluster(front: &Arc<Front>, cluster: Arc<Cluster>) -> App {
 pub(crate) fn limited(routes: Router, front: Arc<Front>) -> Router {
     routes.layer(from_fn_with_state(front, rates::limit))
 }
+
+/// Puts the routes of the authorization servers under that limit, and under that of their turns.
+pub(crate) fn authorization(routes: Router, front: Arc<Front>) -> Router {
+    let routes = routes.layer(from_fn_with_state(Arc::clone(&front), rates::take_turns));
+    limited(routes, front)
+}

@@ -101,7 +101,7 @@ impl Hub {
             tracker.clone(),
             drain.clone(),
         ));
-        tracker.spawn(sweep(Arc::clone(&stores.log), halt.clone()));
+        tracker.spawn(sweep(Arc::clone(&stores.log), drain.clone()));
         tracker.spawn(Arc::clone(&pool.registry).watch([drain.clone(), halt.clone()]));
         let shared_children = SharedChildren::new(
             Arc::clone(&pool),

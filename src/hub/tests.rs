@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Answer, Form, Hub, HubParts, Stores, Transport};
-use crate::base::Descriptors;
+use crate::base::budget::Descriptors;
 use crate::{
     auth::Access,
     backend::{

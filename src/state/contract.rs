@@ -18,7 +18,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{base::Budget, protocol::StreamId};
+use crate::{base::budget::Budget, protocol::StreamId};
 
 /// The future that the traits return.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -1,41 +1,52 @@
-//! Slots for starts and preparations under way, of which one tenant holds at most half.
+//! Slots for starts and preparations under way, of which one tenant holds at most three quarters.
 //!
 //! A slot may be held for long, for example by a server that never answers: a tenant that fills its
-//! share waits for its own slots, and others still find some. Not here: how long a start waits.
+//! share waits for its own slots, and others still find some. The slot of a start lapses, so that also
+//! several such tenants delay others for that time only. Not here: how long a start waits.
 
 use std::{
     collections::HashMap,
     sync::{Arc, PoisonError, RwLock},
+    time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// All slots.
 pub(crate) struct StartSlots {
     all: Arc<Semaphore>,
     /// Slots of one tenant at most.
     share: usize,
+    /// The time after which a slot is free again, although its start goes on; none for never.
+    lapse: Option<Duration>,
     /// Free part of the share of each tenant that holds a slot, and of a few that held one; never
     /// locked across an await.
     shares: RwLock<HashMap<String, Arc<Semaphore>>>,
 }
 
 /// One slot, freed by being dropped.
-pub(crate) struct StartSlot {
-    _of_all: OwnedSemaphorePermit,
-    _of_tenant: OwnedSemaphorePermit,
+pub(crate) enum StartSlot {
+    /// One that is held.
+    Held { _permits: [OwnedSemaphorePermit; 2] },
+    /// One whose permits are those of a task, which drops them when they lapse.
+    Lapsing { _end: DropGuard },
 }
 
 /// Shares kept for tenants without a slot.
 const MAX_IDLE_SHARES: usize = 64;
 
 impl StartSlots {
-    /// `count` free slots.
-    pub(crate) fn new(count: usize) -> Self {
+    /// `count` free slots, which lapse after this time.
+    pub(crate) fn new(count: usize, lapse: Option<Duration>) -> Self {
         let count = count.min(Semaphore::MAX_PERMITS);
         Self {
             all: Arc::new(Semaphore::new(count)),
-            share: (count / 2).max(1),
+            share: (count - (count / 4).max(1)).max(1),
+            lapse,
             shares: RwLock::default(),
         }
     }
@@ -44,10 +55,18 @@ impl StartSlots {
     /// no slot from others.
     pub(crate) async fn take(&self, tenant: &str) -> StartSlot {
         let of_tenant = acquire(self.share_of(tenant)).await;
-        let of_all = acquire(Arc::clone(&self.all)).await;
-        StartSlot {
-            _of_all: of_all,
-            _of_tenant: of_tenant,
+        let permits = [acquire(Arc::clone(&self.all)).await, of_tenant];
+        let Some(lapse) = self.lapse else {
+            return StartSlot::Held { _permits: permits };
+        };
+        let end = CancellationToken::new();
+        let ended = end.clone();
+        tokio::spawn(async move {
+            _ = timeout(lapse, ended.cancelled()).await;
+            drop(permits);
+        });
+        StartSlot::Lapsing {
+            _end: end.drop_guard(),
         }
     }
 
@@ -78,9 +97,9 @@ mod tests {
     use super::super::start_slots::*;
 
     #[test]
-    fn a_tenant_has_half_and_others_the_rest() {
-        for (count, share) in [(1, 1), (2, 1), (3, 1), (5, 2), (16, 8)] {
-            let slots = StartSlots::new(count);
+    fn a_tenant_has_three_quarters_and_others_the_rest() {
+        for (count, share) in [(1, 1), (2, 1), (3, 2), (5, 4), (16, 12)] {
+            let slots = StartSlots::new(count, None);
             let of = |tenant: &str| slots.take(tenant).now_or_never();
             let mut held: Vec<StartSlot> = std::iter::from_fn(|| of("a")).collect();
             assert_eq!(held.len(), share, "of {count}");
@@ -95,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_tenant_that_waits_for_its_own_slot_delays_no_other() {
-        let slots = StartSlots::new(2);
+        let slots = StartSlots::new(2, None);
         let held = slots.take("a").now_or_never();
         let mut second = Box::pin(slots.take("a"));
         assert!((&mut second).now_or_never().is_none());
@@ -106,13 +125,30 @@ mod tests {
 
     #[test]
     fn tenants_without_a_slot_are_forgotten() {
-        let slots = StartSlots::new(4);
-        let held = [(); 2].map(|()| slots.take("a").now_or_never().unwrap());
+        let slots = StartSlots::new(4, None);
+        let held = [(); 3].map(|()| slots.take("a").now_or_never().unwrap());
         for one in 0..1000 {
             assert!(slots.take(&one.to_string()).now_or_never().is_some());
         }
         assert!(slots.shares.read().unwrap().len() <= MAX_IDLE_SHARES + 1);
         assert!(slots.take("a").now_or_never().is_none());
         drop(held);
+    }
+
+    #[tokio::test]
+    async fn a_slot_lapses_and_an_end_before_that_frees_it_too() {
+        let lapse = Duration::from_millis(100);
+        let slots = StartSlots::new(1, Some(lapse));
+        let began = tokio::time::Instant::now();
+        let first = slots.take("a").await;
+        let second = slots.take("b").await;
+        assert!(began.elapsed() >= lapse);
+        drop(second);
+        let _third = slots.take("c").await;
+        assert!(
+            began.elapsed() < lapse * 2,
+            "the second did not wait for its end"
+        );
+        drop(first);
     }
 }

@@ -22,7 +22,7 @@ use crate::backend::{
     sandbox::{Restrictions, Sandbox, Store, UidLease},
 };
 use crate::{
-    base::Descriptors,
+    base::budget::Descriptors,
     declare::{Home, Launch, Limits},
 };
 

@@ -11,7 +11,7 @@ use super::{
     zygote::Zygote,
 };
 use crate::backend::sandbox::Sandbox;
-use crate::base::Descriptors;
+use crate::base::budget::Descriptors;
 use crate::declare::{Confinement, Home, Launch, Limits};
 
 const LIMITS: Limits = Limits {

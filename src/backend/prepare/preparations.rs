@@ -130,7 +130,7 @@ impl Preparations {
             circuits,
             wait,
             flights: RwLock::default(),
-            slots: StartSlots::new(PARALLEL),
+            slots: StartSlots::new(PARALLEL, None),
             tracker,
             stop,
         }

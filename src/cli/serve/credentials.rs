@@ -6,7 +6,7 @@ use crate::{
     auth::api_key,
     config::{Config, Mistake, Wrong},
     database::vault::Keyring,
-    http::edge::{CERTIFICATE, Files, TlsError},
+    http::listen::{CERTIFICATE, Files, TlsError},
 };
 
 /// Mistakes in certificates and keys, found by loading them.

@@ -4,7 +4,7 @@
 
 use rustix::process::{Resource, Rlimit};
 
-use crate::{base::Descriptors, config::Config};
+use crate::{base::budget::Descriptors, config::Config};
 
 /// Raises the soft limit to the hard limit.
 pub(crate) fn raise() {

@@ -23,7 +23,7 @@ use super::{
     signals::{self, HangUp},
     sockets,
 };
-use crate::base::Descriptors;
+use crate::base::budget::Descriptors;
 use crate::{
     backend::{
         child::{Ambient, Launcher},

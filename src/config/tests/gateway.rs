@@ -168,7 +168,7 @@ fn reports_all_mistakes_with_place_and_remedy() {
     let mut found = mistakes(&all);
     found.sort();
     insta::assert_snapshot!(found.join("\n"), @r###"
-    --set: http: a number where a table is expected; its keys are access_log, allowed_hosts, allowed_origins, listen, max_body, max_connections, per_address.requests_per_second, tls.cert, tls.key, trusted_proxies
+    --set: http: a number where a table is expected; its keys are access_log, allowed_hosts, allowed_origins, listen, max_body, max_connections, per_address.connections, per_address.requests_per_second, tls.cert, tls.key, trusted_proxies
     --set: nonsense: is no KEY=VALUE; write --set http.listen=127.0.0.1:8080
     --set: sandbox.uid: unknown key; did you mean sandbox.uids?
     --set: server.args: a server's key, which only run takes; write it into the manifest (--apply)

@@ -79,16 +79,31 @@ impl Pool {
     ) -> Result<Self, SqlError> {
         let options = postgres_options(url)?;
         migrate_postgres(options.clone()).await?;
-        let pool = PoolOptions::new()
-            .max_connections(POSTGRES)
-            .acquire_timeout(ACQUIRE)
-            .connect_lazy_with(limited(options));
-        let connections = Connections::Postgres(pool);
+        let connections = Connections::Postgres(postgres_pool(POSTGRES, limited(options)));
         Ok(Self {
             connections,
             clock,
             times,
         })
+    }
+
+    /// Connections of its own to the same database, for what must not wait for requests of outsiders. The
+    /// one connection that writes to a file is shared, and its users take turns.
+    pub(crate) fn reserved(&self) -> Self {
+        let connections = match &self.connections {
+            Connections::Postgres(pool) => {
+                let options = (*pool.connect_options()).clone();
+                Connections::Postgres(postgres_pool(RESERVED, options))
+            }
+            Connections::Sqlite { write, read } => Connections::Sqlite {
+                write: write.clone(),
+                read: sqlite_readers(RESERVED, (*read.connect_options()).clone()),
+            },
+        };
+        Self {
+            connections,
+            ..self.clone()
+        }
     }
 
     /// Opens every further connection to PostgreSQL by `url`; open ones end as they always do, after
@@ -131,10 +146,10 @@ impl Pool {
                 })
             })
             .connect_lazy_with(options.clone());
-        let read = PoolOptions::new()
-            .max_connections(SQLITE_READERS)
-            .acquire_timeout(ACQUIRE)
-            .connect_lazy_with(options.read_only(true).create_if_missing(false));
+        let read = sqlite_readers(
+            SQLITE_READERS,
+            options.read_only(true).create_if_missing(false),
+        );
         let connections = Connections::Sqlite { write, read };
         Ok(Self {
             connections,
@@ -288,6 +303,20 @@ impl Pool {
         // An unreachable database cannot be closed cleanly.
         let _ = timeout(STATEMENT, closed).await;
     }
+}
+
+fn postgres_pool(most: u32, options: PgConnectOptions) -> PgPool {
+    PoolOptions::new()
+        .max_connections(most)
+        .acquire_timeout(ACQUIRE)
+        .connect_lazy_with(options)
+}
+
+fn sqlite_readers(most: u32, options: SqliteConnectOptions) -> SqlitePool {
+    PoolOptions::new()
+        .max_connections(most)
+        .acquire_timeout(ACQUIRE)
+        .connect_lazy_with(options)
 }
 
 fn postgres_options(url: &str) -> Result<PgConnectOptions, SqlError> {
@@ -663,6 +692,8 @@ const TURN: Duration = Duration::from_millis(10);
 const BUSY: Duration = Duration::from_secs(5);
 /// Connections of one replica, which writes rarely and reads after changes.
 const POSTGRES: u32 = 8;
+/// Connections that [`Pool::reserved`] has beside them.
+const RESERVED: u32 = 2;
 /// Reading connections to a file.
 const SQLITE_READERS: u32 = 4;
 

@@ -1,6 +1,6 @@
 //! Rate limit of client addresses, applied before credentials are read.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::{Request, State},
@@ -10,7 +10,10 @@ use axum::{
 use http::Extensions;
 
 use super::front::Front;
-use crate::{config::ClientAddress, error::Error, http::reply::McpRefusal};
+use crate::{
+    config::ClientAddress, endpoint::oauth_tenant, error::Error, http::reply::McpRefusal,
+    telemetry::LimitName,
+};
 
 /// Middleware that refuses addresses beyond their rate, for routes that are no MCP endpoints.
 pub(crate) async fn limit(
@@ -23,6 +26,35 @@ pub(crate) async fn limit(
         Err(error) => McpRefusal::from(error).into_response(),
     }
 }
+
+/// Middleware that answers as many requests of authorization servers at once as the shares of their
+/// tenant and address allow.
+pub(crate) async fn take_turns(
+    State(front): State<Arc<Front>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let address = request.extensions().get::<ClientAddress>();
+    let default = front.config.default.as_ref();
+    let _turn = match (oauth_tenant(request.uri().path(), default), address) {
+        (Some(tenant), Some(address)) => {
+            let turn = front.hub.limits().authorization().take(tenant, address.0);
+            if turn.is_none() {
+                front.metrics.limited.add(LimitName("authorization"));
+                return McpRefusal::from(TOO_MANY).into_response();
+            }
+            turn
+        }
+        _ => None,
+    };
+    next.run(request).await
+}
+
+/// The refusal of a request beyond its share.
+const TOO_MANY: Error = Error::Busy {
+    what: "too many requests of this address at this authorization server",
+    retry: Duration::from_secs(1),
+};
 
 /// Counts a request against the rate of its client address.
 ///

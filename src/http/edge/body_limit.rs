@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use crate::base::Budget;
+use crate::base::budget::Budget;
 
 /// State of a request and its body, shared by the body and the gate.
 #[derive(Clone, Debug)]
@@ -195,5 +195,7 @@ impl HttpBody for LimitedBody {
 
 /// Time limit for the next [`STEP`] bytes, within the promised 30 s.
 const STALL: Duration = Duration::from_secs(20);
+/// Bytes of a body that an HTTP/2 client may send before they are read.
+pub(crate) const STREAM_WINDOW: u32 = 256 << 10;
 /// Bytes that must arrive for the deadline to move.
 const STEP: usize = 16 << 10;

@@ -16,10 +16,9 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use ipnet::IpNet;
 
-use super::accept::STREAM_WINDOW;
 use super::access_log::AccessLog;
 use super::address::{Allowed, HostCheck, OriginCheck, client_address, is_canonical};
-use super::body_limit::{self, BodyState, ReadState};
+use super::body_limit::{self, BodyState, ReadState, STREAM_WINDOW};
 use super::cors;
 use super::null_origin;
 use super::routes::Routes;

@@ -1,12 +1,7 @@
-//! The edge: connections and the gates of the listeners, in front of all routes.
+//! The edge: the gates of the listeners, in front of all routes.
 //!
-//! Not here: credentials and rates (`admission`), routes.
+//! Not here: connections (`listen`), credentials and rates (`admission`), routes.
 //!
-//! * `accept`: the accept loop
-//! * `connections`: connections at once, shared out to addresses
-//! * `activity`: open requests of a connection
-//! * `tls`: certificates and their reload
-//! * `wire`: a socket with a lingering close
 //! * `app`: routes of one listener, behind its gate
 //! * `gate`: gate of the public listener: host, origin, 413 and 408; and the header fields of each of
 //!   its responses
@@ -19,26 +14,19 @@
 //! * `access_log`: access log
 //! * `routes`: routes of one listener, which survive panics
 
-pub(crate) mod accept;
 mod access_log;
-mod activity;
 mod address;
 mod app;
 mod body_limit;
-mod connections;
 mod cors;
 mod gate;
 mod hops;
 mod null_origin;
 mod operators;
 mod routes;
-mod tls;
-mod wire;
 
-pub(crate) use self::accept::Bounds;
 pub(crate) use self::address::Allowed;
 pub(crate) use self::app::App;
-pub(crate) use self::connections::Connections;
+pub(crate) use self::body_limit::STREAM_WINDOW;
 pub(crate) use self::gate::Gate;
 pub(crate) use self::routes::{Endpoints, Routes};
-pub(crate) use self::tls::{CERTIFICATE, Files, TlsError, TlsReload};

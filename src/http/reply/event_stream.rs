@@ -26,7 +26,8 @@ use tokio::{
 
 use super::header_name::X_ACCEL_BUFFERING;
 use crate::{
-    base::{Drawn, Random},
+    base::Random,
+    base::budget::Drawn,
     hub::{
         limits::Flow,
         stream::{Next, Reader},

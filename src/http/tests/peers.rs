@@ -14,7 +14,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
-    edge::{App, Bounds, Connections, accept::serve_replicas},
+    edge::App,
+    listen::{Bounds, Connections, accept::serve_replicas},
     peers::{MAX_CONCURRENT, Peers, SendError},
 };
 

@@ -13,10 +13,11 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::base::Descriptors;
+use crate::base::budget::Descriptors;
 use crate::http::{
     Front,
-    edge::{Allowed, App, Bounds, Connections, Gate, accept},
+    edge::{Allowed, App, Gate},
+    listen::{Bounds, Connections, accept},
     peers::{Cluster, Hop, HopKeys, Peers, SignedRequest},
     reply::RetryDelay,
     routes,

@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::{ClientAddress, LoggedRequests};
 use crate::http::edge::Allowed;
 use crate::http::edge::{App, Gate};
-use crate::http::edge::{Bounds, Connections, accept::serve};
+use crate::http::listen::{Bounds, Connections, accept::serve};
 use crate::http::ops::public;
 use crate::hub::limits::MemoryBudgets;
 use crate::telemetry::{Health, Metrics, Traces};
@@ -31,6 +31,10 @@ struct Surface {
 const MAX_BODY: u64 = 64 << 10;
 
 async fn surface(max_connections: usize) -> Surface {
+    surface_of(max_connections, MemoryBudgets::of(64 << 20, 64 << 20, None)).await
+}
+
+async fn surface_of(max_connections: usize, memory: Arc<MemoryBudgets>) -> Surface {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let address = listener.local_addr().expect("address");
     let url = format!("http://{address}").parse().expect("url");
@@ -64,7 +68,7 @@ async fn surface(max_connections: usize) -> Surface {
             allowed,
             Vec::new(),
             MAX_BODY,
-            MemoryBudgets::of(64 << 20, 64 << 20, None),
+            memory,
             (metrics, Traces::default()),
             LoggedRequests::All,
         ),
@@ -533,4 +537,33 @@ async fn head_has_no_body_over_http2_either() {
     }
     drop(client);
     surface.ends().await;
+}
+
+#[tokio::test]
+async fn an_address_without_room_is_refused_and_probes_are_answered() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let body = "x".repeat(40 << 10);
+    let headers = format!("Content-Length: {}\r\n\r\n{body}", body.len());
+    let post = async || surface.ask("POST /mcp", &headers).await.0;
+    assert_eq!(status(&post().await), "200");
+    let own = "127.0.0.1".parse().unwrap();
+    // The head has room, the body has none.
+    let most = memory.address(own).hold((512 - 40) << 10);
+    let refused = post().await;
+    assert_eq!(status(&refused), "503", "{refused}");
+    assert!(refused.contains("retry-after: 1"), "{refused}");
+    assert!(refused.contains("connection: close"), "{refused}");
+    let all = memory.address(own).hold(40 << 10);
+    let (refused, _) = surface.ask("GET /who", "").await;
+    assert_eq!(status(&refused), "503", "{refused}");
+    let (alive, _) = surface.ask("GET /livez", "").await;
+    assert_eq!(status(&alive), "200", "{alive}");
+    drop((most, all));
+    assert_eq!(status(&post().await), "200");
+    let other = memory.address("127.0.0.2".parse().unwrap()).hold(1 << 20);
+    assert_eq!(status(&post().await), "503", "all is in use");
+    drop(other);
+    surface.ends().await;
+    assert_eq!(memory.requests().used(), 0);
 }

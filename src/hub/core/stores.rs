@@ -110,11 +110,11 @@ impl Stores {
     }
 }
 
-/// Removes now and then what the log must not keep, until `halt`: of sessions that write nothing as well.
-pub(crate) async fn sweep(log: Arc<dyn EventLog>, halt: CancellationToken) {
+/// Removes now and then what the log must not keep, until `drain`: of sessions that write nothing as well.
+pub(crate) async fn sweep(log: Arc<dyn EventLog>, drain: CancellationToken) {
     let mut ticks = tokio::time::interval(SWEEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while halt.run_until_cancelled(ticks.tick()).await.is_some() {
+    while drain.run_until_cancelled(ticks.tick()).await.is_some() {
         log.sweep();
     }
 }

@@ -7,7 +7,8 @@ use std::{hash::RandomState, net::IpAddr, sync::Arc};
 
 use crate::{
     auth::Access,
-    base::{Budget, FastHash, Shares},
+    base::FastHash,
+    base::budget::{Budget, Shares},
     config::Config,
     state::LogShare,
 };

@@ -5,10 +5,12 @@
 //! * `allotments`: amounts drawn ahead of each rate limit and not yet spent
 //! * `memory`: memory, shared out to addresses, tenants and principals
 //! * `quotas`: checks of requests and bytes per second, and of calls, sessions and streams at a time
+//! * `turns`: requests of authorization servers at once
 
 mod allotments;
 mod memory;
 mod quotas;
+mod turns;
 
 pub(crate) use self::memory::{MemoryBudgets, Source};
 pub(crate) use self::quotas::{CallSeats, Flow, Limits, Remaining, Seats, SessionPlace};

@@ -22,10 +22,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     allotments::{Allotment, Allotments, amount, signed},
     memory::{MemoryBudgets, Source},
+    turns::Turns,
 };
 use crate::{
     auth::Access,
-    base::{Drawn, FastHash},
+    base::FastHash,
+    base::budget::Drawn,
     declare::Bounds,
     error::{Error, Limit, Quota},
     protocol::{Body, Kind, Message, Method},
@@ -45,6 +47,7 @@ pub(crate) struct Limits {
     /// The allotments of addresses, apart so that a flood of addresses evicts no tenant.
     addresses: Allotments<RandomState>,
     memory: Arc<MemoryBudgets>,
+    authorization: Turns,
     born: Instant,
     metrics: Arc<Metrics>,
     tracker: TaskTracker,
@@ -132,6 +135,7 @@ impl Limits {
             allotments: Allotments::new(),
             addresses: Allotments::new(),
             memory,
+            authorization: Turns::new(AUTHORIZATION),
             born: Instant::now(),
             metrics,
             tracker,
@@ -142,6 +146,11 @@ impl Limits {
     /// The budgets of memory.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudgets> {
         &self.memory
+    }
+
+    /// The turns at authorization servers.
+    pub(crate) fn authorization(&self) -> &Turns {
+        &self.authorization
     }
 
     /// Counts one request from an address, before it is authenticated.
@@ -522,6 +531,9 @@ fn wait(missing: i64, bound: NonZeroU64) -> Duration {
 const DRAW_INTERVAL: u64 = 100;
 /// The deadline of the limiter.
 const LIMITER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Requests of authorization servers at once: more than the database answers before any of them has
+/// waited for long.
+const AUTHORIZATION: u64 = 512;
 /// What a session takes: its task, its tables, and a connection that listens.
 const SESSION: u64 = 16 << 10;
 /// The `Retry-After` of calls and streams.

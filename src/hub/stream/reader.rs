@@ -15,7 +15,7 @@ use tokio::{
 
 use super::session_log::SessionLog;
 use crate::{
-    base::Budget,
+    base::budget::Budget,
     hub::limits::Seats,
     protocol::{Cursor, LISTENER_STREAM, Revision, StreamId},
     state::Page,

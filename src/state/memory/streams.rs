@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
-    base::Drawn,
+    base::budget::Drawn,
     protocol::StreamId,
     state::{Fence, LogShare, OpenStream, Page, StoreError, Streams},
 };

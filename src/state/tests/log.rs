@@ -1,7 +1,7 @@
 //! Tests of `state::memory::log`.
 
 use super::super::log::*;
-use crate::{base::Budget, state::LogShare};
+use crate::{base::budget::Budget, state::LogShare};
 
 const KEEP: Retention = Retention {
     events: 3,

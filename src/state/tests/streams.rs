@@ -1,7 +1,7 @@
 //! Tests of `state::memory::streams`.
 
 use super::super::streams::*;
-use crate::base::Budget;
+use crate::base::budget::Budget;
 
 const KEEP: Retention = Retention {
     events: 3,

@@ -363,13 +363,43 @@ async fn silent_servers_of_one_tenant_stop_no_other() {
         })
         .collect();
     until("the tenant has its share", || async {
-        gateway.children().await.len() == 2
+        gateway.children().await.len() == 3
     })
     .await;
     gateway.session("b", "main").await;
     let starting = gateway.children().await;
     let starting = starting.iter().filter(|one| one["state"] == "starting");
-    assert_eq!(starting.count(), 2, "never more than half");
+    assert_eq!(starting.count(), 3, "never more than three quarters");
+    for one in opened {
+        one.abort();
+    }
+}
+
+/// Two tenants can have all slots between them.
+#[tokio::test]
+async fn silent_servers_of_two_tenants_delay_a_third_for_the_time_of_a_slot() {
+    let config = json!({"spawn": {"parallel": 4}});
+    let silent = json!({"command": child(), "env": {"CHILD_START_MS": "600000"}});
+    let silent = json!({"auth": {"mode": "none"}, "servers": {"main": silent}});
+    let quiet = json!({"auth": {"mode": "none"}, "servers": {"main": {"command": child()}}});
+    let tenants = json!({"a": silent, "b": silent, "quiet": quiet});
+    let gateway = Served::start(config, tenants).await;
+    let opened: Vec<_> = ["a", "b"]
+        .repeat(4)
+        .into_iter()
+        .map(|tenant| {
+            let stranger = gateway.stranger(tenant, "main");
+            tokio::spawn(async move { stranger.post(&opening("2025-11-25")).await.status() })
+        })
+        .collect();
+    until("no slot is free", || async {
+        gateway.children().await.len() == 4
+    })
+    .await;
+    let began = Instant::now();
+    gateway.session("quiet", "main").await;
+    let waited = began.elapsed();
+    assert!(waited <= Duration::from_secs(8), "{waited:?}");
     for one in opened {
         one.abort();
     }

@@ -36,7 +36,7 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 
 #[cfg(test)]
 mod tests {
-    use crate::base::machine::*;
+    use crate::base::budget::machine::*;
 
     #[test]
     fn the_total_is_in_bytes() {

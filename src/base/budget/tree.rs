@@ -1,14 +1,8 @@
-//! Budgets: a bounded amount, of bytes or of things, that owners share without fixed parts.
-//!
-//! Not here: what is drawn, and from whose share (`hub/limits`, `http/edge`).
+//! Budgets: trees of shares, and what is drawn from them.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasher, Hash},
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use bytes::Bytes;
@@ -176,81 +170,15 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// The shares of owners, as long as they are used.
-#[derive(Debug)]
-pub(crate) struct Shares<K, S> {
-    above: Arc<Budget>,
-    owners: RwLock<Owners<K, S>>,
-}
-
-#[derive(Debug)]
-struct Owners<K, S> {
-    shares: HashMap<K, Arc<Budget>, S>,
-    /// The number of owners at which unused shares are removed.
-    sweep_at: usize,
-}
-
-impl<K: Clone + Eq + Hash, S: BuildHasher + Default> Shares<K, S> {
-    /// No shares yet, of this budget.
-    pub(crate) fn new(above: Arc<Budget>) -> Self {
-        Self {
-            above,
-            owners: RwLock::new(Owners {
-                shares: HashMap::default(),
-                sweep_at: MIN_SWEEP,
-            }),
-        }
-    }
-
-    /// The share of an owner.
-    pub(crate) fn of(&self, owner: &K) -> Arc<Budget> {
-        self.below(|| Arc::clone(&self.above), owner)
-    }
-
-    /// The share of an owner, below another share of the same root.
-    pub(crate) fn below(&self, above: impl FnOnce() -> Arc<Budget>, owner: &K) -> Arc<Budget> {
-        {
-            let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(share) = owners.shares.get(owner) {
-                return Arc::clone(share);
-            }
-        }
-        let above = above();
-        let mut owners = self.owners.write().unwrap_or_else(PoisonError::into_inner);
-        owners.sweep();
-        let share = owners.shares.entry(owner.clone());
-        Arc::clone(share.or_insert_with(|| above.share()))
-    }
-}
-
-impl<K: Eq + Hash, S: BuildHasher + Default> Owners<K, S> {
-    /// Removes unused shares once the table has doubled since the last removal, so that the cost for
-    /// each owner is constant.
-    fn sweep(&mut self) {
-        if self.shares.len() < self.sweep_at {
-            return;
-        }
-        // Whatever is drawn from a share, and each share below it, has a reference to it.
-        self.shares.retain(|_, share| Arc::strong_count(share) > 1);
-        self.sweep_at = (self.shares.len() * 2).max(MIN_SWEEP);
-        self.shares.shrink_to(self.sweep_at);
-    }
-}
-
 fn signed(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }
 
-/// The smallest table worth sweeping.
-const MIN_SWEEP: usize = 1024;
-
 #[cfg(test)]
 mod tests {
-    use std::hash::RandomState;
-
     use proptest::prelude::*;
 
-    use crate::base::budget::*;
+    use crate::base::budget::tree::*;
 
     /// Draws one by one until the share refuses.
     fn drain(share: &Arc<Budget>) -> Vec<Drawn> {
@@ -321,25 +249,6 @@ mod tests {
         assert_eq!((&part[..], root.used()), (&b"34"[..], 10));
         drop(part);
         assert_eq!(root.used(), 0);
-    }
-
-    #[test]
-    fn shares_that_nobody_uses_are_forgotten() {
-        let root = Budget::new(1 << 30);
-        let tenants = Shares::<u64, RandomState>::new(Arc::clone(&root));
-        let principals = Shares::<u64, RandomState>::new(root);
-        let held = principals.below(|| tenants.of(&7), &7).draw(1);
-        for owner in 0..100_000 {
-            drop(principals.below(|| tenants.of(&owner), &owner).draw(1));
-        }
-        for shares in [&tenants, &principals] {
-            let known = shares.owners.read().unwrap().shares.len();
-            assert!(known <= 2 * MIN_SWEEP, "{known}");
-        }
-        assert_eq!(tenants.of(&7).used(), 1);
-        assert_eq!(principals.of(&7).used(), 1);
-        drop(held);
-        assert_eq!(principals.of(&7).used(), 0);
     }
 
     proptest! {

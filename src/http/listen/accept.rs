@@ -29,10 +29,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::activity::{Activity, Open};
-use super::app::App;
 use super::connections::{Admission, Connections};
 use super::tls::TlsReload;
 use super::wire::Wire;
+use crate::http::edge::{App, STREAM_WINDOW};
 
 /// Limits of one listener.
 pub(crate) struct Bounds {
@@ -422,8 +422,6 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// Concurrent requests of one HTTP/2 connection.
 const STREAMS: u32 = 64;
-/// Bytes of a body that an HTTP/2 client may send before they are read.
-pub(super) const STREAM_WINDOW: u32 = 256 << 10;
 /// Shortest time limit for the first request, however late the first byte came.
 const FIRST_REQUEST_MIN: Duration = Duration::from_millis(500);
 /// Concurrent requests of one other replica; `peers` has the same limit.

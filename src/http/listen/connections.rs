@@ -5,7 +5,7 @@ use std::{hash::RandomState, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 
 use crate::{
-    base::{Budget, Descriptors, Drawn, Shares},
+    base::budget::{Budget, Descriptors, Drawn, Shares},
     hub::limits::Source,
 };
 

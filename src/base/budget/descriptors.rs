@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::budget::{Budget, Drawn};
+use super::tree::{Budget, Drawn};
 
 /// The open files that outsiders can make the gateway have; a handle.
 ///
@@ -59,7 +59,7 @@ const CHILD: u64 = 5;
 
 #[cfg(test)]
 mod tests {
-    use crate::base::descriptors::*;
+    use crate::base::budget::descriptors::*;
 
     #[test]
     fn neither_kind_takes_all() {

@@ -1,0 +1,203 @@
+"""Attacks of the part `attacks`: each runs in a process of its own, from addresses of its own, until it is ended."""
+
+import asyncio
+import json
+import sys
+
+from .common import INITIALIZE
+
+MIB = 1 << 20
+
+
+def head(host, path, length, more=""):
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Accept: application/json, text/event-stream\r\nContent-Length: {length}\r\n{more}\r\n"
+    ).encode()
+
+
+async def connect(host, source):
+    name, port = host.rsplit(":", 1)
+    return await asyncio.open_connection(name, int(port), local_addr=(source, 0))
+
+
+async def answer(reader):
+    """Status, headers and body of one answer with a length."""
+    first = (await reader.readuntil(b"\r\n\r\n")).decode()
+    lines = first.split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return int(lines[0].split(" ")[1]), headers, body
+
+
+async def request(host, source, method, path, body=b"", kind="application/json", more=""):
+    reader, writer = await connect(host, source)
+    try:
+        line = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: {kind}\r\n"
+        writer.write(f"{line}Content-Length: {len(body)}\r\n{more}\r\n".encode() + body)
+        return await answer(reader)
+    finally:
+        writer.close()
+
+
+async def again(act):
+    """Does it again and again; what a refusal breaks is begun anew."""
+    while True:
+        try:
+            await act()
+        except (OSError, asyncio.IncompleteReadError, ValueError):
+            await asyncio.sleep(0.05)
+
+
+async def many(count, act):
+    await asyncio.gather(*(again(lambda at=at: act(at)) for at in range(count)))
+
+
+async def unfinished_bodies(host, path):
+    part = b" " * (4 * MIB - 1)
+
+    async def one(_):
+        reader, writer = await connect(host, "127.0.0.2")
+        writer.write(head(host, path, 4 * MIB))
+        writer.write(part)
+        await writer.drain()
+        await reader.read(1)
+        await asyncio.sleep(0.5)
+        writer.close()
+
+    await many(200, one)
+
+
+async def big_heads(host, path):
+    fields = "".join(f"X-{at}: {'y' * 900}\r\n" for at in range(60))
+
+    async def one(_):
+        reader, writer = await connect(host, "127.0.0.2")
+        writer.write(head(host, path, 1000, fields))
+        await writer.drain()
+        await reader.read(1)
+        await asyncio.sleep(0.5)
+        writer.close()
+
+    await many(1000, one)
+
+
+async def unread_answers(host, path):
+    body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+    one_request = head(host, path, len(body)) + body
+
+    async def one(_):
+        _, writer = await connect(host, "127.0.0.2")
+        for _ in range(200):
+            writer.write(one_request * 20)
+            await asyncio.wait_for(writer.drain(), 2)
+        writer.close()
+
+    await many(150, one)
+
+
+async def connections(host, path):
+    async def one(_):
+        reader, writer = await connect(host, "127.0.0.2")
+        await reader.read(1)
+        writer.close()
+        await asyncio.sleep(0.2)
+
+    await many(12_000, one)
+
+
+async def begin(host, path, source):
+    """A session; its id, and the connection that it began on."""
+    reader, writer = await connect(host, source)
+    body = json.dumps(INITIALIZE).encode()
+    writer.write(head(host, path, len(body)) + body)
+    status, headers, _ = await answer(reader)
+    if status != 200:
+        writer.close()
+        await asyncio.sleep(0.2)
+        raise ValueError(status)
+    return headers["mcp-session-id"], reader, writer
+
+
+async def sessions(host, path):
+    async def one(_):
+        _, _, writer = await begin(host, path, "127.0.0.2")
+        writer.close()
+
+    await many(16, one)
+
+
+async def deaf_clients(host, path):
+    """Sessions whose listener is never read, while their servers send."""
+    flood = {"jsonrpc": "2.0", "id": 2, "method": "tools/call"}
+    flood["params"] = {"name": "flood", "arguments": {"events": 20_000}}
+    flood = json.dumps(flood).encode()
+
+    async def one(at):
+        source = f"127.0.0.{2 + at % 100}"
+        session, reader, writer = await begin(host, path, source)
+        more = f"Mcp-Session-Id: {session}\r\n"
+        _, listener = await connect(host, source)
+        listener.transport.pause_reading()
+        listener.write(
+            f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n{more}\r\n".encode()
+        )
+        while True:
+            writer.write(head(host, path, len(flood), more) + flood)
+            await answer(reader)
+            await asyncio.sleep(1)
+
+    await many(1000, one)
+
+
+async def registrations(host, path):
+    """Clients that register, and then change nothing of it, from twenty addresses."""
+    tenant = path.rsplit("/", 2)[0]
+    wanted = {"redirect_uris": ["https://client.example/cb"], "client_name": "x" * 100}
+    body = json.dumps(wanted).encode()
+
+    async def one(at):
+        source = f"127.0.0.{2 + at % 20}"
+        status, _, made = await request(host, source, "POST", f"{tenant}/oauth/register", body)
+        if status != 201:
+            await asyncio.sleep(0.2)
+            return
+        made = json.loads(made)
+        uri = made["registration_client_uri"].split(host, 1)[1]
+        more = f"Authorization: Bearer {made['registration_access_token']}\r\n"
+        same = json.dumps(wanted | {"client_id": made["client_id"]}).encode()
+        while True:
+            await request(host, source, "PUT", uri, same, more=more)
+
+    await many(40, one)
+
+
+async def log_ins(host, path):
+    """Requests that begin a log-in, as fast as they are answered."""
+    tenant = path.rsplit("/", 2)[0]
+    query = "response_type=code&client_id=nobody&redirect_uri=https%3A%2F%2Fclient.example%2Fcb&state=1"
+
+    async def one(at):
+        await request(host, f"127.0.0.{2 + at % 20}", "GET", f"{tenant}/oauth/authorize?{query}")
+
+    await many(64, one)
+
+
+ATTACKS = {
+    "200 bodies that do not end": unfinished_bodies,
+    "1,000 requests with big heads that do not end": big_heads,
+    "150 connections that read no answers": unread_answers,
+    "12,000 connections of one address": connections,
+    "sessions without end": sessions,
+    "1,000 clients that do not read": deaf_clients,
+    "registrations, and changes that change nothing": registrations,
+    "requests that begin a log-in": log_ins,
+}
+
+
+def attack(name, host, path):
+    """Runs until the process is ended."""
+    try:
+        asyncio.run(ATTACKS[name](host, path))
+    except KeyboardInterrupt:
+        sys.exit()

@@ -1,0 +1,18 @@
+//! Budgets: bounded amounts, of bytes or of things, that owners share without fixed parts.
+//!
+//! Not here: what is drawn, and from whose share (`hub/limits`, `http/edge`, `http/listen`).
+//!
+//! * `tree`: budgets and shares, and what is drawn from them
+//! * `shares`: shares by owner
+//! * `descriptors`: open files, which connections and children share
+//! * `machine`: memory that the machine gives to this process
+
+mod descriptors;
+mod machine;
+mod shares;
+mod tree;
+
+pub(crate) use self::descriptors::Descriptors;
+pub(crate) use self::machine::machine_memory;
+pub(crate) use self::shares::Shares;
+pub(crate) use self::tree::{Budget, Drawn};

@@ -111,6 +111,12 @@ def one_shape(found, shape, more, seconds):
     return rps(report), p50(report), (processor(pid) - before) / requests * 1e6
 
 
+def events(found, count):
+    """Events a second of eight streams at once."""
+    url, _, header = found
+    return load(url, 8, 1, 1, "--events", str(count), *header)["events_per_s"]
+
+
 def one_round(options, seconds):
     """What each of them did, alone on the machine."""
     binary, folder = options.binary, options.folder
@@ -133,6 +139,7 @@ def one_round(options, seconds):
                 made[kind, name] = one_shape(found, shape, more, seconds)
             if kind in ("run", "full"):
                 made[kind, "open"] = gateway_open(found[0], 40, *found[2])
+                made[kind, "events"] = events(found, 20_000 if options.quick else 100_000)
     made["bare", "open"] = bare_open(40)
     return made
 
@@ -204,10 +211,21 @@ def open_rows(rounds):
     return rows
 
 
+def event_rows(rounds):
+    rows = []
+    for kind, label in (("run", "as installed"), ("full", FULL)):
+        made = [one[kind, "events"] for one in rounds]
+        middle, worst, least = statistics.median(made), min(made), 200_000
+        reached = middle >= least and worst >= least * 0.85
+        what = f"events/s of 8 streams at once, {label}"
+        rows.append((what, "", f"{middle:,.0f}", f"{worst:,.0f}", f"≥ {least:,}", reached))
+    return rows
+
+
 def measure(options):
     count, seconds = options.of(5, 2), 2 if options.quick else 3
     rounds = [one_round(options, seconds) for _ in range(count)]
-    rows = [*speed_rows(rounds), *open_rows(rounds)]
+    rows = [*speed_rows(rounds), *open_rows(rounds), *event_rows(rounds)]
     few, many = (50, 150) if options.quick else (200, 1000)
     (small, _), (large, guard) = (idle_memory(options.binary, options.folder, one) for one in (few, many))
     slope = (large - small) / (many - few)

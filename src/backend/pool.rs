@@ -12,7 +12,7 @@ use super::{
     admission::{Circuits, Refused},
     child::{Launcher, Registry},
     prepare::Preparations,
-    starter::{Started, Starter},
+    starter::{Started, Starter, TenantMemory},
     warm::WarmChildren,
 };
 use crate::{
@@ -41,6 +41,7 @@ impl Pool {
         launcher: Launcher,
         bounds: gateway::Spawn,
         random: Arc<dyn SecureRandom + Send + Sync>,
+        memory: TenantMemory,
         (metrics, traces): (Arc<Metrics>, Traces),
         tracker: TaskTracker,
         stop: CancellationToken,
@@ -50,7 +51,7 @@ impl Pool {
             launcher.clone(),
             Arc::clone(&circuits),
             bounds.wait,
-            tracker,
+            tracker.clone(),
             stop,
         );
         let preparations = Arc::new(preparations);
@@ -58,7 +59,9 @@ impl Pool {
             launcher,
             bounds,
             Arc::clone(&circuits),
+            memory,
             (Arc::clone(&metrics), traces),
+            tracker,
         );
         let starter = Arc::new(starter);
         Self {

@@ -10,14 +10,15 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout_at},
 };
+use tokio_util::task::TaskTracker;
 
 use super::{
-    admission::{Circuit, Circuits, Refused, Spec, StartSlot, StartSlots, Verdict, spec},
+    admission::{Circuit, Circuits, Lapse, Refused, Spec, StartSlot, StartSlots, Verdict, spec},
     child::{Child, Entry, Launcher, Registry, Seat},
     prepare::Ready,
 };
 use crate::{
-    base::budget::Drawn,
+    base::budget::{Budget, Drawn},
     config::gateway,
     declare::Server,
     telemetry::{ChildState, Metrics, TraceContext, Traces, traces::CHILD_START},
@@ -31,11 +32,15 @@ pub(super) struct Starter {
     /// Children in all.
     room: Arc<Semaphore>,
     circuits: Arc<Circuits>,
+    memory: TenantMemory,
     /// Children that run.
     pub(super) registry: Arc<Registry>,
     pub(super) metrics: Arc<Metrics>,
     traces: Traces,
 }
+
+/// The share of a tenant, by its name, of the memory for what is under way.
+pub(crate) type TenantMemory = Box<dyn Fn(&str) -> Arc<Budget> + Send + Sync>;
 
 /// A started child.
 pub(crate) struct Started {
@@ -69,13 +74,22 @@ impl Starter {
         launcher: Launcher,
         bounds: gateway::Spawn,
         circuits: Arc<Circuits>,
+        memory: TenantMemory,
         (metrics, traces): (Arc<Metrics>, Traces),
+        tracker: TaskTracker,
     ) -> Self {
         Self {
             launcher,
-            slots: StartSlots::new(bounds.parallel, Some(SLOT)),
+            slots: StartSlots::new(
+                bounds.parallel,
+                Some(Lapse {
+                    after: SLOT,
+                    tracker,
+                }),
+            ),
             room: Arc::new(Semaphore::new(bounds.children.min(Semaphore::MAX_PERMITS))),
             circuits,
+            memory,
             registry: Arc::new(Registry::new(Arc::clone(&metrics))),
             metrics,
             traces,
@@ -156,7 +170,8 @@ impl Starter {
         };
         let label = format!("{}-{}", server.tenant, server.name);
         match Child::spawn(&self.launcher, &label, &launch, &server.limits) {
-            Ok(child) => {
+            Ok(mut child) => {
+                child.count_against(&(self.memory)(&server.tenant));
                 place.entry.started(child.pid(), child.stderr().clone());
                 self.metrics.children.add(1);
                 Ok(Started { child, place })

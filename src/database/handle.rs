@@ -231,6 +231,7 @@ impl Database {
 
     /// Closes every connection.
     pub(crate) async fn close(&self) {
+        self.0.reserved.close_reserved().await;
         self.0.pool.close().await;
     }
 }

@@ -69,7 +69,7 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     let parts = Parts::new(config, snapshot, logs)?;
     let is_administered = sync.is_some();
-    let offer = *launcher.sandbox.offer();
+    let (offer, descriptors) = (*launcher.sandbox.offer(), launcher.descriptors.clone());
     let keys = keys.as_ref();
     let cluster = parts.cluster(listeners.cluster.as_ref(), keys)?;
     let audit = parts.audit(is_administered);
@@ -78,7 +78,6 @@ pub(crate) async fn run(
         .stores(cluster.as_deref(), keys, &disagreement)
         .await?;
     parts.observe(&stores, &audit);
-    let descriptors = launcher.descriptors.clone();
     let hub = parts.hub(stores, launcher, &audit);
     parts.rotate(sync.as_ref(), redis);
     parts.follow(sync, &hub, offer);
@@ -93,9 +92,7 @@ pub(crate) async fn run(
         stage.tasks.spawn(serving);
     }
     let tls = parts.tls()?;
-    let memory = hub.limits().memory();
-    parts.observe_memory(memory);
-    let gate = parts.gate(&listeners.http, tls.is_some(), memory)?;
+    let gate = parts.gate(&listeners.http, tls.is_some(), &hub)?;
     let mut app = routes::public(Arc::clone(&front), parts.health.clone());
     if let Some(oauth) = oauth {
         app = app.merge(routes::authorization(oauth.routes(), Arc::clone(&front)));
@@ -103,7 +100,7 @@ pub(crate) async fn run(
     let api = is_administered.then(|| admin::routes(front));
     match (listeners.admin, api) {
         (Some(listener), Some(api)) => {
-            let app = App::of_public(api, parts.administration_gate(&listener, memory)?);
+            let app = App::of_public(api, parts.administration_gate(&listener, &hub)?);
             serve(&parts.stages.accepting, listener, app, ADMINISTRATORS);
         }
         (None, Some(api)) => app = app.merge(api),
@@ -252,7 +249,7 @@ impl Parts {
     /// The hub, with all sessions.
     fn hub(&self, stores: Stores, launcher: Launcher, audit: &AuditQueue) -> Hub {
         let sessions = &self.stages.sessions;
-        Hub::new(HubParts {
+        let hub = Hub::new(HubParts {
             stores,
             config: Arc::clone(&self.config),
             random: Arc::new(SystemRandom::new()),
@@ -264,7 +261,9 @@ impl Parts {
             drain: sessions.stop.clone(),
             halt: self.stages.children.clone(),
             tracker: sessions.tasks.clone(),
-        })
+        });
+        self.observe_memory(hub.limits().memory());
+        hub
     }
 
     /// Starts the tasks that refresh the snapshot and apply its changes.
@@ -371,38 +370,29 @@ impl Parts {
     }
 
     /// The gate of the public listener.
-    fn gate(
-        &self,
-        listener: &TcpListener,
-        is_tls: bool,
-        memory: &Arc<MemoryBudgets>,
-    ) -> anyhow::Result<Arc<Gate>> {
+    fn gate(&self, listener: &TcpListener, is_tls: bool, hub: &Hub) -> anyhow::Result<Arc<Gate>> {
         let http = &self.config.http;
         let url = Url::parse(&self.config.public_url)?;
         let (hosts, origins) = (&http.allowed_hosts, &http.allowed_origins);
         let allowed = Allowed::new(&url, listener.local_addr()?, is_tls, hosts, origins);
-        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?, memory))
+        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?, hub))
     }
 
     /// The gate of a separate administration listener.
-    fn administration_gate(
-        &self,
-        listener: &TcpListener,
-        memory: &Arc<MemoryBudgets>,
-    ) -> anyhow::Result<Arc<Gate>> {
+    fn administration_gate(&self, listener: &TcpListener, hub: &Hub) -> anyhow::Result<Arc<Gate>> {
         let (hosts, origins) = (
             &self.config.http.allowed_hosts,
             &self.config.http.allowed_origins,
         );
         let allowed = Allowed::for_operators(listener.local_addr()?, hosts, origins);
-        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?, memory))
+        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?, hub))
     }
 
-    fn gate_of(&self, allowed: Allowed, memory: &Arc<MemoryBudgets>) -> Arc<Gate> {
+    fn gate_of(&self, allowed: Allowed, hub: &Hub) -> Arc<Gate> {
         let http = &self.config.http;
         let (proxies, max_body) = (http.trusted_proxies.clone(), http.max_body as u64);
         let (memory, telemetry) = (
-            Arc::clone(memory),
+            Arc::clone(hub.limits().memory()),
             (Arc::clone(&self.metrics), self.traces.clone()),
         );
         Gate::new(

@@ -69,6 +69,21 @@ pub(crate) struct HubParts {
     pub(crate) tracker: TaskTracker,
 }
 
+fn limits(
+    stores: &Stores,
+    memory: Arc<MemoryBudgets>,
+    (metrics, tracker, halt): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
+) -> Arc<Limits> {
+    Limits::new(
+        Arc::clone(&stores.limiter),
+        !stores.owner.is_alone(),
+        memory,
+        Arc::clone(metrics),
+        tracker.clone(),
+        halt.clone(),
+    )
+}
+
 impl Hub {
     /// A hub without sessions.
     pub(crate) fn new(parts: HubParts) -> Self {
@@ -85,24 +100,21 @@ impl Hub {
             halt,
             tracker,
         } = parts;
-        let limits = Limits::new(
-            stores.limiter,
-            !stores.owner.is_alone(),
-            MemoryBudgets::new(&config),
-            Arc::clone(&metrics),
-            tracker.clone(),
-            halt.clone(),
-        );
+        let memory = MemoryBudgets::new(&config);
+        let of_hub = (&metrics, &tracker, &halt);
+        let limits = limits(&stores, Arc::clone(&memory), of_hub);
         let pool = Arc::new(Pool::new(
             launcher,
             config.spawn,
             Arc::clone(&random),
+            Box::new(move |tenant| memory.tenant(tenant)),
             (Arc::clone(&metrics), traces.clone()),
             tracker.clone(),
             drain.clone(),
         ));
-        tracker.spawn(sweep(Arc::clone(&stores.log), drain.clone()));
-        tracker.spawn(Arc::clone(&pool.registry).watch([drain.clone(), halt.clone()]));
+        let stops = || [drain.clone(), halt.clone()];
+        tracker.spawn(sweep(Arc::clone(&stores.log), stops()));
+        tracker.spawn(Arc::clone(&pool.registry).watch(stops()));
         let shared_children = SharedChildren::new(
             Arc::clone(&pool),
             tracker.clone(),

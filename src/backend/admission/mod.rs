@@ -15,4 +15,4 @@ mod start_slots;
 pub(crate) use self::circuit::{Circuit, Verdict};
 pub(crate) use self::circuits::{Circuits, Spec, spec};
 pub(crate) use self::refused::Refused;
-pub(crate) use self::start_slots::{StartSlot, StartSlots};
+pub(crate) use self::start_slots::{Lapse, StartSlot, StartSlots};

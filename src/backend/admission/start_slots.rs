@@ -1,4 +1,5 @@
-//! Slots for starts and preparations under way, of which one tenant holds at most three quarters.
+//! Slots for starts and preparations under way, of which one tenant holds at most three quarters, or half
+//! of those that do not lapse.
 //!
 //! A slot may be held for long, for example by a server that never answers: a tenant that fills its
 //! share waits for its own slots, and others still find some. The slot of a start lapses, so that also
@@ -14,18 +15,30 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
 
 /// All slots.
 pub(crate) struct StartSlots {
     all: Arc<Semaphore>,
     /// Slots of one tenant at most.
     share: usize,
-    /// The time after which a slot is free again, although its start goes on; none for never.
-    lapse: Option<Duration>,
+    /// When a slot is free again, although its start goes on; none for never.
+    lapse: Option<Lapse>,
     /// Free part of the share of each tenant that holds a slot, and of a few that held one; never
     /// locked across an await.
     shares: RwLock<HashMap<String, Arc<Semaphore>>>,
+}
+
+/// The end of slots by themselves.
+#[derive(Clone)]
+pub(crate) struct Lapse {
+    /// The time that a slot is held.
+    pub(crate) after: Duration,
+    /// The tasks that wait for it.
+    pub(crate) tracker: TaskTracker,
 }
 
 /// One slot, freed by being dropped.
@@ -41,11 +54,16 @@ const MAX_IDLE_SHARES: usize = 64;
 
 impl StartSlots {
     /// `count` free slots, which lapse after this time.
-    pub(crate) fn new(count: usize, lapse: Option<Duration>) -> Self {
+    pub(crate) fn new(count: usize, lapse: Option<Lapse>) -> Self {
         let count = count.min(Semaphore::MAX_PERMITS);
+        let share = if lapse.is_some() {
+            count - (count / 4).max(1)
+        } else {
+            count / 2
+        };
         Self {
             all: Arc::new(Semaphore::new(count)),
-            share: (count - (count / 4).max(1)).max(1),
+            share: share.max(1),
             lapse,
             shares: RwLock::default(),
         }
@@ -56,13 +74,13 @@ impl StartSlots {
     pub(crate) async fn take(&self, tenant: &str) -> StartSlot {
         let of_tenant = acquire(self.share_of(tenant)).await;
         let permits = [acquire(Arc::clone(&self.all)).await, of_tenant];
-        let Some(lapse) = self.lapse else {
+        let Some(Lapse { after, tracker }) = &self.lapse else {
             return StartSlot::Held { _permits: permits };
         };
         let end = CancellationToken::new();
-        let ended = end.clone();
-        tokio::spawn(async move {
-            _ = timeout(lapse, ended.cancelled()).await;
+        let (ended, after) = (end.clone(), *after);
+        tracker.spawn(async move {
+            _ = timeout(after, ended.cancelled()).await;
             drop(permits);
         });
         StartSlot::Lapsing {
@@ -96,9 +114,14 @@ mod tests {
 
     use super::super::start_slots::*;
 
+    fn lapse(after: Duration) -> Lapse {
+        let tracker = TaskTracker::new();
+        Lapse { after, tracker }
+    }
+
     #[test]
-    fn a_tenant_has_three_quarters_and_others_the_rest() {
-        for (count, share) in [(1, 1), (2, 1), (3, 2), (5, 4), (16, 12)] {
+    fn a_tenant_has_half_and_others_the_rest() {
+        for (count, share) in [(1, 1), (2, 1), (3, 1), (5, 2), (16, 8)] {
             let slots = StartSlots::new(count, None);
             let of = |tenant: &str| slots.take(tenant).now_or_never();
             let mut held: Vec<StartSlot> = std::iter::from_fn(|| of("a")).collect();
@@ -126,7 +149,7 @@ mod tests {
     #[test]
     fn tenants_without_a_slot_are_forgotten() {
         let slots = StartSlots::new(4, None);
-        let held = [(); 3].map(|()| slots.take("a").now_or_never().unwrap());
+        let held = [(); 2].map(|()| slots.take("a").now_or_never().unwrap());
         for one in 0..1000 {
             assert!(slots.take(&one.to_string()).now_or_never().is_some());
         }
@@ -136,17 +159,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn of_slots_that_lapse_a_tenant_has_three_quarters() {
+        for (count, share) in [(1, 1), (2, 1), (3, 2), (5, 4), (16, 12)] {
+            let slots = StartSlots::new(count, Some(lapse(Duration::from_secs(60))));
+            let held: Vec<_> = std::iter::from_fn(|| slots.take("a").now_or_never()).collect();
+            assert_eq!(held.len(), share, "of {count}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_slot_lapses_and_an_end_before_that_frees_it_too() {
-        let lapse = Duration::from_millis(100);
-        let slots = StartSlots::new(1, Some(lapse));
+        let after = Duration::from_millis(100);
+        let slots = StartSlots::new(1, Some(lapse(after)));
         let began = tokio::time::Instant::now();
         let first = slots.take("a").await;
         let second = slots.take("b").await;
-        assert!(began.elapsed() >= lapse);
+        assert!(began.elapsed() >= after);
         drop(second);
         let _third = slots.take("c").await;
         assert!(
-            began.elapsed() < lapse * 2,
+            began.elapsed() < after * 2,
             "the second did not wait for its end"
         );
         drop(first);

@@ -88,6 +88,11 @@ impl Lines {
         }
     }
 
+    /// The bytes that are read and not yet returned.
+    pub(super) fn len(&self) -> usize {
+        self.read.len()
+    }
+
     /// Takes a complete line, the first above the limit, or the end once `is_ended`; `None` until
     /// more is read.
     pub(super) fn take(&mut self, is_ended: bool) -> Option<Taken> {

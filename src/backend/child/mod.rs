@@ -5,11 +5,13 @@
 //! * `launcher`: environment of all children, and the launch request to the guard of each
 //! * `zygote`: fork of guards, and the wait for their ends
 //! * `lines`: lines of its stdout
+//! * `held`: what its pipes hold in the gateway's memory
 //! * `stdio`: a running child and its pipes
 //! * `stop`: stop and kill of a child: the signals and the waits between them
 //! * `stderr`: kept and logged part of a child's stderr
 //! * `registry`: all children with state and usage
 
+mod held;
 mod launcher;
 mod lines;
 mod registry;

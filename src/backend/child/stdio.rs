@@ -11,6 +11,7 @@ use std::{
     path::PathBuf,
     pin::{Pin, pin},
     process::ExitStatus,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -22,11 +23,13 @@ use tokio::{
     task::coop,
 };
 
+use super::held::Held;
 use super::launcher::Launcher;
 use super::lines::{CHUNK, Lines, Taken};
 use super::stderr::{Stderr, Tail};
 use super::zygote::Guard;
 use crate::backend::sandbox::UidLease;
+use crate::base::budget::Budget;
 use crate::declare::{Launch, Limits};
 
 /// Event of a child.
@@ -72,6 +75,8 @@ pub(crate) struct Child {
     lines: Lines,
     /// Kept and logged part of stderr.
     errors: Stderr,
+    /// What its pipes hold here; none if nobody counts it.
+    held: Option<Held>,
     /// Exit status of the guard.
     exit: Option<ExitStatus>,
     /// Private directory, removed by the guard, or by the gateway if the guard failed.
@@ -114,12 +119,18 @@ impl Child {
             queue: BytesMut::from(&request.encode()[..]),
             lines: Lines::new(size(limits.line)),
             errors: Stderr::new(label.to_owned(), size(limits.stderr)),
+            held: None,
             exit: None,
             private: request.private,
             lease,
         };
         child.try_flush();
         Ok(child)
+    }
+
+    /// Counts what its pipes hold in this process against a share from now on.
+    pub(crate) fn count_against(&mut self, share: &Arc<Budget>) {
+        self.held = Some(Held::new(share));
     }
 
     /// Process id of the guard, until it is reaped.
@@ -257,6 +268,10 @@ impl Child {
         let Some(stdout) = &mut self.stdout else {
             return Poll::Pending;
         };
+        if let Some(held) = &mut self.held {
+            held.count(self.lines.len() + self.queue.len());
+            ready!(held.poll_room(cx));
+        }
         let result = pin!(stdout.read_buf(self.lines.room())).poll(cx);
         match result {
             Poll::Ready(Ok(1..)) => {

@@ -50,7 +50,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(500);
 
 /// Unsolicited messages of a child per window, as for a child of one session.
-const WINDOW_MESSAGES: u32 = 2000;
+const WINDOW_MESSAGES: u32 = 4000;
 const WINDOW: Duration = Duration::from_millis(100);
 
 /// The task that owns a shared child.

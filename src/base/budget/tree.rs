@@ -138,6 +138,11 @@ impl Drawn {
         self.amount -= part;
     }
 
+    /// What is held.
+    pub(crate) fn amount(&self) -> u64 {
+        self.amount
+    }
+
     /// Whether the share of this holds more than it may.
     pub(crate) fn is_too_much(&self) -> bool {
         self.budget.left() < 0

@@ -20,7 +20,10 @@ use crate::{
     base::{Clock, private_file},
     cli::serve::database::lock_file,
     config::{Config, Wrong},
-    database::{self, Database, Judge, Location, Opening, pool::sql::inspect},
+    database::{
+        self, Database, Judge, Location, Opening,
+        pool::file::{inspect, settle},
+    },
 };
 
 /// The database that a command works on.
@@ -114,33 +117,68 @@ pub(crate) fn restore(args: CopyArgs) -> ExitCode {
         inspect(&copy)
             .await
             .map_err(|error| wrong(&copy, error.to_string(), "name a file that backup made"))?;
-        let replaced = replace_file(&copy, &file);
-        replaced
-            .map_err(|error| wrong(&file, format!("cannot be written: {error}"), "make room"))?;
-        // Reports a missing master key now rather than at the next start of a gateway.
-        let database = Database::open(opening(config)).await?;
-        database.close().await;
-        Ok(format!("{} is as {} was", file.display(), copy.display()))
+        let unwritable = |error| wrong(&file, format!("cannot be written: {error}"), "make room");
+        let new = file.with_extension("db.new");
+        copy_beside(&copy, &new).map_err(unwritable)?;
+        // Before anything is replaced: it may be sealed under another master key.
+        let opened = Database::open(Opening {
+            location: Location::File(new.clone()),
+            ..opening(config)
+        });
+        match opened.await {
+            Ok(database) => database.close().await,
+            Err(error) => {
+                _ = fs::remove_file(&new);
+                return Err(error);
+            }
+        }
+        // A database that is too broken for that is kept as it is.
+        _ = settle(&file).await;
+        let before = replace_file(&new, &file).map_err(unwritable)?;
+        let done = format!("{} is as {} was", file.display(), copy.display());
+        Ok(match before {
+            Some(before) => format!("{done}; what it was before is {}", before.display()),
+            None => done,
+        })
     })
 }
 
-/// Replaces the database file by a copy, atomically.
-fn replace_file(copy: &Path, file: &Path) -> io::Result<()> {
-    let new = file.with_extension("db.new");
+/// Copies a database into the directory of the one that it will replace.
+fn copy_beside(copy: &Path, new: &Path) -> io::Result<()> {
+    remove(new)?;
+    let mut target = private_file::create_new(new)?;
+    io::copy(&mut File::open(copy)?, &mut target)?;
+    target.sync_all()
+}
+
+/// Replaces the database file by a new one, atomically. Returns the place of the old one, which is kept
+/// until the next restore.
+fn replace_file(new: &Path, file: &Path) -> io::Result<Option<PathBuf>> {
     let beside = |end: &str| PathBuf::from(format!("{}{end}", file.display()));
-    let remove = |path: &Path| match fs::remove_file(path) {
+    let before = file.with_extension("db.before");
+    remove(&before)?;
+    let is_kept = match fs::hard_link(file, &before) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        linked => linked.is_ok(),
+    };
+    // Companion files of the old database must never be read with the new one.
+    let log = PathBuf::from(format!("{}-wal", before.display()));
+    remove(&log)?;
+    match fs::rename(beside("-wal"), &log) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    remove(&beside("-shm"))?;
+    fs::rename(new, file)?;
+    File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()?;
+    Ok(is_kept.then_some(before))
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
-    };
-    remove(&new)?;
-    let mut target = private_file::create_new(&new)?;
-    io::copy(&mut File::open(copy)?, &mut target)?;
-    target.sync_all()?;
-    // Companion files of the old database must never be read with the new one.
-    remove(&beside("-wal"))?;
-    remove(&beside("-shm"))?;
-    fs::rename(&new, file)?;
-    File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
+    }
 }
 
 /// Options to open the database without checks of declared objects: these commands change none.

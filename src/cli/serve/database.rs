@@ -111,15 +111,23 @@ pub(super) fn ports(config: &Config) -> impl Iterator<Item = u16> {
     })
 }
 
-/// Locks the data directory against `restore`, for the lifetime of the returned file.
+/// Locks the data directory against another gateway and against `restore`, for the lifetime of the
+/// returned files.
 ///
 /// # Errors
 ///
-/// File system errors; a `restore` in progress.
-pub(super) fn lock(config: &Config) -> anyhow::Result<File> {
-    let file = lock_file(&config.data_dir)?;
+/// File system errors; another gateway; a `restore` in progress.
+pub(super) fn lock(config: &Config) -> anyhow::Result<[File; 2]> {
+    let data_dir = &config.data_dir;
+    let [own, file] = [open_lock(data_dir, "serve.lock")?, lock_file(data_dir)?];
+    if let Err(fs::TryLockError::WouldBlock) = own.try_lock() {
+        anyhow::bail!(
+            "data_dir: {} is in use by another gateway; write a data_dir of its own for each",
+            data_dir.display()
+        );
+    }
     match file.try_lock_shared() {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok([own, file]),
         Err(fs::TryLockError::WouldBlock) => {
             anyhow::bail!(
                 "{} is in use by lockgate restore",
@@ -136,7 +144,11 @@ pub(super) fn lock(config: &Config) -> anyhow::Result<File> {
 ///
 /// File system errors.
 pub(crate) fn lock_file(data_dir: &Path) -> anyhow::Result<File> {
-    let path = data_dir.join("lockgate.lock");
+    open_lock(data_dir, "lockgate.lock")
+}
+
+fn open_lock(data_dir: &Path, name: &str) -> anyhow::Result<File> {
+    let path = data_dir.join(name);
     let opened = private_file::open_or_create(&path);
     opened.with_context(|| format!("cannot open {}", path.display()))
 }

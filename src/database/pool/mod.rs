@@ -5,11 +5,13 @@
 //!
 //! * `audit`: the audit trail
 //! * `error`: errors of database operations
+//! * `file`: a SQLite file that no gateway uses
 //! * `sql`: connections, transactions and rows, on SQLite and PostgreSQL
 //! * `value`: values of statements
 
 pub(crate) mod audit;
 mod error;
+pub(crate) mod file;
 pub(crate) mod sql;
 mod value;
 

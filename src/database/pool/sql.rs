@@ -1,6 +1,6 @@
 //! SQL on SQLite and PostgreSQL: connections, transactions, and their errors.
 //!
-//! Both databases run the same SQL text. No other file uses `sqlx`. Not here: the statements
+//! Both databases run the same SQL text. No other file but `file` uses `sqlx`. Not here: the statements
 //! (`objects/rows`, `oauth`, `audit`).
 
 use std::{fmt, path::Path, pin::Pin, time::Duration};
@@ -289,6 +289,18 @@ impl Pool {
         timed(MIGRATION, copied).await.map(drop)
     }
 
+    /// Closes the connections that [`Self::reserved`] has opened. The last one to a file must be that which
+    /// writes, for it puts what the log still has into the file.
+    pub(crate) async fn close_reserved(&self) {
+        let closed = async {
+            match &self.connections {
+                Connections::Postgres(pool) => pool.close().await,
+                Connections::Sqlite { read, .. } => read.close().await,
+            }
+        };
+        let _ = timeout(STATEMENT, closed).await;
+    }
+
     /// Closes every connection.
     pub(crate) async fn close(&self) {
         let closed = async {
@@ -334,43 +346,6 @@ fn limited(options: PgConnectOptions) -> PgConnectOptions {
         ("idle_in_transaction_session_timeout", STATEMENT * 2),
     ];
     options.options(limits.map(|(name, limit)| (name, limit.as_millis().to_string())))
-}
-
-/// Checks, without a change, that a file is an intact database that this build can use.
-///
-/// # Errors
-///
-/// `Unusable` with the reason.
-pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
-    let unusable = |what: &str| Err(SqlError::Unusable(what.to_owned()));
-    let options = SqliteConnectOptions::new()
-        .filename(file)
-        .immutable(true)
-        .read_only(true);
-    let opened = SqliteConnection::connect_with(&options);
-    let mut connection = timed(STATEMENT, opened).await?;
-    let sound: Result<String, _> = {
-        let asked = sqlx::query_scalar("PRAGMA quick_check").fetch_one(&mut connection);
-        timed(MIGRATION, asked).await
-    };
-    if sound.is_ok_and(|said| said == "ok") {
-        let sql = "SELECT MAX(version) FROM _sqlx_migrations";
-        let newest: Result<Option<i64>, _> = {
-            let asked = sqlx::query_scalar(sql).fetch_one(&mut connection);
-            timed(STATEMENT, asked).await
-        };
-        let known = sqlite_schema()
-            .iter()
-            .map(|migration| migration.version)
-            .max();
-        match newest {
-            Ok(newest) if newest > known => unusable("was made by a newer lockgate"),
-            Ok(Some(_)) => Ok(()),
-            _ => unusable("is no store of lockgate"),
-        }
-    } else {
-        unusable("is no whole database")
-    }
 }
 
 /// An atomic group of statements, rolled back when dropped without [`Self::commit`].
@@ -502,7 +477,7 @@ async fn measured<T>(
 }
 
 /// Runs a step with a time limit: a dead connection may never report an end.
-async fn timed<T>(
+pub(super) async fn timed<T>(
     limit: Duration,
     step: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, SqlError> {
@@ -621,7 +596,7 @@ fn meaning(error: &sqlx::Error) -> SqlError {
 }
 
 /// The schema of a SQLite file.
-fn sqlite_schema() -> Migrator {
+pub(super) fn sqlite_schema() -> Migrator {
     schema(MIGRATIONS.map(|(number, name, [sqlite, _])| (number, name, sqlite)))
 }
 
@@ -675,7 +650,7 @@ const AWAY: [&str; 9] = ["08", "28", "3D", "40", "53", "55", "57", "58", "25006"
 const SQLITE_AWAY: [&str; 6] = ["5", "6", "8", "10", "13", "14"];
 
 /// Time limit of one statement.
-const STATEMENT: Duration = Duration::from_secs(5);
+pub(super) const STATEMENT: Duration = Duration::from_secs(5);
 /// Time limit for a request to get a connection: its client gets 503 within a second.
 const ACQUIRE: Duration = Duration::from_millis(800);
 /// Time limit for the start to reach a database.
@@ -685,7 +660,7 @@ const SCHEMA: &str = "the schema of the database";
 /// The age at which a migration has a line in the log.
 const ANNOUNCED: Duration = Duration::from_secs(1);
 /// Time limit of a migration, including those of other replicas.
-const MIGRATION: Duration = Duration::from_mins(1);
+pub(super) const MIGRATION: Duration = Duration::from_mins(1);
 /// Interval between attempts to take the lock.
 const TURN: Duration = Duration::from_millis(10);
 /// Time that a writer waits for one of another process.

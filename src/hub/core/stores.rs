@@ -110,12 +110,18 @@ impl Stores {
     }
 }
 
-/// Removes now and then what the log must not keep, until `drain`: of sessions that write nothing as well.
-pub(crate) async fn sweep(log: Arc<dyn EventLog>, drain: CancellationToken) {
+/// Removes now and then what the log must not keep, of sessions that write nothing as well; until one of
+/// `stops`.
+pub(crate) async fn sweep(log: Arc<dyn EventLog>, stops: [CancellationToken; 2]) {
+    let [drain, halt] = stops;
     let mut ticks = tokio::time::interval(SWEEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while drain.run_until_cancelled(ticks.tick()).await.is_some() {
-        log.sweep();
+    loop {
+        tokio::select! {
+            () = drain.cancelled() => return,
+            () = halt.cancelled() => return,
+            _ = ticks.tick() => log.sweep(),
+        }
     }
 }
 

@@ -98,6 +98,11 @@ impl MemoryBudgets {
         self.requests.of(access)
     }
 
+    /// The share of a tenant for what is under way.
+    pub(crate) fn tenant(&self, name: &str) -> Arc<Budget> {
+        self.requests.tenants.of(&name.into())
+    }
+
     /// A share for the events of a session.
     pub(crate) fn session(&self, access: &Access) -> LogShare {
         LogShare {

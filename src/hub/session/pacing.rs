@@ -11,7 +11,7 @@ const READER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The messages of a child within a window beyond which it is not read until the window ends.
 /// Responses are not counted: their number is bounded by the requests of clients.
-const WINDOW_MESSAGES: u32 = 2000;
+const WINDOW_MESSAGES: u32 = 4000;
 const WINDOW: Duration = Duration::from_millis(100);
 
 /// The pauses in reading a child.

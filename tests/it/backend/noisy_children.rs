@@ -102,7 +102,7 @@ async fn a_flood_before_the_first_answer_waits_too() {
         })
         .await;
         let rate = rate_of(&gauge, gauge.bytes_read(), Instant::now()).await;
-        assert!((1000.0..25_000.0).contains(&rate), "{isolation}: {rate}");
+        assert!((1000.0..50_000.0).contains(&rate), "{isolation}: {rate}");
         opened.abort();
     }
 }
@@ -136,7 +136,7 @@ async fn flood_waits(line: &str) {
     let (began, read) = (Instant::now(), gauge.bytes_read());
     stays_quick("another session", before, list).await;
     let rate = rate_of(&gauge, read, began).await;
-    assert!((1000.0..25_000.0).contains(&rate), "{rate}: it has to wait");
+    assert!((1000.0..50_000.0).contains(&rate), "{rate}: it has to wait");
     let grown = gauge.memory() - memory;
     println!("{grown} KiB more");
     assert!(grown <= 32 << 10, "{grown} KiB");

@@ -121,8 +121,9 @@ impl Ground {
         let mut settings = self.settings();
         settings.extend(listeners.map(str::to_owned));
         let mut command = Self::command();
-        command.arg("serve").args(args).envs(env.iter().copied());
+        command.arg("serve").envs(env.iter().copied());
         command.args(settings.iter().flat_map(|set| ["--set", set]));
+        command.args(args);
         Replica::start(command).await
     }
 
@@ -498,7 +499,12 @@ async fn replicas_see_each_others_changes_within_a_second() {
     let ground = Ground::postgres();
     let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("1")}))}));
     let one = ground.serve(&["--apply", file.to_str().unwrap()]).await;
-    let other = ground.serve(&[]).await;
+    // Each has a data directory of its own, and the same master key.
+    let data = ground.dir.path().join("other");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::copy(ground.data().join("master.key"), data.join("master.key")).unwrap();
+    let data = format!("data_dir={}", data.display());
+    let other = ground.serve(&["--set", &data]).await;
     until("the first server", || other.serves("a", "x")).await;
     for round in 0..3 {
         let name = format!("y{round}");
@@ -656,6 +662,49 @@ async fn a_copy_brings_back_what_was() {
     let session = restored.session("a", "x").await;
     assert_eq!(mark(&session).await, "one");
     restored.stop().await;
+    // What was there before is kept, whole.
+    let before = ground.data().join("lockgate.db.before");
+    ground.done(&["restore", before.to_str().unwrap()]).await;
+    let back = ground.serve(&[]).await;
+    assert_eq!(mark(&back.session("a", "x").await).await, "two");
+    back.stop().await;
+}
+
+#[tokio::test]
+async fn a_copy_under_another_master_key_replaces_nothing() {
+    let ground = Ground::sqlite();
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("one")}))}));
+    let apply = ["--apply", file.to_str().unwrap()];
+    ground.serve(&apply).await.stop().await;
+    let copy = ground.dir.path().join("copy.db");
+    ground.done(&["backup", copy.to_str().unwrap()]).await;
+    let key = ground.data().join("master.key");
+    let own = std::fs::read(&key).unwrap();
+    std::fs::write(&key, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=").unwrap();
+    let store = ground.data().join("lockgate.db");
+    let before = std::fs::read(&store).unwrap();
+    let said = ground.refused(&["restore", copy.to_str().unwrap()]).await;
+    assert!(said.contains("master_key"), "{said}");
+    assert!(std::fs::read(&store).unwrap() == before, "it was replaced");
+    assert!(!ground.data().join("lockgate.db.new").exists());
+    std::fs::write(&key, own).unwrap();
+    ground.serve(&[]).await.stop().await;
+}
+
+#[tokio::test]
+async fn a_second_gateway_on_the_same_data_directory_refuses_to_start() {
+    let ground = Ground::sqlite();
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("one")}))}));
+    let apply = ["--apply", file.to_str().unwrap()];
+    let first = ground.serve(&apply).await;
+    let second = ground.run(&["serve", apply[0], apply[1]]).await;
+    assert_eq!(second.status.code(), Some(1), "{second:?}");
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert!(said.contains("data_dir: "), "{said}");
+    assert!(said.contains("is in use by another gateway"), "{said}");
+    assert_eq!(mark(&first.session("a", "x").await).await, "one");
+    first.stop().await;
+    ground.serve(&[]).await.stop().await;
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Budgets of memory, connections and open files: one address or caller uses up its own share.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use futures_util::future::join_all;
 use reqwest::StatusCode;
@@ -48,10 +48,7 @@ async fn bodies_that_do_not_end_take_the_share_of_their_address_alone() {
         // A refusal closes the connection while the body is still on its way.
         let whole = socket.write_all(&part).await.is_ok();
         let mut first = [0; 12];
-        let answered = tokio::time::timeout(
-            std::time::Duration::from_millis(20),
-            socket.read(&mut first),
-        );
+        let answered = tokio::time::timeout(Duration::from_millis(20), socket.read(&mut first));
         match answered.await {
             Ok(Ok(12)) => {
                 assert_eq!(&first, b"HTTP/1.1 503");
@@ -183,4 +180,34 @@ async fn a_shortage_of_open_files_refuses_sessions_and_opens_no_circuit() {
         answer.status() == StatusCode::OK
     })
     .await;
+}
+
+#[tokio::test]
+async fn lines_without_end_take_the_share_of_their_tenant_alone() {
+    let long = "head -c 3900000 /dev/zero | tr '\\0' x; exec sleep 600";
+    let sets = ["limits.memory=64MiB", "spawn.parallel=100", OPS];
+    let gateway = Gateway::of(&sets, &[], &["sh", "-c", long]).await;
+    let gauge = Gauge::of(&gateway);
+    let memory = gauge.memory();
+    let begun: Vec<_> = (0..40)
+        .map(|_| {
+            let stranger = gateway.stranger();
+            tokio::spawn(async move { stranger.post(&opening("2025-11-25")).await.status() })
+        })
+        .collect();
+    until("the share of the tenant is used", || async {
+        metric(&gateway, "lockgate_requests_bytes ").await >= 30 << 20
+    })
+    .await;
+    until("a standstill", || async {
+        gauge.load(Duration::from_millis(300)).await < 0.1
+    })
+    .await;
+    let grown = gauge.memory() - memory;
+    let drawn = metric(&gateway, "lockgate_requests_bytes ").await;
+    println!("{grown} KiB more, {drawn} bytes drawn");
+    assert!(gauge.children() >= 38, "all have started");
+    assert!(drawn <= 40 << 20, "{drawn}");
+    assert!(grown <= 64 << 10, "{grown} KiB");
+    begun.iter().for_each(tokio::task::JoinHandle::abort);
 }

@@ -141,11 +141,8 @@ fn open_files(limits: &str) -> [String; 2] {
 #[tokio::test]
 async fn few_open_files_leave_room_to_say_so_and_for_probes() {
     let gateway = poor(&[OPS]).await;
-    assert!(
-        gateway.stderr().contains("http.max_connections: is 20000"),
-        "{}",
-        gateway.stderr()
-    );
+    // An ordinary limit is nothing to be warned of: `lockgate check` tells what it leaves.
+    assert!(!gateway.stderr().contains("max_connections"));
     let session = gateway.session().await;
     let mut flood = Vec::new();
     for _ in 0..200 {

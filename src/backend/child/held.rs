@@ -1,0 +1,82 @@
+//! What a child's pipes hold in the gateway's memory: lines that are not complete, and what is queued for
+//! it.
+//!
+//! Counted in large steps, because most children hold less than one.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::time::{Sleep, sleep};
+
+use crate::base::budget::{Budget, Drawn};
+
+/// What is drawn for the pipes of one child.
+#[derive(Debug)]
+pub(super) struct Held {
+    drawn: Drawn,
+    /// The end of the pause after which the share is looked at again.
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Held {
+    /// Nothing yet, of this share.
+    pub(super) fn new(share: &Arc<Budget>) -> Self {
+        Self {
+            drawn: share.hold(0),
+            pause: None,
+        }
+    }
+
+    /// Counts what is held now.
+    pub(super) fn count(&mut self, bytes: usize) {
+        let (steps, held) = ((bytes / STEP * STEP) as u64, self.drawn.amount());
+        if steps > held {
+            self.drawn.add(steps - held);
+        } else if steps < held {
+            self.drawn.give_back(held - steps);
+        }
+    }
+
+    /// Waits while a long line may not grow, because the share has no room for it.
+    pub(super) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.drawn.amount() > 0 && self.drawn.is_too_much() {
+            let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(PAUSE)));
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+        }
+        self.pause = None;
+        Poll::Ready(())
+    }
+}
+
+/// Bytes that are counted at once.
+const STEP: usize = 64 << 10;
+/// Time after which it is tried again to read a long line.
+const PAUSE: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::super::held::*;
+
+    #[tokio::test]
+    async fn a_long_line_waits_for_room_and_short_ones_do_not() {
+        let root = Budget::new(8 * STEP as u64);
+        let mut held = Held::new(&root.share());
+        held.count(STEP - 1);
+        assert_eq!(root.used(), 0);
+        let others = root.share().hold(7 * STEP as u64);
+        std::future::poll_fn(|cx| held.poll_room(cx)).await;
+        held.count(STEP * 2 + 5);
+        assert_eq!(root.used(), 9 * STEP as u64);
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        assert!(held.poll_room(&mut context).is_pending());
+        drop(others);
+        std::future::poll_fn(|cx| held.poll_room(cx)).await;
+        held.count(0);
+        assert_eq!(root.used(), 0);
+    }
+}

@@ -1,0 +1,58 @@
+//! A SQLite file that no gateway uses: its check, and the end of its log.
+
+use std::path::Path;
+
+use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
+
+use super::sql::{MIGRATION, STATEMENT, SqlError, sqlite_schema, timed};
+
+/// Checks, without a change, that a file is an intact database that this build can use.
+///
+/// # Errors
+///
+/// `Unusable` with the reason.
+pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
+    let unusable = |what: &str| Err(SqlError::Unusable(what.to_owned()));
+    let options = SqliteConnectOptions::new()
+        .filename(file)
+        .immutable(true)
+        .read_only(true);
+    let opened = SqliteConnection::connect_with(&options);
+    let mut connection = timed(STATEMENT, opened).await?;
+    let sound: Result<String, _> = {
+        let asked = sqlx::query_scalar("PRAGMA quick_check").fetch_one(&mut connection);
+        timed(MIGRATION, asked).await
+    };
+    if sound.is_ok_and(|said| said == "ok") {
+        let sql = "SELECT MAX(version) FROM _sqlx_migrations";
+        let newest: Result<Option<i64>, _> = {
+            let asked = sqlx::query_scalar(sql).fetch_one(&mut connection);
+            timed(STATEMENT, asked).await
+        };
+        let known = sqlite_schema()
+            .iter()
+            .map(|migration| migration.version)
+            .max();
+        match newest {
+            Ok(newest) if newest > known => unusable("was made by a newer lockgate"),
+            Ok(Some(_)) => Ok(()),
+            _ => unusable("is no store of lockgate"),
+        }
+    } else {
+        unusable("is no whole database")
+    }
+}
+
+/// Puts what the log of a file still has into the file, which nobody may use meanwhile.
+///
+/// # Errors
+///
+/// Those of a file that is broken, or not there.
+pub(crate) async fn settle(file: &Path) -> Result<(), SqlError> {
+    let options = SqliteConnectOptions::new().filename(file);
+    let opened = SqliteConnection::connect_with(&options);
+    let mut connection = timed(STATEMENT, opened).await?;
+    let settled = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut connection);
+    timed(MIGRATION, settled).await?;
+    timed(STATEMENT, connection.close()).await
+}

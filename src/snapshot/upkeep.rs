@@ -23,6 +23,8 @@ pub(super) struct Upkeep {
     oauth: OauthSettings,
     /// The time of the next removal of expired rows.
     sweep_at: Instant,
+    /// The time of the next removal of consents to removed clients.
+    consents_at: Instant,
     /// The time of the next check of the age of signing keys.
     rotate_at: Instant,
 }
@@ -35,6 +37,7 @@ impl Upkeep {
             prune_at: Instant::now(),
             oauth: config.oauth.clone(),
             sweep_at: Instant::now(),
+            consents_at: Instant::now(),
             rotate_at: Instant::now(),
         }
     }
@@ -58,6 +61,9 @@ impl Upkeep {
         self.rotate_keys(database).await?;
         if Instant::now() >= self.sweep_at && !database.sweep().await? {
             self.sweep_at = Instant::now() + SWEEP_INTERVAL;
+        }
+        if Instant::now() >= self.consents_at && !database.sweep_consents().await? {
+            self.consents_at = Instant::now() + CONSENTS_INTERVAL;
         }
         Ok(())
     }
@@ -102,7 +108,9 @@ impl Upkeep {
     }
 }
 
-/// The interval between removals of old rows.
-const SWEEP_INTERVAL: Duration = Duration::from_hours(1);
+/// The interval between removals of old rows: what clients have written goes soon after its end.
+const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
+/// The interval between removals of consents to removed clients, for which there is no index.
+const CONSENTS_INTERVAL: Duration = Duration::from_hours(1);
 /// The maximum interval between checks of the age of signing keys.
 const ROTATION_CHECK: Duration = Duration::from_mins(1);

@@ -105,11 +105,13 @@ async fn end_issued(
         (Kind::Tenant, _) => revocations::number_keys(transaction, name.name(), None, now_ms).await,
         (Kind::User, Some(tenant)) => {
             let person = Revoked::Subject(name.name().to_owned());
-            revocations::end(transaction, tenant, &person, now_ms).await
+            revocations::end(transaction, tenant, &person, now_ms).await?;
+            Ok(())
         }
         (Kind::Client, Some(tenant)) => {
             let all = Revoked::Client(name.name().to_owned());
-            revocations::end(transaction, tenant, &all, now_ms).await
+            revocations::end(transaction, tenant, &all, now_ms).await?;
+            Ok(())
         }
         _ => Ok(()),
     }

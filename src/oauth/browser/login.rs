@@ -71,6 +71,7 @@ impl BrowserRequest {
         let Some(user) = active.filter(|_| is_right) else {
             return self.failed_log_in(&authorization, &flow, name).await;
         };
+        self.draw_write()?;
         let person = Person {
             subject: user.name.clone(),
             title: user.name.clone(),

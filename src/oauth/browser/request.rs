@@ -28,6 +28,7 @@ use crate::{
             Form,
             posted::{collected, is_form},
             secret,
+            throttle::account,
         },
         clients::{Client, ClientError},
         server::{AuthorizationServer, Oauth, attempt},
@@ -285,6 +286,32 @@ impl BrowserRequest {
     pub(super) fn seal(&self, flow: &Flow, page: FormKind) -> Result<String, StepRefusal> {
         flow.seal(self.store()?, self.tenant(), page)
             .ok_or_else(no_randomness)
+    }
+
+    /// Draws a log-in, a decision or a code from the budget of the address, before it is stored.
+    pub(super) fn draw_write(&self) -> Result<(), ErrorPage> {
+        let state = &self.oauth.0;
+        let (account, bound) = (account(self.address), state.config.oauth.writes);
+        let drawn = state.writes.spend(&("address", account), bound);
+        drawn.map_err(|retry| ErrorPage {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            title: "Too many log-ins",
+            what: "There were too many log-ins and decisions from your address in the last \
+                   minute."
+                .to_owned(),
+            remedy: "Wait a minute, then connect again from your application.",
+            retry: Some(retry.as_secs().max(1)),
+        })
+    }
+
+    /// Takes the decision of a flow, once, before anything of it is stored.
+    pub(super) async fn take_decision(&self, flow: &Flow) -> Result<(), StepRefusal> {
+        self.draw_write()?;
+        if flow.decide(self.store()?, self.tenant()).await? {
+            return Ok(());
+        }
+        let what = "This page was answered already. Its answer counts, and no other.";
+        Err(ErrorPage::bad("This page does not hold any more", what, RECONNECT).into())
     }
 
     /// Opens the flow of a submitted form.

@@ -167,20 +167,18 @@ impl Denials {
             Caller::At(address) => ("", address.map(|address| address.to_string())),
         };
         let (tenant, server) = (&*denial.tenant, &*denial.server);
-        self.audit.add(Record {
-            tenant: (!tenant.is_empty()).then(|| tenant.to_owned()),
-            kind: "denied".to_owned(),
-            actor: actor.to_owned(),
-            target: if server.is_empty() {
-                format!("tenant {tenant}")
-            } else {
-                format!("server {tenant}/{server}")
-            },
-            detail: json!({
-                "route": denial.route, "reason": denial.reason.into_str(), "detail": denial.detail,
-                "address": address, "count": count,
-            }),
+        let target = if server.is_empty() {
+            format!("tenant {tenant}")
+        } else {
+            format!("server {tenant}/{server}")
+        };
+        let detail = json!({
+            "route": denial.route, "reason": denial.reason.into_str(), "detail": denial.detail,
+            "address": address, "count": count,
         });
+        let of = (!tenant.is_empty()).then_some(tenant);
+        let record = Record::new(of, "denied", actor, &target, detail);
+        self.audit.add(record);
         self.settled.written.fetch_add(1, Ordering::AcqRel);
     }
 }

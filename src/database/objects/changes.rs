@@ -128,11 +128,7 @@ pub(super) fn record(change: &Change, author: &Author) -> Record {
             "changed"
         }
     };
-    Record {
-        tenant: change.name.owner().map(str::to_owned),
-        kind: format!("{}.{what}", change.name.kind().as_str()),
-        actor: author.actor.clone(),
-        target: change.name.to_string(),
-        detail: Json::Object(detail),
-    }
+    let kind = format!("{}.{what}", change.name.kind().as_str());
+    let (tenant, target) = (change.name.owner(), change.name.to_string());
+    Record::new(tenant, &kind, &author.actor, &target, Json::Object(detail))
 }

@@ -272,13 +272,8 @@ impl BrowserRequest {
             detail.extend(more);
         }
         let audit = &self.oauth.0.audit;
-        audit.add(Record {
-            tenant: Some(self.tenant().to_owned()),
-            kind: kind.to_owned(),
-            actor: actor.to_owned(),
-            target,
-            detail,
-        });
+        let tenant = Some(self.tenant());
+        audit.add(Record::new(tenant, kind, actor, &target, detail));
         audit.flush().await;
     }
 

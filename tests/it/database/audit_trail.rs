@@ -8,8 +8,8 @@ use crate::{
     database::persistence::{Ground, Replica, on_both, server},
     http::administration::Admin,
     support::{
-        gauges::metric_of,
-        harness::{NEWEST, child, opening, package, until},
+        gauges::{Gauge, metric_of},
+        harness::{NEWEST, body, child, opening, package, until},
     },
 };
 
@@ -236,5 +236,56 @@ async fn records_that_a_lost_store_costs_are_counted() {
         status == 200 && page["items"].as_array().unwrap().len() >= 2
     })
     .await;
+    replica.stop().await;
+}
+
+/// Names come from clients. Those of tools are bounded; a `name` of another method may have megabytes. 544
+/// calls with 3 MiB each grew the gateway by 1.4 GiB, which stayed.
+#[tokio::test]
+async fn records_of_calls_are_small_whatever_a_client_names() {
+    let ground = Ground::sqlite();
+    let replica = ground.serve(&[]).await;
+    let admin = Admin::first(&ground, &replica);
+    let mut audited = server("one");
+    audited["audit_calls"] = json!(true);
+    admin.tenant("a", audited).await;
+    let mut session = replica.stranger("a", "x");
+    session.http = bearer(&admin.key("a", "ci", &[]).await);
+    session.initialize(NEWEST).await;
+    let name = format!("{}{}", "x".repeat(200), "ü".repeat(1_500_000));
+    let gauge = Gauge::at(replica.pid());
+    let before = gauge.memory();
+    for _ in 0..40 {
+        let params = json!({"name": name});
+        let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": params});
+        let asked = session.post(&list).await;
+        let (status, said) = (asked.status(), body(asked).await);
+        assert_eq!(status, 200, "{said}");
+    }
+    until("the records", || async {
+        let calls = records(&admin, "call").await;
+        let of_tools = calls
+            .iter()
+            .filter(|call| call["detail"]["method"] == "tools/list");
+        of_tools.count() == 40
+    })
+    .await;
+    let grown = gauge.memory() - before;
+    let calls = records(&admin, "call").await;
+    for call in &calls {
+        let name = call["detail"]["name"].as_str().unwrap_or_default();
+        assert!(name.len() <= 256, "{} bytes", name.len());
+        assert!(
+            name.is_empty() || (name.starts_with('x') && name.ends_with('…')),
+            "{name}"
+        );
+    }
+    let stored = std::fs::metadata(ground.data().join("lockgate.db"))
+        .unwrap()
+        .len();
+    assert!(stored < 2 << 20, "{stored} bytes for 40 records");
+    println!("grown by {grown} KiB");
+    assert!(grown < 96 << 10, "{grown} KiB more");
+    assert_eq!(dropped(&replica).await, 0);
     replica.stop().await;
 }

@@ -83,6 +83,7 @@ impl Verifier {
                 server: "".into(),
                 route: "admin",
                 reason,
+                user: None,
                 detail,
             });
             Err(why)

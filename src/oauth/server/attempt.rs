@@ -60,6 +60,7 @@ pub(crate) async fn attempt(
         server: "".into(),
         route,
         reason,
+        user: None,
         detail: refusal.what(),
     });
     // The denial is in the audit trail before the response is sent.

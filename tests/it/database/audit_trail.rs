@@ -1,15 +1,19 @@
 //! Audit records of denials and calls: denials are written before their answer and folded, calls
 //! only for servers that ask for it. Records that an outage of the database costs are counted.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::{
     auth::external_tokens::bearer,
     database::persistence::{Ground, Replica, on_both, server},
     http::administration::Admin,
+    oauth::pages,
     support::{
+        browser::Browser,
         gauges::{Gauge, metric_of},
         harness::{NEWEST, body, child, opening, package, until},
+        oauth_client::send,
     },
 };
 
@@ -288,4 +292,50 @@ async fn records_of_calls_are_small_whatever_a_client_names() {
     assert!(grown < 96 << 10, "{grown} KiB more");
     assert_eq!(dropped(&replica).await, 0);
     replica.stop().await;
+}
+
+/// A password guessed and a token left out are two denials, and so are guesses for two people.
+#[tokio::test]
+async fn denials_are_told_apart_by_kind_and_user() {
+    let gateway = pages::gateway(json!({}), json!({})).await;
+    let denied = async || {
+        let url = format!("{}/api/v1/audit?kind=denied&limit=1000", gateway.origin());
+        let page = send(Method::GET, &url, &gateway.administrator(), None).await;
+        let mut all: Vec<String> = page.body["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|record| {
+                let detail = &record["detail"];
+                let user = detail["user"].as_str().unwrap_or("-");
+                format!(
+                    "{} {user} {}",
+                    detail["reason"].as_str().unwrap(),
+                    detail["count"]
+                )
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    let mut browser = Browser::new();
+    let login = browser.open(&pages::request(&gateway, &[])).await;
+    for name in ["ada", "eve", "ada", "my secret password", "nobody"] {
+        let fields = [("username", name), ("password", "wrong horse")];
+        let shown = browser.submit(&login, &fields).await;
+        assert_eq!(shown.status, 403, "{name}");
+    }
+    for _ in 0..5 {
+        let answer = gateway.stranger("a", "x").post(&opening(NEWEST)).await;
+        assert_eq!(answer.status(), 401);
+    }
+    assert_eq!(
+        denied().await,
+        [
+            "bad_password - 1",
+            "bad_password ada 1",
+            "bad_password eve 1",
+            "no_token - 1"
+        ]
+    );
 }

@@ -119,7 +119,7 @@ async fn a_password_is_stored_as_its_hash_and_only_once(place: Place) {
     );
     // The hash is served as stored, and shown as null.
     let loaded = objects.load().await.unwrap();
-    let served = objects.judged(&loaded, When::Serving).unwrap();
+    let served = objects.judged(&loaded, When::Serving).await.unwrap();
     let AuthMode::Builtin(builtin) = &served.catalog.tenants["acme"].auth else {
         panic!()
     };

@@ -57,12 +57,11 @@ impl Turns {
         }
         let (sender, receiver) = oneshot::channel();
         let mut waiting = queues.waiting.iter_mut();
-        match waiting.find(|(name, _)| name == tenant) {
-            Some((_, places)) => places.push_back(sender),
-            None => {
-                let places = VecDeque::from([sender]);
-                queues.waiting.push_back((tenant.to_owned(), places));
-            }
+        if let Some((_, places)) = waiting.find(|(name, _)| name == tenant) {
+            places.push_back(sender);
+        } else {
+            let places = VecDeque::from([sender]);
+            queues.waiting.push_back((tenant.to_owned(), places));
         }
         Some(receiver)
     }

@@ -343,7 +343,7 @@ fn millis(duration: std::time::Duration) -> i64 {
 }
 
 /// Maximum refreshes of one grant per minute: each writes a token that lives for weeks.
-const REFRESHES: u32 = 60;
+const REFRESHES: u32 = 300;
 
 /// Refusal of an invalid code, the same for every reason.
 const BAD_CODE: OauthRefusal = OauthRefusal::new(

@@ -1,8 +1,8 @@
 //! The audit trail: actor, action, target and time.
 //!
 //! Records of changes are written in the transaction of the change; others (log-ins, denials) are
-//! appended afterwards. A record never holds a secret, and its size is bounded. A new column also needs a migration in
-//! `migrations/` that `sql` lists, its member in `http/admin/audit`, and its place in
+//! appended afterwards. A record never holds a secret, and its size is bounded. A new column also needs
+//! a migration in `migrations/` that `sql` lists, its member in `http/admin/audit`, and its place in
 //! `cli/remote/audit`.
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};

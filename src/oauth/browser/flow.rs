@@ -1,8 +1,8 @@
 //! State of a flow from authorization request to response, carried in a hidden form field: sealed,
 //! bound to one browser, and limited in time.
 //!
-//! The state needs no row, so requests without a log-in write nothing. A flow is decided once. The parameters are stored as
-//! received and parsed again at every step. Not here: the steps.
+//! The state needs no row, so requests without a log-in write nothing. A flow is decided once. The
+//! parameters are stored as received and parsed again at every step. Not here: the steps.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};

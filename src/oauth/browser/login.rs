@@ -59,7 +59,10 @@ impl BrowserRequest {
         }
         let name = fields.get("username").unwrap_or_default();
         let given = fields.get("password").unwrap_or_default();
-        self.spend_attempt(name)?;
+        // Before the comparison, whose result must not show in what is refused.
+        self.draw_write()?;
+        self.spend_attempt(name)
+            .inspect_err(|_| self.refund_write())?;
         let user = self.server.builtin.users.get(name);
         // Unknown and disabled users cost the same work, so that timing does not reveal them.
         let active = user.filter(|user| !user.disabled);
@@ -67,13 +70,13 @@ impl BrowserRequest {
         let stored = stored.map(Secret::expose);
         let Some(is_right) = password::verify(self.tenant(), stored, given).await else {
             self.refund_attempt(name);
+            self.refund_write();
             return Err(ErrorPage::away("Too many people log in at this moment.").into());
         };
         let Some(user) = active.filter(|_| is_right) else {
             return self.failed_log_in(&authorization, &flow, name).await;
         };
         self.refund_attempt(name);
-        self.draw_write()?;
         let person = Person {
             subject: user.name.clone(),
             title: user.name.clone(),
@@ -119,6 +122,7 @@ impl BrowserRequest {
         flow: &Flow,
         name: &str,
     ) -> StepResult {
+        self.refund_write();
         self.oauth.0.metrics.logins.add(Login::BadPassword);
         let denials = &self.oauth.0.denials;
         denials.report(Denial {

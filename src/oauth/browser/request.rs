@@ -299,6 +299,12 @@ impl BrowserRequest {
         })
     }
 
+    /// Gives back what [`Self::draw_write`] took, because nothing is stored.
+    pub(super) fn refund_write(&self) {
+        let writes = &self.oauth.0.writes;
+        writes.refund(&("address", account(self.address)));
+    }
+
     /// Takes the decision of a flow, once, before anything of it is stored.
     pub(super) async fn take_decision(&self, flow: &Flow) -> Result<(), StepRefusal> {
         self.draw_write()?;

@@ -317,6 +317,7 @@ impl Verifier {
             server: request.server.into(),
             route: request.route,
             reason,
+            user: None,
             detail,
         });
     }

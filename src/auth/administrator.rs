@@ -83,6 +83,7 @@ impl Verifier {
                 server: "".into(),
                 route: "admin",
                 reason,
+                user: None,
                 detail,
             });
             Err(why)
@@ -114,13 +115,8 @@ impl Verifier {
             .values()
             .find_map(|tenant| Some((tenant, api_key::find(tenant, text, now)?.1)));
         let Some((tenant, key)) = found else {
-            return deny(
-                AdministratorRefusal::BadToken,
-                at,
-                "",
-                bad,
-                "no key known here",
-            );
+            let why = AdministratorRefusal::BadToken;
+            return deny(why, at, "", bad, "no key known here");
         };
         if !key.scopes.iter().any(|scope| scope == ADMIN_SCOPE) {
             let (who, reason) = (Caller::Known(by_key(tenant, &key)), Denied::NoGrant);

@@ -1,6 +1,7 @@
 //! Audit of denied requests: the first one is recorded at once, repetitions are aggregated.
 //!
-//! A client in a loop or a password guesser must not fill the log. Not here: the decision to deny.
+//! Kinds and attempted users are told apart. A client in a loop or a password guesser must not fill the
+//! log. Not here: the decision to deny.
 
 use std::{
     collections::HashMap,
@@ -36,6 +37,8 @@ pub(crate) struct Denial {
     pub(crate) route: &'static str,
     /// The reason.
     pub(crate) reason: Denied,
+    /// The user of the tenant whose password was attempted.
+    pub(crate) user: Option<Arc<str>>,
     /// A short description without any part of the credentials.
     pub(crate) detail: &'static str,
 }
@@ -82,7 +85,16 @@ impl Settled {
     clippy::disallowed_types,
     reason = "held for a few instructions, never across an await"
 )]
-type Table = std::sync::Mutex<HashMap<(Caller, Arc<str>), Aggregate>>;
+type Table = std::sync::Mutex<HashMap<Key, Aggregate>>;
+
+/// What tells denials apart.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    who: Caller,
+    tenant: Arc<str>,
+    reason: Denied,
+    user: Option<Arc<str>>,
+}
 
 /// The repetitions of a denial.
 struct Aggregate {
@@ -107,15 +119,21 @@ impl Denials {
         self.settled.wait(self.audit.flush()).await;
     }
 
-    /// Counts a denial, and records it if it is the caller's first at this tenant within a minute.
+    /// Counts a denial, and records it if it is the caller's first of its kind, for its user, at this
+    /// tenant within a minute.
     pub(crate) fn report(&self, denial: Denial) {
         self.metrics.denied.add(denial.reason);
         let now = Instant::now();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut key = (denial.who.clone(), Arc::clone(&denial.tenant));
+        let mut key = Key {
+            who: denial.who.clone(),
+            tenant: Arc::clone(&denial.tenant),
+            reason: denial.reason,
+            user: denial.user.clone(),
+        };
         if table.len() >= CALLERS && !table.contains_key(&key) {
             // So many callers at once are treated as one attack.
-            key.0 = Caller::At(None);
+            (key.who, key.user) = (Caller::At(None), None);
         }
         if let Some(aggregate) = table.get_mut(&key) {
             aggregate.count += 1;
@@ -167,20 +185,18 @@ impl Denials {
             Caller::At(address) => ("", address.map(|address| address.to_string())),
         };
         let (tenant, server) = (&*denial.tenant, &*denial.server);
-        self.audit.add(Record {
-            tenant: (!tenant.is_empty()).then(|| tenant.to_owned()),
-            kind: "denied".to_owned(),
-            actor: actor.to_owned(),
-            target: if server.is_empty() {
-                format!("tenant {tenant}")
-            } else {
-                format!("server {tenant}/{server}")
-            },
-            detail: json!({
-                "route": denial.route, "reason": denial.reason.into_str(), "detail": denial.detail,
-                "address": address, "count": count,
-            }),
+        let target = if server.is_empty() {
+            format!("tenant {tenant}")
+        } else {
+            format!("server {tenant}/{server}")
+        };
+        let detail = json!({
+            "route": denial.route, "reason": denial.reason.into_str(), "detail": denial.detail,
+            "address": address, "count": count, "user": denial.user,
         });
+        let of = (!tenant.is_empty()).then_some(tenant);
+        let record = Record::new(of, "denied", actor, &target, detail);
+        self.audit.add(record);
         self.settled.written.fetch_add(1, Ordering::AcqRel);
     }
 }
@@ -201,6 +217,7 @@ fn log(denial: &Denial, count: u64) {
             server.name = &*denial.server,
             route = denial.route,
             reason = denial.reason.into_str(),
+            user.name = denial.user.as_deref(),
             detail = denial.detail,
             count
         },
@@ -226,6 +243,7 @@ mod tests {
             server: "x".into(),
             route: "mcp",
             reason: Denied::NoToken,
+            user: None,
             detail: "no token",
         }
     }
@@ -251,6 +269,42 @@ mod tests {
         assert_eq!(waiting(), [0, 999]);
         assert_eq!(denials.sweep(Duration::ZERO), 1, "one line for 999");
         assert!(waiting().is_empty());
+    }
+
+    #[test]
+    fn kinds_and_users_are_told_apart() {
+        let denials = Denials::new(
+            Arc::new(Metrics::new(None).unwrap()),
+            AuditQueue::disabled(),
+        );
+        let password = |user: Option<&str>| Denial {
+            reason: Denied::BadPassword,
+            user: user.map(Arc::from),
+            ..denial(1)
+        };
+        for _ in 0..3 {
+            denials.report(denial(1));
+            denials.report(password(None));
+            denials.report(password(Some("ada")));
+            denials.report(password(Some("eve")));
+        }
+        let table = denials.table.lock().unwrap();
+        let mut counts: Vec<(&str, Option<&str>, u64)> = table
+            .iter()
+            .map(|(key, aggregate)| {
+                let last = &aggregate.last;
+                assert_eq!((key.reason, &key.user), (last.reason, &last.user));
+                (key.reason.into_str(), key.user.as_deref(), aggregate.count)
+            })
+            .collect();
+        counts.sort_unstable();
+        let wanted = [
+            ("bad_password", None, 2),
+            ("bad_password", Some("ada"), 2),
+            ("bad_password", Some("eve"), 2),
+            ("no_token", None, 2),
+        ];
+        assert_eq!(counts, wanted);
     }
 
     #[tokio::test]

@@ -35,6 +35,8 @@ pub(crate) struct OauthSettings {
     pub(crate) registrations: u32,
     /// Maximum wrong codes, secrets, tokens and passwords per minute of one address.
     pub(crate) failures: u32,
+    /// Maximum log-ins, decisions and codes per minute of one address.
+    pub(crate) writes: u32,
     /// Lifetime of a browser's log-in.
     pub(crate) login: Duration,
     /// Maximum time from the authorization request to the consent.
@@ -73,6 +75,7 @@ impl OauthSettings {
             registrations_host: layers.leaf("oauth.registrations_host", count),
             registrations: layers.leaf("oauth.registrations", count),
             failures: layers.leaf("oauth.failures", count),
+            writes: layers.leaf("oauth.writes", count),
             login: layers.leaf("oauth.login", some(YEAR)),
             flow: layers.leaf("oauth.flow", some(Duration::from_hours(1))),
             key_age: layers.leaf("oauth.key_age", Node::duration),

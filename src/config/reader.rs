@@ -169,13 +169,21 @@ pub(crate) fn unknown_key<'a>(name: &str, known: impl Iterator<Item = &'a str> +
 
 /// The known name nearest to `name`, if it is near enough to be intended.
 pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let max_distance = (name.chars().count() / 3).clamp(1, 3);
+    let length = name.chars().count();
+    let max_distance = (length / 3).clamp(1, 3);
+    // Only names of about the same length are near, so that a long name costs nothing.
+    let is_near = |candidate: &&str| candidate.chars().count().abs_diff(length) <= max_distance;
     known
+        .take(COMPARED)
+        .filter(is_near)
         .map(|candidate| (distance(name, candidate), candidate))
         .filter(|(distance, _)| *distance <= max_distance)
         .min()
         .map(|(_, candidate)| candidate)
 }
+
+/// Maximum known names that an unknown one is compared with: a tenant may have thousands of servers.
+const COMPARED: usize = 256;
 
 /// The Levenshtein distance of two texts.
 fn distance(a: &str, b: &str) -> usize {

@@ -196,6 +196,11 @@ impl Database {
         sweep::sweep(&self.0.pool).await
     }
 
+    /// Removes some consents to removed clients; returns true if there may be more.
+    pub(crate) async fn sweep_consents(&self) -> Result<bool, Error> {
+        sweep::sweep_consents(&self.0.pool).await
+    }
+
     /// Seals every secret again: with a new key if the gateway owns the key file, else with the
     /// first given key. The old keys are no longer needed; log-ins in progress start again. Returns
     /// the id of the new key.

@@ -1,7 +1,7 @@
 //! Passwords of users: hashed when declared, verified at log-in.
 //!
 //! Argon2id (RFC 9106) with the parameters of OWASP's password storage cheat sheet. Not here: the
-//! rate of attempts (`oauth`).
+//! rate of attempts (`oauth`), and whose turn it is (`hash_turns`).
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -9,13 +9,10 @@ use argon2::{
     Argon2, Params,
     password_hash::{PasswordHasher, PasswordVerifier, phc::PasswordHash},
 };
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    task::spawn_blocking,
-    time::timeout,
-};
+use tokio::{task::spawn_blocking, time::timeout};
 use zeroize::Zeroizing;
 
+use super::hash_turns::{Turn, Turns};
 use crate::base::{Random, Secret};
 
 /// Checks a new password; the error never contains it.
@@ -46,8 +43,9 @@ pub(crate) fn check_hash(text: &str) -> Result<(), &'static str> {
     if u64::from(memory) * u64::from(rounds) < u64::from(MIN_COST) {
         return Err("is cheaper than m=19456,t=1");
     }
-    if memory > MAX_MEMORY || rounds > MAX_ROUNDS || params.p_cost() > MAX_LANES {
-        return Err("costs more than m=262144,t=16,p=8");
+    let cost = u64::from(memory) * u64::from(rounds);
+    if memory > MAX_MEMORY || cost > MAX_COST || params.p_cost() > MAX_LANES {
+        return Err("costs more than m=65536,t=4,p=4");
     }
     Ok(())
 }
@@ -63,19 +61,23 @@ pub(crate) enum NotHashed {
     Failed(String),
 }
 
-/// Hashes a password with a random salt, to a PHC string.
+/// Hashes a password with a random salt, to a PHC string, in a turn of `tenant`.
 ///
 /// # Errors
 ///
 /// No randomness or memory.
-pub(crate) async fn hash(random: &Random, password: Secret) -> Result<Secret, NotHashed> {
+pub(crate) async fn hash(
+    random: &Random,
+    tenant: &str,
+    password: Secret,
+) -> Result<Secret, NotHashed> {
     let mut salt = [0; 16];
     let filled = random.fill(&mut salt);
     filled.map_err(|_| NotHashed::NoRandomness)?;
     let failed = |what: String| NotHashed::Failed(what);
-    let permit = permit().await;
+    let turn = TURNS.take(tenant).await;
     let hashed = spawn_blocking(move || {
-        let _held = permit;
+        let _held = turn;
         let password = password.expose().as_bytes();
         let hash: PasswordHash = Argon2::default().hash_password_with_salt(password, &salt)?;
         Ok::<_, argon2::password_hash::Error>(Secret::new(hash.to_string()))
@@ -84,23 +86,27 @@ pub(crate) async fn hash(random: &Random, password: Secret) -> Result<Secret, No
     hashed.map_err(|error| failed(error.to_string()))
 }
 
-/// Verifies `given` against the hash `stored`. Without a hash, as for an unknown user, it takes the
-/// same time and returns false. Returns none if too many verifications are waiting.
-pub(crate) async fn verify(stored: Option<&str>, given: &str) -> Option<bool> {
-    let Ok(permit) = timeout(WAIT, permit()).await else {
-        tracing::warn!("too many passwords at once: one was not looked at");
+/// Verifies `given` against the hash `stored`, in a turn of `tenant`. Without a hash, as for an unknown
+/// user, it takes the same time and returns false. Returns none if too many verifications of the
+/// tenant are waiting.
+pub(crate) async fn verify(tenant: &str, stored: Option<&str>, given: &str) -> Option<bool> {
+    let Ok(turn) = timeout(WAIT, TURNS.take(tenant)).await else {
+        tracing::warn!(
+            tenant.id = tenant,
+            "too many passwords at once: one was not looked at"
+        );
         return None;
     };
-    Some(is_password(permit, stored, given).await)
+    Some(is_password(turn, stored, given).await)
 }
 
-async fn is_password(permit: SemaphorePermit<'static>, stored: Option<&str>, given: &str) -> bool {
+async fn is_password(turn: Turn, stored: Option<&str>, given: &str) -> bool {
     let is_there = stored.is_some();
     let stored = stored.unwrap_or(DUMMY_HASH).to_owned();
     let given = Zeroizing::new(given.to_owned());
     let compared = spawn_blocking(move || {
-        // The task holds the permit, because it continues when its caller is gone.
-        let _held = permit;
+        // The task holds the turn, because it continues when its caller is gone.
+        let _held = turn;
         let hash = PasswordHash::new(&stored).ok()?;
         let compared = Argon2::default().verify_password(given.as_bytes(), &hash);
         compared.ok()
@@ -109,13 +115,9 @@ async fn is_password(permit: SemaphorePermit<'static>, stored: Option<&str>, giv
 }
 
 /// Verifies against an existing hash like [`verify`], but waits for its turn without limit.
-pub(crate) async fn is_hash_of(stored: &Secret, given: &Secret) -> bool {
-    is_password(permit().await, Some(stored.expose()), given.expose()).await
-}
-
-/// A permit for 19 MiB and a processor.
-async fn permit() -> SemaphorePermit<'static> {
-    TURNS.acquire().await.expect("it is never closed")
+pub(crate) async fn is_hash_of(tenant: &str, stored: &Secret, given: &Secret) -> bool {
+    let turn = TURNS.take(tenant).await;
+    is_password(turn, Some(stored.expose()), given.expose()).await
 }
 
 /// The member with a declared password; never stored.
@@ -130,20 +132,20 @@ const MAX_BYTES: usize = 1024;
 /// Minimum KiB times rounds: OWASP's choices have 36 to 47 thousand, the second of RFC 9106 has
 /// 196.
 const MIN_COST: u32 = 19 * 1024;
-/// Maximum KiB, which any log-in attempt allocates.
-const MAX_MEMORY: u32 = 256 * 1024;
-/// Maximum rounds.
-const MAX_ROUNDS: u32 = 16;
+/// Maximum KiB, which any log-in attempt allocates: the second choice of RFC 9106.
+const MAX_MEMORY: u32 = 64 * 1024;
+/// Maximum KiB times rounds: a hash of one tenant takes the turns of all.
+const MAX_COST: u64 = 4 * 64 * 1024;
 /// Maximum lanes.
-const MAX_LANES: u32 = 8;
+const MAX_LANES: u32 = 4;
 /// Maximum concurrent verifications.
 pub(crate) const MAX_CONCURRENT: usize = 2;
-/// Maximum time that a log-in waits for a permit.
+/// Maximum time that a log-in waits for its turn.
 const WAIT: Duration = Duration::from_secs(5);
 /// The hash that is verified for unknown users, at the usual cost.
 const DUMMY_HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$YSBzYWx0IG9mIG5vYm9keQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-static TURNS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MAX_CONCURRENT));
+static TURNS: LazyLock<Turns> = LazyLock::new(|| Turns::new(MAX_CONCURRENT));
 
 #[cfg(test)]
 mod tests {
@@ -154,7 +156,7 @@ mod tests {
 
     async fn hashed(password: &str) -> Secret {
         let password = Secret::new(password.to_owned());
-        hash(&SystemRandom::new(), password).await.unwrap()
+        hash(&SystemRandom::new(), "a", password).await.unwrap()
     }
 
     #[tokio::test]
@@ -164,7 +166,7 @@ mod tests {
         assert!(one.expose().starts_with("$argon2id$v=19$m=19456,t=2,p=1$"));
         assert_eq!(check_hash(one.expose()), Ok(()));
         assert_eq!(
-            verify(Some(one.expose()), "correct horse").await,
+            verify("a", Some(one.expose()), "correct horse").await,
             Some(true)
         );
         for wrong in [
@@ -175,13 +177,13 @@ mod tests {
             "correct horse\0",
         ] {
             assert_eq!(
-                verify(Some(one.expose()), wrong).await,
+                verify("a", Some(one.expose()), wrong).await,
                 Some(false),
                 "{wrong:?}"
             );
         }
-        assert_eq!(verify(None, "correct horse").await, Some(false));
-        assert_eq!(verify(Some("x"), "x").await, Some(false));
+        assert_eq!(verify("a", None, "correct horse").await, Some(false));
+        assert_eq!(verify("a", Some("x"), "x").await, Some(false));
     }
 
     #[tokio::test]
@@ -199,7 +201,7 @@ mod tests {
         for _ in 0..5 {
             for (at, stored) in [Some(known.expose()), None].into_iter().enumerate() {
                 let began = Instant::now();
-                assert_eq!(verify(stored, "wrong horse").await, Some(false));
+                assert_eq!(verify("a", stored, "wrong horse").await, Some(false));
                 took[at].push(began.elapsed());
             }
         }
@@ -220,12 +222,17 @@ mod tests {
             "m=47104,t=1,p=1",
             "m=7168,t=5,p=1",
             "m=65536,t=3,p=4",
+            "m=65536,t=4,p=4",
         ] {
             assert_eq!(check_hash(&of(good)), Ok(()), "{good}");
         }
         for (bad, why) in [
             (of("m=1024,t=1,p=1"), "cheaper"),
             (of("m=4194304,t=1,p=1"), "more"),
+            (of("m=65537,t=1,p=1"), "more"),
+            (of("m=65536,t=5,p=1"), "more"),
+            (of("m=262144,t=16,p=8"), "more"),
+            (of("m=19456,t=2,p=5"), "more"),
             (of("m=19456,t=100,p=1"), "more"),
             (of("m=19456,t=2,p=64"), "more"),
             (

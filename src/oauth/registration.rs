@@ -1,7 +1,8 @@
 //! Dynamic client registration (RFC 7591) and its management (RFC 7592).
 //!
 //! Registration needs no credentials. It is limited per address, per redirect host and in total, and
-//! unused clients expire. A client may register any number of times.
+//! unused clients expire. A client may register any number of times. A change draws from the same
+//! budgets, and one that changes nothing writes nothing.
 
 use std::net::IpAddr;
 
@@ -67,7 +68,7 @@ pub(crate) async fn replace(
         let (head, body) = request.into_parts();
         let managed = ManagedClient::find(state, &server, &head).await?;
         let all = object(&head, body).await?;
-        managed.replace(state, &server, &all).await
+        managed.replace(state, &server, address, &all).await
     };
     attempt(state, &server, address, "register", Box::pin(attempted)).await
 }
@@ -113,20 +114,18 @@ async fn add(
         return Err(OauthRefusal::new(RefusalCode::NotFound, what));
     }
     let settings = &state.config.oauth;
-    let spend = |key: &(&str, &str, u128), bound| {
-        let spent = state.registrations.spend(key, bound);
-        spent.map_err(|retry| OauthRefusal::too_many("too many registrations", retry))
-    };
-    let account = throttle::account(address);
-    spend(&("address", "", account), settings.registrations_address)?;
-    spend(&("all", "", 0), settings.registrations)?;
+    spend_registration(state, address)?;
     let (head, body) = request.into_parts();
     let all = object(&head, body).await?;
     let metadata = ClientMetadata::read(&all, ClientAuthMethod::Basic)?;
     let uris = metadata.redirect_uris.iter();
     let hosts: std::collections::BTreeSet<&str> = uris.map(|uri| redirect::host(uri)).collect();
     for host in hosts {
-        spend(&(&server.tenant.name, host, 0), settings.registrations_host)?;
+        spend(
+            state,
+            ("host", &server.tenant.name, host, 0),
+            settings.registrations_host,
+        )?;
     }
     let random = &state.random;
     let access = secret::generate(random, SecretKind::Registration).ok_or(NO_RANDOM)?;
@@ -161,6 +160,23 @@ async fn add(
         StatusCode::CREATED,
         &secrets.response(state, server, &row, &metadata),
     ))
+}
+
+/// Draws a registration, or the change of one, from the budgets of its address and of all.
+fn spend_registration(state: &OauthState, address: Option<IpAddr>) -> Result<(), OauthRefusal> {
+    let (settings, account) = (&state.config.oauth, throttle::account(address));
+    let of_address = ("address", "", "", account);
+    spend(state, of_address, settings.registrations_address)?;
+    spend(state, ("all", "", "", 0), settings.registrations)
+}
+
+fn spend(
+    state: &OauthState,
+    key: (&str, &str, &str, u128),
+    bound: u32,
+) -> Result<(), OauthRefusal> {
+    let spent = state.registrations.spend(&key, bound);
+    spent.map_err(|retry| OauthRefusal::too_many("too many registrations", retry))
 }
 
 /// A registered client that presented its registration access token.
@@ -199,6 +215,7 @@ impl ManagedClient {
         &self,
         state: &OauthState,
         server: &AuthorizationServer,
+        address: Option<IpAddr>,
         all: &Map<String, Value>,
     ) -> Result<Response, OauthRefusal> {
         // RFC 7592, section 2.2.
@@ -224,8 +241,13 @@ impl ManagedClient {
             secret_hash,
             ..self.row.clone()
         };
-        let store = state.snapshot.database()?;
-        if !store.clients().update(&server.tenant.name, &row).await? {
+        if row == self.row {
+            return Ok(self.answer(state, server, &metadata, None));
+        }
+        let (tenant, store) = (&server.tenant.name, state.snapshot.database()?);
+        spend(state, ("client", tenant, &row.client_id, 0), CHANGES)?;
+        spend_registration(state, address)?;
+        if !store.clients().update(tenant, &row).await? {
             return Err(BAD_TOKEN);
         }
         let (id, redirect_uris) = (&row.client_id, &metadata.redirect_uris);
@@ -337,5 +359,7 @@ const BAD_TOKEN: OauthRefusal = OauthRefusal::new(
 )
 .challenged("Bearer error=\"invalid_token\"");
 
+/// Maximum changes of one registration per minute.
+const CHANGES: u32 = 10;
 /// Maximum size of client metadata in bytes.
 const BODY_MAX: usize = 64 << 10;

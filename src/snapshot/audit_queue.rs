@@ -1,10 +1,17 @@
 //! The queue of audit records that belong to no change: denials, and calls of servers with call
 //! auditing.
 //!
-//! One task writes the records in batches, so no request waits for the database. Records that find
-//! the queue full or the database unreachable are dropped and counted.
+//! One task writes the records in batches, so no request waits for the database. The queue is bounded
+//! in records and in bytes. Records that find it full or the database unreachable are dropped and
+//! counted.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -14,7 +21,15 @@ use crate::database::Record;
 
 /// The queue of audit records; clones share it.
 #[derive(Clone)]
-pub(crate) struct AuditQueue(Option<mpsc::Sender<Queued>>, OnDropped);
+pub(crate) struct AuditQueue {
+    /// None for a queue that discards every record.
+    sender: Option<mpsc::Sender<Queued>>,
+    bytes: QueuedBytes,
+    on_dropped: OnDropped,
+}
+
+/// The bytes of the records that are not written yet.
+type QueuedBytes = Arc<AtomicUsize>;
 
 /// Receives the number of dropped records.
 pub(crate) type OnDropped = Arc<dyn Fn(u64) + Send + Sync>;
@@ -29,7 +44,11 @@ enum Queued {
 impl AuditQueue {
     /// A queue that discards every record, for gateways without a database.
     pub(crate) fn disabled() -> Self {
-        Self(None, Arc::new(|_| ()))
+        Self {
+            sender: None,
+            bytes: QueuedBytes::default(),
+            on_dropped: Arc::new(|_| ()),
+        }
     }
 
     /// A queue into the database of `live`. Its task belongs to `tracker` and ends with `stop`,
@@ -40,34 +59,44 @@ impl AuditQueue {
         tracker: &TaskTracker,
         stop: CancellationToken,
     ) -> Self {
-        let (queue, queued) = mpsc::channel(QUEUE);
+        let (sender, queued) = mpsc::channel(QUEUE);
+        let bytes = QueuedBytes::default();
         let writer = Writer {
             snapshot,
+            bytes: Arc::clone(&bytes),
             on_dropped: Arc::clone(&on_dropped),
         };
         tracker.spawn(writer.run(queued, stop));
-        Self(Some(queue), on_dropped)
+        Self {
+            sender: Some(sender),
+            bytes,
+            on_dropped,
+        }
     }
 
     /// Queues a record.
     pub(crate) fn add(&self, record: Record) {
-        let Self(Some(queue), on_dropped) = self else {
+        let Some(sender) = &self.sender else {
             return;
         };
-        if queue.try_send(Queued::Record(Box::new(record))).is_err() {
-            on_dropped(1);
+        let size = record.size();
+        let before = self.bytes.fetch_add(size, Ordering::Relaxed);
+        let fits = before + size <= QUEUE_BYTES;
+        if !fits || sender.try_send(Queued::Record(Box::new(record))).is_err() {
+            self.bytes.fetch_sub(size, Ordering::Relaxed);
+            (self.on_dropped)(1);
         }
     }
 
     /// The number of queued records.
     pub(crate) fn len(&self) -> usize {
-        let queue = self.0.as_ref();
+        let queue = self.sender.as_ref();
         queue.map_or(0, |queue| queue.max_capacity() - queue.capacity())
     }
 
     /// Waits until all queued records are written, at most for [`FLUSH_TIMEOUT`].
     pub(crate) async fn flush(&self) {
-        let Some(queue) = &self.0 else {
+        let Some(queue) = &self.sender else {
             return;
         };
         let (done, written) = oneshot::channel();
@@ -82,6 +111,7 @@ impl AuditQueue {
 
 struct Writer {
     snapshot: Arc<CurrentSnapshot>,
+    bytes: QueuedBytes,
     on_dropped: OnDropped,
 }
 
@@ -119,6 +149,8 @@ impl Writer {
             if !written {
                 (self.on_dropped)(records.len() as u64);
             }
+            let size = records.iter().map(Record::size).sum();
+            self.bytes.fetch_sub(size, Ordering::Relaxed);
         }
         for done in waiting {
             // The waiting caller may have timed out.
@@ -129,6 +161,8 @@ impl Writer {
 
 /// Maximum number of queued records.
 const QUEUE: usize = 4096;
+/// Maximum bytes of queued records: 2 KiB for each, where most have less than one.
+const QUEUE_BYTES: usize = 8 << 20;
 /// Maximum number of records in a transaction.
 const BATCH: usize = 256;
 /// Maximum time that a denial waits for its record.
@@ -156,17 +190,43 @@ mod tests {
             });
             let snapshot = CurrentSnapshot::empty();
             let queue = AuditQueue::new(snapshot, on_dropped, &tracker, stop.clone());
-            queue.add(Record {
-                tenant: None,
-                kind: "denied".to_owned(),
-                actor: String::new(),
-                target: "x".to_owned(),
-                detail: json!({}),
-            });
+            queue.add(Record::new(None, "denied", "", "x", json!({})));
             stop.cancel();
         }
         tracker.close();
         tracker.wait().await;
         assert_eq!(dropped.load(Ordering::Relaxed), 20);
+    }
+
+    /// Records of the largest size fill the queue before their number does; small ones do not.
+    #[tokio::test]
+    async fn the_queue_is_bounded_in_bytes() {
+        let long = "x".repeat(1 << 20);
+        let large = Record::new(Some(&long), "call", &long, &long, json!({"name": long}));
+        for (record, fitting) in [
+            (large.clone(), QUEUE_BYTES / large.size()),
+            (Record::new(None, "denied", "", "x", json!({})), QUEUE),
+        ] {
+            let dropped = Arc::new(AtomicU64::new(0));
+            let (counted, stop) = (Arc::clone(&dropped), CancellationToken::new());
+            let on_dropped: OnDropped = Arc::new(move |count| {
+                counted.fetch_add(count, Ordering::Relaxed);
+            });
+            let tracker = TaskTracker::new();
+            let snapshot = CurrentSnapshot::empty();
+            let queue = AuditQueue::new(snapshot, on_dropped, &tracker, stop.clone());
+            // The writer does not run before this task waits.
+            for _ in 0..QUEUE + 10 {
+                queue.add(record.clone());
+            }
+            assert_eq!(queue.len(), fitting);
+            assert!(queue.bytes.load(Ordering::Relaxed) <= QUEUE_BYTES);
+            let lost = dropped.load(Ordering::Relaxed);
+            assert_eq!(usize::try_from(lost), Ok(QUEUE + 10 - fitting));
+            stop.cancel();
+            tracker.close();
+            tracker.wait().await;
+            assert_eq!(queue.bytes.load(Ordering::Relaxed), 0, "nothing is left");
+        }
     }
 }

@@ -181,7 +181,8 @@ impl CurrentSnapshot {
         let database = self.database()?;
         let began = Instant::now();
         let loaded = database.objects().load().await?;
-        let catalog = database.objects().judged(&loaded, When::Serving)?.catalog;
+        let judged = database.objects().judged(&loaded, When::Serving).await?;
+        let catalog = judged.catalog;
         let mut catalog = catalog.reusing(&self.catalog());
         let operators = loaded.objects.iter();
         let operators = operators.filter(|stored| stored.name.owner().is_none());

@@ -23,6 +23,8 @@ pub(super) struct Upkeep {
     oauth: OauthSettings,
     /// The time of the next removal of expired rows.
     sweep_at: Instant,
+    /// The time of the next removal of consents to removed clients.
+    consents_at: Instant,
     /// The time of the next check of the age of signing keys.
     rotate_at: Instant,
 }
@@ -35,6 +37,7 @@ impl Upkeep {
             prune_at: Instant::now(),
             oauth: config.oauth.clone(),
             sweep_at: Instant::now(),
+            consents_at: Instant::now(),
             rotate_at: Instant::now(),
         }
     }
@@ -58,6 +61,9 @@ impl Upkeep {
         self.rotate_keys(database).await?;
         if Instant::now() >= self.sweep_at && !database.sweep().await? {
             self.sweep_at = Instant::now() + SWEEP_INTERVAL;
+        }
+        if Instant::now() >= self.consents_at && !database.sweep_consents().await? {
+            self.consents_at = Instant::now() + CONSENTS_INTERVAL;
         }
         Ok(())
     }
@@ -102,7 +108,61 @@ impl Upkeep {
     }
 }
 
-/// The interval between removals of old rows.
-const SWEEP_INTERVAL: Duration = Duration::from_hours(1);
+/// The interval between removals of old rows: what clients have written goes soon after its end.
+const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
+/// The interval between removals of consents to removed clients, for which there is no index.
+const CONSENTS_INTERVAL: Duration = Duration::from_hours(1);
 /// The maximum interval between checks of the age of signing keys.
 const ROTATION_CHECK: Duration = Duration::from_mins(1);
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use serde_json::json;
+
+    use super::super::upkeep::*;
+    use crate::{
+        base::Clock,
+        config::Sources,
+        database::{Author, Expected, Opening},
+        declare::{Kind, Object, ObjectName},
+    };
+
+    /// Rows that clients have written would fill the disk within an hour.
+    #[tokio::test]
+    async fn expired_rows_go_each_minute() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config::load(&Sources {
+            set: vec![format!("data_dir={}", dir.path().display())],
+            env: BTreeMap::from([("HOME".to_owned(), "/".to_owned())]),
+            ..Sources::default()
+        });
+        let config = config.unwrap();
+        let judge = Arc::new(|_: &_, _| Vec::new());
+        let opening = Opening::of(&config, judge, Clock::of(|| 1_000));
+        let database = Database::open(opening).await.unwrap();
+        let spec = serde_json::Map::from_iter([("auth".to_owned(), json!({"mode": "keys"}))]);
+        let (name, tenant) = (ObjectName::tenant("a"), Object::new(Kind::Tenant, spec));
+        let (objects, author) = (database.objects(), Author::named("x"));
+        let put = objects.put(&name, tenant, Expected::Any, &author).await;
+        put.unwrap();
+        let logins = database.logins();
+        assert!(logins.use_once("a", &[1; 32], 999).await.unwrap());
+        let mut upkeep = Upkeep::new(&config);
+        upkeep.run(&database, &Catalog::default()).await.unwrap();
+        let is_gone = database.logins().use_once("a", &[1; 32], 999);
+        assert!(is_gone.await.unwrap());
+        let minute = Instant::now() + Duration::from_mins(1);
+        assert!(upkeep.sweep_at <= minute && upkeep.prune_at <= minute);
+        // The row that was written since goes in a minute.
+        upkeep.run(&database, &Catalog::default()).await.unwrap();
+        assert!(
+            !database
+                .logins()
+                .use_once("a", &[1; 32], 999)
+                .await
+                .unwrap()
+        );
+    }
+}

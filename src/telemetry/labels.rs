@@ -134,7 +134,7 @@ pub(crate) enum Resumed {
 }
 
 /// Reason why a caller was denied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub(crate) enum Denied {
     /// No credentials; most clients begin like this.

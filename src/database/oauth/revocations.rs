@@ -31,41 +31,46 @@ pub(crate) struct Revocations<'a> {
 impl Revocations<'_> {
     /// Revokes: refresh tokens and codes end at once, access tokens when replicas read the
     /// revocation. The log-ins of a subject end too. After a client or a subject is revoked, the
-    /// consent page is shown again.
-    pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<(), Error> {
+    /// consent page is shown again. Returns false if there was nothing to revoke.
+    pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin_unserialized().await?;
-        end(&mut transaction, tenant, what, now_ms).await?;
-        Ok(transaction.commit().await?)
+        let is_changed = end(&mut transaction, tenant, what, now_ms).await?;
+        transaction.commit().await?;
+        Ok(is_changed)
     }
 }
 
-/// Revokes within a transaction.
+/// Revokes within a transaction; returns false if there was nothing to revoke.
 pub(crate) async fn end(
     transaction: &mut Transaction,
     tenant: &str,
     what: &Revoked,
     now_ms: i64,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     match what {
         Revoked::Grant(id) => {
             let values = vec![tenant.into(), (*id).into()];
-            transaction.run(DELETE_CODE_OF_GRANT, values).await?;
-            end_grant(transaction, tenant, *id, now_ms).await?;
+            let codes = transaction.run(DELETE_CODE_OF_GRANT, values).await?;
+            let is_ended = end_grant(transaction, tenant, *id, now_ms).await?;
+            Ok(is_ended || !codes.is_empty())
         }
         Revoked::Consent(id) => {
             let values = vec![tenant.into(), (*id).into()];
-            transaction.run(DELETE_CONSENTS_OF_GRANT, values).await?;
-            Box::pin(end(transaction, tenant, &Revoked::Grant(*id), now_ms)).await?;
+            let consents = transaction.run(DELETE_CONSENTS_OF_GRANT, values).await?;
+            let grant = Revoked::Grant(*id);
+            let is_ended = Box::pin(end(transaction, tenant, &grant, now_ms)).await?;
+            Ok(is_ended || !consents.is_empty())
         }
         Revoked::Client(client) => {
             let values = || vec![tenant.into(), client.as_str().into()];
-            transaction.run(DELETE_CONSENTS_OF_CLIENT, values()).await?;
-            transaction.run(DELETE_CODES_OF_CLIENT, values()).await?;
+            let consents = transaction.run(DELETE_CONSENTS_OF_CLIENT, values()).await?;
+            let codes = transaction.run(DELETE_CODES_OF_CLIENT, values()).await?;
             let mut all = values();
             all.push(now_ms.into());
             let ended = transaction.run(END_OF_CLIENT, all).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
+            Ok(!(consents.is_empty() && codes.is_empty() && ended.is_empty()))
         }
         Revoked::Subject(subject) => {
             let values = || vec![tenant.into(), subject.as_str().into()];
@@ -80,21 +85,22 @@ pub(crate) async fn end(
             number_grants(transaction, tenant, &ended, now_ms).await?;
             // A code of a log-in that has just ended may still be in use.
             number(transaction, tenant, SUBJECT, subject, now_ms).await?;
+            Ok(true)
         }
     }
-    Ok(())
 }
 
-/// Ends a grant, once.
+/// Ends a grant, once; returns false if it has ended.
 pub(super) async fn end_grant(
     transaction: &mut Transaction,
     tenant: &str,
     id: Uuid,
     now_ms: i64,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let values = vec![tenant.into(), id.into(), now_ms.into()];
     let ended = transaction.run(END_GRANT, values).await?;
-    number_grants(transaction, tenant, &ended, now_ms).await
+    number_grants(transaction, tenant, &ended, now_ms).await?;
+    Ok(!ended.is_empty())
 }
 
 /// Announces changed signing keys of a tenant to replicas; `removed` is no longer valid.
@@ -177,11 +183,13 @@ const INSERT: &str = "
 
 const DELETE_CODE_OF_GRANT: &str = "
     DELETE FROM codes
-     WHERE tenant = $1 AND grant_id = $2";
+     WHERE tenant = $1 AND grant_id = $2
+    RETURNING hash";
 
 const DELETE_CODES_OF_CLIENT: &str = "
     DELETE FROM codes
-     WHERE tenant = $1 AND client_id = $2";
+     WHERE tenant = $1 AND client_id = $2
+    RETURNING hash";
 
 const DELETE_CODES_OF_SUBJECT: &str = "
     DELETE FROM codes
@@ -196,11 +204,13 @@ const DELETE_CONSENTS_OF_GRANT: &str = "
      WHERE tenant = $1
        AND (subject, client_id) IN (SELECT subject, client_id
                                       FROM grants
-                                     WHERE tenant = $1 AND id = $2)";
+                                     WHERE tenant = $1 AND id = $2)
+    RETURNING client_id";
 
 const DELETE_CONSENTS_OF_CLIENT: &str = "
     DELETE FROM consents
-     WHERE tenant = $1 AND client_id = $2";
+     WHERE tenant = $1 AND client_id = $2
+    RETURNING client_id";
 
 const DELETE_CONSENTS_OF_SUBJECT: &str = "
     DELETE FROM consents

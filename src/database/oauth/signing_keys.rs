@@ -405,13 +405,11 @@ fn listed(row: &Row) -> Result<ListedKey, Error> {
 fn record(tenant: &str, what: &str, kid: &str, author: &Author) -> Record {
     let mut detail = author.detail.clone();
     detail.insert("kid".to_owned(), json!(kid));
-    Record {
-        tenant: Some(tenant.to_owned()),
-        kind: format!("signing_key.{what}"),
-        actor: author.actor.clone(),
-        target: format!("signing_key {tenant}/{kid}"),
-        detail: detail.into(),
-    }
+    let (kind, target) = (
+        format!("signing_key.{what}"),
+        format!("signing_key {tenant}/{kid}"),
+    );
+    Record::new(Some(tenant), &kind, &author.actor, &target, detail.into())
 }
 
 fn place(row: &str) -> Place<'_> {

@@ -14,12 +14,17 @@ pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
         let values: Vec<Value> = vec![(now_ms - kept_ms).into()];
         is_more |= pool.write(*sql, values).await?.len() == PART;
     }
-    is_more |= pool.write(LOST_CONSENTS, Vec::new()).await?.len() == PART;
     let mut transaction = pool.begin_unserialized().await?;
     if signing_keys::forget(&mut transaction, now_ms).await? > 0 {
         transaction.commit().await?;
     }
     Ok(is_more)
+}
+
+/// Removes some consents to removed clients, which takes a look at every consent; returns true if
+/// there may be more.
+pub(crate) async fn sweep_consents(pool: &Pool) -> Result<bool, Error> {
+    Ok(pool.write(LOST_CONSENTS, Vec::new()).await?.len() == PART)
 }
 
 /// Maximum rows that a statement removes.

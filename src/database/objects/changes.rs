@@ -2,6 +2,8 @@
 //!
 //! Not here: the path of a change (`repository`), and the statements (`rows`).
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
@@ -40,28 +42,52 @@ pub(super) fn edited(
     Ok(after)
 }
 
+/// A state while changes are written: its objects by name, because a manifest can change thousands.
+pub(super) struct Written {
+    version: i64,
+    objects: BTreeMap<ObjectName, Stored>,
+}
+
+impl Written {
+    /// A state before its changes, with their number.
+    pub(super) fn of(state: Loaded) -> Self {
+        let objects = state.objects.into_iter();
+        let named = objects.map(|stored| (stored.name.clone(), stored));
+        Self {
+            version: state.version,
+            objects: named.collect(),
+        }
+    }
+
+    /// The state after its changes.
+    pub(super) fn loaded(self) -> Loaded {
+        Loaded {
+            version: self.version,
+            objects: self.objects.into_values().collect(),
+        }
+    }
+}
+
 /// Writes one change, and applies it to `state`.
 pub(super) async fn write(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
-    state: &mut Loaded,
+    state: &mut Written,
     change: &Change,
     wanted: &Declared,
     now_ms: i64,
 ) -> Result<(), Error> {
-    let at = state
-        .objects
-        .iter()
-        .position(|stored| stored.name == change.name);
-    let written = match (wanted.0.get(&change.name), at) {
+    let known = state.objects.get_mut(&change.name);
+    let written = match (wanted.0.get(&change.name), known) {
         (None, None) => Ok(()),
-        (None, Some(at)) => {
-            let old = state.objects.remove(at);
+        (None, Some(_)) => {
+            let Some(old) = state.objects.remove(&change.name) else {
+                return Ok(());
+            };
             end_issued(transaction, &old.name, now_ms).await?;
             rows::delete(transaction, &old).await
         }
-        (Some(object), Some(at)) => {
-            let stored = &mut state.objects[at];
+        (Some(object), Some(stored)) => {
             // A user who is enabled again later starts without grants.
             if is_disabled(object) && !is_disabled(&stored.object) {
                 end_issued(transaction, &stored.name, now_ms).await?;
@@ -81,7 +107,7 @@ pub(super) async fn write(
                 updated_ms: now_ms,
             };
             let written = rows::insert(transaction, sealer, &stored).await;
-            state.objects.push(stored);
+            state.objects.insert(change.name.clone(), stored);
             written
         }
     };
@@ -105,11 +131,13 @@ async fn end_issued(
         (Kind::Tenant, _) => revocations::number_keys(transaction, name.name(), None, now_ms).await,
         (Kind::User, Some(tenant)) => {
             let person = Revoked::Subject(name.name().to_owned());
-            revocations::end(transaction, tenant, &person, now_ms).await
+            revocations::end(transaction, tenant, &person, now_ms).await?;
+            Ok(())
         }
         (Kind::Client, Some(tenant)) => {
             let all = Revoked::Client(name.name().to_owned());
-            revocations::end(transaction, tenant, &all, now_ms).await
+            revocations::end(transaction, tenant, &all, now_ms).await?;
+            Ok(())
         }
         _ => Ok(()),
     }
@@ -126,11 +154,7 @@ pub(super) fn record(change: &Change, author: &Author) -> Record {
             "changed"
         }
     };
-    Record {
-        tenant: change.name.owner().map(str::to_owned),
-        kind: format!("{}.{what}", change.name.kind().as_str()),
-        actor: author.actor.clone(),
-        target: change.name.to_string(),
-        detail: Json::Object(detail),
-    }
+    let kind = format!("{}.{what}", change.name.kind().as_str());
+    let (tenant, target) = (change.name.owner(), change.name.to_string());
+    Record::new(tenant, &kind, &author.actor, &target, Json::Object(detail))
 }

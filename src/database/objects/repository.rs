@@ -6,8 +6,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use tokio::task::{JoinError, spawn_blocking};
+
 use super::{
-    changes::{edited, record, write},
+    changes::{Written, edited, record, write},
     rows::{self, Loaded, RowError, Stored},
     secrets::hashed,
 };
@@ -71,8 +73,8 @@ impl Objects<'_> {
     /// # Errors
     ///
     /// `Invalid` with every mistake.
-    pub(crate) fn judged(self, loaded: &Loaded, when: When) -> Result<Manifest, Error> {
-        self.judged_state(&loaded.declared(), when)
+    pub(crate) async fn judged(self, loaded: &Loaded, when: When) -> Result<Manifest, Error> {
+        self.judged_state(loaded.declared(), when).await
     }
 
     /// Changes the stored state to that of a manifest, in one transaction, and returns the changes;
@@ -193,7 +195,7 @@ impl Objects<'_> {
         let before = self.load().await?.declared();
         let changes = difference(&before, &wanted, prune);
         let after = edited(before, &wanted, &changes)?;
-        self.judged_state(&after, When::Applying)?;
+        self.judged_state(after, When::Applying).await?;
         Ok(changes)
     }
 }
@@ -230,15 +232,21 @@ impl Objects<'_> {
         Ok(Loaded { version, objects })
     }
 
-    /// The state as a manifest, if it has no mistake.
-    fn judged_state(self, declared: &Declared, when: When) -> Result<Manifest, Error> {
-        let manifest = declared.manifest().map_err(Error::Invalid)?;
-        let mistakes = (self.judge)(&manifest, when);
-        if mistakes.is_empty() {
-            Ok(manifest)
-        } else {
-            Err(Error::Invalid(mistakes))
-        }
+    /// The state as a manifest, if it has no mistake. It is judged off the runtime's workers, because a
+    /// state can have thousands of objects.
+    async fn judged_state(self, declared: Declared, when: When) -> Result<Manifest, Error> {
+        let judge = Arc::clone(self.judge);
+        let judged = spawn_blocking(move || {
+            let manifest = declared.manifest().map_err(Error::Invalid)?;
+            let mistakes = judge(&manifest, when);
+            if mistakes.is_empty() {
+                Ok(manifest)
+            } else {
+                Err(Error::Invalid(mistakes))
+            }
+        });
+        let ended = |error: JoinError| Error::Bug(format!("a state is not judged: {error}"));
+        judged.await.map_err(ended)?
     }
 
     /// The steps of every change: `edit` returns the wanted state and its differences. The result
@@ -256,7 +264,7 @@ impl Objects<'_> {
             return Ok((state, changes));
         }
         let after = edited(state.declared(), &wanted, &changes)?;
-        self.judged_state(&after, when)?;
+        self.judged_state(after, when).await?;
         let keys = self.vault.current_keys(&mut transaction).await?;
         let sealer = Sealer {
             keys: &keys,
@@ -265,17 +273,19 @@ impl Objects<'_> {
         let next = transaction.run(NEXT_VERSION, Vec::new()).await?;
         state.version = version_in(&next)?;
         let now_ms = self.pool.now_ms();
+        let mut written = Written::of(state);
         for change in &changes {
             write(
                 &mut transaction,
                 &sealer,
-                &mut state,
+                &mut written,
                 change,
                 &wanted,
                 now_ms,
             )
             .await?;
         }
+        let state = written.loaded();
         let records: Vec<Record> = changes
             .iter()
             .map(|change| record(change, author))

@@ -41,9 +41,13 @@ pub(super) async fn hashed(
     let stored = stored.await?;
     let hashing = plain.into_iter().map(|(name, password)| {
         let old = stored.0.get(&name).and_then(Object::password_hash);
-        async move { Ok::<_, Error>((name, kept_or_new(random, old, password).await?)) }
+        async move {
+            let tenant = name.owner().unwrap_or_default();
+            let hash = kept_or_new(random, tenant, old, password).await?;
+            Ok::<_, Error>((name, hash))
+        }
     });
-    // As many at once as there are permits; log-ins share them.
+    // As many at once as there are turns; log-ins share them.
     let mut hashing = stream::iter(hashing).buffer_unordered(MAX_CONCURRENT);
     while let Some((name, hash)) = hashing.try_next().await? {
         if let Some(object) = wanted.0.get_mut(&name) {
@@ -55,15 +59,16 @@ pub(super) async fn hashed(
 
 async fn kept_or_new(
     random: &Random,
+    tenant: &str,
     old: Option<Secret>,
     password: Secret,
 ) -> Result<Secret, Error> {
     if let Some(old) = old
-        && is_hash_of(&old, &password).await
+        && is_hash_of(tenant, &old, &password).await
     {
         return Ok(old);
     }
-    let hashed = hash(random, password).await;
+    let hashed = hash(random, tenant, password).await;
     hashed.map_err(|error| Error::Bug(error.to_string()))
 }
 

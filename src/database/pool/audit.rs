@@ -1,11 +1,11 @@
 //! The audit trail: actor, action, target and time.
 //!
 //! Records of changes are written in the transaction of the change; others (log-ins, denials) are
-//! appended afterwards. A record never holds a secret. A new column also needs a migration in
-//! `migrations/` that `sql` lists, its member in `http/admin/audit`, and its place in
+//! appended afterwards. A record never holds a secret, and its size is bounded. A new column also needs
+//! a migration in `migrations/` that `sql` lists, its member in `http/admin/audit`, and its place in
 //! `cli/remote/audit`.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 use serde_json::Value as Json;
 use uuid::Uuid;
@@ -29,7 +29,102 @@ pub(crate) struct Record {
     pub(crate) target: String,
     /// Further members; an object.
     pub(crate) detail: Json,
+    /// Only [`Record::new`] makes a record, so that none is larger than its fields may be.
+    bounded: (),
 }
+
+impl Record {
+    /// A record whose fields are cut to [`FIELD`] bytes, those that name an object to [`NAME`].
+    pub(crate) fn new(
+        tenant: Option<&str>,
+        kind: &str,
+        actor: &str,
+        target: &str,
+        mut detail: Json,
+    ) -> Self {
+        if let Some(members) = detail.as_object_mut() {
+            members.values_mut().for_each(bound);
+        }
+        let name = |text| cut(text, NAME).into_owned();
+        Self {
+            tenant: tenant.map(name),
+            kind: name(kind),
+            actor: name(actor),
+            target: name(target),
+            detail,
+            bounded: (),
+        }
+    }
+
+    /// About the bytes that the record takes in memory.
+    pub(crate) fn size(&self) -> usize {
+        let tenant = self.tenant.as_ref().map_or(0, String::len);
+        let texts = tenant + self.kind.len() + self.actor.len() + self.target.len();
+        let members = self.detail.as_object().into_iter().flatten();
+        let members =
+            members.map(|(name, value)| name.len() + size_of_val(value) + json_size(value));
+        size_of::<Self>() + texts + members.sum::<usize>()
+    }
+}
+
+/// `text`, cut to `max` bytes at the end of a character. A mark shows that it was cut.
+pub(crate) fn cut(text: &str, max: usize) -> Cow<'_, str> {
+    if text.len() <= max {
+        return Cow::Borrowed(text);
+    }
+    let end = text.floor_char_boundary(max.saturating_sub(CUT.len()));
+    Cow::Owned(format!("{}{CUT}", text.get(..end).unwrap_or_default()))
+}
+
+/// Cuts a member of the detail: a text, or the texts of a list, to [`FIELD`] bytes in all. Members
+/// below a member are no field that the gateway writes, and become text.
+fn bound(member: &mut Json) {
+    match member {
+        Json::String(text) if text.len() > FIELD => *text = cut(text, FIELD).into_owned(),
+        Json::Array(items) => {
+            let mut left = FIELD.saturating_sub(CUT.len());
+            let fitting = items.iter().take_while(|item| {
+                let size = json_size(item).max(1);
+                let fits = size <= left;
+                left = left.saturating_sub(size);
+                fits
+            });
+            let count = fitting.count();
+            if count < items.len() {
+                items.truncate(count);
+                items.push(CUT.into());
+                items.shrink_to_fit();
+            }
+        }
+        Json::Object(_) if json_size(member) > FIELD => {
+            *member = cut(&member.to_string(), FIELD).into_owned().into();
+        }
+        _ => {}
+    }
+}
+
+/// About the bytes of a value as text.
+fn json_size(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(items) => items.iter().map(json_size).sum(),
+        Json::Object(members) => {
+            let members = members.iter();
+            members
+                .map(|(name, value)| name.len() + json_size(value))
+                .sum()
+        }
+        Json::Null | Json::Bool(_) | Json::Number(_) => 8,
+    }
+}
+
+/// Maximum bytes of a member of the detail.
+pub(crate) const FIELD: usize = 256;
+/// Maximum bytes of a tenant, an actor or a target: a subject of an identity provider has 255 bytes
+/// behind the URL of its issuer.
+const NAME: usize = 1024;
+/// The mark at the end of a text that was cut.
+const CUT: &str = "…";
 
 /// A stored record.
 #[derive(Clone, Debug, PartialEq)]
@@ -221,6 +316,7 @@ fn entry(row: &Row) -> Result<Entry, Error> {
             actor: row.get("actor")?,
             target: row.get("target")?,
             detail: serde_json::from_str(&detail).map_err(bug)?,
+            bounded: (),
         },
     })
 }
@@ -249,7 +345,35 @@ const DELETE: &str = "
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::super::audit::*;
+
+    #[test]
+    fn records_are_cut_at_the_end_of_a_character() {
+        let of = |detail| Record::new(Some("a"), "call", "ada", "server a/x", detail).detail;
+        let fits = "ü".repeat(FIELD / 2);
+        assert_eq!(of(json!({"name": fits})), json!({"name": fits}));
+        for long in ["ü".repeat(FIELD), format!("x{fits}"), "x".repeat(3 << 20)] {
+            let detail = of(json!({"name": long, "ms": 1}));
+            let name = detail["name"].as_str().unwrap();
+            assert!((FIELD - 1..=FIELD).contains(&name.len()), "{}", name.len());
+            let rest = name.strip_suffix(CUT).unwrap();
+            assert!(long.starts_with(rest), "{rest}");
+        }
+        let uris = vec!["https://app.test/cb"; 1000];
+        let list = of(json!({"redirect_uris": uris}))["redirect_uris"].clone();
+        let list = list.as_array().unwrap();
+        assert_eq!(list.len(), 14, "13 of 19 bytes, and the mark");
+        assert_eq!((&list[12], &list[13]), (&json!(uris[0]), &json!(CUT)));
+        let few = json!({"redirect_uris": ["https://app.test/cb"], "client_name": null});
+        assert_eq!(of(few.clone()), few);
+        let deep = of(json!({"x": {"y": "z".repeat(1000)}}));
+        assert!(deep["x"].as_str().unwrap().ends_with(CUT));
+        let long = "x".repeat(1 << 20);
+        let record = Record::new(Some(&long), &long, &long, &long, json!({"a": long}));
+        assert!(record.size() < 8 << 10, "{}", record.size());
+    }
 
     #[test]
     fn cursors_come_back() {

@@ -42,13 +42,14 @@ async fn a_change_and_its_audit_record_are_one_transaction(place: Place) {
         .entries
         .remove(0);
     assert_eq!(entry.at_ms, 1_000_000);
-    let wanted = Record {
-        tenant: Some("acme".to_owned()),
-        kind: "server.changed".to_owned(),
-        actor: "ada".to_owned(),
-        target: "server acme/files".to_owned(),
-        detail: json!({"address": "192.0.2.1", "members": ["args"]}),
-    };
+    let detail = json!({"address": "192.0.2.1", "members": ["args"]});
+    let wanted = Record::new(
+        Some("acme"),
+        "server.changed",
+        "ada",
+        "server acme/files",
+        detail,
+    );
     assert_eq!(entry.record, wanted);
     // Without its audit record, a change is not made.
     let pool = place.pool().await;

@@ -176,11 +176,5 @@ pub(super) fn lines(changes: &[crate::declare::Change]) -> Vec<String> {
 }
 
 pub(super) fn record(tenant: Option<&str>, kind: &str, actor: &str) -> Record {
-    Record {
-        tenant: tenant.map(str::to_owned),
-        kind: kind.to_owned(),
-        actor: actor.to_owned(),
-        target: "x".to_owned(),
-        detail: json!({}),
-    }
+    Record::new(tenant, kind, actor, "x", json!({}))
 }

@@ -365,7 +365,7 @@ async fn users_and_providers_are_declared_objects(place: Place) {
     for stored in &loaded.objects {
         assert!(!stored.object.shown().to_string().contains(CANARY));
     }
-    let served = objects.judged(&loaded, When::Serving).unwrap();
+    let served = objects.judged(&loaded, When::Serving).await.unwrap();
     let AuthMode::Builtin(builtin) = &served.catalog.tenants["acme"].auth else {
         panic!()
     };

@@ -15,7 +15,7 @@ use super::{
     schema::{Schema, Shape, moment, object, text, texts},
 };
 use crate::{
-    auth::api_key,
+    auth::{Administrator, api_key},
     config::Wrong,
     database::{self, Expected},
     declare::{Document, Kind, Object, ObjectName},
@@ -82,7 +82,9 @@ static OPERATOR_KEYS: Collection = Collection {
 
 /// Creates a key of the tenant in the path, or of an operator if the path has no tenant.
 async fn create(call: Call) -> OperationResult {
-    let (name, document) = named_document(&call.front, &call.headers, call.body).await?;
+    let administrator = &call.caller.administrator;
+    let named = named_document(&call.front, administrator, &call.headers, call.body);
+    let (name, document) = named.await?;
     let name = match call.path.get("tenant") {
         Some(tenant) => ObjectName::of(tenant, Kind::ApiKey, &name),
         None => ObjectName::operator_key(&name),
@@ -127,10 +129,11 @@ async fn write_key(
 /// Reads a document that contains the name of its object.
 async fn named_document(
     front: &Front,
+    administrator: &Administrator,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<(String, Document), Problem> {
-    let mut document = spec(front, headers, body).await?;
+    let mut document = spec(front, administrator, headers, body).await?;
     if let Some(Json::String(name)) = document.remove("name") {
         return Ok((name, document));
     }

@@ -101,6 +101,7 @@ fn entry(entry: &Entry) -> Json {
         actor,
         target,
         detail,
+        ..
     } = &entry.record;
     json!({
         "id": entry.id.to_string(), "at": moment(entry.at_ms), "tenant": tenant, "kind": kind,

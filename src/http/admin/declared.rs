@@ -203,7 +203,10 @@ async fn read(call: Call, kind: Kind) -> OperationResult {
 async fn put(call: Call, kind: Kind) -> OperationResult {
     let (front, name) = (call.front, object_name(&call.path, kind));
     let expected = expected(&call.headers)?;
-    let mut object = Object::new(kind, spec(&front, &call.headers, call.body).await?);
+    let mut object = Object::new(
+        kind,
+        spec(&front, &call.caller.administrator, &call.headers, call.body).await?,
+    );
     let before = front.snapshot.database()?.objects().get(&name).await?;
     let kept = before.as_ref().map(|stored| &stored.object);
     object.keep_secrets(&name, kept).map_err(Problem::invalid)?;

@@ -166,7 +166,7 @@ pub(super) async fn remove_client(call: Call) -> OperationResult {
     let registered = store.clients().get(tenant, client).await?;
     registered.ok_or_else(Problem::not_found)?;
     let target = format!("client {tenant}/{client}");
-    let record = record(&call.caller, tenant, "client.removed", target);
+    let record = record(&call.caller, tenant, "client.removed", &target);
     store.audit().append(&[record]).await?;
     store.clients().remove(tenant, client).await?;
     refresh_issued(&call.front).await;
@@ -183,7 +183,7 @@ async fn revoke(call: Call) -> OperationResult {
     };
     let tenant = call.path.tenant();
     let target = format!("{kind} {tenant}/{name}");
-    let record = record(&call.caller, tenant, "grants.revoked", target);
+    let record = record(&call.caller, tenant, "grants.revoked", &target);
     let store = call.front.snapshot.database()?;
     // The record is written before the grants end.
     store.audit().append(&[record]).await?;
@@ -192,14 +192,9 @@ async fn revoke(call: Call) -> OperationResult {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-fn record(caller: &Caller, tenant: &str, kind: &str, target: String) -> Record {
-    Record {
-        tenant: Some(tenant.to_owned()),
-        kind: kind.to_owned(),
-        actor: caller.administrator.actor.clone(),
-        target,
-        detail: json!({}),
-    }
+fn record(caller: &Caller, tenant: &str, kind: &str, target: &str) -> Record {
+    let actor = &caller.administrator.actor;
+    Record::new(Some(tenant), kind, actor, target, json!({}))
 }
 
 /// Reads a revocation: exactly one of `grant`, `client` and `subject`.

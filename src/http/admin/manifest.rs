@@ -2,6 +2,7 @@
 
 use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
 use serde_json::{Value as Json, json};
+use tokio::task::{JoinError, spawn_blocking};
 
 use super::{
     caller::Permission,
@@ -13,7 +14,8 @@ use super::{
 };
 use crate::{
     config::Format,
-    declare::{Change, Prune},
+    database,
+    declare::{Change, Declared, Prune},
     http::reply::Problem,
     manifest::objects,
 };
@@ -37,10 +39,9 @@ async fn apply(call: Call) -> OperationResult {
     let format = format_of(&call.headers)?;
     let front = call.front;
     let body = body(call.body, front.config.http.max_body).await?;
-    let text = std::str::from_utf8(&body)
-        .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
-    let received = objects::parse_request("manifest", text, format);
-    let wanted = received.map_err(Problem::invalid)?.declared;
+    let parsed = spawn_blocking(move || parsed(&body, format)).await;
+    let bug = |error: JoinError| database::Error::Bug(format!("a body is not parsed: {error}"));
+    let wanted = parsed.map_err(bug)??;
     let store = front.snapshot.database()?;
     let changes = if is_dry {
         store.objects().plan(&wanted, prune).await
@@ -56,6 +57,14 @@ async fn apply(call: Call) -> OperationResult {
     }
     let changes: Vec<Json> = changes.iter().map(change).collect();
     Ok(ok(&json!({"changes": changes, "dry_run": is_dry})))
+}
+
+/// Parses a manifest, which takes long if it is large.
+fn parsed(body: &[u8], format: Format) -> Result<Declared, Problem> {
+    let text = std::str::from_utf8(body)
+        .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
+    let received = objects::parse_request("manifest", text, format);
+    Ok(received.map_err(Problem::invalid)?.declared)
 }
 
 fn change(change: &Change) -> Json {

@@ -180,7 +180,7 @@ async fn end_session(call: Call) -> OperationResult {
     let (front, caller) = (&call.front, &call.caller);
     let store = front.snapshot.database()?;
     let target = format!("session {tenant}/{id}");
-    let record = record(caller, tenant, "session.ended", target, how);
+    let record = record(caller, tenant, "session.ended", &target, how);
     if !front.hub.sessions(tenant).iter().any(|one| one.id == id) {
         return Err(Problem::not_found());
     }
@@ -235,7 +235,7 @@ async fn restart(call: Call) -> OperationResult {
     let (tenant, name) = (call.path.tenant(), call.path.name());
     let store = call.front.snapshot.database()?;
     let target = format!("server {tenant}/{name}");
-    let record = record(&call.caller, tenant, "server.restarted", target, how);
+    let record = record(&call.caller, tenant, "server.restarted", &target, how);
     store.audit().append(&[record]).await?;
     let count = call.front.hub.restart(tenant, name, how);
     Ok(answer(StatusCode::ACCEPTED, &json!({"children": count})))
@@ -264,14 +264,10 @@ async fn quotas(call: Call) -> OperationResult {
     })))
 }
 
-fn record(caller: &Caller, tenant: &str, kind: &str, target: String, how: EndMode) -> Record {
-    Record {
-        tenant: Some(tenant.to_owned()),
-        kind: kind.to_owned(),
-        actor: caller.administrator.actor.clone(),
-        target,
-        detail: json!({"mode": if how == EndMode::Now { "now" } else { "drain" }}),
-    }
+fn record(caller: &Caller, tenant: &str, kind: &str, target: &str, how: EndMode) -> Record {
+    let detail = json!({"mode": if how == EndMode::Now { "now" } else { "drain" }});
+    let actor = &caller.administrator.actor;
+    Record::new(Some(tenant), kind, actor, target, detail)
 }
 
 fn mode(query: &Query) -> Result<EndMode, Problem> {

@@ -35,6 +35,11 @@ impl Problem {
         }
     }
 
+    /// The status of the response.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// Adds the mistakes of a document.
     pub(crate) fn with_errors(self, errors: Vec<Mistake>) -> Self {
         Self { errors, ..self }
@@ -57,7 +62,11 @@ impl IntoResponse for Problem {
         });
         if !self.errors.is_empty() {
             let error = |mistake: &Mistake| json!({"key": mistake.key, "what": mistake.what, "remedy": mistake.remedy});
-            body["errors"] = self.errors.iter().map(error).collect();
+            body["errors"] = self.errors.iter().take(ERRORS).map(error).collect();
+            let more = self.errors.len().saturating_sub(ERRORS);
+            if more > 0 {
+                body["detail"] = format!("{}, and {more} more mistakes", self.detail).into();
+            }
         }
         let mut response = answer(self.status, &body);
         let headers = response.headers_mut();
@@ -69,5 +78,7 @@ impl IntoResponse for Problem {
     }
 }
 
+/// Maximum mistakes in a problem: nobody reads more at once, and a document can have very many.
+const ERRORS: usize = 100;
 /// Media type of problem details.
 pub(crate) const PROBLEM: &str = "application/problem+json";

@@ -6,11 +6,15 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    auth::Principal, database::Record, declare::Server, protocol::Message, state::SessionId,
+    auth::Principal,
+    database::{FIELD, Record, cut},
+    declare::Server,
+    protocol::Message,
+    state::SessionId,
     telemetry::Outcome,
 };
 
-/// The part of the audit record that is known when the call begins.
+/// The part of the audit record that is known when the call begins, cut: it lives as long as the call.
 pub(crate) struct Audited {
     method: String,
     name: Option<String>,
@@ -21,8 +25,8 @@ impl Audited {
     /// Begins the record of a call; none for a server without `audit_calls`.
     pub(crate) fn begin(server: &Server, message: &Message) -> Option<Box<Self>> {
         let begin = || Self {
-            method: message.method_name().into_owned(),
-            name: message.name().map(String::from),
+            method: cut(&message.method_name(), FIELD).into_owned(),
+            name: message.name().map(|name| cut(&name, FIELD).into_owned()),
             began: Instant::now(),
         };
         server.audit_calls.then(|| Box::new(begin()))
@@ -37,16 +41,13 @@ impl Audited {
         outcome: Outcome,
     ) -> Record {
         let Server { tenant, name, .. } = server;
-        Record {
-            tenant: Some(tenant.clone()),
-            kind: "call".to_owned(),
-            actor: principal.subject().unwrap_or("anonymous").to_owned(),
-            target: format!("server {tenant}/{name}"),
-            detail: json!({
-                "method": self.method, "name": self.name, "outcome": outcome.into_str(),
-                "client": principal.client(), "session": session.short(),
-                "ms": u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
-            }),
-        }
+        let detail = json!({
+            "method": self.method, "name": self.name, "outcome": outcome.into_str(),
+            "client": principal.client(), "session": session.short(),
+            "ms": u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
+        let actor = principal.subject().unwrap_or("anonymous");
+        let target = format!("server {tenant}/{name}");
+        Record::new(Some(tenant), "call", actor, &target, detail)
     }
 }

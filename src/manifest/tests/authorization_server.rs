@@ -31,6 +31,17 @@ fn builtin(text: &str) -> Arc<Builtin> {
 const HASH: &str =
     "$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
+/// One tenant's hash is computed in the turns of all.
+#[test]
+fn a_costly_hash_is_a_mistake_of_its_user() {
+    let costly = HASH
+        .replace("m=19456,t=2", "m=262144,t=16")
+        .replace('$', "$$");
+    let text = format!("tenants:\n  a:\n    users:\n      ada: {{password_hash: \"{costly}\"}}\n");
+    let found = read(&text).expect_err("a mistake");
+    insta::assert_snapshot!(found, @"F:4: tenants.a.users.ada.password_hash: costs more than m=65536,t=4,p=4; write an Argon2id hash like $$argon2id$$v=19$$m=19456,t=2,p=1$$…, or password");
+}
+
 #[test]
 #[expect(clippy::too_many_lines, reason = "one table")]
 fn reads_every_key() {

@@ -77,6 +77,22 @@ impl Throttle {
         let _ = self.spend(key, u32::MAX);
     }
 
+    /// Gives back what [`Self::spend`] took for an event that did not happen.
+    pub(crate) fn refund(&self, key: &impl Hash) {
+        self.refund_at(key, self.now());
+    }
+
+    fn refund_at(&self, key: &impl Hash, now: u32) {
+        let count = |old: u64| {
+            let entry = Entry::unpack(old).at(now);
+            let count = entry.count.checked_sub(1)?;
+            Some(Entry { count, ..entry }.pack())
+        };
+        let slot = self.slot(key);
+        // Nothing is left to give back where another minute has begun.
+        let _ = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+    }
+
     fn slot(&self, key: &impl Hash) -> &AtomicU64 {
         let hash = self.hasher.hash_one(key);
         #[expect(clippy::cast_possible_truncation, reason = "the remainder is small")]
@@ -162,6 +178,23 @@ mod tests {
         assert_eq!(throttle.check_at(&"a", 3, 60), Err(Duration::from_secs(1)));
         assert_eq!(throttle.spend_at(&"a", 3, 61), Ok(()), "another minute");
         assert_eq!(throttle.spend_at(&"a", 3, 61), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn refunded_events_do_not_count() {
+        let throttle = Throttle::new();
+        for _ in 0..100 {
+            assert_eq!(throttle.spend_at(&"a", 2, 1), Ok(()));
+            assert_eq!(throttle.spend_at(&"a", 2, 1), Ok(()));
+            assert!(throttle.spend_at(&"a", 2, 1).is_err());
+            throttle.refund_at(&"a", 1);
+            throttle.refund_at(&"a", 1);
+            throttle.refund_at(&"a", 1);
+        }
+        assert_eq!(throttle.spend_at(&"a", 1, 1), Ok(()));
+        throttle.refund_at(&"a", 61);
+        assert_eq!(throttle.spend_at(&"a", 1, 61), Ok(()), "another minute");
+        assert!(throttle.spend_at(&"a", 1, 61).is_err());
     }
 
     #[tokio::test]

@@ -60,6 +60,7 @@ impl BrowserRequest {
             .logins()
             .has_consented(tenant, subject, client, &authorization.digest);
         if !prompt.consent && known.await? {
+            self.draw_write()?;
             return self
                 .issue_code(&authorization, &person, redirect_status)
                 .await;

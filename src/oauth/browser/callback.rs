@@ -83,6 +83,8 @@ impl BrowserRequest {
             authorization.parameters.prompt.login || authorization.parameters.max_age.is_some();
         let to = identity.authorization_url(&login, again).await;
         let to = to.map_err(|unknown| provider_error_page(provider, &unknown))?;
+        // After the provider's metadata are known: without them the page stays valid.
+        self.take_decision(flow).await?;
         let pending = PendingLogin {
             query: flow.query.clone(),
             is_short: flow.is_short,

@@ -3,7 +3,7 @@
 //! A consent is stored for a person, a client and everything that the page showed. If only a provider
 //! can identify the person, the page comes before the redirect. Otherwise an existing session at the
 //! provider would admit any client without consent (2025-11-25 security best practices, "Confused
-//! Deputy Problem").
+//! Deputy Problem"). A decision is taken once.
 
 use axum::{
     extract::{Request, State},
@@ -87,7 +87,7 @@ impl BrowserRequest {
         let authorization = self.read(&flow.query).await?;
         match fields.get("decision") {
             Some("allow") => self.allow(authorization, flow).await,
-            Some("deny") => self.deny(&authorization).await,
+            Some("deny") => self.deny(&authorization, &flow).await,
             Some("switch") => self.switch_account(&flow).await,
             _ => {
                 let what = "The form does not say what was decided.";
@@ -116,6 +116,8 @@ impl BrowserRequest {
         if flow.shown != Some(authorization.digest) {
             return self.consent_page(&authorization, flow, Some(&person), None);
         }
+        self.check_server(&authorization, &person)?;
+        self.take_decision(&flow).await?;
         self.record_consent(&authorization, &person, StatusCode::SEE_OTHER)
             .await
     }
@@ -140,8 +142,9 @@ impl BrowserRequest {
             .await
     }
 
-    async fn deny(&self, authorization: &AuthorizationRequest) -> StepResult {
+    async fn deny(&self, authorization: &AuthorizationRequest, flow: &Flow) -> StepResult {
         let person = self.person().await?;
+        self.take_decision(flow).await?;
         let subject = person.map(|person| person.subject).unwrap_or_default();
         self.audit_consent("consent.denied", &subject, authorization)
             .await;

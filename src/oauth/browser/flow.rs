@@ -1,18 +1,24 @@
 //! State of a flow from authorization request to response, carried in a hidden form field: sealed,
 //! bound to one browser, and limited in time.
 //!
-//! The state needs no row, so requests without a log-in write nothing. The parameters are stored as
-//! received and parsed again at every step. Not here: the steps.
+//! The state needs no row, so requests without a log-in write nothing. A flow is decided once. The
+//! parameters are stored as received and parsed again at every step. Not here: the steps.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use super::cookie::BrowserId;
-use crate::database::Database;
+use crate::{
+    base::Sha256,
+    database::{self, Database},
+};
 
 /// An unfinished authorization request of a browser.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Flow {
+    /// The random name under which its decision is recorded.
+    id: [u8; 16],
     /// The parameters, as received.
     pub(crate) query: String,
     /// Set if the request used the short path of the default tenant.
@@ -49,6 +55,7 @@ impl Flow {
     /// Starts a flow in `browser`.
     pub(crate) fn new(query: String, is_short: bool, browser: &BrowserId, expires_ms: i64) -> Self {
         Self {
+            id: Uuid::new_v4().into_bytes(),
             query,
             is_short,
             browser: browser.hash(),
@@ -56,6 +63,20 @@ impl Flow {
             provider: None,
             shown: None,
         }
+    }
+
+    /// Records that the flow is decided; returns false if it was decided before.
+    pub(super) async fn decide(
+        &self,
+        store: &Database,
+        tenant: &str,
+    ) -> Result<bool, database::Error> {
+        let mut digest = Sha256::new();
+        for part in [&b"flow"[..], &self.id] {
+            digest.add_part(part);
+        }
+        let (logins, value) = (store.logins(), digest.finish());
+        logins.use_once(tenant, &value, self.expires_ms).await
     }
 
     /// Seals the flow for a hidden field; `None` if the system has no randomness.

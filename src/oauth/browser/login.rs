@@ -59,18 +59,24 @@ impl BrowserRequest {
         }
         let name = fields.get("username").unwrap_or_default();
         let given = fields.get("password").unwrap_or_default();
-        self.check_attempts(name)?;
+        // Before the comparison, whose result must not show in what is refused.
+        self.draw_write()?;
+        self.spend_attempt(name)
+            .inspect_err(|_| self.refund_write())?;
         let user = self.server.builtin.users.get(name);
         // Unknown and disabled users cost the same work, so that timing does not reveal them.
         let active = user.filter(|user| !user.disabled);
         let stored = active.and_then(|user| user.password.as_ref());
         let stored = stored.map(Secret::expose);
-        let Some(is_right) = password::verify(stored, given).await else {
+        let Some(is_right) = password::verify(self.tenant(), stored, given).await else {
+            self.refund_attempt(name);
+            self.refund_write();
             return Err(ErrorPage::away("Too many people log in at this moment.").into());
         };
         let Some(user) = active.filter(|_| is_right) else {
             return self.failed_log_in(&authorization, &flow, name).await;
         };
+        self.refund_attempt(name);
         let person = Person {
             subject: user.name.clone(),
             title: user.name.clone(),
@@ -116,7 +122,7 @@ impl BrowserRequest {
         flow: &Flow,
         name: &str,
     ) -> StepResult {
-        self.count_attempt(name);
+        self.refund_write();
         self.oauth.0.metrics.logins.add(Login::BadPassword);
         let denials = &self.oauth.0.denials;
         denials.report(Denial {
@@ -125,6 +131,13 @@ impl BrowserRequest {
             server: "".into(),
             route: "login",
             reason: Denied::BadPassword,
+            // Only names that exist: what was typed may be a password.
+            user: self
+                .server
+                .builtin
+                .users
+                .get(name)
+                .map(|user| user.name.as_str().into()),
             detail: "a wrong password, or a user who may not log in",
         });
         denials.settle().await;
@@ -132,15 +145,18 @@ impl BrowserRequest {
         self.login_page(authorization, flow, Some(wrong), StatusCode::FORBIDDEN)
     }
 
-    /// Refuses a log-in after too many failures by its address or for its user name. No user is
-    /// locked out for longer than a minute.
-    fn check_attempts(&self, name: &str) -> Result<(), ErrorPage> {
+    /// Takes an attempt of the address and of the user name before the password is compared, so that
+    /// attempts at the same time are no more. No user is locked out for longer than a minute.
+    fn spend_attempt(&self, name: &str) -> Result<(), ErrorPage> {
         let OauthState {
             failures, config, ..
         } = &*self.oauth.0;
         let (of_address, of_name) = (account(self.address), (self.tenant(), name));
-        let address = failures.check(&of_address, config.oauth.failures);
-        let tried = address.and_then(|()| failures.check(&of_name, TRIES));
+        let address = failures.spend(&of_address, config.oauth.failures);
+        let tried = address.and_then(|()| {
+            let tried = failures.spend(&of_name, TRIES);
+            tried.inspect_err(|_| failures.refund(&of_address))
+        });
         tried.map_err(|retry| ErrorPage {
             status: StatusCode::TOO_MANY_REQUESTS,
             title: "Too many attempts",
@@ -153,10 +169,11 @@ impl BrowserRequest {
         })
     }
 
-    fn count_attempt(&self, name: &str) {
+    /// Gives back an attempt that was no failure.
+    fn refund_attempt(&self, name: &str) {
         let failures = &self.oauth.0.failures;
-        failures.note(&account(self.address));
-        failures.note(&(self.tenant(), name));
+        failures.refund(&account(self.address));
+        failures.refund(&(self.tenant(), name));
     }
 
     /// Shows the log-in page.

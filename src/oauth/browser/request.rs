@@ -28,6 +28,7 @@ use crate::{
             Form,
             posted::{collected, is_form},
             secret,
+            throttle::account,
         },
         clients::{Client, ClientError},
         server::{AuthorizationServer, Oauth, attempt},
@@ -271,13 +272,8 @@ impl BrowserRequest {
             detail.extend(more);
         }
         let audit = &self.oauth.0.audit;
-        audit.add(Record {
-            tenant: Some(self.tenant().to_owned()),
-            kind: kind.to_owned(),
-            actor: actor.to_owned(),
-            target,
-            detail,
-        });
+        let tenant = Some(self.tenant());
+        audit.add(Record::new(tenant, kind, actor, &target, detail));
         audit.flush().await;
     }
 
@@ -285,6 +281,38 @@ impl BrowserRequest {
     pub(super) fn seal(&self, flow: &Flow, page: FormKind) -> Result<String, StepRefusal> {
         flow.seal(self.store()?, self.tenant(), page)
             .ok_or_else(no_randomness)
+    }
+
+    /// Draws a log-in, a decision or a code from the budget of the address, before it is stored.
+    pub(super) fn draw_write(&self) -> Result<(), ErrorPage> {
+        let state = &self.oauth.0;
+        let (account, bound) = (account(self.address), state.config.oauth.writes);
+        let drawn = state.writes.spend(&("address", account), bound);
+        drawn.map_err(|retry| ErrorPage {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            title: "Too many log-ins",
+            what: "There were too many log-ins and decisions from your address in the last \
+                   minute."
+                .to_owned(),
+            remedy: "Wait a minute, then connect again from your application.",
+            retry: Some(retry.as_secs().max(1)),
+        })
+    }
+
+    /// Gives back what [`Self::draw_write`] took, because nothing is stored.
+    pub(super) fn refund_write(&self) {
+        let writes = &self.oauth.0.writes;
+        writes.refund(&("address", account(self.address)));
+    }
+
+    /// Takes the decision of a flow, once, before anything of it is stored.
+    pub(super) async fn take_decision(&self, flow: &Flow) -> Result<(), StepRefusal> {
+        self.draw_write()?;
+        if flow.decide(self.store()?, self.tenant()).await? {
+            return Ok(());
+        }
+        let what = "This page was answered already. Its answer counts, and no other.";
+        Err(ErrorPage::bad("This page does not hold any more", what, RECONNECT).into())
     }
 
     /// Opens the flow of a submitted form.

@@ -60,6 +60,7 @@ pub(crate) async fn attempt(
         server: "".into(),
         route,
         reason,
+        user: None,
         detail: refusal.what(),
     });
     // The denial is in the audit trail before the response is sent.
@@ -76,11 +77,7 @@ pub(crate) fn note(
     target: &str,
     detail: serde_json::Value,
 ) {
-    state.audit.add(Record {
-        tenant: Some(server.tenant.name.clone()),
-        kind: kind.to_owned(),
-        actor: actor.to_owned(),
-        target: target.to_owned(),
-        detail,
-    });
+    let tenant = Some(server.tenant.name.as_str());
+    let record = Record::new(tenant, kind, actor, target, detail);
+    state.audit.add(record);
 }

@@ -35,8 +35,10 @@ pub(crate) struct OauthState {
     pub(crate) random: SystemRandom,
     /// Failed codes, secrets, tokens and passwords, by address.
     pub(crate) failures: Throttle,
-    /// Registrations, by address, by redirect host and in total.
+    /// Registrations and their changes, by address, by client, by redirect host and in total.
     pub(crate) registrations: Throttle,
+    /// Log-ins, decisions and codes by address, refreshes by grant, assertions by client.
+    pub(crate) writes: Throttle,
     /// Client ID metadata documents, cached.
     pub(crate) documents: Documents,
     /// Identity providers.
@@ -68,6 +70,7 @@ impl Oauth {
             random: SystemRandom::new(),
             failures: Throttle::new(),
             registrations: Throttle::new(),
+            writes: Throttle::new(),
             denials,
             metrics,
         }))

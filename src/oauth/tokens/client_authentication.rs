@@ -182,6 +182,9 @@ async fn by_assertion(
         return Err(REFUSED);
     }
     // Recorded after the signature check, so that unsigned assertions cannot fill the record.
+    let by = ("assertion", &server.tenant.name, &client.id);
+    let budget = state.writes.spend(&by, ASSERTIONS);
+    budget.map_err(|retry| OauthRefusal::too_many("too many assertions", retry))?;
     let store = state.snapshot.database()?;
     let used = replay_key(&assertion);
     let until_ms = assertion
@@ -250,6 +253,10 @@ const MISSING: OauthRefusal =
 
 /// RFC 7523, section 2.2.
 const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
+
+/// Maximum assertions of one client per minute, each of which is recorded. A client may act for
+/// thousands of people.
+const ASSERTIONS: u32 = 6000;
 
 /// A digest that no secret has.
 const NO_DIGEST: [u8; 32] = [0; 32];

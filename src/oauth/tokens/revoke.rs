@@ -55,11 +55,13 @@ async fn revoke_grant(
         keys.and_then(|keys| jose::grant_of(text, &server.issuer, keys))
     };
     // A token of another client is left alone, with the same response (section 2.1).
-    if let Some((grant, _)) = found.filter(|(_, owner)| *owner == client.id) {
-        store
+    // A grant is revoked once, so the budget of grants is that of revocations, too.
+    if let Some((grant, _)) = found.filter(|(_, owner)| *owner == client.id)
+        && store
             .revocations()
             .revoke(tenant, &Revoked::Grant(grant))
-            .await?;
+            .await?
+    {
         let (actor, target) = (format!("client:{}", client.id), format!("grant {grant}"));
         let detail = json!({"why": "its client revoked it"});
         note(state, server, "grant.revoked", &actor, &target, detail);

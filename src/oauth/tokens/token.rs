@@ -172,11 +172,10 @@ impl Exchange<'_> {
             return Ok(());
         };
         let tenant = &self.server.tenant.name;
-        self.store
-            .revocations()
-            .revoke(tenant, &Revoked::Grant(grant))
-            .await?;
-        self.note_revoked(grant, "a code came again");
+        let revoked = Revoked::Grant(grant);
+        if self.store.revocations().revoke(tenant, &revoked).await? {
+            self.note_revoked(grant, "a code came again");
+        }
         Ok(())
     }
 
@@ -203,11 +202,7 @@ impl Exchange<'_> {
             },
             grace_ms: millis(self.state.config.oauth.grace),
         };
-        let used = self
-            .store
-            .grants()
-            .refresh(tenant, &self.client.id, &hash, &succession);
-        let (grant, salt) = match used.await? {
+        let (grant, salt) = match self.succeed(&known, &hash, &succession).await? {
             Refreshed::Good { grant, salt } => (grant, salt),
             Refreshed::Refused => return Err(BAD_REFRESH),
             Refreshed::Reused { grant } => {
@@ -218,6 +213,27 @@ impl Exchange<'_> {
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
         self.renew_client().await?;
         self.issue(&grant, &groups, &scope, &next)
+    }
+
+    /// Uses a refresh token, within the budget of its grant. A retry gets the successor that is
+    /// stored already, so it takes nothing from the budget.
+    async fn succeed(
+        &self,
+        grant: &Grant,
+        hash: &[u8; 32],
+        succession: &Succession,
+    ) -> Result<Refreshed, OauthRefusal> {
+        let (writes, by) = (&self.state.writes, ("grant", grant.id));
+        let budget = writes.spend(&by, REFRESHES);
+        budget.map_err(|retry| OauthRefusal::too_many("too many refreshes", retry))?;
+        let (tenant, client) = (&self.server.tenant.name, &self.client.id);
+        let grants = self.store.grants();
+        let used = grants.refresh(tenant, client, hash, succession).await;
+        let is_own = |salt: &[u8; 32]| *salt == succession.salt;
+        if !matches!(&used, Ok(Refreshed::Good { salt, .. }) if is_own(salt)) {
+            writes.refund(&by);
+        }
+        Ok(used?)
     }
 
     /// The resource is optional, but if present it must be that of the grant (RFC 8707, section
@@ -325,6 +341,9 @@ fn is_verifier(text: &str) -> bool {
 fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2)
 }
+
+/// Maximum refreshes of one grant per minute: each writes a token that lives for weeks.
+const REFRESHES: u32 = 300;
 
 /// Refusal of an invalid code, the same for every reason.
 const BAD_CODE: OauthRefusal = OauthRefusal::new(

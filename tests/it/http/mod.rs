@@ -4,6 +4,7 @@ pub(crate) mod administration;
 pub(crate) mod http2;
 pub(crate) mod https;
 pub(crate) mod json_payloads;
+pub(crate) mod large_objects;
 pub(crate) mod mutations;
 pub(crate) mod requests;
 pub(crate) mod rmcp;

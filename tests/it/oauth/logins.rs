@@ -194,6 +194,29 @@ async fn a_name_is_not_guessed_from_many_addresses() {
     );
 }
 
+/// 252 comparisons in 5 s were possible at once, where 20 a minute were promised.
+#[tokio::test]
+async fn guesses_at_the_same_time_are_no_more_than_one_after_the_other() {
+    let gateway = pages::gateway(json!({"oauth": {"failures": 1000}}), json!({})).await;
+    let mut first = Browser::new();
+    let login = first.open(&pages::request(&gateway, &[])).await;
+    let guess = async |name: &str, password: &str| {
+        let mut browser = Browser::new();
+        browser.steal(&first);
+        let fields = [("username", name), ("password", password)];
+        browser.submit(&login, &fields).await.status.as_u16()
+    };
+    let guesses = (0..100).map(|_| guess("ada", "wrong horse"));
+    let statuses = futures_util::future::join_all(guesses).await;
+    let count = |wanted| statuses.iter().filter(|status| **status == wanted).count();
+    assert_eq!((count(403), count(429)), (20, 80), "{statuses:?}");
+    // A right password takes nothing from the attempts.
+    for _ in 0..25 {
+        assert_eq!(guess("eve", "correct horse").await, 303);
+    }
+    assert_eq!(guess("ada", "correct horse").await, 429);
+}
+
 /// A child sees neither the token nor the cookie of its browser.
 #[tokio::test]
 async fn children_see_nothing_of_a_token_of_our_own() {

@@ -1,6 +1,7 @@
 //! Tests of the authorization server over the wire.
 
 pub(crate) mod client_metadata_documents;
+pub(crate) mod floods;
 pub(crate) mod logins;
 pub(crate) mod metadata;
 pub(crate) mod pages;

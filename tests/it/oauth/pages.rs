@@ -707,6 +707,7 @@ async fn log_ins_and_decisions_are_on_record() {
     }
     let consent = consent_page(&gateway, &mut browser, &request(&gateway, &[])).await;
     browser.submit(&consent, &[("decision", "deny")]).await;
+    let consent = browser.open(&request(&gateway, &[])).await;
     browser.submit(&consent, &ALLOW).await;
     let key = gateway.administrator();
     let asked = client()

@@ -21,7 +21,7 @@ use crate::{
 const ALLOW: [(&str, &str); 1] = [("decision", "allow")];
 
 /// A gateway with these providers, and with the local user ada.
-async fn behind(mut config: Value, providers: Value) -> Served {
+pub(crate) async fn behind(mut config: Value, providers: Value) -> Served {
     config["outbound"] = json!({"allow": ["127.0.0.0/8"]});
     let more = json!({"users": {"ada": {"password": "correct horse"}}, "providers": providers});
     gateway(config, more).await
@@ -33,7 +33,7 @@ fn openid(issuer: &str) -> Value {
 }
 
 /// Chooses a provider on the log-in page. The consent page comes before the redirect.
-async fn chosen(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
+pub(crate) async fn chosen(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
     let login = browser.open(&request(gateway, &[])).await;
     let consent = browser.submit(&login, &[("provider", name)]).await;
     assert_eq!(consent.status, StatusCode::OK, "{}", consent.text);

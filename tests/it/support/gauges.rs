@@ -38,7 +38,12 @@ pub(crate) struct Gauge(u32);
 impl Gauge {
     /// The gauge of a running gateway.
     pub(crate) fn of(gateway: &Gateway) -> Self {
-        Self(gateway.process.id().unwrap())
+        Self::at(gateway.process.id().unwrap())
+    }
+
+    /// The gauge of a process.
+    pub(crate) const fn at(pid: u32) -> Self {
+        Self(pid)
     }
 
     fn read(&self, name: &str) -> String {

@@ -1,0 +1,240 @@
+//! Floods of requests that want something written: each change is written once, and one address
+//! can have only so much written in a minute.
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::{
+    oauth::{
+        pages::{self, ADA, consent_page, request},
+        providers::{behind, chosen},
+    },
+    support::{
+        browser::{Browser, Shown},
+        harness::within,
+        oauth_client::{App, BACK, gateway, register, send},
+        served::Served,
+    },
+};
+
+/// The number of audit records of a kind, repetitions included.
+async fn recorded(gateway: &Served, kind: &str) -> usize {
+    let url = format!("{}/api/v1/audit?kind={kind}&limit=1000", gateway.origin());
+    let page = send(Method::GET, &url, &gateway.administrator(), None).await;
+    assert_eq!(page.status, StatusCode::OK, "{}", page.body);
+    page.body["items"].as_array().unwrap().len()
+}
+
+fn assert_delayed(shown: &Shown) {
+    assert_eq!(
+        shown.status,
+        StatusCode::TOO_MANY_REQUESTS,
+        "{}",
+        shown.text
+    );
+    let retry: u64 = shown.header("retry-after").parse().unwrap();
+    assert!((1..=60).contains(&retry), "{retry}");
+    shown.assert_guarded();
+}
+
+/// 278 MiB of records in 10 s were possible with one registration.
+#[tokio::test]
+async fn a_registration_is_changed_ten_times_a_minute_and_only_if_it_differs() {
+    let gateway = gateway(json!({})).await;
+    let made = register(&gateway, "a", &json!({"redirect_uris": [BACK]})).await;
+    let (url, token) = (
+        made.text("registration_client_uri"),
+        made.text("registration_access_token"),
+    );
+    let metadata = |name: &str| json!({"client_id": made.text("client_id"), "redirect_uris": [BACK], "client_name": name});
+    let put = async |metadata: Value| send(Method::PUT, &url, &token, Some(&metadata)).await;
+    for _ in 0..100 {
+        let same = put(metadata("One")).await;
+        assert_eq!(same.status, StatusCode::OK, "{}", same.body);
+        assert_eq!(same.text("client_name"), "One");
+    }
+    assert_eq!(recorded(&gateway, "client.changed").await, 1);
+    let mut changed = 1;
+    let refused = loop {
+        let answer = put(metadata(&format!("Number {changed}"))).await;
+        if answer.status != StatusCode::OK || changed == 100 {
+            break answer;
+        }
+        changed += 1;
+    };
+    refused.assert_refused(429, "temporarily_unavailable");
+    let retry: u64 = refused.header("retry-after").parse().unwrap();
+    assert!((1..=60).contains(&retry), "{retry}");
+    assert_eq!(changed, 10);
+    assert_eq!(recorded(&gateway, "client.changed").await, 10);
+    // What does not differ is answered, and another client has a budget of its own.
+    assert_eq!(put(metadata("Number 9")).await.status, StatusCode::OK);
+    let other = register(&gateway, "a", &json!({"redirect_uris": [BACK]})).await;
+    let body = json!({"client_id": other.text("client_id"), "redirect_uris": [BACK],
+        "client_name": "Other"});
+    let (url, token) = (
+        other.text("registration_client_uri"),
+        other.text("registration_access_token"),
+    );
+    let answer = send(Method::PUT, &url, &token, Some(&body)).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+}
+
+/// Registrations and their changes have one budget for each address.
+#[tokio::test]
+async fn changes_count_as_registrations_of_their_address() {
+    let gateway = gateway(json!({"oauth": {"registrations_address": 4}})).await;
+    let made = register(&gateway, "a", &json!({"redirect_uris": [BACK]})).await;
+    let (url, token) = (
+        made.text("registration_client_uri"),
+        made.text("registration_access_token"),
+    );
+    let mut statuses = Vec::new();
+    for name in 0..6 {
+        let body = json!({"client_id": made.text("client_id"), "redirect_uris": [BACK],
+            "client_name": name.to_string()});
+        let answer = send(Method::PUT, &url, &token, Some(&body)).await;
+        statuses.push(answer.status.as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 200, 429, 429, 429]);
+    assert_eq!(recorded(&gateway, "client.changed").await, 3);
+}
+
+/// 9,969 records in 5 s were possible with one form.
+#[tokio::test]
+async fn a_consent_form_is_taken_once() {
+    let gateway = pages::gateway(json!({}), json!({})).await;
+    let mut browser = Browser::new();
+    let url = request(&gateway, &[("prompt", "consent")]);
+    let denied = consent_page(&gateway, &mut browser, &url).await;
+    let allowed = browser.open(&url).await;
+    for (page, decision, kind) in [
+        (&denied, "deny", "consent.denied"),
+        (&allowed, "allow", "consent.given"),
+    ] {
+        let first = browser.submit(page, &[("decision", decision)]).await;
+        assert_eq!(first.status, StatusCode::SEE_OTHER, "{}", first.text);
+        for _ in 0..50 {
+            for again in ["deny", "allow"] {
+                let again = browser.submit(page, &[("decision", again)]).await;
+                assert_eq!(again.status, StatusCode::BAD_REQUEST, "{}", again.text);
+                again.assert_guarded();
+            }
+        }
+        assert_eq!(recorded(&gateway, kind).await, 1);
+    }
+}
+
+/// 54 MB of log-ins in progress in 5 s were possible with one form.
+#[tokio::test]
+async fn a_form_leads_to_a_provider_once() {
+    let provider = json!({"kind": "oauth", "issuer": "https://hub.test", "client_id": "gateway",
+        "client_secret": "secret", "authorization_url": "http://127.0.0.1:9/authorize",
+        "token_url": "http://127.0.0.1:9/token", "user_url": "http://127.0.0.1:9/user"});
+    let gateway = behind(json!({"oauth": {"writes": 5}}), json!({"acme": provider})).await;
+    let mut browser = Browser::new();
+    let allow = [("decision", "allow")];
+    let consent = chosen(&gateway, &mut browser, "acme").await;
+    let sent = browser.submit(&consent, &allow).await;
+    assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.text);
+    let again = browser.submit(&consent, &allow).await;
+    assert_eq!(again.status, StatusCode::BAD_REQUEST, "{}", again.text);
+    // A page opened again has another form; the budget of the address ends that.
+    let mut sent = 1;
+    let refused = loop {
+        let consent = chosen(&gateway, &mut browser, "acme").await;
+        let shown = browser.submit(&consent, &allow).await;
+        if shown.status != StatusCode::SEE_OTHER || sent == 20 {
+            break shown;
+        }
+        sent += 1;
+    };
+    assert_delayed(&refused);
+    assert!(sent <= 5, "{sent}");
+}
+
+/// Decisions, log-ins and codes of one address have a budget.
+#[tokio::test]
+async fn an_address_has_only_so_much_written() {
+    let gateway = pages::gateway(json!({"oauth": {"writes": 8}}), json!({})).await;
+    let mut browser = Browser::new();
+    let url = request(&gateway, &[("prompt", "consent")]);
+    consent_page(&gateway, &mut browser, &url).await;
+    let mut denied = 0;
+    let refused = loop {
+        let page = browser.open(&url).await;
+        let shown = browser.submit(&page, &[("decision", "deny")]).await;
+        if shown.status != StatusCode::SEE_OTHER || denied == 50 {
+            break shown;
+        }
+        denied += 1;
+    };
+    assert_delayed(&refused);
+    assert_eq!(denied, 7, "and the log-in");
+    assert_eq!(recorded(&gateway, "consent.denied").await, 7);
+    let login = Browser::new().open(&request(&gateway, &[])).await;
+    assert_eq!(login.status, StatusCode::OK, "pages are still shown");
+    let mut other = Browser::new();
+    let login = other.open(&request(&gateway, &[])).await;
+    assert_delayed(&other.submit(&login, &ADA).await);
+    assert_eq!(recorded(&gateway, "login").await, 1);
+}
+
+/// A remembered consent gives a code without a page, as often as the budget allows.
+#[tokio::test]
+async fn codes_without_a_page_have_a_budget() {
+    let gateway = pages::gateway(json!({"oauth": {"writes": 8}}), json!({})).await;
+    let mut browser = Browser::new();
+    let consent = consent_page(&gateway, &mut browser, &request(&gateway, &[])).await;
+    let done = browser.submit(&consent, &[("decision", "allow")]).await;
+    assert!(done.answer().contains_key("code"));
+    let mut codes = 0;
+    let refused = loop {
+        let shown = browser.open(&request(&gateway, &[])).await;
+        if shown.status != StatusCode::FOUND || codes == 50 {
+            break shown;
+        }
+        codes += 1;
+    };
+    assert_delayed(&refused);
+    assert_eq!(codes, 6, "and the log-in and the consent");
+}
+
+/// 7,819 records in 4 s were possible with one token.
+#[tokio::test]
+async fn a_revoked_token_is_revoked_once() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    let tokens = app.tokens().await;
+    let (access, refresh) = (tokens.text("access_token"), tokens.text("refresh_token"));
+    for _ in 0..50 {
+        for token in [&refresh, &access] {
+            assert_eq!(app.revoke(token).await, StatusCode::OK);
+        }
+    }
+    assert_eq!(recorded(&gateway, "grant.revoked").await, 1);
+    let refused = app.refresh(&refresh, &[]).await;
+    refused.assert_refused(400, "invalid_grant");
+}
+
+/// Each refresh writes a token that lives for weeks.
+#[tokio::test]
+async fn a_grant_is_refreshed_300_times_a_minute() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    let mut token = app.tokens().await.text("refresh_token");
+    let mut count = 0;
+    let refused = loop {
+        let answer = within("an answer", app.refresh(&token, &[])).await;
+        if answer.status != StatusCode::OK || count == 1000 {
+            break answer;
+        }
+        token = answer.text("refresh_token");
+        count += 1;
+    };
+    refused.assert_refused(429, "temporarily_unavailable");
+    assert_eq!(count, 300);
+    // Another grant is not affected, and this one goes on later: the token was not used.
+    let other = app.tokens().await.text("refresh_token");
+    assert_eq!(app.refresh(&other, &[]).await.status, StatusCode::OK);
+}

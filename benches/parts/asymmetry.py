@@ -17,6 +17,7 @@ SETS = (
     "sandbox.separation=none",
     "sandbox.shared_uid=true",
     "oauth.failures=1000000000",
+    "oauth.writes=1000000000",
 )
 
 

@@ -18,7 +18,7 @@ SETS = (
     "default.tenant=local",
     "default.server=main",
     "log.age=1s",
-    "oauth.failures=1000000000",
+    "oauth.failures=1000000000", "oauth.writes=1000000000",
     "sandbox.separation=none",
     "sandbox.shared_uid=true",
 )

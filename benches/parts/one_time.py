@@ -83,7 +83,7 @@ def two(options, database):
             port = public if number == 0 else free_port()
             sets = [f"http.listen=127.0.0.1:{port}", "ops.listen=127.0.0.1:0", f"master_key={key}"]
             sets += [f"data_dir={folder / str(number)}", f"sql.url={database.url}"]
-            sets += [f"public_url=http://127.0.0.1:{public}", "oauth.failures=1000000000"]
+            sets += [f"public_url=http://127.0.0.1:{public}", "oauth.failures=1000000000", "oauth.writes=1000000000"]
             sets += ["telemetry.log=warn,lockgate::cli=info", "sandbox.separation=none"]
             sets += ["sandbox.shared_uid=true"]
             command = [str(options.binary), "serve", "--apply", str(manifest)]

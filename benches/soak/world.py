@@ -34,7 +34,7 @@ class World(Replicas):
         self.has_disks = can_mount(folder)
         self.manifest.write_text(json.dumps({"version": 1, "tenants": tenants(child, times)}))
         self.sets = [one for one in self.sets if not one.startswith("redis.url=")]
-        self.sets += [f"sql.url={database.url}", "sandbox.shared_uid=true", "oauth.failures=1000000000"]
+        self.sets += [f"sql.url={database.url}", "sandbox.shared_uid=true", "oauth.failures=1000000000", "oauth.writes=1000000000"]
         self.sets += [f"session.idle={times.idle}s", f"log.age={times.log}s", f"oauth.access={times.access}s"]
         self.sets += ["oauth.registrations_address=100000", "spawn.wait=5s"]
 

@@ -9,6 +9,7 @@
 //! * `domain`: Landlock domain of a child
 //! * `files`: system directories, devices and programs, for that choice
 //! * `namespace`: user and mount namespaces of a child
+//! * `root`: root directory of a child
 //! * `network`: addresses that the kernel refuses to children
 //! * `seccomp`: system calls denied to a child
 //! * `uids`: uids of children
@@ -21,11 +22,12 @@ mod machine;
 pub(crate) mod namespace;
 mod network;
 mod restrictions;
+mod root;
 pub(crate) mod seccomp;
 mod uids;
 
 pub(crate) use self::choice::Sandbox;
 pub(crate) use self::machine::Kernel;
 pub(crate) use self::namespace::User;
-pub(crate) use self::restrictions::{Files, Restrictions, Store, Tcp};
+pub(crate) use self::restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp};
 pub(crate) use self::uids::UidLease;

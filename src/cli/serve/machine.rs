@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use crate::{
-    backend::{guard::stages::offers_namespaces, sandbox::Kernel},
+    backend::{guard::stages::offered_namespaces, sandbox::Kernel},
     config::{Config, Mistake, Wrong},
     declare::Offer,
 };
@@ -22,7 +22,7 @@ pub(super) fn probe(config: &Config) -> Result<(Kernel, Offer), Vec<Mistake>> {
 
 /// The kernel features of this machine.
 pub(crate) fn kernel() -> Kernel {
-    Kernel::probe(offers_namespaces(Path::new(OWN_BINARY)))
+    Kernel::probe(&offered_namespaces(Path::new(OWN_BINARY)))
 }
 
 /// The features of `kernel` that children get.
@@ -32,10 +32,7 @@ pub(crate) fn kernel() -> Kernel {
 /// The mistake in settings that require more.
 pub(crate) fn offer(kernel: &Kernel, config: &Config) -> Result<Offer, Vec<Mistake>> {
     let offer = kernel.offer(config.sandbox.separation, config.sandbox.uids);
-    offer.map_err(|(key, what)| {
-        let remedy = "choose another, or see lockgate check for what is offered here";
-        vec![Wrong::new(what, remedy).at(config.place(key), key)]
-    })
+    offer.map_err(|(key, what, remedy)| vec![Wrong::new(what, remedy).at(config.place(key), key)])
 }
 
 /// The search path in an environment.

@@ -1,0 +1,240 @@
+//! Reach of a child in profile `standard` beyond its files: UNIX sockets, shared memory, queues.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            fs::PermissionsExt,
+            net::{SocketAddr, UnixListener},
+        },
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    backend::sandbox::{Two, reads},
+    support::harness::{Session, child},
+};
+
+/// The separations in which a child has a mount namespace. A gateway of the tests may be root.
+const WITH_MOUNTS: [&str; 2] = ["uid", "namespace"];
+
+/// A UNIX socket that accepts connections, in a directory of its own below `/run`.
+struct Engine {
+    _listener: UnixListener,
+    dir: tempfile::TempDir,
+}
+
+impl Engine {
+    /// `mode` is that of the socket; its directory is open to all.
+    fn listen(mode: u32) -> Self {
+        let dir = tempfile::tempdir_in("/run").unwrap();
+        let open = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        open(dir.path(), 0o755);
+        let listener = UnixListener::bind(dir.path().join("engine.sock")).unwrap();
+        open(&dir.path().join("engine.sock"), mode);
+        Self {
+            _listener: listener,
+            dir,
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("engine.sock")
+    }
+}
+
+async fn reach(session: &Session, what: &str, path: impl AsRef<Path>, number: i64) -> String {
+    let args = json!({"what": what, "path": path.as_ref(), "number": number});
+    session.text("reach", args).await
+}
+
+/// The same attempt by a child that nothing confines, to show that it succeeds.
+fn unconfined(what: &str, path: impl AsRef<Path>, number: i64) -> String {
+    let args = json!({"what": what, "path": path.as_ref(), "number": number});
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "reach", "arguments": args}});
+    let mut process = Command::new(child())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = process.stdin.take().unwrap();
+    writeln!(stdin, "{call}").unwrap();
+    let mut line = String::new();
+    let stdout = process.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut line).unwrap();
+    drop(stdin);
+    process.wait().unwrap();
+    let answer: Value = serde_json::from_str(&line).unwrap();
+    answer["result"]["content"][0]["text"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+#[tokio::test]
+async fn no_unix_socket_of_others_is_reached() {
+    let (private, public) = (Engine::listen(0o600), Engine::listen(0o666));
+    let name = format!("lockgate-it-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let _abstract = UnixListener::bind_addr(&address).unwrap();
+    let name = format!("@{name}");
+    let temporary = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(temporary.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let temporary = temporary.path().join("x.sock");
+    let _temporary = UnixListener::bind(&temporary).unwrap();
+    let targets = [private.path(), public.path(), name.into(), temporary];
+    for target in &targets {
+        assert_eq!(unconfined("unix", target, 0), "connected");
+    }
+    let mut reached = Vec::new();
+    for separation in ["uid", "namespace", "landlock", "none"] {
+        let sets = ["sandbox.shared_uid=true"];
+        let two = Two::start(separation, &sets, "args: []").await;
+        for target in &targets {
+            let text = reach(&two.a, "unix", target, 0).await;
+            note(&mut reached, separation, &format!("{target:?}"), &text);
+        }
+        let home = std::fs::read_link(format!("/proc/{}/cwd", two.neighbour())).unwrap();
+        let _own = UnixListener::bind(home.join("own.sock")).unwrap();
+        let text = reach(&two.a, "unix", home.join("own.sock"), 0).await;
+        note(&mut reached, separation, "the neighbour's", &text);
+        std::fs::remove_file(home.join("own.sock")).unwrap();
+        // Programs talk to their own processes by pairs, and by sockets in their own directory.
+        assert_eq!(reach(&two.a, "unix_pair", "", 0).await, "connected");
+        let own = reach(&two.a, "unix_own", "", 0).await;
+        if (own == "connected") != WITH_MOUNTS.contains(&separation) {
+            reached.push(format!("{separation}: its own: {own}"));
+        }
+    }
+    assert!(reached.is_empty(), "{reached:#?}");
+}
+
+/// Notes an attempt that was not refused.
+fn note(reached: &mut Vec<String>, separation: &str, target: &str, text: &str) {
+    if !text.starts_with("refused") {
+        reached.push(format!("{separation}: {target}: {text}"));
+    }
+}
+
+#[tokio::test]
+async fn a_named_unix_socket_is_reached_and_no_other() {
+    let (named, other) = (Engine::listen(0o666), Engine::listen(0o666));
+    for path in [named.path(), named.dir.path().to_owned()] {
+        let keys = format!("sandbox: {{sockets: [{}]}}", path.display());
+        for separation in WITH_MOUNTS {
+            let two = Two::start(separation, &[], &keys).await;
+            let text = reach(&two.a, "unix", named.path(), 0).await;
+            assert_eq!(text, "connected", "{separation}");
+            let text = reach(&two.a, "unix", other.path(), 0).await;
+            assert!(text.starts_with("refused"), "{separation} {text}");
+        }
+    }
+    let two = Two::start("landlock", &[], "sandbox: {sockets: true}").await;
+    assert_eq!(reach(&two.a, "unix", other.path(), 0).await, "connected");
+    let two = Two::start("namespace", &[], "sandbox: {sockets: false}").await;
+    let text = reach(&two.a, "unix_own", "", 0).await;
+    assert_eq!(text, "refused: Operation not permitted (os error 1)");
+    assert_eq!(reach(&two.a, "unix_pair", "", 0).await, "connected");
+}
+
+/// A System V segment of this machine, removed at the end.
+struct Segment(i64);
+
+impl Segment {
+    fn make() -> Self {
+        Self(unconfined("segment_make", "", 0).parse().unwrap())
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        unconfined("segment_remove", "", self.0);
+    }
+}
+
+/// A semaphore, a message queue and a POSIX message queue of this machine, open to all users.
+struct Queues {
+    key: i64,
+    name: String,
+}
+
+impl Queues {
+    fn make() -> Self {
+        let own = std::process::id();
+        let queues = Self {
+            key: i64::from(own) | 0x4c47_0000,
+            name: format!("/lockgate-it-{own}"),
+        };
+        unconfined("queues_make", &queues.name, queues.key);
+        queues
+    }
+}
+
+impl Drop for Queues {
+    fn drop(&mut self) {
+        unconfined("queues_remove", &self.name, self.key);
+    }
+}
+
+#[tokio::test]
+async fn no_shared_memory_of_others_is_reached() {
+    let mut segment = Segment::make();
+    assert_eq!(unconfined("segment", "", segment.0), "read 77");
+    let queues = Queues::make();
+    assert_eq!(
+        unconfined("queues", &queues.name, queues.key),
+        "semaphore queue posix"
+    );
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    std::fs::write(file.path(), "shared").unwrap();
+    std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o666)).unwrap();
+    let mut reached = Vec::new();
+    for separation in ["uid", "namespace", "landlock", "none"] {
+        let sets = ["sandbox.shared_uid=true"];
+        let two = Two::start(separation, &sets, "args: []").await;
+        let text = reach(&two.a, "segment", "", segment.0).await;
+        note(&mut reached, separation, "segment", &text);
+        let text = reach(&two.a, "queues", &queues.name, queues.key).await;
+        note(&mut reached, separation, "queues", &text);
+        let text = reads(&two.a, file.path()).await;
+        note(&mut reached, separation, "file", &text);
+        let has_own = WITH_MOUNTS.contains(&separation);
+        // The neighbour's own segment and file are its own alone, if it can make any.
+        let made = reach(&two.b, "segment_make", "", 0).await;
+        if made.starts_with("refused") == has_own {
+            reached.push(format!("{separation}: its own segment: {made}"));
+        }
+        if let Ok(id) = made.parse() {
+            assert_eq!(reach(&two.b, "segment", "", id).await, "read 77");
+            let text = reach(&two.a, "segment", "", id).await;
+            // Another IPC namespace may give the same number to the segment of the test.
+            note(&mut reached, separation, "the neighbour's segment", &text);
+            for what in ["segment", "segment_remove"] {
+                let text = reach(&two.a, what, "", id).await;
+                note(&mut reached, separation, what, &text);
+            }
+        }
+        let path = format!("/dev/shm/it-{}", std::process::id());
+        let args = json!({"path": path, "text": "mine"});
+        let written = two.b.text("write_file", args).await;
+        if (written == "written") != has_own {
+            reached.push(format!("{separation}: its own file: {written}"));
+        }
+        assert!(reads(&two.a, &path).await.starts_with("refused"));
+        assert!(!Path::new(&path).exists());
+        let text = reach(&two.a, "segment_remove", "", segment.0).await;
+        note(&mut reached, separation, "removal of a segment", &text);
+        if unconfined("segment", "", segment.0) != "read 77" {
+            segment = Segment::make();
+        }
+    }
+    assert!(reached.is_empty(), "{reached:#?}");
+}

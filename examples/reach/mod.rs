@@ -11,6 +11,7 @@ pub(crate) fn attempt(what: &str, path: &str, number: i32) -> String {
         "unix" => connect(path),
         "unix_own" => own_socket(),
         "unix_pair" => UnixStream::pair().map(|_| "connected".into()),
+        "mptcp" => multipath(path),
         "segment" => attach(number),
         "segment_make" => make_segment(),
         "segment_remove" => remove(number),
@@ -41,6 +42,29 @@ fn own_socket() -> io::Result<String> {
     let outcome = UnixStream::connect("own.sock");
     std::fs::remove_file("own.sock")?;
     outcome.map(|_| "connected".into())
+}
+
+/// Connects by Multipath TCP, which servers without it take for TCP.
+fn multipath(address: &str) -> io::Result<String> {
+    let address: std::net::SocketAddrV4 = address.parse().map_err(io::Error::other)?;
+    let to = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: address.port().to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(*address.ip()).to_be(),
+        },
+        sin_zero: [0; 8],
+    };
+    let length = size_of_val(&to) as libc::socklen_t;
+    // SAFETY: the address is read with its length, and the descriptor stays open.
+    unsafe {
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP);
+        if socket == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        done(libc::connect(socket, (&raw const to).cast(), length))?;
+    }
+    Ok("connected".into())
 }
 
 /// Reads the first byte of a System V segment.

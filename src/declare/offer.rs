@@ -152,8 +152,7 @@ const NO_HIDING: &str = "nothing here hides the data directory from its children
 const NO_PORTS: &str = "single TCP ports need Landlock of Linux 6.7 or newer, and seccomp";
 const NO_NAMED_SOCKETS: &str = "single UNIX sockets need profile standard, a mount namespace of the \
      child's own, and Landlock of Linux 6.12 or newer; true allows all sockets";
-const NO_ADDRESSES: &str =
-    "its TCP reaches this gateway and link-local addresses: no cgroup v2 with BPF is delegated";
+const NO_ADDRESSES: &str = "its TCP reaches this gateway, its stores and link-local addresses: no cgroup v2 with BPF is delegated";
 const NO_MEMORY: &str = "no cgroup v2 with the memory controller is delegated to this gateway";
 const NO_PIDS: &str =
     "neither a cgroup v2 with the pids controller is delegated, nor has each child its own uid";

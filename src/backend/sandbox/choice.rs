@@ -14,7 +14,7 @@ use super::{
     cgroup::Groups,
     files,
     machine::Kernel,
-    network::Refused,
+    network::Unreachable,
     restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
     uids::{Pool, UidLease},
 };
@@ -41,19 +41,19 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// A sandbox with the capabilities of `kernel`; `ports` are those of the gateway.
+    /// A sandbox with the capabilities of `kernel`.
     pub(crate) fn new(
         kernel: &Kernel,
         offer: Offer,
         uids: Option<Uids>,
         hide: Option<HiddenPaths>,
-        ports: &[u16],
+        unreachable: Unreachable,
     ) -> io::Result<Self> {
         let uids = uids.filter(|_| offer.separation == Separation::Uid);
         let delegated = kernel.cgroup.as_ref().filter(|group| group.is_delegated);
         let filter = offer
             .refuses_addresses
-            .then_some(|group: &Path| Refused::on_this_machine(ports).apply(group));
+            .then_some(|group: &Path| unreachable.on_this_machine().apply(group));
         let groups = delegated.map(|delegation| Groups::create(delegation, filter));
         let groups = groups.transpose();
         let needs_groups = offer.bounds_memory || offer.bounds_cpu || offer.refuses_addresses;

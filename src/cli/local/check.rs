@@ -281,7 +281,7 @@ mod tests {
         operations on 127.0.0.1:9090
         serves http://127.0.0.1:8080/t/a/x/mcp: sh
         a/x: profile standard, any TCP
-        a/x: sandbox.tcp is not enforced: its TCP reaches this gateway and link-local addresses: no cgroup v2 with BPF is delegated
+        a/x: sandbox.tcp is not enforced: its TCP reaches this gateway, its stores and link-local addresses: no cgroup v2 with BPF is delegated
         serves http://127.0.0.1:8080/mcp: the same as a/x
         separation of children: landlock: each child has a domain of its own
         this machine: Landlock interface 7

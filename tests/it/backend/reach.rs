@@ -17,7 +17,11 @@ use serde_json::{Value, json};
 
 use crate::{
     backend::sandbox::{Two, reads},
-    support::harness::{Session, child},
+    support::{
+        harness::{Session, child},
+        postgres::Postgres,
+        redis::{Kind, Redis},
+    },
 };
 
 /// The separations in which a child has a mount namespace. A gateway of the tests may be root.
@@ -237,4 +241,69 @@ async fn no_shared_memory_of_others_is_reached() {
         }
     }
     assert!(reached.is_empty(), "{reached:#?}");
+}
+
+#[tokio::test]
+async fn multipath_tcp_does_not_pass_the_refused_addresses() {
+    for separation in ["uid", "namespace", "landlock"] {
+        let two = Two::start(separation, &[], "args: []").await;
+        let own = two.gateway.base().strip_prefix("http://").unwrap();
+        let own = own.split('/').next().unwrap();
+        let text = reach(&two.a, "mptcp", own, 0).await;
+        assert!(text.contains("os error 1)"), "{separation} {text}");
+    }
+}
+
+#[tokio::test]
+async fn networks_of_the_operator_are_refused() {
+    let listener = std::net::TcpListener::bind("127.9.8.7:0").unwrap();
+    let (near, six) = (
+        listener.local_addr().unwrap().to_string(),
+        std::net::TcpListener::bind("[::1]:0").unwrap(),
+    );
+    let six = six.local_addr().unwrap().to_string();
+    let sets = ["sandbox.refuse=[\"127.9.0.0/16\", \"198.51.100.7\", \"::1/128\"]"];
+    let two = Two::start("landlock", &sets, "args: []").await;
+    let mapped = near.replace("127.9.8.7", "[::ffff:127.9.8.7]");
+    for address in [&near, &mapped, &six, "198.51.100.7:443"] {
+        let text = two.a.text("connect", json!({"address": address})).await;
+        assert!(text.contains("os error 1)"), "{address} {text}");
+    }
+    let other = std::net::TcpListener::bind("127.8.8.7:0").unwrap();
+    let other = other.local_addr().unwrap().to_string();
+    let text = two.a.text("connect", json!({"address": other})).await;
+    assert_eq!(text, "connected");
+}
+
+#[tokio::test]
+async fn stores_and_replicas_elsewhere_are_refused() {
+    let (redis, postgres) = (Redis::start(Kind::Redis), Postgres::start());
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let cluster = free.local_addr().unwrap();
+    drop(free);
+    // The parameter is the address of the server, the host a name of it: neither is reached.
+    let store = postgres.url().replace("@127.0.0.1:", "@198.51.100.7:");
+    let port = store.rsplit_once(':').unwrap().1;
+    let port = port.split('/').next().unwrap();
+    let sets = [
+        format!("redis.url={}", redis.url()),
+        format!("sql.url={store}&hostaddr=127.0.0.1"),
+        format!("cluster.listen={cluster}"),
+    ];
+    let sets = sets.each_ref().map(String::as_str);
+    let two = Two::start("landlock", &sets, "args: []").await;
+    let replicas = ["198.51.100.8", "[2001:db8::7]"].map(|ip| format!("{ip}:{}", cluster.port()));
+    let stores = ["198.51.100.7", "127.0.0.1"].map(|ip| format!("{ip}:{port}"));
+    for address in replicas.iter().chain(&stores) {
+        let text = two.a.text("connect", json!({"address": address})).await;
+        assert!(text.contains("os error 1)"), "{address} {text}");
+    }
+    let text = two
+        .a
+        .text(
+            "connect",
+            json!({"address": format!("198.51.100.8:{port}")}),
+        )
+        .await;
+    assert!(!text.contains("os error 1)"), "another machine: {text}");
 }

@@ -48,14 +48,14 @@ fn own_socket() -> io::Result<String> {
 fn multipath(address: &str) -> io::Result<String> {
     let address: std::net::SocketAddrV4 = address.parse().map_err(io::Error::other)?;
     let to = libc::sockaddr_in {
-        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_family: libc::sa_family_t::try_from(libc::AF_INET).map_err(io::Error::other)?,
         sin_port: address.port().to_be(),
         sin_addr: libc::in_addr {
             s_addr: u32::from(*address.ip()).to_be(),
         },
         sin_zero: [0; 8],
     };
-    let length = size_of_val(&to) as libc::socklen_t;
+    let length = libc::socklen_t::try_from(size_of_val(&to)).map_err(io::Error::other)?;
     // SAFETY: the address is read with its length, and the descriptor stays open.
     unsafe {
         let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP);

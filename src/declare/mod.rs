@@ -15,6 +15,7 @@
 //! * `quotas`: quotas of a tenant and of its principals
 //! * `redirect`: redirect URIs that a client may register
 //! * `server`: a server, its time limits, bounds and supervision
+//! * `wall`: what profile `standard` holds back from a child
 
 mod authorization_server;
 mod catalog;
@@ -29,6 +30,7 @@ mod policy;
 mod quotas;
 pub(crate) mod redirect;
 mod server;
+mod wall;
 
 #[cfg(test)]
 pub(crate) use self::authorization_server::TenantRevocations;

@@ -307,3 +307,109 @@ async fn stores_and_replicas_elsewhere_are_refused() {
         .await;
     assert!(!text.contains("os error 1)"), "another machine: {text}");
 }
+
+/// The table of `lockgate check`: what a child cannot reach under a separation.
+fn walls(sets: &[&str]) -> Vec<(String, bool)> {
+    let output = Command::new(env!("CARGO_BIN_EXE_lockgate"))
+        .arg("check")
+        .args(sets.iter().flat_map(|set| ["--set", set]))
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("  "));
+    rows.map(|row| {
+        let (what, holds) = row.rsplit_once("  ").unwrap();
+        (what.trim().to_owned(), holds == "yes")
+    })
+    .collect()
+}
+
+/// The attack of `two.a` on what a row of that table names; true if it fails.
+async fn fails(two: &Two, what: &str, outside: &Outside) -> bool {
+    let neighbour = two.neighbour();
+    let home = std::fs::read_link(format!("/proc/{neighbour}/cwd")).unwrap();
+    let process = |file: &str| format!("/proc/{neighbour}/{file}");
+    let own = two.gateway.base().strip_prefix("http://").unwrap();
+    let text = match what {
+        "files of other children and of the gateway" => {
+            std::fs::write(home.join("secret"), "x").unwrap();
+            reads(&two.a, home.join("secret")).await
+        }
+        "signals to other processes" => two.a.text("kill", json!({"pid": neighbour})).await,
+        "memory and environment of other processes" => reads(&two.a, process("environ")).await,
+        "command lines of other processes" => reads(&two.a, process("cmdline")).await,
+        "UNIX sockets of others" => reach(&two.a, "unix", outside.socket.path(), 0).await,
+        "abstract UNIX sockets of others" => reach(&two.a, "unix", &outside.name, 0).await,
+        "System V IPC and message queues of others" => {
+            let (key, name) = (outside.queues.key, &outside.queues.name);
+            reach(&two.a, "queues", name, key).await
+        }
+        "/dev/shm of others" => reads(&two.a, outside.memory.path()).await,
+        "TCP to the gateway, its stores and replicas" => {
+            let address = own.split('/').next().unwrap();
+            two.a.text("connect", json!({"address": address})).await
+        }
+        "TCP to metadata addresses" => {
+            let args = json!({"address": "169.254.169.254:80"});
+            let text = two.a.text("connect", args).await;
+            // Without the wall it fails as well, in another way, on a machine without the service.
+            return text.contains("os error 1)");
+        }
+        "memory above limits.memory" => {
+            let answer = two.b.call("hold", json!({"bytes": 128 << 20})).await;
+            return answer["error"]["code"] == -31001;
+        }
+        "processes above limits.pids" => {
+            let started = two.a.text("fork_bomb", json!({"n": 60})).await;
+            return started.parse::<u32>().unwrap() < 60;
+        }
+        _ => panic!("a row without an attack: {what}"),
+    };
+    text.starts_with("refused")
+}
+
+/// Things of this machine that are open to all users.
+struct Outside {
+    socket: Engine,
+    name: String,
+    _listener: UnixListener,
+    queues: Queues,
+    memory: tempfile::NamedTempFile,
+}
+
+impl Outside {
+    fn make() -> Self {
+        let name = format!("lockgate-walls-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let memory = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        std::fs::set_permissions(memory.path(), PermissionsExt::from_mode(0o666)).unwrap();
+        Self {
+            socket: Engine::listen(0o666),
+            name: format!("@{name}"),
+            _listener: UnixListener::bind_addr(&address).unwrap(),
+            queues: Queues::make(),
+            memory,
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_row_of_check_is_what_a_child_can_do() {
+    let outside = Outside::make();
+    let mut wrong = Vec::new();
+    for separation in ["uid", "namespace", "landlock", "none"] {
+        let keys = "limits: {pids: 40, memory: 64MiB}, sandbox: {required: false}";
+        let two = Two::start(separation, &["sandbox.shared_uid=true"], keys).await;
+        let named = format!("sandbox.separation={separation}");
+        let mut sets = vec![named.as_str()];
+        sets.extend((separation == "uid").then_some("sandbox.uids=700000-765535"));
+        let rows = walls(&sets);
+        assert_eq!(rows.len(), 12, "{rows:?}");
+        for (what, holds) in rows {
+            if fails(&two, &what, &outside).await != holds {
+                wrong.push(format!("{separation}: {what}: check says {holds}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

@@ -23,6 +23,8 @@ use std::{
 
 use serde_json::{Value, json};
 
+mod reach;
+
 static RECEIVED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static CANCELLED: Mutex<Vec<Value>> = Mutex::new(Vec::new());
 static SUBSCRIBED: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -156,7 +158,7 @@ fn tools(cursor: Option<&str>) -> Value {
     result
 }
 
-const TOOLS: [&str; 50] = [
+const TOOLS: [&str; 51] = [
     "echo",
     "slow",
     "counter",
@@ -203,6 +205,7 @@ const TOOLS: [&str; 50] = [
     "connect",
     "bind",
     "try_call",
+    "reach",
     "fork_bomb",
     "hog",
     "fill",
@@ -345,6 +348,10 @@ fn plain(id: &Value, name: &str, args: &Value) {
             Ok(()) => "done".into(),
             Err(error) => format!("refused: {error}"),
         },
+        "reach" => {
+            let number = i32::try_from(args["number"].as_i64().unwrap_or(0)).unwrap_or(-1);
+            reach::attempt(&string(args, "what"), &string(args, "path"), number)
+        }
         "connect" => connect(&string(args, "address")),
         "bind" => match std::net::TcpListener::bind(string(args, "address")) {
             Ok(_) => "bound".into(),

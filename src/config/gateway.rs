@@ -209,6 +209,8 @@ pub(crate) struct Sandbox {
     pub(crate) uids: Option<Uids>,
     /// The required means of separation; none for the strongest available.
     pub(crate) separation: Option<Separation>,
+    /// Networks that children in profile `standard` may not connect to.
+    pub(crate) refuse: Vec<IpNet>,
 }
 
 /// Logs, and the export of traces and metrics.
@@ -381,6 +383,7 @@ impl Layers {
                 shared_uid: self.leaf("sandbox.shared_uid", Node::flag),
                 uids: self.leaf("sandbox.uids", Uids::read),
                 separation: self.leaf("sandbox.separation", Separation::read),
+                refuse: self.leaf("sandbox.refuse", |node| each(node, network)),
             },
             storage,
             oauth: OauthSettings::read(self),

@@ -44,10 +44,10 @@ pub(crate) use self::identity::{
     Servers,
 };
 pub(crate) use self::launch::{
-    Confinement, Digest, Home, Launch, Profile, Recipe, STORE, Start, Tcp, derive,
+    Confinement, Digest, Home, Launch, Profile, Recipe, STORE, Sockets, Start, Tcp, derive,
 };
 pub(crate) use self::object::{Declared, Document, Kind, Object, ObjectName, PLACE, SecretMembers};
-pub(crate) use self::offer::Offer;
+pub(crate) use self::offer::{Offer, SCOPES_ABI};
 pub(crate) use self::password::{PASSWORD, PASSWORD_HASH};
 pub(crate) use self::pattern::Pattern;
 pub(crate) use self::policy::{Names, Policy, is_scope};

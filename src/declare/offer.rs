@@ -3,7 +3,7 @@
 //! Not here: probing the kernel, and the sandbox itself (`backend/sandbox`).
 
 use super::{
-    launch::{Home, Profile, Tcp},
+    launch::{Home, Profile, Sockets, Tcp},
     server::Server,
 };
 use crate::config::Separation;
@@ -17,6 +17,8 @@ use crate::config::Separation;
 pub(crate) struct Offer {
     /// The separation of children.
     pub(crate) separation: Separation,
+    /// Each child has mount and IPC namespaces of its own.
+    pub(crate) has_mounts: bool,
     /// The ABI version of Landlock; 0 for none.
     pub(crate) landlock: u32,
     /// System calls can be filtered.
@@ -46,6 +48,7 @@ impl Offer {
     pub(crate) fn none() -> Self {
         Self {
             separation: Separation::None,
+            has_mounts: false,
             landlock: 0,
             has_seccomp: false,
             bounds_memory: false,
@@ -53,6 +56,12 @@ impl Offer {
             bounds_cpu: false,
             refuses_addresses: false,
         }
+    }
+
+    /// Whether a child in profile `standard` can be kept to single UNIX sockets: the others are not in
+    /// its mount namespace, and Landlock scopes abstract ones.
+    pub(crate) fn confines_sockets(&self) -> bool {
+        self.has_mounts && self.landlock >= SCOPES_ABI
     }
 
     /// The settings of `server` that are not enforced though it may start, for the log and metrics.
@@ -97,6 +106,17 @@ impl Offer {
                 NO_PORTS,
             ),
             (
+                confinement.sockets == Sockets::Off && !self.has_seccomp,
+                "sandbox.sockets",
+                NO_SECCOMP,
+            ),
+            (
+                matches!(&confinement.sockets, Sockets::Only(named) if !named.is_empty())
+                    && !(is_standard && self.confines_sockets()),
+                "sandbox.sockets",
+                NO_NAMED_SOCKETS,
+            ),
+            (
                 limits.memory.is_some() && !self.bounds_memory,
                 "limits.memory",
                 NO_MEMORY,
@@ -120,6 +140,9 @@ impl Offer {
     }
 }
 
+/// The first Landlock ABI that scopes signals and abstract sockets (Linux 6.12).
+pub(crate) const SCOPES_ABI: u32 = 6;
+
 /// The first Landlock ABI with TCP ports (Linux 6.7).
 const PORTS_ABI: u32 = 4;
 
@@ -127,8 +150,9 @@ const NO_LANDLOCK: &str = "standard confines files by Landlock, which this kerne
 const NO_SECCOMP: &str = "seccomp filters, which it needs, are not available here";
 const NO_HIDING: &str = "nothing here hides the data directory from its children";
 const NO_PORTS: &str = "single TCP ports need Landlock of Linux 6.7 or newer, and seccomp";
-const NO_ADDRESSES: &str =
-    "its TCP reaches this gateway and link-local addresses: no cgroup v2 with BPF is delegated";
+const NO_NAMED_SOCKETS: &str = "single UNIX sockets need profile standard, a mount namespace of the \
+     child's own, and Landlock of Linux 6.12 or newer; true allows all sockets";
+const NO_ADDRESSES: &str = "its TCP reaches this gateway, its stores and link-local addresses: no cgroup v2 with BPF is delegated";
 const NO_MEMORY: &str = "no cgroup v2 with the memory controller is delegated to this gateway";
 const NO_PIDS: &str =
     "neither a cgroup v2 with the pids controller is delegated, nor has each child its own uid";
@@ -144,7 +168,8 @@ mod tests {
     use super::super::offer::*;
 
     const ALL: Offer = Offer {
-        separation: Separation::Landlock,
+        separation: Separation::Namespace,
+        has_mounts: true,
         landlock: 7,
         has_seccomp: true,
         bounds_memory: true,
@@ -195,5 +220,22 @@ mod tests {
             ..bare
         };
         assert_eq!(missing(apart, "sandbox: {profile: open}"), [""; 0]);
+        let named = "sandbox: {sockets: [/run/x.sock]}";
+        assert_eq!(missing(ALL, named), [""; 0]);
+        let open = "sandbox: {profile: open, sockets: [/run/x.sock]}";
+        assert_eq!(missing(ALL, open), ["sandbox.sockets"]);
+        let shared = Offer {
+            has_mounts: false,
+            ..ALL
+        };
+        let unscoped = Offer { landlock: 5, ..ALL };
+        for offer in [shared, unscoped] {
+            assert_eq!(missing(offer, named), ["sandbox.sockets"]);
+            assert_eq!(missing(offer, "sandbox: {sockets: true}"), [""; 0]);
+        }
+        assert_eq!(
+            missing(bare, "sandbox: {profile: open, sockets: false}"),
+            ["sandbox.profile", "sandbox.sockets"]
+        );
     }
 }

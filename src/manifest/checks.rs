@@ -323,6 +323,7 @@ mod tests {
     fn what_cannot_be_enforced_is_refused() {
         let bare = Offer {
             separation: Separation::None,
+            has_mounts: false,
             landlock: 0,
             has_seccomp: true,
             bounds_memory: false,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     config::{Node, Value, Wrong},
-    declare::{Confinement, Limits, Profile, Tcp},
+    declare::{Confinement, Limits, Profile, Sockets, Tcp},
 };
 
 impl Reader<'_> {
@@ -17,6 +17,7 @@ impl Reader<'_> {
         for key in [
             "sandbox.profile",
             "sandbox.tcp",
+            "sandbox.sockets",
             "limits.memory",
             "limits.pids",
             "limits.cpu",
@@ -60,6 +61,14 @@ impl Reader<'_> {
             tcp: fields
                 .key("tcp", "TCP: all, none, or only these ports.")
                 .read(default.tcp, tcp()),
+            sockets: fields
+                .key(
+                    "sockets",
+                    "UNIX sockets: all, none, or those of its own directories and these files and \
+                     directories.",
+                )
+                .optional(sockets())
+                .unwrap_or(default.sockets),
         };
         fields.end();
         read
@@ -97,16 +106,54 @@ pub(super) fn group_limits(
 }
 
 fn directories<'p>() -> Parser<'p, Vec<PathBuf>> {
-    let path = parse::text().having("pattern", "^/").and(|text| {
-        let path = PathBuf::from(text);
-        if path.is_absolute() {
-            Ok(path)
-        } else {
-            let what = format!("{:?} is not absolute", path.display().to_string());
-            Err(Wrong::new(what, "write the whole path"))
+    parse::list(
+        parse::text()
+            .having("pattern", "^/")
+            .and(|text| absolute(&text)),
+    )
+}
+
+fn absolute(text: &str) -> Result<PathBuf, Wrong> {
+    let path = PathBuf::from(text);
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(Wrong::new(
+            format!("{text:?} is not absolute"),
+            "write the whole path",
+        ))
+    }
+}
+
+/// true, false, or a list of absolute paths.
+fn sockets<'p>() -> Parser<'p, Sockets> {
+    let schema = || {
+        JsonSchema::default().with_any(
+            "anyOf",
+            vec![parse::flag().schema(), directories().schema()],
+        )
+    };
+    Parser::new(schema, parse_sockets)
+}
+
+fn parse_sockets(node: &Node) -> Result<Sockets, Wrong> {
+    let remedy = "write true, false or a list of paths like [/run/postgresql]";
+    match &node.value {
+        Value::Flag(true) => Ok(Sockets::Any),
+        Value::Flag(false) => Ok(Sockets::Off),
+        Value::List(items) => {
+            let path = |item: &Node| match &item.value {
+                Value::Text(text) => absolute(text),
+                _ => Err(Wrong::new("has an item that is no path", remedy)),
+            };
+            items
+                .iter()
+                .map(path)
+                .collect::<Result<_, _>>()
+                .map(Sockets::Only)
         }
-    });
-    parse::list(path)
+        _ => Err(Wrong::new("is neither true nor false", remedy)),
+    }
 }
 
 /// true, false, or a list of ports.
@@ -211,6 +258,14 @@ mod tests {
             read("sandbox: {tcp: [443, 80]}").0.tcp,
             Tcp::Ports(vec![443, 80])
         );
+        let sockets = |value: &str| read(&format!("sandbox: {{sockets: {value}}}")).0.sockets;
+        assert_eq!(sockets("true"), Sockets::Any);
+        assert_eq!(sockets("false"), Sockets::Off);
+        assert_eq!(sockets("[]"), Confinement::default().sockets);
+        assert_eq!(
+            sockets("[/a, /b]"),
+            Sockets::Only(vec!["/a".into(), "/b".into()])
+        );
         let (_, limits) = read("limits: {memory: 1GiB, pids: 64, cpu: \"50%\"}");
         assert_eq!(
             (limits.memory, limits.pids, limits.cpu),
@@ -224,6 +279,10 @@ mod tests {
             "sandbox: {tcp: 443}",
             "sandbox: {tcp: [0]}",
             "sandbox: {tcp: [70000]}",
+            "sandbox: {sockets: all}",
+            "sandbox: {sockets: [run/x]}",
+            "sandbox: {sockets: [\"@abstract\"]}",
+            "sandbox: {sockets: [5]}",
             "sandbox: {udp: false}",
             "limits: {pids: 0}",
             "limits: {cpu: \"0%\"}",

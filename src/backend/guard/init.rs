@@ -37,12 +37,7 @@ pub(super) fn run(request: &LaunchRequest, user: User, guard: &OwnedFd) -> io::R
     }
     _ = rustix::thread::set_name(c"lockgate-init");
     user.map()?;
-    let restrictions = &request.restrictions;
-    set_up(
-        &restrictions.hide,
-        request.private.as_deref(),
-        restrictions.store.as_ref(),
-    )?;
+    set_up(&request.restrictions, request.private.as_deref())?;
     let signals = signals()?;
     let Clone::Parent(server) = clone(0, None)? else {
         let error = become_server(request, Pid::from_raw(1));

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::backend::sandbox::{Files, Restrictions, Store, Tcp};
+use crate::backend::sandbox::{Files, Namespaces, Restrictions, Sockets, Store, Tcp};
 
 /// A server to start. No `Debug`: values of the environment may be secrets.
 #[derive(Clone, PartialEq, Eq)]
@@ -93,13 +93,19 @@ impl LaunchRequest {
 
 impl Restrictions {
     fn encode(&self, to: &mut Vec<u8>) {
-        let flags = [
-            self.has_namespaces,
-            self.is_scoped,
-            self.is_hardened,
-            self.files.is_some(),
-        ];
+        let flags = [self.is_scoped, self.is_hardened, self.files.is_some()];
         to.extend(flags.map(u8::from));
+        to.push(match self.namespaces {
+            Namespaces::None => 0,
+            Namespaces::Mounts => 1,
+            Namespaces::All => 2,
+        });
+        let (kind, sockets) = match &self.sockets {
+            Sockets::Any => (0, Vec::new()),
+            Sockets::Off => (1, Vec::new()),
+            Sockets::Root(paths) => (2, paths.clone()),
+        };
+        to.push(kind);
         // 0 stands for none: no child has uid 0, and none has a limit of no process.
         to.extend_from_slice(&self.uid.unwrap_or(0).to_le_bytes());
         to.extend_from_slice(&self.landlock.to_le_bytes());
@@ -119,6 +125,7 @@ impl Restrictions {
             &files.write,
             &reads,
             &fills,
+            &sockets,
         ] {
             count(to, paths.len());
             for path in paths {
@@ -140,8 +147,14 @@ impl Restrictions {
             [1] => Some(true),
             _ => None,
         };
-        let (has_namespaces, is_scoped, is_hardened) = (flag()?, flag()?, flag()?);
-        let has_files = flag()?;
+        let (is_scoped, is_hardened, has_files) = (flag()?, flag()?, flag()?);
+        let namespaces = match bytes::<1>(from)? {
+            [0] => Namespaces::None,
+            [1] => Namespaces::Mounts,
+            [2] => Namespaces::All,
+            _ => return None,
+        };
+        let [kind] = bytes::<1>(from)?;
         let uid = u32::from_le_bytes(bytes(from)?);
         let landlock = u32::from_le_bytes(bytes(from)?);
         let processes = long(from)?;
@@ -150,7 +163,13 @@ impl Restrictions {
             (0..count).map(|_| text_of(from).map(Into::into)).collect()
         };
         let (group, hide, read, write) = (paths()?, paths()?, paths()?, paths()?);
-        let (reads, fills) = (paths()?, paths()?);
+        let (reads, fills, sockets) = (paths()?, paths()?, paths()?);
+        let sockets = match (kind, sockets.is_empty()) {
+            (0, true) => Sockets::Any,
+            (1, true) => Sockets::Off,
+            (2, _) => Sockets::Root(sockets),
+            _ => return None,
+        };
         let fills = fills.into_iter().next().map(Store::Fill);
         let store = reads.into_iter().next().map(Store::Read).or(fills);
         let ports: Vec<u16> = (0..number(from)?)
@@ -163,12 +182,13 @@ impl Restrictions {
         };
         Some(Self {
             uid: Some(uid).filter(|&uid| uid != 0),
-            has_namespaces,
+            namespaces,
             is_scoped,
             is_hardened,
             landlock,
             files: has_files.then_some(Files { read, write }),
             hide,
+            sockets,
             tcp,
             processes: Some(processes).filter(|&processes| processes != 0),
             group: group.into_iter().next(),
@@ -223,7 +243,13 @@ mod tests {
 
     prop_compose! {
         fn restrictions()(
-            uid in prop::option::of(1u32..), flags: [bool; 4], landlock: u32,
+            uid in prop::option::of(1u32..), flags: [bool; 3], landlock: u32,
+            namespaces in prop_oneof![
+                Just(Namespaces::None), Just(Namespaces::Mounts), Just(Namespaces::All),
+            ],
+            sockets in prop_oneof![
+                Just(Sockets::Any), Just(Sockets::Off), paths().prop_map(Sockets::Root),
+            ],
             (read, write, hide) in (paths(), paths(), paths()),
             processes in prop::option::of(1u64..), group in prop::option::of("/[a-z]{1,9}"),
             tcp in prop_oneof![
@@ -236,11 +262,11 @@ mod tests {
                 "/[a-z]{1,9}".prop_map(|path| Some(Store::Fill(path.into()))),
             ],
         ) -> Restrictions {
-            let [has_namespaces, is_scoped, is_hardened, has_files] = flags;
+            let [is_scoped, is_hardened, has_files] = flags;
             let files = has_files.then_some(Files { read, write });
             let group = group.map(PathBuf::from);
             Restrictions {
-                uid, has_namespaces, is_scoped, is_hardened, landlock, files, hide, tcp,
+                uid, namespaces, is_scoped, is_hardened, landlock, files, hide, sockets, tcp,
                 processes, group, store,
             }
         }

@@ -4,6 +4,7 @@
 
 use std::{
     ffi::OsStr,
+    io,
     path::Path,
     process::{Command, Stdio},
 };
@@ -12,12 +13,12 @@ use rustix::process::{Pid, WaitOptions};
 
 use super::{
     exec::{NOT_STARTED, refuse},
-    supervisor::NAMESPACES,
+    supervisor::flags,
     zygote,
 };
 use crate::backend::{
     linux::{Clone, syscalls::clone},
-    sandbox::{User, namespace},
+    sandbox::{Files, Namespaces, Restrictions, Sockets, User, namespace},
 };
 
 /// Becomes the zygote if the command line requests it, or a probe, and then never returns.
@@ -41,9 +42,8 @@ pub fn guard() {
     std::process::exit(code)
 }
 
-/// Whether children can have user, pid and mount namespaces: a probe process of `program`, this
-/// binary, tries.
-pub(crate) fn offers_namespaces(program: &Path) -> bool {
+/// The namespaces that children can have: a probe process of `program`, this binary, tries them.
+pub(crate) fn offered_namespaces(program: &Path) -> Vec<Namespaces> {
     let mut probe = Command::new(program);
     let probe = probe
         .args([GUARD_ARGUMENT, PROBE])
@@ -53,20 +53,43 @@ pub(crate) fn offers_namespaces(program: &Path) -> bool {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    probe.status().is_ok_and(|status| status.success())
+    let code = probe.status().ok().and_then(|status| status.code());
+    let offered = PROBED.into_iter().enumerate();
+    let offered = offered.filter(|(at, _)| code.is_some_and(|code| code >> at & 1 == 1));
+    offered.map(|(_, namespaces)| namespaces).collect()
 }
 
-/// Stage probe: tries to make namespaces.
+/// Stage probe: tries to make namespaces; each has a bit in the exit code.
 fn probe() -> i32 {
+    let tried = PROBED.into_iter().enumerate();
+    tried.fold(0, |code, (at, one)| code | i32::from(is_offered(one)) << at)
+}
+
+/// Whether a process with these namespaces can be made and set up.
+fn is_offered(namespaces: Namespaces) -> bool {
     let user = User::own();
-    let furnished = || user.map().and_then(|()| namespace::set_up(&[], None, None));
-    match clone(NAMESPACES, None) {
-        Ok(Clone::Child) => std::process::exit(i32::from(furnished().is_err())),
+    let restrictions = Restrictions {
+        namespaces,
+        sockets: Sockets::Root(Vec::new()),
+        files: Some(Files {
+            read: vec!["/usr".into(), "/proc".into(), "/sys".into()],
+            write: Vec::new(),
+        }),
+        ..Restrictions::default()
+    };
+    let set_up = || -> io::Result<()> {
+        if namespaces == Namespaces::All {
+            user.map()?;
+        }
+        namespace::set_up(&restrictions, None)
+    };
+    match clone(flags(namespaces), None) {
+        Ok(Clone::Child) => std::process::exit(i32::from(set_up().is_err())),
         Ok(Clone::Parent(_)) => {
             let ended = rustix::process::wait(WaitOptions::empty());
-            i32::from(!matches!(ended, Ok(Some((_, status))) if status.exit_status() == Some(0)))
+            matches!(ended, Ok(Some((_, status))) if status.exit_status() == Some(0))
         }
-        Err(_) => 1,
+        Err(_) => false,
     }
 }
 
@@ -79,6 +102,9 @@ pub(crate) const GUARD_ARGUMENT: &str = "__launch";
 
 /// Second argument of the zygote.
 pub(crate) const ZYGOTE: &str = "zygote";
+
+/// The namespaces that are tried, in the order of their bits.
+const PROBED: [Namespaces; 2] = [Namespaces::All, Namespaces::Mounts];
 
 /// Second argument of a probe.
 const PROBE: &str = "probe";

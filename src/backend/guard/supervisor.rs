@@ -32,7 +32,7 @@ use crate::backend::{
             signals,
         },
     },
-    sandbox::User,
+    sandbox::{Namespaces, User, namespace::set_up},
 };
 
 impl LaunchRequest {
@@ -115,27 +115,36 @@ fn start(request: &LaunchRequest) -> io::Result<Pid> {
     let restrictions = &request.restrictions;
     let (own, user) = (rustix::process::getpid(), User::own());
     let guard = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
-    let flags = if restrictions.has_namespaces {
-        NAMESPACES
-    } else {
-        0
-    };
-    if restrictions.has_namespaces {
+    if restrictions.has_own_processes() {
         // Not possible inside; outside only for root.
         _ = rustix::thread::set_thread_groups(&[]);
     }
     let group = restrictions.group.as_ref().map(File::open).transpose()?;
-    match clone(flags, group.as_ref().map(AsFd::as_fd))? {
+    match clone(
+        flags(restrictions.namespaces),
+        group.as_ref().map(AsFd::as_fd),
+    )? {
         Clone::Parent(server) => Ok(server),
         Clone::Child => {
-            let outcome = if restrictions.has_namespaces {
-                init::run(request, user, &guard)
-            } else {
-                Err(become_server(request, Some(own)))
+            let outcome = match restrictions.namespaces {
+                Namespaces::All => init::run(request, user, &guard),
+                Namespaces::Mounts => set_up(restrictions, request.private.as_deref())
+                    .and_then(|()| Err(become_server(request, Some(own)))),
+                Namespaces::None => Err(become_server(request, Some(own))),
             };
             let code = outcome.unwrap_or_else(|error| refuse(&request.command, &error));
             std::process::exit(code)
         }
+    }
+}
+
+/// The flags of `clone(2)` for namespaces.
+pub(super) fn flags(namespaces: Namespaces) -> i32 {
+    let mounts = libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
+    match namespaces {
+        Namespaces::None => 0,
+        Namespaces::Mounts => mounts,
+        Namespaces::All => libc::CLONE_NEWUSER | libc::CLONE_NEWPID | mounts,
     }
 }
 
@@ -157,9 +166,6 @@ fn hold(path: &Path) -> io::Result<File> {
     rustix::fs::flock(&dir, FlockOperation::NonBlockingLockShared)?;
     Ok(dir)
 }
-
-/// Namespaces of a child in separation `namespace`.
-pub(super) const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS;
 
 /// Limit of a message, above the size of any environment.
 const MAX_ORDERS: usize = 16 << 20;

@@ -56,6 +56,8 @@ pub(crate) struct Groups {
     lock: File,
     /// Whether it has an inner group in which addresses are refused.
     is_filtered: bool,
+    /// Controllers of the groups of children.
+    controllers: Vec<String>,
 }
 
 impl Groups {
@@ -89,6 +91,7 @@ impl Groups {
             base,
             lock,
             is_filtered,
+            controllers: wanted.into_iter().map(str::to_owned).collect(),
         })
     }
 
@@ -106,18 +109,24 @@ impl Groups {
         };
         let leaf = self.base.join(part).join(name);
         fs::create_dir(&leaf)?;
+        // A limit that need not be enforced has no file where its controller is missing.
+        let has = |controller: &str| self.controllers.iter().any(|known| known == controller);
         let set = || -> io::Result<()> {
-            if let Some(memory) = limits.memory {
+            if let Some(memory) = limits.memory
+                && has("memory")
+            {
                 fs::write(leaf.join("memory.max"), memory.to_string())?;
                 // Without swap accounting the file is missing, and there is no swap to limit.
                 _ = fs::write(leaf.join("memory.swap.max"), "0");
             }
             if let Some(pids) = limits.pids
-                && leaf.join("pids.max").exists()
+                && has("pids")
             {
                 fs::write(leaf.join("pids.max"), pids.to_string())?;
             }
-            if let Some(percents) = limits.cpu {
+            if let Some(percents) = limits.cpu
+                && has("cpu")
+            {
                 let quota = u64::from(percents) * PERIOD / 100;
                 fs::write(leaf.join("cpu.max"), format!("{quota} {PERIOD}"))?;
             }
@@ -290,6 +299,16 @@ mod tests {
         assert!(filtered.with_file_name("filter").exists());
         assert_eq!(read(leaf.join("memory.max")), "1048576");
         assert_eq!(read(leaf.join("cpu.max")), "50000 100000");
+    }
+
+    #[test]
+    fn limits_without_a_controller_are_left_out() {
+        let root = fake("io pids\n");
+        let delegation = Delegation::probe(root.path()).unwrap();
+        let groups = Groups::create(&delegation, None::<fn(&Path) -> io::Result<()>>).unwrap();
+        let leaf = groups.leaf("acme-files", &LIMITS, false).unwrap();
+        assert!(leaf.join("pids.max").exists());
+        assert!(!leaf.join("memory.max").exists() && !leaf.join("cpu.max").exists());
     }
 
     /// A gateway in another PID namespace has no process that is seen here, and may have the same

@@ -13,15 +13,15 @@ use std::{
 use super::{
     cgroup::Groups,
     files,
-    machine::{Kernel, SCOPES_SINCE},
-    network::Refused,
-    restrictions::{Files, Restrictions, Store, Tcp},
+    machine::Kernel,
+    network::Unreachable,
+    restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
     uids::{Pool, UidLease},
 };
 use crate::{
     base::HiddenPaths,
     config::{Separation, Uids},
-    declare::{self, Home, Launch, Limits, Offer, Profile},
+    declare::{self, Confinement, Home, Launch, Limits, Offer, Profile, SCOPES_ABI},
 };
 
 /// The sandbox of the children of one gateway.
@@ -41,19 +41,19 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// A sandbox with the capabilities of `kernel`; `ports` are those of the gateway.
+    /// A sandbox with the capabilities of `kernel`.
     pub(crate) fn new(
         kernel: &Kernel,
         offer: Offer,
         uids: Option<Uids>,
         hide: Option<HiddenPaths>,
-        ports: &[u16],
+        unreachable: Unreachable,
     ) -> io::Result<Self> {
         let uids = uids.filter(|_| offer.separation == Separation::Uid);
         let delegated = kernel.cgroup.as_ref().filter(|group| group.is_delegated);
         let filter = offer
             .refuses_addresses
-            .then_some(|group: &Path| Refused::on_this_machine(ports).apply(group));
+            .then_some(|group: &Path| unreachable.on_this_machine().apply(group));
         let groups = delegated.map(|delegation| Groups::create(delegation, filter));
         let groups = groups.transpose();
         let needs_groups = offer.bounds_memory || offer.bounds_cpu || offer.refuses_addresses;
@@ -121,13 +121,18 @@ impl Sandbox {
         let by_group = self.groups.is_some() && offer.separation != Separation::Uid;
         Restrictions {
             uid: None,
-            has_namespaces: offer.separation == Separation::Namespace,
-            is_scoped: offer.landlock >= SCOPES_SINCE
+            namespaces: match offer.separation {
+                Separation::Namespace => Namespaces::All,
+                Separation::Uid if offer.has_mounts => Namespaces::Mounts,
+                _ => Namespaces::None,
+            },
+            is_scoped: offer.landlock >= SCOPES_ABI
                 && (is_standard || offer.separation == Separation::Landlock),
             is_hardened: is_standard && offer.has_seccomp,
             landlock: offer.landlock,
             files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
             hide: self.hidden(),
+            sockets: self.sockets(wanted),
             tcp: match &wanted.tcp {
                 declare::Tcp::Off if offer.has_seccomp => Tcp::Off,
                 declare::Tcp::Ports(ports) if offer.has_seccomp => Tcp::Ports(ports.clone()),
@@ -140,6 +145,18 @@ impl Sandbox {
             } else {
                 Store::Read
             }),
+        }
+    }
+
+    fn sockets(&self, wanted: &Confinement) -> Sockets {
+        let offer = &self.offer;
+        match &wanted.sockets {
+            declare::Sockets::Only(_) if wanted.profile == Profile::Open => Sockets::Any,
+            declare::Sockets::Only(named) if offer.confines_sockets() => {
+                Sockets::Root(named.clone())
+            }
+            declare::Sockets::Off | declare::Sockets::Only(_) if offer.has_seccomp => Sockets::Off,
+            _ => Sockets::Any,
         }
     }
 

@@ -14,7 +14,8 @@ use landlock::{
 
 use super::{
     files,
-    restrictions::{Files, Restrictions, Store, Tcp},
+    namespace::SHARED_MEMORY,
+    restrictions::{Files, Namespaces, Restrictions, Store, Tcp},
 };
 
 /// Puts this process into the domain of `restrictions`, if they need one.
@@ -23,8 +24,9 @@ use super::{
 ///
 /// Landlock's, and `Unsupported` if nothing is enforced.
 pub(crate) fn restrict(restrictions: &Restrictions, private: Option<&Path>) -> io::Result<()> {
-    let hides =
-        !restrictions.hide.is_empty() && !restrictions.has_namespaces && restrictions.uid.is_none();
+    let hides = !restrictions.hide.is_empty()
+        && !restrictions.has_own_processes()
+        && restrictions.uid.is_none();
     let files = restrictions
         .files
         .clone()
@@ -40,6 +42,7 @@ pub(crate) fn restrict(restrictions: &Restrictions, private: Option<&Path>) -> i
         Some(Store::Fill(path)) => writes[1] = Some(path.clone()),
         None => {}
     }
+    let own_memory = (restrictions.namespaces != Namespaces::None).then_some(SHARED_MEMORY);
     let is_wanted = files.is_some() || !ports.is_empty() || restrictions.is_scoped;
     if restrictions.landlock == 0 || !is_wanted {
         return Ok(());
@@ -65,6 +68,7 @@ pub(crate) fn restrict(restrictions: &Restrictions, private: Option<&Path>) -> i
                     AccessFs::from_read(abi),
                 ))?
                 .add_rules(path_beneath_rules(files::devices(), DEVICE))?
+                .add_rules(path_beneath_rules(own_memory, AccessFs::from_all(abi)))?
                 .add_rules(path_beneath_rules(
                     visible(&files.write, restrictions).chain(writes.into_iter().flatten()),
                     AccessFs::from_all(abi),

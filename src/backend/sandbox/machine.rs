@@ -7,11 +7,11 @@ use std::{fs, path::Path};
 
 use rustix::{process::Resource, thread::CapabilitySet};
 
-use super::{cgroup::Delegation, network};
+use super::{cgroup::Delegation, network, restrictions::Namespaces};
 use crate::{
     backend::linux::syscalls,
     config::{Separation, Uids},
-    declare::Offer,
+    declare::{Offer, SCOPES_ABI},
 };
 
 /// Capabilities of this kernel and the rights of this process.
@@ -25,10 +25,14 @@ pub(crate) struct Kernel {
     pub(crate) landlock: u32,
     /// System calls can be filtered.
     pub(crate) has_seccomp: bool,
-    /// Children can have user, pid and mount namespaces.
+    /// Children can have user, pid, mount and IPC namespaces.
     pub(crate) has_namespaces: bool,
+    /// Children can have mount and IPC namespaces without a user namespace.
+    pub(crate) has_mounts: bool,
     /// This process may change users and end processes of others.
     pub(crate) has_users: bool,
+    /// This process is root.
+    pub(crate) is_root: bool,
     /// This process may load BPF programs that filter connections.
     pub(crate) has_filters: bool,
     /// Limit of open files of this process.
@@ -38,8 +42,8 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Probes the kernel; a guard has tested `has_namespaces`.
-    pub(crate) fn probe(has_namespaces: bool) -> Self {
+    /// Probes the kernel; a guard has tested the namespaces.
+    pub(crate) fn probe(namespaces: &[Namespaces]) -> Self {
         let needed = CapabilitySet::SETUID
             | CapabilitySet::SETGID
             | CapabilitySet::CHOWN
@@ -49,9 +53,11 @@ impl Kernel {
             landlock: syscalls::landlock(),
             has_seccomp: fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail")
                 .is_ok_and(|actions| actions.contains("errno")),
-            has_namespaces,
+            has_namespaces: namespaces.contains(&Namespaces::All),
+            has_mounts: namespaces.contains(&Namespaces::Mounts),
             has_users: rustix::thread::capabilities(None)
                 .is_ok_and(|sets| sets.effective.contains(needed)),
+            is_root: rustix::process::geteuid().is_root(),
             has_filters: network::is_offered(),
             open_files: rustix::process::getrlimit(Resource::Nofile)
                 .maximum
@@ -64,16 +70,16 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// The configuration key that requires a missing capability, and the reason.
+    /// The configuration key that requires a missing capability, the reason, and the remedy.
     pub(crate) fn offer(
         &self,
         wish: Option<Separation>,
         uids: Option<Uids>,
-    ) -> Result<Offer, (&'static str, &'static str)> {
+    ) -> Result<Offer, (&'static str, &'static str, &'static str)> {
         let works = |separation: Separation| match separation {
             Separation::Uid => uids.is_some() && self.has_users,
             Separation::Namespace => self.has_namespaces,
-            Separation::Landlock => self.landlock >= SCOPES_SINCE,
+            Separation::Landlock => self.landlock >= SCOPES_ABI,
             Separation::None => true,
         };
         let why = |separation: Separation| match separation {
@@ -92,22 +98,31 @@ impl Kernel {
         ];
         let separation = match wish {
             Some(wish) if works(wish) => wish,
-            Some(wish) => return Err(("sandbox.separation", why(wish))),
+            Some(wish) => return Err(("sandbox.separation", why(wish), CHOOSE)),
             // Configured uids must be used.
             None if uids.is_some() && !self.has_users => {
-                return Err(("sandbox.uids", why(Separation::Uid)));
+                return Err(("sandbox.uids", why(Separation::Uid), CHOOSE));
             }
             None => all
                 .into_iter()
                 .find(|&one| works(one))
                 .unwrap_or(Separation::None),
         };
+        let shares_root = matches!(separation, Separation::Landlock | Separation::None);
+        if wish.is_none() && self.is_root && shares_root {
+            return Err(("sandbox.separation", CHILDREN_ARE_ROOT, NAME_IT));
+        }
         let bounds = |controller: &str| {
             let cgroup = self.cgroup.as_ref();
             cgroup.is_some_and(|cgroup| cgroup.bounds(controller))
         };
         Ok(Offer {
             separation,
+            has_mounts: match separation {
+                Separation::Namespace => true,
+                Separation::Uid => self.has_mounts,
+                Separation::Landlock | Separation::None => false,
+            },
             landlock: self.landlock,
             has_seccomp: self.has_seccomp,
             bounds_memory: bounds("memory"),
@@ -119,8 +134,11 @@ impl Kernel {
     }
 }
 
-/// First Landlock ABI that scopes signals and abstract sockets (Linux 6.12).
-pub(super) const SCOPES_SINCE: u32 = 6;
+const CHOOSE: &str = "choose another, or see lockgate check for what is offered here";
+const CHILDREN_ARE_ROOT: &str = "this gateway is root, and so would be its children: sandbox.uids is not set, and no \
+     user namespaces can be made here";
+const NAME_IT: &str =
+    "set sandbox.uids, start the gateway as another user, or name a separation like \"landlock\"";
 
 #[cfg(test)]
 mod tests {
@@ -130,7 +148,9 @@ mod tests {
         landlock: 0,
         has_seccomp: false,
         has_namespaces: false,
+        has_mounts: false,
         has_users: false,
+        is_root: false,
         has_filters: false,
         open_files: u64::MAX,
         cgroup: None,
@@ -173,6 +193,33 @@ mod tests {
             separation(&all, Some(Separation::None), Some(UIDS)),
             Ok(Separation::None)
         );
+    }
+
+    #[test]
+    fn children_are_root_only_by_name() {
+        let root = Kernel {
+            landlock: 7,
+            has_seccomp: true,
+            has_users: true,
+            is_root: true,
+            ..BARE
+        };
+        let (key, what, _) = root.offer(None, None).unwrap_err();
+        assert_eq!(key, "sandbox.separation");
+        assert!(what.starts_with("this gateway is root"), "{what}");
+        for named in [Separation::Landlock, Separation::None] {
+            assert_eq!(root.offer(Some(named), None).unwrap().separation, named);
+        }
+        assert_eq!(
+            root.offer(None, Some(UIDS)).unwrap().separation,
+            Separation::Uid
+        );
+        let namespaced = Kernel {
+            has_namespaces: true,
+            ..root
+        };
+        let offer = namespaced.offer(None, None).unwrap();
+        assert!(offer.separation == Separation::Namespace && offer.confines_sockets());
     }
 
     #[test]

@@ -9,9 +9,11 @@
 //! * `domain`: Landlock domain of a child
 //! * `files`: system directories, devices and programs, for that choice
 //! * `namespace`: user and mount namespaces of a child
+//! * `root`: root directory of a child
 //! * `network`: addresses that the kernel refuses to children
 //! * `seccomp`: system calls denied to a child
 //! * `uids`: uids of children
+//! * `wall`: what profile `standard` holds back from a child
 
 mod cgroup;
 pub(crate) mod choice;
@@ -21,11 +23,14 @@ mod machine;
 pub(crate) mod namespace;
 mod network;
 mod restrictions;
+mod root;
 pub(crate) mod seccomp;
 mod uids;
+mod wall;
 
 pub(crate) use self::choice::Sandbox;
 pub(crate) use self::machine::Kernel;
 pub(crate) use self::namespace::User;
-pub(crate) use self::restrictions::{Files, Restrictions, Store, Tcp};
+pub(crate) use self::network::{MOST_NETWORKS, Unreachable};
+pub(crate) use self::restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp};
 pub(crate) use self::uids::UidLease;

@@ -1,4 +1,5 @@
-//! User and mount namespaces of a child: its user mapping, hidden paths and its own `/proc`.
+//! User and mount namespaces of a child: its user mapping, hidden paths, its own `/proc` and shared
+//! memory.
 //!
 //! Not here: process 1 of these namespaces (`guard::init`).
 
@@ -14,7 +15,10 @@ use rustix::{
     process::DumpableBehavior,
 };
 
-use super::restrictions::Store;
+use super::{
+    restrictions::{Restrictions, Sockets, Store},
+    root,
+};
 
 /// User and group of a process before it entered a user namespace.
 #[derive(Clone, Copy)]
@@ -46,40 +50,87 @@ impl User {
     }
 }
 
-/// Sets up the mount namespace: hides `hide` except `private` and the store, and mounts `/proc`.
-pub(crate) fn set_up(
-    hide: &[PathBuf],
-    private: Option<&Path>,
-    store: Option<&Store>,
-) -> io::Result<()> {
+/// Sets up the mount namespace: hides what is to be hidden except `private` and the store, and mounts
+/// shared memory and, in a pid namespace, `/proc`.
+pub(crate) fn set_up(restrictions: &Restrictions, private: Option<&Path>) -> io::Result<()> {
     let all = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", all)?;
+    let store = restrictions.store.as_ref();
+    let shown: Vec<&Path> = private.into_iter().chain(store.map(Store::path)).collect();
+    let has_own_processes = restrictions.has_own_processes();
+    let mut has_root = false;
+    if let (Sockets::Root(sockets), Some(files)) = (&restrictions.sockets, &restrictions.files) {
+        has_root = true;
+        root::enter(files, sockets, has_own_processes)?;
+        hide(&restrictions.hide)?;
+        shown.iter().try_for_each(|path| root::show(path))?;
+    } else if has_own_processes {
+        let kept = hold(&shown)?;
+        hide(&restrictions.hide)?;
+        show_again(kept)?;
+    }
+    // Elsewhere it is no mount, and belongs to another uid.
+    if let Some(Store::Read(path)) = store.filter(|_| has_root || has_own_processes) {
+        remount_read_only(path)?;
+    }
+    own_shared_memory(restrictions)?;
+    if has_own_processes {
+        rustix::mount::mount("proc", "/proc", "proc", INERT, None)?;
+    }
+    if has_root {
+        root::leave_former()?;
+    }
+    Ok(())
+}
+
+/// Opens directories, so that they can be shown again after they are hidden.
+fn hold<'p>(paths: &[&'p Path]) -> io::Result<Vec<(&'p Path, OwnedFd)>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let held = private.into_iter().chain(store.map(Store::path));
-    let kept: Vec<(&Path, OwnedFd)> = held
-        .map(|path| Ok((path, rustix::fs::open(path, flags, Mode::empty())?)))
-        .collect::<io::Result<_>>()?;
-    for path in hide {
+    let held = paths
+        .iter()
+        .map(|&path| Ok((path, rustix::fs::open(path, flags, Mode::empty())?)));
+    held.collect()
+}
+
+fn hide(paths: &[PathBuf]) -> io::Result<()> {
+    for path in paths {
         let Ok(kind) = fs::metadata(path) else {
             continue;
         };
         if kind.is_dir() {
-            let inert = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-            rustix::mount::mount("tmpfs", path, "tmpfs", inert, Some(c"mode=0711,size=64k"))?;
+            rustix::mount::mount("tmpfs", path, "tmpfs", INERT, Some(c"mode=0711,size=64k"))?;
         } else {
             rustix::mount::mount_bind("/dev/null", path)?;
         }
     }
+    Ok(())
+}
+
+fn show_again(kept: Vec<(&Path, OwnedFd)>) -> io::Result<()> {
     for (path, kept) in kept {
         // Exists already unless it was hidden.
         fs::create_dir_all(path)?;
         rustix::mount::mount_bind(format!("/proc/self/fd/{}", kept.as_raw_fd()), path)?;
     }
-    if let Some(Store::Read(path)) = store {
-        remount_read_only(path)?;
+    Ok(())
+}
+
+/// Mounts shared memory of POSIX (`shm_overview(7)`) for this child alone, unless it was given that of
+/// the machine.
+fn own_shared_memory(restrictions: &Restrictions) -> io::Result<()> {
+    let files = restrictions.files.iter();
+    let mut given = files.flat_map(|files| &files.write);
+    if given.any(|path| path.starts_with(SHARED_MEMORY)) || !Path::new(SHARED_MEMORY).is_dir() {
+        return Ok(());
     }
-    let proc = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Ok(rustix::mount::mount("proc", "/proc", "proc", proc, None)?)
+    let options = Some(c"mode=1777,size=64m");
+    Ok(rustix::mount::mount(
+        "tmpfs",
+        SHARED_MEMORY,
+        "tmpfs",
+        INERT,
+        options,
+    )?)
 }
 
 /// Remounts a mount read-only.
@@ -98,3 +149,11 @@ fn remount_read_only(path: &Path) -> io::Result<()> {
     }
     Ok(rustix::mount::mount_remount(path, flags, "")?)
 }
+
+/// Shared memory of POSIX.
+pub(super) const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Flags of mounts without programs and devices.
+const INERT: MountFlags = MountFlags::NOSUID
+    .union(MountFlags::NODEV)
+    .union(MountFlags::NOEXEC);

@@ -6,31 +6,39 @@
 
 use std::{
     fs, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::AsFd,
     path::Path,
 };
 
+use ipnet::IpNet;
+
 use crate::backend::linux::syscalls;
 
-/// Refused addresses and ports.
+/// Addresses and ports that children may not connect to.
 #[derive(Debug, Default)]
-pub(crate) struct Refused {
-    /// Ports of the gateway.
+pub(crate) struct Unreachable {
+    /// Ports of the gateway and its stores, at the addresses of this machine.
     pub(crate) ports: Vec<u16>,
-    /// Addresses of this machine with these ports, besides loopback.
-    pub(super) local: Vec<IpAddr>,
+    /// Ports of other replicas, at every address.
+    pub(crate) everywhere: Vec<u16>,
+    /// Stores, on this or other machines.
+    pub(crate) stores: Vec<SocketAddr>,
+    /// Networks that the operator names.
+    pub(crate) networks: Vec<IpNet>,
+    /// Addresses of this machine, besides loopback; found when it is applied.
+    pub(crate) local: Vec<IpAddr>,
 }
 
-impl Refused {
-    /// These ports on every present address of this machine.
-    pub(super) fn on_this_machine(ports: &[u16]) -> Self {
+impl Unreachable {
+    /// Adds the present addresses of this machine.
+    pub(super) fn on_this_machine(self) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let v4 = local_v4(&read("/proc/net/fib_trie"));
         let v6 = local_v6(&read("/proc/net/if_inet6"));
         Self {
-            ports: ports.to_vec(),
             local: v4.into_iter().chain(v6).collect(),
+            ..self
         }
     }
 
@@ -48,7 +56,7 @@ impl Refused {
     }
 
     fn program_v4(&self) -> Vec<u64> {
-        let mut program = begin();
+        let mut program = self.begin();
         program.push(load(IP, ADDRESS_V4));
         program.extend(self.check_v4());
         program.extend(allow());
@@ -56,7 +64,7 @@ impl Refused {
     }
 
     fn program_v6(&self) -> Vec<u64> {
-        let mut program = begin();
+        let mut program = self.begin();
         program.extend((0..4).map(|word| load(WORDS + word, ADDRESS_V6 + 4 * i16::from(word))));
         // ::ffff:a.b.c.d connects by IPv4 without its hook.
         let mut mapped = vec![copy(IP, WORDS + 3)];
@@ -68,6 +76,17 @@ impl Refused {
         link_local.extend(unless_dns(SCRATCH, 0xfe80_0000));
         program.extend(link_local);
         program.extend(if_words(&words(METADATA_V6), deny()));
+        for store in &self.stores {
+            if let IpAddr::V6(address) = store.ip() {
+                program.extend(on_port(store.port(), if_words(&words(address), deny())));
+            }
+        }
+        for network in &self.networks {
+            if let IpNet::V6(network) = network {
+                let (first, bits) = (words(network.network()), network.netmask());
+                program.extend(if_network(first, bits, deny()));
+            }
+        }
         let local = self.local.iter().filter_map(|address| match address {
             IpAddr::V6(address) => Some(*address),
             IpAddr::V4(_) => None,
@@ -87,6 +106,19 @@ impl Refused {
     fn check_v4(&self) -> Vec<u64> {
         let mut check = vec![copy(SCRATCH, IP), mask(SCRATCH, 0xffff_0000)];
         check.extend(unless_dns(SCRATCH, 0xa9fe_0000));
+        for store in &self.stores {
+            if let IpAddr::V4(address) = store.ip() {
+                let address = u32::from_ne_bytes(address.octets());
+                check.extend(on_port(store.port(), if_equal(IP, address, deny())));
+            }
+        }
+        for network in &self.networks {
+            if let IpNet::V4(network) = network {
+                let first = u32::from_ne_bytes(network.network().octets());
+                check.extend([copy(SCRATCH, IP), mask(SCRATCH, network.netmask().into())]);
+                check.extend(if_equal(SCRATCH, first, deny()));
+            }
+        }
         let mut local = vec![copy(SCRATCH, IP), mask(SCRATCH, 0xff00_0000)];
         local.extend(if_equal(SCRATCH, u32::from_be(0x7f00_0000), deny()));
         local.extend(if_equal(IP, 0, deny()));
@@ -102,8 +134,20 @@ impl Refused {
 
     /// Runs `check` for each of the ports.
     fn on_ports(&self, check: &[u64]) -> Vec<u64> {
-        let on_port = |port: &u16| if_equal(PORT, u32::from(port.to_be()), check.to_vec());
-        self.ports.iter().flat_map(on_port).collect()
+        let ports = self.ports.iter();
+        ports
+            .flat_map(|&port| on_port(port, check.to_vec()))
+            .collect()
+    }
+
+    /// Allows all but TCP, loads the port, and denies those of replicas.
+    fn begin(&self) -> Vec<u64> {
+        let mut program = vec![load(SCRATCH, PROTOCOL), step(0x16, SCRATCH, 0, 2, TCP)];
+        program.extend(allow());
+        program.push(load(PORT, PORT_AT));
+        let everywhere = self.everywhere.iter();
+        program.extend(everywhere.flat_map(|&port| on_port(port, deny())));
+        program
     }
 }
 
@@ -112,12 +156,9 @@ pub(super) fn is_offered() -> bool {
     syscalls::load_filter(&allow(), CONNECT_V4).is_ok()
 }
 
-/// Allows all but TCP, and loads the port.
-fn begin() -> Vec<u64> {
-    let mut program = vec![load(SCRATCH, PROTOCOL), step(0x16, SCRATCH, 0, 2, TCP)];
-    program.extend(allow());
-    program.push(load(PORT, PORT_AT));
-    program
+/// Runs `then` for a port.
+fn on_port(port: u16, then: Vec<u64>) -> Vec<u64> {
+    if_equal(PORT, u32::from(port.to_be()), then)
 }
 
 /// Denies all ports but that of DNS if `register` has this value in network order: cloud machines
@@ -133,6 +174,18 @@ fn if_words(words: &[u32], then: Vec<u64>) -> Vec<u64> {
     let mut inner = then;
     for (at, word) in [0, 1, 2, 3].into_iter().zip(words).rev() {
         inner = if_equal(WORDS + at, *word, inner);
+    }
+    inner
+}
+
+/// Runs `then` if the IPv6 address is in the network with these first words.
+fn if_network(first: [u32; 4], bits: Ipv6Addr, then: Vec<u64>) -> Vec<u64> {
+    let bits = words(bits).map(u32::from_be);
+    let mut inner = then;
+    for ((at, word), bits) in (0..4).zip(first).zip(bits).rev() {
+        let mut test = vec![copy(SCRATCH, WORDS + at), mask(SCRATCH, bits)];
+        test.extend(if_equal(SCRATCH, word, inner));
+        inner = test;
     }
     inner
 }
@@ -238,6 +291,9 @@ const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)
 /// privileges.
 const MOST_LOCAL: usize = 100;
 
+/// Limit of named networks, for the same reason.
+pub(crate) const MOST_NETWORKS: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use super::super::network::*;
@@ -252,8 +308,11 @@ mod tests {
 
     #[test]
     fn programs_stay_below_the_kernels_bound() {
-        let most = Refused {
+        let most = Unreachable {
             ports: vec![1, 2, 3],
+            everywhere: vec![4],
+            stores: vec![SocketAddr::from(([10, 0, 0, 2], 5)); 8],
+            networks: vec!["fd00::/8".parse().unwrap(); MOST_NETWORKS],
             local: vec![IpAddr::from([10, 0, 0, 1]); MOST_LOCAL],
         };
         assert!(most.program_v4().len() < 4096);

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Restrictions {
     /// The uid of the child, also the number of its gid.
     pub(crate) uid: Option<u32>,
-    /// Whether it has user, pid and mount namespaces of its own.
-    pub(crate) has_namespaces: bool,
+    /// The namespaces of its own.
+    pub(crate) namespaces: Namespaces,
     /// Whether Landlock also blocks signals and abstract sockets to processes outside.
     pub(crate) is_scoped: bool,
     /// Whether system calls are filtered and capabilities dropped.
@@ -19,6 +19,8 @@ pub(crate) struct Restrictions {
     pub(crate) files: Option<Files>,
     /// Hidden files and directories.
     pub(crate) hide: Vec<PathBuf>,
+    /// UNIX sockets that it may use.
+    pub(crate) sockets: Sockets,
     /// TCP that it may use.
     pub(crate) tcp: Tcp,
     /// Limit of processes and threads of its uid (`RLIMIT_NPROC`).
@@ -56,6 +58,31 @@ pub(crate) struct Files {
     pub(crate) write: Vec<PathBuf>,
 }
 
+/// The namespaces of a child.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Namespaces {
+    /// None of its own.
+    #[default]
+    None,
+    /// Mount and IPC namespaces; only a gateway with `CAP_SYS_ADMIN` makes them without the others.
+    Mounts,
+    /// User, pid, mount and IPC namespaces.
+    All,
+}
+
+/// UNIX sockets that a child may use, besides pairs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sockets {
+    /// Any.
+    #[default]
+    Any,
+    /// None.
+    Off,
+    /// Those in its own root directory: it has `Restrictions::files`, these files and directories,
+    /// and no other.
+    Root(Vec<PathBuf>),
+}
+
 /// TCP that a child may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Tcp {
@@ -71,6 +98,11 @@ pub(crate) enum Tcp {
 impl Restrictions {
     /// Whether the child is separated from other processes.
     pub(crate) fn is_apart(&self) -> bool {
-        self.uid.is_some() || self.has_namespaces || self.is_scoped
+        self.uid.is_some() || self.has_own_processes() || self.is_scoped
+    }
+
+    /// Whether it has user and pid namespaces of its own.
+    pub(crate) fn has_own_processes(&self) -> bool {
+        self.namespaces == Namespaces::All
     }
 }

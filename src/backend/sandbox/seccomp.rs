@@ -10,7 +10,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule, sock_filter,
 };
 
-use super::restrictions::{Restrictions, Tcp};
+use super::restrictions::{Namespaces, Restrictions, Sockets, Tcp};
 
 /// Applies the filters of `restrictions` to this thread, which must be the only one; needs `no_new_privs`.
 ///
@@ -40,7 +40,9 @@ fn programs(restrictions: &Restrictions) -> Result<Vec<BpfProgram>, seccompiler:
     }
     if restrictions.tcp != Tcp::Any {
         denied.extend(fast_open()?);
-        // io_uring could create sockets past this filter.
+    }
+    if restrictions.tcp != Tcp::Any || restrictions.sockets == Sockets::Off {
+        // It could create sockets past this filter.
         denied.push((libc::SYS_io_uring_setup, Vec::new()));
     }
     if denied.is_empty() {
@@ -53,7 +55,11 @@ fn programs(restrictions: &Restrictions) -> Result<Vec<BpfProgram>, seccompiler:
     if restrictions.is_hardened {
         // Its arguments are in memory, invisible to a filter. libc falls back to `clone`, whose
         // flags are visible.
-        programs.push(filter(vec![(libc::SYS_clone3, Vec::new())], libc::ENOSYS)?);
+        let mut missing = vec![(libc::SYS_clone3, Vec::new())];
+        if restrictions.namespaces == Namespaces::None {
+            missing.extend(IPC.iter().map(|&call| (call, Vec::new())));
+        }
+        programs.push(filter(missing, libc::ENOSYS)?);
     }
     Ok(programs)
 }
@@ -136,6 +142,9 @@ fn sockets(restrictions: &Restrictions) -> Result<Vec<SeccompRule>, seccompiler:
             (0, Is::Eq, family(libc::AF_NETLINK)),
             (2, Is::Ne, 0),
         ])?);
+    }
+    if restrictions.sockets == Sockets::Off {
+        rules.push(rule([(0, Is::Eq, family(libc::AF_UNIX))])?);
     }
     for family in [inet, inet6] {
         match restrictions.tcp {
@@ -235,6 +244,24 @@ const DENIED: &[i64] = &[
     libc::SYS_uselib,
     #[cfg(target_arch = "x86_64")]
     libc::SYS__sysctl,
+];
+
+/// Calls to objects that all processes of an IPC namespace share, and that outlive them. Programs fall
+/// back as for a kernel without them.
+const IPC: &[i64] = &[
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
+    libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
 ];
 
 /// The part of a socket's type that is not a flag.

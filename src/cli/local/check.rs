@@ -183,12 +183,20 @@ fn machine(kernel: &Kernel, offer: &Offer) -> String {
     };
     let separation = match offer.separation {
         Separation::Uid => "uid: each child has its own",
-        Separation::Namespace => "namespace: each child has its own of users, pids and mounts",
+        Separation::Namespace => "namespace: each child has its own of users, pids, mounts and IPC",
         Separation::Landlock => "landlock: each child has a domain of its own",
         Separation::None => "none; a second tenant needs sandbox.shared_uid",
     };
+    let walls = offer.walls();
+    let width = walls.iter().map(|wall| wall.what.len()).max();
+    let walls = walls.map(|wall| {
+        let holds = if wall.holds { "yes" } else { "no" };
+        format!("  {:1$}  {holds}", wall.what, width.unwrap_or_default())
+    });
     [
         format!("separation of children: {separation}"),
+        "out of reach of a child in profile standard, or limited:".to_owned(),
+        walls.join("\n"),
         format!("this machine: Landlock {landlock}"),
         format!("this machine: seccomp {}", offered(kernel.has_seccomp)),
         format!(
@@ -242,7 +250,9 @@ mod tests {
         landlock: 7,
         has_seccomp: true,
         has_namespaces: false,
+        has_mounts: false,
         has_users: false,
+        is_root: false,
         has_filters: false,
         open_files: u64::MAX,
         cgroup: None,
@@ -279,9 +289,22 @@ mod tests {
         operations on 127.0.0.1:9090
         serves http://127.0.0.1:8080/t/a/x/mcp: sh
         a/x: profile standard, any TCP
-        a/x: sandbox.tcp is not enforced: its TCP reaches this gateway and link-local addresses: no cgroup v2 with BPF is delegated
+        a/x: sandbox.tcp is not enforced: its TCP reaches this gateway, its stores and link-local addresses: no cgroup v2 with BPF is delegated
         serves http://127.0.0.1:8080/mcp: the same as a/x
         separation of children: landlock: each child has a domain of its own
+        out of reach of a child in profile standard, or limited:
+          files of other children and of the gateway   yes
+          signals to other processes                   yes
+          memory and environment of other processes    yes
+          command lines of other processes             no
+          UNIX sockets of others                       yes
+          abstract UNIX sockets of others              yes
+          System V IPC and message queues of others    yes
+          /dev/shm of others                           yes
+          TCP to the gateway, its stores and replicas  no
+          TCP to metadata addresses                    no
+          memory above limits.memory                   no
+          processes above limits.pids                  no
         this machine: Landlock interface 7
         this machine: seccomp yes
         this machine: namespaces of a child's own no

@@ -5,7 +5,10 @@
 use std::{collections::BTreeMap, path::Path};
 
 use crate::{
-    backend::{guard::stages::offers_namespaces, sandbox::Kernel},
+    backend::{
+        guard::stages::offered_namespaces,
+        sandbox::{Kernel, MOST_NETWORKS},
+    },
     config::{Config, Mistake, Wrong},
     declare::Offer,
 };
@@ -22,7 +25,7 @@ pub(super) fn probe(config: &Config) -> Result<(Kernel, Offer), Vec<Mistake>> {
 
 /// The kernel features of this machine.
 pub(crate) fn kernel() -> Kernel {
-    Kernel::probe(offers_namespaces(Path::new(OWN_BINARY)))
+    Kernel::probe(&offered_namespaces(Path::new(OWN_BINARY)))
 }
 
 /// The features of `kernel` that children get.
@@ -31,17 +34,31 @@ pub(crate) fn kernel() -> Kernel {
 ///
 /// The mistake in settings that require more.
 pub(crate) fn offer(kernel: &Kernel, config: &Config) -> Result<Offer, Vec<Mistake>> {
-    let offer = kernel.offer(config.sandbox.separation, config.sandbox.uids);
-    offer.map_err(|(key, what)| {
-        let remedy = "choose another, or see lockgate check for what is offered here";
+    let mistake = |(key, what, remedy): (&str, &str, &str)| {
         vec![Wrong::new(what, remedy).at(config.place(key), key)]
-    })
+    };
+    let offer = kernel.offer(config.sandbox.separation, config.sandbox.uids);
+    let offer = offer.map_err(mistake)?;
+    match config.sandbox.refuse.len() {
+        0 => Ok(offer),
+        _ if !offer.refuses_addresses => Err(mistake((REFUSE, NO_FILTERS, USE_A_FILTER))),
+        1..=MOST_NETWORKS => Ok(offer),
+        _ => Err(mistake((
+            REFUSE,
+            "has more than 64 networks",
+            "name larger ones",
+        ))),
+    }
 }
 
 /// The search path in an environment.
 pub(super) fn path_of(env: &BTreeMap<String, String>) -> &str {
     env.get("PATH").map_or("", String::as_str)
 }
+
+const REFUSE: &str = "sandbox.refuse";
+const NO_FILTERS: &str = "cannot be enforced: no cgroup v2 with BPF is delegated to this gateway";
+const USE_A_FILTER: &str = "leave it out, and use a packet filter or a network policy";
 
 /// The binary of this process, even after its file was replaced.
 pub(super) const OWN_BINARY: &str = "/proc/self/exe";

@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     fs::Permissions,
     io::{self, IsTerminal},
+    net::SocketAddr,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -28,12 +29,12 @@ use crate::{
     backend::{
         child::{Ambient, Launcher},
         linux::removal,
-        sandbox::Sandbox,
+        sandbox::{Sandbox, Unreachable},
     },
     base::{HiddenPaths, Screen, memory},
     config::{Config, LogFormat, Mistake, Separation},
     declare::{Catalog, Offer},
-    gateway::{self, Lifecycle},
+    gateway::{self, Lifecycle, Listeners},
     snapshot::SnapshotSync,
     telemetry::{Format, Logs, logs},
 };
@@ -133,14 +134,13 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         // Children must be able to reach their own directories below it.
         std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
     }
-    let mut ports = sockets::ports(&listeners)?;
-    ports.extend(database::ports(&config));
+    let unreachable = unreachable(&config, &listeners, &offer).await?;
     // `run` stores nothing to hide. Hiding lists all files next to the hidden ones: it slows down
     // every start, and hides files created there later.
     let own = [config.data_dir.clone(), work.clone()];
     let hidden = HiddenPaths::new(own.into_iter().chain(secrets));
     let hide = (!is_run).then(|| hidden.clone());
-    let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, hide, &ports)
+    let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, hide, unreachable)
         .context("cannot make cgroups for children")?;
     let served = match database::open(source, &config, &env, offer, hidden).await? {
         Ok(served) => served,
@@ -167,6 +167,31 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         () = signals => Ok(ExitCode::FAILURE),
         never = informing => match never {},
     }
+}
+
+/// The addresses and ports that children in profile `standard` may not connect to.
+async fn unreachable(
+    config: &Config,
+    listeners: &Listeners,
+    offer: &Offer,
+) -> anyhow::Result<Unreachable> {
+    let stores = database::stores(config);
+    let mut ports = sockets::ports(listeners)?;
+    ports.extend(stores.iter().map(|(_, port)| *port));
+    let cluster = listeners.cluster.as_ref();
+    let cluster = cluster.map(|cluster| cluster.listener.local_addr());
+    Ok(Unreachable {
+        ports,
+        // Replicas have the same configuration.
+        everywhere: cluster.transpose()?.iter().map(SocketAddr::port).collect(),
+        stores: if offer.refuses_addresses {
+            database::addresses(&stores).await
+        } else {
+            Vec::new()
+        },
+        networks: config.sandbox.refuse.clone(),
+        local: Vec::new(),
+    })
 }
 
 /// The directory of prepared stores. Children with separate uids cannot enter the data directory,

@@ -14,5 +14,5 @@ mod specification;
 
 pub(crate) use self::packages::derive;
 pub(crate) use self::recipe::{Recipe, STORE, Start};
-pub(crate) use self::sandbox::{Confinement, Profile, Tcp};
+pub(crate) use self::sandbox::{Confinement, Profile, Sockets, Tcp};
 pub(crate) use self::specification::{Digest, Home, Launch};

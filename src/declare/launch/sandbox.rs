@@ -1,4 +1,4 @@
-//! The sandbox of a server's children: profile, directories and TCP.
+//! The sandbox of a server's children: profile, directories, TCP and UNIX sockets.
 //!
 //! Not here: its enforcement (`offer`, `backend/sandbox`).
 
@@ -17,6 +17,8 @@ pub(crate) struct Confinement {
     pub(crate) write: Vec<PathBuf>,
     /// The TCP connections that the child may make.
     pub(crate) tcp: Tcp,
+    /// The UNIX sockets that the child may use.
+    pub(crate) sockets: Sockets,
 }
 
 impl Default for Confinement {
@@ -27,6 +29,7 @@ impl Default for Confinement {
             read: Vec::new(),
             write: Vec::new(),
             tcp: Tcp::Any,
+            sockets: Sockets::Only(Vec::new()),
         }
     }
 }
@@ -49,4 +52,15 @@ pub(crate) enum Tcp {
     Off,
     /// Only to and on these ports.
     Ports(Vec<u16>),
+}
+
+/// The UNIX sockets that a child may use; a pair of connected ones is always allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Sockets {
+    /// Any that its user may use.
+    Any,
+    /// None.
+    Off,
+    /// Those of its own directories, and these files and directories. Profile `open` opens all.
+    Only(Vec<PathBuf>),
 }

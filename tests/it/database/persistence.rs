@@ -119,12 +119,25 @@ impl Ground {
             "drain.timeout=2s",
         ];
         let mut settings = self.settings();
+        settings.extend(self.data_beside());
         settings.extend(listeners.map(str::to_owned));
         let mut command = Self::command();
         command.arg("serve").envs(env.iter().copied());
         command.args(settings.iter().flat_map(|set| ["--set", set]));
         command.args(args);
         Replica::start(command).await
+    }
+
+    /// A data directory for a replica beside one that runs, with the same master key.
+    fn data_beside(&self) -> Option<String> {
+        let lock = std::fs::File::open(self.data().join("serve.lock")).ok()?;
+        if self.postgres.is_none() || lock.try_lock().is_ok() {
+            return None;
+        }
+        let beside = self.dir.path().join(uuid::Uuid::new_v4().to_string());
+        std::fs::create_dir(&beside).unwrap();
+        std::fs::copy(self.data().join("master.key"), beside.join("master.key")).unwrap();
+        Some(format!("data_dir={}", beside.display()))
     }
 
     /// Runs another command on the same store.
@@ -499,12 +512,7 @@ async fn replicas_see_each_others_changes_within_a_second() {
     let ground = Ground::postgres();
     let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("1")}))}));
     let one = ground.serve(&["--apply", file.to_str().unwrap()]).await;
-    // Each has a data directory of its own, and the same master key.
-    let data = ground.dir.path().join("other");
-    std::fs::create_dir(&data).unwrap();
-    std::fs::copy(ground.data().join("master.key"), data.join("master.key")).unwrap();
-    let data = format!("data_dir={}", data.display());
-    let other = ground.serve(&["--set", &data]).await;
+    let other = ground.serve(&[]).await;
     until("the first server", || other.serves("a", "x")).await;
     for round in 0..3 {
         let name = format!("y{round}");

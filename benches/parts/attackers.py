@@ -45,7 +45,7 @@ async def again(act):
     while True:
         try:
             await act()
-        except (OSError, asyncio.IncompleteReadError, ValueError):
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
             await asyncio.sleep(0.05)
 
 
@@ -128,24 +128,21 @@ async def sessions(host, path):
 
 
 async def deaf_clients(host, path):
-    """Sessions whose listener is never read, while their servers send."""
+    """Sessions whose servers send on streams that nobody reads."""
     flood = {"jsonrpc": "2.0", "id": 2, "method": "tools/call"}
     flood["params"] = {"name": "flood", "arguments": {"events": 20_000}}
     flood = json.dumps(flood).encode()
 
     async def one(at):
         source = f"127.0.0.{2 + at % 100}"
-        session, reader, writer = await begin(host, path, source)
-        more = f"Mcp-Session-Id: {session}\r\n"
-        _, listener = await connect(host, source)
-        listener.transport.pause_reading()
-        listener.write(
-            f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n{more}\r\n".encode()
-        )
+        session, _, writer = await begin(host, path, source)
+        writer.close()
         while True:
-            writer.write(head(host, path, len(flood), more) + flood)
-            await answer(reader)
-            await asyncio.sleep(1)
+            _, stream = await connect(host, source)
+            stream.transport.pause_reading()
+            stream.write(head(host, path, len(flood), f"Mcp-Session-Id: {session}\r\n") + flood)
+            await asyncio.sleep(3)
+            stream.close()
 
     await many(1000, one)
 

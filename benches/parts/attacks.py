@@ -39,7 +39,7 @@ def row(options, name, seconds):
     tenants = {
         "quiet": {
             "auth": {"mode": "builtin"},
-            "api_keys": {"bench": {"hash": key_hash(key), "servers": ["main"]}},
+            "api_keys": {"bench": {"hash": key_hash(key), "subject": "bench", "servers": ["main"]}},
             "servers": server,
         },
         "open": {"auth": {"mode": "none"}, "servers": server},

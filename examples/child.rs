@@ -158,7 +158,7 @@ fn tools(cursor: Option<&str>) -> Value {
     result
 }
 
-const TOOLS: [&str; 51] = [
+const TOOLS: [&str; 50] = [
     "echo",
     "slow",
     "counter",
@@ -205,7 +205,6 @@ const TOOLS: [&str; 51] = [
     "connect",
     "bind",
     "try_call",
-    "reach",
     "fork_bomb",
     "hog",
     "fill",

@@ -23,6 +23,7 @@ pub fn run(data: &[u8]) {
     // What a child's end leaves in the pipe is read at once.
     let mut lines = Lines::new(limit);
     lines.push(stdout);
+    assert_eq!(lines.len(), stdout.len());
     let mut taken = Vec::new();
     taken.extend(std::iter::from_fn(|| lines.take(true)));
     assert_eq!(taken, wanted, "drained");

@@ -479,7 +479,8 @@ impl Layers {
                 self.mistake("data_dir", "is empty", "name a directory");
                 path
             }
-            Ok(path) => own(path),
+            // Children have other working directories, and other roots.
+            Ok(path) => own(std::path::absolute(&path).unwrap_or(path)),
             Err(_) if self.run => PathBuf::new(),
             Err(wrong) => {
                 self.mistake("data_dir", &wrong.what, &wrong.remedy);

@@ -413,22 +413,28 @@ mod tests {
         Ok(Arc::clone(&manifest.catalog.tenants["a"]))
     }
 
+    /// Processor time of this thread: the machine may be busy with other tests.
+    fn processor() -> std::time::Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        std::time::Duration::try_from(time).unwrap()
+    }
+
     /// Names of no server took as long as keys times servers: a minute for twenty thousand.
     #[test]
     fn many_keys_of_unknown_servers_take_no_time() {
         let mut text = "tenants:\n  a:\n    auth: {mode: keys}\n    servers:\n".to_owned();
-        for at in 0..4000 {
+        for at in 0..2000 {
             text.push_str(&format!("      s{at:06}: {{command: cat}}\n"));
         }
         text.push_str("    api_keys:\n");
-        for at in 0..4000 {
+        for at in 0..2000 {
             let key = format!("hash: \"sha256:{at:064x}\", subject: ada, servers: [x{at:06}]");
             text.push_str(&format!("      k{at}: {{{key}}}\n"));
         }
-        let began = tokio::time::Instant::now();
+        let began = processor();
         let mistakes = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap_err();
-        let took = began.elapsed();
-        assert_eq!(mistakes.len(), 4000);
+        let took = processor().checked_sub(began).unwrap();
+        assert_eq!(mistakes.len(), 2000);
         let first = mistakes[0].to_string();
         assert!(
             first.contains("\"x000000\" is no server of this tenant; did you mean s000000?"),

@@ -26,8 +26,10 @@ use tokio::{
 
 use super::header_name::X_ACCEL_BUFFERING;
 use crate::{
-    base::Random,
-    base::budget::Drawn,
+    base::{
+        Random,
+        budget::{Budget, Drawn},
+    },
     hub::{
         limits::Flow,
         stream::{Next, Reader},
@@ -120,9 +122,13 @@ struct Chunk {
 
 impl Unsent {
     /// Whether the client is so far behind that its next events stay in the log, which may trim them:
-    /// hyper would take as many as a header block is long, of each client that does not read.
-    fn is_full(&self) -> bool {
-        self.bytes.load(Ordering::Relaxed) >= MAX_UNSENT
+    /// hyper would take as many as a header block is long, of each client that does not read. Beyond the
+    /// share of its session the client has to take what was handed to it before anything else.
+    fn is_full(&self, share: &Budget) -> bool {
+        match self.bytes.load(Ordering::Relaxed) {
+            0 => false,
+            bytes => bytes >= MAX_UNSENT || share.left() < 0,
+        }
     }
 }
 
@@ -134,12 +140,10 @@ impl AsRef<[u8]> for Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        let left = self
-            .unsent
-            .bytes
-            .fetch_sub(self.bytes.len(), Ordering::Relaxed);
-        if left >= MAX_UNSENT {
-            self.unsent.sent.notify_one();
+        let (size, unsent) = (self.bytes.len(), &self.unsent);
+        let before = unsent.bytes.fetch_sub(size, Ordering::Relaxed);
+        if before >= MAX_UNSENT || before == size {
+            unsent.sent.notify_one();
         }
     }
 }
@@ -207,7 +211,7 @@ impl Connection {
                 .flow
                 .pause()
                 .map(|pause| Instant::now() + pause);
-            let is_full = self.unsent.is_full();
+            let is_full = self.unsent.is_full(self.reading.budget());
             select! {
                 biased;
                 () = self.unsent.sent.notified(), if is_full => {}
@@ -290,3 +294,38 @@ const MAX_UNSENT: usize = 32 << 10;
 /// Shortest delay before clients ask again for a stream that ended without a result. The next stream
 /// that begins resets it to the usual delay.
 const RETRY_AFTER_END: Duration = Duration::from_secs(15);
+
+#[cfg(test)]
+mod tests {
+    use super::super::event_stream::*;
+
+    fn chunk(unsent: &Arc<Unsent>, share: &Arc<Budget>, size: usize) -> Chunk {
+        unsent.bytes.fetch_add(size, Ordering::Relaxed);
+        Chunk {
+            bytes: vec![b'x'; size].into(),
+            unsent: Arc::clone(unsent),
+            _drawn: share.hold(size as u64),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_is_handed_a_bounded_part() {
+        let (root, unsent) = (Budget::new(8 << 20), Arc::<Unsent>::default());
+        let share = root.share();
+        let first = chunk(&unsent, &share, MAX_UNSENT - 1);
+        assert!(!unsent.is_full(&share));
+        let second = chunk(&unsent, &share, 1);
+        assert!(unsent.is_full(&share));
+        drop(second);
+        unsent.sent.notified().await;
+        assert!(!unsent.is_full(&share));
+        // Beyond the share it takes the first before anything else.
+        let others = root.hold(8 << 20);
+        assert!(unsent.is_full(&share));
+        drop(first);
+        unsent.sent.notified().await;
+        assert!(!unsent.is_full(&share), "nothing is on its way");
+        drop(others);
+        assert_eq!(root.used(), 0);
+    }
+}

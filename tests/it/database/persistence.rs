@@ -807,3 +807,30 @@ async fn secrets_are_not_in_the_data_directory_in_clear() {
     replica.kill().await;
     assert!(!is_in_a_file(canary));
 }
+
+#[tokio::test]
+async fn a_relative_data_directory_has_room_for_confined_children() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = env!("CARGO_BIN_EXE_lockgate");
+    let servers = json!({"x": {"command": program, "args": ["__demo"]}});
+    let manifest =
+        json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"}, "servers": servers}}});
+    std::fs::write(dir.path().join("manifest.json"), manifest.to_string()).unwrap();
+    let mut command = Ground::command();
+    let sets = [
+        "data_dir=own",
+        "http.listen=127.0.0.1:0",
+        "ops.listen=127.0.0.1:0",
+        "sandbox.shared_uid=true",
+    ];
+    command.current_dir(dir.path());
+    command.args(["serve", "--apply", "manifest.json"]);
+    command.args(sets.iter().flat_map(|set| ["--set", set]));
+    let replica = Replica::start(command).await.unwrap();
+    let answer = replica.stranger("a", "x").post(&opening(NEWEST)).await;
+    assert!(
+        answer.headers().contains_key("mcp-session-id"),
+        "{answer:?}"
+    );
+    replica.stop().await;
+}

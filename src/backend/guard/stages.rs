@@ -54,6 +54,8 @@ pub(crate) fn offered_namespaces(program: &Path) -> Vec<Namespaces> {
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let code = probe.status().ok().and_then(|status| status.code());
+    // Another code is that of a probe that went wrong.
+    let code = code.filter(|code| *code < 1 << PROBED.len());
     let offered = PROBED.into_iter().enumerate();
     let offered = offered.filter(|(at, _)| code.is_some_and(|code| code >> at & 1 == 1));
     offered.map(|(_, namespaces)| namespaces).collect()

@@ -42,11 +42,12 @@ pub(crate) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clo
             None => libc::syscall(libc::SYS_clone, all, 0, 0, 0, 0),
         }
     };
-    match i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        Some(pid) if pid.as_raw_pid() > 0 => Ok(Clone::Parent(pid)),
-        _ if pid == 0 => Ok(Clone::Child),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let new = match i32::try_from(pid) {
+        Ok(0) => Some(Clone::Child),
+        Ok(pid @ 1..) => Pid::from_raw(pid).map(Clone::Parent),
+        _ => None,
+    };
+    new.ok_or_else(io::Error::last_os_error)
 }
 
 /// Forks this process into a child of its own parent.

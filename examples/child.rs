@@ -23,13 +23,13 @@ use std::{
 
 use serde_json::{Value, json};
 
+mod hogs;
 mod reach;
 
 static RECEIVED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static CANCELLED: Mutex<Vec<Value>> = Mutex::new(Vec::new());
 static SUBSCRIBED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static ASKED: LazyLock<Mutex<HashMap<String, mpsc::Sender<Value>>>> = LazyLock::new(Mutex::default);
-static HELD: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 static COUNTER: AtomicI64 = AtomicI64::new(0);
 static ASKS: AtomicU64 = AtomicU64::new(0);
 static LEVEL: AtomicU64 = AtomicU64::new(0);
@@ -360,9 +360,9 @@ fn plain(id: &Value, name: &str, args: &Value) {
             let started = (0..number(args, "n")).filter(|_| spawn("sleep 1000") != 0);
             started.count().to_string()
         }
-        "hog" => hog(number(args, "bytes"), number(args, "ms")),
-        "hold" => hold(number(args, "bytes")),
-        "fill" => fill(&string(args, "path"), number(args, "bytes")),
+        "hog" => hogs::hog(number(args, "bytes"), number(args, "ms")),
+        "hold" => hogs::hold(number(args, "bytes")),
+        "fill" => hogs::fill(&string(args, "path"), number(args, "bytes")),
         "chmod" => match chmod(&string(args, "path")) {
             Ok(()) => "done".into(),
             Err(error) => format!("refused: {error}"),
@@ -445,53 +445,6 @@ fn syscall(name: &str, args: &Value) -> std::io::Result<()> {
         return Err(std::io::Error::last_os_error());
     }
     Ok(())
-}
-
-/// Takes memory and all processors for a while.
-fn hog(bytes: u64, ms: u64) -> String {
-    let held = vec![1_u8; usize::try_from(bytes).unwrap_or(0)];
-    let threads: Vec<_> = (0..8)
-        .map(|_| {
-            thread::spawn(move || {
-                let (ended, waits) = mpsc::channel::<()>();
-                thread::spawn(move || {
-                    sleep(ms);
-                    drop(ended);
-                });
-                let mut turns = 0_u64;
-                while waits.try_recv() == Err(mpsc::TryRecvError::Empty) {
-                    turns = std::hint::black_box(turns + 1);
-                }
-            })
-        })
-        .collect();
-    for thread in threads {
-        _ = thread.join();
-    }
-    format!("held {}", held.len())
-}
-
-/// Has so much memory in use from now on.
-fn hold(bytes: u64) -> String {
-    let mut held = lock(&HELD);
-    *held = vec![1_u8; usize::try_from(bytes).unwrap_or(0)];
-    format!("held {}", held.len())
-}
-
-/// Writes until it may no more.
-fn fill(path: &str, bytes: u64) -> String {
-    // SAFETY: no handler, only an ignored signal: the write fails instead.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    let Ok(mut file) = std::fs::File::create(path) else {
-        return "refused".into();
-    };
-    let chunk = vec![b'f'; 64 << 10];
-    let mut left = usize::try_from(bytes).unwrap_or(0);
-    while left > 0 && file.write_all(&chunk[..left.min(chunk.len())]).is_ok() {
-        left -= left.min(chunk.len());
-    }
-    let length = file.metadata().map_or(0, |file| file.len());
-    format!("filled {length}")
 }
 
 fn slow(id: &Value, args: &Value, token: &Value) {

@@ -53,33 +53,27 @@ async def many(count, act):
     await asyncio.gather(*(again(lambda at=at: act(at)) for at in range(count)))
 
 
-async def unfinished_bodies(host, path):
-    part = b" " * (4 * MIB - 1)
+async def unfinished(host, count, sent):
+    """Requests whose bodies do not end, each sent anew once it is refused or has waited."""
 
     async def one(_):
         reader, writer = await connect(host, "127.0.0.2")
-        writer.write(head(host, path, 4 * MIB))
-        writer.write(part)
+        writer.write(sent)
         await writer.drain()
         await reader.read(1)
         await asyncio.sleep(0.5)
         writer.close()
 
-    await many(200, one)
+    await many(count, one)
+
+
+async def unfinished_bodies(host, path):
+    await unfinished(host, 200, head(host, path, 4 * MIB) + b" " * (4 * MIB - 1))
 
 
 async def big_heads(host, path):
     fields = "".join(f"X-{at}: {'y' * 900}\r\n" for at in range(60))
-
-    async def one(_):
-        reader, writer = await connect(host, "127.0.0.2")
-        writer.write(head(host, path, 1000, fields))
-        await writer.drain()
-        await reader.read(1)
-        await asyncio.sleep(0.5)
-        writer.close()
-
-    await many(1000, one)
+    await unfinished(host, 1000, head(host, path, 1000, fields))
 
 
 async def unread_answers(host, path):

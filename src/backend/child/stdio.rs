@@ -75,7 +75,7 @@ pub(crate) struct Child {
     lines: Lines,
     /// Kept and logged part of stderr.
     errors: Stderr,
-    /// What its pipes hold here; none if nobody counts it.
+    /// What its pipes hold here; none if it is not counted.
     held: Option<Held>,
     /// Exit status of the guard.
     exit: Option<ExitStatus>,

@@ -62,7 +62,7 @@ impl<K: Eq + Hash, S: BuildHasher + Default> Owners<K, S> {
         if self.shares.len() < self.sweep_at {
             return;
         }
-        // Whatever is drawn from a share, and each share below it, has a reference to it.
+        // Each amount that is drawn from a share, and each share below it, has a reference to it.
         self.shares.retain(|_, share| Arc::strong_count(share) > 1);
         self.sweep_at = (self.shares.len() * 2).max(MIN_SWEEP);
         self.shares.shrink_to(self.sweep_at);

@@ -72,17 +72,31 @@ impl Budget {
 
     /// Draws an amount; none if it is more than the share allows.
     pub(crate) fn draw(self: &Arc<Self>, amount: u64) -> Option<Drawn> {
-        let mut drawn = self.hold(0);
-        drawn.grow(amount).then_some(drawn)
+        self.try_take(amount).then(|| Drawn {
+            budget: Arc::clone(self),
+            amount,
+        })
     }
 
-    /// Holds an amount that exists already, whatever the share allows.
+    /// Holds an amount that exists already, although the share may not allow it.
     pub(crate) fn hold(self: &Arc<Self>, amount: u64) -> Drawn {
         self.take(amount);
         Drawn {
             budget: Arc::clone(self),
             amount,
         }
+    }
+
+    /// Counts an amount, which its owner gives back; false, with nothing counted, if the share does not
+    /// allow it.
+    fn try_take(&self, amount: u64) -> bool {
+        // Counted before the check: of two at once both may fail, but never both pass wrongly.
+        self.take(amount);
+        let has_room = self.left() >= 0;
+        if !has_room {
+            self.give_back(amount);
+        }
+        has_room
     }
 
     /// Counts an amount; its owner gives it back.
@@ -115,14 +129,11 @@ pub(crate) struct Drawn {
 impl Drawn {
     /// Draws more; false, with nothing drawn, if the share does not allow it.
     pub(crate) fn grow(&mut self, more: u64) -> bool {
-        // Counted before the check: of two draws at once both may fail, but never both pass wrongly.
-        self.budget.take(more);
-        if self.budget.left() < 0 {
-            self.budget.give_back(more);
-            return false;
+        let has_room = self.budget.try_take(more);
+        if has_room {
+            self.amount += more;
         }
-        self.amount += more;
-        true
+        has_room
     }
 
     /// Holds more that exists already.

@@ -43,7 +43,7 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
     }
 }
 
-/// Puts what the log of a file still has into the file, which nobody may use meanwhile.
+/// Puts what the log of a file still has into the file, which no process may use meanwhile.
 ///
 /// # Errors
 ///

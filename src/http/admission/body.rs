@@ -8,9 +8,7 @@ use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 
 use super::front::Front;
-use crate::{
-    auth::Access, error::Error, http::reply::McpRefusal, protocol::headers, telemetry::LimitName,
-};
+use crate::{auth::Access, http::reply::McpRefusal, protocol::headers};
 
 /// Reads a body whose `Content-Type` is JSON, within the limits of size and time.
 pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, McpRefusal> {
@@ -27,22 +25,30 @@ pub(crate) async fn read_counted(
     body: Body,
 ) -> Result<Bytes, McpRefusal> {
     check_type(headers)?;
-    let no_room = || {
-        front.metrics.limited.add(LimitName("caller_memory"));
-        no_room()
-    };
     let share = front.hub.limits().memory().caller(access);
-    let mut drawn = share.draw(CALL).ok_or_else(no_room)?;
+    // Drawn with the first frame, which most bodies consist of.
+    let mut drawn = None;
+    let mut has_room = |bytes: u64| match &mut drawn {
+        None => {
+            drawn = share.draw(CALL + bytes);
+            drawn.is_some()
+        }
+        Some(drawn) => drawn.grow(bytes),
+    };
     let mut is_full = false;
     let collected = collect(body, front.config.http.max_body, |bytes| {
-        is_full = !drawn.grow(bytes as u64);
+        is_full = !has_room(bytes as u64);
         !is_full
     });
     let body = in_time(collected).await;
     if is_full {
-        return Err(no_room());
+        return Err(front.hub.limits().no_room(RETRY).into());
     }
-    Ok(drawn.until_dropped(body?))
+    let body = body?;
+    Ok(match drawn {
+        Some(drawn) => drawn.until_dropped(body),
+        None => body,
+    })
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), McpRefusal> {
@@ -98,7 +104,8 @@ async fn collect(
             ));
         }
         if !has_room(data.len()) {
-            return Err(no_room());
+            let text = "no room for the body";
+            return Err(McpRefusal::http(StatusCode::SERVICE_UNAVAILABLE, text));
         }
         pieces.push(data);
         if let Some(expected) = expected
@@ -115,15 +122,6 @@ async fn collect(
     joined.reserve(length - joined.len());
     join(&mut joined, &mut pieces);
     Ok(joined.freeze())
-}
-
-/// Makes the refusal of a caller that has too much under way.
-fn no_room() -> McpRefusal {
-    Error::Busy {
-        what: "too much of this caller is under way",
-        retry: RETRY,
-    }
-    .into()
 }
 
 /// Moves pieces into a buffer; each is freed as soon as it is copied.

@@ -82,7 +82,7 @@ impl Gate {
             return Err(refusal(StatusCode::FORBIDDEN, "header not allowed"));
         }
         let size = check_size(&head.headers)?;
-        // A health probe costs little, and whoever keeps the gateway busy must not make it look dead.
+        // A health probe costs little, and a busy gateway must not look dead.
         let cost = REQUEST + target + size + unread(head);
         if !state.draw(cost) && route_label(head.uri.path()) != Route::Health {
             return Err(self.no_room());

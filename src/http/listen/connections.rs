@@ -33,7 +33,7 @@ pub(crate) struct Admission {
 }
 
 impl Connections {
-    /// At most `max`, whoever they are from.
+    /// At most `max`, from any addresses.
     pub(crate) fn new(max: usize) -> Self {
         Self {
             all: Budget::new(max as u64),

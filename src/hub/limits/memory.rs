@@ -1,7 +1,7 @@
 //! Memory of the gateway, shared out to addresses, tenants and their principals.
 //!
-//! Whatever outsiders can make the gateway keep is drawn from a budget before it is kept. Who is beyond
-//! the own share is refused; others are not, because a share ends before the budget does.
+//! All that outsiders can make the gateway keep is drawn from a budget before it is kept. An owner beyond
+//! its share is refused; others are not, because a share ends before the budget does.
 
 use std::{hash::RandomState, net::IpAddr, sync::Arc};
 

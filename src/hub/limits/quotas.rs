@@ -148,6 +148,15 @@ impl Limits {
         &self.memory
     }
 
+    /// Counts the refusal of a caller whose share of the memory is used up, and makes its error.
+    pub(crate) fn no_room(&self, retry: Duration) -> Error {
+        self.metrics.limited.add(LimitName("caller_memory"));
+        Error::Busy {
+            what: "too much of this caller is under way",
+            retry,
+        }
+    }
+
     /// The turns at authorization servers.
     pub(crate) fn authorization(&self) -> &Turns {
         &self.authorization
@@ -250,13 +259,7 @@ impl Limits {
     /// `Quota`; `Busy` if the caller's share of the memory has no room for it.
     pub(crate) async fn session(&self, access: &Access) -> Result<SessionPlace, Error> {
         let memory = self.memory.caller(access).draw(SESSION);
-        let memory = memory.ok_or_else(|| {
-            self.metrics.limited.add(LimitName("caller_memory"));
-            Error::Busy {
-                what: "too much of this caller is under way",
-                retry: RETRY_SESSION,
-            }
-        })?;
+        let memory = memory.ok_or_else(|| self.no_room(RETRY_SESSION))?;
         let account_limits = limits_of(
             access,
             Limit::Sessions,

@@ -130,7 +130,7 @@ impl SessionStreams {
         if let Some(calls) = calls {
             stream.calls = calls;
         }
-        // Nobody may ever ask for what has ended; the events of an open stream are waited for.
+        // Ended streams may never be asked for; readers wait for the events of an open one.
         while self.share.kept.left() < 0 && self.drop_oldest_ended() {}
         let stream = self.unended(id)?;
         stream.trim(now, keep);

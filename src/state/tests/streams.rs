@@ -143,7 +143,7 @@ fn promise_5_a_share_bounds_a_session() {
     let stream = &streams.streams[&2];
     assert_eq!((stream.events.len(), stream.trimmed), (5, 4));
     assert_eq!(share.kept.used(), 5 * weight(1));
-    // Somebody else's use makes the share smaller, and the newest stays in any case.
+    // Use by other owners makes the share smaller, and the newest stays in any case.
     let other = share.kept.hold(100 * weight(1));
     assert_eq!(append(&mut streams, 2, 10, event(1), now, WIDE), 10);
     assert_eq!(streams.streams[&2].events.len(), 1);

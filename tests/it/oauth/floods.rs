@@ -1,8 +1,13 @@
 //! Floods of requests that want something written: each change is written once, and one address
 //! can have only so much written in a minute.
 
+use futures_util::future::join_all;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+};
 
 use crate::{
     oauth::{
@@ -11,7 +16,7 @@ use crate::{
     },
     support::{
         browser::{Browser, Shown},
-        harness::within,
+        harness::{until, within},
         oauth_client::{App, BACK, gateway, register, send},
         served::Served,
     },
@@ -237,4 +242,59 @@ async fn a_grant_is_refreshed_300_times_a_minute() {
     // Another grant is not affected, and this one goes on later: the token was not used.
     let other = app.tokens().await.text("refresh_token");
     assert_eq!(app.refresh(&other, &[]).await.status, StatusCode::OK);
+}
+
+/// One address held the turns of all tenants, by a few requests at each.
+#[tokio::test]
+async fn slow_requests_of_one_address_leave_turns_to_others() {
+    let tenant = json!({"auth": {"mode": "builtin"}, "servers": {"x": {"command": "cat"}}});
+    let tenants: serde_json::Map<_, _> = (0..60)
+        .map(|at| (format!("t{at}"), tenant.clone()))
+        .collect();
+    let gateway = Served::start(json!({}), tenants.into()).await;
+    let host = gateway.origin().split_once("://").unwrap().1.to_owned();
+    let mut held = Vec::new();
+    for at in 0..1200 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let mut socket = socket.connect(host.parse().unwrap()).await.unwrap();
+        let request = format!(
+            "POST /t/t{}/oauth/token HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99\r\n\
+             Content-Type: application/x-www-form-urlencoded\r\n\r\ngrant_type=",
+            at % 60
+        );
+        socket.write_all(request.as_bytes()).await.unwrap();
+        held.push(socket);
+    }
+    until("the flood has all turns that it can have", || async {
+        let refused = held.iter().filter(|socket| {
+            let mut first = [0];
+            socket.try_read(&mut first).is_ok()
+        });
+        refused.count() >= 600
+    })
+    .await;
+    let jwks = format!("{}/t/t0/oauth/jwks", gateway.origin());
+    let others = (0..16).map(|_| async {
+        // Each takes its turn for as long as its body takes.
+        let mut socket = TcpStream::connect(&host).await.unwrap();
+        let request = format!(
+            "POST /t/t0/oauth/token HTTP/1.1\r\nHost: {host}\r\nContent-Length: 2\r\n\
+             Content-Type: application/x-www-form-urlencoded\r\nConnection: close\r\n\r\na"
+        );
+        socket.write_all(request.as_bytes()).await.unwrap();
+        socket
+    });
+    let others = join_all(others).await;
+    let answer = reqwest::get(&jwks).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    for mut socket in others {
+        socket.write_all(b"b").await.unwrap();
+        let mut answer = [0; 12];
+        within("an answer", socket.read_exact(&mut answer))
+            .await
+            .unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 400");
+    }
+    drop(held);
 }

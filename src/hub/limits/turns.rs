@@ -65,7 +65,7 @@ mod tests {
         let same_tenant = all(&turns, "a", "192.0.2.2");
         assert_eq!(same_tenant.len(), 10);
         let other = all(&turns, "b", "192.0.2.3");
-        assert_eq!(other.len(), 17);
+        assert_eq!(other.len(), 16);
         drop((flood, same_tenant));
         assert_eq!(all(&turns, "b", "192.0.2.4").len(), 19);
     }

@@ -96,14 +96,17 @@ impl HttpBody for Sent {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::super::activity::*;
 
     const LIMIT: Duration = Duration::from_millis(50);
+    const LATE: Duration = Duration::from_secs(20);
 
     #[tokio::test]
     async fn a_connection_without_requests_is_idle_after_its_time() {
         let (activity, began) = (Arc::new(Activity::default()), Instant::now());
-        activity.idle(LIMIT).await;
+        timeout(LATE, activity.idle(LIMIT)).await.unwrap();
         assert!(began.elapsed() >= LIMIT);
     }
 
@@ -114,12 +117,12 @@ mod tests {
         let idle = activity.idle(LIMIT);
         tokio::pin!(idle);
         let response = call.until_sent(Response::new(Body::empty()));
-        assert!(tokio::time::timeout(LIMIT * 3, &mut idle).await.is_err());
+        assert!(timeout(LIMIT * 3, &mut idle).await.is_err());
         drop(stream);
-        assert!(tokio::time::timeout(LIMIT * 3, &mut idle).await.is_err());
+        assert!(timeout(LIMIT * 3, &mut idle).await.is_err());
         drop(response);
         let ended = Instant::now();
-        idle.await;
+        timeout(LATE, idle).await.unwrap();
         assert!(ended.elapsed() >= LIMIT);
     }
 }

@@ -17,7 +17,7 @@ use rustix::{
 
 use super::{
     restrictions::{Restrictions, Sockets, Store},
-    root,
+    root::{self, Root},
 };
 
 /// User and group of a process before it entered a user namespace.
@@ -63,7 +63,9 @@ pub(crate) fn set_up(restrictions: &Restrictions, private: Option<&Path>) -> io:
         has_root = true;
         root::enter(files, sockets, has_own_processes)?;
         hide(&restrictions.hide)?;
-        shown.iter().try_for_each(|path| root::show(path))?;
+        // What is hidden has new directories.
+        let mut root = Root::default();
+        shown.iter().try_for_each(|path| root.show(path))?;
     } else if has_own_processes {
         let kept = hold(&shown)?;
         hide(&restrictions.hide)?;

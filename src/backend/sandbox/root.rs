@@ -4,16 +4,15 @@
 //! Not here: the choice of files (`choice`), and their protection (`domain`).
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     ffi::OsString,
-    fs::{self, DirBuilder, File},
-    io,
-    os::unix::fs::{DirBuilderExt, symlink},
+    fs, io,
+    os::unix::fs::symlink,
     path::{Component, Path, PathBuf},
 };
 
 use rustix::{
-    fs::Mode,
+    fs::{CWD, FileType, Mode},
     mount::{MountFlags, UnmountFlags},
 };
 
@@ -28,20 +27,27 @@ pub(super) fn enter(files: &Files, sockets: &[PathBuf], has_own_processes: bool)
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount("tmpfs", base, "tmpfs", flags, Some(c"mode=0755,size=1m"))?;
     let former = format!("{base}{FORMER}");
-    DirBuilder::new().mode(0o700).create(&former)?;
+    rustix::fs::mkdir(&former, Mode::RWXU)?;
     rustix::process::pivot_root(base, &former)?;
     rustix::process::chdir("/")?;
     copy_links(Path::new("/"));
-    for empty in EMPTY.iter().filter_map(|path| trail(Path::new(path))) {
-        make_dir(&empty)?;
-        copy_links(&empty);
+    let mut root = Root::default();
+    for path in EMPTY {
+        if let Some((place, _)) = root.trail(Path::new(path)) {
+            root.pass(place)?;
+        }
+    }
+    for path in MOUNT_POINTS {
+        if let Some((place, _)) = root.trail(Path::new(path)) {
+            make(&place, FileType::Directory)?;
+        }
     }
     let devices: Vec<PathBuf> = files::devices().collect();
     let wanted = [&files.read, &files.write, &devices];
     for path in wanted.into_iter().flatten().chain(sockets) {
         // A pid namespace has its own, which is mounted later.
         if path != Path::new("/proc") || !has_own_processes {
-            show(path)?;
+            root.show(path)?;
         }
     }
     Ok(())
@@ -55,60 +61,80 @@ pub(super) fn leave_former() -> io::Result<()> {
     Ok(rustix::mount::mount_remount("/", flags, "")?)
 }
 
-/// Shows a file or directory of the former root at its place; one that does not exist is left out.
-pub(super) fn show(path: &Path) -> io::Result<()> {
-    let Some(place) = trail(path) else {
-        return Ok(());
-    };
-    let source = former(&place);
-    if !place.exists() {
-        if source.is_dir() {
-            make_dir(&place)?;
-        } else {
-            File::create_new(&place)?;
-        }
-    }
-    match rustix::mount::mount_bind_recursive(&source, &place) {
-        // Removed meanwhile.
-        Err(rustix::io::Errno::NOENT) => Ok(()),
-        outcome => Ok(outcome?),
-    }
+/// The new root directory while files are shown in it.
+#[derive(Default)]
+pub(super) struct Root {
+    /// Directories that are made already, with their links.
+    passed: HashSet<PathBuf>,
 }
 
-/// Creates the directories and symbolic links on the way to `path`; returns its place without links,
-/// or none if it does not exist.
-fn trail(path: &Path) -> Option<PathBuf> {
-    let mut ahead: VecDeque<OsString> = names(path).collect();
-    let (mut at, mut links) = (PathBuf::from("/"), 0);
-    while let Some(name) = ahead.pop_front() {
-        if name == ".." {
-            at.pop();
-            continue;
+impl Root {
+    /// Shows a file or directory of the former root at its place; one that does not exist is left out.
+    pub(super) fn show(&mut self, path: &Path) -> io::Result<()> {
+        let Some((place, kind)) = self.trail(path) else {
+            return Ok(());
+        };
+        make(&place, kind)?;
+        match rustix::mount::mount_bind_recursive(former(&place), &place) {
+            // Removed meanwhile.
+            Err(rustix::io::Errno::NOENT) => Ok(()),
+            outcome => Ok(outcome?),
         }
-        let next = at.join(&name);
-        let kind = fs::symlink_metadata(former(&next)).ok()?.file_type();
-        if kind.is_symlink() {
-            links += 1;
-            let target = fs::read_link(former(&next)).ok()?;
-            if links > MOST_LINKS {
-                return None;
-            }
-            if target.is_absolute() {
-                at = PathBuf::from("/");
-            }
-            for name in names(&target).rev() {
-                ahead.push_front(name);
-            }
-            continue;
-        }
-        // The last one may be a mount point of any kind.
-        if !ahead.is_empty() && !next.exists() {
-            make_dir(&next).ok()?;
-            copy_links(&next);
-        }
-        at = next;
     }
-    Some(at)
+
+    /// Creates the directories and symbolic links on the way to `path`; returns its place without links
+    /// and what it is, or none if it does not exist.
+    fn trail(&mut self, path: &Path) -> Option<(PathBuf, FileType)> {
+        let mut ahead: VecDeque<OsString> = names(path).collect();
+        let (mut at, mut links) = (PathBuf::from("/"), 0);
+        let mut last = None;
+        while let Some(name) = ahead.pop_front() {
+            if name == ".." {
+                at.pop();
+                last = None;
+                continue;
+            }
+            let next = at.join(&name);
+            if self.passed.contains(&next) {
+                at = next;
+                last = Some(FileType::Directory);
+                continue;
+            }
+            let kind = kind_of(&next)?;
+            if kind == FileType::Symlink {
+                links += 1;
+                let target = fs::read_link(former(&next)).ok()?;
+                if links > MOST_LINKS {
+                    return None;
+                }
+                if target.is_absolute() {
+                    at = PathBuf::from("/");
+                }
+                for name in names(&target).rev() {
+                    ahead.push_front(name);
+                }
+                continue;
+            }
+            // The last one may be a mount point of any kind.
+            if !ahead.is_empty() {
+                self.pass(next.clone()).ok()?;
+            }
+            at = next;
+            last = Some(kind);
+        }
+        let kind = last.or_else(|| kind_of(&at))?;
+        Some((at, kind))
+    }
+
+    /// Makes a directory, with its symbolic links.
+    fn pass(&mut self, dir: PathBuf) -> io::Result<()> {
+        // In a directory that is shown it exists, with its links.
+        if make(&dir, FileType::Directory)? {
+            copy_links(&dir);
+        }
+        self.passed.insert(dir);
+        Ok(())
+    }
 }
 
 /// The names in a path, and `..`.
@@ -120,7 +146,7 @@ fn names(path: &Path) -> impl DoubleEndedIterator<Item = OsString> + '_ {
     })
 }
 
-/// Copies the symbolic links of a directory: `/bin` and the like lead to the files that are shown.
+/// Copies the symbolic links of a directory.
 fn copy_links(dir: &Path) {
     let entries = fs::read_dir(former(dir)).into_iter().flatten().flatten();
     for entry in entries {
@@ -132,11 +158,25 @@ fn copy_links(dir: &Path) {
     }
 }
 
-fn make_dir(path: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o755).create(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        outcome => outcome,
+/// Makes a directory or, for any other kind, an empty file; false if something is there.
+fn make(path: &Path, kind: FileType) -> io::Result<bool> {
+    let made = if kind == FileType::Directory {
+        rustix::fs::mkdir(path, Mode::from_raw_mode(0o755))
+    } else {
+        let mode = Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, path, FileType::RegularFile, mode, 0)
+    };
+    match made {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::EXIST) => Ok(false),
+        Err(error) => Err(error.into()),
     }
+}
+
+/// What a path is in the former root directory; none if it does not exist.
+fn kind_of(path: &Path) -> Option<FileType> {
+    let found = rustix::fs::lstat(former(path)).ok()?;
+    Some(FileType::from_raw_mode(found.st_mode))
 }
 
 /// The place of an absolute path below the former root directory.
@@ -147,8 +187,11 @@ fn former(path: &Path) -> PathBuf {
 /// The former root directory while files are shown.
 const FORMER: &str = "/.former";
 
-/// Directories that programs or later mounts expect, empty unless something in them is shown.
-const EMPTY: [&str; 6] = ["/proc", "/dev/shm", "/run", "/tmp", "/var/tmp", "/home"];
+/// Directories that programs expect, empty unless something in them is shown.
+const EMPTY: [&str; 4] = ["/run", "/tmp", "/var/tmp", "/home"];
+
+/// Directories in which something is mounted later.
+const MOUNT_POINTS: [&str; 2] = ["/proc", "/dev/shm"];
 
 /// Bound of symbolic links in one path, that of Linux.
 const MOST_LINKS: usize = 40;

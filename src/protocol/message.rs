@@ -59,6 +59,18 @@ impl Message {
         &self.bytes
     }
 
+    /// The message to be kept: a short one has bytes of its own, because a part of a connection's buffer
+    /// would keep all of it.
+    pub(crate) fn kept(self) -> Self {
+        if self.bytes.len() > SHORT {
+            return self;
+        }
+        Self {
+            bytes: Bytes::copy_from_slice(&self.bytes),
+            ..self
+        }
+    }
+
     /// The kind of the message.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
@@ -435,6 +447,9 @@ impl Envelope {
         }
     }
 }
+
+/// Bytes of a message that is copied to be kept.
+const SHORT: usize = 4 << 10;
 
 /// The members of an envelope.
 const KNOWN: [&str; 6] = ["jsonrpc", "id", "method", "params", "result", "error"];

@@ -83,7 +83,7 @@ impl Session {
             return;
         }
         let id: Box<[u8]> = message.id().unwrap_or_default().into();
-        self.replay.initialize = Some(message);
+        self.replay.initialize = Some(message.kept());
         let reply = match self.client.transport() {
             Transport::Streamable => Some(reply),
             Transport::Sse2024 => {

@@ -302,3 +302,17 @@ proptest! {
         let _ = Body::parse(members.into_bytes().into());
     }
 }
+
+#[test]
+fn a_short_message_that_is_kept_leaves_the_buffer_of_its_connection() {
+    for (length, is_left) in [(100, true), (5000, false)] {
+        let text = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{{"x":"{}"}}}}"#,
+            "a".repeat(length)
+        );
+        let mut buffer = BytesMut::from(&*text);
+        let message = Message::parse(buffer.split().freeze()).unwrap().kept();
+        assert_eq!(buffer.try_reclaim(text.len()), is_left);
+        assert_eq!(message.bytes(), text.as_bytes());
+    }
+}

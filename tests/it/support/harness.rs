@@ -52,9 +52,15 @@ pub(crate) fn package() -> PathBuf {
 
 /// The path of the hostile child.
 pub(crate) fn child() -> String {
+    example("child")
+}
+
+/// The path of an example.
+pub(crate) fn example(name: &str) -> String {
     let own = std::env::current_exe().unwrap();
     let debug = own.parent().unwrap().parent().unwrap();
-    debug.join("examples/child").to_str().unwrap().to_owned()
+    let path = debug.join("examples").join(name);
+    path.to_str().unwrap().to_owned()
 }
 
 /// A directory with `child`, a copy of a program that every user can start: the build directory may
@@ -138,14 +144,20 @@ impl Gateway {
     /// Starts the binary with `args`, then `-- command`; its first line has to be the URL. A
     /// `wrapper` executes the words behind its own.
     pub(crate) async fn through(wrapper: &[&str], args: &[String], command: &[&str]) -> Self {
-        let marker = marker();
         let words = [wrapper, &[env!("CARGO_BIN_EXE_lockgate")]].concat();
         let mut own = Command::new(words[0]);
-        own.args(&words[1..])
+        own.args(&words[1..]);
+        Self::run(own, args, command).await
+    }
+
+    /// Starts `program` with `args`, then `-- command`; its first line has to be the URL.
+    pub(crate) async fn run(mut program: Command, args: &[String], command: &[&str]) -> Self {
+        let marker = marker();
+        program
             .args(args)
             .args(["--env", &marker, "--"])
             .args(command);
-        Self::spawn(own, marker, |line| Some(line.to_owned())).await
+        Self::spawn(program, marker, |line| Some(line.to_owned())).await
     }
 
     /// Starts `command`; `url` finds the URL in the first line that has it.

@@ -27,6 +27,7 @@ ECHO = BENCH_TARGET / "release" / "echo-server"
 CHILD = TARGET / "dist" / "examples" / "child"
 BRIDGE = BENCH_TARGET / "release" / "minimal-bridge"
 SUPERGATEWAY = BENCHES / "node_modules" / ".bin" / "supergateway"
+MCP_PROXY = BENCHES / "node_modules" / ".bin" / "mcp-proxy"
 INITIALIZE = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -80,7 +81,7 @@ def build():
     # As it is deployed.
     command = ["cargo", "build", "--profile", "dist", "--locked", "--bin", "lockgate", "--example", "child"]
     subprocess.run([ROOT / "scripts" / "pgo", *command], cwd=ROOT, env=environment, check=True)
-    if not SUPERGATEWAY.exists():
+    if not (SUPERGATEWAY.exists() and MCP_PROXY.exists()):
         command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
         subprocess.run(command, cwd=BENCHES, check=True)
 

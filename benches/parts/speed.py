@@ -1,4 +1,5 @@
-"""Speed: Lockgate as installed and with everything on, held against a minimal bridge and npm supergateway.
+"""Speed: Lockgate as installed and with everything on, held against a minimal bridge, and supergateway
+and mcp-proxy of npm.
 
 Each has the machine for itself, one after the other, in each round anew: that is how a user runs it.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from .common import (
     BRIDGE,
     ECHO,
+    MCP_PROXY,
     MCPLOAD,
     SUPERGATEWAY,
     Report,
@@ -64,6 +66,8 @@ def subject(kind, binary, folder):
         "supergateway": [str(SUPERGATEWAY), "--stdio", shlex.quote(str(ECHO))]
         + ["--outputTransport", "streamableHttp", "--stateful"]
         + ["--port", str(port), "--logLevel", "none"],
+        # It has one child for all sessions.
+        "mcp-proxy": [str(MCP_PROXY), "--host", "127.0.0.1", "--port", str(port), "--server", "stream", "--", str(ECHO)],
     }
     with running(commands[kind], Path(folder) / f"{kind}.log") as child:
         await_port(port, child)
@@ -126,8 +130,9 @@ def one_round(options, seconds):
         "run": lambda: subject("run", binary, folder),
         "full": lambda: full(binary, folder),
         "supergateway": lambda: subject("supergateway", binary, folder),
+        "mcp-proxy": lambda: subject("mcp-proxy", binary, folder),
     }
-    only = {"bridge-shared": ("1 × 32",), "supergateway": ("16 × 1",)}
+    only = {"bridge-shared": ("1 × 32",), "supergateway": ("16 × 1",), "mcp-proxy": ("16 × 1",)}
     if options.quick:
         only |= dict.fromkeys(("bridge", "run", "full"), ("16 × 1", "1 × 32", "1 × 1"))
     made = {}
@@ -193,8 +198,9 @@ def speed_rows(rounds):
         target = 1.4 if kind == "full" else None
         what = f"processor µs a call, 16 × 1, {label}"
         rows.append(ratio_row(what, rounds, (kind, "16 × 1"), ("bridge", "16 × 1"), 2, target, True))
-    peer = ("supergateway", "16 × 1")
-    rows.append(ratio_row(f"req/s, 16 × 1, {FULL}, by supergateway", rounds, ("full", "16 × 1"), peer, 0, 10))
+    for peer in ("supergateway", "mcp-proxy"):
+        what = f"req/s, 16 × 1, {FULL}, by {peer}"
+        rows.append(ratio_row(what, rounds, ("full", "16 × 1"), (peer, "16 × 1"), 0, 10))
     return rows
 
 

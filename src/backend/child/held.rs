@@ -31,6 +31,11 @@ impl Held {
         }
     }
 
+    /// Lets tasks of other tenants go first.
+    pub(super) async fn others_first(&self) {
+        self.drawn.budget().others_first().await;
+    }
+
     /// Counts what is held now.
     pub(super) fn count(&mut self, bytes: usize) {
         let (steps, held) = ((bytes / STEP * STEP) as u64, self.drawn.amount());

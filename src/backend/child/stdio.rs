@@ -289,6 +289,13 @@ impl Child {
         }
     }
 
+    /// Lets tasks of other tenants go first, before more of its lines are handled.
+    pub(crate) async fn others_first(&self) {
+        if let Some(held) = &self.held {
+            held.others_first().await;
+        }
+    }
+
     /// Reads stderr, at most [`READS`] times.
     fn poll_stderr(&mut self, cx: &mut Context<'_>) {
         let mut room = [const { MaybeUninit::<u8>::uninit() }; CHUNK * 4];

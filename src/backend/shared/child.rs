@@ -51,6 +51,8 @@ const TICK: Duration = Duration::from_millis(500);
 
 /// Unsolicited messages of a child per window, as for a child of one session.
 const WINDOW_MESSAGES: u32 = 4000;
+/// The lines in a window after which others go first: a fraction of a millisecond.
+const STEP: u32 = 64;
 const WINDOW: Duration = Duration::from_millis(100);
 
 /// The task that owns a shared child.
@@ -242,6 +244,9 @@ impl RunningChild {
                     ChildEvent::Line(line) => {
                         self.handle_line(line).await;
                         paced = self.paced();
+                        if self.pace.1.is_multiple_of(STEP) {
+                            self.child.others_first().await;
+                        }
                     }
                     ChildEvent::TooLong => return Loss::TooLong,
                     ChildEvent::Closed | ChildEvent::Exited(_) => return Loss::Crash,

@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
+use tokio::{sync::Semaphore, task::yield_now};
 
 /// A node in a tree of budgets: the root has the total, the others are the shares of owners, which may
 /// have shares below them.
@@ -19,6 +20,8 @@ pub(crate) struct Budget {
     /// The share above, or the total of a root.
     place: Place,
     used: AtomicU64,
+    /// Tasks of the owner that wait for a processor with more work.
+    turns: Semaphore,
 }
 
 #[derive(Debug)]
@@ -33,6 +36,7 @@ impl Budget {
         Arc::new(Self {
             place: Place::Root { total },
             used: AtomicU64::new(0),
+            turns: Semaphore::new(TURNS),
         })
     }
 
@@ -41,6 +45,7 @@ impl Budget {
         Arc::new(Self {
             place: Place::Below(Arc::clone(self)),
             used: AtomicU64::new(0),
+            turns: Semaphore::new(TURNS),
         })
     }
 
@@ -109,6 +114,33 @@ impl Budget {
         self.each(|node| _ = node.used.fetch_sub(amount, Ordering::Relaxed));
     }
 
+    /// Lets others go first, between two pieces of work of a millisecond at most.
+    ///
+    /// The runtime goes round all tasks, of which an owner may have any number. Here only a few of those
+    /// with more work are in its queue at a time; the others wait in line for them, first in the line of
+    /// their share, then in that of each share above it.
+    pub(crate) async fn others_first(&self) {
+        let (mut held, mut node) = (Vec::new(), self);
+        while let Place::Below(above) = &node.place {
+            // It is never closed.
+            held.extend(node.turns.acquire().await);
+            node = above;
+        }
+        yield_now().await;
+    }
+
+    /// Whether tasks of the owner, or of one above it, wait in line.
+    pub(crate) fn is_busy(&self) -> bool {
+        let mut node = self;
+        while let Place::Below(above) = &node.place {
+            if node.turns.available_permits() == 0 {
+                return true;
+            }
+            node = above;
+        }
+        false
+    }
+
     fn each(&self, change: impl Fn(&Self)) {
         let mut node = self;
         change(node);
@@ -149,6 +181,11 @@ impl Drawn {
         self.amount -= part;
     }
 
+    /// The share that it is drawn from.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
     /// What is held.
     pub(crate) fn amount(&self) -> u64 {
         self.amount
@@ -185,6 +222,9 @@ impl AsRef<[u8]> for Held {
         &self.bytes
     }
 }
+
+/// Tasks of a share, with more work, in the runtime's queue at a time.
+const TURNS: usize = 4;
 
 fn signed(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
@@ -265,6 +305,55 @@ mod tests {
         assert_eq!((&part[..], root.used()), (&b"34"[..], 10));
         drop(part);
         assert_eq!(root.used(), 0);
+    }
+
+    /// The most steps of many busy tasks, whose shares these are, between two of another owner's.
+    async fn most_between(busy: Vec<Arc<Budget>>, other: Arc<Budget>) -> usize {
+        let steps = Arc::new(AtomicU64::new(0));
+        let mut tasks = tokio::task::JoinSet::new();
+        for share in busy {
+            let steps = Arc::clone(&steps);
+            tasks.spawn(async move {
+                loop {
+                    share.others_first().await;
+                    steps.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut most = 0;
+        for _ in 0..100 {
+            let before = steps.load(Ordering::Relaxed);
+            other.others_first().await;
+            most = most.max(steps.load(Ordering::Relaxed) - before);
+        }
+        usize::try_from(most).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_thousand_busy_tasks_of_one_owner_take_a_few_turns_between_those_of_another() {
+        let root = Budget::new(1);
+        let (one, other) = (root.share(), root.share());
+        let busy = (0..1000).map(|_| Arc::clone(&one)).collect();
+        let most = most_between(busy, Arc::clone(&other)).await;
+        assert!((1..=2 * TURNS).contains(&most), "{most} steps");
+        let busy = (0..1000).map(|_| one.share()).collect();
+        let most = most_between(busy, other.share()).await;
+        assert!(
+            (1..=2 * TURNS).contains(&most),
+            "{most} steps of 1,000 shares"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_owner_is_busy_while_its_tasks_wait_in_line() {
+        let root = Budget::new(1);
+        let (share, other) = (root.share(), root.share());
+        let caller = share.share();
+        assert!(!caller.is_busy());
+        let held = share.turns.acquire_many(4).await.unwrap();
+        assert!(share.is_busy() && caller.is_busy() && !other.is_busy());
+        drop(held);
+        assert!(!caller.is_busy());
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 
 use super::front::Front;
-use crate::{auth::Access, http::reply::McpRefusal, protocol::headers};
+use crate::{auth::Access, base::budget::Budget, http::reply::McpRefusal, protocol::headers};
 
 /// Reads a body whose `Content-Type` is JSON, within the limits of size and time.
 pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, McpRefusal> {
@@ -36,7 +36,7 @@ pub(crate) async fn read_counted(
         Some(drawn) => drawn.grow(bytes),
     };
     let mut is_full = false;
-    let collected = collect(body, front.config.http.max_body, |bytes| {
+    let collected = collect(body, front.config.http.max_body, Some(&share), |bytes| {
         is_full = !has_room(bytes as u64);
         !is_full
     });
@@ -64,7 +64,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), McpRefusal> {
 
 /// Reads a body within the limits of size and time.
 pub(crate) async fn whole(body: Body, max: usize) -> Result<Bytes, McpRefusal> {
-    in_time(collect(body, max, |_| true)).await
+    in_time(collect(body, max, None, |_| true)).await
 }
 
 async fn in_time(
@@ -80,16 +80,20 @@ async fn in_time(
 }
 
 /// Collects frames: into one buffer as they arrive, if their length is known; else they are joined at
-/// the end, so that a body that is too large never costs more than the limit.
+/// the end, so that a body that is too large never costs more than the limit. Between large parts others
+/// than the tasks of this share go first.
 async fn collect(
     mut body: Body,
     max: usize,
+    share: Option<&Budget>,
     mut has_room: impl FnMut(usize) -> bool,
 ) -> Result<Bytes, McpRefusal> {
     let expected = body.size_hint().exact();
     let expected = expected.and_then(|length| usize::try_from(length).ok());
     // Most bodies are a single frame, which is not copied.
-    let (mut pieces, mut joined, mut length) = (Vec::new(), BytesMut::new(), 0);
+    let (mut pieces, mut joined) = (Vec::new(), BytesMut::new());
+    // Bytes in all, and since others went first.
+    let (mut length, mut fresh) = (0, 0);
     while let Some(frame) = body.frame().await {
         let broken = McpRefusal::http(StatusCode::BAD_REQUEST, "the body ends early");
         let Ok(data) = frame.map_err(|_| broken)?.into_data() else {
@@ -106,6 +110,11 @@ async fn collect(
         if !has_room(data.len()) {
             let text = "no room for the body";
             return Err(McpRefusal::http(StatusCode::SERVICE_UNAVAILABLE, text));
+        }
+        fresh += data.len();
+        if let Some(share) = share.filter(|_| fresh >= STEP) {
+            fresh = 0;
+            share.others_first().await;
         }
         pieces.push(data);
         if let Some(expected) = expected
@@ -133,6 +142,8 @@ fn join(joined: &mut BytesMut, pieces: &mut Vec<Bytes>) {
 
 /// What a call takes beside its body: its entry in the session, and its answer, if that is no longer.
 const CALL: u64 = 8 << 10;
+/// Bytes of a body after which others go first: a fraction of a millisecond.
+const STEP: usize = 128 << 10;
 /// Delay before a caller whose share is used up tries again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Time limit for a body.

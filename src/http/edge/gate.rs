@@ -163,16 +163,20 @@ impl Gate {
     /// Passes a request through the gate to its route, and the response back.
     pub(super) async fn pass(
         &self,
-        peer: SocketAddr,
+        (peer, had_turn): (SocketAddr, bool),
         request: Request,
         routes: &Routes,
     ) -> Response {
         let address = client_address(peer.ip(), request.headers(), &self.proxies);
+        let share = self.memory.address(address);
+        if had_turn || share.is_busy() {
+            share.others_first().await;
+        }
         let (mut head, body) = request.into_parts();
         let line = self.log.begin(&head, address);
         let path = line.path();
         let version = head.version;
-        let (body, state) = body_limit::limit(body, self.max_body, self.memory.address(address));
+        let (body, state) = body_limit::limit(body, self.max_body, share);
         let served = Kind::served(path);
         let label = served.map_or_else(|| route_label(path), label_of);
         let span = self.begin_span(&head, label);

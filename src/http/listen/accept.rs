@@ -10,7 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -24,6 +24,7 @@ use hyper_util::server::graceful::GracefulConnection;
 use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -107,6 +108,8 @@ async fn accept(
             }
             is_full = true;
             refuse(&stream, tls.is_some());
+            // A flood of them would be refused in one go.
+            yield_now().await;
             continue;
         };
         is_full = false;
@@ -241,10 +244,14 @@ fn service(
     activity: Option<Arc<Activity>>,
 ) -> impl hyper::service::Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
 {
+    let served = AtomicU32::new(0);
     service_fn(move |request| {
         has_request.store(true, Ordering::Relaxed);
         let open = activity.as_ref().map(Activity::begin);
-        call(Arc::clone(&app), peer, request, open)
+        // Requests that a peer sends at once would be handled at once.
+        let served = served.fetch_add(1, Ordering::Relaxed);
+        let had_turn = served % TURN == TURN - 1;
+        call(Arc::clone(&app), (peer, had_turn), request, open)
     })
 }
 
@@ -267,7 +274,7 @@ async fn await_first_request(
 /// the connection lives.
 fn call(
     app: Arc<App>,
-    peer: SocketAddr,
+    peer: (SocketAddr, bool),
     request: Request<Incoming>,
     open: Option<Open>,
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
@@ -420,6 +427,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Time limit of an idle connection, the next header block included. It exceeds the minute for which
 /// load balancers keep idle connections: the side that sends requests must close first.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
+/// The requests of a connection after which others go first.
+const TURN: u32 = 8;
 /// Concurrent requests of one HTTP/2 connection.
 const STREAMS: u32 = 64;
 /// Shortest time limit for the first request, however late the first byte came.

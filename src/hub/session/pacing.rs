@@ -1,9 +1,11 @@
-//! Pacing of a child: pauses in reading it, for slow readers of the session and for bursts of
-//! messages.
+//! Pacing of a child: pauses in reading it, for slow readers of the session, for bursts of messages, and
+//! for others who wait for a processor.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
+
+use crate::base::budget::Budget;
 
 /// The time that the child waits for a connection that is far behind. A busy reader catches up
 /// within it; a reader that does not read at all loses its place.
@@ -14,6 +16,9 @@ const READER_PATIENCE: Duration = Duration::from_secs(2);
 const WINDOW_MESSAGES: u32 = 4000;
 const WINDOW: Duration = Duration::from_millis(100);
 
+/// The events of a child after which others go first: a fraction of a millisecond.
+const STEP: u32 = 64;
+
 /// The pauses in reading a child.
 pub(super) struct Pacing {
     /// The end of the pause for slow readers.
@@ -23,16 +28,31 @@ pub(super) struct Pacing {
     window_began: Instant,
     /// Messages of the child in the present window.
     messages: u32,
+    /// Events of the child since others went first.
+    events: u32,
+    /// The share of the client.
+    share: Arc<Budget>,
 }
 
 impl Pacing {
     /// No pause.
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant, share: Arc<Budget>) -> Self {
         Self {
             readers_until: None,
             burst_until: None,
             window_began: now,
             messages: 0,
+            events: 0,
+            share,
+        }
+    }
+
+    /// Lets others go first now and then; called after each event of the child.
+    pub(super) async fn others_first(&mut self) {
+        self.events += 1;
+        if self.events >= STEP {
+            self.events = 0;
+            self.share.others_first().await;
         }
     }
 

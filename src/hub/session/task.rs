@@ -91,7 +91,7 @@ impl Session {
             lifetime,
             lease: Lease::new(fence),
             link: Link::new(now),
-            pacing: Pacing::new(now),
+            pacing: Pacing::new(now, core.limits.memory().caller(access)),
             replay: Box::default(),
             dialect: Dialect::default(),
             calls: Calls::default(),
@@ -181,6 +181,7 @@ impl Session {
                 }
                 event = self.link.next(), if self.may_read_child() => {
                     self.handle_backend(event).await;
+                    self.pacing.others_first().await;
                 }
                 written = self.lease.write_done(), if self.lease.is_writing() => {
                     self.record_written(written);

@@ -1,15 +1,22 @@
 """Attacks: what each takes of the gateway, and what another tenant notices of it."""
 
+import contextlib
+import http.client
+import json
 import multiprocessing
 import resource
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
 from .attackers import ATTACKS, attack
-from .common import ECHO, Client, Report, api_key, key_hash, percentile, rss_kib, serving
+from .cluster import KEY, redis
+from .common import ECHO, Client, Report, api_key, key_hash, listening, percentile, rss_kib, running, serving
+from .postgres import postgres
 
 BUDGET = 256
+REDIS = 512
 DISK = 16
 SETS = (
     f"limits.memory={BUDGET}MiB",
@@ -22,21 +29,49 @@ SETS = (
 def measure(options):
     seconds = options.of(10, 3)
     resource.setrlimit(resource.RLIMIT_NOFILE, (20_000, 20_000))
-    rows = [row(options, name, seconds) for name in ATTACKS]
+    rows = [row(options, stage, name, seconds) for stage in (alone, pair) for name in ATTACKS]
     text = (
-        f"Each attack for {seconds} s on a gateway of its own: `limits.memory` {BUDGET} MiB, 20,000 open files, SQLite. It comes\n"
+        f"Each attack for {seconds} s on a gateway of its own: `limits.memory` {BUDGET} MiB, 20,000 open files. It comes\n"
         f"from other addresses and goes to another tenant than the calls whose p99 is measured, one each 5 ms.\n"
-        f"*Before* is with a process beside it that uses a processor, as the attacks do. Memory: the most that was\n"
-        f"resident, ≤ the budget + 20 %. Disk: what the database grew, ≤ {DISK} MiB. p99 ≤ 2 × before."
+        f"*Two*: replicas over Redis and PostgreSQL; the attack is on the one that has the session, and the calls come by\n"
+        f"way of the other. *Before* is with a process beside it that uses a processor, as the attacks do. Memory: the\n"
+        f"most that was resident in a replica, ≤ the budget + 20 %. Disk: what the database grew, ≤ {DISK} MiB. Redis: the\n"
+        f"most that it had, ≤ `log.redis` ({REDIS} MiB) + 20 %. p99 ≤ 2 × before."
     )
-    columns = ["attack", "MiB before → most", "disk MiB", "open files", "p99 ms before → with", "refused calls"]
-    return Report(text, columns, rows)
+    columns = ["attack", "replicas", "MiB before → most", "disk MiB", "Redis MiB", "open files"]
+    return Report(text, [*columns, "p99 ms before → with", "refused calls"], rows)
 
 
-def row(options, name, seconds):
+def row(options, stage, name, seconds):
     key = api_key()
+    is_oauth = name in ("registrations, and changes that change nothing", "requests that begin a log-in")
+    path = f"/t/{'acme' if is_oauth else 'open'}/main/mcp"
+    with stage(options, declared(key)) as made:
+        attacked, other = made.gateways[0], made.gateways[-1]
+        client = Quiet(attacked.http, "/t/quiet/main/mcp", key)
+        client.open()
+        client.move(other.http)
+        client.calls(1)
+        with beside(burn):
+            before, _ = client.calls(seconds)
+        small, disk = max(rss_kib(one.pid) for one in made.gateways), made.disk()
+        with beside(attack, name, attacked.http, path) as attacker:
+            watch = Watch(made)
+            during, refused = client.calls(seconds, watch)
+            if not attacker.is_alive():
+                raise RuntimeError(f"the attack has ended: {name}")
+        grown = (made.disk() - disk) / (1 << 20)
+    most, files, events = watch.memory / 1024, watch.files, watch.redis / (1 << 20)
+    is_held = most <= BUDGET * 1.2 and grown <= DISK and events <= REDIS * 1.2
+    is_held = is_held and during <= 2 * before and not refused
+    cells = [name, f"{len(made.gateways)}", f"{small / 1024:.0f} → {most:.0f}", f"{grown:.1f}", f"{events:.0f}", f"{files:,}"]
+    print(f"  {cells} {before:.2f} → {during:.2f}, {refused} refused", flush=True)
+    return [*cells, f"{before:.2f} → {during:.2f}", f"{refused}", is_held]
+
+
+def declared(key):
     server = {"main": {"command": str(ECHO), "sandbox": {"profile": "open"}}}
-    tenants = {
+    return {
         "quiet": {
             "auth": {"mode": "builtin"},
             "api_keys": {"bench": {"hash": key_hash(key), "subject": "bench", "servers": ["main"]}},
@@ -45,26 +80,45 @@ def row(options, name, seconds):
         "open": {"auth": {"mode": "none"}, "servers": server},
         "acme": {"auth": {"mode": "builtin"}, "users": {}, "servers": server},
     }
-    is_oauth = name in ("registrations, and changes that change nothing", "requests that begin a log-in")
-    path = f"/t/{'acme' if is_oauth else 'open'}/main/mcp"
+
+
+class Stage:
+    """Replicas, and how large their stores are."""
+
+    def __init__(self, gateways, disk, kept):
+        self.gateways, self.disk, self.kept = gateways, disk, kept
+
+
+@contextlib.contextmanager
+def alone(options, tenants):
     with serving(options, tenants, *SETS) as gateway:
-        client = Quiet(gateway.http, "/t/quiet/main/mcp", key)
-        client.open()
-        client.calls(1)
-        with beside(burn):
-            before, _ = client.calls(seconds)
-        small, disk = rss_kib(gateway.pid), size(gateway)
-        with beside(attack, name, gateway.http, path) as attacker:
-            watch = Watch(gateway)
-            during, refused = client.calls(seconds, watch)
-            if not attacker.is_alive():
-                raise RuntimeError(f"the attack has ended: {name}")
-        grown = (size(gateway) - disk) / (1 << 20)
-    most, files = watch.memory / 1024, watch.files
-    is_held = most <= BUDGET * 1.2 and grown <= DISK and during <= 2 * before and not refused
-    cells = [name, f"{small / 1024:.0f} → {most:.0f}", f"{grown:.1f}", f"{files:,}"]
-    print(f"  {cells} {before:.2f} → {during:.2f}, {refused} refused", flush=True)
-    return [*cells, f"{before:.2f} → {during:.2f}", f"{refused}", is_held]
+        folder = Path(gateway.log).parent / "data"
+        yield Stage([gateway], lambda: sum(one.stat().st_size for one in folder.glob("*.db*")), lambda: 0)
+
+
+@contextlib.contextmanager
+def pair(options, tenants):
+    with contextlib.ExitStack() as stack:
+        store, database = stack.enter_context(redis()), stack.enter_context(postgres())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.folder)))
+        manifest = folder / "manifest.json"
+        manifest.write_text(json.dumps({"version": 1, "tenants": tenants}))
+        sets = [*SETS, f"master_key={KEY}", f"redis.url={store.url}", f"sql.url={database.url}"]
+        sets += ["public_url=http://127.0.0.1:8080", "http.listen=127.0.0.1:0", "ops.listen=127.0.0.1:0"]
+        sets += ["cluster.listen=127.0.0.1:0", "telemetry.log=warn,lockgate::cli=info", f"log.redis={REDIS}MiB"]
+        gateways = []
+        for at in range(2):
+            command = [str(options.binary), "serve", "--apply", str(manifest)]
+            for one in [*sets, f"data_dir={folder / f'data-{at}'}"]:
+                command += ["--set", one]
+            log = folder / f"log-{at}"
+            gateways.append(listening(stack.enter_context(running(command, log)), log))
+
+        def kept():
+            lines = store.ask("INFO", "memory").splitlines()
+            return next(int(line.split(":")[1]) for line in lines if line.startswith("used_memory:"))
+
+        yield Stage(gateways, lambda: int(database.ask("select pg_database_size('postgres')")), kept)
 
 
 class Quiet(Client):
@@ -86,6 +140,11 @@ class Quiet(Client):
         finally:
             connection.request = inner
 
+    def move(self, address):
+        """Goes on by way of another replica."""
+        self.connection = http.client.HTTPConnection(address, timeout=60)
+        self.connect()
+
     def calls(self, seconds, watch=None):
         """p99 in ms of its calls, and how many were refused."""
         times, refused, end = [], 0, time.monotonic() + seconds
@@ -104,23 +163,18 @@ class Quiet(Client):
 
 
 class Watch:
-    """The most that a gateway had."""
+    """The most that a replica, and Redis, had."""
 
-    def __init__(self, gateway):
-        self.gateway, self.memory, self.files, self.next = gateway, 0, 0, 0
+    def __init__(self, stage):
+        self.stage, self.memory, self.files, self.redis, self.next = stage, 0, 0, 0, 0
 
     def look(self):
         if time.monotonic() < self.next:
             return
         self.next = time.monotonic() + 0.2
-        self.memory = max(self.memory, rss_kib(self.gateway.pid))
-        self.files = max(self.files, self.gateway.descriptors())
-
-
-def size(gateway):
-    """Bytes of the database."""
-    folder = Path(gateway.log).parent / "data"
-    return sum(one.stat().st_size for one in folder.glob("*.db*"))
+        self.memory = max([self.memory, *(rss_kib(one.pid) for one in self.stage.gateways)])
+        self.files = max([self.files, *(one.descriptors() for one in self.stage.gateways)])
+        self.redis = max(self.redis, self.stage.kept())
 
 
 def burn():

@@ -1,4 +1,4 @@
-"""Replicas: what a kill, an outage of Redis and a rolling restart cost, and what a hop does (`hops`)."""
+"""Replicas: what a kill, an outage of Redis and a rolling restart cost."""
 
 import asyncio
 import collections
@@ -11,7 +11,6 @@ import time
 from .cluster import BROKEN, Balancer, Session, redis, sessions, two
 from .common import CHILD, INITIALIZE, Report, free_port, percentile
 from .history import Checked, History, Reader, check
-from .hops import hops
 
 OWNER_LOST = -31001
 # From this count of kills on everything is as long as CONTRACT R2 to R4 and R10 say.
@@ -21,7 +20,7 @@ JSON = "application/json"
 
 def measure(options):
     rows, texts = [], []
-    for part in (kills, outage, rolling, hops):
+    for part in (kills, outage, rolling):
         text, found = part(options)
         texts.append(text)
         rows += [[*cells] for cells in found]

@@ -10,6 +10,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     api_key,
+    assertion::{AssertedBasis, Assertion},
     builtin::{self, Groups, Tokens},
     denials::{self, Denials},
     external::{self, Issuers, KeyFetch, TokenError},
@@ -77,6 +78,26 @@ impl Access {
         &self.server
     }
 
+    /// The caller as another replica is told of it, in place of the credentials.
+    pub(crate) fn caller(&self) -> String {
+        let principal = &self.principal;
+        let own = |text: Option<&str>| text.map(str::to_owned);
+        let assertion = Assertion {
+            issuer: own(principal.issuer()),
+            subject: own(principal.subject()),
+            client: own(principal.client()),
+            scopes: self.scopes.to_vec(),
+            groups: self.groups.to_vec(),
+            basis: match &self.basis {
+                AccessBasis::Open => AssertedBasis::Open,
+                AccessBasis::ApiKey(hash) => AssertedBasis::ApiKey(*hash),
+                AccessBasis::Token => AssertedBasis::Token,
+                AccessBasis::Own(basis) => AssertedBasis::Own(basis.numbers()),
+            },
+        };
+        assertion.encode()
+    }
+
     /// Extends this access by the basis of `other`, which has the same principal. Returns `None` if
     /// that adds nothing.
     pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
@@ -100,6 +121,8 @@ pub(crate) enum Credential<'r> {
     Bearer(&'r str),
     /// A malformed `Authorization` header.
     Malformed,
+    /// The caller, as the replica says that verified the credentials ([`Access::caller`]).
+    Asserted(&'r str),
 }
 
 /// The reason why access is refused.
@@ -258,6 +281,12 @@ impl Verifier {
             Credential::None => return Err(unknown(false, Denied::NoToken, "no token")),
             Credential::Malformed => return Err(bad("malformed")),
             Credential::Bearer(text) => text,
+            Credential::Asserted(text) => {
+                self.check_revocations(&tenant.auth)?;
+                let known = Authenticated::asserted(&tenant.name, text);
+                let renewed = known.and_then(|known| known.renewed(catalog, tenant));
+                return renewed.ok_or_else(|| bad("no longer valid at this replica"));
+            }
         };
         let now = self.0.now();
         if api_key::has_prefix(text) {
@@ -270,13 +299,7 @@ impl Verifier {
         match &tenant.auth {
             AuthMode::None | AuthMode::Keys => Err(bad("no API key")),
             AuthMode::Builtin(builtin) => {
-                // After a pause, revocations may be missing.
-                if !self.0.asked.is_recent() {
-                    return Err(AccessRefusal::Later(Error::Busy {
-                        what: "what was revoked is being read",
-                        retry: AGAIN,
-                    }));
-                }
+                self.check_revocations(&tenant.auth)?;
                 let (tokens, at) = (&self.0.tokens, (&**tenant, &*catalog.issued));
                 let issuer = || self.issuer(&tenant.name);
                 let verified = tokens.verify(at, issuer, text, now, is_audience).await;
@@ -297,6 +320,18 @@ impl Verifier {
                 }
             }
         }
+    }
+
+    /// Checks that this replica knows what was revoked of a tenant's own tokens: after a pause, some
+    /// may be missing.
+    fn check_revocations(&self, auth: &AuthMode) -> Result<(), AccessRefusal> {
+        if !matches!(auth, AuthMode::Builtin(_)) || self.0.asked.is_recent() {
+            return Ok(());
+        }
+        Err(AccessRefusal::Later(Error::Busy {
+            what: "what was revoked is being read",
+            retry: AGAIN,
+        }))
     }
 
     /// The issuer of a tenant's own tokens.
@@ -393,6 +428,54 @@ impl Authenticated {
         })
     }
 
+    /// The caller of a tenant, as another replica says; `None` for a text that none has written.
+    fn asserted(tenant: &str, text: &str) -> Option<Self> {
+        let said = Assertion::decode(text)?;
+        let [issuer, subject, client] =
+            [&said.issuer, &said.subject, &said.client].map(|text| text.as_deref());
+        Some(Self {
+            principal: Principal::new(tenant, issuer, subject, client),
+            scopes: said.scopes.into(),
+            groups: Groups::Claimed(said.groups.into()),
+            basis: match said.basis {
+                AssertedBasis::Open => AccessBasis::Open,
+                AssertedBasis::ApiKey(hash) => AccessBasis::ApiKey(hash),
+                AssertedBasis::Token => AccessBasis::Token,
+                AssertedBasis::Own(all) => AccessBasis::Own(builtin::GrantBasis::of_numbers(all)),
+            },
+            key: None,
+        })
+    }
+
+    /// The same principal as of this catalog; `None` if its credentials are no longer valid. Expiry is
+    /// not checked.
+    fn renewed(self, catalog: &Catalog, tenant: &Tenant) -> Option<Self> {
+        let renewed = match (&self.basis, &tenant.auth) {
+            (AccessBasis::Open, AuthMode::None) => Self::anonymous(principals::anonymous(tenant)),
+            (
+                AccessBasis::ApiKey(hash),
+                AuthMode::Keys | AuthMode::Builtin(_) | AuthMode::External(_),
+            ) => {
+                let key = tenant.api_keys.get(hash)?;
+                Self::by_key(principals::by_key(tenant, key), *hash, key)
+            }
+            (AccessBasis::Own(basis), AuthMode::Builtin(builtin)) => {
+                let at = (tenant.name.as_str(), &**builtin);
+                let (principal, claimed) = (&self.principal, &self.groups);
+                let groups =
+                    builtin::groups(at, &catalog.issued, principal, basis, claimed).ok()?;
+                return Some(Self { groups, ..self });
+            }
+            (AccessBasis::Token, AuthMode::External(issuer))
+                if Some(issuer.issuer.as_str()) == self.principal.issuer() =>
+            {
+                return Some(self);
+            }
+            _ => return None,
+        };
+        (renewed.principal == self.principal).then_some(renewed)
+    }
+
     /// The access, if the principal may use `server`.
     fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
         let reaches = |key: &Arc<ApiKey>| key.servers.contains(&server.name);
@@ -420,40 +503,16 @@ impl Authenticated {
 /// granted. Expiry is not checked.
 pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
-    let unchanged_but = |groups| Authenticated {
+    let known = Authenticated {
         principal: access.principal.clone(),
         scopes: Arc::clone(&access.scopes),
-        groups,
+        groups: access.groups.clone(),
         basis: access.basis.clone(),
         key: None,
     };
-    let known = match (&access.basis, &tenant.auth) {
-        (AccessBasis::Open, AuthMode::None) => {
-            Authenticated::anonymous(principals::anonymous(&tenant))
-        }
-        (
-            AccessBasis::ApiKey(hash),
-            AuthMode::Keys | AuthMode::Builtin(_) | AuthMode::External(_),
-        ) => {
-            let key = tenant.api_keys.get(hash)?;
-            Authenticated::by_key(principals::by_key(&tenant, key), *hash, key)
-        }
-        (AccessBasis::Own(basis), AuthMode::Builtin(builtin)) => {
-            let at = (tenant.name.as_str(), &**builtin);
-            let claimed = &access.groups;
-            let groups = builtin::groups(at, &catalog.issued, &access.principal, basis, claimed);
-            unchanged_but(groups.ok()?)
-        }
-        (AccessBasis::Token, AuthMode::External(issuer))
-            if Some(issuer.issuer.as_str()) == access.principal.issuer() =>
-        {
-            unchanged_but(access.groups.clone())
-        }
-        _ => return None,
-    };
-    let renewed = known.access(&tenant, &server)?;
+    let renewed = known.renewed(catalog, &tenant)?.access(&tenant, &server)?;
     let from = access.from;
-    (renewed.principal == access.principal).then_some(Access { from, ..renewed })
+    Some(Access { from, ..renewed })
 }
 
 /// Delay before a retry while revocations are being read.

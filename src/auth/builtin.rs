@@ -42,6 +42,22 @@ impl GrantBasis {
         Self(Arc::new([(grant, kid.into())]))
     }
 
+    /// Grants and keys, to be told to another replica.
+    pub(super) fn numbers(&self) -> Vec<(u128, String)> {
+        let all = self.0.iter();
+        all.map(|(grant, kid)| (grant.as_u128(), kid.to_string()))
+            .collect()
+    }
+
+    /// As another replica told them.
+    pub(super) fn of_numbers(all: Vec<(u128, String)>) -> Self {
+        let all = all.into_iter();
+        Self(
+            all.map(|(grant, kid)| (Uuid::from_u128(grant), kid.into()))
+                .collect(),
+        )
+    }
+
     /// Returns the union with `other`, or `None` if that adds nothing.
     pub(super) fn joined(&self, other: &Self) -> Option<Self> {
         let is_new = |one: &&(Uuid, Arc<str>)| !self.0.contains(one);

@@ -6,6 +6,7 @@
 //! * `access`: the decision on each request, and the proof of it.
 //! * `administrator`: administrators, and the first operator's key.
 //! * `api_key`: API keys: generation, syntax and check.
+//! * `assertion`: the caller of a request that another replica forwards.
 //! * `builtin`: access tokens of the tenant's own authorization server.
 //! * `denials`: audit of denied requests, the repeated ones folded.
 //! * `external`: access tokens of other authorization servers, and their keys.
@@ -18,6 +19,7 @@
 pub(crate) mod access;
 pub(crate) mod administrator;
 pub(crate) mod api_key;
+mod assertion;
 mod builtin;
 mod denials;
 mod external;

@@ -1,6 +1,12 @@
-//! SHA-256 and hexadecimal text.
+//! SHA-256, message authentication codes with it, and hexadecimal text.
 
-use aws_lc_rs::digest::{Context, SHA256, digest};
+use std::sync::Arc;
+
+use aws_lc_rs::{
+    constant_time,
+    digest::{Context, SHA256, digest},
+    hmac,
+};
 
 /// Computes the SHA-256 digest of `bytes`.
 pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
@@ -33,6 +39,47 @@ impl Sha256 {
     }
 }
 
+/// Keys of message authentication codes (HMAC-SHA256), the same on all replicas; a handle.
+#[derive(Clone)]
+pub(crate) struct MacKeys(Arc<[hmac::Key]>);
+
+impl MacKeys {
+    /// Makes keys from 32 bytes derived from each master key. The first key signs and all keys
+    /// verify, so that the master key can be rotated while replicas run.
+    pub(crate) fn new<'k>(keys: impl IntoIterator<Item = &'k [u8; 32]>) -> Self {
+        let key = |key: &[u8; 32]| hmac::Key::new(hmac::HMAC_SHA256, key);
+        Self(keys.into_iter().map(key).collect())
+    }
+
+    /// Signs `parts`; `None` if there is no key.
+    pub(crate) fn sign(&self, parts: &[&[u8]]) -> Option<[u8; 32]> {
+        Some(code(self.0.first()?, parts))
+    }
+
+    /// Returns whether one of the keys signed `parts`. A code may be cut to half its length (RFC
+    /// 2104, section 5).
+    pub(crate) fn verify(&self, parts: &[&[u8]], given: &[u8]) -> bool {
+        (HALF..=2 * HALF).contains(&given.len())
+            && self.0.iter().any(|key| {
+                let own = code(key, parts);
+                constant_time::verify_slices_are_equal(&own[..given.len()], given).is_ok()
+            })
+    }
+}
+
+/// Each part is preceded by its length, so that parts cannot run into each other.
+fn code(key: &hmac::Key, parts: &[&[u8]]) -> [u8; 32] {
+    let mut context = hmac::Context::with_key(key);
+    for part in parts {
+        context.update(&(part.len() as u64).to_be_bytes());
+        context.update(part);
+    }
+    array(context.sign().as_ref())
+}
+
+/// Half the length of a code.
+const HALF: usize = 16;
+
 /// Encodes `bytes` in lowercase hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -64,5 +111,19 @@ mod tests {
             context.finish()
         };
         assert_ne!(of([b"a", b"bc"]), of([b"ab", b"c"]));
+    }
+
+    #[test]
+    fn codes_are_those_of_a_key_and_of_parts() {
+        let (old, new) = (MacKeys::new([&[7; 32]]), MacKeys::new([&[8; 32], &[7; 32]]));
+        let code = old.sign(&[b"a", b"bc"]).unwrap();
+        assert!(old.verify(&[b"a", b"bc"], &code) && new.verify(&[b"a", b"bc"], &code));
+        assert!(old.verify(&[b"a", b"bc"], &code[..16]));
+        assert!(!old.verify(&[b"a", b"bc"], &code[..15]));
+        assert!(!old.verify(&[b"ab", b"c"], &code));
+        let other = new.sign(&[b"a", b"bc"]).unwrap();
+        assert!(!old.verify(&[b"a", b"bc"], &other));
+        let none = MacKeys::new([]);
+        assert!(none.sign(&[b"a"]).is_none() && !none.verify(&[b"a"], &code));
     }
 }

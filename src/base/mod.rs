@@ -4,7 +4,7 @@
 //!
 //! * `budget`: bounded amounts that owners share (a room)
 //! * `clock`: wall-clock time, corrected by the clock of the database
-//! * `digest`: SHA-256 and hexadecimal text
+//! * `digest`: SHA-256, message authentication codes with it, and hexadecimal text
 //! * `hidden_paths`: paths of the gateway's own files, which no child may see
 //! * `memory`: memory of the allocator, which idle threads give back
 //! * `outbound`: HTTP client for addresses named by others
@@ -33,7 +33,7 @@ pub(crate) mod terminal;
 mod watched_files;
 
 pub(crate) use self::clock::{Clock, LEEWAY_S};
-pub(crate) use self::digest::{Sha256, hex, sha256};
+pub(crate) use self::digest::{MacKeys, Sha256, hex, sha256};
 pub(crate) use self::hidden_paths::HiddenPaths;
 pub(crate) use self::outbound::{Document, Outbound, OutboundError};
 pub(crate) use self::progress::{Output, Progress};

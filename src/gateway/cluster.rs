@@ -11,20 +11,19 @@ use std::{
     time::Duration,
 };
 
-use aws_lc_rs::error::Unspecified;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeroize::Zeroizing;
 
 use super::readiness;
 use crate::{
-    base::hex,
+    base::MacKeys,
     config::{Config, gateway},
     database::vault::Keyring,
     http::peers::{HopKeys, hop},
     hub::Stores,
     snapshot::{CurrentSnapshot, Snapshot},
     state::{
-        Replica,
+        Replica, ReplicaKeys,
         redis::{Redis, Settings, Unsuitable, agreement, wake},
     },
     telemetry::Health,
@@ -80,6 +79,7 @@ impl Sharing {
     ) -> Stores {
         let event_ids = derived(keys, EVENT_IDS);
         let (tracker, stop) = (&self.tracker, &self.stop);
+        let me = (me, replica_keys(keys));
         let stores = Stores::shared(config, &self.redis, me, &event_ids, tracker, stop);
         let beating = Arc::clone(&stores.owner).run(readiness::of_redis(health), self.stop.clone());
         self.tracker.spawn(beating);
@@ -162,24 +162,19 @@ pub(crate) fn settings(at: &gateway::Redis) -> Settings {
     }
 }
 
-/// This replica, with a new boot id.
-///
-/// # Errors
-///
-/// The system has no randomness.
-pub(crate) fn replica(address: &Arc<str>) -> Result<Replica, Unspecified> {
-    let mut boot = [0_u8; 16];
-    aws_lc_rs::rand::fill(&mut boot)?;
-    let boot: String = hex(&boot);
-    Ok(Replica {
-        address: Arc::clone(address),
-        boot: boot.into(),
-    })
+/// The keys by which replicas know each other.
+pub(crate) fn replica_keys(keys: &Keyring) -> ReplicaKeys {
+    ReplicaKeys::new(mac_keys(keys, ReplicaKeys::LABEL))
 }
 
-/// The keys that sign requests between replicas: one of each master key, to permit its rotation.
+/// The keys that sign requests between replicas.
 pub(crate) fn hop_keys(keys: &Keyring) -> HopKeys {
-    HopKeys::new(derived(keys, hop::LABEL).iter().map(|key| &**key))
+    HopKeys::new(mac_keys(keys, hop::LABEL))
+}
+
+/// The keys for one purpose, one of each master key, to permit its rotation.
+fn mac_keys(keys: &Keyring, purpose: &str) -> MacKeys {
+    MacKeys::new(derived(keys, purpose).iter().map(|key| &**key))
 }
 
 /// The keys for one purpose, one of each master key; their memory is wiped on drop.

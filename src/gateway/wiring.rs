@@ -160,16 +160,18 @@ impl Parts {
         let (Some(listener), Some(keys)) = (listener, keys) else {
             return Ok(None);
         };
-        let me = cluster::replica(&listener.address);
-        let stage = &self.stages.cluster;
-        Ok(Some(Arc::new(Cluster {
-            me: me.map_err(|_| anyhow::anyhow!("no randomness"))?,
-            keys: cluster::hop_keys(keys),
-            peers: Peers::new(stage.tasks.clone(), stage.stop.clone()),
-            clock: self.snapshot.clock().clone(),
-            release: self.stages.sessions.stop.clone(),
-            halt: self.stages.children.clone(),
-        })))
+        let replicas = cluster::replica_keys(keys);
+        let me = replicas.replica(&listener.address);
+        let me = me.map_err(|_| anyhow::anyhow!("no randomness"))?;
+        let (stage, stages) = (&self.stages.cluster, &self.stages);
+        let peers = Peers::new(replicas.clone(), stage.tasks.clone(), stage.stop.clone());
+        Ok(Some(Arc::new(Cluster::new(
+            (me, replicas),
+            cluster::hop_keys(keys),
+            peers,
+            self.snapshot.clock().clone(),
+            [stages.sessions.stop.clone(), stages.children.clone()],
+        ))))
     }
 
     /// The time between the loss of readiness and the close of the listeners.

@@ -61,7 +61,7 @@ impl Hub {
                 return Err(self.missing().await);
             };
             let is_late = Instant::now() >= deadline;
-            match recorded_owner(&core.owner.me, &found, &lookup, is_late) {
+            match recorded_owner(&core.owner, &found, &lookup, is_late) {
                 RecordedOwner::Other(replica, sign) => {
                     if core.unresponsive.is_silent(&replica, asked, sign) {
                         return Err(UNRESPONSIVE);

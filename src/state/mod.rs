@@ -4,10 +4,12 @@
 //! (`database`).
 //!
 //! * `contract`: the three traits, each with its numbered contract
+//! * `identity`: names of replicas that nobody else can make, and their proof
 //! * `memory`: the implementation for one replica
 //! * `redis`: the implementation that replicas share
 
 pub(crate) mod contract;
+pub(crate) mod identity;
 pub(crate) mod memory;
 pub(crate) mod redis;
 #[cfg(test)]
@@ -17,3 +19,4 @@ pub(crate) use self::contract::{
     Account, BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, Limiter, LogShare, LogSize,
     OpenStream, Page, Record, Replica, Seat, SessionId, StoreError, Streams, WriteTarget,
 };
+pub(crate) use self::identity::ReplicaKeys;

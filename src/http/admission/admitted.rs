@@ -14,7 +14,7 @@ use crate::http::{
     reply::{McpRefusal, page, rate_limit},
 };
 use crate::{
-    auth::{Access, AccessRefusal, access},
+    auth::{Access, AccessRefusal, Credential, access},
     config::ClientAddress,
     declare::AuthMode,
     endpoint::{Endpoint, Form, Kind},
@@ -99,7 +99,8 @@ impl Admitted {
         let (path, config) = (parts.uri.path(), &front.config);
         let (headers, extensions) = (&parts.headers, &parts.extensions);
         // A hop was counted by the replica that forwarded it.
-        let is_hop = extensions.get::<Hop>().is_some();
+        let hop = extensions.get::<Hop>();
+        let is_hop = hop.is_some();
         if !is_hop && let Err(error) = rates::count(front, extensions) {
             return Err(McpRefusal::from(error).into_response());
         }
@@ -117,7 +118,11 @@ impl Admitted {
         let endpoint = Endpoint::parse(path, config.default.as_ref()).ok_or_else(no_server)?;
         let catalog = &front.snapshot.catalog();
         let tenant = catalog.tenants.get(endpoint.tenant).ok_or_else(no_server)?;
-        let credential = bearer::credential(headers).map_err(McpRefusal::into_response)?;
+        let credential = match hop {
+            // The replica that forwarded it has verified the credentials, and kept them.
+            Some(hop) => Credential::Asserted(&hop.caller),
+            None => bearer::credential(headers).map_err(McpRefusal::into_response)?,
+        };
         let is_open = tenant.auth == AuthMode::None;
         if !is_open && page::is_browser(&parts.method, headers) {
             // The page repeats the URL only and does not tell whether the server exists.

@@ -1,19 +1,34 @@
 //! This replica in the cluster: its identity, its keys and its connections to the others.
 
-use axum::{extract::Request, response::Response};
-use http::{HeaderValue, header::CONTENT_LENGTH};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::{
+    body::Body,
+    extract::Request,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     connections::Peers,
     hop::{Hop, HopKeys, InvalidHop, SignedRequest},
+    proof,
+    received::Received,
+    signed_body::SignedBody,
 };
-use crate::{base::Clock, http::reply::header_name::HOP, state::Replica};
+use crate::{
+    base::Clock,
+    http::reply::header_name::HOP,
+    state::{Replica, ReplicaKeys},
+};
 
 /// This replica and its view of the cluster.
 pub(crate) struct Cluster {
     /// Identity of this replica.
     pub(crate) me: Replica,
+    /// Keys that prove it.
+    replicas: ReplicaKeys,
     /// Signing keys of hops.
     pub(crate) keys: HopKeys,
     /// Connections to the other replicas.
@@ -24,35 +39,72 @@ pub(crate) struct Cluster {
     pub(crate) release: CancellationToken,
     /// Cancelled when all connections are to end.
     pub(crate) halt: CancellationToken,
+    /// Hops sent.
+    sent: AtomicU64,
+    received: Received,
 }
 
 impl Cluster {
-    /// Verifies the hop header of a request.
+    /// Makes the view of replica `me`.
+    pub(crate) fn new(
+        (me, replicas): (Replica, ReplicaKeys),
+        keys: HopKeys,
+        peers: Peers,
+        clock: Clock,
+        [release, halt]: [CancellationToken; 2],
+    ) -> Self {
+        Self {
+            me,
+            replicas,
+            keys,
+            peers,
+            clock,
+            release,
+            halt,
+            sent: AtomicU64::new(0),
+            received: Received::default(),
+        }
+    }
+
+    /// Returns the number of the next hop.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.sent.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Verifies the hop header of a request, removes it, and puts the body under its digest.
     ///
     /// # Errors
     ///
     /// The reason why the header proves nothing.
-    pub(crate) fn verify(&self, request: &Request) -> Result<Hop, InvalidHop> {
+    pub(crate) fn verify(&self, request: &mut Request) -> Result<Hop, InvalidHop> {
         let headers = request.headers();
         let mut hops = headers.get_all(HOP).iter();
         let (Some(hop), None) = (hops.next(), hops.next()) else {
             return Err(InvalidHop::Forged);
         };
-        let length = match headers.get(CONTENT_LENGTH).map(HeaderValue::to_str) {
-            None => 0,
-            Some(length) => {
-                let length = length.ok().and_then(|length| length.parse().ok());
-                length.ok_or(InvalidHop::Forged)?
-            }
-        };
         let target = request.uri().path_and_query();
         let signed = SignedRequest {
             method: request.method(),
             target: target.map_or("", |target| target.as_str()),
-            length,
+            headers,
         };
         let now = self.clock.now_ms();
-        self.keys.verify(hop, signed, &self.me.boot, now)
+        let hop = self.keys.verify(hop, signed, &self.me.boot, now)?;
+        if !self.received.take(&hop.sender, hop.number, now) {
+            return Err(InvalidHop::Repeated);
+        }
+        request.headers_mut().remove(HOP);
+        let body = std::mem::take(request.body_mut());
+        *request.body_mut() = Body::new(SignedBody::new(body, hop.body));
+        Ok(hop)
+    }
+
+    /// Answers the first request of a connection, which asks for a proof; `None` for any other.
+    pub(crate) fn prove(&self, request: &Request) -> Option<Response> {
+        let challenge = proof::challenge_of(request.headers().get(HOP)?)?;
+        let proof = self.replicas.prove(challenge, &self.me.address)?;
+        let header = proof::header_of(&proof)?;
+        Some((StatusCode::NO_CONTENT, [(HOP, header)]).into_response())
     }
 }
 

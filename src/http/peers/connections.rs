@@ -1,5 +1,5 @@
 //! Connections to other replicas: HTTP/2 with prior knowledge, one per replica, shared by all
-//! requests.
+//! requests. A peer proves that it is a replica before it gets one.
 //!
 //! Not here: sessions and retries. An error tells the caller whether a retry is safe.
 
@@ -37,6 +37,9 @@ use tokio_util::{
     task::TaskTracker,
 };
 
+use super::proof::{self, ProofError};
+use crate::state::ReplicaKeys;
+
 /// Connections to all other replicas; a handle.
 #[derive(Clone)]
 pub(crate) struct Peers(Arc<Pool>);
@@ -44,6 +47,7 @@ pub(crate) struct Peers(Arc<Pool>);
 struct Pool {
     /// By address; never held across an await.
     peers: RwLock<HashMap<Arc<str>, Peer>>,
+    keys: ReplicaKeys,
     tracker: TaskTracker,
     stop: CancellationToken,
 }
@@ -117,11 +121,13 @@ impl ResponseBody {
 }
 
 impl Peers {
-    /// Makes an empty pool. Its connections run as tasks of `tracker` and break at `stop`.
-    pub(crate) fn new(tracker: TaskTracker, stop: CancellationToken) -> Self {
+    /// Makes an empty pool, whose peers prove themselves by `keys`. Its connections run as tasks of
+    /// `tracker` and break at `stop`.
+    pub(crate) fn new(keys: ReplicaKeys, tracker: TaskTracker, stop: CancellationToken) -> Self {
         let peers = RwLock::default();
         Self(Arc::new(Pool {
             peers,
+            keys,
             tracker,
             stop,
         }))
@@ -255,7 +261,7 @@ impl Pool {
     async fn connect(&self, address: &str) -> Result<Sender, SendError> {
         let connected = timeout(CONNECT, self.open(address)).await;
         match connected {
-            Ok(Ok(sender)) => Ok(sender),
+            Ok(Ok(sender)) => self.proved(sender, address).await,
             Ok(Err(ConnectError::Socket(error)))
                 if error.kind() == io::ErrorKind::ConnectionRefused =>
             {
@@ -270,6 +276,24 @@ impl Pool {
                 tracing::debug!(address, "a replica does not answer");
                 Err(SendError::NotTaken)
             }
+        }
+    }
+
+    /// Returns the connection once the peer has proved itself.
+    async fn proved(&self, mut sender: Sender, address: &str) -> Result<Sender, SendError> {
+        let proved = timeout(PROOF, proof::demand(&mut sender, &self.keys, address)).await;
+        match proved {
+            Ok(Ok(())) => Ok(sender),
+            Ok(Err(ProofError::Connection(error))) => match classify(&error) {
+                SendError::Silent => Err(SendError::Silent),
+                // No request was sent.
+                _ => Err(SendError::NotTaken),
+            },
+            Ok(Err(error)) => {
+                tracing::warn!(address, %error, "a peer got no request");
+                Err(SendError::NotTaken)
+            }
+            Err(_) => Err(SendError::Silent),
         }
     }
 
@@ -408,6 +432,9 @@ fn classify(error: &hyper::Error) -> SendError {
 
 /// Time limit for connecting, name resolution included.
 const CONNECT: Duration = Duration::from_millis(500);
+/// Time limit for the proof of a peer that answers pings: longer than the detection of one that does
+/// not.
+const PROOF: Duration = Duration::from_secs(5);
 /// Silence after which a ping is sent.
 const PING: Duration = Duration::from_secs(1);
 /// Time limit for the response to a ping.

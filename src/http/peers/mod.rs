@@ -5,13 +5,19 @@
 //! * `cluster`: this replica in the cluster
 //! * `connections`: HTTP/2 connections to other replicas
 //! * `hop`: the signed header of a forwarded request
+//! * `proof`: what a peer proves on a new connection
+//! * `received`: hops that were received, each of which counts once
+//! * `signed_body`: the body of a hop, compared to its signed digest
 
 mod cluster;
 mod connections;
 pub(crate) mod hop;
+mod proof;
+mod received;
+mod signed_body;
 
 pub(crate) use self::cluster::{Cluster, mark_refused};
 #[cfg(test)]
 pub(crate) use self::connections::MAX_CONCURRENT;
 pub(crate) use self::connections::{BrokenResponse, Peers, ResponseBody, SendError};
-pub(crate) use self::hop::{Hop, HopKeys, SignedRequest};
+pub(crate) use self::hop::{CARRIED, Hop, HopKeys, SignedRequest};

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::http::{
     admission::Front,
-    peers::{Cluster, Hop, ResponseBody, SendError, SignedRequest, mark_refused},
+    peers::{CARRIED, Cluster, Hop, ResponseBody, SendError, SignedRequest, mark_refused},
     reply::{
         McpRefusal,
         event_stream::EVENT_STREAM,
@@ -24,6 +24,7 @@ use crate::http::{
 };
 use crate::{
     auth::Access,
+    base::sha256,
     config::ClientAddress,
     endpoint,
     error::Error,
@@ -124,21 +125,18 @@ impl Forwarding {
         if let Some(span) = span {
             own.insert(TRACEPARENT, HeaderValue::try_from(span.parent()).ok()?);
         }
-        let trace = own.get(TRACEPARENT);
         let hop = Hop {
             target: Arc::clone(&to.boot),
             sender: Arc::clone(&self.cluster.me.boot),
+            number: self.cluster.next_number(),
             client: forwarded.client,
-            is_tls: self.front.config.http.tls.is_some(),
-            trace: trace
-                .and_then(|trace| trace.to_str().ok())
-                .unwrap_or_default()
-                .to_owned(),
+            caller: self.access.caller(),
+            body: sha256(&forwarded.body),
         };
         let signed = SignedRequest {
             method: &forwarded.method,
             target: &forwarded.target,
-            length: forwarded.body.len() as u64,
+            headers: &own,
         };
         let now = self.cluster.clock.now_ms();
         let proof = self.cluster.keys.sign(&hop, signed, now)?;
@@ -172,10 +170,14 @@ impl HopError {
 }
 
 impl ForwardedRequest {
-    /// Copies a request, without its hop-by-hop header fields.
+    /// Copies a request, with the header fields that a hop carries: its credentials stay here.
     pub(crate) fn of(parts: &Parts, body: Bytes) -> Self {
-        let mut headers = parts.headers.clone();
-        strip_hop_by_hop(&mut headers);
+        let mut headers = HeaderMap::with_capacity(CARRIED.len());
+        for name in &CARRIED {
+            for value in parts.headers.get_all(name) {
+                headers.append(name, value.clone());
+            }
+        }
         let target = parts.uri.path_and_query();
         let client = parts.extensions.get::<ClientAddress>();
         Self {

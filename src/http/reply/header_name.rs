@@ -15,6 +15,8 @@ pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 pub(crate) const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 /// Trace context of a request (W3C Trace Context, section 3.2).
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// Vendors' additions to it (W3C Trace Context, section 3.3).
+pub(crate) const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// Client address and proxies, as each proxy appends them.
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Switch for response buffering in nginx and proxies that follow it.

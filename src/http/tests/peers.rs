@@ -1,14 +1,20 @@
 //! Connections to replicas that refuse, drain, freeze or break, and slow readers.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use tokio::{
-    io::AsyncReadExt,
-    net::TcpListener,
+    io::{AsyncReadExt, copy_bidirectional},
+    net::{TcpListener, TcpStream},
     time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -16,21 +22,50 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::http::{
     edge::App,
     listen::{Bounds, Connections, accept::serve_replicas},
-    peers::{MAX_CONCURRENT, Peers, SendError},
+    peers::{Cluster, HopKeys, MAX_CONCURRENT, Peers, SendError},
+};
+use crate::{
+    base::{Clock, MacKeys},
+    state::ReplicaKeys,
 };
 
 struct Other {
     address: Arc<str>,
+    /// Requests for `/quick`.
+    requests: Arc<AtomicUsize>,
     stop: CancellationToken,
     tracker: TaskTracker,
 }
 
 /// A replica that answers `/quick`, never `/never`, and `/endless` without an end.
 async fn other(finish: Duration) -> Other {
+    other_with(&KEY, finish).await
+}
+
+/// The replica, with a key of its own.
+async fn other_with(key: &[u8; 32], finish: Duration) -> Other {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string().into();
+    let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    let quick = async move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        "quick"
+    };
+    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let (replicas, hops) = keys(key);
+    let cluster = Cluster::new(
+        (replicas.replica(&address).unwrap(), replicas.clone()),
+        hops,
+        Peers::new(replicas, tracker.clone(), stop.clone()),
+        Clock::system(),
+        [stop.clone(), stop.clone()],
+    );
+    let cluster = Arc::new(cluster);
+    let prove = async move |request: Request<Body>| cluster.prove(&request).unwrap();
     let app = Router::new()
-        .route("/quick", get(async || "quick"))
+        .route("/", get(prove))
+        .route("/quick", get(quick))
         .route("/never", get(std::future::pending::<&str>))
         .route(
             "/endless",
@@ -41,7 +76,6 @@ async fn other(finish: Duration) -> Other {
         );
     // This gate does not check the host.
     let app = App::of_operators(app, ([0, 0, 0, 0], 0).into());
-    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let bounds = Bounds {
         connections: Connections::new(10),
         finish,
@@ -50,10 +84,18 @@ async fn other(finish: Duration) -> Other {
     tracker.spawn(serving);
     Other {
         address,
+        requests,
         stop,
         tracker,
     }
 }
+
+fn keys(key: &[u8; 32]) -> (ReplicaKeys, HopKeys) {
+    let keys = MacKeys::new([key]);
+    (ReplicaKeys::new(keys.clone()), HopKeys::new(keys))
+}
+
+const KEY: [u8; 32] = [9; 32];
 
 struct Bench {
     peers: Peers,
@@ -64,7 +106,7 @@ struct Bench {
 fn bench() -> Bench {
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     Bench {
-        peers: Peers::new(tracker.clone(), stop.clone()),
+        peers: Peers::new(keys(&KEY).0, tracker.clone(), stop.clone()),
         stop,
         tracker,
     }
@@ -104,6 +146,31 @@ async fn concurrent_requests_share_one_connection() {
     futures_util::future::join_all(asked).await;
     // The accept loop and one connection.
     assert_eq!(other.tracker.len(), 2);
+    bench.ends().await;
+}
+
+#[tokio::test]
+async fn a_peer_without_the_key_or_with_another_address_gets_no_request() {
+    let bench = bench();
+    let stranger = other_with(&[8; 32], Duration::ZERO).await;
+    let asked = bench.get(&stranger.address, "/quick").await;
+    assert_eq!(asked.err(), Some(SendError::NotTaken));
+    // A forwarder to a true replica, which relays its proof.
+    let replica = other(Duration::ZERO).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
+    let to = Arc::clone(&replica.address);
+    replica.tracker.spawn(async move {
+        let (mut from, _) = listener.accept().await.unwrap();
+        let mut to = TcpStream::connect(&*to).await.unwrap();
+        let _ = copy_bidirectional(&mut from, &mut to).await;
+    });
+    let asked = bench.get(&address, "/quick").await;
+    assert_eq!(asked.err(), Some(SendError::NotTaken));
+    for peer in [&stranger, &replica] {
+        assert_eq!(peer.requests.load(Ordering::Relaxed), 0);
+    }
+    assert!(bench.get(&replica.address, "/quick").await.is_ok());
     bench.ends().await;
 }
 

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SystemRandom;
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 use tokio::{
@@ -28,14 +29,14 @@ use crate::{
         child::{Ambient, Launcher, Zygote},
         sandbox::Sandbox,
     },
-    base::{Clock, Outbound},
+    base::{Clock, MacKeys, Outbound, sha256},
     config::{Config, Format, LoggedRequests, Sources},
     hub::{Hub, HubParts, Patience, Stores, ownership::ReplicaLease, retention},
     manifest::reader,
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
-        Replica,
+        Replica, ReplicaKeys,
         memory::{MemoryDirectory, MemoryLimiter, MemoryLog},
     },
     telemetry::{Health, Metrics, Traces},
@@ -96,18 +97,20 @@ struct Gateway {
     _shared: Shared,
 }
 
-const KEY: [u8; 32] = [9; 32];
+fn keys() -> MacKeys {
+    MacKeys::new([&[9; 32]])
+}
 
 impl Gateway {
-    async fn start(shared: &Shared, boot: &str) -> Self {
+    async fn start(shared: &Shared) -> Self {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(2).enable_all().build().unwrap();
         let (tell, told) = oneshot::channel();
-        let (own, boot) = (shared.clone(), Arc::from(boot));
+        let own = shared.clone();
         let reached = CancellationToken::new();
         let stop = reached.clone();
         runtime.spawn(async move {
-            let _ = tell.send(serve(own, boot, stop).await);
+            let _ = tell.send(serve(own, stop).await);
             std::future::pending::<()>().await;
         });
         let (url, me, metrics) = told.await.unwrap();
@@ -184,15 +187,11 @@ impl Drop for Gateway {
 
 const PATH: &str = "/t/a/main/mcp";
 
-async fn serve(
-    shared: Shared,
-    boot: Arc<str>,
-    reached: CancellationToken,
-) -> (String, Replica, Arc<Metrics>) {
+async fn serve(shared: Shared, reached: CancellationToken) -> (String, Replica, Arc<Metrics>) {
     let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let hops = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = hops.local_addr().unwrap().to_string().into();
-    let me = Replica { address, boot };
+    let address: Arc<str> = hops.local_addr().unwrap().to_string().into();
+    let me = ReplicaKeys::new(keys()).replica(&address).unwrap();
     let metrics = Arc::new(Metrics::new(None).unwrap());
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let front = Arc::new(front(&shared, &me, &metrics, &stop, &tracker));
@@ -248,7 +247,9 @@ fn front(
     let snapshot = CurrentSnapshot::fixed(manifest.unwrap().catalog);
     let work = shared.work.path().join(&*me.boot);
     std::fs::create_dir(&work).unwrap();
-    let owner = Arc::new(ReplicaLease::new(me.clone(), shared.directory.clone()));
+    let replicas = ReplicaKeys::new(keys());
+    let lease = ReplicaLease::new(me.clone(), replicas.clone(), shared.directory.clone());
+    let owner = Arc::new(lease);
     tracker.spawn(Arc::clone(&owner).run(|_| {}, stop.clone()));
     let random = Arc::new(SystemRandom::new());
     let hub = Hub::new(HubParts {
@@ -276,14 +277,13 @@ fn front(
         tracker,
         stop,
     );
-    let cluster = Cluster {
-        me: me.clone(),
-        keys: HopKeys::new([&KEY]),
-        peers: Peers::new(tracker.clone(), stop.clone()),
-        clock: Clock::system(),
-        release: stop.clone(),
-        halt: stop.clone(),
-    };
+    let cluster = Cluster::new(
+        (me.clone(), replicas.clone()),
+        HopKeys::new(keys()),
+        Peers::new(replicas, tracker.clone(), stop.clone()),
+        Clock::system(),
+        [stop.clone(), stop.clone()],
+    );
     Front {
         hub,
         auth,
@@ -301,8 +301,8 @@ fn front(
 /// Starts two replicas with shared state.
 async fn two() -> (Gateway, Gateway) {
     let shared = Shared::new();
-    let one = Gateway::start(&shared, "aaaa").await;
-    (one, Gateway::start(&shared, "bbbb").await)
+    let one = Gateway::start(&shared).await;
+    (one, Gateway::start(&shared).await)
 }
 
 /// Events of a response, read as they arrive.
@@ -541,15 +541,41 @@ async fn http_with_sse_goes_on_at_another_replica() {
     }
 }
 
+/// The header of a hop that replica `cccc` sends with a POST to a session.
+fn signed_hop(to: &Replica, session: &str, number: u64, body: &str) -> String {
+    let caller =
+        r#"{"issuer":null,"subject":null,"client":null,"scopes":[],"groups":[],"basis":"Open"}"#;
+    let hop = Hop {
+        target: Arc::clone(&to.boot),
+        sender: "cccc".into(),
+        number,
+        client: None,
+        caller: URL_SAFE_NO_PAD.encode(caller),
+        body: sha256(body.as_bytes()),
+    };
+    let mut headers = http::HeaderMap::new();
+    headers.insert("mcp-session-id", session.parse().unwrap());
+    headers.insert("content-type", "application/json".parse().unwrap());
+    headers.insert("accept", "*/*".parse().unwrap());
+    let asked = SignedRequest {
+        method: &Method::POST,
+        target: PATH,
+        headers: &headers,
+    };
+    let signed = HopKeys::new(keys()).sign(&hop, asked, Clock::system().now_ms());
+    signed.unwrap().to_str().unwrap().to_owned()
+}
+
 #[tokio::test]
 async fn only_replicas_may_use_the_cluster_listener() {
     let (one, two) = two().await;
     let session = one.open("2025-11-25").await;
     let client = reqwest::Client::builder().http2_prior_knowledge().build();
     let client = client.unwrap();
-    let post = |to: &Replica, path: &str, hop: Option<&str>| {
+    let post = |to: &Replica, path: &str, hop: Option<&str>, body: &'static str| {
         let request = client.post(format!("http://{}{path}", to.address));
-        let request = request.header("mcp-session-id", &session).body("{}");
+        let request = request.header("mcp-session-id", &session).body(body);
+        let request = request.header("content-type", "application/json");
         match hop {
             Some(hop) => request.header("lockgate-hop", hop).send(),
             None => request.send(),
@@ -562,41 +588,33 @@ async fn only_replicas_may_use_the_cluster_listener() {
         "/metrics",
         "/api/v1/tenants",
     ] {
-        let refused = post(&one.me, path, None).await.unwrap();
+        let refused = post(&one.me, path, None, "{}").await.unwrap();
         assert_eq!(refused.status(), StatusCode::FORBIDDEN, "{path}");
     }
-    let hop = |to: &Replica| {
-        let hop = Hop {
-            target: Arc::clone(&to.boot),
-            sender: "cccc".into(),
-            client: None,
-            is_tls: false,
-            trace: String::new(),
-        };
-        let asked = SignedRequest {
-            method: &Method::POST,
-            target: PATH,
-            length: 2,
-        };
-        let signed = HopKeys::new([&KEY]).sign(&hop, asked, Clock::system().now_ms());
-        signed.unwrap().to_str().unwrap().to_owned()
+    let hop = |to: &Replica, number| signed_hop(to, &session, number, "{}");
+    let status = async |to: &Replica, path: &str, hop: &str, body: &'static str| {
+        let answer = post(to, path, Some(hop), body).await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
     };
-    let (for_one, for_two) = (hop(&one.me), hop(&two.me));
-    let status = async |to: &Replica, path: &str, hop: &str| {
-        let answer = post(to, path, Some(hop)).await.unwrap();
-        answer.status().as_u16()
+    let is_status = async |to: &Replica, path: &str, hop: &str, wanted: u16| {
+        let (status, text) = status(to, path, hop, "{}").await;
+        assert_eq!(status, wanted, "{path} {text}");
     };
-    // The body is not a message, so 415 shows that the request has reached a route.
-    assert_eq!(status(&one.me, PATH, &for_one).await, 415);
-    assert_eq!(status(&one.me, "/t/a/main/messages", &for_one).await, 403);
-    assert_eq!(status(&one.me, PATH, &for_two).await, 403);
-    assert_eq!(
-        status(&one.me, PATH, &for_one.replace("cccc", "dddd")).await,
-        403
-    );
+    let for_one = hop(&one.me, 0);
+    is_status(&one.me, "/t/a/main/messages", &for_one, 403).await;
+    is_status(&one.me, PATH, &hop(&two.me, 0), 403).await;
+    is_status(&one.me, PATH, &for_one.replace("cccc", "dddd"), 403).await;
+    // The message is none, which shows that the request has reached a route; but only once.
+    is_status(&one.me, PATH, &for_one, 400).await;
+    is_status(&one.me, PATH, &for_one, 403).await;
+    is_status(&one.me, PATH, &hop(&one.me, 1), 400).await;
+    let (status, text) = status(&one.me, PATH, &hop(&one.me, 2), "[]").await;
+    assert_eq!(status, 400);
+    assert!(text.contains("the body ends early"), "another body: {text}");
+    let for_two = hop(&two.me, 3);
     // A replica that is not the owner refuses the request before it reads the body, and never
     // forwards it.
-    assert_eq!(status(&two.me, PATH, &for_two).await, 421);
+    is_status(&two.me, PATH, &for_two, 421).await;
     assert_eq!(two.count("lockgate_hops_total{outcome=\"ok\"}"), 0);
     // The public listener refuses the header, valid or not.
     for hop in [for_one.as_str(), "", "x"] {

@@ -13,7 +13,7 @@ use crate::{
     hub::ownership::ReplicaLease,
     protocol::EventKey,
     state::{
-        Directory, EventLog, Limiter, Replica,
+        Directory, EventLog, Limiter, Replica, ReplicaKeys,
         memory::{EPOCH, MemoryDirectory, MemoryLimiter, MemoryLog, Retention},
         redis::{Redis, RedisDirectory, RedisLimiter, RedisLog},
     },
@@ -80,7 +80,7 @@ impl Stores {
     pub(crate) fn shared(
         config: &Config,
         redis: &Redis,
-        me: Replica,
+        (me, replicas): (Replica, ReplicaKeys),
         keys: &[Zeroizing<[u8; 32]>],
         tracker: &TaskTracker,
         stop: &CancellationToken,
@@ -98,7 +98,7 @@ impl Stores {
         );
         Self {
             log: Arc::new(log),
-            owner: Arc::new(ReplicaLease::new(me, Arc::clone(&directory))),
+            owner: Arc::new(ReplicaLease::new(me, replicas, Arc::clone(&directory))),
             directory,
             limiter: Arc::new(limiter),
             key: EventKey::of(keys.iter().map(|key| &**key)),

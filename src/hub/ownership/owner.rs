@@ -14,8 +14,9 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    base::MacKeys,
     error::Error,
-    state::{Directory, Heartbeat, Replica, StoreError},
+    state::{Directory, Heartbeat, Replica, ReplicaKeys, StoreError},
 };
 
 /// The time that a lease runs after its heartbeat was sent; the key in the store has a
@@ -36,6 +37,8 @@ const TIMEOUT: Duration = Duration::from_millis(800);
 pub(crate) struct ReplicaLease {
     /// This replica.
     pub(crate) me: Replica,
+    /// By these the others prove that they are replicas.
+    keys: ReplicaKeys,
     directory: Arc<dyn Directory>,
     /// Whether this is the only replica: its lease never ends.
     is_alone: bool,
@@ -73,14 +76,15 @@ impl ReplicaLease {
             is_alone: true,
             until: AtomicU64::new(u64::MAX),
             epoch: AtomicU32::new(epoch),
-            ..Self::new(me, directory)
+            ..Self::new(me, ReplicaKeys::new(MacKeys::new([])), directory)
         }
     }
 
     /// One of several; it has no lease before its first heartbeat.
-    pub(crate) fn new(me: Replica, directory: Arc<dyn Directory>) -> Self {
+    pub(crate) fn new(me: Replica, keys: ReplicaKeys, directory: Arc<dyn Directory>) -> Self {
         Self {
             me,
+            keys,
             directory,
             is_alone: false,
             began: Instant::now(),
@@ -118,8 +122,13 @@ impl ReplicaLease {
             return Vec::new();
         }
         let mut open = self.directory.open().await.unwrap_or_default();
-        open.retain(|replica| replica.boot != self.me.boot);
+        open.retain(|replica| replica.boot != self.me.boot && self.keys.is_genuine(replica));
         open
+    }
+
+    /// Whether a replica of this deployment wrote this name into the directory.
+    pub(super) fn is_genuine(&self, replica: &Replica) -> bool {
+        self.keys.is_genuine(replica)
     }
 
     /// Whether the lease runs.
@@ -258,7 +267,8 @@ mod tests {
             address: "127.0.0.1:1".into(),
             boot: "a".into(),
         };
-        ReplicaLease::new(me, Arc::new(MemoryDirectory::default()))
+        let keys = ReplicaKeys::new(MacKeys::new([]));
+        ReplicaLease::new(me, keys, Arc::new(MemoryDirectory::default()))
     }
 
     const BEAT: Heartbeat = Heartbeat {

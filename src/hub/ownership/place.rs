@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::owner::ReplicaLease;
 use crate::{
     auth::Access,
     state::{Found, Replica, SessionId},
@@ -65,15 +66,18 @@ pub(crate) fn is_of(found: &Found, access: &Access) -> bool {
 
 /// Returns the owner of a session that was found. A record that names this replica although it
 /// does not have the session counts as having no owner once the lookup `is_late`.
+///
+/// So does a record that names somebody who is no replica of this deployment: their heartbeat is
+/// forged too, and a request that went there would be theirs.
 pub(crate) fn recorded_owner(
-    me: &Replica,
+    lease: &ReplicaLease,
     found: &Found,
     lookup: &LookupSource,
     is_late: bool,
 ) -> RecordedOwner {
     match &found.record.owner {
         None => RecordedOwner::None,
-        Some(owner) if owner.boot == me.boot => {
+        Some(owner) if owner.boot == lease.me.boot => {
             if is_late {
                 RecordedOwner::None
             } else {
@@ -83,7 +87,8 @@ pub(crate) fn recorded_owner(
         Some(owner) => {
             let is_refused =
                 matches!(lookup, LookupSource::OwnerRefused(replica) if replica == owner);
-            match found.heartbeat_age.filter(|_| !is_refused) {
+            let is_alive = !is_refused && lease.is_genuine(owner);
+            match found.heartbeat_age.filter(|_| is_alive) {
                 Some(sign) => RecordedOwner::Other(owner.clone(), sign),
                 None => RecordedOwner::None,
             }

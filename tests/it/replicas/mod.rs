@@ -2,6 +2,7 @@
 
 pub(crate) mod clocks;
 pub(crate) mod grants;
+pub(crate) mod impostors;
 pub(crate) mod mixed_versions;
 pub(crate) mod ownership;
 pub(crate) mod postgres_outages;

@@ -42,7 +42,7 @@ enum Command {
     /// Copy the SQLite database into a new file
     Backup(database::CopyArgs),
     /// Replace the SQLite database by a copy
-    Restore(database::CopyArgs),
+    Restore(database::RestoreArgs),
     /// Change a gateway's tenants and servers to those of a manifest, and show the changes
     Apply(ApplyArgs),
     /// Show a running gateway at a glance: readiness, tenants, servers, sessions and children

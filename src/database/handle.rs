@@ -11,7 +11,8 @@ use std::{
 
 use super::{
     oauth::{
-        Clients, Grants, Issuance, Logins, Revocations, Signing, SigningKeys, signing_keys, sweep,
+        Clients, Grants, Issuance, Logins, Revocations, Signing, SigningKeys, restored,
+        signing_keys, sweep,
     },
     objects::{Judge, Objects, repository},
     pool::{Audit, Error, Pool},
@@ -232,6 +233,12 @@ impl Database {
     /// `Invalid` for PostgreSQL, `Unavailable`.
     pub(crate) async fn copy_to(&self, target: &Path) -> Result<(), Error> {
         Ok(self.0.pool.copy_to(&target.to_string_lossy()).await?)
+    }
+
+    /// Ends all grants, log-ins and consents, for a copy that does not know what was revoked since.
+    /// Returns the number of grants.
+    pub(crate) async fn end_issued(&self) -> Result<usize, Error> {
+        restored::end_issued(&self.0.pool).await
     }
 
     /// Closes every connection.

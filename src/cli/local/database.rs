@@ -3,6 +3,7 @@
 //! Not here: the database of a serving gateway (`serve/database`).
 
 use std::{
+    fmt::Write,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -22,7 +23,7 @@ use crate::{
     config::{Config, Wrong},
     database::{
         self, Database, Judge, Location, Opening,
-        pool::file::{inspect, settle},
+        pool::file::{HeldKey, api_keys, inspect, settle},
     },
 };
 
@@ -45,6 +46,16 @@ pub(crate) struct CopyArgs {
     file: PathBuf,
     #[command(flatten)]
     database: DatabaseArgs,
+}
+
+/// `lockgate restore`
+#[derive(Args)]
+pub(crate) struct RestoreArgs {
+    #[command(flatten)]
+    copy: CopyArgs,
+    /// Keep the grants, log-ins and consents of the copy, also those that were revoked after it was made
+    #[arg(long)]
+    keep_grants: bool,
 }
 
 /// `lockgate migrate`
@@ -102,9 +113,10 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
 }
 
 /// `lockgate restore F`
-pub(crate) fn restore(args: CopyArgs) -> ExitCode {
-    let copy = args.file;
-    run(args.database, async |config: &Config| {
+pub(crate) fn restore(args: RestoreArgs) -> ExitCode {
+    let RestoreArgs { copy, keep_grants } = args;
+    let (copy, database) = (copy.file, copy.database);
+    run(database, async |config: &Config| {
         let file = sqlite_file(config)?;
         fs::create_dir_all(&config.data_dir)
             .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
@@ -125,22 +137,61 @@ pub(crate) fn restore(args: CopyArgs) -> ExitCode {
             location: Location::File(new.clone()),
             ..opening(config)
         });
-        match opened.await {
-            Ok(database) => database.close().await,
-            Err(error) => {
-                _ = fs::remove_file(&new);
-                return Err(error);
+        let ended = match opened.await {
+            Ok(database) if keep_grants => {
+                database.close().await;
+                Ok(None)
             }
-        }
+            Ok(database) => {
+                let ended = database.end_issued().await;
+                database.close().await;
+                ended.map(Some)
+            }
+            Err(error) => Err(error),
+        };
+        let ended = ended.inspect_err(|_| _ = fs::remove_file(&new))?;
         // A database that is too broken for that is kept as it is.
         _ = settle(&file).await;
+        let known = api_keys(&file).await;
         let before = replace_file(&new, &file).map_err(unwritable)?;
-        let done = format!("{} is as {} was", file.display(), copy.display());
-        Ok(match before {
-            Some(before) => format!("{done}; what it was before is {}", before.display()),
-            None => done,
-        })
+        let mut done = format!("{} is as {} was", file.display(), copy.display());
+        if let Some(before) = before {
+            _ = write!(done, "; what it was before is {}", before.display());
+        }
+        _ = match ended {
+            Some(ended) => write!(
+                done,
+                "\ngrants of the copy that ended: {ended}; people log in again"
+            ),
+            None => write!(
+                done,
+                "\nits grants go on, also those that were revoked since"
+            ),
+        };
+        let held = api_keys(&file).await.unwrap_or_default();
+        Ok(done + &returned(held, known.ok()))
     })
+}
+
+/// Says which API keys came back: those that the database before did not have any more.
+fn returned(held: Vec<HeldKey>, known: Option<Vec<HeldKey>>) -> String {
+    let what = match &known {
+        Some(_) => "API keys that came back; delete those that must not be used",
+        None => "API keys of the copy; the database before cannot tell which of them are deleted",
+    };
+    let known = known.unwrap_or_default();
+    let is_known = |key: &HeldKey| known.iter().any(|known| known.hash == key.hash);
+    let mut lines = String::new();
+    for key in held.iter().filter(|key| !is_known(key)) {
+        _ = match &key.tenant {
+            Some(tenant) => write!(lines, "\n  key {} of tenant {tenant}", key.name),
+            None => write!(lines, "\n  operator key {}", key.name),
+        };
+    }
+    if lines.is_empty() {
+        return lines;
+    }
+    format!("\n{what}:{lines}")
 }
 
 /// Copies a database into the directory of the one that it will replace.

@@ -6,6 +6,7 @@
 //! * `grants`: authorization codes, grants, and rotation of refresh tokens
 //! * `issued`: public keys and revocations, as replicas read them
 //! * `logins`: log-ins of browsers, consents, and log-ins in progress
+//! * `restored`: end of all that a restored database says was issued
 //! * `revocations`: revocations, numbered for replicas
 //! * `signing_keys`: signing keys of tenants
 //! * `sweep`: removal of expired rows
@@ -14,6 +15,7 @@ mod clients;
 mod grants;
 mod issued;
 mod logins;
+pub(crate) mod restored;
 pub(crate) mod revocations;
 pub(crate) mod signing_keys;
 pub(crate) mod sweep;

@@ -43,6 +43,36 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
     }
 }
 
+/// An API key that a file holds.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct HeldKey {
+    /// Its tenant; none for an operator's.
+    pub(crate) tenant: Option<String>,
+    pub(crate) name: String,
+    pub(crate) hash: String,
+}
+
+/// Lists the API keys of a file that no process uses, by tenant and name.
+///
+/// # Errors
+///
+/// Those of a file that is broken, or not there.
+pub(crate) async fn api_keys(file: &Path) -> Result<Vec<HeldKey>, SqlError> {
+    let options = SqliteConnectOptions::new().filename(file).read_only(true);
+    let opened = SqliteConnection::connect_with(&options);
+    let mut connection = timed(STATEMENT, opened).await?;
+    let listed = sqlx::query_as(API_KEYS).fetch_all(&mut connection);
+    let listed: Vec<(Option<String>, String, String)> = timed(MIGRATION, listed).await?;
+    timed(STATEMENT, connection.close()).await?;
+    let held = |(tenant, name, hash)| HeldKey { tenant, name, hash };
+    Ok(listed.into_iter().map(held).collect())
+}
+
+const API_KEYS: &str = "
+    SELECT tenant, name, hash
+      FROM api_keys
+     ORDER BY tenant, name";
+
 /// Puts what the log of a file still has into the file, which no process may use meanwhile.
 ///
 /// # Errors

@@ -3,4 +3,5 @@
 pub(crate) mod audit_trail;
 pub(crate) mod declared_identities;
 pub(crate) mod persistence;
+pub(crate) mod restores;
 pub(crate) mod rotation;

@@ -1,0 +1,87 @@
+//! What a restored copy brings back of what was revoked and deleted after it was made.
+
+use std::{path::Path, process::Output};
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::support::{
+    harness::within,
+    oauth_client::{App, gateway, send},
+    served::Served,
+};
+
+/// Runs a command on a data directory.
+async fn run(data: &Path, words: &[&str]) -> String {
+    let command = Command::new(env!("CARGO_BIN_EXE_lockgate"))
+        .args(words)
+        .args(["--set", &format!("data_dir={}", data.display())])
+        .env_remove("DATABASE_URL")
+        .kill_on_drop(true)
+        .output();
+    let output: Output = within("the end of a command", command).await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn config(data: Option<&Path>) -> Value {
+    let mut config = json!({"public_url": "https://gw.test"});
+    if let Some(data) = data {
+        config["data_dir"] = json!(data);
+    }
+    config
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_copy_revives_no_grant_and_names_keys_that_came_back() {
+    let mut first = gateway(config(None)).await;
+    let data = first.data();
+    let operator = first.administrator();
+    let app = App::public(&first, "a").await;
+    let (revoked, kept) = (app.tokens().await, app.tokens().await);
+    let keys = format!("{}/api/v1/operator-keys", first.origin());
+    for name in ["gone", "stays"] {
+        let added = send(Method::POST, &keys, &operator, Some(&json!({"name": name}))).await;
+        assert_eq!(added.status, StatusCode::CREATED, "{}", added.body);
+    }
+    let copy = data.with_file_name("copy.db");
+    let copy = copy.to_str().unwrap();
+    run(&data, &["backup", copy]).await;
+    let removed = send(Method::DELETE, &format!("{keys}/gone"), &operator, None).await;
+    assert_eq!(removed.status, StatusCode::NO_CONTENT);
+    assert_eq!(
+        app.revoke(&revoked.text("refresh_token")).await,
+        StatusCode::OK
+    );
+    let later = app.tokens().await.text("access_token");
+    first.stop().await;
+    for (more, is_good) in [(&[][..], false), (&["--keep-grants"], true)] {
+        let said = run(&data, &[&["restore", copy], more].concat()).await;
+        assert!(said.contains("operator key gone") == !is_good, "{said}");
+        assert!(!said.contains("stays"), "{said}");
+        let ended = said.contains("grants of the copy that ended: 2");
+        assert!(ended == !is_good, "{said}");
+        let mut again = Served::with(&[], config(Some(&data)), Value::Null).await;
+        let app = App {
+            origin: again.origin().to_owned(),
+            ..app.clone()
+        };
+        for tokens in [&revoked, &kept] {
+            let access = tokens.text("access_token");
+            assert_eq!(app.reaches("x", &access).await, is_good);
+            let refreshed = app.refresh(&tokens.text("refresh_token"), &[]).await;
+            assert_eq!(
+                refreshed.status == StatusCode::OK,
+                is_good,
+                "{}",
+                refreshed.body
+            );
+        }
+        assert!(
+            is_good || !app.reaches("x", &later).await,
+            "newer than the copy"
+        );
+        again.stop().await;
+    }
+}

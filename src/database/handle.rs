@@ -143,9 +143,16 @@ impl Database {
         Objects { pool, vault, judge }
     }
 
-    /// The audit trail.
+    /// The audit trail, which a revocation is in before it is made.
     pub(crate) fn audit(&self) -> Audit<'_> {
-        Audit { pool: &self.0.pool }
+        Audit {
+            pool: &self.0.reserved,
+        }
+    }
+
+    /// What operators read and end of what was issued.
+    pub(crate) fn for_operators(&self) -> ForOperators<'_> {
+        ForOperators(&self.0)
     }
 
     /// Registered clients.
@@ -245,6 +252,35 @@ impl Database {
     pub(crate) async fn close(&self) {
         self.0.reserved.close_reserved().await;
         self.0.pool.close().await;
+    }
+}
+
+/// Rows of the authorization servers by reserved connections: whoever ends something does not wait for
+/// requests of outsiders.
+pub(crate) struct ForOperators<'a>(&'a Parts);
+
+impl<'a> ForOperators<'a> {
+    /// Registered clients.
+    pub(crate) fn clients(&self) -> Clients<'a> {
+        Clients {
+            pool: &self.0.reserved,
+        }
+    }
+
+    /// Grants.
+    pub(crate) fn grants(&self) -> Grants<'a> {
+        Grants {
+            pool: &self.0.reserved,
+        }
+    }
+
+    /// Signing keys.
+    pub(crate) fn signing_keys(&self) -> SigningKeys<'a> {
+        SigningKeys {
+            pool: &self.0.reserved,
+            vault: &self.0.vault,
+            cache: &self.0.signing,
+        }
     }
 }
 

@@ -23,7 +23,10 @@ use crate::{
     config::{Config, Wrong},
     database::{
         self, Database, Judge, Location, Opening,
-        pool::file::{HeldKey, api_keys, inspect, settle},
+        pool::{
+            HeldKey,
+            file::{api_keys, inspect, settle},
+        },
     },
 };
 

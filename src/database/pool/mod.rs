@@ -17,5 +17,6 @@ mod value;
 
 pub(crate) use self::audit::{Audit, Author, Cursor, Entry, FIELD, Filter, Record, cut};
 pub(crate) use self::error::Error;
+pub(crate) use self::file::HeldKey;
 pub(crate) use self::sql::{Pool, Row, Sql, SqlError, Transaction};
 pub(crate) use self::value::Value;

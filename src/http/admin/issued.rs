@@ -79,7 +79,11 @@ pub(super) fn operations() -> Vec<Operation> {
 /// Lists the signing keys of a tenant, newest first: next, current and previous.
 async fn signing_keys(call: Call) -> OperationResult {
     let store = call.front.snapshot.database()?;
-    let keys = store.signing_keys().list(call.path.tenant()).await?;
+    let keys = store
+        .for_operators()
+        .signing_keys()
+        .list(call.path.tenant())
+        .await?;
     let items: Vec<Json> = keys.iter().map(signing_key).collect();
     Ok(ok(&json!({"items": items})))
 }
@@ -97,7 +101,11 @@ async fn rotate_signing_key(call: Call) -> OperationResult {
     let schedule = Schedule::of(&front.config.oauth);
     let (store, author) = (front.snapshot.database()?, call.caller.author());
     let tenant = call.path.tenant();
-    let made = store.signing_keys().rotate(tenant, schedule, &author).await;
+    let made = store
+        .for_operators()
+        .signing_keys()
+        .rotate(tenant, schedule, &author)
+        .await;
     let made = made.map_err(|failure| match failure {
         database::Error::Conflict => {
             let text = "there is a key that waits to take its turn";
@@ -105,7 +113,7 @@ async fn rotate_signing_key(call: Call) -> OperationResult {
         }
         other => other.into(),
     })?;
-    refresh_issued(front).await;
+    refresh_issued(front).await?;
     Ok(answer(StatusCode::CREATED, &signing_key(&made)))
 }
 
@@ -113,10 +121,15 @@ async fn rotate_signing_key(call: Call) -> OperationResult {
 async fn remove_signing_key(call: Call) -> OperationResult {
     let (store, author) = (call.front.snapshot.database()?, call.caller.author());
     let (tenant, kid) = (call.path.tenant(), call.path.get("kid").unwrap_or_default());
-    if !store.signing_keys().remove(tenant, kid, &author).await? {
+    if !store
+        .for_operators()
+        .signing_keys()
+        .remove(tenant, kid, &author)
+        .await?
+    {
         return Err(Problem::not_found());
     }
-    refresh_issued(&call.front).await;
+    refresh_issued(&call.front).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -136,6 +149,7 @@ async fn grants(call: Call) -> OperationResult {
     let store = call.front.snapshot.database()?;
     // One grant more than the limit shows that there is another page.
     let mut found = store
+        .for_operators()
         .grants()
         .list(call.path.tenant(), filter, limit + 1)
         .await?;
@@ -163,13 +177,17 @@ pub(super) async fn remove_client(call: Call) -> OperationResult {
     }
     let (tenant, client) = (call.path.tenant(), call.path.name());
     let store = call.front.snapshot.database()?;
-    let registered = store.clients().get(tenant, client).await?;
+    let registered = store.for_operators().clients().get(tenant, client).await?;
     registered.ok_or_else(Problem::not_found)?;
     let target = format!("client {tenant}/{client}");
     let record = record(&call.caller, tenant, "client.removed", &target);
     store.audit().append(&[record]).await?;
-    store.clients().remove(tenant, client).await?;
-    refresh_issued(&call.front).await;
+    store
+        .for_operators()
+        .clients()
+        .remove(tenant, client)
+        .await?;
+    refresh_issued(&call.front).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -188,7 +206,7 @@ async fn revoke(call: Call) -> OperationResult {
     // The record is written before the grants end.
     store.audit().append(&[record]).await?;
     store.revocations().revoke(tenant, &what).await?;
-    refresh_issued(&call.front).await;
+    refresh_issued(&call.front).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -224,10 +242,12 @@ fn revoked(document: &Document) -> Result<Revoked, Problem> {
 }
 
 /// Refreshes this replica before the response; the other replicas follow on their own.
-async fn refresh_issued(front: &Front) {
-    if let Err(failure) = front.snapshot.refresh_issued().await {
-        tracing::warn!(%failure, "what was revoked is known a little later");
-    }
+///
+/// # Errors
+///
+/// Those of the database: what was ended is ended in it, and holds here once it is read again.
+async fn refresh_issued(front: &Front) -> Result<(), Problem> {
+    Ok(front.snapshot.refresh_issued().await?)
 }
 
 /// Largest body of a revocation in bytes: it holds one name.

@@ -1,12 +1,19 @@
 //! Floods of requests that want something written: each change is written once, and one address
 //! can have only so much written in a minute.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
 use futures_util::future::join_all;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
+    task::JoinSet,
 };
 
 use crate::{
@@ -17,7 +24,8 @@ use crate::{
     support::{
         browser::{Browser, Shown},
         harness::{until, within},
-        oauth_client::{App, BACK, gateway, register, send},
+        oauth_client::{App, BACK, gateway, register, said, send},
+        postgres::Postgres,
         served::Served,
     },
 };
@@ -297,4 +305,93 @@ async fn slow_requests_of_one_address_leave_turns_to_others() {
         assert_eq!(&answer, b"HTTP/1.1 400");
     }
     drop(held);
+}
+
+/// A gateway over a PostgreSQL, whose tables a test changes by `sql`.
+async fn over_postgres() -> (Served, Postgres, PgConnection) {
+    let postgres = Postgres::start();
+    let config = json!({"sql": {"url": postgres.url()}, "public_url": "https://gw.test"});
+    let sql = PgConnection::connect(&postgres.url()).await.unwrap();
+    (gateway(config).await, postgres, sql)
+}
+
+/// Ends grants as an administrator; the status.
+async fn end(gateway: &Served, what: Value) -> StatusCode {
+    let url = format!("{}/api/v1/tenants/a/revocations", gateway.origin());
+    let operator = gateway.administrator();
+    send(Method::POST, &url, &operator, Some(&what))
+        .await
+        .status
+}
+
+/// The grant of an access token.
+fn grant_of(token: &str) -> Value {
+    said(token).1["grant"].clone()
+}
+
+/// A token that an administrator had revoked was good until such a flood ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revocation_bites_while_requests_have_all_connections_to_the_database() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let app = App::public(&gateway, "a").await;
+    let mut tokens = Vec::new();
+    for _ in 0..3 {
+        tokens.push(app.tokens().await.text("access_token"));
+    }
+    // Each request waits for this, with its connection.
+    let mut lock = sql.begin().await.unwrap();
+    let held = sqlx::query("LOCK TABLE registrations IN ACCESS EXCLUSIVE MODE");
+    held.execute(&mut *lock).await.unwrap();
+    let full = Arc::new(AtomicUsize::new(0));
+    let mut flood = JoinSet::new();
+    for _ in 0..64 {
+        let (url, http, full) = (app.request(&[]), app.http.clone(), Arc::clone(&full));
+        flood.spawn(async move {
+            loop {
+                let status = http.get(&url).send().await.unwrap().status();
+                full.fetch_add(usize::from(status == 503), Ordering::Relaxed);
+            }
+        });
+    }
+    until("a flood that no connection is left for", || async {
+        full.load(Ordering::Relaxed) >= 64
+    })
+    .await;
+    for token in &tokens[..2] {
+        assert!(app.reaches("x", token).await);
+        let ended = end(&gateway, json!({"grant": grant_of(token)})).await;
+        assert_eq!(ended, StatusCode::NO_CONTENT);
+        assert!(!app.reaches("x", token).await, "it is good still");
+    }
+    let ended = end(&gateway, json!({"subject": said(&tokens[2]).1["sub"]})).await;
+    assert_eq!(ended, StatusCode::NO_CONTENT);
+    assert!(!app.reaches("x", &tokens[2]).await, "it is good still");
+    flood.shutdown().await;
+    lock.rollback().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revocation_that_does_not_hold_yet_is_503() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let app = App::public(&gateway, "a").await;
+    let token = app.tokens().await.text("access_token");
+    // With the commit of a revocation its number cannot be read any more.
+    for statement in [
+        "CREATE FUNCTION hide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             ALTER TABLE changes RENAME COLUMN revocation TO hidden; RETURN NULL;
+         END $$",
+        "CREATE CONSTRAINT TRIGGER hide AFTER INSERT ON revocations
+             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hide()",
+    ] {
+        sqlx::query(statement).execute(&mut sql).await.unwrap();
+    }
+    let ended = end(&gateway, json!({"grant": grant_of(&token)})).await;
+    assert_eq!(ended, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(app.reaches("x", &token).await, "nothing tells this replica");
+    let shown = "ALTER TABLE changes RENAME COLUMN hidden TO revocation";
+    sqlx::query(shown).execute(&mut sql).await.unwrap();
+    until("the end of the grant", || async {
+        !app.reaches("x", &token).await
+    })
+    .await;
 }

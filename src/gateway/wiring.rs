@@ -420,6 +420,7 @@ impl Parts {
         let bounds = Bounds {
             connections: Connections::shared(http.max_connections, most, proxies, descriptors),
             finish: self.config.drain.timeout + FINISH_TIMEOUT,
+            idle: accept::KEEP_ALIVE,
         };
         let stage = &self.stages.accepting;
         let (stop, tasks) = (stage.stop.clone(), stage.tasks.clone());
@@ -442,6 +443,7 @@ fn bounds(max_connections: usize) -> Bounds {
     Bounds {
         connections: Connections::new(max_connections),
         finish: FINISH_TIMEOUT,
+        idle: accept::KEEP_ALIVE,
     }
 }
 

@@ -41,6 +41,9 @@ pub(crate) struct Bounds {
     pub(crate) connections: Connections,
     /// Time limit for a connection to finish its requests at shutdown.
     pub(crate) finish: Duration,
+    /// Time limit of a connection without a request, the next header block included; other replicas
+    /// have none.
+    pub(crate) idle: Duration,
 }
 
 /// Serves `app` on `listener` until `stop`, then lets open connections finish their requests.
@@ -54,7 +57,7 @@ pub(crate) async fn serve(
     stop: CancellationToken,
     tracker: TaskTracker,
 ) {
-    let protocols = Protocols::new();
+    let protocols = Protocols::new(bounds.idle);
     accept(listener, tls, app, bounds, protocols, (stop, tracker)).await;
 }
 
@@ -373,13 +376,13 @@ struct Protocols {
 }
 
 impl Protocols {
-    fn new() -> Self {
+    fn new(idle: Duration) -> Self {
         let mut http1 = http1::Builder::new();
         // `max_headers` stays unset: its default is the promised limit of 100, and setting it costs
         // an allocation per request.
         http1
             .timer(TokioTimer::new())
-            .header_read_timeout(KEEP_ALIVE)
+            .header_read_timeout(idle)
             .max_header_size(HEADER_BLOCK)
             .max_buf_size(HEADER_BLOCK)
             .keep_alive(true)
@@ -400,12 +403,12 @@ impl Protocols {
         Self {
             http1,
             http2,
-            idle: Some(KEEP_ALIVE),
+            idle: Some(idle),
         }
     }
 
     fn of_replicas() -> Self {
-        let mut protocols = Self::new();
+        let mut protocols = Self::new(KEEP_ALIVE);
         protocols.idle = None;
         protocols
             .http2
@@ -424,9 +427,9 @@ impl Protocols {
 
 /// Time limit for the TLS handshake, for the first byte, and for a header block.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Time limit of an idle connection, the next header block included. It exceeds the minute for which
+/// [`Bounds::idle`] of clients. It exceeds the minute for which
 /// load balancers keep idle connections: the side that sends requests must close first.
-const KEEP_ALIVE: Duration = Duration::from_secs(75);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// The requests of a connection after which others go first.
 const TURN: u32 = 8;
 /// Concurrent requests of one HTTP/2 connection.

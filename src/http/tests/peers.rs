@@ -21,7 +21,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
     edge::App,
-    listen::{Bounds, Connections, accept::serve_replicas},
+    listen::{
+        Bounds, Connections,
+        accept::{KEEP_ALIVE, serve_replicas},
+    },
     peers::{Cluster, HopKeys, MAX_CONCURRENT, Peers, SendError},
 };
 use crate::{
@@ -79,6 +82,7 @@ async fn other_with(key: &[u8; 32], finish: Duration) -> Other {
     let bounds = Bounds {
         connections: Connections::new(10),
         finish,
+        idle: KEEP_ALIVE,
     };
     let serving = serve_replicas(listener, app, bounds, stop.clone(), tracker.clone());
     tracker.spawn(serving);

@@ -18,7 +18,10 @@ use crate::base::budget::Descriptors;
 use crate::http::{
     Front,
     edge::{Allowed, App, Gate},
-    listen::{Bounds, Connections, accept},
+    listen::{
+        Bounds, Connections,
+        accept::{self, KEEP_ALIVE},
+    },
     peers::{Cluster, Hop, HopKeys, Peers, SignedRequest},
     reply::RetryDelay,
     routes,
@@ -199,6 +202,7 @@ async fn serve(shared: Shared, reached: CancellationToken) -> (String, Replica, 
     let bounds = || Bounds {
         connections: Connections::new(100),
         finish: Duration::ZERO,
+        idle: KEEP_ALIVE,
     };
     let app = routes::cluster(&front, cluster);
     let serving = accept::serve_replicas(hops, app, bounds(), reached, tracker.clone());

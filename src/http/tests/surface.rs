@@ -8,6 +8,9 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::Path;
 use axum::routing::{get, post};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
@@ -17,7 +20,10 @@ use tokio_util::task::TaskTracker;
 use crate::config::{ClientAddress, LoggedRequests};
 use crate::http::edge::Allowed;
 use crate::http::edge::{App, Gate};
-use crate::http::listen::{Bounds, Connections, accept::serve};
+use crate::http::listen::{
+    Bounds, Connections,
+    accept::{KEEP_ALIVE, serve},
+};
 use crate::http::ops::public;
 use crate::hub::limits::MemoryBudgets;
 use crate::telemetry::{Health, Metrics, Traces};
@@ -85,12 +91,23 @@ async fn operations(bound: &str) -> Surface {
 }
 
 fn serving(listener: TcpListener, app: App, max_connections: usize) -> Surface {
+    serving_idle(listener, app, max_connections, KEEP_ALIVE)
+}
+
+/// Ends connections that are idle for this time.
+fn serving_idle(
+    listener: TcpListener,
+    app: App,
+    max_connections: usize,
+    idle: Duration,
+) -> Surface {
     let address = listener.local_addr().expect("address");
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let finish = Duration::from_secs(10);
     let bounds = Bounds {
         connections: Connections::new(max_connections),
         finish,
+        idle,
     };
     tracker.spawn(serve(
         listener,
@@ -566,4 +583,34 @@ async fn an_address_without_room_is_refused_and_probes_are_answered() {
     drop(other);
     surface.ends().await;
     assert_eq!(memory.requests().used(), 0);
+}
+
+/// One address held all connections for minutes, since hyper keeps one whose peer answers pings.
+#[tokio::test]
+async fn an_idle_http2_connection_ends_though_its_pings_are_answered() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let bound = listener.local_addr().expect("address");
+    let app = App::of_operators(public(Health::default()), bound);
+    let idle = Duration::from_millis(400);
+    let surface = serving_idle(listener, app, 10, idle);
+    let stream = TcpStream::connect(bound).await.expect("connect");
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Duration::from_millis(50))
+        .keep_alive_timeout(Duration::from_secs(20))
+        .keep_alive_while_idle(true);
+    let handshake = builder.handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.expect("handshake");
+    let connection = surface.tracker.spawn(connection);
+    let request = http::Request::builder().uri(format!("http://{bound}/livez"));
+    let request = request.body(Full::<Bytes>::default()).expect("request");
+    let answer = sender.send_request(request).await.expect("answer");
+    assert_eq!(answer.status(), 200);
+    let whole = answer.into_body().collect().await;
+    let (_, began) = (whole.expect("body"), Instant::now());
+    let ended = timeout(Duration::from_secs(20), connection).await;
+    let ended = ended.expect("it stays open").expect("no panic");
+    assert!(ended.is_ok(), "it ends by GOAWAY: {ended:?}");
+    assert!(began.elapsed() >= idle / 2, "{:?}", began.elapsed());
 }

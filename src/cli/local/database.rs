@@ -172,13 +172,13 @@ pub(crate) fn restore(args: RestoreArgs) -> ExitCode {
             ),
         };
         let held = api_keys(&file).await.unwrap_or_default();
-        Ok(done + &returned(held, known.ok()))
+        Ok(done + &returned(&held, known.ok().as_deref()))
     })
 }
 
 /// Says which API keys came back: those that the database before did not have any more.
-fn returned(held: Vec<HeldKey>, known: Option<Vec<HeldKey>>) -> String {
-    let what = match &known {
+fn returned(held: &[HeldKey], known: Option<&[HeldKey]>) -> String {
+    let what = match known {
         Some(_) => "API keys that came back; delete those that must not be used",
         None => "API keys of the copy; the database before cannot tell which of them are deleted",
     };

@@ -58,10 +58,10 @@ async fn a_restored_copy_revives_no_grant_and_names_keys_that_came_back() {
     first.stop().await;
     for (more, is_good) in [(&[][..], false), (&["--keep-grants"], true)] {
         let said = run(&data, &[&["restore", copy], more].concat()).await;
-        assert!(said.contains("operator key gone") == !is_good, "{said}");
+        assert_ne!(said.contains("operator key gone"), is_good, "{said}");
         assert!(!said.contains("stays"), "{said}");
         let ended = said.contains("grants of the copy that ended: 2");
-        assert!(ended == !is_good, "{said}");
+        assert_ne!(ended, is_good, "{said}");
         let mut again = Served::with(&[], config(Some(&data)), Value::Null).await;
         let app = App {
             origin: again.origin().to_owned(),

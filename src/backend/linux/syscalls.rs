@@ -106,20 +106,38 @@ pub(crate) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
     }
 }
 
-/// Attaches a loaded program to the connections of all processes in a cgroup.
+/// Attaches a loaded program to the connections of all processes in a cgroup, beside others.
 pub(crate) fn attach_filter(
     group: BorrowedFd<'_>,
     program: BorrowedFd<'_>,
     hook: u32,
 ) -> io::Result<()> {
+    change_filter(BPF_PROG_ATTACH, group, program, [hook, BPF_F_ALLOW_MULTI])
+}
+
+/// Detaches an attached program.
+pub(crate) fn detach_filter(
+    group: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+    hook: u32,
+) -> io::Result<()> {
+    change_filter(BPF_PROG_DETACH, group, program, [hook, 0])
+}
+
+fn change_filter(
+    command: libc::c_int,
+    group: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+    [hook, flags]: [u32; 2],
+) -> io::Result<()> {
     let descriptors = [group, program].map(|fd| fd.as_raw_fd().cast_unsigned());
-    let attach = [descriptors[0], descriptors[1], hook, BPF_F_ALLOW_MULTI];
+    let attach = [descriptors[0], descriptors[1], hook, flags];
     #[expect(unsafe_code, reason = "rustix has no bpf")]
     // SAFETY: it reads the four numbers of `attach`.
     let done = unsafe {
         libc::syscall(
             libc::SYS_bpf,
-            BPF_PROG_ATTACH,
+            command,
             attach.as_ptr(),
             size_of_val(&attach),
         )
@@ -292,5 +310,6 @@ const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
 /// `bpf(2)`; not in libc.
 const BPF_PROG_LOAD: i32 = 5;
 const BPF_PROG_ATTACH: i32 = 8;
+const BPF_PROG_DETACH: i32 = 9;
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 const BPF_F_ALLOW_MULTI: u32 = 2;

@@ -14,7 +14,7 @@ use super::{
     cgroup::Groups,
     files,
     machine::Kernel,
-    network::Unreachable,
+    network::{Filter, Unreachable},
     restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
     uids::{Pool, UidLease},
 };
@@ -33,6 +33,8 @@ pub(crate) struct Sandbox {
     uids: Option<Arc<Pool>>,
     /// Cgroups of children.
     groups: Option<Groups>,
+    /// Addresses refused to children, until somebody takes it to renew them.
+    filter: Option<Filter>,
     /// Files of the gateway hidden from children; none for `run`, whose server may use all files of
     /// its user.
     hide: Option<HiddenPaths>,
@@ -51,9 +53,11 @@ impl Sandbox {
     ) -> io::Result<Self> {
         let uids = uids.filter(|_| offer.separation == Separation::Uid);
         let delegated = kernel.cgroup.as_ref().filter(|group| group.is_delegated);
-        let filter = offer
-            .refuses_addresses
-            .then_some(|group: &Path| unreachable.on_this_machine().apply(group));
+        let mut attached = None;
+        let filter = offer.refuses_addresses.then_some(|group: &Path| {
+            attached = Some(Filter::attach(unreachable, group)?);
+            Ok(())
+        });
         let groups = delegated.map(|delegation| Groups::create(delegation, filter));
         let groups = groups.transpose();
         let needs_groups = offer.bounds_memory || offer.bounds_cpu || offer.refuses_addresses;
@@ -64,9 +68,15 @@ impl Sandbox {
                 Err(error) if needs_groups => return Err(error),
                 groups => groups.unwrap_or_default(),
             },
+            filter: attached,
             hide,
             system: files::system(),
         })
+    }
+
+    /// Takes the refused addresses, if there are any; they stay refused.
+    pub(crate) fn take_filter(&mut self) -> Option<Filter> {
+        self.filter.take()
     }
 
     /// The restrictions that can be enforced here.
@@ -81,6 +91,7 @@ impl Sandbox {
             offer: Offer::none(),
             uids: None,
             groups: None,
+            filter: None,
             hide: None,
             system: Vec::new(),
         }

@@ -31,6 +31,6 @@ mod wall;
 pub(crate) use self::choice::Sandbox;
 pub(crate) use self::machine::Kernel;
 pub(crate) use self::namespace::User;
-pub(crate) use self::network::{MOST_NETWORKS, Unreachable};
+pub(crate) use self::network::{Filter, MOST_NETWORKS, Unreachable};
 pub(crate) use self::restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp};
 pub(crate) use self::uids::UidLease;

@@ -7,7 +7,7 @@
 use std::{
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     path::Path,
 };
 
@@ -26,33 +26,17 @@ pub(crate) struct Unreachable {
     pub(crate) stores: Vec<SocketAddr>,
     /// Networks that the operator names.
     pub(crate) networks: Vec<IpNet>,
-    /// Addresses of this machine, besides loopback; found when it is applied.
+    /// Addresses of this machine, besides loopback; found when they are refused.
     pub(crate) local: Vec<IpAddr>,
 }
 
 impl Unreachable {
-    /// Adds the present addresses of this machine.
-    pub(super) fn on_this_machine(self) -> Self {
+    /// Finds the present addresses of this machine.
+    fn find_local(&mut self) {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let v4 = local_v4(&read("/proc/net/fib_trie"));
         let v6 = local_v6(&read("/proc/net/if_inet6"));
-        Self {
-            local: v4.into_iter().chain(v6).collect(),
-            ..self
-        }
-    }
-
-    /// Refuses them to all present and future processes in `group` and below it.
-    pub(super) fn apply(&self, group: &Path) -> io::Result<()> {
-        let group = fs::File::open(group)?;
-        for (program, hook) in [
-            (self.program_v4(), CONNECT_V4),
-            (self.program_v6(), CONNECT_V6),
-        ] {
-            let program = syscalls::load_filter(&program, hook)?;
-            syscalls::attach_filter(group.as_fd(), program.as_fd(), hook)?;
-        }
-        Ok(())
+        self.local = v4.into_iter().chain(v6).collect();
     }
 
     fn program_v4(&self) -> Vec<u64> {
@@ -148,6 +132,57 @@ impl Unreachable {
         let everywhere = self.everywhere.iter();
         program.extend(everywhere.flat_map(|&port| on_port(port, deny())));
         program
+    }
+}
+
+/// Addresses that are refused to all present and future processes in a cgroup and below it.
+#[derive(Debug)]
+pub(crate) struct Filter {
+    unreachable: Unreachable,
+    group: fs::File,
+    /// The attached programs with their hooks.
+    programs: Vec<(OwnedFd, u32)>,
+}
+
+impl Filter {
+    /// Refuses these addresses, and those of this machine, to `group`.
+    pub(super) fn attach(unreachable: Unreachable, group: &Path) -> io::Result<Self> {
+        let mut filter = Self {
+            unreachable,
+            group: fs::File::open(group)?,
+            programs: Vec::new(),
+        };
+        filter.renew()?;
+        Ok(filter)
+    }
+
+    /// Refuses these addresses of stores from now on, in place of those before.
+    ///
+    /// # Errors
+    ///
+    /// Those of the kernel; what was refused before still is.
+    pub(crate) fn set_stores(&mut self, stores: Vec<SocketAddr>) -> io::Result<()> {
+        self.unreachable.stores = stores;
+        self.renew()
+    }
+
+    /// Attaches the programs of the present addresses, and then detaches those before: at no moment
+    /// is anything reached.
+    fn renew(&mut self) -> io::Result<()> {
+        self.unreachable.find_local();
+        let mut programs = Vec::new();
+        for (program, hook) in [
+            (self.unreachable.program_v4(), CONNECT_V4),
+            (self.unreachable.program_v6(), CONNECT_V6),
+        ] {
+            let program = syscalls::load_filter(&program, hook)?;
+            syscalls::attach_filter(self.group.as_fd(), program.as_fd(), hook)?;
+            programs.push((program, hook));
+        }
+        for (program, hook) in std::mem::replace(&mut self.programs, programs) {
+            syscalls::detach_filter(self.group.as_fd(), program.as_fd(), hook)?;
+        }
+        Ok(())
     }
 }
 

@@ -5,17 +5,14 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    net::SocketAddr,
     path::Path,
     sync::Arc,
-    time::Duration,
 };
 
 use anyhow::Context;
 use aws_lc_rs::rand::SystemRandom;
-use url::Url;
 
-use super::{machine::path_of, sockets};
+use super::machine::path_of;
 use crate::{
     auth::administrator::ensure_operator,
     base::{HiddenPaths, Secret, private_file},
@@ -100,46 +97,6 @@ pub(super) async fn open(
     }
 }
 
-/// The hosts and ports of PostgreSQL and Redis, which children may not reach.
-pub(super) fn stores(config: &Config) -> Vec<(String, u16)> {
-    let redis = config.redis.as_ref().map(|redis| &redis.url);
-    let urls = [
-        (config.storage.sql_url.as_ref(), POSTGRES),
-        (redis, sockets::REDIS),
-    ];
-    let stores = urls.into_iter().filter_map(|(url, default)| {
-        let url = Url::parse(url?.expose()).ok()?;
-        // PostgreSQL's parameters override the host and the port.
-        let query = |names: &[&str]| {
-            let mut pairs = url.query_pairs();
-            pairs.find_map(|(name, value)| names.contains(&&*name).then(|| value.into_owned()))
-        };
-        let port = query(&["port"]).and_then(|port| port.parse().ok());
-        let port = port.or_else(|| url.port()).unwrap_or(default);
-        let host = url.host_str().map(str::to_owned);
-        let hosts = [host, query(&["host", "hostaddr"])].into_iter().flatten();
-        // An IPv6 address has brackets in a URL.
-        let hosts = hosts.map(move |host| (host.trim_matches(['[', ']']).to_owned(), port));
-        Some(hosts.collect::<Vec<_>>())
-    });
-    stores.flatten().collect()
-}
-
-/// The present addresses of stores.
-pub(super) async fn addresses(stores: &[(String, u16)]) -> Vec<SocketAddr> {
-    let mut found = Vec::new();
-    for (host, port) in stores {
-        let looked_up = tokio::net::lookup_host((host.as_str(), *port));
-        match tokio::time::timeout(LOOKUP, looked_up).await {
-            Ok(Ok(addresses)) => found.extend(addresses.take(MOST_ADDRESSES)),
-            Ok(Err(_)) | Err(_) => {
-                tracing::warn!(host, "cannot be resolved, so that children may reach it");
-            }
-        }
-    }
-    found
-}
-
 /// Locks the data directory against another gateway and against `restore`, for the lifetime of the
 /// returned files.
 ///
@@ -181,12 +138,3 @@ fn open_lock(data_dir: &Path, name: &str) -> anyhow::Result<File> {
     let opened = private_file::open_or_create(&path);
     opened.with_context(|| format!("cannot open {}", path.display()))
 }
-
-/// The default port of PostgreSQL.
-const POSTGRES: u16 = 5432;
-
-/// Bound of the look-up of a store's address.
-const LOOKUP: Duration = Duration::from_secs(5);
-
-/// Bound of the addresses of one store.
-const MOST_ADDRESSES: usize = 16;

@@ -9,6 +9,7 @@
 //! * `database`: lock and first reading of the database
 //! * `private_dir`: the data directory and other directories of the gateway alone
 //! * `descriptors`: limit of open files
+//! * `stores`: addresses of PostgreSQL and Redis, which children may not reach
 //! * `sockets`: listener sockets and the address to advertise
 //! * `signals`: SIGTERM, SIGINT and SIGHUP
 //! * `service_manager`: readiness, reload, stop and watchdog under systemd
@@ -23,5 +24,6 @@ pub(crate) mod process;
 mod service_manager;
 mod signals;
 mod sockets;
+mod stores;
 
 pub(crate) use self::plan::{RunArgs, ServeArgs};

@@ -23,6 +23,7 @@ use super::{
     service_manager::{self, ServiceManager},
     signals::{self, HangUp},
     sockets,
+    stores::{self, StoreAddresses},
 };
 use crate::base::budget::Descriptors;
 use crate::{
@@ -129,19 +130,16 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         return Ok(refuse(&[mistake]));
     }
     let _lock = (!is_run).then(|| database::lock(&config)).transpose()?;
-    private_dir::private(&work)?;
-    if offer.separation == Separation::Uid {
-        // Children must be able to reach their own directories below it.
-        std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
-    }
-    let unreachable = unreachable(&config, &listeners, &offer).await?;
+    make_work_dir(&work, &offer)?;
+    let (unreachable, stores) = unreachable(&config, &listeners, &offer).await?;
     // `run` stores nothing to hide. Hiding lists all files next to the hidden ones: it slows down
     // every start, and hides files created there later.
     let own = [config.data_dir.clone(), work.clone()];
     let hidden = HiddenPaths::new(own.into_iter().chain(secrets));
     let hide = (!is_run).then(|| hidden.clone());
-    let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, hide, unreachable)
+    let mut sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, hide, unreachable)
         .context("cannot make cgroups for children")?;
+    let refusing = stores.keep_refused(sandbox.take_filter());
     let served = match database::open(source, &config, &env, offer, hidden).await? {
         Ok(served) => served,
         Err(mistakes) => return Ok(refuse(&mistakes)),
@@ -166,32 +164,47 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         outcome = running => outcome.map(|()| ExitCode::SUCCESS),
         () = signals => Ok(ExitCode::FAILURE),
         never = informing => match never {},
+        never = refusing => match never {},
     }
 }
 
-/// The addresses and ports that children in profile `standard` may not connect to.
+/// Makes the directory for private files of children.
+fn make_work_dir(work: &Path, offer: &Offer) -> anyhow::Result<()> {
+    private_dir::private(work)?;
+    if offer.separation == Separation::Uid {
+        // Children must be able to reach their own directories below it.
+        std::fs::set_permissions(work, Permissions::from_mode(0o711))?;
+    }
+    Ok(())
+}
+
+/// The addresses and ports that children in profile `standard` may not connect to, and those of the
+/// stores, which may change.
 async fn unreachable(
     config: &Config,
     listeners: &Listeners,
     offer: &Offer,
-) -> anyhow::Result<Unreachable> {
-    let stores = database::stores(config);
+) -> anyhow::Result<(Unreachable, StoreAddresses)> {
+    let hosts = stores::hosts(config);
     let mut ports = sockets::ports(listeners)?;
-    ports.extend(stores.iter().map(|(_, port)| *port));
+    ports.extend(hosts.iter().map(|(_, port)| *port));
     let cluster = listeners.cluster.as_ref();
     let cluster = cluster.map(|cluster| cluster.listener.local_addr());
-    Ok(Unreachable {
+    let refused = if offer.refuses_addresses {
+        hosts
+    } else {
+        Vec::new()
+    };
+    let stores = StoreAddresses::of(refused).await;
+    let unreachable = Unreachable {
         ports,
         // Replicas have the same configuration.
         everywhere: cluster.transpose()?.iter().map(SocketAddr::port).collect(),
-        stores: if offer.refuses_addresses {
-            database::addresses(&stores).await
-        } else {
-            Vec::new()
-        },
+        stores: stores.all(),
         networks: config.sandbox.refuse.clone(),
         local: Vec::new(),
-    })
+    };
+    Ok((unreachable, stores))
 }
 
 /// The directory of prepared stores. Children with separate uids cannot enter the data directory,

@@ -13,12 +13,16 @@ use std::{
     process::{Command, Stdio},
 };
 
+use rustix::{
+    mount::{MountPropagationFlags, mount_bind, mount_change},
+    thread::UnshareFlags,
+};
 use serde_json::{Value, json};
 
 use crate::{
     backend::sandbox::{Two, reads},
     support::{
-        harness::{Session, child},
+        harness::{Session, child, until},
         postgres::Postgres,
         redis::{Kind, Redis},
     },
@@ -306,6 +310,65 @@ async fn stores_and_replicas_elsewhere_are_refused() {
         )
         .await;
     assert!(!text.contains("os error 1)"), "another machine: {text}");
+}
+
+/// The name service of this test and of what it starts: in a mount namespace of its own.
+struct Names {
+    file: tempfile::NamedTempFile,
+}
+
+impl Names {
+    fn of(text: &str) -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = std::fs::Permissions::from_mode(0o644);
+        file.as_file().set_permissions(open).unwrap();
+        let names = Self { file };
+        names.set(text);
+        #[expect(
+            deprecated,
+            reason = "only this thread starts processes; it opened no file"
+        )]
+        rustix::thread::unshare(UnshareFlags::NEWNS | UnshareFlags::FS).unwrap();
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        mount_change("/", private).unwrap();
+        mount_bind(names.file.path(), "/etc/hosts").unwrap();
+        names
+    }
+
+    fn set(&self, text: &str) {
+        std::fs::write(self.file.path(), format!("127.0.0.1 localhost\n{text}\n")).unwrap();
+    }
+}
+
+/// The addresses of the stores were those at the start: children reached a database that had moved.
+#[tokio::test]
+async fn a_store_that_moves_stays_refused() {
+    let redis = Redis::start(Kind::Redis);
+    let names = Names::of("127.0.0.1 store.test");
+    let port = redis.url().rsplit_once(':').unwrap().1.replace("/0", "");
+    let set = format!(
+        "redis.url={}",
+        redis.url().replace("127.0.0.1", "store.test")
+    );
+    let two = Two::start(
+        "landlock",
+        &[&set, "cluster.listen=127.0.0.1:0"],
+        "args: []",
+    )
+    .await;
+    let connect = async |ip: &str| {
+        let address = json!({"address": format!("{ip}:{port}")});
+        two.a.text("connect", address).await
+    };
+    let is_refused = |text: &str| text.contains("os error 1)");
+    assert!(is_refused(&connect("127.0.0.1").await));
+    assert!(!is_refused(&connect("198.51.100.7").await));
+    names.set("198.51.100.7 store.test");
+    until("the new address is refused", || async {
+        is_refused(&connect("198.51.100.7").await)
+    })
+    .await;
+    assert!(is_refused(&connect("127.0.0.1").await), "as it was before");
 }
 
 /// The table of `lockgate check`: what a child cannot reach under a separation.

@@ -107,7 +107,7 @@ impl Clients<'_> {
             return Ok(Client::declared(declared));
         }
         if self.builtin.documents && id.starts_with("http") {
-            return match self.documents.find(id).await {
+            return match self.documents.find(self.tenant, id).await {
                 Ok(document) => Ok(Client::documented(id, &document)),
                 Err(DocumentError::Invalid(why)) => Err(ClientError::Document(why)),
                 Err(DocumentError::Unavailable(why)) => Err(ClientError::Unavailable(

@@ -5,20 +5,24 @@
 //! Not here: lookup of clients (`client`).
 
 use std::{
+    hash::RandomState,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use moka::{Expiry, future::Cache};
 use serde_json::{Map, Value};
-use tokio::sync::Semaphore;
 use url::Url;
 
 use super::client_id;
 use super::metadata::{ClientAuthMethod, ClientMetadata, MetadataError};
 use crate::{
     auth::KeySet,
-    base::{Outbound, OutboundError, sha256},
+    base::{
+        Outbound, OutboundError,
+        budget::{Budget, Shares},
+        sha256,
+    },
     oauth::base::Throttle,
 };
 
@@ -29,9 +33,10 @@ pub(crate) struct Documents {
     /// The last valid documents, used while their servers are unreachable.
     last: Cache<String, Arc<Document>>,
     keys: Cache<String, Arc<KeySet>>,
-    /// Limits concurrent fetches.
-    permits: Semaphore,
-    /// Limits fetches per minute and host, so that the gateway cannot be used to flood a host.
+    /// Concurrent fetches, shared out to tenants: slow sites of one must not keep clients of another
+    /// out.
+    fetches: Shares<Arc<str>, RandomState>,
+    /// Limits fetches per minute, tenant and host, so that the gateway cannot be used to flood a host.
     hosts: Throttle,
 }
 
@@ -90,15 +95,19 @@ impl Documents {
                 .max_capacity(DOCUMENTS)
                 .time_to_live(KEYS)
                 .build(),
-            permits: Semaphore::new(FETCHES),
+            fetches: Shares::new(Budget::new(FETCHES)),
             hosts: Throttle::new(),
         }
     }
 
-    /// Returns the document at a client id. Concurrent callers share one fetch.
-    pub(crate) async fn find(&self, id: &str) -> Result<Arc<Document>, DocumentError> {
+    /// Returns the document at a client id, for a tenant. Concurrent callers share one fetch.
+    pub(crate) async fn find(
+        &self,
+        tenant: &str,
+        id: &str,
+    ) -> Result<Arc<Document>, DocumentError> {
         let url = self.check(id)?;
-        let fetched = self.fresh.try_get_with_by_ref(id, self.fetch(&url));
+        let fetched = self.fresh.try_get_with_by_ref(id, self.fetch(tenant, &url));
         let outcome = fetched.await.map(|cached| cached.document);
         match outcome.map_err(|error| DocumentError::clone(&error)) {
             Ok(document) => {
@@ -114,9 +123,10 @@ impl Documents {
         }
     }
 
-    /// Returns the key set at a `jwks_uri`; `is_fresh` bypasses the cache.
+    /// Returns the key set at a `jwks_uri`, for a tenant; `is_fresh` bypasses the cache.
     pub(crate) async fn keys(
         &self,
+        tenant: &str,
         url: &str,
         is_fresh: bool,
     ) -> Result<Arc<KeySet>, DocumentError> {
@@ -125,7 +135,7 @@ impl Documents {
         }
         let parsed = Url::parse(url).map_err(|_| DocumentError::Invalid("jwks_uri is no URL"))?;
         let fetched = self.keys.try_get_with_by_ref(url, async {
-            let fetched = self.get(&parsed, KEYS_MAX).await?;
+            let fetched = self.get(tenant, &parsed, KEYS_MAX).await?;
             let set = KeySet::parse(&fetched.body);
             set.map(Arc::new)
                 .map_err(|_| DocumentError::Invalid("what is at jwks_uri is no key set"))
@@ -143,8 +153,8 @@ impl Documents {
             .map_err(|_| DocumentError::Invalid(wrong))
     }
 
-    async fn fetch(&self, url: &Url) -> Result<CachedDocument, DocumentError> {
-        let fetched = self.get(url, DOCUMENT_MAX).await?;
+    async fn fetch(&self, tenant: &str, url: &Url) -> Result<CachedDocument, DocumentError> {
+        let fetched = self.get(tenant, url, DOCUMENT_MAX).await?;
         let document = read(url.as_str(), &fetched.body).map_err(DocumentError::Invalid)?;
         Ok(CachedDocument {
             document: Arc::new(document),
@@ -153,13 +163,18 @@ impl Documents {
         })
     }
 
-    async fn get(&self, url: &Url, max: usize) -> Result<crate::base::Document, DocumentError> {
+    async fn get(
+        &self,
+        tenant: &str,
+        url: &Url,
+        max: usize,
+    ) -> Result<crate::base::Document, DocumentError> {
         let busy = DocumentError::Unavailable("too many documents are asked for");
         let host = url.host_str().unwrap_or_default();
         self.hosts
-            .spend(&host, HOST_FETCHES)
+            .spend(&(tenant, host), HOST_FETCHES)
             .map_err(|_| busy.clone())?;
-        let _permit = self.permits.try_acquire().map_err(|_| busy)?;
+        let _turn = self.fetches.of(&tenant.into()).draw(1).ok_or(busy)?;
         let fetched = self.outbound.document(url.as_str(), max).await;
         fetched.map_err(|refused| {
             tracing::info!(url.domain = host, why = %refused, "a client's document was not got");
@@ -214,8 +229,8 @@ const LAST: Duration = Duration::from_hours(24);
 /// Lifetime of cached keys.
 const KEYS: Duration = Duration::from_mins(5);
 /// Maximum concurrent fetches, of 3 seconds at most.
-const FETCHES: usize = 64;
-/// Maximum fetches per minute from one host.
+const FETCHES: u64 = 64;
+/// Maximum fetches per minute from one host, for one tenant.
 const HOST_FETCHES: u32 = 300;
 
 #[cfg(test)]

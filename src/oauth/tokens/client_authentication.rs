@@ -178,7 +178,7 @@ async fn by_assertion(
     let ClientProof::Keys(keys) = &client.proof else {
         return Err(REFUSED);
     };
-    if !is_signed(state, keys, &assertion).await? {
+    if !is_signed(state, server, keys, &assertion).await? {
         return Err(REFUSED);
     }
     // Recorded after the signature check, so that unsigned assertions cannot fill the record.
@@ -203,6 +203,7 @@ async fn by_assertion(
 
 async fn is_signed(
     state: &OauthState,
+    server: &AuthorizationServer,
     keys: &Keys,
     by: &Assertion<'_>,
 ) -> Result<bool, OauthRefusal> {
@@ -213,7 +214,11 @@ async fn is_signed(
         }
         Keys::Url(url) => url,
     };
-    let get = async |is_anew| match state.documents.keys(url, is_anew).await {
+    let get = async |is_anew| match state
+        .documents
+        .keys(&server.tenant.name, url, is_anew)
+        .await
+    {
         Ok(set) => Ok(set),
         Err(DocumentError::Unavailable(what)) => {
             Err(database::Error::Unavailable(what.to_owned()).into())

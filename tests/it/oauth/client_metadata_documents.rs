@@ -8,7 +8,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use reqwest::StatusCode;
@@ -16,12 +20,13 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
     time::Instant,
 };
 
 use crate::support::{
     browser::Browser,
+    harness::until,
     oauth_client::{App, BACK, gateway},
     served::Served,
 };
@@ -311,4 +316,45 @@ async fn concurrent_requests_fetch_a_document_once() {
         answer.assert_refused(400, "invalid_grant");
     }
     assert_eq!(site.asked("/c"), 1);
+}
+
+/// 25 requests a second that named slow documents kept new clients of all other tenants out.
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_documents_of_one_tenant_leave_fetches_to_others() {
+    let (site, gateway) = (Site::start().await, open(json!({})).await);
+    let slow = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let place = slow.local_addr().unwrap();
+    let held = tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((socket, _)) = slow.accept().await {
+            held.push(socket);
+        }
+    });
+    let mut flood = JoinSet::new();
+    let refused = Arc::new(AtomicUsize::new(0));
+    for at in 0..100 {
+        let app = App::of(&gateway, "a", &format!("http://{place}/{at}"));
+        let refused = Arc::clone(&refused);
+        flood.spawn(async move {
+            loop {
+                let began = Instant::now();
+                app.refresh("lgr_x", &[])
+                    .await
+                    .assert_refused(503, "temporarily_unavailable");
+                let is_at_once = began.elapsed() < Duration::from_secs(1);
+                refused.fetch_add(usize::from(is_at_once), Ordering::Relaxed);
+            }
+        });
+    }
+    until("more than one tenant may fetch", || async {
+        refused.load(Ordering::Relaxed) >= 400
+    })
+    .await;
+    for at in 0..5 {
+        let id = site.document(&format!("/{at}"), "no-store", json!({}));
+        let answer = App::of(&gateway, "b", &id).refresh("lgr_x", &[]).await;
+        answer.assert_refused(400, "invalid_grant");
+    }
+    flood.shutdown().await;
+    held.abort();
 }

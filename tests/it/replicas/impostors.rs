@@ -193,15 +193,19 @@ impl Keyed {
         for words in [
             &["HSET", &key, "address", address, "boot", boot][..],
             &["SET", &replica, address, "PX", "60000"],
-            &[
-                "ZADD",
-                "lockgate:v1:open",
-                "9e15",
-                &format!("{boot} {address}"),
-            ],
         ] {
             self.redis.command(words);
         }
+    }
+
+    /// Writes into Redis that the replica at this address is the first to begin sessions.
+    fn forge_successor(&self, address: &str) {
+        let replica = format!("{} {address}", "0".repeat(64));
+        // Older than the heartbeats of others, and not yet too old.
+        let script =
+            "return redis.call('ZADD', KEYS[1], redis.call('TIME')[1] * 1000 - 3000, ARGV[1])";
+        let words = ["EVAL", script, "1", "lockgate:v1:open", &replica];
+        assert_eq!(self.redis.command(&words).number(), 1);
     }
 }
 
@@ -239,13 +243,13 @@ async fn whoever_writes_redis_gets_no_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_stops_begins_no_session_at_a_stranger() {
     let (replicas, stranger) = (Keyed::draining("2s").await, Stranger::start(None).await);
-    let (here, there) = replicas.session().await;
-    replicas.forge(&here, &stranger.address.to_string(), &"0".repeat(64));
+    let there = replicas.session().await.1;
     replicas.second.send(Signal::TERM);
     until("a replica that says that it ends", || async {
         !replicas.second.ops("/readyz").await.contains("\"ready\"")
     })
     .await;
+    replicas.forge_successor(&stranger.address.to_string());
     let mut new = Session::at(bearer(&replicas.ada), there.url.clone());
     new.initialize(NEWEST).await;
     assert!(stranger.seen().is_empty(), "{:?}", stranger.seen());

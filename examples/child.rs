@@ -104,6 +104,9 @@ fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static 
             if env("CHILD_SILENT_SUBSCRIBE").is_some() {
                 return None;
             }
+            if env("CHILD_NO_SUBSCRIBE").is_some() {
+                return Some(Err((-32002, "no such resource any more")));
+            }
             lock(&SUBSCRIBED).push(uri());
             json!({})
         }
@@ -130,7 +133,7 @@ fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static 
 fn initialize(params: &Value) -> Value {
     let revision = env("CHILD_REVISION").map_or(params["protocolVersion"].clone(), Value::from);
     let changes = env("CHILD_STEADY").is_none();
-    json!({
+    let mut result = json!({
         "protocolVersion": revision,
         "serverInfo": {"name": "child", "version": "1.0"},
         "instructions": "Be careful.",
@@ -139,7 +142,17 @@ fn initialize(params: &Value) -> Value {
             "resources": {"subscribe": true, "listChanged": changes},
             "logging": {}, "completions": {},
         },
-    })
+    });
+    let capabilities = &mut result["capabilities"];
+    if env("CHILD_TASKS").is_some() {
+        capabilities["tasks"] = json!({"list": {}, "requests": {"tools": {"call": {}}}});
+    }
+    if env("CHILD_NO_LOGGING").is_some() {
+        capabilities
+            .as_object_mut()
+            .map(|all| all.remove("logging"));
+    }
+    result
 }
 
 /// The tools, ten a page.
@@ -305,6 +318,10 @@ fn broken(id: &Value, name: &str, args: &Value) {
 fn plain(id: &Value, name: &str, args: &Value) {
     let result = match name {
         "echo" => string(args, "text"),
+        "say" => {
+            write(format!("{}\n", string(args, "line")).as_bytes());
+            "said".into()
+        }
         "counter" => (COUNTER.fetch_add(1, SeqCst) + 1).to_string(),
         "notify" => {
             notify(&string(args, "method"), &args["params"]);

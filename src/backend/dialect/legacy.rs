@@ -15,13 +15,15 @@ use crate::protocol::{
 };
 
 /// Translation state of one child.
-#[derive(Default)]
 pub(crate) struct Legacy {
     last: u64,
-    /// The range of ids, if other sessions share the child.
-    range: Option<RangeInclusive<u64>>,
+    /// The range of ids.
+    range: RangeInclusive<u64>,
     calls: Table<CallId, Original>,
     asks: Table<AskId, Original>,
+    /// Methods of the gateway's own requests that the child has not answered: one ping, and what
+    /// restored the state of the session.
+    own: Table<CallId, &'static str>,
     /// Tokens of calls and asks that became tasks: valid for the task's lifetime
     /// (2025-11-25 progress, "Task-augmented requests").
     tasks: VecDeque<(u64, Box<[u8]>)>,
@@ -34,8 +36,21 @@ struct Original {
     wants_task: bool,
 }
 
-/// The raw id of the gateway's pings.
-const PING: &[u8] = b"\"lockgate-ping\"";
+/// Ids of a child of one session. Older SDKs hold an id in 32 bits with a sign.
+const IDS: RangeInclusive<u64> = 1..=(1 << 31) - 1;
+
+impl Default for Legacy {
+    fn default() -> Self {
+        Self {
+            last: 0,
+            range: IDS,
+            calls: Table::default(),
+            asks: Table::default(),
+            own: Table::default(),
+            tasks: VecDeque::new(),
+        }
+    }
+}
 
 /// The most progress tokens of tasks; the oldest are dropped first.
 const MAX_TASK_TOKENS: usize = 256;
@@ -48,24 +63,21 @@ const MAX_ASKS: usize = 256;
 const MAX_OWED: usize = 16 << 20;
 
 impl Legacy {
-    /// The raw id of the requests that restore the state of a session in a new child.
-    const RESTORE: &'static str = "\"lockgate-restore\"";
-
-    /// Starts ids behind `base`.
-    pub(crate) fn rebase(&mut self, base: u64) {
-        self.last = base;
+    /// Starts ids apart from those of 63 earlier owners.
+    pub(crate) fn rebase(&mut self, owner: u64) {
+        self.last = (owner % 64) << 25;
     }
 
     /// Keeps ids within `range`, starting behind `base`: a shared child knows a session by its ids.
     /// They wrap around at the end of the range and skip ids in use.
     pub(crate) fn confine(&mut self, range: RangeInclusive<u64>, base: u64) {
-        (self.range, self.last) = (Some(range), base);
+        (self.range, self.last) = (range, base);
     }
 
     /// Forgets all open requests, which mean nothing to another child. Ids continue to grow, so that
     /// a late answer matches no other request.
     pub(crate) fn forget(&mut self) {
-        (self.calls, self.asks, self.tasks) = Default::default();
+        (self.calls, self.asks, self.own, self.tasks) = Default::default();
     }
 
     /// Appends a client's request as a line, in this trace; returns its new id.
@@ -186,27 +198,43 @@ impl Legacy {
     }
 
     /// Appends the state of a session for a restored child.
-    pub(crate) fn restore(state: &SessionState<'_>, out: &mut BytesMut) {
+    pub(crate) fn restore(&mut self, state: &SessionState<'_>, out: &mut BytesMut) {
         if state.is_initialized {
             out.extend_from_slice(initialize::INITIALIZED);
         }
         if let Some(level) = state.level {
-            out.extend_from_slice(&initialize::set_level(Self::RESTORE, level));
+            let id = self.own_request("logging/setLevel");
+            out.extend_from_slice(&initialize::set_level(&id, level));
         }
         for uri in state.subscriptions {
-            out.extend_from_slice(&initialize::subscribe(Self::RESTORE, uri));
+            let id = self.own_request("resources/subscribe");
+            out.extend_from_slice(&initialize::subscribe(&id, uri));
         }
+    }
+
+    /// The id of a request of the gateway itself. "The request ID MUST NOT have been previously used by
+    /// the requestor within the same session" (2025-11-25 basic, "Requests"): SDKs drop a request whose
+    /// id is in flight.
+    fn own_request(&mut self, method: &'static str) -> String {
+        let id = self.next();
+        self.own.insert(id, method);
+        id.to_string()
     }
 
     /// A subscription to a raw URI that the gateway makes for a session.
     pub(crate) fn subscribe(&mut self, uri: &[u8]) -> (CallId, Bytes) {
         let call = self.next();
+        self.own.insert(call, "resources/subscribe");
         (call, initialize::subscribe(&call.to_string(), uri))
     }
 
-    /// Appends a ping of the gateway; its response is `Pong`.
-    pub(crate) fn ping(out: &mut BytesMut) {
-        push_request(PING, "ping", None, out);
+    /// Appends a ping of the gateway, unless one is on its way.
+    pub(crate) fn ping(&mut self, out: &mut BytesMut) {
+        if self.own.values().any(|method| *method == "ping") {
+            return;
+        }
+        let id = self.own_request("ping");
+        push_request(id.as_bytes(), "ping", None, out);
         out.put_u8(b'\n');
     }
 
@@ -240,10 +268,11 @@ impl Legacy {
         let Some(id) = message.id() else {
             return ServerMessage::Dropped("no_id");
         };
-        if id == PING || id == Self::RESTORE.as_bytes() {
-            return ServerMessage::Pong;
+        let number = number(id);
+        if let Some(method) = number.and_then(|id| self.own.remove(&id)) {
+            return ServerMessage::OwnResponse { method };
         }
-        let found = number(id).and_then(|call| Some((call, self.calls.remove(&call)?)));
+        let found = number.and_then(|call| Some((call, self.calls.remove(&call)?)));
         let Some((call, original)) = found else {
             return ServerMessage::Dropped("unknown_id");
         };
@@ -340,11 +369,14 @@ impl Legacy {
     /// A new id.
     fn next(&mut self) -> u64 {
         loop {
-            self.last = match &self.range {
-                Some(range) if self.last >= *range.end() => *range.start(),
-                _ => self.last + 1,
+            self.last = if self.last >= *self.range.end() {
+                *self.range.start()
+            } else {
+                self.last + 1
             };
-            if self.range.is_none() || !self.calls.contains_key(&self.last) {
+            let id = &self.last;
+            let is_free = !self.calls.contains_key(id) && !self.asks.contains_key(id);
+            if is_free && !self.own.contains_key(id) {
                 return self.last;
             }
         }

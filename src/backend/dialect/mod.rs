@@ -5,13 +5,16 @@
 //!
 //! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25; and the lines that
 //!   restore one in another child
+//! * `own_requests`: errors to requests of the gateway itself
 //! * `translated`: results of a translation
 //! * `translation`: the only match over the dialects, and the list of duties of a dialect
 
 mod legacy;
+mod own_requests;
 mod translated;
 mod translation;
 
 pub(crate) use self::legacy::owe;
+pub(crate) use self::own_requests::log_own_error;
 pub(crate) use self::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 pub(crate) use self::translation::Dialect;

@@ -63,8 +63,11 @@ pub(crate) enum ServerMessage {
     },
     /// Any other notification.
     Notification(Bytes),
-    /// The response to a request of the gateway itself.
-    Pong,
+    /// The response to a request of the gateway itself: a sign of life.
+    OwnResponse {
+        /// The method of the request.
+        method: &'static str,
+    },
     /// A ping of the child, which is answered in the output.
     Pinged,
     /// No message for the client, for this reason.

@@ -21,7 +21,7 @@ use crate::protocol::{Message, Trace};
 /// 3. the kind of each message of the backend (`line`); a result of the kind `input_required`
 ///    would be an `Ask` whose answer is a new request;
 /// 4. the end of a call or of an ask by the gateway (`abandon`, `cancel`, `refuse`);
-/// 5. signs of life (`ping`, whose response is [`ServerMessage::Pong`]);
+/// 5. signs of life (`ping`, whose response is [`ServerMessage::OwnResponse`]);
 /// 6. the state that another backend of the session needs (`restore`, `subscribe`), which is none
 ///    in a stateless dialect.
 pub(crate) enum Dialect {
@@ -36,11 +36,11 @@ impl Default for Dialect {
 }
 
 impl Dialect {
-    /// Starts ids behind `base`, so that late answers to an earlier owner match no request of this
-    /// one.
-    pub(crate) fn rebase(&mut self, base: u64) {
+    /// Starts ids apart from those of earlier owners, so that late answers to one of them match no
+    /// request of this one, whose number is `owner`.
+    pub(crate) fn rebase(&mut self, owner: u64) {
         match self {
-            Self::Legacy(legacy) => legacy.rebase(base),
+            Self::Legacy(legacy) => legacy.rebase(owner),
         }
     }
 
@@ -131,17 +131,17 @@ impl Dialect {
         }
     }
 
-    /// Appends a ping of the gateway; its response is `Pong`.
-    pub(crate) fn ping(&self, out: &mut BytesMut) {
+    /// Appends a ping of the gateway, unless one is on its way.
+    pub(crate) fn ping(&mut self, out: &mut BytesMut) {
         match self {
-            Self::Legacy(_) => Legacy::ping(out),
+            Self::Legacy(legacy) => legacy.ping(out),
         }
     }
 
     /// Appends the state of a session, as the first lines for a restored child.
-    pub(crate) fn restore(&self, state: &SessionState<'_>, out: &mut BytesMut) {
+    pub(crate) fn restore(&mut self, state: &SessionState<'_>, out: &mut BytesMut) {
         match self {
-            Self::Legacy(_) => Legacy::restore(state, out),
+            Self::Legacy(legacy) => legacy.restore(state, out),
         }
     }
 }

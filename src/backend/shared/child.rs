@@ -22,11 +22,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     mailbox::{Initialized, Loss, Status, ToChild, ToSession},
-    routing::{Recipients, Routing, owner, push_own_request, refuse, salvage_call},
+    routing::{Recipients, Routing, owner, refuse, salvage_call},
 };
 use crate::backend::{
     Place, Pool, Refused, Started,
     child::{Child, ChildEvent, Restart},
+    dialect::log_own_error,
 };
 use crate::{
     declare::Server,
@@ -158,7 +159,11 @@ impl RunningChild {
         let params = format!(
             r#"{{"protocolVersion":"{newest}","capabilities":{{}},"clientInfo":{{"name":"lockgate","version":"{version}"}}}}"#
         );
-        push_own_request("initialize", Some(params.as_bytes()), self.child.out());
+        let out = self.child.out();
+        let id = self
+            .routing
+            .push_own_request("initialize", Some(params.as_bytes()), out)
+            .to_string();
         self.child.try_flush();
         let halt = self.shared.halt.clone();
         let initialized = async {
@@ -172,12 +177,11 @@ impl RunningChild {
                             self.shared.pool.metrics.noise_lines.add(1);
                             continue;
                         };
-                        if message.id() == Some(b"0")
-                            && let Some(error) = message.error()
-                        {
+                        let is_answer = message.id() == Some(id.as_bytes());
+                        if is_answer && let Some(error) = message.error() {
                             return Err(Refused::Answered(Bytes::copy_from_slice(error)));
                         }
-                        if message.id() == Some(b"0") && message.kind() == Kind::Result {
+                        if is_answer && message.kind() == Kind::Result {
                             let entry = Arc::clone(self.place.entry());
                             return Initialized::parse(&message, entry)
                                 .ok_or(Refused::Failed("unsupported_revision"));
@@ -377,7 +381,10 @@ impl RunningChild {
                 self.routing.set_level(number, level, self.child.out());
             }
             ToChild::Probe => {
-                push_own_request("ping", None, self.child.out());
+                if !self.routing.is_pinged() {
+                    let out = self.child.out();
+                    self.routing.push_own_request("ping", None, out);
+                }
                 self.probe.get_or_insert(Instant::now() + PROBE);
             }
         }
@@ -426,13 +433,19 @@ impl RunningChild {
                 }
             }
             Recipients::Gateway => {}
+            Recipients::Own(method) => {
+                if let Some(error) = message.error() {
+                    let server = &self.shared.server;
+                    log_own_error((&server.tenant, &server.name), method, error);
+                }
+            }
             Recipients::None => self.count_dropped(),
         }
     }
 
     async fn handle_invalid_line(&mut self, line: &[u8]) {
         self.shared.pool.metrics.noise_lines.add(1);
-        if let Some(call) = salvage_call(line).filter(|call| *call != 0) {
+        if let Some(call) = salvage_call(line).filter(|call| owner(*call) != 0) {
             self.send(owner(call), ToSession::InvalidResponse(call))
                 .await;
         }

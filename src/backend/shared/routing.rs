@@ -22,6 +22,9 @@ use crate::{
 /// Severity of a log message (2025-11-25 logging, "Log Levels"), in ascending order.
 pub(crate) type Level = u8;
 
+/// Requests of the gateway itself that are remembered for their responses; the oldest are forgotten.
+const MAX_OWN: usize = 1024;
+
 /// Bits of an id that number the calls of a session.
 pub(crate) const CALL_BITS: u32 = 24;
 
@@ -37,6 +40,10 @@ pub(super) struct Routing {
     pending: HashMap<u64, PendingSubscription>,
     /// Log level set at the child.
     level: Option<Level>,
+    /// Last id of the gateway's own requests, which belong to no session: they begin with number 0.
+    last: u64,
+    /// Methods of own requests that the child has not answered.
+    own: BTreeMap<u64, &'static str>,
 }
 
 /// A subscription that the child has not confirmed.
@@ -53,6 +60,8 @@ pub(super) enum Recipients {
     Sessions(Vec<u32>),
     /// The gateway itself.
     Gateway,
+    /// The gateway itself: the response to its request of this method.
+    Own(&'static str),
     /// No recipient: the message is dropped and counted.
     None,
 }
@@ -66,6 +75,8 @@ impl Routing {
             subscriptions: HashMap::new(),
             pending: HashMap::new(),
             level: None,
+            last: 0,
+            own: BTreeMap::new(),
         }
     }
 
@@ -103,14 +114,14 @@ impl Routing {
             .values()
             .filter(|subscription| subscription.is_wanted);
         let awaited: HashSet<&[u8]> = wanted.map(|subscription| &*subscription.uri).collect();
-        self.subscriptions.retain(|uri, holders| {
+        let left = self.subscriptions.extract_if(|uri, holders| {
             holders.remove(&number);
-            let stays = !holders.is_empty() || awaited.contains(&**uri);
-            if !stays {
-                push_unsubscribe(uri, out);
-            }
-            stays
+            holders.is_empty() && !awaited.contains(&**uri)
         });
+        let left: Vec<_> = left.map(|(uri, _)| uri).collect();
+        for uri in left {
+            self.push_unsubscribe(&uri, out);
+        }
         self.push_level(out);
     }
 
@@ -202,7 +213,7 @@ impl Routing {
         let is_left = self.subscriptions.get(uri).is_some_and(BTreeSet::is_empty);
         if is_left && !self.is_awaited(uri) {
             self.subscriptions.remove(uri);
-            push_unsubscribe(uri, out);
+            self.push_unsubscribe(uri, out);
         }
     }
 
@@ -222,14 +233,52 @@ impl Routing {
         }
         self.level = lowest;
         let name = LEVELS[usize::from(lowest.unwrap_or(INFO))];
-        out.extend_from_slice(&initialize::set_level("0", name));
+        let id = self.own_id("logging/setLevel").to_string();
+        out.extend_from_slice(&initialize::set_level(&id, name));
+    }
+
+    fn push_unsubscribe(&mut self, uri: &[u8], out: &mut BytesMut) {
+        let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
+        self.push_own_request("resources/unsubscribe", Some(&params), out);
+    }
+
+    /// Appends a request of the gateway itself as a line; returns its id.
+    pub(super) fn push_own_request(
+        &mut self,
+        method: &'static str,
+        params: Option<&[u8]>,
+        out: &mut BytesMut,
+    ) -> u64 {
+        let id = self.own_id(method);
+        push_request(id.to_string().as_bytes(), method, params, out);
+        out.put_u8(b'\n');
+        id
+    }
+
+    /// An id for a request of the gateway itself, never used twice (2025-11-25 basic, "Requests"): SDKs
+    /// drop a request whose id is in flight.
+    fn own_id(&mut self, method: &'static str) -> u64 {
+        self.last = (self.last + 1) % (1 << CALL_BITS);
+        if self.own.len() == MAX_OWN {
+            self.own.pop_first();
+        }
+        self.own.insert(self.last, method);
+        self.last
+    }
+
+    /// Whether a ping of the gateway is on its way.
+    pub(super) fn is_pinged(&self) -> bool {
+        self.own.values().any(|method| *method == "ping")
     }
 
     /// Recipients of a message of the child; responses of the gateway itself go to `out`.
     pub(super) fn route(&mut self, message: &Message, out: &mut BytesMut) -> Recipients {
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => match message.id().and_then(number) {
-                Some(0) => Recipients::Gateway,
+                Some(id) if owner(id) == 0 => self
+                    .own
+                    .remove(&id)
+                    .map_or(Recipients::None, Recipients::Own),
                 Some(call) => {
                     self.confirm(call, message.kind() == Kind::Result, out);
                     self.one(owner(call))
@@ -345,17 +394,6 @@ fn covers(held: &[u8], uri: &[u8]) -> bool {
         .strip_suffix(b"\"")
         .and_then(|held| uri.strip_prefix(held));
     held == uri || rest.is_some_and(|rest| held.ends_with(b"/\"") || rest.starts_with(b"/"))
-}
-
-fn push_unsubscribe(uri: &[u8], out: &mut BytesMut) {
-    let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
-    push_own_request("resources/unsubscribe", Some(&params), out);
-}
-
-/// Appends a request of the gateway itself, with id 0, as a line.
-pub(super) fn push_own_request(method: &str, params: Option<&[u8]>, out: &mut BytesMut) {
-    push_request(b"0", method, params, out);
-    out.put_u8(b'\n');
 }
 
 fn number(token: &[u8]) -> Option<u64> {

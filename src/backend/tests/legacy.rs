@@ -205,14 +205,67 @@ fn pings_are_answered_here() {
         ServerMessage::Pinged
     ));
     assert_eq!(text_of(&out), result("\"p\"") + "\n");
-    let said = line(&mut dialect, &result("\"lockgate-ping\""));
-    assert!(matches!(said, ServerMessage::Pong), "{said:?}");
+}
+
+/// 2025-11-25 basic, "Requests": no id twice.
+#[test]
+fn requests_of_the_gateway_have_ids_of_their_own() {
+    let mut dialect = Legacy::default();
+    let subscriptions = [&b"\"a\""[..], b"\"b\""].map(Box::from).into();
+    let state = SessionState {
+        is_initialized: true,
+        level: Some("info"),
+        subscriptions: &subscriptions,
+    };
+    let mut out = BytesMut::new();
+    dialect.restore(&state, &mut out);
+    dialect.ping(&mut out);
+    dialect.ping(&mut out);
+    let (call, _) = call(&mut dialect, "1", "{}");
+    let said = text_of(&out);
+    let requests = said.lines().map(message).skip(1);
+    let ids: Vec<_> = requests
+        .map(|request| String::from_utf8(request.id().unwrap().to_vec()).unwrap())
+        .collect();
+    assert_eq!(ids, ["1", "2", "3", "4"], "one ping at a time");
+    assert_eq!(call, 5);
+    for (id, method) in ids.iter().zip([
+        "logging/setLevel",
+        "resources/subscribe",
+        "resources/subscribe",
+        "ping",
+    ]) {
+        let said = line(&mut dialect, &result(id));
+        assert!(
+            matches!(said, ServerMessage::OwnResponse { method: of } if of == method),
+            "{said:?}"
+        );
+    }
     out.clear();
-    Legacy::ping(&mut out);
-    assert_eq!(
-        message(text_of(&out).trim_end()).id(),
-        Some(&b"\"lockgate-ping\""[..])
-    );
+    dialect.ping(&mut out);
+    assert_eq!(message(text_of(&out).trim_end()).id(), Some(&b"6"[..]));
+}
+
+#[test]
+fn ids_have_31_bits_and_those_of_another_owner_are_far_away() {
+    let mut dialect = Legacy::default();
+    dialect.rebase(63);
+    let (first, _) = call(&mut dialect, "1", "{}");
+    assert_eq!(first, (63 << 25) + 1);
+    dialect.last = *IDS.end() - 1;
+    assert_eq!(call(&mut dialect, "1", "{}").0, (1 << 31) - 1);
+    assert_eq!(call(&mut dialect, "1", "{}").0, 1);
+    dialect.rebase(64 + 7);
+    assert_eq!(call(&mut dialect, "1", "{}").0, (7 << 25) + 1);
+    // An ask that is open keeps its id.
+    dialect.last = 0;
+    let asked = r#"{"jsonrpc":"2.0","id":"x","method":"example/ask"}"#;
+    let ServerMessage::Ask { ask, .. } = line(&mut dialect, asked) else {
+        panic!("no ask");
+    };
+    assert_eq!(ask, 2, "1 is in use");
+    dialect.last = 1;
+    assert_eq!(call(&mut dialect, "1", "{}").0, 3);
 }
 
 #[test]
@@ -320,7 +373,6 @@ fn token() -> impl Strategy<Value = String> {
         any::<u32>().prop_map(|number| format!("{number}.00")),
         "\\PC{0,20}".prop_map(|text| serde_json::Value::from(text).to_string()),
         Just(r#""\u0061\/""#.to_owned()),
-        Just("\"lockgate-ping\"".to_owned()),
     ]
 }
 

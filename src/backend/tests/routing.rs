@@ -48,8 +48,8 @@ fn each_message_goes_to_whom_it_belongs() {
         ),
         (
             r#"{"jsonrpc":"2.0","id":0,"result":{}}"#,
-            Recipients::Gateway,
-            Recipients::Gateway,
+            Recipients::None,
+            Recipients::None,
         ),
         (changed, all(), all()),
         (other, all(), Recipients::None),
@@ -189,7 +189,7 @@ fn hearing(routing: &mut Routing) -> Recipients {
     routing.route(&message(updated), &mut BytesMut::new())
 }
 
-const ENDED: &str = "{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"resources/unsubscribe\",\"params\":{\"uri\":\"x:1\"}}\n";
+const ENDED: &str = "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"resources/unsubscribe\",\"params\":{\"uri\":\"x:1\"}}\n";
 
 #[test]
 fn who_waits_for_a_subscription_keeps_it_from_its_end() {
@@ -266,7 +266,7 @@ fn a_subscription_without_an_answer_is_none() {
     assert_eq!(told(&mut out), "", "kept by an earlier one");
     assert_eq!(hearing(&mut routing), Recipients::Sessions(vec![2]));
     routing.abandon(two, URI, false, &mut out);
-    assert_eq!(told(&mut out), ENDED);
+    assert_eq!(told(&mut out), ENDED.replace("\"id\":1", "\"id\":2"));
 }
 
 #[test]
@@ -313,4 +313,30 @@ fn the_child_has_the_lowest_level_and_each_session_its_own() {
         told(&mut out).contains(r#"{"level":"error"}"#),
         "the lowest of those left"
     );
+}
+
+#[test]
+fn requests_of_the_gateway_have_ids_of_their_own() {
+    let (mut routing, mut out) = of(Isolation::Tenant);
+    let id = routing.push_own_request("ping", None, &mut out);
+    assert!(routing.is_pinged());
+    routing.set_level(1, 0, &mut out);
+    routing.set_level(2, 5, &mut out);
+    let uri = || Box::<[u8]>::from(&br#""file:///a""#[..]);
+    routing.subscription(call(1, 1), uri(), true, b"", &mut out);
+    routing.leave(1, &mut out);
+    routing.set_level(3, 4, &mut out);
+    let said = told(&mut out);
+    let ids: BTreeSet<_> = said
+        .lines()
+        .map(|line| message(line).id().unwrap().to_vec())
+        .collect();
+    assert_eq!(ids.len(), said.lines().count(), "{said}");
+    assert_eq!(ids.len(), 5, "{said}");
+    let pong = message(&format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":1,"message":"m"}}}}"#
+    ));
+    assert_eq!(routing.route(&pong, &mut out), Recipients::Own("ping"));
+    assert!(!routing.is_pinged());
+    assert_eq!(routing.route(&pong, &mut out), Recipients::None, "once");
 }

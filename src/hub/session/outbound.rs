@@ -11,7 +11,7 @@ use crate::{
     auth::policy,
     backend::{
         child::ChildEvent,
-        dialect::{CallId, ServerMessage},
+        dialect::{CallId, ServerMessage, log_own_error},
         shared::{mailbox, routing},
     },
     hub::{
@@ -134,8 +134,12 @@ impl Session {
                 self.link.try_flush();
                 return Ok(());
             }
-            ServerMessage::Pong => {
+            ServerMessage::OwnResponse { method } => {
                 self.link.end_probe();
+                if let Some(error) = message.error() {
+                    let server = self.client.server();
+                    log_own_error((&server.tenant, &server.name), method, error);
+                }
                 return Ok(());
             }
             ServerMessage::Dropped(why) => {

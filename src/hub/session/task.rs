@@ -113,7 +113,7 @@ impl Session {
             born,
         } = takeover;
         // Late answers to requests of the last owner must not match requests of this one.
-        self.dialect.rebase(fence.0 << 32);
+        self.dialect.rebase(fence.0);
         self.lifetime.adopt(revision, born);
         self.lease = Lease::adopted(fence);
         (*self.replay, self.unpublished) = (replay, None);

@@ -6,4 +6,5 @@ pub(crate) mod capacity;
 pub(crate) mod costs;
 pub(crate) mod messages;
 pub(crate) mod quotas;
+pub(crate) mod specification;
 pub(crate) mod streams;

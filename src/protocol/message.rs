@@ -111,6 +111,11 @@ impl Message {
         outcome.map(|span| span.of(&self.bytes))
     }
 
+    /// The raw `params`.
+    pub(crate) fn params(&self) -> Option<&[u8]> {
+        json::get(&self.bytes, "params")
+    }
+
     /// The decoded `params.name`.
     pub(crate) fn name(&self) -> Option<std::borrow::Cow<'_, str>> {
         json::decoded(self.members.name?.of(&self.bytes))

@@ -4,6 +4,7 @@
 //! gateway acts on. There is deliberately no typed model of MCP: a new kind of content
 //! passes without a release. Not here: sessions (`hub`) and HTTP (`http`).
 //!
+//! * `capabilities`: capabilities of clients, as far as they decide what a server may ask
 //! * `event`: event ids (`Last-Event-ID`), sealed page cursors, and the framing of Server-Sent Events
 //! * `headers`: names and values of the header fields of MCP requests
 //! * `initialize`: results of `initialize`, and the lines that restore a session
@@ -17,6 +18,7 @@
 //! * `revision`: protocol revisions
 //! * `trace`: trace context in `_meta`
 
+mod capabilities;
 pub(crate) mod event;
 pub(crate) mod headers;
 pub(crate) mod initialize;
@@ -30,6 +32,7 @@ mod refusal;
 pub(crate) mod revision;
 mod trace;
 
+pub(crate) use self::capabilities::ClientCapabilities;
 pub(crate) use self::event::{Cursor, EventKey, KEEP_ALIVE, LISTENER_STREAM, StreamId};
 pub(crate) use self::headers::{Accepts, LAST_EVENT_ID, SESSION_ID, Version};
 pub(crate) use self::json::{Scanner, Span, SyntaxError};

@@ -10,7 +10,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 use crate::base::Table;
 use crate::protocol::{
-    Kind, Message, Method, Span, Trace, initialize,
+    ClientCapabilities, Kind, Message, Method, Span, Trace, initialize,
     jsonrpc::{push_cancelled, push_error, push_request, push_result},
 };
 
@@ -24,6 +24,8 @@ pub(crate) struct Legacy {
     /// Methods of the gateway's own requests that the child has not answered: one ping, and what
     /// restored the state of the session.
     own: Table<CallId, &'static str>,
+    /// What the child may ask: it is answered at once if its client declared nothing of the kind.
+    client: ClientCapabilities,
     /// Tokens of calls and asks that became tasks: valid for the task's lifetime
     /// (2025-11-25 progress, "Task-augmented requests").
     tasks: VecDeque<(u64, Box<[u8]>)>,
@@ -47,6 +49,7 @@ impl Default for Legacy {
             calls: Table::default(),
             asks: Table::default(),
             own: Table::default(),
+            client: ClientCapabilities::default(),
             tasks: VecDeque::new(),
         }
     }
@@ -98,6 +101,9 @@ impl Legacy {
         trace: Option<&Trace>,
         out: &mut BytesMut,
     ) -> CallId {
+        if message.method() == Method::Initialize {
+            self.client = ClientCapabilities::of(message);
+        }
         let call = self.next();
         let number = call.to_string();
         let token = message.meta_progress_token();
@@ -245,15 +251,15 @@ impl Legacy {
             (Kind::Request, Method::Ping) => {
                 let id = message.id().unwrap_or_default();
                 owe(out, |out| push_result(id, b"{}", out));
-                ServerMessage::Pinged
+                ServerMessage::Answered("ping")
             }
-            (Kind::Request, _) if self.asks.len() >= MAX_ASKS => {
-                let id = message.id().unwrap_or_default();
-                let why = "too many requests are open";
-                owe(out, |out| push_error(id, -32603, why, None, out));
-                ServerMessage::Dropped("too_many_asks")
-            }
-            (Kind::Request, _) => self.ask(message),
+            (Kind::Request, _) => match self.client.refusal(message) {
+                Some((code, text)) => refuse(message, code, text, out),
+                None if self.asks.len() >= MAX_ASKS => {
+                    refuse(message, -32603, "too many requests are open", out)
+                }
+                None => self.ask(message),
+            },
             (Kind::Notification, Method::Progress) => self.progress(message),
             (Kind::Notification, Method::Cancelled) => self.ask_cancelled(message),
             (Kind::Notification, Method::Log) => ServerMessage::Log {
@@ -381,6 +387,13 @@ impl Legacy {
             }
         }
     }
+}
+
+/// Answers a request of the child with an error of the gateway.
+fn refuse(message: &Message, code: i32, text: &'static str, out: &mut BytesMut) -> ServerMessage {
+    let id = message.id().unwrap_or_default();
+    owe(out, |out| push_error(id, code, text, None, out));
+    ServerMessage::Answered(text)
 }
 
 /// Appends an answer of the gateway to the child, or drops it if the child does not read: repeated

@@ -68,8 +68,9 @@ pub(crate) enum ServerMessage {
         /// The method of the request.
         method: &'static str,
     },
-    /// A ping of the child, which is answered in the output.
-    Pinged,
+    /// A request of the child that is answered in the output: a ping, or one that is refused for this
+    /// reason.
+    Answered(&'static str),
     /// No message for the client, for this reason.
     Dropped(&'static str),
 }

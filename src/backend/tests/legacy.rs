@@ -131,7 +131,7 @@ fn a_cancellation_ends_the_newest_call_of_its_id() {
 #[test]
 fn what_the_child_asks_is_translated() {
     let mut dialect = Legacy::default();
-    let asked = r#"{"jsonrpc":"2.0","id":"x","method":"roots/list","params":{"_meta":{"progressToken":"q","io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#;
+    let asked = r#"{"jsonrpc":"2.0","id":"x","method":"example/ask","params":{"_meta":{"progressToken":"q","io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#;
     let ServerMessage::Ask {
         ask,
         task,
@@ -167,7 +167,7 @@ fn what_the_child_asks_is_translated() {
 #[test]
 fn what_the_child_takes_back_is_over() {
     let mut dialect = Legacy::default();
-    let asked = r#"{"jsonrpc":"2.0","id":"x","method":"roots/list"}"#;
+    let asked = r#"{"jsonrpc":"2.0","id":"x","method":"example/ask"}"#;
     let ServerMessage::Ask { ask, .. } = line(&mut dialect, asked) else {
         panic!("no ask");
     };
@@ -202,7 +202,7 @@ fn pings_are_answered_here() {
     let ping = message(r#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#);
     assert!(matches!(
         dialect.line(&ping, &mut out),
-        ServerMessage::Pinged
+        ServerMessage::Answered("ping")
     ));
     assert_eq!(text_of(&out), result("\"p\"") + "\n");
 }
@@ -302,9 +302,8 @@ fn the_token_of_a_task_outlives_its_call() {
 fn the_token_of_a_task_outlives_its_ask() {
     let mut dialect = Legacy::default();
     let mut asked = |params: &str| {
-        let text = format!(
-            r#"{{"jsonrpc":"2.0","id":"x","method":"sampling/createMessage","params":{params}}}"#
-        );
+        let text =
+            format!(r#"{{"jsonrpc":"2.0","id":"x","method":"example/ask","params":{params}}}"#);
         let ServerMessage::Ask { ask, .. } = line(&mut dialect, &text) else {
             panic!("no ask");
         };
@@ -325,7 +324,7 @@ fn the_token_of_a_task_outlives_its_ask() {
 fn a_child_that_asks_and_does_not_read_costs_a_bounded_sum() {
     let mut dialect = Legacy::default();
     let mut out = BytesMut::new();
-    let ask = message(r#"{"jsonrpc":"2.0","id":"x","method":"roots/list"}"#);
+    let ask = message(r#"{"jsonrpc":"2.0","id":"x","method":"example/ask"}"#);
     for _ in 0..MAX_ASKS {
         assert!(matches!(
             dialect.line(&ask, &mut out),
@@ -334,7 +333,7 @@ fn a_child_that_asks_and_does_not_read_costs_a_bounded_sum() {
     }
     let said = dialect.line(&ask, &mut out);
     assert!(
-        matches!(said, ServerMessage::Dropped("too_many_asks")),
+        matches!(said, ServerMessage::Answered("too many requests are open")),
         "{said:?}"
     );
     assert!(text_of(&out).contains("-32603"));
@@ -346,7 +345,7 @@ fn a_child_that_asks_and_does_not_read_costs_a_bounded_sum() {
     for _ in 0..2 * MAX_OWED / 1000 {
         assert!(matches!(
             dialect.line(&ping, &mut out),
-            ServerMessage::Pinged
+            ServerMessage::Answered("ping")
         ));
     }
     assert!(
@@ -401,7 +400,7 @@ proptest! {
     #[test]
     fn a_childs_id_comes_back_byte_for_byte(id in token()) {
         let mut dialect = Legacy::default();
-        let asked = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"roots/list"}}"#);
+        let asked = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"example/ask"}}"#);
         let ServerMessage::Ask { ask, .. } = line(&mut dialect, &asked) else {
             panic!("no ask");
         };

@@ -21,7 +21,8 @@ use crate::{
         stream::{Answer, Form, PageCursors},
     },
     protocol::{
-        Body, Kind, LISTENER_STREAM, Message, Method, Refusal, Revision, StreamId, Trace, jsonrpc,
+        Body, Kind, LISTENER_STREAM, Message, Method, Refusal, Revision, StreamId, Trace, json,
+        jsonrpc,
     },
     telemetry::{CallSpans, Dropped, MethodClass, Outcome, SESSION_STREAMS, TraceContext, semconv},
 };
@@ -349,6 +350,11 @@ impl Session {
         let id = message.id().unwrap_or_default();
         let mut line = BytesMut::new();
         match message.method() {
+            // "Servers that emit log message notifications MUST declare the logging capability"
+            // (2025-11-25 logging, "Capabilities"): others are not asked.
+            Method::SetLevel if json::get(&self.replay.capabilities, "logging").is_none() => {
+                jsonrpc::push_error(id, -32601, "the server does not log", None, &mut line);
+            }
             Method::SetLevel => {
                 let name = message.level();
                 let level = name.as_deref().and_then(routing::level);

@@ -130,8 +130,14 @@ impl Session {
                 (None, Bytes::new())
             }
             ServerMessage::Notification(line) => (self.calls.route(About::Other), line),
-            ServerMessage::Pinged => {
+            ServerMessage::Answered(how) => {
                 self.link.try_flush();
+                tracing::debug!(
+                    server.name = self.client.server().name,
+                    session.id = self.id.short(),
+                    how,
+                    "the gateway answered a request of the child"
+                );
                 return Ok(());
             }
             ServerMessage::OwnResponse { method } => {

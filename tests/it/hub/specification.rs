@@ -146,3 +146,105 @@ async fn errors_to_the_gateways_own_requests_are_logged() {
         assert!(is_told, "{isolation}: {logs:?}");
     }
 }
+
+/// 2025-11-25 roots, "Error Handling"; elicitation, "Error Handling"; sampling, "Capabilities".
+#[tokio::test]
+async fn a_child_asks_only_what_its_client_declared() {
+    let gateway = own(json!({})).await;
+    let ask = |method: &str, params: Value| json!({"jsonrpc": "2.0", "id": "q", "method": method, "params": params});
+    let form = || {
+        ask(
+            "elicitation/create",
+            json!({"message": "?", "requestedSchema": {}}),
+        )
+    };
+    let url = || {
+        ask(
+            "elicitation/create",
+            json!({"mode": "url", "message": "?", "url": "https://x"}),
+        )
+    };
+    let sampling = || {
+        ask(
+            "sampling/createMessage",
+            json!({"maxTokens": 1, "messages": []}),
+        )
+    };
+    let tools = || {
+        ask(
+            "sampling/createMessage",
+            json!({"maxTokens": 1, "messages": [], "tools": []}),
+        )
+    };
+    let roots = || ask("roots/list", json!({}));
+    let tasks = || ask("tasks/list", json!({}));
+    let table = [
+        (json!({}), roots(), Some(-32601)),
+        (json!({}), sampling(), Some(-32601)),
+        (json!({}), form(), Some(-32601)),
+        (json!({}), tasks(), Some(-32601)),
+        (json!({"roots": null}), roots(), Some(-32601)),
+        (json!({"roots": {}}), roots(), None),
+        (json!({"sampling": {}}), sampling(), None),
+        (json!({"sampling": {}}), tools(), Some(-32602)),
+        (json!({"sampling": {"tools": {}}}), tools(), None),
+        (json!({"elicitation": {}}), form(), None),
+        (json!({"elicitation": {}}), url(), Some(-32602)),
+        (json!({"elicitation": {"url": {}}}), url(), None),
+        (json!({"elicitation": {"url": {}}}), form(), Some(-32602)),
+        (
+            json!({"elicitation": {"form": {}, "url": {}}}),
+            form(),
+            None,
+        ),
+        (json!({"tasks": {"list": {}}}), tasks(), None),
+        // What this gateway does not know is for the client to refuse.
+        (json!({}), ask("example/ask", json!({})), None),
+    ];
+    for (capabilities, question, code) in table {
+        let mut session = gateway.stranger("a", "main");
+        let mut begin = opening("2025-11-25");
+        begin["params"]["capabilities"] = capabilities.clone();
+        let response = session.post(&begin).await;
+        let id = response.headers()["mcp-session-id"].to_str().unwrap();
+        session.id = Some(id.to_owned());
+        drop(response);
+        session.notify("notifications/initialized", json!({})).await;
+        let mut listener = session.listen().await;
+        session.accept = "application/json";
+        say(&session, &question).await;
+        let Some(code) = code else {
+            let (_, asked) = listener.message().await.unwrap();
+            assert_eq!(asked["method"], question["method"], "{capabilities}");
+            continue;
+        };
+        let refused = answered(&session, "q").await;
+        assert_eq!(refused["error"]["code"], code, "{capabilities} {question}");
+        // The next message shows that nothing was sent before.
+        say(
+            &session,
+            &json!({"jsonrpc": "2.0", "method": "notifications/example"}),
+        )
+        .await;
+        let (_, next) = listener.message().await.unwrap();
+        assert_eq!(next["method"], "notifications/example", "{capabilities}");
+    }
+}
+
+/// 2025-11-25 logging, "Capabilities": a server without `logging` has no levels.
+#[tokio::test]
+async fn a_shared_child_without_logging_is_asked_for_no_level() {
+    let server =
+        json!({"command": child(), "isolation": "tenant", "env": {"CHILD_NO_LOGGING": "1"}});
+    let gateway = served(json!({}), server).await;
+    let session = gateway.session("a", "main").await;
+    let answer = session
+        .ask("logging/setLevel", json!({"level": "debug"}))
+        .await;
+    assert_eq!(answer["error"]["code"], -32601, "{answer}");
+    let all = received(&session).await;
+    assert!(
+        all.iter().all(|one| one["method"] != "logging/setLevel"),
+        "{all:?}"
+    );
+}

@@ -340,6 +340,7 @@ impl Hub {
             key: core.key.clone(),
             session,
             share: core.limits.memory().session(access),
+            withdrawn: Arc::default(),
         };
         let begun = LogOnlyStream::begin(log, cursor, revision, seats).await;
         core.metrics.streams_resumed.add(resumed(&begun));

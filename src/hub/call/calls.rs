@@ -147,12 +147,9 @@ impl Calls {
             .for_each(|call| call.clock.restart(now));
     }
 
-    /// Removes all asks; returns them with their streams.
-    pub(crate) fn drop_asks(&mut self, now: Instant) -> Vec<(AskId, StreamId)> {
-        let asks: Vec<AskId> = self.asks.keys().copied().collect();
-        asks.into_iter()
-            .filter_map(|ask| Some((ask, self.settle(ask, now)?)))
-            .collect()
+    /// The asks that are open.
+    pub(crate) fn open_asks(&self) -> Vec<AskId> {
+        self.asks.keys().copied().collect()
     }
 
     /// Drops the tasks, which ended with their child.
@@ -239,15 +236,15 @@ impl Calls {
         until.min(claim_by)
     }
 
-    /// Removes an ask; returns its stream.
-    pub(crate) fn settle(&mut self, id: AskId, now: Instant) -> Option<StreamId> {
+    /// Removes an ask; returns its stream, and the number of its event there.
+    pub(crate) fn settle(&mut self, id: AskId, now: Instant) -> Option<(StreamId, u64)> {
         let ask = self.asks.remove(&id)?;
         for call in ask.stopped {
             if let Some(call) = self.calls.get_mut(&call) {
                 call.clock.settle(now);
             }
         }
-        Some(ask.stream)
+        Some((ask.stream, ask.number))
     }
 
     /// The overdue calls and asks, and the time of the next one.

@@ -118,7 +118,10 @@ impl Session {
                 self.wake_by(due);
                 return Ok(());
             }
-            ServerMessage::AskCancelled { ask, line } => (self.calls.settle(ask, now), line),
+            ServerMessage::AskCancelled { ask, line } => {
+                let stream = self.calls.settle(ask, now).map(|(stream, _)| stream);
+                (stream, line)
+            }
             // A log message of a shared child belongs to none of its calls.
             ServerMessage::Log { line, .. } if self.link.is_shared() => {
                 (Some(LISTENER_STREAM), line)
@@ -364,7 +367,7 @@ impl Session {
                 let text = "the client did not answer in time";
                 self.dialect.refuse(ask, text, self.link.out());
                 self.link.try_flush();
-                self.calls.settle(ask, now);
+                self.withdraw_ask(ask, text);
             }
             Overdue::Call(call) => {
                 self.dialect

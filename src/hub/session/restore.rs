@@ -13,7 +13,7 @@ use super::{lifetime::EndReason, link::Own, task::Session};
 use crate::{
     backend::{
         child::Restart,
-        dialect::CallId,
+        dialect::{AskId, CallId},
         shared::{Loss, routing},
     },
     declare::OnLoss,
@@ -180,14 +180,30 @@ impl Session {
         has_news && self.streams.has_reader(Instant::now())
     }
 
-    /// Cancels the requests of the lost backend to the client.
+    /// Withdraws the requests of the lost backend to the client.
     pub(super) fn end_asks(&mut self) {
-        for (ask, stream) in self.calls.drop_asks(Instant::now()) {
-            let mut line = BytesMut::new();
-            jsonrpc::push_cancelled(ask, "the backend ended", &mut line);
-            let written = self.streams.message(stream, line.freeze()).map(drop);
-            self.handle_write(written);
+        for ask in self.calls.open_asks() {
+            self.withdraw_ask(ask, "the backend ended");
         }
+    }
+
+    /// Withdraws a request to the client: cancels it (2025-11-25 lifecycle, "Timeouts"), or keeps it from
+    /// a client that has not got it, for which a cancellation would name no request.
+    pub(super) fn withdraw_ask(&mut self, ask: AskId, reason: &str) {
+        let Some((stream, number)) = self.calls.settle(ask, Instant::now()) else {
+            return;
+        };
+        if !self.streams.is_written(stream, number) {
+            self.streams.withdraw(stream, number);
+            // A reader that took it at this moment had said so before it looked.
+            if !self.streams.is_written(stream, number) {
+                return;
+            }
+        }
+        let mut line = BytesMut::new();
+        jsonrpc::push_cancelled(ask, reason, &mut line);
+        let written = self.streams.message(stream, line.freeze()).map(drop);
+        self.handle_write(written);
     }
 
     /// Handles the end of a shared child.

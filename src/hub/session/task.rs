@@ -82,6 +82,7 @@ impl Session {
             key: core.key.clone(),
             session: id.clone(),
             share: core.limits.memory().session(access),
+            withdrawn: Arc::default(),
         };
         let lifetime = Lifetime::new(now);
         // On the heap: a future that holds a session by value would hold it several times.

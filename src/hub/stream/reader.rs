@@ -258,7 +258,13 @@ impl Reader {
                     Ok(page) if page.events.is_empty() && page.is_end => return Next::Finished,
                     // A log without an event that it has acknowledged: not to be asked again at once.
                     Ok(page) if page.events.is_empty() => return Next::Released,
-                    Ok(page) => return self.take(page, tail.last),
+                    Ok(page) => {
+                        let events = self.take(page, tail.last);
+                        if !events.is_empty() {
+                            return Next::Events(events);
+                        }
+                        continue;
+                    }
                     // 2025-11-25 defines no error on an open stream; the resume gets 410.
                     Err(_) => return Next::Released,
                 }
@@ -280,8 +286,8 @@ impl Reader {
         self.log.owner.serves(confirmed.load(Ordering::Acquire))
     }
 
-    /// Takes the acknowledged events, up to number `last`.
-    fn take(&mut self, mut page: Page, last: u64) -> Next {
+    /// Takes the acknowledged events, up to number `last`, but for withdrawn ones.
+    fn take(&mut self, mut page: Page, last: u64) -> Vec<(String, Bytes)> {
         let is_acknowledged = |(number, _): &(u64, Bytes)| *number <= last;
         let acknowledged = page.events.partition_point(is_acknowledged);
         self.is_over = page.is_end && acknowledged == page.events.len();
@@ -300,12 +306,13 @@ impl Reader {
         if self.attachment.pulse.is_awaited.load(Ordering::Relaxed) {
             self.attachment.pulse.notify.notify_one();
         }
-        Next::Events(
-            page.events
-                .into_iter()
-                .map(|(seq, event)| (self.id_of(seq), event))
-                .collect(),
-        )
+        self.log
+            .withdrawn
+            .remove_from(self.stream, &mut page.events);
+        page.events
+            .into_iter()
+            .map(|(seq, event)| (self.id_of(seq), event))
+            .collect()
     }
 }
 

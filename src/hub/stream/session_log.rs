@@ -1,6 +1,11 @@
 //! Event log as the streams of one session use it: the ids of their events, and reads of them.
 
-use std::sync::Arc;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use bytes::Bytes;
 
 use crate::{
     error::Error,
@@ -22,6 +27,35 @@ pub(crate) struct SessionLog {
     pub(crate) session: SessionId,
     /// The budgets of its events.
     pub(crate) share: LogShare,
+    /// Events that no connection may get any more.
+    pub(crate) withdrawn: Arc<Withdrawn>,
+}
+
+/// Events that were withdrawn before a connection got them: requests to the client that the gateway has
+/// answered itself. The log cannot remove them.
+#[derive(Default)]
+pub(crate) struct Withdrawn(RwLock<VecDeque<(StreamId, u64)>>);
+
+/// The most events that are remembered as withdrawn, as many as a child may have asks; a client that
+/// gets one of the oldest answers to nobody.
+const MAX_WITHDRAWN: usize = 256;
+
+impl Withdrawn {
+    pub(super) fn add(&self, stream: StreamId, number: u64) {
+        let mut events = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if events.len() == MAX_WITHDRAWN {
+            events.pop_front();
+        }
+        events.push_back((stream, number));
+    }
+
+    /// Removes the withdrawn ones from events of a stream.
+    pub(super) fn remove_from(&self, stream: StreamId, events: &mut Vec<(u64, Bytes)>) {
+        let withdrawn = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if !withdrawn.is_empty() {
+            events.retain(|(number, _)| !withdrawn.contains(&(stream, *number)));
+        }
+    }
 }
 
 impl SessionLog {

@@ -529,6 +529,11 @@ impl Streams {
             .is_some_and(|stream| stream.written() >= number)
     }
 
+    /// Keeps an event from every connection that has not got it.
+    pub(crate) fn withdraw(&self, id: StreamId, number: u64) {
+        self.log.withdrawn.add(id, number);
+    }
+
     /// Whether a living connection is attached to the listener.
     pub(crate) fn has_reader(&self, now: Instant) -> bool {
         self.open.get(&LISTENER_STREAM).is_some_and(|stream| {
@@ -638,6 +643,7 @@ mod tests {
             key: EventKey::new(&[0; 32]),
             session: SessionId("s".into()),
             share: LogShare::plenty(),
+            withdrawn: Arc::default(),
         };
         let limits = StreamLimits {
             streams: 32,

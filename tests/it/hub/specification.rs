@@ -248,3 +248,66 @@ async fn a_shared_child_without_logging_is_asked_for_no_level() {
         "{all:?}"
     );
 }
+
+/// 2025-11-25 lifecycle, "Timeouts": "the sender SHOULD issue a cancellation notification for that
+/// request".
+#[tokio::test]
+async fn an_ask_that_is_not_answered_in_time_is_cancelled() {
+    let clocks = json!({"ask": "300ms", "ask_unclaimed": "10s"});
+    let gateway = served(json!({}), json!({"command": child(), "clocks": clocks})).await;
+    let session = gateway.session("a", "main").await;
+    let args = json!({"kind": "elicitation", "message": "?"});
+    let mut stream = Events::of(session.begin("ask", args).await);
+    let (_, asked) = stream.message().await.unwrap();
+    let (_, cancelled) = stream.message().await.unwrap();
+    assert_eq!(
+        cancelled["method"], "notifications/cancelled",
+        "{cancelled}"
+    );
+    assert_eq!(cancelled["params"]["requestId"], asked["id"], "{cancelled}");
+    let (_, answer) = stream.message().await.unwrap();
+    assert!(text_of(&answer).contains("-32603"), "{answer}");
+}
+
+/// An ask that no connection carried in time is answered by the gateway; a client that comes later
+/// does not get it.
+#[tokio::test]
+async fn an_ask_that_was_withdrawn_is_never_delivered() {
+    let clocks = json!({"ask_unclaimed": "200ms"});
+    let gateway = served(json!({}), json!({"command": child(), "clocks": clocks})).await;
+    let mut session = gateway.session("a", "main").await;
+    session.accept = "application/json";
+    let mut listener = session.listen().await;
+    say(
+        &session,
+        &json!({"jsonrpc": "2.0", "method": "notifications/first"}),
+    )
+    .await;
+    let (first, _) = listener.message().await.unwrap();
+    drop(listener);
+    let answer = session
+        .call("ask", json!({"kind": "elicitation", "message": "?"}))
+        .await;
+    assert!(text_of(&answer).contains("-32603"), "{answer}");
+    say(
+        &session,
+        &json!({"jsonrpc": "2.0", "method": "notifications/second"}),
+    )
+    .await;
+    // On the stream that the client had, and on a new one.
+    for cursor in [Some(&*first), None] {
+        let mut later = match cursor {
+            Some(first) => session.resume(first).await,
+            None => session.listen().await,
+        };
+        let third = json!({"jsonrpc": "2.0", "method": "notifications/third"});
+        say(&session, &third).await;
+        loop {
+            let (_, message) = later.message().await.unwrap();
+            assert_ne!(message["method"], "elicitation/create", "{message}");
+            if message["method"] == "notifications/third" {
+                break;
+            }
+        }
+    }
+}

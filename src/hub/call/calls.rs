@@ -78,7 +78,7 @@ pub(crate) enum Effect {
 }
 
 /// An ask that begins.
-pub(crate) struct NewAsk {
+pub(crate) struct NewAsk<'a> {
     /// The gateway's id of it.
     pub(crate) id: AskId,
     /// The stream that carries it.
@@ -91,6 +91,8 @@ pub(crate) struct NewAsk {
     pub(crate) until: Instant,
     /// The time by which a connection must have carried it.
     pub(crate) claim_by: Instant,
+    /// The raw id of the task that it belongs to.
+    pub(crate) task: Option<&'a [u8]>,
 }
 
 /// A request of the child that the client has not answered.
@@ -210,9 +212,9 @@ impl Calls {
         self.tasks.iter().map(|task| task.until).min()
     }
 
-    /// Adds an ask; returns the time at which it is due. It does not name its call, so that all
-    /// calls wait for it.
-    pub(crate) fn ask(&mut self, ask: &NewAsk) -> Instant {
+    /// Adds an ask; returns the time at which it is due. The calls that may wait for it are stopped: those
+    /// of its task, or, as an ask names no call, all that are no wait for a task's result.
+    pub(crate) fn ask(&mut self, ask: &NewAsk<'_>) -> Instant {
         let NewAsk {
             id,
             stream,
@@ -220,9 +222,16 @@ impl Calls {
             now,
             until,
             claim_by,
+            task,
         } = *ask;
-        self.calls.values_mut().for_each(|call| call.clock.ask(now));
-        let stopped = self.calls.keys().copied().collect();
+        let mut stopped = Vec::new();
+        for (id, call) in &mut self.calls {
+            if call.task.as_deref() == task {
+                call.clock.ask(now);
+                stopped.push(*id);
+            }
+        }
+        let stopped = stopped.into();
         self.asks.insert(
             id,
             Ask {

@@ -114,6 +114,7 @@ impl Session {
                     until: now + or_never(clocks.ask),
                     claim_by: now + or_never(clocks.ask_unclaimed),
                     now,
+                    task: task.as_deref(),
                 });
                 self.wake_by(due);
                 return Ok(());

@@ -311,3 +311,35 @@ async fn an_ask_that_was_withdrawn_is_never_delivered() {
         }
     }
 }
+
+/// The clock of a call stands still only for asks that may be its own: one of a task is not.
+#[tokio::test]
+async fn an_ask_of_a_task_stops_no_other_clock() {
+    let server =
+        json!({"command": child(), "clocks": {"call": "700ms"}, "env": {"CHILD_TASKS": "1"}});
+    let gateway = served(json!({}), server).await;
+    let mut session = gateway.session("a", "main").await;
+    let mut listener = session.listen().await;
+    session.accept = "application/json";
+    let other = session.again();
+    let began = std::time::Instant::now();
+    let call = tokio::spawn(async move { other.call("hang", json!({})).await });
+    until("the call", || async {
+        let all = received(&session).await;
+        all.iter().any(|one| one["params"]["name"] == "hang")
+    })
+    .await;
+    let related = json!({"io.modelcontextprotocol/related-task": {"taskId": "t"}});
+    let ask = json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {
+        "message": "?", "requestedSchema": {}, "_meta": related}});
+    say(&session, &ask).await;
+    let (_, asked) = listener.message().await.unwrap();
+    assert_eq!(asked["method"], "elicitation/create");
+    let answer = within("the overdue call", call).await.unwrap();
+    assert_eq!(answer["error"]["code"], -31002, "{answer}");
+    assert!(
+        began.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        began.elapsed()
+    );
+}

@@ -235,15 +235,18 @@ impl Message {
         Ok(envelope.into_message(checked, bytes))
     }
 
-    /// Parses one message as [`Message::parse`] does.
+    /// Parses one message of a server as [`Message::parse`] does, and checks the shape of a response: a
+    /// result is an object, an error has an integer as code and a text (2025-11-25 basic, "Responses").
     ///
     /// # Errors
     ///
     /// The line itself, if it is no message.
     pub(crate) fn parse_line(line: Bytes) -> Result<Self, Bytes> {
         match Envelope::of(&line) {
-            Ok((envelope, checked)) => Ok(envelope.into_message(checked, line)),
-            Err(_) => Err(line),
+            Ok((envelope, checked)) if envelope.has_shape(&line) => {
+                Ok(envelope.into_message(checked, line))
+            }
+            _ => Err(line),
         }
     }
 }
@@ -284,6 +287,23 @@ impl Body {
         }
         let message = |span: Span| Message::parse(bytes.slice(span.start()..span.end()));
         Ok(Self::Batch(items.into_iter().map(message).collect()))
+    }
+
+    /// The items of an array of a server, as they are written and of any number (2025-03-26 basic,
+    /// "Batching"); none if it is not JSON. Only objects are kept: anything else is no message, and an
+    /// object has two bytes at least, so that the list takes no more than some lines.
+    pub(crate) fn items_of_line(line: &Bytes) -> Option<Vec<Span>> {
+        std::str::from_utf8(line).ok()?;
+        let mut items = Vec::new();
+        let mut scanner = Scanner::new(line);
+        let read = scanner.array::<Refusal>(0, |scanner| {
+            let item = scanner.value(1)?;
+            items.extend(item.of(line).starts_with(b"{").then_some(item));
+            Ok(())
+        });
+        read.ok()?;
+        scanner.finish().ok()?;
+        Some(items)
     }
 
     /// Whether a message of the body is of the modern era.
@@ -430,6 +450,19 @@ impl Envelope {
             )?;
         }
         Ok((kind, self.method_of(bytes)?))
+    }
+
+    /// Whether the outcome of a response has the shape that the schema wants.
+    fn has_shape(&self, text: &[u8]) -> bool {
+        if let Some(result) = self.result {
+            return result.of(text).starts_with(b"{");
+        }
+        self.error.is_none_or(|error| {
+            let error = error.of(text);
+            let code = json::get(error, "code").and_then(|code| str::from_utf8(code).ok());
+            let message = json::get(error, "message").and_then(json::decoded);
+            code.is_some_and(|code| code.parse::<i64>().is_ok()) && message.is_some()
+        })
     }
 
     fn into_message(self, (kind, method): (Kind, Method), bytes: Bytes) -> Message {

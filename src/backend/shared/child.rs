@@ -173,7 +173,7 @@ impl RunningChild {
                         if let Some(until) = self.paced() {
                             sleep_until(until).await;
                         }
-                        let Ok(message) = Message::parse(line) else {
+                        let Ok(message) = Message::parse_line(line) else {
                             self.shared.pool.metrics.noise_lines.add(1);
                             continue;
                         };
@@ -406,10 +406,13 @@ impl RunningChild {
         // 2025-03-26 basic, "Batching".
         if self.revision.is_some_and(Revision::has_batches)
             && line.starts_with(b"[")
-            && let Ok(Body::Batch(items)) = Body::parse(line.clone())
+            && let Some(items) = Body::items_of_line(&line)
         {
-            for message in items.into_iter().flatten() {
-                self.handle_message(message).await;
+            for item in items {
+                match Message::parse_line(line.slice(item.start()..item.end())) {
+                    Ok(message) => self.handle_message(message).await,
+                    Err(item) => self.handle_invalid_line(&item).await,
+                }
             }
             return;
         }

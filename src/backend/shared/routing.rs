@@ -14,7 +14,7 @@ use crate::backend::dialect::owe;
 use crate::{
     declare::Isolation,
     protocol::{
-        Kind, Message, Method, initialize,
+        Kind, Message, Method, initialize, json,
         jsonrpc::{push_error, push_request, push_result},
     },
 };
@@ -400,15 +400,21 @@ fn number(token: &[u8]) -> Option<u64> {
     std::str::from_utf8(token).ok()?.parse().ok()
 }
 
-/// The call that an invalid line responds to, if its id can be read.
+/// The call that an invalid line was meant to respond to, if its id can be read. A line of a logger may
+/// have an `id`, too: one without `jsonrpc`, `result` and `error` is no response.
 pub(crate) fn salvage_call(line: &[u8]) -> Option<u64> {
     let readable: String = String::from_utf8_lossy(line)
         .chars()
         .map(|letter| if letter.is_control() { ' ' } else { letter })
         .collect();
-    let message = Message::parse(readable.into()).ok()?;
-    let is_answer = matches!(message.kind(), Kind::Result | Kind::Error);
-    message.id().filter(|_| is_answer).and_then(number)
+    let get = |name| json::get(readable.as_bytes(), name);
+    let is_response = ["jsonrpc", "result", "error"]
+        .iter()
+        .any(|name| get(name).is_some());
+    if !is_response || get("method").is_some() {
+        return None;
+    }
+    get("id").and_then(number)
 }
 
 /// The level with this name.

@@ -94,10 +94,10 @@ impl CallError {
         "the backend sent a line that is too long",
         "oversized_line",
     );
-    /// The answer is no JSON.
+    /// The answer is no JSON-RPC response.
     pub(crate) const INVALID: Self = Self::new(
         -31003,
-        "the backend's answer is not valid JSON",
+        "the backend's answer is no valid JSON-RPC response",
         "invalid_answer",
     );
     /// The child that replaced another one answered `initialize` with an error.

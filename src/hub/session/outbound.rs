@@ -271,13 +271,21 @@ impl Session {
         // 2025-03-26 basic, "Batching".
         if line.starts_with(b"[")
             && self.lifetime.revision().is_some_and(Revision::has_batches)
-            && let Ok(Body::Batch(items)) = Body::parse(line.clone())
+            && let Some(items) = Body::items_of_line(&line)
         {
-            for message in items.into_iter().flatten() {
-                self.handle_message(message).await;
+            for item in items {
+                match Message::parse_line(line.slice(item.start()..item.end())) {
+                    Ok(message) => self.handle_message(message).await,
+                    Err(item) => self.handle_noise(&item),
+                }
             }
             return;
         }
+        self.handle_noise(&line);
+    }
+
+    /// Skips a line that is no message; if it was meant as the response to a call, the call fails.
+    fn handle_noise(&mut self, line: &[u8]) {
         self.core.metrics.noise_lines.add(1);
         tracing::debug!(
             server.name = self.client.server().name,
@@ -285,7 +293,7 @@ impl Session {
             bytes = line.len(),
             "a line of the child that is no message is skipped"
         );
-        let Some(call) = routing::salvage_call(&line) else {
+        let Some(call) = routing::salvage_call(line) else {
             return;
         };
         if self.link.initialize_id() == Some(call) {

@@ -312,6 +312,68 @@ async fn an_ask_that_was_withdrawn_is_never_delivered() {
     }
 }
 
+/// 2025-11-25 basic, "Responses": a response has a result or an error, never both or neither.
+#[tokio::test]
+async fn a_line_that_is_no_answer_ends_its_call_at_once() {
+    for isolation in ["session", "tenant"] {
+        let server = json!({"command": child(), "isolation": isolation});
+        let gateway = served(json!({}), server).await;
+        let session = gateway.session("a", "main").await;
+        for wrong in [
+            json!({"result": {}, "error": null}),
+            json!({"result": {}, "error": {"code": 1, "message": "m"}}),
+            json!({}),
+            json!({"result": "text"}),
+            json!({"result": null}),
+            json!({"result": [1]}),
+            json!({"error": "text"}),
+            json!({"error": {}}),
+            json!({"error": {"code": "E", "message": "m"}}),
+            json!({"error": {"code": 1}}),
+        ] {
+            let hanging = session.begin("hang", json!({})).await;
+            let mut line = wrong.clone();
+            (line["jsonrpc"], line["id"]) = (json!("2.0"), id_of(&session, "hang").await);
+            say(&session, &line).await;
+            let answer = last(hanging).await;
+            assert_eq!(
+                answer["error"]["code"], -31003,
+                "{isolation} {wrong}: {answer}"
+            );
+        }
+        // A log line of the server that happens to have an `id` is no answer.
+        let hanging = session.begin("hang", json!({})).await;
+        let id = id_of(&session, "hang").await;
+        say(&session, &json!({"id": id, "level": "info"})).await;
+        let right = json!({"jsonrpc": "2.0", "id": id, "result": {"right": true}});
+        say(&session, &right).await;
+        assert_eq!(last(hanging).await["result"]["right"], true);
+    }
+}
+
+/// 2025-03-26 basic, "Batching": has no bound for what a server sends.
+#[tokio::test]
+async fn an_array_of_the_child_may_be_long() {
+    for isolation in ["session", "tenant"] {
+        let env = json!({"CHILD_REVISION": "2025-03-26"});
+        let server = json!({"command": child(), "isolation": isolation, "env": env});
+        let gateway = served(json!({}), server).await;
+        let mut session = gateway.stranger("a", "main");
+        session.initialize("2025-03-26").await;
+        let hanging = session.begin("hang", json!({})).await;
+        let id = id_of(&session, "hang").await;
+        let note = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+        let mut items = vec![note; 250];
+        items.push(json!({"jsonrpc": "2.0", "id": id, "result": {"right": true}}));
+        say(&session, &json!(items)).await;
+        assert_eq!(last(hanging).await["result"]["right"], true, "{isolation}");
+        let hanging = session.begin("hang", json!({})).await;
+        let id = id_of(&session, "hang").await;
+        say(&session, &json!([1, {"jsonrpc": "2.0", "id": id}])).await;
+        assert_eq!(last(hanging).await["error"]["code"], -31003, "{isolation}");
+    }
+}
+
 /// The clock of a call stands still only for asks that may be its own: one of a task is not.
 #[tokio::test]
 async fn an_ask_of_a_task_stops_no_other_clock() {

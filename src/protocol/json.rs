@@ -44,6 +44,32 @@ impl Span {
         Self::new(at, at)
     }
 
+    /// The span of the member whose value this is, with its key and one of the commas beside it.
+    pub(crate) fn of_member(self, text: &[u8]) -> Self {
+        // The key ends with a quote before the colon, and has no other quotes than escaped ones.
+        let before = |end: usize, is: fn(&u8) -> bool| text[..end].iter().rposition(is);
+        let is_quote: fn(&u8) -> bool = |byte| *byte == b'"';
+        let is_dark: fn(&u8) -> bool = |byte| !byte.is_ascii_whitespace();
+        let mut quote = before(self.start(), is_quote).unwrap_or(0);
+        loop {
+            quote = before(quote, is_quote).unwrap_or(0);
+            let slashes = text[..quote].iter().rev();
+            if slashes.take_while(|byte| **byte == b'\\').count() % 2 == 0 {
+                break;
+            }
+        }
+        match before(quote, is_dark) {
+            Some(comma) if text[comma] == b',' => Self::new(comma, self.end()),
+            _ => {
+                let next = text[self.end()..].iter().position(is_dark);
+                let next = next.map_or(self.end(), |next| self.end() + next);
+                let has_comma = text.get(next) == Some(&b',');
+                let end = if has_comma { next + 1 } else { self.end() };
+                Self::new(quote, end)
+            }
+        }
+    }
+
     /// The position of the first byte.
     pub(crate) const fn start(self) -> usize {
         self.start as usize
@@ -578,6 +604,27 @@ pub(crate) fn push_string(out: &mut BytesMut, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::super::json::*;
+
+    #[test]
+    fn a_member_is_taken_out_with_one_comma() {
+        for (text, left) in [
+            (r#"{"a":1,"task":{"x":[2,3]},"b":4}"#, r#"{"a":1,"b":4}"#),
+            (r#"{ "task" : {"x":[2,3]} , "b":4}"#, r#"{  "b":4}"#),
+            (r#"{"a":"\"" , "task" : {"x":[2,3]} }"#, r#"{"a":"\""  }"#),
+            (r#"{"ta\u0073k":{"x":[2,3]}}"#, "{}"),
+            (r#"{"a":"c,","task":{"x":[2,3]}}"#, r#"{"a":"c,"}"#),
+        ] {
+            let start = text.find(r#"{"x""#).unwrap();
+            let value = Span::new(start, start + r#"{"x":[2,3]}"#.len());
+            let mut out = BytesMut::new();
+            splice(
+                &mut out,
+                text.as_bytes(),
+                &[(value.of_member(text.as_bytes()), b"")],
+            );
+            assert_eq!(out, left, "{text}");
+        }
+    }
     use proptest::prelude::*;
 
     fn check(text: &[u8]) -> Result<(), SyntaxError> {

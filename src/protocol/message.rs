@@ -169,6 +169,19 @@ impl Message {
         self.members.task.is_some()
     }
 
+    /// The message without `params.task`; none if it has none.
+    pub(crate) fn without_task(&self) -> Option<Self> {
+        let value = self.members.task?;
+        let mut bytes = BytesMut::with_capacity(self.bytes.len());
+        json::splice(
+            &mut bytes,
+            &self.bytes,
+            &[(value.of_member(&self.bytes), b"")],
+        );
+        // Removing a member of an object leaves an object.
+        Self::parse(bytes.freeze()).ok()
+    }
+
     /// The span of `params.requestId` (cancelled).
     pub(crate) fn request_id(&self) -> Option<Span> {
         self.members.request_id

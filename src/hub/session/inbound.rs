@@ -198,6 +198,8 @@ impl Session {
             return self.refuse_request(id, stream, "Invalid cursor");
         };
         let message = unsealed.as_ref().unwrap_or(message);
+        let ordinary = self.without_unknown_task(message);
+        let message = ordinary.as_ref().unwrap_or(message);
         self.acquire_backend();
         let spans = self.begin_spans(message);
         let trace = spans.as_ref().map(|spans| spans.passed_on().to_meta());
@@ -248,6 +250,17 @@ impl Session {
         if let Some(subscription) = subscription {
             self.link.subscribe(subscription);
         }
+    }
+
+    /// The request without its task, if the session has a server without tasks: "Receivers that do not
+    /// declare the task capability for a request type MUST process requests of that type normally,
+    /// ignoring any task-augmentation metadata" (2025-11-25 tasks, "Task Support and Handling" 1). A
+    /// shared child may know tasks, but they are not announced.
+    fn without_unknown_task(&self, message: &Message) -> Option<Message> {
+        if !message.wants_task() || json::get(&self.replay.capabilities, "tasks").is_some() {
+            return None;
+        }
+        message.without_task()
     }
 
     /// Begins the spans of a call, if they are recorded.
@@ -371,9 +384,6 @@ impl Session {
             }
             Method::Tasks | Method::TasksResult => {
                 jsonrpc::push_error(id, -32601, "a shared server has no tasks", None, &mut line);
-            }
-            _ if message.wants_task() => {
-                jsonrpc::push_error(id, -32602, "a shared server has no tasks", None, &mut line);
             }
             _ => return None,
         }

@@ -212,10 +212,12 @@ impl Session {
                 .and_then(|result| json::get(result, "task"))
             && let Some(name) = json::get(task, "taskId")
         {
-            let most = or_never(self.client.server().clocks.call_max);
-            let life = ttl(task).map_or(most, |ttl| ttl.min(most));
-            self.calls.keep_task(id, name, now + life);
-            self.wake_by(now + life);
+            // 2025-11-25 tasks, "TTL and Resource Management": the client was told how long the task
+            // lives. `session.max` and the quotas bound it, and without a ttl the longest call.
+            let life = ttl(task).unwrap_or(or_never(self.client.server().clocks.call_max));
+            let until = now + life.min(or_never(Duration::ZERO));
+            self.calls.keep_task(id, name, until);
+            self.wake_by(until);
         }
         if let Some(task) = &call.task {
             self.calls.forget_task(task);

@@ -332,7 +332,8 @@ impl Session {
         let activity = Activity {
             has_reader: self.streams.has_reader(now),
             no_reader_since: self.streams.no_reader_since(),
-            is_busy: self.is_busy(),
+            // A task keeps its session for as long as its client was told.
+            is_busy: self.is_busy() || self.calls.is_in_use(),
         };
         let (limits, transport) = (lifetime_limits(&self.core), self.client.transport());
         self.lifetime.expiry(now, limits, transport, activity)

@@ -134,7 +134,8 @@ async fn a_crash_is_announced_to_listeners() {
 
 #[tokio::test]
 async fn an_idle_child_is_stopped_and_started_by_the_next_call() {
-    let gateway = served(json!({"command": child(), "idle": "300ms"})).await;
+    let gateway =
+        served(json!({"command": child(), "idle": "300ms", "env": {"CHILD_TASKS": "1"}})).await;
     let session = gateway.session("a", "main").await;
     let listener = session.listen().await;
     let first = pid(&session).await;
@@ -150,7 +151,8 @@ async fn an_idle_child_is_stopped_and_started_by_the_next_call() {
 /// Tasks (2025-11-25): a child stays until the result is fetched or the TTL is over.
 #[tokio::test]
 async fn a_task_keeps_a_child_for_as_long_as_it_lives() {
-    let gateway = served(json!({"command": child(), "idle": "300ms"})).await;
+    let gateway =
+        served(json!({"command": child(), "idle": "300ms", "env": {"CHILD_TASKS": "1"}})).await;
     let begin = async |ttl: Value| {
         let session = gateway.session("a", "main").await;
         let first = pid(&session).await;

@@ -312,6 +312,66 @@ async fn an_ask_that_was_withdrawn_is_never_delivered() {
     }
 }
 
+/// 2025-11-25 tasks, "Task Support and Handling" 1: "Receivers that do not declare the task capability
+/// for a request type MUST process requests of that type normally, ignoring any task-augmentation
+/// metadata if present."
+#[tokio::test]
+async fn a_task_that_a_server_does_not_know_is_an_ordinary_call() {
+    for (isolation, env) in [
+        ("session", json!({})),
+        ("tenant", json!({"CHILD_TASKS": "1"})),
+    ] {
+        let server = json!({"command": child(), "isolation": isolation, "env": env});
+        let gateway = served(json!({}), server).await;
+        let session = gateway.session("a", "main").await;
+        for params in [
+            json!({"name": "echo", "arguments": {"text": "x"}, "task": {"ttl": 1000}}),
+            json!({"task": {"ttl": 1000}, "name": "echo", "arguments": {"text": "x"}}),
+        ] {
+            let answer = session.ask("tools/call", params).await;
+            assert_eq!(text_of(&answer), "x", "{isolation}");
+        }
+        let all = received(&session).await;
+        let calls: Vec<&Value> = all
+            .iter()
+            .filter(|one| one["params"]["name"] == "echo")
+            .collect();
+        assert_eq!(calls.len(), 2, "{all:?}");
+        assert!(
+            calls
+                .iter()
+                .all(|call| call["params"].get("task").is_none()),
+            "{calls:?}"
+        );
+    }
+}
+
+/// 2025-11-25 tasks, "TTL and Resource Management": a task lives for the `ttl` that its client was
+/// told, however long a call may take.
+#[tokio::test]
+async fn a_task_outlives_the_longest_call() {
+    let server = json!({"command": child(), "idle": "200ms", "env": {"CHILD_TASKS": "1"},
+        "clocks": {"call": "300ms", "call_max": "400ms"}});
+    let gateway = served(json!({"session": {"idle": "500ms"}}), server).await;
+    let session = gateway.session("a", "main").await;
+    let before = gateway.descendants();
+    let task = json!({"task": {"taskId": "t", "status": "working", "ttl": 60_000}});
+    let call = json!({"name": "result", "arguments": {"result": task}, "task": {"ttl": 60_000}});
+    let made = session.ask("tools/call", call).await;
+    assert_eq!(made["result"]["task"]["taskId"], "t", "{made}");
+    // Beyond the longest call and the idle times: others' time passes, too.
+    let other = gateway.session("a", "main").await;
+    for _ in 0..8 {
+        other.text("sleep", json!({"ms": 200})).await;
+    }
+    assert!(before.iter().all(|pid| gateway.descendants().contains(pid)));
+    assert!(session.ask("tasks/result", json!({"taskId": "t"})).await["result"].is_object());
+    until("the child ends with its task", || async {
+        !before.iter().any(|pid| gateway.descendants().contains(pid))
+    })
+    .await;
+}
+
 /// 2025-11-25 basic, "Responses": a response has a result or an error, never both or neither.
 #[tokio::test]
 async fn a_line_that_is_no_answer_ends_its_call_at_once() {

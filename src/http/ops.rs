@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
@@ -150,7 +150,13 @@ fn probes(health: Health, detail: Detail) -> Router {
 
 fn respond(code: StatusCode, report: &Report) -> Response {
     // Strings and a list of strings always serialize.
-    json::text(code, serde_json::to_vec(report).unwrap_or_default())
+    let mut response = json::text(code, serde_json::to_vec(report).unwrap_or_default());
+    if code == StatusCode::SERVICE_UNAVAILABLE {
+        // RFC 9110, section 15.6.4.
+        let headers = response.headers_mut();
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
 }
 
 #[cfg(test)]
@@ -183,8 +189,16 @@ mod tests {
             shown(&health, Detail::Hidden),
             of(503, r#"{"status":"unready"}"#)
         );
+        let (code, report) = report(&health, Detail::Hidden);
+        let answer = respond(code, &report);
+        assert_eq!(answer.headers()[RETRY_AFTER], "1");
         health.back("redis");
         health.back("sql");
+        assert!(
+            !respond(StatusCode::OK, &report)
+                .headers()
+                .contains_key(RETRY_AFTER)
+        );
         health.drain();
         assert_eq!(
             shown(&health, Detail::Hidden),

@@ -517,6 +517,10 @@ async fn no_web_page_reads_the_operations_listener() {
         for origin in ["http://evil.test", "null", "http://127.0.0.1:9090"] {
             let headers = format!("{host}Origin: {origin}\r\n");
             assert_eq!(asked(&surface, &headers).await, "403", "{bound} {headers}");
+            let request = format!("GET /livez HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
+            let (answer, _) = surface.raw(request).await;
+            let is_sniffed = !answer.contains("x-content-type-options: nosniff");
+            assert!(!is_sniffed, "{answer}");
         }
         surface.ends().await;
     }

@@ -132,6 +132,21 @@ impl<'p> Endpoint<'p> {
         Self::parse(url.strip_prefix(public_url)?, default)
     }
 
+    /// Parses a URL below the public URL, of a client, whose scheme and host may be in any case (RFC 3986,
+    /// section 6.2.2.1): "implementations SHOULD accept uppercase scheme and host components for robustness"
+    /// (2025-11-25 authorization, "Canonical Server URI").
+    pub(crate) fn parse_url_of_client(
+        public_url: &str,
+        url: &'p str,
+        default: Default<'p>,
+    ) -> Option<Self> {
+        let (own, path) = url.split_at_checked(public_url.len())?;
+        if !is_same_url(public_url, own) {
+            return None;
+        }
+        Self::parse(path, default)
+    }
+
     /// Returns the endpoint of another kind of the same server, in the same form.
     pub(crate) const fn with(self, kind: Kind) -> Self {
         Self { kind, ..self }
@@ -389,6 +404,16 @@ pub(crate) const OPENID_CONFIGURATION: &str = "/.well-known/openid-configuration
 const TENANTS: &str = "/t/";
 /// Path of a tenant's authorization server, below the tenant.
 const OAUTH: &str = "oauth/";
+
+/// Whether two absolute URLs are the same but for the case of scheme and host.
+pub(crate) fn is_same_url(one: &str, other: &str) -> bool {
+    let host = one.find("://").map_or(0, |at| at + "://".len());
+    let path = one[host..].find('/').map_or(one.len(), |at| host + at);
+    match (one.split_at_checked(path), other.split_at_checked(path)) {
+        (Some((one, path)), Some((other, same))) => one.eq_ignore_ascii_case(other) && path == same,
+        _ => false,
+    }
+}
 
 #[cfg(test)]
 mod tests {

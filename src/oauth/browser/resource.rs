@@ -1,4 +1,5 @@
-//! MCP server for which a token is requested (RFC 8707), identified by its URL byte for byte.
+//! MCP server for which a token is requested (RFC 8707), identified by its URL: byte for byte, but for the
+//! case of scheme and host.
 //!
 //! Without I/O. Not here: the check that the server exists and that the person may use it.
 
@@ -26,9 +27,10 @@ pub(crate) struct ResourceUrls<'p> {
 }
 
 impl Resource {
-    /// Returns the resource of `tenant` at the URL `text`; only exact URLs of a server match.
+    /// Returns the resource of `tenant` at the URL `text`; only URLs of a server match. The audience of
+    /// tokens is the URL as the gateway writes it.
     pub(super) fn named(place: ResourceUrls<'_>, tenant: &str, text: &str) -> Option<Self> {
-        let endpoint = Endpoint::parse_url(place.public_url, text, place.default)?;
+        let endpoint = Endpoint::parse_url_of_client(place.public_url, text, place.default)?;
         if !endpoint.is_resource() || endpoint.tenant != tenant {
             return None;
         }
@@ -36,7 +38,7 @@ impl Resource {
         crate::config::reader::name(server).ok()?;
         Some(Self {
             server: server.to_owned(),
-            url: text.to_owned(),
+            url: endpoint.url(place.public_url),
         })
     }
 
@@ -66,13 +68,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resources_are_compared_byte_for_byte() {
+    fn resources_are_compared_byte_for_byte_but_for_scheme_and_host() {
         let default = ("a".to_owned(), "x".to_owned());
         let place = ResourceUrls {
             public_url: "https://gw.test/base",
             default: Some(&default),
         };
         let of = |tenant, text| Resource::named(place, tenant, text).map(|found| found.server);
+        let upper = Resource::named(place, "a", "HTTPS://GW.test/base/t/a/y/mcp").unwrap();
+        assert_eq!(upper.url, "https://gw.test/base/t/a/y/mcp");
+        let root = ResourceUrls {
+            public_url: "https://gw.test:8443",
+            default: None,
+        };
+        let upper = Resource::named(root, "a", "https://GW.TEST:8443/t/a/y/sse").unwrap();
+        assert_eq!(upper.url, "https://gw.test:8443/t/a/y/sse");
         for (text, server) in [
             ("https://gw.test/base/t/a/y/mcp", "y"),
             ("https://gw.test/base/t/a/y/sse", "y"),
@@ -100,7 +110,8 @@ mod tests {
             "https://gw.test/base/t/a/../mcp",
             "https://gw.test/base/t/a/y/mcp?x",
             "https://gw.test/base/t/a/y/mcp#x",
-            "HTTPS://gw.test/base/t/a/y/mcp",
+            "https://gw.test/BASE/t/a/y/mcp",
+            "https://gw.test/base/T/a/y/mcp",
             "https://gw.test:443/base/t/a/y/mcp",
             "https://gw.test.evil/base/t/a/y/mcp",
         ] {

@@ -19,6 +19,7 @@ use crate::{
             Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode,
         },
     },
+    endpoint::is_same_url,
     oauth::{
         base::{
             Form, OauthRefusal, RefusalCode, SecretKind,
@@ -240,7 +241,7 @@ impl Exchange<'_> {
     /// 2.2).
     fn check_resource(&self, grant: &Grant) -> Result<(), OauthRefusal> {
         let resource = self.form.get("resource");
-        if resource.is_some_and(|resource| resource != grant.resource) {
+        if resource.is_some_and(|resource| !is_same_url(&grant.resource, resource)) {
             let what = "the grant is for another resource";
             return Err(OauthRefusal::new(RefusalCode::InvalidTarget, what));
         }

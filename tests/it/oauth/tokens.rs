@@ -207,6 +207,17 @@ async fn spoils_codes(config: Value) {
         let again = app.redeem(&code, &asked).await;
         again.assert_refused(400, "invalid_grant");
     }
+    // RFC 3986, section 6.2.2.1: scheme and host are the same in any case.
+    let loud = resource.replace("http://", "HTTP://");
+    let code = app.code(&[("resource", loud.as_str())]).await;
+    let tokens = app.redeem(&code, &[("resource", loud.as_str())]).await;
+    assert_eq!(tokens.status, StatusCode::OK, "{}", tokens.body);
+    let (_, claims) = said(&tokens.text("access_token"));
+    assert_eq!(
+        claims["aud"],
+        resource.as_str(),
+        "in the gateway's spelling"
+    );
     // Another tenant does not know the code, which stays valid in its own.
     let code = app.code(&asked).await;
     let there = App::public(&gateway, "b").await;

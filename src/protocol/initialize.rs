@@ -95,17 +95,6 @@ pub(crate) fn without_tasks(result: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// An `initialize` result with another revision.
-pub(crate) fn with_revision(result: &[u8], revision: Revision) -> Bytes {
-    let Some((at, _)) = member(result, "protocolVersion") else {
-        return Bytes::copy_from_slice(result);
-    };
-    let name = format!("\"{}\"", revision.as_str());
-    let mut out = BytesMut::new();
-    json::splice(&mut out, result, &[(at, name.as_bytes())]);
-    out.freeze()
-}
-
 /// A line that subscribes to a raw URI; `id` is raw as well.
 pub(crate) fn subscribe(id: &str, uri: &[u8]) -> Bytes {
     let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
@@ -159,9 +148,7 @@ mod tests {
         let result = without_tasks(RESULT);
         let text = std::str::from_utf8(RESULT).unwrap();
         assert_eq!(result, text.replace(r#""tasks":{"list":{}},"#, ""));
-        let result = with_revision(RESULT, Revision::V2025_03_26);
-        assert_eq!(result, text.replace("2025-11-25", "2025-03-26"));
-        assert_eq!(of_result(&result), Some(Revision::V2025_03_26));
+        assert_eq!(of_result(&result), Some(Revision::V2025_11_25));
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::backend::{
 };
 use crate::{
     declare::Server,
-    protocol::{Body, Kind, Message, Revision, initialize, revision},
+    protocol::{Body, Kind, Message, Revision, initialize},
     telemetry::{ChildState, Exit},
 };
 
@@ -60,6 +60,8 @@ const WINDOW: Duration = Duration::from_millis(100);
 pub(super) struct SharedChild {
     pub(crate) pool: Arc<Pool>,
     pub(crate) server: Arc<Server>,
+    /// The revision that it is offered.
+    pub(super) revision: Revision,
     pub(super) mailbox: mpsc::Receiver<ToChild>,
     pub(super) status: watch::Sender<Status>,
     pub(crate) load: Arc<AtomicUsize>,
@@ -154,10 +156,10 @@ impl RunningChild {
     /// not send requests to clients.
     async fn start(&mut self) -> Result<Initialized, Refused> {
         let clock = self.shared.server.clocks.start;
-        let newest = revision::ALL[0].as_str();
+        let offered = self.shared.revision.as_str();
         let version = env!("CARGO_PKG_VERSION");
         let params = format!(
-            r#"{{"protocolVersion":"{newest}","capabilities":{{}},"clientInfo":{{"name":"lockgate","version":"{version}"}}}}"#
+            r#"{{"protocolVersion":"{offered}","capabilities":{{}},"clientInfo":{{"name":"lockgate","version":"{version}"}}}}"#
         );
         let out = self.child.out();
         let id = self

@@ -28,7 +28,7 @@ use crate::backend::{
     Pool,
     admission::{Circuit, Refused, Spec, Verdict, spec},
 };
-use crate::declare::Server;
+use crate::{declare::Server, protocol::Revision};
 
 /// All shared children of the gateway.
 pub(crate) struct SharedChildren {
@@ -40,8 +40,9 @@ pub(crate) struct SharedChildren {
     halt: CancellationToken,
 }
 
-/// The key of shared children: a launch specification, and the principal if they serve only one.
-type Key = (Spec, Option<Box<str>>);
+/// The key of shared children: a launch specification, the principal if they serve only one, and the
+/// revision that they are offered.
+type Key = (Spec, Option<Box<str>>, Revision);
 
 /// The children of one key.
 #[derive(Default)]
@@ -104,7 +105,8 @@ impl SharedChildren {
     }
 
     /// Joins a child of `server` that the sessions of `principal` share, or those of all principals
-    /// if none is given.
+    /// if none is given. Each revision has children of its own: a server knows by the revision what its
+    /// client understands, such as kinds of content.
     ///
     /// # Errors
     ///
@@ -113,9 +115,10 @@ impl SharedChildren {
         self: Arc<Self>,
         server: Arc<Server>,
         principal: Option<Box<str>>,
+        revision: Revision,
         number: u32,
     ) -> Result<Member, Refused> {
-        let key = (spec(&server), principal);
+        let key = (spec(&server), principal, revision);
         for _ in 0..TRIES {
             let handle = self.pick(&key, &server)?;
             let mut status = handle.status.clone();
@@ -197,6 +200,7 @@ impl SharedChildren {
         let shared = SharedChild {
             pool: Arc::clone(&self.pool),
             server: Arc::clone(server),
+            revision: key.2,
             mailbox: receiver,
             status: settle,
             load: Arc::clone(&handle.load),

@@ -31,8 +31,6 @@ pub(crate) struct ReplayState {
     pub(super) subscriptions: BTreeSet<Box<[u8]>>,
     /// Whether lists may have changed without a notification to the client.
     pub(super) is_stale: bool,
-    /// The revision of the first shared child of the session.
-    pub(super) shared_revision: Option<Revision>,
 }
 
 impl ReplayState {
@@ -101,8 +99,6 @@ pub(crate) struct SessionRecord {
     level: Option<String>,
     /// The URIs as JSON strings.
     subscriptions: Vec<String>,
-    /// The revision of the first shared child.
-    shared: Option<String>,
 }
 
 impl SessionRecord {
@@ -122,9 +118,6 @@ impl SessionRecord {
             capabilities: text(&replay.capabilities),
             level: replay.level.as_deref().map(str::to_owned),
             subscriptions: replay.subscriptions.iter().map(|uri| text(uri)).collect(),
-            shared: replay
-                .shared_revision
-                .map(|revision| revision.as_str().to_owned()),
         };
         // Strings and lists of them: serialization cannot fail.
         serde_json::to_vec(&record).unwrap_or_default().into()
@@ -164,7 +157,6 @@ impl SessionRecord {
                 .iter()
                 .map(|uri| json::canonical(uri.as_bytes()))
                 .collect(),
-            shared_revision: self.shared.as_deref().and_then(Revision::parse),
             is_stale: true,
         })
     }

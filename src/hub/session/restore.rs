@@ -52,17 +52,6 @@ impl Session {
         is_same
     }
 
-    /// Whether a shared child can replace the first one; ends the session if not.
-    pub(super) fn check_shared_replacement(
-        &mut self,
-        revision: Revision,
-        capabilities: &[u8],
-    ) -> bool {
-        let is_same = self.replay.shared_revision == Some(revision);
-        let negotiated = self.lifetime.revision().filter(|_| is_same);
-        self.check_replacement(negotiated.unwrap_or(revision), capabilities)
-    }
-
     /// Continues the session with another backend.
     pub(super) fn backend_replaced(&mut self) {
         tracing::info!(

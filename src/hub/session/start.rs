@@ -57,6 +57,7 @@ impl Session {
         }
         let principal = (server.supervision.isolation == Isolation::Principal)
             .then(|| self.client.principal().key().into());
+        let revision = self.revision_of_shared();
         let shares = Arc::clone(&self.core.shared_children);
         let number = self.link.number().unwrap_or_else(|| {
             let number = shares.number();
@@ -69,7 +70,7 @@ impl Session {
             number
         });
         self.link.acquire(Box::pin(async move {
-            let member = shares.join(server, principal, number).await;
+            let member = shares.join(server, principal, revision, number).await;
             member.map(|member| Acquired::Shared(Box::new(member)))
         }));
     }
@@ -104,6 +105,17 @@ impl Session {
         let until = Instant::now() + or_never(self.client.server().clocks.start);
         self.wake_by(until);
         self.link.begin_initialize(Own { child, place }, id, until);
+    }
+
+    /// The revision that a shared child of the session is offered: that of the session, or of its client.
+    fn revision_of_shared(&self) -> Revision {
+        let initialize = self.replay.initialize.as_ref();
+        let requested = initialize.map(|initialize| {
+            self.offered_revision(initialize)
+                .unwrap_or_else(|newest| newest)
+        });
+        let revision = self.lifetime.revision().or(requested);
+        revision.unwrap_or(Revision::V2025_11_25)
     }
 
     /// The revision that the client requests, or (as the error) the newest revision that the tenant
@@ -191,30 +203,25 @@ impl Session {
         };
         let revision = member.initialized.revision;
         let Some(initializing) = self.lifetime.initializing() else {
-            // The revision of the session is its own; the revision of its child must not change.
-            if !self.check_shared_replacement(revision, &capabilities) {
+            if !self.check_replacement(revision, &capabilities) {
                 return;
             }
             self.link.serve_shared(member);
             self.restore_in_shared();
             return self.backend_replaced();
         };
-        let settled = self.replay.initialize.as_ref().map(|initialize| {
-            self.offered_revision(initialize)
-                .unwrap_or_else(|newest| newest)
-        });
-        let settled = settled.unwrap_or(revision);
+        if !self.client.tenant().revisions.contains(&revision) {
+            return self.start_refused(&Refused::Failed("unsupported_revision"));
+        }
         self.count_initialize(None);
         let mut line = BytesMut::new();
-        let result = initialize::with_revision(&result, settled);
         jsonrpc::push_result(&initializing.id, &result, &mut line);
         self.core
             .metrics
             .calls
             .add(MethodClass::Initialize, Outcome::Result);
         self.link.serve_shared(member);
-        self.replay.shared_revision = Some(revision);
-        self.begin_session(settled, &capabilities, line.freeze())
+        self.begin_session(revision, &capabilities, line.freeze())
             .await;
     }
 

@@ -434,6 +434,33 @@ async fn an_array_of_the_child_may_be_long() {
     }
 }
 
+/// 2025-06-18 schema: `resource_link` and `structuredContent` are of that revision; audio is of
+/// 2025-03-26. A server knows by the revision what its client understands.
+#[tokio::test]
+async fn a_shared_child_speaks_the_revision_of_its_sessions() {
+    let gateway = served(
+        json!({}),
+        json!({"command": child(), "isolation": "tenant"}),
+    )
+    .await;
+    let mut children = BTreeSet::new();
+    for revision in ["2025-03-26", "2025-06-18", "2025-11-25", "2025-03-26"] {
+        let mut session = gateway.stranger("a", "main");
+        session.initialize(revision).await;
+        assert_eq!(session.opened["result"]["protocolVersion"], revision);
+        let all = received(&session).await;
+        assert_eq!(all[0]["params"]["protocolVersion"], revision);
+        children.insert(session.text("whoami", json!({})).await);
+    }
+    assert_eq!(children.len(), 3, "one for each revision");
+    // What the child answers is the revision of the session, as for a child of one session.
+    let server = json!({"command": child(), "isolation": "tenant",
+        "env": {"CHILD_REVISION": "2025-06-18"}});
+    let gateway = served(json!({}), server).await;
+    let session = gateway.session("a", "main").await;
+    assert_eq!(session.opened["result"]["protocolVersion"], "2025-06-18");
+}
+
 /// The clock of a call stands still only for asks that may be its own: one of a task is not.
 #[tokio::test]
 async fn an_ask_of_a_task_stops_no_other_clock() {

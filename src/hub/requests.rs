@@ -33,7 +33,7 @@ use crate::{
     config::Config,
     declare::Catalog,
     error::Error,
-    protocol::{Body, Cursor, Message},
+    protocol::{Body, Cursor, Message, Revision},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{Fence, SessionId},
     telemetry::{Metrics, Resumed, TraceContext, Traces},
@@ -194,7 +194,8 @@ impl Hub {
         check_initialize(&message)?;
         let (id, handle) = self.begin(access, Transport::Streamable).await?;
         let body = Body::One(message);
-        let pending = deliver(&handle, access, body, form, (CallSeats::new(), trace)).await?;
+        let marks = (None, trace);
+        let pending = deliver(&handle, access, body, form, (CallSeats::new(), marks)).await?;
         Ok((id, pending.answer().await))
     }
 
@@ -239,7 +240,8 @@ impl Hub {
         Ok((id, handle))
     }
 
-    /// Delivers a body to a session; returns the wait for its answer.
+    /// Delivers a body, with the revision of its header and its trace, to a session; returns the wait for
+    /// its answer.
     ///
     /// # Errors
     ///
@@ -252,7 +254,7 @@ impl Hub {
         id: &str,
         body: Body,
         form: Form,
-        trace: Option<TraceContext>,
+        marks: (Option<Revision>, Option<TraceContext>),
     ) -> Result<Pending, Error> {
         let core = &self.0;
         let handle = self.here(access, transport, id).await?;
@@ -266,7 +268,7 @@ impl Hub {
         } else {
             Seats::new()
         };
-        let delivered = deliver(&handle, access, body, form, (calls, trace)).await;
+        let delivered = deliver(&handle, access, body, form, (calls, marks)).await;
         let mut pending = match delivered {
             Err(Error::NoSession) => return Err(self.gone(access, id).await),
             delivered => delivered?,
@@ -374,7 +376,7 @@ async fn deliver(
     access: &Access,
     body: Body,
     form: Form,
-    (calls, trace): (CallSeats, Option<TraceContext>),
+    (calls, (header, trace)): (CallSeats, (Option<Revision>, Option<TraceContext>)),
 ) -> Result<Pending, Error> {
     let (reply, answer) = oneshot::channel();
     let delivery = Box::new(Delivery {
@@ -382,6 +384,7 @@ async fn deliver(
         form,
         policy: Arc::clone(&access.server().policy),
         calls,
+        header,
         trace,
         reply,
     });

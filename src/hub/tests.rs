@@ -147,7 +147,14 @@ impl Client<'_> {
         let hub = &self.bench.hub;
         let id = self.id.as_str();
         let pending = hub
-            .deliver(access, Transport::Streamable, id, body, Form::Json, None)
+            .deliver(
+                access,
+                Transport::Streamable,
+                id,
+                body,
+                Form::Json,
+                (None, None),
+            )
             .await?;
         let answer = tokio::time::timeout(Duration::from_secs(20), pending.answer()).await;
         match answer.expect("no answer") {

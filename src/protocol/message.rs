@@ -8,7 +8,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use super::json::{self, Scanner, Span};
 use super::method::Method;
 use super::params::{Params, check_count, check_imitation, decode_key, set_once};
-use super::refusal::Refusal;
+use super::refusal::{Refusal, Rejected};
 
 /// A checked JSON-RPC message on one line.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub(crate) enum Body {
     /// One message.
     One(Message),
     /// A batch (2025-03-26 only); each item is accepted or refused by itself.
-    Batch(Vec<Result<Message, Refusal>>),
+    Batch(Vec<Result<Message, Rejected>>),
 }
 
 /// The most items of a batch.
@@ -277,13 +277,13 @@ impl Body {
     ///
     /// `NotJson` unless the body is exactly one JSON text in UTF-8; `Invalid` for a single message
     /// that is not JSON-RPC 2.0, and for an empty or oversized batch.
-    pub(crate) fn parse(bytes: Bytes) -> Result<Self, Refusal> {
+    pub(crate) fn parse(bytes: Bytes) -> Result<Self, Rejected> {
         let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
         if first != Some(&b'[') {
-            return Message::parse(bytes).map(Self::One);
+            return message(bytes).map(Self::One);
         }
         if std::str::from_utf8(&bytes).is_err() {
-            return Err(Refusal::NotJson("not UTF-8"));
+            return Err(Refusal::NotJson("not UTF-8").into());
         }
         let mut items = Vec::new();
         let mut scanner = Scanner::new(&bytes);
@@ -296,10 +296,10 @@ impl Body {
         })?;
         scanner.finish()?;
         if items.is_empty() {
-            return Err(Refusal::Invalid("an empty batch"));
+            return Err(Refusal::Invalid("an empty batch").into());
         }
-        let message = |span: Span| Message::parse(bytes.slice(span.start()..span.end()));
-        Ok(Self::Batch(items.into_iter().map(message).collect()))
+        let item = |span: Span| message(bytes.slice(span.start()..span.end()));
+        Ok(Self::Batch(items.into_iter().map(item).collect()))
     }
 
     /// The items of an array of a server, as they are written and of any number (2025-03-26 basic,
@@ -319,11 +319,34 @@ impl Body {
         Some(items)
     }
 
+    /// The raw id of the request that the body is, if it is one.
+    pub(crate) fn request_id(&self) -> Option<&[u8]> {
+        match self {
+            Self::One(message) if message.kind() == Kind::Request => message.id(),
+            Self::One(_) | Self::Batch(_) => None,
+        }
+    }
+
     /// Whether a message of the body is of the modern era.
     pub(crate) fn is_modern(&self) -> bool {
         match self {
             Self::One(message) => message.is_modern(),
             Self::Batch(items) => items.iter().flatten().any(Message::is_modern),
+        }
+    }
+}
+
+/// Parses one message of a client; a refusal has the id of the request, if one can be read.
+fn message(bytes: Bytes) -> Result<Message, Rejected> {
+    match Envelope::of(&bytes) {
+        Ok((envelope, checked)) => Ok(envelope.into_message(checked, bytes)),
+        Err(refusal @ Refusal::NotJson(_)) => Err(refusal.into()),
+        Err(refusal @ Refusal::Invalid(_)) => {
+            let is_id = |id: &&[u8]| check_token(id, "").is_ok();
+            // The id of a response is one of the server's.
+            let id = json::get(&bytes, "method").and_then(|_| json::get(&bytes, "id"));
+            let id = id.filter(is_id).map(Into::into);
+            Err(Rejected { refusal, id })
         }
     }
 }

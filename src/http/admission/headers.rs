@@ -6,9 +6,10 @@ use http::{
 };
 
 use crate::{
+    auth::Access,
     error::Error,
     http::reply::McpRefusal,
-    protocol::{Accepts, SESSION_ID, Version, headers::PROTOCOL_VERSION},
+    protocol::{Accepts, Revision, SESSION_ID, Version, headers::PROTOCOL_VERSION},
 };
 
 /// Returns the only value of a header field; different values are refused.
@@ -37,8 +38,13 @@ pub(crate) fn accepts(headers: &HeaderMap) -> Accepts {
     )
 }
 
-/// Checks the protocol version as far as the header alone decides it.
-pub(crate) fn check_version(headers: &HeaderMap) -> Result<(), McpRefusal> {
+/// Checks the protocol version as far as the header alone decides it; returns it. "If the server receives
+/// a request with an invalid or unsupported MCP-Protocol-Version, it MUST respond with 400 Bad Request"
+/// (2025-11-25 transports, "Protocol Version Header"), and a tenant supports the revisions that it allows.
+pub(crate) fn check_version(
+    headers: &HeaderMap,
+    access: &Access,
+) -> Result<Option<Revision>, McpRefusal> {
     match Version::parse(single(headers, VERSION)?) {
         // Modern revisions are not supported yet: their requests are legacy ones without a session.
         Version::Modern => Err(no_session_id()),
@@ -46,7 +52,12 @@ pub(crate) fn check_version(headers: &HeaderMap) -> Result<(), McpRefusal> {
             StatusCode::BAD_REQUEST,
             "no such MCP-Protocol-Version",
         )),
-        Version::Absent | Version::Legacy(_) => Ok(()),
+        Version::Legacy(revision) if !access.tenant().revisions.contains(&revision) => {
+            let text = "this MCP-Protocol-Version is not allowed here";
+            Err(McpRefusal::http(StatusCode::BAD_REQUEST, text))
+        }
+        Version::Legacy(revision) => Ok(Some(revision)),
+        Version::Absent => Ok(None),
     }
 }
 

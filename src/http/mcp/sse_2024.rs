@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::BytesMut;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode, request::Parts};
 
 use crate::http::{
     admission::{Admitted, Front, body, headers, not_allowed},
@@ -61,6 +61,7 @@ async fn listen(
         let text = "Accept must permit text/event-stream";
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
+    headers::check_version(headers, access)?;
     let (id, reading) = match headers::single(headers, LAST_EVENT_ID)? {
         None => {
             let (id, reading) = front.hub.connect(access).await?;
@@ -107,27 +108,34 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
     let (parts, body) = request.into_parts();
     let accepted = async {
         let body = body::read_counted(&front, &admitted.access, &parts.headers, body).await?;
-        let id = session_id(parts.uri.query().unwrap_or_default())
-            .ok_or(Error::Invalid("session_id is missing"))?;
         let messages = Messages::parse(body)?;
-        let pending = front
-            .hub
-            .deliver(
-                &admitted.access,
-                Transport::Sse2024,
-                id,
-                messages,
-                Form::Sse,
-                admitted.trace.clone(),
-            )
-            .await
-            .map_err(|error| admitted.refusal(&front, error))?;
-        match pending.answer().await {
-            Answer::Refused(error) => Err(McpRefusal::from(error)),
-            _ => Ok(StatusCode::ACCEPTED),
-        }
+        let id = messages.request_id().map(Box::<[u8]>::from);
+        let accepted = accept(&front, &admitted, &parts, messages).await;
+        accepted.map_err(|refused| refused.answering(id.as_deref()))
     };
     accepted.await.into_response()
+}
+
+async fn accept(
+    front: &Front,
+    admitted: &Admitted,
+    parts: &Parts,
+    messages: Messages,
+) -> Result<StatusCode, McpRefusal> {
+    let access = &admitted.access;
+    let header = headers::check_version(&parts.headers, access)?;
+    let id = session_id(parts.uri.query().unwrap_or_default())
+        .ok_or(Error::Invalid("session_id is missing"))?;
+    let marks = (header, admitted.trace.clone());
+    let pending = front
+        .hub
+        .deliver(access, Transport::Sse2024, id, messages, Form::Sse, marks)
+        .await
+        .map_err(|error| admitted.refusal(front, error))?;
+    match pending.answer().await {
+        Answer::Refused(error) => Err(McpRefusal::from(error)),
+        _ => Ok(StatusCode::ACCEPTED),
+    }
 }
 
 /// Returns the only `session_id` of a query; ids need no decoding.

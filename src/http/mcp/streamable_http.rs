@@ -60,7 +60,20 @@ async fn take(
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
     let messages = Messages::parse(body)?;
-    headers::check_version(headers)?;
+    let id = messages.request_id().map(Box::<[u8]>::from);
+    let taken = deliver(front, admitted, headers, messages, accepts).await;
+    taken.map_err(|refused| refused.answering(id.as_deref()))
+}
+
+async fn deliver(
+    front: &Front,
+    admitted: &Admitted,
+    headers: &HeaderMap,
+    messages: Messages,
+    accepts: Accepts,
+) -> Result<Response, McpRefusal> {
+    let access = &admitted.access;
+    let header = headers::check_version(headers, access)?;
     let form = form(access.server().reply.mode, accepts);
     match messages {
         messages if messages.is_modern() => Err(headers::no_session_id()),
@@ -79,7 +92,7 @@ async fn take(
                     id,
                     messages,
                     form,
-                    admitted.trace.clone(),
+                    (header, admitted.trace.clone()),
                 )
                 .await;
             let pending = pending.map_err(|error| admitted.refusal(front, error))?;
@@ -193,7 +206,7 @@ async fn listen(
         let text = "Accept must permit text/event-stream";
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    headers::check_version(headers)?;
+    headers::check_version(headers, access)?;
     let id = headers::session_id(headers)?;
     let cursor = headers::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
     match front
@@ -214,7 +227,7 @@ pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Reque
     };
     let headers = request.headers();
     let ended = async {
-        headers::check_version(headers)?;
+        headers::check_version(headers, &admitted.access)?;
         let id = headers::session_id(headers)?;
         front.hub.end(&admitted.access, id).await?;
         Ok::<_, McpRefusal>(StatusCode::NO_CONTENT)

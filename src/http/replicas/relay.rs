@@ -115,7 +115,7 @@ pub(super) async fn from_log(forwarding: Forwarding) -> Result<Response, McpRefu
         let text = "Accept must permit text/event-stream";
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    headers::check_version(&request.headers)?;
+    headers::check_version(&request.headers, access)?;
     let cursor = headers::single(&request.headers, LAST_EVENT_ID)?.unwrap_or_default();
     let read = front.hub.read_log(access, session, cursor.as_bytes());
     let Some(log) = read.await? else {

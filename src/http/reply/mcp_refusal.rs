@@ -12,7 +12,7 @@ use http::{HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 use super::{header_name::HOP, json, rate_limit};
 use crate::{
     error::{Error, Quota},
-    protocol::{Refusal, jsonrpc::push_error},
+    protocol::{Refusal, Rejected, jsonrpc::push_error},
 };
 
 /// A refusal. All texts are constants, so that no internal detail leaks into them.
@@ -23,6 +23,8 @@ pub(crate) struct McpRefusal {
     message: &'static str,
     retry: Option<Duration>,
     fields: Vec<(HeaderName, HeaderValue)>,
+    /// Raw id of the refused request, if it was read.
+    id: Option<Box<[u8]>>,
 }
 
 impl McpRefusal {
@@ -34,7 +36,15 @@ impl McpRefusal {
             message,
             retry: None,
             fields: Vec::new(),
+            id: None,
         }
+    }
+
+    /// Adds the raw id of the refused request (JSON-RPC 2.0 section 5: null only "if there was an error
+    /// in detecting the id").
+    pub(crate) fn answering(self, id: Option<&[u8]>) -> Self {
+        let id = id.map(Into::into).or(self.id);
+        Self { id, ..self }
     }
 
     /// Makes the refusal of a session that is about to change its owner. A replica that forwarded
@@ -111,6 +121,7 @@ impl From<Error> for McpRefusal {
             message,
             retry,
             fields: Vec::new(),
+            id: None,
         }
     }
 }
@@ -124,6 +135,7 @@ impl From<Quota> for McpRefusal {
             message: quota.limit.as_str(),
             retry: Some(quota.retry),
             fields: rate_limit::used_up(&quota).to_vec(),
+            id: None,
         }
     }
 }
@@ -137,6 +149,12 @@ impl From<Refusal> for McpRefusal {
     }
 }
 
+impl From<Rejected> for McpRefusal {
+    fn from(rejected: Rejected) -> Self {
+        Self::from(rejected.refusal).answering(rejected.id.as_deref())
+    }
+}
+
 impl IntoResponse for McpRefusal {
     fn into_response(self) -> Response {
         let Self {
@@ -145,9 +163,11 @@ impl IntoResponse for McpRefusal {
             message,
             retry,
             fields,
+            id,
         } = self;
         let mut error = BytesMut::new();
-        push_error(b"null", code, message, None, &mut error);
+        let id = id.as_deref().unwrap_or(b"null");
+        push_error(id, code, message, None, &mut error);
         let mut response = json::text(status, error.freeze());
         let headers = response.headers_mut();
         if let Some(retry) = retry {

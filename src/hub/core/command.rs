@@ -12,7 +12,7 @@ use crate::{
         limits::CallSeats,
         stream::{Answer, Form, Reader},
     },
-    protocol::{Body, Cursor, Message},
+    protocol::{Body, Cursor, Message, Revision},
     telemetry::TraceContext,
 };
 
@@ -45,6 +45,8 @@ pub(crate) struct Delivery {
     pub(crate) policy: Arc<Policy>,
     /// The seats of its calls, held while they are in flight.
     pub(crate) calls: CallSeats,
+    /// The revision in the header of the request that brought it.
+    pub(crate) header: Option<Revision>,
     /// The trace of the request that brought it.
     pub(crate) trace: Option<TraceContext>,
     /// Receives the answer.

@@ -21,8 +21,8 @@ use crate::{
         stream::{Answer, Form, PageCursors},
     },
     protocol::{
-        Body, Kind, LISTENER_STREAM, Message, Method, Refusal, Revision, StreamId, Trace, json,
-        jsonrpc,
+        Body, Kind, LISTENER_STREAM, Message, Method, Refusal, Rejected, Revision, StreamId, Trace,
+        json, jsonrpc,
     },
     telemetry::{CallSpans, Dropped, MethodClass, Outcome, SESSION_STREAMS, TraceContext, semconv},
 };
@@ -43,9 +43,11 @@ impl Session {
             form,
             policy,
             calls,
+            header,
             trace,
             reply,
         } = delivery;
+        self.log_header(header);
         let mut calls = calls.into_iter();
         self.client.set_policy(policy);
         self.client.set_trace(trace);
@@ -67,6 +69,22 @@ impl Session {
                 let taken = self.one_way(&message);
                 let _ = reply.send(taken.map_or_else(Answer::Refused, |()| Answer::Accepted));
             }
+        }
+    }
+
+    /// Logs a version header that is not the revision of the session, which decides: "the client MUST
+    /// include [...] the one negotiated" (2025-11-25 transports, "Protocol Version Header").
+    fn log_header(&self, header: Option<Revision>) {
+        if let Some((header, revision)) = header.zip(self.lifetime.revision())
+            && header != revision
+        {
+            tracing::debug!(
+                server.name = self.client.server().name,
+                session.id = self.id.short(),
+                header = header.as_str(),
+                revision = revision.as_str(),
+                "MCP-Protocol-Version is not the negotiated revision"
+            );
         }
     }
 
@@ -195,7 +213,7 @@ impl Session {
         }
         let Ok(unsealed) = self.page_cursors().unsealed(message) else {
             let id = message.id().unwrap_or_default();
-            return self.refuse_request(id, stream, "Invalid cursor");
+            return self.refuse_request(id, stream, -32602, "Invalid cursor");
         };
         let message = unsealed.as_ref().unwrap_or(message);
         let ordinary = self.without_unknown_task(message);
@@ -287,10 +305,10 @@ impl Session {
         }
     }
 
-    /// Answers a request with −32602.
-    fn refuse_request(&mut self, id: &[u8], stream: StreamId, message: &str) {
+    /// Answers a request with an error of the gateway.
+    fn refuse_request(&mut self, id: &[u8], stream: StreamId, code: i32, message: &str) {
         let mut line = BytesMut::new();
-        jsonrpc::push_error(id, -32602, message, None, &mut line);
+        jsonrpc::push_error(id, code, message, None, &mut line);
         let finished = self.streams.finish_call(stream, Some(line.freeze()));
         self.handle_write(finished);
     }
@@ -459,36 +477,49 @@ impl Session {
         self.handle_write(finished);
     }
 
-    /// Handles an array (2025-03-26 basic, "Batching"), all of it or nothing.
+    /// Handles an array (2025-03-26 basic, "Batching"). An item that is no message is answered with an
+    /// error of its own (JSON-RPC 2.0 section 6).
     fn batch(
         &mut self,
-        items: Vec<Result<Message, Refusal>>,
+        items: Vec<Result<Message, Rejected>>,
         form: Form,
         mut calls: impl Iterator<Item = Seats>,
         reply: oneshot::Sender<Answer>,
     ) {
-        let messages = match self.check_batch(items) {
-            Ok(messages) => messages,
-            Err(error) => {
-                let _ = reply.send(Answer::Refused(error));
-                return;
-            }
+        if let Err(error) = self.check_batch() {
+            let _ = reply.send(Answer::Refused(error));
+            return;
+        }
+        let is_answered = |item: &Result<Message, Rejected>| {
+            item.as_ref()
+                .map_or(true, |message| message.kind() == Kind::Request)
         };
-        let requests = messages
-            .iter()
-            .filter(|message| message.kind() == Kind::Request)
-            .count();
-        let stream = if requests == 0 {
+        let answers = items.iter().filter(|item| is_answered(item)).count();
+        let stream = if answers == 0 {
             let _ = reply.send(Answer::Accepted);
             LISTENER_STREAM
         } else if let Err(error) = self.check_streams() {
             let _ = reply.send(Answer::Refused(error));
             return;
         } else {
-            self.begin_stream(requests, form, true, reply)
+            self.begin_stream(answers, form, true, reply)
         };
-        for message in &messages {
+        for item in &items {
+            let message = match item {
+                Ok(message) => message,
+                Err(Rejected { refusal, id }) => {
+                    let (Refusal::NotJson(why) | Refusal::Invalid(why)) = refusal;
+                    let id = id.as_deref().unwrap_or(b"null");
+                    self.refuse_request(id, stream, -32600, why);
+                    continue;
+                }
+            };
             match message.kind() {
+                // 2025-03-26 lifecycle, "Initialization".
+                Kind::Request if message.method() == Method::Initialize => {
+                    let why = "initialize must not be part of a batch";
+                    self.refuse_request(message.id().unwrap_or_default(), stream, -32600, why);
+                }
                 Kind::Request if message.method() == Method::Ping => {
                     self.send_request(message, stream, form, Seats::new());
                 }
@@ -502,20 +533,11 @@ impl Session {
         }
     }
 
-    fn check_batch(&self, items: Vec<Result<Message, Refusal>>) -> Result<Vec<Message>, Error> {
+    fn check_batch(&self) -> Result<(), Error> {
         if !self.lifetime.revision().is_some_and(Revision::has_batches) {
             return Err(Error::Invalid("batches are not part of this revision"));
         }
-        let messages: Result<Vec<_>, _> = items.into_iter().collect();
-        let messages = messages.map_err(|_| Error::Invalid("a batch with an invalid message"))?;
-        if messages
-            .iter()
-            .any(|message| message.method() == Method::Initialize)
-        {
-            return Err(Error::Invalid("initialize must not be part of a batch"));
-        }
-        self.check_room(Method::Other)?;
-        Ok(messages)
+        self.check_room(Method::Other)
     }
 }
 

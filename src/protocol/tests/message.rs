@@ -220,7 +220,7 @@ fn finds_what_the_gateway_acts_on() {
 #[test]
 fn batches_have_bounds_and_their_items_stand_alone() {
     let one = r#"{"jsonrpc":"2.0","method":"a"}"#;
-    let body = |text: String| Body::parse(text.into());
+    let body = |text: String| Body::parse(text.into()).map_err(|rejected| rejected.refusal);
     let of = |count: usize| format!("[{}]", vec![one; count].join(","));
     let invalid = |text: &str| matches!(body(text.to_owned()), Err(Refusal::Invalid(_)));
     assert!(invalid("[]") && invalid(" [ ] ") && invalid(&of(101)));

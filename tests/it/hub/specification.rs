@@ -461,6 +461,119 @@ async fn a_shared_child_speaks_the_revision_of_its_sessions() {
     assert_eq!(session.opened["result"]["protocolVersion"], "2025-06-18");
 }
 
+/// JSON-RPC 2.0 section 5: the id of an error is that of the request, or null if none could be read.
+#[tokio::test]
+async fn a_refusal_has_the_id_of_its_request() {
+    let gateway = own(json!({})).await;
+    let session = gateway.session("a", "main").await;
+    let mut gone = session.again();
+    gone.id = Some("gone".to_owned());
+    let refused = gone
+        .post(&tool_call(json!("a\"b"), "echo", json!({})))
+        .await;
+    assert_eq!(refused.status(), StatusCode::NOT_FOUND);
+    assert_eq!(json_of(refused).await["id"], "a\"b");
+    for (text, id) in [
+        (
+            r#"{"jsonrpc":"2.0","id":7,"method":"x","params":[]}"#,
+            json!(7),
+        ),
+        (r#"{"id":7,"method":"x"}"#, json!(7)),
+        (r#"{"jsonrpc":"2.0","id":null,"method":"x"}"#, Value::Null),
+        (r#"{"jsonrpc":"2.0","id":{},"method":"x"}"#, Value::Null),
+        (r#"{"jsonrpc":"2.0","id":7,"method":"x""#, Value::Null),
+        (
+            r#"{"jsonrpc":"2.0","id":7,"method":"initialize"}"#,
+            json!(7),
+        ),
+    ] {
+        let refused = session.post_text(text).await;
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{text}");
+        assert_eq!(json_of(refused).await["id"], id, "{text}");
+    }
+}
+
+/// JSON-RPC 2.0 section 6: each item of a batch is answered by itself.
+#[tokio::test]
+async fn a_bad_item_of_a_batch_costs_that_item_alone() {
+    let gateway = own(json!({})).await;
+    let mut session = gateway.stranger("a", "main");
+    session.initialize("2025-03-26").await;
+    let batch = json!([
+        tool_call(json!(1), "echo", json!({"text": "x"})),
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": []},
+        17,
+        opening("2025-03-26"),
+        {"jsonrpc": "2.0", "method": "notifications/cancelled"},
+    ]);
+    let answers = json_of(session.post(&batch).await).await;
+    let mut answers = answers.as_array().unwrap().clone();
+    answers.sort_by_key(|one| one["id"].to_string());
+    let summary: Vec<(Value, Value)> = answers
+        .iter()
+        .map(|one| (one["id"].clone(), one["error"]["code"].clone()))
+        .collect();
+    let expected = [
+        (json!(0), json!(-32600)),
+        (json!(1), Value::Null),
+        (json!(2), json!(-32600)),
+        (Value::Null, json!(-32600)),
+    ];
+    assert_eq!(summary, expected);
+    assert_eq!(text_of(&answers[1]), "x");
+}
+
+/// 2025-11-25 transports, "Protocol Version Header": an "unsupported MCP-Protocol-Version" is 400.
+#[tokio::test]
+async fn a_revision_that_is_not_allowed_is_refused_in_the_header() {
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "revisions": ["2025-06-18", "2024-11-05"],
+        "servers": {"main": {"command": child()}}}});
+    let config = json!({"telemetry": {"log": "debug"}});
+    let mut gateway = Served::start(config, tenants).await;
+    let mut session = gateway.stranger("a", "main");
+    session.initialize("2025-06-18").await;
+    let base = session.url.strip_suffix("/mcp").unwrap().to_owned();
+    session.revision = Some("2025-11-25".to_owned());
+    let refused = session.post(&tool_call(json!(1), "echo", json!({}))).await;
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+    for (method, path, sent, status) in [
+        ("GET", "sse", "2025-11-25", StatusCode::BAD_REQUEST),
+        ("GET", "sse", "2024-11-05", StatusCode::OK),
+        (
+            "POST",
+            "messages?session_id=x",
+            "2025-11-25",
+            StatusCode::BAD_REQUEST,
+        ),
+        (
+            "POST",
+            "messages?session_id=x",
+            "1999-01-01",
+            StatusCode::BAD_REQUEST,
+        ),
+        (
+            "POST",
+            "messages?session_id=x",
+            "2024-11-05",
+            StatusCode::NOT_FOUND,
+        ),
+    ] {
+        let url = format!("{base}/{path}");
+        let request = session.http.request(method.parse().unwrap(), url);
+        let request = request
+            .header("MCP-Protocol-Version", sent)
+            .header("Content-Type", "application/json")
+            .body(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#);
+        let answer = within("a response", request.send()).await.unwrap();
+        assert_eq!(answer.status(), status, "{method} {path} {sent}");
+    }
+    session.revision = Some("2024-11-05".to_owned());
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    let logs = gateway.end().await;
+    let is_told = |line: &Value| line["header"] == "2024-11-05" && line["revision"] == "2025-06-18";
+    assert!(logs.iter().any(is_told), "{logs:?}");
+}
+
 /// The clock of a call stands still only for asks that may be its own: one of a task is not.
 #[tokio::test]
 async fn an_ask_of_a_task_stops_no_other_clock() {

@@ -74,7 +74,7 @@ async fn deliver(
 ) -> Result<Response, McpRefusal> {
     let access = &admitted.access;
     let header = headers::check_version(headers, access)?;
-    let form = form(access.server().reply.mode, accepts);
+    let form = form(access.server().reply.mode, accepts, &messages);
     match messages {
         messages if messages.is_modern() => Err(headers::no_session_id()),
         Messages::One(message)
@@ -102,11 +102,23 @@ async fn deliver(
 }
 
 /// Chooses the form of the response by the server's mode and the client's `Accept`.
-fn form(mode: ReplyMode, accepts: Accepts) -> Form {
+fn form(mode: ReplyMode, accepts: Accepts, messages: &Messages) -> Form {
     match (accepts.json, accepts.sse, mode) {
         (true, false, _) | (true, true, ReplyMode::Json) => Form::Json,
+        // "Servers SHOULD NOT upgrade to an SSE stream in response to a tasks/get request"
+        // (2025-11-25 tasks, "Input Required Status"): its client polls.
+        (true, ..) if is_poll(messages) => Form::Json,
         (false, _, _) | (true, true, ReplyMode::Sse) => Form::Sse,
         (true, true, ReplyMode::Auto) => Form::Auto,
+    }
+}
+
+fn is_poll(messages: &Messages) -> bool {
+    match messages {
+        Messages::One(message) => {
+            message.method() == Method::Tasks && message.method_name() == "tasks/get"
+        }
+        Messages::Batch(_) => false,
     }
 }
 

@@ -574,6 +574,25 @@ async fn a_revision_that_is_not_allowed_is_refused_in_the_header() {
     assert!(logs.iter().any(is_told), "{logs:?}");
 }
 
+/// 2025-11-25 tasks, "Input Required Status": "servers SHOULD NOT upgrade to an SSE stream in response to a
+/// tasks/get request".
+#[tokio::test]
+async fn tasks_get_is_answered_as_json() {
+    let server = json!({"command": child(), "reply": {"mode": "sse"}, "env": {"CHILD_TASKS": "1"}});
+    let gateway = served(json!({}), server).await;
+    let session = gateway.session("a", "main").await;
+    let get = |method: &str| json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": {"taskId": "t"}});
+    let kind = async |method: &str| {
+        let response = session.post(&get(method)).await;
+        response.headers()["content-type"]
+            .to_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(kind("tasks/get").await, "application/json");
+    assert_eq!(kind("tasks/result").await, "text/event-stream");
+}
+
 /// The clock of a call stands still only for asks that may be its own: one of a task is not.
 #[tokio::test]
 async fn an_ask_of_a_task_stops_no_other_clock() {

@@ -32,6 +32,9 @@ use crate::{
 const MAX_SUBSCRIPTIONS: usize = 1000;
 const MAX_URI: usize = 8 * 1024;
 
+/// The longest reason of a cancellation in the log, in characters.
+const MAX_REASON: usize = 256;
+
 /// The most bytes that wait for a child that does not read: more than the largest body.
 const MAX_QUEUED: usize = 8 * 1024 * 1024;
 
@@ -345,6 +348,12 @@ impl Session {
         let id = message.id().unwrap_or_default();
         let mut line = BytesMut::new();
         if message.method() == Method::Ping {
+            tracing::debug!(
+                server.name = self.client.server().name,
+                session.id = self.id.short(),
+                how = "ping",
+                "the gateway answered a request of the client"
+            );
             jsonrpc::push_result(id, b"{}", &mut line);
             return Some(line.freeze());
         }
@@ -452,6 +461,7 @@ impl Session {
             }
             _ => {}
         }
+        self.log_cancellation("client", message);
         match self.dialect.notification(message, self.link.out()) {
             Forwarded::Passed => {}
             Forwarded::Dropped => self.core.metrics.messages_dropped.add(Dropped::Unknown),
@@ -461,6 +471,25 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Logs a cancellation with its reason: "Both parties SHOULD log cancellation reasons for debugging"
+    /// (2025-11-25 cancellation, "Implementation Notes").
+    pub(super) fn log_cancellation(&self, by: &'static str, message: &Message) {
+        if message.method() != Method::Cancelled {
+            return;
+        }
+        let reason = message.params().and_then(|params| {
+            let reason = json::decoded(json::get(params, "reason")?)?;
+            Some(reason.chars().take(MAX_REASON).collect::<String>())
+        });
+        tracing::debug!(
+            server.name = self.client.server().name,
+            session.id = self.id.short(),
+            by,
+            reason,
+            "a request is cancelled"
+        );
     }
 
     /// Ends a call that the client has cancelled under its own raw id.

@@ -88,6 +88,7 @@ impl Session {
         {
             return Box::pin(self.child_initialized(&message)).await;
         }
+        self.log_cancellation("server", &message);
         let said = self.dialect.line(&message, self.link.out_now());
         self.count_message(&said);
         let written = self.route_message(said, message);

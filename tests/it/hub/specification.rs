@@ -574,6 +574,42 @@ async fn a_revision_that_is_not_allowed_is_refused_in_the_header() {
     assert!(logs.iter().any(is_told), "{logs:?}");
 }
 
+/// 2025-11-25 cancellation, "Implementation Notes": "Both parties SHOULD log cancellation reasons";
+/// ping, "Implementation Considerations": failures are logged.
+#[tokio::test]
+async fn reasons_of_cancellations_and_pings_are_logged() {
+    let config = json!({"telemetry": {"log": "debug"}});
+    let mut gateway = served(config, json!({"command": child()})).await;
+    let session = gateway.session("a", "main").await;
+    let hanging = session.begin("hang", json!({})).await;
+    let cancelled = json!({"requestId": 1, "reason": "the person\nhas left"});
+    session.notify("notifications/cancelled", cancelled).await;
+    assert_eq!(hanging.status(), StatusCode::OK);
+    drop(hanging);
+    session.ask("ping", json!({})).await;
+    say(
+        &session,
+        &json!({"jsonrpc": "2.0", "id": "p", "method": "ping"}),
+    )
+    .await;
+    answered(&session, "p").await;
+    let of_child = json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
+        "params": {"requestId": "none", "reason": "changed my mind"}});
+    say(&session, &of_child).await;
+    let logs = gateway.end().await;
+    let has = |field: &str, text: &str| {
+        logs.iter().any(|line| {
+            line[field]
+                .as_str()
+                .is_some_and(|value| value.contains(text))
+        })
+    };
+    assert!(has("reason", "has left"), "{logs:?}");
+    assert!(has("reason", "changed my mind"), "{logs:?}");
+    let pings = logs.iter().filter(|line| line["how"] == "ping");
+    assert_eq!(pings.count(), 2, "{logs:?}");
+}
+
 /// 2025-11-25 tasks, "Input Required Status": "servers SHOULD NOT upgrade to an SSE stream in response to a
 /// tasks/get request".
 #[tokio::test]

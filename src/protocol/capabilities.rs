@@ -3,16 +3,9 @@
 
 use super::{json, message::Message};
 
-/// What a server may ask its client.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ClientCapabilities {
-    has_roots: bool,
-    has_sampling: bool,
-    has_sampling_tools: bool,
-    has_form: bool,
-    has_url: bool,
-    has_tasks: bool,
-}
+/// What a server may ask its client: the capabilities that the client declared, by their paths.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClientCapabilities(Vec<&'static str>);
 
 impl ClientCapabilities {
     /// The capabilities in an `initialize`.
@@ -23,45 +16,49 @@ impl ClientCapabilities {
         let Some(capabilities) = capabilities else {
             return Self::default();
         };
-        let sampling = declared(capabilities, "sampling");
-        let elicitation = declared(capabilities, "elicitation");
-        let has = |of: Option<&[u8]>, name| of.is_some_and(|of| declared(of, name).is_some());
-        let has_url = has(elicitation, "url");
-        Self {
-            has_roots: declared(capabilities, "roots").is_some(),
-            has_sampling: sampling.is_some(),
-            has_sampling_tools: has(sampling, "tools"),
-            // "An empty capabilities object is equivalent to declaring support for form mode only"
-            // (2025-11-25 elicitation, "Capabilities").
-            has_form: elicitation.is_some() && (!has_url || has(elicitation, "form")),
-            has_url,
-            has_tasks: declared(capabilities, "tasks").is_some(),
+        let is_declared = |path: &str| {
+            let mut value = Some(capabilities);
+            for name in path.split('.') {
+                value = value.and_then(|value| declared(value, name));
+            }
+            value.is_some()
+        };
+        let mut found: Vec<_> = PATHS.into_iter().filter(|path| is_declared(path)).collect();
+        // "An empty capabilities object is equivalent to declaring support for form mode only"
+        // (2025-11-25 elicitation, "Capabilities").
+        if is_declared(ELICITATION) && !found.contains(&URL) && !found.contains(&FORM) {
+            found.push(FORM);
         }
+        Self(found)
+    }
+
+    fn has(&self, path: &str) -> bool {
+        self.0.contains(&path)
     }
 
     /// The code and the text of the error to a request of the server that the client did not declare;
     /// none for one that it did, and for methods that this build does not know.
-    pub(crate) fn refusal(self, request: &Message) -> Option<(i32, &'static str)> {
+    pub(crate) fn refusal(&self, request: &Message) -> Option<(i32, &'static str)> {
         let param = |name| request.params().and_then(|params| declared(params, name));
         let (is_declared, code, text) = match &*request.method_name() {
             // 2025-11-25 roots, "Error Handling".
-            "roots/list" => (self.has_roots, -32601, "the client has no roots"),
-            "sampling/createMessage" if !self.has_sampling => {
+            "roots/list" => (self.has(ROOTS), -32601, "the client has no roots"),
+            "sampling/createMessage" if !self.has(SAMPLING) => {
                 (false, -32601, "the client does not sample")
             }
             "sampling/createMessage" => {
                 let has_tools = param("tools").is_some() || param("toolChoice").is_some();
-                let is_declared = self.has_sampling_tools || !has_tools;
+                let is_declared = self.has(TOOLS) || !has_tools;
                 (is_declared, -32602, "the client does not sample with tools")
             }
-            "elicitation/create" if !self.has_form && !self.has_url => {
+            "elicitation/create" if !self.has(FORM) && !self.has(URL) => {
                 (false, -32601, "the client does not elicit")
             }
             // 2025-11-25 elicitation, "Error Handling": −32602 for a mode that was not declared.
             "elicitation/create" => {
                 let is_declared = match param("mode").and_then(json::decoded).as_deref() {
-                    None | Some("form") => self.has_form,
-                    Some("url") => self.has_url,
+                    None | Some("form") => self.has(FORM),
+                    Some("url") => self.has(URL),
                     Some(_) => true,
                 };
                 (
@@ -71,13 +68,22 @@ impl ClientCapabilities {
                 )
             }
             method if method.starts_with("tasks/") => {
-                (self.has_tasks, -32601, "the client has no tasks")
+                (self.has(TASKS), -32601, "the client has no tasks")
             }
             _ => return None,
         };
         (!is_declared).then_some((code, text))
     }
 }
+
+const ROOTS: &str = "roots";
+const SAMPLING: &str = "sampling";
+const TOOLS: &str = "sampling.tools";
+const ELICITATION: &str = "elicitation";
+const FORM: &str = "elicitation.form";
+const URL: &str = "elicitation.url";
+const TASKS: &str = "tasks";
+const PATHS: [&str; 6] = [ROOTS, SAMPLING, TOOLS, FORM, URL, TASKS];
 
 /// The value of a capability, or of a parameter, that is there.
 fn declared<'a>(object: &'a [u8], name: &str) -> Option<&'a [u8]> {

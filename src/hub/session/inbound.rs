@@ -57,7 +57,7 @@ impl Session {
         let message = match body {
             Body::One(message) => message,
             Body::Batch(items) => {
-                return self.batch(items, form, calls, reply);
+                return self.batch(&items, form, calls, reply);
             }
         };
         match (message.kind(), message.method()) {
@@ -227,12 +227,7 @@ impl Session {
         let (id, subscription) = self.forward(message, trace.as_ref());
         let now = Instant::now();
         let method = message.method();
-        let tool = if method == Method::ToolsCall {
-            message.name()
-        } else {
-            None
-        };
-        let tool: Option<Box<str>> = tool.map(Into::into);
+        let tool = tool_of(message);
         let clocks = self.client.server().clocks_of(tool.as_deref());
         let limit = (method != Method::TasksResult).then_some(or_never(clocks.call));
         let clock = CallClock::start(now, limit, or_never(clocks.call_max));
@@ -510,7 +505,7 @@ impl Session {
     /// error of its own (JSON-RPC 2.0 section 6).
     fn batch(
         &mut self,
-        items: Vec<Result<Message, Rejected>>,
+        items: &[Result<Message, Rejected>],
         form: Form,
         mut calls: impl Iterator<Item = Seats>,
         reply: oneshot::Sender<Answer>,
@@ -533,7 +528,7 @@ impl Session {
         } else {
             self.begin_stream(answers, form, true, reply)
         };
-        for item in &items {
+        for item in items {
             let message = match item {
                 Ok(message) => message,
                 Err(Rejected { refusal, id }) => {
@@ -568,6 +563,12 @@ impl Session {
         }
         self.check_room(Method::Other)
     }
+}
+
+/// The tool that a request calls.
+fn tool_of(message: &Message) -> Option<Box<str>> {
+    let name = message.name()?;
+    (message.method() == Method::ToolsCall).then(|| name.into())
 }
 
 fn effect(message: &Message) -> Effect {

@@ -11,7 +11,7 @@ use crate::{
     auth::policy,
     backend::{
         child::ChildEvent,
-        dialect::{CallId, ServerMessage, log_own_error},
+        dialect::{AskId, CallId, ServerMessage, log_own_error},
         shared::{mailbox, routing},
     },
     hub::{
@@ -102,23 +102,7 @@ impl Session {
             ServerMessage::Response { call, id } => return self.finish_call(call, &id, message),
             ServerMessage::Progress { call, line } => (self.calls.route_progress(call, now), line),
             ServerMessage::Ask { ask, task, line } => {
-                let stream = self
-                    .calls
-                    .route(About::Ask(task.as_deref()))
-                    .unwrap_or(LISTENER_STREAM);
-                let number = self.streams.message(stream, line)?;
-                let clocks = &self.client.server().clocks;
-                let due = self.calls.ask(&NewAsk {
-                    id: ask,
-                    stream,
-                    number,
-                    until: now + or_never(clocks.ask),
-                    claim_by: now + or_never(clocks.ask_unclaimed),
-                    now,
-                    task: task.as_deref(),
-                });
-                self.wake_by(due);
-                return Ok(());
+                return self.route_ask(ask, task.as_deref(), line);
             }
             ServerMessage::AskCancelled { ask, line } => {
                 let stream = self.calls.settle(ask, now).map(|(stream, _)| stream);
@@ -169,6 +153,26 @@ impl Session {
             return Ok(());
         };
         self.write_message(stream, line, now)
+    }
+
+    /// Writes a request of the child to the stream that it belongs to.
+    fn route_ask(&mut self, id: AskId, task: Option<&[u8]>, line: Bytes) -> Result<(), StoreError> {
+        let now = Instant::now();
+        let stream = self.calls.route(About::Ask(task));
+        let stream = stream.unwrap_or(LISTENER_STREAM);
+        let number = self.streams.message(stream, line)?;
+        let clocks = &self.client.server().clocks;
+        let due = self.calls.ask(&NewAsk {
+            id,
+            stream,
+            number,
+            until: now + or_never(clocks.ask),
+            claim_by: now + or_never(clocks.ask_unclaimed),
+            now,
+            task,
+        });
+        self.wake_by(due);
+        Ok(())
     }
 
     fn write_message(

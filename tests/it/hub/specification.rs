@@ -101,7 +101,7 @@ async fn no_id_is_used_twice_in_a_session() {
         let all = received(&session).await;
         let requests = all.iter().filter(|one| one.get("method").is_some());
         let ids: Vec<&Value> = requests.filter_map(|one| one.get("id")).collect();
-        let different: BTreeSet<String> = ids.iter().map(|id| id.to_string()).collect();
+        let different: BTreeSet<String> = ids.iter().map(ToString::to_string).collect();
         assert_eq!(different.len(), ids.len(), "{all:?}");
         assert!(
             all.iter().filter(|one| one["method"] == "ping").count() >= 1,
@@ -147,10 +147,8 @@ async fn errors_to_the_gateways_own_requests_are_logged() {
     }
 }
 
-/// 2025-11-25 roots, "Error Handling"; elicitation, "Error Handling"; sampling, "Capabilities".
-#[tokio::test]
-async fn a_child_asks_only_what_its_client_declared() {
-    let gateway = own(json!({})).await;
+/// Capabilities of a client, a request of its server, and the code of the gateway's refusal.
+fn questions() -> Vec<(Value, Value, Option<i64>)> {
     let ask = |method: &str, params: Value| json!({"jsonrpc": "2.0", "id": "q", "method": method, "params": params});
     let form = || {
         ask(
@@ -178,7 +176,7 @@ async fn a_child_asks_only_what_its_client_declared() {
     };
     let roots = || ask("roots/list", json!({}));
     let tasks = || ask("tasks/list", json!({}));
-    let table = [
+    vec![
         (json!({}), roots(), Some(-32601)),
         (json!({}), sampling(), Some(-32601)),
         (json!({}), form(), Some(-32601)),
@@ -200,8 +198,14 @@ async fn a_child_asks_only_what_its_client_declared() {
         (json!({"tasks": {"list": {}}}), tasks(), None),
         // What this gateway does not know is for the client to refuse.
         (json!({}), ask("example/ask", json!({})), None),
-    ];
-    for (capabilities, question, code) in table {
+    ]
+}
+
+/// 2025-11-25 roots, "Error Handling"; elicitation, "Error Handling"; sampling, "Tools in Sampling".
+#[tokio::test]
+async fn a_child_asks_only_what_its_client_declared() {
+    let gateway = own(json!({})).await;
+    for (capabilities, question, code) in questions() {
         let mut session = gateway.stranger("a", "main");
         let mut begin = opening("2025-11-25");
         begin["params"]["capabilities"] = capabilities.clone();

@@ -71,6 +71,7 @@ fn map(file: &File) -> &'static AtomicU64 {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "no setting of the gateway's")]
 fn main() -> std::process::ExitCode {
     lockgate::guard();
     if let Some(path) = std::env::var_os("COUNTED") {

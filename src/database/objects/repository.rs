@@ -42,6 +42,15 @@ pub(crate) enum Expected {
     Version(i64),
 }
 
+/// A written object.
+#[derive(Debug)]
+pub(crate) struct Put {
+    /// The object as it is stored now.
+    pub(crate) stored: Stored,
+    /// There was none before.
+    pub(crate) is_new: bool,
+}
+
 /// The declared objects of a database.
 #[derive(Clone, Copy)]
 pub(crate) struct Objects<'a> {
@@ -90,13 +99,26 @@ impl Objects<'_> {
         prune: Prune,
         author: &Author,
     ) -> Result<Vec<Change>, Error> {
-        let wanted = self.hashed(wanted.clone()).await?;
-        let edit = |before: &Loaded| {
-            let changes = difference(&before.declared(), &wanted, prune);
-            Ok((wanted.clone(), changes))
-        };
-        let (_, changes) = self.change(When::Applying, author, edit).await?;
-        Ok(changes)
+        let mut tries = TRIES;
+        loop {
+            let seen = self.version().await?;
+            let hashed = self.hashed(wanted.clone()).await?;
+            tries -= 1;
+            let is_early = tries > 0 && hashed != *wanted;
+            let edit = |before: &Loaded| {
+                // Replicas that start with one manifest would each store a hash of their own for the
+                // same password, and end the log-ins of the other's.
+                if is_early && before.version != seen {
+                    return Err(Error::Conflict);
+                }
+                let changes = difference(&before.declared(), &hashed, prune);
+                Ok((hashed.clone(), changes))
+            };
+            match self.change(When::Applying, author, edit).await {
+                Err(Error::Conflict) if is_early => {}
+                changed => return changed.map(|(_, changes)| changes),
+            }
+        }
     }
 
     /// The objects of a kind after `after`, ordered by name. `tenant` owns them; none selects
@@ -127,33 +149,62 @@ impl Objects<'_> {
             .find(|stored| stored.name == *name))
     }
 
-    /// Writes one object and its audit record; nothing if the object is unchanged.
+    /// Writes one object and its audit record; nothing if the object is unchanged. A secret that is
+    /// null stays as it is stored.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::edit`].
+    pub(crate) async fn put(
+        self,
+        name: &ObjectName,
+        mut object: Object,
+        expected: Expected,
+        author: &Author,
+    ) -> Result<Put, Error> {
+        object.keep_password();
+        let wanted = Declared(BTreeMap::from([(name.clone(), object)]));
+        let mut wanted = self.hashed(wanted).await?;
+        let keep = |kept: Option<&Stored>| {
+            let hashed = wanted.0.remove(name);
+            let mut object = hashed.ok_or_else(|| Error::Bug(format!("{name} is lost")))?;
+            let kept = kept.map(|stored| &stored.object);
+            object.keep_secrets(name, kept).map_err(Error::Invalid)?;
+            Ok(object)
+        };
+        self.edit(name, expected, author, keep).await
+    }
+
+    /// Writes what `change` makes of the stored object, in the transaction that read it: a change
+    /// that expects no version fails for no other writer.
     ///
     /// # Errors
     ///
     /// `Conflict` if the object is not as `expected`, or the hash of an API key exists already;
     /// `NotFound` without its tenant; `Invalid` with every mistake in the resulting state;
-    /// `Unavailable`.
-    pub(crate) async fn put(
+    /// `Unavailable`; those of `change`.
+    pub(crate) async fn edit(
         self,
         name: &ObjectName,
-        object: Object,
         expected: Expected,
         author: &Author,
-    ) -> Result<Stored, Error> {
-        let wanted = Declared(BTreeMap::from([(name.clone(), object)]));
-        let wanted = self.hashed(wanted).await?;
+        change: impl FnOnce(Option<&Stored>) -> Result<Object, Error>,
+    ) -> Result<Put, Error> {
         let edit = |before: &Loaded| {
-            check_expected(before, name, expected)?;
+            let stored = before.objects.iter().find(|stored| stored.name == *name);
+            check_expected(stored, expected)?;
+            let wanted = Declared(BTreeMap::from([(name.clone(), change(stored)?)]));
             let changes = difference(&before.declared(), &wanted, Prune::Keep);
             Ok((wanted, changes))
         };
-        let after = self.change(When::Changing, author, edit).await?.0;
-        let found = after
-            .objects
-            .into_iter()
-            .find(|stored| stored.name == *name);
-        found.ok_or_else(|| Error::Bug(format!("{name} was written and is not there")))
+        let (after, changes) = self.change(When::Changing, author, edit).await?;
+        let mut objects = after.objects.into_iter();
+        let found = objects.find(|stored| stored.name == *name);
+        let bug = || Error::Bug(format!("{name} was written and is not there"));
+        Ok(Put {
+            stored: found.ok_or_else(bug)?,
+            is_new: changes.iter().any(|one| one.what == ChangeKind::Added),
+        })
     }
 
     /// Removes one object and all objects that belong to it, and writes the audit records.
@@ -173,7 +224,8 @@ impl Objects<'_> {
             if !stored.0.contains_key(name) {
                 return Err(Error::NotFound);
             }
-            check_expected(before, name, expected)?;
+            let found = before.objects.iter().find(|stored| stored.name == *name);
+            check_expected(found, expected)?;
             check_last_key(before, name, self.pool.now_ms())?;
             let gone = with_members(&stored, name).into_iter();
             let changes = gone.map(|name| Change {
@@ -296,9 +348,11 @@ impl Objects<'_> {
     }
 }
 
+/// How often the passwords of a manifest are hashed at most while others write: each time takes long.
+const TRIES: u32 = 4;
+
 /// Checks the precondition of a change.
-fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Result<(), Error> {
-    let stored = state.objects.iter().find(|stored| stored.name == *name);
+fn check_expected(stored: Option<&Stored>, expected: Expected) -> Result<(), Error> {
     let is_met = match expected {
         Expected::Any => true,
         Expected::Absent => stored.is_none(),

@@ -97,7 +97,7 @@ impl Object {
     }
 
     /// Treats a null password as the stored hash, unless another hash is given.
-    fn keep_password(&mut self) {
+    pub(super) fn keep_password(&mut self) {
         let secret = &mut self.secret.0;
         match secret.get(PASSWORD).map(Json::is_null) {
             Some(true) => {
@@ -119,7 +119,7 @@ impl Object {
     /// # Errors
     ///
     /// Nulls without a stored secret.
-    pub(crate) fn keep_secrets(
+    pub(super) fn keep_secrets(
         &mut self,
         name: &ObjectName,
         kept: Option<&Self>,

@@ -139,7 +139,7 @@ pub(super) async fn put(store: &Database, (name, object): (ObjectName, Object)) 
         .objects()
         .put(&name, object, Expected::Any, &ada())
         .await;
-    put.unwrap().version
+    put.unwrap().stored.version
 }
 
 pub(super) async fn token(store: &Database, tenant: &str, server: &str) -> Option<Json> {

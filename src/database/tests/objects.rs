@@ -14,6 +14,7 @@ on_both! {
     one_of_racing_writers_wins
     an_object_with_a_mistake_is_not_written
     applying_the_same_manifest_again_writes_nothing
+    replicas_that_start_together_write_once
     the_objects_of_a_tenant_are_removed_with_it
     the_hash_of_an_api_key_is_unique
     users_and_providers_are_declared_objects
@@ -89,7 +90,7 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
         let (store, name) = (store.clone(), name.clone());
         async move {
             let put = store.objects().put(&name, changed, expected, &ada()).await;
-            put.map(|stored| stored.version).map_err(|error| {
+            put.map(|put| put.stored.version).map_err(|error| {
                 assert!(matches!(error, Error::Conflict), "{error:?}");
             })
         }
@@ -169,7 +170,7 @@ async fn an_object_with_a_mistake_is_not_written(place: Place) {
         .objects()
         .put(&name, curious, Expected::Any, &ada())
         .await;
-    assert_eq!(written.unwrap().version, before + 1);
+    assert_eq!(written.unwrap().stored.version, before + 1);
     let records = store
         .audit()
         .page(&Filter::default(), None, 9)
@@ -189,6 +190,24 @@ const ONE: &str = "
 tenants:
   a: {auth: {mode: none}, servers: {x: {command: cat, env: {T: '2'}}}}
 ";
+
+async fn replicas_that_start_together_write_once(place: Place) {
+    let store = place.open().await;
+    let text = "tenants: {a: {users: {eve: {password: \"correct-horse-battery\"}}}}";
+    let applying = (0..3).map(|_| {
+        let store = store.clone();
+        async move {
+            let wanted = manifest(text);
+            store.objects().apply(&wanted, Prune::Keep, &ada()).await
+        }
+    });
+    let applied = futures_util::future::join_all(applying).await;
+    let wrote = applied
+        .iter()
+        .filter(|one| !one.as_ref().unwrap().is_empty());
+    assert_eq!(wrote.count(), 1, "{applied:?}");
+    assert_eq!(store.objects().version().await.unwrap(), 1);
+}
 
 async fn applying_the_same_manifest_again_writes_nothing(place: Place) {
     let store = place.open().await;

@@ -156,7 +156,7 @@ async fn an_unacceptable_password_is_not_stored(place: Place) {
         (json!({"password": "a $ alone is none"}), "password"),
         (json!({"password": "${env:HOME} and more"}), "password"),
         (json!({"password": 12_345_678}), "password"),
-        (json!({"password": null}), "password"),
+        (json!({"password": null}), "password_hash"),
         (json!({"password_hash": null}), "password_hash"),
         (json!({"password_hash": "$$1$$x"}), "password_hash"),
         (

@@ -9,16 +9,16 @@ use serde_json::{Value as Json, json};
 
 use super::{
     caller::{Caller, Permission},
-    declared::{CHANGE, Collection, members, object_name, shown, tagged, write},
+    declared::{CHANGE, Collection, failed, members, object_name, refresh, shown, tagged},
     operation::{Call, Operation, OperationResult, post},
-    request::spec,
+    request::{milliseconds, spec},
     schema::{Schema, Shape, moment, object, text, texts},
 };
 use crate::{
     auth::{Administrator, api_key},
     config::Wrong,
-    database::{self, Expected},
-    declare::{Document, Kind, Object, ObjectName},
+    database::{self, Expected, objects::Stored},
+    declare::{Document, Kind, Object, ObjectName, OperatorKey},
     http::{Front, reply::Problem},
 };
 
@@ -85,34 +85,63 @@ async fn create(call: Call) -> OperationResult {
     let administrator = &call.caller.administrator;
     let named = named_document(&call.front, administrator, &call.headers, call.body);
     let (name, document) = named.await?;
+    let now = call.front.snapshot.clock().now_ms();
+    if let Some(expires) = document.get("expires").and_then(Json::as_str)
+        && milliseconds(expires).is_some_and(|at| at <= now)
+    {
+        let wrong = Wrong::new(format!("{expires} is in the past"), "write a later time");
+        return Err(Problem::invalid(vec![wrong.at("body", "expires")]));
+    }
     let name = match call.path.get("tenant") {
         Some(tenant) => ObjectName::of(tenant, Kind::ApiKey, &name),
         None => ObjectName::operator_key(&name),
     };
-    write_key(&call.front, &call.caller, name, document, Expected::Absent).await
+    let change = |_: Option<&Stored>| Ok(document);
+    write_key((&call.front, &call.caller), &name, Expected::Absent, change).await
 }
 
 /// Replaces the text of a key; the old text is invalid from the response on.
 async fn rotate(call: Call) -> OperationResult {
     let name = object_name(&call.path, Kind::ApiKey);
-    let found = call.front.snapshot.database()?.objects().get(&name).await?;
-    let old = found.ok_or_else(Problem::not_found)?;
-    let expected = Expected::Version(old.version);
-    write_key(&call.front, &call.caller, name, old.object.spec, expected).await
+    let change = |old: Option<&Stored>| {
+        let old = old.map(|old| old.object.spec.clone());
+        old.ok_or(database::Error::NotFound)
+    };
+    write_key((&call.front, &call.caller), &name, Expected::Any, change).await
 }
 
+/// Writes a key with a new text; `change` makes its document of the stored one.
 async fn write_key(
-    front: &Front,
-    caller: &Caller,
-    name: ObjectName,
-    mut document: Document,
+    (front, caller): (&Front, &Caller),
+    name: &ObjectName,
     expected: Expected,
+    change: impl FnOnce(Option<&Stored>) -> Result<Document, database::Error>,
 ) -> OperationResult {
     let key = api_key::generate(&aws_lc_rs::rand::SystemRandom::new())
         .map_err(|_| Problem::of(database::Error::Bug("no randomness".to_owned()), false))?;
-    document.insert("hash".to_owned(), api_key::fingerprint(&key).into());
-    let object = Object::new(Kind::ApiKey, document);
-    let stored = write(front, caller, &name, object, expected, false).await?;
+    let change = |old: Option<&Stored>| {
+        let mut document = change(old)?;
+        document.insert("hash".to_owned(), api_key::fingerprint(&key).into());
+        let object = Object::new(Kind::ApiKey, document);
+        if name.owner().is_none() {
+            // Manifests contain no operator keys, so the check of manifests does not cover them.
+            let read = OperatorKey::read(name.name(), &object.tree());
+            read.map_err(database::Error::Invalid)?;
+        }
+        Ok(object)
+    };
+    let author = caller.author();
+    let objects = front.snapshot.database()?.objects();
+    let put = objects.edit(name, expected, &author, change).await;
+    let put = put.map_err(|failure| match failure {
+        database::Error::Conflict => {
+            let text = "there is a key of this name already: rotate it, or remove it first";
+            Problem::new(StatusCode::CONFLICT, text)
+        }
+        failure => failed(failure, name),
+    });
+    let stored = put?.stored;
+    refresh(front).await;
     let mut body = shown(&stored);
     body["key"] = key.into();
     let mut response = tagged(StatusCode::CREATED, &stored, &body);

@@ -105,7 +105,7 @@ impl Caller {
         if exists && self.administrator.sees(tenant) {
             Ok(())
         } else {
-            Err(Problem::not_found())
+            Err(Problem::no_such("tenant", tenant))
         }
     }
 
@@ -132,8 +132,10 @@ impl Permission {
                 .and_then(|()| caller.require_operator()),
             Self::Server => {
                 caller.require_tenant(tenant)?;
-                let found = caller.snapshot.catalog.find(tenant, path.name());
-                found.map(drop).ok_or_else(Problem::not_found)
+                let name = path.name();
+                let found = caller.snapshot.catalog.find(tenant, name);
+                let missing = || Problem::no_such("server", &format!("{tenant}/{name}"));
+                found.map(drop).ok_or_else(missing)
             }
             Self::Issuer => caller
                 .require_tenant(tenant)

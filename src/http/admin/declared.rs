@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode, header::ETAG};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Caller, Permission},
+    caller::Permission,
     issued,
     operation::{self, Call, Operation, OperationResult},
     request::{PAGE, Path, expected, spec},
@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     auth::REGISTERED,
-    database::{Expected, objects::Stored},
-    declare::{Kind, Object, ObjectName, OperatorKey},
+    database::{self, Expected, objects::Stored},
+    declare::{Kind, Object, ObjectName},
     http::{
         Front,
         reply::{Problem, answer},
@@ -195,65 +195,29 @@ async fn list(call: Call, kind: Kind) -> OperationResult {
 
 async fn read(call: Call, kind: Kind) -> OperationResult {
     let store = call.front.snapshot.database()?;
-    let found = store.objects().get(&object_name(&call.path, kind)).await?;
-    let stored = found.ok_or_else(Problem::not_found)?;
+    let name = object_name(&call.path, kind);
+    let found = store.objects().get(&name).await?;
+    let stored = found.ok_or_else(|| missing(&name))?;
     Ok(tagged(StatusCode::OK, &stored, &shown(&stored)))
 }
 
 async fn put(call: Call, kind: Kind) -> OperationResult {
-    let (front, name) = (call.front, object_name(&call.path, kind));
+    let (front, caller) = (&call.front, &call.caller);
+    let name = object_name(&call.path, kind);
     let expected = expected(&call.headers)?;
-    let mut object = Object::new(
-        kind,
-        spec(&front, &call.caller.administrator, &call.headers, call.body).await?,
-    );
-    let before = front.snapshot.database()?.objects().get(&name).await?;
-    let kept = before.as_ref().map(|stored| &stored.object);
-    object.keep_secrets(&name, kept).map_err(Problem::invalid)?;
-    // The kept secrets belong to this version.
-    let (expected, is_conditional) = match (expected, &before) {
-        (Some(expected), _) => (expected, true),
-        (None, Some(stored)) => (Expected::Version(stored.version), false),
-        (None, None) => (Expected::Absent, false),
-    };
-    let stored = write(
-        &front,
-        &call.caller,
-        &name,
-        object,
-        expected,
-        is_conditional,
-    )
-    .await?;
-    let status = if before.is_none() {
+    let document = spec(front, &caller.administrator, &call.headers, call.body).await?;
+    let (object, author) = (Object::new(kind, document), caller.author());
+    let store = front.snapshot.database()?;
+    let any = expected.unwrap_or(Expected::Any);
+    let put = store.objects().put(&name, object, any, &author).await;
+    let put = put.map_err(|failure| Problem::of(failure, expected.is_some()))?;
+    refresh(front).await;
+    let status = if put.is_new {
         StatusCode::CREATED
     } else {
         StatusCode::OK
     };
-    Ok(tagged(status, &stored, &shown(&stored)))
-}
-
-/// Stores an object and refreshes the snapshot.
-pub(super) async fn write(
-    front: &Front,
-    caller: &Caller,
-    name: &ObjectName,
-    object: Object,
-    expected: Expected,
-    is_conditional: bool,
-) -> Result<Stored, Problem> {
-    if name.owner().is_none() {
-        // Manifests contain no operator keys, so the check of manifests does not cover them.
-        OperatorKey::read(name.name(), &object.tree()).map_err(Problem::invalid)?;
-    }
-    let store = front.snapshot.database()?;
-    let stored = store
-        .objects()
-        .put(name, object, expected, &caller.author())
-        .await;
-    let stored = stored.map_err(|failure| Problem::of(failure, is_conditional))?;
-    refresh(front).await;
-    Ok(stored)
+    Ok(tagged(status, &put.stored, &shown(&put.stored)))
 }
 
 async fn delete(call: Call, kind: Kind) -> OperationResult {
@@ -266,9 +230,27 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
     let (name, author) = (object_name(&call.path, kind), call.caller.author());
     let expected = expected.unwrap_or(Expected::Present);
     let deleted = store.objects().delete(&name, expected, &author).await;
-    deleted.map_err(|failure| Problem::of(failure, is_conditional))?;
+    deleted.map_err(|failure| match failure {
+        database::Error::Conflict => Problem::of(failure, is_conditional),
+        failure => failed(failure, &name),
+    })?;
     refresh(&call.front).await;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// The problem of a change of one object without a condition.
+pub(super) fn failed(failure: database::Error, name: &ObjectName) -> Problem {
+    match failure {
+        database::Error::NotFound => missing(name),
+        failure => failure.into(),
+    }
+}
+
+/// The problem of an object that does not exist.
+fn missing(name: &ObjectName) -> Problem {
+    let text = name.to_string();
+    let (kind, rest) = text.split_once(' ').unwrap_or(("object", &text));
+    Problem::no_such(&kind.replace('_', " "), rest)
 }
 
 /// Refreshes the snapshot before the response. After a failure the change takes effect later.

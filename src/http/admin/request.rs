@@ -140,19 +140,21 @@ impl Query {
 
     /// A time in milliseconds since 1970.
     pub(super) fn moment(&self, name: &str) -> Result<Option<i64>, Problem> {
-        use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-        let read = |text: &str| {
-            let at = OffsetDateTime::parse(text, &Rfc3339).ok()?;
-            i64::try_from(at.unix_timestamp_nanos() / 1_000_000).ok()
-        };
         let Some(text) = self.get(name) else {
             return Ok(None);
         };
         let remedy = "write a point in time like 2027-01-31T12:00:00Z";
-        read(text)
+        milliseconds(text)
             .map(Some)
             .ok_or_else(|| bad(format!("the parameter {name}: {remedy}")))
     }
+}
+
+/// A time in the format of RFC 3339, in milliseconds since 1970.
+pub(super) fn milliseconds(text: &str) -> Option<i64> {
+    use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+    let at = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+    i64::try_from(at.unix_timestamp_nanos() / 1_000_000).ok()
 }
 
 fn bad(detail: String) -> Problem {

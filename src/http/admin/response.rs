@@ -11,6 +11,7 @@ use serde_json::{Value as Json, json};
 
 use super::schema::LINES;
 use crate::{
+    base::terminal::shortened,
     config::Mistake,
     database,
     http::reply::{Problem, answer},
@@ -49,6 +50,12 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "there is no such thing")
     }
 
+    /// Makes the problem of an object that does not exist, or not for this caller, with its name.
+    pub(super) fn no_such(kind: &str, name: &str) -> Self {
+        let text = format!("there is no {kind} {}", shortened(name, NAME_MAX));
+        Self::new(StatusCode::NOT_FOUND, text)
+    }
+
     /// Makes the problem of a document with these mistakes.
     pub(super) fn invalid(errors: Vec<Mistake>) -> Self {
         let detail = "what was sent cannot be taken; errors says why";
@@ -77,7 +84,7 @@ impl Problem {
             ),
             database::Error::Conflict => Self::new(
                 StatusCode::CONFLICT,
-                "there is one already, or somebody changed it at this moment",
+                "there is one of this name, or with this hash, already",
             ),
             database::Error::LastKey => Self::new(
                 StatusCode::CONFLICT,
@@ -100,5 +107,7 @@ impl From<database::Error> for Problem {
     }
 }
 
+/// The most characters of a name in a problem.
+const NAME_MAX: usize = 200;
 /// Delay before a retry while the database is unavailable.
 const RETRY: Duration = Duration::from_secs(1);

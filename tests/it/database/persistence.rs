@@ -274,6 +274,11 @@ impl Replica {
             .any(|line| line["message"] == message)
     }
 
+    /// Its log so far.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        self.lines.borrow().clone()
+    }
+
     /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.process.id().unwrap()

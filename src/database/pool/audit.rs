@@ -142,7 +142,7 @@ pub(crate) struct Entry {
 pub(crate) struct Filter {
     /// Of this tenant.
     pub(crate) tenant: Option<String>,
-    /// Of this kind.
+    /// Of this kind, one of [`KINDS`].
     pub(crate) kind: Option<String>,
     /// By this actor.
     pub(crate) actor: Option<String>,
@@ -343,11 +343,58 @@ const DELETE: &str = "
      WHERE id IN (SELECT id FROM audit WHERE at_ms < $1 ORDER BY at_ms LIMIT 1000)
     RETURNING id";
 
+/// All kinds of records, as `docs/administration.md` lists them.
+pub(crate) const KINDS: [&str; 32] = [
+    "tenant.added",
+    "tenant.changed",
+    "tenant.removed",
+    "server.added",
+    "server.changed",
+    "server.removed",
+    "api_key.added",
+    "api_key.changed",
+    "api_key.removed",
+    "user.added",
+    "user.changed",
+    "user.removed",
+    "client.added",
+    "client.changed",
+    "client.removed",
+    "client.registered",
+    "provider.added",
+    "provider.changed",
+    "provider.removed",
+    "login",
+    "login.refused",
+    "consent.given",
+    "consent.denied",
+    "grant.started",
+    "grant.revoked",
+    "grants.revoked",
+    "signing_key.added",
+    "signing_key.removed",
+    "session.ended",
+    "server.restarted",
+    "denied",
+    "call",
+];
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::super::audit::*;
+
+    #[test]
+    fn the_page_of_the_audit_trail_lists_every_kind() {
+        let page = include_str!("../../../docs/administration.md");
+        let (_, table) = page.split_once("## The audit trail").unwrap();
+        let (table, _) = table.split_once("\n## ").unwrap();
+        let rows = table.lines().filter(|line| line.starts_with("| `"));
+        let cells = rows.filter_map(|row| row.split('|').nth(1));
+        let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+        assert_eq!(names.collect::<Vec<_>>(), KINDS);
+    }
 
     #[test]
     fn records_are_cut_at_the_end_of_a_character() {

@@ -14,7 +14,8 @@ use super::{
     schema::{LINES, Schema, Shape, any_object, nullable_text, object, text},
 };
 use crate::{
-    database::{self, Cursor, Database, Entry, Filter, Record},
+    config::reader::nearest,
+    database::{self, Cursor, Database, Entry, Filter, KINDS, Record},
     http::reply::Problem,
 };
 
@@ -50,6 +51,14 @@ async fn audit(call: Call) -> OperationResult {
         (Some(own), Some(asked)) if own == asked => Some(asked),
         (Some(_), Some(_)) => return Err(Problem::not_found()),
     };
+    if let Some(kind) = query.get("kind")
+        && !KINDS.contains(&kind)
+    {
+        let near = nearest(kind, KINDS.into_iter());
+        let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+        let text = format!("the parameter kind: there is no such kind of record{near}");
+        return Err(Problem::new(StatusCode::BAD_REQUEST, text));
+    }
     let filter = Filter {
         tenant,
         kind: own("kind"),

@@ -26,6 +26,6 @@ pub(crate) mod shared;
 mod starter;
 mod warm;
 
-pub(crate) use self::admission::{Circuit, Refused, Verdict};
+pub(crate) use self::admission::{Circuit, NO_ANSWER, Refused, Stage, StartFailure, Verdict};
 pub(crate) use self::pool::Pool;
 pub(crate) use self::starter::{Place, Started};

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    admission::{Circuits, Refused},
+    admission::{Circuits, Refused, StartFailure},
     child::{Launcher, Registry},
     prepare::Preparations,
     starter::{Started, Starter, TenantMemory},
@@ -115,6 +115,17 @@ impl Pool {
         tracker: &TaskTracker,
     ) {
         self.warm.keep_only(wanted, halt, tracker);
+    }
+
+    /// The last failed start of a server that has not started since.
+    pub(crate) fn failure(&self, server: &Server) -> Option<Arc<StartFailure>> {
+        self.circuits.failures.of(server)
+    }
+
+    /// Forgets the failed start of a server that was changed or removed.
+    pub(crate) fn forget_failure(&self, server: &Server) {
+        let failures = &self.circuits.failures;
+        failures.forget((&server.tenant, &server.name));
     }
 
     /// Random number from 0 to 1, to spread out waits.

@@ -13,7 +13,10 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use super::{
-    admission::{Circuit, Circuits, Lapse, Refused, Spec, StartSlot, StartSlots, Verdict, spec},
+    admission::{
+        Circuit, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots,
+        Verdict, spec,
+    },
     child::{Child, Entry, Launcher, Registry, Seat},
     prepare::Ready,
 };
@@ -177,14 +180,14 @@ impl Starter {
                 Ok(Started { child, place })
             }
             Err(error) => {
-                tracing::warn!(
-                    tenant.id = server.tenant, server.name = server.name, %error,
-                    "cannot start a child"
-                );
                 if is_shortage(&error) {
+                    tracing::warn!(
+                        tenant.id = server.tenant, server.name = server.name, %error,
+                        "cannot start a child"
+                    );
                     return self.circuits.refuse(Refused::Busy);
                 }
-                place.failed();
+                place.failed(&error.to_string());
                 Err(Refused::Spawn)
             }
         }
@@ -212,9 +215,10 @@ impl Place {
     /// Records that the child answered its first request, and frees its slot.
     pub(crate) fn succeeded(&mut self) {
         if std::mem::take(&mut self.is_starting) {
-            self.starter
-                .circuits
-                .with(&self.spec, |circuit, _| circuit.succeeded());
+            let circuits = &self.starter.circuits;
+            circuits.with(&self.spec, |circuit, _| circuit.succeeded());
+            let [tenant, server] = self.entry.names();
+            circuits.failures.forget((tenant, server));
             self.entry.set(ChildState::Ready);
             if !self.is_warm {
                 let starts = &self.starter.metrics.child_start_duration;
@@ -226,9 +230,9 @@ impl Place {
         self.slot = None;
     }
 
-    /// Records that the child did not answer its first request; counted once.
-    pub(crate) fn failed(mut self) {
-        self.fail();
+    /// Records that the child was not started, and why.
+    fn failed(mut self, why: &str) {
+        self.fail(Stage::Start, why);
     }
 
     /// Whether the child has neither answered its first request nor failed to.
@@ -236,10 +240,22 @@ impl Place {
         self.is_starting
     }
 
-    /// As [`Place::failed`], for a place that is still needed.
-    pub(crate) fn fail(&mut self) {
+    /// Records that the child did not answer its first request, and why; counted once.
+    pub(crate) fn fail(&mut self, stage: Stage, why: &str) {
         if std::mem::take(&mut self.is_starting) {
-            self.starter.circuits.count_failure(&self.spec);
+            let failure = StartFailure::new(stage, why, &self.entry.stderr());
+            let [tenant, server] = self.entry.names();
+            tracing::warn!(
+                tenant.id = tenant,
+                server.name = server,
+                stage = <&str>::from(stage),
+                why,
+                stderr = failure.output.last(),
+                "a server could not be started"
+            );
+            let circuits = &self.starter.circuits;
+            circuits.failures.note((tenant, server), Arc::new(failure));
+            circuits.count_failure(&self.spec);
             self.entry.set(ChildState::Stopping);
             self.end_span(Some("start_failed"));
         }

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    admission::{Refused, Spec, spec},
+    admission::{Refused, Spec, Stage, spec},
     child::{Child, Exit},
     prepare::Preparations,
     starter::{Started, Starter},
@@ -197,14 +197,7 @@ impl QueueTask {
         let Some(mut started) = self.queue.remove(at) else {
             return;
         };
-        tracing::warn!(
-            tenant.id = self.server.tenant,
-            server.name = self.server.name,
-            code = exit.code,
-            signal = exit.signal,
-            "a warm child ended"
-        );
-        started.place.fail();
+        started.place.fail(Stage::Start, &exit.in_words());
         self.starter.metrics.child_exited(Exited::FailedStart);
     }
 

@@ -76,6 +76,8 @@ pub(crate) struct Config {
     pub(crate) oauth: OauthSettings,
     /// Logs, and the export of traces and metrics.
     pub(crate) telemetry: Telemetry,
+    /// This is `lockgate run`, whose caller owns its server.
+    pub(crate) is_run: bool,
     /// Keys of the one server of `run`, in the order of the flags; empty in `serve`.
     pub(crate) server: Vec<Override>,
     /// The files that contain settings, by their keys.
@@ -394,6 +396,7 @@ impl Layers {
                 }),
                 export: Export::read(env, &mut self.mistakes),
             },
+            is_run: self.run,
             server: std::mem::take(&mut self.server),
             is_url_derived,
             written: self.written(),

@@ -44,10 +44,12 @@ impl Hub {
         for old in before.servers() {
             match catalog.find(&old.tenant, &old.name) {
                 None => {
+                    core.pool.forget_failure(old);
                     let registry = &core.pool.registry;
                     registry.restart(&old.tenant, &old.name, Restart::Now);
                 }
                 Some((_, new)) if needs_restart(old, &new) => {
+                    core.pool.forget_failure(old);
                     core.pool
                         .registry
                         .restart(&new.tenant, &new.name, Restart::Drain);

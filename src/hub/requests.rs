@@ -25,13 +25,13 @@ use super::{
 use crate::{
     auth::{Access, policy},
     backend::{
-        Pool,
+        Pool, StartFailure,
         child::{ChildStatus, Launcher, Restart},
         prepare::PreparationStatus,
         shared::SharedChildren,
     },
     config::Config,
-    declare::Catalog,
+    declare::{Catalog, Server},
     error::Error,
     protocol::{Body, Cursor, Message, Revision},
     snapshot::{AuditQueue, CurrentSnapshot},
@@ -166,6 +166,11 @@ impl Hub {
     /// Every preparation that was requested.
     pub(crate) fn prepared(&self) -> Vec<PreparationStatus> {
         self.0.pool.preparations.list()
+    }
+
+    /// The last failed start of a server that has not started since.
+    pub(crate) fn failure(&self, server: &Server) -> Option<Arc<StartFailure>> {
+        self.0.pool.failure(server)
     }
 
     /// Every running child, oldest first; reads `/proc`.

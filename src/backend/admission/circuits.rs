@@ -10,7 +10,7 @@ use std::{
 use aws_lc_rs::rand::SecureRandom;
 use tokio::time::Instant;
 
-use super::{circuit::Circuit, refused::Refused};
+use super::{circuit::Circuit, failures::Failures, refused::Refused};
 use crate::{
     declare::{Digest, Server},
     telemetry::Metrics,
@@ -25,6 +25,8 @@ pub(crate) struct Circuits {
     circuits: RwLock<HashMap<Spec, Circuit>>,
     random: Arc<dyn SecureRandom + Send + Sync>,
     metrics: Arc<Metrics>,
+    /// The last failed start of each server.
+    pub(crate) failures: Failures,
 }
 
 impl Circuits {
@@ -34,6 +36,7 @@ impl Circuits {
             circuits: RwLock::default(),
             random,
             metrics,
+            failures: Failures::default(),
         }
     }
 

@@ -4,15 +4,18 @@
 //!
 //! * `circuit`: restart policy, from backoff to an open circuit
 //! * `circuits`: circuits of all launch specifications
+//! * `failures`: last failed start of each server, for people
 //! * `start_slots`: slots for starts that are under way, shared fairly by tenants
 //! * `refused`: reasons why there is no child; their texts are in `hub::call::error`
 
 mod circuit;
 mod circuits;
+mod failures;
 mod refused;
 mod start_slots;
 
 pub(crate) use self::circuit::{Circuit, Verdict};
 pub(crate) use self::circuits::{Circuits, Spec, spec};
-pub(crate) use self::refused::Refused;
+pub(crate) use self::failures::{Stage, StartFailure};
+pub(crate) use self::refused::{NO_ANSWER, Refused};
 pub(crate) use self::start_slots::{Lapse, StartSlot, StartSlots};

@@ -24,3 +24,17 @@ pub(crate) enum Refused {
     /// The child answered `initialize` with this raw error.
     Answered(Bytes),
 }
+
+impl Refused {
+    /// The reason of a child that did not become ready, in words.
+    pub(crate) fn in_words(&self) -> String {
+        match self {
+            Self::Failed("timeout") => NO_ANSWER.to_owned(),
+            Self::Failed(reason) => reason.replace('_', " "),
+            _ => "refused".to_owned(),
+        }
+    }
+}
+
+/// Why a start ended with `clocks.start`.
+pub(crate) const NO_ANSWER: &str = "no answer to initialize within clocks.start";

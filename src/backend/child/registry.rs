@@ -235,7 +235,7 @@ impl Registry {
                 calls: entry.calls.load(Ordering::Relaxed),
                 memory: usage.memory,
                 cpu: usage.cpu,
-                stderr: entry.stderr.get().map(Tail::bytes).unwrap_or_default(),
+                stderr: entry.stderr(),
             }
         };
         self.all(|_| true).into_iter().map(status).collect()
@@ -271,6 +271,11 @@ impl Entry {
         let guard = guard.unwrap_or_default();
         self.guard.store(guard, Ordering::Relaxed);
         _ = self.stderr.set(stderr);
+    }
+
+    /// The last bytes of its stderr.
+    pub(crate) fn stderr(&self) -> Vec<u8> {
+        self.stderr.get().map(Tail::bytes).unwrap_or_default()
     }
 
     /// Sets the function that wakes the owner of the child to look at [`Entry::restart`].

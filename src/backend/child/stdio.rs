@@ -56,6 +56,17 @@ pub(crate) struct Exit {
     pub(crate) stderr_tail: Vec<u8>,
 }
 
+impl Exit {
+    /// The exit status in words.
+    pub(crate) fn in_words(&self) -> String {
+        match (self.code, self.signal) {
+            (Some(code), _) => format!("exit status {code}"),
+            (None, Some(signal)) => format!("ended by signal {signal}"),
+            (None, None) => "ended".to_owned(),
+        }
+    }
+}
+
 /// A running server behind its guard, owned by one task.
 ///
 /// Ends by [`Child::stop`] or [`Child::kill`]; a dropped child is killed without waiting.

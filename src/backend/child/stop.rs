@@ -64,7 +64,7 @@ impl Child {
     }
 
     /// Waits for the child's end and discards its output.
-    async fn ended(&mut self) -> Exit {
+    pub(crate) async fn ended(&mut self) -> Exit {
         loop {
             if let ChildEvent::Exited(exit) = self.next().await {
                 return exit;

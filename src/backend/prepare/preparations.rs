@@ -27,7 +27,7 @@ use super::{
     stores::{KEPT, Store, Stores},
 };
 use crate::backend::{
-    admission::{Circuit, Circuits, Refused, Spec, StartSlots, Verdict, spec},
+    admission::{Circuit, Circuits, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, spec},
     child::{Child, ChildEvent, Exit, Launcher, stderr::printable},
 };
 use crate::base::hex;
@@ -61,8 +61,9 @@ struct Flight {
 enum Outcome {
     Running,
     Ready(Arc<Ready>),
-    /// The last lines of its output.
-    Failed(Arc<[String]>),
+    Failed(Arc<StartFailure>),
+    /// The gateway stops.
+    Stopped,
 }
 
 /// A complete store that children start from.
@@ -143,7 +144,11 @@ impl Preparations {
             let (state, version, output) = match &*flight.outcome.borrow() {
                 Outcome::Running => ("preparing", None, Vec::new()),
                 Outcome::Ready(ready) => ("ready", ready.found.version.clone(), Vec::new()),
-                Outcome::Failed(output) => ("failed", None, output.to_vec()),
+                Outcome::Failed(failure) => {
+                    let lines = failure.output.iter().chain([&failure.why]);
+                    ("failed", None, lines.cloned().collect())
+                }
+                Outcome::Stopped => ("failed", None, Vec::new()),
             };
             PreparationStatus {
                 digest: name.clone(),
@@ -274,10 +279,15 @@ impl Preparations {
     /// Prepares all `servers` in the background; starts the zygote, and removes old stores that none of
     /// them names, and leftovers of children.
     pub(crate) fn prepare_all(self: &Arc<Self>, servers: Vec<Arc<Server>>) {
-        let named: HashSet<String> = servers
-            .iter()
-            .filter_map(|server| Some(hex(&server.recipe.as_ref()?.digest())))
-            .collect();
+        let mut named: HashMap<String, BTreeSet<(String, String)>> = HashMap::new();
+        for server in &servers {
+            if let Some(recipe) = &server.recipe {
+                let name = (server.tenant.clone(), server.name.clone());
+                named.entry(hex(&recipe.digest())).or_default().insert(name);
+            }
+        }
+        self.forget_replaced(&named);
+        let named: HashSet<String> = named.into_keys().collect();
         let (stores, launcher) = (self.stores.clone(), self.launcher.clone());
         self.tracker.spawn_blocking(move || {
             launcher.zygote.start();
@@ -305,6 +315,19 @@ impl Preparations {
                     .await;
             });
         }
+    }
+
+    /// Forgets the preparations that no server needs any more, and the servers that need others now.
+    fn forget_replaced(&self, named: &HashMap<String, BTreeSet<(String, String)>>) {
+        let mut flights = self.flights.write().unwrap_or_else(PoisonError::into_inner);
+        flights.retain(|name, flight| {
+            let wanted = named.get(name);
+            let is_wanted =
+                |server: &(String, String)| wanted.is_some_and(|wanted| wanted.contains(server));
+            flight.servers.retain(is_wanted);
+            let is_running = matches!(*flight.outcome.borrow(), Outcome::Running);
+            is_running || !flight.servers.is_empty()
+        });
     }
 
     /// Waits for the store that children of `server` start from; none for a server without recipe.
@@ -338,10 +361,13 @@ impl Preparations {
         };
         let settled = outcome.wait_for(|outcome| !matches!(outcome, Outcome::Running));
         let settled = timeout(LONGEST, settled).await;
-        if let Ok(Ok(settled)) = &settled
-            && let Outcome::Ready(ready) = &**settled
-        {
-            return Ok(Some(Arc::clone(ready)));
+        match settled.as_ref().map(|settled| settled.as_deref()) {
+            Ok(Ok(Outcome::Ready(ready))) => return Ok(Some(Arc::clone(ready))),
+            Ok(Ok(Outcome::Failed(failure))) => {
+                let names = (server.tenant.as_str(), server.name.as_str());
+                self.circuits.failures.note(names, Arc::clone(failure));
+            }
+            _ => {}
         }
         self.circuits.refuse(Refused::Prepare)
     }
@@ -355,7 +381,7 @@ impl Preparations {
             flight.servers.insert(asker.clone());
             let is_over = match &*flight.outcome.borrow() {
                 Outcome::Ready(_) => false,
-                Outcome::Failed(_) => true,
+                Outcome::Failed(_) | Outcome::Stopped => true,
                 // The task ended without an outcome.
                 Outcome::Running => flight.outcome.has_changed().is_err(),
             };
@@ -389,7 +415,7 @@ impl Preparations {
     /// Runs a preparation to its outcome.
     async fn run(&self, server: &Server, spec: &Spec, name: &str) -> Outcome {
         let Some(recipe) = &server.recipe else {
-            return Outcome::Failed(Arc::default());
+            return Outcome::Stopped;
         };
         let (began, subject) = (Instant::now(), recipe.subject());
         // A store that is there takes no time worth a line.
@@ -425,7 +451,7 @@ impl Preparations {
                 Outcome::Ready(Arc::new(ready))
             }
             // The gateway stops: not a failure of the server.
-            Err(Failure::Stopped) => Outcome::Failed(Arc::default()),
+            Err(Failure::Stopped) => Outcome::Stopped,
             Err(Failure::Failed(why, output)) => {
                 tracing::warn!(
                                     target: PREPARATIONS,
@@ -440,7 +466,8 @@ impl Preparations {
                                     "cannot prepare"
                                 );
                 self.circuits.count_failure(spec);
-                Outcome::Failed(output.into_iter().chain([why]).collect())
+                let stage = Stage::Prepare;
+                Outcome::Failed(Arc::new(StartFailure { stage, why, output }))
             }
         }
     }

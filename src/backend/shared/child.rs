@@ -25,7 +25,7 @@ use super::{
     routing::{Recipients, Routing, owner, refuse, salvage_call},
 };
 use crate::backend::{
-    Place, Pool, Refused, Started,
+    Place, Pool, Refused, Stage, Started,
     child::{Child, ChildEvent, Restart},
     dialect::log_own_error,
 };
@@ -49,6 +49,12 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval of the checks of timeouts.
 const TICK: Duration = Duration::from_millis(500);
+
+/// The time from the end of a child's stdout to its exit.
+const EXIT: Duration = Duration::from_secs(1);
+
+/// Why a child that lives on did not become ready.
+const CLOSED: &str = "it closed its stdout";
 
 /// Unsolicited messages of a child per window, as for a child of one session.
 const WINDOW_MESSAGES: u32 = 4000;
@@ -194,7 +200,15 @@ impl RunningChild {
                         }
                     }
                     ChildEvent::TooLong => return Err(Refused::Failed("oversized_line")),
-                    ChildEvent::Closed | ChildEvent::Exited(_) => {
+                    ChildEvent::Closed => {
+                        // Its exit follows, and says why.
+                        let ended = timeout(EXIT, self.child.ended()).await;
+                        let why = ended.map_or_else(|_| CLOSED.to_owned(), |exit| exit.in_words());
+                        self.place.fail(Stage::Initialize, &why);
+                        return Err(Refused::Failed("backend_exited"));
+                    }
+                    ChildEvent::Exited(exit) => {
+                        self.place.fail(Stage::Initialize, &exit.in_words());
                         return Err(Refused::Failed("backend_exited"));
                     }
                 }
@@ -218,7 +232,10 @@ impl RunningChild {
             self.place.succeeded();
             Exit::Stopped
         } else {
-            self.place.fail();
+            // The end of the gateway is no failure of the server.
+            if !self.shared.halt.is_cancelled() {
+                self.place.fail(Stage::Initialize, &refused.in_words());
+            }
             Exit::FailedStart
         };
         self.shared.status.send_replace(Status::Failed(refused));

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     backend::child::{ChildStatus, Restart as EndMode},
     database::Record,
+    endpoint::{Endpoint, Kind},
     http::{
         Front,
         reply::{Problem, answer},
@@ -102,13 +103,15 @@ async fn status(call: Call) -> OperationResult {
         .cloned()
         .collect();
     tenants.sort();
-    let (hub, snapshot, seen) = (
+    let (hub, snapshot, seen, config) = (
         front.hub.clone(),
         Arc::clone(&caller.snapshot),
         tenants.clone(),
+        Arc::clone(&front.config),
     );
     // The list reads files of the kernel for each process.
-    let listed = tokio::task::spawn_blocking(move || in_use(&hub, &snapshot, &seen)).await;
+    let listed = move || in_use(&hub, &snapshot, &seen, &config.public_url);
+    let listed = tokio::task::spawn_blocking(listed).await;
     Ok(ok(&json!({
         "status": readiness.as_str(), "degraded": degraded, "version": env!("CARGO_PKG_VERSION"),
         "uptime_seconds": uptime, "tenants": tenants, "servers": listed.unwrap_or_default(),
@@ -116,7 +119,7 @@ async fn status(call: Call) -> OperationResult {
 }
 
 /// The use of every server of these tenants.
-fn in_use(hub: &Hub, snapshot: &Snapshot, tenants: &[String]) -> Vec<Json> {
+fn in_use(hub: &Hub, snapshot: &Snapshot, tenants: &[String], public_url: &str) -> Vec<Json> {
     let (children, sessions) = (hub.children(), hub.session_counts());
     let mut packages = HashMap::new();
     for one in hub.prepared() {
@@ -140,8 +143,18 @@ fn in_use(hub: &Hub, snapshot: &Snapshot, tenants: &[String]) -> Vec<Json> {
         let calls: u32 = own.iter().map(|one| one.calls).sum();
         let restarts: u32 = own.iter().map(|one| one.restarts).sum();
         let memory: u64 = own.iter().map(|one| one.memory).sum();
+        let failure = hub.failure(server);
+        let state = match (&failure, packages.get(&name)) {
+            (Some(_), _) | (_, Some(&"failed")) => "failed",
+            (None, Some(&"preparing")) => "preparing",
+            (None, _) if own.is_empty() => "stopped",
+            (None, _) => "running",
+        };
         json!({
-            "tenant": server.tenant, "name": server.name, "children": own.len(), "calls": calls,
+            "tenant": server.tenant, "name": server.name, "state": state,
+            "failure": failure.map(|failure| failure.summary()),
+            "url": Endpoint::new(&server.tenant, &server.name, Kind::Mcp).url(public_url),
+            "children": own.len(), "calls": calls,
             "restarts": restarts, "memory_bytes": memory, "packages": packages.get(&name),
             "sessions": sessions.get(&[name.0, name.1]).copied().unwrap_or_default(),
         })
@@ -182,14 +195,14 @@ async fn end_session(call: Call) -> OperationResult {
     let target = format!("session {tenant}/{id}");
     let record = record(caller, tenant, "session.ended", &target, how);
     if !front.hub.sessions(tenant).iter().any(|one| one.id == id) {
-        return Err(Problem::not_found());
+        return Err(Problem::no_such("session", id));
     }
     // The record is written before the session ends.
     store.audit().append(&[record]).await?;
     if front.hub.end_session(tenant, id, how).await {
         Ok(StatusCode::NO_CONTENT.into_response())
     } else {
-        Err(Problem::not_found())
+        Err(Problem::no_such("session", id))
     }
 }
 
@@ -207,10 +220,24 @@ fn child(one: &ChildStatus) -> Json {
     })
 }
 
-/// Returns the latest stderr output of a server's children, one object per line.
+/// Returns the latest stderr output of a server's children, one object per line. The output of a
+/// start that failed has no child.
 async fn logs(call: Call) -> OperationResult {
     let found = children_of(&call.front, &call.path).await;
+    let server = call
+        .caller
+        .snapshot
+        .catalog
+        .find(call.path.tenant(), call.path.name());
+    let failure = server.and_then(|(_, server)| call.front.hub.failure(&server));
     let mut out = String::new();
+    if let Some(failure) = failure {
+        let head = format!("{} failed: {}", failure.stage, failure.why);
+        for line in std::iter::once(&head).chain(&failure.output) {
+            out.push_str(&json!({"child": null, "line": line}).to_string());
+            out.push('\n');
+        }
+    }
     for one in &found {
         for line in String::from_utf8_lossy(&one.stderr).lines() {
             let line = json!({"child": one.number, "line": line});
@@ -294,6 +321,12 @@ static STATUS: Schema = Schema {
         let server = object(&[
             ("tenant", text()),
             ("name", text()),
+            (
+                "state",
+                json!({"enum": ["stopped", "preparing", "running", "failed"]}),
+            ),
+            ("failure", nullable_text()),
+            ("url", text()),
             ("sessions", integer()),
             ("children", integer()),
             ("calls", integer()),

@@ -3,9 +3,10 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use bytes::{Bytes, BytesMut};
+use serde_json::{Value as Json, json};
 
 use crate::{
-    backend::Refused,
+    backend::{Refused, StartFailure},
     declare::Full,
     error::{Error, Limit, Quota},
     protocol::jsonrpc,
@@ -20,6 +21,8 @@ pub(crate) struct CallError {
     /// The reason as `data.reason`, for programs.
     pub(crate) reason: &'static str,
     is_retryable: bool,
+    /// No server has seen the call: none could be started.
+    pub(crate) is_of_start: bool,
     /// The HTTP status in place of the error, if no headers were sent.
     pub(crate) status: Option<Status>,
 }
@@ -69,6 +72,7 @@ impl CallError {
             message,
             reason,
             is_retryable: false,
+            is_of_start: false,
             status: None,
         }
     }
@@ -143,6 +147,7 @@ impl CallError {
         };
         Self {
             is_retryable: true,
+            is_of_start: true,
             ..error
         }
     }
@@ -157,22 +162,36 @@ impl CallError {
             message,
             // A retry would get the same refusal.
             is_retryable: self.reason != Self::REFUSED.reason,
+            is_of_start: true,
             ..self
         }
     }
 
     /// The error response to a request with this raw id.
     pub(crate) fn line(self, id: &[u8]) -> Bytes {
-        let Self {
-            code,
-            message,
-            reason,
-            is_retryable,
-            ..
-        } = self;
+        let data = json!({"reason": self.reason, "retryable": self.is_retryable});
+        self.line_of(id, self.message, &data)
+    }
+
+    /// The same for a start that failed. Only the owner of the server is told more than whether
+    /// to try again: the output of a server may contain secrets.
+    pub(crate) fn line_of_start(self, id: &[u8], failure: &StartFailure, owner: bool) -> Bytes {
+        let retryable = self.is_retryable && !failure.is_lasting();
+        let mut data = json!({"reason": self.reason, "retryable": retryable});
+        if !owner {
+            return self.line_of(id, self.message, &data);
+        }
+        data["stage"] = <&str>::from(failure.stage).into();
+        data["status"] = failure.why.as_str().into();
+        data["stderr"] = failure.output.clone().into();
+        let message = format!("{} ({})", self.message, failure.summary());
+        self.line_of(id, &message, &data)
+    }
+
+    fn line_of(self, id: &[u8], message: &str, data: &Json) -> Bytes {
         let mut line = BytesMut::new();
-        let data = format!(r#"{{"reason":"{reason}","retryable":{is_retryable}}}"#);
-        jsonrpc::push_error(id, code, message, Some(&data), &mut line);
+        let data = data.to_string();
+        jsonrpc::push_error(id, self.code, message, Some(&data), &mut line);
         line.freeze()
     }
 }

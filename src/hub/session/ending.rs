@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{lifetime::EndReason, ownership::refuse, task::Session};
@@ -157,6 +158,16 @@ impl Session {
         }
     }
 
+    /// The response to a request that ends with an error of the gateway.
+    pub(super) fn error_line(&self, error: CallError, id: &[u8]) -> Bytes {
+        let server = self.client.server();
+        let failure = error.is_of_start.then(|| self.core.pool.failure(server));
+        match failure.flatten() {
+            Some(failure) => error.line_of_start(id, &failure, self.core.config.is_run),
+            None => error.line(id),
+        }
+    }
+
     /// Ends every call in flight with an error of the gateway.
     pub(super) fn fail_calls(&mut self, error: CallError) {
         for call in self.calls.ids() {
@@ -212,7 +223,7 @@ impl Session {
         };
         let message = || Some(error.message.to_owned());
         self.count_call(&mut ended, outcome, Some(error.reason), message);
-        let line = error.line(&id);
+        let line = self.error_line(error, &id);
         let finished = match error.status {
             // A call that no backend has seen is refused with a status if no headers were sent yet.
             Some(status) => self.streams.refuse_call(ended.stream, line, status.error()),

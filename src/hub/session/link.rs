@@ -20,6 +20,9 @@ use crate::backend::{
 /// The time for a child to answer a ping after a call that was overdue.
 const PROBE: Duration = Duration::from_secs(5);
 
+/// The time without an answer to `initialize` after which people are told.
+const SILENCE: Duration = Duration::from_secs(5);
+
 /// The backend of one session.
 pub(super) struct Link {
     state: State,
@@ -52,6 +55,10 @@ enum State {
         id: CallId,
         /// The time at which its response is overdue.
         until: Instant,
+        /// The time at which people are told that there is none; none once they were.
+        silence: Option<Instant>,
+        /// Its stdout has ended, and its exit is awaited.
+        is_closed: bool,
     },
     /// The session's own child serves it.
     Ready(Box<Own>),
@@ -186,7 +193,57 @@ impl Link {
     /// The session's own child was sent `initialize` under this id.
     pub(super) fn begin_initialize(&mut self, own: Own, id: CallId, until: Instant) {
         let own = Box::new(own);
-        self.state = State::Initializing { own, id, until };
+        let silence = Some(Instant::now() + SILENCE);
+        self.state = State::Initializing {
+            own,
+            id,
+            until,
+            silence,
+            is_closed: false,
+        };
+    }
+
+    /// Waits until `until` for the exit of a child whose stdout ended before it was initialized;
+    /// false if it was.
+    pub(super) fn await_exit(&mut self, until: Instant) -> bool {
+        if let State::Initializing {
+            until: deadline,
+            silence,
+            is_closed,
+            ..
+        } = &mut self.state
+        {
+            (*deadline, *silence, *is_closed) = (until.min(*deadline), None, true);
+            return true;
+        }
+        false
+    }
+
+    /// Whether the stdout of the child ended before it was initialized.
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(
+            self.state,
+            State::Initializing {
+                is_closed: true,
+                ..
+            }
+        )
+    }
+
+    /// The time at which people are told that the child does not answer `initialize`.
+    pub(super) fn silence(&self) -> Option<Instant> {
+        match &self.state {
+            State::Initializing { silence, .. } => *silence,
+            _ => None,
+        }
+    }
+
+    /// Whether people have to be told so now; once.
+    pub(super) fn is_silent(&mut self, now: Instant) -> bool {
+        match &mut self.state {
+            State::Initializing { silence, .. } => silence.take_if(|at| *at <= now).is_some(),
+            _ => false,
+        }
     }
 
     /// The session's own child, while it is being initialized.

@@ -10,6 +10,7 @@ use super::{link::BackendEvent, task::Session};
 use crate::{
     auth::policy,
     backend::{
+        NO_ANSWER,
         child::ChildEvent,
         dialect::{AskId, CallId, ServerMessage, log_own_error},
         shared::{mailbox, routing},
@@ -58,7 +59,14 @@ impl Session {
                 self.core.metrics.messages_dropped.add(Dropped::TooLarge);
                 self.child_lost(CallError::TOO_LONG);
             }
+            // Its exit follows, and says why.
+            ChildEvent::Closed if self.link.await_exit(Instant::now() + EXIT) => {
+                self.wake_by(Instant::now() + EXIT);
+            }
             ChildEvent::Closed => self.child_lost(CallError::EXITED),
+            ChildEvent::Exited(exit) if self.link.initializing().is_some() => {
+                self.child_lost_by(CallError::EXITED, &exit.in_words());
+            }
             ChildEvent::Exited(exit) => {
                 tracing::warn!(
                     server.name = self.client.server().name, session.id = self.id.short(),
@@ -342,8 +350,7 @@ impl Session {
             self.child_lost(CallError::EXITED);
             return;
         }
-        if is_due(self.link.initialize_deadline()) {
-            self.child_lost(CallError::TIMEOUT);
+        if !self.check_start(now) {
             return;
         }
         if !self.link.is_up() {
@@ -370,11 +377,34 @@ impl Session {
             self.pacing.deadline(),
             self.link.probe_deadline(),
             self.link.initialize_deadline(),
+            self.link.silence(),
             tasks,
             idle,
             record,
         ];
         self.set_alarm(others.into_iter().flatten().fold(end, Instant::min));
+    }
+
+    /// Looks at the child that has to answer `initialize`; false if it is lost.
+    fn check_start(&mut self, now: Instant) -> bool {
+        let deadline = self.link.initialize_deadline();
+        if deadline.is_some_and(|at| at <= now) {
+            if self.link.is_closed() {
+                self.child_lost_by(CallError::EXITED, "it closed its stdout");
+            } else {
+                self.child_lost_by(CallError::TIMEOUT, NO_ANSWER);
+            }
+            return false;
+        }
+        if self.link.is_silent(now) {
+            tracing::warn!(
+                tenant.id = self.client.tenant().name,
+                server.name = self.client.server().name,
+                session.id = self.id.short(),
+                "the server has not answered initialize for 5 s: is it an MCP server on stdio?"
+            );
+        }
+        true
     }
 
     fn end_overdue(&mut self, due: Overdue, now: Instant) {
@@ -433,3 +463,6 @@ fn ttl(task: &[u8]) -> Option<Duration> {
 fn tail(stderr: &[u8]) -> &[u8] {
     &stderr[stderr.len().saturating_sub(512)..]
 }
+
+/// The time from the end of a child's stdout to its exit.
+const EXIT: Duration = Duration::from_secs(1);

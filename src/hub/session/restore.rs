@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{lifetime::EndReason, link::Own, task::Session};
 use crate::{
     backend::{
+        Stage,
         child::Restart,
         dialect::{AskId, CallId},
         shared::{Loss, routing},
@@ -110,12 +111,17 @@ impl Session {
 
     /// Handles the loss of the session's own child, with its calls.
     pub(super) fn child_lost(&mut self, error: CallError) {
+        self.child_lost_by(error, error.message);
+    }
+
+    /// The same with the reason in words, for a child that did not become ready.
+    pub(super) fn child_lost_by(&mut self, error: CallError, why: &str) {
         let is_crash = self.link.is_up();
         if let Some(mut own) = self.unlink() {
             if is_crash || !own.place.is_starting() {
                 self.count_crash(&own);
             } else {
-                own.place.fail();
+                own.place.fail(Stage::Initialize, why);
             }
             let exit = if is_crash {
                 Exit::Crashed
@@ -126,7 +132,7 @@ impl Session {
         }
         self.count_initialize(Some(error.of_start().reason));
         if let Some(initializing) = self.lifetime.initializing() {
-            let line = error.of_start().line(&initializing.id);
+            let line = self.error_line(error.of_start(), &initializing.id);
             self.lifetime.force_end(EndReason::Failed);
             return self.answer_start(Answer::Failed(line));
         }

@@ -103,8 +103,8 @@ impl Session {
             }
         });
         let until = Instant::now() + or_never(self.client.server().clocks.start);
-        self.wake_by(until);
         self.link.begin_initialize(Own { child, place }, id, until);
+        self.wake_by(self.link.silence().map_or(until, |at| at.min(until)));
     }
 
     /// The revision that a shared child of the session is offered: that of the session, or of its client.
@@ -326,7 +326,7 @@ impl Session {
                     Answer::Failed(line.freeze())
                 }
                 (_, Some(status), Some(_)) => Answer::Refused(status.error()),
-                _ => Answer::Failed(error.line(id)),
+                _ => Answer::Failed(self.error_line(error, id)),
             };
             self.lifetime.force_end(EndReason::Failed);
             return self.answer_start(answer);

@@ -13,6 +13,7 @@ use futures_util::future::join_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
+use crate::auth::external_tokens::bearer;
 use crate::support::{
     harness::{BOTH, Gateway, NEWEST, Session, body, child, opening, until, within},
     served::Served,
@@ -216,6 +217,31 @@ async fn a_failed_one_is_told_to_the_operator_and_not_to_the_client() {
     assert_eq!(names(&store), BTreeSet::new(), "nothing half is left");
     let main = gateway.session("a", "main").await;
     assert_eq!(main.text("echo", json!({"text": "x"})).await, "x");
+}
+
+/// What no server needs any more is not listed, and does not grow with every change.
+#[tokio::test]
+async fn a_replaced_package_is_not_listed() {
+    let site = Site::new();
+    let server = |work: &str| {
+        json!({"command": "${prepared}/bin/server", "prepare": site.words(work),
+            "sandbox": site.walls()})
+    };
+    let gateway = served(json!({"main": server("true")})).await;
+    is_in_state(&gateway, "ready").await;
+    let old = prepared(&gateway).await.remove(0)["digest"].clone();
+    let url = format!("{}/api/v1/tenants/a/servers/main", gateway.origin());
+    let operator = bearer(&gateway.administrator());
+    let put = operator.put(&url).json(&server(": again")).send();
+    assert_eq!(put.await.unwrap().status(), StatusCode::OK);
+    until("the new one alone", || async {
+        let all = prepared(&gateway).await;
+        all.len() == 1 && all[0]["state"] == "ready" && all[0]["digest"] != old
+    })
+    .await;
+    let removed = operator.delete(&url).send().await.unwrap();
+    assert_eq!(removed.status(), StatusCode::NO_CONTENT);
+    until("none", || async { prepared(&gateway).await.is_empty() }).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Tests of the commands.
 
 pub(crate) mod commands;
+mod newcomers;
 mod packaging;
 mod service_manager;
 mod terminal;

@@ -199,7 +199,7 @@ pub(super) fn authorities(file: &str) -> Result<Option<Arc<[u8]>>, Wrong> {
     if file.is_empty() {
         return Ok(None);
     }
-    let remedy = "name a PEM file with the certificates of the authorities of Redis";
+    let remedy = "name a PEM file with the certificates of authorities";
     let text = std::fs::read(file)
         .map_err(|error| Wrong::new(format!("{file:?} cannot be read: {error}"), remedy))?;
     let mut known = RootCertStore::empty();

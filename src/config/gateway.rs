@@ -17,6 +17,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::base::budget::machine_memory;
 
+use super::cluster::authorities;
 pub(crate) use super::cluster::{Cluster, Drain, Log, Redis};
 use super::listeners::{Admin, Ops};
 pub(crate) use super::oauth::OauthSettings;
@@ -68,6 +69,8 @@ pub(crate) struct Config {
     pub(crate) cluster: Cluster,
     /// Limits of children and their starts.
     pub(crate) spawn: Spawn,
+    /// The environment that all children share.
+    pub(crate) children: Children,
     /// Separation of children.
     pub(crate) sandbox: Sandbox,
     /// Location, encryption and retention of stored data.
@@ -180,6 +183,13 @@ pub(crate) struct Spawn {
     pub(crate) wait: Duration,
     /// Maximum number of children of the gateway.
     pub(crate) children: usize,
+}
+
+/// The environment that all children share.
+#[derive(Clone, Debug)]
+pub(crate) struct Children {
+    /// Variables and their values; those of `children.ca_file` come first.
+    pub(crate) env: Vec<(String, String)>,
 }
 
 /// Lifetimes of sessions; zero is unlimited.
@@ -381,6 +391,7 @@ impl Layers {
                 wait: self.leaf("spawn.wait", Node::duration),
                 children: self.leaf("spawn.children", Node::at_least_one),
             },
+            children: self.children(env),
             sandbox: Sandbox {
                 shared_uid: self.leaf("sandbox.shared_uid", Node::flag),
                 uids: self.leaf("sandbox.uids", Uids::read),
@@ -492,6 +503,26 @@ impl Layers {
         }
     }
 
+    fn children(&mut self, own: &BTreeMap<String, String>) -> Children {
+        let file = self.leaf("children.ca_file", |node| {
+            let file = node.text()?;
+            let is_there = authorities(&file)?.is_some();
+            if is_there && !file.starts_with('/') {
+                let remedy = "write the whole path: servers have other directories";
+                return Err(Wrong::new(format!("{file:?} is not absolute"), remedy));
+            }
+            Ok(is_there.then_some(file))
+        });
+        let named = file.iter().flat_map(|file| {
+            let named = CA_VARIABLES.iter();
+            named.map(|name| ((*name).to_owned(), file.clone()))
+        });
+        let passed = self.leaf("children.env", |node| each(node, |text| passed(text, own)));
+        Children {
+            env: named.chain(passed).collect(),
+        }
+    }
+
     fn default_server(&mut self) -> Option<(String, String)> {
         let tenant = self.leaf("default.tenant", |node| optional(node, name));
         let server = self.leaf("default.server", |node| optional(node, name));
@@ -540,6 +571,30 @@ fn each<T>(node: &Node, parse: impl Fn(&str) -> Result<T, Wrong>) -> Result<Vec<
         .map(|item| parse(&item.text()?))
         .collect()
 }
+
+/// A variable for children: `NAME=VALUE`, or NAME with the value of the gateway's own.
+fn passed(text: &str, own: &BTreeMap<String, String>) -> Result<(String, String), Wrong> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (text, own.get(text).map(String::as_str)),
+    };
+    let remedy = "write NAME=VALUE, or the name of a variable that the gateway has";
+    if name.is_empty() || text.contains('\0') {
+        return Err(Wrong::new(format!("{text:?} names no variable"), remedy));
+    }
+    let unset = || Wrong::new(format!("{name} is not set"), remedy);
+    let value = value.ok_or_else(unset)?.to_owned();
+    Ok((name.to_owned(), value))
+}
+
+/// The variables by which servers find certificate authorities: OpenSSL and Rust, Node.js, Python's
+/// requests, curl.
+pub(crate) const CA_VARIABLES: [&str; 4] = [
+    "SSL_CERT_FILE",
+    "NODE_EXTRA_CA_CERTS",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+];
 
 fn filter(node: &Node) -> Result<String, Wrong> {
     let text = node.text()?;

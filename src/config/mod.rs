@@ -4,8 +4,8 @@
 //!
 //! * `config.default.toml`: every key with its default and what it is for; look here first for a
 //!   time or a size
-//! * `gateway`: the settings of one gateway, read from all sources; `http`, `session`, `stream` and
-//!   `spawn` itself
+//! * `gateway`: the settings of one gateway, read from all sources; `http`, `session`, `stream`,
+//!   `spawn` and `children` itself
 //! * `sources`: defaults, file, environment and flags, merged
 //! * `document`: TOML, YAML and JSON documents as one tree
 //! * `reader`: types and units of values, and mistakes with their remedies, such as the nearest known
@@ -36,10 +36,10 @@ mod volume;
 
 pub(crate) use self::address::ClientAddress;
 pub(crate) use self::cluster::Drain;
-pub(crate) use self::document::{Format, Node, Value};
+pub(crate) use self::document::{Format, Node, Value, key_path};
 pub(crate) use self::export::{Export, Protocol, Sampling, Signal};
 pub(crate) use self::gateway::{
-    Config, LogFormat, LoggedRequests, RUN_SERVER, RUN_TENANT, Sources,
+    CA_VARIABLES, Config, LogFormat, LoggedRequests, RUN_SERVER, RUN_TENANT, Sources,
 };
 pub(crate) use self::oauth::OauthSettings;
 pub(crate) use self::reader::{Mistake, Wrong};

@@ -43,6 +43,8 @@ pub(crate) struct Ambient {
     pub(crate) lang: Option<OsString>,
     /// TMPDIR, for `Home::Caller` only.
     pub(crate) tmpdir: Option<OsString>,
+    /// Variables of every child.
+    pub(crate) shared: Vec<(OsString, OsString)>,
     /// The working directory, for `Home::Caller` only.
     pub(crate) cwd: PathBuf,
 }
@@ -153,6 +155,7 @@ impl Launcher {
                 (None, ambient.cwd.clone())
             }
         };
+        env.extend(ambient.shared.iter().cloned());
         // Last, so that the specification takes precedence.
         env.extend(
             launch

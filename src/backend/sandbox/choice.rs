@@ -50,6 +50,7 @@ impl Sandbox {
         uids: Option<Uids>,
         hide: Option<HiddenPaths>,
         unreachable: Unreachable,
+        certificates: Vec<PathBuf>,
     ) -> io::Result<Self> {
         let uids = uids.filter(|_| offer.separation == Separation::Uid);
         let delegated = kernel.cgroup.as_ref().filter(|group| group.is_delegated);
@@ -70,7 +71,7 @@ impl Sandbox {
             },
             filter: attached,
             hide,
-            system: files::system(),
+            system: files::system().into_iter().chain(certificates).collect(),
         })
     }
 

@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs::Permissions,
     io::{self, IsTerminal},
     net::SocketAddr,
@@ -33,7 +34,7 @@ use crate::{
         sandbox::{Sandbox, Unreachable},
     },
     base::{HiddenPaths, Screen, memory},
-    config::{Config, LogFormat, Mistake, Separation},
+    config::{CA_VARIABLES, Config, LogFormat, Mistake, Separation},
     declare::{Catalog, Offer},
     gateway::{self, Lifecycle, Listeners},
     snapshot::SnapshotSync,
@@ -137,7 +138,10 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let own = [config.data_dir.clone(), work.clone()];
     let hidden = HiddenPaths::new(own.into_iter().chain(secrets));
     let hide = (!is_run).then(|| hidden.clone());
-    let mut sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, hide, unreachable)
+    let shared = shared_env(&config, &env);
+    let certificates = certificates(&shared);
+    let uids = config.sandbox.uids;
+    let mut sandbox = Sandbox::new(&kernel, offer, uids, hide, unreachable, certificates)
         .context("cannot make cgroups for children")?;
     let refusing = stores.keep_refused(sandbox.take_filter());
     let served = match database::open(source, &config, &env, offer, hidden).await? {
@@ -148,7 +152,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let is_temporary = is_run || offer.separation == Separation::Uid;
     let prepared = prepared_dir(&config, &work, is_temporary);
     let descriptors = Descriptors::new(kernel.open_files);
-    let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox, descriptors);
+    let launcher = Launcher::new(ambient(&env, shared)?, work, prepared, sandbox, descriptors);
     let lifecycle = Lifecycle::default();
     let reloader = served.sync.as_ref().map(SnapshotSync::reloader);
     let manager = ServiceManager::of(&env, reloader, &config);
@@ -253,7 +257,33 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
     }
 }
 
-fn ambient(env: &BTreeMap<String, String>) -> anyhow::Result<Ambient> {
+/// Variables of every child: those of `[children]`, and in `run` those by which a machine behind a
+/// proxy or with certificates of a company reaches the network.
+fn shared_env(config: &Config, env: &BTreeMap<String, String>) -> Vec<(OsString, OsString)> {
+    let of_network = NETWORK
+        .iter()
+        .chain(&CA_VARIABLES)
+        .filter(|_| config.is_run);
+    let passed = of_network.filter_map(|name| Some(((*name).into(), env.get(*name)?.into())));
+    let set = config.children.env.iter();
+    let set = set.map(|(name, value)| (name.into(), value.into()));
+    passed.chain(set).collect()
+}
+
+/// Files and directories of certificates that variables of children name, and children may read.
+fn certificates(shared: &[(OsString, OsString)]) -> Vec<PathBuf> {
+    let names = || CA_VARIABLES.iter().chain(&["SSL_CERT_DIR"]);
+    let named = shared
+        .iter()
+        .filter(|(name, _)| names().any(|known| name.to_str() == Some(known)));
+    let paths = named.map(|(_, path)| PathBuf::from(path));
+    paths.filter(|path| path.is_absolute()).collect()
+}
+
+fn ambient(
+    env: &BTreeMap<String, String>,
+    shared: Vec<(OsString, OsString)>,
+) -> anyhow::Result<Ambient> {
     let of = |name: &str| env.get(name).map(Into::into);
     let cwd = std::env::current_dir().context("the working directory is gone")?;
     let (path, home, lang, tmpdir) = (of("PATH"), of("HOME"), of("LANG"), of("TMPDIR"));
@@ -262,6 +292,20 @@ fn ambient(env: &BTreeMap<String, String>) -> anyhow::Result<Ambient> {
         home,
         lang,
         tmpdir,
+        shared,
         cwd,
     })
 }
+
+/// Variables of proxies, in both spellings that programs read, and of a directory of certificates.
+const NETWORK: [&str; 9] = [
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "SSL_CERT_DIR",
+];

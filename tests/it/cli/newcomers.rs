@@ -73,6 +73,63 @@ async fn a_server_that_closes_its_stdout_is_given_up() {
     assert_eq!(error["data"]["status"], "it closed its stdout");
 }
 
+/// `run` passes on what a machine behind a proxy, or with a company's certificates, needs.
+#[tokio::test]
+async fn run_passes_on_proxies_and_certificates() {
+    let given = [
+        ("SSL_CERT_FILE", "/etc/corp.pem"),
+        ("NODE_EXTRA_CA_CERTS", "/etc/corp.pem"),
+        ("https_proxy", "http://proxy.test:3128"),
+        ("NO_PROXY", "localhost"),
+        ("SECRET_OF_THE_CALLER", "x"),
+    ];
+    let words: Vec<String> = given
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let wrapper = [&["env"], &words[..]].concat();
+    let program = child();
+    let own = ["HTTPS_PROXY=http://own.test"];
+    let gateway = Gateway::through(&wrapper, &run_args(&[], &own), &[&program]).await;
+    let session = gateway.session().await;
+    let told = environment(&session).await;
+    for (name, value) in &given[..4] {
+        assert!(told[*name] == **value, "{told}");
+    }
+    assert_eq!(told["HTTPS_PROXY"], "http://own.test");
+    assert!(told["SECRET_OF_THE_CALLER"].is_null(), "{told}");
+}
+
+/// `[children]` does the same for every server of `serve`, which may read the certificates.
+#[tokio::test]
+async fn children_share_certificates_and_variables() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(["corp.test".to_owned()]).unwrap();
+    let outside = tempfile::Builder::new().tempfile_in("/var/tmp").unwrap();
+    std::fs::write(outside.path(), made.cert.pem()).unwrap();
+    let file = outside.path().display().to_string();
+    let sets = [
+        format!("children.ca_file={file}"),
+        "children.env=[\"HTTPS_PROXY=http://proxy.test\"]".to_owned(),
+    ];
+    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+    let gateway = Gateway::serve(dir.path(), &sets, "sandbox: {required: false}").await;
+    let session = gateway.session().await;
+    let told = environment(&session).await;
+    for name in ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE"] {
+        assert!(told[name] == file.as_str(), "{told}");
+    }
+    assert_eq!(told["HTTPS_PROXY"], "http://proxy.test");
+    let read = session.text("read_path", json!({"path": file})).await;
+    assert!(read.contains("BEGIN CERTIFICATE"), "{read}");
+}
+
+/// The environment of a session's child.
+async fn environment(session: &Session) -> Value {
+    serde_json::from_str(&session.text("env", json!({})).await).unwrap()
+}
+
 /// Keys that end before they begin, and kinds of records that do not exist, are mistakes.
 #[tokio::test]
 async fn times_and_kinds_that_cannot_be_are_refused() {

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use ::http::{Method, StatusCode};
 use axum::{
-    Router, extract::Request, middleware::from_fn_with_state, response::Response, routing::get,
+    Router,
+    extract::{Request, State},
+    middleware::from_fn_with_state,
+    response::Response,
+    routing::get,
 };
 
 use super::{
@@ -13,7 +17,7 @@ use super::{
     mcp::{sse_2024, streamable_http, wellknown},
     ops,
     peers::Cluster,
-    reply::refusal::refusal,
+    reply::{page, refusal::refusal},
 };
 use crate::endpoint::{Kind, PROTECTED_RESOURCE};
 use crate::telemetry::Health;
@@ -61,10 +65,20 @@ pub(crate) fn public(front: Arc<Front>, health: Health) -> Routes {
             &format!("{PROTECTED_RESOURCE}/{{*path}}"),
             get(wellknown::protected_resource),
         )
+        .route("/", get(home))
         .fallback(async || refusal(StatusCode::NOT_FOUND, "not found"))
         .with_state(Arc::clone(&front));
     let endpoints = endpoints(&front);
     Routes::new(endpoints, limited(others, front).merge(ops::public(health)))
+}
+
+/// A person who opens the gateway itself is told what it is.
+async fn home(State(front): State<Arc<Front>>, request: Request) -> Response {
+    let config = &front.config;
+    if page::is_browser(request.method(), request.headers()) {
+        return page::home(config.default.is_some(), &config.public_url);
+    }
+    refusal(StatusCode::NOT_FOUND, "not found")
 }
 
 /// Routes of the cluster listener: the MCP endpoints, for requests of other replicas.

@@ -97,7 +97,7 @@ pub(super) fn announce(config: &Config, listeners: &Listeners, is_run: bool) -> 
     let url = format!("{base}{}", Kind::Mcp.alias());
     let mut out = std::io::stdout().lock();
     writeln!(out, "{url}")?;
-    for (client, snippet) in snippets("lockgate", &url) {
+    for (client, snippet) in snippets("lockgate", &url, None) {
         writeln!(out, "\n{client}:\n{snippet}")?;
     }
     out.flush()?;

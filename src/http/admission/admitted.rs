@@ -126,7 +126,8 @@ impl Admitted {
         let is_open = tenant.auth == AuthMode::None;
         if !is_open && page::is_browser(&parts.method, headers) {
             // The page repeats the URL only and does not tell whether the server exists.
-            return Err(page::page(endpoint, &config.public_url));
+            let has_keys = tenant.auth == AuthMode::Keys;
+            return Err(page::page(endpoint, &config.public_url, has_keys));
         }
         let access_request = access::AccessRequest {
             tenant: endpoint.tenant,

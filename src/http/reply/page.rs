@@ -37,28 +37,43 @@ pub(crate) fn is_browser(method: &Method, headers: &HeaderMap) -> bool {
 /// Returns the settings of a server for each client: a command, or a file name with its content in
 /// the following lines.
 ///
-/// `name` is the name of the server in the client; `url` is used verbatim.
-pub(crate) fn snippets(name: &str, url: &str) -> Vec<(&'static str, String)> {
-    let entry = serde_json::json!({"type": "http", "url": url});
+/// `name` is the name of the server in the client; `url` is used verbatim, and so is the API key of
+/// a client without a log-in.
+pub(crate) fn snippets(name: &str, url: &str, key: Option<&str>) -> Vec<(&'static str, String)> {
+    let mut entry = serde_json::json!({"url": url});
+    let bearer = key.map(|key| format!("Bearer {key}"));
+    if let Some(bearer) = &bearer {
+        entry["headers"] = serde_json::json!({"Authorization": bearer});
+    }
+    let cursor = serde_json::json!({"mcpServers": {name: &entry}});
+    entry["type"] = "http".into();
     let code = serde_json::json!({"servers": {name: entry}});
-    let cursor = serde_json::json!({"mcpServers": {name: {"url": url}}});
     // For the characters of a URL, a JSON string is also a TOML basic string.
     let quoted = serde_json::json!(url);
+    let header = bearer.as_ref().map_or_else(String::new, |bearer| {
+        format!(" --header \"Authorization: {bearer}\"")
+    });
+    let table = bearer.map_or_else(String::new, |bearer| {
+        format!(
+            "\nhttp_headers = {{ Authorization = {} }}",
+            serde_json::json!(bearer)
+        )
+    });
     vec![
         (
             "Claude Code",
-            format!("claude mcp add --transport http {name} {url}"),
+            format!("claude mcp add --transport http {name} {url}{header}"),
         ),
         ("VS Code", format!(".vscode/mcp.json\n{code}")),
         ("Cursor", format!("~/.cursor/mcp.json\n{cursor}")),
         (
             "Codex",
-            format!("~/.codex/config.toml\n[mcp_servers.{name}]\nurl = {quoted}"),
+            format!("~/.codex/config.toml\n[mcp_servers.{name}]\nurl = {quoted}{table}"),
         ),
         (
             "MCP Inspector",
             format!(
-                "npx @modelcontextprotocol/inspector --cli {url} --transport http --method tools/list"
+                "npx @modelcontextprotocol/inspector --cli {url} --transport http{header} --method tools/list"
             ),
         ),
     ]
@@ -71,6 +86,8 @@ struct ConnectPage<'p> {
     tenant: &'p str,
     server: &'p str,
     url: &'p str,
+    /// Its clients have API keys.
+    has_keys: bool,
     cards: Vec<Card>,
 }
 
@@ -82,16 +99,32 @@ struct Card {
     text: String,
 }
 
-/// Makes the connect page of a server.
-pub(crate) fn page(endpoint: Endpoint<'_>, public_url: &str) -> Response {
-    show(
-        endpoint.tenant,
-        endpoint.server,
-        &endpoint.with(Kind::Mcp).url(public_url),
-    )
+/// Makes the connect page of a server; `has_keys` if its clients have API keys.
+pub(crate) fn page(endpoint: Endpoint<'_>, public_url: &str, has_keys: bool) -> Response {
+    let url = endpoint.with(Kind::Mcp).url(public_url);
+    show(endpoint.tenant, endpoint.server, &url, has_keys)
 }
 
-fn show(tenant: &str, server: &str, url: &str) -> Response {
+/// The page of the root.
+#[derive(Template)]
+#[template(path = "home.html")]
+struct HomePage<'p> {
+    /// The URL of the server behind `/mcp`.
+    default_url: Option<&'p str>,
+    example: &'p str,
+}
+
+/// Makes the page of the root, which names the server behind `/mcp` and no other.
+pub(crate) fn home(has_default: bool, public_url: &str) -> Response {
+    let default_url = has_default.then(|| format!("{public_url}{}", Kind::Mcp.alias()));
+    let page = HomePage {
+        default_url: default_url.as_deref(),
+        example: &Endpoint::new("TENANT", "SERVER", Kind::Mcp).url(public_url),
+    };
+    html(&page)
+}
+
+fn show(tenant: &str, server: &str, url: &str, has_keys: bool) -> Response {
     let card = |(client, text): (&'static str, String)| {
         let (file, text) = match text.split_once('\n') {
             Some((file, content)) => (Some(file.to_owned()), content.to_owned()),
@@ -103,8 +136,16 @@ fn show(tenant: &str, server: &str, url: &str) -> Response {
         tenant,
         server,
         url,
-        cards: snippets(server, url).into_iter().map(card).collect(),
+        has_keys,
+        cards: snippets(server, url, has_keys.then_some(YOUR_KEY))
+            .into_iter()
+            .map(card)
+            .collect(),
     };
+    html(&page)
+}
+
+fn html(page: &impl Template) -> Response {
     // Rendering into a string cannot fail. askama drops the last newline of a template.
     let html = page.render().unwrap_or_default() + "\n";
     let mut response = Response::new(Body::from(html));
@@ -121,6 +162,8 @@ fn show(tenant: &str, server: &str, url: &str) -> Response {
     response
 }
 
+/// What stands for an API key on the page.
+const YOUR_KEY: &str = "YOUR_API_KEY";
 /// Policy of the page: no scripts, no external resources, no frames.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
@@ -132,7 +175,12 @@ mod tests {
 
     #[tokio::test]
     async fn the_url_cannot_inject_markup() {
-        let shown = show("a<b>", "x\"'{url}", "http://h/<script>alert(1)</script>&");
+        let shown = show(
+            "a<b>",
+            "x\"'{url}",
+            "http://h/<script>alert(1)</script>&",
+            false,
+        );
         assert_eq!(shown.headers()["content-security-policy"], POLICY);
         let html = shown.into_body().collect().await.expect("body").to_bytes();
         let html = std::str::from_utf8(&html).expect("UTF-8");
@@ -160,13 +208,43 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn the_root_names_the_default_server_only() {
+        for has_default in [true, false] {
+            let shown = home(has_default, "http://h");
+            let html = shown.into_body().collect().await.expect("body").to_bytes();
+            let html = std::str::from_utf8(&html).expect("UTF-8");
+            assert!(html.contains("Model Context Protocol"));
+            assert_eq!(html.contains("<a href=\"http://h/mcp\">"), has_default);
+            assert_eq!(html.contains("http://h/t/TENANT/SERVER/mcp"), !has_default);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_page_of_a_tenant_with_keys_says_so() {
+        for has_keys in [true, false] {
+            let shown = show("a", "x", "http://h/t/a/x/mcp", has_keys);
+            let html = shown.into_body().collect().await.expect("body").to_bytes();
+            let html = std::str::from_utf8(&html).expect("UTF-8");
+            let header = "--header &#34;Authorization: Bearer YOUR_API_KEY&#34;";
+            assert_eq!(html.contains(header), has_keys, "{html}");
+            assert_eq!(html.contains("needs an API key"), has_keys);
+            assert_eq!(html.contains("opens the log-in"), !has_keys);
+        }
+    }
+
     #[test]
     fn snippets_are_what_the_clients_read() {
-        for (client, text) in snippets("files", "https://gw.test/t/acme/files/mcp") {
-            assert!(
-                text.contains("https://gw.test/t/acme/files/mcp"),
-                "{client}"
-            );
+        let url = "https://gw.test/t/acme/files/mcp";
+        let (plain, keyed) = (
+            snippets("files", url, None),
+            snippets("files", url, Some("lgk_x")),
+        );
+        for (client, text) in &keyed {
+            assert!(text.contains("Bearer lgk_x"), "{client}: {text}");
+        }
+        for (client, text) in plain.into_iter().chain(keyed) {
+            assert!(text.contains(url), "{client}");
             if let Some((_, json)) = text
                 .split_once('\n')
                 .filter(|(_, rest)| rest.starts_with('{'))

@@ -142,7 +142,12 @@ impl BrowserRequest {
         });
         denials.settle().await;
         let wrong = "User name or password is wrong, or this user may not log in.";
-        self.login_page(authorization, flow, Some(wrong), StatusCode::FORBIDDEN)
+        self.login_page(
+            authorization,
+            flow,
+            Some((wrong, name)),
+            StatusCode::FORBIDDEN,
+        )
     }
 
     /// Takes an attempt of the address and of the user name before the password is compared, so that
@@ -176,12 +181,12 @@ impl BrowserRequest {
         failures.refund(&(self.tenant(), name));
     }
 
-    /// Shows the log-in page.
+    /// Shows the log-in page, after a failed attempt with its error and its user name.
     pub(super) fn login_page(
         &self,
         authorization: &AuthorizationRequest,
         flow: &Flow,
-        wrong: Option<&str>,
+        failed: Option<(&str, &str)>,
         status: StatusCode,
     ) -> StepResult {
         let form = self.seal(flow, FormKind::Login)?;
@@ -192,7 +197,8 @@ impl BrowserRequest {
             server: &authorization.parameters.resource.server,
             action: &self.path(OauthEndpoint::Login),
             form: &form,
-            wrong,
+            wrong: failed.map(|(wrong, _)| wrong),
+            username: failed.map_or("", |(_, name)| name),
             has_passwords: self.has_passwords(),
             providers: providers
                 .map(|provider| (provider.name.as_str(), shown(&provider.title)))

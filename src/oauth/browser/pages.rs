@@ -32,6 +32,8 @@ pub(super) struct LoginPage<'p> {
     pub(crate) form: &'p str,
     /// The error of the last attempt.
     pub(crate) wrong: Option<&'p str>,
+    /// The user name of the last attempt.
+    pub(super) username: &'p str,
     pub(super) has_passwords: bool,
     /// Names and titles of identity providers.
     pub(super) providers: Vec<(&'p str, String)>,

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeSet,
     fmt::Write as _,
     fs,
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -25,7 +25,7 @@ use crate::{
 #[derive(Args)]
 #[expect(clippy::doc_markdown, reason = "shown to people as it stands")]
 pub(crate) struct ImportArgs {
-    /// mcp.json, claude_desktop_config.json or VS Code's mcp.json
+    /// mcp.json, claude_desktop_config.json or VS Code's mcp.json, also with comments; - for stdin
     file: PathBuf,
     /// The tenant of the servers
     #[arg(long, value_name = "T")]
@@ -37,8 +37,8 @@ pub(crate) fn import(args: &ImportArgs) -> ExitCode {
     convert_file(
         &args.file,
         &args.tenant,
-        &mut std::io::stdout(),
-        &mut std::io::stderr(),
+        &mut io::stdout(),
+        &mut io::stderr(),
     )
 }
 
@@ -61,20 +61,77 @@ fn convert_file(file: &Path, tenant: &str, out: &mut dyn Write, notes: &mut dyn 
 }
 
 fn read(file: &Path, tenant: &str) -> Result<(String, Vec<String>), Vec<Mistake>> {
-    let place = file.display().to_string();
     if let Err(wrong) = name(tenant) {
         return Err(vec![wrong.at("--tenant", "tenant")]);
     }
-    let text = fs::read_to_string(file).map_err(|error| {
+    let is_stdin = file == Path::new("-");
+    let (place, text) = if is_stdin {
+        ("stdin".to_owned(), io::read_to_string(io::stdin().lock()))
+    } else {
+        (file.display().to_string(), fs::read_to_string(file))
+    };
+    let text = text.map_err(|error| {
         let wrong = Wrong::new(format!("cannot be read: {error}"), "name a readable file");
         vec![wrong.at(&format!("{place}:1"), "file")]
     })?;
     convert(&place, &text, tenant)
 }
 
+/// The JSON in a text that editors also read with a byte order mark, comments and trailing commas.
+/// These become spaces, so that lines keep their numbers.
+fn without_comments(text: &str) -> String {
+    let mut out: Vec<u8> = text.trim_start_matches('\u{feff}').into();
+    let (mut at, mut comma) = (0, None);
+    while at < out.len() {
+        let begin = at;
+        match (out[at], out.get(at + 1)) {
+            (b'"', _) => {
+                at = end_of_string(&out, at);
+                comma = None;
+                continue;
+            }
+            (b'/', Some(b'/')) => {
+                at = memchr::memchr(b'\n', &out[at..]).map_or(out.len(), |end| begin + end);
+            }
+            (b'/', Some(b'*')) => {
+                let end = memchr::memmem::find(&out[at + 2..], b"*/");
+                at = end.map_or(out.len(), |end| begin + 2 + end + 2);
+            }
+            (letter, _) => {
+                match letter {
+                    b',' => comma = Some(at),
+                    b'}' | b']' => {
+                        if let Some(comma) = comma.take() {
+                            out[comma] = b' ';
+                        }
+                    }
+                    letter if !letter.is_ascii_whitespace() => comma = None,
+                    _ => {}
+                }
+                at += 1;
+                continue;
+            }
+        }
+        let comment = out[begin..at].iter_mut();
+        comment
+            .filter(|byte| **byte != b'\n')
+            .for_each(|byte| *byte = b' ');
+    }
+    String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
+}
+
+/// Where the string ends that begins at `at`.
+fn end_of_string(text: &[u8], at: usize) -> usize {
+    let mut end = at + 1;
+    while end < text.len() && text[end] != b'"' {
+        end += if text[end] == b'\\' { 2 } else { 1 };
+    }
+    end + 1
+}
+
 /// Converts `text` of `file` into a manifest and notes.
 fn convert(file: &str, text: &str, tenant: &str) -> Result<(String, Vec<String>), Vec<Mistake>> {
-    let (tree, errors) = Format::Json.parse(file, text);
+    let (tree, errors) = Format::Json.parse(file, &without_comments(text));
     let Some(tree) = tree else {
         return Err(syntax_mistakes(file, errors));
     };
@@ -102,6 +159,12 @@ fn convert(file: &str, text: &str, tenant: &str) -> Result<(String, Vec<String>)
     for (name, node) in servers {
         body.push_str(&import.server(name, node));
     }
+    if !body.is_empty() {
+        import.notes.push(format!(
+            "the tenant {tenant} has auth: {{mode: none}}: whoever reaches the gateway may use its \
+             servers; write mode: builtin for people who log in, or mode: keys for API keys"
+        ));
+    }
     let head = format!("version: 1\ntenants:\n  {tenant:?}:\n    auth: {{mode: none}}\n");
     let servers = if body.is_empty() {
         "    servers: {}\n"
@@ -128,7 +191,13 @@ impl Import {
     /// Lines of the manifest for one server; empty if it is dropped.
     fn server(&mut self, original: &str, node: &Node) -> String {
         if member(node, "url").is_some() || member(node, "serverUrl").is_some() {
-            self.note(node, &format!("{original} is a remote server: dropped"));
+            let what = "is a remote server, which a gateway serves with remote upstreams only";
+            self.note(node, &format!("{original} {what}: left out"));
+            return String::new();
+        }
+        let disabled = member(node, "disabled").map(|node| &node.value);
+        if disabled == Some(&Value::Flag(true)) {
+            self.note(node, &format!("{original} is disabled: left out"));
             return String::new();
         }
         let Some(command) = member(node, "command").and_then(plain) else {
@@ -143,6 +212,7 @@ impl Import {
             match key.as_str() {
                 "command" => {}
                 "type" if plain(value).as_deref() == Some("stdio") => {}
+                "disabled" if value.value == Value::Flag(false) => {}
                 "args" => lines.push_str(&self.args(value, original)),
                 "env" => lines.push_str(&self.env(value, original)),
                 "cwd" => lines.push_str(&self.cwd(value, original)),
@@ -392,12 +462,16 @@ mod tests {
     "My Files": {
       "command": "npx", "args": ["-y", "pkg@1", "${TOKEN}", "a$b", "${workspaceFolder}"],
       "env": {"A": "${env:TOKEN}", "B": "${input:api-key}", "C": "${HOME:-/x}", "D": 5},
-      "disabled": true, "type": "stdio"
+      "disabled": false, "type": "stdio", // A comment, with "quotes" and a URL: https://x
+      /* and
+         another */ "timeout": 5,
     },
     "my-files": {"command": "cat", "cwd": "/tmp"},
-    "remote": {"url": "https://mcp.example/mcp"}
-  }
+    "off": {"command": "cat", "disabled": true},
+    "remote": {"url": "https://mcp.example/mcp"},
+  },
 }"#;
+        let text = &format!("\u{feff}{text}");
         let (manifest, notes) = convert("F", text, "acme").unwrap();
         insta::assert_snapshot!(manifest, @r###"
         version: 1
@@ -422,8 +496,10 @@ mod tests {
         F:5: My Files: ${workspaceFolder} is not known: kept as plain text
         F:6: My Files asks for api-key: set API_KEY in its place
         F:6: My Files: the default of HOME is dropped, set the variable
-        F:7: disabled of My Files is not known: dropped
-        F:10: remote is a remote server: dropped
+        F:9: timeout of My Files is not known: dropped
+        F:12: off is disabled: left out
+        F:13: remote is a remote server, which a gateway serves with remote upstreams only: left out
+        the tenant acme has auth: {mode: none}: whoever reaches the gateway may use its servers; write mode: builtin for people who log in, or mode: keys for API keys
         "###);
         let catalog = parse("M", &manifest, Format::Yaml, &env()).unwrap().catalog;
         let (_, server) = catalog.find("acme", "my-files-2").unwrap();
@@ -441,7 +517,7 @@ mod tests {
         let text =
             r#"{"servers": {"x": {"type": "http", "url": "https://x"}, "y": {"command": "cat"}}}"#;
         let (manifest, notes) = convert("F", text, "a").unwrap();
-        assert_eq!(notes.len(), 1);
+        assert_eq!(notes.len(), 2);
         assert!(
             parse("M", &manifest, Format::Yaml, &env())
                 .unwrap()
@@ -464,7 +540,29 @@ mod tests {
         assert!(read(Path::new("/nonexistent"), "A").unwrap_err()[0].place == "--tenant");
     }
 
+    #[test]
+    fn comments_and_trailing_commas_become_spaces() {
+        for (text, wanted) in [
+            ("{\"a\": [1, 2,],}", r#"{"a": [1, 2 ] }"#),
+            ("[1, // x ]\n]", "[1        \n]"),
+            ("[1 /* , \n */ , /**/ ]", "[1      \n           ]"),
+            (r#"["a//b", "\",]\\",]"#, r#"["a//b", "\",]\\" ]"#),
+            ("[\"//", "[\"//"),
+            ("[1 /* ", "[1    "),
+            ("[,1]", "[,1]"),
+        ] {
+            assert_eq!(without_comments(text), wanted);
+        }
+    }
+
     proptest! {
+        #[test]
+        fn plain_json_is_not_changed(text in any::<String>(), other in any::<String>()) {
+            let json = serde_json::json!({ text.as_str(): [other, 1, null, {}] }).to_string();
+            prop_assert_eq!(without_comments(&json), json);
+            without_comments(&text);
+        }
+
         #[test]
         fn what_it_writes_loads_again(
             names in prop::collection::btree_set("\\PC{0,70}", 0..3),

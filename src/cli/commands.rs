@@ -12,8 +12,8 @@ use clap_complete::Shell;
 use super::{
     local::{check, database, demo, healthcheck, import, key},
     remote::{
-        self, ApplyArgs, AuditArgs, Clients, ObjectArgs, Providers, ServerArgs, SessionArgs,
-        StatusArgs, TenantArgs, Users,
+        self, ApplyArgs, AuditArgs, Clients, GrantArgs, ObjectArgs, Providers, ServerArgs,
+        SessionArgs, StatusArgs, TenantArgs, UserArgs,
     },
     serve::{RunArgs, ServeArgs, process},
 };
@@ -52,11 +52,13 @@ enum Command {
     /// Servers of a tenant, and their children
     Server(ServerArgs),
     /// Users who log in at a tenant with a password
-    User(ObjectArgs<Users>),
+    User(UserArgs),
     /// OAuth clients of a tenant that need no registration
     Client(ObjectArgs<Clients>),
     /// Identity providers where users of a tenant log in
     Provider(ObjectArgs<Providers>),
+    /// What people of a tenant granted to clients
+    Grant(GrantArgs),
     /// Sessions of a tenant
     Session(SessionArgs),
     /// The audit trail
@@ -124,6 +126,7 @@ pub fn main() -> ExitCode {
         Command::User(args) => args.run(),
         Command::Client(args) => args.run(),
         Command::Provider(args) => args.run(),
+        Command::Grant(args) => args.run(),
         Command::Session(args) => args.run(),
         Command::Audit(args) => args.run(),
         Command::Key(KeyCommand::Remote(command)) => command.run(),

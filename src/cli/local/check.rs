@@ -77,9 +77,12 @@ fn report(
     match (config, manifest) {
         (Ok(config), Ok(manifest)) => {
             let search = sources.env.get("PATH").map_or("", String::as_str);
-            let offer = offer(kernel, &config)?;
-            let check = |manifest| checks::check(manifest, &config, search, &offer);
             let mut mistakes = credentials::mistakes(&config);
+            let offer = match offer(kernel, &config) {
+                Ok(offer) => offer,
+                Err(more) => return Err([more, mistakes].concat()),
+            };
+            let check = |manifest| checks::check(manifest, &config, search, &offer);
             mistakes.extend(manifest.as_ref().map(check).unwrap_or_default());
             if mistakes.is_empty() {
                 let mut summary = summary(&config, manifest.as_ref(), &offer);
@@ -102,7 +105,15 @@ fn report(
             }
         }
         (config, manifest) => {
-            let mut mistakes = config.err().unwrap_or_default();
+            // All that can be found without the part that is missing.
+            let mut mistakes = match config {
+                Ok(config) => {
+                    let offered = offer(kernel, &config).err();
+                    let unusable = credentials::mistakes(&config);
+                    offered.into_iter().flatten().chain(unusable).collect()
+                }
+                Err(mistakes) => mistakes,
+            };
             mistakes.extend(manifest.err().unwrap_or_default());
             Err(mistakes)
         }
@@ -344,6 +355,11 @@ mod tests {
                 .len(),
             2
         );
+        // A manifest that cannot be read hides no certificate that cannot be read.
+        let tls = ["http.tls.cert=/no/such.pem", "http.tls.key=/no/such.pem"];
+        let found = report(&sources(&tls), Some(&file), &KERNEL).unwrap_err();
+        let keys: Vec<&str> = found.iter().map(|mistake| &*mistake.key).collect();
+        assert_eq!(keys, ["http.tls.cert", "tenants"]);
         let (_dir, file) = manifest(
             "tenants:\n  a:\n    auth: {mode: none}\n    servers:\n      x: {command: nosuch}\n",
         );

@@ -34,6 +34,17 @@ pub(crate) async fn new_secret(what: &str) -> io::Result<String> {
     Ok(secret)
 }
 
+/// Asks whether to do something; only `y` and `yes` are a yes.
+///
+/// # Errors
+///
+/// The terminal does not answer.
+pub(crate) async fn confirm(what: &str) -> io::Result<bool> {
+    let answer = line(&format!("{what}; go on? [y/N] ")).await?;
+    let answer = answer.trim();
+    Ok(answer.eq_ignore_ascii_case("y") || answer.eq_ignore_ascii_case("yes"))
+}
+
 impl Silent {
     #[expect(
         clippy::disallowed_methods,

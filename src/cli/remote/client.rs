@@ -2,10 +2,20 @@
 //!
 //! Not here: the commands, and the format of their output (`table`).
 
-use std::{fs, io::Write, process::ExitCode, time::Duration};
+use std::{
+    fs,
+    io::Write,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::Args;
-use reqwest::{Method, Response, StatusCode, header::ACCEPT};
+use reqwest::{
+    Method, Response, StatusCode,
+    header::{ACCEPT, IF_MATCH, IF_NONE_MATCH},
+};
 use serde_json::{Value as Json, json};
 use url::Url;
 
@@ -16,15 +26,13 @@ use crate::config::{Config, Mistake, Sources, gateway::environment};
 /// The flags of every command: gateway, API key and output format.
 #[derive(Args)]
 pub(crate) struct Connection {
-    /// URL of the gateway's administration API
-    #[arg(
-        long,
-        global = true,
-        value_name = "URL",
-        env = "LOCKGATE_URL",
-        default_value = "http://127.0.0.1:8080"
-    )]
-    url: String,
+    /// Gateway: a URL, or an address like localhost:9501 or :9501; default: the listener of the
+    /// configuration
+    #[arg(long, global = true, value_name = "URL", env = "LOCKGATE_URL")]
+    url: Option<String>,
+    /// Configuration file of the gateway, which has its listener and its data directory
+    #[arg(long, global = true, value_name = "F")]
+    config: Option<PathBuf>,
     /// API key of an administrator; default: the key in `{data_dir}/admin.key`
     #[arg(
         long,
@@ -42,8 +50,57 @@ pub(crate) struct Connection {
 impl Connection {
     /// The same for another gateway.
     pub(super) fn at(self, url: String) -> Self {
-        Self { url, ..self }
+        Self {
+            url: Some(url),
+            ..self
+        }
     }
+
+    /// The settings of the gateway on this machine.
+    fn settings(&self) -> Result<Config, Error> {
+        let sources = Sources {
+            file: self.config.clone(),
+            env: environment(),
+            ..Sources::default()
+        };
+        Config::load(&sources).map_err(|error| Error::from(error.mistakes))
+    }
+
+    /// The base of the API: what was given, or the listener of the configuration.
+    fn base(&self) -> Result<Url, Error> {
+        let Some(given) = self.url.as_ref().filter(|given| !given.is_empty()) else {
+            let own = own_url(&self.settings()?);
+            return Url::parse(&own).map_err(|_| Error::usage("--url", "is missing", ADDRESS));
+        };
+        let is_url = given.contains("://");
+        let text = match given.strip_prefix(':') {
+            _ if is_url => given.clone(),
+            Some("") => String::new(),
+            Some(port) => format!("http://127.0.0.1:{port}"),
+            None => format!("http://{given}"),
+        };
+        let base = Url::parse(&text).ok();
+        let base = base.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        // A name alone may be meant as http or as https.
+        let base = base.filter(|_| is_url || given.contains(':'));
+        base.ok_or_else(|| Error::usage("--url", "is no address of a gateway", ADDRESS))
+    }
+}
+
+/// The URL of the administration API of a gateway on this machine.
+fn own_url(config: &Config) -> String {
+    if config.http.tls.is_some() && config.admin.listen.is_none() {
+        // Its certificate is for this name.
+        return config.public_url.clone();
+    }
+    let mut address = config.admin.listen.unwrap_or(config.http.listen);
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    format!("http://{address}")
 }
 
 /// The error of a command.
@@ -51,6 +108,10 @@ impl Connection {
 pub(crate) enum Error {
     /// The gateway is unreachable, or refuses the command.
     Failed(String),
+    /// There is no such object.
+    Missing(String),
+    /// The object that this names has changed since it was read.
+    Changed(String),
     /// The mistakes in the command, one line each.
     Mistakes(Vec<String>),
 }
@@ -75,10 +136,22 @@ pub(crate) struct RequestOptions<'a> {
     pub(super) query: Vec<(&'a str, String)>,
     /// The JSON body.
     pub(crate) body: Option<Json>,
-    /// Refuses to replace an existing object (RFC 9110, section 13.1.2).
-    pub(super) only_new: bool,
+    /// The precondition of a change (RFC 9110, section 13.1).
+    pub(super) condition: Condition,
     /// Requests lines of JSON instead of a page.
     pub(crate) lines: bool,
+}
+
+/// The precondition of a change.
+#[derive(Clone, Copy, Default)]
+pub(super) enum Condition {
+    /// None.
+    #[default]
+    None,
+    /// There is no such object.
+    Absent,
+    /// The object has this version.
+    Version(i64),
 }
 
 impl RequestOptions<'_> {
@@ -103,10 +176,7 @@ pub(crate) struct Client {
 
 impl Client {
     fn of(to: &Connection) -> Result<Self, Error> {
-        let base = Url::parse(&to.url).ok();
-        let base = base.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-        let remedy = "write it like https://gateway.example.com";
-        let base = base.ok_or_else(|| Error::usage("--url", "is no URL of a gateway", remedy))?;
+        let base = to.base()?;
         let mut builder = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT)
@@ -144,9 +214,11 @@ impl Client {
         if let Some(body) = &options.body {
             request = request.json(body);
         }
-        if options.only_new {
-            request = request.header("if-none-match", "*");
-        }
+        request = match options.condition {
+            Condition::None => request,
+            Condition::Absent => request.header(IF_NONE_MATCH, "*"),
+            Condition::Version(version) => request.header(IF_MATCH, format!("\"{version}\"")),
+        };
         if options.lines {
             request = request.header(ACCEPT, "application/x-ndjson");
         } else {
@@ -156,10 +228,29 @@ impl Client {
             .send()
             .await
             .map_err(|error| self.transport_error(&error))?;
-        if response.status().is_success() {
-            return Ok(response);
+        match (response.status(), options.condition) {
+            (status, _) if status.is_success() => Ok(response),
+            (StatusCode::PRECONDITION_FAILED, Condition::Absent) => {
+                let what = format!("{} exists; use --replace (412)", named(path));
+                Err(Error::Failed(what))
+            }
+            (StatusCode::PRECONDITION_FAILED, Condition::Version(_)) => {
+                Err(Error::Changed(named(path)))
+            }
+            _ => Err(self.problem(response).await),
         }
-        Err(self.problem(response).await)
+    }
+
+    /// An object; none if there is none.
+    pub(super) async fn find(&self, path: &[&str]) -> Result<Option<Json>, Error> {
+        match self
+            .json(Method::GET, path, RequestOptions::default())
+            .await
+        {
+            Ok(found) => Ok(Some(found)),
+            Err(Error::Missing(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sends a request and reads the JSON of its response.
@@ -274,8 +365,20 @@ impl Client {
             | StatusCode::PAYLOAD_TOO_LARGE
             | StatusCode::UNSUPPORTED_MEDIA_TYPE
             | StatusCode::UNPROCESSABLE_ENTITY => Error::Mistakes(vec![message]),
+            StatusCode::NOT_FOUND => Error::Missing(message),
             _ => Error::Failed(message),
         }
+    }
+}
+
+/// An object in words, by its path in the API.
+fn named(path: &[&str]) -> String {
+    match path {
+        ["tenants", tenant] => format!("tenant {tenant}"),
+        ["tenants", tenant, kind, name] => {
+            format!("{} {tenant}/{name}", kind.trim_end_matches('s'))
+        }
+        path => path.join("/"),
     }
 }
 
@@ -290,8 +393,12 @@ pub(crate) fn run(
     };
     match done.and_then(|text| print(&text)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Error::Failed(why)) => {
+        Err(Error::Failed(why) | Error::Missing(why)) => {
             eprintln!("lockgate: {why}");
+            ExitCode::FAILURE
+        }
+        Err(Error::Changed(name)) => {
+            eprintln!("lockgate: somebody else keeps changing {name}; try again (412)");
             ExitCode::FAILURE
         }
         Err(Error::Mistakes(lines)) => {
@@ -319,16 +426,9 @@ fn key(to: &Connection) -> Result<String, Error> {
     if let Some(key) = to.key.as_ref().filter(|key| !key.is_empty()) {
         return Ok(key.trim().to_owned());
     }
-    let env = environment();
-    let file = if let Some(file) = env.get("LOCKGATE_KEY_FILE") {
-        file.into()
-    } else {
-        let sources = Sources {
-            env,
-            ..Sources::default()
-        };
-        let config = Config::load(&sources).map_err(|error| Error::from(error.mistakes))?;
-        config.data_dir.join("admin.key")
+    let file = match environment().get("LOCKGATE_KEY_FILE") {
+        Some(file) => file.into(),
+        None => to.settings()?.data_dir.join("admin.key"),
     };
     let key = fs::read_to_string(&file).map_err(|error| {
         let what = format!(
@@ -345,6 +445,8 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || address.is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
+/// How to name a gateway.
+const ADDRESS: &str = "write it like https://gateway.example.com or localhost:8080";
 /// The deadline of a connection, after which a gateway counts as absent.
 const CONNECT: Duration = Duration::from_secs(10);
 /// The longest pause in a response; the deadlines of the database are shorter.
@@ -353,3 +455,57 @@ const READ: Duration = Duration::from_secs(60);
 const WHOLE: Duration = Duration::from_secs(120);
 /// The maximum of items on a page of the API.
 const PAGE: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::*;
+
+    #[test]
+    fn an_address_is_a_url_a_host_with_port_or_a_port() {
+        let base = |given: &str| {
+            let to = Connection {
+                url: Some(given.to_owned()),
+                config: None,
+                key: None,
+                json: false,
+            };
+            to.base().ok().map(String::from)
+        };
+        for (given, url) in [
+            ("https://gw.test/x", "https://gw.test/x"),
+            ("localhost:9501", "http://localhost:9501/"),
+            (":9501", "http://127.0.0.1:9501/"),
+            ("[::1]:9501", "http://[::1]:9501/"),
+            ("gw.test:80", "http://gw.test/"),
+        ] {
+            assert_eq!(base(given).as_deref(), Some(url), "{given}");
+        }
+        for wrong in [
+            "gw.test",
+            ":",
+            ":x",
+            "ftp://h",
+            "http://",
+            "localhost:99999",
+        ] {
+            assert_eq!(base(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_configuration_has_the_address_of_its_gateway() {
+        let url = |set: &[&str]| {
+            let sources = Sources {
+                env: [("HOME".to_owned(), "/home/ada".to_owned())].into(),
+                set: set.iter().map(|&set| set.to_owned()).collect(),
+                ..Sources::default()
+            };
+            own_url(&Config::load(&sources).unwrap())
+        };
+        assert_eq!(url(&[]), "http://127.0.0.1:8080");
+        let public = ["http.listen=0.0.0.0:9501", "public_url=https://gw.test"];
+        assert_eq!(url(&public), "http://127.0.0.1:9501");
+        let both = [&public[..], &["admin.listen=[::]:9600"]].concat();
+        assert_eq!(url(&both), "http://[::1]:9600");
+    }
+}

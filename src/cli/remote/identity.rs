@@ -1,17 +1,22 @@
-//! `lockgate user`, `client` and `provider`: users, clients and identity providers of a tenant.
+//! `lockgate user`, `client`, `provider` and `grant`: users, clients and identity providers of a
+//! tenant, and what people granted to clients.
 //!
 //! Passwords and secrets come from a prompt, stdin, the environment or a document, because other users of a
 //! machine can read arguments. Not here: API keys (`keys`).
 
-use std::{io::Read, path::PathBuf};
+use std::{io::Read, path::PathBuf, process::ExitCode};
 
-use clap::Args;
+use clap::{Args, Subcommand};
+use reqwest::Method;
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    client::{Client, Error},
+    client::{Client, Connection, Error, RequestOptions, run},
     document::document,
-    object::{Help, InTenant, Kind, NameInTenant, Place, declare},
+    object::{
+        Help, InTenant, Kind, NameInTenant, ObjectCommand, Place, Replacement, change, declare,
+        list,
+    },
     table::Column,
 };
 use crate::{cli::local::prompt, config::gateway::environment};
@@ -24,6 +29,141 @@ pub(crate) struct Clients;
 
 /// Identity providers as a kind of object.
 pub(crate) struct Providers;
+
+/// The command line of `lockgate grant`.
+#[derive(Args)]
+pub(crate) struct GrantArgs {
+    #[command(subcommand)]
+    command: GrantCommand,
+    #[command(flatten)]
+    to: Connection,
+}
+
+#[derive(Subcommand)]
+enum GrantCommand {
+    /// List the active grants of people to clients
+    List {
+        /// The tenant
+        tenant: String,
+        /// Only grants of this person
+        #[arg(long, value_name = "NAME")]
+        subject: Option<String>,
+        /// Only grants to this client
+        #[arg(long, value_name = "ID")]
+        client: Option<String>,
+    },
+    /// Revoke a grant, or all grants of a person or to a client, with their tokens
+    Revoke {
+        /// The tenant
+        tenant: String,
+        /// Id of the grant, as printed by list
+        #[arg(required_unless_present_any = ["subject", "client"])]
+        grant: Option<String>,
+        /// All grants of this person
+        #[arg(long, value_name = "NAME", conflicts_with_all = ["grant", "client"])]
+        subject: Option<String>,
+        /// All grants to this client
+        #[arg(long, value_name = "ID", conflicts_with = "grant")]
+        client: Option<String>,
+    },
+}
+
+impl GrantArgs {
+    /// Runs the command line.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(&self.to, async |to: &Client| match &self.command {
+            GrantCommand::List {
+                tenant,
+                subject,
+                client,
+            } => {
+                let query = [("subject", subject), ("client", client)];
+                let query = query.into_iter();
+                let query = query.filter_map(|(name, value)| Some((name, value.clone()?)));
+                let query: Vec<_> = query.collect();
+                list(to, &["tenants", tenant, "grants"], &query, &GRANTS).await
+            }
+            GrantCommand::Revoke {
+                tenant,
+                grant,
+                subject,
+                client,
+            } => {
+                let which = [("grant", grant), ("subject", subject), ("client", client)];
+                let which = which.into_iter();
+                let which = which.filter_map(|(name, value)| {
+                    Some((name.to_owned(), Json::from(value.as_deref()?)))
+                });
+                let options = RequestOptions {
+                    body: Some(Json::Object(which.collect())),
+                    ..RequestOptions::default()
+                };
+                let path = ["tenants", tenant, "revocations"];
+                to.send(Method::POST, &path, options).await?;
+                Ok(String::new())
+            }
+        })
+    }
+}
+
+/// The command line of `lockgate user`.
+#[derive(Args)]
+pub(crate) struct UserArgs {
+    #[command(subcommand)]
+    command: UserCommand,
+    #[command(flatten)]
+    to: Connection,
+}
+
+#[derive(Subcommand)]
+enum UserCommand {
+    #[command(flatten)]
+    Object(ObjectCommand<Users>),
+    /// Set a new password, which ends the log-ins of the user
+    Passwd {
+        #[command(flatten)]
+        which: NameInTenant,
+        /// Read it from the first line of stdin
+        #[arg(long)]
+        password_stdin: bool,
+    },
+    /// Let a disabled user log in again
+    Enable(NameInTenant),
+    /// Reject every log-in of a user, and end its grants
+    Disable(NameInTenant),
+}
+
+impl UserArgs {
+    /// Runs the command line.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(&self.to, async |client: &Client| match &self.command {
+            UserCommand::Object(command) => command.execute(client).await,
+            UserCommand::Passwd {
+                which,
+                password_stdin,
+            } => {
+                let new = password(*password_stdin, true).await?;
+                let new = new.ok_or_else(no_password)?;
+                change(client, &which.path(Users::SEGMENT)?, |user| {
+                    user.remove("password_hash");
+                    user.insert("password".to_owned(), word(&new));
+                    Ok(())
+                })
+                .await
+            }
+            UserCommand::Enable(which) => disable(client, which, false).await,
+            UserCommand::Disable(which) => disable(client, which, true).await,
+        })
+    }
+}
+
+async fn disable(client: &Client, which: &NameInTenant, is: bool) -> Result<String, Error> {
+    change(client, &which.path(Users::SEGMENT)?, |user| {
+        user.insert("disabled".to_owned(), is.into());
+        Ok(())
+    })
+    .await
+}
 
 const HELP: Help = Help {
     list: "List those of a tenant",
@@ -49,9 +189,8 @@ pub(crate) struct AddUser {
     /// Reject every log-in of the user
     #[arg(long, conflicts_with = "file")]
     disabled: bool,
-    /// Replace an existing user; without a new password, keep the old one
-    #[arg(long)]
-    replace: bool,
+    #[command(flatten)]
+    how: Replacement,
 }
 
 #[derive(Args)]
@@ -71,9 +210,8 @@ pub(crate) struct AddClient {
     /// secret the client is public
     #[arg(long, conflicts_with = "file")]
     secret_stdin: bool,
-    /// Replace an existing client
-    #[arg(long)]
-    replace: bool,
+    #[command(flatten)]
+    how: Replacement,
 }
 
 #[derive(Args)]
@@ -82,9 +220,8 @@ pub(crate) struct AddProvider {
     which: NameInTenant,
     /// Document; - for stdin
     file: PathBuf,
-    /// Replace an existing provider
-    #[arg(long)]
-    replace: bool,
+    #[command(flatten)]
+    how: Replacement,
 }
 
 impl Kind for Users {
@@ -101,7 +238,7 @@ impl Kind for Users {
 
     async fn add(client: &Client, add: &AddUser) -> Result<String, Error> {
         let path = add.which.path(Self::SEGMENT)?;
-        declare(client, &path, add.document().await?, add.replace).await
+        declare(client, &path, add.document().await?, &add.how).await
     }
 }
 
@@ -119,7 +256,7 @@ impl Kind for Clients {
 
     async fn add(client: &Client, add: &AddClient) -> Result<String, Error> {
         let path = add.which.path(Self::SEGMENT)?;
-        declare(client, &path, add.document().await?, add.replace).await
+        declare(client, &path, add.document().await?, &add.how).await
     }
 }
 
@@ -137,7 +274,7 @@ impl Kind for Providers {
 
     async fn add(client: &Client, add: &AddProvider) -> Result<String, Error> {
         let path = add.which.path(Self::SEGMENT)?;
-        declare(client, &path, document(&add.file)?, add.replace).await
+        declare(client, &path, document(&add.file)?, &add.how).await
     }
 }
 
@@ -146,24 +283,8 @@ impl AddUser {
         if let Some(file) = &self.file {
             return document(file);
         }
-        let mut env = environment();
-        let password = if self.password_stdin {
-            Some(typed("--password-stdin", "Password").await?)
-        } else if let Some(file) = env.get(PASSWORD_FILE) {
-            let unreadable = |error: std::io::Error| {
-                let what = format!("{file} cannot be read: {error}");
-                Error::usage(PASSWORD_FILE, &what, "name a readable file")
-            };
-            let file = std::fs::File::open(file).map_err(unreadable)?;
-            Some(first_line(PASSWORD_FILE, file)?)
-        } else if let Some(password) = env.remove(PASSWORD) {
-            Some(password)
-        } else if !self.replace && prompt::is_possible() {
-            Some(typed("--password-stdin", "Password").await?)
-        } else {
-            None
-        };
-        self.declared(password)
+        let may_ask = !self.how.replace;
+        self.declared(password(self.password_stdin, may_ask).await?)
     }
 
     fn declared(&self, password: Option<String>) -> Result<Json, Error> {
@@ -171,11 +292,8 @@ impl AddUser {
         match password {
             Some(password) => document.insert("password".to_owned(), word(&password)),
             // Null keeps the stored password.
-            None if self.replace => document.insert("password".to_owned(), Json::Null),
-            None => {
-                let remedy = format!("write it to stdin, or set {PASSWORD}");
-                return Err(Error::usage("--password-stdin", "no password", &remedy));
-            }
+            None if self.how.replace => document.insert("password".to_owned(), Json::Null),
+            None => return Err(no_password()),
         };
         if !self.group.is_empty() {
             document.insert("groups".to_owned(), self.group.iter().map(word).collect());
@@ -202,6 +320,34 @@ impl AddClient {
         }
         Ok(document)
     }
+}
+
+/// A new password: from stdin, the environment, or a person if one may be asked.
+async fn password(is_on_stdin: bool, may_ask: bool) -> Result<Option<String>, Error> {
+    let mut env = environment();
+    if is_on_stdin {
+        return typed("--password-stdin", "Password").await.map(Some);
+    }
+    if let Some(file) = env.get(PASSWORD_FILE) {
+        let unreadable = |error: std::io::Error| {
+            let what = format!("{file} cannot be read: {error}");
+            Error::usage(PASSWORD_FILE, &what, "name a readable file")
+        };
+        let file = std::fs::File::open(file).map_err(unreadable)?;
+        return first_line(PASSWORD_FILE, file).map(Some);
+    }
+    if let Some(password) = env.remove(PASSWORD) {
+        return Ok(Some(password));
+    }
+    if may_ask && prompt::is_possible() {
+        return typed("--password-stdin", "Password").await.map(Some);
+    }
+    Ok(None)
+}
+
+fn no_password() -> Error {
+    let remedy = format!("write it to stdin, or set {PASSWORD}");
+    Error::usage("--password-stdin", "no password", &remedy)
 }
 
 /// A literal text in the syntax of manifests, where "$$" is "$".
@@ -254,6 +400,14 @@ const CLIENTS: [Column; 4] = [
     ("REDIRECT_URIS", "/spec/redirect_uris"),
     ("UPDATED", "/updated"),
 ];
+const GRANTS: [Column; 6] = [
+    ("ID", "/id"),
+    ("SUBJECT", "/subject"),
+    ("CLIENT", "/client"),
+    ("RESOURCE", "/resource"),
+    ("SCOPE", "/scope"),
+    ("EXPIRES", "/expires"),
+];
 const PROVIDERS: [Column; 4] = [
     ("NAME", "/name"),
     ("ISSUER", "/spec/issuer"),
@@ -263,7 +417,10 @@ const PROVIDERS: [Column; 4] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::{identity::*, object::NameInTenant};
+    use super::super::{
+        identity::*,
+        object::{NameInTenant, Replacement},
+    };
 
     #[test]
     fn a_user_is_declared_by_flags() {
@@ -276,7 +433,10 @@ mod tests {
             group: vec!["g$".to_owned()],
             password_stdin: false,
             disabled: replace,
-            replace,
+            how: Replacement {
+                replace,
+                yes: false,
+            },
         };
         let created = adding(false).declared(Some("a$b".to_owned())).unwrap();
         assert_eq!(created, json!({"password": "a$$b", "groups": ["g$$"]}));

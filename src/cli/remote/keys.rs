@@ -2,7 +2,7 @@
 //!
 //! Not here: keys without a gateway, and the master key (`local`).
 
-use std::process::ExitCode;
+use std::{io::IsTerminal, process::ExitCode};
 
 use clap::{Args, Subcommand};
 use reqwest::Method;
@@ -11,8 +11,10 @@ use serde_json::{Value as Json, json};
 use super::{
     client::{Client, Connection, Error, RequestOptions, run},
     object::{Help, Kind, ObjectCommand, Place},
-    table::{Column, pretty},
+    server::running,
+    table::{Column, plain, pretty},
 };
+use crate::http::reply::page::snippets;
 
 /// The commands on API keys of a gateway.
 #[derive(Subcommand)]
@@ -128,7 +130,13 @@ impl Kind for ApiKeys {
 
     async fn add(client: &Client, add: &AddKey) -> Result<String, Error> {
         let (path, name) = add.key.parts(Self::SEGMENT)?;
-        create(client, &path, Some(add.document(name))).await
+        let printed = create(client, &path, Some(add.document(name))).await?;
+        if let ["tenants", tenant, _] = path[..]
+            && !client.json
+        {
+            add.show_settings(client, tenant, printed.trim()).await?;
+        }
+        Ok(printed)
     }
 }
 
@@ -145,8 +153,8 @@ impl KeyCommand {
         match self {
             Self::Object(ObjectCommand::List(keys)) => &keys.to,
             Self::Object(ObjectCommand::Add(add)) => &add.key.to,
-            Self::Object(ObjectCommand::Show(key) | ObjectCommand::Remove(key))
-            | Self::Renew(key) => &key.to,
+            Self::Object(ObjectCommand::Remove(removal)) => &removal.name.to,
+            Self::Object(ObjectCommand::Show(key)) | Self::Renew(key) => &key.to,
         }
     }
 }
@@ -166,6 +174,28 @@ async fn renew(client: &Client, key: &Key) -> Result<String, Error> {
 }
 
 impl AddKey {
+    /// Shows the settings of each client for the first server of a new key, on stderr: stdout has
+    /// the key alone. Where that is no terminal, `$KEY` stands for the key, which no log should have.
+    async fn show_settings(&self, client: &Client, tenant: &str, key: &str) -> Result<(), Error> {
+        let is_named = |server: &str| self.server.iter().any(|one| one == "*" || one == server);
+        let servers = running(client, tenant).await?;
+        let names = servers.iter().filter_map(|one| {
+            let name = one["name"].as_str().filter(|name| is_named(name))?;
+            Some((plain(name), plain(one["url"].as_str()?)))
+        });
+        let key = if std::io::stdout().is_terminal() {
+            key
+        } else {
+            "$KEY"
+        };
+        if let Some((name, url)) = names.into_iter().next() {
+            for (client, snippet) in snippets(&name, &url, Some(key)) {
+                eprintln!("\n{client}:\n{snippet}");
+            }
+        }
+        Ok(())
+    }
+
     fn document(&self, name: &str) -> Json {
         let mut document = json!({"name": name});
         if !self.key.operators {

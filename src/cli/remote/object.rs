@@ -7,12 +7,13 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use reqwest::Method;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::{
-    client::{Client, Connection, Error, RequestOptions, page, run},
-    table::{Column, object, pretty, table},
+    client::{Client, Condition, Connection, Error, RequestOptions, page, run},
+    table::{Column, object, plain, pretty, table},
 };
+use crate::cli::local::prompt;
 
 /// A kind of declared object.
 pub(crate) trait Kind {
@@ -86,7 +87,28 @@ pub(crate) enum ObjectCommand<K: Kind> {
     #[command(about = K::HELP.add)]
     Add(K::Add),
     #[command(about = K::HELP.remove)]
-    Remove(K::Name),
+    Remove(Removal<K::Name>),
+}
+
+/// An object to remove.
+#[derive(Args)]
+pub(crate) struct Removal<N: Args> {
+    #[command(flatten)]
+    pub(super) name: N,
+    /// Remove a tenant without a question
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Whether a new declaration may take the place of a stored one.
+#[derive(Args)]
+pub(crate) struct Replacement {
+    /// Replace an existing one; a user keeps the password unless there is a new one
+    #[arg(long)]
+    pub(super) replace: bool,
+    /// Replace it without a question, even if settings are lost by it
+    #[arg(long, requires = "replace")]
+    pub(super) yes: bool,
 }
 
 impl<K: Kind> ObjectCommand<K> {
@@ -105,8 +127,13 @@ impl<K: Kind> ObjectCommand<K> {
                 Ok(output(client, &found))
             }
             Self::Add(add) => K::add(client, add).await,
-            Self::Remove(name) => {
+            Self::Remove(Removal { name, yes }) => {
                 let path = name.path(K::SEGMENT)?;
+                if let ["tenants", tenant] = path[..]
+                    && !yes
+                {
+                    confirm_tenant(client, tenant).await?;
+                }
                 client
                     .send(Method::DELETE, &path, RequestOptions::default())
                     .await?;
@@ -154,20 +181,120 @@ pub(super) fn format_list(client: &Client, items: &[Json], columns: &[Column]) -
     }
 }
 
+/// Asks whether to remove a tenant, with what would go with it.
+async fn confirm_tenant(client: &Client, tenant: &str) -> Result<(), Error> {
+    let mut parts = Vec::new();
+    for kind in ["servers", "users", "clients", "api-keys"] {
+        let found = client
+            .items(&["tenants", tenant, kind], &[], usize::MAX)
+            .await?;
+        if !found.is_empty() {
+            parts.push(format!("{kind}: {}", found.len()));
+        }
+    }
+    let parts = if parts.is_empty() {
+        "it is empty".to_owned()
+    } else {
+        parts.join(", ")
+    };
+    confirm(
+        "--yes",
+        &format!("removes tenant {tenant} and all that it has ({parts})"),
+    )
+    .await
+}
+
+/// Asks a person whether to do what `what` says.
+///
+/// # Errors
+///
+/// The answer is no, or there is nobody to ask.
+async fn confirm(key: &str, what: &str) -> Result<(), Error> {
+    if !prompt::is_possible() {
+        return Err(Error::usage(key, what, "write --yes if that is meant"));
+    }
+    match prompt::confirm(what).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Error::Failed("nothing was changed".to_owned())),
+        Err(error) => Err(Error::Failed(format!("no answer: {error}"))),
+    }
+}
+
 /// Declares an object, and returns its output.
 pub(super) async fn declare(
     client: &Client,
     path: &[&str],
     spec: Json,
-    replace: bool,
+    how: &Replacement,
 ) -> Result<String, Error> {
+    let stored = if how.replace {
+        client.find(path).await?
+    } else {
+        None
+    };
+    if let Some(stored) = &stored {
+        let lost = lost(&stored["spec"], &spec);
+        if !lost.is_empty() && !how.yes {
+            confirm("--replace", &format!("drops {}", lost.join(", "))).await?;
+        }
+    }
+    let version = stored.and_then(|stored| stored["version"].as_i64());
     let options = RequestOptions {
         body: Some(spec),
-        only_new: !replace,
+        condition: version.map_or(Condition::Absent, Condition::Version),
         ..RequestOptions::default()
     };
     let created = client.json(Method::PUT, path, options).await?;
     Ok(output(client, &created))
+}
+
+/// Changes single members of a stored object; tries again if somebody else changes it meanwhile.
+pub(super) async fn change(
+    client: &Client,
+    path: &[&str],
+    edit: impl Fn(&mut Map<String, Json>) -> Result<(), Error>,
+) -> Result<String, Error> {
+    let mut tries = TRIES;
+    loop {
+        let mut stored = client
+            .json(Method::GET, path, RequestOptions::default())
+            .await?;
+        let Json::Object(mut spec) = stored["spec"].take() else {
+            return Err(Error::Failed("the answer has no declaration".to_owned()));
+        };
+        edit(&mut spec)?;
+        let version = stored["version"].as_i64();
+        let options = RequestOptions {
+            body: Some(Json::Object(spec)),
+            condition: version.map_or(Condition::None, Condition::Version),
+            ..RequestOptions::default()
+        };
+        tries -= 1;
+        match client.json(Method::PUT, path, options).await {
+            Err(Error::Changed(_)) if tries > 0 => {}
+            changed => return Ok(output(client, &changed?)),
+        }
+    }
+}
+
+/// The settings of `old` that `new` does not have: the path of each.
+fn lost(old: &Json, new: &Json) -> Vec<String> {
+    let (Json::Object(old), Json::Object(new)) = (old, new) else {
+        return Vec::new();
+    };
+    let mut paths = Vec::new();
+    for (member, value) in old {
+        match new.get(member) {
+            // A password is stored as its hash.
+            None if member == "password_hash" && new.contains_key("password") => {}
+            None => paths.push(plain(member)),
+            Some(other) => {
+                let inner = lost(value, other).into_iter();
+                paths.extend(inner.map(|path| format!("{}.{path}", plain(member))));
+            }
+        }
+    }
+    paths
 }
 
 fn output(client: &Client, found: &Json) -> String {
@@ -175,5 +302,26 @@ fn output(client: &Client, found: &Json) -> String {
         pretty(found)
     } else {
         object(found)
+    }
+}
+
+/// How often a change is tried that others keep from happening.
+const TRIES: u32 = 10;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::object::*;
+
+    #[test]
+    fn what_a_replacement_drops_is_named() {
+        let old = json!({
+            "command": "x", "env": {"A": null, "B": null}, "limits": {"memory": "1GiB"},
+            "password_hash": null,
+        });
+        let new = json!({"command": "y", "env": {"B": "2", "C": "3"}, "password": null});
+        assert_eq!(lost(&old, &new), ["env.A", "limits"]);
+        assert!(lost(&old, &old).is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! `lockgate server`: servers of a tenant, their children and logs.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{collections::HashMap, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Subcommand};
 use reqwest::Method;
@@ -9,10 +9,12 @@ use serde_json::{Map, Value as Json, json};
 use super::{
     client::{Client, Connection, Error, RequestOptions, run},
     document::document,
-    object::{Help, InTenant, Kind, ObjectCommand, Place, declare},
+    object::{
+        Help, InTenant, Kind, ObjectCommand, Place, Replacement, change, declare, format_list,
+    },
     table::{Column, plain, pretty, table},
 };
-use crate::config::gateway::environment;
+use crate::config::{Node, Value, gateway::environment, key_path};
 
 /// The command line of `lockgate server`.
 #[derive(Args)]
@@ -27,6 +29,14 @@ pub(crate) struct ServerArgs {
 enum ServerCommand {
     #[command(flatten)]
     Object(ObjectCommand<Servers>),
+    /// Change single keys of a server
+    Set {
+        #[command(flatten)]
+        server: Server,
+        /// Key and value, like limits.memory=1GiB or env.TOKEN=x; KEY= without a value removes it
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        pairs: Vec<String>,
+    },
     /// Replace the children of a server after their calls
     Restart {
         #[command(flatten)]
@@ -35,7 +45,8 @@ enum ServerCommand {
         #[arg(long)]
         now: bool,
     },
-    /// Print the last lines that the children of a server wrote to stderr
+    /// Print the last lines that the children of a server wrote to stderr, and why its last start
+    /// failed
     Logs(Server),
     /// List the children of a server on the replica that answers
     Children(Server),
@@ -63,9 +74,8 @@ struct AddServer {
     /// Environment variable of the server: NAME=VALUE, or NAME to pass it on
     #[arg(long, value_name = "NAME[=VALUE]", conflicts_with = "file")]
     env: Vec<String>,
-    /// Replace an existing server
-    #[arg(long)]
-    replace: bool,
+    #[command(flatten)]
+    how: Replacement,
     /// The server and its arguments
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -107,7 +117,15 @@ impl Kind for Servers {
             None => launch(&add.command, &add.env)?,
         };
         let path = add.server.path(Self::SEGMENT)?;
-        declare(client, &path, spec, add.replace).await
+        let output = declare(client, &path, spec, &add.how).await?;
+        if client.json {
+            return Ok(output);
+        }
+        let Server { tenant, name } = &add.server;
+        let servers = running(client, tenant).await?;
+        let url = servers.iter().find(|one| one["name"] == name.as_str());
+        let url = url.and_then(|one| one["url"].as_str()).map(plain);
+        Ok(output + &url.map_or_else(String::new, |url| format!("URL: {url}\n")))
     }
 }
 
@@ -115,12 +133,107 @@ impl ServerArgs {
     /// Runs the command line.
     pub(crate) fn run(&self) -> ExitCode {
         run(&self.to, async |client: &Client| match &self.command {
+            ServerCommand::Object(ObjectCommand::List(of)) => list(client, of).await,
             ServerCommand::Object(command) => command.execute(client).await,
+            ServerCommand::Set { server, pairs } => {
+                let path = server.path(Servers::SEGMENT)?;
+                change(client, &path, |spec| {
+                    pairs.iter().try_for_each(|pair| set(spec, pair))
+                })
+                .await
+            }
             ServerCommand::Restart { server, now } => restart(client, server, *now).await,
             ServerCommand::Logs(server) => logs(client, server).await,
             ServerCommand::Children(server) => children(client, server).await,
         })
     }
+}
+
+/// Sets a key of a server, or removes it.
+fn set(spec: &mut Map<String, Json>, pair: &str) -> Result<(), Error> {
+    let wrong = |what: &str| Error::usage(pair, what, "write KEY=VALUE, like limits.memory=1GiB");
+    let (key, value) = pair.split_once('=').ok_or_else(|| wrong("has no ="))?;
+    let path = key_path(key).ok_or_else(|| wrong("names no key"))?;
+    let (last, tables) = path.split_last().ok_or_else(|| wrong("names no key"))?;
+    let mut table = spec;
+    for name in tables {
+        let inner = table.entry(name.clone()).or_insert_with(|| json!({}));
+        table = inner
+            .as_object_mut()
+            .ok_or_else(|| wrong(&format!("{name} is no table")))?;
+    }
+    if value.is_empty() {
+        let removed = table.remove(last);
+        return removed.map(drop).ok_or_else(|| wrong("is not set"));
+    }
+    // A variable of the environment is always a text.
+    let is_env = matches!(&path[..], [table, _] if table == "env");
+    let value = match Node::from_word(pair, value).value {
+        _ if is_env => word(value),
+        parsed => json_of(&parsed).ok_or_else(|| wrong("is no value of a key"))?,
+    };
+    table.insert(last.clone(), value);
+    Ok(())
+}
+
+/// A value of a flag as JSON; none for what no key takes.
+fn json_of(value: &Value) -> Option<Json> {
+    Some(match value {
+        Value::Flag(flag) => (*flag).into(),
+        Value::Whole(whole) => (*whole).into(),
+        Value::Text(text) => word(text),
+        Value::List(items) => {
+            let items = items.iter().map(|item| json_of(&item.value));
+            Json::Array(items.collect::<Option<_>>()?)
+        }
+        Value::Map(entries) => {
+            let entries = entries.iter();
+            let entries = entries.map(|(name, node)| Some((name.clone(), json_of(&node.value)?)));
+            Json::Object(entries.collect::<Option<_>>()?)
+        }
+        Value::Nothing | Value::Other(_) => return None,
+    })
+}
+
+/// A literal text in the syntax of manifests, where "$$" is "$".
+fn word(text: &str) -> Json {
+    Json::String(text.replace('$', "$$"))
+}
+
+/// Lists the servers of a tenant with their URLs and states, and the failed starts below.
+async fn list(client: &Client, of: &InTenant) -> Result<String, Error> {
+    let path = of.path(Servers::SEGMENT)?;
+    let mut items = client.items(&path, &[], usize::MAX).await?;
+    if client.json {
+        return Ok(format_list(client, &items, &COLUMNS));
+    }
+    let running = running(client, &of.tenant).await?;
+    let running: HashMap<&str, &Json> = running
+        .iter()
+        .filter_map(|one| Some((one["name"].as_str()?, one)))
+        .collect();
+    let mut failures = String::new();
+    for item in &mut items {
+        let Some(now) = item["name"].as_str().and_then(|name| running.get(name)) else {
+            continue;
+        };
+        if let (Some(name), Some(why)) = (item["name"].as_str(), now["failure"].as_str()) {
+            failures += &format!("{} failed: {}\n", plain(name), plain(why));
+        }
+        item["now"] = (*now).clone();
+    }
+    Ok(table(&COLUMNS, &items) + &failures)
+}
+
+/// The servers of a tenant as they run on the replica that answers.
+pub(super) async fn running(client: &Client, tenant: &str) -> Result<Vec<Json>, Error> {
+    let options = RequestOptions::default();
+    let mut status = client.json(Method::GET, &["status"], options).await?;
+    let Json::Array(mut servers) = status["servers"].take() else {
+        return Ok(Vec::new());
+    };
+    servers.retain(|one| one["tenant"] == tenant);
+    Ok(servers)
 }
 
 async fn restart(client: &Client, server: &Server, now: bool) -> Result<String, Error> {
@@ -142,7 +255,10 @@ async fn logs(client: &Client, server: &Server) -> Result<String, Error> {
         }
         let line: Json = serde_json::from_str(line).unwrap_or_default();
         let text = line["line"].as_str().unwrap_or_default();
-        format!("{}: {}", line["child"], plain(text))
+        match &line["child"] {
+            Json::Null => format!("start: {}", plain(text)),
+            child => format!("{child}: {}", plain(text)),
+        }
     };
     let path = server.part("logs");
     let logs = client.lines(&path, Vec::new(), output);
@@ -163,8 +279,6 @@ async fn children(client: &Client, server: &Server) -> Result<String, Error> {
 
 /// The document of a server with this command, whose words are literal.
 fn launch(command: &[String], variables: &[String]) -> Result<Json, Error> {
-    // In the manifest's syntax "$$" is "$".
-    let word = |text: &String| Json::String(text.replace('$', "$$"));
     let own = environment();
     let mut env = Map::new();
     for variable in variables {
@@ -179,16 +293,18 @@ fn launch(command: &[String], variables: &[String]) -> Result<Json, Error> {
         };
         env.insert(name.to_owned(), word(&value));
     }
-    let args: Vec<Json> = command.iter().skip(1).map(word).collect();
-    let mut spec = json!({"command": command.first().map(word), "args": args});
+    let mut words = command.iter().map(|text| word(text));
+    let mut spec = json!({"command": words.next(), "args": words.collect::<Vec<_>>()});
     if !env.is_empty() {
         spec["env"] = Json::Object(env);
     }
     Ok(spec)
 }
 
-const COLUMNS: [Column; 4] = [
+const COLUMNS: [Column; 6] = [
     ("NAME", "/name"),
+    ("STATE", "/now/state"),
+    ("URL", "/now/url"),
     ("COMMAND", "/spec/command"),
     ("ARGS", "/spec/args"),
     ("UPDATED", "/updated"),
@@ -224,6 +340,29 @@ mod tests {
             "command": "x", "args": ["$${env:HOME}", "-v"], "env": {"A": "b$$c", "D": ""},
         });
         assert_eq!(spec.unwrap(), wanted);
+        let mut spec = json!({"command": "x", "env": {"A": null}, "limits": {"memory": "1GiB"}});
+        let map = spec.as_object_mut().unwrap();
+        for pair in [
+            "env.A=",
+            "env.PORT=5$",
+            "limits.pids=7",
+            "clocks.stop=[\"1s\", \"2s\"]",
+            "audit_calls=true",
+            "isolation=tenant",
+        ] {
+            set(map, pair).unwrap();
+        }
+        let wanted = json!({
+            "command": "x", "env": {"PORT": "5$$"}, "limits": {"memory": "1GiB", "pids": 7},
+            "clocks": {"stop": ["1s", "2s"]}, "audit_calls": true, "isolation": "tenant",
+        });
+        assert_eq!(spec, wanted);
+        for wrong in ["a", "=1", "command.x=1", "nosuch=", "a=1979-05-27"] {
+            assert!(
+                set(spec.as_object_mut().unwrap(), wrong).is_err(),
+                "{wrong}"
+            );
+        }
         let unset = launch(&words(&["x"]), &words(&["LOCKGATE_TEST_OF_NOTHING"]));
         assert!(matches!(unset, Err(Error::Mistakes(_))));
     }

@@ -117,9 +117,10 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-const COLUMNS: [Column; 8] = [
+const COLUMNS: [Column; 9] = [
     ("TENANT", "/tenant"),
     ("SERVER", "/name"),
+    ("STATE", "/state"),
     ("SESSIONS", "/sessions"),
     ("CHILDREN", "/children"),
     ("CALLS", "/calls"),
@@ -138,7 +139,7 @@ mod tests {
     fn a_status_is_read_at_a_glance() {
         let server = json!({
             "tenant": "acme", "name": "files", "sessions": 3, "children": 1, "calls": 2,
-            "restarts": 0, "memory_bytes": 2048, "packages": "failed",
+            "restarts": 0, "memory_bytes": 2048, "packages": "failed", "state": "failed",
         });
         let status = json!({
             "status": "degraded", "degraded": ["sql", "x\u{1b}[2J"], "version": "1.2.3",
@@ -148,8 +149,8 @@ mod tests {
         degraded, without sql, x�[2J; lockgate 1.2.3, up 1h 2m
         2 tenants, 1 server, 3 sessions, 1 running child, 2 open calls
 
-        TENANT  SERVER  SESSIONS  CHILDREN  CALLS  RESTARTS  MEMORY  PACKAGES
-        acme    files   3         1         2      0         2KiB    failed
+        TENANT  SERVER  STATE   SESSIONS  CHILDREN  CALLS  RESTARTS  MEMORY  PACKAGES
+        acme    files   failed  3         1         2      0         2KiB    failed
         ");
     }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{
     client::{Client, Connection, Error, RequestOptions, run},
     document::document,
-    object::{Help, Kind, ObjectCommand, Place, declare},
+    object::{Help, Kind, ObjectCommand, Place, Replacement, declare},
     table::{Column, pretty},
 };
 
@@ -50,17 +50,12 @@ struct AddTenant {
     tenant: Tenant,
     /// Document without servers and API keys; - for stdin
     file: Option<PathBuf>,
-    /// Authentication mode, without a document
-    #[arg(
-        long,
-        value_name = "MODE",
-        default_value = "builtin",
-        conflicts_with = "file"
-    )]
-    auth: String,
-    /// Replace an existing tenant
-    #[arg(long)]
-    replace: bool,
+    /// Authentication mode, without a document: builtin (people log in), keys (API keys), external,
+    /// or none; builtin for a new tenant
+    #[arg(long, value_name = "MODE", conflicts_with = "file")]
+    auth: Option<String>,
+    #[command(flatten)]
+    how: Replacement,
 }
 
 impl Place for AllTenants {
@@ -93,12 +88,17 @@ impl Kind for Tenants {
     }
 
     async fn add(client: &Client, add: &AddTenant) -> Result<String, Error> {
-        let spec = match &add.file {
-            Some(file) => document(file)?,
-            None => json!({"auth": {"mode": add.auth}}),
+        let spec = match (&add.file, &add.auth) {
+            (Some(file), _) => document(file)?,
+            (None, Some(mode)) => json!({"auth": {"mode": mode}}),
+            (None, None) if add.how.replace => {
+                let remedy = "write --auth MODE, or a document";
+                return Err(Error::usage("--replace", "has nothing to write", remedy));
+            }
+            (None, None) => json!({"auth": {"mode": "builtin"}}),
         };
         let path = add.tenant.path(Self::SEGMENT)?;
-        declare(client, &path, spec, add.replace).await
+        declare(client, &path, spec, &add.how).await
     }
 }
 

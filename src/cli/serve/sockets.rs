@@ -88,6 +88,7 @@ pub(super) fn announce(config: &Config, listeners: &Listeners, is_run: bool) -> 
             admin = of(listeners.admin.as_ref())?,
             cluster = of(cluster.map(|cluster| &cluster.listener))?,
             advertised = cluster.map(|cluster| &*cluster.address),
+            url = config.public_url,
             "listening"
         );
         return Ok(());

@@ -73,6 +73,58 @@ async fn a_server_that_closes_its_stdout_is_given_up() {
     assert_eq!(error["data"]["status"], "it closed its stdout");
 }
 
+/// The failure of a server is told to operators, and not to clients of `serve`.
+#[tokio::test]
+async fn operators_see_why_a_server_does_not_start() {
+    for isolation in ["session", "tenant"] {
+        let shell = Shell::new().await;
+        shell.done(&["tenant", "add", "a", "--auth", "none"]).await;
+        let document = json!({
+            "command": "sh", "args": ["-c", "echo 'boom: no token' >&2; exit 3"],
+            "isolation": isolation, "sandbox": {"profile": "open", "required": false},
+        });
+        let file = shell.file("server.json", &document.to_string());
+        let said = shell.done(&["server", "add", "a", "x", &file]).await;
+        let url = format!("{}/t/a/x/mcp", shell.replica.http);
+        assert!(said.ends_with(&format!("URL: {url}\n")), "{said}");
+        let row = |listed: &str| listed.lines().nth(1).unwrap().to_owned();
+        let listed = row(&shell.done(&["server", "list", "a"]).await);
+        assert!(
+            listed.starts_with(&format!("x     stopped  {url}  sh")),
+            "{listed}"
+        );
+        let answer = shell
+            .replica
+            .stranger("a", "x")
+            .post(&opening("2025-11-25"))
+            .await;
+        let error = json_of(answer).await["error"].clone();
+        assert_eq!(
+            error["data"],
+            json!({"reason": "backend_exited", "retryable": true})
+        );
+        let listed = shell.done(&["server", "list", "a"]).await;
+        assert!(row(&listed).starts_with("x     failed  "), "{listed}");
+        let why = "x failed: initialize: exit status 3: boom: no token\n";
+        assert!(listed.ends_with(why), "{listed}");
+        let logs = shell.done(&["server", "logs", "a", "x"]).await;
+        let wanted = "start: initialize failed: exit status 3\nstart: boom: no token\n";
+        assert_eq!(logs, wanted);
+        // Forgotten when it starts.
+        let works = json!({
+            "command": child(), "isolation": isolation,
+            "sandbox": {"profile": "open", "required": false},
+        });
+        let file = shell.file("server.json", &works.to_string());
+        shell
+            .done(&["server", "add", "a", "x", &file, "--replace", "--yes"])
+            .await;
+        let _session = shell.replica.session("a", "x").await;
+        let listed = row(&shell.done(&["server", "list", "a"]).await);
+        assert!(listed.starts_with("x     running  "), "{listed}");
+    }
+}
+
 /// `run` passes on what a machine behind a proxy, or with a company's certificates, needs.
 #[tokio::test]
 async fn run_passes_on_proxies_and_certificates() {
@@ -130,6 +182,121 @@ async fn environment(session: &Session) -> Value {
     serde_json::from_str(&session.text("env", json!({})).await).unwrap()
 }
 
+/// A replacement that would drop settings takes a yes.
+#[tokio::test]
+async fn nothing_is_loosened_silently() {
+    let shell = Shell::new().await;
+    shell.done(&["tenant", "add", "a", "--auth", "none"]).await;
+    let document = json!({
+        "command": child(), "env": {"TOKEN": "s3cret", "MODE": "x"}, "limits": {"memory": "1GiB"},
+        "sandbox": {"profile": "open", "required": false},
+    });
+    let file = shell.file("server.json", &document.to_string());
+    shell.done(&["server", "add", "a", "x", &file]).await;
+    let program = child();
+    let short = [
+        "server",
+        "add",
+        "a",
+        "x",
+        "--replace",
+        "--env",
+        "MODE=y",
+        "--",
+        &program,
+    ];
+    let said = shell.fails(2, &short).await;
+    let wanted = "--replace: drops env.TOKEN, limits, sandbox; write --yes if that is meant\n";
+    assert_eq!(said, wanted);
+    let stored = async || shell.done_json(&["server", "show", "a", "x"]).await["spec"].clone();
+    assert_eq!(
+        stored().await["limits"]["memory"],
+        "1GiB",
+        "nothing has changed"
+    );
+    // The same settings, and single keys, need no yes.
+    shell
+        .done(&["server", "add", "a", "x", &file, "--replace"])
+        .await;
+    let set = [
+        "server",
+        "set",
+        "a",
+        "x",
+        "limits.memory=2GiB",
+        "env.MODE=z",
+        "env.TOKEN=",
+    ];
+    shell.done(&set).await;
+    let limits = json!({"command": child(), "env": {"MODE": null}, "limits": {"memory": "2GiB"},
+        "sandbox": {"profile": "open", "required": false}});
+    assert_eq!(stored().await, limits);
+    let said = shell
+        .fails(2, &["server", "set", "a", "x", "limits.nosuch=1"])
+        .await;
+    assert!(
+        said.starts_with("tenants.a.servers.x.limits.nosuch: "),
+        "{said}"
+    );
+    let yes = [&short[..5], &["--yes"], &short[5..]].concat();
+    shell.done(&yes).await;
+}
+
+/// A tenant is not removed, nor its mode of authentication replaced, by the way.
+#[tokio::test]
+async fn a_tenant_is_removed_by_a_yes_only() {
+    let shell = Shell::new().await;
+    shell.session("a").await;
+    let said = shell.fails(2, &["tenant", "add", "a", "--replace"]).await;
+    assert!(
+        said.starts_with("--replace: has nothing to write; "),
+        "{said}"
+    );
+    let said = shell.fails(2, &["tenant", "remove", "a"]).await;
+    let wanted = "--yes: removes tenant a and all that it has (servers: 1, api-keys: 1); \
+                  write --yes if that is meant\n";
+    assert_eq!(said, wanted);
+    shell.done(&["tenant", "remove", "a", "--yes"]).await;
+    assert_eq!(shell.done(&["tenant", "list"]).await.lines().count(), 1);
+}
+
+/// Users are disabled, enabled and given another password without being declared anew.
+#[tokio::test]
+async fn a_user_is_changed_without_a_new_declaration() {
+    let shell = Shell::new().await;
+    shell.done(&["tenant", "add", "a"]).await;
+    let add = [
+        "user",
+        "add",
+        "a",
+        "ada",
+        "--group",
+        "g",
+        "--password-stdin",
+    ];
+    assert_eq!(shell.fed(&add, "correct-horse-battery\n").await.code, 0);
+    let user = async || shell.done_json(&["user", "show", "a", "ada"]).await;
+    shell.done(&["user", "disable", "a", "ada"]).await;
+    assert_eq!(user().await["spec"]["disabled"], true);
+    // Otherwise this would let the user in again.
+    let again = ["user", "add", "a", "ada", "--group", "g", "--replace"];
+    let said = shell.fails(2, &again).await;
+    assert!(said.starts_with("--replace: drops disabled; "), "{said}");
+    shell.done(&["user", "enable", "a", "ada"]).await;
+    let before = user().await;
+    assert_eq!(
+        before["spec"],
+        json!({"groups": ["g"], "disabled": false, "password_hash": null})
+    );
+    let passwd = ["user", "passwd", "a", "ada", "--password-stdin"];
+    assert_eq!(shell.fed(&passwd, "another-horse-battery\n").await.code, 0);
+    let after = user().await;
+    assert_eq!(after["spec"], before["spec"]);
+    assert_ne!(after["version"], before["version"]);
+    let none = shell.fails(1, &["user", "disable", "a", "eve"]).await;
+    assert_eq!(none, "lockgate: there is no user a/eve (404)\n");
+}
+
 /// Keys that end before they begin, and kinds of records that do not exist, are mistakes.
 #[tokio::test]
 async fn times_and_kinds_that_cannot_be_are_refused() {
@@ -149,4 +316,45 @@ async fn times_and_kinds_that_cannot_be_are_refused() {
         "the parameter kind: there is no such kind of record; did you mean server.added? (400)\n";
     assert_eq!(said, wanted);
     shell.fails(2, &["audit", "--kind", "nope"]).await;
+}
+
+/// Commands find the gateway by its configuration, and by a short address.
+#[tokio::test]
+async fn commands_know_where_the_gateway_is() {
+    let shell = Shell::new().await;
+    let place = shell.replica.http.strip_prefix("http://").unwrap();
+    let (_, port) = place.rsplit_once(':').unwrap();
+    for address in [format!("localhost:{port}"), format!(":{port}")] {
+        shell.done(&["tenant", "list", "--url", &address]).await;
+    }
+    let file = shell.file("lockgate.toml", &format!("[http]\nlisten = \"{place}\"\n"));
+    let mut command = shell.command(&["status", "--config", &file]);
+    command.env_remove("LOCKGATE_URL");
+    let said = Said::of(within("a command", command.output()).await.unwrap());
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.out.starts_with("ready; "), "{}", said.out);
+}
+
+/// A new key comes with the settings of each client; only a terminal gets the key in them.
+#[tokio::test]
+async fn a_new_key_comes_with_settings() {
+    let shell = Shell::new().await;
+    shell.session("a").await;
+    let said = shell
+        .run(&["key", "add", "a", "laptop", "--server", "x"])
+        .await;
+    assert_eq!(said.code, 0, "{}", said.err);
+    let line = format!(
+        "claude mcp add --transport http x {}/t/a/x/mcp --header \"Authorization: Bearer $KEY\"\n",
+        shell.replica.http
+    );
+    assert!(said.err.contains(&line), "{}", said.err);
+    assert!(!said.err.contains("lgk_"), "{}", said.err);
+    let again = shell
+        .fails(1, &["key", "add", "a", "laptop", "--server", "x"])
+        .await;
+    assert!(
+        again.contains("there is a key of this name already"),
+        "{again}"
+    );
 }

@@ -308,7 +308,7 @@ async fn a_status_is_shown_at_a_glance() {
     let counts = "2 tenants, 1 server, 1 session, 1 running child, 0 open calls";
     assert_eq!(lines[1], counts);
     let row: Vec<&str> = lines[4].split_whitespace().take(6).collect();
-    assert_eq!(row, ["a", "x", "1", "1", "0", "0"]);
+    assert_eq!(row, ["a", "x", "running", "1", "1", "0"]);
     // As an argument, and of another tenant's administrator.
     let url = shell.replica.http.clone();
     let made = [

@@ -245,6 +245,8 @@ pub(crate) enum LogFormat {
     Text,
     /// A short line for each call.
     Short,
+    /// Short on a terminal, else JSON.
+    Auto,
 }
 
 /// The sources of settings besides the defaults.
@@ -633,10 +635,11 @@ const ACCESS_LOGS: [(&str, LoggedRequests); 4] = [
     ("off", LoggedRequests::Off),
 ];
 
-const LOG_FORMATS: [(&str, LogFormat); 3] = [
+const LOG_FORMATS: [(&str, LogFormat); 4] = [
     ("json", LogFormat::Json),
     ("text", LogFormat::Text),
     ("short", LogFormat::Short),
+    ("auto", LogFormat::Auto),
 ];
 #[cfg(test)]
 #[path = "tests/gateway.rs"]

@@ -1,6 +1,7 @@
 //! List of sessions for administrators, and the end of one of them.
 //!
-//! The id of a session is a secret of its client (legacy era), so administrators see a digest of it.
+//! The id of a session is a secret of its client (legacy era), so administrators see the beginning of
+//! it, as in logs and audit records.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,16 +11,12 @@ use super::{
     core::{Command, Handle, Transport},
     requests::Hub,
 };
-use crate::{
-    backend::child::Restart,
-    base::{hex, sha256},
-    state::SessionId,
-};
+use crate::{backend::child::Restart, state::SessionId};
 
 /// The summary of a session of this replica.
 #[derive(Clone, Debug)]
 pub(crate) struct SessionSummary {
-    /// A digest of the id; useless as a session id.
+    /// The beginning of the id; useless as a session id.
     pub(crate) id: String,
     /// The server of the session.
     pub(crate) server: String,
@@ -57,10 +54,10 @@ impl Hub {
         counts
     }
 
-    /// Ends the session with this digest; false if there is none.
+    /// Ends the session whose id begins so; false if there is none.
     pub(crate) async fn end_session(&self, tenant: &str, id: &str, end: Restart) -> bool {
         let mut handles = self.0.sessions.of_tenant(tenant).into_iter();
-        let Some((_, handle)) = handles.find(|(own, _)| digest(own) == id) else {
+        let Some((_, handle)) = handles.find(|(own, _)| own.short() == id) else {
             return false;
         };
         let (done, ended) = oneshot::channel();
@@ -77,7 +74,7 @@ fn summary(id: &SessionId, handle: &Handle) -> SessionSummary {
     let principal = handle.access.principal();
     let own = |text: Option<&str>| text.map(str::to_owned);
     SessionSummary {
-        id: digest(id),
+        id: id.short().to_owned(),
         server: handle.access.server().name.clone(),
         transport: match handle.transport {
             Transport::Streamable => "streamable-http",
@@ -88,9 +85,4 @@ fn summary(id: &SessionId, handle: &Handle) -> SessionSummary {
         client: own(principal.client()),
         age: handle.born.elapsed(),
     }
-}
-
-/// The first 64 bits of the hash of an id: enough to tell sessions apart.
-fn digest(id: &SessionId) -> String {
-    hex(&sha256(id.as_str().as_bytes())[..8])
 }

@@ -33,11 +33,20 @@ impl SessionId {
         &self.0
     }
 
-    /// The first characters: enough to find a session in the logs, too few to use it.
+    /// The first characters, by which logs, audit records, lists and commands name a session: enough
+    /// to tell sessions apart, too few to use one (80 of 128 bits stay secret).
     pub(crate) fn short(&self) -> &str {
-        self.0.get(..8).unwrap_or_default()
+        Self::shown(&self.0)
+    }
+
+    /// The same of an id that is a plain text.
+    pub(crate) fn shown(id: &str) -> &str {
+        id.get(..SHORT).unwrap_or_default()
     }
 }
+
+/// The characters of an id that are shown.
+const SHORT: usize = 12;
 
 impl std::borrow::Borrow<str> for SessionId {
     fn borrow(&self) -> &str {

@@ -57,9 +57,17 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
         Err(mistakes) => return refuse(&mistakes),
     };
     let format = match plan.config.telemetry.format {
+        LogFormat::Auto if !io::stdout().is_terminal() => Format::Json,
         LogFormat::Json => Format::Json,
         LogFormat::Text => Format::Text,
-        LogFormat::Short => Format::Short(Screen::of(&plan.env, io::stderr().is_terminal())),
+        LogFormat::Short | LogFormat::Auto => {
+            let screen = Screen::of(&plan.env, io::stderr().is_terminal());
+            if plan.is_run {
+                Format::Short(screen)
+            } else {
+                Format::ShortOfAll(screen)
+            }
+        }
     };
     let logs = match logs::init(&plan.config.telemetry.log, format) {
         Ok(logs) => logs,

@@ -72,7 +72,7 @@ fn defaults_are_those_of_the_design() {
     assert_eq!((config.log.events, config.log.bytes), (1000, 4 << 20));
     assert_eq!(config.drain.timeout, Duration::from_secs(30));
     assert!(!config.auth.insecure && !config.sandbox.shared_uid);
-    assert_eq!(config.telemetry.format, LogFormat::Json);
+    assert_eq!(config.telemetry.format, LogFormat::Auto);
 }
 
 #[test]

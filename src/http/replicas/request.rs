@@ -30,7 +30,7 @@ use crate::{
     error::Error,
     hub::{CallError, ownership::LookupSource},
     protocol::{Body as Messages, Kind, LAST_EVENT_ID, Message},
-    state::Replica,
+    state::{Replica, SessionId},
     telemetry::{HopOutcome, Span, TraceContext},
 };
 
@@ -103,7 +103,7 @@ impl Forwarding {
             self.front.hub.mark_unresponsive(to);
         }
         if let Err(missed) = &sent {
-            let (session, address) = (self.session.get(..8), &*to.address);
+            let (session, address) = (SessionId::shown(&self.session), &*to.address);
             tracing::debug!(
                 session.id = session,
                 address,

@@ -23,8 +23,10 @@ pub(crate) enum Format {
     Json,
     /// Text for people with every field, on stderr.
     Text,
-    /// A short line for each call, on stderr, which has these abilities.
+    /// A short line for each call of the one server, on stderr, which has these abilities.
     Short(Screen),
+    /// The same with the names of tenants and servers.
+    ShortOfAll(Screen),
 }
 
 /// Begins logging for the whole process; may be called once only.
@@ -34,7 +36,9 @@ pub(crate) fn init(directives: &str, format: Format) -> Result<Logs, String> {
     let logs = match format {
         Format::Json => Logs::to(io::stdout(), false),
         Format::Text => Logs::to(io::stderr(), false),
-        Format::Short(screen) => Logs::to(io::stderr(), screen.redraws()),
+        Format::Short(screen) | Format::ShortOfAll(screen) => {
+            Logs::to(io::stderr(), screen.redraws())
+        }
     };
     let logs = logs.map_err(|error| format!("cannot start the log thread: {error}"))?;
     subscriber(directives, format, &logs)?
@@ -57,7 +61,7 @@ fn subscriber(
             .with_writer(logs.clone())
             .with_ansi(false)
             .boxed(),
-        Format::Short(screen) => {
+        Format::Short(screen) | Format::ShortOfAll(screen) => {
             // They are what these lines are for, unless only warnings are wanted.
             let is_quiet = filter.max_level_hint() < Some(LevelFilter::INFO);
             let calls = format!("{CALLS}={}", if is_quiet { "off" } else { "debug" });
@@ -66,7 +70,8 @@ fn subscriber(
             {
                 filter = filter.add_directive(calls);
             }
-            Short::new(screen, logs.clone()).boxed()
+            let has_names = matches!(format, Format::ShortOfAll(_));
+            Short::new(screen, has_names, logs.clone()).boxed()
         }
     };
     Ok(Spans::default().with(filter).with(lines))
@@ -160,6 +165,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn short_lines_of_several_servers_name_them() {
+        let log = || {
+            tracing::debug!(
+                target: CALLS,
+                { tenant.id = "acme", server.name = "files", mcp.method.name = "tools/call",
+                  tool = "echo", ms = 7_u64 },
+                "call"
+            );
+            tracing::warn!(
+                tenant.id = "acme",
+                server.name = "files",
+                why = "x",
+                "failed"
+            );
+        };
+        let of = |format| {
+            let lines = logged(format, log);
+            let cut = |line: &str| line.split_once("  ").expect("a time").1.to_owned();
+            lines.lines().map(cut).collect::<Vec<_>>()
+        };
+        let one = ["tools/call echo  7 ms  ok", "warning failed  why=x"];
+        assert_eq!(of(Format::Short(Screen::default())), one);
+        let all = [
+            "acme/files  tools/call echo  7 ms  ok",
+            "acme/files  warning failed  why=x",
+        ];
+        assert_eq!(of(Format::ShortOfAll(Screen::default())), all);
     }
 
     #[test]

@@ -34,9 +34,10 @@ pub(super) struct Short {
 }
 
 impl Short {
-    /// Lines for a screen, in local time.
-    pub(super) fn new(screen: Screen, logs: Logs) -> Self {
-        let lines = Lines::new(screen, logs.offset());
+    /// Lines for a screen, in local time, with or without the names of tenants and servers.
+    pub(super) fn new(screen: Screen, has_names: bool, logs: Logs) -> Self {
+        let mut lines = Lines::new(screen, logs.offset());
+        lines.has_names = has_names;
         Self { lines, logs }
     }
 }
@@ -55,6 +56,8 @@ impl<S: Subscriber> Layer<S> for Short {
 /// Renders events as lines.
 struct Lines {
     screen: Screen,
+    /// There are several tenants and servers.
+    has_names: bool,
     offset: UtcOffset,
     clock: Clock,
 }
@@ -78,6 +81,7 @@ impl Lines {
     fn new(screen: Screen, offset: UtcOffset) -> Self {
         Self {
             screen,
+            has_names: false,
             offset,
             clock: Clock::system(),
         }
@@ -96,6 +100,12 @@ impl Lines {
             CALLS => self.call(&read),
             REQUESTS if level == Level::INFO => self.request(&read),
             _ => self.other(level, &read),
+        };
+        let text = match (read.of("tenant.id"), read.of("server.name")) {
+            (Some(tenant), Some(server)) if self.has_names => {
+                format!("{}/{}  {text}", escaped(tenant), escaped(server))
+            }
+            _ => text,
         };
         let line = format!("{}  {text}\n", self.screen.paint(Tone::Faint, &self.time()));
         let is_work = matches!(target, PREPARATIONS | MIGRATIONS);

@@ -194,6 +194,16 @@ async fn sessions_are_listed_and_ended() {
         row.contains(id) && row.contains("ada") && row.contains("ci"),
         "{row}"
     );
+    // Logs call the session so too.
+    let logged = async || {
+        let lines = shell.replica.lines();
+        let mut began = lines
+            .iter()
+            .filter(|line| line["message"] == "session began");
+        began.any(|line| line["session.id"] == id)
+    };
+    until("the line of the session", logged).await;
+    assert!(session.id.as_ref().unwrap().starts_with(id) && id.len() == 12);
     let other = shell
         .done_json(&["session", "list", "a", "--server", "y"])
         .await;

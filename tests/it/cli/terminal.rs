@@ -120,6 +120,22 @@ impl Terminal {
     }
 }
 
+/// On a terminal `serve` logs for eyes, elsewhere as JSON.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serve_on_a_terminal_logs_for_people() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = stranger(&["serve", "--listen", "127.0.0.1:0", "--set", "ops.listen="]);
+    command.env("LOCKGATE_DATA_DIR", dir.path().join("data"));
+    let mut terminal = Terminal::new();
+    let mut child = terminal.run(command.as_std());
+    let seen = terminal.shows("  listening").to_owned();
+    assert!(!seen.contains("{\""), "{seen}");
+    terminal.shows("url=http://127.0.0.1:");
+    // As if the terminal was closed.
+    terminal.types("\u{3}");
+    assert!(child.wait().unwrap().success());
+}
+
 /// A password is asked for twice and never shown; the terminal is as it was, also after Ctrl-C.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn passwords_are_typed_without_echo() {

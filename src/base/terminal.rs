@@ -1,7 +1,11 @@
 //! Terminals: whether one takes colours and lines that are drawn again, and text of others made safe
 //! for it.
 
-use std::collections::BTreeMap;
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    fmt::{self, Display, Formatter},
+};
 
 /// Abilities of the output that text for people goes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,23 +47,40 @@ impl Screen {
     }
 
     /// A text in the colour of a tone, if the output has colours.
-    pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
-        if !self.has_colours {
-            return text.to_owned();
+    pub(crate) fn paint<T: Display>(self, tone: Tone, text: T) -> Painted<T> {
+        Painted {
+            text,
+            tone: self.has_colours.then_some(tone),
         }
-        let code = match tone {
-            Tone::Good => "32",
-            Tone::Warning => "33",
-            Tone::Bad => "31",
-            Tone::Faint => "2",
+    }
+}
+
+/// A text in a colour, or without one.
+pub(crate) struct Painted<T> {
+    text: T,
+    tone: Option<Tone>,
+}
+
+impl<T: Display> Display for Painted<T> {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        let code = match self.tone {
+            None => return write!(to, "{text}"),
+            Some(Tone::Good) => "32",
+            Some(Tone::Warning) => "33",
+            Some(Tone::Bad) => "31",
+            Some(Tone::Faint) => "2",
         };
-        format!("\u{1b}[{code}m{text}\u{1b}[0m")
+        write!(to, "\u{1b}[{code}m{text}\u{1b}[0m")
     }
 }
 
 /// Escapes what steers a terminal or breaks a line, so that no client and no child can write a line
 /// of its own, move the cursor, or turn the direction of a text.
-pub(crate) fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
+    if is_plain(text) {
+        return Cow::Borrowed(text);
+    }
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {
         if steers(letter) {
@@ -68,20 +89,28 @@ pub(crate) fn escaped(text: &str) -> String {
             safe.push(letter);
         }
     }
-    safe
+    Cow::Owned(safe)
+}
+
+/// Whether a text has nothing to escape, and a byte for each character: most are so.
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
 /// Escaped text of at most `most` characters; a longer one ends with "…".
-pub(crate) fn shortened(text: &str, most: usize) -> String {
+pub(crate) fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most && is_plain(text) {
+        return Cow::Borrowed(text);
+    }
     // A name of megabytes is not escaped as a whole.
     let head: String = text.chars().take(most + 1).collect();
     let safe = escaped(&head);
     if safe.chars().count() <= most {
-        return safe;
+        return Cow::Owned(safe.into_owned());
     }
     let mut short: String = safe.chars().take(most.saturating_sub(1)).collect();
     short.push('…');
-    short
+    Cow::Owned(short)
 }
 
 /// Whether a character steers a terminal, breaks a line or turns the direction of a text.

@@ -188,17 +188,19 @@ pub(crate) fn log_operation(
     }
     let tool = operation.tool.map(|tool| shortened(tool, SHOWN_MAX));
     let reason = operation.error.and_then(|_| reason());
-    let reason = reason.map(|reason| shortened(&reason, REASON_MAX));
+    let reason = reason
+        .as_deref()
+        .map(|reason| shortened(reason, REASON_MAX));
     tracing::debug!(
         target: CALLS,
         {
             tenant.id = &**tenant,
             server.name = &**server,
             mcp.method.name = operation.method,
-            tool,
+            tool = tool.as_deref(),
             ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
             error = operation.error,
-            reason
+            reason = reason.as_deref()
         },
         "call"
     );

@@ -25,7 +25,7 @@ pub(crate) async fn shown<T, E>(
     let Ok(logs) = Logs::progress(screen) else {
         return work.await;
     };
-    let [doing, done] = [doing, done].map(|text| shortened(text, TEXT_MAX));
+    let [doing, done] = [doing, done].map(|text| shortened(text, TEXT_MAX).into_owned());
     let began = Instant::now();
     logs.begin(doing.clone(), doing.clone(), &format!("{doing}\n"));
     let outcome = work.await;

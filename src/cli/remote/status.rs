@@ -67,7 +67,7 @@ fn text(status: &Json, screen: Screen) -> String {
         "degraded" => Tone::Warning,
         _ => Tone::Bad,
     };
-    let mut text = screen.paint(tone, &state);
+    let mut text = screen.paint(tone, &state).to_string();
     let lost: Vec<String> = each(&status["degraded"])
         .filter_map(Json::as_str)
         .map(plain)

@@ -100,7 +100,7 @@ impl MakeWriter<'_> for Logs {
 /// A line without what steers a terminal or begins another line.
 fn one_line(line: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line));
-    let mut safe = escaped(&text);
+    let mut safe = escaped(&text).into_owned();
     safe.push('\n');
     safe.into_bytes()
 }

@@ -2,7 +2,10 @@
 //!
 //! All text in them is escaped, because clients and children choose names and messages.
 
-use std::fmt::Debug;
+use std::{
+    borrow::Cow,
+    fmt::{self, Debug, Display, Write},
+};
 
 use http::StatusCode;
 use time::UtcOffset;
@@ -96,18 +99,22 @@ impl Lines {
         }
         let mut read = Read::default();
         event.record(&mut read);
-        let text = match target {
-            CALLS => self.call(&read),
-            REQUESTS if level == Level::INFO => self.request(&read),
-            _ => self.other(level, &read),
+        // The line, and where the text begins behind the time.
+        let mut line = String::with_capacity(LINE);
+        _ = write!(line, "{}  ", self.screen.paint(Tone::Faint, self.time()));
+        let begin = line.len();
+        if self.has_names
+            && let (Some(tenant), Some(server)) = (read.of("tenant.id"), read.of("server.name"))
+        {
+            _ = write!(line, "{}/{}  ", escaped(tenant), escaped(server));
+        }
+        // Writing to a text does not fail.
+        _ = match target {
+            CALLS => self.call(&read, &mut line),
+            REQUESTS if level == Level::INFO => self.request(&read, &mut line),
+            _ => self.other(level, &read, &mut line),
         };
-        let text = match (read.of("tenant.id"), read.of("server.name")) {
-            (Some(tenant), Some(server)) if self.has_names => {
-                format!("{}/{}  {text}", escaped(tenant), escaped(server))
-            }
-            _ => text,
-        };
-        let line = format!("{}  {text}\n", self.screen.paint(Tone::Faint, &self.time()));
+        line.push('\n');
         let is_work = matches!(target, PREPARATIONS | MIGRATIONS);
         let Some(subject) = read.of("subject").filter(|_| is_work) else {
             return Some(Rendered::Line(line));
@@ -115,75 +122,88 @@ impl Lines {
         let key = format!("{target} {subject}");
         // Only an end has a duration.
         Some(if read.of("seconds").is_none() {
+            let text = line[begin..].trim_end_matches('\n').to_owned();
             Rendered::Begin { key, text, line }
         } else {
             Rendered::End { key, line }
         })
     }
 
-    fn call(&self, read: &Read) -> String {
-        let mut text = read.shown("mcp.method.name");
+    fn call(&self, read: &Read, to: &mut String) -> fmt::Result {
+        to.write_str(&read.shown("mcp.method.name"))?;
         if let Some(tool) = read.of("tool") {
-            text = format!("{text} {}", shortened(tool, NAME_MAX));
+            write!(to, " {}", shortened(tool, NAME_MAX))?;
         }
-        let outcome = match (read.of("error"), read.of("reason")) {
-            (None, _) => self.screen.paint(Tone::Good, "ok"),
+        write!(to, "  {} ms  ", read.shown("ms"))?;
+        let screen = self.screen;
+        match (read.of("error"), read.of("reason")) {
+            (None, _) => write!(to, "{}", screen.paint(Tone::Good, "ok")),
             (Some(error), Some(reason)) => {
                 let what = format!("{}: {}", in_words(error), escaped(reason));
-                self.screen.paint(Tone::Bad, &what)
+                write!(to, "{}", screen.paint(Tone::Bad, what))
             }
-            (Some(error), None) => self.screen.paint(Tone::Bad, &in_words(error)),
-        };
-        format!("{text}  {} ms  {outcome}", read.shown("ms"))
+            (Some(error), None) => write!(to, "{}", screen.paint(Tone::Bad, in_words(error))),
+        }
     }
 
     /// A request that was refused; the others have lines as calls.
-    fn request(&self, read: &Read) -> String {
+    fn request(&self, read: &Read, to: &mut String) -> fmt::Result {
         let status = read.shown("http.status");
         let known = StatusCode::from_bytes(status.as_bytes()).ok();
         let why = known.and_then(|known| known.canonical_reason());
         let (method, path) = (read.shown("http.method"), read.shown("url.path"));
         let outcome = format!("{status} {}", why.unwrap_or_default());
         let outcome = self.screen.paint(Tone::Bad, outcome.trim_end());
-        format!("{method} {path}  {} ms  {outcome}", read.shown("ms"))
+        write!(to, "{method} {path}  {} ms  {outcome}", read.shown("ms"))
     }
 
-    fn other(&self, level: Level, read: &Read) -> String {
-        let mut text = match level {
-            Level::ERROR => self.screen.paint(Tone::Bad, "error") + " ",
-            Level::WARN => self.screen.paint(Tone::Warning, "warning") + " ",
-            _ => String::new(),
-        };
-        text.push_str(&escaped(&read.message));
+    fn other(&self, level: Level, read: &Read, to: &mut String) -> fmt::Result {
+        match level {
+            Level::ERROR => write!(to, "{} ", self.screen.paint(Tone::Bad, "error"))?,
+            Level::WARN => write!(to, "{} ", self.screen.paint(Tone::Warning, "warning"))?,
+            _ => {}
+        }
+        to.write_str(&escaped(&read.message))?;
         for (name, value) in &read.fields {
-            if !HIDDEN.contains(name) {
-                let value = shortened(value, VALUE_MAX);
-                text.push_str(&match *name {
-                    "subject" => format!(" {value}"),
-                    "seconds" => format!("  {:.1} s", value.parse().unwrap_or(0.0_f64)),
-                    name => format!("  {name}={value}"),
-                });
+            if HIDDEN.contains(name) {
+                continue;
+            }
+            let value = shortened(value, VALUE_MAX);
+            match *name {
+                "subject" => write!(to, " {value}")?,
+                "seconds" => write!(to, "  {:.1} s", value.parse().unwrap_or(0.0_f64))?,
+                name => write!(to, "  {name}={value}")?,
             }
         }
-        text
+        Ok(())
     }
 
-    fn time(&self) -> String {
+    fn time(&self) -> Time {
         let nanos = i128::from(self.clock.now_ms()) * 1_000_000;
         let now = time::OffsetDateTime::from_unix_timestamp_nanos(nanos);
         let (hour, minute, second) =
             now.map_or((0, 0, 0), |now| now.to_offset(self.offset).to_hms());
-        format!("{hour:02}:{minute:02}:{second:02}")
+        Time(hour, minute, second)
+    }
+}
+
+/// A time of day.
+struct Time(u8, u8, u8);
+
+impl Display for Time {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(hour, minute, second) = self;
+        write!(to, "{hour:02}:{minute:02}:{second:02}")
     }
 }
 
 /// The type of an error in words: codes stay codes.
-fn in_words(error: &str) -> String {
+fn in_words(error: &str) -> Cow<'_, str> {
     match error {
-        "cancelled" => "cancelled".to_owned(),
-        "tool_error" => "error of the tool".to_owned(),
-        "_OTHER" => "error".to_owned(),
-        error => format!("error {}", escaped(error).replace('_', " ")),
+        "cancelled" => "cancelled".into(),
+        "tool_error" => "error of the tool".into(),
+        "_OTHER" => "error".into(),
+        error => format!("error {}", escaped(error).replace('_', " ")).into(),
     }
 }
 
@@ -214,10 +234,19 @@ impl Visit for Status {
 }
 
 /// The message and the fields of an event.
-#[derive(Default)]
 struct Read {
     message: String,
     fields: Vec<(&'static str, String)>,
+}
+
+impl Default for Read {
+    fn default() -> Self {
+        Self {
+            message: String::new(),
+            // As many as most events have.
+            fields: Vec::with_capacity(8),
+        }
+    }
 }
 
 impl Read {
@@ -227,7 +256,7 @@ impl Read {
     }
 
     /// The escaped value of a field.
-    fn shown(&self, name: &str) -> String {
+    fn shown(&self, name: &str) -> Cow<'_, str> {
         shortened(self.of(name).unwrap_or_default(), VALUE_MAX)
     }
 
@@ -243,6 +272,10 @@ impl Read {
 impl Visit for Read {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.keep(field, value.to_owned());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.keep(field, value.to_string());
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
@@ -261,6 +294,8 @@ const HIDDEN: [&str; 8] = [
     "was_there",
     "event",
 ];
+/// Room for most lines.
+const LINE: usize = 128;
 /// The most characters of the name of a tool.
 const NAME_MAX: usize = 64;
 /// The most characters of another value.

@@ -162,6 +162,20 @@ impl RunningChild {
     /// not send requests to clients.
     async fn start(&mut self) -> Result<Initialized, Refused> {
         let clock = self.shared.server.clocks.start;
+        let halt = self.shared.halt.clone();
+        let limit = if clock.is_zero() { FOREVER } else { clock };
+        let initialized = halt
+            .run_until_cancelled(timeout(limit, self.initialize()))
+            .await
+            .ok_or(Refused::Failed("backend_exited"))?
+            .map_err(|_| Refused::Failed("timeout"))??;
+        self.child.out().extend_from_slice(initialize::INITIALIZED);
+        self.child.try_flush();
+        Ok(initialized)
+    }
+
+    /// Sends `initialize`, and waits for the answer.
+    async fn initialize(&mut self) -> Result<Initialized, Refused> {
         let offered = self.shared.revision.as_str();
         let version = env!("CARGO_PKG_VERSION");
         let params = format!(
@@ -173,56 +187,44 @@ impl RunningChild {
             .push_own_request("initialize", Some(params.as_bytes()), out)
             .to_string();
         self.child.try_flush();
-        let halt = self.shared.halt.clone();
-        let initialized = async {
-            loop {
-                match self.child.next().await {
-                    ChildEvent::Line(line) => {
-                        if let Some(until) = self.paced() {
-                            sleep_until(until).await;
-                        }
-                        let Ok(message) = Message::parse_line(line) else {
-                            self.shared.pool.metrics.noise_lines.add(1);
-                            continue;
-                        };
-                        let is_answer = message.id() == Some(id.as_bytes());
-                        if is_answer && let Some(error) = message.error() {
-                            return Err(Refused::Answered(Bytes::copy_from_slice(error)));
-                        }
-                        if is_answer && message.kind() == Kind::Result {
-                            let entry = Arc::clone(self.place.entry());
-                            return Initialized::parse(&message, entry)
-                                .ok_or(Refused::Failed("unsupported_revision"));
-                        }
-                        if message.kind() == Kind::Request {
-                            refuse(&message, message.method(), self.child.out());
-                            self.child.try_flush();
-                        }
+        loop {
+            match self.child.next().await {
+                ChildEvent::Line(line) => {
+                    if let Some(until) = self.paced() {
+                        sleep_until(until).await;
                     }
-                    ChildEvent::TooLong => return Err(Refused::Failed("oversized_line")),
-                    ChildEvent::Closed => {
-                        // Its exit follows, and says why.
-                        let ended = timeout(EXIT, self.child.ended()).await;
-                        let why = ended.map_or_else(|_| CLOSED.to_owned(), |exit| exit.in_words());
-                        self.place.fail(Stage::Initialize, &why);
-                        return Err(Refused::Failed("backend_exited"));
+                    let Ok(message) = Message::parse_line(line) else {
+                        self.shared.pool.metrics.noise_lines.add(1);
+                        continue;
+                    };
+                    let is_answer = message.id() == Some(id.as_bytes());
+                    if is_answer && let Some(error) = message.error() {
+                        return Err(Refused::Answered(Bytes::copy_from_slice(error)));
                     }
-                    ChildEvent::Exited(exit) => {
-                        self.place.fail(Stage::Initialize, &exit.in_words());
-                        return Err(Refused::Failed("backend_exited"));
+                    if is_answer && message.kind() == Kind::Result {
+                        let entry = Arc::clone(self.place.entry());
+                        return Initialized::parse(&message, entry)
+                            .ok_or(Refused::Failed("unsupported_revision"));
+                    }
+                    if message.kind() == Kind::Request {
+                        refuse(&message, message.method(), self.child.out());
+                        self.child.try_flush();
                     }
                 }
+                ChildEvent::TooLong => return Err(Refused::Failed("oversized_line")),
+                ChildEvent::Closed => {
+                    // Its exit follows, and says why.
+                    let ended = timeout(EXIT, self.child.ended()).await;
+                    let why = ended.map_or_else(|_| CLOSED.to_owned(), |exit| exit.in_words());
+                    self.place.fail(Stage::Initialize, &why);
+                    return Err(Refused::Failed("backend_exited"));
+                }
+                ChildEvent::Exited(exit) => {
+                    self.place.fail(Stage::Initialize, &exit.in_words());
+                    return Err(Refused::Failed("backend_exited"));
+                }
             }
-        };
-        let limit = if clock.is_zero() { FOREVER } else { clock };
-        let initialized = halt
-            .run_until_cancelled(timeout(limit, initialized))
-            .await
-            .ok_or(Refused::Failed("backend_exited"))?
-            .map_err(|_| Refused::Failed("timeout"))??;
-        self.child.out().extend_from_slice(initialize::INITIALIZED);
-        self.child.try_flush();
-        Ok(initialized)
+        }
     }
 
     /// Ends a child whose start failed.

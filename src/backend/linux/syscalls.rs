@@ -1,4 +1,4 @@
-//! System calls that need unsafe code: clone, exec, signals, descriptors, Landlock's version, BPF.
+//! System calls that need unsafe code: clone, exec, signals, descriptors, mounts, Landlock's version, BPF.
 //!
 //! The only file with unsafe code. Not here: the order of the calls (`guard`).
 
@@ -10,7 +10,7 @@ use std::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use rustix::{io::Errno, process::Pid};
@@ -68,6 +68,39 @@ pub(crate) fn landlock() -> u32 {
         )
     };
     u32::try_from(version).unwrap_or(0)
+}
+
+/// Makes a mount and those below it read-only, or writable again.
+pub(crate) fn set_read_only(path: &Path, is_read_only: bool) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let (set, cleared) = if is_read_only {
+        (libc::MOUNT_ATTR_RDONLY, 0)
+    } else {
+        (0, libc::MOUNT_ATTR_RDONLY)
+    };
+    let change = libc::mount_attr {
+        attr_set: set,
+        attr_clr: cleared,
+        propagation: 0,
+        userns_fd: 0,
+    };
+    #[expect(unsafe_code, reason = "rustix has no mount_setattr")]
+    // SAFETY: path and change are good for the call, which only reads them.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::AT_RECURSIVE,
+            &raw const change,
+            size_of_val(&change),
+        )
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Loads a BPF program that filters connections; the kernel verifies it.

@@ -16,9 +16,10 @@ use rustix::{
 };
 
 use super::{
-    restrictions::{Restrictions, Sockets, Store},
+    restrictions::{Files, Restrictions, Sockets, Store},
     root::{self, Root},
 };
+use crate::backend::linux::syscalls::set_read_only;
 
 /// User and group of a process before it entered a user namespace.
 #[derive(Clone, Copy)]
@@ -65,11 +66,14 @@ pub(crate) fn set_up(restrictions: &Restrictions, private: Option<&Path>) -> io:
         hide(&restrictions.hide)?;
         // What is hidden has new directories.
         let mut root = Root::default();
-        shown.iter().try_for_each(|path| root.show(path))?;
+        shown.iter().try_for_each(|path| root.show(path, false))?;
     } else if has_own_processes {
         let kept = hold(&shown)?;
         hide(&restrictions.hide)?;
         show_again(kept)?;
+    }
+    if let (false, Some(files)) = (has_root, &restrictions.files) {
+        close_for_writing(files, &shown)?;
     }
     // Elsewhere it is no mount, and belongs to another uid.
     if let Some(Store::Read(path)) = store.filter(|_| has_root || has_own_processes) {
@@ -103,6 +107,27 @@ fn hide(paths: &[PathBuf]) -> io::Result<()> {
             rustix::mount::mount("tmpfs", path, "tmpfs", INERT, Some(c"mode=0711,size=64k"))?;
         } else {
             rustix::mount::mount_bind("/dev/null", path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes all mounts read-only but those of files that the child may write, and of `shown`.
+///
+/// Landlock lets an owner change modes, owners, times and attributes of files that it may not write.
+fn close_for_writing(files: &Files, shown: &[&Path]) -> io::Result<()> {
+    let written = files.write.iter().map(PathBuf::as_path);
+    let open: Vec<&Path> = written.chain(shown.iter().copied()).collect();
+    let exist: Vec<&Path> = open.into_iter().filter(|path| path.exists()).collect();
+    for &path in &exist {
+        rustix::mount::mount_bind_recursive(path, path)?;
+    }
+    set_read_only(Path::new("/"), true)?;
+    for path in exist {
+        match set_read_only(path, false) {
+            // It was read-only before, and locked.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            outcome => outcome?,
         }
     }
     Ok(())

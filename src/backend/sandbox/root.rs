@@ -17,6 +17,7 @@ use rustix::{
 };
 
 use super::{files, restrictions::Files};
+use crate::backend::linux::syscalls::set_read_only;
 
 /// Replaces the root directory of this mount namespace by one with these files. The former
 /// is at [`FORMER`] until [`leave_former`].
@@ -43,14 +44,18 @@ pub(super) fn enter(files: &Files, sockets: &[PathBuf], has_own_processes: bool)
         }
     }
     let devices: Vec<PathBuf> = files::devices().collect();
-    let wanted = [&files.read, &files.write, &devices];
-    for path in wanted.into_iter().flatten().chain(sockets) {
+    // Devices and sockets can be written to all the same.
+    let closed = files.read.iter().chain(&devices).chain(sockets);
+    for path in closed {
         // A pid namespace has its own, which is mounted later.
         if path != Path::new("/proc") || !has_own_processes {
-            root.show(path)?;
+            root.show(path, true)?;
         }
     }
-    Ok(())
+    files
+        .write
+        .iter()
+        .try_for_each(|path| root.show(path, false))
 }
 
 /// Detaches the former root directory, and closes the new one for writing.
@@ -69,16 +74,20 @@ pub(super) struct Root {
 }
 
 impl Root {
-    /// Shows a file or directory of the former root at its place; one that does not exist is left out.
-    pub(super) fn show(&mut self, path: &Path) -> io::Result<()> {
+    /// Shows a file or directory of the former root at its place, read-only or not; one that does not
+    /// exist is left out.
+    ///
+    /// Landlock lets an owner change modes, owners, times and attributes of files that it may not write.
+    pub(super) fn show(&mut self, path: &Path, is_read_only: bool) -> io::Result<()> {
         let Some((place, kind)) = self.trail(path) else {
             return Ok(());
         };
         make(&place, kind)?;
         match rustix::mount::mount_bind_recursive(former(&place), &place) {
+            Ok(()) if is_read_only => set_read_only(&place, true),
             // Removed meanwhile.
-            Err(rustix::io::Errno::NOENT) => Ok(()),
-            outcome => Ok(outcome?),
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 

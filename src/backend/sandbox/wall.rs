@@ -19,7 +19,7 @@ pub(crate) struct Wall {
 
 impl Offer {
     /// The walls around a child in profile `standard` with the default settings.
-    pub(crate) fn walls(&self) -> [Wall; 12] {
+    pub(crate) fn walls(&self) -> [Wall; 13] {
         let is_alone = matches!(self.separation, Separation::Uid | Separation::Namespace);
         let has_landlock = self.landlock > 0;
         let no_sockets = self.confines_sockets() || self.has_seccomp;
@@ -27,6 +27,12 @@ impl Offer {
             (
                 "files of other children and of the gateway",
                 is_alone || has_landlock,
+            ),
+            (
+                // Landlock has no rule for them.
+                "modes, owners and times of files it may not write",
+                self.separation == Separation::Uid
+                    || self.separation == Separation::Namespace && has_landlock,
             ),
             (
                 "signals to other processes",

@@ -398,6 +398,13 @@ async fn fails(two: &Two, what: &str, outside: &Outside) -> bool {
             std::fs::write(home.join("secret"), "x").unwrap();
             reads(&two.a, home.join("secret")).await
         }
+        "modes, owners and times of files it may not write" => {
+            // It may read all beside its program.
+            let program = std::fs::read_link(process("exe")).unwrap();
+            let file = program.with_file_name("given");
+            std::fs::write(&file, "x").unwrap();
+            two.a.text("chmod", json!({"path": file})).await
+        }
         "signals to other processes" => two.a.text("kill", json!({"pid": neighbour})).await,
         "memory and environment of other processes" => reads(&two.a, process("environ")).await,
         "command lines of other processes" => reads(&two.a, process("cmdline")).await,
@@ -467,7 +474,7 @@ async fn every_row_of_check_is_what_a_child_can_do() {
         let mut sets = vec![named.as_str()];
         sets.extend((separation == "uid").then_some("sandbox.uids=700000-765535"));
         let rows = walls(&sets);
-        assert_eq!(rows.len(), 12, "{rows:?}");
+        assert_eq!(rows.len(), 13, "{rows:?}");
         for (what, holds) in rows {
             if fails(&two, &what, &outside).await != holds {
                 wrong.push(format!("{separation}: {what}: check says {holds}"));

@@ -282,6 +282,66 @@ async fn what_a_child_is_and_where_it_may_write() {
     }
 }
 
+/// A child that runs as the gateway's user owns its files: to own a file is enough to change its mode.
+#[tokio::test]
+async fn modes_of_files_that_a_child_may_not_write_stay() {
+    use std::os::unix::fs::PermissionsExt;
+    let modes = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    for (separation, more) in [
+        ("uid", ""),
+        ("namespace", ""),
+        ("namespace", ", sockets: true"),
+    ] {
+        let (given, taken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let shown = |dir: &TempDir| {
+            std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+            dir.path().display().to_string()
+        };
+        let file = given.path().join("file");
+        std::fs::write(&file, "given").unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+        let keys = format!(
+            "sandbox: {{read: [{}], write: [{}]{more}}}",
+            shown(&given),
+            shown(&taken)
+        );
+        let two = Two::start(separation, &[], &keys).await;
+        let data = two.data.path();
+        let before = modes(data);
+        for path in [&file, given.path(), data] {
+            is_refused(&two.a, "chmod", json!({"path": path})).await;
+        }
+        assert_eq!(
+            (modes(&file), modes(data)),
+            (0o644, before),
+            "{separation}{more}"
+        );
+        assert_eq!(
+            two.a
+                .text("write_file", json!({"path": "own", "text": ""}))
+                .await,
+            "written"
+        );
+        assert_eq!(two.a.text("chmod", json!({"path": "own"})).await, "done");
+        assert_eq!(
+            two.a
+                .text("write_file", json!({"path": "/dev/null", "text": ""}))
+                .await,
+            "written"
+        );
+        if separation == "namespace" {
+            let path = taken.path().join("file");
+            assert_eq!(
+                two.a
+                    .text("write_file", json!({"path": path, "text": ""}))
+                    .await,
+                "written"
+            );
+            assert_eq!(two.a.text("chmod", json!({"path": path})).await, "done");
+        }
+    }
+}
+
 #[tokio::test]
 async fn system_calls_that_lead_out_are_denied() {
     let two = Two::start("landlock", &[], "args: []").await;

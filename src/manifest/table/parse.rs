@@ -2,7 +2,7 @@
 //!
 //! Not here: types and units themselves (`config/reader`).
 
-use std::time::Duration;
+use std::{collections::HashSet, hash::Hash, time::Duration};
 
 use serde_json::Value as Json;
 
@@ -200,15 +200,11 @@ pub(crate) fn list<'p, T: 'p>(item: Parser<'p, T>) -> Parser<'p, Vec<T>> {
 }
 
 /// A list of different values; a value that is repeated counts once.
-pub(crate) fn set<'p, T: Clone + PartialEq + 'p>(item: Parser<'p, T>) -> Parser<'p, Vec<T>> {
-    let distinct = |values: Vec<T>| {
-        let mut kept = Vec::with_capacity(values.len());
-        for value in values {
-            if !kept.contains(&value) {
-                kept.push(value);
-            }
-        }
-        kept
+pub(crate) fn set<'p, T: Clone + Eq + Hash + 'p>(item: Parser<'p, T>) -> Parser<'p, Vec<T>> {
+    let distinct = |mut values: Vec<T>| {
+        let mut known = HashSet::with_capacity(values.len());
+        values.retain(|value| known.insert(value.clone()));
+        values
     };
     list(item).convert(distinct, Vec::clone)
 }

@@ -77,3 +77,21 @@ async fn large_objects_hold_up_no_other_request() {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     replica.stop().await;
 }
+
+/// Repeated values of a list were found by comparing each with all before it, at every read of the object.
+#[tokio::test]
+async fn a_long_list_is_read_in_time_that_is_linear_in_its_length() {
+    let ground = Ground::sqlite();
+    let replica = ground.serve(&[]).await;
+    let operator = Admin::first(&ground, &replica);
+    operator.tenant("a", server("one")).await;
+    let scopes: Vec<String> = (0..60_000).map(|number| format!("{number:x}")).collect();
+    let key = json!({"name": "k", "subject": "k", "servers": ["*"], "scopes": scopes});
+    let began = Instant::now();
+    let (status, said) = operator.post("/tenants/a/api-keys", key).await;
+    assert_eq!(status, 201, "{said}");
+    let made = began.elapsed();
+    println!("60,000 scopes: {made:?}");
+    assert!(made < Duration::from_secs(5), "{made:?}");
+    replica.stop().await;
+}

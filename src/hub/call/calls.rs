@@ -114,6 +114,8 @@ struct Task {
     until: Instant,
 }
 
+/// Bytes of a task's id, as JSON.
+const MAX_TASK_ID: usize = 1024;
 /// The most tasks that are kept for their progress; the oldest are dropped first.
 const MAX_TASKS: usize = 256;
 
@@ -192,8 +194,11 @@ impl Calls {
         self.route(About::Log(Some(&task.id)))
     }
 
-    /// Adds the task that a call became.
+    /// Adds the task that a call became, unless its id is longer than any honest one: a child chooses it.
     pub(crate) fn keep_task(&mut self, call: CallId, id: &[u8], until: Instant) {
+        if id.len() > MAX_TASK_ID {
+            return;
+        }
         if self.tasks.len() == MAX_TASKS {
             self.tasks.pop_front();
         }

@@ -58,9 +58,13 @@ impl Connection {
 
     /// The settings of the gateway on this machine.
     fn settings(&self) -> Result<Config, Error> {
+        let mut env = environment();
+        // A service may have no home. The gateway's is not known then, but its address is.
+        env.entry("HOME".to_owned())
+            .or_insert_with(|| NO_HOME.to_owned());
         let sources = Sources {
             file: self.config.clone(),
-            env: environment(),
+            env,
             ..Sources::default()
         };
         Config::load(&sources).map_err(|error| Error::from(error.mistakes))
@@ -86,6 +90,9 @@ impl Connection {
         base.ok_or_else(|| Error::usage("--url", "is no address of a gateway", ADDRESS))
     }
 }
+
+/// The home of users that have none (`nobody` of Debian).
+const NO_HOME: &str = "/nonexistent";
 
 /// The URL of the administration API of a gateway on this machine.
 fn own_url(config: &Config) -> String {

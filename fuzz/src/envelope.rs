@@ -17,7 +17,7 @@ const TOKENS: [&str; 4] = [
 pub fn run(data: &[u8]) {
     let body = Body::parse(Bytes::copy_from_slice(data));
     let is_json = is_json(data);
-    match body {
+    match body.map_err(|rejected| rejected.refusal) {
         Ok(Body::One(message)) => {
             assert!(is_json, "accepted although it is no JSON");
             check(&message);

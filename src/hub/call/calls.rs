@@ -315,3 +315,17 @@ impl Call {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::calls::*;
+
+    #[test]
+    fn a_task_with_a_long_id_is_not_kept() {
+        let (mut calls, now) = (Calls::default(), Instant::now());
+        for (length, kept) in [(MAX_TASK_ID, 1), (MAX_TASK_ID + 1, 1), (6 << 20, 1)] {
+            calls.keep_task(CallId::default(), &vec![b'x'; length], now);
+            assert_eq!(calls.tasks.len(), kept, "{length}");
+        }
+    }
+}

@@ -2,7 +2,10 @@
 //! character.
 //!
 //! Patterns are compiled once. Matching does not backtrack: each stretch between two `*` is
-//! searched once, from the end of the one before, so a match takes one pass over the text.
+//! searched once, from the end of the one before, so a match takes one pass over the text. Whether a
+//! pattern and a URI template have a URI in common takes one pass over the beginning and the end.
+
+use std::iter;
 
 use memchr::memmem::Finder;
 
@@ -107,10 +110,54 @@ impl Pattern {
         last.is_end_of(text)
     }
 
-    /// A matching URI of `template`, if there is one. Where both leave a character open, it is one
-    /// that other patterns are unlikely to name.
-    pub(crate) fn example(&self, template: &Template) -> Option<String> {
-        example(&self.tokens, &template.0)
+    /// Reports whether a URI of `template` matches.
+    ///
+    /// If both leave a text open somewhere, the beginning and the end decide: each takes there what
+    /// the other has between them.
+    pub(crate) fn meets(&self, template: &Template<'_>) -> bool {
+        let [first, .., last] = &template.parts[..] else {
+            return template.parts.iter().any(|text| self.matches(text));
+        };
+        let (tokens, from_end) = (self.tokens.iter(), self.tokens.iter().rev());
+        let is_bound = |token: &&Token| **token != Token::Any;
+        let fits = |(token, letter): (&Token, char)| token.fits(letter);
+        tokens.take_while(is_bound).zip(first.chars()).all(fits)
+            && from_end
+                .take_while(is_bound)
+                .zip(last.chars().rev())
+                .all(fits)
+            && (!self.rest.is_empty() || template.places_in(&self.tokens).is_some())
+    }
+
+    /// URIs of `template`, which [meets](Self::meets) this, that match. What both leave open is empty
+    /// in one, and a character that other patterns are unlikely to name in the other.
+    pub(crate) fn examples(&self, template: &Template<'_>) -> Vec<String> {
+        let [first, middle @ .., last] = &template.parts[..] else {
+            return template.fillings().into();
+        };
+        if self.rest.is_empty() {
+            let places = template.places_in(&self.tokens);
+            return places
+                .map(|places| template.put(&self.tokens, &places))
+                .into_iter()
+                .collect();
+        }
+        let stretches: Vec<&[Token]> = self.tokens.split(|token| *token == Token::Any).collect();
+        let [start, between @ .., end] = &stretches[..] else {
+            return Vec::new();
+        };
+        let (start, end) = (laid_over(start, first), laid_over_end(end, last));
+        let own: Vec<String> = between
+            .iter()
+            .map(|stretch| laid_over(stretch, ""))
+            .collect();
+        let own = own.iter().map(String::as_str);
+        let parts: Vec<&str> = iter::once(&*start)
+            .chain(own)
+            .chain(middle.iter().copied())
+            .chain(iter::once(&*end))
+            .collect();
+        FILLINGS.map(|filling| parts.join(filling)).into()
     }
 }
 
@@ -176,95 +223,119 @@ impl Stretch {
     }
 }
 
+impl Token {
+    fn fits(self, letter: char) -> bool {
+        match self {
+            Self::Letter(own) => own == letter,
+            Self::One | Self::Any => true,
+        }
+    }
+}
+
 /// A URI template (RFC 6570). Each expression matches any text: the client chooses its values, and
 /// their treatment by the server is unknown here.
 #[derive(Debug)]
-pub(crate) struct Template(Vec<Token>);
+pub(crate) struct Template<'t> {
+    /// The texts around the expressions, one more than those.
+    parts: Vec<&'t str>,
+}
 
-impl Template {
+impl<'t> Template<'t> {
     /// Parses a template; none if it is too long.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &'t str) -> Option<Self> {
         if text.len() > MAX_TEMPLATE {
             return None;
         }
-        let mut tokens = Vec::new();
-        let mut letters = text.chars();
-        while let Some(letter) = letters.next() {
-            if letter == '{' {
-                // An unterminated expression matches any rest.
-                letters.find(|letter| *letter == '}');
-                tokens.push(Token::Any);
-            } else {
-                tokens.push(Token::Letter(letter));
-            }
+        let (mut parts, mut rest) = (Vec::new(), text);
+        while let Some((part, behind)) = rest.split_once('{') {
+            parts.push(part);
+            // An unterminated expression matches any rest.
+            rest = behind.split_once('}').map_or("", |(_, rest)| rest);
         }
-        Some(Self(tokens))
+        parts.push(rest);
+        Some(Self { parts })
+    }
+
+    /// URIs of this template: with empty expressions, and with a character in each that patterns are
+    /// unlikely to name.
+    pub(crate) fn fillings(&self) -> [String; 2] {
+        FILLINGS.map(|filling| self.parts.join(filling))
+    }
+
+    /// The positions of the parts in a pattern without `*`: those between the first and the last as
+    /// early as they fit, which leaves most to the next one.
+    fn places_in(&self, tokens: &[Token]) -> Option<Vec<usize>> {
+        let (mut places, mut from) = (Vec::new(), 0);
+        for (index, part) in self.parts.iter().enumerate() {
+            let length = part.chars().count();
+            let latest = tokens.len().checked_sub(length)?;
+            let (earliest, latest) = match index {
+                0 => (0, 0),
+                _ if index + 1 == self.parts.len() => (latest.max(from), latest),
+                _ => (from, latest),
+            };
+            let fits = |at: &usize| {
+                let tokens = tokens.iter().skip(*at);
+                tokens
+                    .zip(part.chars())
+                    .all(|(token, letter)| token.fits(letter))
+            };
+            let place = (earliest..=latest).find(fits)?;
+            from = place + length;
+            places.push(place);
+        }
+        Some(places)
+    }
+
+    /// The text of a pattern without `*`, with the parts at these positions.
+    fn put(&self, tokens: &[Token], places: &[usize]) -> String {
+        let mut letters: Vec<char> = laid_over(tokens, "").chars().collect();
+        for (part, place) in self.parts.iter().zip(places) {
+            let letters = letters.iter_mut().skip(*place);
+            letters
+                .zip(part.chars())
+                .for_each(|(own, letter)| *own = letter);
+        }
+        letters.into_iter().collect()
     }
 }
 
-/// The shortest path through two sequences at once, breadth first; every pair of positions is
-/// visited at most once.
-fn example(one: &[Token], other: &[Token]) -> Option<String> {
-    let width = other.len() + 1;
-    let mut seen = vec![false; (one.len() + 1) * width];
-    // Positions, the previous step, and the character between.
-    let mut steps: Vec<((usize, usize), usize, Option<char>)> = vec![((0, 0), 0, None)];
-    let mut at = 0;
-    while let Some(&((i, j), ..)) = steps.get(at) {
-        if i == one.len() && j == other.len() {
-            return Some(spell(&steps, at));
-        }
-        for (i, j, letter) in moves((i, one.get(i)), (j, other.get(j))) {
-            if !std::mem::replace(&mut seen[i * width + j], true) {
-                steps.push(((i, j), at, letter));
-            }
-        }
-        at += 1;
+/// The longer one of two texts that agree where both are; `?` becomes the letter of the other.
+fn laid_over(tokens: &[Token], text: &str) -> String {
+    let mut letters = text.chars();
+    let mut laid = String::new();
+    for token in tokens {
+        let other = letters.next();
+        laid.push(match token {
+            Token::Letter(letter) => *letter,
+            Token::One | Token::Any => other.unwrap_or(UNLIKELY),
+        });
     }
-    None
+    laid.extend(letters);
+    laid
 }
 
-fn spell(steps: &[((usize, usize), usize, Option<char>)], mut at: usize) -> String {
-    let mut letters = Vec::new();
-    while at > 0 {
-        let (_, before, letter) = steps[at];
-        letters.extend(letter);
-        at = before;
-    }
-    letters.into_iter().rev().collect()
+/// The same of two texts that agree at their ends.
+fn laid_over_end(tokens: &[Token], text: &str) -> String {
+    let length = text.chars().count();
+    let (before, beside) = tokens.split_at(tokens.len().saturating_sub(length));
+    let more = text.char_indices().nth(length.saturating_sub(tokens.len()));
+    let (start, end) = text.split_at(more.map_or(text.len(), |(at, _)| at));
+    [
+        laid_over(before, ""),
+        start.to_owned(),
+        laid_over(beside, end),
+    ]
+    .concat()
 }
 
-fn moves(
-    (i, one): (usize, Option<&Token>),
-    (j, other): (usize, Option<&Token>),
-) -> Vec<(usize, usize, Option<char>)> {
-    let letter = |token: &Token| match token {
-        Token::Letter(letter) => *letter,
-        Token::One | Token::Any => UNLIKELY,
-    };
-    match (one, other) {
-        (Some(Token::Any), Some(Token::Any)) => vec![
-            (i + 1, j + 1, Some(UNLIKELY)),
-            (i + 1, j, None),
-            (i, j + 1, None),
-        ],
-        (Some(Token::Any), None) => vec![(i + 1, j, None)],
-        (None, Some(Token::Any)) => vec![(i, j + 1, None)],
-        (Some(Token::Any), Some(token)) => vec![(i, j + 1, Some(letter(token))), (i + 1, j, None)],
-        (Some(token), Some(Token::Any)) => vec![(i + 1, j, Some(letter(token))), (i, j + 1, None)],
-        (Some(Token::Letter(a)), Some(Token::Letter(b))) if a != b => Vec::new(),
-        (Some(Token::One), Some(token)) | (Some(token), Some(_)) => {
-            vec![(i + 1, j + 1, Some(letter(token)))]
-        }
-        (None, _) | (_, None) => Vec::new(),
-    }
-}
-
+/// Texts that both a pattern and a template leave open.
+const FILLINGS: [&str; 2] = ["", "\u{f8ff}"];
 /// A character of a private use area.
 const UNLIKELY: char = '\u{f8ff}';
 /// Maximum bytes of a pattern: bounds a stretch with `?`, which is compared at each position.
 const MAX_PATTERN: usize = 256;
-/// Maximum bytes of a template: bounds the pairs of positions, visited for each pattern.
+/// Maximum bytes of a template; those of servers have fewer than a hundred.
 const MAX_TEMPLATE: usize = 1024;
 
 #[cfg(test)]
@@ -330,15 +401,35 @@ mod tests {
     #[test]
     fn an_example_is_of_both() {
         let of = |pattern: &str, template: &str| {
-            let pattern = Pattern::parse(pattern).unwrap();
-            pattern.example(&Template::parse(template).unwrap())
+            let (pattern, template) = (
+                Pattern::parse(pattern).unwrap(),
+                Template::parse(template).unwrap(),
+            );
+            let examples = pattern
+                .meets(&template)
+                .then(|| pattern.examples(&template));
+            examples
+                .unwrap_or_default()
+                .join(" ")
+                .replace(UNLIKELY, "~")
         };
-        assert_eq!(of("db://a/*", "db://{table}/1"), Some("db://a/1".into()));
-        assert_eq!(of("*.md", "x://{name}.txt"), None);
-        assert_eq!(of("a://b", "a://{x}b{y}"), Some("a://b".into()));
-        assert_eq!(of("a?c", "a{x}"), Some(format!("a{UNLIKELY}c")));
-        assert_eq!(of("abc", "ab{x"), Some("abc".into()));
-        assert!(of("*", "{a}{b}").is_some());
+        for (pattern, template, expected) in [
+            ("db://a/*", "db://{table}/1", "db://a//1 db://a/~/1"),
+            ("a*/b/*z", "{x}/c{y}yz", "a/b//cyz a~/b/~/c~yz"),
+            ("*ü?", "{x}üz", "üz ~üz"),
+            ("*??", "{x}ü", "~ü ~~ü"),
+            ("*.md", "x://{name}.txt", ""),
+            ("a://b", "a://{x}b{y}", "a://b"),
+            ("a?c", "a{x}", "a~c"),
+            ("a???", "a{x}b", "a~~b"),
+            ("a???c", "a{x}üb{y}", "aüb~c"),
+            ("aba", "ab{x}ba", ""),
+            ("abc", "ab{x", "abc"),
+            ("*b", "ab", "ab ab"),
+        ] {
+            assert_eq!(of(pattern, template), expected, "{pattern} {template}");
+        }
+        assert!(!of("*", "{a}{b}").is_empty());
         assert!(Template::parse(&"{".repeat(1025)).is_none());
     }
 
@@ -364,11 +455,14 @@ mod tests {
         }
 
         #[test]
-        fn examples_match(pattern in "[ab*?]{1,8}", template in "([ab]|\\{x\\}){0,8}") {
+        fn examples_match(pattern in "[abü*?]{1,8}", template in "([abü]|\\{x\\}){0,8}") {
             let pattern = Pattern::parse(&pattern).unwrap();
             let as_pattern = template.replace("{x}", "*");
-            let found = pattern.example(&Template::parse(&template).unwrap());
-            if let Some(found) = &found {
+            let of = Template::parse(&template).unwrap();
+            let is_met = pattern.meets(&of);
+            let examples = if is_met { pattern.examples(&of) } else { Vec::new() };
+            prop_assert_eq!(is_met, !examples.is_empty());
+            for found in &examples {
                 prop_assert!(pattern.matches(found), "{}", found);
                 prop_assert!(as_pattern.is_empty() || is_match(&as_pattern, found), "{}", found);
             }
@@ -379,7 +473,7 @@ mod tests {
                     let text = &text[..end];
                     let is_of_both = pattern.matches(text)
                         && (if as_pattern.is_empty() { text.is_empty() } else { is_match(&as_pattern, text) });
-                    prop_assert!(!is_of_both || found.is_some(), "{}", text);
+                    prop_assert!(!is_of_both || is_met, "{}", text);
                 }
             }
         }

@@ -46,11 +46,14 @@ impl Names {
         if self.is_open() {
             return true;
         }
-        let is_one = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
-        name.len() <= MAX_NAME && self.allow.as_deref().is_none_or(is_one) && !is_one(&self.deny)
+        if name.len() > MAX_NAME {
+            return false;
+        }
+        let mut allow = self.allow.iter();
+        allow.all(|allow| is_one(allow, name)) && !is_one(&self.deny, name)
     }
 
-    /// Reports whether the template has an allowed URI.
+    /// Reports whether the template has an allowed URI, by a few examples of its URIs.
     pub(crate) fn allows_template(&self, template: &str) -> bool {
         if self.is_open() {
             return true;
@@ -58,16 +61,21 @@ impl Names {
         let Some(template) = Template::parse(template) else {
             return false;
         };
-        let everything = [Pattern::parse("*").ok()];
-        let allow: Vec<&Pattern> = match &self.allow {
-            Some(allow) => allow.iter().collect(),
-            None => everything.iter().flatten().collect(),
-        };
-        let mut examples = allow
-            .iter()
-            .filter_map(|pattern| pattern.example(&template));
-        examples.any(|uri| self.allows(&uri))
+        let allow = self.allow.iter().flatten();
+        let mut meeting = allow.filter(|pattern| pattern.meets(&template));
+        if self.deny.is_empty() {
+            return meeting.next().is_some();
+        }
+        let mut examples = meeting
+            .take(EXAMPLES)
+            .flat_map(|pattern| pattern.examples(&template));
+        template.fillings().iter().any(|uri| self.allows(uri))
+            || examples.any(|uri| !is_one(&self.deny, &uri))
     }
+}
+
+fn is_one(patterns: &[Pattern], name: &str) -> bool {
+    patterns.iter().any(|pattern| pattern.matches(name))
 }
 
 impl Policy {
@@ -93,9 +101,11 @@ impl Policy {
         !self.scopes.is_empty()
     }
 
-    /// The scopes that a call of this tool requires, in the order of their patterns.
+    /// The scopes that a call of this tool requires, in the order of their patterns; all for a name that
+    /// is too long to be matched.
     pub(crate) fn scopes_of<'p>(&'p self, tool: &'p str) -> impl Iterator<Item = &'p String> {
-        let matching = self.scopes.iter().filter(|(tools, _)| tools.matches(tool));
+        let applies = |tools: &Pattern| tool.len() > MAX_NAME || tools.matches(tool);
+        let matching = self.scopes.iter().filter(move |(tools, _)| applies(tools));
         matching.flat_map(|(_, scopes)| scopes)
     }
 
@@ -140,8 +150,10 @@ fn implied_by(implies: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, BTree
 }
 
 /// Maximum bytes of a name or URI that is matched; a longer one is allowed only where everything
-/// is.
-const MAX_NAME: usize = 64 << 10;
+/// is. Senders and recipients of URIs should support 8,000 (RFC 9110, section 4.1).
+const MAX_NAME: usize = 8 << 10;
+/// Patterns of `allow` whose URIs of a template are compared with `deny`.
+const EXAMPLES: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -199,6 +211,31 @@ mod tests {
             );
         }
         assert!(!of(&["x*"], &[]).allows_template(&format!("x{}", "y".repeat(2000))));
+        let all: Vec<String> = (10..=10 + EXAMPLES).map(|at| format!("x:{at}/*")).collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        for (tried, expected) in [(EXAMPLES, true), (EXAMPLES + 1, false)] {
+            let names = of(&all[..tried], &all[..tried - 1]);
+            assert_eq!(names.allows_template("x:{a}/b"), expected, "{tried}");
+        }
+    }
+
+    #[test]
+    fn a_long_list_of_long_templates_takes_a_moment() {
+        let docs: Vec<String> = (0..40)
+            .map(|at| format!("file:///public/*/docs/{at}/*.md"))
+            .collect();
+        let template = format!("file:///public/{}}}", &"{a}p".repeat(251)[..1000]);
+        for policy in [
+            json!({"resources": {"allow": docs}}),
+            json!({"resources": {"allow": ["file:///public/*"], "deny": ["*/../*", "*p*"]}}),
+        ] {
+            let names = Policy::of(&policy).resources;
+            let began = tokio::time::Instant::now();
+            for _ in 0..500 {
+                assert!(!names.allows_template(&template));
+            }
+            assert!(began.elapsed() < std::time::Duration::from_secs(2));
+        }
     }
 
     #[test]
@@ -210,6 +247,8 @@ mod tests {
         let needed: Vec<&String> = policy.scopes_of("delete_all").collect();
         assert_eq!(needed, ["admin", "files:write", "files:delete"]);
         assert_eq!(policy.scopes_of("read").count(), 0);
+        let long = "x".repeat(MAX_NAME + 1);
+        assert_eq!(policy.scopes_of(&long).count(), 3);
         let has = |scopes: &[&str], needed| {
             let scopes: Vec<String> = scopes.iter().map(|scope| (*scope).to_owned()).collect();
             policy.covers(&scopes, needed)

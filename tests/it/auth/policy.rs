@@ -301,6 +301,27 @@ async fn prompts_and_completions_have_their_own_rules() {
 
 /// Without authentication there are no scopes: tools that require one are refused on every route.
 #[tokio::test]
+async fn a_batch_of_long_templates_takes_a_moment() {
+    let allow: Vec<String> = (0..256)
+        .map(|at| format!("file:///public/*/docs/{at}/*.md"))
+        .collect();
+    let gateway = served(json!({"resources": {"allow": allow}}), json!({})).await;
+    let mut session = gateway.stranger("a", "main");
+    session.initialize("2025-03-26").await;
+    let uri = format!("file:///public/{}}}", "{a}p".repeat(250));
+    let batch: Vec<Value> = (0..100)
+        .map(|id| {
+            json!({"jsonrpc": "2.0", "id": id, "method": "completion/complete", "params": {
+                "ref": {"type": "ref/resource", "uri": uri}, "argument": {"name": "a", "value": "b"}}})
+        })
+        .collect();
+    let began = std::time::Instant::now();
+    let answer = body(session.post(&json!(batch)).await).await;
+    assert!(began.elapsed() < std::time::Duration::from_secs(3));
+    assert_eq!(answer.matches("Unknown resource template").count(), 100);
+}
+
+#[tokio::test]
 async fn a_call_without_its_scopes_is_challenged_with_all_of_them() {
     let policy = json!({"scopes": {"counter": ["count:write", "count:read"], "c*": ["c"]}});
     let gateway = served(policy, json!({"reply": {"mode": "sse"}})).await;

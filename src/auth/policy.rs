@@ -15,8 +15,9 @@ use bytes::{Bytes, BytesMut};
 
 use super::access::Access;
 use crate::{
+    base::budget::Budget,
     declare::{Names, Policy},
-    protocol::{Body, Message, Method, Scanner, Span, SyntaxError, json},
+    protocol::{Body, Message, Method, Span, json},
 };
 
 /// The error response to a request that policy refuses, in the form the server uses for unknown
@@ -72,19 +73,21 @@ impl Listed {
     }
 
     fn is_open(self, policy: &Policy) -> bool {
+        self.names(policy).is_open()
+    }
+
+    fn names(self, policy: &Policy) -> &Names {
         match self {
-            Self::Tools => policy.tools.is_open(),
-            Self::Prompts => policy.prompts.is_open(),
-            Self::Resources | Self::Templates => policy.resources.is_open(),
+            Self::Tools => &policy.tools,
+            Self::Prompts => &policy.prompts,
+            Self::Resources | Self::Templates => &policy.resources,
         }
     }
 
     fn allows(self, policy: &Policy, name: &str) -> bool {
         match self {
-            Self::Tools => policy.tools.allows(name),
-            Self::Prompts => policy.prompts.allows(name),
-            Self::Resources => policy.resources.allows(name),
             Self::Templates => policy.resources.allows_template(name),
+            Self::Tools | Self::Prompts | Self::Resources => self.names(policy).allows(name),
         }
     }
 }
@@ -232,8 +235,14 @@ pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>
     (wanted.len() > access.scopes().len()).then_some(wanted)
 }
 
-/// The response to a list request with allowed entries only, byte for byte.
-pub(crate) fn filtered(policy: &Policy, listed: Listed, answer: Bytes) -> Bytes {
+/// The response to a list request with allowed entries only, byte for byte. A long list is judged in
+/// steps, between which others than the owner of the share go first.
+pub(crate) async fn filtered(
+    policy: &Policy,
+    listed: Listed,
+    answer: Bytes,
+    share: &Budget,
+) -> Bytes {
     if listed.is_open(policy) {
         return answer;
     }
@@ -245,7 +254,8 @@ pub(crate) fn filtered(policy: &Policy, listed: Listed, answer: Bytes) -> Bytes 
         }
         for (key, value) in json::members(&answer, result) {
             if is(&answer, key, list) {
-                cuts.extend(kept(policy, listed, &answer, value).map(|kept| (value, kept)));
+                let kept = kept(policy, listed, value.of(&answer), share).await;
+                cuts.extend(kept.map(|kept| (value, kept)));
             }
         }
     }
@@ -259,13 +269,24 @@ pub(crate) fn filtered(policy: &Policy, listed: Listed, answer: Bytes) -> Bytes 
 }
 
 /// Removes denied entries from a list; `None` if all entries are allowed.
-fn kept(policy: &Policy, listed: Listed, answer: &[u8], list: Span) -> Option<BytesMut> {
+async fn kept(policy: &Policy, listed: Listed, list: &[u8], share: &Budget) -> Option<BytesMut> {
     let (_, name) = listed.members();
-    let text = list.of(answer);
     let (mut kept, mut is_whole) = (BytesMut::from(&b"["[..]), true);
-    let read = Scanner::new(text).array::<SyntaxError>(0, |scanner| {
-        let entry = scanner.value(1)?.of(text);
+    let (mut items, mut work) = (json::Items::of(list), 0);
+    let patterns = listed.names(policy).patterns();
+    loop {
+        let entry = match items.next() {
+            Ok(Some(entry)) => entry,
+            Ok(None) => break,
+            Err(_) => {
+                // A value that is not a list is emptied.
+                kept.truncate(1);
+                is_whole = false;
+                break;
+            }
+        };
         let name = json::get(entry, name).and_then(json::decoded);
+        work += entry.len() + patterns * name.as_ref().map_or(0, |name| name.len());
         if name.is_some_and(|name| listed.allows(policy, &name)) {
             if kept.len() > 1 {
                 kept.extend_from_slice(b",");
@@ -274,12 +295,10 @@ fn kept(policy: &Policy, listed: Listed, answer: &[u8], list: Span) -> Option<By
         } else {
             is_whole = false;
         }
-        Ok(())
-    });
-    if read.is_err() {
-        // A value that is not a list is emptied.
-        kept.truncate(1);
-        is_whole = false;
+        if work >= STEP {
+            work = 0;
+            share.others_first().await;
+        }
     }
     kept.extend_from_slice(b"]");
     (!is_whole).then_some(kept)
@@ -291,6 +310,8 @@ fn is(text: &[u8], key: Span, name: &str) -> bool {
 
 /// Maximum characters (bytes of a URI) of a name in a response.
 const REPEATED: usize = 1024;
+/// Bytes of entries, and of names for each pattern, that are judged at once: a millisecond at most.
+const STEP: usize = 64 << 10;
 
 #[cfg(test)]
 #[path = "tests/policy.rs"]

@@ -72,6 +72,11 @@ impl Names {
         template.fillings().iter().any(|uri| self.allows(uri))
             || examples.any(|uri| !is_one(&self.deny, &uri))
     }
+
+    /// The number of patterns that a name is compared with.
+    pub(crate) fn patterns(&self) -> usize {
+        self.allow.as_ref().map_or(0, Vec::len) + self.deny.len()
+    }
 }
 
 fn is_one(patterns: &[Pattern], name: &str) -> bool {

@@ -563,6 +563,40 @@ pub(crate) fn members(text: &[u8], object: Span) -> Vec<(Span, Span)> {
     read.map_or_else(|_| Vec::new(), |_| found)
 }
 
+/// The items of an array in a text that was scanned before, one at a time.
+pub(crate) struct Items<'a>(Scanner<'a>);
+
+impl<'a> Items<'a> {
+    /// The items of this text.
+    pub(crate) fn of(text: &'a [u8]) -> Self {
+        Self(Scanner::new(text))
+    }
+
+    /// The next item; none at the end.
+    ///
+    /// # Errors
+    ///
+    /// The text is no array.
+    pub(crate) fn next(&mut self) -> Result<Option<&'a [u8]>, SyntaxError> {
+        let Self(scanner) = self;
+        scanner.space();
+        let before = scanner.peek();
+        if before == Some(b']') {
+            return Ok(None);
+        }
+        if !matches!(before, Some(b'[' | b',')) {
+            return Err(SyntaxError("an array was expected"));
+        }
+        scanner.at += 1;
+        scanner.space();
+        if before == Some(b'[') && scanner.peek() == Some(b']') {
+            return Ok(None);
+        }
+        let item = scanner.value(1)?;
+        Ok(Some(item.of(scanner.text)))
+    }
+}
+
 /// The characters of a string token (with its quotes) that was scanned before; none for other
 /// tokens and for lone surrogates.
 pub(crate) fn decoded(token: &[u8]) -> Option<Cow<'_, str>> {

@@ -113,15 +113,44 @@ fn unknown_methods_do_not_bypass_policy() {
     assert_eq!(code(&scopes, "tools/new", "{}"), Some(-32601));
 }
 
+/// `filtered`, alone on a runtime.
+fn filtered_alone(policy: &Policy, listed: Listed, answer: Bytes) -> Bytes {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let share = Budget::new(1).share();
+    runtime.block_on(filtered(policy, listed, answer, &share))
+}
+
+#[tokio::test]
+async fn others_have_their_turns_while_a_long_list_is_judged() {
+    let policy = Policy::of(&json!({"resources": {"allow": ["a:*/b", "a:*/c"]}}));
+    let entry = json!({"uriTemplate": format!("a:{}", "{x}y".repeat(250))}).to_string();
+    let line = |entries| {
+        let list = vec![entry.as_str(); entries].join(",");
+        Bytes::from(format!(r#"{{"result":{{"resourceTemplates":[{list}]}}}}"#))
+    };
+    let share = Budget::new(1).share();
+    for (entries, turns) in [(10, 0..=0), (2000, 85..=100)] {
+        let filtered = filtered(&policy, Listed::Templates, line(entries), &share);
+        tokio::pin!(filtered);
+        let mut waits = 0;
+        let cut = std::future::poll_fn(|context| {
+            let polled = filtered.as_mut().poll(context);
+            waits += usize::from(polled.is_pending());
+            polled
+        });
+        assert_eq!(cut.await, &br#"{"result":{"resourceTemplates":[]}}"#[..]);
+        assert!(turns.contains(&waits), "{waits} turns of others");
+    }
+}
+
 #[test]
 fn lists_keep_allowed_entries_unchanged() {
     let policy = Policy::of(&json!({"tools": {"allow": ["a*", "ü"]}}));
     let cut = |text: &str| {
-        let answer = filtered(
-            &policy,
-            Listed::Tools,
-            Bytes::copy_from_slice(text.as_bytes()),
-        );
+        let text = Bytes::copy_from_slice(text.as_bytes());
+        let answer = filtered_alone(&policy, Listed::Tools, text);
         String::from_utf8(answer.to_vec()).unwrap()
     };
     let line = |tools: &str| {
@@ -273,7 +302,7 @@ proptest! {
         let allowed = names.iter().zip(&all).filter(|(name, _)| policy.prompts.allows(name));
         let kept: Vec<&str> = allowed.map(|(_, entry)| entry.as_str()).collect();
         let line = |entries: &str| format!(r#"{{"result":{{"prompts":[{entries}]}},"id":1}}"#);
-        let cut = filtered(&policy, Listed::Prompts, line(&all.join(",")).into());
+        let cut = filtered_alone(&policy, Listed::Prompts, line(&all.join(",")).into());
         prop_assert_eq!(cut, line(&kept.join(",")));
     }
 
@@ -281,6 +310,6 @@ proptest! {
     fn never_panics(text in prop::collection::vec(any::<u8>(), 0..100)) {
         let policy = Policy::of(&json!({"tools": {"deny": ["x"]}}));
         let text = [br#"{"result":{"tools":"#, &*text, b"}}"].concat();
-        let _ = filtered(&policy, Listed::Tools, text.into());
+        let _ = filtered_alone(&policy, Listed::Tools, text.into());
     }
 }

@@ -99,15 +99,21 @@ impl Session {
         self.log_cancellation("server", &message);
         let said = self.dialect.line(&message, self.link.out_now());
         self.count_message(&said);
-        let written = self.route_message(said, message);
+        let written = self.route_message(said, message).await;
         self.handle_write(written);
     }
 
     /// Writes a message of the backend to the stream that it belongs to.
-    fn route_message(&mut self, said: ServerMessage, message: Message) -> Result<(), StoreError> {
+    async fn route_message(
+        &mut self,
+        said: ServerMessage,
+        message: Message,
+    ) -> Result<(), StoreError> {
         let now = Instant::now();
         let (stream, line) = match said {
-            ServerMessage::Response { call, id } => return self.finish_call(call, &id, message),
+            ServerMessage::Response { call, id } => {
+                return self.finish_call(call, &id, message).await;
+            }
             ServerMessage::Progress { call, line } => (self.calls.route_progress(call, now), line),
             ServerMessage::Ask { ask, task, line } => {
                 return self.route_ask(ask, task.as_deref(), line);
@@ -198,7 +204,7 @@ impl Session {
     }
 
     /// Ends a call with the response of the backend.
-    fn finish_call(
+    async fn finish_call(
         &mut self,
         id: CallId,
         clients_id: &[u8],
@@ -242,9 +248,11 @@ impl Session {
         self.leave_if_idle();
         let line = message.into_bytes_with_id(clients_id);
         let line = match &call.list {
-            Some((listed, policy)) if is_result => self
-                .page_cursors()
-                .sealed(*listed, policy::filtered(policy, *listed, line)),
+            Some((listed, policy)) if is_result => {
+                let share = self.pacing.share();
+                let cut = Box::pin(policy::filtered(policy, *listed, line, share)).await;
+                self.page_cursors().sealed(*listed, cut)
+            }
             _ => line,
         };
         if has_effect {

@@ -56,6 +56,11 @@ impl Pacing {
         }
     }
 
+    /// The share of the client, for work on one event that takes long.
+    pub(super) fn share(&self) -> &Budget {
+        &self.share
+    }
+
     /// Whether the child is not read.
     pub(super) fn is_paused(&self) -> bool {
         self.readers_until.is_some() || self.burst_until.is_some()

@@ -70,7 +70,10 @@ impl Hub {
         });
         let revision = stored.as_ref().and_then(SessionRecord::revision);
         let transport = stored.as_ref().map(SessionRecord::transport);
-        let replay = stored.and_then(SessionRecord::into_replay).zip(revision);
+        let caller = self.0.limits.memory().caller(access);
+        let replay = stored
+            .and_then(|stored| stored.into_replay(caller))
+            .zip(revision);
         let Some((replay, revision)) = replay else {
             // A record that cannot be removed ends with its time to live.
             let _ = self.0.directory.remove(id, fence).await;

@@ -59,12 +59,9 @@ impl Message {
         &self.bytes
     }
 
-    /// The message to be kept: a short one has bytes of its own, because a part of a connection's buffer
-    /// would keep all of it.
+    /// The message to be kept, with bytes of its own: a part of a connection's buffer, or of a batch, would
+    /// keep all of it.
     pub(crate) fn kept(self) -> Self {
-        if self.bytes.len() > SHORT {
-            return self;
-        }
         Self {
             bytes: Bytes::copy_from_slice(&self.bytes),
             ..self
@@ -521,9 +518,6 @@ impl Envelope {
         }
     }
 }
-
-/// Bytes of a message that is copied to be kept.
-const SHORT: usize = 4 << 10;
 
 /// The members of an envelope.
 const KNOWN: [&str; 6] = ["jsonrpc", "id", "method", "params", "result", "error"];

@@ -212,7 +212,7 @@ impl Legacy {
             let id = self.own_request("logging/setLevel");
             out.extend_from_slice(&initialize::set_level(&id, level));
         }
-        for uri in state.subscriptions {
+        for uri in &state.subscriptions {
             let id = self.own_request("resources/subscribe");
             out.extend_from_slice(&initialize::subscribe(&id, uri));
         }

@@ -1,8 +1,6 @@
 //! Results of a translation: messages of a backend for the client, and the handling of
 //! notifications of the client.
 
-use std::collections::BTreeSet;
-
 use bytes::Bytes;
 
 /// The gateway's id of a client's request; also its progress token at the child.
@@ -18,7 +16,7 @@ pub(crate) struct SessionState<'a> {
     /// The level of log messages that the client set.
     pub(crate) level: Option<&'a str>,
     /// The raw URIs that the client is subscribed to.
-    pub(crate) subscriptions: &'a BTreeSet<Box<[u8]>>,
+    pub(crate) subscriptions: Vec<&'a [u8]>,
 }
 
 /// A translated message of the child.

@@ -211,11 +211,10 @@ fn pings_are_answered_here() {
 #[test]
 fn requests_of_the_gateway_have_ids_of_their_own() {
     let mut dialect = Legacy::default();
-    let subscriptions = [&b"\"a\""[..], b"\"b\""].map(Box::from).into();
     let state = SessionState {
         is_initialized: true,
         level: Some("info"),
-        subscriptions: &subscriptions,
+        subscriptions: vec![b"\"a\"", b"\"b\""],
     };
     let mut out = BytesMut::new();
     dialect.restore(&state, &mut out);

@@ -13,7 +13,7 @@ use crate::{
     backend::dialect::{AskId, CallId},
     declare::Policy,
     hub::{
-        limits::Seats,
+        limits::{Seats, SubscriptionMemory},
         stream::{About, InFlight, route},
     },
     protocol::StreamId,
@@ -62,15 +62,15 @@ pub(crate) struct Call {
 }
 
 /// The change that the result of a call makes in the session.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(crate) enum Effect {
     /// No change.
     #[default]
     None,
     /// A new level of log messages.
     Level(Box<str>),
-    /// The begin of a subscription to a URI, in its canonical spelling.
-    Subscribed(Box<[u8]>),
+    /// The begin of a subscription to a URI, in its canonical spelling, with the memory that it takes.
+    Subscribed(Box<[u8]>, SubscriptionMemory),
     /// The end of a subscription.
     Unsubscribed(Box<[u8]>),
     /// A list of the tools of the server.
@@ -294,7 +294,7 @@ impl Effect {
     pub(crate) fn is_recorded(&self) -> bool {
         matches!(
             self,
-            Self::Level(_) | Self::Subscribed(_) | Self::Unsubscribed(_)
+            Self::Level(_) | Self::Subscribed(..) | Self::Unsubscribed(_)
         )
     }
 }

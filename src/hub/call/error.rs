@@ -117,6 +117,12 @@ impl CallError {
         "unsupported_revision",
     );
 
+    /// The share of the caller has no room for what the session would keep; no server has seen the call.
+    pub(crate) const NO_ROOM: Self = Self {
+        is_retryable: true,
+        ..Self::new(-31004, "too much of this caller is under way", "overloaded")
+    };
+
     /// The error of a refused start; no server has seen the call.
     pub(crate) fn of(refused: &Refused) -> Self {
         let error = match refused {

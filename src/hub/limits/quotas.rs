@@ -148,9 +148,14 @@ impl Limits {
         &self.memory
     }
 
+    /// Counts the refusal of a caller whose share of the memory is used up.
+    pub(crate) fn count_no_room(&self) {
+        self.metrics.limited.add(LimitName("caller_memory"));
+    }
+
     /// Counts the refusal of a caller whose share of the memory is used up, and makes its error.
     pub(crate) fn no_room(&self, retry: Duration) -> Error {
-        self.metrics.limited.add(LimitName("caller_memory"));
+        self.count_no_room();
         Error::Busy {
             what: "too much of this caller is under way",
             retry,

@@ -5,7 +5,11 @@ use std::{sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{lifetime::Initializing, record::Subscription, task::Session};
+use super::{
+    lifetime::{EndReason, Initializing},
+    record::Subscription,
+    task::Session,
+};
 use crate::{
     auth::{Listed, PolicyRefusal, policy},
     backend::{
@@ -15,9 +19,9 @@ use crate::{
     declare::Isolation,
     error::Error,
     hub::{
-        call::{Audited, Call, CallClock, Effect},
+        call::{Audited, Call, CallClock, CallError, Effect},
         core::{Delivery, Transport, check_initialize, or_never},
-        limits::Seats,
+        limits::{NoRoom, Seats},
         stream::{Answer, Form, PageCursors},
     },
     protocol::{
@@ -31,6 +35,9 @@ use crate::{
 /// session and are part of its record.
 const MAX_SUBSCRIPTIONS: usize = 1000;
 const MAX_URI: usize = 8 * 1024;
+
+/// The `Retry-After` of an `initialize` that the share of its caller has no room for.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// The longest reason of a cancellation in the log, in characters.
 const MAX_REASON: usize = 256;
@@ -105,7 +112,14 @@ impl Session {
             return;
         }
         let id: Box<[u8]> = message.id().unwrap_or_default().into();
-        self.replay.initialize = Some(message.kept());
+        if !self.replay.keep_initialize(message) {
+            let _ = reply.send(Answer::Refused(self.core.limits.no_room(RETRY)));
+            // A client of HTTP+SSE knows its session and may try again.
+            if self.client.transport() == Transport::Streamable {
+                self.lifetime.force_end(EndReason::Failed);
+            }
+            return;
+        }
         let reply = match self.client.transport() {
             Transport::Streamable => Some(reply),
             Transport::Sse2024 => {
@@ -210,10 +224,14 @@ impl Session {
 
     /// Sends a request to the backend, unless the gateway answers it itself.
     fn send_request(&mut self, message: &Message, stream: StreamId, form: Form, seats: Seats) {
-        if let Some(line) = self.gateway_answer(message) {
-            let finished = self.streams.finish_call(stream, Some(line));
-            return self.handle_write(finished);
-        }
+        let answered = self.gateway_answer(message);
+        let effect = match answered.map_or_else(|| self.effect(message), Err) {
+            Ok(effect) => effect,
+            Err(line) => {
+                let finished = self.streams.finish_call(stream, Some(line));
+                return self.handle_write(finished);
+            }
+        };
         let Ok(unsealed) = self.page_cursors().unsealed(message) else {
             let id = message.id().unwrap_or_default();
             return self.refuse_request(id, stream, -32602, "Invalid cursor");
@@ -251,7 +269,7 @@ impl Session {
                 method: semconv::method(&name),
                 tool,
                 audited: Audited::begin(self.client.server(), message),
-                effect: effect(message),
+                effect,
                 spans,
                 _seats: seats,
                 list: Listed::of(method).map(|listed| (listed, Arc::clone(self.client.policy()))),
@@ -356,14 +374,6 @@ impl Session {
             jsonrpc::push_error(id, -32601, "Method not found", None, &mut line);
             return Some(line.freeze());
         }
-        if message.method() == Method::Subscribe {
-            let is_long = message.uri().is_some_and(|uri| uri.len() > MAX_URI);
-            if is_long || self.replay.subscriptions.len() >= MAX_SUBSCRIPTIONS {
-                let text = "too many subscriptions, or too long a URI";
-                jsonrpc::push_error(id, -32602, text, None, &mut line);
-                return Some(line.freeze());
-            }
-        }
         if let Some(denied) = policy::denied(self.client.policy(), message) {
             let PolicyRefusal {
                 code,
@@ -410,6 +420,53 @@ impl Session {
             _ => return None,
         }
         Some(line.freeze())
+    }
+
+    /// The change that the result of a request will make in the session, whose memory is drawn before the
+    /// backend sees the request; the response with the error if there is no room.
+    fn effect(&self, message: &Message) -> Result<Effect, Bytes> {
+        let effect = match message.method() {
+            // An unknown level is left to the child to refuse.
+            Method::SetLevel => message
+                .level()
+                .filter(|level| routing::level(level).is_some())
+                .map(|level| Effect::Level((&*level).into())),
+            Method::Subscribe => match message.subject() {
+                Some(uri) => Some(self.subscribed(message.id().unwrap_or_default(), uri)?),
+                None => None,
+            },
+            // There is no subscription to a longer one.
+            Method::Unsubscribe => message
+                .subject()
+                .filter(|uri| uri.len() <= MAX_URI)
+                .map(Effect::Unsubscribed),
+            Method::ToolsList => Some(Effect::Tools),
+            _ => None,
+        };
+        Ok(effect.unwrap_or_default())
+    }
+
+    /// The begin of a subscription; the response with the error if there is no room for it.
+    fn subscribed(&self, id: &[u8], uri: Box<[u8]>) -> Result<Effect, Bytes> {
+        let is_full = self.replay.subscriptions.len() >= MAX_SUBSCRIPTIONS;
+        let room = if is_full || uri.len() > MAX_URI {
+            Err(NoRoom::Session)
+        } else {
+            self.replay.memory.subscribe(&uri)
+        };
+        match room {
+            Ok(memory) => Ok(Effect::Subscribed(uri, memory)),
+            Err(NoRoom::Session) => {
+                let mut line = BytesMut::new();
+                let text = "too many subscriptions, or too long URIs";
+                jsonrpc::push_error(id, -32602, text, None, &mut line);
+                Err(line.freeze())
+            }
+            Err(NoRoom::Caller) => {
+                self.core.limits.count_no_room();
+                Err(CallError::NO_ROOM.line(id))
+            }
+        }
     }
 
     /// Handles a notification or a response.
@@ -569,21 +626,6 @@ impl Session {
 fn tool_of(message: &Message) -> Option<Box<str>> {
     let name = message.name()?;
     (message.method() == Method::ToolsCall).then(|| name.into())
-}
-
-fn effect(message: &Message) -> Effect {
-    let effect = match message.method() {
-        // An unknown level is left to the child to refuse.
-        Method::SetLevel => message
-            .level()
-            .filter(|level| routing::level(level).is_some())
-            .map(|level| Effect::Level((&*level).into())),
-        Method::Subscribe => message.subject().map(Effect::Subscribed),
-        Method::Unsubscribe => message.subject().map(Effect::Unsubscribed),
-        Method::ToolsList => Some(Effect::Tools),
-        _ => None,
-    };
-    effect.unwrap_or_default()
 }
 
 fn class(method: &str) -> MethodClass {

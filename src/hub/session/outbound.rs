@@ -269,8 +269,8 @@ impl Session {
                 self.replay.level = Some(level);
                 self.record_changed();
             }
-            Effect::Subscribed(uri) => {
-                self.replay.subscriptions.insert(uri);
+            Effect::Subscribed(uri, memory) => {
+                self.replay.subscriptions.insert(uri, memory);
                 self.record_changed();
             }
             Effect::Unsubscribed(uri) => {

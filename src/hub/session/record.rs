@@ -1,6 +1,6 @@
 //! Record of a session: the state that its next backend or its next owner continues with.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -11,14 +11,19 @@ use crate::{
         dialect::{CallId, SessionState},
         shared::Member,
     },
-    hub::core::Transport,
+    base::budget::Budget,
+    hub::{
+        core::Transport,
+        limits::{SessionMemory, SubscriptionMemory},
+    },
     protocol::{Message, Revision, json},
     state::{Fence, contract},
 };
 
 /// The state that is replayed to another backend, so that the client cannot tell it from the first.
-#[derive(Default)]
 pub(crate) struct ReplayState {
+    /// What the state has drawn.
+    pub(super) memory: SessionMemory,
     /// The client's own `initialize`.
     pub(super) initialize: Option<Message>,
     /// Whether the client has sent `notifications/initialized`.
@@ -28,18 +33,46 @@ pub(crate) struct ReplayState {
     /// The level of log messages that the client has set.
     pub(super) level: Option<Box<str>>,
     /// The URIs that the client is subscribed to, in their canonical spelling.
-    pub(super) subscriptions: BTreeSet<Box<[u8]>>,
+    pub(super) subscriptions: BTreeMap<Box<[u8]>, SubscriptionMemory>,
     /// Whether lists may have changed without a notification to the client.
     pub(super) is_stale: bool,
 }
 
 impl ReplayState {
+    /// The state of a session that begins.
+    pub(super) fn new(caller: Arc<Budget>) -> Self {
+        Self {
+            memory: SessionMemory::new(caller),
+            initialize: None,
+            is_initialized: false,
+            capabilities: Box::default(),
+            level: None,
+            subscriptions: BTreeMap::new(),
+            is_stale: false,
+        }
+    }
+
+    /// Keeps the client's `initialize`; false if the share of the caller has no room for it.
+    pub(super) fn keep_initialize(&mut self, message: Message) -> bool {
+        let has_room = self.memory.keep(message.bytes());
+        if has_room {
+            self.initialize = Some(message.kept());
+        }
+        has_room
+    }
+
+    /// Keeps the capabilities in the response to `initialize`, which exist already.
+    pub(super) fn keep_capabilities(&mut self, capabilities: Box<[u8]>) {
+        self.memory.hold(&capabilities);
+        self.capabilities = capabilities;
+    }
+
     /// The part of the state that is sent to a child.
     pub(super) fn session_state(&self) -> SessionState<'_> {
         SessionState {
             is_initialized: self.is_initialized,
             level: self.level.as_deref(),
-            subscriptions: &self.subscriptions,
+            subscriptions: self.subscriptions.keys().map(|uri| &**uri).collect(),
         }
     }
 }
@@ -117,7 +150,7 @@ impl SessionRecord {
             is_initialized: replay.is_initialized,
             capabilities: text(&replay.capabilities),
             level: replay.level.as_deref().map(str::to_owned),
-            subscriptions: replay.subscriptions.iter().map(|uri| text(uri)).collect(),
+            subscriptions: replay.subscriptions.keys().map(|uri| text(uri)).collect(),
         };
         // Strings and lists of them: serialization cannot fail.
         serde_json::to_vec(&record).unwrap_or_default().into()
@@ -142,22 +175,52 @@ impl SessionRecord {
         Revision::parse(self.revision.as_deref()?)
     }
 
-    /// The state that is replayed to a new backend.
-    pub(crate) fn into_replay(self) -> Option<ReplayState> {
+    /// The state that is replayed to a new backend. It exists, so it is held whatever the share of the
+    /// caller allows; the caller gets no more until there is room again.
+    pub(crate) fn into_replay(self, caller: Arc<Budget>) -> Option<ReplayState> {
         let initialize = Message::parse(self.initialize.into_bytes().into()).ok()?;
-        let raw = |text: String| text.into_bytes().into_boxed_slice();
-        Some(ReplayState {
-            initialize: Some(initialize),
-            is_initialized: self.is_initialized,
-            capabilities: raw(self.capabilities),
-            level: self.level.map(String::into_boxed_str),
+        let mut replay = ReplayState::new(caller);
+        replay.memory.hold(initialize.bytes());
+        replay.initialize = Some(initialize);
+        replay.is_initialized = self.is_initialized;
+        replay.keep_capabilities(self.capabilities.into_bytes().into());
+        replay.level = self.level.map(String::into_boxed_str);
+        for uri in &self.subscriptions {
             // Earlier versions stored the spelling of the client.
-            subscriptions: self
-                .subscriptions
-                .iter()
-                .map(|uri| json::canonical(uri.as_bytes()))
-                .collect(),
-            is_stale: true,
-        })
+            let uri = json::canonical(uri.as_bytes());
+            let memory = replay.memory.hold_subscription(&uri);
+            replay.subscriptions.insert(uri, memory);
+        }
+        replay.is_stale = true;
+        Some(replay)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_owner_counts_what_a_session_keeps() {
+        let here = Budget::new(1 << 20);
+        let mut replay = ReplayState::new(Arc::clone(&here));
+        let initialize = br#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}"#;
+        let initialize = Message::parse(initialize.to_vec().into()).unwrap();
+        assert!(replay.keep_initialize(initialize));
+        replay.keep_capabilities(b"{\"tools\":{}}"[..].into());
+        for uri in [&b"\"test://a\""[..], b"\"test://b\""] {
+            let memory = replay.memory.subscribe(uri).unwrap();
+            replay.subscriptions.insert(uri.into(), memory);
+        }
+        let record = SessionRecord::encode(Transport::Streamable, None, &replay);
+        // Its share is used up, and the session goes on.
+        let there = Budget::new(1);
+        let record = SessionRecord::parse(&record).unwrap();
+        let taken_over = record.into_replay(Arc::clone(&there)).unwrap();
+        assert_eq!(taken_over.subscriptions.len(), 2);
+        assert!(here.used() > 2 * 256 && there.used() == here.used());
+        assert!(taken_over.memory.subscribe(b"\"test://c\"").is_err());
+        drop((replay, taken_over));
+        assert_eq!((here.used(), there.used()), (0, 0));
     }
 }

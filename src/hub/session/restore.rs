@@ -30,8 +30,8 @@ impl Session {
     /// Takes back the subscription of a call that ends without a response.
     pub(super) fn abandon_subscription(&mut self, call: CallId, effect: &Effect) {
         self.link.drop_waiting(call);
-        if let (Effect::Subscribed(uri), Some(member)) = (effect, self.link.member()) {
-            let is_kept = self.replay.subscriptions.contains(uri);
+        if let (Effect::Subscribed(uri, _), Some(member)) = (effect, self.link.member()) {
+            let is_kept = self.replay.subscriptions.contains_key(uri);
             member.abandon(call, uri.clone(), is_kept);
         }
     }
@@ -88,7 +88,7 @@ impl Session {
         if let Some(level) = self.replay.level.as_deref().and_then(routing::level) {
             member.set_level(level);
         }
-        for uri in &self.replay.subscriptions {
+        for uri in self.replay.subscriptions.keys() {
             let (call, line) = self.dialect.subscribe(uri);
             member.subscription(call, uri.clone(), true, line);
         }

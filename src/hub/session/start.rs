@@ -227,7 +227,7 @@ impl Session {
 
     /// Makes the session ready and sends the response to `initialize`.
     async fn begin_session(&mut self, revision: Revision, capabilities: &[u8], line: Bytes) {
-        self.replay.capabilities = capabilities.into();
+        self.replay.keep_capabilities(capabilities.into());
         let Some(initializing) = self.lifetime.finish_start(revision) else {
             return;
         };

@@ -85,6 +85,7 @@ impl Session {
             withdrawn: Arc::default(),
         };
         let lifetime = Lifetime::new(now);
+        let caller = core.limits.memory().caller(access);
         // On the heap: a future that holds a session by value would hold it several times.
         Box::new(Self {
             client: Client::new(access, handle.transport, &core.metrics),
@@ -92,8 +93,8 @@ impl Session {
             lifetime,
             lease: Lease::new(fence),
             link: Link::new(now),
-            pacing: Pacing::new(now, core.limits.memory().caller(access)),
-            replay: Box::default(),
+            pacing: Pacing::new(now, Arc::clone(&caller)),
+            replay: Box::new(ReplayState::new(caller)),
             dialect: Dialect::default(),
             calls: Calls::default(),
             streams: Streams::new(log, fence, limits, Arc::clone(&core.metrics)),

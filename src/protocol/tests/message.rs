@@ -304,15 +304,15 @@ proptest! {
 }
 
 #[test]
-fn a_short_message_that_is_kept_leaves_the_buffer_of_its_connection() {
-    for (length, is_left) in [(100, true), (5000, false)] {
+fn a_message_that_is_kept_leaves_the_buffer_of_its_connection() {
+    for length in [100, 5000] {
         let text = format!(
             r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{{"x":"{}"}}}}"#,
             "a".repeat(length)
         );
         let mut buffer = BytesMut::from(&*text);
         let message = Message::parse(buffer.split().freeze()).unwrap().kept();
-        assert_eq!(buffer.try_reclaim(text.len()), is_left);
+        assert!(buffer.try_reclaim(text.len()));
         assert_eq!(message.bytes(), text.as_bytes());
     }
 }

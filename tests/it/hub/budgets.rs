@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use futures_util::future::join_all;
 use reqwest::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
@@ -12,8 +12,9 @@ use tokio::{
 
 use super::broken_connections::deaf;
 use crate::support::{
-    gauges::{Gauge, OPS, median, metric, scaled, slow_call, stays_quick},
-    harness::{Gateway, child, opening, run_args, tool_call, until, within},
+    gauges::{Gauge, OPS, median, metric, metric_of, scaled, slow_call, stays_quick},
+    harness::{Gateway, Session, body, child, opening, run_args, tool_call, until, within},
+    served::Served,
     wire::{host, rest, statuses},
 };
 
@@ -210,4 +211,81 @@ async fn lines_without_end_take_the_share_of_their_tenant_alone() {
     assert!(drawn <= 40 << 20, "{drawn}");
     assert!(grown <= 64 << 10, "{grown} KiB");
     begun.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Subscribes to 32 long URIs; returns the answer.
+async fn subscribe(session: &Session) -> String {
+    let item = |number: usize| {
+        json!({"jsonrpc": "2.0", "id": 10 + number, "method": "resources/subscribe",
+            "params": {"uri": format!("test://{}{}", 10 + number, "x".repeat(8000))}})
+    };
+    let items: Value = (0..32).map(item).collect();
+    body(session.post(&items).await).await
+}
+
+#[tokio::test]
+async fn what_sessions_keep_takes_the_share_of_their_caller_alone() {
+    let server = json!({"command": child(), "isolation": "tenant"});
+    let tenant = json!({"auth": {"mode": "none"}, "servers": {"main": server}});
+    let config = json!({"limits": {"memory": "32MiB"}});
+    let gateway = Served::start(config, json!({"a": tenant.clone(), "b": tenant})).await;
+    let ops = format!("http://{}", gateway.ops_address());
+    let drawn = async || metric_of(&ops, "lockgate_requests_bytes ").await;
+    let mut sessions = Vec::new();
+    for _ in 0..30 {
+        let mut session = gateway.stranger("a", "main");
+        session.initialize("2025-03-26").await;
+        sessions.push(session);
+    }
+    let mut answers = Vec::new();
+    for session in &sessions {
+        answers.push(subscribe(session).await);
+        if answers.last().unwrap().contains("error") {
+            break;
+        }
+    }
+    let held = drawn().await;
+    // A third of all, of which each session takes half a MiB.
+    assert!((12..=22).contains(&answers.len()), "{}", answers.len());
+    assert!((9 << 20..=11 << 20).contains(&held), "{held}");
+    let refused = answers.last().unwrap();
+    assert!(refused.contains("-31004") && refused.contains("overloaded"));
+    assert!(refused.contains(r#""result""#), "as many as fit");
+    // The end of a subscription gives back what it took.
+    let uri = json!({"uri": format!("test://10{}", "x".repeat(8000))});
+    let ended = sessions[0].ask("resources/unsubscribe", uri).await;
+    assert_eq!(ended["error"], Value::Null);
+    let left = drawn().await;
+    assert!((16_000..18_000).contains(&(held - left)), "{held} {left}");
+    // An `initialize` is kept as long as its session.
+    let mut large = opening("2025-03-26");
+    large["params"]["clientInfo"]["title"] = "x".repeat(60_000).into();
+    let (mut begun, mut more) = (30, 0);
+    let refusal = loop {
+        assert!(more < 20, "never refused");
+        let mut session = gateway.stranger("a", "main");
+        let answer = session.post(&large).await;
+        if answer.status() != StatusCode::OK {
+            break answer;
+        }
+        let id = &answer.headers()["mcp-session-id"];
+        session.id = id.to_str().ok().map(Into::into);
+        sessions.push(session);
+        (begun, more) = (begun + 1, more + 1);
+    };
+    assert_eq!(refusal.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refusal.headers().contains_key("retry-after"));
+    assert!(drawn().await - left >= 136_000 * more);
+    until("no session without its initialize", || async {
+        metric_of(&ops, "lockgate_sessions ").await == begun
+    })
+    .await;
+    // Another tenant has its own share.
+    let mut other = gateway.stranger("b", "main");
+    other.initialize("2025-03-26").await;
+    assert!(!subscribe(&other).await.contains("error"));
+    for session in sessions.iter().chain([&other]) {
+        session.delete().await;
+    }
+    until("nothing kept", || async { drawn().await < 64 << 10 }).await;
 }

@@ -247,6 +247,26 @@ async fn the_record_of_a_session_is_bounded() {
     assert_eq!(code("test://1000".into()).await, Value::Null);
 }
 
+#[tokio::test]
+async fn the_uris_of_a_session_are_bounded_together() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    let uri = |number: usize| json!({"uri": format!("test://{number:02}{}", "x".repeat(8000))});
+    let code = async |method: &str, number| {
+        let answer = session.ask(method, uri(number)).await;
+        answer["error"]["code"].clone()
+    };
+    for number in 0..32 {
+        assert_eq!(code("resources/subscribe", number).await, Value::Null);
+    }
+    assert_eq!(code("resources/subscribe", 32).await, -32602);
+    // An end makes room, and so does a repetition, which replaces what it repeats.
+    assert_eq!(code("resources/unsubscribe", 7).await, Value::Null);
+    assert_eq!(code("resources/subscribe", 8).await, Value::Null);
+    assert_eq!(code("resources/subscribe", 32).await, Value::Null);
+    assert_eq!(code("resources/subscribe", 33).await, -32602);
+}
+
 /// Methods of requests without an id, and methods of notifications with one.
 #[tokio::test]
 async fn messages_of_the_wrong_kind_reach_no_child() {

@@ -1,0 +1,128 @@
+//! Memory of the state that a session keeps from its client and its server, within the share of its
+//! caller.
+
+use std::sync::Arc;
+
+use crate::base::budget::{Budget, Drawn};
+
+/// What the kept state of a session has drawn.
+#[derive(Debug)]
+pub(crate) struct SessionMemory {
+    /// The share of the caller.
+    caller: Arc<Budget>,
+    /// The bytes of all URIs, also of those on their way to the backend.
+    uris: Arc<Budget>,
+    /// What is kept until the end of the session.
+    drawn: Drawn,
+}
+
+/// What a subscription has drawn, and gives back when it ends.
+#[derive(Debug)]
+pub(crate) struct SubscriptionMemory {
+    _kept: Drawn,
+    _uri: Drawn,
+}
+
+/// The bound that has no room for a subscription.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// [`MAX_URIS`] of the session.
+    Session,
+    /// The share of the caller.
+    Caller,
+}
+
+impl SessionMemory {
+    /// The memory of a session that keeps nothing yet.
+    pub(crate) fn new(caller: Arc<Budget>) -> Self {
+        Self {
+            drawn: caller.hold(0),
+            uris: Budget::new(MAX_URIS),
+            caller,
+        }
+    }
+
+    /// Draws what is about to be kept until the end of the session; false, with nothing drawn, if the
+    /// share of the caller has no room for it.
+    pub(crate) fn keep(&mut self, state: &[u8]) -> bool {
+        self.drawn.grow(twice(state))
+    }
+
+    /// Holds what exists already until the end of the session.
+    pub(crate) fn hold(&mut self, state: &[u8]) {
+        self.drawn.add(twice(state));
+    }
+
+    /// Draws what a subscription is about to take.
+    pub(crate) fn subscribe(&self, uri: &[u8]) -> Result<SubscriptionMemory, NoRoom> {
+        let uris = self.uris.draw(uri.len() as u64).ok_or(NoRoom::Session)?;
+        let kept = self.caller.draw(SUBSCRIPTION + twice(uri));
+        Ok(SubscriptionMemory {
+            _kept: kept.ok_or(NoRoom::Caller)?,
+            _uri: uris,
+        })
+    }
+
+    /// Holds what a subscription takes that exists already.
+    pub(crate) fn hold_subscription(&self, uri: &[u8]) -> SubscriptionMemory {
+        SubscriptionMemory {
+            _kept: self.caller.hold(SUBSCRIPTION + twice(uri)),
+            _uri: self.uris.hold(uri.len() as u64),
+        }
+    }
+}
+
+/// The memory of bytes that a session keeps, and as much again for the copy in its record or at its
+/// shared child.
+fn twice(kept: &[u8]) -> u64 {
+    2 * kept.len() as u64
+}
+
+/// The most bytes of the URIs of a session's subscriptions together: each change of one writes the
+/// record with all of them.
+const MAX_URIS: u64 = 256 << 10;
+/// What a subscription takes beside its URI: its entries in the session and at a shared child.
+const SUBSCRIPTION: u64 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_draws_before_it_keeps_and_gives_back() {
+        let caller = Budget::new(10_000);
+        let mut memory = SessionMemory::new(Arc::clone(&caller));
+        assert!(memory.keep(&[b'i'; 1000]));
+        memory.hold(&[b'c'; 100]);
+        assert_eq!(caller.used(), 2200);
+        let subscribed = memory.subscribe(&[b'u'; 500]).unwrap();
+        assert_eq!(caller.used(), 2200 + 1256);
+        // The same of a session that was taken over.
+        let taken_over = memory.hold_subscription(&[b'v'; 500]);
+        assert_eq!(caller.used(), 2200 + 2 * 1256);
+        drop((subscribed, taken_over));
+        assert_eq!(caller.used(), 2200);
+        assert!(!memory.keep(&[b'x'; 5000]), "more than there is");
+        assert_eq!(caller.used(), 2200);
+        drop(memory);
+        assert_eq!(caller.used(), 0);
+    }
+
+    #[test]
+    fn the_uris_of_a_session_are_bounded_and_so_is_its_caller() {
+        let caller = Budget::new(1 << 20);
+        let memory = SessionMemory::new(Arc::clone(&caller));
+        let uri = vec![b'u'; 8 << 10];
+        let held: Vec<_> = (0..32).map(|_| memory.subscribe(&uri).unwrap()).collect();
+        let drawn = caller.used();
+        assert_eq!(memory.subscribe(b"u").unwrap_err(), NoRoom::Session);
+        assert_eq!(caller.used(), drawn);
+        drop(held);
+        let others = caller.draw(caller.total() - 1000);
+        assert_eq!(memory.subscribe(&uri).unwrap_err(), NoRoom::Caller);
+        drop(others);
+        // A refusal by the caller's share takes nothing of the session's bound.
+        let again: Vec<_> = (0..32).map(|_| memory.subscribe(&uri)).collect();
+        assert!(again.iter().all(Result::is_ok));
+    }
+}

@@ -304,18 +304,19 @@ mod tests {
         serves http://127.0.0.1:8080/mcp: the same as a/x
         separation of children: landlock: each child has a domain of its own
         out of reach of a child in profile standard, or limited:
-          files of other children and of the gateway   yes
-          signals to other processes                   yes
-          memory and environment of other processes    yes
-          command lines of other processes             no
-          UNIX sockets of others                       yes
-          abstract UNIX sockets of others              yes
-          System V IPC and message queues of others    yes
-          /dev/shm of others                           yes
-          TCP to the gateway, its stores and replicas  no
-          TCP to metadata addresses                    no
-          memory above limits.memory                   no
-          processes above limits.pids                  no
+          files of other children and of the gateway         yes
+          modes, owners and times of files it may not write  no
+          signals to other processes                         yes
+          memory and environment of other processes          yes
+          command lines of other processes                   no
+          UNIX sockets of others                             yes
+          abstract UNIX sockets of others                    yes
+          System V IPC and message queues of others          yes
+          /dev/shm of others                                 yes
+          TCP to the gateway, its stores and replicas        no
+          TCP to metadata addresses                          no
+          memory above limits.memory                         no
+          processes above limits.pids                        no
         this machine: Landlock interface 7
         this machine: seccomp yes
         this machine: namespaces of a child's own no

@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SystemRandom;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use reqwest::{Method, RequestBuilder, StatusCode};
+use reqwest::{
+    Method, RequestBuilder, StatusCode,
+    header::{ACCEPT, HeaderValue},
+};
 use serde_json::{Value, json};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -436,7 +439,8 @@ async fn a_call_whose_owner_is_lost_ends_with_an_error() {
     // The session continues on this replica.
     let next = two.call(&session, 8, "echo", &json!({"text": "hi"}));
     // A child that starts for longer than a held response waits would be answered over SSE.
-    let next = next.header("accept", "application/json").send();
+    let json_alone = [(ACCEPT, HeaderValue::from_static("application/json"))];
+    let next = next.headers(json_alone.into_iter().collect()).send();
     let next: Value = next.await.unwrap().json().await.unwrap();
     assert_eq!(next["result"]["content"][0]["text"], "hi");
 }

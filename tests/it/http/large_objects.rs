@@ -47,7 +47,8 @@ async fn an_object_of_a_tenants_administrator_is_small() {
     drop(json_of(answer).await);
     let judged = began.elapsed();
     println!("60,000 members: {refused:?} refused, {judged:?} judged");
-    assert!(judged < Duration::from_secs(5), "{judged:?}");
+    // Quadratic it took minutes in a build without optimization, such as this one.
+    assert!(judged < Duration::from_secs(15), "{judged:?}");
     replica.stop().await;
 }
 
@@ -92,6 +93,6 @@ async fn a_long_list_is_read_in_time_that_is_linear_in_its_length() {
     assert_eq!(status, 201, "{said}");
     let made = began.elapsed();
     println!("60,000 scopes: {made:?}");
-    assert!(made < Duration::from_secs(5), "{made:?}");
+    assert!(made < Duration::from_secs(15), "{made:?}");
     replica.stop().await;
 }

@@ -255,7 +255,7 @@ impl Database {
     }
 }
 
-/// Rows of the authorization servers by reserved connections: whoever ends something does not wait for
+/// Rows of the authorization servers by reserved connections: what ends a grant does not wait for
 /// requests of outsiders.
 pub(crate) struct ForOperators<'a>(&'a Parts);
 

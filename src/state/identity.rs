@@ -1,9 +1,9 @@
 //! Identity of replicas: boot ids that only a replica of the deployment can make, and the proof of
 //! one on a new connection.
 //!
-//! Whoever can write the directory could name an address of their own as the owner of a session.
+//! A writer of the directory could name an address of their own as the owner of a session.
 //! A boot id is a random number and a MAC over it and the address, so the directory needs no other
-//! field, and every entry that names a replica proves itself. An address may be somebody else's by
+//! field, and every entry that names a replica proves itself. An address may be another host's by
 //! the time it is used: a replica that connects to it asks for another MAC, over a number of its own.
 //! Not here: the MAC of a forwarded request (`http::peers::hop`).
 

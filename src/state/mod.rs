@@ -4,7 +4,7 @@
 //! (`database`).
 //!
 //! * `contract`: the three traits, each with its numbered contract
-//! * `identity`: names of replicas that nobody else can make, and their proof
+//! * `identity`: names of replicas that no other host can make, and their proof
 //! * `memory`: the implementation for one replica
 //! * `redis`: the implementation that replicas share
 

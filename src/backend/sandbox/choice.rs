@@ -33,7 +33,7 @@ pub(crate) struct Sandbox {
     uids: Option<Arc<Pool>>,
     /// Cgroups of children.
     groups: Option<Groups>,
-    /// Addresses refused to children, until somebody takes it to renew them.
+    /// Addresses refused to children, until its owner takes it to renew them.
     filter: Option<Filter>,
     /// Files of the gateway hidden from children; none for `run`, whose server may use all files of
     /// its user.

@@ -161,8 +161,8 @@ fn convert(file: &str, text: &str, tenant: &str) -> Result<(String, Vec<String>)
     }
     if !body.is_empty() {
         import.notes.push(format!(
-            "the tenant {tenant} has auth: {{mode: none}}: whoever reaches the gateway may use its \
-             servers; write mode: builtin for people who log in, or mode: keys for API keys"
+            "the tenant {tenant} has auth: {{mode: none}}: every client that reaches the gateway may use \
+             its servers; write mode: builtin for people who log in, or mode: keys for API keys"
         ));
     }
     let head = format!("version: 1\ntenants:\n  {tenant:?}:\n    auth: {{mode: none}}\n");
@@ -499,7 +499,7 @@ mod tests {
         F:9: timeout of My Files is not known: dropped
         F:12: off is disabled: left out
         F:13: remote is a remote server, which a gateway serves with remote upstreams only: left out
-        the tenant acme has auth: {mode: none}: whoever reaches the gateway may use its servers; write mode: builtin for people who log in, or mode: keys for API keys
+        the tenant acme has auth: {mode: none}: every client that reaches the gateway may use its servers; write mode: builtin for people who log in, or mode: keys for API keys
         "###);
         let catalog = parse("M", &manifest, Format::Yaml, &env()).unwrap().catalog;
         let (_, server) = catalog.find("acme", "my-files-2").unwrap();

@@ -405,7 +405,7 @@ pub(crate) fn run(
             ExitCode::FAILURE
         }
         Err(Error::Changed(name)) => {
-            eprintln!("lockgate: somebody else keeps changing {name}; try again (412)");
+            eprintln!("lockgate: another client keeps changing {name}; try again (412)");
             ExitCode::FAILURE
         }
         Err(Error::Mistakes(lines)) => {

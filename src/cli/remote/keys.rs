@@ -134,7 +134,16 @@ impl Kind for ApiKeys {
         if let ["tenants", tenant, _] = path[..]
             && !client.json
         {
-            add.show_settings(client, tenant, printed.trim()).await?;
+            // The key exists and is shown but once: a failure here may not lose it.
+            if add
+                .show_settings(client, tenant, printed.trim())
+                .await
+                .is_err()
+            {
+                eprintln!(
+                    "lockgate: the servers of {tenant} cannot be listed for the settings of clients"
+                );
+            }
         }
         Ok(printed)
     }
@@ -175,7 +184,7 @@ async fn renew(client: &Client, key: &Key) -> Result<String, Error> {
 
 impl AddKey {
     /// Shows the settings of each client for the first server of a new key, on stderr: stdout has
-    /// the key alone. Where that is no terminal, `$KEY` stands for the key, which no log should have.
+    /// the key alone. Where stderr is no terminal, `$KEY` stands for the key, which no log should have.
     async fn show_settings(&self, client: &Client, tenant: &str, key: &str) -> Result<(), Error> {
         let is_named = |server: &str| self.server.iter().any(|one| one == "*" || one == server);
         let servers = running(client, tenant).await?;
@@ -183,7 +192,7 @@ impl AddKey {
             let name = one["name"].as_str().filter(|name| is_named(name))?;
             Some((plain(name), plain(one["url"].as_str()?)))
         });
-        let key = if std::io::stdout().is_terminal() {
+        let key = if std::io::stderr().is_terminal() {
             key
         } else {
             "$KEY"

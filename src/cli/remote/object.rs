@@ -208,7 +208,7 @@ async fn confirm_tenant(client: &Client, tenant: &str) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// The answer is no, or there is nobody to ask.
+/// The answer is no, or stdin is no terminal.
 async fn confirm(key: &str, what: &str) -> Result<(), Error> {
     if !prompt::is_possible() {
         return Err(Error::usage(key, what, "write --yes if that is meant"));
@@ -248,7 +248,7 @@ pub(super) async fn declare(
     Ok(output(client, &created))
 }
 
-/// Changes single members of a stored object; tries again if somebody else changes it meanwhile.
+/// Changes single members of a stored object; tries again if another client changes it meanwhile.
 pub(super) async fn change(
     client: &Client,
     path: &[&str],

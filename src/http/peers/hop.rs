@@ -73,7 +73,7 @@ pub(crate) enum InvalidHop {
     /// The header is for another replica, or for an earlier boot of this one.
     #[error("for another replica")]
     Elsewhere,
-    /// The header was received before, or so many after it that nobody can tell.
+    /// The header was received before, or so many after it that it cannot be told.
     #[error("repeated")]
     Repeated,
 }

@@ -1,8 +1,8 @@
 //! Proof of a replica on a new connection, before anything is sent to it.
 //!
 //! A request with a random number, and a response with a MAC over it and the address that was
-//! connected to: whoever listens there and relays the number to a replica gets a proof of the address
-//! of that one. Not here: the keys (`state::identity`).
+//! connected to: a listener there that relays the number to a replica gets a proof of the address of
+//! that one. Not here: the keys (`state::identity`).
 
 use bytes::Bytes;
 use http::{HeaderValue, Request};

@@ -67,7 +67,7 @@ pub(crate) fn is_of(found: &Found, access: &Access) -> bool {
 /// Returns the owner of a session that was found. A record that names this replica although it
 /// does not have the session counts as having no owner once the lookup `is_late`.
 ///
-/// So does a record that names somebody who is no replica of this deployment: their heartbeat is
+/// So does a record that names no replica of this deployment: their heartbeat is
 /// forged too, and a request that went there would be theirs.
 pub(crate) fn recorded_owner(
     lease: &ReplicaLease,

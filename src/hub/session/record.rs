@@ -175,8 +175,8 @@ impl SessionRecord {
         Revision::parse(self.revision.as_deref()?)
     }
 
-    /// The state that is replayed to a new backend. It exists, so it is held whatever the share of the
-    /// caller allows; the caller gets no more until there is room again.
+    /// The state that is replayed to a new backend. It exists, so it is held even beyond the share of the
+    /// caller; the caller gets no more until there is room again.
     pub(crate) fn into_replay(self, caller: Arc<Budget>) -> Option<ReplayState> {
         let initialize = Message::parse(self.initialize.into_bytes().into()).ok()?;
         let mut replay = ReplayState::new(caller);

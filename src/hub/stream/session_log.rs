@@ -36,8 +36,8 @@ pub(crate) struct SessionLog {
 #[derive(Default)]
 pub(crate) struct Withdrawn(RwLock<VecDeque<(StreamId, u64)>>);
 
-/// The most events that are remembered as withdrawn, as many as a child may have asks; a client that
-/// gets one of the oldest answers to nobody.
+/// The most events that are remembered as withdrawn, as many as a child may have asks; an answer
+/// to one of the oldest finds no request.
 const MAX_WITHDRAWN: usize = 256;
 
 impl Withdrawn {

@@ -219,7 +219,7 @@ fn holds_no_credential(seen: &Seen, key: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_writes_redis_gets_no_request() {
+async fn a_writer_of_redis_gets_no_request() {
     let (replicas, stranger) = (Keyed::start(&[]).await, Stranger::start(None).await);
     let address = stranger.address.to_string();
     let (first, _) = replicas.session().await;

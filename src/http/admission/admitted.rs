@@ -8,7 +8,7 @@ use axum::{
 };
 use http::{HeaderValue, Method, StatusCode, header, request::Parts};
 
-use super::{bearer, challenge, front::Front, rates};
+use super::{bearer, body, challenge, front::Front, rates};
 use crate::http::{
     peers::Hop,
     reply::{McpRefusal, page, rate_limit},
@@ -40,10 +40,29 @@ pub(crate) struct Admitted {
     left: Option<Remaining>,
 }
 
+/// Response to a request that is not admitted.
+enum Instead {
+    /// The page for browsers.
+    Page(Box<Response>),
+    Refusal(McpRefusal),
+}
+
+impl From<McpRefusal> for Instead {
+    fn from(refused: McpRefusal) -> Self {
+        Self::Refusal(refused)
+    }
+}
+
+impl From<Error> for Instead {
+    fn from(error: Error) -> Self {
+        Self::Refusal(error.into())
+    }
+}
+
 /// Admits a request to an MCP endpoint and calls `handler`.
 ///
-/// The head of the request decides alone: the body is not read before. A response to a caller whose
-/// rate is almost used up carries a warning.
+/// The head of the request decides alone: the body is not read before, and of a refused request only for
+/// its id. A response to a caller whose rate is almost used up carries a warning.
 pub(crate) async fn enter<F: Future<Output = Response>>(
     front: Arc<Front>,
     request: Request,
@@ -52,7 +71,8 @@ pub(crate) async fn enter<F: Future<Output = Response>>(
     let (parts, body) = request.into_parts();
     let admitted = match Admitted::of(&parts, &front).await {
         Ok(admitted) => admitted,
-        Err(refused) => return refused,
+        Err(Instead::Page(page)) => return *page,
+        Err(Instead::Refusal(refused)) => return body::refuse(refused, &parts.headers, body).await,
     };
     let left = admitted.left;
     let mut response = handler(front, admitted, Request::from_parts(parts, body)).await;
@@ -95,25 +115,24 @@ impl Admitted {
         has_issuer.then(|| self.endpoint().metadata_url(&front.config.public_url))
     }
 
-    async fn of(parts: &Parts, front: &Front) -> Result<Self, Response> {
+    async fn of(parts: &Parts, front: &Front) -> Result<Self, Instead> {
         let (path, config) = (parts.uri.path(), &front.config);
         let (headers, extensions) = (&parts.headers, &parts.extensions);
         // A hop was counted by the replica that forwarded it.
         let hop = extensions.get::<Hop>();
         let is_hop = hop.is_some();
-        if !is_hop && let Err(error) = rates::count(front, extensions) {
-            return Err(McpRefusal::from(error).into_response());
+        if !is_hop {
+            rates::count(front, extensions)?;
         }
         let no_server = || {
             if front.snapshot.is_loaded() {
-                return McpRefusal::from(Error::NoServer).into_response();
+                return Error::NoServer;
             }
             // Servers are unknown before the first load, and a 404 would end clients' sessions.
-            let busy = Error::Busy {
+            Error::Busy {
                 what: "nothing was read from the database yet",
                 retry: STARTING,
-            };
-            McpRefusal::from(busy).into_response()
+            }
         };
         let endpoint = Endpoint::parse(path, config.default.as_ref()).ok_or_else(no_server)?;
         let catalog = &front.snapshot.catalog();
@@ -121,13 +140,14 @@ impl Admitted {
         let credential = match hop {
             // The replica that forwarded it has verified the credentials, and kept them.
             Some(hop) => Credential::Asserted(&hop.caller),
-            None => bearer::credential(headers).map_err(McpRefusal::into_response)?,
+            None => bearer::credential(headers)?,
         };
         let is_open = tenant.auth == AuthMode::None;
         if !is_open && page::is_browser(&parts.method, headers) {
             // The page repeats the URL only and does not tell whether the server exists.
             let has_keys = tenant.auth == AuthMode::Keys;
-            return Err(page::page(endpoint, &config.public_url, has_keys));
+            let page = page::page(endpoint, &config.public_url, has_keys);
+            return Err(Instead::Page(Box::new(page)));
         }
         let access_request = access::AccessRequest {
             tenant: endpoint.tenant,
@@ -138,17 +158,16 @@ impl Admitted {
         };
         let access = front.auth.admit(catalog, &access_request).await;
         let access = access.map_err(|refused| match refused {
-            AccessRefusal::NoServer => no_server(),
+            AccessRefusal::NoServer => McpRefusal::from(no_server()),
             AccessRefusal::Unknown { tenant, had_token } => {
                 challenge::unauthorized(&config.public_url, &endpoint, &tenant, had_token)
             }
-            AccessRefusal::Later(error) => McpRefusal::from(error).into_response(),
+            AccessRefusal::Later(error) => error.into(),
         })?;
         let left = if is_hop {
             None
         } else {
-            let left = front.hub.limits().request(&access);
-            left.map_err(|error| McpRefusal::from(error).into_response())?
+            front.hub.limits().request(&access)?
         };
         Ok(Self {
             access,

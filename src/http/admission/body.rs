@@ -1,14 +1,23 @@
-//! Request bodies, read whole within limits of size and time.
+//! Request bodies, read whole within limits of size and time; and ids of requests that are refused.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
-use axum::body::{Body, HttpBody};
+use axum::{
+    body::{Body, HttpBody},
+    response::{IntoResponse, Response},
+};
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 
 use super::front::Front;
-use crate::{auth::Access, base::budget::Budget, http::reply::McpRefusal, protocol::headers};
+use crate::{
+    auth::Access,
+    base::budget::Budget,
+    http::reply::McpRefusal,
+    protocol::{Body as Messages, headers},
+};
 
 /// Reads a body whose `Content-Type` is JSON, within the limits of size and time.
 pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, McpRefusal> {
@@ -49,6 +58,37 @@ pub(crate) async fn read_counted(
         Some(drawn) => drawn.until_dropped(body),
         None => body,
     })
+}
+
+/// Refuses a request whose body was not read. The refusal has the id of the request, if a short body is
+/// here: a caller that is refused is not waited for.
+pub(crate) async fn refuse(refused: McpRefusal, headers: &HeaderMap, body: Body) -> Response {
+    let id = id_at_hand(headers, body).await;
+    refused.answering(id.as_deref()).into_response()
+}
+
+async fn id_at_hand(headers: &HeaderMap, body: Body) -> Option<Box<[u8]>> {
+    let length = body.size_hint().exact()?;
+    // A client that expects `100 Continue` has not sent the body.
+    if length > SHORT || headers.contains_key(header::EXPECT) || check_type(headers).is_err() {
+        return None;
+    }
+    let mut read = pin!(whole(body, usize::try_from(SHORT).ok()?));
+    for _ in 0..TURNS {
+        if let Some(body) = read.as_mut().now_or_never() {
+            return request_id(body.ok()?);
+        }
+        tokio::task::yield_now().await;
+    }
+    None
+}
+
+/// The raw id of the request that a body is, if it can be read.
+pub(crate) fn request_id(body: Bytes) -> Option<Box<[u8]>> {
+    match Messages::parse(body) {
+        Ok(messages) => messages.request_id().map(Into::into),
+        Err(rejected) => rejected.id,
+    }
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), McpRefusal> {
@@ -146,5 +186,9 @@ const CALL: u64 = 8 << 10;
 const STEP: usize = 256 << 10;
 /// Delay before a caller whose share is used up tries again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Longest body that is read for the id of a refused request.
+const SHORT: u64 = 16 << 10;
+/// Turns of the task of a connection after which what has arrived of a body is here.
+const TURNS: usize = 3;
 /// Time limit for a body.
 const BODY: Duration = Duration::from_secs(30);

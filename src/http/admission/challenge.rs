@@ -1,6 +1,5 @@
 //! `WWW-Authenticate` challenges (RFC 6750), with metadata and scopes.
 
-use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE};
 
 use crate::{declare::Tenant, endpoint::Endpoint, http::reply::McpRefusal};
@@ -11,7 +10,7 @@ pub(crate) fn unauthorized(
     endpoint: &Endpoint<'_>,
     tenant: &Tenant,
     had_token: bool,
-) -> Response {
+) -> McpRefusal {
     let mut members = Vec::new();
     if had_token {
         members.push("error=\"invalid_token\"".to_owned());
@@ -30,12 +29,12 @@ pub(crate) fn unauthorized(
         challenge.push_str(member);
     }
     let text = "credentials are needed, or are not good here";
-    let mut response = McpRefusal::http(StatusCode::UNAUTHORIZED, text).into_response();
+    let refused = McpRefusal::http(StatusCode::UNAUTHORIZED, text);
     // Paths are canonical and scopes are tokens, so the value is always well-formed.
-    if let Ok(challenge) = HeaderValue::try_from(challenge) {
-        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+    match HeaderValue::try_from(challenge) {
+        Ok(challenge) => refused.with(WWW_AUTHENTICATE, challenge),
+        Err(_) => refused,
     }
-    response
 }
 
 /// Returns the scopes that metadata and challenges name for a server. `offline_access` concerns only

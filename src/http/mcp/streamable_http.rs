@@ -57,7 +57,8 @@ async fn take(
     let body = body::read_counted(front, access, headers, body).await?;
     if !accepts.json && !accepts.sse {
         let text = "Accept must permit application/json or text/event-stream";
-        return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
+        let refused = McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text);
+        return Err(refused.answering(body::request_id(body).as_deref()));
     }
     let messages = Messages::parse(body)?;
     let id = messages.request_id().map(Box::<[u8]>::from);

@@ -60,7 +60,8 @@ pub(crate) async fn to_owner(
         Ok(Some(_)) | Err(Error::Draining) if is_hop => return Err(not_owner()),
         Ok(Some(owner)) => Ok(owner),
         Err(error) if is_hop || !(is_resume || matches!(error, Error::Draining)) => {
-            return Err(McpRefusal::from(error).into_response());
+            let (parts, unread) = request.into_parts();
+            return Err(body::refuse(error.into(), &parts.headers, unread).await);
         }
         Err(error) => Err(error),
     };
@@ -182,7 +183,9 @@ impl Forwarding {
                 .await
                 .unwrap_or_else(IntoResponse::into_response);
         }
-        McpRefusal::from(error).into_response()
+        let id = body::request_id(self.request.body.clone());
+        let refused = McpRefusal::from(error).answering(id.as_deref());
+        refused.into_response()
     }
 
     /// Makes the response to a request that may have been taken by an owner that is gone.

@@ -5,10 +5,12 @@ use std::{collections::BTreeSet, time::Duration};
 use reqwest::StatusCode;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use crate::support::{
     harness::{Events, Session, child, json_of, last, opening, text_of, tool_call, until, within},
     served::Served,
+    wire::rest,
 };
 
 /// A gateway with one tenant and this server, `main`.
@@ -494,6 +496,53 @@ async fn a_refusal_has_the_id_of_its_request() {
         let refused = session.post_text(text).await;
         assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{text}");
         assert_eq!(json_of(refused).await["id"], id, "{text}");
+    }
+}
+
+/// A refusal that needs no more than the head has the id too, if a short body came with it; nothing is waited
+/// for, and a long body is not read.
+#[tokio::test]
+async fn a_refusal_by_the_head_has_the_id_that_is_here() {
+    let server = json!({"main": {"command": child(), "isolation": "tenant"}});
+    let quotas = json!({"requests_per_second": 1});
+    let tenants = json!({
+        "keys": {"auth": {"mode": "keys"}, "servers": server},
+        "open": {"auth": {"mode": "none"}, "servers": server},
+        "busy": {"auth": {"mode": "none"}, "servers": server, "quotas": quotas},
+    });
+    let gateway = Served::start(json!({}), tenants).await;
+    for (tenant, server, status) in [
+        ("keys", "main", StatusCode::UNAUTHORIZED),
+        ("open", "nowhere", StatusCode::NOT_FOUND),
+        ("busy", "main", StatusCode::TOO_MANY_REQUESTS),
+    ] {
+        let session = gateway.stranger(tenant, server);
+        for (length, id) in [(8 << 10, json!("a\"b")), (64 << 10, Value::Null)] {
+            let text = json!({"text": "x".repeat(length)});
+            let call = tool_call(json!("a\"b"), "echo", text);
+            let mut refused = session.post(&call).await;
+            while refused.status() == StatusCode::BAD_REQUEST {
+                // Within its rate it is refused for want of a session.
+                refused = session.post(&call).await;
+            }
+            assert_eq!(refused.status(), status);
+            assert_eq!(json_of(refused).await["id"], id, "{status}");
+        }
+        if tenant == "busy" {
+            continue;
+        }
+        // Without its body the refusal comes at once.
+        let host = gateway.origin().split_once("://").unwrap().1;
+        let head = format!(
+            "POST /t/{tenant}/{server}/mcp HTTP/1.1\r\nHost: {host}\r\n\
+             Content-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+        );
+        let mut socket = TcpStream::connect(host).await.unwrap();
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let answer = within("a refusal", rest(&mut socket)).await;
+        let line = format!("HTTP/1.1 {}", status.as_u16());
+        assert!(answer.starts_with(&line), "{answer}");
+        assert!(answer.contains(r#""id":null"#), "{answer}");
     }
 }
 

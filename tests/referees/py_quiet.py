@@ -1,6 +1,11 @@
 """After a call that errors over SSE and after one that is cancelled, the client asks for nothing
 within ten seconds: this SDK asks again for a stream that ended without a response, when the server
-says."""
+says. It comes back soon to a listener that breaks afterwards."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from time import monotonic
+from urllib.parse import urlsplit
 
 import anyio
 import httpx2
@@ -9,6 +14,40 @@ from mcp.client.streamable_http import streamable_http_client
 from referee import call, failing, main, options, same, session, until
 
 WINDOW = 10.0
+# A delay of 1.5 s at most, and time for a busy machine. The streams of the calls are asked for later.
+BACK = 3.0
+
+
+@asynccontextmanager
+async def proxy(url):
+    """The URL of a TCP proxy, and a function that cuts all of its connections."""
+    target, pairs = urlsplit(url), set()
+
+    async def pump(reader, writer):
+        try:
+            while chunk := await reader.read(65536):
+                # The gateway compares Host exactly: name it, not this proxy.
+                writer.write(chunk.replace(here, target.netloc.encode()))
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def pair(reader, writer):
+        far_reader, far_writer = await asyncio.open_connection(target.hostname, target.port)
+        pairs.add(writer)
+        try:
+            await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+        except asyncio.CancelledError:
+            pass  # the story has ended
+        finally:
+            pairs.discard(writer)
+
+    server = await asyncio.start_server(pair, "127.0.0.1", 0)
+    here = "127.0.0.1:{}".format(server.sockets[0].getsockname()[1]).encode()
+    cut = lambda: [one.transport.abort() for one in list(pairs)]  # noqa: E731
+    yield target._replace(netloc=here.decode()).geturl(), cut
+    server.close()
 
 
 async def story():
@@ -20,8 +59,9 @@ async def story():
             gets.append(request)
 
     timeout = httpx2.Timeout(30, read=300)
-    async with httpx2.AsyncClient(event_hooks={"request": [count]}, timeout=timeout) as http:
-        async with streamable_http_client(url, http_client=http) as streams:
+    web = httpx2.AsyncClient(event_hooks={"request": [count]}, timeout=timeout)
+    async with proxy(url) as (through, cut), web:
+        async with streamable_http_client(through, http_client=web) as streams:
             async with session(streams) as (client, transcript):
                 await until("the listener", lambda: len(gets) == 1)
                 await failing(client, transcript, backend)
@@ -41,6 +81,11 @@ async def story():
                 late = reported() - before
                 assert late <= 4, f"progress after the cancellation: {late}"
                 transcript.check_once()
+
+                began = monotonic()
+                cut()
+                await until("the listener again", lambda: len(gets) > 1, BACK)
+                print(f"the listener was back after {monotonic() - began:.1f} s")
 
 
 main(story)

@@ -20,7 +20,7 @@ use http::{
 };
 use tokio::{
     select,
-    sync::Notify,
+    sync::{Notify, watch},
     time::{Instant, sleep_until},
 };
 
@@ -103,6 +103,10 @@ struct Connection {
     last: Bytes,
     is_ended: bool,
     unsent: Arc<Unsent>,
+    /// Long delays that other connections of the session have given its client.
+    long_retries: watch::Receiver<u32>,
+    /// When the usual delay is given again.
+    usual_again_at: Option<Instant>,
     _open: OpenStream,
 }
 
@@ -167,6 +171,8 @@ impl Drop for OpenStream {
 /// Makes a response that streams `reading`.
 pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reader, options: StreamOptions) -> Response {
     let connection = Connection {
+        long_retries: reading.long_retries(),
+        usual_again_at: None,
         reading,
         options,
         last: Bytes::new(),
@@ -203,7 +209,9 @@ impl Connection {
         }
         let silence = Instant::now() + self.options.keep_alive;
         let close = self.options.close_at;
+        let begins_with_retry = self.begins_with_retry();
         loop {
+            let usual_again = self.usual_again_at;
             // Events that must wait stay in the log, within its bounds. A connection that falls
             // behind them ends like that of any slow reader, and its resume gets the error.
             let pause = self
@@ -215,6 +223,14 @@ impl Connection {
             select! {
                 biased;
                 () = self.unsent.sent.notified(), if is_full => {}
+                // One that comes while another waits is noticed after that.
+                Ok(()) = self.long_retries.changed(), if begins_with_retry && usual_again.is_none() => {
+                    self.usual_again_at = Some(Instant::now() + USUAL_AGAIN);
+                }
+                () = sleep_until(usual_again.unwrap_or(silence)), if usual_again.is_some() && !is_full => {
+                    self.usual_again_at = None;
+                    return Some(self.usual_retry());
+                }
                 next = self.reading.next(), if pause.is_none() && !is_full => {
                     return self.write(next);
                 }
@@ -263,24 +279,36 @@ impl Connection {
     /// Ends a finished stream.
     ///
     /// Official clients take only a result as the end of a response. After an error or a
-    /// cancellation they reconnect, though nothing follows, so this end sends a long `retry`. Streams
-    /// that do not begin with the usual delay get none, because nothing would reset it.
+    /// cancellation they reconnect, though nothing follows, so this end sends a long `retry`. The
+    /// TypeScript SDK holds one delay for all streams of a transport: the other connections of the
+    /// session give the usual one again, so that a listener that breaks later is not away for long.
+    /// Streams that do not begin with the usual delay get none, because nothing would reset it.
     fn end(&mut self) -> Option<Bytes> {
         self.is_ended = true;
-        let begins_with_retry = self.reading.revision().is_some_and(Revision::has_priming);
-        let is_answer = begins_with_retry && !self.reading.is_listener();
+        let is_answer = self.begins_with_retry() && !self.reading.is_listener();
         if !is_answer || json::get(&self.last, "result").is_some() {
             return None;
         }
         let mut chunk = BytesMut::new();
         push_retry(&mut chunk, RETRY_AFTER_END + self.options.retry.next());
+        self.reading.gave_long_retry();
         Some(chunk.freeze())
+    }
+
+    /// Whether streams of the session begin with a `retry`, and may end with a long one.
+    fn begins_with_retry(&self) -> bool {
+        self.reading.revision().is_some_and(Revision::has_priming)
     }
 
     /// Closes the connection of an unfinished stream, with the `retry` of 2025-11-25 transports,
     /// "Sending Messages to the Server" 6.
     fn close(&mut self) -> Bytes {
         self.is_ended = true;
+        self.usual_retry()
+    }
+
+    /// The usual delay.
+    fn usual_retry(&self) -> Bytes {
         let mut chunk = BytesMut::new();
         push_retry(&mut chunk, self.options.retry.next());
         chunk.freeze()
@@ -292,8 +320,11 @@ pub(crate) const EVENT_STREAM: &str = "text/event-stream";
 /// Bytes of events that are handed to hyper before the client takes them.
 const MAX_UNSENT: usize = 32 << 10;
 /// Shortest delay before clients ask again for a stream that ended without a result. The next stream
-/// that begins resets it to the usual delay.
+/// that begins resets it to the usual delay, and so do those that are open.
 const RETRY_AFTER_END: Duration = Duration::from_secs(15);
+/// Delay before open streams give the usual delay again: the client has to see the end of the other
+/// stream, on another connection, before.
+const USUAL_AGAIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

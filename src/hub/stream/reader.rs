@@ -120,6 +120,8 @@ pub(crate) struct Pulse {
     is_awaited: AtomicBool,
     /// The number of lapses of the lease when the session's fence was last read.
     pub(crate) confirmed: AtomicU32,
+    /// The number of streams that ended with a long `retry:`.
+    long_retries: watch::Sender<u32>,
 }
 
 impl Pulse {
@@ -208,6 +210,17 @@ impl Reader {
     /// The id of the present position, for the priming event.
     pub(crate) fn id(&self) -> String {
         self.id_of(self.cursor)
+    }
+
+    /// The long delays that connections of the session give their client, from now on.
+    pub(crate) fn long_retries(&self) -> watch::Receiver<u32> {
+        self.attachment.pulse.long_retries.subscribe()
+    }
+
+    /// Tells the other connections of the session that this one gave the client a long delay.
+    pub(crate) fn gave_long_retry(&self) {
+        let count = &self.attachment.pulse.long_retries;
+        count.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     fn id_of(&self, seq: u64) -> String {

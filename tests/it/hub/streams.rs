@@ -116,6 +116,29 @@ async fn a_stream_that_ends_without_a_result_is_not_asked_for_soon() {
     );
 }
 
+/// The TypeScript SDK holds one `retry` for all streams of a transport: a listener that breaks after
+/// another stream ended with a long one must not stay away for long.
+#[tokio::test]
+async fn a_long_retry_holds_for_no_other_stream() {
+    let gateway = Gateway::start(&["server.reply.mode=sse", "stream.retry=100ms"]).await;
+    let session = gateway.session().await;
+    let mut listener = session.listen().await;
+    let mut hanging = Events::of(session.begin("hang", json!({})).await);
+    let (primed, _) = (listener.next().await.unwrap(), hanging.next().await);
+    assert!(primed.retry.is_some());
+    for _ in 0..2 {
+        let mut failed = Events::of(session.begin("error", json!({})).await);
+        let end = failed.rest().await.pop().unwrap();
+        assert!(end.retry.unwrap().parse::<u64>().unwrap() >= 15_000);
+        for stream in [&mut listener, &mut hanging] {
+            let event = stream.next().await.unwrap();
+            assert!(!event.is_message(), "{event:?}");
+            let retry: u64 = event.retry.unwrap().parse().unwrap();
+            assert!((50..=150).contains(&retry), "{retry}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_listener_never_carries_a_response() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;

@@ -1,9 +1,13 @@
 //! Lines of a child's stdout, cut from the bytes of its pipe.
 //!
-//! Bounds the memory that a line takes. No I/O; not here: the pipe (`stdio`), and the meaning of
-//! lines (`dialect`).
+//! Bounds the memory that a line takes, and takes arrays of messages apart. No I/O; not here: the pipe
+//! (`stdio`), and the meaning of lines (`dialect`).
+
+use std::vec::IntoIter;
 
 use bytes::{Buf, Bytes, BytesMut};
+
+use crate::protocol::{Body, Span};
 
 /// Bytes of stdout that are not yet returned as lines.
 #[derive(Debug)]
@@ -18,6 +22,10 @@ pub(super) struct Lines {
     limit: usize,
     /// State of stdout.
     output: Output,
+    /// Whether a line that is an array is returned item by item.
+    has_arrays: bool,
+    /// An array that is being returned, and its other items.
+    array: Option<(Bytes, IntoIter<Span>)>,
 }
 
 /// What stdout has next.
@@ -51,7 +59,15 @@ impl Lines {
             room: CHUNK,
             limit,
             output: Output::Lines,
+            has_arrays: false,
+            array: None,
         }
+    }
+
+    /// Returns arrays item by item from now on (2025-03-26 basic, "Batching"): whoever takes lines may
+    /// pause between two of them.
+    pub(super) fn split_arrays(&mut self) {
+        self.has_arrays = true;
     }
 
     /// The buffer for the next read, with room; [`Self::was_read`] must follow.
@@ -90,12 +106,43 @@ impl Lines {
 
     /// The bytes that are read and not yet returned.
     pub(super) fn len(&self) -> usize {
-        self.read.len()
+        self.read.len() + self.array.as_ref().map_or(0, |(array, _)| array.len())
     }
 
     /// Takes a complete line, the first above the limit, or the end once `is_ended`; `None` until
     /// more is read.
     pub(super) fn take(&mut self, is_ended: bool) -> Option<Taken> {
+        if let Some(item) = self.next_item() {
+            return Some(Taken::Line(item));
+        }
+        let taken = self.take_line(is_ended)?;
+        match taken {
+            Taken::Line(line) if self.has_arrays && line.starts_with(b"[") => {
+                // What is no array of messages stays a line.
+                let items = Body::items_of_line(&line).unwrap_or_default();
+                self.array = Some((line.clone(), items.into_iter()));
+                Some(Taken::Line(self.next_item().unwrap_or(line)))
+            }
+            taken => Some(taken),
+        }
+    }
+
+    /// The next item of the array that is being returned. Copied if it is small, as it may be kept for
+    /// longer than the array.
+    fn next_item(&mut self) -> Option<Bytes> {
+        let (array, items) = self.array.as_mut()?;
+        let Some(span) = items.next() else {
+            self.array = None;
+            return None;
+        };
+        let item = array.slice(span.start()..span.end());
+        if item.len() < array.len() / 2 {
+            return Some(Bytes::copy_from_slice(&item));
+        }
+        Some(item)
+    }
+
+    fn take_line(&mut self, is_ended: bool) -> Option<Taken> {
         if self.output == Output::Discarded {
             self.read.clear();
         }
@@ -172,6 +219,33 @@ mod tests {
             all.extend(std::iter::from_fn(|| lines.take(true)));
             assert_eq!(all.pop(), Some(Taken::End));
             assert_eq!(all, wanted, "{size}");
+        }
+    }
+
+    #[test]
+    fn arrays_are_returned_item_by_item() {
+        let stdout = b"[{\"a\":1}, 2,\t{\"b\":[{}]}]\n[]\n[{},\n {\"c\":1}\n[[{}]]\n[{\"d\":1}]";
+        let apart = [
+            "{\"a\":1}",
+            "{\"b\":[{}]}",
+            "[]",
+            "[{},",
+            " {\"c\":1}",
+            "[[{}]]",
+            "{\"d\":1}",
+        ];
+        for has_arrays in [false, true] {
+            let mut lines = Lines::new(99);
+            if has_arrays {
+                lines.split_arrays();
+            }
+            lines.push(stdout);
+            let all: Vec<_> = std::iter::from_fn(|| lines.take(true)).collect();
+            if has_arrays {
+                assert_eq!(all[..7], apart.map(line));
+            }
+            assert_eq!(all.len(), if has_arrays { 8 } else { 7 });
+            assert_eq!(lines.len(), 0);
         }
     }
 

@@ -160,6 +160,11 @@ impl Child {
         &mut self.queue
     }
 
+    /// Takes arrays of messages apart from now on: each item is a line.
+    pub(crate) fn split_arrays(&mut self) {
+        self.lines.split_arrays();
+    }
+
     /// Number of queued bytes.
     pub(crate) fn queued(&self) -> usize {
         self.queue.len()

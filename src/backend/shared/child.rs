@@ -31,7 +31,7 @@ use crate::backend::{
 };
 use crate::{
     declare::Server,
-    protocol::{Body, Kind, Message, Revision, initialize},
+    protocol::{Kind, Message, Revision, initialize},
     telemetry::{ChildState, Exit},
 };
 
@@ -82,8 +82,6 @@ struct RunningChild {
     shared: SharedChild,
     child: Child,
     place: Place,
-    /// Negotiated revision; none before the answer to `initialize`.
-    revision: Option<Revision>,
     routing: Routing,
     /// Inbox of each session.
     members: HashMap<u32, mpsc::Sender<ToSession>>,
@@ -112,7 +110,6 @@ impl SharedChild {
         };
         let now = Instant::now();
         let mut running = RunningChild {
-            revision: None,
             routing: Routing::new(self.server.supervision.isolation),
             shared: self,
             child,
@@ -131,7 +128,9 @@ impl SharedChild {
                 return None;
             }
         };
-        running.revision = Some(initialized.revision);
+        if initialized.revision.has_batches() {
+            running.child.split_arrays();
+        }
         running.place.succeeded();
         let wake = Arc::clone(&running.wake);
         running.place.entry().on_restart(move || wake.notify_one());
@@ -420,24 +419,10 @@ impl RunningChild {
 
     async fn handle_line(&mut self, line: Bytes) {
         self.probe = None;
-        let line = match Message::parse_line(line) {
-            Ok(message) => return self.handle_message(message).await,
-            Err(line) => line,
-        };
-        // 2025-03-26 basic, "Batching".
-        if self.revision.is_some_and(Revision::has_batches)
-            && line.starts_with(b"[")
-            && let Some(items) = Body::items_of_line(&line)
-        {
-            for item in items {
-                match Message::parse_line(line.slice(item.start()..item.end())) {
-                    Ok(message) => self.handle_message(message).await,
-                    Err(item) => self.handle_invalid_line(&item).await,
-                }
-            }
-            return;
+        match Message::parse_line(line) {
+            Ok(message) => self.handle_message(message).await,
+            Err(line) => self.handle_invalid_line(&line).await,
         }
-        self.handle_invalid_line(&line).await;
     }
 
     async fn handle_message(&mut self, message: Message) {

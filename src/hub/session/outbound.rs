@@ -20,7 +20,7 @@ use crate::{
         core::or_never,
         stream::About,
     },
-    protocol::{Body, Kind, LISTENER_STREAM, Message, Revision, StreamId, json},
+    protocol::{Kind, LISTENER_STREAM, Message, StreamId, json, jsonrpc},
     state::StoreError,
     telemetry::{Dropped, Outcome, semconv},
 };
@@ -82,7 +82,7 @@ impl Session {
     async fn handle_line(&mut self, line: Bytes) {
         match Message::parse_line(line) {
             Ok(message) => self.handle_message(message).await,
-            Err(line) => Box::pin(self.handle_invalid_line(line)).await,
+            Err(line) => self.handle_invalid_line(&line),
         }
     }
 
@@ -288,27 +288,9 @@ impl Session {
         }
     }
 
-    /// Handles a line that is no message: an array, noise, or a response that cannot be parsed.
-    async fn handle_invalid_line(&mut self, line: Bytes) {
-        self.count_message(&ServerMessage::Dropped("no message"));
-        // 2025-03-26 basic, "Batching".
-        if line.starts_with(b"[")
-            && self.lifetime.revision().is_some_and(Revision::has_batches)
-            && let Some(items) = Body::items_of_line(&line)
-        {
-            for item in items {
-                match Message::parse_line(line.slice(item.start()..item.end())) {
-                    Ok(message) => self.handle_message(message).await,
-                    Err(item) => self.handle_noise(&item),
-                }
-            }
-            return;
-        }
-        self.handle_noise(&line);
-    }
-
     /// Skips a line that is no message; if it was meant as the response to a call, the call fails.
-    fn handle_noise(&mut self, line: &[u8]) {
+    fn handle_invalid_line(&mut self, line: &[u8]) {
+        self.count_message(&ServerMessage::Dropped("no message"));
         self.core.metrics.noise_lines.add(1);
         tracing::debug!(
             server.name = self.client.server().name,

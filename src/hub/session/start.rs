@@ -174,6 +174,11 @@ impl Session {
                 CallError::REVISION
             });
         };
+        if revision.has_batches()
+            && let Some(own) = self.link.initializing()
+        {
+            own.child.split_arrays();
+        }
         if is_first {
             self.serve_own_child();
             self.count_initialize(None);

@@ -440,6 +440,38 @@ async fn an_array_of_the_child_may_be_long() {
     }
 }
 
+/// An array may have as many messages as fit into a line: it is read in steps, like single messages, and its
+/// session goes on between them.
+#[tokio::test]
+async fn a_session_goes_on_within_a_long_array() {
+    let env = json!({"CHILD_REVISION": "2025-03-26"});
+    let gateway = own(env).await;
+    let mut session = gateway.stranger("a", "main");
+    session.initialize("2025-03-26").await;
+    let mut listener = session.listen().await;
+    let hanging = session.begin("hang", json!({})).await;
+    let id = id_of(&session, "hang").await;
+    let note = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    let mut items = vec![note; 30_000];
+    items.push(json!({"jsonrpc": "2.0", "id": id, "result": {"right": true}}));
+    let (array, other) = (json!(items), session.again());
+    let said = tokio::spawn(async move { say(&other, &array).await });
+    let answer = tokio::spawn(last(hanging));
+    listener.message().await.unwrap();
+    drop(listener);
+    let mut pings = 0;
+    while !answer.is_finished() {
+        session.ask("ping", json!({})).await;
+        pings += 1;
+    }
+    assert_eq!(
+        within("the answer", answer).await.unwrap()["result"]["right"],
+        true
+    );
+    within("the child's own answer", said).await.unwrap();
+    assert!(pings > 10, "{pings}");
+}
+
 /// 2025-06-18 schema: `resource_link` and `structuredContent` are of that revision; audio is of
 /// 2025-03-26. A server knows by the revision what its client understands.
 #[tokio::test]

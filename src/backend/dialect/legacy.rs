@@ -7,6 +7,7 @@ use std::{collections::VecDeque, ops::RangeInclusive};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::id_blocks::IdLease;
 use super::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 use crate::base::Table;
 use crate::protocol::{
@@ -19,6 +20,8 @@ pub(crate) struct Legacy {
     last: u64,
     /// The range of ids.
     range: RangeInclusive<u64>,
+    /// Where the next range comes from; none for a child of one session, whose ids wrap around.
+    lease: Option<IdLease>,
     calls: Table<CallId, Original>,
     asks: Table<AskId, Original>,
     /// Methods of the gateway's own requests that the child has not answered: one ping, and what
@@ -46,6 +49,7 @@ impl Default for Legacy {
         Self {
             last: 0,
             range: IDS,
+            lease: None,
             calls: Table::default(),
             asks: Table::default(),
             own: Table::default(),
@@ -71,10 +75,11 @@ impl Legacy {
         self.last = (owner % 64) << 25;
     }
 
-    /// Keeps ids within `range`, starting behind `base`: a shared child knows a session by its ids.
-    /// They wrap around at the end of the range and skip ids in use.
-    pub(crate) fn confine(&mut self, range: RangeInclusive<u64>, base: u64) {
-        (self.range, self.last) = (range, base);
+    /// Takes ids from a lease: a shared child knows a session by its ids.
+    pub(crate) fn confine(&mut self, lease: IdLease) {
+        self.range = lease.ids();
+        self.last = *self.range.start();
+        self.lease = Some(lease);
     }
 
     /// Forgets all open requests, which mean nothing to another child. Ids continue to grow, so that
@@ -372,10 +377,11 @@ impl Legacy {
         Some(token)
     }
 
-    /// A new id.
-    fn next(&mut self) -> u64 {
+    /// A new id. At the end of its range follows the next one, and ids in use are skipped.
+    pub(crate) fn next(&mut self) -> u64 {
         loop {
             self.last = if self.last >= *self.range.end() {
+                self.next_range();
                 *self.range.start()
             } else {
                 self.last + 1
@@ -385,6 +391,15 @@ impl Legacy {
             if is_free && !self.own.contains_key(id) {
                 return self.last;
             }
+        }
+    }
+
+    /// Goes on with the next range of the lease.
+    fn next_range(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            let (calls, own) = (&self.calls, &self.own);
+            lease.renew(|ids| calls.keys().chain(own.keys()).any(|id| ids.contains(id)));
+            self.range = lease.ids();
         }
     }
 }

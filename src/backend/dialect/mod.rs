@@ -3,17 +3,20 @@
 //! Not here: the bytes of a child (`backend::child`) and the routing of its messages
 //! (`hub::stream`, and `backend::shared` for shared children).
 //!
+//! * `id_blocks`: ids of the sessions of shared children
 //! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25; and the lines that
 //!   restore one in another child
 //! * `own_requests`: errors to requests of the gateway itself
 //! * `translated`: results of a translation
 //! * `translation`: the only match over the dialects, and the list of duties of a dialect
 
+mod id_blocks;
 mod legacy;
 mod own_requests;
 mod translated;
 mod translation;
 
+pub(crate) use self::id_blocks::{IdBlocks, IdLease, OWN_IDS};
 pub(crate) use self::legacy::owe;
 pub(crate) use self::own_requests::log_own_error;
 pub(crate) use self::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};

@@ -1,10 +1,9 @@
 //! Dialect of one session: the only match over the dialects.
 
-use std::ops::RangeInclusive;
-
 use bytes::{Bytes, BytesMut};
 
 use super::{
+    id_blocks::IdLease,
     legacy::Legacy,
     translated::{AskId, CallId, Forwarded, ServerMessage, SessionState},
 };
@@ -44,10 +43,10 @@ impl Dialect {
         }
     }
 
-    /// Keeps ids within `range`, starting behind `base`: a shared child knows a session by its ids.
-    pub(crate) fn confine(&mut self, range: RangeInclusive<u64>, base: u64) {
+    /// Takes ids from a lease: a shared child knows a session by its ids.
+    pub(crate) fn confine(&mut self, lease: IdLease) {
         match self {
-            Self::Legacy(legacy) => legacy.confine(range, base),
+            Self::Legacy(legacy) => legacy.confine(lease),
         }
     }
 

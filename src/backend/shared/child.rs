@@ -22,12 +22,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     mailbox::{Initialized, Loss, Status, ToChild, ToSession},
-    routing::{Recipients, Routing, owner, refuse, salvage_call},
+    routing::{Recipients, Routing, refuse, salvage_call},
 };
 use crate::backend::{
     Place, Pool, Refused, Stage, Started,
     child::{Child, ChildEvent, Restart},
-    dialect::log_own_error,
+    dialect::{IdBlocks, log_own_error},
 };
 use crate::{
     declare::Server,
@@ -68,6 +68,7 @@ pub(super) struct SharedChild {
     pub(crate) server: Arc<Server>,
     /// The revision that it is offered.
     pub(super) revision: Revision,
+    pub(super) ids: Arc<IdBlocks>,
     pub(super) mailbox: mpsc::Receiver<ToChild>,
     pub(super) status: watch::Sender<Status>,
     pub(crate) load: Arc<AtomicUsize>,
@@ -110,7 +111,7 @@ impl SharedChild {
         };
         let now = Instant::now();
         let mut running = RunningChild {
-            routing: Routing::new(self.server.supervision.isolation),
+            routing: Routing::new(self.server.supervision.isolation, Arc::clone(&self.ids)),
             shared: self,
             child,
             place,
@@ -388,8 +389,9 @@ impl RunningChild {
                     .subscription(call, uri, is_subscribe, &line, out);
                 if let Some(line) = answer
                     && let Ok(message) = Message::parse(line)
+                    && let Some(session) = self.routing.session(call)
                 {
-                    self.send(owner(call), ToSession::Message(Box::new(message)))
+                    self.send(session, ToSession::Message(Box::new(message)))
                         .await;
                 }
             }
@@ -454,9 +456,10 @@ impl RunningChild {
 
     async fn handle_invalid_line(&mut self, line: &[u8]) {
         self.shared.pool.metrics.noise_lines.add(1);
-        if let Some(call) = salvage_call(line).filter(|call| owner(*call) != 0) {
-            self.send(owner(call), ToSession::InvalidResponse(call))
-                .await;
+        if let Some(call) = salvage_call(line)
+            && let Some(session) = self.routing.session(call)
+        {
+            self.send(session, ToSession::InvalidResponse(call)).await;
         }
     }
 

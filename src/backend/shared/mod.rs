@@ -14,4 +14,3 @@ pub(crate) mod routing;
 
 pub(crate) use self::mailbox::Loss;
 pub(crate) use self::placement::{Member, STABLE, SharedChildren};
-pub(crate) use self::routing::CALL_BITS;

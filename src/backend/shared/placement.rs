@@ -27,6 +27,7 @@ use super::{
 use crate::backend::{
     Pool,
     admission::{Circuit, Refused, Spec, Verdict, spec},
+    dialect::{IdBlocks, IdLease},
 };
 use crate::{declare::Server, protocol::Revision};
 
@@ -34,7 +35,9 @@ use crate::{declare::Server, protocol::Revision};
 pub(crate) struct SharedChildren {
     pool: Arc<Pool>,
     keys: RwLock<HashMap<Key, Group>>,
+    /// The number of the last session.
     last: AtomicU32,
+    ids: Arc<IdBlocks>,
     tracker: TaskTracker,
     drain: CancellationToken,
     halt: CancellationToken,
@@ -85,23 +88,23 @@ impl SharedChildren {
             pool,
             keys: RwLock::default(),
             last: AtomicU32::new(0),
+            ids: IdBlocks::new(),
             tracker,
             drain,
             halt,
         })
     }
 
-    /// The next number of a session, with which its ids at shared children begin. Reused only after
-    /// all others.
-    pub(crate) fn number(&self) -> u32 {
-        // 29 bits: with CALL_BITS a number that JavaScript represents exactly (2^53).
-        const MASK: u32 = (1 << 29) - 1;
-        loop {
-            let number = self.last.fetch_add(1, Ordering::Relaxed) & MASK;
+    /// A number for a session, reused only after all others, and its ids at shared children; none if the
+    /// ids of all children are leased.
+    pub(crate) fn enlist(&self) -> Option<(u32, IdLease)> {
+        let number = loop {
+            let number = self.last.fetch_add(1, Ordering::Relaxed);
             if number != 0 {
-                return number;
+                break number;
             }
-        }
+        };
+        Some((number, IdLease::new(&self.ids, number)?))
     }
 
     /// Joins a child of `server` that the sessions of `principal` share, or those of all principals
@@ -201,6 +204,7 @@ impl SharedChildren {
             pool: Arc::clone(&self.pool),
             server: Arc::clone(server),
             revision: key.2,
+            ids: Arc::clone(&self.ids),
             mailbox: receiver,
             status: settle,
             load: Arc::clone(&handle.load),

@@ -1,16 +1,16 @@
 //! Routing of a shared child's messages to sessions: responses, subscriptions and log messages.
 //!
-//! Pure: lines in, lines out. The ids and progress tokens of a session at the child begin with its
-//! number: responses need no table, and no session receives the response of another.
+//! Pure: lines in, lines out. The ids and progress tokens of a session at the child are those of its
+//! blocks: responses need no table, and no session receives the response of another.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    ops::RangeInclusive,
+    sync::Arc,
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::backend::dialect::owe;
+use crate::backend::dialect::{IdBlocks, OWN_IDS, owe};
 use crate::{
     declare::Isolation,
     protocol::{
@@ -25,12 +25,11 @@ pub(crate) type Level = u8;
 /// Requests of the gateway itself that are remembered for their responses; the oldest are forgotten.
 const MAX_OWN: usize = 1024;
 
-/// Bits of an id that number the calls of a session.
-pub(crate) const CALL_BITS: u32 = 24;
-
 /// Sessions of a shared child, with their subscriptions and log levels.
 pub(super) struct Routing {
     isolation: Isolation,
+    /// Sessions by their ids.
+    ids: Arc<IdBlocks>,
     /// Number of each session, and the log level that its client has set.
     members: BTreeMap<u32, Option<Level>>,
     /// Subscribed sessions of each URI, in its canonical spelling; empty while a session waits for
@@ -40,7 +39,7 @@ pub(super) struct Routing {
     pending: HashMap<u64, PendingSubscription>,
     /// Log level set at the child.
     level: Option<Level>,
-    /// Last id of the gateway's own requests, which belong to no session: they begin with number 0.
+    /// Last id of the gateway's own requests, which belong to no session.
     last: u64,
     /// Methods of own requests that the child has not answered.
     own: BTreeMap<u64, &'static str>,
@@ -48,6 +47,8 @@ pub(super) struct Routing {
 
 /// A subscription that the child has not confirmed.
 struct PendingSubscription {
+    /// Number of its session.
+    session: u32,
     uri: Box<[u8]>,
     /// Still wanted by its session.
     is_wanted: bool,
@@ -68,9 +69,10 @@ pub(super) enum Recipients {
 
 impl Routing {
     /// No session.
-    pub(crate) fn new(isolation: Isolation) -> Self {
+    pub(crate) fn new(isolation: Isolation, ids: Arc<IdBlocks>) -> Self {
         Self {
             isolation,
+            ids,
             members: BTreeMap::new(),
             subscriptions: HashMap::new(),
             pending: HashMap::new(),
@@ -105,7 +107,7 @@ impl Routing {
         if self.members.remove(&number).is_none() {
             return;
         }
-        let removed = self.pending.extract_if(|call, _| owner(*call) == number);
+        let removed = self.pending.extract_if(|_, one| one.session == number);
         for (_, subscription) in removed {
             self.subscriptions.entry(subscription.uri).or_default();
         }
@@ -136,7 +138,7 @@ impl Routing {
         line: &[u8],
         out: &mut BytesMut,
     ) -> Option<Bytes> {
-        let number = owner(call);
+        let number = self.session(call)?;
         if !self.members.contains_key(&number) {
             return None;
         }
@@ -151,9 +153,12 @@ impl Routing {
             return Some(answer.freeze());
         }
         if is_subscribe {
-            let is_wanted = true;
-            self.pending
-                .insert(call, PendingSubscription { uri, is_wanted });
+            let pending = PendingSubscription {
+                session: number,
+                uri,
+                is_wanted: true,
+            };
+            self.pending.insert(call, pending);
         } else {
             self.subscriptions.remove(&uri);
         }
@@ -166,8 +171,11 @@ impl Routing {
     pub(crate) fn abandon(&mut self, call: u64, uri: &[u8], is_kept: bool, out: &mut BytesMut) {
         if let Some(subscription) = self.pending.get_mut(&call) {
             subscription.is_wanted = false;
-        } else if !is_kept && let Some(holders) = self.subscriptions.get_mut(uri) {
-            holders.remove(&owner(call));
+        } else if !is_kept
+            && let Some(session) = self.session(call)
+            && let Some(holders) = self.subscriptions.get_mut(uri)
+        {
+            holders.remove(&session);
         }
         self.settle(uri, out);
     }
@@ -184,11 +192,11 @@ impl Routing {
 
     /// Removes a session from the holders of a URI; returns whether others need the subscription.
     fn release(&mut self, number: u32, uri: &[u8]) -> bool {
-        let is_own = |call: &u64, subscription: &PendingSubscription| {
-            owner(*call) == number && *subscription.uri == *uri
+        let is_own = |subscription: &PendingSubscription| {
+            subscription.session == number && *subscription.uri == *uri
         };
-        for (call, subscription) in &mut self.pending {
-            subscription.is_wanted &= !is_own(call, subscription);
+        for subscription in self.pending.values_mut() {
+            subscription.is_wanted &= !is_own(subscription);
         }
         let is_held = self.subscriptions.get_mut(uri).is_some_and(|holders| {
             holders.remove(&number);
@@ -198,8 +206,7 @@ impl Routing {
             return true;
         }
         // The request to unsubscribe follows them to the child.
-        self.pending
-            .retain(|call, subscription| !is_own(call, subscription));
+        self.pending.retain(|_, subscription| !is_own(subscription));
         false
     }
 
@@ -258,7 +265,7 @@ impl Routing {
     /// An id for a request of the gateway itself, never used twice (2025-11-25 basic, "Requests"): SDKs
     /// drop a request whose id is in flight.
     fn own_id(&mut self, method: &'static str) -> u64 {
-        self.last = (self.last + 1) % (1 << CALL_BITS);
+        self.last = (self.last + 1) % OWN_IDS;
         if self.own.len() == MAX_OWN {
             self.own.pop_first();
         }
@@ -275,13 +282,13 @@ impl Routing {
     pub(super) fn route(&mut self, message: &Message, out: &mut BytesMut) -> Recipients {
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => match message.id().and_then(number) {
-                Some(id) if owner(id) == 0 => self
+                Some(id) if id < OWN_IDS => self
                     .own
                     .remove(&id)
                     .map_or(Recipients::None, Recipients::Own),
                 Some(call) => {
                     self.confirm(call, message.kind() == Kind::Result, out);
-                    self.one(owner(call))
+                    self.one(call)
                 }
                 None => Recipients::None,
             },
@@ -292,7 +299,7 @@ impl Routing {
             (Kind::Notification, Method::Progress) => {
                 let token = message.progress_token();
                 let call = token.and_then(|span| number(span.of(message.bytes())));
-                call.map_or(Recipients::None, |call| self.one(owner(call)))
+                call.map_or(Recipients::None, |call| self.one(call))
             }
             (Kind::Notification, Method::ListChanged) => self.all(),
             (Kind::Notification, Method::Updated) => self.updated(message),
@@ -308,11 +315,17 @@ impl Routing {
         }
     }
 
-    fn one(&self, number: u32) -> Recipients {
-        if self.members.contains_key(&number) {
-            Recipients::Sessions(vec![number])
-        } else {
-            Recipients::None
+    /// The session of an id or progress token.
+    pub(super) fn session(&self, call: u64) -> Option<u32> {
+        self.ids.holder(call)
+    }
+
+    fn one(&self, call: u64) -> Recipients {
+        match self.session(call) {
+            Some(number) if self.members.contains_key(&number) => {
+                Recipients::Sessions(vec![number])
+            }
+            _ => Recipients::None,
         }
     }
 
@@ -321,12 +334,17 @@ impl Routing {
     }
 
     fn confirm(&mut self, call: u64, is_result: bool, out: &mut BytesMut) {
-        let Some(PendingSubscription { uri, is_wanted }) = self.pending.remove(&call) else {
+        let Some(PendingSubscription {
+            session,
+            uri,
+            is_wanted,
+        }) = self.pending.remove(&call)
+        else {
             return;
         };
         if is_result {
             let holders = self.subscriptions.entry(uri.clone()).or_default();
-            holders.extend(is_wanted.then_some(owner(call)));
+            holders.extend(is_wanted.then_some(session));
         }
         self.settle(&uri, out);
     }
@@ -374,17 +392,6 @@ pub(crate) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
         let text = "a shared server cannot ask its clients; isolation = \"session\" can";
         owe(out, |out| push_error(id, -32601, text, None, out));
     }
-}
-
-/// The ids and progress tokens of a session.
-pub(crate) fn ids(number: u32) -> RangeInclusive<u64> {
-    let first = u64::from(number) << CALL_BITS;
-    first..=first + (1 << CALL_BITS) - 1
-}
-
-/// The session of an id or progress token.
-pub(super) fn owner(call: u64) -> u32 {
-    u32::try_from(call >> CALL_BITS).unwrap_or(u32::MAX)
 }
 
 /// Whether an update of `uri` belongs to a subscription to `held` (both canonical): "this might be a

@@ -1,8 +1,10 @@
 //! Tests of `backend::dialect::legacy`.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
-use super::super::legacy::*;
+use super::super::{id_blocks::IdBlocks, legacy::*};
 
 fn message(text: &str) -> Message {
     Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
@@ -90,15 +92,26 @@ fn a_request_and_its_end_are_translated() {
 
 #[test]
 fn ids_beside_those_of_others_stay_where_they_belong() {
-    let mut dialect = Legacy::default();
-    dialect.confine(40..=43, 41);
+    let blocks = IdBlocks::new();
+    let (mut dialect, mut other) = (Legacy::default(), Legacy::default());
+    dialect.confine(IdLease::new(&blocks, 1).unwrap());
+    other.confine(IdLease::new(&blocks, 2).unwrap());
     let begun = |dialect: &mut Legacy| call(dialect, "1", "{}").0;
-    assert_eq!(begun(&mut dialect), 42);
-    assert_eq!(begun(&mut dialect), 43);
-    dialect.abandon(43);
-    assert_eq!(begun(&mut dialect), 40);
-    assert_eq!(begun(&mut dialect), 41);
-    assert_eq!(begun(&mut dialect), 43, "42 is in use");
+    let (open, mut used) = (begun(&mut dialect), BTreeSet::new());
+    used.insert(open);
+    // Beyond two blocks.
+    for _ in 0..9000 {
+        let id = begun(&mut dialect);
+        assert_eq!(blocks.holder(id), Some(1));
+        assert!(used.insert(id), "{id} is used twice");
+        assert!(dialect.abandon(id).is_some());
+        assert_eq!(blocks.holder(open), Some(1), "its call is open");
+    }
+    assert_eq!(blocks.holder(begun(&mut other)), Some(2));
+    assert_eq!(other.calls.len(), 1);
+    let all = used.len();
+    drop(dialect);
+    assert_eq!((all, blocks.holder(open)), (9001, None));
 }
 
 #[test]

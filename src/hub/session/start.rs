@@ -12,11 +12,7 @@ use super::{
     task::Session,
 };
 use crate::{
-    backend::{
-        Refused, Started, Verdict,
-        dialect::ServerMessage,
-        shared::{CALL_BITS, Member, routing},
-    },
+    backend::{Refused, Started, Verdict, dialect::ServerMessage, shared::Member},
     declare::Isolation,
     hub::{
         call::{CallError, quota},
@@ -58,21 +54,27 @@ impl Session {
         let principal = (server.supervision.isolation == Isolation::Principal)
             .then(|| self.client.principal().key().into());
         let revision = self.revision_of_shared();
+        let Some(number) = self.number_in_shared() else {
+            let refused = std::future::ready(Err(Refused::Busy));
+            return self.link.acquire(Box::pin(refused));
+        };
         let shares = Arc::clone(&self.core.shared_children);
-        let number = self.link.number().unwrap_or_else(|| {
-            let number = shares.number();
-            self.link.set_number(number);
-            // Late answers to requests of another owner must not match requests of this one.
-            let owners = (self.lease.fence().0 % 64) << (CALL_BITS - 6);
-            let ids = routing::ids(number);
-            let base = ids.start() + owners;
-            self.dialect.confine(ids, base);
-            number
-        });
         self.link.acquire(Box::pin(async move {
             let member = shares.join(server, principal, revision, number).await;
             member.map(|member| Acquired::Shared(Box::new(member)))
         }));
+    }
+
+    /// The number of the session in shared children. It comes with ids of its own, so that late answers to
+    /// requests of another owner match no request of this one.
+    fn number_in_shared(&mut self) -> Option<u32> {
+        if let Some(number) = self.link.number() {
+            return Some(number);
+        }
+        let (number, lease) = self.core.shared_children.enlist()?;
+        self.link.set_number(number);
+        self.dialect.confine(lease);
+        Some(number)
     }
 
     /// Handles the backend that was acquired, or the refusal of one.

@@ -116,6 +116,22 @@ async fn no_id_is_used_twice_in_a_session() {
     }
 }
 
+/// Older SDKs hold ids in 32 bits with a sign: also those of a server that many sessions share.
+#[tokio::test]
+async fn ids_of_many_sessions_of_a_shared_child_have_31_bits() {
+    let server = json!({"command": child(), "isolation": "tenant"});
+    let gateway = served(json!({}), server).await;
+    let mut session = gateway.session("a", "main").await;
+    for _ in 0..130 {
+        session = gateway.session("a", "main").await;
+        assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    }
+    let all = received(&session).await;
+    let ids: BTreeSet<u64> = all.iter().filter_map(|one| one["id"].as_u64()).collect();
+    assert!(ids.len() > 130, "{ids:?}");
+    assert!(ids.iter().all(|id| *id < 1 << 31), "{ids:?}");
+}
+
 /// A subscription that the next child refuses is not lost in silence.
 #[tokio::test]
 async fn errors_to_the_gateways_own_requests_are_logged() {

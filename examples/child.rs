@@ -145,7 +145,9 @@ fn initialize(params: &Value) -> Value {
     });
     let capabilities = &mut result["capabilities"];
     if env("CHILD_TASKS").is_some() {
-        capabilities["tasks"] = json!({"list": {}, "requests": {"tools": {"call": {}}}});
+        capabilities["tasks"] = json!({
+            "list": {}, "cancel": {}, "requests": {"tools": {"call": {}}},
+        });
     }
     if env("CHILD_NO_LOGGING").is_some() {
         capabilities

@@ -11,7 +11,7 @@ use super::id_blocks::IdLease;
 use super::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 use crate::base::Table;
 use crate::protocol::{
-    ClientCapabilities, Kind, Message, Method, Span, Trace, initialize,
+    ClientCapabilities, Kind, Message, Method, Span, Trace, initialize, json,
     jsonrpc::{push_cancelled, push_error, push_request, push_result},
 };
 
@@ -32,6 +32,8 @@ pub(crate) struct Legacy {
     /// Tokens of calls and asks that became tasks: valid for the task's lifetime
     /// (2025-11-25 progress, "Task-augmented requests").
     tasks: VecDeque<(u64, Box<[u8]>)>,
+    /// Calls that requested a task and ended before the child told its id.
+    unwanted: VecDeque<CallId>,
 }
 
 /// The original id and progress token of a request: raw, echoed byte for byte.
@@ -55,12 +57,16 @@ impl Default for Legacy {
             own: Table::default(),
             client: ClientCapabilities::default(),
             tasks: VecDeque::new(),
+            unwanted: VecDeque::new(),
         }
     }
 }
 
 /// The most progress tokens of tasks; the oldest are dropped first.
 const MAX_TASK_TOKENS: usize = 256;
+
+/// The most calls whose tasks are unwanted before they are known; the oldest are dropped first.
+const MAX_UNWANTED: usize = 256;
 
 /// The most open requests of the child; further ones are refused at once.
 const MAX_ASKS: usize = 256;
@@ -86,6 +92,7 @@ impl Legacy {
     /// a late answer matches no other request.
     pub(crate) fn forget(&mut self) {
         (self.calls, self.asks, self.own, self.tasks) = Default::default();
+        self.unwanted.clear();
     }
 
     /// Appends a client's request as a line, in this trace; returns its new id.
@@ -156,7 +163,7 @@ impl Legacy {
                 let Some(call) = newest else {
                     return Forwarded::Dropped;
                 };
-                self.calls.remove(&call);
+                self.remove_unwanted(call);
                 (span, call, Forwarded::Cancelled(call))
             }
             Method::Progress => {
@@ -199,7 +206,19 @@ impl Legacy {
 
     /// Ends a call by the gateway; returns the client's raw id. A late answer is dropped.
     pub(crate) fn abandon(&mut self, call: CallId) -> Option<Box<[u8]>> {
-        self.calls.remove(&call).map(|original| original.id)
+        self.remove_unwanted(call).map(|original| original.id)
+    }
+
+    /// Removes a call whose answer is not wanted any more, nor is the task that it may become.
+    fn remove_unwanted(&mut self, call: CallId) -> Option<Original> {
+        let original = self.calls.remove(&call)?;
+        if original.wants_task {
+            if self.unwanted.len() == MAX_UNWANTED {
+                self.unwanted.pop_front();
+            }
+            self.unwanted.push_back(call);
+        }
+        Some(original)
     }
 
     /// Appends a cancellation of a call.
@@ -249,6 +268,14 @@ impl Legacy {
         out.put_u8(b'\n');
     }
 
+    /// Appends the cancellation of a task, by its raw id.
+    pub(crate) fn cancel_task(&mut self, task: &[u8], out: &mut BytesMut) {
+        let params = [&br#"{"taskId":"#[..], task, b"}"].concat();
+        let id = self.own_request("tasks/cancel");
+        push_request(id.as_bytes(), "tasks/cancel", Some(&params), out);
+        out.put_u8(b'\n');
+    }
+
     /// Translates a message of the child; answers of the gateway itself go to `out`.
     pub(crate) fn line(&mut self, message: &Message, out: &mut BytesMut) -> ServerMessage {
         match (message.kind(), message.method()) {
@@ -285,10 +312,24 @@ impl Legacy {
         }
         let found = number.and_then(|call| Some((call, self.calls.remove(&call)?)));
         let Some((call, original)) = found else {
-            return ServerMessage::Dropped("unknown_id");
+            let unwanted = number.and_then(|call| self.unwanted_task(call, message));
+            return unwanted.map_or(
+                ServerMessage::Dropped("unknown_id"),
+                ServerMessage::UnwantedTask,
+            );
         };
         let id = self.keep_task(call, original, message);
         ServerMessage::Response { call, id }
+    }
+
+    /// The raw id of the task that a call became whose answer is not wanted any more.
+    fn unwanted_task(&mut self, call: CallId, answer: &Message) -> Option<Box<[u8]>> {
+        let at = self
+            .unwanted
+            .iter()
+            .position(|unwanted| *unwanted == call)?;
+        self.unwanted.remove(at);
+        json::get(json::get(answer.result()?, "task")?, "taskId").map(Into::into)
     }
 
     /// Keeps the token of a request that became a task: its progress continues under that token

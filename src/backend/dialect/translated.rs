@@ -66,6 +66,8 @@ pub(crate) enum ServerMessage {
         /// The method of the request.
         method: &'static str,
     },
+    /// The late response to a call that has ended: the call became the task with this raw id.
+    UnwantedTask(Box<[u8]>),
     /// A request of the child that is answered in the output: a ping, or one that is refused for this
     /// reason.
     Answered(&'static str),

@@ -130,6 +130,13 @@ impl Dialect {
         }
     }
 
+    /// Appends the cancellation of a task, by its raw id.
+    pub(crate) fn cancel_task(&mut self, task: &[u8], out: &mut BytesMut) {
+        match self {
+            Self::Legacy(legacy) => legacy.cancel_task(task, out),
+        }
+    }
+
     /// Appends a ping of the gateway, unless one is on its way.
     pub(crate) fn ping(&mut self, out: &mut BytesMut) {
         match self {

@@ -281,6 +281,40 @@ fn ids_have_31_bits_and_those_of_another_owner_are_far_away() {
 }
 
 #[test]
+fn the_task_of_a_call_that_has_ended_is_unwanted() {
+    let mut dialect = Legacy::default();
+    let (gone, _) = call(&mut dialect, "1", r#"{"task":{}}"#);
+    let (overdue, _) = call(&mut dialect, "2", r#"{"task":{}}"#);
+    let (plain, _) = call(&mut dialect, "3", "{}");
+    note(&mut dialect, &cancelled("1"));
+    note(&mut dialect, &cancelled("3"));
+    assert!(dialect.abandon(overdue).is_some());
+    let task = |id: CallId| {
+        format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"task":{{"taskId":"t{id}"}}}}}}"#)
+    };
+    for id in [gone, overdue] {
+        let said = line(&mut dialect, &task(id));
+        let name = format!("\"t{id}\"");
+        assert!(
+            matches!(&said, ServerMessage::UnwantedTask(task) if **task == *name.as_bytes()),
+            "{said:?}"
+        );
+    }
+    for id in [gone, plain] {
+        let said = line(&mut dialect, &task(id));
+        assert!(matches!(said, ServerMessage::Dropped(_)), "{said:?}");
+    }
+    // As many as are remembered.
+    for _ in 0..=MAX_UNWANTED {
+        let (id, _) = call(&mut dialect, "4", r#"{"task":{}}"#);
+        dialect.abandon(id);
+    }
+    assert_eq!(dialect.unwanted.len(), MAX_UNWANTED);
+    dialect.forget();
+    assert!(dialect.unwanted.is_empty());
+}
+
+#[test]
 fn the_token_of_a_task_outlives_its_call() {
     let mut dialect = Legacy::default();
     let asks = r#"{"task":{},"_meta":{"progressToken":"p"}}"#;

@@ -143,12 +143,12 @@ impl Session {
                 );
                 return Ok(());
             }
+            ServerMessage::UnwantedTask(task) => {
+                self.cancel_task(&task);
+                return Ok(());
+            }
             ServerMessage::OwnResponse { method } => {
-                self.link.end_probe();
-                if let Some(error) = message.error() {
-                    let server = self.client.server();
-                    log_own_error((&server.tenant, &server.name), method, error);
-                }
+                self.own_response(method, &message);
                 return Ok(());
             }
             ServerMessage::Dropped(why) => {
@@ -167,6 +167,27 @@ impl Session {
             return Ok(());
         };
         self.write_message(stream, line, now)
+    }
+
+    /// Handles the response to a request of the gateway itself.
+    fn own_response(&mut self, method: &'static str, message: &Message) {
+        self.link.end_probe();
+        if let Some(error) = message.error() {
+            let server = self.client.server();
+            log_own_error((&server.tenant, &server.name), method, error);
+        }
+    }
+
+    /// Cancels the task of a call that has ended. Its client never learned the id, and "for task-augmented
+    /// requests, the `tasks/cancel` request MUST be used" (2025-11-25 cancellation, "Behavior
+    /// Requirements" 3), which a server may not know (tasks, "Server Capabilities").
+    fn cancel_task(&mut self, task: &[u8]) {
+        self.link.end_probe();
+        let tasks = json::get(&self.replay.capabilities, "tasks");
+        if tasks.and_then(|tasks| json::get(tasks, "cancel")).is_some() {
+            self.dialect.cancel_task(task, self.link.out());
+            self.link.try_flush();
+        }
     }
 
     /// Writes a request of the child to the stream that it belongs to.

@@ -394,6 +394,47 @@ async fn a_task_outlives_the_longest_call() {
     .await;
 }
 
+/// 2025-11-25 cancellation, "Behavior Requirements" 3: `tasks/cancel` ends a task; a client that has
+/// cancelled its call before it knew the task, or whose call was overdue, cannot send it.
+#[tokio::test]
+async fn the_task_of_a_call_that_has_ended_is_cancelled() {
+    let server = json!({"command": child(), "env": {"CHILD_TASKS": "1"},
+        "clocks": {"call": "300ms"}});
+    let gateway = served(json!({}), server).await;
+    let session = gateway.session("a", "main").await;
+    let params = json!({"name": "hang", "arguments": {}, "task": {"ttl": 60_000}});
+    let overdue = session.ask("tools/call", params.clone()).await;
+    assert_eq!(overdue["error"]["code"], -31002, "{overdue}");
+    let late = id_of(&session, "hang").await;
+    let call = json!({"jsonrpc": "2.0", "id": "c", "method": "tools/call", "params": params});
+    let other = session.again();
+    let cancelled = tokio::spawn(async move { other.post(&call).await });
+    until("the second call", || async {
+        id_of(&session, "hang").await != late
+    })
+    .await;
+    let gone = id_of(&session, "hang").await;
+    session
+        .notify("notifications/cancelled", json!({"requestId": "c"}))
+        .await;
+    within("the end of the call", cancelled).await.unwrap();
+    for id in [late, gone] {
+        let task = json!({"taskId": format!("t{id}"), "status": "working"});
+        say(
+            &session,
+            &json!({"jsonrpc": "2.0", "id": id, "result": {"task": task}}),
+        )
+        .await;
+        until("its cancellation", || async {
+            let all = received(&session).await;
+            all.iter().any(|one| {
+                one["method"] == "tasks/cancel" && one["params"]["taskId"] == format!("t{id}")
+            })
+        })
+        .await;
+    }
+}
+
 /// 2025-11-25 basic, "Responses": a response has a result or an error, never both or neither.
 #[tokio::test]
 async fn a_line_that_is_no_answer_ends_its_call_at_once() {

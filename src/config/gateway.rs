@@ -199,6 +199,8 @@ pub(crate) struct Session {
     pub(crate) idle: Duration,
     /// Maximum lifetime.
     pub(crate) max: Duration,
+    /// The time between two pings of a client; zero is never.
+    pub(crate) ping: Duration,
 }
 
 /// Settings of streams.
@@ -377,6 +379,7 @@ impl Layers {
             session: Session {
                 idle: self.leaf("session.idle", Node::duration),
                 max: self.leaf("session.max", Node::duration),
+                ping: self.leaf("session.ping", Node::duration),
             },
             stream: Stream {
                 keep_alive: self.leaf("stream.keep_alive", Node::duration),

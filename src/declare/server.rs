@@ -91,6 +91,8 @@ pub(crate) struct Clocks {
     pub(crate) ask: Duration,
     /// The wait of a request of the server for a connection that can carry it.
     pub(crate) ask_unclaimed: Duration,
+    /// Between two pings of a child that has no call; zero is never.
+    pub(crate) ping: Duration,
     /// From closing stdin to SIGTERM, and from there to SIGKILL of the process tree.
     pub(crate) stop: [Duration; 2],
 }

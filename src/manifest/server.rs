@@ -176,6 +176,13 @@ fn clocks(server: &Fields<'_>) -> Clocks {
         .key("start", "Time for the answer to initialize.")
         .read(default.start, parse::duration());
     let of_calls = call_clocks(&fields, default);
+    let ping = fields
+        .key(
+            "ping",
+            "Time between two pings of a child without a call; one that does not answer within 5 s is \
+             ended. 0s: never.",
+        )
+        .read(default.ping, parse::duration());
     let stop = fields
         .key(
             "stop",
@@ -185,6 +192,7 @@ fn clocks(server: &Fields<'_>) -> Clocks {
     fields.end();
     Clocks {
         start,
+        ping,
         stop: stop.unwrap_or(default.stop),
         ..of_calls
     }
@@ -336,6 +344,7 @@ const DEFAULT_CLOCKS: Clocks = Clocks {
     call_max: Duration::from_mins(30),
     ask: Duration::from_mins(10),
     ask_unclaimed: Duration::from_secs(30),
+    ping: Duration::ZERO,
     stop: [Duration::from_secs(2), Duration::from_secs(5)],
 };
 const DEFAULT_LIMITS: Limits = Limits {

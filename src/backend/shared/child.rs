@@ -88,6 +88,8 @@ struct RunningChild {
     members: HashMap<u32, mpsc::Sender<ToSession>>,
     used: Instant,
     probe: Option<Instant>,
+    /// The time of the last periodic ping.
+    pinged: Instant,
     pace: (Instant, u32),
     wake: Arc<tokio::sync::Notify>,
     /// Reason of the planned end, and the time until which it waits for the sessions.
@@ -118,6 +120,7 @@ impl SharedChild {
             members: HashMap::new(),
             used: now,
             probe: None,
+            pinged: now,
             pace: (now, 0),
             wake: Arc::default(),
             closing: None,
@@ -353,6 +356,13 @@ impl RunningChild {
         if calls > 0 || self.routing.is_subscribed() {
             self.used = now;
         }
+        let every = self.shared.server.clocks.ping;
+        // One that works on a call may be busy.
+        if !every.is_zero() && calls == 0 && self.pinged + every <= now {
+            self.pinged = now;
+            self.ping(now);
+            self.child.try_flush();
+        }
         let idle = self.shared.server.supervision.idle;
         (!idle.is_zero() && now.saturating_duration_since(self.used) >= idle).then_some(Loss::Idle)
     }
@@ -402,14 +412,17 @@ impl RunningChild {
             ToChild::Level(number, level) => {
                 self.routing.set_level(number, level, self.child.out());
             }
-            ToChild::Probe => {
-                if !self.routing.is_pinged() {
-                    let out = self.child.out();
-                    self.routing.push_own_request("ping", None, out);
-                }
-                self.probe.get_or_insert(Instant::now() + PROBE);
-            }
+            ToChild::Probe => self.ping(Instant::now()),
         }
+    }
+
+    /// Sends a ping, unless one is on its way, whose answer is awaited.
+    fn ping(&mut self, now: Instant) {
+        if !self.routing.is_pinged() {
+            let out = self.child.out();
+            self.routing.push_own_request("ping", None, out);
+        }
+        self.probe.get_or_insert(now + PROBE);
     }
 
     /// Removes a session.

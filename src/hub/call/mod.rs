@@ -7,13 +7,16 @@
 //! * `calls`: table of calls, asks of the server, and tasks
 //! * `clock`: clock of one call
 //! * `error`: errors of the gateway itself as responses to calls, failed starts among them
+//! * `pings`: pings of the client
 
 mod audit;
 mod calls;
 mod clock;
 mod error;
+mod pings;
 
 pub(crate) use self::audit::Audited;
 pub(crate) use self::calls::{Call, Calls, Effect, NewAsk, Overdue};
 pub(crate) use self::clock::CallClock;
 pub(crate) use self::error::{CallError, quota};
+pub(crate) use self::pings::Pings;

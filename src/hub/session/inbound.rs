@@ -474,6 +474,10 @@ impl Session {
         if !self.lifetime.is_ready() {
             return Err(Error::Invalid("initialize comes first"));
         }
+        let is_answer = message.kind() != Kind::Notification;
+        if is_answer && self.pings.answer(message.id().unwrap_or_default()) {
+            return Ok(());
+        }
         self.check_queue()?;
         // A server may treat a notification with the name of a request as that request: with ids
         // that are not the gateway's, and without the checks of requests.

@@ -17,7 +17,7 @@ use crate::backend::{
     shared::{Loss, Member, STABLE, mailbox},
 };
 
-/// The time for a child to answer a ping after a call that was overdue.
+/// The time for a child to answer a ping.
 const PROBE: Duration = Duration::from_secs(5);
 
 /// The time without an answer to `initialize` after which people are told.
@@ -29,8 +29,10 @@ pub(super) struct Link {
     held: BytesMut,
     /// The start of the idle time of the backend.
     used: Instant,
-    /// Until when the child must answer a ping, after a call that was overdue.
+    /// Until when the child must answer a ping.
     probe: Option<Instant>,
+    /// The time of the last periodic ping, or at which the child began to serve.
+    pinged: Instant,
     /// Crashes of the session's own children.
     crashes: Circuit,
     restarts: u32,
@@ -101,6 +103,7 @@ impl Link {
             held: BytesMut::new(),
             used: now,
             probe: None,
+            pinged: now,
             crashes: Circuit::default(),
             restarts: 0,
             number: 0,
@@ -291,6 +294,7 @@ impl Link {
     /// Passes the held lines to the backend, which serves from now on.
     fn serve(&mut self, state: State) {
         self.state = state;
+        self.pinged = Instant::now();
         let held = std::mem::take(&mut self.held);
         self.out().unsplit(held);
         self.try_flush();
@@ -341,6 +345,23 @@ impl Link {
     /// Sets the deadline for the answer to a ping, unless one is set.
     pub(super) fn begin_probe(&mut self, now: Instant) {
         self.probe.get_or_insert(now + PROBE);
+    }
+
+    /// Moves the deadline of a child that is not read at present.
+    pub(super) fn postpone_probe(&mut self, now: Instant) {
+        if let Some(probe) = &mut self.probe {
+            *probe = now + PROBE;
+        }
+    }
+
+    /// The time of the next periodic ping.
+    pub(super) fn next_ping(&self, every: Duration) -> Instant {
+        self.pinged + every
+    }
+
+    /// A periodic ping was sent.
+    pub(super) fn count_ping(&mut self, now: Instant) {
+        self.pinged = now;
     }
 
     /// Clears the deadline: the child has answered, or is gone.

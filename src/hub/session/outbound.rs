@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, sync::LazyLock, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
 use tokio::time::Instant;
 
@@ -351,8 +351,10 @@ impl Session {
             self.stop_waiting_for_readers();
         }
         self.pacing.sweep_burst(now);
-        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if is_due(self.link.probe_deadline()) {
+        if !self.may_read_child() {
+            self.link.postpone_probe(now);
+        }
+        if self.link.probe_deadline().is_some_and(|at| at <= now) {
             tracing::warn!(
                 server.name = self.client.server().name,
                 session.id = self.id.short(),
@@ -370,6 +372,7 @@ impl Session {
         }
         let tasks = self.calls.sweep_tasks(now);
         let idle = self.stop_idle_child(now);
+        let pings = [self.ping_child(now), self.ping_client(now)];
         let (overdue, next) = {
             let Self { calls, streams, .. } = self;
             calls.overdue(now, |stream, number| streams.is_written(stream, number))
@@ -393,7 +396,8 @@ impl Session {
             idle,
             record,
         ];
-        self.set_alarm(others.into_iter().flatten().fold(end, Instant::min));
+        let others = others.into_iter().chain(pings);
+        self.set_alarm(others.flatten().fold(end, Instant::min));
     }
 
     /// Looks at the child that has to answer `initialize`; false if it is lost.
@@ -416,6 +420,63 @@ impl Session {
             );
         }
         true
+    }
+
+    /// Pings the session's own child while it has no call (`clocks.ping`): one that works may be busy, and
+    /// the clock of its call watches over it. Returns the time of the next ping.
+    fn ping_child(&mut self, now: Instant) -> Option<Instant> {
+        let every = self.client.server().clocks.ping;
+        if every.is_zero() || !self.link.is_own() {
+            return None;
+        }
+        if self.link.next_ping(every) <= now {
+            self.link.count_ping(now);
+            if self.calls.is_empty() {
+                self.dialect.ping(self.link.out());
+                self.link.begin_probe(now);
+                self.link.try_flush();
+            }
+        }
+        Some(self.link.next_ping(every))
+    }
+
+    /// Pings the client over its listener (`session.ping`). If no response is received, the connection is
+    /// stale and is closed (2025-11-25 ping, "Behavior Requirements" 2): a client that lives connects again.
+    /// Returns the time of the next ping.
+    fn ping_client(&mut self, now: Instant) -> Option<Instant> {
+        let every = self.core.config.session.ping;
+        if every.is_zero() || !self.lifetime.is_ready() {
+            return None;
+        }
+        if !self.streams.has_reader(now) {
+            self.pings.pause();
+            return None;
+        }
+        if self.pings.is_due(now, every) {
+            if let Some(number) = self.pings.take_unanswered() {
+                tracing::info!(
+                    tenant.id = self.client.tenant().name,
+                    server.name = self.client.server().name,
+                    session.id = self.id.short(),
+                    "the client does not answer a ping: its listener is closed"
+                );
+                self.streams.withdraw(LISTENER_STREAM, number);
+                self.streams.release_listener();
+                self.pings.pause();
+                return None;
+            }
+            let id = self.dialect.ask_id();
+            let mut line = BytesMut::new();
+            jsonrpc::push_request(id.to_string().as_bytes(), "ping", None, &mut line);
+            match self.streams.message(LISTENER_STREAM, line.freeze()) {
+                Ok(number) => self.pings.sent(id, number, now + every),
+                Err(error) => {
+                    self.pings.pause();
+                    self.handle_write(Err(error));
+                }
+            }
+        }
+        self.pings.next()
     }
 
     fn end_overdue(&mut self, due: Overdue, now: Instant) {

@@ -199,7 +199,9 @@ impl Session {
         }
         let now = Instant::now();
         self.link.touch(now);
-        self.wake_by(now + or_never(self.client.server().supervision.idle));
+        let server = self.client.server();
+        let (idle, ping) = (server.supervision.idle, server.clocks.ping);
+        self.wake_by(now + or_never(idle).min(or_never(ping)));
     }
 
     /// Takes a place in a shared child, which the gateway has initialized.

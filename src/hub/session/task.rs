@@ -24,7 +24,7 @@ use crate::{
     backend::dialect::Dialect,
     error::Error,
     hub::{
-        call::{CallError, Calls},
+        call::{CallError, Calls, Pings},
         core::{AccessChange, Command, Core, Handle, Signal, Signals, Transport, or_never},
         limits::SessionPlace,
         stream::{SessionLog, StreamLimits, Streams},
@@ -46,6 +46,7 @@ pub(crate) struct Session {
     pub(super) replay: Box<ReplayState>,
     pub(super) dialect: Dialect,
     pub(super) calls: Calls,
+    pub(super) pings: Pings,
     pub(super) streams: Streams,
     /// The next time at which something may be due.
     alarm: Instant,
@@ -97,6 +98,7 @@ impl Session {
             replay: Box::new(ReplayState::new(caller)),
             dialect: Dialect::default(),
             calls: Calls::default(),
+            pings: Pings::default(),
             streams: Streams::new(log, fence, limits, Arc::clone(&core.metrics)),
             unpublished: Some(handle),
             place,
@@ -238,6 +240,10 @@ impl Session {
                 let _ = reply.send(attached);
                 let keep_alive = or_never(self.core.config.stream.keep_alive);
                 self.wake_by(self.lifetime.touched() + keep_alive * 4);
+                if !self.core.config.session.ping.is_zero() {
+                    // The time to the first ping is counted from here.
+                    self.wake_by(Instant::now());
+                }
             }
             Command::End(done) => {
                 self.lifetime.force_end(EndReason::Deleted);
@@ -286,7 +292,7 @@ impl Session {
     }
 
     /// Whether the child is read: not while readers or the log have to catch up.
-    fn may_read_child(&self) -> bool {
+    pub(super) fn may_read_child(&self) -> bool {
         !self.pacing.is_paused() && !self.streams.is_full()
     }
 

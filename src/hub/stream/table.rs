@@ -544,6 +544,13 @@ impl Streams {
         })
     }
 
+    /// Ends the connections of the listener; the client may connect again.
+    pub(crate) fn release_listener(&mut self) {
+        if let Some(stream) = self.open.get_mut(&LISTENER_STREAM) {
+            stream.release();
+        }
+    }
+
     /// Since when no connection is attached to the listener.
     pub(crate) fn no_reader_since(&self) -> Option<Instant> {
         self.open.get(&LISTENER_STREAM)?.detached

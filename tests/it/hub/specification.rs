@@ -802,3 +802,57 @@ async fn an_ask_of_a_task_stops_no_other_clock() {
         began.elapsed()
     );
 }
+
+/// 2025-11-25 ping, "Implementation Considerations": "Implementations SHOULD periodically issue pings to
+/// detect connection health", and failures are connection failures.
+#[tokio::test]
+async fn a_child_that_answers_no_periodic_ping_is_ended() {
+    for isolation in ["session", "tenant"] {
+        let server = json!({"command": child(), "isolation": isolation,
+            "clocks": {"ping": "300ms"}});
+        let gateway = served(json!({}), server).await;
+        let session = gateway.session("a", "main").await;
+        until("two pings", || async {
+            let all = received(&session).await;
+            all.iter().filter(|one| one["method"] == "ping").count() >= 2
+        })
+        .await;
+        let who: Value = serde_json::from_str(&session.text("whoami", json!({})).await).unwrap();
+        let pid = i32::try_from(who["pid"].as_i64().unwrap()).unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::STOP).unwrap();
+        let is_there = |pid: i32| gateway.descendants().contains(&u32::try_from(pid).unwrap());
+        assert!(is_there(pid));
+        until("the end of the child", || async { !is_there(pid) }).await;
+        // The session goes on with another one.
+        assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    }
+}
+
+/// 2025-11-25 ping, "Behavior Requirements" 2: without a response the sender may "consider the connection
+/// stale" and terminate it.
+#[tokio::test]
+async fn a_client_that_answers_no_ping_loses_its_connection() {
+    let config = json!({"session": {"ping": "700ms"}});
+    let gateway = served(config, json!({"command": child()})).await;
+    let session = gateway.session("a", "main").await;
+    let mut listener = session.listen().await;
+    let mut ids = BTreeSet::new();
+    for _ in 0..2 {
+        let (_, ping) = listener.message().await.unwrap();
+        assert_eq!(ping["method"], "ping", "{ping}");
+        let id = ping["id"].as_u64().unwrap();
+        assert!(ids.insert(id), "{ids:?}");
+        let pong = json!({"jsonrpc": "2.0", "id": id, "result": {}});
+        assert_eq!(session.post(&pong).await.status(), StatusCode::ACCEPTED);
+    }
+    let (_, ping) = listener.message().await.unwrap();
+    assert_eq!(ping["method"], "ping", "{ping}");
+    let end = listener.rest().await;
+    assert!(end.last().unwrap().retry.is_some(), "{end:?}");
+    // The session goes on, and the child has heard nothing of it.
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    let mut listener = session.listen().await;
+    assert_eq!(listener.message().await.unwrap().1["method"], "ping");
+    let all = received(&session).await;
+    assert!(all.iter().all(|one| one.get("result").is_none()), "{all:?}");
+}

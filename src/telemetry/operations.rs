@@ -176,10 +176,11 @@ impl ServerOperations {
 }
 
 /// Logs an operation that has ended: at `debug`, because requests have lines of their own at `info`.
-/// `reason` says in words why it failed.
+/// `session` is the text by which people know its session, `reason` says in words why it failed.
 pub(crate) fn log_operation(
     operation: Operation<'_>,
     [tenant, server]: [&Arc<str>; 2],
+    session: &str,
     elapsed: Duration,
     reason: impl FnOnce() -> Option<String>,
 ) {
@@ -196,6 +197,7 @@ pub(crate) fn log_operation(
         {
             tenant.id = &**tenant,
             server.name = &**server,
+            session.id = session,
             mcp.method.name = operation.method,
             tool = tool.as_deref(),
             ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),

@@ -195,7 +195,13 @@ impl Session {
         let elapsed = call.began.elapsed();
         let operations = self.client.operations();
         let tool = operations.record(operation, elapsed);
-        log_operation(operation, operations.names(), elapsed, reason);
+        log_operation(
+            operation,
+            operations.names(),
+            self.id.short(),
+            elapsed,
+            reason,
+        );
         if let Some(spans) = call.spans.take() {
             spans.end(tool.as_ref(), error);
         }

@@ -276,7 +276,13 @@ impl Session {
             let elapsed = initializing.began.elapsed();
             let operations = self.client.operations();
             operations.record(operation, elapsed);
-            log_operation(operation, operations.names(), elapsed, || None);
+            log_operation(
+                operation,
+                operations.names(),
+                self.id.short(),
+                elapsed,
+                || None,
+            );
             let names = operations.names().map(|name| &**name);
             let parent = initializing.trace.as_ref();
             let traces = &self.core.traces;

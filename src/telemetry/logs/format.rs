@@ -172,8 +172,8 @@ mod tests {
         let log = || {
             tracing::debug!(
                 target: CALLS,
-                { tenant.id = "acme", server.name = "files", mcp.method.name = "tools/call",
-                  tool = "echo", ms = 7_u64 },
+                { tenant.id = "acme", server.name = "files", session.id = "k3f9",
+                  mcp.method.name = "tools/call", tool = "echo", ms = 7_u64 },
                 "call"
             );
             tracing::warn!(
@@ -188,10 +188,10 @@ mod tests {
             let cut = |line: &str| line.split_once("  ").expect("a time").1.to_owned();
             lines.lines().map(cut).collect::<Vec<_>>()
         };
-        let one = ["tools/call echo  7 ms  ok", "warning failed  why=x"];
+        let one = ["tools/call echo  k3f9  7 ms  ok", "warning failed  why=x"];
         assert_eq!(of(Format::Short(Screen::default())), one);
         let all = [
-            "acme/files  tools/call echo  7 ms  ok",
+            "acme/files  tools/call echo  k3f9  7 ms  ok",
             "acme/files  warning failed  why=x",
         ];
         assert_eq!(of(Format::ShortOfAll(Screen::default())), all);

@@ -1,4 +1,4 @@
-//! Short log lines for people: time, call, duration and outcome; and other events with their fields.
+//! Short log lines for people: time, call, session, duration and outcome; and other events with their fields.
 //!
 //! All text in them is escaped, because clients and children choose names and messages.
 
@@ -134,8 +134,11 @@ impl Lines {
         if let Some(tool) = read.of("tool") {
             write!(to, " {}", shortened(tool, NAME_MAX))?;
         }
-        write!(to, "  {} ms  ", read.shown("ms"))?;
         let screen = self.screen;
+        if let Some(session) = read.of("session.id") {
+            write!(to, "  {}", screen.paint(Tone::Faint, escaped(session)))?;
+        }
+        write!(to, "  {} ms  ", read.shown("ms"))?;
         match (read.of("error"), read.of("reason")) {
             (None, _) => write!(to, "{}", screen.paint(Tone::Good, "ok")),
             (Some(error), Some(reason)) => {

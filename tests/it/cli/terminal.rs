@@ -268,10 +268,12 @@ async fn calls_are_short_lines() {
     assert!(!text.contains("s3cret"), "{text}");
     let echo = text.lines().find(|line| line.contains("tools/call echo"));
     let words: Vec<&str> = echo.expect(&text).split_whitespace().collect();
-    let [time, "tools/call", "echo", ms, "ms", "ok"] = words[..] else {
+    let [time, "tools/call", "echo", session, ms, "ms", "ok"] = words[..] else {
         panic!("{words:?}");
     };
     assert!(time.len() == 8 && ms.parse::<u32>().is_ok(), "{words:?}");
+    // As much of its id as logs, lists and commands show.
+    assert_eq!(session.len(), 12, "{words:?}");
     assert!(
         !text.lines().any(|line| line.starts_with("forged")),
         "{text}"

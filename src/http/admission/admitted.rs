@@ -44,6 +44,8 @@ pub(crate) struct Admitted {
 enum Instead {
     /// The page for browsers.
     Page(Box<Response>),
+    /// There is no such server for the caller.
+    Missing,
     Refusal(McpRefusal),
 }
 
@@ -72,6 +74,12 @@ pub(crate) async fn enter<F: Future<Output = Response>>(
     let admitted = match Admitted::of(&parts, &front).await {
         Ok(admitted) => admitted,
         Err(Instead::Page(page)) => return *page,
+        Err(Instead::Missing) if page::is_browser(&parts.method, &parts.headers) => {
+            return page::missing(front.config.default.is_some(), &front.config.public_url);
+        }
+        Err(Instead::Missing) => {
+            return body::refuse(Error::NoServer.into(), &parts.headers, body).await;
+        }
         Err(Instead::Refusal(refused)) => return body::refuse(refused, &parts.headers, body).await,
     };
     let left = admitted.left;
@@ -126,13 +134,13 @@ impl Admitted {
         }
         let no_server = || {
             if front.snapshot.is_loaded() {
-                return Error::NoServer;
+                return Instead::Missing;
             }
             // Servers are unknown before the first load, and a 404 would end clients' sessions.
-            Error::Busy {
+            Instead::from(Error::Busy {
                 what: "nothing was read from the database yet",
                 retry: STARTING,
-            }
+            })
         };
         let endpoint = Endpoint::parse(path, config.default.as_ref()).ok_or_else(no_server)?;
         let catalog = &front.snapshot.catalog();
@@ -158,9 +166,9 @@ impl Admitted {
         };
         let access = front.auth.admit(catalog, &access_request).await;
         let access = access.map_err(|refused| match refused {
-            AccessRefusal::NoServer => McpRefusal::from(no_server()),
+            AccessRefusal::NoServer => no_server(),
             AccessRefusal::Unknown { tenant, had_token } => {
-                challenge::unauthorized(&config.public_url, &endpoint, &tenant, had_token)
+                challenge::unauthorized(&config.public_url, &endpoint, &tenant, had_token).into()
             }
             AccessRefusal::Later(error) => error.into(),
         })?;

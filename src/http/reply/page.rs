@@ -9,7 +9,7 @@ use http::header::{
     ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
 };
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use super::event_stream::EVENT_STREAM;
 use crate::endpoint::{Endpoint, Kind};
@@ -109,6 +109,8 @@ pub(crate) fn page(endpoint: Endpoint<'_>, public_url: &str, has_keys: bool) -> 
 #[derive(Template)]
 #[template(path = "home.html")]
 struct HomePage<'p> {
+    /// The page stands for a server that is not there.
+    is_missing: bool,
     /// The URL of the server behind `/mcp`.
     default_url: Option<&'p str>,
     example: &'p str,
@@ -116,8 +118,20 @@ struct HomePage<'p> {
 
 /// Makes the page of the root, which names the server behind `/mcp` and no other.
 pub(crate) fn home(has_default: bool, public_url: &str) -> Response {
+    home_page(false, has_default, public_url)
+}
+
+/// Makes the page in place of a server that is not there.
+pub(crate) fn missing(has_default: bool, public_url: &str) -> Response {
+    let mut response = home_page(true, has_default, public_url);
+    *response.status_mut() = StatusCode::NOT_FOUND;
+    response
+}
+
+fn home_page(is_missing: bool, has_default: bool, public_url: &str) -> Response {
     let default_url = has_default.then(|| format!("{public_url}{}", Kind::Mcp.alias()));
     let page = HomePage {
+        is_missing,
         default_url: default_url.as_deref(),
         example: &Endpoint::new("TENANT", "SERVER", Kind::Mcp).url(public_url),
     };
@@ -217,6 +231,7 @@ mod tests {
             assert!(html.contains("Model Context Protocol"));
             assert_eq!(html.contains("<a href=\"http://h/mcp\">"), has_default);
             assert_eq!(html.contains("http://h/t/TENANT/SERVER/mcp"), !has_default);
+            assert!(!html.contains("No such server"));
         }
     }
 

@@ -607,6 +607,28 @@ async fn issuers_on_the_own_network_need_leave() {
     assert_eq!((code, issuer.hits()), (StatusCode::SERVICE_UNAVAILABLE, 0));
 }
 
+/// Where everybody may know the servers, a mistyped one is a page that says so; clients get the error.
+#[tokio::test]
+async fn a_mistyped_server_is_a_page_that_is_404() {
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": {"command": child()}}}});
+    let gateway = Served::start(json!({}), tenants).await;
+    for (tenant, server, code, says) in [
+        ("a", "x", StatusCode::OK, "<h1>x</h1>"),
+        ("a", "y", StatusCode::NOT_FOUND, "<h1>No such server</h1>"),
+        ("b", "x", StatusCode::NOT_FOUND, "<h1>No such server</h1>"),
+    ] {
+        let url = gateway.stranger(tenant, server).url;
+        let page = client().get(&url).header("Accept", "text/html,*/*;q=0.8");
+        let page = within("a page", page.send()).await.unwrap();
+        assert_eq!(page.status(), code, "{url}");
+        let text = body(page).await;
+        assert!(text.contains(says), "{text}");
+        let stream = client().get(&url).header("Accept", BOTH).send();
+        let refused = within("a refusal", stream).await.unwrap();
+        assert!(body(refused).await.starts_with(r#"{"jsonrpc""#), "{url}");
+    }
+}
+
 #[tokio::test]
 async fn a_browser_page_needs_no_token() {
     let key = Key::new("k");

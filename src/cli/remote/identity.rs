@@ -15,7 +15,7 @@ use super::{
     document::document,
     object::{
         Help, InTenant, Kind, NameInTenant, ObjectCommand, Place, Replacement, change, declare,
-        list,
+        format_list, list,
     },
     table::Column,
 };
@@ -248,10 +248,31 @@ impl Kind for Clients {
     type Add = AddClient;
 
     const SEGMENT: &'static str = "clients";
-    const HELP: Help = HELP;
+    const HELP: Help = Help {
+        list: "List those of a tenant, also those that registered themselves",
+        ..HELP
+    };
 
     fn columns(_: &InTenant) -> &'static [Column] {
         &CLIENTS
+    }
+
+    /// Declared clients, and behind them those that registered themselves, which expire.
+    async fn list(client: &Client, which: &InTenant) -> Result<String, Error> {
+        let path = |segment| ["tenants", &which.tenant, segment];
+        let mut items = client.items(&path(Self::SEGMENT), &[], usize::MAX).await?;
+        let registered = path("registrations");
+        let registered = client.items(&registered, &[], usize::MAX).await?;
+        items.extend(registered.into_iter().map(|mut one| {
+            let spec = json!({
+                "title": one["title"].take(), "redirect_uris": one["redirect_uris"].take(),
+            });
+            json!({
+                "kind": "registration", "name": one["id"].take(), "created": one["created"],
+                "updated": one["created"].take(), "expires": one["expires"].take(), "spec": spec,
+            })
+        }));
+        Ok(format_list(client, &items, &CLIENTS))
     }
 
     async fn add(client: &Client, add: &AddClient) -> Result<String, Error> {
@@ -394,11 +415,12 @@ const USERS: [Column; 4] = [
     ("DISABLED", "/spec/disabled"),
     ("UPDATED", "/updated"),
 ];
-const CLIENTS: [Column; 4] = [
+const CLIENTS: [Column; 5] = [
     ("ID", "/name"),
     ("TITLE", "/spec/title"),
     ("REDIRECT_URIS", "/spec/redirect_uris"),
     ("UPDATED", "/updated"),
+    ("EXPIRES", "/expires"),
 ];
 const GRANTS: [Column; 6] = [
     ("ID", "/id"),

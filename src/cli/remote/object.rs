@@ -31,6 +31,12 @@ pub(crate) trait Kind {
     /// The columns of a list.
     fn columns(collection: &Self::Collection) -> &'static [Column];
 
+    /// Lists the objects of a collection.
+    async fn list(client: &Client, collection: &Self::Collection) -> Result<String, Error> {
+        let path = collection.path(Self::SEGMENT)?;
+        list(client, &path, &[], Self::columns(collection)).await
+    }
+
     /// Declares an object.
     async fn add(client: &Client, add: &Self::Add) -> Result<String, Error>;
 }
@@ -115,10 +121,7 @@ impl<K: Kind> ObjectCommand<K> {
     /// Executes the command, and returns its output.
     pub(super) async fn execute(&self, client: &Client) -> Result<String, Error> {
         match self {
-            Self::List(collection) => {
-                let path = collection.path(K::SEGMENT)?;
-                list(client, &path, &[], K::columns(collection)).await
-            }
+            Self::List(collection) => K::list(client, collection).await,
             Self::Show(name) => {
                 let path = name.path(K::SEGMENT)?;
                 let found = client

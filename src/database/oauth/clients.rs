@@ -55,6 +55,23 @@ impl Clients<'_> {
         rows.first().map(read).transpose()
     }
 
+    /// Lists the clients of a tenant that have not expired, in the order of their ids, behind `after`.
+    pub(crate) async fn list(
+        self,
+        tenant: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<Registered>, Error> {
+        let values = vec![
+            tenant.into(),
+            after.into(),
+            self.pool.now_ms().into(),
+            i64::try_from(limit).unwrap_or(i64::MAX).into(),
+        ];
+        let rows = self.pool.read(ALL, values).await?;
+        rows.iter().map(read).collect()
+    }
+
     /// Replaces metadata, secret, access token and expiry of a client; returns false if it does not
     /// exist.
     pub(crate) async fn update(self, tenant: &str, new: &Registered) -> Result<bool, Error> {
@@ -130,6 +147,13 @@ const ONE: &str = "
     SELECT client_id, metadata, secret_hash, access_hash, created_ms, expires_ms
       FROM registrations
      WHERE tenant = $1 AND client_id = $2 AND expires_ms > $3";
+
+const ALL: &str = "
+    SELECT client_id, metadata, secret_hash, access_hash, created_ms, expires_ms
+      FROM registrations
+     WHERE tenant = $1 AND client_id > $2 AND expires_ms > $3
+     ORDER BY client_id
+     LIMIT $4";
 
 const UPDATE: &str = "
     UPDATE registrations

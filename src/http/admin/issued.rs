@@ -10,13 +10,13 @@ use super::{
     operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, document, expected},
     response::{moment, ok, page},
-    schema::{self, Schema, Shape, nullable_moment, object, text},
+    schema::{self, Schema, Shape, nullable_moment, nullable_text, object, text, texts},
 };
 use crate::{
     config::Wrong,
     database::{
         self, Expected, Record,
-        oauth::{GrantFilter, ListedGrant, ListedKey, Revoked, Schedule},
+        oauth::{GrantFilter, ListedGrant, ListedKey, Registered, Revoked, Schedule},
     },
     declare::Document,
     http::{
@@ -65,6 +65,15 @@ pub(super) fn operations() -> Vec<Operation> {
         .gives(200, &GRANTS)
         .fails(&[400, 404])
         .serve(Permission::Tenant, grants),
+        get(
+            "/tenants/{tenant}/registrations",
+            "listRegistrations",
+            "Clients of a tenant that registered themselves",
+        )
+        .query(&[Parameter::Limit, Parameter::Text("after")])
+        .gives(200, &REGISTRATIONS)
+        .fails(&[400, 404])
+        .serve(Permission::Tenant, registrations),
         post(
             "/tenants/{tenant}/revocations",
             "revoke",
@@ -166,6 +175,32 @@ fn grant(seen: &ListedGrant) -> Json {
         "id": grant.id.to_string(), "subject": grant.subject, "client": grant.client_id,
         "resource": grant.resource, "scope": grant.scope, "created": moment(seen.created_ms),
         "authenticated": moment(grant.auth_ms), "expires": moment(grant.expires_ms),
+    })
+}
+
+/// Lists the clients of a tenant that registered themselves and have not expired.
+async fn registrations(call: Call) -> OperationResult {
+    let (limit, after) = (call.query.limit()?, call.query.get("after"));
+    let store = call.front.snapshot.database()?;
+    // One client more than the limit shows that there is another page.
+    let mut found = store
+        .for_operators()
+        .clients()
+        .list(call.path.tenant(), after.unwrap_or_default(), limit + 1)
+        .await?;
+    let is_more = found.len() > limit;
+    found.truncate(limit);
+    let next = found.last().filter(|_| is_more);
+    let next = next.map(|last| last.client_id.clone());
+    Ok(page(found.iter().map(registration).collect(), next))
+}
+
+fn registration(client: &Registered) -> Json {
+    let metadata: Json = serde_json::from_str(&client.metadata).unwrap_or_default();
+    json!({
+        "id": client.client_id, "title": metadata["client_name"],
+        "redirect_uris": metadata["redirect_uris"], "created": moment(client.created_ms),
+        "expires": moment(client.expires_ms),
     })
 }
 
@@ -289,6 +324,24 @@ static GRANT: Schema = Schema {
 static GRANTS: Schema = Schema {
     name: "Grants",
     shape: Shape::Page(&GRANT),
+};
+
+static REGISTRATION: Schema = Schema {
+    name: "Registration",
+    shape: Shape::Json(|| {
+        object(&[
+            ("id", text()),
+            ("title", nullable_text()),
+            ("redirect_uris", texts()),
+            ("created", schema::moment()),
+            ("expires", schema::moment()),
+        ])
+    }),
+};
+
+static REGISTRATIONS: Schema = Schema {
+    name: "Registrations",
+    shape: Shape::Page(&REGISTRATION),
 };
 
 static REVOCATION: Schema = Schema {

@@ -5,8 +5,10 @@
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
+use crate::auth::external_tokens::bearer;
+use crate::cli::commands::stranger;
 use crate::support::{
-    harness::{client, until, within},
+    harness::{client, json_of, until, within},
     oauth_client::{Answer, App, BACK, gateway, register, send},
     postgres::Postgres,
     served::Served,
@@ -62,6 +64,48 @@ async fn registers(config: Value) {
     let dumped = String::from_utf8_lossy(&dumped);
     assert!(!dumped.contains(&answer.text("registration_access_token")));
     assert!(!dumped.contains(&answer.text("client_secret")));
+}
+
+/// Administrators see the clients that registered themselves behind the declared ones.
+#[tokio::test]
+async fn registered_clients_are_listed() {
+    let gateway = gateway(json!({})).await;
+    let mut ids = Vec::new();
+    for name in ["One", "Two"] {
+        let metadata = json!({"redirect_uris": [BACK], "client_name": name});
+        ids.push(register(&gateway, "a", &metadata).await.text("client_id"));
+    }
+    let key = gateway.administrator();
+    let list = [
+        "client",
+        "list",
+        "a",
+        "--url",
+        gateway.origin(),
+        "--key",
+        &key,
+    ];
+    let said = within("a list", stranger(&list).output()).await.unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let rows: Vec<&str> = said.lines().collect();
+    assert!(rows[1].starts_with("app "), "{said}");
+    for (id, name) in ids.iter().zip(["One", "Two"]) {
+        let row = rows[2..].iter().find(|row| row.starts_with(id)).unwrap();
+        assert!(row.contains(name) && row.contains(BACK), "{said}");
+    }
+    // Page by page.
+    ids.sort();
+    let mut url = format!(
+        "{}/api/v1/tenants/a/registrations?limit=1",
+        gateway.origin()
+    );
+    for (at, id) in ids.iter().enumerate() {
+        let page = bearer(&key).get(&url).send();
+        let page = json_of(within("a page", page).await.unwrap()).await;
+        assert_eq!(page["items"][0]["id"], **id, "{page}");
+        assert_eq!(page["next"].is_string(), at == 0, "{page}");
+        url = format!("{url}&after={id}");
+    }
 }
 
 fn files(dir: &std::path::Path) -> Vec<Vec<u8>> {

@@ -1,16 +1,16 @@
 //! `lockgate tenant`: tenants and their quotas.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Subcommand};
 use reqwest::Method;
-use serde_json::json;
+use serde_json::{Map, Value as Json, json};
 
 use super::{
     client::{Client, Connection, Error, RequestOptions, run},
     document::document,
     object::{Help, Kind, ObjectCommand, Place, Replacement, declare},
-    table::{Column, pretty},
+    table::{Column, plain, pretty},
 };
 
 /// The command line of `lockgate tenant`.
@@ -28,6 +28,8 @@ enum TenantCommand {
     Object(ObjectCommand<Tenants>),
     /// Show the quotas of a tenant, and their use on the replica that answers
     Quotas(Tenant),
+    /// Print a tenant and its objects as a manifest in JSON, with references in place of secrets
+    Export(Tenant),
 }
 
 /// Tenants as a kind of object.
@@ -114,12 +116,97 @@ impl TenantArgs {
                     .await?;
                 Ok(pretty(&reply))
             }
+            TenantCommand::Export(tenant) => export(client, &tenant.tenant).await,
         })
     }
 }
+
+/// Makes a manifest of a tenant. Secrets, which the gateway never shows, are references to variables of
+/// whoever applies it; stderr names them.
+async fn export(client: &Client, tenant: &str) -> Result<String, Error> {
+    let path = ["tenants", tenant];
+    let found = client.json(Method::GET, &path, RequestOptions::default());
+    let mut whole = found.await?["spec"].take();
+    let mut variables = BTreeMap::new();
+    for (segment, key) in LISTS {
+        let mut list = Map::new();
+        for mut one in client
+            .items(&["tenants", tenant, segment], &[], usize::MAX)
+            .await?
+        {
+            let (name, mut spec) = (one["name"].take(), one["spec"].take());
+            let name = name.as_str().unwrap_or_default();
+            refer(&mut spec, &format!("{key}.{name}"), &mut variables);
+            list.insert(name.to_owned(), spec);
+        }
+        if !list.is_empty() {
+            whole[key] = Json::Object(list);
+        }
+    }
+    if !variables.is_empty() {
+        eprintln!("the manifest has no secrets; set these variables where you apply it:");
+    }
+    for (variable, key) in &variables {
+        eprintln!("  {variable}  {}", plain(key));
+    }
+    Ok(pretty(&json!({"version": 1, "tenants": {tenant: whole}})))
+}
+
+/// Puts a reference in place of each null, which stands for a secret at `key`.
+fn refer(value: &mut Json, key: &str, variables: &mut BTreeMap<String, String>) {
+    match value {
+        Json::Null => {
+            let is_plain = |letter: char| letter.is_ascii_alphanumeric();
+            let name = key.split_once('.').map_or(key, |(_, name)| name);
+            let name = name.replace(|letter| !is_plain(letter), "_");
+            let mut variable = name.to_ascii_uppercase();
+            // Names that differ in other characters alone.
+            while variables.contains_key(&variable) {
+                variable.push('_');
+            }
+            *value = format!("${{env:{variable}}}").into();
+            variables.insert(variable, key.to_owned());
+        }
+        Json::Object(members) => {
+            for (member, value) in members {
+                refer(value, &format!("{key}.{member}"), variables);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The lists of a tenant in the API, and in a manifest.
+const LISTS: [(&str, &str); 5] = [
+    ("servers", "servers"),
+    ("users", "users"),
+    ("clients", "clients"),
+    ("providers", "providers"),
+    ("api-keys", "api_keys"),
+];
 
 const COLUMNS: [Column; 3] = [
     ("NAME", "/name"),
     ("AUTH", "/spec/auth/mode"),
     ("UPDATED", "/updated"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::super::tenant::*;
+
+    #[test]
+    fn secrets_become_variables_of_their_own() {
+        let mut variables = BTreeMap::new();
+        let mut one = json!({"command": "x", "env": {"TOKEN": null, "A-B": null, "A.B": null}});
+        refer(&mut one, "servers.files", &mut variables);
+        let wanted = json!({"command": "x", "env": {"TOKEN": "${env:FILES_ENV_TOKEN}",
+            "A-B": "${env:FILES_ENV_A_B}", "A.B": "${env:FILES_ENV_A_B_}"}});
+        assert_eq!(one, wanted);
+        let mut user = json!({"password_hash": null});
+        refer(&mut user, "users.ada", &mut variables);
+        assert_eq!(user, json!({"password_hash": "${env:ADA_PASSWORD_HASH}"}));
+        assert_eq!(variables["FILES_ENV_A_B"], "servers.files.env.A-B");
+        assert_eq!(variables.len(), 4);
+    }
+}

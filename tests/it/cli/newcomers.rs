@@ -242,6 +242,66 @@ async fn nothing_is_loosened_silently() {
     shell.done(&yes).await;
 }
 
+/// The manifest of a tenant declares the same again; its secrets come from the environment.
+#[tokio::test]
+async fn an_exported_tenant_applies_again() {
+    let shell = Shell::new().await;
+    shell.session("a").await;
+    let document =
+        json!({"command": child(), "args": ["$$x"], "env": {"TOKEN": "s3cret", "MODE": "m"}});
+    let file = shell.file("server.json", &document.to_string());
+    shell.done(&["server", "add", "a", "y", &file]).await;
+    let add = [
+        "user",
+        "add",
+        "a",
+        "ada",
+        "--group",
+        "g",
+        "--password-stdin",
+    ];
+    assert_eq!(shell.fed(&add, "correct horse battery").await.code, 0);
+    let uri = "http://127.0.0.1:1/callback";
+    shell
+        .done(&["client", "add", "a", "c", "--redirect-uri", uri])
+        .await;
+    let said = shell.run(&["tenant", "export", "a"]).await;
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(!said.out.contains("s3cret"), "{}", said.out);
+    let env = [
+        ("X_ENV_MARK", "one"),
+        ("Y_ENV_MODE", "m"),
+        ("Y_ENV_TOKEN", "s3cret"),
+        (
+            "ADA_PASSWORD_HASH",
+            "$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHQ$DHOmUkOTSYHb3Sb4hLTFhQ",
+        ),
+    ];
+    for (name, _) in env {
+        let told = said
+            .err
+            .lines()
+            .any(|line| line.trim_start().starts_with(name));
+        assert!(told, "{name}: {}", said.err);
+    }
+    let file = shell.file("a.json", &said.out);
+    let apply = async |args: &[&str]| {
+        let mut command = shell.command(&[&["apply", "-f", &file], args].concat());
+        for (name, value) in env {
+            command.env(name, value);
+        }
+        let said = Said::of(within("a command", command.output()).await.unwrap());
+        assert_eq!(said.code, 0, "{}", said.err);
+        said.out
+    };
+    // Of all that is there only the hash is another one.
+    assert_eq!(apply(&["--dry-run"]).await, "~ user a/ada: password_hash\n");
+    shell.done(&["tenant", "remove", "a", "--yes"]).await;
+    let made = apply(&["--prune"]).await;
+    assert_eq!(made.lines().count(), 6, "{made}");
+    assert_eq!(shell.done(&["tenant", "export", "a"]).await, said.out);
+}
+
 /// A tenant is not removed, nor its mode of authentication replaced, by the way.
 #[tokio::test]
 async fn a_tenant_is_removed_by_a_yes_only() {

@@ -20,6 +20,7 @@ use serde_json::{Value as Json, json};
 use url::Url;
 
 use super::table::plain;
+use crate::auth::api_key::fingerprint;
 use crate::cli::local::wait;
 use crate::config::{Config, Mistake, Sources, gateway::environment};
 
@@ -201,6 +202,11 @@ impl Client {
             key: key(to)?,
             json: to.json,
         })
+    }
+
+    /// The hash by which the gateway knows the key of the command.
+    pub(super) fn fingerprint(&self) -> String {
+        fingerprint(&self.key)
     }
 
     /// Sends a request; a status other than success is an error.

@@ -147,6 +147,13 @@ impl Kind for ApiKeys {
         }
         Ok(printed)
     }
+
+    /// Whoever removes the key of the command itself may have no other one.
+    async fn warning(client: &Client, path: &[&str]) -> Result<Option<String>, Error> {
+        let found = client.find(path).await?;
+        let is_own = found.is_some_and(|key| key["spec"]["hash"] == client.fingerprint());
+        Ok(is_own.then(|| "removes the key that this command itself uses".to_owned()))
+    }
 }
 
 impl KeyCommand {

@@ -39,6 +39,11 @@ pub(crate) trait Kind {
 
     /// Declares an object.
     async fn add(client: &Client, add: &Self::Add) -> Result<String, Error>;
+
+    /// What a person should confirm before an object is removed.
+    async fn warning(_client: &Client, _path: &[&str]) -> Result<Option<String>, Error> {
+        Ok(None)
+    }
 }
 
 /// The help of the commands of a kind.
@@ -101,7 +106,7 @@ pub(crate) enum ObjectCommand<K: Kind> {
 pub(crate) struct Removal<N: Args> {
     #[command(flatten)]
     pub(super) name: N,
-    /// Remove a tenant without a question
+    /// Remove it without a question
     #[arg(long)]
     yes: bool,
 }
@@ -132,10 +137,8 @@ impl<K: Kind> ObjectCommand<K> {
             Self::Add(add) => K::add(client, add).await,
             Self::Remove(Removal { name, yes }) => {
                 let path = name.path(K::SEGMENT)?;
-                if let ["tenants", tenant] = path[..]
-                    && !yes
-                {
-                    confirm_tenant(client, tenant).await?;
+                if !yes && let Some(what) = K::warning(client, &path).await? {
+                    confirm("--yes", &what).await?;
                 }
                 client
                     .send(Method::DELETE, &path, RequestOptions::default())
@@ -182,29 +185,6 @@ pub(super) fn format_list(client: &Client, items: &[Json], columns: &[Column]) -
     } else {
         table(columns, items)
     }
-}
-
-/// Asks whether to remove a tenant, with what would go with it.
-async fn confirm_tenant(client: &Client, tenant: &str) -> Result<(), Error> {
-    let mut parts = Vec::new();
-    for kind in ["servers", "users", "clients", "api-keys"] {
-        let found = client
-            .items(&["tenants", tenant, kind], &[], usize::MAX)
-            .await?;
-        if !found.is_empty() {
-            parts.push(format!("{kind}: {}", found.len()));
-        }
-    }
-    let parts = if parts.is_empty() {
-        "it is empty".to_owned()
-    } else {
-        parts.join(", ")
-    };
-    confirm(
-        "--yes",
-        &format!("removes tenant {tenant} and all that it has ({parts})"),
-    )
-    .await
 }
 
 /// Asks a person whether to do what `what` says.

@@ -102,6 +102,27 @@ impl Kind for Tenants {
         let path = add.tenant.path(Self::SEGMENT)?;
         declare(client, &path, spec, &add.how).await
     }
+
+    /// A tenant goes with all that it has.
+    async fn warning(client: &Client, path: &[&str]) -> Result<Option<String>, Error> {
+        let mut parts = Vec::new();
+        for kind in ["servers", "users", "clients", "api-keys"] {
+            let list = [path, &[kind]].concat();
+            match client.items(&list, &[], usize::MAX).await?.len() {
+                0 => {}
+                count => parts.push(format!("{kind}: {count}")),
+            }
+        }
+        let parts = if parts.is_empty() {
+            "it is empty".to_owned()
+        } else {
+            parts.join(", ")
+        };
+        let tenant = path.last().copied().unwrap_or_default();
+        Ok(Some(format!(
+            "removes tenant {tenant} and all that it has ({parts})"
+        )))
+    }
 }
 
 impl TenantArgs {

@@ -302,6 +302,23 @@ async fn an_exported_tenant_applies_again() {
     assert_eq!(shell.done(&["tenant", "export", "a"]).await, said.out);
 }
 
+/// A key does not remove itself by the way.
+#[tokio::test]
+async fn ones_own_key_is_removed_by_a_yes_only() {
+    let shell = Shell::new().await;
+    let made = shell.done(&["key", "add", "--operators", "second"]).await;
+    let remove = ["key", "remove", "--operators", "second"];
+    let own = [&remove[..], &["--key", made.trim()]].concat();
+    let said = shell.fails(2, &own).await;
+    let wanted = "--yes: removes the key that this command itself uses; \
+                  write --yes if that is meant\n";
+    assert_eq!(said, wanted);
+    shell.done(&[&own[..], &["--yes"]].concat()).await;
+    // That of another needs no yes.
+    shell.done(&["key", "add", "--operators", "second"]).await;
+    shell.done(&remove).await;
+}
+
 /// A tenant is not removed, nor its mode of authentication replaced, by the way.
 #[tokio::test]
 async fn a_tenant_is_removed_by_a_yes_only() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The commands of README, "Several tenants", as they stand there: ten-commands.sh
-# Only the port differs, so that it may run beside another gateway, and where things are kept.
+# The commands of README from its top, as they stand there, one after the other on one data directory:
+# ten-commands.sh. Only the port differs, so that it may run beside another gateway, and where things are kept.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,6 +23,7 @@ trap finish EXIT
 # block MARK: the lines of the sh block that follows a line with MARK.
 block() { awk -v mark="$1" 'index($0, mark) { on = 1; next } on && /^```sh/ { inside = 1; next } inside && /^```/ { exit } inside' README.md; }
 
+first=$(block "runs this first")
 commands=$(block "runs these lines as they stand")
 asking=$(block "runs this too")
 count=$(printf '%s\n' "$commands" | wc -l)
@@ -36,6 +37,28 @@ port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0));
 export LOCKGATE_HTTP__LISTEN=127.0.0.1:$port LOCKGATE_OPS__LISTEN= LOCKGATE_URL=http://127.0.0.1:$port
 export XDG_STATE_HOME=$work/state CARGO_INSTALL_ROOT=$work/installed PATH=$work/installed/bin:$PATH
 unset LOCKGATE_KEY LOCKGATE_CONFIG LOCKGATE_APPLY DATABASE_URL
+
+# "Start": the gateway with its demo, which a person ends with Ctrl-C before the next section.
+read -r -a start <<<"${first%%#*}"
+"${start[@]}" --listen "127.0.0.1:$port" >"$work/run.out" 2>"$work/run.err" &
+gateway=$!
+echo "$gateway" >"$work/gateway"
+url=http://127.0.0.1:$port/mcp
+for _ in $(seq 12000); do
+  [ "$(head -n 1 "$work/run.out")" = "$url" ] && break
+  kill -0 "$gateway" 2>/dev/null || { cat "$work/run.err"; exit 1; }
+  sleep 0.1
+done
+# hello URL FIELD…: the answer to an initialize.
+hello() { curl -sS "$1" "${@:2}" -H "Content-Type: application/json" -H "Accept: application/json" \
+  -d '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}'; }
+hello "$url" | grep -q '"protocolVersion":"2025-11-25"'
+# Nobody writes a URL into a client that the gateway has not printed.
+grep -q "claude mcp add --transport http lockgate $url" "$work/run.out"
+kill -INT "$gateway"
+wait "$gateway" || { echo "the end of lockgate run: $?"; cat "$work/run.err"; exit 1; }
+rm "$work/gateway"
+
 cat >"$work/commands.sh" <<SCRIPT
 set -euo pipefail
 ${commands//lockgate.log/$work/lockgate.log}
@@ -59,4 +82,12 @@ for tenant in acme globex; do
 done
 [ "$(lockgate tenant list | wc -l)" = 3 ]
 [ "$(lockgate key list acme | wc -l)" = 2 ]
+
+# "Start" once more beside it, at another address: neither knows of the other.
+lockgate run --listen 127.0.0.1:0 >"$work/second.out" 2>"$work/second.err" &
+second=$!
+for _ in $(seq 200); do [ -s "$work/second.out" ] && break; sleep 0.1; done
+hello "$(head -n 1 "$work/second.out")" | grep -q '"protocolVersion":"2025-11-25"'
+kill -INT "$second" && wait "$second"
+[ "$(lockgate server list acme | wc -l)" = 3 ]
 echo "ten commands: ok"

@@ -224,8 +224,8 @@ impl BrowserRequest {
 }
 
 fn expired_log_in() -> ErrorPage {
-    let what = "This log-in was not begun in this browser, is over already, or took too long.";
-    ErrorPage::bad("This log-in does not hold any more", what, RECONNECT)
+    let what = "It was started in another browser, has already ended, or took too long.";
+    ErrorPage::bad("This log-in has expired", what, RECONNECT)
 }
 
 /// Makes the response to the client after a provider's error, which is always `access_denied`.
@@ -257,10 +257,9 @@ fn provider_error_page(provider: &Provider, unknown: &ProviderError) -> ErrorPag
         }
         ProviderError::Invalid(why) => {
             tracing::warn!(provider = name, why, "an identity provider is not believed");
-            let what = "What the identity provider answered cannot be believed. Nobody was \
-                        logged in.";
-            let remedy = "Connect again from your application. If this goes on, whoever \
-                          administrates this tenant can find the reason in the gateway's log.";
+            let what = "The answer of the identity provider is not valid. You are not signed in.";
+            let remedy = "Connect again from your application. If this goes on, an administrator \
+                          of the tenant can find the reason in the gateway's log.";
             ErrorPage::bad("Log-in failed", what, remedy)
         }
     }
@@ -274,7 +273,7 @@ fn not_allowed(provider: &Provider) -> ErrorPage {
             "{} knows you, but this tenant does not let you in.",
             super::pages::shown(&provider.title)
         ),
-        remedy: "Ask whoever administrates this tenant, or connect again with another account.",
+        remedy: "Ask an administrator of the tenant, or connect again with another account.",
         retry: None,
     }
 }

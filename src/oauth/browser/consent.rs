@@ -90,7 +90,7 @@ impl BrowserRequest {
             Some("deny") => self.deny(&authorization, &flow).await,
             Some("switch") => self.switch_account(&flow).await,
             _ => {
-                let what = "The form does not say what was decided.";
+                let what = "The form contains no decision.";
                 Err(ErrorPage::bad("This form cannot be read", what, RECONNECT).into())
             }
         }

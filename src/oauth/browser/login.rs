@@ -169,7 +169,7 @@ impl BrowserRequest {
                    for this user name."
                 .to_owned(),
             remedy: "Wait a minute, then go back and try again. If you have forgotten your \
-                     password, whoever administrates this tenant can set another.",
+                     password, an administrator of the tenant can set another.",
             retry: Some(retry.as_secs().max(1)),
         })
     }

@@ -110,8 +110,8 @@ impl ErrorPage {
             status: StatusCode::SERVICE_UNAVAILABLE,
             title: "Not available right now",
             what: what.into(),
-            remedy: "Wait a moment and try again from your application. If this goes on, whoever \
-                     runs this gateway can find the reason in its log.",
+            remedy: "Wait a moment and try again from your application. If this goes on, the \
+                     operators of this gateway can find the reason in its log.",
             retry: Some(5),
         }
     }

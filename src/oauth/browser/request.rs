@@ -311,8 +311,8 @@ impl BrowserRequest {
         if flow.decide(self.store()?, self.tenant()).await? {
             return Ok(());
         }
-        let what = "This page was answered already. Its answer counts, and no other.";
-        Err(ErrorPage::bad("This page does not hold any more", what, RECONNECT).into())
+        let what = "It was already answered, and the first answer counts.";
+        Err(ErrorPage::bad("This page has expired", what, RECONNECT).into())
     }
 
     /// Opens the flow of a submitted form.
@@ -324,9 +324,9 @@ impl BrowserRequest {
         let open = |text| Flow::open(store, self.tenant(), page, text, browser, now_ms);
         let flow = text.and_then(open);
         Ok(flow.ok_or_else(|| {
-            let what = "This page is too old, was opened in another browser, or its form was \
-                        changed. Nothing was allowed by it.";
-            ErrorPage::bad("This page does not hold any more", what, RECONNECT)
+            let what = "It is too old, was opened in another browser, or its form was changed. \
+                        Nothing was allowed by it.";
+            ErrorPage::bad("This page has expired", what, RECONNECT)
         })?)
     }
 }
@@ -339,7 +339,7 @@ pub(super) fn not_found_page(oauth: &Oauth) -> Response {
     let page = ErrorPage {
         status: StatusCode::NOT_FOUND,
         title: "Nothing here",
-        what: "Nobody can log in at this address.".to_owned(),
+        what: "There is no log-in at this address.".to_owned(),
         remedy: "Check the address of the server in your application.",
         retry: None,
     };

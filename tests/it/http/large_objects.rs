@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::{
     database::persistence::{Ground, server},
     http::administration::Admin,
-    support::harness::json_of,
+    support::{gauges::Gauge, harness::json_of},
 };
 
 /// An object of about 14 bytes a member.
@@ -94,5 +94,30 @@ async fn a_long_list_is_read_in_time_that_is_linear_in_its_length() {
     let made = began.elapsed();
     println!("60,000 scopes: {made:?}");
     assert!(made < Duration::from_secs(15), "{made:?}");
+    replica.stop().await;
+}
+
+/// Each object of a manifest is read, compared and judged once: 20,000 servers took a minute.
+#[tokio::test]
+async fn a_manifest_is_compared_in_time_that_is_linear_in_its_length() {
+    let ground = Ground::sqlite();
+    let replica = ground.serve(&[]).await;
+    let operator = Admin::first(&ground, &replica);
+    let gauge = Gauge::at(replica.pid());
+    let taken = async |count: usize| {
+        let servers = (0..count).map(|number| (format!("s{number}"), server("one")));
+        let servers = Value::Object(servers.collect::<Map<_, _>>());
+        let manifest = json!({"version": 1,
+            "tenants": {"a": {"auth": {"mode": "none"}, "servers": servers}}});
+        let before = gauge.processor();
+        let (status, said) = operator.post("/apply?dry_run=true", manifest).await;
+        assert_eq!(status, 200, "{said}");
+        assert_eq!(said["changes"].as_array().unwrap().len(), count + 1);
+        gauge.processor().saturating_sub(before)
+    };
+    let (small, large) = (taken(1000).await, taken(4000).await);
+    println!("1,000 servers: {small:?}, 4,000: {large:?}");
+    // Quadratic it would be sixteen times as much.
+    assert!(large < small * 8, "{small:?} {large:?}");
     replica.stop().await;
 }

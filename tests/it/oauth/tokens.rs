@@ -9,6 +9,7 @@ use reqwest::{StatusCode, header::WWW_AUTHENTICATE};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use crate::cli::commands::stranger;
 use crate::support::{
     harness::{client, until, within},
     issuer::{Key, now},
@@ -832,4 +833,33 @@ async fn without_the_database_nobody_loses_anything() {
     postgres.resume();
     let next = app.refresh(&tokens.text("refresh_token"), &[]).await;
     assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+}
+
+/// Operators see grants, and revoke one or all of a person, from the command line.
+#[tokio::test]
+async fn grants_are_listed_and_revoked_by_commands() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    let (one, two) = (app.tokens().await, app.tokens().await);
+    let (one, two) = (one.text("access_token"), two.text("access_token"));
+    let key = gateway.administrator();
+    let run = async |args: &[&str]| {
+        let to = ["--url", gateway.origin(), "--key", &key];
+        let said = stranger(&[args, &to].concat()).output();
+        let said = within("a command", said).await.unwrap();
+        assert!(said.status.success(), "{said:?}");
+        String::from_utf8(said.stdout).unwrap()
+    };
+    let (grant, subject) = (said(&one).1["grant"].clone(), said(&one).1["sub"].clone());
+    let (grant, subject) = (grant.as_str().unwrap(), subject.as_str().unwrap());
+    let listed = run(&["grant", "list", "a", "--subject", subject]).await;
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    assert!(listed.lines().any(|row| row.starts_with(grant)), "{listed}");
+    assert!(app.reaches("x", &one).await && app.reaches("x", &two).await);
+    run(&["grant", "revoke", "a", grant]).await;
+    assert!(!app.reaches("x", &one).await && app.reaches("x", &two).await);
+    run(&["grant", "revoke", "a", "--subject", subject]).await;
+    assert!(!app.reaches("x", &two).await);
+    let listed = run(&["grant", "list", "a"]).await;
+    assert_eq!(listed.lines().count(), 1, "{listed}");
 }

@@ -95,6 +95,8 @@ pub(crate) async fn remove(
         }
         let (actor, target) = (format!("client:{id}"), format!("client {id}"));
         note(state, &server, "client.removed", &actor, &target, json!({}));
+        // Its tokens are of no use here once this is answered.
+        state.snapshot.refresh_issued().await?;
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         forbid_storing(response.headers_mut());

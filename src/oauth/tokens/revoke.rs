@@ -56,16 +56,17 @@ async fn revoke_grant(
     };
     // A token of another client is left alone, with the same response (section 2.1).
     // A grant is revoked once, so the budget of grants is that of revocations, too.
-    if let Some((grant, _)) = found.filter(|(_, owner)| *owner == client.id)
-        && store
-            .revocations()
-            .revoke(tenant, &Revoked::Grant(grant))
-            .await?
-    {
-        let (actor, target) = (format!("client:{}", client.id), format!("grant {grant}"));
-        let detail = json!({"why": "its client revoked it"});
-        note(state, server, "grant.revoked", &actor, &target, detail);
-        state.audit.flush().await;
+    if let Some((grant, _)) = found.filter(|(_, owner)| *owner == client.id) {
+        let revoked = Revoked::Grant(grant);
+        if store.revocations().revoke(tenant, &revoked).await? {
+            let (actor, target) = (format!("client:{}", client.id), format!("grant {grant}"));
+            let detail = json!({"why": "its client revoked it"});
+            note(state, server, "grant.revoked", &actor, &target, detail);
+            state.audit.flush().await;
+        }
+        // The token is of no use here once this is answered; without that it is 503, and the client may
+        // ask again (section 2.2.1).
+        state.snapshot.refresh_issued().await?;
     }
     let mut response = Response::new(Body::empty());
     forbid_storing(response.headers_mut());

@@ -177,7 +177,7 @@ impl Exchange<'_> {
         if self.store.revocations().revoke(tenant, &revoked).await? {
             self.note_revoked(grant, "a code came again");
         }
-        Ok(())
+        Ok(self.state.snapshot.refresh_issued().await?)
     }
 
     /// Exchanges a refresh token (RFC 6749, section 6).
@@ -208,6 +208,7 @@ impl Exchange<'_> {
             Refreshed::Refused => return Err(BAD_REFRESH),
             Refreshed::Reused { grant } => {
                 self.note_revoked(grant, "a refresh token came again");
+                self.state.snapshot.refresh_issued().await?;
                 return Err(BAD_REFRESH);
             }
         };

@@ -41,7 +41,7 @@ impl AccessToken<'_> {
             ..Header::new(Alg::EdDSA)
         };
         // RFC 9068, section 2.2. No `nbf`: it is optional, and clocks differ.
-        let claims = json!({
+        let mut claims = json!({
             "iss": self.issuer,
             "sub": self.grant.subject,
             "aud": self.grant.resource,
@@ -50,10 +50,12 @@ impl AccessToken<'_> {
             "exp": self.expires,
             "auth_time": self.grant.auth_ms / 1000,
             "jti": Uuid::new_v4().to_string(),
-            "scope": self.scope,
             "groups": self.groups,
             "grant": self.grant.id.to_string(),
         });
+        if !self.scope.is_empty() {
+            claims["scope"] = self.scope.into();
+        }
         encode(&header, &claims, &EncodingKey::from_ed_der(&key.pkcs8)).ok()
     }
 }

@@ -271,10 +271,14 @@ impl Exchange<'_> {
             tracing::error!("a signing key cannot sign");
             OauthRefusal::later("nothing can be signed now")
         })?;
-        let body = json!({
+        let mut body = json!({
             "access_token": token, "token_type": "Bearer", "expires_in": expires - issued,
-            "refresh_token": refresh, "scope": scope,
+            "refresh_token": refresh,
         });
+        // A scope has at least one token (RFC 6749, appendix A.4).
+        if !scope.is_empty() {
+            body["scope"] = scope.into();
+        }
         Ok(answer(StatusCode::OK, &body))
     }
 

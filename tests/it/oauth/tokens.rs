@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::cli::commands::stranger;
 use crate::support::{
-    harness::{client, within},
+    harness::{child, client, within},
     issuer::{Key, now},
     oauth_client::{
         Answer, App, BACK, SECRET, VERIFIER, basic, gateway, post, post_with, register, said,
@@ -366,6 +366,24 @@ async fn a_refresh_asks_for_no_more_than_was_granted() {
     // The refusals spend no token, and do not narrow the grant.
     let whole = app.refresh(&refresh, &[]).await;
     assert_eq!(whole.text("scope"), "files:read files:write");
+}
+
+/// A scope is never empty (RFC 6749, appendix A.4): a grant without any has none.
+#[tokio::test]
+async fn a_grant_without_scopes_has_no_scope_in_its_answers() {
+    let tenant = json!({"auth": {"mode": "builtin"},
+        "users": {"ada": {"password": "correct horse"}},
+        "servers": {"x": {"command": child()}}});
+    let gateway = Served::start(json!({}), json!({"a": tenant})).await;
+    let app = App::public(&gateway, "a").await;
+    let first = app.tokens().await;
+    let next = app.refresh(&first.text("refresh_token"), &[]).await;
+    for answer in [&first, &next] {
+        assert_eq!(answer.body.get("scope"), None, "{}", answer.body);
+        let token = answer.text("access_token");
+        assert_eq!(said(&token).1.get("scope"), None);
+        assert!(app.reaches("x", &token).await);
+    }
 }
 
 /// Tokens expire by their own limits, and no token outlives its grant.

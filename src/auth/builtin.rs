@@ -9,7 +9,7 @@ use std::{ops::Deref, sync::Arc, time::Duration};
 use uuid::Uuid;
 
 use super::{
-    jwt::{Claims, ExpectedToken, Token},
+    jwt::{Claims, ExpectedToken, IssuedBy, Token},
     principals::Principal,
     verified_tokens::VerifiedTokens,
 };
@@ -120,7 +120,7 @@ impl Tokens {
         is_audience: impl Fn(&str) -> bool,
     ) -> Result<Arc<OwnToken>, &'static str> {
         let is_meant = |claims: &Claims| {
-            claims.check_validity(now)?;
+            claims.check_validity(now, IssuedBy::Us)?;
             // RFC 9068, section 4: a single audience, so that the token is of no use elsewhere.
             match claims.audiences.as_slice() {
                 [audience] if is_audience(audience) => Ok(()),
@@ -165,7 +165,7 @@ impl Tokens {
             public: key.x,
             claims,
         });
-        let life = verified.claims.life(now);
+        let life = verified.claims.life(now, IssuedBy::Us);
         let token = Arc::clone(&verified);
         self.verified.insert(hash, token, life).await;
         Ok(verified)

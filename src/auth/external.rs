@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     jws::{KeyId, KeySet, Signature},
-    jwt::{Claims, Token},
+    jwt::{Claims, IssuedBy, Token},
     principals::Principal,
     verified_tokens::VerifiedTokens,
 };
@@ -74,7 +74,8 @@ impl Issuers {
         let make = async { Issuer::new(Arc::clone(settings), self.key_fetch.clone()) };
         let issuer = self.known.get_with_by_ref(settings, make).await;
         let is_meant = |claims: &Claims| {
-            claims.check_validity(now).map_err(TokenError::Invalid)?;
+            let validity = claims.check_validity(now, IssuedBy::Another);
+            validity.map_err(TokenError::Invalid)?;
             let is_ours = claims
                 .audiences
                 .iter()
@@ -97,7 +98,7 @@ impl Issuers {
             key,
             principal: OnceLock::new(),
         });
-        let life = verified.claims.life(now);
+        let life = verified.claims.life(now, IssuedBy::Another);
         let token = Arc::clone(&verified);
         issuer.verified.insert(hash, token, life).await;
         Ok(verified)

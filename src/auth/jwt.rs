@@ -46,6 +46,25 @@ impl<'e> From<&'e External> for ExpectedToken<'e> {
     }
 }
 
+/// The issuer of a token, by whose clock its times are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum IssuedBy {
+    /// This deployment, whose replicas follow one clock.
+    Us,
+    /// Another authorization server (RFC 7519, section 4.1.4: "some small leeway").
+    Another,
+}
+
+impl IssuedBy {
+    /// The tolerated difference of the clocks, in seconds.
+    fn leeway(self) -> u64 {
+        match self {
+            Self::Us => 0,
+            Self::Another => LEEWAY_S.into(),
+        }
+    }
+}
+
 /// The supported claims of an access token.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Claims {
@@ -67,14 +86,14 @@ pub(super) struct Claims {
 
 impl Claims {
     /// The time at `now` for which the token is accepted.
-    pub(super) fn life(&self, now: u64) -> Duration {
-        let end = self.expires.saturating_add(u64::from(LEEWAY_S));
+    pub(super) fn life(&self, now: u64, issued: IssuedBy) -> Duration {
+        let end = self.expires.saturating_add(issued.leeway());
         Duration::from_secs(end.saturating_sub(now))
     }
 
-    /// Checks the validity period at `now`, with tolerance for clocks a minute apart.
-    pub(super) fn check_validity(&self, now: u64) -> Result<(), &'static str> {
-        let leeway = u64::from(LEEWAY_S);
+    /// Checks the validity period at `now`.
+    pub(super) fn check_validity(&self, now: u64, issued: IssuedBy) -> Result<(), &'static str> {
+        let leeway = issued.leeway();
         if now >= self.expires.saturating_add(leeway) {
             return Err("expired");
         }

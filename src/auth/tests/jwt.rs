@@ -81,24 +81,32 @@ fn claims_are_read() {
 }
 
 #[test]
-fn times_have_a_minute_of_leeway_and_no_more() {
+fn times_of_another_issuer_have_a_minute_of_leeway_and_no_more() {
     let mut all = payload();
     all["nbf"] = json!(500);
     let claims = parsed(HEADER, &all.to_string()).unwrap();
-    for (now, is_good) in [
-        (439, false),
-        (440, true),
-        (999, true),
-        (1059, true),
-        (1060, false),
+    for (now, of_another, of_ours) in [
+        (439, false, false),
+        (440, true, false),
+        (499, true, false),
+        (500, true, true),
+        (999, true, true),
+        (1000, true, false),
+        (1059, true, false),
+        (1060, false, false),
     ] {
-        assert_eq!(claims.check_validity(now).is_ok(), is_good, "{now}");
+        let is_good = |issued| claims.check_validity(now, issued).is_ok();
+        assert_eq!(is_good(IssuedBy::Another), of_another, "{now}");
+        assert_eq!(is_good(IssuedBy::Us), of_ours, "{now}");
+    }
+    for (issued, life) in [(IssuedBy::Another, 70), (IssuedBy::Us, 10)] {
+        assert_eq!(claims.life(990, issued).as_secs(), life);
     }
     all["exp"] = json!(u64::MAX);
     assert!(
         parsed(HEADER, &all.to_string())
             .unwrap()
-            .check_validity(u64::MAX - 1)
+            .check_validity(u64::MAX - 1, IssuedBy::Another)
             .is_ok()
     );
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ::http::{Method, StatusCode};
+use ::http::{Method, StatusCode, Uri};
 use axum::{
     Router,
     extract::{Request, State},
     middleware::from_fn_with_state,
-    response::Response,
+    response::{IntoResponse, Response},
     routing::get,
 };
 
@@ -17,7 +17,7 @@ use super::{
     mcp::{sse_2024, streamable_http, wellknown},
     ops,
     peers::Cluster,
-    reply::{page, refusal::refusal},
+    reply::{McpRefusal, page, refusal::refusal},
 };
 use crate::endpoint::{Kind, PROTECTED_RESOURCE};
 use crate::telemetry::Health;
@@ -66,7 +66,7 @@ pub(crate) fn public(front: Arc<Front>, health: Health) -> Routes {
             get(wellknown::protected_resource),
         )
         .route("/", get(home))
-        .fallback(async || refusal(StatusCode::NOT_FOUND, "not found"))
+        .fallback(unknown)
         .with_state(Arc::clone(&front));
     let endpoints = endpoints(&front);
     Routes::new(endpoints, limited(others, front).merge(ops::public(health)))
@@ -77,6 +77,17 @@ async fn home(State(front): State<Arc<Front>>, request: Request) -> Response {
     let config = &front.config;
     if page::is_browser(request.method(), request.headers()) {
         return page::home(config.default.is_some(), &config.public_url);
+    }
+    refusal(StatusCode::NOT_FOUND, "not found")
+}
+
+/// A path without a route. One that is an endpoint's but for a slash has a text that says so, whether the
+/// server exists or not.
+async fn unknown(uri: Uri) -> Response {
+    let path = uri.path().strip_suffix('/');
+    if path.and_then(Kind::served).is_some() {
+        let text = "no such endpoint: leave out the slash at the end of the URL";
+        return McpRefusal::http(StatusCode::NOT_FOUND, text).into_response();
     }
     refusal(StatusCode::NOT_FOUND, "not found")
 }

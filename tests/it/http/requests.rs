@@ -229,6 +229,14 @@ async fn paths() {
         assert!(matches!(code, 400 | 404), "{path} {code}");
         is_plain(&answer);
     }
+    for path in ["/mcp/", "/t/local/main/mcp/", "/t/x/x/sse/"] {
+        let answer = ask(&gateway, &format!("GET {path}"), "").await;
+        assert_eq!(status(&answer), 404);
+        assert!(
+            answer.contains("leave out the slash at the end"),
+            "{answer}"
+        );
+    }
     let mut unknown = BTreeSet::new();
     for path in ["/t/x/main/mcp", "/t/local/x/mcp", "/t/x/x/mcp"] {
         let answer = ask(&gateway, &format!("GET {path}"), "").await;

@@ -4,6 +4,8 @@
 //! All paths lie below the path of the public URL, which a proxy removes. Pure; not here: the lookup
 //! of tenants and servers.
 
+use std::{borrow::Cow, iter};
+
 use url::Url;
 
 /// Tenant and server of the alias paths (`[default]`).
@@ -127,24 +129,10 @@ impl<'p> Endpoint<'p> {
         (is_name(endpoint.tenant) && is_name(endpoint.server)).then_some(endpoint)
     }
 
-    /// Parses a URL below the public URL.
+    /// Parses a URL below the public URL, in any of its spellings.
     pub(crate) fn parse_url(public_url: &str, url: &'p str, default: Default<'p>) -> Option<Self> {
-        Self::parse(url.strip_prefix(public_url)?, default)
-    }
-
-    /// Parses a URL below the public URL, of a client, whose scheme and host may be in any case (RFC 3986,
-    /// section 6.2.2.1): "implementations SHOULD accept uppercase scheme and host components for robustness"
-    /// (2025-11-25 authorization, "Canonical Server URI").
-    pub(crate) fn parse_url_of_client(
-        public_url: &str,
-        url: &'p str,
-        default: Default<'p>,
-    ) -> Option<Self> {
-        let (own, path) = url.split_at_checked(public_url.len())?;
-        if !is_same_url(public_url, own) {
-            return None;
-        }
-        Self::parse(path, default)
+        let path = spellings(public_url).find_map(|own| url.strip_prefix(&*own));
+        Self::parse(path?, default)
     }
 
     /// Returns the endpoint of another kind of the same server, in the same form.
@@ -400,13 +388,63 @@ pub(crate) const AUTHORIZATION_SERVER: &str = "/.well-known/oauth-authorization-
 /// `OpenID` Connect Discovery; RFC 8414, section 5, inserts it too.
 pub(crate) const OPENID_CONFIGURATION: &str = "/.well-known/openid-configuration";
 
+/// Names that a machine has for itself: one host, whichever a client was given.
+pub(crate) const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
 /// Path prefix of all tenants.
 const TENANTS: &str = "/t/";
 /// Path of a tenant's authorization server, below the tenant.
 const OAUTH: &str = "oauth/";
 
+/// Returns the public URL as written, then with the other names of this machine if it has one of them.
+fn spellings(public_url: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let start = public_url.find("://").map_or(0, |at| at + "://".len());
+    let (scheme, rest) = public_url.split_at(start);
+    let end = match rest.find(']') {
+        Some(at) => at + 1,
+        None => rest.find([':', '/']).unwrap_or(rest.len()),
+    };
+    let (host, rest) = rest.split_at(end);
+    let is_named = |name: &str| host.eq_ignore_ascii_case(name);
+    let others = LOOPBACK.into_iter().filter(move |name| !is_named(name));
+    let others = others.filter(move |_| LOOPBACK.into_iter().any(is_named));
+    let others = others.map(move |name| Cow::Owned(format!("{scheme}{name}{rest}")));
+    iter::once(Cow::Borrowed(public_url)).chain(others)
+}
+
+/// Returns the public URL in the spelling of a client whose request has this host and port. A client
+/// compares the resource of the metadata with the URL that it was given (RFC 9728, section 3.3).
+pub(crate) fn spelled<'u>(public_url: &'u str, authority: &str) -> Cow<'u, str> {
+    let has_authority = |url: &Cow<'_, str>| {
+        let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+        let own = rest.split('/').next().unwrap_or_default();
+        own.eq_ignore_ascii_case(authority)
+    };
+    let found = spellings(public_url).find(has_authority);
+    found.unwrap_or(Cow::Borrowed(public_url))
+}
+
+/// Splits a URL of a client into the public URL, in its spelling, and the path below it. Scheme and host
+/// may be in any case (RFC 3986, section 6.2.2.1): "implementations SHOULD accept uppercase scheme and host
+/// components for robustness" (2025-11-25 authorization, "Canonical Server URI").
+pub(crate) fn split_url<'u, 'p>(
+    public_url: &'u str,
+    url: &'p str,
+) -> Option<(Cow<'u, str>, &'p str)> {
+    spellings(public_url).find_map(|own| {
+        let (theirs, path) = url.split_at_checked(own.len())?;
+        is_same_url(&own, theirs).then_some((own, path))
+    })
+}
+
+/// Whether two URLs of clients name one resource.
+pub(crate) fn is_same_resource(public_url: &str, one: &str, other: &str) -> bool {
+    let path = |url| split_url(public_url, url).map(|(_, path)| path);
+    is_same_url(one, other) || path(one).is_some_and(|one| path(other) == Some(one))
+}
+
 /// Whether two absolute URLs are the same but for the case of scheme and host.
-pub(crate) fn is_same_url(one: &str, other: &str) -> bool {
+fn is_same_url(one: &str, other: &str) -> bool {
     let host = one.find("://").map_or(0, |at| at + "://".len());
     let path = one[host..].find('/').map_or(one.len(), |at| host + at);
     match (one.split_at_checked(path), other.split_at_checked(path)) {
@@ -493,6 +531,62 @@ mod tests {
         ] {
             assert_eq!(names(path), named, "{path}");
         }
+    }
+
+    #[test]
+    fn the_names_of_this_machine_are_one_host() {
+        let own = "http://127.0.0.1:8080/base";
+        for (authority, url) in [
+            ("127.0.0.1:8080", own),
+            ("localhost:8080", "http://localhost:8080/base"),
+            ("LOCALHOST:8080", "http://localhost:8080/base"),
+            ("[::1]:8080", "http://[::1]:8080/base"),
+            // Another host is not repeated, nor another port: it may be that of a forwarder.
+            ("localhost:8081", own),
+            ("localhost", own),
+            ("gw.test:8080", own),
+            ("127.0.0.2:8080", own),
+            ("", own),
+        ] {
+            assert_eq!(spelled(own, authority), url, "{authority}");
+        }
+        assert_eq!(spelled("http://[::1]", "localhost"), "http://localhost");
+        for own in [GATEWAY, "https://localhost.gw.test", "https://10.0.0.1"] {
+            assert_eq!(spelled(own, "localhost"), own);
+            assert_eq!(spellings(own).count(), 1, "{own}");
+        }
+        let path = "/t/a/x/mcp";
+        for base in ["http://LOCALHOST:8080/base", "http://[::1]:8080/base", own] {
+            let url = format!("{base}{path}");
+            let (spelled, rest) = split_url(own, &url).unwrap();
+            assert_eq!((&*spelled, rest), (&*base.to_lowercase(), path));
+            assert!(is_same_resource(own, &format!("{own}{path}"), &url));
+            assert!(!is_same_resource(own, &format!("{own}/t/a/y/mcp"), &url));
+            let url = url.to_lowercase();
+            let found = Endpoint::parse_url(own, &url, None);
+            assert_eq!(found, Endpoint::parse(path, None));
+        }
+        for url in [
+            "http://localhost:80801/base/mcp",
+            "https://localhost:8080/base/mcp",
+        ] {
+            assert_eq!(
+                Endpoint::parse_url(own, url, Some(&default())),
+                None,
+                "{url}"
+            );
+        }
+        assert!(!is_same_resource(
+            GATEWAY,
+            "https://gw.test/mcp",
+            "https://localhost/mcp"
+        ));
+        // A grant of an earlier public URL.
+        assert!(is_same_resource(
+            GATEWAY,
+            "https://old.test/mcp",
+            "https://OLD.test/mcp"
+        ));
     }
 
     #[test]

@@ -358,7 +358,7 @@ impl Verifier {
     }
 
     /// Reports whether `text` is a URL of the requested server, byte for byte (RFC 8707, section
-    /// 2). `/messages` is part of `/sse`.
+    /// 2) but for the names of this machine. `/messages` is part of `/sse`.
     fn is_resource(&self, request: &AccessRequest<'_>, text: &str) -> bool {
         let default = self.0.default.as_ref();
         let endpoint = Endpoint::parse_url(&self.0.public_url, text, default);

@@ -12,7 +12,7 @@ use axum::{
 };
 
 use super::{
-    admission::{Front, enter, other_method, rates},
+    admission::{Front, enter, headers, other_method, rates},
     edge::{App, Endpoints, Routes},
     mcp::{sse_2024, streamable_http, wellknown},
     ops,
@@ -76,7 +76,8 @@ pub(crate) fn public(front: Arc<Front>, health: Health) -> Routes {
 async fn home(State(front): State<Arc<Front>>, request: Request) -> Response {
     let config = &front.config;
     if page::is_browser(request.method(), request.headers()) {
-        return page::home(config.default.is_some(), &config.public_url);
+        let public_url = headers::public_url(config, request.uri(), request.headers());
+        return page::home(config.default.is_some(), &public_url);
     }
     refusal(StatusCode::NOT_FOUND, "not found")
 }

@@ -1,6 +1,6 @@
 //! Admission to an MCP endpoint: finds the server, verifies the caller and counts the request.
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use axum::{
     extract::Request,
@@ -8,7 +8,7 @@ use axum::{
 };
 use http::{HeaderValue, Method, StatusCode, header, request::Parts};
 
-use super::{bearer, body, challenge, front::Front, rates};
+use super::{bearer, body, challenge, front::Front, headers, rates};
 use crate::http::{
     peers::Hop,
     reply::{McpRefusal, page, rate_limit},
@@ -30,6 +30,8 @@ const STARTING: Duration = Duration::from_secs(1);
 pub(crate) struct Admitted {
     /// Proof of access.
     pub(crate) access: Access,
+    /// Public URL that the client called, if it spells it otherwise than the gateway.
+    public_url: Option<String>,
     /// Form of the path that the client called.
     form: Form,
     /// Kind of the endpoint.
@@ -116,11 +118,23 @@ impl Admitted {
         }
     }
 
+    /// Returns the URL of the endpoint, as the client spells it.
+    pub(crate) fn page(&self, front: &Front) -> Response {
+        page::page(self.endpoint(), self.public_url(front), false)
+    }
+
+    /// Returns the public URL, as the client spells it.
+    fn public_url<'f>(&'f self, front: &'f Front) -> &'f str {
+        self.public_url
+            .as_deref()
+            .unwrap_or(&front.config.public_url)
+    }
+
     /// Returns the URL of the endpoint's metadata; `None` if no authorization server could grant
     /// more scopes.
     fn resource_metadata(&self, front: &Front) -> Option<String> {
         let has_issuer = self.access.tenant().auth.has_issuer();
-        has_issuer.then(|| self.endpoint().metadata_url(&front.config.public_url))
+        has_issuer.then(|| self.endpoint().metadata_url(self.public_url(front)))
     }
 
     async fn of(parts: &Parts, front: &Front) -> Result<Self, Instead> {
@@ -132,16 +146,7 @@ impl Admitted {
         if !is_hop {
             rates::count(front, extensions)?;
         }
-        let no_server = || {
-            if front.snapshot.is_loaded() {
-                return Instead::Missing;
-            }
-            // Servers are unknown before the first load, and a 404 would end clients' sessions.
-            Instead::from(Error::Busy {
-                what: "nothing was read from the database yet",
-                retry: STARTING,
-            })
-        };
+        let no_server = || no_server(front);
         let endpoint = Endpoint::parse(path, config.default.as_ref()).ok_or_else(no_server)?;
         let catalog = &front.snapshot.catalog();
         let tenant = catalog.tenants.get(endpoint.tenant).ok_or_else(no_server)?;
@@ -150,11 +155,12 @@ impl Admitted {
             Some(hop) => Credential::Asserted(&hop.caller),
             None => bearer::credential(headers)?,
         };
+        let public_url = headers::public_url(config, &parts.uri, headers);
         let is_open = tenant.auth == AuthMode::None;
         if !is_open && page::is_browser(&parts.method, headers) {
             // The page repeats the URL only and does not tell whether the server exists.
             let has_keys = tenant.auth == AuthMode::Keys;
-            let page = page::page(endpoint, &config.public_url, has_keys);
+            let page = page::page(endpoint, &public_url, has_keys);
             return Err(Instead::Page(Box::new(page)));
         }
         let access_request = access::AccessRequest {
@@ -168,7 +174,7 @@ impl Admitted {
         let access = access.map_err(|refused| match refused {
             AccessRefusal::NoServer => no_server(),
             AccessRefusal::Unknown { tenant, had_token } => {
-                challenge::unauthorized(&config.public_url, &endpoint, &tenant, had_token).into()
+                challenge::unauthorized(&public_url, &endpoint, &tenant, had_token).into()
             }
             AccessRefusal::Later(error) => error.into(),
         })?;
@@ -179,12 +185,28 @@ impl Admitted {
         };
         Ok(Self {
             access,
+            public_url: match public_url {
+                Cow::Borrowed(_) => None,
+                Cow::Owned(spelled) => Some(spelled),
+            },
             form: endpoint.form,
             kind: endpoint.kind,
             trace: extensions.get().cloned(),
             left,
         })
     }
+}
+
+/// Refuses a request for a server that does not exist here, or is not known yet.
+fn no_server(front: &Front) -> Instead {
+    if front.snapshot.is_loaded() {
+        return Instead::Missing;
+    }
+    // Servers are unknown before the first load, and a 404 would end clients' sessions.
+    Instead::from(Error::Busy {
+        what: "nothing was read from the database yet",
+        retry: STARTING,
+    })
 }
 
 /// Refuses a method that an endpoint does not have. Admission comes first here too.

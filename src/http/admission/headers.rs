@@ -1,12 +1,17 @@
 //! Checks of the header fields of MCP requests: accepted types, revision and session.
 
+use std::borrow::Cow;
+
 use http::{
-    HeaderMap, HeaderName, StatusCode,
+    HeaderMap, HeaderName, StatusCode, Uri,
     header::{self, AsHeaderName},
+    uri::Authority,
 };
 
 use crate::{
     auth::Access,
+    config::Config,
+    endpoint,
     error::Error,
     http::reply::McpRefusal,
     protocol::{Accepts, Revision, SESSION_ID, Version, headers::PROTOCOL_VERSION},
@@ -26,6 +31,15 @@ pub(crate) fn single(
         return Err(bad);
     }
     first.to_str().map(Some).map_err(|_| bad)
+}
+
+/// Returns the public URL in the spelling of the request, whose host the gate has checked.
+pub(crate) fn public_url<'c>(config: &'c Config, uri: &Uri, headers: &HeaderMap) -> Cow<'c, str> {
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    let host = uri.authority().map(Authority::as_str).or(host);
+    endpoint::spelled(&config.public_url, host.unwrap_or_default())
 }
 
 /// Reads the content types that the client accepts.

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use url::Url;
 
 use crate::config::address::is_trustworthy;
+use crate::endpoint::LOOPBACK;
 use crate::http::reply::header_name::X_FORWARDED_FOR;
 
 /// Allowed hosts and origins of a listener.
@@ -85,11 +86,14 @@ impl Allowed {
         };
         if bound.ip().to_canonical().is_loopback() {
             let scheme = if is_tls { "https" } else { "http" };
-            for host in LOOPBACK {
-                allowed.hosts.insert((host.to_owned(), bound.port()));
-                let origin = format!("{scheme}://{host}:{}", bound.port());
-                allowed.origins.extend(origin_of(&origin));
-            }
+            allowed.add_loopback(scheme, bound.port());
+        }
+        if public_url
+            .host_str()
+            .is_some_and(|host| LOOPBACK.contains(&host))
+        {
+            // In a container, behind a forwarded port.
+            allowed.add_loopback(public_url.scheme(), port);
         }
         for host in more_hosts {
             let (host, port) = authority(host).ok_or_else(|| format!("{host:?} is no host"))?;
@@ -100,6 +104,15 @@ impl Allowed {
             allowed.origins.insert(known);
         }
         Ok(allowed)
+    }
+
+    /// Adds the names of this machine, which no name server answers for.
+    fn add_loopback(&mut self, scheme: &str, port: u16) {
+        for host in LOOPBACK {
+            self.hosts.insert((host.to_owned(), port));
+            let origin = format!("{scheme}://{host}:{port}");
+            self.origins.extend(origin_of(&origin));
+        }
     }
 
     /// Makes the table for a listener for operators, which has no public URL.
@@ -317,9 +330,6 @@ fn forwarded(entry: &str) -> Option<IpAddr> {
         .or_else(|_| entry.parse::<SocketAddr>().map(|address| address.ip()));
     ip.ok().map(|ip: IpAddr| ip.to_canonical())
 }
-
-/// Loopback names of this machine.
-const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 #[cfg(test)]
 #[path = "../tests/address.rs"]

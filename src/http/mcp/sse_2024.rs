@@ -25,7 +25,7 @@ use crate::{
 /// GET: opens a session, or resumes the one of a `Last-Event-ID`.
 pub(crate) async fn connect(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     if page::is_browser(request.method(), request.headers()) {
-        return page::page(admitted.endpoint(), &front.config.public_url, false);
+        return admitted.page(&front);
     }
     if request.method() == Method::HEAD {
         return not_allowed(&request);

@@ -195,7 +195,7 @@ fn counted(front: &Front, access: &Access, line: Bytes) -> Bytes {
 pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     let (method, access) = (request.method(), &admitted.access);
     if page::is_browser(method, request.headers()) {
-        return page::page(admitted.endpoint(), &front.config.public_url, false);
+        return admitted.page(&front);
     }
     if method == HttpMethod::HEAD {
         // HEAD would attach a connection that cannot be read.

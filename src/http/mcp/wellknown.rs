@@ -12,12 +12,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{
-    HeaderValue, Uri,
+    HeaderMap, HeaderValue, Uri,
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
 
 use crate::http::{
-    admission::{Front, challenge},
+    admission::{Front, challenge, headers},
     reply::{McpRefusal, json::JSON},
 };
 use crate::{
@@ -40,14 +40,19 @@ pub(crate) fn issuer(config: &Config, tenant: &Tenant) -> Option<String> {
 }
 
 /// GET: returns the metadata of the resource whose path follows.
-pub(crate) async fn protected_resource(State(front): State<Arc<Front>>, uri: Uri) -> Response {
-    document(&front, uri.path())
+pub(crate) async fn protected_resource(
+    State(front): State<Arc<Front>>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Response {
+    let public_url = headers::public_url(&front.config, &uri, &headers);
+    document(&front, uri.path(), &public_url)
         .unwrap_or_else(|| McpRefusal::from(Error::NoServer).into_response())
 }
 
-fn document(front: &Front, path: &str) -> Option<Response> {
+fn document(front: &Front, path: &str, public_url: &str) -> Option<Response> {
     let config = &front.config;
-    let endpoint = Endpoint::of_metadata(path, &config.public_url, config.default.as_ref())?;
+    let endpoint = Endpoint::of_metadata(path, public_url, config.default.as_ref())?;
     let tenant = front
         .snapshot
         .catalog()
@@ -56,7 +61,7 @@ fn document(front: &Front, path: &str) -> Option<Response> {
         .cloned()?;
     let issuer = issuer(config, &tenant)?;
     let mut document = serde_json::json!({
-        "resource": endpoint.url(&config.public_url),
+        "resource": endpoint.url(public_url),
         "authorization_servers": [issuer],
         "bearer_methods_supported": ["header"],
     });

@@ -1,11 +1,11 @@
 //! MCP server for which a token is requested (RFC 8707), identified by its URL: byte for byte, but for the
-//! case of scheme and host.
+//! case of scheme and host, and the names of this machine.
 //!
 //! Without I/O. Not here: the check that the server exists and that the person may use it.
 
 use crate::{
     declare::Tenant,
-    endpoint::{Endpoint, Form, Kind},
+    endpoint::{self, Endpoint, Form, Kind},
 };
 
 /// A resource of a tenant.
@@ -28,9 +28,10 @@ pub(crate) struct ResourceUrls<'p> {
 
 impl Resource {
     /// Returns the resource of `tenant` at the URL `text`; only URLs of a server match. The audience of
-    /// tokens is the URL as the gateway writes it.
+    /// tokens is the URL as the gateway writes it, with the name of this machine that the client uses.
     pub(super) fn named(place: ResourceUrls<'_>, tenant: &str, text: &str) -> Option<Self> {
-        let endpoint = Endpoint::parse_url_of_client(place.public_url, text, place.default)?;
+        let (public_url, path) = endpoint::split_url(place.public_url, text)?;
+        let endpoint = Endpoint::parse(path, place.default)?;
         if !endpoint.is_resource() || endpoint.tenant != tenant {
             return None;
         }
@@ -38,7 +39,7 @@ impl Resource {
         crate::config::reader::name(server).ok()?;
         Some(Self {
             server: server.to_owned(),
-            url: endpoint.url(place.public_url),
+            url: endpoint.url(&public_url),
         })
     }
 
@@ -117,5 +118,23 @@ mod tests {
         ] {
             assert_eq!(of("a", text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn a_resource_of_this_machine_has_the_name_that_the_client_uses() {
+        let local = ResourceUrls {
+            public_url: "http://127.0.0.1:8080",
+            default: None,
+        };
+        for own in [
+            "http://localhost:8080",
+            "http://127.0.0.1:8080",
+            "http://[::1]:8080",
+        ] {
+            let text = format!("{own}/t/a/y/mcp");
+            let found = Resource::named(local, "a", &text).unwrap();
+            assert_eq!((found.server.as_str(), found.url), ("y", text));
+        }
+        assert!(Resource::named(local, "a", "http://127.0.0.2:8080/t/a/y/mcp").is_none());
     }
 }

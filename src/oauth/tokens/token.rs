@@ -19,7 +19,7 @@ use crate::{
             Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode,
         },
     },
-    endpoint::is_same_url,
+    endpoint::is_same_resource,
     oauth::{
         base::{
             Form, OauthRefusal, RefusalCode, SecretKind,
@@ -241,8 +241,13 @@ impl Exchange<'_> {
     /// The resource is optional, but if present it must be that of the grant (RFC 8707, section
     /// 2.2).
     fn check_resource(&self, grant: &Grant) -> Result<(), OauthRefusal> {
-        let resource = self.form.get("resource");
-        if resource.is_some_and(|resource| !is_same_url(&grant.resource, resource)) {
+        let own =
+            |resource| is_same_resource(&self.state.config.public_url, &grant.resource, resource);
+        if self
+            .form
+            .get("resource")
+            .is_some_and(|resource| !own(resource))
+        {
             let what = "the grant is for another resource";
             return Err(OauthRefusal::new(RefusalCode::InvalidTarget, what));
         }

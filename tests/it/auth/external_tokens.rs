@@ -133,7 +133,7 @@ async fn tokens_are_for_one_server_only() {
         own.replace("/mcp", "/messages"),
         own.replace("/a/x", "/A/x"),
         own.replace("http:", "https:"),
-        own.replace("127.0.0.1", "localhost"),
+        own.replace("127.0.0.1", "127.0.0.2"),
         format!("{own}?a=b"),
         base.clone(),
         "https://elsewhere.test/mcp".to_owned(),
@@ -144,6 +144,11 @@ async fn tokens_are_for_one_server_only() {
             StatusCode::UNAUTHORIZED,
             "{resource}"
         );
+    }
+    // The other names of this machine are the same host.
+    for name in ["localhost", "[::1]"] {
+        let token = key.sign(&issuer.claims(&own.replace("127.0.0.1", name)));
+        assert_eq!(status(&own, &token).await.0, TAKEN, "{name}");
     }
 }
 

@@ -2,12 +2,17 @@
 
 #![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
 
-use reqwest::{Method, StatusCode};
+use reqwest::{
+    Method, StatusCode,
+    header::{AUTHORIZATION, HOST, HeaderMap},
+};
 use serde_json::json;
 
+use crate::auth::external_tokens::client_with;
 use crate::support::{
-    harness::{client, within},
-    oauth_client::{Answer, gateway},
+    browser::Browser,
+    harness::{NEWEST, Session, client, tool_call, within},
+    oauth_client::{Answer, App, gateway, said},
     served::Served,
 };
 
@@ -179,9 +184,9 @@ async fn forbidden_registration_is_not_in_the_metadata() {
 async fn keys_are_published_with_a_tag() {
     let gateway = gateway(json!({})).await;
     // The first token creates the first key, if there is none yet.
-    let app = crate::support::oauth_client::App::public(&gateway, "a").await;
+    let app = App::public(&gateway, "a").await;
     let token = app.tokens().await.text("access_token");
-    let (header, _) = crate::support::oauth_client::said(&token);
+    let (header, _) = said(&token);
     let path = "/t/a/oauth/jwks";
     crate::support::harness::until("the key is published", async || {
         let set = get(&gateway, path).await.body;
@@ -304,4 +309,78 @@ async fn a_server_named_oauth_is_reached() {
         .unwrap()
         .status();
     assert_eq!(status, StatusCode::UNAUTHORIZED, "an API key is asked for");
+}
+
+/// A client compares the resource of the metadata with the URL that it was given (RFC 9728, section 3.3),
+/// and it may have been given any name of this machine.
+#[tokio::test]
+async fn the_names_of_this_machine_are_one_resource() {
+    let gateway = gateway(json!({})).await;
+    let (origin, path) = (gateway.origin(), "/t/a/x/mcp");
+    let port = origin.rsplit(':').next().unwrap();
+    let app = App::public(&gateway, "a").await;
+    let metadata = format!("/.well-known/oauth-protected-resource{path}");
+    let mut tokens = Vec::new();
+    for name in ["127.0.0.1", "localhost", "[::1]"] {
+        let (host, own) = (
+            format!("{name}:{port}"),
+            format!("http://{name}:{port}{path}"),
+        );
+        let ask = async |path: &str, token: Option<&String>| {
+            let asked = client().get(format!("{origin}{path}"));
+            let asked = asked
+                .header(HOST, &host)
+                .header("Accept", "text/event-stream");
+            let asked = match token {
+                Some(token) => asked.bearer_auth(token),
+                None => asked,
+            };
+            Answer::of(within("an answer", asked.send()).await.unwrap()).await
+        };
+        let named = format!("resource_metadata=\"http://{host}{metadata}\"");
+        let refused = ask(path, None).await;
+        let challenge = refused.header("www-authenticate");
+        assert!(challenge.contains(&named), "{challenge}");
+        let document = ask(&metadata, None).await.body;
+        assert_eq!(document["resource"], own);
+        let issuer = format!("{origin}/t/a");
+        assert_eq!(document["authorization_servers"], json!([issuer]));
+        let code = app.code(&[("resource", &own)]).await;
+        let answer = app.redeem(&code, &[("resource", &own)]).await;
+        let token = answer.text("access_token");
+        assert_eq!(said(&token).1["aud"], own);
+        tokens.push(token);
+        for token in &tokens {
+            let known = ask(path, Some(token)).await;
+            assert_eq!(
+                known.status,
+                StatusCode::BAD_REQUEST,
+                "no session, but let in"
+            );
+        }
+        // Any of the names is the resource of the grant.
+        let other = format!("http://LOCALHOST:{port}{path}");
+        let refresh = answer.text("refresh_token");
+        let next = app.refresh(&refresh, &[("resource", &other)]).await;
+        assert_eq!(said(&next.text("access_token")).1["aud"], own);
+        let headers = HeaderMap::from_iter([
+            (HOST, host.parse().unwrap()),
+            (
+                AUTHORIZATION,
+                format!("Bearer {}", tokens[0]).parse().unwrap(),
+            ),
+        ]);
+        let mut session = Session::at(client_with(headers), format!("{origin}{path}"));
+        session.initialize(NEWEST).await;
+        let call = tool_call(json!(7), "delete_all", json!({}));
+        let refused = session.post(&call).await;
+        assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+        let challenge = refused.headers()["www-authenticate"].to_str().unwrap();
+        assert!(challenge.contains(&named), "{challenge}");
+    }
+    // A host that is no name of this machine is no resource.
+    let elsewhere = format!("http://127.0.0.2:{port}{path}");
+    let asked = app.request(&[("resource", &elsewhere)]);
+    let refused = Browser::new().open(&asked).await.answer();
+    assert_eq!(refused["error"], "invalid_target");
 }

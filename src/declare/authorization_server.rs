@@ -21,7 +21,7 @@ pub(crate) struct Builtin {
     pub(crate) clients: BTreeMap<String, Arc<DeclaredClient>>,
     /// Identity providers, by name.
     pub(crate) providers: BTreeMap<String, Arc<Provider>>,
-    /// Scopes that clients should request, besides those that policies require.
+    /// Scopes that clients begin with, besides those that every tool of a server requires.
     pub(crate) scopes: Vec<String>,
     /// Clients may register themselves (RFC 7591).
     pub(crate) registration: bool,

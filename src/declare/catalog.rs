@@ -87,12 +87,30 @@ impl Tenant {
         &'t self,
         servers: impl IntoIterator<Item = &'t Arc<Server>>,
     ) -> Vec<&'t str> {
-        let Some(own) = self.auth.scopes() else {
-            return Vec::new();
-        };
         let required = servers
             .into_iter()
             .flat_map(|server| server.policy.all_scopes());
+        self.scopes_and(required)
+    }
+
+    /// Returns the scopes that a client of `servers` begins with: those of the authentication mode, then
+    /// those that every tool requires. It asks for others when a call needs them (2025-11-25
+    /// authorization, "Scope Selection Strategy": "the minimal set of scopes necessary for basic
+    /// functionality").
+    pub(crate) fn baseline_scopes<'t>(
+        &'t self,
+        servers: impl IntoIterator<Item = &'t Arc<Server>>,
+    ) -> Vec<&'t str> {
+        let required = servers
+            .into_iter()
+            .flat_map(|server| server.policy.scopes_of_every_tool());
+        self.scopes_and(required)
+    }
+
+    fn scopes_and<'t>(&'t self, required: impl Iterator<Item = &'t String>) -> Vec<&'t str> {
+        let Some(own) = self.auth.scopes() else {
+            return Vec::new();
+        };
         let mut seen = BTreeSet::new();
         let all = own.iter().chain(required).map(String::as_str);
         all.filter(|scope| seen.insert(*scope)).collect()

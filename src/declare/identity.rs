@@ -52,7 +52,7 @@ pub(crate) struct External {
     pub(crate) algorithms: Vec<Algorithm>,
     /// The claim with the groups of the subject.
     pub(crate) groups_claim: String,
-    /// Scopes that clients should request; calls do not require them.
+    /// Scopes that clients begin with; calls do not require them.
     pub(crate) scopes: Vec<String>,
 }
 

@@ -119,6 +119,15 @@ impl Policy {
         self.scopes.iter().flat_map(|(_, scopes)| scopes).collect()
     }
 
+    /// The scopes that a call of every tool requires.
+    pub(crate) fn scopes_of_every_tool(&self) -> impl Iterator<Item = &String> {
+        let of_every = self
+            .scopes
+            .iter()
+            .filter(|(tools, _)| tools.is_everything());
+        of_every.flat_map(|(_, scopes)| scopes)
+    }
+
     /// Reports whether the scopes `has` include `needed`, or a scope that implies it.
     pub(crate) fn covers(&self, has: &[String], needed: &str) -> bool {
         let implied_by = self.implied_by.get(needed);

@@ -190,7 +190,10 @@ fn with_settings(builtin: Builtin, auth: &Fields<'_>) -> Builtin {
             )
             .read(builtin.documents, parse::flag()),
         scopes: auth
-            .key("scopes", "Scopes that clients should request.")
+            .key(
+                "scopes",
+                "Scopes that clients request at their first log-in.",
+            )
             .optional(scopes())
             .unwrap_or_default(),
         ..builtin

@@ -92,7 +92,10 @@ impl Reader<'_> {
                 .key("groups_claim", "The claim with the subject's groups.")
                 .read("groups".to_owned(), word()),
             scopes: fields
-                .key("scopes", "Scopes that clients should request.")
+                .key(
+                    "scopes",
+                    "Scopes that clients request at their first log-in.",
+                )
                 .optional(scopes())
                 .unwrap_or_default(),
         }

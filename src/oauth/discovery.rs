@@ -83,7 +83,7 @@ fn metadata(state: &OauthState, server: &AuthorizationServer) -> Value {
         .iter()
         .map(|method| method.name())
         .collect();
-    let mut scopes = server.scopes();
+    let mut scopes = server.advertised_scopes();
     // Every client gets a refresh token; this scope requests it by name (OpenID Connect Core,
     // section 11).
     if !scopes.contains(&"offline_access") {

@@ -69,6 +69,7 @@ cat >"$work/manifest.json" <<JSON
       "default_server": "one",
       "servers": {
         "one": {$server, "policy": {"scopes": {"extra_*": ["extra"]}}},
+        "stepped": {$server, "policy": {"scopes": {"test_simple_text": ["extra"]}}},
         "two": {$server},
         "polling": {$server, "reply": {"close_after": "300ms"}}
       }
@@ -158,6 +159,12 @@ check inspector "$node" oauth-inspector.mjs "$one/mcp"
 check strict "$node" oauth-strict.mjs "$one/mcp"
 check conformance "$node" oauth-conformance.mjs "$one/mcp"
 check conformance-root "$node" oauth-conformance.mjs "$url/mcp"
+for version in 1 2; do
+  check "step-up-ts$version" "$node" oauth-stepup.mjs "$version" "$url/t/acme/stepped/mcp" test_simple_text
+done
+# Another name of this machine than that of public_url.
+check step-up-localhost "$node" oauth-stepup.mjs 2 "${url/127.0.0.1/localhost}/t/acme/stepped/mcp" test_simple_text
+check step-up-python "$python" py_stepup.py "$url/t/acme/stepped/mcp" test_simple_text
 for kind in mcp sse; do
   for client in ts1 ts2; do
     check "$client-$kind" "$node" "oauth-$client.mjs" "$one/$kind"

@@ -152,4 +152,5 @@ async def story():
     assert memory.tokens.access_token != old.access_token, "the access token is another"
 
 
-referee.main(story)
+if __name__ == "__main__":
+    referee.main(story)

@@ -18,7 +18,7 @@ pub(crate) fn unauthorized(
     if tenant.auth.has_issuer() {
         let url = endpoint.metadata_url(public_url);
         members.push(format!("resource_metadata=\"{url}\""));
-        let scopes = scopes(tenant, endpoint.server).join(" ");
+        let scopes = baseline_scopes(tenant, endpoint.server).join(" ");
         if !scopes.is_empty() {
             members.push(format!("scope=\"{scopes}\""));
         }
@@ -37,11 +37,10 @@ pub(crate) fn unauthorized(
     }
 }
 
-/// Returns the scopes that metadata and challenges name for a server. `offline_access` concerns only
-/// the client and its issuer (2025-11-25 authorization, "Refresh Tokens").
-pub(crate) fn scopes<'t>(tenant: &'t Tenant, server: &str) -> Vec<&'t str> {
-    let mut scopes = tenant.scopes(tenant.servers.get(server));
-    scopes.retain(|scope| *scope != "offline_access");
+/// Returns the scopes that metadata and the first challenge name for a server.
+pub(crate) fn baseline_scopes<'t>(tenant: &'t Tenant, server: &str) -> Vec<&'t str> {
+    let mut scopes = tenant.baseline_scopes(tenant.servers.get(server));
+    scopes.retain(|scope| *scope != OFFLINE_ACCESS);
     scopes
 }
 
@@ -56,7 +55,7 @@ pub(crate) fn insufficient_scope(
     let is_allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
     let valid = scopes
         .iter()
-        .filter(|scope| scope.bytes().all(is_allowed))
+        .filter(|scope| scope.bytes().all(is_allowed) && *scope != OFFLINE_ACCESS)
         .map(String::as_str);
     let scopes = valid.collect::<Vec<_>>().join(" ");
     let mut text = format!(r#"Bearer error="insufficient_scope", scope="{scopes}""#);
@@ -65,6 +64,10 @@ pub(crate) fn insufficient_scope(
     }
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(BARE))
 }
+
+/// A scope that concerns only the client and its issuer, which no challenge names (2025-11-25 authorization,
+/// "Refresh Tokens").
+const OFFLINE_ACCESS: &str = "offline_access";
 
 /// Fallback if the text is no header value.
 const BARE: &str = r#"Bearer error="insufficient_scope""#;
@@ -78,7 +81,14 @@ mod tests {
 
     #[test]
     fn names_all_scopes_and_only_scopes() {
-        let scopes = ["files:read", "a\", realm=\"x", "a\\b", "ü", "files:write"];
+        let scopes = [
+            "files:read",
+            "a\", realm=\"x",
+            "a\\b",
+            "ü",
+            "offline_access",
+            "files:write",
+        ];
         let scopes = scopes.map(str::to_owned);
         let challenge = insufficient_scope(
             Some("https://g/.well-known/oauth-protected-resource"),
@@ -92,18 +102,19 @@ mod tests {
     }
 
     #[test]
-    fn scopes_come_from_the_tenant_and_the_called_server() {
+    fn clients_begin_with_the_scopes_of_the_tenant_and_of_every_tool() {
         let text = "
 tenants:
   a:
     auth: {mode: external, issuer: 'https://i.test', scopes: [base, offline_access, w]}
     servers:
-      x: {command: cat, policy: {scopes: {'b_*': [w, r], 'a_*': [offline_access, r]}}}
-      y: {command: cat}
+      x: {command: cat, policy: {scopes: {'*': [w, r, offline_access], 'b_*': [admin]}}}
+      y: {command: cat, policy: {scopes: {'b_*': [admin], '?*': [r]}}}
   b: {auth: {mode: keys}, servers: {x: {command: cat, policy: {scopes: {'*': [w]}}}}}
 ";
         let read = parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
-        let of = |tenant: &str, server| scopes(&read.catalog.tenants[tenant], server).join(" ");
+        let of =
+            |tenant: &str, server| baseline_scopes(&read.catalog.tenants[tenant], server).join(" ");
         assert_eq!(of("a", "x"), "base w r");
         assert_eq!(of("a", "y"), "base w");
         assert_eq!(of("a", "z"), "base w");

@@ -1,8 +1,8 @@
 //! Protected resource metadata (RFC 9728): one document for each URL of a server.
 //!
 //! Every server name has a document, so that clients without credentials cannot find out which
-//! servers exist. Servers whose calls need scopes are the exception: clients must know which scopes
-//! to request.
+//! servers exist. Servers whose every tool needs scopes are the exception: clients must know which scopes
+//! to begin with.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ fn document(front: &Front, path: &str, public_url: &str) -> Option<Response> {
         "authorization_servers": [issuer],
         "bearer_methods_supported": ["header"],
     });
-    let scopes = challenge::scopes(&tenant, endpoint.server);
+    let scopes = challenge::baseline_scopes(&tenant, endpoint.server);
     if !scopes.is_empty() {
         document["scopes_supported"] = scopes.into();
     }

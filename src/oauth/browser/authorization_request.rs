@@ -285,17 +285,20 @@ fn prompt(text: Option<&str>) -> Result<Prompt, AuthorizationRefusal> {
     Ok(prompt)
 }
 
-/// The requested scopes that exist; all, if none is named.
+/// The requested scopes that exist; if none is named, those that a client begins with (RFC 6749,
+/// section 3.3: "a pre-defined default value").
 fn scopes(
     text: Option<&str>,
     tenant: &Tenant,
     resource: &Resource,
 ) -> Result<BTreeSet<String>, AuthorizationRefusal> {
-    let known = tenant.scopes(tenant.servers.get(&resource.server));
+    let server = tenant.servers.get(&resource.server);
     let Some(text) = text else {
-        let all = known.into_iter().filter(|scope| *scope != OFFLINE_ACCESS);
-        return Ok(all.map(str::to_owned).collect());
+        let baseline = tenant.baseline_scopes(server).into_iter();
+        let baseline = baseline.filter(|scope| *scope != OFFLINE_ACCESS);
+        return Ok(baseline.map(str::to_owned).collect());
     };
+    let known = tenant.scopes(server);
     let fits = |byte: u8| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
     if !text.bytes().all(fits) {
         return Err(refusal(

@@ -64,9 +64,11 @@ impl AuthorizationServer {
         }
     }
 
-    /// Returns all scopes that a client may request, sorted by name.
-    pub(crate) fn scopes(&self) -> Vec<&str> {
-        let mut scopes = self.tenant.scopes(self.tenant.servers.values());
+    /// Returns the scopes that its metadata advertise, sorted by name. Clients that know of no others
+    /// request all of them, so those that single tools require are not told (RFC 8414, section 2: "Servers
+    /// MAY choose not to advertise some supported scope values").
+    pub(crate) fn advertised_scopes(&self) -> Vec<&str> {
+        let mut scopes = self.tenant.baseline_scopes(self.tenant.servers.values());
         scopes.sort_unstable();
         scopes
     }

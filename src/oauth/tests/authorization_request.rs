@@ -27,10 +27,10 @@ const GOOD: &str = "response_type=code&code_challenge_method=S256\
                     &code_challenge=E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
 
 #[test]
-fn a_plain_request_is_for_the_default_server_and_all_its_scopes() {
+fn a_plain_request_is_for_the_default_server_and_the_scopes_to_begin_with() {
     let wish = read(GOOD).unwrap();
     assert_eq!(wish.resource.url, "https://gw.test/t/a/x/mcp");
-    assert_eq!(wish.scope(), "files:read files:write");
+    assert_eq!(wish.scope(), "files:read");
     assert_eq!((wish.prompt, wish.max_age), (Prompt::default(), None));
 }
 
@@ -161,7 +161,10 @@ fn a_consent_covers_everything_that_the_page_shows() {
     assert_eq!(one.digest(&later, &[0; 32]), digest);
     assert_ne!(one.digest(&elsewhere, &[0; 32]), digest);
     assert_ne!(one.digest(&back, &[1; 32]), digest);
-    for more in ["scope=files:read", "resource=https://gw.test/t/a/x/sse"] {
+    for more in [
+        "scope=files:read+files:write",
+        "resource=https://gw.test/t/a/x/sse",
+    ] {
         let other = read(&format!("{GOOD}&{more}")).unwrap();
         assert_ne!(other.digest(&back, &[0; 32]), digest, "{more}");
     }

@@ -76,10 +76,7 @@ async fn every_tenant_has_one_issuer_and_its_documents() {
                 json!(true),
             ),
             ("client_id_metadata_document_supported", json!(true)),
-            (
-                "scopes_supported",
-                json!(["files:read", "files:write", "offline_access"]),
-            ),
+            ("scopes_supported", json!(["files:read", "offline_access"])),
             ("subject_types_supported", json!(["public"])),
             ("id_token_signing_alg_values_supported", json!(["EdDSA"])),
             (

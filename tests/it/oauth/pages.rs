@@ -36,7 +36,7 @@ pub(crate) async fn gateway(config: Value, more: Value) -> Served {
                 "native": {"title": "Native", "redirect_uris": ["http://127.0.0.1/cb"]},
             },
             "servers": {
-                "x": server(json!({"scopes": {"d*": ["files:write"]}})),
+                "x": server(json!({"scopes": {"*": ["files:write"], "d*": ["admin"]}})),
                 "y": server(json!({})),
                 "closed": {"command": child(), "grants": {"users": ["eve"]}},
             },
@@ -404,6 +404,7 @@ async fn a_changed_request_asks_for_consent_again() {
         (&[("redirect_uri", "https://two.test/b")], true),
         (&[("scope", "files:read")], true),
         (&[("scope", "files:write files:read")], false),
+        (&[("scope", "files:write files:read admin")], true),
         (&[("resource", &*sse)], true),
         (&[("resource", &*other)], true),
         (&[("client_id", "app"), ("redirect_uri", BACK)], true),

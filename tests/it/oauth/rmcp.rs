@@ -14,19 +14,25 @@ use rmcp::{
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::support::{
-    harness::{child, client, package, within},
-    served::Served,
+use crate::{
+    auth::external_tokens::bearer,
+    support::{
+        harness::{NEWEST, Session, child, client, package, within},
+        served::Served,
+    },
 };
 
 /// The client's redirect URI. No server listens there; the browser prints the URL.
 const REDIRECT: &str = "http://127.0.0.1:33422/callback";
 
 async fn serving() -> Served {
-    let tenant = json!({"auth": {"mode": "builtin"},
+    Served::start(json!({}), json!({"a": tenant(&json!({}))})).await
+}
+
+fn tenant(policy: &Value) -> Value {
+    json!({"auth": {"mode": "builtin"},
         "users": {"ada": {"password": "correct horse battery"}},
-        "servers": {"x": {"command": child()}}});
-    Served::start(json!({}), json!({"a": tenant})).await
+        "servers": {"x": {"command": child(), "policy": policy}}})
 }
 
 /// The steps of a person's browser up to the redirect to the client.
@@ -48,6 +54,12 @@ async fn browsed(url: &str) -> String {
 async fn rmcp_gets_in_with_nothing_but_a_url() {
     let gateway = serving().await;
     let url = gateway.stranger("a", "x").url;
+    Box::pin(gets_in(&gateway, url.clone())).await;
+    // Another name of this machine.
+    Box::pin(gets_in(&gateway, url.replace("127.0.0.1", "localhost"))).await;
+}
+
+async fn gets_in(gateway: &Served, url: String) {
     let mut state = OAuthState::new(&url, Some(client())).await.unwrap();
     let request = AuthorizationRequest::new(REDIRECT).with_client_name("it");
     let started = state.start_authorization(request);
@@ -82,4 +94,43 @@ async fn rmcp_gets_in_with_nothing_but_a_url() {
     let result = serde_json::to_value(result).unwrap();
     assert_eq!(result["content"][0]["text"], "hi");
     within("the end", service.cancel()).await.unwrap();
+}
+
+/// A call that is refused for want of scopes leads to a wider token.
+#[tokio::test]
+async fn rmcp_asks_for_more_scopes_when_a_call_needs_them() {
+    let policy = json!({"scopes": {"*": ["base"], "counter": ["extra"]}});
+    let gateway = Served::start(json!({}), json!({"a": tenant(&policy)})).await;
+    let url = gateway.stranger("a", "x").url;
+    let mut state = OAuthState::new(&url, Some(client())).await.unwrap();
+    let request = AuthorizationRequest::new(REDIRECT).with_client_name("it");
+    let started = state.start_authorization(request);
+    within("discovery and registration", started).await.unwrap();
+    let asked = state.get_authorization_url().await.unwrap();
+    assert!(
+        asked.contains("scope=base") && !asked.contains("extra"),
+        "{asked}"
+    );
+    let landed = browsed(&asked).await;
+    let exchanged = state.handle_callback_url(&landed);
+    within("the exchange", exchanged).await.unwrap();
+    let token = async |state: &OAuthState| {
+        let (_, tokens) = state.get_credentials().await.unwrap();
+        serde_json::to_value(tokens).unwrap()["access_token"].clone()
+    };
+    let first = token(&state).await;
+    let mut session = Session::at(bearer(first.as_str().unwrap()), url.clone());
+    session.initialize(NEWEST).await;
+    let refused = session.begin("counter", json!({})).await;
+    assert_eq!(refused.status(), 403);
+    let challenge = refused.headers()["www-authenticate"].to_str().unwrap();
+    let scopes = challenge.split('"').nth(3).unwrap();
+    assert_eq!(scopes, "base extra", "{challenge}");
+    let asked = state.request_scope_upgrade(scopes, REDIRECT).await.unwrap();
+    let landed = browsed(&asked).await;
+    let exchanged = state.handle_callback_url(&landed);
+    within("the exchange", exchanged).await.unwrap();
+    let second = token(&state).await;
+    session.http = bearer(second.as_str().unwrap());
+    assert_eq!(session.text("counter", json!({})).await, "1");
 }

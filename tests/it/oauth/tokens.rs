@@ -23,7 +23,8 @@ use crate::support::{
 async fn gets_tokens(config: Value) {
     let gateway = gateway(config).await;
     let app = App::public(&gateway, "a").await;
-    let answer = app.answer(&[]).await;
+    let both = ("scope", "files:read files:write");
+    let answer = app.answer(&[both]).await;
     assert_eq!(answer["iss"], format!("{}/t/a", gateway.origin()));
     let tokens = app.redeem(&answer["code"], &[]).await;
     let at = now();
@@ -346,7 +347,8 @@ async fn refresh_tokens_are_used_once_on_postgres() {
 async fn a_refresh_asks_for_no_more_than_was_granted() {
     let gateway = gateway(json!({})).await;
     let app = App::public(&gateway, "a").await;
-    let mut refresh = app.tokens().await.text("refresh_token");
+    let code = app.code(&[("scope", "files:read files:write")]).await;
+    let mut refresh = app.redeem(&code, &[]).await.text("refresh_token");
     for scope in ["files:read", "files:write files:read"] {
         let narrower = app.refresh(&refresh, &[("scope", scope)]).await;
         assert_eq!(narrower.text("scope"), scope);

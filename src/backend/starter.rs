@@ -85,10 +85,10 @@ impl Starter {
             launcher,
             slots: StartSlots::new(
                 bounds.parallel,
-                Some(Lapse {
+                Lapse {
                     after: SLOT,
                     tracker,
-                }),
+                },
             ),
             room: Arc::new(Semaphore::new(bounds.children.min(Semaphore::MAX_PERMITS))),
             circuits,

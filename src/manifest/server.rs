@@ -339,7 +339,7 @@ const DEFAULT_REPLY: Reply = Reply {
     close_after: Duration::ZERO,
 };
 const DEFAULT_CLOCKS: Clocks = Clocks {
-    start: Duration::from_mins(1),
+    start: Duration::from_secs(45),
     call: Duration::from_mins(1),
     call_max: Duration::from_mins(30),
     ask: Duration::from_mins(10),

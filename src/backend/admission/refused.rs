@@ -19,6 +19,8 @@ pub(crate) enum Refused {
     Spawn,
     /// The preparation of the server failed.
     Prepare,
+    /// The preparation of the server takes longer than a start may.
+    Preparing,
     /// The child ended before it answered, or its answer was unusable.
     Failed(&'static str),
     /// The child answered `initialize` with this raw error.

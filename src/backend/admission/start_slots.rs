@@ -1,9 +1,8 @@
-//! Slots for starts and preparations under way, of which one tenant holds at most three quarters, or half
-//! of those that do not lapse.
+//! Slots for starts and preparations under way, of which one tenant holds at most three quarters.
 //!
-//! A slot may be held for long, for example by a server that never answers: a tenant that fills its
-//! share waits for its own slots, and others still find some. The slot of a start lapses, so that also
-//! several such tenants delay others for that time only. Not here: how long a start waits.
+//! A slot lapses: a server that never answers, or a package that cannot be had, holds it for a short
+//! time only. Until then a tenant that fills its share waits for its own slots, and others still find
+//! some. Not here: how long a start waits.
 
 use std::{
     collections::HashMap,
@@ -25,8 +24,8 @@ pub(crate) struct StartSlots {
     all: Arc<Semaphore>,
     /// Slots of one tenant at most.
     share: usize,
-    /// When a slot is free again, although its start goes on; none for never.
-    lapse: Option<Lapse>,
+    /// When a slot is free again, although its start goes on.
+    lapse: Lapse,
     /// Free part of the share of each tenant that holds a slot, and of a few that held one; never
     /// locked across an await.
     shares: RwLock<HashMap<String, Arc<Semaphore>>>,
@@ -41,12 +40,9 @@ pub(crate) struct Lapse {
     pub(crate) tracker: TaskTracker,
 }
 
-/// One slot, freed by being dropped.
-pub(crate) enum StartSlot {
-    /// One that is held.
-    Held { _permits: [OwnedSemaphorePermit; 2] },
-    /// One whose permits are those of a task, which drops them when they lapse.
-    Lapsing { _end: DropGuard },
+/// One slot, freed by being dropped. Its permits are those of a task, which drops them when they lapse.
+pub(crate) struct StartSlot {
+    _end: DropGuard,
 }
 
 /// Shares kept for tenants without a slot.
@@ -54,13 +50,9 @@ const MAX_IDLE_SHARES: usize = 64;
 
 impl StartSlots {
     /// `count` free slots, which lapse after this time.
-    pub(crate) fn new(count: usize, lapse: Option<Lapse>) -> Self {
+    pub(crate) fn new(count: usize, lapse: Lapse) -> Self {
         let count = count.min(Semaphore::MAX_PERMITS);
-        let share = if lapse.is_some() {
-            count - (count / 4).max(1)
-        } else {
-            count / 2
-        };
+        let share = count - (count / 4).max(1);
         Self {
             all: Arc::new(Semaphore::new(count)),
             share: share.max(1),
@@ -74,16 +66,14 @@ impl StartSlots {
     pub(crate) async fn take(&self, tenant: &str) -> StartSlot {
         let of_tenant = acquire(self.share_of(tenant)).await;
         let permits = [acquire(Arc::clone(&self.all)).await, of_tenant];
-        let Some(Lapse { after, tracker }) = &self.lapse else {
-            return StartSlot::Held { _permits: permits };
-        };
+        let Lapse { after, tracker } = &self.lapse;
         let end = CancellationToken::new();
         let (ended, after) = (end.clone(), *after);
         tracker.spawn(async move {
             _ = timeout(after, ended.cancelled()).await;
             drop(permits);
         });
-        StartSlot::Lapsing {
+        StartSlot {
             _end: end.drop_guard(),
         }
     }
@@ -114,15 +104,19 @@ mod tests {
 
     use super::super::start_slots::*;
 
-    fn lapse(after: Duration) -> Lapse {
-        let tracker = TaskTracker::new();
-        Lapse { after, tracker }
+    fn slots(count: usize) -> StartSlots {
+        lapsing(count, Duration::from_mins(1))
     }
 
-    #[test]
-    fn a_tenant_has_half_and_others_the_rest() {
-        for (count, share) in [(1, 1), (2, 1), (3, 1), (5, 2), (16, 8)] {
-            let slots = StartSlots::new(count, None);
+    fn lapsing(count: usize, after: Duration) -> StartSlots {
+        let tracker = TaskTracker::new();
+        StartSlots::new(count, Lapse { after, tracker })
+    }
+
+    #[tokio::test]
+    async fn a_tenant_has_three_quarters_and_others_the_rest() {
+        for (count, share) in [(1, 1), (2, 1), (3, 2), (5, 4), (16, 12)] {
+            let slots = slots(count);
             let of = |tenant: &str| slots.take(tenant).now_or_never();
             let mut held: Vec<StartSlot> = std::iter::from_fn(|| of("a")).collect();
             assert_eq!(held.len(), share, "of {count}");
@@ -131,27 +125,27 @@ mod tests {
             assert_eq!(others.len(), count - share, "of {count}");
             drop(others);
             held.pop();
-            assert!(of("a").is_some(), "a freed slot is available again");
+            slots.take("a").await;
         }
     }
 
-    #[test]
-    fn a_tenant_that_waits_for_its_own_slot_delays_no_other() {
-        let slots = StartSlots::new(2, None);
+    #[tokio::test]
+    async fn a_tenant_that_waits_for_its_own_slot_delays_no_other() {
+        let slots = slots(2);
         let held = slots.take("a").now_or_never();
         let mut second = Box::pin(slots.take("a"));
         assert!((&mut second).now_or_never().is_none());
         assert!(slots.take("b").now_or_never().is_some());
         drop(held);
-        assert!(second.now_or_never().is_some());
+        second.await;
     }
 
-    #[test]
-    fn tenants_without_a_slot_are_forgotten() {
-        let slots = StartSlots::new(4, None);
-        let held = [(); 2].map(|()| slots.take("a").now_or_never().unwrap());
+    #[tokio::test]
+    async fn tenants_without_a_slot_are_forgotten() {
+        let slots = slots(4);
+        let held = [(); 3].map(|()| slots.take("a").now_or_never().unwrap());
         for one in 0..1000 {
-            assert!(slots.take(&one.to_string()).now_or_never().is_some());
+            slots.take(&one.to_string()).await;
         }
         assert!(slots.shares.read().unwrap().len() <= MAX_IDLE_SHARES + 1);
         assert!(slots.take("a").now_or_never().is_none());
@@ -159,18 +153,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_slots_that_lapse_a_tenant_has_three_quarters() {
-        for (count, share) in [(1, 1), (2, 1), (3, 2), (5, 4), (16, 12)] {
-            let slots = StartSlots::new(count, Some(lapse(Duration::from_secs(60))));
-            let held: Vec<_> = std::iter::from_fn(|| slots.take("a").now_or_never()).collect();
-            assert_eq!(held.len(), share, "of {count}");
-        }
-    }
-
-    #[tokio::test]
     async fn a_slot_lapses_and_an_end_before_that_frees_it_too() {
         let after = Duration::from_millis(100);
-        let slots = StartSlots::new(1, Some(lapse(after)));
+        let slots = lapsing(1, after);
         let began = tokio::time::Instant::now();
         let first = slots.take("a").await;
         let second = slots.take("b").await;

@@ -1,7 +1,7 @@
 //! Preparations: installation of a server into a store that all children of a recipe read.
 //!
 //! One run fills a store for all sessions and servers that need it. A failed run counts as a
-//! failed start of the server that began it. Not here: the recipe (`declare`), and the store
+//! failed start of the server that began it, and one that took long is remembered for as long. Not here: the recipe (`declare`), and the store
 //! itself (`stores`).
 
 use std::{
@@ -27,7 +27,9 @@ use super::{
     stores::{KEPT, Store, Stores},
 };
 use crate::backend::{
-    admission::{Circuit, Circuits, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, spec},
+    admission::{
+        Circuit, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, spec,
+    },
     child::{Child, ChildEvent, Exit, Launcher, stderr::printable},
 };
 use crate::base::hex;
@@ -61,7 +63,8 @@ struct Flight {
 enum Outcome {
     Running,
     Ready(Arc<Ready>),
-    Failed(Arc<StartFailure>),
+    /// It failed, and is not tried again before this time.
+    Failed(Arc<StartFailure>, Instant),
     /// The gateway stops.
     Stopped,
 }
@@ -92,6 +95,7 @@ pub(crate) struct PreparationStatus {
 /// A preparation to wait for, or the reason why none begins.
 enum Joined {
     Flight(watch::Receiver<Outcome>),
+    Failed(Arc<StartFailure>),
     Not(Verdict),
 }
 
@@ -103,12 +107,21 @@ enum Failure {
     Failed(String, Vec<String>),
 }
 
-/// Time limit of a preparation and of waiting for one. It is not configurable: a download that takes
-/// longer is stuck.
+/// Time limit of a preparation. It is not configurable: a download that takes longer is stuck.
 const LONGEST: Duration = Duration::from_mins(10);
 
-/// Preparations at a time, at most half of them of one tenant: they share one network and one disk.
+/// Preparations at a time, at most three quarters of them of one tenant: they share one network and one
+/// disk.
 const PARALLEL: usize = 4;
+
+/// The time for which a preparation keeps others out: a package that cannot be had takes longer to fail.
+const SLOT: Duration = Duration::from_secs(10);
+
+/// The duration from which on a failure is remembered; a quicker one has the delays of the circuit alone.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// The longest time for which a failure is remembered.
+const REMEMBERED: Duration = Duration::from_mins(1);
 
 /// Lines of output kept of a failed preparation.
 const LINES: usize = 20;
@@ -131,7 +144,13 @@ impl Preparations {
             circuits,
             wait,
             flights: RwLock::default(),
-            slots: StartSlots::new(PARALLEL, None),
+            slots: StartSlots::new(
+                PARALLEL,
+                Lapse {
+                    after: SLOT,
+                    tracker: tracker.clone(),
+                },
+            ),
             tracker,
             stop,
         }
@@ -144,7 +163,7 @@ impl Preparations {
             let (state, version, output) = match &*flight.outcome.borrow() {
                 Outcome::Running => ("preparing", None, Vec::new()),
                 Outcome::Ready(ready) => ("ready", ready.found.version.clone(), Vec::new()),
-                Outcome::Failed(failure) => {
+                Outcome::Failed(failure, _) => {
                     let lines = failure.output.iter().chain([&failure.why]);
                     ("failed", None, lines.cloned().collect())
                 }
@@ -334,8 +353,8 @@ impl Preparations {
     ///
     /// # Errors
     ///
-    /// `Prepare` if it failed; `Circuit` at once and `Busy` after `spawn.wait` if it must not be
-    /// tried again yet.
+    /// `Prepare` if it failed, also a short time ago; `Preparing` if it takes longer than a start may;
+    /// `Circuit` at once and `Busy` after `spawn.wait` if it must not be tried again yet.
     pub(crate) async fn prepared(
         self: &Arc<Self>,
         server: &Arc<Server>,
@@ -348,6 +367,7 @@ impl Preparations {
         let mut outcome = loop {
             match self.join(server, recipe, &name) {
                 Joined::Flight(outcome) => break outcome,
+                Joined::Failed(failure) => return self.failed(server, failure),
                 Joined::Not(Verdict::Open(left)) => {
                     return self.circuits.refuse(Refused::Circuit(left));
                 }
@@ -360,15 +380,26 @@ impl Preparations {
             }
         };
         let settled = outcome.wait_for(|outcome| !matches!(outcome, Outcome::Running));
-        let settled = timeout(LONGEST, settled).await;
-        match settled.as_ref().map(|settled| settled.as_deref()) {
-            Ok(Ok(Outcome::Ready(ready))) => return Ok(Some(Arc::clone(ready))),
-            Ok(Ok(Outcome::Failed(failure))) => {
-                let names = (server.tenant.as_str(), server.name.as_str());
-                self.circuits.failures.note(names, Arc::clone(failure));
-            }
-            _ => {}
+        // It goes on, and a client that comes again finds it done.
+        let limit = match server.clocks.start {
+            Duration::ZERO => LONGEST,
+            start => start,
+        };
+        let Ok(settled) = timeout(limit, settled).await else {
+            return self.circuits.refuse(Refused::Preparing);
+        };
+        let settled = settled.map(|settled| settled.clone());
+        match settled {
+            Ok(Outcome::Ready(ready)) => Ok(Some(ready)),
+            Ok(Outcome::Failed(failure, _)) => self.failed(server, failure),
+            _ => self.circuits.refuse(Refused::Prepare),
         }
+    }
+
+    /// Refuses the start of a server whose preparation failed.
+    fn failed<T>(&self, server: &Server, failure: Arc<StartFailure>) -> Result<T, Refused> {
+        let names = (server.tenant.as_str(), server.name.as_str());
+        self.circuits.failures.note(names, failure);
         self.circuits.refuse(Refused::Prepare)
     }
 
@@ -381,7 +412,10 @@ impl Preparations {
             flight.servers.insert(asker.clone());
             let is_over = match &*flight.outcome.borrow() {
                 Outcome::Ready(_) => false,
-                Outcome::Failed(_) | Outcome::Stopped => true,
+                Outcome::Failed(failure, until) if Instant::now() < *until => {
+                    return Joined::Failed(Arc::clone(failure));
+                }
+                Outcome::Failed(..) | Outcome::Stopped => true,
                 // The task ended without an outcome.
                 Outcome::Running => flight.outcome.has_changed().is_err(),
             };
@@ -466,8 +500,10 @@ impl Preparations {
                                     "cannot prepare"
                                 );
                 self.circuits.count_failure(spec);
-                let stage = Stage::Prepare;
-                Outcome::Failed(Arc::new(StartFailure { stage, why, output }))
+                let (stage, took) = (Stage::Prepare, began.elapsed());
+                let remembered = if took < SLOW { Duration::ZERO } else { took };
+                let until = Instant::now() + remembered.min(REMEMBERED);
+                Outcome::Failed(Arc::new(StartFailure { stage, why, output }), until)
             }
         }
     }

@@ -111,6 +111,12 @@ impl Recipe {
         made.command = words.next().unwrap_or_default();
         made.args = words.collect();
         made.env = filled_all(&self.env.0, store);
+        for (name, value) in RETRIES {
+            // npm reads its variables in any case.
+            if !made.env.keys().any(|own| own.eq_ignore_ascii_case(name)) {
+                made.env.insert(name.to_owned(), value.to_owned());
+            }
+        }
         made.cwd = Some(store.to_owned());
         made.home = Home::Private;
         made.prepared = Some(store.to_owned());
@@ -219,6 +225,16 @@ fn is_setting(name: &str) -> bool {
     known.contains(&name.as_str()) || families.iter().any(|family| name.starts_with(family))
 }
 
+/// How npm tries a registry again that does not answer, unless the server's `env` says otherwise. By its own
+/// defaults it fails after more than a minute, or after five for one that is silent. What is installed does
+/// not depend on it, so the digest does not include it.
+const RETRIES: [(&str, &str); 4] = [
+    ("npm_config_fetch_retries", "2"),
+    ("npm_config_fetch_retry_mintimeout", "1000"),
+    ("npm_config_fetch_retry_maxtimeout", "5000"),
+    ("npm_config_fetch_timeout", "30000"),
+];
+
 /// The version of the store format, which is part of the digest.
 const FORMAT: &str = "lockgate-prepared-1";
 
@@ -269,8 +285,23 @@ mod tests {
             ("z", &["/s".to_owned()][..])
         );
         assert_eq!(first.env["TMPDIR"], "/s/.tmp");
+        assert_eq!(first.env["npm_config_fetch_retry_mintimeout"], "1000");
         assert_eq!(first.cwd.as_deref(), Some(store));
         assert!(first.is_preparing && !first.env.contains_key("A"));
+    }
+
+    #[test]
+    fn retries_of_npm_are_those_of_the_server_if_it_has_some() {
+        let name = "NPM_CONFIG_FETCH_RETRIES";
+        let (launch, recipe) = server(&format!(
+            "command: npx, args: [x@1], env: {{{name}: \"9\"}}"
+        ))
+        .unwrap();
+        let env = recipe.unwrap().launch(&launch, Path::new("/s")).env;
+        let retries = |own: &&String| own.to_lowercase() == "npm_config_fetch_retries";
+        assert_eq!(env.keys().filter(retries).collect::<Vec<_>>(), [name]);
+        assert_eq!(env[name], "9");
+        assert_eq!(env["npm_config_fetch_timeout"], "30000");
     }
 
     #[test]

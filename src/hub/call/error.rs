@@ -32,6 +32,8 @@ pub(crate) struct CallError {
 pub(crate) enum Status {
     /// 503 with Retry-After.
     Busy,
+    /// The same while the packages of the server are installed.
+    Preparing,
     /// 429 with Retry-After, for a quota of the tenant.
     Limit(Full),
 }
@@ -43,6 +45,10 @@ impl Status {
             Self::Busy => Error::Busy {
                 what: "no room for another backend",
                 retry: Duration::from_secs(2),
+            },
+            Self::Preparing => Error::Busy {
+                what: PREPARING,
+                retry: Duration::from_secs(5),
             },
             Self::Limit(full) => {
                 let (limit, bound) = quota(full);
@@ -144,6 +150,10 @@ impl CallError {
                 "what the backend needs could not be prepared",
                 "prepare_failed",
             ),
+            Refused::Preparing => Self {
+                status: Some(Status::Preparing),
+                ..Self::new(-31004, PREPARING, "preparing")
+            },
             Refused::Failed("timeout") => Self::TIMEOUT,
             Refused::Failed("oversized_line") => Self::TOO_LONG,
             Refused::Failed("unsupported_revision") => Self::REVISION,
@@ -201,3 +211,6 @@ impl CallError {
         line.freeze()
     }
 }
+
+/// The text for a client that came while the packages of its server are installed.
+const PREPARING: &str = "the packages of the server are still being installed";

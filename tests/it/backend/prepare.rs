@@ -7,11 +7,13 @@ use std::{
     io::Write,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use futures_util::future::join_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::auth::external_tokens::bearer;
 use crate::support::{
@@ -270,9 +272,9 @@ async fn preparations_of_one_tenant_that_do_not_end_stop_no_other() {
             "prepare": site.words(work)})
     };
     let stuck = |one: u32| server(&format!("true {one}; {}", site.wait()));
-    // The preparation of `b` ends when two of `a` run, too.
+    // The preparation of `b` ends when three of `a` run, too.
     let runs = site.path("runs");
-    let after = format!("until [ $(wc -l < {runs}) -ge 3 ]; do sleep 0.01; done");
+    let after = format!("until [ $(wc -l < {runs}) -ge 4 ]; do sleep 0.01; done");
     let one = |servers: Value| json!({"auth": {"mode": "none"}, "servers": servers});
     let stuck = json!({"1": stuck(1), "2": stuck(2), "3": stuck(3), "4": stuck(4), "5": stuck(5)});
     let gateway = Served::start(
@@ -281,7 +283,85 @@ async fn preparations_of_one_tenant_that_do_not_end_stop_no_other() {
     )
     .await;
     gateway.session("b", "main").await;
-    assert_eq!(site.runs(), 3, "two of the one, and that of the other");
+    assert_eq!(site.runs(), 4, "three of the one, and that of the other");
+}
+
+/// A tenant's own servers waited for ten minutes.
+#[tokio::test]
+async fn preparations_that_do_not_end_stop_no_other_of_their_tenant_for_long() {
+    let site = Site::new();
+    let server = |work: &str| {
+        json!({"command": "${prepared}/bin/server", "sandbox": site.walls(),
+            "prepare": site.words(work)})
+    };
+    let stuck = |one: u32| server(&format!("true {one}; {}", site.wait()));
+    let mut servers: serde_json::Map<_, _> =
+        (0..3).map(|one| (one.to_string(), stuck(one))).collect();
+    let gateway = served(json!(servers)).await;
+    until("three that are stuck", || async { site.runs() == 3 }).await;
+    servers.insert("main".to_owned(), server("true"));
+    let url = format!("{}/api/v1/tenants/a/servers/main", gateway.origin());
+    let operator = bearer(&gateway.administrator());
+    let put = operator.put(&url).json(&servers["main"]).send().await;
+    assert_eq!(put.unwrap().status(), StatusCode::CREATED);
+    let session = gateway.session("a", "main").await;
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+}
+
+/// Clients gave up after a minute, while this waited for ten.
+#[tokio::test]
+async fn a_client_that_comes_too_early_is_told_to_come_again() {
+    let site = Site::new();
+    let server = json!({"command": "${prepared}/bin/server", "sandbox": site.walls(),
+        "prepare": site.words(&site.wait()), "clocks": {"start": "1s"}});
+    let gateway = served(json!({"main": server})).await;
+    let response = gateway.stranger("a", "main").post(&opening(NEWEST)).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.headers()["retry-after"], "5");
+    let text = body(response).await;
+    assert!(text.contains("still being installed"), "{text}");
+    site.open();
+    is_in_state(&gateway, "ready").await;
+    assert_eq!(site.runs(), 1, "it went on");
+    let session = gateway.session("a", "main").await;
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+}
+
+/// A package that cannot be had cost each client as long as its registry was tried.
+#[tokio::test]
+async fn a_failure_that_took_long_is_remembered() {
+    let site = Site::new();
+    let work = format!("{}; exit 1", site.wait());
+    let server = json!({"command": "${prepared}/bin/server", "sandbox": site.walls(),
+        "prepare": site.words(&work)});
+    let gateway = served(json!({"main": server})).await;
+    until("it runs", || async { site.runs() == 1 }).await;
+    let began = Instant::now();
+    until("it took long", async || {
+        began.elapsed() > Duration::from_secs(2)
+    })
+    .await;
+    site.open();
+    is_in_state(&gateway, "failed").await;
+    let stranger = gateway.stranger("a", "main");
+    for _ in 0..3 {
+        let response = stranger.post(&opening(NEWEST)).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        let answer: Value = serde_json::from_str(&body(response).await).unwrap();
+        assert_eq!(answer["error"]["data"]["reason"], "prepare_failed");
+    }
+    assert_eq!(site.runs(), 1, "nobody waited for another try");
+    // It is forgotten after a while. The next try may succeed.
+    let opening = opening(NEWEST);
+    let next = async {
+        loop {
+            tokio::select! {
+                _ = stranger.post(&opening) => {}
+                () = until("another try", || async { site.runs() == 2 }) => break,
+            }
+        }
+    };
+    within("another try", next).await;
 }
 
 #[tokio::test]

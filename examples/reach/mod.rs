@@ -10,6 +10,7 @@ pub(crate) fn attempt(what: &str, path: &str, number: i32) -> String {
     let outcome = match what {
         "unix" => connect(path),
         "unix_own" => own_socket(),
+        "unix_browser" => browser_socket(),
         "unix_pair" => UnixStream::pair().map(|_| "connected".into()),
         "mptcp" => multipath(path),
         "segment" => attach(number),
@@ -41,6 +42,17 @@ fn own_socket() -> io::Result<String> {
     let _listener = UnixListener::bind("own.sock")?;
     let outcome = UnixStream::connect("own.sock");
     std::fs::remove_file("own.sock")?;
+    outcome.map(|_| "connected".into())
+}
+
+/// Listens where Chromium does, by the whole path, and connects to that.
+fn browser_socket() -> io::Result<String> {
+    let dir = std::env::temp_dir().join(".org.chromium.Chromium.Ab12Cd");
+    std::fs::create_dir_all(&dir)?;
+    let path = dir.join("SingletonSocket");
+    let listener = UnixListener::bind(&path);
+    let outcome = listener.and_then(|_| UnixStream::connect(&path));
+    std::fs::remove_dir_all(dir)?;
     outcome.map(|_| "connected".into())
 }
 

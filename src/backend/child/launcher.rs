@@ -22,7 +22,7 @@ use crate::backend::{
     sandbox::{Restrictions, Sandbox, Store, UidLease},
 };
 use crate::{
-    base::budget::Descriptors,
+    base::{budget::Descriptors, is_random_name, random_name},
     declare::{Home, Launch, Limits},
 };
 
@@ -91,7 +91,7 @@ impl Launcher {
         let entries = fs::read_dir(&self.work).into_iter().flatten().flatten();
         let is_left = |entry: &fs::DirEntry| {
             let name = entry.file_name();
-            let is_private = name.to_str().is_some_and(is_private);
+            let is_private = name.to_str().is_some_and(is_random_name);
             let age = entry.metadata().and_then(|found| found.modified());
             is_private && age.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= GUARDED))
         };
@@ -137,11 +137,12 @@ impl Launcher {
             env.extend(value.map(|value| (name.into(), value)));
         };
         let ambient = &self.ambient;
+        // That of the cgroup. Every process may read it, and the directory's must not follow from it.
         let name = format!("{label}-{}", uuid::Uuid::new_v4().simple());
         set("PATH", ambient.path.clone());
         let (private, cwd) = match launch.home {
             Home::Private => {
-                let dir = self.work.join(&name);
+                let dir = self.work.join(random_name());
                 DirBuilder::new().mode(0o700).create(&dir)?;
                 set("LANG", Some("C.UTF-8".into()));
                 set("HOME", Some(dir.clone().into()));
@@ -211,12 +212,6 @@ impl Launcher {
     }
 }
 
-/// Whether a name is one that [`Launcher::request`] gives to private directories.
-fn is_private(name: &str) -> bool {
-    let random = name.rsplit_once('-').map(|(_, random)| random.as_bytes());
-    random.is_some_and(|random| random.len() == 32 && random.iter().all(u8::is_ascii_hexdigit))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::launcher::*;
@@ -232,7 +227,7 @@ mod tests {
             Sandbox::none(),
             Descriptors::new(1000),
         );
-        let random = "0123456789abcdef".repeat(2);
+        let [left, young, of_guard] = [(); 3].map(|()| random_name());
         let made = |name: &str, age: Duration| {
             let path = work.path().join(name);
             fs::create_dir(&path).unwrap();
@@ -242,15 +237,15 @@ mod tests {
             dir.set_modified(now - age).unwrap();
             dir
         };
-        drop(made(&format!("a-left-{random}"), GUARDED * 2));
-        drop(made(&format!("a-young-{random}"), GUARDED / 2));
-        for foreign in ["prepared", "a-b-0123", &random, &format!("{random}-x")] {
+        drop(made(&left, GUARDED * 2));
+        drop(made(&young, GUARDED / 2));
+        for foreign in ["prepared", "a-b-0123", &left[1..], &format!("{left}x")] {
             drop(made(foreign, GUARDED * 2));
         }
-        let held = made(&format!("a-held-{random}"), GUARDED * 2);
+        let held = made(&of_guard, GUARDED * 2);
         rustix::fs::flock(&held, FlockOperation::NonBlockingLockShared).unwrap();
         assert_eq!(launcher.tidy(), 1);
-        assert!(!work.path().join(format!("a-left-{random}")).exists());
+        assert!(!work.path().join(left).exists());
         drop(held);
         assert_eq!(launcher.tidy(), 1);
         assert_eq!(fs::read_dir(work.path()).unwrap().count(), 5);

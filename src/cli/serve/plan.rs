@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     backend::sandbox::Kernel,
+    base::{RANDOM_NAME, random_name},
     config::{Config, Mistake, Separation, Sources, Wrong, gateway::environment},
     declare::{Confinement, Home, Launch, Offer, Prune, When},
     manifest::{checks, command_line, objects},
@@ -73,9 +74,9 @@ pub(super) struct Plan {
     pub(super) source: Source,
     /// The environment of this process.
     pub(super) env: BTreeMap<String, String>,
-    /// The directory for private files of children, removed with the gateway; `data_dir/work` if
-    /// none.
-    pub(super) work: Option<PathBuf>,
+    /// The directory for private files of children; one outside the data directory is removed with the
+    /// gateway.
+    pub(super) work: Work,
     /// The kernel features of this machine.
     pub(super) kernel: Kernel,
     /// The features that children get.
@@ -138,12 +139,11 @@ pub(super) fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
-    let work = temporary();
     Ok(Plan {
         config,
         source: Source::Fixed(manifest.catalog),
         env,
-        work: Some(work),
+        work: Work::Temporary(temporary()),
         kernel,
         offer,
         secrets: Vec::new(),
@@ -245,11 +245,10 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
         prune,
     });
     Ok(Plan {
+        work: Work::of(&config, &offer),
         config,
         source: Source::Stored(manifest),
         env,
-        // A child with a separate uid cannot enter the data directory.
-        work: (offer.separation == Separation::Uid).then(temporary),
         kernel,
         offer,
         secrets,
@@ -272,10 +271,44 @@ fn both<A, B>(
     }
 }
 
+/// The directory for private files of children.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// In the data directory.
+    Kept(PathBuf),
+    /// In the directory for temporary files; removed with the gateway.
+    Temporary(PathBuf),
+}
+
+impl Work {
+    /// In the data directory, unless that is closed to a child with a uid of its own, or so long that
+    /// programs cannot make a socket in a private directory.
+    fn of(config: &Config, offer: &Offer) -> Self {
+        let kept = config.data_dir.join("work");
+        if offer.separation == Separation::Uid || kept.as_os_str().len() > LONGEST_WORK {
+            Self::Temporary(temporary())
+        } else {
+            Self::Kept(kept)
+        }
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Self::Kept(path) | Self::Temporary(path) => path,
+        }
+    }
+}
+
 /// A directory outside the data directory, for the private files of children.
 fn temporary() -> PathBuf {
-    std::env::temp_dir().join(format!("lockgate-{}", uuid::Uuid::new_v4().simple()))
+    std::env::temp_dir().join(format!("lockgate-{}", random_name()))
 }
+
+/// The longest path of the directory of private directories, so that a private directory has a path of at
+/// most 60 bytes. The address of a UNIX socket has 107 (unix(7)), of which Chromium takes 46 below TMPDIR:
+/// `/.org.chromium.Chromium.XXXXXX/SingletonSocket`.
+const LONGEST_WORK: usize = 60 - 1 - RANDOM_NAME;
 
 /// Files hidden from children besides the data and work directories: configuration, manifest and
 /// key files.
@@ -308,5 +341,41 @@ mod tests {
             said,
             ["--env: TOKEN: is not set here; write NAME=VALUE, or set it"]
         );
+    }
+
+    #[test]
+    fn private_directories_leave_room_for_the_socket_of_a_browser() {
+        let work = |data_dir: &str, separation| {
+            let sources = Sources {
+                set: vec![format!("data_dir={data_dir}")],
+                ..Sources::default()
+            };
+            let offer = Offer {
+                separation,
+                ..Offer::none()
+            };
+            Work::of(&Config::load(&sources).unwrap(), &offer)
+        };
+        for (data_dir, separation, is_kept) in [
+            ("/var/lib/lockgate", Separation::Landlock, true),
+            (
+                "/home/ada/.local/state/lockgate",
+                Separation::Namespace,
+                true,
+            ),
+            (
+                "/home/ada.lovelace/.local/state/lockgate",
+                Separation::Namespace,
+                false,
+            ),
+            ("/var/lib/lockgate", Separation::Uid, false),
+        ] {
+            let work = work(data_dir, separation);
+            assert_eq!(matches!(work, Work::Kept(_)), is_kept, "{data_dir}");
+            let private = work.path().join(random_name());
+            let socket = ".org.chromium.Chromium.XXXXXX/SingletonSocket";
+            assert!(private.as_os_str().len() <= 60, "{}", private.display());
+            assert!(private.join(socket).as_os_str().len() <= 107);
+        }
     }
 }

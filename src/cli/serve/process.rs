@@ -19,7 +19,7 @@ use rustix::process::DumpableBehavior;
 
 use super::{
     database, descriptors,
-    plan::{Plan, RunArgs, ServeArgs, plan_run, plan_serve},
+    plan::{Plan, RunArgs, ServeArgs, Work, plan_run, plan_serve},
     private_dir,
     service_manager::{self, ServiceManager},
     signals::{self, HangUp},
@@ -83,7 +83,10 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     }
     descriptors::raise();
     memory::purge_soon();
-    let work = plan.work.clone();
+    let temporary = match &plan.work {
+        Work::Temporary(work) => Some(work.clone()),
+        Work::Kept(_) => None,
+    };
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .on_thread_park(memory::give_back)
@@ -95,7 +98,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
             runtime.shutdown_timeout(Duration::from_millis(200));
             outcome
         });
-    if let Some(work) = work {
+    if let Some(work) = temporary {
         // Private directories are removed with their children, so it should be empty.
         let _ = removal::remove(&work);
     }
@@ -131,10 +134,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     } = plan;
     let listeners = sockets::listeners(&config, is_run).await?;
     config.bind(listeners.http.local_addr()?);
-    let work = match work {
-        Some(work) => work,
-        None => config.data_dir.join("work"),
-    };
+    let work = work.path().to_owned();
     if !is_run && let Err(mistake) = private_dir::claim(&config)? {
         return Ok(refuse(&[mistake]));
     }

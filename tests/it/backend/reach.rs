@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use crate::{
     backend::sandbox::{Two, reads},
     support::{
-        harness::{Session, child, until},
+        harness::{Gateway, Session, child, until},
         postgres::Postgres,
         redis::{Kind, Redis},
     },
@@ -151,6 +151,32 @@ async fn a_named_unix_socket_is_reached_and_no_other() {
     let text = reach(&two.a, "unix_own", "", 0).await;
     assert_eq!(text, "refused: Operation not permitted (os error 1)");
     assert_eq!(reach(&two.a, "unix_pair", "", 0).await, "connected");
+}
+
+/// The address of a socket has 107 bytes (unix(7)). Of Chromium's, below TMPDIR, some were longer.
+#[tokio::test]
+async fn a_browser_can_make_its_socket_under_each_separation() {
+    let data = tempfile::tempdir().unwrap();
+    let data = data.path().join("home/ada.lovelace/.local/state/lockgate");
+    for (separation, keys) in [
+        ("uid", "args: []"),
+        ("namespace", "args: []"),
+        ("uid", "sandbox: {profile: open}"),
+        ("namespace", "sandbox: {profile: open}"),
+        ("landlock", "sandbox: {profile: open}"),
+        ("landlock", "sandbox: {sockets: true}"),
+        ("none", "sandbox: {sockets: true}"),
+    ] {
+        std::fs::create_dir_all(&data).unwrap();
+        let mut sets = vec![format!("sandbox.separation={separation}")];
+        sets.extend((separation == "uid").then(|| "sandbox.uids=700000-765535".to_owned()));
+        sets.extend((separation == "none").then(|| "sandbox.shared_uid=true".to_owned()));
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        let gateway = Gateway::serve(&data, &sets, keys).await;
+        let session = gateway.session().await;
+        let text = reach(&session, "unix_browser", "", 0).await;
+        assert_eq!(text, "connected", "{separation} {keys}");
+    }
 }
 
 /// A System V segment of this machine, removed at the end.

@@ -323,4 +323,5 @@ def main():
                 raise
 
 
-main()
+if __name__ == "__main__":
+    main()

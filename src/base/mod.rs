@@ -11,7 +11,7 @@
 //! * `private_file`: files that only their owner may read
 //! * `progress`: a line on a terminal that is drawn again while work is under way
 //! * `random`: source of random numbers, and names that nobody can guess
-//! * `reach`: addresses that outbound requests may reach
+//! * `reach`: addresses that outbound requests may reach, and the proxy of these
 //! * `secret`: texts that are never printed
 //! * `table`: hash tables with the gateway's own keys
 //! * `terminal`: colours and redrawn lines, and text of others made safe for a terminal
@@ -38,6 +38,7 @@ pub(crate) use self::hidden_paths::HiddenPaths;
 pub(crate) use self::outbound::{Document, Outbound, OutboundError};
 pub(crate) use self::progress::{Output, Progress};
 pub(crate) use self::random::{RANDOM_NAME, Random, is_random_name, random_name};
+pub(crate) use self::reach::Proxy;
 pub(crate) use self::secret::Secret;
 pub(crate) use self::table::{FastHash, Table};
 pub(crate) use self::terminal::{Screen, Tone};

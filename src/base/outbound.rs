@@ -1,11 +1,12 @@
 //! HTTP client for addresses named by others: metadata, keys and tokens of issuers and clients.
 //!
 //! To prevent server-side request forgery it connects to public addresses only and follows no
-//! redirects. Not here: the meaning of documents.
+//! redirects. A proxy that looks names up itself must refuse private addresses too: only names and addresses
+//! that are known here to be private are not asked of it. Not here: the meaning of documents.
 
 use std::{
     fmt,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -19,9 +20,9 @@ use reqwest::{
     redirect,
 };
 use tokio::{sync::watch, time::timeout};
-use url::Url;
+use url::{Host, Url};
 
-use super::reach::Reach;
+use super::reach::{Proxy, Reach, is_private_name};
 
 /// HTTP client for addresses named by others; a handle.
 #[derive(Clone, Debug)]
@@ -35,6 +36,18 @@ pub(crate) struct State {
     plain: OnceLock<Option<Client>>,
     /// Client for https, which a thread creates from the first use on.
     secure: OnceLock<watch::Receiver<Option<Client>>>,
+    /// The proxy of https, and the client that goes through it, made likewise.
+    proxy: Option<Proxy>,
+    proxied: OnceLock<watch::Receiver<Option<Client>>>,
+}
+
+/// The way of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// To the host itself, at one of these addresses.
+    Direct(Reach),
+    /// Through the proxy.
+    Proxied,
 }
 
 /// Reason why a request failed; the text is for the log.
@@ -69,12 +82,21 @@ impl fmt::Display for OutboundError {
 }
 
 impl Outbound {
-    /// Makes a client that may also connect to the networks `allow`.
+    /// Makes a client without a proxy.
+    #[cfg(test)]
     pub(crate) fn new(allow: Vec<IpNet>) -> Self {
+        Self::through(allow, None)
+    }
+
+    /// Makes a client that may also connect to the networks `allow`; requests to public addresses go through
+    /// the proxy, if there is one.
+    pub(crate) fn through(allow: Vec<IpNet>, proxy: Option<Proxy>) -> Self {
         Self(Arc::new(State {
             allow: allow.into(),
             plain: OnceLock::new(),
             secure: OnceLock::new(),
+            proxy,
+            proxied: OnceLock::new(),
         }))
     }
 
@@ -94,7 +116,7 @@ impl Outbound {
     /// Those of [`Self::json`].
     pub(crate) async fn document(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
         let url = Url::parse(url).map_err(|_| OutboundError::Url("no URL"))?;
-        let client = self.client(self.reach(&url)?).await?;
+        let client = self.client(self.way(&url).await?).await?;
         let sent = client.get(url).header(ACCEPT, "application/json").send();
         let response = sent.await.map_err(unreachable)?;
         let status = response.status();
@@ -141,7 +163,7 @@ impl Outbound {
     ) -> Result<http::Response<Vec<u8>>, OutboundError> {
         let (head, content) = request.into_parts();
         let url = Url::parse(&head.uri.to_string()).map_err(|_| OutboundError::Url("no URL"))?;
-        let client = self.client(self.reach(&url)?).await?;
+        let client = self.client(self.way(&url).await?).await?;
         let request = client.request(head.method, url);
         let sent = request.headers(head.headers).body(content).send();
         let answer = sent.await.map_err(unreachable)?;
@@ -161,15 +183,66 @@ impl Outbound {
         Reach::of(url, &self.0.allow).map_err(OutboundError::Url)
     }
 
-    /// Returns the client for `reach`, when it is there.
-    async fn client(&self, reach: Reach) -> Result<Client, OutboundError> {
+    /// Returns the way of a request to a URL, if it is allowed.
+    async fn way(&self, url: &Url) -> Result<Way, OutboundError> {
+        let reach = self.reach(url)?;
+        let (Some(proxy), Reach::Public, Some(host)) = (&self.0.proxy, reach, url.host()) else {
+            return Ok(Way::Direct(reach));
+        };
+        let is_allowed = |ip: IpAddr| Reach::Allowed.contains(ip, &self.0.allow);
+        let is_direct = match host {
+            Host::Domain(name) if !proxy.exempts(&host) => self.is_own_name(name).await?,
+            Host::Ipv4(v4) => proxy.exempts(&host) || is_allowed(v4.into()),
+            Host::Ipv6(v6) => proxy.exempts(&host) || is_allowed(v6.into()),
+            Host::Domain(_) => true,
+        };
+        Ok(if is_direct {
+            Way::Direct(reach)
+        } else {
+            Way::Proxied
+        })
+    }
+
+    /// Reports whether a name leads to an allowed network, so that it is reached without the proxy.
+    ///
+    /// # Errors
+    ///
+    /// For a name that leads to another private address, as far as that is known here: behind a proxy there
+    /// may be no name server for public names.
+    async fn is_own_name(&self, name: &str) -> Result<bool, OutboundError> {
+        let found = timeout(CONNECT, tokio::net::lookup_host((name, 0))).await;
+        let Ok(Ok(found)) = found else {
+            if is_private_name(name) {
+                return Err(OutboundError::Url("the name of a private network"));
+            }
+            return Ok(false);
+        };
+        let found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+        let allow = &self.0.allow;
+        if found.iter().any(|ip| Reach::Allowed.contains(*ip, allow)) {
+            return Ok(true);
+        }
+        let is_public = |ip: &IpAddr| Reach::Public.contains(*ip, allow);
+        if !found.iter().all(is_public) {
+            let what = "the name has a private address".to_owned();
+            return Err(OutboundError::Unreachable(what));
+        }
+        Ok(false)
+    }
+
+    /// Returns the client for `way`, when it is there.
+    async fn client(&self, way: Way) -> Result<Client, OutboundError> {
         let failed = || OutboundError::Unreachable("no client: see the log".to_owned());
-        if reach == Reach::Allowed {
+        if way == Way::Direct(Reach::Allowed) {
             // Without certificates: nothing is read from the disk.
-            let build = || self.build(reach, |builder| builder.tls_certs_only([]));
+            let build = || self.build(way, |builder| builder.tls_certs_only([]));
             return self.0.plain.get_or_init(build).clone().ok_or_else(failed);
         }
-        let mut client = self.0.secure.get_or_init(|| self.build_secure()).clone();
+        let client = match way {
+            Way::Direct(_) => &self.0.secure,
+            Way::Proxied => &self.0.proxied,
+        };
+        let mut client = client.get_or_init(|| self.build_secure(way)).clone();
         let built = timeout(CONNECT, client.wait_for(Option::is_some)).await;
         let slow = |_| OutboundError::Unreachable("certificates are still being read".to_owned());
         let built = built.map_err(slow)?.map_err(|_| failed())?;
@@ -178,12 +251,12 @@ impl Outbound {
 
     /// Creates the client for https in a thread of its own, because that reads the system's
     /// certificates: hundreds of files, of which none has a time limit.
-    fn build_secure(&self) -> watch::Receiver<Option<Client>> {
+    fn build_secure(&self, way: Way) -> watch::Receiver<Option<Client>> {
         let (built, client) = watch::channel(None);
         let outbound = self.clone();
         let build = move || {
             // All receivers may be gone.
-            let _ = built.send(outbound.build(Reach::Public, |builder| builder));
+            let _ = built.send(outbound.build(way, |builder| builder));
         };
         let thread = std::thread::Builder::new().name("certificates".into());
         if let Err(error) = thread.spawn(build) {
@@ -192,29 +265,32 @@ impl Outbound {
         client
     }
 
-    fn build(
-        &self,
-        reach: Reach,
-        set: impl FnOnce(ClientBuilder) -> ClientBuilder,
-    ) -> Option<Client> {
-        let resolver = Resolver {
-            reach,
-            allow: Arc::clone(&self.0.allow),
+    fn build(&self, way: Way, set: impl FnOnce(ClientBuilder) -> ClientBuilder) -> Option<Client> {
+        let client = match (way, &self.0.proxy) {
+            (Way::Direct(reach), _) => {
+                let resolver = Resolver {
+                    reach,
+                    allow: Arc::clone(&self.0.allow),
+                };
+                let direct = builder(reach).dns_resolver(Arc::new(resolver)).no_proxy();
+                set(direct).build()
+            }
+            // Its own address may be any: an operator named it.
+            (Way::Proxied, Some(proxy)) => reqwest::Proxy::https(proxy.url.expose())
+                .and_then(|proxy| set(builder(Reach::Public).proxy(proxy)).build()),
+            (Way::Proxied, None) => return None,
         };
-        let client = set(builder(resolver)).build();
         client
             .inspect_err(|error| tracing::error!(%error, "no client for outbound requests"))
             .ok()
     }
 }
 
-fn builder(resolver: Resolver) -> ClientBuilder {
+fn builder(reach: Reach) -> ClientBuilder {
     Client::builder()
-        .https_only(resolver.reach == Reach::Public)
-        .dns_resolver(Arc::new(resolver))
+        .https_only(reach == Reach::Public)
         .redirect(redirect::Policy::none())
         .retry(reqwest::retry::never())
-        .no_proxy()
         .referer(false)
         .user_agent(concat!("lockgate/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT)

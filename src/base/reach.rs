@@ -1,4 +1,5 @@
-//! Addresses that outbound requests may reach: public ones, and those an operator allows.
+//! Addresses that outbound requests may reach: public ones, and those an operator allows. The proxy that they
+//! go through, and the hosts that they do not.
 //!
 //! Against server-side request forgery. Pure functions; not here: connections (`outbound`).
 
@@ -6,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use url::{Host, Url};
+
+use super::secret::Secret;
 
 /// Addresses that one of the two clients may connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +93,80 @@ fn is_public_v6(ip: Ipv6Addr) -> bool {
     };
     is_global_unicast && !is_special
 }
+
+/// A proxy for https, which looks names up itself, and the hosts that are reached without it.
+#[derive(Clone, Debug)]
+pub(crate) struct Proxy {
+    /// Its URL, with a password if it wants one.
+    pub(crate) url: Secret,
+    exempt: Vec<Exempt>,
+}
+
+/// An entry of `NO_PROXY`.
+#[derive(Clone, Debug)]
+enum Exempt {
+    Everything,
+    Network(IpNet),
+    /// A host and all names below it.
+    Domain(String),
+}
+
+impl Proxy {
+    /// A proxy at `url`, but for the hosts of `no_proxy`: domains, addresses and networks with commas between
+    /// them, as the variable `NO_PROXY` has them.
+    pub(crate) fn new(url: Secret, no_proxy: &str) -> Self {
+        let entries = no_proxy.split(',').map(str::trim);
+        let exempt = |entry: &str| {
+            let address = || entry.parse::<IpAddr>().map(IpNet::from);
+            match entry.parse::<IpNet>().or_else(|_| address()) {
+                Ok(network) => Exempt::Network(network),
+                Err(_) if entry == "*" => Exempt::Everything,
+                Err(_) => Exempt::Domain(entry.trim_start_matches('.').to_ascii_lowercase()),
+            }
+        };
+        let exempt = entries.filter(|entry| !entry.is_empty()).map(exempt);
+        Self {
+            url,
+            exempt: exempt.collect(),
+        }
+    }
+
+    /// Reports whether a host is reached without the proxy.
+    pub(super) fn exempts(&self, host: &Host<&str>) -> bool {
+        let ip = match *host {
+            Host::Ipv4(v4) => Some(IpAddr::V4(v4)),
+            Host::Ipv6(v6) => Some(IpAddr::V6(v6)),
+            Host::Domain(_) => None,
+        };
+        let is_below = |name: &str, domain: &str| {
+            let above = name.strip_suffix(domain);
+            above.is_some_and(|above| above.is_empty() || above.ends_with('.'))
+        };
+        self.exempt.iter().any(|exempt| match (exempt, host) {
+            (Exempt::Everything, _) => true,
+            (Exempt::Network(network), _) => ip.is_some_and(|ip| network.contains(&ip)),
+            (Exempt::Domain(domain), Host::Domain(name)) => is_below(name, domain),
+            (Exempt::Domain(_), _) => false,
+        })
+    }
+}
+
+/// Reports whether a name is one of a private network: no public name server has it (RFC 6761, 6762, 7686,
+/// 8375), or it is no whole name.
+pub(super) fn is_private_name(name: &str) -> bool {
+    let name = name.trim_end_matches('.');
+    !name.contains('.') || PRIVATE_NAMES.iter().any(|suffix| name.ends_with(suffix))
+}
+
+const PRIVATE_NAMES: [&str; 7] = [
+    ".localhost",
+    ".local",
+    ".internal",
+    ".home.arpa",
+    ".invalid",
+    ".onion",
+    ".test",
+];
 
 /// `64:ff9b::/96`
 const NAT64: u128 = 0x0064_ff9b << 96;

@@ -20,7 +20,7 @@ use crate::base::budget::machine_memory;
 use super::cluster::authorities;
 pub(crate) use super::cluster::{Cluster, Drain, Log, Redis};
 use super::listeners::{Admin, Ops};
-pub(crate) use super::oauth::OauthSettings;
+pub(crate) use super::oauth::{OauthSettings, OutboundSettings};
 pub(crate) use super::reader::Mistake;
 pub(crate) use super::sources::Override;
 pub(crate) use super::storage::Storage;
@@ -51,8 +51,8 @@ pub(crate) struct Config {
     pub(crate) default: Option<(String, String)>,
     /// Authentication of callers.
     pub(crate) auth: Auth,
-    /// Special-purpose networks that outbound requests may reach.
-    pub(crate) outbound_allow: Vec<IpNet>,
+    /// Requests of the gateway itself.
+    pub(crate) outbound: OutboundSettings,
     /// Lifetimes of sessions.
     pub(crate) session: Session,
     /// Settings of streams.
@@ -375,7 +375,7 @@ impl Layers {
             auth: Auth {
                 insecure: self.leaf("auth.insecure", Node::flag),
             },
-            outbound_allow: self.leaf("outbound.allow", |node| each(node, network)),
+            outbound: OutboundSettings::read(self, env),
             session: Session {
                 idle: self.leaf("session.idle", Node::duration),
                 max: self.leaf("session.max", Node::duration),
@@ -401,7 +401,7 @@ impl Layers {
                 shared_uid: self.leaf("sandbox.shared_uid", Node::flag),
                 uids: self.leaf("sandbox.uids", Uids::read),
                 separation: self.leaf("sandbox.separation", Separation::read),
-                refuse: self.leaf("sandbox.refuse", |node| each(node, network)),
+                refuse: self.leaf("sandbox.refuse", |node| node.each(network)),
             },
             storage,
             oauth: OauthSettings::read(self),
@@ -440,9 +440,9 @@ impl Layers {
         });
         Http {
             listen,
-            allowed_hosts: self.leaf("http.allowed_hosts", |node| each(node, host)),
-            allowed_origins: self.leaf("http.allowed_origins", |node| each(node, origin)),
-            trusted_proxies: self.leaf("http.trusted_proxies", |node| each(node, network)),
+            allowed_hosts: self.leaf("http.allowed_hosts", |node| node.each(host)),
+            allowed_origins: self.leaf("http.allowed_origins", |node| node.each(origin)),
+            trusted_proxies: self.leaf("http.trusted_proxies", |node| node.each(network)),
             max_body: self.leaf("http.max_body", Node::some_bytes),
             max_connections: self.leaf("http.max_connections", Node::at_least_one),
             per_address: self.leaf("http.per_address.requests_per_second", |node| {
@@ -522,7 +522,7 @@ impl Layers {
             let named = CA_VARIABLES.iter();
             named.map(|name| ((*name).to_owned(), file.clone()))
         });
-        let passed = self.leaf("children.env", |node| each(node, |text| passed(text, own)));
+        let passed = self.leaf("children.env", |node| node.each(|text| passed(text, own)));
         Children {
             env: named.chain(passed).collect(),
         }
@@ -568,13 +568,6 @@ fn optional<T>(node: &Node, parse: impl Fn(&str) -> Result<T, Wrong>) -> Result<
     } else {
         parse(&text).map(Some)
     }
-}
-
-fn each<T>(node: &Node, parse: impl Fn(&str) -> Result<T, Wrong>) -> Result<Vec<T>, Wrong> {
-    node.items()?
-        .iter()
-        .map(|item| parse(&item.text()?))
-        .collect()
 }
 
 /// A variable for children: `NAME=VALUE`, or NAME with the value of the gateway's own.

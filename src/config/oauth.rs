@@ -1,10 +1,83 @@
-//! Settings of the tenants' authorization servers.
+//! Settings of the tenants' authorization servers, and of requests to others.
 //!
 //! Not here: the declaration of one authorization server (`declare/authorization_server`).
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use super::{document::Node, reader::Wrong, sources::Layers};
+use ipnet::IpNet;
+use url::Url;
+
+use super::{address::network, document::Node, reader::Wrong, sources::Layers};
+use crate::base::{Proxy, Secret};
+
+/// Requests of the gateway itself: for documents, keys and tokens of others.
+#[derive(Clone, Debug)]
+pub(crate) struct OutboundSettings {
+    /// Special-purpose networks that they may reach.
+    pub(crate) allow: Vec<IpNet>,
+    /// The proxy of requests to public addresses.
+    pub(crate) proxy: Option<Proxy>,
+    /// URLs that show whether documents of clients can be fetched; empty to assume it.
+    pub(crate) probe: Vec<String>,
+}
+
+impl OutboundSettings {
+    /// Reads the keys below `outbound`; `HTTPS_PROXY` stands for the proxy, and `NO_PROXY` has its exceptions.
+    pub(crate) fn read(layers: &mut Layers, env: &BTreeMap<String, String>) -> Self {
+        let variable = |names: [&'static str; 2]| {
+            let set = |name| env.get(name).filter(|text| !text.is_empty());
+            names.into_iter().find_map(|name| Some((name, set(name)?)))
+        };
+        if let Some((name, url)) = variable(["HTTPS_PROXY", "https_proxy"])
+            && layers.is_default("outbound.proxy")
+            && !layers.run
+        {
+            layers.add("outbound.proxy", Node::from_word(name, url));
+        }
+        let no_proxy = variable(["NO_PROXY", "no_proxy"]).map_or("", |(_, text)| text);
+        let proxy = layers.leaf("outbound.proxy", proxy_url);
+        Self {
+            allow: layers.leaf("outbound.allow", |node| node.each(network)),
+            proxy: proxy.map(|url| Proxy::new(url, no_proxy)),
+            probe: layers.leaf("outbound.probe", |node| node.each(https_url)),
+        }
+    }
+}
+
+/// Parses the URL of a proxy; none if empty.
+fn proxy_url(node: &Node) -> Result<Option<Secret>, Wrong> {
+    let text = node.text()?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    // As other programs read the variable.
+    let text = if text.contains("://") {
+        text
+    } else {
+        format!("http://{text}")
+    };
+    let is_proxy = Url::parse(&text).is_ok_and(|url| {
+        let is_bare = matches!(url.path(), "" | "/") && url.query().is_none();
+        matches!(url.scheme(), "http" | "https") && url.host().is_some() && is_bare
+    });
+    if !is_proxy {
+        // Without the text, which may contain a password.
+        let remedy = "write http://HOST:PORT or http://USER:PASSWORD@HOST:PORT";
+        return Err(Wrong::new("is no URL of an HTTP proxy", remedy));
+    }
+    Ok(Some(Secret::new(text)))
+}
+
+fn https_url(text: &str) -> Result<String, Wrong> {
+    let is_good = Url::parse(text).is_ok_and(|url| url.scheme() == "https" && url.host().is_some());
+    let wrong = || {
+        Wrong::new(
+            format!("{text:?} is no https URL"),
+            "write https://HOST/PATH",
+        )
+    };
+    is_good.then(|| text.to_owned()).ok_or_else(wrong)
+}
 
 /// Lifetimes of codes, tokens and keys, and limits of registrations.
 #[derive(Clone, Debug)]
@@ -85,3 +158,48 @@ impl OauthSettings {
 }
 
 const YEAR: Duration = Duration::from_hours(366 * 24);
+
+#[cfg(test)]
+mod tests {
+    use super::super::gateway::{Config, LoadError, Sources};
+
+    fn read(env: &[(&str, &str)], set: &[&str]) -> Result<Option<String>, String> {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let set = set.iter().map(|&set| set.to_owned());
+        let loaded = Config::load(&Sources {
+            env: env.iter().map(owned).collect(),
+            set: set.chain(["data_dir=/d".to_owned()]).collect(),
+            ..Sources::default()
+        });
+        let proxy = loaded.map(|config| config.outbound.proxy);
+        let text = |error: LoadError| format!("{:?}", error.mistakes);
+        let proxy = proxy.map_err(text)?;
+        Ok(proxy.map(|proxy| proxy.url.expose().to_owned()))
+    }
+
+    #[test]
+    fn the_proxy_is_that_of_the_environment_unless_one_is_written() {
+        let usual = ("HTTPS_PROXY", "proxy.test:3128");
+        assert_eq!(read(&[], &[]), Ok(None));
+        let of_env = read(&[usual], &[]);
+        assert_eq!(of_env, Ok(Some("http://proxy.test:3128".to_owned())));
+        let lower = read(&[("https_proxy", "https://u:p@proxy.test")], &[]);
+        assert_eq!(lower, Ok(Some("https://u:p@proxy.test".to_owned())));
+        let written = read(&[usual], &["outbound.proxy=http://other.test:1"]);
+        assert_eq!(written, Ok(Some("http://other.test:1".to_owned())));
+        for wrong in [
+            "ftp://s3cret@h",
+            "http://s3cret@h/path",
+            "http://",
+            "socks5://s3cret@h",
+        ] {
+            let why = read(&[("HTTPS_PROXY", wrong)], &[]).unwrap_err();
+            assert!(
+                why.contains("HTTPS_PROXY") && !why.contains("s3cret"),
+                "{why}"
+            );
+        }
+        let why = read(&[], &["outbound.probe=[\"http://x.test\"]"]).unwrap_err();
+        assert!(why.contains("is no https URL"), "{why}");
+    }
+}

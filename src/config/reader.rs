@@ -83,6 +83,15 @@ impl Node {
         Wrong::new(what, remedy)
     }
 
+    /// The texts of a list, each parsed.
+    pub(crate) fn each<T>(
+        &self,
+        parse: impl Fn(&str) -> Result<T, Wrong>,
+    ) -> Result<Vec<T>, Wrong> {
+        let items = self.items()?.into_iter();
+        items.map(|item| parse(&item.text()?)).collect()
+    }
+
     /// The node as a text.
     pub(crate) fn text(&self) -> Result<String, Wrong> {
         match (&self.value, &self.word) {

@@ -81,7 +81,7 @@ pub(crate) async fn run(
     let hub = parts.hub(stores, launcher, &audit);
     parts.rotate(sync.as_ref(), redis);
     parts.follow(sync, &hub, offer);
-    let outbound = Outbound::new(parts.config.outbound_allow.clone());
+    let outbound = parts.outbound();
     let front = parts.front(&hub, &audit, &outbound, cluster.clone());
     let oauth = is_administered.then(|| parts.oauth(&front, outbound, audit));
     if let (Some(listener), Some(cluster)) = (listeners.cluster, cluster) {
@@ -306,6 +306,12 @@ impl Parts {
         stage.tasks.spawn(rotating);
     }
 
+    /// The client for requests to others.
+    fn outbound(&self) -> Outbound {
+        let settings = self.config.outbound.clone();
+        Outbound::through(settings.allow, settings.proxy)
+    }
+
     /// The state that all routes share.
     fn front(
         &self,
@@ -344,7 +350,7 @@ impl Parts {
 
     /// The authorization servers of all tenants.
     fn oauth(&self, front: &Front, outbound: Outbound, audit: AuditQueue) -> Oauth {
-        Oauth::new(
+        let oauth = Oauth::new(
             Arc::clone(&self.config),
             Arc::clone(&self.snapshot),
             outbound,
@@ -352,7 +358,12 @@ impl Parts {
             audit,
             front.auth.denials().clone(),
             Arc::clone(&self.metrics),
-        )
+        );
+        let stage = &self.stages.sessions;
+        let probing = oauth.clone().probe();
+        let probing = stage.stop.clone().run_until_cancelled_owned(probing);
+        stage.tasks.spawn(probing);
+        oauth
     }
 
     /// The certificate of the public listener, reloaded when its files change.

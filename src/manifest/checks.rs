@@ -104,7 +104,7 @@ pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
 
 /// Issuers and providers with http URLs require `outbound.allow`.
 pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
-    if !config.outbound_allow.is_empty() {
+    if !config.outbound.allow.is_empty() {
         return Vec::new();
     }
     let mut mistakes = Vec::new();

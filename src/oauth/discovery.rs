@@ -105,7 +105,7 @@ fn metadata(state: &OauthState, server: &AuthorizationServer) -> Value {
         "revocation_endpoint_auth_signing_alg_values_supported": ASSERTIONS,
         "code_challenge_methods_supported": ["S256"],
         "authorization_response_iss_parameter_supported": true,
-        "client_id_metadata_document_supported": server.builtin.documents,
+        "client_id_metadata_document_supported": offers_documents(state, server),
         // Required by OpenID Connect Discovery, section 3, although there are no ID tokens.
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["EdDSA"],
@@ -114,6 +114,13 @@ fn metadata(state: &OauthState, server: &AuthorizationServer) -> Value {
         all["registration_endpoint"] = endpoint(OauthEndpoint::Register).into();
     }
     all
+}
+
+/// Reports whether clients are told that their id may be the URL of a document. Those that can do either prefer
+/// that to registration, so where documents cannot be fetched it is not offered to clients that may register.
+fn offers_documents(state: &OauthState, server: &AuthorizationServer) -> bool {
+    let builtin = &server.builtin;
+    builtin.documents && (state.documents.are_reachable() || !builtin.registration)
 }
 
 /// Makes a cacheable JSON response with an entity tag.

@@ -224,3 +224,64 @@ async fn names_of_private_addresses_are_not_connected_to() {
         assert_eq!(got, Err(OutboundError::Unreachable(why)), "{url}");
     }
 }
+
+#[test]
+fn hosts_of_no_proxy_are_reached_without_it() {
+    let secret = || super::super::secret::Secret::new("http://proxy.test:3128".to_owned());
+    let exempts = |no_proxy: &str, url: &str| {
+        let url = Url::parse(url).unwrap();
+        Proxy::new(secret(), no_proxy).exempts(&url.host().unwrap())
+    };
+    let list = "corp.test, .below.test,10.0.0.0/8, 192.0.2.7,[x,::1,";
+    for (url, is_exempt) in [
+        ("https://corp.test/", true),
+        ("https://CORP.test/", true),
+        ("https://a.b.corp.test/", true),
+        ("https://below.test/", true),
+        ("https://xcorp.test/", false),
+        ("https://corp.test.evil/", false),
+        ("https://10.1.2.3/", true),
+        ("https://192.0.2.7/", true),
+        ("https://192.0.2.8/", false),
+        ("https://[::1]/", true),
+        ("https://[::2]/", false),
+        ("https://10.evil/", false),
+    ] {
+        assert_eq!(exempts(list, url), is_exempt, "{url}");
+        assert!(exempts("*", url));
+        assert!(!exempts("", url));
+    }
+}
+
+#[tokio::test]
+async fn only_what_may_be_public_goes_through_the_proxy() {
+    let proxy = super::super::secret::Secret::new("http://proxy.test:3128".to_owned());
+    let proxy = Proxy::new(proxy, "exempt.example");
+    let outbound = Outbound::through(vec!["10.0.0.0/8".parse().unwrap()], Some(proxy));
+    let way = async |url: &str| outbound.way(&Url::parse(url).unwrap()).await;
+    let direct = Ok(Way::Direct(Reach::Public));
+    // No name server has this name; the proxy may know more.
+    assert_eq!(way("https://site.example/").await, Ok(Way::Proxied));
+    assert_eq!(way("https://8.8.8.8/").await, Ok(Way::Proxied));
+    assert_eq!(way("https://exempt.example/").await, direct);
+    assert_eq!(way("https://10.1.2.3/").await, direct);
+    assert_eq!(
+        way("http://10.1.2.3/").await,
+        Ok(Way::Direct(Reach::Allowed))
+    );
+    for url in [
+        "https://localhost/",
+        "https://printer/",
+        "https://db.internal/",
+        "https://host.local/",
+        "https://127.0.0.1/",
+        "https://169.254.169.254/",
+        "https://[::1]/",
+        "https://192.168.0.1/",
+    ] {
+        assert!(way(url).await.is_err(), "{url}");
+    }
+    let without = Outbound::new(Vec::new());
+    let url = Url::parse("https://site.example/").unwrap();
+    assert_eq!(without.way(&url).await, direct);
+}

@@ -239,9 +239,10 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
     if let Some(what) = config.separate_databases() {
         tracing::warn!("{what}");
     }
-    if !config.outbound_allow.is_empty() {
+    if !config.outbound.allow.is_empty() {
         let allow: Vec<String> = config
-            .outbound_allow
+            .outbound
+            .allow
             .iter()
             .map(ToString::to_string)
             .collect();

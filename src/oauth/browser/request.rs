@@ -197,6 +197,12 @@ impl BrowserRequest {
                 let what = format!("The document that describes the application {why}.");
                 ErrorPage::bad("Unknown application", what, TELL_MAKERS)
             }
+            ClientError::Away(why) => ErrorPage {
+                remedy: GIVE_A_WAY_OUT,
+                ..ErrorPage::away(format!(
+                    "The gateway cannot fetch the document that describes the application: {why}."
+                ))
+            },
             ClientError::Unavailable(failure) => {
                 tracing::warn!(%failure, "a client cannot be looked up");
                 ErrorPage::away("The gateway cannot look up the application.")
@@ -388,6 +394,9 @@ pub(super) fn no_randomness() -> StepRefusal {
 const NO_ANSWER: &str = "This request cannot be answered";
 const TELL_MAKERS: &str =
     "This is a mistake of the application that sent you here: tell its makers.";
+const GIVE_A_WAY_OUT: &str = "Wait a moment and try again from your application. If this goes on, whoever runs this \
+                        gateway can give it a way out (outbound.proxy) or turn such documents off \
+                        (auth.documents); then remove the connection in your application and add it again.";
 const REGISTER_AGAIN: &str = "Remove the connection in your application and add it again, so that it \
                         registers anew. If an operator of this gateway declared the application, \
                         they can correct its declaration.";

@@ -77,6 +77,8 @@ pub(crate) enum ClientError {
     Unknown,
     /// The document at the id is missing or invalid; the text is for people.
     Document(&'static str),
+    /// The document at the id cannot be fetched; the text is for people.
+    Away(&'static str),
     /// The lookup failed temporarily.
     Unavailable(database::Error),
 }
@@ -110,9 +112,7 @@ impl Clients<'_> {
             return match self.documents.find(self.tenant, id).await {
                 Ok(document) => Ok(Client::documented(id, &document)),
                 Err(DocumentError::Invalid(why)) => Err(ClientError::Document(why)),
-                Err(DocumentError::Unavailable(why)) => Err(ClientError::Unavailable(
-                    database::Error::Unavailable(why.to_owned()),
-                )),
+                Err(DocumentError::Unavailable(why)) => Err(ClientError::Away(why)),
             };
         }
         // Only ids of this form are in the database, so others need no lookup.

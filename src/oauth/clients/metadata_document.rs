@@ -6,12 +6,19 @@
 
 use std::{
     hash::RandomState,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use moka::{Expiry, future::Cache};
 use serde_json::{Map, Value};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
 use url::Url;
 
 use super::client_id;
@@ -38,6 +45,10 @@ pub(crate) struct Documents {
     fetches: Shares<Arc<str>, RandomState>,
     /// Limits fetches per minute, tenant and host, so that the gateway cannot be used to flood a host.
     hosts: Throttle,
+    /// Whether documents can be fetched, as far as that was found out.
+    is_reachable: AtomicBool,
+    /// Wakes the next probe: a site did not answer.
+    doubt: Notify,
 }
 
 /// A valid document.
@@ -79,8 +90,9 @@ impl Expiry<String, CachedDocument> for Freshness {
 }
 
 impl Documents {
-    /// Makes an empty cache that fetches through `outbound`.
-    pub(crate) fn new(outbound: Outbound) -> Self {
+    /// Makes an empty cache that fetches through `outbound`. Documents count as reachable, or not before a
+    /// probe.
+    pub(crate) fn new(outbound: Outbound, is_probed: bool) -> Self {
         Self {
             outbound,
             fresh: Cache::builder()
@@ -97,7 +109,37 @@ impl Documents {
                 .build(),
             fetches: Shares::new(Budget::new(FETCHES)),
             hosts: Throttle::new(),
+            is_reachable: AtomicBool::new(!is_probed),
+            doubt: Notify::new(),
         }
+    }
+
+    /// Reports whether documents can be fetched: where they cannot, clients that are told that they may name
+    /// theirs would end at an error instead of registering.
+    pub(crate) fn are_reachable(&self) -> bool {
+        self.is_reachable.load(Ordering::Relaxed)
+    }
+
+    /// Finds out whether one of `sites` answers, whatever it says, and returns why not.
+    pub(crate) async fn probe(&self, sites: &[String]) -> Option<OutboundError> {
+        let mut why = None;
+        for site in sites {
+            why = match self.outbound.json(site, DOCUMENT_MAX).await {
+                Ok(_) | Err(OutboundError::Response(_)) => None,
+                Err(refused) => Some(refused),
+            };
+            if why.is_none() {
+                break;
+            }
+        }
+        self.is_reachable.store(why.is_none(), Ordering::Relaxed);
+        why
+    }
+
+    /// Waits until it is time for another probe: sooner if a site does not answer.
+    pub(crate) async fn next_probe(&self) {
+        sleep(PROBE_PAUSE).await;
+        _ = timeout(PROBE_INTERVAL, self.doubt.notified()).await;
     }
 
     /// Returns the document at a client id, for a tenant. Concurrent callers share one fetch.
@@ -180,6 +222,7 @@ impl Documents {
             tracing::info!(url.domain = host, why = %refused, "a client's document was not got");
             match refused {
                 OutboundError::Unreachable(_) => {
+                    self.doubt.notify_one();
                     DocumentError::Unavailable("the client's site does not answer")
                 }
                 OutboundError::Url(_) | OutboundError::Response(_) => {
@@ -228,6 +271,10 @@ const FRESH_MAX: Duration = Duration::from_hours(24);
 const LAST: Duration = Duration::from_hours(24);
 /// Lifetime of cached keys.
 const KEYS: Duration = Duration::from_mins(5);
+/// Time between two probes.
+const PROBE_INTERVAL: Duration = Duration::from_mins(10);
+/// Shortest time between two of them.
+const PROBE_PAUSE: Duration = Duration::from_secs(5);
 /// Maximum concurrent fetches, of 3 seconds at most.
 const FETCHES: u64 = 64;
 /// Maximum fetches per minute from one host, for one tenant.
@@ -280,7 +327,7 @@ mod tests {
 
     #[tokio::test]
     async fn invalid_client_id_urls() {
-        let documents = Documents::new(Outbound::new(Vec::new()));
+        let documents = Documents::new(Outbound::new(Vec::new()), false);
         assert!(documents.check(ID).is_ok());
         assert!(documents.check("https://app.test:8443/a/b?c=d").is_ok());
         for id in [

@@ -8,6 +8,7 @@ use crate::{
     auth::Denials,
     base::{Clock, Outbound},
     config::Config,
+    declare::AuthMode,
     oauth::{
         base::{OauthRefusal, RefusalCode, Throttle},
         clients::Documents,
@@ -60,10 +61,11 @@ impl Oauth {
         denials: Denials,
         metrics: Arc<Metrics>,
     ) -> Self {
+        let is_probed = !config.outbound.probe.is_empty();
         Self(Arc::new(OauthState {
             config,
             snapshot,
-            documents: Documents::new(outbound.clone()),
+            documents: Documents::new(outbound.clone(), is_probed),
             providers: Providers::new(outbound, clock.clone()),
             clock,
             audit,
@@ -74,6 +76,45 @@ impl Oauth {
             denials,
             metrics,
         }))
+    }
+}
+
+impl Oauth {
+    /// Finds out now and then whether documents of clients can be fetched, while a tenant admits them.
+    pub(crate) async fn probe(self) {
+        let Self(state) = self;
+        if state.config.outbound.probe.is_empty() {
+            return;
+        }
+        let (mut changes, mut told) = (state.snapshot.subscribe(), None);
+        loop {
+            let catalog = state.snapshot.catalog();
+            let mut tenants = catalog.tenants.values();
+            let admits = tenants.any(|tenant| match &tenant.auth {
+                AuthMode::Builtin(builtin) => builtin.documents,
+                _ => false,
+            });
+            if admits {
+                let away = state.documents.probe(&state.config.outbound.probe).await;
+                let is_new = told.replace(away.is_some()) != Some(away.is_some());
+                match away {
+                    Some(why) if is_new => tracing::warn!(
+                        %why,
+                        "documents of clients cannot be fetched: clients register instead, unless \
+                         outbound.proxy names a way out"
+                    ),
+                    None if is_new => {
+                        tracing::info!(
+                            "documents of clients can be fetched: clients may name theirs"
+                        );
+                    }
+                    _ => {}
+                }
+                state.documents.next_probe().await;
+            } else if changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 }
 

@@ -79,6 +79,7 @@ async fn find(
     match server.clients(state).find(id).await {
         Ok(client) => Ok(Some(client)),
         Err(ClientError::Unknown | ClientError::Document(_)) => Ok(None),
+        Err(ClientError::Away(why)) => Err(OauthRefusal::later(why)),
         Err(ClientError::Unavailable(failure)) => Err(failure.into()),
     }
 }

@@ -8,6 +8,7 @@
 
 use std::{
     collections::HashMap,
+    net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -16,18 +17,20 @@ use std::{
 };
 
 use reqwest::StatusCode;
+use rustls::{ServerConfig, pki_types::PrivateKeyDer};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     task::{JoinHandle, JoinSet},
     time::Instant,
 };
+use tokio_rustls::TlsAcceptor;
 
 use crate::support::{
     browser::Browser,
-    harness::until,
-    oauth_client::{App, BACK, gateway},
+    harness::{client, until, within},
+    oauth_client::{Answer, App, BACK, gateway, tenants},
     served::Served,
 };
 
@@ -357,4 +360,202 @@ async fn slow_documents_of_one_tenant_leave_fetches_to_others() {
     }
     flood.shutdown().await;
     held.abort();
+}
+
+/// Whether clients are told that they may name a document.
+async fn offered(gateway: &Served) -> bool {
+    let url = format!(
+        "{}/.well-known/oauth-authorization-server/t/a",
+        gateway.origin()
+    );
+    let asked = client().get(url).send();
+    let answer = Answer::of(within("metadata", asked).await.unwrap()).await;
+    answer.body["client_id_metadata_document_supported"]
+        .as_bool()
+        .unwrap()
+}
+
+/// A certificate for `host` with its key, and a TLS server of it that answers each request with `body`.
+struct SecureSite {
+    address: SocketAddr,
+    certificate: tempfile::NamedTempFile,
+    task: JoinHandle<()>,
+}
+
+impl SecureSite {
+    async fn start(host: &str, body: String) -> Self {
+        let made = rcgen::generate_simple_self_signed(vec![host.to_owned()]).unwrap();
+        let mut certificate = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut certificate, made.cert.pem().as_bytes()).unwrap();
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let config = ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let task = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let Ok(mut socket) = acceptor.accept(socket).await else {
+                    continue;
+                };
+                let mut request = [0; 4096];
+                let _ = socket.read(&mut request).await;
+                let _ = socket.write_all(ok(&body, "max-age=600").as_bytes()).await;
+                let _ = socket.shutdown().await;
+            }
+        });
+        Self {
+            address,
+            certificate,
+            task,
+        }
+    }
+}
+
+impl Drop for SecureSite {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// An HTTP proxy that leads every tunnel to one address, or refuses it, and keeps the heads of requests.
+struct Tunnels {
+    url: String,
+    heads: Arc<Mutex<Vec<String>>>,
+    target: Arc<Mutex<Option<SocketAddr>>>,
+    task: JoinHandle<()>,
+}
+
+impl Tunnels {
+    async fn to(target: Option<SocketAddr>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://user:s3cret@{}", listener.local_addr().unwrap());
+        let (heads, target) = (
+            Arc::<Mutex<Vec<String>>>::default(),
+            Arc::new(Mutex::new(target)),
+        );
+        let (kept, leads) = (Arc::clone(&heads), Arc::clone(&target));
+        let task = tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let mut head = [0; 4096];
+                let size = socket.read(&mut head).await.unwrap_or(0);
+                let head = String::from_utf8_lossy(&head[..size]).into_owned();
+                kept.lock().unwrap().push(head);
+                let target = *leads.lock().unwrap();
+                let Some(target) = target else {
+                    let _ = socket.write_all(b"HTTP/1.1 403 Forbidden\r\n\r\n").await;
+                    continue;
+                };
+                let _ = socket.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").await;
+                let mut onward = TcpStream::connect(target).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut socket, &mut onward).await;
+            }
+        });
+        Self {
+            url,
+            heads,
+            target,
+            task,
+        }
+    }
+
+    fn heads(&self) -> Vec<String> {
+        self.heads.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Tunnels {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A name that no name server has.
+const ELSEWHERE: &str = "client.documents.example";
+
+/// The gateway has no way to the client's site but by the proxy, which looks its name up.
+#[tokio::test]
+async fn documents_come_through_a_proxy() {
+    let id = format!("https://{ELSEWHERE}/client.json");
+    let document = json!({"client_id": id, "client_name": "Far", "redirect_uris": [BACK],
+        "token_endpoint_auth_method": "none"});
+    let site = SecureSite::start(ELSEWHERE, document.to_string()).await;
+    let proxy = Tunnels::to(Some(site.address)).await;
+    let file = site.certificate.path().to_str().unwrap();
+    let env = [
+        ("SSL_CERT_FILE", file),
+        ("HTTPS_PROXY", &proxy.url),
+        ("NO_PROXY", "example.org, .documents.test"),
+    ];
+    let config = json!({"outbound": {"probe": [id]}});
+    let gateway = Served::with(&env, config, tenants()).await;
+    until("documents are offered", || offered(&gateway)).await;
+    let app = App::of(&gateway, "a", &id);
+    let tokens = app.tokens().await;
+    assert!(app.reaches("x", &tokens.text("access_token")).await);
+    let asked = proxy.heads();
+    for head in &asked {
+        assert!(
+            head.starts_with(&format!("CONNECT {ELSEWHERE}:443 HTTP/1.1\r\n")),
+            "{head}"
+        );
+        assert!(
+            head.to_lowercase().contains("proxy-authorization: basic "),
+            "{head}"
+        );
+    }
+    assert!(!asked.is_empty());
+    // What is known to be private is not asked of the proxy, nor what NO_PROXY names.
+    for id in [
+        "https://127.0.0.1/c",
+        "https://localhost/c",
+        "https://printer/c",
+        "https://db.internal/c",
+        "https://169.254.169.254/c",
+        "https://a.documents.test/c",
+    ] {
+        let shown = Browser::new()
+            .open(&App::of(&gateway, "a", id).request(&[]))
+            .await;
+        assert!(
+            shown.status.is_client_error() || shown.status.is_server_error(),
+            "{id}"
+        );
+    }
+    assert_eq!(proxy.heads(), asked);
+}
+
+/// Clients that may do either named their document, and their people saw an error.
+#[tokio::test]
+async fn documents_are_offered_while_they_can_be_fetched() {
+    let id = format!("https://{ELSEWHERE}/client.json");
+    let site = SecureSite::start(ELSEWHERE, "{}".to_owned()).await;
+    let proxy = Tunnels::to(None).await;
+    let outbound = json!({"outbound": {"probe": [id], "proxy": proxy.url}});
+    let mut all = tenants();
+    all["b"]["auth"]["registration"] = json!(false);
+    let env = [("SSL_CERT_FILE", site.certificate.path().to_str().unwrap())];
+    let gateway = Served::with(&env, outbound, all).await;
+    until("a probe", || async { !proxy.heads().is_empty() }).await;
+    assert!(!offered(&gateway).await);
+    // There a client can do nothing else.
+    let url = format!(
+        "{}/.well-known/oauth-authorization-server/t/b",
+        gateway.origin()
+    );
+    let other = Answer::of(client().get(url).send().await.unwrap()).await;
+    assert_eq!(other.body["client_id_metadata_document_supported"], true);
+    // A client that names its document all the same is told what to set.
+    let shown = Browser::new()
+        .open(&App::of(&gateway, "a", &id).request(&[]))
+        .await;
+    assert_eq!(shown.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(shown.text.contains("outbound.proxy"), "{}", shown.text);
+    let app = App::public(&gateway, "a").await;
+    assert!(app.tokens().await.body["access_token"].is_string());
+    // The way is open again.
+    *proxy.target.lock().unwrap() = Some(site.address);
+    until("documents are offered", || offered(&gateway)).await;
 }

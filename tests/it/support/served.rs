@@ -83,6 +83,8 @@ impl Served {
             "sandbox.shared_uid=true".to_owned(),
             // The delay that a client that does not read may cause.
             "drain.timeout=2s".to_owned(),
+            // Nothing outside is asked.
+            "outbound.probe=[]".to_owned(),
         ];
         settings.extend(settings_of(config));
         let database = database(env, config, &mut settings);

@@ -46,7 +46,9 @@ pub(crate) use self::identity::{
 pub(crate) use self::launch::{
     Confinement, Digest, Home, Launch, Profile, Recipe, STORE, Sockets, Start, Tcp, derive,
 };
-pub(crate) use self::object::{Declared, Document, Kind, Object, ObjectName, PLACE, SecretMembers};
+pub(crate) use self::object::{
+    Declared, Document, Kind, Object, ObjectName, PLACE, SecretMembers, Usage,
+};
 pub(crate) use self::offer::{Offer, SCOPES_ABI};
 pub(crate) use self::password::{PASSWORD, PASSWORD_HASH};
 pub(crate) use self::pattern::Pattern;

@@ -183,6 +183,14 @@ impl Object {
         }
     }
 
+    /// The bytes of its document as JSON.
+    fn bytes(&self) -> u64 {
+        let documents = [&self.spec, &self.secret.0];
+        // A tree of JSON is always written.
+        let lengths = documents.map(|part| serde_json::to_vec(part).map_or(0, |text| text.len()));
+        lengths.iter().map(|length| *length as u64).sum()
+    }
+
     /// The members, secrets included, that differ from those of `other`.
     pub(crate) fn differing(&self, other: &Self) -> Vec<String> {
         let pairs = [(&self.spec, &other.spec), (&self.secret.0, &other.secret.0)];
@@ -196,9 +204,33 @@ impl Object {
     }
 }
 
+/// What the objects of a tenant take of its quotas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Their number.
+    pub(crate) objects: u64,
+    /// Their bytes as JSON.
+    pub(crate) bytes: u64,
+}
+
 /// All declared objects, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Declared(pub(crate) BTreeMap<ObjectName, Object>);
 
 /// The place in mistakes of objects that come from no file.
 pub(crate) const PLACE: &str = "store";
+
+impl Declared {
+    /// What each tenant takes of its quotas; a tenant without objects is not listed.
+    pub(crate) fn usage(&self) -> BTreeMap<String, Usage> {
+        let mut usage: BTreeMap<String, Usage> = BTreeMap::new();
+        let owned = self.0.iter().filter(|(name, _)| name.kind != Kind::Tenant);
+        for (name, object) in owned {
+            let Some(owner) = name.owner() else { continue };
+            let usage = usage.entry(owner.to_owned()).or_default();
+            usage.objects += 1;
+            usage.bytes += object.bytes();
+        }
+        usage
+    }
+}

@@ -20,6 +20,10 @@ pub(crate) struct Bounds {
     pub(crate) children: Option<NonZeroU64>,
     /// Resident bytes of its children together; for the tenant only.
     pub(crate) memory: Option<NonZeroU64>,
+    /// Declared objects; for the tenant only.
+    pub(crate) objects: Option<NonZeroU64>,
+    /// Bytes of declared objects together; for the tenant only.
+    pub(crate) object_bytes: Option<NonZeroU64>,
     /// Concurrent sessions.
     pub(crate) sessions: Option<NonZeroU64>,
     /// Concurrent streams with a connection.
@@ -37,6 +41,8 @@ impl Bounds {
     pub(crate) const NONE: Self = Self {
         children: None,
         memory: None,
+        objects: None,
+        object_bytes: None,
         sessions: None,
         streams: None,
         calls: None,
@@ -77,6 +83,8 @@ impl Bounds {
         let Self {
             children,
             memory,
+            objects,
+            object_bytes,
             sessions,
             streams,
             calls,
@@ -84,7 +92,8 @@ impl Bounds {
             bytes_out,
         } = self;
         serde_json::json!({
-            "children": children, "memory": memory, "sessions": sessions, "streams": streams,
+            "children": children, "memory": memory, "objects": objects,
+            "object_bytes": object_bytes, "sessions": sessions, "streams": streams,
             "calls": calls, "requests_per_second": requests_per_second, "bytes_out": bytes_out,
         })
     }
@@ -97,6 +106,8 @@ impl Default for Quotas {
             tenant: Bounds {
                 children: NonZeroU64::new(1000),
                 memory: None,
+                objects: NonZeroU64::new(10_000),
+                object_bytes: NonZeroU64::new(64 << 20),
                 sessions: NonZeroU64::new(200_000),
                 streams: NonZeroU64::new(200_000),
                 calls: NonZeroU64::new(20_000),

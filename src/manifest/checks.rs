@@ -46,7 +46,37 @@ pub(crate) fn judge(
         mistakes.extend(check_default(manifest, config));
     }
     if when != When::Serving {
+        mistakes.extend(check_quotas(manifest));
         mistakes.extend(check_commands(manifest, search));
+    }
+    mistakes
+}
+
+/// The objects of a tenant are within its quotas, which bound what each change and each snapshot takes.
+fn check_quotas(manifest: &Manifest) -> Vec<Mistake> {
+    let mut mistakes = Vec::new();
+    for tenant in manifest.tenants() {
+        let Some(usage) = manifest.usage.get(&tenant.name) else {
+            continue;
+        };
+        let bounds = &tenant.quotas.tenant;
+        for (key, used, bound, unit) in [
+            ("objects", usage.objects, bounds.objects, "objects"),
+            (
+                "object_bytes",
+                usage.bytes,
+                bounds.object_bytes,
+                "bytes of objects",
+            ),
+        ] {
+            let Some(bound) = bound.filter(|bound| used > bound.get()) else {
+                continue;
+            };
+            let key = format!("tenants.{}.quotas.{key}", tenant.name);
+            let what = format!("permits {bound} {unit}, and there would be {used}");
+            let remedy = "remove objects of the tenant, or let an operator raise the quota";
+            mistakes.push(manifest.mistake(&key, what, remedy));
+        }
     }
     mistakes
 }
@@ -58,7 +88,8 @@ pub(crate) fn check_separation(
     separation: Separation,
 ) -> Vec<Mistake> {
     let is_separated = separation != Separation::None;
-    if is_separated || is_shared_uid || manifest.catalog.tenants.len() < 2 {
+    let tenants = manifest.catalog.tenants.len() + manifest.others;
+    if is_separated || is_shared_uid || tenants < 2 {
         return Vec::new();
     }
     let what = "more than one tenant, and nothing here separates their processes";
@@ -248,6 +279,9 @@ mod tests {
         };
         let two = yaml("tenants:\n  a: {auth: {mode: none}}\n  b: {auth: {mode: none}}\n").unwrap();
         let one = yaml(FULL).unwrap();
+        let mut part = yaml(FULL).unwrap();
+        part.others = 1;
+        assert_eq!(check_separation(&part, false, Separation::None).len(), 1);
         assert_eq!(check_separation(&two, false, Separation::None).len(), 1);
         assert!(check_separation(&two, true, Separation::None).is_empty());
         assert!(check_separation(&two, false, Separation::Landlock).is_empty());
@@ -343,6 +377,34 @@ mod tests {
         F:9: tenants.a.servers.x.limits.memory: no cgroup v2 with the memory controller is delegated to this gateway; leave it out, or go without by sandbox.required: false
         "###);
         assert!(check_confinement(&yaml(&text(false)).unwrap(), &bare).is_empty());
+    }
+
+    #[test]
+    fn objects_are_within_the_quotas_of_their_tenant() {
+        let declared = |quotas: &str| {
+            let text = format!(
+                "tenants:\n  a:\n    quotas: {quotas}\n    users: {{ada: {{}}, eve: {{}}}}\n    servers: {{x: {{command: cat}}}}\n  b: {{}}\n"
+            );
+            let read = crate::manifest::objects::parse("F", &text, Format::Yaml, &BTreeMap::new());
+            read.unwrap()
+        };
+        let found = |quotas: &str| {
+            let read = declared(quotas);
+            let stored = read.declared.manifest().unwrap();
+            assert_eq!(
+                check_quotas(&stored).len(),
+                check_quotas(&read.manifest).len()
+            );
+            let found = check_quotas(&read.manifest);
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        for enough in ["{}", "{objects: 3}", "{objects: 0}", "{object_bytes: 27B}"] {
+            assert!(found(enough).is_empty(), "{enough}: {:?}", found(enough));
+        }
+        insta::assert_snapshot!(found("{objects: 2, object_bytes: 26B}").join("\n"), @r###"
+        F:1: tenants.a.quotas.objects: permits 2 objects, and there would be 3; remove objects of the tenant, or let an operator raise the quota
+        F:1: tenants.a.quotas.object_bytes: permits 26 bytes of objects, and there would be 27; remove objects of the tenant, or let an operator raise the quota
+        "###);
     }
 
     #[test]

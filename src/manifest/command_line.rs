@@ -55,7 +55,7 @@ pub(crate) fn single(
         ..Catalog::default()
     };
     let places = reader.places;
-    findings.result(Manifest { catalog, places })
+    findings.result(Manifest::new(catalog, places))
 }
 
 /// The tree of a launch specification, as a manifest would have it.

@@ -82,7 +82,9 @@ impl Declared {
         if !open.is_empty() {
             return Err(open);
         }
-        reader::stored(self.tenants())
+        let mut manifest = reader::stored(self.tenants())?;
+        manifest.usage = self.usage();
+        Ok(manifest)
     }
 
     /// The whole manifest as JSON, including secrets, to be sent to a gateway.
@@ -179,12 +181,14 @@ pub(crate) fn parse(
     if let Some(tree) = &tree {
         referenced_files(tree, &mut files);
     }
-    let manifest = reader::read(tree.as_ref(), syntax_mistakes(file, errors), env)?;
+    let mut manifest = reader::read(tree.as_ref(), syntax_mistakes(file, errors), env)?;
     let declared = tree.map(|tree| Declared::of_tree(&tree, env)).transpose()?;
+    let declared = declared.unwrap_or_default();
+    manifest.usage = declared.usage();
     Ok(Declaration {
         manifest,
         files,
-        declared: declared.unwrap_or_default(),
+        declared,
     })
 }
 

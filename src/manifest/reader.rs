@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     config::{Mistake, Node, Value, Wrong},
-    declare::{Catalog, PLACE, Tenant},
+    declare::{Catalog, PLACE, Tenant, Usage},
 };
 
 /// A manifest without mistakes.
@@ -19,11 +19,26 @@ use crate::{
 pub(crate) struct Manifest {
     /// The declared tenants.
     pub(crate) catalog: Catalog,
+    /// The number of served tenants that are not in it: where one of them changes, the others are not
+    /// read.
+    pub(crate) others: usize,
+    /// What each tenant takes of the quotas of objects.
+    pub(super) usage: BTreeMap<String, Usage>,
     /// The places of keys, for mistakes that are found later.
     pub(super) places: BTreeMap<String, String>,
 }
 
 impl Manifest {
+    /// A manifest with all tenants.
+    pub(super) fn new(catalog: Catalog, places: BTreeMap<String, String>) -> Self {
+        Self {
+            catalog,
+            others: 0,
+            usage: BTreeMap::new(),
+            places,
+        }
+    }
+
     /// A mistake in a key, with its place.
     pub(crate) fn mistake(&self, key: &str, what: impl Into<String>, remedy: &str) -> Mistake {
         let place = self.places.get(key).or_else(|| self.places.get(""));
@@ -49,7 +64,7 @@ pub(crate) fn read(
     let mut reader = Reader::new(env, &findings);
     let catalog = tree.map(|tree| reader.root(tree)).unwrap_or_default();
     let places = reader.places;
-    findings.result(Manifest { catalog, places })
+    findings.result(Manifest::new(catalog, places))
 }
 
 /// Reads the tenants of stored objects, in which all references are resolved.
@@ -61,7 +76,7 @@ pub(super) fn stored(tenants: Vec<(String, Node)>) -> Result<Manifest, Vec<Mista
     let tenants = Fields::of(&tenants, "tenants", &findings);
     let catalog = reader.catalog(&Entries::of(tenants, parse::name()));
     let places = reader.places;
-    findings.result(Manifest { catalog, places })
+    findings.result(Manifest::new(catalog, places))
 }
 
 /// Parses the manifest `text`, the content of `file`.

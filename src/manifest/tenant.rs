@@ -160,7 +160,7 @@ fn quotas(tenant: &Fields<'_>) -> Quotas {
     let Some(fields) = tenant.key("quotas", "Quotas of the tenant.").table() else {
         return default;
     };
-    fields.order(&["children", "memory", "principal"]);
+    fields.order(&["children", "memory", "object_bytes", "objects", "principal"]);
     let mut read = Quotas {
         tenant: bounds(&fields, default.tenant),
         ..default
@@ -174,6 +174,18 @@ fn quotas(tenant: &Fields<'_>) -> Quotas {
             "Resident memory of its children with all their descendants; \"\" means no bound.",
         )
         .read(default.tenant.memory, size());
+    read.tenant.objects = fields
+        .key(
+            "objects",
+            "Declared objects: servers, users, clients, providers and API keys; 0 means no bound.",
+        )
+        .read(default.tenant.objects, count());
+    read.tenant.object_bytes = fields
+        .key(
+            "object_bytes",
+            "Bytes of declared objects together, as JSON; \"\" means no bound.",
+        )
+        .read(default.tenant.object_bytes, size());
     let principal = fields.key("principal", "Quotas of each principal of the tenant.");
     if let Some(fields) = principal.table() {
         read.principal = bounds(&fields, default.principal);

@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     base::Clock,
-    database::{self, Database},
+    database::{self, Database, Marks, Newer},
     declare::{Catalog, Issued, OperatorKeys, When},
 };
 
@@ -34,6 +34,8 @@ pub(crate) struct Snapshot {
     pub(crate) catalog: Arc<Catalog>,
     /// API keys of operators, who belong to no tenant.
     pub(crate) operator_keys: OperatorKeys,
+    /// The states of the tenants in `catalog`, by which changed ones are found.
+    pub(crate) marks: Arc<Marks>,
 }
 
 /// The newest snapshot, with the database that it is read from.
@@ -171,19 +173,22 @@ impl CurrentSnapshot {
         let _ = self.database.set(database);
     }
 
-    /// Reads the database again. Every local change calls this before its response.
+    /// Reads the changed tenants again. Every local change calls this before its response.
     ///
     /// # Errors
     ///
-    /// Those of [`Objects::load`](crate::database::objects::Objects::load), and `Invalid` for a
+    /// Those of [`Objects::newer`](crate::database::objects::Objects::newer), and `Invalid` for a
     /// state that cannot be served here. After an error the last snapshot stays.
     pub(crate) async fn refresh(&self) -> Result<(), database::Error> {
         let database = self.database()?;
         let began = Instant::now();
-        let loaded = database.objects().load().await?;
+        let known = self.load();
+        let Newer { loaded, marks } = database.objects().newer(&known.marks).await?;
         let judged = database.objects().judged(&loaded, When::Serving).await?;
-        let catalog = judged.catalog;
-        let mut catalog = catalog.reusing(&self.catalog());
+        let changed = judged.catalog.reusing(&known.catalog).tenants;
+        let mut tenants = known.catalog.tenants.clone();
+        tenants.retain(|name, _| marks.contains_key(name));
+        tenants.extend(changed);
         let operators = loaded.objects.iter();
         let operators = operators.filter(|stored| stored.name.owner().is_none());
         // A malformed operator key grants nothing, and the other keys stay valid.
@@ -192,12 +197,12 @@ impl CurrentSnapshot {
             .collect();
         // After the declared objects, so that no issued row is older than its tenant.
         let (issued, revocation) = self.newer_issued(database).await?;
-        catalog.issued = issued;
         self.publish(Snapshot {
             version: Some(loaded.version),
             revocation,
-            catalog: Arc::new(catalog),
+            catalog: Arc::new(Catalog { tenants, issued }),
             operator_keys,
+            marks: Arc::new(marks),
         });
         self.last_poll.note(began);
         Ok(())
@@ -219,6 +224,7 @@ impl CurrentSnapshot {
                 issued,
             }),
             operator_keys: current.operator_keys.clone(),
+            marks: Arc::clone(&current.marks),
         });
         Ok(())
     }
@@ -278,6 +284,7 @@ impl CurrentSnapshot {
             } else if !is_declared_newer {
                 new.version = current.version;
                 new.operator_keys.clone_from(&current.operator_keys);
+                new.marks = Arc::clone(&current.marks);
                 let issued = Arc::clone(&new.catalog.issued);
                 let tenants = current.catalog.tenants.clone();
                 new.catalog = Arc::new(Catalog { tenants, issued });
@@ -354,6 +361,7 @@ mod tests {
                 revocation,
                 catalog: Arc::new(Catalog { tenants, issued }),
                 operator_keys: OperatorKeys::new(),
+                marks: Arc::default(),
             }
         };
         let shown = || {

@@ -45,6 +45,7 @@ pub(super) fn edited(
 /// A state while changes are written: its objects by name, because a manifest can change thousands.
 pub(super) struct Written {
     version: i64,
+    others: usize,
     objects: BTreeMap<ObjectName, Stored>,
 }
 
@@ -55,6 +56,7 @@ impl Written {
         let named = objects.map(|stored| (stored.name.clone(), stored));
         Self {
             version: state.version,
+            others: state.others,
             objects: named.collect(),
         }
     }
@@ -63,6 +65,7 @@ impl Written {
     pub(super) fn loaded(self) -> Loaded {
         Loaded {
             version: self.version,
+            others: self.others,
             objects: self.objects.into_values().collect(),
         }
     }

@@ -12,5 +12,5 @@ pub(crate) mod repository;
 mod rows;
 mod secrets;
 
-pub(crate) use self::repository::{Expected, Judge, Objects};
-pub(crate) use self::rows::Stored;
+pub(crate) use self::repository::{Expected, Judge, Newer, Objects};
+pub(crate) use self::rows::{Mark, Marks, Stored};

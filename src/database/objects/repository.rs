@@ -10,7 +10,7 @@ use tokio::task::{JoinError, spawn_blocking};
 
 use super::{
     changes::{Written, edited, record, write},
-    rows::{self, Loaded, RowError, Stored},
+    rows::{self, Loaded, Marks, RowError, Selection, Stored, declared},
     secrets::hashed,
 };
 use crate::{
@@ -51,6 +51,15 @@ pub(crate) struct Put {
     pub(crate) is_new: bool,
 }
 
+/// What has changed in a declared state since another.
+#[derive(Debug)]
+pub(crate) struct Newer {
+    /// The changed tenants with their objects, and the API keys of operators.
+    pub(crate) loaded: Loaded,
+    /// The marks of all tenants.
+    pub(crate) marks: Marks,
+}
+
 /// The declared objects of a database.
 #[derive(Clone, Copy)]
 pub(crate) struct Objects<'a> {
@@ -60,7 +69,7 @@ pub(crate) struct Objects<'a> {
 }
 
 impl Objects<'_> {
-    /// Reads the declared state, with the number of the last change.
+    /// Reads the whole declared state, with the number of the last change.
     ///
     /// # Errors
     ///
@@ -68,7 +77,34 @@ impl Objects<'_> {
     /// program).
     pub(crate) async fn load(self) -> Result<Loaded, Error> {
         let mut transaction = self.pool.snapshot().await?;
-        self.loaded(&mut transaction).await
+        self.loaded(&mut transaction, Selection::All).await
+    }
+
+    /// Reads the tenants that are not as in `known`, and the API keys of operators. The change of a
+    /// tenant with few objects does not take the time of reading all of another's.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::load`].
+    pub(crate) async fn newer(self, known: &Marks) -> Result<Newer, Error> {
+        let mut transaction = self.pool.snapshot().await?;
+        let marks = rows::marks(&mut transaction).await?;
+        let changed = marks
+            .iter()
+            .filter(|(tenant, mark)| known.get(*tenant) != Some(mark));
+        let changed: Vec<&str> = changed.map(|(tenant, _)| tenant.as_str()).collect();
+        if changed.len() > FEW {
+            let loaded = self.loaded(&mut transaction, Selection::All).await?;
+            return Ok(Newer { loaded, marks });
+        }
+        let mut loaded = self.loaded(&mut transaction, Selection::Operators).await?;
+        loaded.others = marks.len() - changed.len();
+        for tenant in changed {
+            let selection = Selection::Tenant(tenant);
+            let objects = self.selected(&mut transaction, selection).await?;
+            loaded.objects.extend(objects);
+        }
+        Ok(Newer { loaded, marks })
     }
 
     /// The number of the last change, by one cheap query.
@@ -83,7 +119,8 @@ impl Objects<'_> {
     ///
     /// `Invalid` with every mistake.
     pub(crate) async fn judged(self, loaded: &Loaded, when: When) -> Result<Manifest, Error> {
-        self.judged_state(loaded.declared(), when).await
+        let (declared, others) = (loaded.declared(), loaded.others);
+        self.judged_state(declared, others, when).await
     }
 
     /// Changes the stored state to that of a manifest, in one transaction, and returns the changes;
@@ -102,7 +139,7 @@ impl Objects<'_> {
         let mut tries = TRIES;
         loop {
             let seen = self.version().await?;
-            let hashed = self.hashed(wanted.clone()).await?;
+            let hashed = self.hashed(wanted.clone(), Selection::All).await?;
             tries -= 1;
             let is_early = tries > 0 && hashed != *wanted;
             let edit = |before: &Loaded| {
@@ -114,7 +151,8 @@ impl Objects<'_> {
                 let changes = difference(&before.declared(), &hashed, prune);
                 Ok((hashed.clone(), changes))
             };
-            match self.change(When::Applying, author, edit).await {
+            let changed = self.change(Selection::All, When::Applying, author, edit);
+            match changed.await {
                 Err(Error::Conflict) if is_early => {}
                 changed => return changed.map(|(_, changes)| changes),
             }
@@ -130,23 +168,18 @@ impl Objects<'_> {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<Stored>, Error> {
-        let loaded = self.load().await?;
-        let is_meant = |stored: &Stored| {
-            let name = &stored.name;
-            name.kind() == kind && (kind == Kind::Tenant || name.owner() == tenant)
+        let page = Selection::Page {
+            kind,
+            tenant,
+            after: after.unwrap_or_default(),
+            limit: i64::try_from(limit).unwrap_or(i64::MAX),
         };
-        let wanted = loaded.objects.into_iter().filter(is_meant);
-        let behind = wanted.filter(|stored| after.is_none_or(|after| stored.name.name() > after));
-        Ok(behind.take(limit).collect())
+        self.stored(page).await
     }
 
     /// One object.
     pub(crate) async fn get(self, name: &ObjectName) -> Result<Option<Stored>, Error> {
-        let loaded = self.load().await?;
-        Ok(loaded
-            .objects
-            .into_iter()
-            .find(|stored| stored.name == *name))
+        Ok(self.stored(Selection::One(name)).await?.pop())
     }
 
     /// Writes one object and its audit record; nothing if the object is unchanged. A secret that is
@@ -164,7 +197,7 @@ impl Objects<'_> {
     ) -> Result<Put, Error> {
         object.keep_password();
         let wanted = Declared(BTreeMap::from([(name.clone(), object)]));
-        let mut wanted = self.hashed(wanted).await?;
+        let mut wanted = self.hashed(wanted, Selection::One(name)).await?;
         let keep = |kept: Option<&Stored>| {
             let hashed = wanted.0.remove(name);
             let mut object = hashed.ok_or_else(|| Error::Bug(format!("{name} is lost")))?;
@@ -197,7 +230,8 @@ impl Objects<'_> {
             let changes = difference(&before.declared(), &wanted, Prune::Keep);
             Ok((wanted, changes))
         };
-        let (after, changes) = self.change(When::Changing, author, edit).await?;
+        let around = Selection::around(name);
+        let (after, changes) = self.change(around, When::Changing, author, edit).await?;
         let mut objects = after.objects.into_iter();
         let found = objects.find(|stored| stored.name == *name);
         let bug = || Error::Bug(format!("{name} was written and is not there"));
@@ -234,7 +268,9 @@ impl Objects<'_> {
             });
             Ok((Declared::default(), changes.collect()))
         };
-        self.change(When::Changing, author, edit).await.map(drop)
+        let around = Selection::around(name);
+        let changed = self.change(around, When::Changing, author, edit);
+        changed.await.map(drop)
     }
 
     /// The changes that [`Self::apply`] would make.
@@ -243,11 +279,11 @@ impl Objects<'_> {
     ///
     /// Those of [`Self::apply`].
     pub(crate) async fn plan(self, wanted: &Declared, prune: Prune) -> Result<Vec<Change>, Error> {
-        let wanted = self.hashed(wanted.clone()).await?;
+        let wanted = self.hashed(wanted.clone(), Selection::All).await?;
         let before = self.load().await?.declared();
         let changes = difference(&before, &wanted, prune);
         let after = edited(before, &wanted, &changes)?;
-        self.judged_state(after, When::Applying).await?;
+        self.judged_state(after, 0, When::Applying).await?;
         Ok(changes)
     }
 }
@@ -257,7 +293,7 @@ pub(crate) async fn reseal(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
 ) -> Result<(), Error> {
-    for stored in &rows::all(transaction, sealer.keys).await? {
+    for stored in &rows::read(transaction, sealer.keys, Selection::All).await? {
         rows::reseal(transaction, sealer, stored).await?;
     }
     Ok(())
@@ -265,31 +301,59 @@ pub(crate) async fn reseal(
 
 /// The steps of every change.
 impl Objects<'_> {
-    async fn hashed(self, wanted: Declared) -> Result<Declared, Error> {
-        let stored = Box::pin(async { Ok(self.load().await?.declared()) });
+    /// Hashes the passwords of `wanted`; those that are stored, among the selected objects, stay.
+    async fn hashed(self, wanted: Declared, stored: Selection<'_>) -> Result<Declared, Error> {
+        let stored = Box::pin(async move { Ok(declared(&self.stored(stored).await?)) });
         Box::pin(hashed(&self.vault.random, wanted, stored)).await
     }
 
-    /// The declared state within the transaction.
-    pub(super) async fn loaded(self, transaction: &mut Transaction) -> Result<Loaded, Error> {
-        let version = version_in(&transaction.run(VERSION, Vec::new()).await?)?;
-        let objects = match rows::all(transaction, &self.vault.keys()).await {
+    /// The selected objects, as of one moment.
+    async fn stored(self, selection: Selection<'_>) -> Result<Vec<Stored>, Error> {
+        let mut transaction = self.pool.snapshot().await?;
+        self.selected(&mut transaction, selection).await
+    }
+
+    /// The selected objects and the number of the last change, within the transaction.
+    async fn loaded(
+        self,
+        transaction: &mut Transaction,
+        selection: Selection<'_>,
+    ) -> Result<Loaded, Error> {
+        Ok(Loaded {
+            version: version_in(&transaction.run(VERSION, Vec::new()).await?)?,
+            others: rows::others(transaction, selection).await?,
+            objects: self.selected(transaction, selection).await?,
+        })
+    }
+
+    async fn selected(
+        self,
+        transaction: &mut Transaction,
+        selection: Selection<'_>,
+    ) -> Result<Vec<Stored>, Error> {
+        let read = match rows::read(transaction, &self.vault.keys(), selection).await {
             // After `lockgate key rotate` the file contains the new key.
             Err(RowError::UnknownKey) => {
                 let keys = self.vault.reload()?;
-                rows::all(transaction, &keys).await
+                rows::read(transaction, &keys, selection).await
             }
             other => other,
-        }?;
-        Ok(Loaded { version, objects })
+        };
+        Ok(read?)
     }
 
     /// The state as a manifest, if it has no mistake. It is judged off the runtime's workers, because a
     /// state can have thousands of objects.
-    async fn judged_state(self, declared: Declared, when: When) -> Result<Manifest, Error> {
+    async fn judged_state(
+        self,
+        declared: Declared,
+        others: usize,
+        when: When,
+    ) -> Result<Manifest, Error> {
         let judge = Arc::clone(self.judge);
         let judged = spawn_blocking(move || {
-            let manifest = declared.manifest().map_err(Error::Invalid)?;
+            let mut manifest = declared.manifest().map_err(Error::Invalid)?;
+            manifest.others = others;
             let mistakes = judge(&manifest, when);
             if mistakes.is_empty() {
                 Ok(manifest)
@@ -301,22 +365,24 @@ impl Objects<'_> {
         judged.await.map_err(ended)?
     }
 
-    /// The steps of every change: `edit` returns the wanted state and its differences. The result
-    /// is checked as a whole and written with its audit records, or not at all.
+    /// The steps of every change: `edit` makes of the selected objects the wanted ones, with the
+    /// differences. The result is checked as a whole and written with its audit records, or not at
+    /// all.
     async fn change(
         self,
+        selection: Selection<'_>,
         when: When,
         author: &Author,
         edit: impl FnOnce(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
     ) -> Result<(Loaded, Vec<Change>), Error> {
         let mut transaction = self.pool.begin().await?;
-        let mut state = self.loaded(&mut transaction).await?;
+        let mut state = self.loaded(&mut transaction, selection).await?;
         let (wanted, changes) = edit(&state)?;
         if changes.is_empty() {
             return Ok((state, changes));
         }
         let after = edited(state.declared(), &wanted, &changes)?;
-        self.judged_state(after, when).await?;
+        self.judged_state(after, state.others, when).await?;
         let keys = self.vault.current_keys(&mut transaction).await?;
         let sealer = Sealer {
             keys: &keys,
@@ -348,6 +414,8 @@ impl Objects<'_> {
     }
 }
 
+/// How many tenants are read one by one; of more, all are read at once, by fewer statements.
+const FEW: usize = 16;
 /// How often the passwords of a manifest are hashed at most while others write: each time takes long.
 const TRIES: u32 = 4;
 

@@ -2,6 +2,8 @@
 //!
 //! Not here: the checks of a change (`changes`).
 
+use std::collections::HashMap;
+
 use serde_json::Value as Json;
 use uuid::Uuid;
 
@@ -42,22 +44,101 @@ impl Stored {
     }
 }
 
-/// The declared state at one moment.
+/// A selection of objects.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Selection<'a> {
+    /// All of them.
+    All,
+    /// A tenant with its objects.
+    Tenant(&'a str),
+    /// API keys of operators.
+    Operators,
+    /// One object.
+    One(&'a ObjectName),
+    /// Objects of one kind and owner behind a name, in the order of names.
+    Page {
+        kind: Kind,
+        /// None for tenants, and for API keys of operators.
+        tenant: Option<&'a str>,
+        after: &'a str,
+        limit: i64,
+    },
+}
+
+impl<'a> Selection<'a> {
+    /// All that a change of the object `name` may concern: tenants share nothing.
+    pub(super) fn around(name: &'a ObjectName) -> Self {
+        name.owner().map_or(Self::Operators, Self::Tenant)
+    }
+}
+
+/// Declared objects at one moment.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     /// The number of the last change.
     pub(crate) version: i64,
-    /// Every object with its own version.
+    /// The number of tenants that were not selected.
+    pub(crate) others: usize,
+    /// Every selected object with its own version.
     pub(crate) objects: Vec<Stored>,
 }
 
 impl Loaded {
     /// The objects by name.
     pub(crate) fn declared(&self) -> Declared {
-        let named = self.objects.iter();
-        let named = named.map(|stored| (stored.name.clone(), stored.object.clone()));
-        Declared(named.collect())
+        declared(&self.objects)
     }
+}
+
+/// Objects by name.
+pub(super) fn declared(objects: &[Stored]) -> Declared {
+    let named = objects.iter();
+    let named = named.map(|stored| (stored.name.clone(), stored.object.clone()));
+    Declared(named.collect())
+}
+
+/// The state of a tenant in brief: two that are equal are of the same objects, because each change
+/// has a higher number than all before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// The number of objects.
+    objects: i64,
+    /// The number of the last change of one that is left.
+    version: i64,
+}
+
+impl Mark {
+    /// The number of objects that belong to the tenant.
+    pub(crate) fn members(&self) -> i64 {
+        self.objects - 1
+    }
+}
+
+/// The mark of every tenant.
+pub(crate) type Marks = HashMap<String, Mark>;
+
+/// Reads the mark of every tenant, from indexes alone.
+pub(super) async fn marks(transaction: &mut Transaction) -> Result<Marks, SqlError> {
+    let mut marks = Marks::new();
+    for row in transaction.run(MARKS, Vec::new()).await? {
+        let mark = marks.entry(row.get("tenant")?).or_default();
+        mark.objects += row.get::<i64>("objects")?;
+        mark.version = mark.version.max(row.get("version")?);
+    }
+    Ok(marks)
+}
+
+/// The number of tenants other than those of `selection`.
+pub(super) async fn others(
+    transaction: &mut Transaction,
+    selection: Selection<'_>,
+) -> Result<usize, SqlError> {
+    let Selection::Tenant(tenant) = selection else {
+        return Ok(0);
+    };
+    let rows = transaction.run(OTHERS, vec![tenant.into()]).await?;
+    let count = rows.first().map(|row| row.get::<i64>("tenants"));
+    Ok(usize::try_from(count.transpose()?.unwrap_or(0)).unwrap_or(0))
 }
 
 /// The reason why a row could not be read or written.
@@ -90,23 +171,61 @@ impl From<RowError> for Error {
     }
 }
 
-/// Reads every object.
-pub(crate) async fn all(
+/// Reads objects, sorted by name.
+pub(super) async fn read(
     transaction: &mut Transaction,
     keys: &Keyring,
+    selection: Selection<'_>,
 ) -> Result<Vec<Stored>, RowError> {
     let mut found = Vec::new();
     for kind in Kind::ALL {
-        let sql = match kind {
-            Kind::Tenant => Sql::from(ALL_TENANTS),
-            _ => Sql::on(kind.plural(), ALL),
+        let Some((text, values)) = statement(kind, selection) else {
+            continue;
         };
-        for row in transaction.run(sql, Vec::new()).await? {
+        let sql = Sql::on(kind.plural(), text).owned_by(owner(kind));
+        for row in transaction.run(sql, values).await? {
             found.push(stored(kind, &row, keys)?);
         }
     }
     found.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(found)
+}
+
+/// The statement that reads the selected objects of a kind; none if there are none.
+fn statement(kind: Kind, selection: Selection<'_>) -> Option<(&'static str, Vec<Value>)> {
+    match selection {
+        Selection::All => Some((ALL, Vec::new())),
+        Selection::Tenant(tenant) => Some((OF_OWNER, vec![tenant.into()])),
+        Selection::Operators if kind == Kind::ApiKey => Some((OF_OWNER, vec!["".into()])),
+        Selection::One(name) if kind == name.kind() => {
+            let owner = name.owner().unwrap_or_default();
+            Some((ONE, vec![owner.into(), name.name().into()]))
+        }
+        Selection::Page {
+            kind: wanted,
+            tenant,
+            after,
+            limit,
+        } if kind == wanted => {
+            let page = vec![after.into(), limit.into()];
+            if kind == Kind::Tenant {
+                return Some((PAGE_OF_TENANTS, page));
+            }
+            let owner = tenant.unwrap_or_default().into();
+            Some((PAGE, [owner].into_iter().chain(page).collect()))
+        }
+        Selection::Operators | Selection::One(_) | Selection::Page { .. } => None,
+    }
+}
+
+/// The tenant in a row of this kind; empty for an operator's key.
+fn owner(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Tenant => "name",
+        // As in its indexes.
+        Kind::ApiKey => "COALESCE(tenant, '')",
+        Kind::Server | Kind::User | Kind::Client | Kind::Provider => "tenant",
+    }
 }
 
 /// Writes a new object.
@@ -204,10 +323,11 @@ fn sealed(sealer: &Sealer<'_>, kind: Kind, of: &Stored) -> Result<Option<Vec<u8>
 
 fn stored(kind: Kind, row: &Row, keys: &Keyring) -> Result<Stored, RowError> {
     let name: String = row.get("name")?;
-    let name = match (kind, row.get::<Option<String>>("tenant")?) {
-        (Kind::Tenant, _) => ObjectName::tenant(&name),
-        (kind, Some(tenant)) => ObjectName::of(&tenant, kind, &name),
-        (_, None) => ObjectName::operator_key(&name),
+    let owner: String = row.get("tenant")?;
+    let name = match kind {
+        Kind::Tenant => ObjectName::tenant(&name),
+        Kind::ApiKey if owner.is_empty() => ObjectName::operator_key(&name),
+        kind => ObjectName::of(&owner, kind, &name),
     };
     let id: Uuid = row.get("id")?;
     let spec: String = row.get("spec")?;
@@ -254,13 +374,53 @@ fn hash(of: &Stored) -> Result<Value, RowError> {
     hash.map(Value::from).ok_or_else(missing)
 }
 
-const ALL_TENANTS: &str = "
-    SELECT id, CAST(NULL AS TEXT) AS tenant, name, version, spec, secret, created_ms, updated_ms
-      FROM tenants";
-
 const ALL: &str = "
-    SELECT id, tenant, name, version, spec, secret, created_ms, updated_ms
+    SELECT id, {owner} AS tenant, name, version, spec, secret, created_ms, updated_ms
       FROM {table}";
+
+const OF_OWNER: &str = "
+    SELECT id, {owner} AS tenant, name, version, spec, secret, created_ms, updated_ms
+      FROM {table}
+     WHERE {owner} = $1";
+
+const ONE: &str = "
+    SELECT id, {owner} AS tenant, name, version, spec, secret, created_ms, updated_ms
+      FROM {table}
+     WHERE {owner} = $1
+       AND name = $2";
+
+const PAGE: &str = "
+    SELECT id, {owner} AS tenant, name, version, spec, secret, created_ms, updated_ms
+      FROM {table}
+     WHERE {owner} = $1
+       AND name > $2
+     ORDER BY name
+     LIMIT $3";
+
+const PAGE_OF_TENANTS: &str = "
+    SELECT id, {owner} AS tenant, name, version, spec, secret, created_ms, updated_ms
+      FROM {table}
+     WHERE name > $1
+     ORDER BY name
+     LIMIT $2";
+
+const MARKS: &str = "
+    SELECT name AS tenant, COUNT(*) AS objects, MAX(version) AS version FROM tenants GROUP BY name
+     UNION ALL
+    SELECT tenant, COUNT(*), MAX(version) FROM servers GROUP BY tenant
+     UNION ALL
+    SELECT tenant, COUNT(*), MAX(version) FROM users GROUP BY tenant
+     UNION ALL
+    SELECT tenant, COUNT(*), MAX(version) FROM clients GROUP BY tenant
+     UNION ALL
+    SELECT tenant, COUNT(*), MAX(version) FROM providers GROUP BY tenant
+     UNION ALL
+    SELECT tenant, COUNT(*), MAX(version) FROM api_keys WHERE tenant IS NOT NULL GROUP BY tenant";
+
+const OTHERS: &str = "
+    SELECT COUNT(*) AS tenants
+      FROM tenants
+     WHERE name <> $1";
 
 const INSERT_TENANT: &str = "
     INSERT INTO tenants (id, name, version, spec, secret, created_ms, updated_ms)

@@ -414,6 +414,11 @@ impl Sql {
     pub(crate) fn on(table: &'static str, text: &'static str) -> Self {
         Self(AssertSqlSafe(text.replace("{table}", table)))
     }
+
+    /// Replaces each `{owner}` by an expression.
+    pub(crate) fn owned_by(self, expression: &'static str) -> Self {
+        Self(AssertSqlSafe(self.0.0.replace("{owner}", expression)))
+    }
 }
 
 /// One row of a result.
@@ -619,7 +624,7 @@ fn schema(migrations: [(i64, &'static str, &'static str); MIGRATIONS.len()]) -> 
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 2] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 3] = [
     (
         1,
         "control",
@@ -634,6 +639,14 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 2] = [
         [
             include_str!("../../../migrations/sqlite/0002_oauth.sql"),
             include_str!("../../../migrations/postgres/0002_oauth.sql"),
+        ],
+    ),
+    (
+        3,
+        "by tenant",
+        [
+            include_str!("../../../migrations/sqlite/0003_by_tenant.sql"),
+            include_str!("../../../migrations/postgres/0003_by_tenant.sql"),
         ],
     ),
 ];

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use serde_json::{Value as Json, json};
 
 use super::fixture::{CANARY, Place, ada, lines, manifest, object, on_both, put, server, tenant};
-use crate::database::{Error, Expected, Filter};
+use crate::database::{Error, Expected, Filter, Marks};
 use crate::declare::{AuthMode, Kind, ObjectName, Prune, When};
 
 on_both! {

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     backend::child::{ChildStatus, Restart as EndMode},
-    database::Record,
+    database::{Mark, Record},
     endpoint::{Endpoint, Kind},
     http::{
         Front,
@@ -273,6 +273,7 @@ async fn quotas(call: Call) -> OperationResult {
     let tenant = call.path.tenant();
     let found = call.caller.snapshot.catalog.tenants.get(tenant);
     let quotas = found.ok_or_else(Problem::not_found)?.quotas;
+    let objects = call.caller.snapshot.marks.get(tenant).map(Mark::members);
     let (hub, name) = (call.front.hub.clone(), tenant.to_owned());
     let used = tokio::task::spawn_blocking(move || {
         let own = |one: &ChildStatus| one.tenant == name;
@@ -287,6 +288,7 @@ async fn quotas(call: Call) -> OperationResult {
         "principal": quotas.principal.shown(),
         "used": {
             "children": children, "calls": calls, "sessions": sessions, "memory_bytes": memory,
+            "objects": objects,
         },
     })))
 }

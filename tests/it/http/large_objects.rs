@@ -119,5 +119,142 @@ async fn a_manifest_is_compared_in_time_that_is_linear_in_its_length() {
     println!("1,000 servers: {small:?}, 4,000: {large:?}");
     // Quadratic it would be sixteen times as much.
     assert!(large < small * 8, "{small:?} {large:?}");
+}
+
+/// The median time of a few requests.
+async fn median(mut request: impl AsyncFnMut(usize) -> u16) -> Duration {
+    let mut times = Vec::new();
+    for at in 0..9 {
+        let began = Instant::now();
+        let status = request(at).await;
+        assert!((200..300).contains(&status), "{status}");
+        times.push(began.elapsed());
+    }
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Each request of an administrator, on objects of its own tenant.
+async fn each_request(boss: &Admin, round: &str) -> Vec<(&'static str, Duration)> {
+    let user = |at: usize| format!("/tenants/b/users/{round}{at}");
+    let key = |at: usize| json!({"name": format!("{round}{at}"), "subject": "k", "servers": ["x"]});
+    vec![
+        (
+            "put",
+            median(async |at| boss.put(&user(at), json!({})).await.0).await,
+        ),
+        ("read", median(async |at| boss.get(&user(at)).await.0).await),
+        (
+            "list",
+            median(async |_| boss.get("/tenants/b/users").await.0).await,
+        ),
+        (
+            "tenants",
+            median(async |_| boss.get("/tenants").await.0).await,
+        ),
+        (
+            "quotas",
+            median(async |_| boss.get("/tenants/b/quotas").await.0).await,
+        ),
+        (
+            "key",
+            median(async |at| boss.post("/tenants/b/api-keys", key(at)).await.0).await,
+        ),
+        (
+            "delete",
+            median(async |at| boss.delete(&user(at)).await).await,
+        ),
+    ]
+}
+
+/// Each change read, checked and took over the objects of all tenants.
+#[tokio::test]
+async fn thousands_of_objects_of_a_tenant_delay_no_change_of_another() {
+    let ground = Ground::sqlite();
+    let replica = ground.serve(&[]).await;
+    let operator = Admin::first(&ground, &replica);
+    let (status, said) = operator.put("/tenants/b", json!({})).await;
+    assert_eq!(status, 201, "{said}");
+    let (status, said) = operator.put("/tenants/b/servers/x", server("one")).await;
+    assert_eq!(status, 201, "{said}");
+    let boss = Admin::with(&replica, &operator.key("b", "boss", &["admin"]).await);
+    let alone = each_request(&boss, "u").await;
+    let users = (0..6000).map(|number| (format!("user{number}"), json!({"groups": ["staff"]})));
+    let users = Value::Object(users.collect());
+    let manifest = json!({"version": 1, "tenants": {"a": {"users": users}}});
+    let (status, said) = operator.post("/apply", manifest).await;
+    assert_eq!(status, 200, "{said}");
+    let beside = each_request(&boss, "v").await;
+    println!("alone {alone:?}, beside {beside:?}");
+    for ((what, before), (_, after)) in alone.iter().zip(&beside) {
+        let most = *before * 3 + Duration::from_millis(20);
+        assert!(
+            *after < most,
+            "{what}: {before:?} alone, {after:?} beside 6,000 objects"
+        );
+    }
+    let (_, quotas) = operator.get("/tenants/a/quotas").await;
+    assert_eq!(quotas["used"]["objects"], 6000, "{quotas}");
+    replica.stop().await;
+}
+
+/// A tenant's administrator wrote any number of objects, which each replica keeps in memory.
+#[tokio::test]
+async fn objects_beyond_the_quota_of_a_tenant_are_not_written() {
+    let ground = Ground::sqlite();
+    let replica = ground.serve(&[]).await;
+    let operator = Admin::first(&ground, &replica);
+    let tenant = |quotas: Value| json!({"quotas": quotas});
+    let put = operator.put(
+        "/tenants/a",
+        tenant(json!({"objects": 3, "object_bytes": "2KiB"})),
+    );
+    assert_eq!(put.await.0, 201);
+    let (status, said) = operator.put("/tenants/a/servers/x", server("one")).await;
+    assert_eq!(status, 201, "{said}");
+    let boss = Admin::with(&replica, &operator.key("a", "boss", &["admin"]).await);
+    assert_eq!(boss.put("/tenants/a/users/ada", json!({})).await.0, 201);
+    for (path, body) in [
+        ("/tenants/a/users/eve", json!({})),
+        (
+            "/tenants/a/clients/app",
+            json!({"redirect_uris": ["https://app.test/cb"]}),
+        ),
+    ] {
+        let (status, said) = boss.put(path, body).await;
+        assert_eq!(status, 422, "{said}");
+        let error = &said["errors"][0];
+        assert_eq!(error["key"], "tenants.a.quotas.objects", "{said}");
+        assert_eq!(error["what"], "permits 3 objects, and there would be 4");
+        let remedy = "remove objects of the tenant, or let an operator raise the quota";
+        assert_eq!(error["remedy"], remedy);
+        assert_eq!(boss.get(path).await.0, 404);
+    }
+    let key = json!({"name": "k", "subject": "k", "servers": ["x"]});
+    assert_eq!(boss.post("/tenants/a/api-keys", key.clone()).await.0, 422);
+    // What is there can be changed and removed, and makes room.
+    let large = json!({"groups": ["x".repeat(4000)]});
+    let (status, said) = boss.put("/tenants/a/users/ada", large.clone()).await;
+    assert_eq!(status, 422, "{said}");
+    assert_eq!(said["errors"][0]["key"], "tenants.a.quotas.object_bytes");
+    assert_eq!(
+        boss.put("/tenants/a/users/ada", json!({"groups": ["x"]}))
+            .await
+            .0,
+        200
+    );
+    assert_eq!(boss.delete("/tenants/a/users/ada").await, 204);
+    assert_eq!(boss.post("/tenants/a/api-keys", key).await.0, 201);
+    // Other tenants have quotas of their own, and an operator raises this one.
+    let put = operator.put(
+        "/tenants/a",
+        tenant(json!({"objects": 5, "object_bytes": ""})),
+    );
+    assert_eq!(put.await.0, 200);
+    assert_eq!(boss.put("/tenants/a/users/ada", large).await.0, 201);
+    let manifest = json!({"tenants": {"a": {"quotas": {"objects": 5},
+        "users": {"eve": {}, "joe": {}}}}});
+    let (status, said) = operator.post("/apply", manifest).await;
+    assert_eq!(status, 422, "a manifest is no way around it: {said}");
     replica.stop().await;
 }

@@ -290,7 +290,7 @@ impl Verifier {
         };
         let now = self.0.now();
         if api_key::has_prefix(text) {
-            let found = api_key::find(tenant, text, now);
+            let found = api_key::digest(text).and_then(|hash| api_key::find(tenant, hash, now));
             let (hash, key) = found.ok_or_else(|| bad("an API key that is not known here"))?;
             let principal = self.0.principals.by_key(tenant, hash, &key);
             return Ok(Authenticated::by_key(principal, hash, &key));

@@ -3,7 +3,7 @@
 //! Both present an API key with the scope `admin`; an operator's key belongs to no tenant. Not
 //! here: the administration operations (`http/admin`).
 
-use std::{fs, io, path::Path};
+use std::{fs, io, path::Path, sync::Arc};
 
 use aws_lc_rs::rand::SystemRandom;
 
@@ -16,7 +16,7 @@ use super::{
 use crate::{
     base::private_file,
     database::{self, Author, Expected},
-    declare::{Catalog, Document, Kind, Object, ObjectName, OperatorKeys},
+    declare::{ApiKey, Catalog, Document, Kind, Object, ObjectName, OperatorKeys, Tenant},
     snapshot::CurrentSnapshot,
     telemetry::Denied,
 };
@@ -26,24 +26,26 @@ use crate::{
 pub(crate) struct Administrator {
     /// The actor in audit records.
     pub(crate) actor: String,
-    /// The only visible tenant; none for an operator.
-    tenant: Option<String>,
+    /// The visible tenants; none for an operator. There is more than one only if several tenants
+    /// declare the same key, and the request names none of them.
+    tenants: Option<Vec<String>>,
 }
 
 impl Administrator {
     /// Reports whether this is an operator.
     pub(crate) fn is_operator(&self) -> bool {
-        self.tenant.is_none()
+        self.tenants.is_none()
     }
 
     /// Reports whether the objects of `tenant` are visible.
     pub(crate) fn sees(&self, tenant: &str) -> bool {
-        self.tenant.as_ref().is_none_or(|own| own == tenant)
+        let mut own = self.tenants.iter().flatten();
+        self.is_operator() || own.any(|own| own == tenant)
     }
 
-    /// The only visible tenant.
-    pub(crate) fn tenant(&self) -> Option<&str> {
-        self.tenant.as_deref()
+    /// The only visible tenants.
+    pub(crate) fn tenants(&self) -> Option<&[String]> {
+        self.tenants.as_deref()
     }
 }
 
@@ -64,16 +66,19 @@ impl Verifier {
         self.0.denials.settle().await;
     }
 
-    /// The administrator with this credential.
+    /// The administrator with this credential; `tenant` is the one that the request names.
+    ///
+    /// A tenant may declare a key whose hash it knows from another. What the key may do in one tenant
+    /// does not depend on the other.
     ///
     /// # Errors
     ///
     /// The reason why there is none; it has been reported.
     pub(crate) fn administrator(
         &self,
-        catalog: &Catalog,
-        operators: &OperatorKeys,
+        (catalog, operators): (&Catalog, &OperatorKeys),
         credential: Credential<'_>,
+        tenant: Option<&str>,
         from: Option<std::net::IpAddr>,
     ) -> Result<Administrator, AdministratorRefusal> {
         let deny = |why, who, tenant: &str, reason, detail| {
@@ -100,39 +105,57 @@ impl Verifier {
             Credential::Bearer(text) => text,
         };
         let now = self.0.now();
-        let hash = api_key::hash_of(text);
-        if let Some(key) = hash
-            .and_then(|hash| operators.get(&hash))
-            .filter(|key| key.holds(now))
-        {
+        let no_key = || {
+            deny(
+                AdministratorRefusal::BadToken,
+                at,
+                "",
+                bad,
+                "no key known here",
+            )
+        };
+        let Some(hash) = api_key::digest(text) else {
+            return no_key();
+        };
+        if let Some(key) = operators.get(&hash).filter(|key| key.holds(now)) {
             return Ok(Administrator {
                 actor: format!("operator:{}", key.name),
-                tenant: None,
+                tenants: None,
             });
         }
-        let found = catalog
-            .tenants
-            .values()
-            .find_map(|tenant| Some((tenant, api_key::find(tenant, text, now)?.1)));
-        let Some((tenant, key)) = found else {
-            let why = AdministratorRefusal::BadToken;
-            return deny(why, at, "", bad, "no key known here");
+        let found = keys_with(catalog, hash, tenant, now);
+        let Some((first, key)) = found.first() else {
+            return no_key();
         };
-        if !key.scopes.iter().any(|scope| scope == ADMIN_SCOPE) {
-            let (who, reason) = (Caller::Known(by_key(tenant, &key)), Denied::NoGrant);
-            return deny(
-                AdministratorRefusal::NoScope,
-                who,
-                &tenant.name,
-                reason,
-                "no scope admin",
-            );
-        }
+        let is_admin = |key: &ApiKey| key.scopes.iter().any(|scope| scope == ADMIN_SCOPE);
+        let mut own = found.iter().filter(|(_, key)| is_admin(key)).peekable();
+        let Some((tenant, key)) = own.peek() else {
+            let (who, reason) = (Caller::Known(by_key(first, key)), Denied::NoGrant);
+            let why = AdministratorRefusal::NoScope;
+            return deny(why, who, &first.name, reason, "no scope admin");
+        };
         Ok(Administrator {
             actor: format!("key:{}/{}", tenant.name, key.name),
-            tenant: Some(tenant.name.clone()),
+            tenants: Some(own.map(|(tenant, _)| tenant.name.clone()).collect()),
         })
     }
+}
+
+/// The valid keys with the digest `hash`, each with its tenant: that of `tenant` alone if it has one.
+fn keys_with<'c>(
+    catalog: &'c Catalog,
+    hash: [u8; 32],
+    tenant: Option<&str>,
+    now: u64,
+) -> Vec<(&'c Arc<Tenant>, Arc<ApiKey>)> {
+    let of = |tenant: &'c Arc<Tenant>| Some((tenant, api_key::find(tenant, hash, now)?.1));
+    let named = tenant.and_then(|tenant| catalog.tenants.get(tenant));
+    if let Some(named) = named.and_then(of) {
+        return vec![named];
+    }
+    let mut found: Vec<_> = catalog.tenants.values().filter_map(of).collect();
+    found.sort_by_key(|(tenant, _)| tenant.name.as_str());
+    found
 }
 
 /// Ensures that an operator can log in: with the `given` key or, if no operator has a valid key,

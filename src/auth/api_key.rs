@@ -37,13 +37,14 @@ pub(super) fn has_prefix(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
 
-/// The key `text` of this tenant, if it is valid at `now`.
-pub(super) fn find(tenant: &Tenant, text: &str, now: u64) -> Option<([u8; 32], Arc<ApiKey>)> {
+/// The digest to look the key `text` up by; none if it cannot be a key.
+pub(super) fn digest(text: &str) -> Option<[u8; 32]> {
     // Without the checksum, which is a hash of its own: whoever has a declared key has typed it well.
-    if !has_length(text) {
-        return None;
-    }
-    let hash = sha256(text.as_bytes());
+    has_length(text).then(|| sha256(text.as_bytes()))
+}
+
+/// The key of this tenant with the digest `hash`, if it is valid at `now`.
+pub(super) fn find(tenant: &Tenant, hash: [u8; 32], now: u64) -> Option<([u8; 32], Arc<ApiKey>)> {
     let key = tenant.api_keys.get(&hash)?;
     // No leeway: operator and gateway use the same clock.
     let is_valid = key.expires.is_none_or(|expires| now < expires);

@@ -183,7 +183,10 @@ fn returned(held: &[HeldKey], known: Option<&[HeldKey]>) -> String {
         None => "API keys of the copy; the database before cannot tell which of them are deleted",
     };
     let known = known.unwrap_or_default();
-    let is_known = |key: &HeldKey| known.iter().any(|known| known.hash == key.hash);
+    let is_known = |key: &HeldKey| {
+        let mut known = known.iter();
+        known.any(|known| (&known.tenant, &known.hash) == (&key.tenant, &key.hash))
+    };
     let mut lines = String::new();
     for key in held.iter().filter(|key| !is_known(key)) {
         _ = match &key.tenant {

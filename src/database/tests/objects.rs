@@ -17,6 +17,9 @@ on_both! {
     replicas_that_start_together_write_once
     the_objects_of_a_tenant_are_removed_with_it
     the_hash_of_an_api_key_is_unique
+    the_hash_of_another_tenants_key_is_no_conflict
+    a_mistake_in_another_tenant_stops_no_change
+    changed_tenants_are_read_alone
     users_and_providers_are_declared_objects
     a_plan_changes_nothing
 }
@@ -337,6 +340,88 @@ async fn the_hash_of_an_api_key_is_unique(place: Place) {
     let name = ObjectName::operator_key("other");
     let refused = store.objects().delete(&name, Expected::Any, &ada()).await;
     assert!(matches!(refused, Err(Error::LastKey)), "{refused:?}");
+}
+
+/// The conflict told a tenant's administrator that the key existed.
+async fn the_hash_of_another_tenants_key_is_no_conflict(place: Place) {
+    let store = place.open().await;
+    let hash = format!("sha256:{}", "7".repeat(64));
+    let key = json!({"hash": hash, "subject": "ada", "servers": ["*"]});
+    let put = async |name: ObjectName| {
+        let key = object(Kind::ApiKey, &key);
+        let objects = store.objects();
+        let put = objects.put(&name, key, Expected::Any, &ada()).await;
+        put.map(drop)
+    };
+    for (tenant, spec) in [("a", json!({})), ("b", json!({}))] {
+        let name = ObjectName::tenant(tenant);
+        self::put(&store, (name, object(Kind::Tenant, &spec))).await;
+        put(ObjectName::of(tenant, Kind::ApiKey, "k"))
+            .await
+            .unwrap();
+    }
+    let twice = put(ObjectName::of("a", Kind::ApiKey, "other")).await;
+    assert!(twice.is_err(), "of one tenant: {twice:?}");
+}
+
+/// A program that was gone stopped the administration of every tenant, and was named to each.
+async fn a_mistake_in_another_tenant_stops_no_change(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    // The judge of these tests takes "bad" for a mistake, but not while a state is served.
+    let text = "INSERT INTO tenants (id, name, version, spec, secret, created_ms, updated_ms)
+                VALUES ($1, 'bad', 1, '{\"auth\": {\"mode\": \"none\"}}', NULL, 0, 0)";
+    let mut transaction = place.pool().await.begin().await.unwrap();
+    let id = uuid::Uuid::now_v7();
+    transaction.run(text, vec![id.into()]).await.unwrap();
+    transaction.commit().await.unwrap();
+    put(&store, server("acme", "files", "1")).await;
+    let (name, other) = server("bad", "files", "1");
+    let (objects, author) = (store.objects(), ada());
+    let refused = objects.put(&name, other, Expected::Any, &author).await;
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+}
+
+async fn changed_tenants_are_read_alone(place: Place) {
+    let store = place.open().await;
+    let objects = store.objects();
+    let newer = async |known: &Marks| {
+        let newer = objects.newer(known).await.unwrap();
+        let read = newer.loaded.objects.iter();
+        let read: Vec<String> = read.map(|stored| stored.name.to_string()).collect();
+        (read, newer.loaded.others, newer.marks)
+    };
+    objects
+        .apply(&manifest(TWO), Prune::Keep, &ada())
+        .await
+        .unwrap();
+    let (read, others, marks) = newer(&Marks::default()).await;
+    assert_eq!((read.len(), others), (4, 0), "{read:?}");
+    let (read, others, _) = newer(&marks).await;
+    assert_eq!((read, others), (vec![], 2));
+    put(&store, server("b", "z", "1")).await;
+    let (read, others, marks) = newer(&marks).await;
+    assert_eq!(
+        (read.join(", ").as_str(), others),
+        ("tenant b, server b/z", 1)
+    );
+    // Fewer objects, of which none is newer, are another state, too.
+    let (name, _) = server("a", "y", "");
+    objects.delete(&name, Expected::Any, &ada()).await.unwrap();
+    let (read, _, marks) = newer(&marks).await;
+    assert_eq!(read, ["tenant a", "server a/x"]);
+    let name = ObjectName::tenant("b");
+    objects.delete(&name, Expected::Any, &ada()).await.unwrap();
+    let (read, others, marks) = newer(&marks).await;
+    assert_eq!((read, others, marks.len()), (vec![], 1, 1));
+    // Many at once.
+    let many: String = (0..30)
+        .map(|number| format!("  t{number}: {{}}\n"))
+        .collect();
+    let many = manifest(&format!("tenants:\n{many}"));
+    objects.apply(&many, Prune::Keep, &ada()).await.unwrap();
+    let (read, others, marks) = newer(&marks).await;
+    assert_eq!((read.len(), others, marks.len()), (32, 0, 31), "{read:?}");
 }
 
 #[expect(clippy::too_many_lines, reason = "one promise, told in order")]

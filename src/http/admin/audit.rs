@@ -45,11 +45,15 @@ pub(super) fn operations() -> Vec<Operation> {
 async fn audit(call: Call) -> OperationResult {
     let query = &call.query;
     let own = |name| query.get(name).map(str::to_owned);
-    let tenant = match (call.caller.administrator.tenant(), own("tenant")) {
+    let tenant = match (call.caller.administrator.tenants(), own("tenant")) {
         (None, tenant) => tenant,
-        (Some(own), None) => Some(own.to_owned()),
-        (Some(own), Some(asked)) if own == asked => Some(asked),
+        (Some([own]), None) => Some(own.clone()),
+        (Some(own), Some(asked)) if own.contains(&asked) => Some(asked),
         (Some(_), Some(_)) => return Err(Problem::not_found()),
+        (Some(_), None) => {
+            let text = "the parameter tenant: write one, because several have this API key";
+            return Err(Problem::new(StatusCode::BAD_REQUEST, text));
+        }
     };
     if let Some(kind) = query.get("kind")
         && !KINDS.contains(&kind)

@@ -45,8 +45,13 @@ pub(super) enum Permission {
 }
 
 impl Caller {
-    /// Authenticates the sender of a request by its head, before the body is read.
-    pub(super) async fn authenticated(parts: &Parts, front: &Front) -> Result<Self, Response> {
+    /// Authenticates the sender of a request by its head, before the body is read; `tenant` is that of
+    /// its path.
+    pub(super) async fn authenticated(
+        parts: &Parts,
+        tenant: Option<&str>,
+        front: &Front,
+    ) -> Result<Self, Response> {
         let credential = bearer::credential(&parts.headers)
             .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "Authorization is repeated"))
             .map_err(IntoResponse::into_response)?;
@@ -55,9 +60,9 @@ impl Caller {
             return Err(Problem::unavailable().into_response());
         }
         let from = parts.extensions.get::<ClientAddress>();
-        let (catalog, keys) = (&snapshot.catalog, &snapshot.operator_keys);
+        let keys = (&*snapshot.catalog, &snapshot.operator_keys);
         let from = from.map(|from| from.0);
-        let found = front.auth.administrator(catalog, keys, credential, from);
+        let found = front.auth.administrator(keys, credential, tenant, from);
         match found {
             Ok(administrator) => Ok(Self {
                 administrator,

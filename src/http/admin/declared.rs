@@ -163,17 +163,15 @@ impl Collection {
 
 /// Lists the tenants that the caller sees.
 async fn list_tenants(call: Call) -> OperationResult {
-    let Some(own) = call.caller.administrator.tenant() else {
+    let Some(own) = call.caller.administrator.tenants() else {
         return list(call, Kind::Tenant).await;
     };
-    let found = call
-        .front
-        .snapshot
-        .database()?
-        .objects()
-        .get(&ObjectName::tenant(own))
-        .await;
-    Ok(page(found?.iter().map(shown).collect(), None))
+    let objects = call.front.snapshot.database()?.objects();
+    let mut found = Vec::new();
+    for own in own {
+        found.extend(objects.get(&ObjectName::tenant(own)).await?);
+    }
+    Ok(page(found.iter().map(shown).collect(), None))
 }
 
 /// Lists the objects of a kind; those of the tenant in the path, if there is one.

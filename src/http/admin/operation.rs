@@ -176,9 +176,11 @@ impl Operation {
     /// Checks the head of a request: API key, path, permission and query, in this order.
     async fn admit(&self, front: Arc<Front>, request: Request) -> Result<Call, Response> {
         let (mut parts, body) = request.into_parts();
-        let mut caller = Caller::authenticated(&parts, &front).await?;
+        let path = Path::of(&mut parts).await;
+        let tenant = path.as_ref().ok().and_then(|path| path.get("tenant"));
+        let mut caller = Caller::authenticated(&parts, tenant, &front).await?;
         let call = async {
-            let path = Path::of(&mut parts).await?;
+            let path = path?;
             let mut allowed = self.permission.check(&caller, &path);
             if allowed.is_err() && caller.catch_up(&front).await {
                 allowed = self.permission.check(&caller, &path);

@@ -138,6 +138,7 @@ on_both! {
     a_manifest_is_applied_as_a_whole
     without_a_key_there_is_nothing
     a_nul_is_refused
+    a_key_of_two_tenants_administrates_each_by_its_path
     a_key_that_has_ended_is_no_last_key
     the_key_of_the_environment_gets_in
 }
@@ -962,4 +963,56 @@ async fn a_change_right_after_the_start_is_not_undone_by_the_manifest() {
     })
     .await;
     assert_eq!(admin.audited(changed).await.len(), 3);
+}
+
+/// A conflict told a tenant's administrator that a key exists in another tenant. Tenants that declare
+/// one hash are independent of each other.
+async fn a_key_of_two_tenants_administrates_each_by_its_path(ground: Ground) {
+    let replica = ground.serve(&[]).await;
+    let operator = Admin::first(&ground, &replica);
+    operator.tenant("a", server("a")).await;
+    operator.tenant("b", server("b")).await;
+    let (text, hash) = key();
+    let declared = |name: &str, scopes: Value| json!({"hash": hash, "subject": name, "servers": ["x"], "scopes": scopes});
+    let put = operator.put(
+        "/tenants/b/api-keys/boss",
+        declared("bob", json!(["admin"])),
+    );
+    assert_eq!(put.await.0, 201);
+    // The administrator of another tenant learns nothing by the hash.
+    let guest = Admin::with(&replica, &operator.key("a", "guest", &["admin"]).await);
+    let put = guest.put("/tenants/a/api-keys/copy", declared("ada", json!([])));
+    assert_eq!(put.await.0, 201);
+    let both = Admin::with(&replica, &text);
+    assert_eq!(both.get("/tenants/a/users").await.0, 403, "no scope in a");
+    assert_eq!(both.get("/tenants/b/users").await.0, 200);
+    let (_, tenants) = both.get("/tenants").await;
+    assert_eq!(tenants["items"].as_array().unwrap().len(), 1, "{tenants}");
+    assert_eq!(tenants["items"][0]["name"], "b");
+    // With the scope in both, each path has its own, and what has no tenant shows both.
+    let put = guest.put(
+        "/tenants/a/api-keys/copy",
+        declared("ada", json!(["admin"])),
+    );
+    assert_eq!(put.await.0, 200);
+    for tenant in ["a", "b"] {
+        let (status, said) = both
+            .put(&format!("/tenants/{tenant}/api-keys/{tenant}"), {
+                let (_, other) = key();
+                json!({"hash": other, "subject": "x", "servers": ["x"]})
+            })
+            .await;
+        assert_eq!(status, 201, "{said}");
+        let records = both.audited(&format!("tenant={tenant}&limit=1")).await;
+        assert_eq!(
+            records,
+            [format!("api_key.added api_key {tenant}/{tenant}")]
+        );
+    }
+    let (_, tenants) = both.get("/tenants").await;
+    assert_eq!(tenants["items"].as_array().unwrap().len(), 2, "{tenants}");
+    assert_eq!(both.get("/audit").await.0, 400);
+    let session = session(&replica, "b", &text).await;
+    assert_eq!(mark(&session).await, "b");
+    replica.stop().await;
 }

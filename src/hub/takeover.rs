@@ -70,9 +70,9 @@ impl Hub {
         });
         let revision = stored.as_ref().and_then(SessionRecord::revision);
         let transport = stored.as_ref().map(SessionRecord::transport);
-        let caller = self.0.limits.memory().caller(access);
+        let memory = self.0.limits.memory().session_state(access);
         let replay = stored
-            .and_then(|stored| stored.into_replay(caller))
+            .and_then(|stored| stored.into_replay(memory))
             .zip(revision);
         let Some((replay, revision)) = replay else {
             // A record that cannot be removed ends with its time to live.

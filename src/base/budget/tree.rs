@@ -182,7 +182,7 @@ impl Drawn {
     }
 
     /// The share that it is drawn from.
-    pub(crate) fn budget(&self) -> &Budget {
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
 

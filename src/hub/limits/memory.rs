@@ -5,6 +5,7 @@
 
 use std::{hash::RandomState, net::IpAddr, sync::Arc};
 
+use super::session_memory::{RecordMemory, SessionMemory};
 use crate::{
     auth::Access,
     base::FastHash,
@@ -22,8 +23,18 @@ pub(crate) struct MemoryBudgets {
     addresses: Shares<Source, RandomState>,
     /// Events that the log keeps (`log.memory`; `log.redis` with Redis).
     kept: Owners,
-    /// Copies of events in Redis (`log.memory`); none without Redis.
-    copies: Option<Owners>,
+    /// What there is only with Redis.
+    redis: Option<InRedis>,
+}
+
+/// Budgets of what Redis keeps besides events, and of what this process keeps besides Redis.
+#[derive(Debug)]
+struct InRedis {
+    /// Records of sessions, in half of `log.redis`. They are held in `kept` too, where events give way
+    /// to them.
+    records: Owners,
+    /// Copies of events (`log.memory`).
+    copies: Owners,
 }
 
 /// The shares of tenants and their principals in one budget.
@@ -76,15 +87,18 @@ impl MemoryBudgets {
     /// Budgets of these bytes.
     pub(crate) fn of(requests: u64, events: u64, in_redis: Option<u64>) -> Arc<Self> {
         let (requests, memory) = (Owners::new(requests), Owners::new(events));
-        let (kept, copies) = match in_redis {
-            Some(redis) => (Owners::new(redis), Some(memory)),
+        let (kept, redis) = match in_redis {
+            Some(total) => {
+                let (records, copies) = (Owners::new(total / 2), memory);
+                (Owners::new(total), Some(InRedis { records, copies }))
+            }
             None => (memory, None),
         };
         Arc::new(Self {
             addresses: Shares::new(Arc::clone(&requests.root)),
             requests,
             kept,
-            copies,
+            redis,
         })
     }
 
@@ -105,10 +119,21 @@ impl MemoryBudgets {
 
     /// A share for the events of a session.
     pub(crate) fn session(&self, access: &Access) -> LogShare {
+        let redis = self.redis.as_ref();
         LogShare {
             kept: self.kept.of(access).share(),
-            copies: self.copies.as_ref().map(|copies| copies.of(access).share()),
+            copies: redis.map(|redis| redis.copies.of(access).share()),
         }
+    }
+
+    /// Memory of a session that keeps nothing yet.
+    pub(crate) fn session_state(&self, access: &Access) -> SessionMemory {
+        let redis = self.redis.as_ref();
+        let record = redis.map(|redis| RecordMemory {
+            records: redis.records.of(access).hold(0),
+            kept: self.kept.of(access).hold(0),
+        });
+        SessionMemory::new(self.caller(access), record)
     }
 
     /// What is under way, and its budget.
@@ -118,7 +143,7 @@ impl MemoryBudgets {
 
     /// Events in Redis, and their budget; none without Redis.
     pub(crate) fn events_in_redis(&self) -> Option<&Arc<Budget>> {
-        self.copies.is_some().then_some(&self.kept.root)
+        self.redis.is_some().then_some(&self.kept.root)
     }
 }
 

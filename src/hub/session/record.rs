@@ -1,6 +1,6 @@
 //! Record of a session: the state that its next backend or its next owner continues with.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,6 @@ use crate::{
         dialect::{CallId, SessionState},
         shared::Member,
     },
-    base::budget::Budget,
     hub::{
         core::Transport,
         limits::{SessionMemory, SubscriptionMemory},
@@ -40,9 +39,9 @@ pub(crate) struct ReplayState {
 
 impl ReplayState {
     /// The state of a session that begins.
-    pub(super) fn new(caller: Arc<Budget>) -> Self {
+    pub(super) fn new(memory: SessionMemory) -> Self {
         Self {
-            memory: SessionMemory::new(caller),
+            memory,
             initialize: None,
             is_initialized: false,
             capabilities: Box::default(),
@@ -177,9 +176,9 @@ impl SessionRecord {
 
     /// The state that is replayed to a new backend. It exists, so it is held even beyond the share of the
     /// caller; the caller gets no more until there is room again.
-    pub(crate) fn into_replay(self, caller: Arc<Budget>) -> Option<ReplayState> {
+    pub(crate) fn into_replay(self, memory: SessionMemory) -> Option<ReplayState> {
         let initialize = Message::parse(self.initialize.into_bytes().into()).ok()?;
-        let mut replay = ReplayState::new(caller);
+        let mut replay = ReplayState::new(memory);
         replay.memory.hold(initialize.bytes());
         replay.initialize = Some(initialize);
         replay.is_initialized = self.is_initialized;
@@ -198,12 +197,15 @@ impl SessionRecord {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::base::budget::Budget;
 
     #[test]
     fn the_next_owner_counts_what_a_session_keeps() {
         let here = Budget::new(1 << 20);
-        let mut replay = ReplayState::new(Arc::clone(&here));
+        let mut replay = ReplayState::new(SessionMemory::new(Arc::clone(&here), None));
         let initialize = br#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}"#;
         let initialize = Message::parse(initialize.to_vec().into()).unwrap();
         assert!(replay.keep_initialize(initialize));
@@ -216,7 +218,9 @@ mod tests {
         // Its share is used up, and the session goes on.
         let there = Budget::new(1);
         let record = SessionRecord::parse(&record).unwrap();
-        let taken_over = record.into_replay(Arc::clone(&there)).unwrap();
+        let taken_over = record
+            .into_replay(SessionMemory::new(Arc::clone(&there), None))
+            .unwrap();
         assert_eq!(taken_over.subscriptions.len(), 2);
         assert!(here.used() > 2 * 256 && there.used() == here.used());
         assert!(taken_over.memory.subscribe(b"\"test://c\"").is_err());

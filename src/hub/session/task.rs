@@ -87,6 +87,7 @@ impl Session {
         };
         let lifetime = Lifetime::new(now);
         let caller = core.limits.memory().caller(access);
+        let memory = core.limits.memory().session_state(access);
         // On the heap: a future that holds a session by value would hold it several times.
         Box::new(Self {
             client: Client::new(access, handle.transport, &core.metrics),
@@ -94,8 +95,8 @@ impl Session {
             lifetime,
             lease: Lease::new(fence),
             link: Link::new(now),
-            pacing: Pacing::new(now, Arc::clone(&caller)),
-            replay: Box::new(ReplayState::new(caller)),
+            pacing: Pacing::new(now, caller),
+            replay: Box::new(ReplayState::new(memory)),
             dialect: Dialect::default(),
             calls: Calls::default(),
             pings: Pings::default(),

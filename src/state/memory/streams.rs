@@ -45,6 +45,11 @@ pub(crate) const PAGE: usize = 32 * 1024;
 
 /// What an event takes beside its bytes.
 const ENTRY: usize = 64;
+/// What a stream with events takes in Redis beside them: the node of its radix tree, which is 4 KiB from
+/// its first event on (`stream-node-max-bytes`), and its key.
+const KEY: u64 = 5 << 10;
+/// What a stream takes in Redis without events: its fields in the record of the session.
+const FIELDS: u64 = 256;
 
 /// The streams of one session.
 pub(crate) struct SessionStreams {
@@ -55,6 +60,9 @@ pub(crate) struct SessionStreams {
     /// Ended streams, oldest first, with the bytes that each holds.
     pub(super) ended: VecDeque<(StreamId, Instant, usize)>,
     pub(super) ended_bytes: usize,
+    /// Ended streams went because the share had no room for them. From then on a log elsewhere keeps as
+    /// many as are here, and no older ones of another owner.
+    is_short: bool,
 }
 
 /// The kept events of one stream.
@@ -93,6 +101,7 @@ impl SessionStreams {
             streams: HashMap::new(),
             ended: VecDeque::new(),
             ended_bytes: 0,
+            is_short: false,
         }
     }
 
@@ -131,7 +140,9 @@ impl SessionStreams {
             stream.calls = calls;
         }
         // Ended streams may never be asked for; readers wait for the events of an open one.
-        while self.share.kept.left() < 0 && self.drop_oldest_ended() {}
+        while self.share.kept.left() < 0 && self.drop_oldest_ended() {
+            self.is_short = true;
+        }
         let stream = self.unended(id)?;
         stream.trim(now, keep);
         Ok(stream.oldest_after_trim())
@@ -213,14 +224,20 @@ impl SessionStreams {
         (stream.foreign == 0).then_some(stream.bytes)
     }
 
-    /// The bytes of ended streams that may stay: less than [`Retention::of_ended`] if the share of the
-    /// session has no room for them.
-    pub(crate) fn ended_room(&self, keep: Retention) -> usize {
-        if self.share.kept.left() < 0 {
+    /// The bytes and the number of ended streams that may stay in a log elsewhere: less than
+    /// [`Retention::of_ended`] and [`ENDED_STREAMS`] if the share of the session has no room for them.
+    pub(crate) fn ended_room(&self, keep: Retention) -> (usize, usize) {
+        let bytes = if self.share.kept.left() < 0 {
             self.ended_bytes
         } else {
             keep.of_ended()
-        }
+        };
+        let streams = if self.is_short {
+            self.ended.len()
+        } else {
+            ENDED_STREAMS
+        };
+        (bytes, streams)
     }
 
     /// Removes what is too old. What is beyond the share goes too, if the log is here; of a log
@@ -268,10 +285,11 @@ impl SessionStreams {
 
 impl Stream {
     fn new(share: &LogShare) -> Self {
+        let is_in_redis = share.copies.is_some();
         Self {
             events: VecDeque::new(),
             bytes: 0,
-            kept: share.kept.hold(0),
+            kept: share.kept.hold(if is_in_redis { FIELDS } else { 0 }),
             copies: share.copies.as_ref().map(|copies| copies.hold(0)),
             without_copy: 0,
             trimmed: 0,
@@ -305,7 +323,7 @@ impl Stream {
         }
         let size = event.len();
         self.bytes += size;
-        self.kept.add(weight(size));
+        self.kept.add(weight(size) + self.key());
         if let Some(copies) = &mut self.copies {
             copies.add(weight(size));
         }
@@ -314,6 +332,15 @@ impl Stream {
             size,
             event,
         });
+    }
+
+    /// What the key of the stream takes if it is there for a single event.
+    fn key(&self) -> u64 {
+        if self.copies.is_some() && self.events.is_empty() {
+            KEY
+        } else {
+            0
+        }
     }
 
     /// Removes the oldest events that are too old, too many, or beyond the share of the session.
@@ -347,7 +374,7 @@ impl Stream {
         };
         self.bytes -= oldest.size;
         self.trimmed += 1;
-        self.kept.give_back(weight(oldest.size));
+        self.kept.give_back(weight(oldest.size) + self.key());
         if self.without_copy > 0 {
             self.without_copy -= 1;
         } else if let Some(copies) = &mut self.copies {

@@ -250,13 +250,19 @@ impl Appender {
         let bytes: usize = writes.clone().map(|write| write.operation.bytes()).sum();
         let keys = [session.as_str(), epoch.as_str()];
         let (arguments, bytes) = (16 + 8 * writes.len(), 256 + 64 * writes.len() + bytes);
+        let (ended_bytes, ended) = self.cache.ended_room(&at.session);
+        // Those of this call may not be among the ended ones yet.
+        let ends = writes
+            .clone()
+            .filter(|write| matches!(write.operation, Operation::End { .. }));
+        let ended = ENDED_STREAMS.min(ended + ends.count());
         let mut call = Call::with_capacity(Lua::Write, &keys, arguments, bytes)
             .arg(at.epoch)
             .arg(at.fence.0)
             .arg(ms(self.retention.age))
             .arg(self.retention.events)
-            .arg(self.cache.ended_room(&at.session))
-            .arg(ENDED_STREAMS)
+            .arg(ended_bytes)
+            .arg(ended)
             .arg(ms(MARGIN));
         for write in writes {
             let stream = write.at.stream;

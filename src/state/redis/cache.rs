@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::protocol::StreamId;
 use crate::state::{
     Fence, Page, SessionId, WriteTarget,
-    memory::{Retention, SessionStreams},
+    memory::{ENDED_STREAMS, Retention, SessionStreams},
 };
 
 /// The streams of the sessions that this replica owns. A stream is here from its first event that
@@ -57,11 +57,11 @@ impl Cache {
         kept.unwrap_or(0)
     }
 
-    /// The bytes of ended streams that a session may keep.
-    pub(super) fn ended_room(&self, session: &SessionId) -> usize {
+    /// The bytes and the number of ended streams that a session may keep.
+    pub(super) fn ended_room(&self, session: &SessionId) -> (usize, usize) {
         let keep = self.retention;
         let tenure = self.find(session);
-        tenure.map_or(keep.of_ended(), |tenure| {
+        tenure.map_or((keep.of_ended(), ENDED_STREAMS), |tenure| {
             locked(&tenure).streams.ended_room(keep)
         })
     }

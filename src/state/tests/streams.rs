@@ -114,12 +114,16 @@ const WIDE: Retention = Retention {
     age: Duration::from_secs(60),
 };
 
-/// A share that holds as many events of one byte, and copies of as many.
+/// What a stream takes in Redis beside its events.
+const STREAM: u64 = FIELDS + KEY;
+
+/// A share that holds as many events of one byte, and copies of as many; with copies, of two streams.
 fn share(events: u64, copies: Option<u64>) -> LogShare {
-    let share = |events: u64| Budget::new(2 * events * weight(1)).share();
+    let share = |bytes: u64| Budget::new(2 * bytes).share();
+    let streams = if copies.is_some() { 2 * STREAM } else { 0 };
     LogShare {
-        kept: share(events),
-        copies: copies.map(share),
+        kept: share(events * weight(1) + streams),
+        copies: copies.map(|events| share(events * weight(1))),
     }
 }
 
@@ -155,6 +159,7 @@ fn promise_5_a_share_bounds_a_session() {
 fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     let now = Instant::now();
     let share = share(8, Some(3));
+    let _another = share.kept.hold(STREAM);
     let mut streams = SessionStreams::new(share.clone());
     for number in 1..=8 {
         let oldest = append(&mut streams, 1, number, event(1), now, WIDE);
@@ -163,7 +168,7 @@ fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     let copies = share.copies.as_ref().unwrap();
     assert_eq!(
         (copies.used(), share.kept.used()),
-        (3 * weight(1), 8 * weight(1))
+        (3 * weight(1), 8 * weight(1) + 2 * STREAM)
     );
     assert_eq!(streams.bytes(), 3);
     assert_eq!(streams.all_bytes(1), Some(8));
@@ -186,7 +191,7 @@ fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     streams.sweep(later, WIDE);
     assert_eq!(streams.all_bytes(1), Some(1), "the newest");
     drop(streams);
-    assert_eq!((copies.used(), share.kept.used()), (0, 0));
+    assert_eq!((copies.used(), share.kept.used()), (0, STREAM));
 }
 
 #[test]
@@ -198,9 +203,11 @@ fn ended_streams_elsewhere_follow_the_share() {
         append(&mut streams, id, 1, event(1), now, WIDE);
         streams.end(id, now, WIDE);
     }
-    assert_eq!(streams.ended_room(WIDE), WIDE.of_ended());
-    let _other = share.kept.hold(2 * 3 * weight(1));
-    assert_eq!(streams.ended_room(WIDE), 2);
+    assert_eq!(streams.ended_room(WIDE), (WIDE.of_ended(), ENDED_STREAMS));
+    let _other = share.kept.hold(2 * 3 * weight(1) + STREAM);
+    assert_eq!(streams.ended_room(WIDE), (2, ENDED_STREAMS));
     append(&mut streams, 3, 1, event(1), now, WIDE);
-    assert_eq!(streams.ended_room(WIDE), 0);
+    assert_eq!(streams.ended_room(WIDE), (0, 0));
+    streams.end(3, now, WIDE);
+    assert_eq!(streams.ended_room(WIDE), (1, 1));
 }

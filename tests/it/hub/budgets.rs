@@ -11,11 +11,15 @@ use tokio::{
 };
 
 use super::broken_connections::deaf;
-use crate::support::{
-    gauges::{Gauge, OPS, median, metric, metric_of, scaled, slow_call, stays_quick},
-    harness::{Gateway, Session, body, child, opening, run_args, tool_call, until, within},
-    served::Served,
-    wire::{host, rest, statuses},
+use crate::{
+    replicas::sessions::Replicas,
+    support::{
+        gauges::{Gauge, OPS, median, metric, metric_of, scaled, slow_call, stays_quick},
+        harness::{Gateway, Session, body, child, opening, run_args, tool_call, until, within},
+        redis::Redis,
+        served::Served,
+        wire::{host, rest, statuses},
+    },
 };
 
 /// A connection from another address of this machine.
@@ -288,4 +292,97 @@ async fn what_sessions_keep_takes_the_share_of_their_caller_alone() {
         session.delete().await;
     }
     until("nothing kept", || async { drawn().await < 64 << 10 }).await;
+}
+
+/// Bytes that Redis has allocated.
+fn in_redis(redis: &Redis) -> i64 {
+    let info = redis.command(&["INFO", "memory"]).text();
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"));
+    line.unwrap().parse().unwrap()
+}
+
+/// The keys of sessions, without those of their streams.
+fn records(redis: &Redis) -> usize {
+    let keys = redis.keys();
+    let is_record = |key: &&String| key.ends_with('}');
+    keys.iter().filter(is_record).count()
+}
+
+/// Records counted against the memory of the gateway only: one tenant filled the Redis of all.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_in_redis_take_the_share_of_their_caller_alone() {
+    let replicas = Replicas::with(1, &["log.redis=2MiB"], "isolation: tenant").await;
+    let gateway = replicas.node(0);
+    let mut large = opening("2025-11-25");
+    large["params"]["clientInfo"]["title"] = "x".repeat(8000).into();
+    let (before, none) = (in_redis(&replicas.redis), records(&replicas.redis));
+    let mut sessions = Vec::new();
+    let refusal = loop {
+        assert!(sessions.len() < 100, "never refused");
+        let mut session = gateway.stranger();
+        let answer = session.post(&large).await;
+        if answer.status() != StatusCode::OK {
+            break answer;
+        }
+        let id = &answer.headers()["mcp-session-id"];
+        session.id = id.to_str().ok().map(Into::into);
+        sessions.push(session);
+    };
+    let grown = in_redis(&replicas.redis) - before;
+    println!("{} sessions, {grown} bytes in Redis", sessions.len());
+    assert_eq!(refusal.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refusal.headers().contains_key("retry-after"));
+    assert!(body(refusal).await.contains("-31004"));
+    // A third of the half that records may take.
+    assert!((25..=36).contains(&sessions.len()), "{}", sessions.len());
+    assert!(grown < 700 << 10, "{grown}");
+    let written = records(&replicas.redis) - none;
+    assert_eq!(written, sessions.len(), "{:?}", replicas.redis.keys());
+    // Another tenant has its own share, and the end of a session gives its part back.
+    let mut other = gateway.stranger();
+    other.url = gateway.url.replace("/t/a/", "/t/b/");
+    other.initialize("2025-11-25").await;
+    sessions.pop().unwrap().delete().await;
+    until("room for another", || async {
+        gateway.stranger().post(&large).await.status() == StatusCode::OK
+    })
+    .await;
+}
+
+/// A stream takes 4 KiB of Redis from its first event on, of which the event itself was counted.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_in_redis_stay_within_their_budget() {
+    let sets = ["log.redis=4MiB"];
+    let replicas = Replicas::with(1, &sets, "isolation: tenant, idle: 10m").await;
+    let mut sessions = Vec::new();
+    for _ in 0..8 {
+        sessions.push(replicas.node(0).session().await);
+    }
+    let before = in_redis(&replicas.redis);
+    let calls = sessions.iter().map(|session| async {
+        for at in 0..250 {
+            let mut stream = session
+                .stream("slow", json!({"n": 1, "ms": 0}), json!(at))
+                .await;
+            assert_eq!(stream.messages().await.len(), 2);
+        }
+    });
+    join_all(calls).await;
+    let grown = in_redis(&replicas.redis) - before;
+    println!(
+        "{grown} bytes in Redis for 2,000 streams, {} keys",
+        replicas.redis.keys().len()
+    );
+    assert!(grown <= (4 << 20) * 6 / 5, "{grown}");
+    // The newest of each session can still be resumed.
+    for session in &sessions {
+        let mut stream = session
+            .stream("slow", json!({"n": 1, "ms": 0}), json!("t"))
+            .await;
+        let (first, _) = stream.message().await.unwrap();
+        assert_eq!(stream.messages().await.len(), 1);
+        assert_eq!(session.resume(&first).await.messages().await.len(), 1);
+    }
 }

@@ -91,6 +91,7 @@ fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static 
         "initialize" if env("CHILD_INIT_ERROR").is_some() => {
             return Some(Err((-32603, "no initialize today")));
         }
+        "initialize" if params["clientInfo"]["name"] == "killer" => std::process::exit(3),
         "initialize" => initialize(params),
         "ping" => json!({}),
         "tools/list" => tools(params["cursor"].as_str()),

@@ -26,6 +26,8 @@ pub(crate) mod shared;
 mod starter;
 mod warm;
 
-pub(crate) use self::admission::{Circuit, NO_ANSWER, Refused, Stage, StartFailure, Verdict};
+pub(crate) use self::admission::{
+    Cause, Circuit, NO_ANSWER, Refused, Stage, StartFailure, Verdict,
+};
 pub(crate) use self::pool::Pool;
-pub(crate) use self::starter::{Place, Started};
+pub(crate) use self::starter::{Occasion, Place, Started};

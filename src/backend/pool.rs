@@ -9,16 +9,16 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    admission::{Circuits, Refused, StartFailure},
+    admission::{Circuits, Refused, StartFailure, Verdict, spec},
     child::{Launcher, Registry},
     prepare::Preparations,
-    starter::{Started, Starter, TenantMemory},
+    starter::{Occasion, Started, Starter, TenantMemory},
     warm::WarmChildren,
 };
 use crate::{
     config::gateway,
     declare::Server,
-    telemetry::{Metrics, TraceContext, Traces},
+    telemetry::{Metrics, Traces},
 };
 
 /// Source of all children of a gateway.
@@ -88,7 +88,7 @@ impl Pool {
         server: Arc<Server>,
         restarts: u32,
         not_before: Option<Instant>,
-        trace: Option<TraceContext>,
+        occasion: Occasion,
     ) -> Result<Started, Refused> {
         let ready = self.preparations.prepared(&server).await?;
         let deadline = Instant::now() + self.wait;
@@ -98,11 +98,16 @@ impl Pool {
             }
             sleep_until(until).await;
         }
-        if let Some(warm) = self.warm.take(&server).await {
+        // A caller whose `initialize` ends children must not take all of the warm ones.
+        let verdict = self.circuits.peek(&spec(&server), occasion.cause.as_ref());
+        if verdict == Verdict::Now
+            && let Some(mut warm) = self.warm.take(&server).await
+        {
+            warm.place.begin(occasion.cause);
             return Ok(warm);
         }
         self.starter
-            .start(&server, ready.as_deref(), restarts, deadline, trace)
+            .start(&server, ready.as_deref(), restarts, deadline, occasion)
             .await
     }
 

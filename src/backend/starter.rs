@@ -14,8 +14,8 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     admission::{
-        Circuit, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots,
-        Verdict, spec,
+        Cause, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots, Verdict,
+        spec,
     },
     child::{Child, Entry, Launcher, Registry, Seat},
     prepare::Ready,
@@ -45,6 +45,15 @@ pub(super) struct Starter {
 /// The share of a tenant, by its name, of the memory for what is under way.
 pub(crate) type TenantMemory = Box<dyn Fn(&str) -> Arc<Budget> + Send + Sync>;
 
+/// What a child is started for.
+#[derive(Default)]
+pub(crate) struct Occasion {
+    /// What its first request comes from; none for a warm child.
+    pub(crate) cause: Option<Cause>,
+    /// The trace of the request.
+    pub(crate) trace: Option<TraceContext>,
+}
+
 /// A started child.
 pub(crate) struct Started {
     /// The child.
@@ -67,6 +76,8 @@ pub(crate) struct Place {
     is_starting: bool,
     /// Whether its first request waited for a session.
     is_warm: bool,
+    /// What its first request comes from; none until then.
+    cause: Option<Cause>,
     /// The trace of the request that it was started for.
     trace: Option<TraceContext>,
 }
@@ -110,9 +121,10 @@ impl Starter {
         ready: Option<&Ready>,
         restarts: u32,
         deadline: Instant,
-        trace: Option<TraceContext>,
+        occasion: Occasion,
     ) -> Result<Started, Refused> {
         let spec = spec(server);
+        let Occasion { cause, trace } = occasion;
         let seat = match self.registry.seat(&server.tenant, server.room) {
             Ok(seat) => seat,
             Err(full) => return self.circuits.refuse(Refused::Limit(full)),
@@ -120,7 +132,7 @@ impl Starter {
         let began = Instant::now();
         let (room, slot) = loop {
             // Without a slot during a backoff: a server that fails delays no other.
-            match self.circuits.with(&spec, |circuit, now| circuit.peek(now)) {
+            match self.circuits.peek(&spec, cause.as_ref()) {
                 Verdict::Now => {}
                 Verdict::Open(left) => return self.circuits.refuse(Refused::Circuit(left)),
                 Verdict::After(wait) if Instant::now() + wait > deadline => {
@@ -136,7 +148,7 @@ impl Starter {
                 return self.circuits.refuse(Refused::Busy);
             };
             // Failures of the meantime count.
-            match self.circuits.with(&spec, Circuit::try_start) {
+            match self.circuits.try_start(&spec, cause.as_ref()) {
                 Verdict::Now => break (room, slot),
                 Verdict::Open(left) => return self.circuits.refuse(Refused::Circuit(left)),
                 Verdict::After(_) => {}
@@ -156,6 +168,7 @@ impl Starter {
             slot: Some(slot),
             is_starting: true,
             is_warm: false,
+            cause,
             trace,
         };
         self.spawn(server, ready, place)
@@ -216,7 +229,7 @@ impl Place {
     pub(crate) fn succeeded(&mut self) {
         if std::mem::take(&mut self.is_starting) {
             let circuits = &self.starter.circuits;
-            circuits.with(&self.spec, |circuit, _| circuit.succeeded());
+            circuits.succeeded(&self.spec, self.cause.as_ref());
             let [tenant, server] = self.entry.names();
             circuits.failures.forget((tenant, server));
             self.entry.set(ChildState::Ready);
@@ -255,7 +268,8 @@ impl Place {
             );
             let circuits = &self.starter.circuits;
             circuits.failures.note((tenant, server), Arc::new(failure));
-            circuits.count_failure(&self.spec);
+            let cause = self.cause.as_ref().filter(|_| stage == Stage::Initialize);
+            circuits.count_failure(&self.spec, cause);
             self.entry.set(ChildState::Stopping);
             self.end_span(Some("start_failed"));
         }
@@ -273,6 +287,11 @@ impl Place {
     pub(super) fn settle(&mut self) {
         self.is_warm = true;
         self.slot = None;
+    }
+
+    /// A warm child gets its first request.
+    pub(super) fn begin(&mut self, cause: Option<Cause>) {
+        self.cause = cause;
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     admission::{Refused, Spec, Stage, spec},
     child::{Child, Exit},
     prepare::Preparations,
-    starter::{Started, Starter},
+    starter::{Occasion, Started, Starter},
 };
 use crate::{
     declare::Server,
@@ -169,7 +169,7 @@ impl QueueTask {
                 Ok(ready) => {
                     let deadline = Instant::now() + server.clocks.start.max(PAUSE);
                     starter
-                        .start(&server, ready.as_deref(), 0, deadline, None)
+                        .start(&server, ready.as_deref(), 0, deadline, Occasion::default())
                         .await
                 }
                 Err(refused) => Err(refused),

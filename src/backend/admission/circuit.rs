@@ -117,6 +117,11 @@ impl Circuit {
         }
     }
 
+    /// The number of failures that count.
+    pub(crate) fn recent(&self) -> usize {
+        self.failures.len()
+    }
+
     /// Whether it is closed without recent failures.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         let last = self.failures.back();

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::backend::{
     admission::{
-        Circuit, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, spec,
+        Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, spec,
     },
     child::{Child, ChildEvent, Exit, Launcher, stderr::printable},
 };
@@ -425,7 +425,7 @@ impl Preparations {
             servers.clone_from(&flight.servers);
         }
         let spec = spec(server);
-        match self.circuits.with(&spec, Circuit::try_start) {
+        match self.circuits.try_start(&spec, None) {
             Verdict::Now => {}
             not => return Joined::Not(not),
         }
@@ -468,7 +468,7 @@ impl Preparations {
         let seconds = began.elapsed().as_secs_f64();
         match made {
             Ok((ready, was_there)) => {
-                self.circuits.with(spec, |circuit, _| circuit.succeeded());
+                self.circuits.succeeded(spec, None);
                 let version = ready.found.version.as_deref();
                 tracing::info!(
                                     target: PREPARATIONS,
@@ -499,7 +499,7 @@ impl Preparations {
                 },
                                     "cannot prepare"
                                 );
-                self.circuits.count_failure(spec);
+                self.circuits.count_failure(spec, None);
                 let (stage, took) = (Stage::Prepare, began.elapsed());
                 let remembered = if took < SLOW { Duration::ZERO } else { took };
                 let until = Instant::now() + remembered.min(REMEMBERED);

@@ -25,7 +25,7 @@ use super::{
     routing::{Recipients, Routing, refuse, salvage_call},
 };
 use crate::backend::{
-    Place, Pool, Refused, Stage, Started,
+    Occasion, Place, Pool, Refused, Stage, Started,
     child::{Child, ChildEvent, Restart},
     dialect::{IdBlocks, log_own_error},
 };
@@ -101,7 +101,12 @@ impl SharedChild {
     /// its key.
     pub(crate) async fn run(self, restarts: u32, not_before: Option<Instant>) -> Option<Loss> {
         let (pool, server) = (Arc::clone(&self.pool), Arc::clone(&self.server));
-        let acquired = pool.get(server, restarts, not_before, None);
+        // All else of its `initialize` is the gateway's.
+        let occasion = Occasion {
+            cause: Some(self.revision.as_str().into()),
+            ..Occasion::default()
+        };
+        let acquired = pool.get(server, restarts, not_before, occasion);
         let acquired = self.halt.run_until_cancelled(acquired).await;
         let Started { child, place } = match acquired {
             Some(Ok(started)) => started,

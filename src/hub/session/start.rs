@@ -12,7 +12,10 @@ use super::{
     task::Session,
 };
 use crate::{
-    backend::{Refused, Started, Verdict, dialect::ServerMessage, shared::Member},
+    backend::{
+        Cause, Occasion, Refused, Started, Verdict, dialect::ServerMessage, shared::Member,
+    },
+    base::{hex, sha256},
     declare::Isolation,
     hub::{
         call::{CallError, quota},
@@ -45,9 +48,12 @@ impl Session {
         let server = Arc::clone(self.client.server());
         if server.supervision.isolation == Isolation::Session {
             let (pool, restarts) = (Arc::clone(&self.core.pool), self.link.restarts());
-            let trace = self.client.trace().cloned();
+            let occasion = Occasion {
+                cause: self.cause(),
+                trace: self.client.trace().cloned(),
+            };
             return self.link.acquire(Box::pin(async move {
-                let started = pool.get(server, restarts, not_before, trace).await;
+                let started = pool.get(server, restarts, not_before, occasion).await;
                 started.map(|started| Acquired::Own(Box::new(started)))
             }));
         }
@@ -75,6 +81,19 @@ impl Session {
         self.link.set_number(number);
         self.dialect.confine(lease);
         Some(number)
+    }
+
+    /// What a child that ends upon the `initialize` of this session may have ended by: the person who
+    /// sent it, whatever clients that person uses; without authentication, what was sent.
+    fn cause(&self) -> Option<Cause> {
+        let principal = self.client.principal();
+        if let Some(issuer) = principal.issuer() {
+            let subject = principal.subject().or(principal.client());
+            return Some(format!("{issuer} {}", subject.unwrap_or_default()).into());
+        }
+        let initialize = self.replay.initialize.as_ref()?;
+        let params = initialize.params().unwrap_or_default();
+        Some(hex(&sha256(params)).into())
     }
 
     /// Handles the backend that was acquired, or the refusal of one.

@@ -7,9 +7,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::support::{
-    harness::{Session, child, last, opening, text_of, tool_call, until, within},
-    served::Served,
+use crate::{
+    auth::{api_keys::key, external_tokens::bearer},
+    support::{
+        harness::{Gateway, Session, child, last, opening, text_of, tool_call, until, within},
+        served::Served,
+    },
 };
 
 /// A gateway with one tenant and this server, `main`.
@@ -337,6 +340,63 @@ async fn starts_are_bounded_and_wait_their_turn() {
     let sessions = loop {
         tokio::select! {
             sessions = &mut opened => break sessions,
+/// The circuit opened for everybody: a client shut all others out of a server by an `initialize` that
+/// it dies of.
+#[tokio::test]
+async fn a_client_whose_initialize_ends_the_child_shuts_no_other_out() {
+    let keys = [key(), key()];
+    let declared = keys.iter().zip(["eve", "ada"]).map(|((_, hash), subject)| {
+        let key = json!({"hash": hash, "subject": subject, "servers": ["*"]});
+        (subject.to_owned(), key)
+    });
+    let declared = Value::Object(declared.collect());
+    let servers = json!({
+        "main": {"command": child()},
+        "warm": {"command": child(), "warm": 1},
+    });
+    let gateway = Served::start(
+        json!({}),
+        json!({
+            "a": {"auth": {"mode": "keys"}, "api_keys": declared, "servers": servers},
+            "open": {"auth": {"mode": "none"}, "servers": servers},
+        }),
+    )
+    .await;
+    let mut killing = opening("2025-11-25");
+    killing["params"]["clientInfo"]["name"] = "killer".into();
+    for (tenant, server) in [
+        ("a", "main"),
+        ("a", "warm"),
+        ("open", "main"),
+        ("open", "warm"),
+    ] {
+        let (mut killer, mut other) = (
+            gateway.stranger(tenant, server),
+            gateway.stranger(tenant, server),
+        );
+        if tenant == "a" {
+            killer.http = bearer(&keys[0].0);
+            other.http = bearer(&keys[1].0);
+        }
+        let mut answers = Vec::new();
+        while answers.last().is_none_or(|last| last != "circuit_open") {
+            let answer = last(killer.post(&killing).await).await;
+            assert_eq!(code(&answer), -31001, "{answer}");
+            answers.push(reason(&answer).to_owned());
+            assert!(answers.len() < 12, "{tenant}/{server}: {answers:?}");
+        }
+        assert!(answers.len() >= 6, "{tenant}/{server}: {answers:?}");
+        other.initialize("2025-11-25").await;
+        assert_eq!(other.text("echo", json!({"text": "x"})).await, "x");
+        let answer = last(killer.post(&killing).await).await;
+        assert_eq!(
+            reason(&answer),
+            "circuit_open",
+            "{tenant}/{server}: {answer}"
+        );
+    }
+}
+
             children = gateway.children() => {
                 let starting = children.iter().filter(|one| one["state"] == "starting").count();
                 most = most.max(starting);

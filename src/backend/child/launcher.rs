@@ -197,7 +197,7 @@ impl Launcher {
         let mut restrictions =
             self.sandbox
                 .restrictions(launch, limits, &path, home, &self.ambient.cwd);
-        let lease = self.sandbox.lease()?;
+        let lease = self.sandbox.lease(launch)?;
         restrictions.uid = lease.as_ref().map(|lease| lease.uid);
         if let (Some(uid), Some(private)) = (restrictions.uid, &request.private) {
             chown(private, Some(uid), Some(uid))?;

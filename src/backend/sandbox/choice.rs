@@ -16,7 +16,7 @@ use super::{
     machine::Kernel,
     network::{Filter, Unreachable},
     restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
-    uids::{Pool, UidLease},
+    uids::{OF_EVERYBODY, Pool, UidLease, remove_leftovers},
 };
 use crate::{
     base::HiddenPaths,
@@ -98,13 +98,17 @@ impl Sandbox {
         }
     }
 
-    /// Leases a uid for a child, if each has its own.
-    pub(crate) fn lease(&self) -> io::Result<Option<UidLease>> {
+    /// Leases a uid for a child, if each has its own; the child owns nothing yet that it can reach.
+    pub(crate) fn lease(&self, launch: &Launch) -> io::Result<Option<UidLease>> {
         let Some(uids) = &self.uids else {
             return Ok(None);
         };
         let none_left = || io::Error::other("no uid of sandbox.uids is free");
-        uids.take().ok_or_else(none_left).map(Some)
+        let lease = uids.take().ok_or_else(none_left)?;
+        if launch.confinement.profile == Profile::Open {
+            remove_leftovers(lease.uid, &OF_EVERYBODY.map(Path::new))?;
+        }
+        Ok(Some(lease))
     }
 
     /// Creates a cgroup for a child, if cgroups are delegated.

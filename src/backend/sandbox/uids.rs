@@ -3,14 +3,16 @@
 //! Not here: the change to that user (`guard::exec`).
 
 use std::{
-    fs,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
-use crate::config::Uids;
+use crate::{backend::linux::removal, config::Uids};
 
 /// Pool of uids.
 #[derive(Debug)]
@@ -81,6 +83,33 @@ impl UidLease {
     }
 }
 
+/// Removes what earlier children with this uid left in directories that every user may write: their
+/// owner is the next child with it, of whatever tenant.
+///
+/// Deeper files in directories of others stay; a uid is reused as late as possible.
+///
+/// # Errors
+///
+/// Those of a removal.
+pub(super) fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
+    for place in places {
+        // Without the sticky bit others could put their files in the place of those that are found.
+        let is_sticky = fs::metadata(place).is_ok_and(|found| found.mode() & STICKY != 0);
+        let entries = fs::read_dir(place).into_iter().flatten().flatten();
+        let is_left = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|found| found.uid() == uid);
+        for entry in entries.filter(|entry| is_sticky && is_left(entry)) {
+            removal::remove(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Directories that every user may write.
+pub(super) const OF_EVERYBODY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
+
+/// `S_ISVTX`.
+const STICKY: u32 = 0o1000;
+
 /// Whether any process has this uid, real or effective.
 fn is_alive(uid: u32) -> bool {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -124,5 +153,44 @@ mod tests {
         }));
         pool.take().unwrap().end();
         assert!(pool.take().is_none(), "this very process has it");
+    }
+
+    #[test]
+    fn leftovers_go_and_files_of_others_stay() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let set_mode = |mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(place.path(), mode).unwrap();
+        };
+        let (uid, other) = (4_000_000_005, 4_000_000_006);
+        let own = |name: &str, uid| {
+            let path = place.path().join(name);
+            std::os::unix::fs::lchown(&path, Some(uid), Some(uid)).unwrap();
+        };
+        let write = |name: &str| fs::write(place.path().join(name), name).unwrap();
+        fs::create_dir_all(place.path().join("dir/deep")).unwrap();
+        for name in ["dir/deep/file", "file", "other", "target"] {
+            write(name);
+        }
+        std::os::unix::fs::symlink("target", place.path().join("link")).unwrap();
+        for (name, uid) in [("dir", uid), ("file", uid), ("link", uid), ("other", other)] {
+            own(name, uid);
+        }
+        let left = || {
+            let entries = fs::read_dir(place.path()).unwrap().flatten();
+            let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+            names.sort();
+            names
+        };
+        let places = [place.path(), Path::new("/nonexistent")];
+        set_mode(0o777);
+        remove_leftovers(uid, &places).unwrap();
+        assert_eq!(left().len(), 5, "anybody could replace them meanwhile");
+        set_mode(0o1777);
+        remove_leftovers(uid, &places).unwrap();
+        assert_eq!(left(), ["other", "target"]);
     }
 }

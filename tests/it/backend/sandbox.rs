@@ -68,6 +68,35 @@ impl Two {
     }
 }
 
+/// The file of a child belonged to the next child with its uid, of another tenant.
+#[tokio::test]
+async fn a_uid_passes_on_without_the_files_of_its_last_child() {
+    let data = tempfile::tempdir().unwrap();
+    let one = ["sandbox.separation=uid", "sandbox.uids=700001-700001"];
+    let gateway = Gateway::serve(data.path(), &one, "sandbox: {profile: open}").await;
+    let a = gateway.session().await;
+    // A child has a /dev/shm of its own.
+    let places = ["/tmp", "/var/tmp"];
+    let files = places.map(|place| PathBuf::from(format!("{place}/{}", gateway.marker)));
+    for file in &files {
+        let text = a
+            .text("write_file", json!({"path": file, "text": "of a"}))
+            .await;
+        assert!(!text.starts_with("refused"), "{text}");
+    }
+    assert_eq!(a.delete().await.status(), 204);
+    until("the end of all children", || async {
+        gateway.descendants().is_empty()
+    })
+    .await;
+    assert!(files.iter().all(|file| file.exists()));
+    let mut b = gateway.stranger();
+    b.url = gateway.url.replace("/t/a/", "/t/b/");
+    b.initialize(NEWEST).await;
+    let left: Vec<_> = files.iter().filter(|file| file.exists()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 fn parent(pid: u32) -> u32 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let rest = stat.rsplit_once(')').unwrap().1;

@@ -13,6 +13,7 @@ pub(crate) fn attempt(what: &str, path: &str, number: i32) -> String {
         "unix_browser" => browser_socket(),
         "unix_pair" => UnixStream::pair().map(|_| "connected".into()),
         "mptcp" => multipath(path),
+        "listen" => listen(path),
         "segment" => attach(number),
         "segment_make" => make_segment(),
         "segment_remove" => remove(number),
@@ -54,6 +55,26 @@ fn browser_socket() -> io::Result<String> {
     let outcome = listener.and_then(|_| UnixStream::connect(&path));
     std::fs::remove_dir_all(dir)?;
     outcome.map(|_| "connected".into())
+}
+
+/// Listens at an address, or without being bound to one, until the end of the process.
+fn listen(address: &str) -> io::Result<String> {
+    use std::os::fd::{FromRawFd, IntoRawFd};
+    let listener = if address.is_empty() {
+        // SAFETY: the descriptor has no other owner.
+        unsafe {
+            let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+            if socket < 0 || libc::listen(socket, 8) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            std::net::TcpListener::from_raw_fd(socket)
+        }
+    } else {
+        std::net::TcpListener::bind(address)?
+    };
+    let port = listener.local_addr()?.port();
+    _ = listener.into_raw_fd();
+    Ok(format!("port {port}"))
 }
 
 /// Connects by Multipath TCP, which servers without it take for TCP.

@@ -103,7 +103,7 @@ pub(crate) fn set_read_only(path: &Path, is_read_only: bool) -> io::Result<()> {
     }
 }
 
-/// Loads a BPF program that filters connections; the kernel verifies it.
+/// Loads a BPF program that filters connections, or packets that arrive; the kernel verifies it.
 pub(crate) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
     /// `union bpf_attr`, as far as `BPF_PROG_LOAD` is concerned.
     #[repr(C)]
@@ -116,7 +116,10 @@ pub(crate) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
         hook: u32,
     }
     let load = Load {
-        program_type: BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+        program_type: match hook {
+            BPF_CGROUP_INET_INGRESS => BPF_PROG_TYPE_CGROUP_SKB,
+            _ => BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+        },
         count: u32::try_from(program.len()).unwrap_or(u32::MAX),
         program: program.as_ptr() as u64,
         license: c"Apache-2.0".as_ptr() as u64,
@@ -345,4 +348,7 @@ const BPF_PROG_LOAD: i32 = 5;
 const BPF_PROG_ATTACH: i32 = 8;
 const BPF_PROG_DETACH: i32 = 9;
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
+const BPF_PROG_TYPE_CGROUP_SKB: u32 = 8;
+/// The hook of packets that arrive at a socket.
+pub(crate) const BPF_CGROUP_INET_INGRESS: u32 = 0;
 const BPF_F_ALLOW_MULTI: u32 = 2;

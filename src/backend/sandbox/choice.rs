@@ -14,7 +14,7 @@ use super::{
     cgroup::Groups,
     files,
     machine::Kernel,
-    network::{Filter, Unreachable},
+    network::{self, Filter, Unreachable},
     restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
     uids::{OF_EVERYBODY, Pool, UidLease, remove_leftovers},
 };
@@ -111,7 +111,8 @@ impl Sandbox {
         Ok(Some(lease))
     }
 
-    /// Creates a cgroup for a child, if cgroups are delegated.
+    /// Creates a cgroup for a child, if cgroups are delegated, with its limits and the ports that it may
+    /// listen at.
     pub(crate) fn group(
         &self,
         name: &str,
@@ -120,7 +121,16 @@ impl Sandbox {
     ) -> io::Result<Option<PathBuf>> {
         let is_standard = launch.confinement.profile == Profile::Standard;
         let leaf = |groups: &Groups| groups.leaf(name, limits, is_standard);
-        self.groups.as_ref().map(leaf).transpose()
+        let Some(leaf) = self.groups.as_ref().map(leaf).transpose()? else {
+            return Ok(None);
+        };
+        if let declare::Tcp::Ports(ports) = &launch.confinement.tcp
+            && self.offer.refuses_addresses
+        {
+            let accepting = network::accept_on(ports, &leaf);
+            accepting.inspect_err(|_| _ = fs::remove_dir(&leaf))?;
+        }
+        Ok(Some(leaf))
     }
 
     /// Decides the restrictions of a child with this PATH, HOME and working directory.

@@ -186,9 +186,48 @@ impl Filter {
     }
 }
 
-/// Whether this process may load a program that filters connections.
+/// Whether this process may load programs that filter connections.
 pub(super) fn is_offered() -> bool {
+    let accepts = accepts_on(&[1]);
     syscalls::load_filter(&allow(), CONNECT_V4).is_ok()
+        && syscalls::load_filter(&accepts, syscalls::BPF_CGROUP_INET_INGRESS).is_ok()
+}
+
+/// Accepts TCP connections to these ports only, in `group`. Landlock has a rule for `bind`, and a socket
+/// that listens without it gets a port of the kernel's choice.
+pub(super) fn accept_on(ports: &[u16], group: &Path) -> io::Result<()> {
+    let hook = syscalls::BPF_CGROUP_INET_INGRESS;
+    let program = syscalls::load_filter(&accepts_on(ports), hook)?;
+    // It stays attached for as long as the group is there.
+    syscalls::attach_filter(fs::File::open(group)?.as_fd(), program.as_fd(), hook)
+}
+
+/// Drops what arrives at a listening TCP socket with another port: so no connection begins.
+fn accepts_on(ports: &[u16]) -> Vec<u64> {
+    let skip = 2;
+    // The socket that the packet is for, if it is a whole one; `0x55` jumps if 64 bits differ.
+    let mut program = vec![step(0x79, 1, 1, SOCKET, 0), step(0x55, 1, 0, skip, 0)];
+    program.extend(allow());
+    program.push(step(0x85, 0, 0, 0, SK_FULLSOCK));
+    program.push(step(0x55, 0, 0, skip, 0));
+    program.extend(allow());
+    for (at, value) in [(STATE, LISTEN), (SOCKET_PROTOCOL, TCP)] {
+        program.push(step(0x61, SCRATCH, 0, at, 0));
+        program.push(step(0x16, SCRATCH, 0, skip, value));
+        program.extend(allow());
+    }
+    program.push(step(0x61, PORT, 0, SOURCE_PORT, 0));
+    for (at, port) in ports.iter().enumerate() {
+        // Past the ports after it and the denial.
+        let past = i16::try_from(ports.len() - at - 1).unwrap_or(i16::MAX - 2) + skip;
+        program.push(step(0x16, PORT, 0, past, u32::from(*port)));
+    }
+    program.extend(deny());
+    // The kernel takes no instruction that is never reached.
+    if !ports.is_empty() {
+        program.extend(allow());
+    }
+    program
 }
 
 /// Runs `then` for a port.
@@ -310,6 +349,16 @@ const ADDRESS_V6: i16 = 8;
 const PORT_AT: i16 = 24;
 const PROTOCOL: i16 = 36;
 
+/// Offsets in `struct __sk_buff` and in `struct bpf_sock`, whose source port is in the machine's order.
+const SOCKET: i16 = 168;
+const SOCKET_PROTOCOL: i16 = 12;
+const SOURCE_PORT: i16 = 44;
+const STATE: i16 = 72;
+
+/// `BPF_FUNC_sk_fullsock`, `BPF_TCP_LISTEN`.
+const SK_FULLSOCK: u32 = 95;
+const LISTEN: u32 = 10;
+
 /// Registers: the IPv4 address, the port, four words of an IPv6 address, and one for between.
 const IP: u8 = 3;
 const PORT: u8 = 4;
@@ -352,5 +401,6 @@ mod tests {
         };
         assert!(most.program_v4().len() < 4096);
         assert!(most.program_v6().len() < 4096);
+        assert!(accepts_on(&[7; 1000]).len() < 4096);
     }
 }

@@ -11,6 +11,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use rustix::{
@@ -281,6 +282,30 @@ async fn multipath_tcp_does_not_pass_the_refused_addresses() {
         let own = own.split('/').next().unwrap();
         let text = reach(&two.a, "mptcp", own, 0).await;
         assert!(text.contains("os error 1)"), "{separation} {text}");
+    }
+}
+
+/// Landlock has a rule for `bind`, and the kernel binds a socket that listens without it.
+#[tokio::test]
+async fn a_child_accepts_connections_at_its_ports_only() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = free.local_addr().unwrap();
+    drop(free);
+    let keys = format!("sandbox: {{tcp: [443, {}]}}", own.port());
+    for separation in ["uid", "namespace", "landlock"] {
+        let two = Two::start(separation, &[], &keys).await;
+        let text = reach(&two.a, "listen", "", 0).await;
+        let port = text.strip_prefix("port ").expect(&text);
+        let other = format!("127.0.0.1:{port}").parse().unwrap();
+        assert_eq!(
+            reach(&two.a, "listen", &own.to_string(), 0).await,
+            format!("port {}", own.port())
+        );
+        let connect = |to| std::net::TcpStream::connect_timeout(to, Duration::from_millis(500));
+        connect(&own).unwrap();
+        let refused = connect(&other).expect_err(separation);
+        assert_eq!(refused.kind(), std::io::ErrorKind::TimedOut, "{separation}");
+        connect(&own).unwrap();
     }
 }
 

@@ -171,6 +171,8 @@ impl Limits {
 
 /// The bodies that have room in `limits.memory`: a principal alone gets a third of it.
 const BODIES: u64 = 4;
+/// The highest niceness (sched(7)).
+const MOST_NICE: u8 = 19;
 /// The least default of `limits.memory`.
 const LEAST_MEMORY: u64 = 64 << 20;
 
@@ -190,6 +192,8 @@ pub(crate) struct Spawn {
 pub(crate) struct Children {
     /// Variables and their values; those of `children.ca_file` come first.
     pub(crate) env: Vec<(String, String)>,
+    /// Niceness above that of the gateway.
+    pub(crate) nice: u8,
 }
 
 /// Lifetimes of sessions; zero is unlimited.
@@ -523,8 +527,14 @@ impl Layers {
             named.map(|name| ((*name).to_owned(), file.clone()))
         });
         let passed = self.leaf("children.env", |node| node.each(|text| passed(text, own)));
+        let nice = self.leaf("children.nice", |node| {
+            let nice = node.count(0)?;
+            let nice = u8::try_from(nice).ok().filter(|nice| *nice <= MOST_NICE);
+            nice.ok_or_else(|| Wrong::new("is no niceness", format!("write 0 to {MOST_NICE}")))
+        });
         Children {
             env: named.chain(passed).collect(),
+            nice: if self.run { 0 } else { nice },
         }
     }
 

@@ -5,6 +5,7 @@
 
 use std::{
     ffi::OsStr,
+    fs,
     io::{self, Write},
 };
 
@@ -34,6 +35,7 @@ fn confine(request: &LaunchRequest, parent: Option<Pid>) -> io::Result<()> {
     let restrictions = &request.restrictions;
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::setsid()?;
+    yield_to_gateway(restrictions.nice)?;
     limit(Resource::Nofile, request.files)?;
     limit(Resource::Fsize, request.file_size)?;
     limit(Resource::Core, 0)?;
@@ -74,6 +76,19 @@ fn confine(request: &LaunchRequest, parent: Option<Pid>) -> io::Result<()> {
     let private = request.private.as_deref();
     domain::restrict(restrictions, private).map_err(|error| step("Landlock", &error))?;
     seccomp::apply(restrictions).map_err(|error| step("seccomp", &error))
+}
+
+/// Takes less of the processors than the gateway, while that wants them.
+fn yield_to_gateway(nice: u8) -> io::Result<()> {
+    if nice == 0 {
+        return Ok(());
+    }
+    rustix::process::nice(nice.into())?;
+    // Where the kernel groups processes by session (sched(7), autogroup), niceness counts within a
+    // session only, and a session has one of its own. Only root may set that of a process that is not
+    // dumpable; in a cgroup with the controller cpu it has no effect.
+    _ = fs::write("/proc/self/autogroup", nice.to_string());
+    Ok(())
 }
 
 fn step(name: &str, error: &io::Error) -> io::Error {

@@ -106,6 +106,7 @@ impl Restrictions {
             Sockets::Root(paths) => (2, paths.clone()),
         };
         to.push(kind);
+        to.push(self.nice);
         // 0 stands for none: no child has uid 0, and none has a limit of no process.
         to.extend_from_slice(&self.uid.unwrap_or(0).to_le_bytes());
         to.extend_from_slice(&self.landlock.to_le_bytes());
@@ -154,7 +155,7 @@ impl Restrictions {
             [2] => Namespaces::All,
             _ => return None,
         };
-        let [kind] = bytes::<1>(from)?;
+        let [kind, nice] = bytes::<2>(from)?;
         let uid = u32::from_le_bytes(bytes(from)?);
         let landlock = u32::from_le_bytes(bytes(from)?);
         let processes = long(from)?;
@@ -182,6 +183,7 @@ impl Restrictions {
         };
         Some(Self {
             uid: Some(uid).filter(|&uid| uid != 0),
+            nice,
             namespaces,
             is_scoped,
             is_hardened,
@@ -243,7 +245,7 @@ mod tests {
 
     prop_compose! {
         fn restrictions()(
-            uid in prop::option::of(1u32..), flags: [bool; 3], landlock: u32,
+            uid in prop::option::of(1u32..), nice: u8, flags: [bool; 3], landlock: u32,
             namespaces in prop_oneof![
                 Just(Namespaces::None), Just(Namespaces::Mounts), Just(Namespaces::All),
             ],
@@ -266,7 +268,7 @@ mod tests {
             let files = has_files.then_some(Files { read, write });
             let group = group.map(PathBuf::from);
             Restrictions {
-                uid, namespaces, is_scoped, is_hardened, landlock, files, hide, sockets, tcp,
+                uid, nice, namespaces, is_scoped, is_hardened, landlock, files, hide, sockets, tcp,
                 processes, group, store,
             }
         }

@@ -61,9 +61,11 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Creates it, with the controllers that limits need; `filter` is attached to its inner group.
+    /// Creates it, with the controllers that limits need; `filter` is attached to its inner group. All
+    /// children together weigh as much as one process of niceness `nice`.
     pub(crate) fn create(
         delegation: &Delegation,
+        nice: u8,
         filter: Option<impl FnOnce(&Path) -> io::Result<()>>,
     ) -> io::Result<Self> {
         let own = &delegation.path;
@@ -79,6 +81,10 @@ impl Groups {
             enable(own, &wanted)?;
         }
         let (base, lock) = claim(own, PREFIX)?;
+        if wanted.contains(&"cpu") {
+            // However many there are: niceness alone weighs each against the gateway.
+            fs::write(base.join("cpu.weight.nice"), nice.to_string())?;
+        }
         enable(&base, &wanted)?;
         let is_filtered = filter.is_some();
         if let Some(filter) = filter {
@@ -289,7 +295,7 @@ mod tests {
         let root = fake("cpu memory pids\n");
         let delegation = Delegation::probe(root.path()).unwrap();
         let filter = |group: &Path| fs::write(group.join("filter"), "");
-        let groups = Groups::create(&delegation, Some(filter)).unwrap();
+        let groups = Groups::create(&delegation, 10, Some(filter)).unwrap();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap();
         // A plain file keeps only the last write.
         assert_eq!(read(delegation.path.join("cgroup.subtree_control")), "+cpu");
@@ -299,16 +305,18 @@ mod tests {
         assert!(filtered.with_file_name("filter").exists());
         assert_eq!(read(leaf.join("memory.max")), "1048576");
         assert_eq!(read(leaf.join("cpu.max")), "50000 100000");
+        assert_eq!(read(groups.base.join("cpu.weight.nice")), "10");
     }
 
     #[test]
     fn limits_without_a_controller_are_left_out() {
         let root = fake("io pids\n");
         let delegation = Delegation::probe(root.path()).unwrap();
-        let groups = Groups::create(&delegation, None::<fn(&Path) -> io::Result<()>>).unwrap();
+        let groups = Groups::create(&delegation, 0, None::<fn(&Path) -> io::Result<()>>).unwrap();
         let leaf = groups.leaf("acme-files", &LIMITS, false).unwrap();
         assert!(leaf.join("pids.max").exists());
         assert!(!leaf.join("memory.max").exists() && !leaf.join("cpu.max").exists());
+        assert!(!groups.base.join("cpu.weight.nice").exists());
     }
 
     /// A gateway in another PID namespace has no process that is seen here, and may have the same
@@ -326,11 +334,11 @@ mod tests {
         let living = [lock(&group("lockgate-4194305")), lock(&own)];
         assert!(living.iter().all(Option::is_some));
         let filter = |_: &Path| Ok(());
-        let groups = Groups::create(&delegation, Some(filter)).unwrap();
+        let groups = Groups::create(&delegation, 10, Some(filter)).unwrap();
         assert!(group("lockgate-4194305/filtered/acme-files-1").exists());
         assert!(!group("lockgate-4194306").exists());
         assert_ne!(groups.base, own);
-        let other = Groups::create(&delegation, Some(filter)).unwrap();
+        let other = Groups::create(&delegation, 10, Some(filter)).unwrap();
         assert_ne!(other.base, groups.base);
         assert!(groups.base.exists());
     }

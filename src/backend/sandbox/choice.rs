@@ -29,6 +29,8 @@ use crate::{
 pub(crate) struct Sandbox {
     /// The restrictions that can be enforced.
     offer: Offer,
+    /// Niceness of children.
+    nice: u8,
     /// Uids of children.
     uids: Option<Arc<Pool>>,
     /// Cgroups of children.
@@ -47,7 +49,7 @@ impl Sandbox {
     pub(crate) fn new(
         kernel: &Kernel,
         offer: Offer,
-        uids: Option<Uids>,
+        (uids, nice): (Option<Uids>, u8),
         hide: Option<HiddenPaths>,
         unreachable: Unreachable,
         certificates: Vec<PathBuf>,
@@ -59,11 +61,12 @@ impl Sandbox {
             attached = Some(Filter::attach(unreachable, group)?);
             Ok(())
         });
-        let groups = delegated.map(|delegation| Groups::create(delegation, filter));
+        let groups = delegated.map(|delegation| Groups::create(delegation, nice, filter));
         let groups = groups.transpose();
         let needs_groups = offer.bounds_memory || offer.bounds_cpu || offer.refuses_addresses;
         Ok(Self {
             offer,
+            nice,
             uids: uids.map(|uids| Arc::new(Pool::new(uids))),
             groups: match groups {
                 Err(error) if needs_groups => return Err(error),
@@ -90,6 +93,7 @@ impl Sandbox {
     pub(crate) fn none() -> Self {
         Self {
             offer: Offer::none(),
+            nice: 0,
             uids: None,
             groups: None,
             filter: None,
@@ -147,6 +151,7 @@ impl Sandbox {
         let by_group = self.groups.is_some() && offer.separation != Separation::Uid;
         Restrictions {
             uid: None,
+            nice: self.nice,
             namespaces: match offer.separation {
                 Separation::Namespace => Namespaces::All,
                 Separation::Uid if offer.has_mounts => Namespaces::Mounts,

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Restrictions {
     /// The uid of the child, also the number of its gid.
     pub(crate) uid: Option<u32>,
+    /// The niceness that is added to that of the gateway.
+    pub(crate) nice: u8,
     /// The namespaces of its own.
     pub(crate) namespaces: Namespaces,
     /// Whether Landlock also blocks signals and abstract sockets to processes outside.

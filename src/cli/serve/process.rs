@@ -148,8 +148,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let hide = (!is_run).then(|| hidden.clone());
     let shared = shared_env(&config, &env);
     let certificates = certificates(&shared);
-    let uids = config.sandbox.uids;
-    let mut sandbox = Sandbox::new(&kernel, offer, uids, hide, unreachable, certificates)
+    let of_children = (config.sandbox.uids, config.children.nice);
+    let mut sandbox = Sandbox::new(&kernel, offer, of_children, hide, unreachable, certificates)
         .context("cannot make cgroups for children")?;
     let refusing = stores.keep_refused(sandbox.take_filter());
     let served = match database::open(source, &config, &env, offer, hidden).await? {

@@ -35,6 +35,39 @@ fn kill(pid: u32) {
     kill_process(pid, Signal::KILL).unwrap();
 }
 
+fn niceness(pid: u32) -> i32 {
+    let pid = Pid::from_raw(pid.cast_signed());
+    rustix::process::getpriority_process(pid).unwrap()
+}
+
+/// Many busy children took the processors from the gateway, and so from every tenant.
+#[tokio::test]
+async fn children_weigh_less_than_the_gateway_and_in_run_as_much() {
+    let server = json!({"command": child()});
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"main": server}}});
+    for (config, more) in [
+        (json!({}), 10),
+        (json!({"children": {"nice": 3}}), 3),
+        (json!({"children": {"nice": 0}}), 0),
+    ] {
+        let gateway = Served::start(config, tenants.clone()).await;
+        let session = gateway.session("a", "main").await;
+        let child = niceness(pid(&session).await);
+        let own = niceness(gateway.pid());
+        assert_eq!(child, (own + more).min(19), "beside {own}");
+        let autogroup = std::fs::read_to_string(format!("/proc/{}/autogroup", pid(&session).await));
+        if let Ok(group) = autogroup
+            && rustix::process::geteuid().is_root()
+        {
+            assert!(group.ends_with(&format!("nice {more}\n")), "{group}");
+        }
+    }
+    let run = Gateway::start(&["children.nice=3"]).await;
+    let session = run.session().await;
+    let own = niceness(run.process.id().unwrap());
+    assert_eq!(niceness(pid(&session).await), own);
+}
+
 /// A call of `hang` as the child received it, in a JSON string.
 const HANG: &str = r#"\"name\":\"hang\""#;
 
@@ -307,39 +340,6 @@ async fn a_failing_server_is_left_alone_and_others_are_served() {
     );
 }
 
-#[tokio::test]
-async fn a_session_whose_child_keeps_crashing_is_answered_at_once_and_no_other_is() {
-    let gateway = served(json!({"command": child()})).await;
-    let (session, other) = (
-        gateway.session("a", "main").await,
-        gateway.session("a", "main").await,
-    );
-    let mut answers = Vec::new();
-    for _ in 0..8 {
-        let answer = session.call("exit", json!({"code": 1})).await;
-        assert_eq!(code(&answer), -31001, "{answer}");
-        answers.push(reason(&answer).to_owned());
-    }
-    assert_eq!(answers[..6], vec!["backend_exited"; 6][..]);
-    assert_eq!(answers[6..], vec!["circuit_open"; 2][..]);
-    assert_eq!(other.text("echo", json!({"text": "x"})).await, "x");
-}
-
-#[tokio::test]
-async fn starts_are_bounded_and_wait_their_turn() {
-    let config = json!({"spawn": {"parallel": 2, "wait": "15s", "children": 30}});
-    let env = json!({"CHILD_START_MS": "100"});
-    let server = json!({"command": child(), "env": env});
-    let tenant = json!({"auth": {"mode": "none"}, "servers": {"main": server}});
-    // Three tenants, of which each may have one of two slots.
-    let tenants = json!({"a": tenant, "b": tenant, "c": tenant});
-    let gateway = Served::start(config, tenants).await;
-    let opened = (0..7).flat_map(|_| ["a", "b", "c"].map(|tenant| gateway.session(tenant, "main")));
-    let mut opened = Box::pin(futures_util::future::join_all(opened));
-    let mut most = 0;
-    let sessions = loop {
-        tokio::select! {
-            sessions = &mut opened => break sessions,
 /// The circuit opened for everybody: a client shut all others out of a server by an `initialize` that
 /// it dies of.
 #[tokio::test]
@@ -397,6 +397,39 @@ async fn a_client_whose_initialize_ends_the_child_shuts_no_other_out() {
     }
 }
 
+#[tokio::test]
+async fn a_session_whose_child_keeps_crashing_is_answered_at_once_and_no_other_is() {
+    let gateway = served(json!({"command": child()})).await;
+    let (session, other) = (
+        gateway.session("a", "main").await,
+        gateway.session("a", "main").await,
+    );
+    let mut answers = Vec::new();
+    for _ in 0..8 {
+        let answer = session.call("exit", json!({"code": 1})).await;
+        assert_eq!(code(&answer), -31001, "{answer}");
+        answers.push(reason(&answer).to_owned());
+    }
+    assert_eq!(answers[..6], vec!["backend_exited"; 6][..]);
+    assert_eq!(answers[6..], vec!["circuit_open"; 2][..]);
+    assert_eq!(other.text("echo", json!({"text": "x"})).await, "x");
+}
+
+#[tokio::test]
+async fn starts_are_bounded_and_wait_their_turn() {
+    let config = json!({"spawn": {"parallel": 2, "wait": "15s", "children": 30}});
+    let env = json!({"CHILD_START_MS": "100"});
+    let server = json!({"command": child(), "env": env});
+    let tenant = json!({"auth": {"mode": "none"}, "servers": {"main": server}});
+    // Three tenants, of which each may have one of two slots.
+    let tenants = json!({"a": tenant, "b": tenant, "c": tenant});
+    let gateway = Served::start(config, tenants).await;
+    let opened = (0..7).flat_map(|_| ["a", "b", "c"].map(|tenant| gateway.session(tenant, "main")));
+    let mut opened = Box::pin(futures_util::future::join_all(opened));
+    let mut most = 0;
+    let sessions = loop {
+        tokio::select! {
+            sessions = &mut opened => break sessions,
             children = gateway.children() => {
                 let starting = children.iter().filter(|one| one["state"] == "starting").count();
                 most = most.max(starting);

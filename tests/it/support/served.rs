@@ -142,6 +142,11 @@ impl Served {
         Session::at(client(), format!("{}/t/{tenant}/{server}/mcp", self.http))
     }
 
+    /// The process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id().unwrap()
+    }
+
     /// A session of the newest revision.
     pub(crate) async fn session(&self, tenant: &str, server: &str) -> Session {
         let mut session = self.stranger(tenant, server);

@@ -72,8 +72,11 @@ pub(crate) struct Tenant {
     pub(crate) api_keys: ApiKeys,
     /// The server of requests that name none.
     pub(crate) default_server: Option<String>,
-    /// The MCP revisions that its clients may negotiate, newest first; never empty.
+    /// The session-based MCP revisions that its clients may negotiate, newest first; empty if it serves
+    /// the modern one alone.
     pub(crate) revisions: Vec<Revision>,
+    /// Whether it serves revision 2026-07-28.
+    pub(crate) is_modern: bool,
     /// Its quotas.
     pub(crate) quotas: Quotas,
     /// Its servers by name.

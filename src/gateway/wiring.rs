@@ -33,7 +33,7 @@ use crate::{
         reply::RetryDelay,
         routes,
     },
-    hub::{Hub, HubParts, Stores, limits::MemoryBudgets},
+    hub::{Hub, HubParts, Stores, limits::MemoryBudgets, stateless::Stateless},
     oauth::Oauth,
     snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
     state::redis::Redis,
@@ -336,6 +336,7 @@ impl Parts {
         );
         Arc::new(Front {
             hub: hub.clone(),
+            stateless: Stateless::new(hub.clone()),
             auth,
             snapshot,
             config: Arc::clone(&self.config),

@@ -77,7 +77,7 @@ fn summary(id: &SessionId, handle: &Handle) -> SessionSummary {
         id: id.short().to_owned(),
         server: handle.access.server().name.clone(),
         transport: match handle.transport {
-            Transport::Streamable => "streamable-http",
+            Transport::Streamable | Transport::Stateless => "streamable-http",
             Transport::Sse2024 => "http+sse",
         },
         issuer: own(principal.issuer()),

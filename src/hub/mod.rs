@@ -20,6 +20,7 @@ mod locate;
 pub(crate) mod ownership;
 mod requests;
 pub(crate) mod session;
+pub(crate) mod stateless;
 pub(crate) mod stream;
 mod takeover;
 #[cfg(test)]

@@ -14,8 +14,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     core::{
-        COMMANDS, Command, Core, Delivery, Handle, Sessions, Stores, ToolDigests, Transport,
-        check_initialize, sweep,
+        COMMANDS, Command, Core, Delivery, Handle, SessionStores, Sessions, Stores, ToolDigests,
+        Transport, check_initialize, sweep,
     },
     limits::{CallSeats, Limits, MemoryBudgets, Seats},
     ownership::{Claims, STORE_AWAY, Unresponsive, is_of, places},
@@ -84,6 +84,25 @@ fn limits(
     )
 }
 
+fn pool(
+    launcher: Launcher,
+    config: &Config,
+    (random, memory): (&Arc<dyn SecureRandom + Send + Sync>, Arc<MemoryBudgets>),
+    (metrics, tracker, _): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
+    traces: &Traces,
+    drain: &CancellationToken,
+) -> Arc<Pool> {
+    Arc::new(Pool::new(
+        launcher,
+        config.spawn,
+        Arc::clone(random),
+        Box::new(move |tenant| memory.tenant(tenant)),
+        (Arc::clone(metrics), traces.clone()),
+        tracker.clone(),
+        drain.clone(),
+    ))
+}
+
 impl Hub {
     /// A hub without sessions.
     pub(crate) fn new(parts: HubParts) -> Self {
@@ -103,28 +122,27 @@ impl Hub {
         let memory = MemoryBudgets::new(&config);
         let of_hub = (&metrics, &tracker, &halt);
         let limits = limits(&stores, Arc::clone(&memory), of_hub);
-        let pool = Arc::new(Pool::new(
+        let pool = pool(
             launcher,
-            config.spawn,
-            Arc::clone(&random),
-            Box::new(move |tenant| memory.tenant(tenant)),
-            (Arc::clone(&metrics), traces.clone()),
-            tracker.clone(),
-            drain.clone(),
-        ));
-        let stops = || [drain.clone(), halt.clone()];
-        tracker.spawn(sweep(Arc::clone(&stores.log), stops()));
-        tracker.spawn(Arc::clone(&pool.registry).watch(stops()));
-        let shared_children = SharedChildren::new(
-            Arc::clone(&pool),
-            tracker.clone(),
-            drain.clone(),
-            halt.clone(),
+            &config,
+            (&random, memory),
+            of_hub,
+            &traces,
+            &drain,
         );
+        let stops = || [drain.clone(), halt.clone()];
+        let local = SessionStores::in_memory(&config);
+        tracker.spawn(sweep(Arc::clone(&stores.log), stops()));
+        tracker.spawn(sweep(Arc::clone(&local.log), stops()));
+        tracker.spawn(Arc::clone(&pool.registry).watch(stops()));
+        let [drained, halted] = stops();
+        let shared_children =
+            SharedChildren::new(Arc::clone(&pool), tracker.clone(), drained, halted);
         Self(Arc::new(Core {
             log: stores.log,
             directory: stores.directory,
             owner: stores.owner,
+            local,
             patience: stores.patience,
             places: places(),
             claims: Claims::default(),
@@ -196,12 +214,44 @@ impl Hub {
         form: Form,
         trace: Option<TraceContext>,
     ) -> Result<(SessionId, Answer), Error> {
+        let (id, _, answer) = self
+            .begin_with(access, Transport::Streamable, message, form, trace)
+            .await?;
+        Ok((id, answer))
+    }
+
+    /// Begins a session of this transport with an `initialize`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Hub::initialize`].
+    pub(crate) async fn begin_with(
+        &self,
+        access: &Access,
+        transport: Transport,
+        message: Message,
+        form: Form,
+        trace: Option<TraceContext>,
+    ) -> Result<(SessionId, Handle, Answer), Error> {
         check_initialize(&message)?;
-        let (id, handle) = self.begin(access, Transport::Streamable).await?;
+        let (id, handle) = self.begin(access, transport).await?;
         let body = Body::One(message);
         let marks = (None, trace);
         let pending = deliver(&handle, access, body, form, (CallSeats::new(), marks)).await?;
-        Ok((id, pending.answer().await))
+        Ok((id, handle, pending.answer().await))
+    }
+
+    /// Attaches a connection to the listener of a session of this replica, from now on.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession` for a session that has ended; `Quota`.
+    pub(crate) async fn listen(&self, handle: &Handle, access: &Access) -> Result<Reader, Error> {
+        let seats = self.0.limits.stream(access).await?;
+        let reader = attach(handle, None).await?;
+        let mut reader = reader.ok_or(Error::NoSession)?;
+        reader.hold(seats);
+        Ok(reader)
     }
 
     /// Begins a session whose only stream is its listener (HTTP+SSE of 2024-11-05).
@@ -229,7 +279,9 @@ impl Hub {
         if core.drain.is_cancelled() {
             return Err(Error::Draining);
         }
-        core.owner.check()?;
+        if transport != Transport::Stateless {
+            core.owner.check()?;
+        }
         let place = core.limits.session(access).await?;
         let id = core.new_session_id()?;
         let (commands, received) = mpsc::channel(COMMANDS);
@@ -261,23 +313,38 @@ impl Hub {
         form: Form,
         marks: (Option<Revision>, Option<TraceContext>),
     ) -> Result<Pending, Error> {
-        let core = &self.0;
         let handle = self.here(access, transport, id).await?;
+        match self.deliver_to(&handle, access, body, form, marks).await {
+            Err(Error::NoSession) => Err(self.gone(access, id).await),
+            delivered => delivered,
+        }
+    }
+
+    /// Delivers a body to a session of this replica; returns the wait for its answer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Hub::deliver`]; `NoSession` for a session that has ended.
+    pub(crate) async fn deliver_to(
+        &self,
+        handle: &Handle,
+        access: &Access,
+        body: Body,
+        form: Form,
+        marks: (Option<Revision>, Option<TraceContext>),
+    ) -> Result<Pending, Error> {
+        let core = &self.0;
         if let Some(needed) = policy::missing_scopes(access, &body) {
             return Err(Error::Scopes(needed));
         }
         let calls = core.limits.calls(access, &body)?;
-        let may_stream = form != Form::Json && handle.transport == Transport::Streamable;
+        let may_stream = form != Form::Json && handle.transport != Transport::Sse2024;
         let seats = if may_stream && !calls.is_empty() {
             core.limits.seats_for_post(access).await?
         } else {
             Seats::new()
         };
-        let delivered = deliver(&handle, access, body, form, (calls, marks)).await;
-        let mut pending = match delivered {
-            Err(Error::NoSession) => return Err(self.gone(access, id).await),
-            delivered => delivered?,
-        };
+        let mut pending = deliver(handle, access, body, form, (calls, marks)).await?;
         pending.seats = seats;
         pending.limits = Some((Arc::clone(&core.limits), access.clone()));
         Ok(pending)

@@ -40,6 +40,7 @@ pub(crate) fn single(
         api_keys: ApiKeys::default(),
         default_server: Some(RUN_SERVER.to_owned()),
         revisions: revision::ALL.to_vec(),
+        is_modern: true,
         quotas: Quotas::NONE,
         servers: BTreeMap::from([(RUN_SERVER.to_owned(), Arc::new(server))]),
     };

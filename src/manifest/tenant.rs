@@ -79,13 +79,15 @@ impl Reader<'_> {
         let revisions = fields
             .key("revisions", "Offered revisions of MCP; empty means all.")
             .optional(revisions());
+        let (revisions, is_modern) = revisions.unwrap_or_else(|| (revision::ALL.to_vec(), true));
         fields.end();
         Tenant {
             name: tenant.to_owned(),
             auth,
             api_keys,
             default_server: default_server.flatten(),
-            revisions: revisions.unwrap_or_else(|| revision::ALL.to_vec()),
+            revisions,
+            is_modern,
             quotas,
             servers,
         }
@@ -138,19 +140,29 @@ fn default_server<'p>(names: &'p [&str]) -> Parser<'p, Option<String>> {
     })
 }
 
-fn revisions<'p>() -> Parser<'p, Vec<Revision>> {
-    let words = || revision::ALL.map(Revision::as_str);
+/// The session-based revisions, newest first, and whether the modern one is among them.
+fn revisions<'p>() -> Parser<'p, (Vec<Revision>, bool)> {
+    let words = || {
+        let legacy = revision::ALL.map(Revision::as_str);
+        [&[revision::FIRST_MODERN], &legacy[..]].concat()
+    };
     let known = move || JsonSchema::default().with("enum", words().as_slice());
     let one = move |node: &Node| {
         let text = node.text()?;
-        Revision::parse(&text).ok_or_else(|| {
-            let what = format!("{text:?} is no revision that this build serves");
-            Wrong::new(what, format!("choose among {}", words().join(", ")))
-        })
+        if words().contains(&&*text) {
+            return Ok(text);
+        }
+        let what = format!("{text:?} is no revision that this build serves");
+        Err(Wrong::new(
+            what,
+            format!("choose among {}", words().join(", ")),
+        ))
     };
     parse::list(Parser::new(known, one)).and(|chosen| {
-        let is_chosen = |revision: &Revision| chosen.is_empty() || chosen.contains(revision);
-        Ok(revision::ALL.into_iter().filter(is_chosen).collect())
+        let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|one| *one == name);
+        let legacy = revision::ALL.into_iter();
+        let legacy = legacy.filter(|revision| is_chosen(revision.as_str()));
+        Ok((legacy.collect(), is_chosen(revision::FIRST_MODERN)))
     })
 }
 

@@ -7,6 +7,17 @@ use super::{json, message::Message};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClientCapabilities(Vec<&'static str>);
 
+/// A capability that a client did not declare, with the code and the text of the error to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lacking {
+    /// The capability.
+    pub(crate) capability: &'static str,
+    /// The code.
+    pub(crate) code: i32,
+    /// The text.
+    pub(crate) text: &'static str,
+}
+
 impl ClientCapabilities {
     /// The capabilities in an `initialize`.
     pub(crate) fn of(initialize: &Message) -> Self {
@@ -36,11 +47,12 @@ impl ClientCapabilities {
         self.0.contains(&path)
     }
 
-    /// The code and the text of the error to a request of the server that the client did not declare;
-    /// none for one that it did, and for methods that this build does not know.
-    pub(crate) fn refusal(&self, request: &Message) -> Option<(i32, &'static str)> {
+    /// What a request of the server needs that the client did not declare; none if it declared it, and for
+    /// methods that this build does not know.
+    pub(crate) fn refusal(&self, request: &Message) -> Option<Lacking> {
         let param = |name| request.params().and_then(|params| declared(params, name));
-        let (is_declared, code, text) = match &*request.method_name() {
+        let method = request.method_name();
+        let (is_declared, code, text) = match &*method {
             // 2025-11-25 roots, "Error Handling".
             "roots/list" => (self.has(ROOTS), -32601, "the client has no roots"),
             "sampling/createMessage" if !self.has(SAMPLING) => {
@@ -72,7 +84,17 @@ impl ClientCapabilities {
             }
             _ => return None,
         };
-        (!is_declared).then_some((code, text))
+        let capability = match method.split('/').next() {
+            Some("roots") => ROOTS,
+            Some("sampling") => SAMPLING,
+            Some("elicitation") => ELICITATION,
+            _ => TASKS,
+        };
+        (!is_declared).then_some(Lacking {
+            capability,
+            code,
+            text,
+        })
     }
 }
 

@@ -50,6 +50,16 @@ impl EventKey {
         Self(secrets.into_iter().map(key).collect())
     }
 
+    /// Keys for another use, each derived from one of these, in the same order.
+    pub(crate) fn derived(&self, what: &[u8]) -> Vec<[u8; 32]> {
+        let derived = |key: &hmac::Key| {
+            let mut bytes = [0; 32];
+            bytes.copy_from_slice(hmac::sign(key, what).as_ref());
+            bytes
+        };
+        self.0.iter().map(derived).collect()
+    }
+
     /// The id of `cursor` in `session`: 32 characters of the URL-safe Base64 alphabet.
     pub(crate) fn encode(&self, session: &str, cursor: Cursor) -> String {
         let mut id = [0; CURSOR + MAC];

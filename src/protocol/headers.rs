@@ -9,6 +9,10 @@ use super::revision::{FIRST_MODERN, Revision};
 pub(crate) const SESSION_ID: &str = "mcp-session-id";
 /// `MCP-Protocol-Version`
 pub(crate) const PROTOCOL_VERSION: &str = "mcp-protocol-version";
+/// `Mcp-Method`
+pub(crate) const METHOD: &str = "mcp-method";
+/// `Mcp-Name`
+pub(crate) const NAME: &str = "mcp-name";
 /// `Last-Event-ID`
 pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 

@@ -74,26 +74,40 @@ pub(crate) fn list_changed(capabilities: &[u8]) -> Vec<Bytes> {
 /// An `initialize` result without the capability `tasks`: all sessions of a shared child would see
 /// its tasks.
 pub(crate) fn without_tasks(result: &[u8]) -> Bytes {
-    let Some((at, object)) = member(result, "capabilities") else {
+    let Some((at, _)) = member(result, "capabilities") else {
         return Bytes::copy_from_slice(result);
     };
-    let mut kept = BytesMut::from(&b"{"[..]);
-    for (name, value) in members(object) {
-        if json::decoded(name.of(object)).is_some_and(|name| name == "tasks") {
-            continue;
-        }
-        if kept.len() > 1 {
-            kept.extend_from_slice(b",");
-        }
-        kept.extend_from_slice(name.of(object));
-        kept.extend_from_slice(b":");
-        kept.extend_from_slice(value.of(object));
-    }
-    kept.extend_from_slice(b"}");
+    let mut kept = BytesMut::new();
+    json::push_without(&mut kept, result, at, |name| name == "tasks");
     let mut out = BytesMut::new();
     json::splice(&mut out, result, &[(at, &kept)]);
     out.freeze()
 }
+
+/// An `initialize` of the gateway for a client with these raw capabilities, and with this raw name and
+/// version if it has said any.
+pub(crate) fn request(capabilities: &[u8], client_info: Option<&[u8]>) -> Bytes {
+    let own = concat!(
+        r#"{"name":"lockgate","version":""#,
+        env!("CARGO_PKG_VERSION"),
+        r#""}"#
+    );
+    let params = [
+        br#"{"protocolVersion":""#,
+        NEWEST.as_str().as_bytes(),
+        br#"","capabilities":"#,
+        capabilities,
+        br#","clientInfo":"#,
+        client_info.unwrap_or(own.as_bytes()),
+        b"}",
+    ];
+    let mut line = BytesMut::new();
+    jsonrpc::push_request(b"0", "initialize", Some(&params.concat()), &mut line);
+    line.freeze()
+}
+
+/// The newest session-based revision.
+const NEWEST: Revision = Revision::V2025_11_25;
 
 /// A line that subscribes to a raw URI; `id` is raw as well.
 pub(crate) fn subscribe(id: &str, uri: &[u8]) -> Bytes {

@@ -629,6 +629,35 @@ pub(crate) fn splice(out: &mut BytesMut, text: &[u8], cuts: &[(Span, &[u8])]) {
     out.extend_from_slice(text.get(at..).unwrap_or_default());
 }
 
+/// Appends the object at `object` in a text that was scanned before, without the members whose names
+/// are dropped. Any other value is appended as it is.
+pub(crate) fn push_without(
+    out: &mut BytesMut,
+    text: &[u8],
+    object: Span,
+    is_dropped: impl Fn(&str) -> bool,
+) {
+    if !object.of(text).starts_with(b"{") {
+        out.extend_from_slice(object.of(text));
+        return;
+    }
+    let mut separator = b'{';
+    for (key, value) in members(text, object) {
+        if decoded(key.of(text)).is_some_and(|name| is_dropped(&name)) {
+            continue;
+        }
+        out.put_u8(separator);
+        separator = b',';
+        out.extend_from_slice(key.of(text));
+        out.put_u8(b':');
+        out.extend_from_slice(value.of(text));
+    }
+    if separator == b'{' {
+        out.put_u8(b'{');
+    }
+    out.put_u8(b'}');
+}
+
 /// Appends `text` as a JSON string.
 pub(crate) fn push_string(out: &mut BytesMut, text: &str) {
     serde_json::to_writer(out.writer(), text)

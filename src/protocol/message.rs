@@ -108,6 +108,18 @@ impl Message {
         outcome.map(|span| span.of(&self.bytes))
     }
 
+    /// The span of the result or the error of a response.
+    pub(super) fn outcome_span(&self) -> Option<Span> {
+        self.outcome
+    }
+
+    /// The span of `params`, which is searched for: few messages need it.
+    pub(super) fn params_span(&self) -> Option<Span> {
+        let is_params = |key: Span| json::decoded(key.of(&self.bytes)).as_deref() == Some("params");
+        let mut members = json::members(&self.bytes, Span::whole(&self.bytes)).into_iter();
+        members.find_map(|(key, value)| is_params(key).then_some(value))
+    }
+
     /// The raw `params`.
     pub(crate) fn params(&self) -> Option<&[u8]> {
         json::get(&self.bytes, "params")

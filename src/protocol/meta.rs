@@ -3,13 +3,19 @@
 /// The key of the task that a message belongs to (2025-11-25 tasks, "Related Task Metadata").
 pub(crate) const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
 
+/// The protocol version of a request (2026-07-28 basic, "Per-request protocol fields").
+pub(crate) const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+/// The name and version of the client.
+pub(crate) const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
+/// What the client can be asked for.
+pub(crate) const CLIENT_CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+/// The least level of the log messages that the client wants.
+pub(crate) const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
+/// The name and version of the server, in results.
+pub(crate) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
+
 /// The keys that mark a request of the modern era: any of them in `params._meta`.
-pub(crate) const MODERN_KEYS: [&str; 4] = [
-    "io.modelcontextprotocol/protocolVersion",
-    "io.modelcontextprotocol/clientInfo",
-    "io.modelcontextprotocol/clientCapabilities",
-    "io.modelcontextprotocol/logLevel",
-];
+pub(crate) const MODERN_KEYS: [&str; 4] = [VERSION, CLIENT_INFO, CLIENT_CAPABILITIES, LOG_LEVEL];
 
 /// Whether a key marks a request of the modern era.
 pub(crate) fn is_modern(key: &[u8]) -> bool {

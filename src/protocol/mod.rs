@@ -13,6 +13,7 @@
 //! * `message`: JSON-RPC messages and bodies of requests
 //! * `meta`: keys of `_meta`
 //! * `method`: methods that the gateway treats specially
+//! * `modern`: messages of the modern era (2026-07-28)
 //! * `params`: members of `params` that the gateway acts on
 //! * `refusal`: reasons to refuse a message
 //! * `revision`: protocol revisions
@@ -27,12 +28,13 @@ pub(crate) mod jsonrpc;
 mod message;
 mod meta;
 mod method;
+pub(crate) mod modern;
 mod params;
 mod refusal;
 pub(crate) mod revision;
 mod trace;
 
-pub(crate) use self::capabilities::ClientCapabilities;
+pub(crate) use self::capabilities::{ClientCapabilities, Lacking};
 pub(crate) use self::event::{Cursor, EventKey, KEEP_ALIVE, LISTENER_STREAM, StreamId};
 pub(crate) use self::headers::{Accepts, LAST_EVENT_ID, SESSION_ID, Version};
 pub(crate) use self::json::{Scanner, Span, SyntaxError};

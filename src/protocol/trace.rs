@@ -64,7 +64,7 @@ impl Trace {
         if added.is_empty() {
             return cuts;
         }
-        let object = match (meta, params_of(text)) {
+        let object = match (meta, message.params_span()) {
             (Some(meta), _) if !meta.of(text).starts_with(b"{") => return Vec::new(),
             (Some(meta), _) => meta,
             (None, Some(params)) => {
@@ -84,13 +84,6 @@ impl Trace {
         cuts.push((object.behind_brace(text), added));
         cuts
     }
-}
-
-/// The span of `params`, which is searched for: few messages need it.
-fn params_of(text: &[u8]) -> Option<Span> {
-    let is_params = |key: &Span| json::decoded(key.of(text)).as_deref() == Some("params");
-    let mut members = json::members(text, Span::whole(text)).into_iter();
-    members.find_map(|(key, value)| is_params(&key).then_some(value))
 }
 
 fn push_member(out: &mut Vec<u8>, key: &str, value: &str) {

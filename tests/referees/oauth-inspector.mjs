@@ -42,7 +42,7 @@ main(async () => {
     assert.equal(visits().length, 0);
 
     const first = answer(await inspect(given.url, '--method', 'tools/list'));
-    assert.equal(first.tools.length, 18);
+    assert.equal(first.tools.length, 31);
     const [visit, ...more] = visits();
     assert.deepEqual(more, [], 'one browser');
     assert.equal(visit.error, undefined);
@@ -56,11 +56,11 @@ main(async () => {
     assert.equal(visits().length, 1, 'what is stored does');
 
     const again = answer(await inspect(given.url, '--relogin', '--method', 'tools/list'));
-    assert.equal(again.tools.length, 18);
+    assert.equal(again.tools.length, 31);
     assert.equal(visits().length, 2, 'logging in again asks again');
 
     const old = answer(await inspect(sse, '--method', 'tools/list'));
-    assert.equal(old.tools.length, 18);
+    assert.equal(old.tools.length, 31);
   } finally {
     rmSync(home, { recursive: true, force: true });
   }

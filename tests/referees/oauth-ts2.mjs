@@ -50,7 +50,7 @@ main(async () => {
   const transcript = new Transcript();
   transcript.tap(used);
   const { tools } = await client.listTools();
-  assert.equal(tools.length, 18);
+  assert.equal(tools.length, 31);
   // A token of our own: the SDK drops progress that the answer overtakes on its way through it.
   const slow = { name: 'slow', arguments: { steps: 3, ms: 50 }, _meta: { progressToken: 'ours' } };
   const result = await client.callTool(slow);

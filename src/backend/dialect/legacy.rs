@@ -11,7 +11,7 @@ use super::id_blocks::IdLease;
 use super::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 use crate::base::Table;
 use crate::protocol::{
-    ClientCapabilities, Kind, Message, Method, Span, Trace, initialize, json,
+    ClientCapabilities, Kind, Lacking, Message, Method, Span, Trace, initialize, json,
     jsonrpc::{push_cancelled, push_error, push_request, push_result},
 };
 
@@ -286,7 +286,15 @@ impl Legacy {
                 ServerMessage::Answered("ping")
             }
             (Kind::Request, _) => match self.client.refusal(message) {
-                Some((code, text)) => refuse(message, code, text, out),
+                Some(lacking) => {
+                    let Lacking {
+                        capability,
+                        code,
+                        text: how,
+                    } = lacking;
+                    refuse(message, code, how, out);
+                    ServerMessage::Undeclared { capability, how }
+                }
                 None if self.asks.len() >= MAX_ASKS => {
                     refuse(message, -32603, "too many requests are open", out)
                 }

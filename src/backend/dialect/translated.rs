@@ -71,6 +71,14 @@ pub(crate) enum ServerMessage {
     /// A request of the child that is answered in the output: a ping, or one that is refused for this
     /// reason.
     Answered(&'static str),
+    /// A request for a capability that the client did not declare, which the gateway has refused: the
+    /// capability, and the text of the refusal.
+    Undeclared {
+        /// The capability of the client.
+        capability: &'static str,
+        /// The text of the refusal.
+        how: &'static str,
+    },
     /// No message for the client, for this reason.
     Dropped(&'static str),
 }

@@ -27,9 +27,7 @@ use super::{
     stores::{KEPT, Store, Stores},
 };
 use crate::backend::{
-    admission::{
-        Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, spec,
-    },
+    admission::{Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, spec},
     child::{Child, ChildEvent, Exit, Launcher, stderr::printable},
 };
 use crate::base::hex;

@@ -8,7 +8,7 @@ use crate::http::{peers::Cluster, reply::RetryDelay};
 use crate::{
     auth::Verifier,
     config::Config,
-    hub::Hub,
+    hub::{Hub, stateless::Stateless},
     snapshot::CurrentSnapshot,
     telemetry::{Health, Metrics, Traces},
 };
@@ -17,6 +17,8 @@ use crate::{
 pub(crate) struct Front {
     /// Sessions and their streams.
     pub(crate) hub: Hub,
+    /// Sessions that the gateway keeps for clients without sessions.
+    pub(crate) stateless: Arc<Stateless>,
     /// Verifier of credentials.
     pub(crate) auth: Verifier,
     /// Current tenants and servers.

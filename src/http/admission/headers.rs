@@ -60,7 +60,7 @@ pub(crate) fn check_version(
     access: &Access,
 ) -> Result<Option<Revision>, McpRefusal> {
     match Version::parse(single(headers, VERSION)?) {
-        // Modern revisions are not supported yet: their requests are legacy ones without a session.
+        // Requests of modern revisions come here on HTTP+SSE only, which has none.
         Version::Modern => Err(no_session_id()),
         Version::Unknown => Err(McpRefusal::http(
             StatusCode::BAD_REQUEST,
@@ -73,6 +73,12 @@ pub(crate) fn check_version(
         Version::Legacy(revision) => Ok(Some(revision)),
         Version::Absent => Ok(None),
     }
+}
+
+/// Whether the protocol version in the header is one of the modern era.
+pub(crate) fn is_modern(headers: &HeaderMap) -> bool {
+    let mut versions = headers.get_all(VERSION).iter();
+    versions.any(|version| Version::parse(version.to_str().ok()) == Version::Modern)
 }
 
 /// Returns the session id of a request that needs one.

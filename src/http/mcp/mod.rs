@@ -2,10 +2,16 @@
 //!
 //! Not here: sessions (`hub`), admission (`admission`), forwarding (`replicas`).
 //!
-//! * `streamable_http`: Streamable HTTP since 2025-03-26
+//! * `modern`: Streamable HTTP of 2026-07-28
+//! * `modern_request`: check of its requests
+//! * `modern_stream`: its event streams
+//! * `streamable_http`: Streamable HTTP of 2025-03-26 to 2025-11-25
 //! * `sse_2024`: HTTP+SSE of 2024-11-05
 //! * `wellknown`: protected resource metadata
 
+mod modern;
+mod modern_request;
+mod modern_stream;
 pub(crate) mod sse_2024;
 pub(crate) mod streamable_http;
 pub(crate) mod wellknown;

@@ -9,9 +9,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode};
+use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header, request::Parts};
 use tokio::time::Instant;
 
+use super::modern;
 use crate::http::{
     admission::{Admitted, Front, body, headers, not_allowed},
     replicas::forward,
@@ -30,12 +31,16 @@ use crate::{
 
 /// POST: takes a message or a batch of the client.
 pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
+    // A modern request has no session, whatever its header fields say (2026-07-28 streamable-http,
+    // "Earlier Streamable HTTP Revisions").
+    let is_modern = headers::is_modern(request.headers());
+    let session = |request: &Request| (!is_modern).then(|| session(request)).flatten();
     let request = match forward::to_owner(&front, &admitted, session, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
     };
     let (parts, body) = request.into_parts();
-    take(&front, &admitted, &parts.headers, body)
+    take(&front, &admitted, &parts, body)
         .await
         .unwrap_or_else(IntoResponse::into_response)
 }
@@ -47,12 +52,12 @@ fn session(request: &Request) -> Option<String> {
 }
 
 async fn take(
-    front: &Front,
+    front: &Arc<Front>,
     admitted: &Admitted,
-    headers: &HeaderMap,
+    parts: &Parts,
     body: Body,
 ) -> Result<Response, McpRefusal> {
-    let access = &admitted.access;
+    let (access, headers) = (&admitted.access, &parts.headers);
     let accepts = headers::accepts(headers);
     let body = body::read_counted(front, access, headers, body).await?;
     if !accepts.json && !accepts.sse {
@@ -61,6 +66,9 @@ async fn take(
         return Err(refused.answering(body::request_id(body).as_deref()));
     }
     let messages = Messages::parse(body)?;
+    if messages.is_modern() || headers::is_modern(headers) {
+        return modern::take(front, admitted, parts, messages, accepts).await;
+    }
     let id = messages.request_id().map(Box::<[u8]>::from);
     let taken = deliver(front, admitted, headers, messages, accepts).await;
     taken.map_err(|refused| refused.answering(id.as_deref()))
@@ -77,7 +85,6 @@ async fn deliver(
     let header = headers::check_version(headers, access)?;
     let form = form(access.server().reply.mode, accepts, &messages);
     match messages {
-        messages if messages.is_modern() => Err(headers::no_session_id()),
         Messages::One(message)
             if message.method() == Method::Initialize && message.kind() == Kind::Request =>
         {
@@ -201,6 +208,9 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
         // HEAD would attach a connection that cannot be read.
         return not_allowed(&request);
     }
+    if headers::is_modern(request.headers()) {
+        return post_alone(&request);
+    }
     let request = match forward::to_owner(&front, &admitted, session, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
@@ -232,8 +242,20 @@ async fn listen(
     }
 }
 
+/// The 405 of a method that the modern era does not have (2026-07-28 streamable-http, "Earlier Streamable
+/// HTTP Revisions").
+fn post_alone(request: &Request) -> Response {
+    let mut response = not_allowed(request);
+    let allowed = HeaderValue::from_static("POST");
+    response.headers_mut().insert(header::ALLOW, allowed);
+    response
+}
+
 /// DELETE: ends the session (2025-11-25 transports, "Session Management" 5).
 pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
+    if headers::is_modern(request.headers()) {
+        return post_alone(&request);
+    }
     let request = match forward::to_owner(&front, &admitted, session, request).await {
         Ok(request) => request,
         Err(answer) => return answer,

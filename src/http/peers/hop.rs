@@ -15,7 +15,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use crate::{
     base::MacKeys,
     http::reply::header_name::{TRACEPARENT, TRACESTATE},
-    protocol::{LAST_EVENT_ID, SESSION_ID, headers::PROTOCOL_VERSION},
+    protocol::{
+        LAST_EVENT_ID, SESSION_ID,
+        headers::{METHOD, NAME, PROTOCOL_VERSION},
+    },
 };
 
 /// Label under which the key is derived from the master key.
@@ -23,12 +26,14 @@ pub(crate) const LABEL: &str = "lockgate hop v2";
 
 /// The header fields of the client that a hop carries, and its signature covers. Another may hold a
 /// credential, and the owner reads none.
-pub(crate) static CARRIED: [HeaderName; 7] = [
+pub(crate) static CARRIED: [HeaderName; 9] = [
     header::ACCEPT,
     header::CONTENT_TYPE,
     HeaderName::from_static(SESSION_ID),
     HeaderName::from_static(PROTOCOL_VERSION),
     HeaderName::from_static(LAST_EVENT_ID),
+    HeaderName::from_static(METHOD),
+    HeaderName::from_static(NAME),
     TRACEPARENT,
     TRACESTATE,
 ];

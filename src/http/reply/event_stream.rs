@@ -95,19 +95,62 @@ impl RetryDelay {
     }
 }
 
+/// The source of an event stream.
+pub(crate) trait Source: Send + 'static {
+    /// Waits for the next part. Cancel-safe.
+    fn next(&mut self) -> impl Future<Output = Part> + Send;
+
+    /// What parts on their way to the client are counted against.
+    fn budget(&self) -> &Arc<Budget>;
+
+    /// Marks the connection as alive: its peer takes what is sent.
+    fn took(&self);
+
+    /// The time at which the stream is closed though it goes on, and its last bytes then.
+    fn close_at(&self) -> Option<Instant>;
+
+    /// The last bytes of a stream that is closed though it goes on.
+    fn close(&mut self) -> Bytes;
+}
+
+/// A part of an event stream.
+pub(crate) enum Part {
+    /// Events.
+    More(Bytes),
+    /// The end, after these bytes.
+    Last(Option<Bytes>),
+}
+
+/// How a stream is written.
+pub(crate) struct Pace {
+    /// Silence after which a comment is sent (`stream.keep_alive`).
+    pub(crate) keep_alive: Duration,
+    /// Limit on the bytes that may be written.
+    pub(crate) flow: Flow,
+}
+
 /// One connection while it is being written.
-struct Connection {
-    reading: Reader,
-    options: StreamOptions,
-    /// Latest message of a stream that answers a request.
-    last: Bytes,
+struct Connection<S> {
+    source: S,
+    first: BytesMut,
+    pace: Pace,
     is_ended: bool,
     unsent: Arc<Unsent>,
+    _open: OpenStream,
+}
+
+/// A stream of a session.
+struct SessionStream {
+    reading: Reader,
+    retry: RetryDelay,
+    close_at: Option<Instant>,
+    prefix: String,
+    /// Latest message of a stream that answers a request.
+    last: Bytes,
     /// Long delays that other connections of the session have given its client.
     long_retries: watch::Receiver<u32>,
     /// When the usual delay is given again.
     usual_again_at: Option<Instant>,
-    _open: OpenStream,
 }
 
 /// The bytes of events that hyper has and the socket has not.
@@ -170,12 +213,37 @@ impl Drop for OpenStream {
 
 /// Makes a response that streams `reading`.
 pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reader, options: StreamOptions) -> Response {
-    let connection = Connection {
+    let StreamOptions {
+        keep_alive,
+        retry,
+        close_at,
+        first,
+        prefix,
+        flow,
+    } = options;
+    let source = SessionStream {
         long_retries: reading.long_retries(),
         usual_again_at: None,
         reading,
-        options,
+        retry,
+        close_at,
+        prefix,
         last: Bytes::new(),
+    };
+    respond_with(metrics, source, first, Pace { keep_alive, flow })
+}
+
+/// Makes a response that streams `first`, and then the parts of `source`.
+pub(crate) fn respond_with(
+    metrics: &Arc<Metrics>,
+    source: impl Source,
+    first: BytesMut,
+    pace: Pace,
+) -> Response {
+    let connection = Connection {
+        source,
+        first,
+        pace,
         is_ended: false,
         unsent: Arc::default(),
         _open: OpenStream::count(metrics),
@@ -199,46 +267,33 @@ pub(crate) fn event_stream(body: Body) -> Response {
     response
 }
 
-impl Connection {
+impl<S: Source> Connection<S> {
     async fn next(&mut self) -> Option<Bytes> {
         if self.is_ended {
             return None;
         }
-        if !self.options.first.is_empty() {
-            return Some(self.options.first.split().freeze());
+        if !self.first.is_empty() {
+            return Some(self.first.split().freeze());
         }
-        let silence = Instant::now() + self.options.keep_alive;
-        let close = self.options.close_at;
-        let begins_with_retry = self.begins_with_retry();
+        let silence = Instant::now() + self.pace.keep_alive;
+        let close = self.source.close_at();
         loop {
-            let usual_again = self.usual_again_at;
             // Events that must wait stay in the log, within its bounds. A connection that falls
             // behind them ends like that of any slow reader, and its resume gets the error.
-            let pause = self
-                .options
-                .flow
-                .pause()
-                .map(|pause| Instant::now() + pause);
-            let is_full = self.unsent.is_full(self.reading.budget());
+            let pause = self.pace.flow.pause().map(|pause| Instant::now() + pause);
+            let is_full = self.unsent.is_full(self.source.budget());
             select! {
                 biased;
                 () = self.unsent.sent.notified(), if is_full => {}
-                // One that comes while another waits is noticed after that.
-                Ok(()) = self.long_retries.changed(), if begins_with_retry && usual_again.is_none() => {
-                    self.usual_again_at = Some(Instant::now() + USUAL_AGAIN);
-                }
-                () = sleep_until(usual_again.unwrap_or(silence)), if usual_again.is_some() && !is_full => {
-                    self.usual_again_at = None;
-                    return Some(self.usual_retry());
-                }
-                next = self.reading.next(), if pause.is_none() && !is_full => {
-                    return self.write(next);
+                part = self.source.next(), if pause.is_none() && !is_full => {
+                    return self.write(part);
                 }
                 () = sleep_until(close.unwrap_or(silence)), if close.is_some() => {
-                    return Some(self.close());
+                    self.is_ended = true;
+                    return Some(self.source.close());
                 }
-                () = sleep_until(silence), if !is_full && !self.options.keep_alive.is_zero() => {
-                    self.reading.took();
+                () = sleep_until(silence), if !is_full && !self.pace.keep_alive.is_zero() => {
+                    self.source.took();
                     return Some(Bytes::from_static(KEEP_ALIVE));
                 }
                 () = sleep_until(pause.unwrap_or(silence)), if pause.is_some() && !is_full => {}
@@ -246,7 +301,71 @@ impl Connection {
         }
     }
 
-    fn write(&mut self, next: Next) -> Option<Bytes> {
+    fn write(&mut self, part: Part) -> Option<Bytes> {
+        match part {
+            Part::More(bytes) => {
+                self.pace.flow.wrote(bytes.len());
+                Some(self.counted(bytes))
+            }
+            Part::Last(bytes) => {
+                self.is_ended = true;
+                bytes
+            }
+        }
+    }
+
+    /// Counts events until they are sent.
+    fn counted(&self, bytes: Bytes) -> Bytes {
+        self.unsent.bytes.fetch_add(bytes.len(), Ordering::Relaxed);
+        Bytes::from_owner(Chunk {
+            unsent: Arc::clone(&self.unsent),
+            _drawn: self.source.budget().hold(bytes.len() as u64),
+            bytes,
+        })
+    }
+}
+
+impl Source for SessionStream {
+    async fn next(&mut self) -> Part {
+        let begins_with_retry = self.begins_with_retry();
+        loop {
+            let usual_again = self.usual_again_at;
+            select! {
+                biased;
+                // One that comes while another waits is noticed after that.
+                Ok(()) = self.long_retries.changed(), if begins_with_retry && usual_again.is_none() => {
+                    self.usual_again_at = Some(Instant::now() + USUAL_AGAIN);
+                }
+                () = sleep_until(usual_again.unwrap_or_else(Instant::now)), if usual_again.is_some() => {
+                    self.usual_again_at = None;
+                    return Part::More(self.usual_retry());
+                }
+                next = self.reading.next() => return self.part(next),
+            }
+        }
+    }
+
+    fn budget(&self) -> &Arc<Budget> {
+        self.reading.budget()
+    }
+
+    fn took(&self) {
+        self.reading.took();
+    }
+
+    fn close_at(&self) -> Option<Instant> {
+        self.close_at
+    }
+
+    /// Closes the connection of an unfinished stream, with the `retry` of 2025-11-25 transports,
+    /// "Sending Messages to the Server" 6.
+    fn close(&mut self) -> Bytes {
+        self.usual_retry()
+    }
+}
+
+impl SessionStream {
+    fn part(&mut self, next: Next) -> Part {
         match next {
             Next::Events(events) => {
                 let mut chunk = BytesMut::new();
@@ -256,24 +375,13 @@ impl Connection {
                     self.last = last.clone();
                 }
                 for (id, data) in events {
-                    push_message(&mut chunk, &format!("{}{id}", self.options.prefix), &data);
+                    push_message(&mut chunk, &format!("{}{id}", self.prefix), &data);
                 }
-                self.options.flow.wrote(chunk.len());
-                Some(self.counted(chunk.freeze()))
+                Part::More(chunk.freeze())
             }
-            Next::Finished => self.end(),
-            Next::Released => Some(self.close()),
+            Next::Finished => Part::Last(self.end()),
+            Next::Released => Part::Last(Some(self.close())),
         }
-    }
-
-    /// Counts events until they are sent.
-    fn counted(&self, bytes: Bytes) -> Bytes {
-        self.unsent.bytes.fetch_add(bytes.len(), Ordering::Relaxed);
-        Bytes::from_owner(Chunk {
-            unsent: Arc::clone(&self.unsent),
-            _drawn: self.reading.budget().hold(bytes.len() as u64),
-            bytes,
-        })
     }
 
     /// Ends a finished stream.
@@ -283,14 +391,13 @@ impl Connection {
     /// TypeScript SDK holds one delay for all streams of a transport: the other connections of the
     /// session give the usual one again, so that a listener that breaks later is not away for long.
     /// Streams that do not begin with the usual delay get none, because nothing would reset it.
-    fn end(&mut self) -> Option<Bytes> {
-        self.is_ended = true;
+    fn end(&self) -> Option<Bytes> {
         let is_answer = self.begins_with_retry() && !self.reading.is_listener();
         if !is_answer || json::get(&self.last, "result").is_some() {
             return None;
         }
         let mut chunk = BytesMut::new();
-        push_retry(&mut chunk, RETRY_AFTER_END + self.options.retry.next());
+        push_retry(&mut chunk, RETRY_AFTER_END + self.retry.next());
         self.reading.gave_long_retry();
         Some(chunk.freeze())
     }
@@ -300,17 +407,10 @@ impl Connection {
         self.reading.revision().is_some_and(Revision::has_priming)
     }
 
-    /// Closes the connection of an unfinished stream, with the `retry` of 2025-11-25 transports,
-    /// "Sending Messages to the Server" 6.
-    fn close(&mut self) -> Bytes {
-        self.is_ended = true;
-        self.usual_retry()
-    }
-
     /// The usual delay.
     fn usual_retry(&self) -> Bytes {
         let mut chunk = BytesMut::new();
-        push_retry(&mut chunk, self.options.retry.next());
+        push_retry(&mut chunk, self.retry.next());
         chunk.freeze()
     }
 }

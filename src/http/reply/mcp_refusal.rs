@@ -21,6 +21,8 @@ pub(crate) struct McpRefusal {
     status: StatusCode,
     code: i32,
     message: &'static str,
+    /// Raw `data` of the error.
+    data: Option<String>,
     retry: Option<Duration>,
     fields: Vec<(HeaderName, HeaderValue)>,
     /// Raw id of the refused request, if it was read.
@@ -34,10 +36,25 @@ impl McpRefusal {
             status,
             code: -32600,
             message,
+            data: None,
             retry: None,
             fields: Vec::new(),
             id: None,
         }
+    }
+
+    /// Makes a refusal with an error code of its own.
+    pub(crate) fn coded(status: StatusCode, code: i32, message: &'static str) -> Self {
+        Self {
+            code,
+            ..Self::http(status, message)
+        }
+    }
+
+    /// Adds the raw `data` of the error.
+    pub(crate) fn with_data(self, data: String) -> Self {
+        let data = Some(data);
+        Self { data, ..self }
     }
 
     /// Adds the raw id of the refused request (JSON-RPC 2.0 section 5: null only "if there was an error
@@ -119,6 +136,7 @@ impl From<Error> for McpRefusal {
             status,
             code,
             message,
+            data: None,
             retry,
             fields: Vec::new(),
             id: None,
@@ -133,6 +151,7 @@ impl From<Quota> for McpRefusal {
             status: StatusCode::TOO_MANY_REQUESTS,
             code: -31004,
             message: quota.limit.as_str(),
+            data: None,
             retry: Some(quota.retry),
             fields: rate_limit::used_up(&quota).to_vec(),
             id: None,
@@ -161,13 +180,14 @@ impl IntoResponse for McpRefusal {
             status,
             code,
             message,
+            data,
             retry,
             fields,
             id,
         } = self;
         let mut error = BytesMut::new();
         let id = id.as_deref().unwrap_or(b"null");
-        push_error(id, code, message, None, &mut error);
+        push_error(id, code, message, data.as_deref(), &mut error);
         let mut response = json::text(status, error.freeze());
         let headers = response.headers_mut();
         if let Some(retry) = retry {

@@ -20,7 +20,7 @@ mod problem;
 pub(crate) mod rate_limit;
 pub(crate) mod refusal;
 
-pub(crate) use self::event_stream::{RetryDelay, StreamOptions};
+pub(crate) use self::event_stream::{Pace, Part, RetryDelay, Source, StreamOptions};
 pub(crate) use self::json::answer;
 pub(crate) use self::mcp_refusal::McpRefusal;
 pub(crate) use self::problem::{PROBLEM, Problem};

@@ -292,6 +292,7 @@ fn front(
         [stop.clone(), stop.clone()],
     );
     Front {
+        stateless: crate::hub::stateless::Stateless::new(hub.clone()),
         hub,
         auth,
         snapshot,

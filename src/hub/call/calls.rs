@@ -217,6 +217,13 @@ impl Calls {
         self.tasks.iter().map(|task| task.until).min()
     }
 
+    /// The only call in flight; none if there are several.
+    pub(crate) fn only(&self) -> Option<CallId> {
+        let mut calls = self.calls.keys();
+        let only = calls.next().copied();
+        only.filter(|_| calls.next().is_none())
+    }
+
     /// Adds an ask; returns the time at which it is due. The calls that may wait for it are stopped: those
     /// of its task, or, as an ask names no call, all that are no wait for a task's result.
     pub(crate) fn ask(&mut self, ask: &NewAsk<'_>) -> Instant {

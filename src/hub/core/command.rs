@@ -60,6 +60,9 @@ pub(crate) enum Transport {
     Streamable,
     /// HTTP+SSE of 2024-11-05: every message is on the listener.
     Sse2024,
+    /// Streamable HTTP of 2026-07-28, whose clients know no sessions: the gateway keeps one for them, on
+    /// this replica alone.
+    Stateless,
 }
 
 /// The most commands in the queue of a session; beyond, senders wait.

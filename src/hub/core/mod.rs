@@ -26,5 +26,5 @@ pub(crate) use self::shared::Core;
 pub(crate) use self::signals::{Signal, Signals};
 #[cfg(test)]
 pub(crate) use self::stores::{Patience, retention};
-pub(crate) use self::stores::{Stores, or_never, sweep};
+pub(crate) use self::stores::{SessionStores, Stores, or_never, sweep};
 pub(crate) use self::tool_digests::ToolDigests;

@@ -5,8 +5,14 @@ use std::sync::{Arc, RwLock};
 use aws_lc_rs::rand::SecureRandom;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{sessions::Sessions, stores::Patience, tool_digests::ToolDigests};
+use super::{
+    command::Transport,
+    sessions::Sessions,
+    stores::{Patience, SessionStores},
+    tool_digests::ToolDigests,
+};
 use crate::{
+    auth::Access,
     backend::{Pool, shared::SharedChildren},
     base::hex,
     config::Config,
@@ -18,7 +24,7 @@ use crate::{
     },
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
-    state::{Directory, EventLog, SessionId},
+    state::{Directory, EventLog, LogShare, SessionId},
     telemetry::{Metrics, Traces},
 };
 
@@ -30,6 +36,8 @@ pub(crate) struct Core {
     pub(crate) directory: Arc<dyn Directory>,
     /// The lease of this replica.
     pub(crate) owner: Arc<ReplicaLease>,
+    /// The stores of sessions that no other replica continues.
+    pub(crate) local: SessionStores,
     /// The limits of an outage of the store.
     pub(crate) patience: Patience,
     /// Cache of the replicas that own sessions.
@@ -73,6 +81,24 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// The stores of a session of this transport, and the budgets of its events.
+    pub(crate) fn stores_of(
+        &self,
+        transport: Transport,
+        access: &Access,
+    ) -> (SessionStores, LogShare) {
+        let memory = self.limits.memory();
+        if transport == Transport::Stateless {
+            return (self.local.clone(), memory.local_session(access));
+        }
+        let stores = SessionStores {
+            log: Arc::clone(&self.log),
+            directory: Arc::clone(&self.directory),
+            owner: Arc::clone(&self.owner),
+        };
+        (stores, memory.session(access))
+    }
+
     /// A new session id: 128 random bits in hexadecimal, which is visible ASCII (2025-11-25
     /// transports, "Session Management" 1) and reveals nothing.
     pub(crate) fn new_session_id(&self) -> Result<SessionId, Error> {

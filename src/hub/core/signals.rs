@@ -11,11 +11,16 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::select;
 
 use super::shared::Core;
-use crate::{hub::stream::Pulse, state::BoxFuture};
+use crate::{
+    hub::{ownership::ReplicaLease, stream::Pulse},
+    state::BoxFuture,
+};
 
 /// The signals to one session.
 pub(crate) struct Signals {
     core: Arc<Core>,
+    /// The lease under which the session is served.
+    owner: Arc<ReplicaLease>,
     pulse: Arc<Pulse>,
     /// The next signal: always one future, which knows whether it was woken.
     next: FuturesUnordered<BoxFuture<'static, Signal>>,
@@ -36,9 +41,10 @@ pub(crate) enum Signal {
 
 impl Signals {
     /// The signals to a session that begins.
-    pub(crate) fn new(core: &Arc<Core>, pulse: &Arc<Pulse>) -> Self {
+    pub(crate) fn new(core: &Arc<Core>, owner: &Arc<ReplicaLease>, pulse: &Arc<Pulse>) -> Self {
         let signals = Self {
             core: Arc::clone(core),
+            owner: Arc::clone(owner),
             pulse: Arc::clone(pulse),
             next: FuturesUnordered::new(),
         };
@@ -55,15 +61,16 @@ impl Signals {
     /// Waits for another signal; for the drain only while the session does not drain.
     pub(crate) fn rearm(&self, is_draining: bool) {
         let (core, pulse) = (Arc::clone(&self.core), Arc::clone(&self.pulse));
-        let mut lease = core.owner.lease_status();
+        let owner = Arc::clone(&self.owner);
+        let mut lease = owner.lease_status();
         self.next.push(Box::pin(async move {
             select! {
                 biased;
                 () = core.halt.cancelled() => Signal::Halt,
                 () = core.drain.cancelled(), if !is_draining => Signal::Drain,
                 () = pulse.notify.notified() => Signal::Readers,
-                // The sender lives as long as the core.
-                _ = lease.changed(), if !core.owner.is_alone() => Signal::Lease,
+                // The sender lives as long as the owner.
+                _ = lease.changed(), if !owner.is_alone() => Signal::Lease,
             }
         }));
     }

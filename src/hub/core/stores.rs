@@ -35,6 +35,29 @@ pub(crate) struct Stores {
     pub(crate) patience: Patience,
 }
 
+/// The stores of one session.
+#[derive(Clone)]
+pub(crate) struct SessionStores {
+    /// The events of its streams.
+    pub(crate) log: Arc<dyn EventLog>,
+    /// Its record.
+    pub(crate) directory: Arc<dyn Directory>,
+    /// The lease under which this replica serves it.
+    pub(crate) owner: Arc<ReplicaLease>,
+}
+
+impl SessionStores {
+    /// Stores in the memory of this process, for sessions that no other replica continues.
+    pub(crate) fn in_memory(config: &Config) -> Self {
+        let directory: Arc<dyn Directory> = Arc::new(MemoryDirectory::default());
+        Self {
+            log: Arc::new(MemoryLog::new(retention(config))),
+            owner: Arc::new(ReplicaLease::alone(Arc::clone(&directory), EPOCH)),
+            directory,
+        }
+    }
+}
+
 /// The limits of an outage of the store; zero is no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Patience {
@@ -64,11 +87,15 @@ impl Stores {
         random
             .fill(&mut *secret)
             .map_err(|_| Error::Bug("no randomness"))?;
-        let directory: Arc<dyn Directory> = Arc::new(MemoryDirectory::default());
-        Ok(Self {
-            log: Arc::new(MemoryLog::new(retention(config))),
-            owner: Arc::new(ReplicaLease::alone(Arc::clone(&directory), EPOCH)),
+        let SessionStores {
+            log,
             directory,
+            owner,
+        } = SessionStores::in_memory(config);
+        Ok(Self {
+            log,
+            directory,
+            owner,
             limiter: Arc::new(MemoryLimiter::default()),
             key: EventKey::new(&secret),
             patience: Patience::default(),

@@ -136,6 +136,21 @@ impl MemoryBudgets {
         SessionMemory::new(self.caller(access), record)
     }
 
+    /// Memory of a session that is kept in this process only, and keeps nothing yet.
+    pub(crate) fn local_state(&self, access: &Access) -> SessionMemory {
+        SessionMemory::new(self.caller(access), None)
+    }
+
+    /// A share for the events of a session that are kept in this process only.
+    pub(crate) fn local_session(&self, access: &Access) -> LogShare {
+        let redis = self.redis.as_ref();
+        let events = redis.map_or(&self.kept, |redis| &redis.copies);
+        LogShare {
+            kept: events.of(access).share(),
+            copies: None,
+        }
+    }
+
     /// What is under way, and its budget.
     pub(crate) fn requests(&self) -> &Arc<Budget> {
         &self.requests.root

@@ -6,6 +6,7 @@ use crate::{
     auth::{Access, Principal},
     declare::{Policy, Server, Tenant},
     hub::core::Transport,
+    protocol::{Revision, revision},
     telemetry::{Metrics, ServerOperations, TraceContext},
 };
 
@@ -48,6 +49,15 @@ impl Client {
     /// The tenant of the server.
     pub(super) fn tenant(&self) -> &Arc<Tenant> {
         &self.tenant
+    }
+
+    /// The revisions that the session may have, newest first: those of its tenant, or any for a client
+    /// without sessions, which does not see it.
+    pub(super) fn revisions(&self) -> &[Revision] {
+        match self.transport {
+            Transport::Stateless => &revision::ALL,
+            Transport::Streamable | Transport::Sse2024 => &self.tenant.revisions,
+        }
     }
 
     /// The server of the session.

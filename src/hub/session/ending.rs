@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{lifetime::EndReason, ownership::refuse, task::Session};
@@ -12,10 +12,11 @@ use crate::{
     error::Error,
     hub::{
         call::{Call, CallError},
-        core::Command,
+        core::{Command, Transport},
         ownership::{Claim, STORE_AWAY},
         stream::{Answer, Pulse, StreamEnd},
     },
+    protocol::jsonrpc,
     telemetry::{Ended, Exit, Operation, Outcome, log_operation},
 };
 
@@ -47,7 +48,7 @@ impl Session {
         if has_successor && reason == EndReason::Drained {
             // Before its readers have gone: requests to other replicas can claim the session.
             let fence = self.lease.fence();
-            let _ = self.core.directory.release(&self.id, fence).await;
+            let _ = self.stores.directory.release(&self.id, fence).await;
         }
         let end = match reason {
             EndReason::Drained | EndReason::Fenced | EndReason::Orphaned => StreamEnd::Released,
@@ -81,9 +82,9 @@ impl Session {
             Self::wait_for_readers_to_go(Arc::clone(self.streams.pulse())).await;
         }
         if has_successor {
-            self.core.log.release(&self.id).await;
+            self.stores.log.release(&self.id).await;
         } else {
-            self.core.log.forget(&self.id).await;
+            self.stores.log.forget(&self.id).await;
         }
     }
 
@@ -104,7 +105,7 @@ impl Session {
     /// Keeps requests from claiming the session for this replica while the result is held: its
     /// record is still in the directory.
     fn block_claims(&self) -> Option<Claim> {
-        let is_shared = !self.core.owner.is_alone();
+        let is_shared = !self.stores.owner.is_alone();
         is_shared
             .then(|| self.core.claims.begin(&self.id))
             .flatten()
@@ -120,15 +121,15 @@ impl Session {
             self.end_reason(),
             EndReason::Drained | EndReason::Fenced | EndReason::Orphaned
         );
-        is_left && !self.core.owner.is_alone() && self.lifetime.is_ready()
+        is_left && !self.stores.owner.is_alone() && self.lifetime.is_ready()
     }
 
     /// Removes the record, unless another replica continues the session.
     async fn unregister(&mut self) {
-        if !self.core.owner.is_alone() && !self.has_successor() {
+        if !self.stores.owner.is_alone() && !self.has_successor() {
             // In a store that is away the record ends with its time to live.
             let fence = self.lease.fence();
-            let _ = self.core.directory.remove(&self.id, fence).await;
+            let _ = self.stores.directory.remove(&self.id, fence).await;
         }
         self.lifetime.notify_waiters();
     }
@@ -214,6 +215,31 @@ impl Session {
             );
             self.core.audit.add(record);
         }
+    }
+
+    /// Ends the only call of a client without sessions whose server asked for what the client did not
+    /// declare: "the server MUST return a `MissingRequiredClientCapabilityError`" (2026-07-28 basic,
+    /// "Per-request protocol fields"). Of several calls none is known to be the one; then the refusal of
+    /// the request is all that the server gets, as in a session.
+    pub(super) fn end_for_lack_of(&mut self, capability: &str) {
+        let only = self.calls.only();
+        let Some(call) = only.filter(|_| self.client.transport() == Transport::Stateless) else {
+            return;
+        };
+        let why = "the client lacks a capability";
+        self.dialect.cancel(call, why, self.link.out());
+        self.link.try_flush();
+        let ended = self.calls.end(call).zip(self.dialect.abandon(call));
+        let Some((mut ended, id)) = ended else { return };
+        self.link.set_calls(self.calls.count());
+        let message = || Some(why.to_owned());
+        self.count_call(&mut ended, Outcome::Error, Some("-32021"), message);
+        let data = format!(r#"{{"requiredCapabilities":{{"{capability}":{{}}}}}}"#);
+        let mut line = BytesMut::new();
+        let text = "Missing required client capability";
+        jsonrpc::push_error(&id, -32021, text, Some(&data), &mut line);
+        let finished = self.streams.finish_call(ended.stream, Some(line.freeze()));
+        self.handle_write(finished);
     }
 
     /// Ends a call in flight with an error of the gateway.

@@ -115,13 +115,13 @@ impl Session {
         if !self.replay.keep_initialize(message) {
             let _ = reply.send(Answer::Refused(self.core.limits.no_room(RETRY)));
             // A client of HTTP+SSE knows its session and may try again.
-            if self.client.transport() == Transport::Streamable {
+            if self.client.transport() != Transport::Sse2024 {
                 self.lifetime.force_end(EndReason::Failed);
             }
             return;
         }
         let reply = match self.client.transport() {
-            Transport::Streamable => Some(reply),
+            Transport::Streamable | Transport::Stateless => Some(reply),
             Transport::Sse2024 => {
                 let _ = reply.send(Answer::Accepted);
                 None
@@ -168,7 +168,8 @@ impl Session {
         }
         // With several replicas, a session continues until no call is in flight; then another replica
         // takes it over.
-        if self.lifetime.is_draining() && (self.core.owner.is_alone() || self.lifetime.is_closing())
+        if self.lifetime.is_draining()
+            && (self.stores.owner.is_alone() || self.lifetime.is_closing())
         {
             return Err(Error::Draining);
         }

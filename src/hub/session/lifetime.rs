@@ -202,10 +202,12 @@ impl Lifetime {
                 let since = activity.no_reader_since.unwrap_or(now);
                 (since + DISCONNECTED, EndReason::Disconnected)
             }
-            Transport::Streamable if activity.has_reader || activity.is_busy => {
+            Transport::Streamable | Transport::Stateless
+                if activity.has_reader || activity.is_busy =>
+            {
                 (now + limits.idle, EndReason::Idle)
             }
-            Transport::Streamable => {
+            Transport::Streamable | Transport::Stateless => {
                 let heard = activity.no_reader_since.unwrap_or(self.touched);
                 (self.touched.max(heard) + limits.idle, EndReason::Idle)
             }

@@ -133,14 +133,8 @@ impl Session {
                 (None, Bytes::new())
             }
             ServerMessage::Notification(line) => (self.calls.route(About::Other), line),
-            ServerMessage::Answered(how) => {
-                self.link.try_flush();
-                tracing::debug!(
-                    server.name = self.client.server().name,
-                    session.id = self.id.short(),
-                    how,
-                    "the gateway answered a request of the child"
-                );
+            said @ (ServerMessage::Answered(_) | ServerMessage::Undeclared { .. }) => {
+                self.answered_child(&said);
                 return Ok(());
             }
             ServerMessage::UnwantedTask(task) => {
@@ -187,6 +181,25 @@ impl Session {
         if tasks.and_then(|tasks| json::get(tasks, "cancel")).is_some() {
             self.dialect.cancel_task(task, self.link.out());
             self.link.try_flush();
+        }
+    }
+
+    /// Handles a request of the child that the gateway has answered itself.
+    fn answered_child(&mut self, said: &ServerMessage) {
+        self.link.try_flush();
+        let (how, lacking) = match *said {
+            ServerMessage::Undeclared { capability, how } => (how, Some(capability)),
+            ServerMessage::Answered(how) => (how, None),
+            _ => return,
+        };
+        tracing::debug!(
+            server.name = self.client.server().name,
+            session.id = self.id.short(),
+            how,
+            "the gateway answered a request of the child"
+        );
+        if let Some(capability) = lacking {
+            self.end_for_lack_of(capability);
         }
     }
 

@@ -35,7 +35,7 @@ const RETRY: Duration = Duration::from_millis(250);
 impl Session {
     /// Whether this replica may serve the session now.
     pub(super) fn may_serve(&self) -> bool {
-        is_served(&self.core.owner, self.streams.pulse())
+        is_served(&self.stores.owner, self.streams.pulse())
     }
 
     /// Handles the result of a write to the event log.
@@ -43,7 +43,7 @@ impl Session {
         match written {
             Ok(()) => {}
             Err(StoreError::Flushed | StoreError::Away) => self.suspend(),
-            Err(StoreError::Fenced) if !self.core.owner.is_alone() => {
+            Err(StoreError::Fenced) if !self.stores.owner.is_alone() => {
                 self.lifetime.end(EndReason::Fenced);
             }
             Err(error @ (StoreError::Fenced | StoreError::Trimmed { .. })) => {
@@ -68,7 +68,7 @@ impl Session {
         let mut retry = began;
         let halt = self.core.halt.clone();
         while !self.lifetime.is_over() {
-            let is_valid = self.core.owner.is_valid();
+            let is_valid = self.stores.owner.is_valid();
             if is_valid && retry <= Instant::now() {
                 if self.confirm().await.is_ok() {
                     break;
@@ -89,7 +89,7 @@ impl Session {
                     command => deferred.extend(refuse(command, || STORE_AWAY)),
                 },
                 () = sleep_until(retry), if is_valid => {}
-                () = self.core.owner.renewed() => {}
+                () = self.stores.owner.renewed() => {}
             }
         }
         if !self.lifetime.is_over() {
@@ -105,28 +105,28 @@ impl Session {
 
     /// Reads the owner of the session.
     async fn confirm(&mut self) -> Result<(), StoreError> {
-        let (mut lapses, core) = (self.core.owner.lapses(), &self.core);
-        let found = core.directory.find(&self.id).await?;
+        let (mut lapses, stores) = (self.stores.owner.lapses(), &self.stores);
+        let found = stores.directory.find(&self.id).await?;
         match found {
             Some(found)
-                if found.record.owner.as_ref() == Some(&core.owner.me)
+                if found.record.owner.as_ref() == Some(&stores.owner.me)
                     && found.record.fence == self.lease.fence() =>
             {
-                if core.owner.epoch() != self.streams.epoch() {
-                    let epoch = core.owner.epoch();
+                if stores.owner.epoch() != self.streams.epoch() {
+                    let epoch = stores.owner.epoch();
                     self.streams.renew(epoch);
                 }
             }
             Some(_) => self.lifetime.force_end(EndReason::Fenced),
             None => {
-                let epoch = core.owner.beat().await?.epoch;
+                let epoch = stores.owner.beat().await?.epoch;
                 if epoch == self.streams.epoch() {
                     // Another owner had it meanwhile and removed it.
                     self.lifetime.force_end(EndReason::Fenced);
                 } else if !self.register_again(epoch).await? {
                     self.lifetime.force_end(EndReason::Fenced);
                 }
-                lapses = self.core.owner.lapses();
+                lapses = self.stores.owner.lapses();
             }
         }
         self.set_confirmed(lapses);
@@ -157,7 +157,7 @@ impl Session {
         Record {
             principal: self.client.principal().key().into(),
             server: self.client.server().name.clone(),
-            owner: Some(self.core.owner.me.clone()),
+            owner: Some(self.stores.owner.me.clone()),
             fence: self.lease.fence(),
             kept: self.encoded_record(),
             ttl: self.ttl(),
@@ -168,12 +168,12 @@ impl Session {
     /// Inserts the record into the directory before the client learns the id of the session. Ends
     /// the session if that fails.
     pub(super) async fn register(&mut self) {
-        if self.core.owner.is_alone() {
+        if self.stores.owner.is_alone() {
             return;
         }
         let epoch = self.streams.epoch();
         let record = self.directory_record();
-        let inserted = self.core.directory.insert(&self.id, record, epoch).await;
+        let inserted = self.stores.directory.insert(&self.id, record, epoch).await;
         match inserted {
             Ok(true) => {
                 self.lease.inserted();
@@ -187,7 +187,7 @@ impl Session {
     /// Inserts the record again into a store that lost it.
     async fn register_again(&mut self, epoch: u32) -> Result<bool, StoreError> {
         let record = self.directory_record();
-        let directory = &self.core.directory;
+        let directory = &self.stores.directory;
         if !directory.insert(&self.id, record, epoch).await? {
             return Ok(false);
         }
@@ -198,7 +198,7 @@ impl Session {
 
     /// Writes the record, which has changed.
     pub(super) fn record_changed(&mut self) {
-        if !self.core.owner.is_alone() {
+        if !self.stores.owner.is_alone() {
             self.lease.mark_changed();
             self.write_record(Instant::now());
         }
@@ -227,7 +227,7 @@ impl Session {
             return Some(due);
         }
         let changed = self.lease.is_changed().then(|| self.encoded_record());
-        let directory = Arc::clone(&self.core.directory);
+        let directory = Arc::clone(&self.stores.directory);
         let (id, fence) = (self.id.clone(), self.lease.fence());
         let write = Box::pin(async move { directory.keep(&id, fence, changed).await });
         Some(self.lease.begin_write(now, ttl, write))

@@ -12,9 +12,7 @@ use super::{
     task::Session,
 };
 use crate::{
-    backend::{
-        Cause, Occasion, Refused, Started, Verdict, dialect::ServerMessage, shared::Member,
-    },
+    backend::{Cause, Occasion, Refused, Started, Verdict, dialect::ServerMessage, shared::Member},
     base::{hex, sha256},
     declare::Isolation,
     hub::{
@@ -145,7 +143,7 @@ impl Session {
         let requested = initialize
             .protocol_version()
             .and_then(|span| initialize::revision(span.of(initialize.bytes())));
-        let allowed = &self.client.tenant().revisions;
+        let allowed = self.client.revisions();
         requested
             .filter(|requested| allowed.contains(requested))
             .ok_or(allowed.first().copied().unwrap_or(Revision::V2025_11_25))
@@ -182,7 +180,7 @@ impl Session {
         let revision = message
             .result()
             .and_then(initialize::of_result)
-            .filter(|revision| self.client.tenant().revisions.contains(revision));
+            .filter(|revision| self.client.revisions().contains(revision));
         let capabilities = message
             .result()
             .map(initialize::capabilities)
@@ -238,7 +236,7 @@ impl Session {
             self.restore_in_shared();
             return self.backend_replaced();
         };
-        if !self.client.tenant().revisions.contains(&revision) {
+        if !self.client.revisions().contains(&revision) {
             return self.start_refused(&Refused::Failed("unsupported_revision"));
         }
         self.count_initialize(None);

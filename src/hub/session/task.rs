@@ -25,7 +25,10 @@ use crate::{
     error::Error,
     hub::{
         call::{CallError, Calls, Pings},
-        core::{AccessChange, Command, Core, Handle, Signal, Signals, Transport, or_never},
+        core::{
+            AccessChange, Command, Core, Handle, SessionStores, Signal, Signals, Transport,
+            or_never,
+        },
         limits::SessionPlace,
         stream::{SessionLog, StreamLimits, Streams},
     },
@@ -37,6 +40,8 @@ use crate::{
 /// The state of a session. Each part has a file, which alone touches its fields.
 pub(crate) struct Session {
     pub(super) core: Arc<Core>,
+    /// Where its record and its events are kept.
+    pub(super) stores: SessionStores,
     pub(super) id: SessionId,
     pub(super) client: Client,
     pub(super) lifetime: Lifetime,
@@ -56,6 +61,9 @@ pub(crate) struct Session {
     place: SessionPlace,
 }
 
+/// The most streams of a session that many clients share.
+const MANY_STREAMS: usize = 1 << 16;
+
 /// Commands handled before the lines to the child are flushed.
 const BATCH: usize = 32;
 
@@ -70,24 +78,38 @@ impl Session {
     ) -> Box<Self> {
         let now = Instant::now();
         let config = &core.config;
+        let is_stateless = handle.transport == Transport::Stateless;
         let limits = StreamLimits {
-            streams: config.stream.per_session,
+            // Quotas bound the calls of clients without sessions, many of which share one.
+            streams: if is_stateless {
+                MANY_STREAMS
+            } else {
+                config.stream.per_session
+            },
             events: config.log.events as u64,
             bytes: config.log.bytes,
             silence: or_never(config.stream.keep_alive) * 4,
         };
         let fence = Fence(1);
+        let (stores, share) = core.stores_of(handle.transport, access);
         let log = SessionLog {
-            log: Arc::clone(&core.log),
-            owner: Arc::clone(&core.owner),
+            log: Arc::clone(&stores.log),
+            owner: Arc::clone(&stores.owner),
             key: core.key.clone(),
             session: id.clone(),
-            share: core.limits.memory().session(access),
+            share,
             withdrawn: Arc::default(),
         };
         let lifetime = Lifetime::new(now);
         let caller = core.limits.memory().caller(access);
-        let memory = core.limits.memory().session_state(access);
+        let budgets = core.limits.memory();
+        let mut streams = Streams::new(log, fence, limits, Arc::clone(&core.metrics));
+        let memory = if is_stateless {
+            streams.share_listener();
+            budgets.local_state(access)
+        } else {
+            budgets.session_state(access)
+        };
         // On the heap: a future that holds a session by value would hold it several times.
         Box::new(Self {
             client: Client::new(access, handle.transport, &core.metrics),
@@ -100,7 +122,8 @@ impl Session {
             dialect: Dialect::default(),
             calls: Calls::default(),
             pings: Pings::default(),
-            streams: Streams::new(log, fence, limits, Arc::clone(&core.metrics)),
+            streams,
+            stores,
             unpublished: Some(handle),
             place,
             core,
@@ -145,8 +168,8 @@ impl Session {
     /// Runs until the session is over, and removes everything that belongs to it.
     pub(crate) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Command>) {
         let pulse = Arc::clone(self.streams.pulse());
-        let owner = Arc::clone(&self.core.owner);
-        let mut signals = Signals::new(&self.core, &pulse);
+        let owner = Arc::clone(&self.stores.owner);
+        let mut signals = Signals::new(&self.core, &owner, &pulse);
         let alarm = sleep_until(self.alarm);
         pin!(alarm);
         self.core.metrics.sessions.add(1);
@@ -193,7 +216,7 @@ impl Session {
                 }
             }
             if self.lifetime.is_draining() && !self.is_busy() {
-                self.lifetime.end_drained(self.core.owner.is_alone());
+                self.lifetime.end_drained(self.stores.owner.is_alone());
             }
         }
         // A pulse that is held here would count as a reader that has not gone.

@@ -46,7 +46,13 @@ impl Streams {
                     .await;
             }
         };
-        let mut seq = cursor.map_or(written, |cursor| cursor.seq);
+        // Each of several clients hears what comes from now on.
+        let first = if self.has_many_listeners {
+            last
+        } else {
+            written
+        };
+        let mut seq = cursor.map_or(first, |cursor| cursor.seq);
         if seq > last {
             return Err(Error::NoCursor);
         }

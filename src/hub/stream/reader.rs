@@ -147,6 +147,8 @@ pub(crate) struct Reader {
     cursor: u64,
     is_over: bool,
     is_displaced: bool,
+    /// Whether other connections to the stream do not displace this one.
+    is_shared: bool,
     tail: watch::Receiver<Tail>,
     attachment: Arc<Attachment>,
     revision: Option<Revision>,
@@ -180,11 +182,17 @@ impl Reader {
             cursor,
             is_over: false,
             is_displaced: false,
+            is_shared: false,
             tail,
             attachment,
             revision,
             seats: Seats::new(),
         }
+    }
+
+    /// Reads whether or not other connections are attached to the stream.
+    pub(super) fn share(&mut self) {
+        self.is_shared = true;
     }
 
     /// Holds the seats of this connection until it closes.
@@ -255,7 +263,7 @@ impl Reader {
                 }
                 continue;
             }
-            let is_attached = tail.attached == self.attachment.number;
+            let is_attached = self.is_shared || tail.attached == self.attachment.number;
             if is_attached && self.is_displaced && tail.resume > self.cursor {
                 // Connections of one client can arrive in another order than it opened them, and
                 // events taken by the other connection may never have arrived. The client knows

@@ -39,6 +39,8 @@ pub(crate) struct Streams {
     answers: VecDeque<WaitingAnswer>,
     pub(super) pulse: Arc<Pulse>,
     revision: Option<Revision>,
+    /// Whether every connection to the listener gets its events, and not the youngest alone.
+    pub(super) has_many_listeners: bool,
     metrics: Arc<Metrics>,
 }
 
@@ -75,8 +77,14 @@ impl Streams {
             answers: VecDeque::new(),
             pulse,
             revision: None,
+            has_many_listeners: false,
             metrics,
         }
+    }
+
+    /// Gives the events of the listener to every connection: they belong to different clients.
+    pub(crate) fn share_listener(&mut self) {
+        self.has_many_listeners = true;
     }
 
     /// Sets the revision that the session has negotiated.
@@ -264,7 +272,11 @@ impl Streams {
         attachment: Arc<Attachment>,
     ) -> Reader {
         let log = self.log.clone();
-        Reader::new(log, stream, seq, tail, attachment, self.revision)
+        let mut reader = Reader::new(log, stream, seq, tail, attachment, self.revision);
+        if self.has_many_listeners {
+            reader.share();
+        }
+        reader
     }
 
     /// Sends a message on a stream, which becomes SSE by it. Returns the number of the event.

@@ -97,7 +97,7 @@ tenants:
   Acme:
     auth: {mode: bultin}
     default_server: fils
-    revisions: ["2026-07-28"]
+    revisions: ["2027-07-28"]
     people: {}
     servers:
       files:
@@ -136,7 +136,7 @@ tenants:
         F:19: tenants.Acme.servers.files.limits.files: 0 is out of range; write a number from 1 to 4294967295
         F:15: tenants.Acme.servers.files.policy: a number where a table is expected; write a table
         F:6: tenants.Acme.default_server: "fils" is no server of this tenant; did you mean files?
-        F:7: tenants.Acme.revisions: "2026-07-28" is no revision that this build serves; choose among 2025-11-25, 2025-06-18, 2025-03-26, 2024-11-05
+        F:7: tenants.Acme.revisions: "2027-07-28" is no revision that this build serves; choose among 2026-07-28, 2025-11-25, 2025-06-18, 2025-03-26, 2024-11-05
         F:21: tenants.b: a number where a table is expected; write a table
         "###);
 }

@@ -9,8 +9,10 @@ use crate::{
     auth::external_tokens::{bearer, client_with},
     support::{
         harness::{
-            BOTH, Legacy, NEWEST, Session, child, client, opening, tool_call, until, within,
+            BOTH, Legacy, NEWEST, Session, child, client, json_of, opening, tool_call, until,
+            within,
         },
+        modern::{Modern, asked},
         served::Served,
         wire::statuses,
     },
@@ -564,4 +566,39 @@ async fn what_is_open_stays_open() {
     let base = gateway.base();
     let page = client().get(format!("{base}/.well-known/oauth-protected-resource/mcp"));
     assert_eq!(sent(page).await.status(), StatusCode::NOT_FOUND);
+}
+
+/// The parked call of one principal, retried by others with its own ticket and request.
+#[tokio::test]
+async fn a_ticket_is_its_principals() {
+    let keyed = Keyed::start().await;
+    let url = keyed.url("a", "x", "mcp");
+    let of = |token: &str| {
+        let asks = json!({"elicitation": {}});
+        let mut client = Modern::at(&url).with(asks);
+        client.token = Some(token.to_owned());
+        client
+    };
+    let (ada, second) = (of(&keyed.ada), of(&keyed.second));
+    let call = ada.tool("ask", json!({"kind": "elicitation", "message": "Who?"}));
+    let required = ada.answer(&call).await;
+    let key = asked(&required)[0].0.clone();
+    let retry = ada.retry(&call, &required, json!({key: {"action": "decline"}}));
+    let refused = second.post(&retry).await;
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+    let refused = json_of(refused).await;
+    assert_eq!(refused["error"]["code"], -32602, "{refused}");
+    // Eve may not use this server.
+    let refused = of(&keyed.eve).post(&retry).await;
+    assert_eq!(refused.status(), StatusCode::NOT_FOUND);
+    let mut nobody = Modern::at(&url);
+    assert_eq!(nobody.post(&retry).await.status(), StatusCode::UNAUTHORIZED);
+    nobody.token = Some(keyed.bob.clone());
+    assert_eq!(nobody.post(&retry).await.status(), StatusCode::UNAUTHORIZED);
+    let answer = ada.answer(&retry).await;
+    assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
+    // Each principal has sessions and children of its own.
+    for (client, count) in [(&ada, "1"), (&ada, "2"), (&second, "1")] {
+        assert_eq!(client.text("counter", json!({})).await, count);
+    }
 }

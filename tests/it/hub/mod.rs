@@ -7,4 +7,5 @@ pub(crate) mod costs;
 pub(crate) mod messages;
 pub(crate) mod quotas;
 pub(crate) mod specification;
+pub(crate) mod stateless;
 pub(crate) mod streams;

@@ -11,5 +11,6 @@ pub(crate) mod redis_over_tls;
 pub(crate) mod reloads;
 pub(crate) mod rolling_restarts;
 pub(crate) mod sessions;
+pub(crate) mod stateless;
 pub(crate) mod streams;
 pub(crate) mod wake_ups;

@@ -9,6 +9,7 @@ pub(crate) mod faulty;
 pub(crate) mod gauges;
 pub(crate) mod harness;
 pub(crate) mod issuer;
+pub(crate) mod modern;
 pub(crate) mod mutator;
 pub(crate) mod oauth_client;
 pub(crate) mod pair;

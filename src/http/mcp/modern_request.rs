@@ -1,0 +1,207 @@
+//! Check of a modern request: its fields in `_meta`, and the header fields that mirror its body
+//! (2026-07-28 streamable-http, "Request Metadata").
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode};
+
+use crate::http::{admission::Admitted, reply::McpRefusal};
+use crate::{
+    auth::Access,
+    backend::shared::routing,
+    hub::stateless::{Caller, Stateless},
+    protocol::{
+        Message, Method,
+        headers::{METHOD, NAME, PROTOCOL_VERSION},
+        json,
+        modern::{
+            Completion, Mirrored, RequestMeta, ToolHeaders, is_mirrored, without_invalid_tools,
+        },
+        revision::FIRST_MODERN,
+    },
+};
+
+/// A request of the modern era that may be answered.
+pub(super) struct ModernRequest<'a> {
+    pub(super) message: &'a Message,
+    pub(super) method: Cow<'a, str>,
+    pub(super) caller: Caller<'a>,
+    /// The least level of log messages that the client wants.
+    pub(super) level: Option<Cow<'a, str>>,
+    /// Its raw progress token.
+    pub(super) progress_token: Option<&'a [u8]>,
+}
+
+/// The answer to a request: a list of tools without those that clients have to leave out (2026-07-28
+/// streamable-http, "Schema Extension").
+pub(super) fn listed(request: &Message, access: &Access, answer: Bytes) -> Bytes {
+    if request.method() != Method::ToolsList {
+        return answer;
+    }
+    let (answer, dropped) = without_invalid_tools(answer);
+    if dropped > 0 {
+        let server = access.server();
+        tracing::warn!(
+            tenant.id = server.tenant,
+            server.name = server.name,
+            tools = dropped,
+            "tools with an invalid x-mcp-header are left out"
+        );
+    }
+    answer
+}
+
+/// Makes a refusal with the code of this era.
+pub(super) fn refused(status: StatusCode, code: i32, why: &'static str) -> McpRefusal {
+    McpRefusal::coded(status, code, why)
+}
+
+/// The headers and the body disagree (`HeaderMismatch`).
+fn mismatch(why: &'static str) -> McpRefusal {
+    refused(StatusCode::BAD_REQUEST, -32020, why)
+}
+
+/// A field of `_meta` is missing or wrong: "the server MUST reject it with JSON-RPC error code -32602
+/// (Invalid params). On HTTP, the response status MUST be 400" (2026-07-28 basic, "Per-request protocol
+/// fields").
+fn invalid(why: &'static str) -> McpRefusal {
+    refused(StatusCode::BAD_REQUEST, -32602, why)
+}
+
+impl<'a> ModernRequest<'a> {
+    /// Checks a request.
+    ///
+    /// # Errors
+    ///
+    /// 400 with −32602 for `_meta`, −32020 for header fields, −32022 for the revision.
+    pub(super) fn check(
+        headers: &HeaderMap,
+        message: &'a Message,
+        admitted: &'a Admitted,
+    ) -> Result<Self, McpRefusal> {
+        let meta = RequestMeta::of(message);
+        let version = check_version(headers, &meta, admitted)?;
+        debug_assert_eq!(version, FIRST_MODERN);
+        let capabilities = meta.capabilities.ok_or(invalid(
+            "_meta has no io.modelcontextprotocol/clientCapabilities",
+        ))?;
+        let method = message.method_name();
+        check_mirrored(headers, message, &method)?;
+        let level = match meta.log_level.map(json::decoded) {
+            None => None,
+            Some(Some(level)) if routing::level(&level).is_some() => Some(level),
+            Some(_) => return Err(invalid("no such io.modelcontextprotocol/logLevel")),
+        };
+        Ok(Self {
+            message,
+            method,
+            caller: Caller {
+                access: &admitted.access,
+                capabilities,
+                client_info: meta.client_info,
+                trace: admitted.trace.clone(),
+            },
+            level,
+            progress_token: meta.progress_token,
+        })
+    }
+
+    /// The raw id.
+    pub(super) fn id(&self) -> &'a [u8] {
+        self.message.id().unwrap_or_default()
+    }
+
+    /// The `requestState` of a retry.
+    pub(super) fn state(&self) -> Result<Option<Cow<'a, str>>, McpRefusal> {
+        let params = self.message.params();
+        let Some(state) = params.and_then(|params| json::get(params, "requestState")) else {
+            return Ok(None);
+        };
+        let state = json::decoded(state).ok_or(invalid("requestState is no string"))?;
+        Ok(Some(state))
+    }
+
+    /// Whether the header fields mirror the arguments.
+    pub(super) fn mirrors(&self, headers: &HeaderMap, tools: &ToolHeaders) -> bool {
+        let name = self.message.name().unwrap_or_default();
+        let params = self.message.params();
+        let arguments = params.and_then(|params| json::get(params, "arguments"));
+        tools.agree(&name, arguments, |field| {
+            let values = headers.get_all(field).iter();
+            values.map(HeaderValue::as_bytes).collect()
+        })
+    }
+
+    /// What an answer to it lacks.
+    pub(super) fn completion(&self, server_info: Option<Bytes>) -> Completion {
+        Completion {
+            id: Bytes::copy_from_slice(self.id()),
+            server_info,
+            is_cacheable: Completion::is_cacheable(&self.method),
+        }
+    }
+}
+
+/// Checks the revision: the header and `_meta` name the same one, which the tenant serves.
+fn check_version(
+    headers: &HeaderMap,
+    meta: &RequestMeta<'_>,
+    admitted: &Admitted,
+) -> Result<String, McpRefusal> {
+    let header = single(headers, PROTOCOL_VERSION)?;
+    let Some(version) = &meta.version else {
+        return Err(invalid(
+            "_meta has no io.modelcontextprotocol/protocolVersion",
+        ));
+    };
+    let header = header.ok_or(mismatch("MCP-Protocol-Version is missing"))?;
+    if header != version.as_bytes() {
+        return Err(mismatch(
+            "MCP-Protocol-Version differs from io.modelcontextprotocol/protocolVersion",
+        ));
+    }
+    if version != FIRST_MODERN || !admitted.access.tenant().is_modern {
+        let supported = Stateless::revisions(&admitted.access);
+        let data = serde_json::json!({"supported": supported, "requested": version});
+        let why = "Unsupported protocol version";
+        return Err(refused(StatusCode::BAD_REQUEST, -32022, why).with_data(data.to_string()));
+    }
+    Ok(version.clone().into_owned())
+}
+
+/// Checks the header fields that mirror the body.
+fn check_mirrored(headers: &HeaderMap, message: &Message, method: &str) -> Result<(), McpRefusal> {
+    let named = single(headers, METHOD)?.ok_or(mismatch("Mcp-Method is missing"))?;
+    if named != method.as_bytes() {
+        return Err(mismatch("Mcp-Method differs from method"));
+    }
+    if !is_mirrored(method) {
+        return Ok(());
+    }
+    let in_body = match method {
+        "resources/read" => message.uri().and_then(json::decoded),
+        _ => message.name(),
+    };
+    let Some(in_body) = in_body else {
+        // The server refuses the parameters.
+        return Ok(());
+    };
+    let named = single(headers, NAME)?.ok_or(mismatch("Mcp-Name is missing"))?;
+    let named = Mirrored::decode(named).ok_or(mismatch("Mcp-Name is malformed"))?;
+    if named.as_str() != in_body {
+        return Err(mismatch("Mcp-Name differs from params.name or params.uri"));
+    }
+    Ok(())
+}
+
+/// The only value of a header field. Two are refused though they be the same: what stands between may
+/// read another one.
+fn single<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h [u8]>, McpRefusal> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next();
+    if values.next().is_some() {
+        return Err(mismatch("a header field of MCP is repeated"));
+    }
+    Ok(first.map(HeaderValue::as_bytes))
+}

@@ -1,0 +1,316 @@
+//! Event streams of the modern era: the response to a call, and the notifications of a subscription.
+//! Their events have no ids, since "Resumable SSE streams via Last-Event-ID are not supported"
+//! (2026-07-28 streamable-http, "Receiving Messages").
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    select,
+    time::{Instant, sleep_until},
+};
+
+use super::modern_request::{ModernRequest, listed};
+use crate::http::{
+    admission::Front,
+    reply::{Part, Source},
+};
+use crate::{
+    backend::shared::routing,
+    base::budget::Budget,
+    hub::{
+        CallError,
+        stateless::{CallInFlight, Parked, Stateless, Subscription},
+        stream::{Next, Reader},
+    },
+    protocol::{
+        Kind, Message, Method,
+        event::push_message,
+        modern::{self, Completion, Filter, InputRequest, is_mirrored, with_subscription},
+    },
+};
+
+/// What a server says to a call, as its client gets it.
+pub(super) struct CallStream {
+    stateless: Arc<Stateless>,
+    /// The call and the reader of its stream, until it has ended or is parked.
+    source: Option<(CallInFlight, Reader)>,
+    budget: Arc<Budget>,
+    completion: Completion,
+    /// The request, which names a parked call.
+    request: Message,
+    /// The least level of log messages.
+    level: Option<u8>,
+    /// The raw progress token of this round.
+    token: Option<Bytes>,
+    /// Events that were read and not yet given.
+    read: VecDeque<Bytes>,
+    asks: Vec<InputRequest>,
+    /// The time at which the client is asked.
+    ask_at: Option<Instant>,
+    round: u32,
+}
+
+/// The next step of a call.
+pub(super) enum Step {
+    /// A notification.
+    Notification(Bytes),
+    /// The response, which ends the stream.
+    Final(Bytes),
+    /// The stream ends without a response.
+    Over,
+}
+
+/// The time that a server has to ask more before its client is asked: servers ask several things at
+/// once.
+const GATHER: Duration = Duration::from_millis(20);
+
+impl CallStream {
+    /// The stream of a call that was begun.
+    pub(super) fn new(
+        front: &Front,
+        request: &ModernRequest<'_>,
+        call: CallInFlight,
+        reader: Reader,
+    ) -> Self {
+        let level = request.level.as_deref().and_then(routing::level);
+        Self {
+            stateless: Arc::clone(&front.stateless),
+            budget: Arc::clone(reader.budget()),
+            completion: request.completion(call.server_info()),
+            source: Some((call, reader)),
+            request: request.message.clone(),
+            level,
+            token: request.progress_token.map(Bytes::copy_from_slice),
+            read: VecDeque::new(),
+            asks: Vec::new(),
+            ask_at: None,
+            round: 0,
+        }
+    }
+
+    /// The stream of a parked call, whose client has answered.
+    pub(super) fn resumed(front: &Front, request: &ModernRequest<'_>, parked: Parked) -> Self {
+        let Parked {
+            call,
+            reader,
+            asks,
+            round,
+            ..
+        } = parked;
+        Self {
+            asks,
+            round,
+            ..Self::new(front, request, call, reader)
+        }
+    }
+
+    /// Waits for the next step. Cancel-safe.
+    pub(super) async fn step(&mut self) -> Step {
+        loop {
+            while let Some(event) = self.read.pop_front() {
+                if let Some(step) = self.translate(event) {
+                    return step;
+                }
+            }
+            let Some((_, reader)) = &mut self.source else {
+                return Step::Over;
+            };
+            let ask_at = self.ask_at;
+            select! {
+                biased;
+                next = reader.next() => match next {
+                    Next::Events(events) => {
+                        self.read.extend(events.into_iter().map(|(_, event)| event));
+                    }
+                    // Its session has ended.
+                    Next::Finished | Next::Released => {
+                        self.source = None;
+                        return Step::Over;
+                    }
+                },
+                () = sleep_until(ask_at.unwrap_or_else(Instant::now)), if ask_at.is_some() => {
+                    self.ask_at = None;
+                    if is_mirrored(&self.request.method_name()) {
+                        return self.park();
+                    }
+                    let asks = std::mem::take(&mut self.asks);
+                    if let Some((call, _)) = &self.source {
+                        call.refuse(&asks);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The step that an event of the server is; none for one that this client does not get.
+    fn translate(&mut self, event: Bytes) -> Option<Step> {
+        let message = Message::parse(event).ok()?;
+        match (message.kind(), message.method()) {
+            (Kind::Result | Kind::Error, _) => {
+                let mut message = message;
+                if let Some((call, _)) = self.source.take() {
+                    let line = listed(&self.request, call.access(), message.bytes().clone());
+                    message = Message::parse(line).ok()?;
+                    call.finish();
+                }
+                Some(Step::Final(self.completion.complete(&message)))
+            }
+            (Kind::Request, _) => {
+                self.asks.push(InputRequest::of(&message));
+                self.ask_at.get_or_insert_with(|| Instant::now() + GATHER);
+                None
+            }
+            (Kind::Notification, Method::Progress) => self.progress(&message),
+            // "The server MUST NOT emit notifications/message for a request that does not include this
+            // field" (2026-07-28 logging, "Per-request log level").
+            (Kind::Notification, Method::Log) => {
+                let level = message.level().as_deref().and_then(routing::level)?;
+                let is_wanted = self.level.is_some_and(|least| level >= least);
+                is_wanted.then(|| Step::Notification(message.bytes().clone()))
+            }
+            (Kind::Notification, Method::Cancelled) => {
+                let ask = message.request_id().map(|span| span.of(message.bytes()));
+                self.asks.retain(|known| Some(&*known.id) != ask);
+                if self.asks.is_empty() {
+                    self.ask_at = None;
+                }
+                None
+            }
+            // "These notifications MUST relate to the originating client request" (2026-07-28
+            // streamable-http, "Receiving Messages").
+            (Kind::Notification, _) => None,
+        }
+    }
+
+    /// Progress under the token of this round.
+    fn progress(&self, message: &Message) -> Option<Step> {
+        let token = self.token.as_ref()?;
+        let span = message.progress_token()?;
+        if span.of(message.bytes()) == &**token {
+            return Some(Step::Notification(message.bytes().clone()));
+        }
+        let mut line = BytesMut::with_capacity(message.bytes().len() + token.len());
+        message.splice(&mut line, &[(span, token)]);
+        Some(Step::Notification(line.freeze()))
+    }
+
+    /// Ends the response with the requests of the server, and parks the call until they are answered.
+    fn park(&mut self) -> Step {
+        let id = self.completion.id.clone();
+        let salient = modern::salient(&self.request);
+        let Some(((call, reader), salient)) = self.source.take().zip(salient) else {
+            return Step::Over;
+        };
+        let parked = Parked {
+            call,
+            reader,
+            asks: self.asks.clone(),
+            salient,
+            round: self.round,
+        };
+        Step::Final(match self.stateless.park(parked) {
+            Ok(ticket) => modern::input_required(&id, &self.asks, &ticket),
+            Err(_) => CallError::EXITED.line(&id),
+        })
+    }
+}
+
+impl Source for CallStream {
+    async fn next(&mut self) -> Part {
+        let mut bytes = BytesMut::new();
+        match self.step().await {
+            Step::Notification(line) => {
+                push_message(&mut bytes, "", &line);
+                Part::More(bytes.freeze())
+            }
+            Step::Final(line) => {
+                push_message(&mut bytes, "", &line);
+                Part::Last(Some(bytes.freeze()))
+            }
+            Step::Over => Part::Last(None),
+        }
+    }
+
+    fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    fn took(&self) {
+        if let Some((_, reader)) = &self.source {
+            reader.took();
+        }
+    }
+
+    fn close_at(&self) -> Option<Instant> {
+        None
+    }
+
+    fn close(&mut self) -> Bytes {
+        Bytes::new()
+    }
+}
+
+/// The notifications of a subscription.
+pub(super) struct SubscriptionStream {
+    /// The raw id of the request.
+    id: Bytes,
+    subscription: Subscription,
+    reader: Reader,
+}
+
+impl SubscriptionStream {
+    pub(super) fn new(id: Bytes, subscription: Subscription, reader: Reader) -> Self {
+        Self {
+            id,
+            subscription,
+            reader,
+        }
+    }
+
+    fn wanted(&self, event: Bytes) -> Option<Bytes> {
+        let message = Message::parse(event).ok()?;
+        let is_wanted = self.subscription.filter.matches(&message);
+        is_wanted.then(|| with_subscription(&message, &self.id))
+    }
+}
+
+impl Source for SubscriptionStream {
+    async fn next(&mut self) -> Part {
+        let mut bytes = BytesMut::new();
+        loop {
+            match self.reader.next().await {
+                Next::Events(events) => {
+                    for (_, event) in events {
+                        if let Some(line) = self.wanted(event) {
+                            push_message(&mut bytes, "", &line);
+                        }
+                    }
+                    if !bytes.is_empty() {
+                        return Part::More(bytes.freeze());
+                    }
+                }
+                Next::Finished | Next::Released => {
+                    push_message(&mut bytes, "", &Filter::end(&self.id));
+                    return Part::Last(Some(bytes.freeze()));
+                }
+            }
+        }
+    }
+
+    fn budget(&self) -> &Arc<Budget> {
+        self.reader.budget()
+    }
+
+    fn took(&self) {
+        self.reader.took();
+    }
+
+    fn close_at(&self) -> Option<Instant> {
+        None
+    }
+
+    fn close(&mut self) -> Bytes {
+        Bytes::new()
+    }
+}

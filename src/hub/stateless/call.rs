@@ -1,0 +1,106 @@
+//! A call in flight. The connection of its client is all that keeps it: "Closing the SSE response
+//! stream MUST be treated by the server as cancellation of that request" (2026-07-28 streamable-http,
+//! "Cancellation").
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use super::{group::Lease, sender::Sender};
+use crate::{
+    auth::Access,
+    hub::stream::Answer,
+    protocol::{Message, json, jsonrpc, modern::InputRequest},
+};
+
+/// A call in flight; it is cancelled when this is dropped before it has ended.
+pub(crate) struct CallInFlight {
+    sender: Arc<Sender>,
+    pub(super) lease: Lease,
+    pub(super) access: Access,
+    /// The id of the request in its session.
+    id: u64,
+    /// Whether the server has asked its client.
+    pub(super) has_asked: bool,
+    is_over: bool,
+}
+
+/// A call that was begun.
+pub(crate) enum Begun {
+    /// The session has it; its first answer.
+    Sent(Answer, Box<CallInFlight>),
+    /// The server could not be initialized; the raw error response.
+    Failed(Bytes),
+}
+
+impl CallInFlight {
+    /// A call under this id in a leased session.
+    pub(super) fn new(sender: Arc<Sender>, lease: Lease, access: Access, id: u64) -> Self {
+        Self {
+            sender,
+            lease,
+            access,
+            id,
+            has_asked: false,
+            is_over: false,
+        }
+    }
+
+    /// The raw `serverInfo` of the server.
+    pub(crate) fn server_info(&self) -> Option<Bytes> {
+        let initialized = self.lease.initialized();
+        let info = json::get(initialized, "serverInfo")?;
+        Some(initialized.slice_ref(info))
+    }
+
+    /// Refuses what the server asks during a request that cannot be answered by `input_required`: "Servers
+    /// MUST NOT send `InputRequiredResult` responses on any other client requests" (2026-07-28 mrtr,
+    /// "Supported Requests").
+    pub(crate) fn refuse(&self, asks: &[InputRequest]) {
+        for ask in asks {
+            let mut line = BytesMut::new();
+            let why = "the client cannot be asked during this request";
+            jsonrpc::push_error(&ask.id, -32603, why, None, &mut line);
+            self.send(line.freeze());
+        }
+    }
+
+    /// Sends a message of the client that has no answer.
+    fn send(&self, line: Bytes) {
+        let Ok(message) = Message::parse(line) else {
+            return;
+        };
+        let (sender, access) = (Arc::clone(&self.sender), self.access.clone());
+        let handle = self.lease.handle.clone();
+        let tracker = self.sender.hub.0.tracker.clone();
+        tracker.spawn(async move {
+            // A session that has ended has ended its calls.
+            let _ = sender.send(&handle, &access, message).await;
+        });
+    }
+
+    /// The access of its client.
+    pub(crate) fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// The call has ended with its answer.
+    pub(crate) fn finish(mut self) {
+        self.is_over = true;
+    }
+}
+
+impl Drop for CallInFlight {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        if self.has_asked {
+            // What the server asks later would reach the next call.
+            return self.lease.end(&self.sender.hub);
+        }
+        let mut line = BytesMut::new();
+        jsonrpc::push_cancelled(self.id, "the client closed the connection", &mut line);
+        self.send(line.freeze());
+    }
+}

@@ -1,0 +1,67 @@
+//! Calls of clients without sessions, each in a session that is kept for it.
+
+use std::sync::Arc;
+
+use super::{
+    call::{Begun, CallInFlight},
+    group::Caller,
+    sessions::Stateless,
+};
+use crate::{
+    error::Error,
+    hub::stream::{Answer, Form},
+    protocol::{Body, Message, modern},
+};
+
+impl Stateless {
+    /// Begins the call that a request makes.
+    ///
+    /// # Errors
+    ///
+    /// `Scopes`, `Quota`, `Busy`, `Draining`.
+    pub(crate) async fn call(
+        &self,
+        caller: &Caller<'_>,
+        request: &Message,
+        level: Option<&str>,
+    ) -> Result<Begun, Error> {
+        let mut tries = 0;
+        loop {
+            let lease = match self.lease_for_call(caller).await? {
+                Ok(lease) => lease,
+                Err(line) => return Ok(Begun::Failed(line)),
+            };
+            if let Some(level) = level {
+                lease.want_level(&self.sender, caller.access, level).await?;
+            }
+            let id = self.sender.next_id();
+            let message = modern::for_session(request, id)
+                .map_err(|_| Error::Bug("a request of a client for its session"))?;
+            let sender = Arc::clone(&self.sender);
+            let call = CallInFlight::new(sender, lease, caller.access.clone(), id);
+            let marks = (None, caller.trace.clone());
+            let (handle, body) = (&call.lease.handle, Body::One(message));
+            let sent = self
+                .sender
+                .hub
+                .deliver_to(handle, caller.access, body, Form::Auto, marks);
+            let answer = match sent.await {
+                Ok(pending) => pending.answer().await,
+                Err(error) => Answer::Refused(error),
+            };
+            tries += 1;
+            match answer {
+                // The session ended at this moment, and no server has seen the call.
+                Answer::Refused(Error::NoSession) if tries < TRIES => call.finish(),
+                Answer::Refused(error) => {
+                    call.finish();
+                    return Err(error);
+                }
+                answer => return Ok(Begun::Sent(answer, Box::new(call))),
+            }
+        }
+    }
+}
+
+/// Attempts to find a session for a call.
+const TRIES: usize = 3;

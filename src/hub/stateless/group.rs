@@ -1,0 +1,254 @@
+//! Sessions that requests with the same principal and capabilities may use, and their use by one call or
+//! by all calls that are never asked.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use tokio::{
+    sync::{Mutex, mpsc, oneshot},
+    time::Instant,
+};
+
+use super::sender::Sender;
+use crate::{
+    auth::Access,
+    backend::shared::routing,
+    base::sha256,
+    declare::Isolation,
+    error::Error,
+    hub::{
+        Hub,
+        core::{Command, Handle},
+    },
+    protocol::{
+        json,
+        modern::{self, ToolHeaders},
+    },
+    state::SessionId,
+    telemetry::TraceContext,
+};
+
+/// What may share a session.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    tenant: String,
+    server: String,
+    principal: String,
+    /// Tells callers apart whose tenant has no authentication.
+    from: Option<IpAddr>,
+    capabilities: [u8; 32],
+}
+
+/// The sender of a modern request.
+pub(crate) struct Caller<'c> {
+    /// Its access.
+    pub(crate) access: &'c Access,
+    /// The raw capabilities that it declares.
+    pub(crate) capabilities: &'c [u8],
+    /// Its raw name and version.
+    pub(crate) client_info: Option<&'c [u8]>,
+    /// The trace of its request.
+    pub(crate) trace: Option<TraceContext>,
+}
+
+impl Caller<'_> {
+    /// Whether a server may ask this client, so that a call needs a session of its own: which call a
+    /// request of the server belongs to is certain only where there is one. A shared child is told of no
+    /// capabilities.
+    pub(super) fn may_be_asked(&self) -> bool {
+        let is_own = self.access.server().supervision.isolation == Isolation::Session;
+        is_own && modern::may_be_asked(self.capabilities)
+    }
+
+    /// What its session may be shared by.
+    pub(super) fn key(&self) -> Key {
+        Key {
+            tenant: self.access.tenant().name.clone(),
+            server: self.access.server().name.clone(),
+            principal: self.access.principal().key().to_owned(),
+            from: self.access.anonymous_from(),
+            capabilities: sha256(self.capabilities),
+        }
+    }
+}
+
+/// The sessions that requests with the same principal and capabilities may use.
+#[derive(Default)]
+pub(crate) struct Group {
+    members: RwLock<Vec<Arc<Member>>>,
+    /// Held by the one that begins a session for all.
+    pub(super) begin: Mutex<()>,
+    /// The header fields that mirror arguments of tools, and when they were read.
+    pub(super) tools: RwLock<Option<(Instant, Arc<ToolHeaders>)>>,
+}
+
+/// A session that the gateway keeps for clients.
+pub(crate) struct Member {
+    pub(super) id: SessionId,
+    /// The raw result of its `initialize`.
+    pub(crate) initialized: Bytes,
+    /// Whether one call has it alone.
+    is_taken: AtomicBool,
+    /// The channel to its task, which is closed when it is over.
+    commands: mpsc::Sender<Command>,
+    /// The lowest level of log messages that the server was asked for, above all levels at first.
+    level: AtomicU8,
+    pub(super) watched: Watched,
+}
+
+/// The number of subscriptions to each resource of a session, by its raw URI.
+#[derive(Default)]
+pub(super) struct Watched(pub(super) Arc<Mutex<HashMap<Box<[u8]>, usize>>>);
+
+/// The level of a session whose server was asked for none.
+const NO_LEVEL: u8 = u8::MAX;
+
+/// A lease, or the raw error response of a server that could not be initialized.
+pub(crate) type Leased = Result<Lease, Bytes>;
+
+/// The use of a session, until it is dropped.
+pub(crate) struct Lease {
+    pub(super) member: Arc<Member>,
+    pub(super) handle: Handle,
+    /// Whether the call has the session alone.
+    is_alone: bool,
+}
+
+impl Member {
+    /// A session that has begun.
+    pub(super) fn new(id: SessionId, handle: &Handle, initialized: Bytes) -> Self {
+        Self {
+            id,
+            initialized,
+            is_taken: AtomicBool::new(false),
+            commands: handle.commands.clone(),
+            level: AtomicU8::new(NO_LEVEL),
+            watched: Watched::default(),
+        }
+    }
+
+    /// The raw capabilities of the server.
+    pub(crate) fn capabilities(&self) -> &[u8] {
+        json::get(&self.initialized, "capabilities").unwrap_or(b"{}")
+    }
+}
+
+impl Group {
+    fn all(&self) -> Vec<Arc<Member>> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<Arc<Member>>)) {
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut members);
+    }
+
+    /// Adds a session that has begun, and leases it.
+    pub(super) fn add(
+        &self,
+        hub: &Hub,
+        access: &Access,
+        member: Arc<Member>,
+        is_alone: bool,
+    ) -> Result<Lease, Error> {
+        member.is_taken.store(is_alone, Ordering::Release);
+        let handle = hub.0.find(access, member.id.as_str())?;
+        self.change(|members| members.push(Arc::clone(&member)));
+        Ok(Lease {
+            member,
+            handle,
+            is_alone,
+        })
+    }
+
+    /// Whether any session is left.
+    pub(super) fn is_alive(&self) -> bool {
+        let mut members = self.all().into_iter();
+        members.any(|member| !member.commands.is_closed())
+    }
+
+    /// The first session that may be used: one that no call has, if it `is_alone` there.
+    pub(super) fn lease(
+        &self,
+        hub: &Hub,
+        access: &Access,
+        is_alone: bool,
+    ) -> Result<Option<Lease>, Error> {
+        for member in self.all() {
+            if is_alone && member.is_taken.swap(true, Ordering::AcqRel) {
+                continue;
+            }
+            match hub.0.find(access, member.id.as_str()) {
+                Ok(handle) => {
+                    return Ok(Some(Lease {
+                        member,
+                        handle,
+                        is_alone,
+                    }));
+                }
+                Err(Error::NoSession) => {
+                    self.change(|members| members.retain(|known| !Arc::ptr_eq(known, &member)));
+                }
+                Err(error) => {
+                    member.is_taken.store(false, Ordering::Release);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Lease {
+    /// The raw result of the `initialize` of the session.
+    pub(crate) fn initialized(&self) -> &Bytes {
+        &self.member.initialized
+    }
+
+    /// Asks the server for log messages of at least this level, if it has any.
+    pub(super) async fn want_level(
+        &self,
+        sender: &Sender,
+        access: &Access,
+        level: &str,
+    ) -> Result<(), Error> {
+        let Some(number) = routing::level(level) else {
+            return Ok(());
+        };
+        let has_logs = json::get(self.member.capabilities(), "logging").is_some();
+        if !has_logs || self.member.level.fetch_min(number, Ordering::AcqRel) <= number {
+            return Ok(());
+        }
+        let params = format!(r#"{{"level":"{level}"}}"#);
+        let method = "logging/setLevel";
+        sender
+            .ask(&self.handle, access, method, params.as_bytes())
+            .await
+            .map(drop)
+    }
+
+    /// Ends the session: what a call has left behind in it is nothing for the next one.
+    pub(super) fn end(&self, hub: &Hub) {
+        let commands = self.handle.commands.clone();
+        hub.0.tracker.spawn(async move {
+            let (done, _) = oneshot::channel();
+            let _ = commands.send(Command::End(done)).await;
+        });
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.is_alone {
+            self.member.is_taken.store(false, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Calls that wait for input of their client: "Servers MUST NOT assume that clients will fulfill the
+//! inputRequests or retry the original request" (2026-07-28 mrtr, "Server Requirements").
+//!
+//! A parked call is never executed again: the retry of its client reads on.
+
+use std::{
+    collections::HashMap,
+    sync::{PoisonError, RwLock, RwLockWriteGuard},
+};
+
+use bytes::Bytes;
+
+use super::call::CallInFlight;
+use crate::{hub::stream::Reader, protocol::modern::InputRequest, state::Replica};
+
+/// The parked calls of this replica, by their number.
+#[derive(Default)]
+pub(super) struct ParkedCalls(RwLock<HashMap<u64, Entry>>);
+
+struct Entry {
+    round: u32,
+    parked: Parked,
+}
+
+/// A call that waits for input.
+pub(crate) struct Parked {
+    /// The call.
+    pub(crate) call: CallInFlight,
+    /// Reads what the server says to it.
+    pub(crate) reader: Reader,
+    /// The requests that its client has not answered.
+    pub(crate) asks: Vec<InputRequest>,
+    /// What makes a request the retry of it (`modern::salient`).
+    pub(crate) salient: Bytes,
+    /// The number of times that its client was asked.
+    pub(crate) round: u32,
+}
+
+/// The result of a retry.
+pub(crate) enum Resumed {
+    /// The server has the answers, and goes on.
+    Here(Box<Parked>),
+    /// The client has not answered all requests, and is asked again by this ticket.
+    Again(Vec<InputRequest>, String),
+    /// Another replica has the call.
+    There(Replica),
+    /// The call has ended with the replica that had it.
+    Lost,
+    /// The ticket is none, was made for another request, or was used.
+    Invalid,
+}
+
+impl ParkedCalls {
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<u64, Entry>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a call under its number.
+    pub(super) fn insert(&self, call: u64, parked: Parked) {
+        let round = parked.round;
+        self.write().insert(call, Entry { round, parked });
+    }
+
+    /// Takes a call, if it waits in this round.
+    pub(super) fn take(&self, call: u64, round: u32) -> Option<Parked> {
+        let mut calls = self.write();
+        let is_it = calls.get(&call).is_some_and(|entry| entry.round == round);
+        let entry = is_it.then(|| calls.remove(&call)).flatten()?;
+        Some(entry.parked)
+    }
+}

@@ -1,0 +1,101 @@
+//! Sessions for clients without sessions, by tenant, server, principal and declared capabilities: a
+//! session-based server knows by its session what it may ask its client.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use bytes::Bytes;
+
+use super::{
+    group::{Caller, Group, Key, Member},
+    parked::ParkedCalls,
+    sender::Sender,
+    ticket::TicketKey,
+};
+use crate::{
+    auth::Access,
+    error::Error,
+    hub::{
+        Hub,
+        core::Transport,
+        stream::{Answer, Form},
+    },
+    protocol::{Message, initialize, json, revision},
+};
+
+/// The sessions of clients without sessions.
+pub(crate) struct Stateless {
+    pub(super) sender: Arc<Sender>,
+    groups: RwLock<HashMap<Key, Arc<Group>>>,
+    pub(super) parked: ParkedCalls,
+    pub(super) tickets: TicketKey,
+}
+
+impl Stateless {
+    /// No sessions yet.
+    pub(crate) fn new(hub: Hub) -> Arc<Self> {
+        let tickets = TicketKey::new(&hub.0.key);
+        Arc::new(Self {
+            sender: Arc::new(Sender::new(hub)),
+            groups: RwLock::default(),
+            parked: ParkedCalls::default(),
+            tickets,
+        })
+    }
+
+    /// The sessions that requests like this one may use.
+    pub(super) fn group(&self, caller: &Caller<'_>) -> Arc<Group> {
+        let key = caller.key();
+        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = groups.get(&key) {
+            return Arc::clone(group);
+        }
+        drop(groups);
+        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+        // Each new group removes those that are over: their number is that of living sessions.
+        groups.retain(|_, group| Arc::strong_count(group) > 1 || group.is_alive());
+        Arc::clone(groups.entry(key).or_default())
+    }
+
+    /// Begins a session for a caller; the raw error response of the server if it refuses to.
+    pub(super) async fn begin(
+        &self,
+        caller: &Caller<'_>,
+    ) -> Result<Result<Arc<Member>, Bytes>, Error> {
+        let line = initialize::request(caller.capabilities, caller.client_info);
+        let message = Message::parse(line).map_err(|_| Error::Bug("an initialize of its own"))?;
+        let (transport, trace) = (Transport::Stateless, caller.trace.clone());
+        let access = caller.access;
+        let hub = &self.sender.hub;
+        let begun = hub
+            .begin_with(access, transport, message, Form::Json, trace)
+            .await?;
+        let (id, handle, answer) = begun;
+        let line = match answer {
+            Answer::Json(line) => line,
+            Answer::Failed(line) => return Ok(Err(line)),
+            Answer::Refused(error) => return Err(error),
+            Answer::Stream(_) | Answer::Accepted | Answer::Silent => {
+                return Err(Error::Bug("initialize was answered by a stream"));
+            }
+        };
+        let initialized = json::get(&line, "result").unwrap_or(b"{}");
+        let share = hub.limits().memory().caller(access);
+        let held = share.hold(initialized.len() as u64);
+        let initialized = held.until_dropped(Bytes::copy_from_slice(initialized));
+        let done = Bytes::from_static(initialize::INITIALIZED.trim_ascii_end());
+        let done = Message::parse(done).map_err(|_| Error::Bug("a notification of its own"))?;
+        self.sender.send(&handle, access, done).await?;
+        Ok(Ok(Arc::new(Member::new(id, &handle, initialized))))
+    }
+
+    /// The revisions that the tenant of an access serves, newest first.
+    pub(crate) fn revisions(access: &Access) -> Vec<&'static str> {
+        let tenant = access.tenant();
+        let legacy = tenant.revisions.iter().map(|revision| revision.as_str());
+        let newest = tenant.is_modern.then_some(revision::FIRST_MODERN);
+        newest.into_iter().chain(legacy).collect()
+    }
+}

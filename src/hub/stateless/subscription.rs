@@ -1,0 +1,88 @@
+//! Notifications for a `subscriptions/listen`, which a session-based server sends to the listener of its
+//! session (2026-07-28 subscriptions).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{group::Lease, sender::Sender};
+use crate::{auth::Access, error::Error, hub::stream::Reader, protocol::modern::Filter};
+
+/// A subscription; it ends when this is dropped.
+pub(crate) struct Subscription {
+    sender: Arc<Sender>,
+    lease: Lease,
+    access: Access,
+    /// What the server agreed to.
+    pub(crate) filter: Filter,
+}
+
+/// A subscription that was begun.
+pub(crate) enum Subscribed {
+    /// It runs, and is read here.
+    Running(Box<Subscription>, Reader),
+    /// The server could not be initialized; the raw error response.
+    Failed(Bytes),
+}
+
+impl Subscription {
+    /// A subscription to the lists of a filter, and to no resource yet.
+    pub(super) fn new(sender: Arc<Sender>, lease: Lease, access: Access, filter: Filter) -> Self {
+        Self {
+            sender,
+            lease,
+            access,
+            filter,
+        }
+    }
+
+    /// Subscribes the session to a resource; whether the server agrees.
+    pub(super) async fn watch(&self, uri: &[u8]) -> Result<bool, Error> {
+        let mut watched = self.lease.member.watched.0.lock().await;
+        if let Some(count) = watched.get_mut(uri) {
+            *count += 1;
+            return Ok(true);
+        }
+        let agreed = self.request("resources/subscribe", uri).await?;
+        if agreed {
+            watched.insert(uri.into(), 1);
+        }
+        Ok(agreed)
+    }
+
+    async fn request(&self, method: &str, uri: &[u8]) -> Result<bool, Error> {
+        let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
+        self.sender
+            .ask(&self.lease.handle, &self.access, method, &params)
+            .await
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let uris = std::mem::take(&mut self.filter.resources);
+        if uris.is_empty() {
+            return;
+        }
+        let watched = Arc::clone(&self.lease.member.watched.0);
+        let (sender, access) = (Arc::clone(&self.sender), self.access.clone());
+        let handle = self.lease.handle.clone();
+        self.sender.hub.0.tracker.spawn(async move {
+            let mut watched = watched.lock().await;
+            for uri in uris {
+                let Some(count) = watched.get_mut(&uri) else {
+                    continue;
+                };
+                *count -= 1;
+                if *count > 0 {
+                    continue;
+                }
+                watched.remove(&uri);
+                let params = [&br#"{"uri":"#[..], &uri, b"}"].concat();
+                let method = "resources/unsubscribe";
+                // A session that has ended has no subscriptions.
+                let _ = sender.ask(&handle, &access, method, &params).await;
+            }
+        });
+    }
+}

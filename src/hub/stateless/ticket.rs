@@ -1,0 +1,153 @@
+//! Tickets: sealed names of parked calls, which clients send back as `requestState`.
+//!
+//! "servers MUST treat requestState as an attacker-controlled input" (2026-07-28 mrtr, "Server
+//! Requirements"): a ticket opens only for the tenant, the server, the principal and the request that it
+//! was made for.
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::{auth::Access, base::Sha256, protocol::EventKey, state::Replica};
+
+/// The keys of tickets, the same on all replicas: the first seals.
+pub(super) struct TicketKey(Vec<RandomizedNonceKey>);
+
+/// The name of a parked call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Ticket {
+    /// The address and the boot id of the replica that has it.
+    pub(super) owner: [String; 2],
+    /// Its number there.
+    pub(super) call: u64,
+    /// The number of times that the client was asked.
+    pub(super) round: u32,
+}
+
+impl Ticket {
+    /// Whether the call is parked at this replica.
+    pub(super) fn is_of(&self, me: &Replica) -> bool {
+        let [address, boot] = &self.owner;
+        *me.address == **address && *me.boot == **boot
+    }
+
+    /// The replica that has the call.
+    pub(super) fn replica(&self) -> Replica {
+        let [address, boot] = &self.owner;
+        Replica {
+            address: address.as_str().into(),
+            boot: boot.as_str().into(),
+        }
+    }
+}
+
+/// What a ticket is bound to: the principal at a server, and its request.
+pub(super) struct Binding([u8; 32]);
+
+impl Binding {
+    /// The binding of a request, of which `salient` is what makes it the same call.
+    pub(super) fn of(access: &Access, salient: &Bytes) -> Self {
+        let mut digest = Sha256::new();
+        let principal = access.principal().key();
+        for part in [&*access.tenant().name, &access.server().name, principal] {
+            digest.add_part(part.as_bytes());
+        }
+        digest.add_part(salient);
+        Self(digest.finish())
+    }
+}
+
+impl TicketKey {
+    /// Keys that are derived from those of event ids.
+    pub(super) fn new(key: &EventKey) -> Self {
+        let keys = key.derived(b"tickets of parked calls").into_iter();
+        // A key of 32 bytes is one.
+        let keys = keys.filter_map(|key| RandomizedNonceKey::new(&AES_256_GCM, &key).ok());
+        Self(keys.collect())
+    }
+
+    /// Seals a ticket; none without randomness.
+    pub(super) fn seal(&self, ticket: &Ticket, binding: &Binding) -> Option<String> {
+        let mut sealed = serde_json::to_vec(ticket).ok()?;
+        let key = self.0.first()?;
+        let nonce = key.seal_in_place_append_tag(Aad::from(binding.0), &mut sealed);
+        let mut out = nonce.ok()?.as_ref().to_vec();
+        out.append(&mut sealed);
+        Some(URL_SAFE_NO_PAD.encode(out))
+    }
+
+    /// Opens a ticket that was sealed for the same binding; none for any other text.
+    pub(super) fn open(&self, ticket: &str, binding: &Binding) -> Option<Ticket> {
+        if ticket.len() > MAX_TICKET {
+            return None;
+        }
+        let bytes = URL_SAFE_NO_PAD.decode(ticket).ok()?;
+        let (nonce, sealed) = bytes.split_first_chunk::<NONCE_LEN>()?;
+        self.0.iter().find_map(|key| {
+            let mut sealed = sealed.to_vec();
+            let nonce = Nonce::assume_unique_for_key(*nonce);
+            let opened = key.open_in_place(nonce, Aad::from(binding.0), &mut sealed);
+            serde_json::from_slice(opened.ok()?).ok()
+        })
+    }
+}
+
+/// The longest text that can be a ticket.
+const MAX_TICKET: usize = 2048;
+
+/// The owner of the calls that this replica parks.
+pub(super) fn owner(me: &Replica) -> [String; 2] {
+    [me.address.to_string(), me.boot.to_string()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ticket::*;
+
+    fn ticket() -> Ticket {
+        Ticket {
+            owner: ["a:1".to_owned(), "boot".to_owned()],
+            call: 7,
+            round: 1,
+        }
+    }
+
+    #[test]
+    fn a_ticket_opens_for_its_request_alone() {
+        let key = TicketKey::new(&EventKey::new(&[1; 32]));
+        let (own, other) = (Binding([1; 32]), Binding([2; 32]));
+        let sealed = key.seal(&ticket(), &own).unwrap();
+        assert_eq!(key.open(&sealed, &own), Some(ticket()));
+        assert_eq!(key.open(&sealed, &other), None);
+        let elsewhere = TicketKey::new(&EventKey::new(&[2; 32]));
+        assert_eq!(elsewhere.open(&sealed, &own), None);
+        assert_ne!(key.seal(&ticket(), &own).unwrap(), sealed);
+    }
+
+    #[test]
+    fn no_bit_of_a_ticket_can_be_changed() {
+        let key = TicketKey::new(&EventKey::new(&[1; 32]));
+        let own = Binding([1; 32]);
+        let sealed = URL_SAFE_NO_PAD
+            .decode(key.seal(&ticket(), &own).unwrap())
+            .unwrap();
+        for at in 0..sealed.len() {
+            let mut changed = sealed.clone();
+            changed[at] ^= 1;
+            assert_eq!(key.open(&URL_SAFE_NO_PAD.encode(changed), &own), None);
+        }
+        for text in ["", "x", "AAAA", &"A".repeat(MAX_TICKET + 1)] {
+            assert_eq!(key.open(text, &own), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_ticket_of_before_a_rotation_opens_after_it() {
+        let before = TicketKey::new(&EventKey::new(&[1; 32]));
+        let after = TicketKey::new(&EventKey::of([&[2; 32], &[1; 32]]));
+        let own = Binding([1; 32]);
+        let sealed = before.seal(&ticket(), &own).unwrap();
+        assert_eq!(after.open(&sealed, &own), Some(ticket()));
+    }
+}

@@ -1,0 +1,217 @@
+//! Answers of session-based servers, completed for modern clients (2026-07-28 basic, "Result
+//! Responses"; caching).
+
+use bytes::{Bytes, BytesMut};
+
+use crate::protocol::{Kind, Message, Span, json, meta::SERVER_INFO};
+
+/// What an answer lacks for a modern client.
+#[derive(Clone, Debug)]
+pub(crate) struct Completion {
+    /// The raw id of the client's request.
+    pub(crate) id: Bytes,
+    /// The raw `serverInfo` of the server.
+    pub(crate) server_info: Option<Bytes>,
+    /// Whether clients may cache results of the method: it needs the members that say for how long.
+    pub(crate) is_cacheable: bool,
+}
+
+/// The code of a resource that is not found, until 2025-11-25; −32602 since.
+const NOT_FOUND: &[u8] = b"-32002";
+
+impl Completion {
+    /// Whether results of this method have the members of caching (2026-07-28 caching, "Cacheable
+    /// Results").
+    pub(crate) fn is_cacheable(method: &str) -> bool {
+        matches!(
+            method,
+            "tools/list"
+                | "prompts/list"
+                | "resources/list"
+                | "resources/templates/list"
+                | "resources/read"
+        )
+    }
+
+    /// The answer as the client gets it.
+    pub(crate) fn complete(&self, answer: &Message) -> Bytes {
+        let text = answer.bytes();
+        let mut cuts: Vec<(Span, Vec<u8>)> = Vec::new();
+        cuts.extend(answer.id_span().map(|span| (span, self.id.to_vec())));
+        if let Some(outcome) = answer.outcome_span() {
+            match answer.kind() {
+                Kind::Result => self.complete_result(text, outcome, &mut cuts),
+                _ => cuts.extend(renumbered(text, outcome)),
+            }
+        }
+        cuts.sort_by_key(|(span, _)| (span.start(), span.end()));
+        let cuts: Vec<(Span, &[u8])> = cuts.iter().map(|(span, text)| (*span, &**text)).collect();
+        let added: usize = cuts.iter().map(|(_, text)| text.len()).sum();
+        let mut line = BytesMut::with_capacity(text.len() + added);
+        json::splice(&mut line, text, &cuts);
+        line.freeze()
+    }
+
+    fn complete_result(&self, text: &[u8], result: Span, cuts: &mut Vec<(Span, Vec<u8>)>) {
+        let members = json::members(text, result);
+        let find = |name: &str| {
+            let is_it = |key: Span| json::decoded(key.of(text)).as_deref() == Some(name);
+            let mut members = members.iter();
+            members.find_map(|(key, value)| is_it(*key).then_some(*value))
+        };
+        let mut added: Vec<Vec<u8>> = Vec::new();
+        if find("resultType").is_none() {
+            added.push(br#""resultType":"complete""#.to_vec());
+        }
+        if self.is_cacheable {
+            // The answer may be of this caller only, and the server says nothing about its age.
+            if find("ttlMs").is_none() {
+                added.push(br#""ttlMs":0"#.to_vec());
+            }
+            if find("cacheScope").is_none() {
+                added.push(br#""cacheScope":"private""#.to_vec());
+            }
+        }
+        if let Some(info) = &self.server_info {
+            let member = [b"\"", SERVER_INFO.as_bytes(), b"\":", info].concat();
+            match find("_meta") {
+                None => added.push([b"\"_meta\":{", &*member, b"}"].concat()),
+                Some(meta) => cuts.extend(with_member(text, meta, SERVER_INFO, member)),
+            }
+        }
+        if !added.is_empty() {
+            let mut added = added.join(&b","[..]);
+            if !members.is_empty() {
+                added.push(b',');
+            }
+            cuts.push((result.behind_brace(text), added));
+        }
+    }
+}
+
+/// The cut that adds a member to an object that does not have it.
+fn with_member(
+    text: &[u8],
+    object: Span,
+    name: &str,
+    mut member: Vec<u8>,
+) -> Option<(Span, Vec<u8>)> {
+    let value = object.of(text);
+    if !value.starts_with(b"{") || json::get(value, name).is_some() {
+        return None;
+    }
+    if !json::members(text, object).is_empty() {
+        member.push(b',');
+    }
+    Some((object.behind_brace(text), member))
+}
+
+/// The cut that gives an error its code of this era.
+fn renumbered(text: &[u8], error: Span) -> Option<(Span, Vec<u8>)> {
+    let members = json::members(text, error);
+    let is_code = |key: Span| json::decoded(key.of(text)).as_deref() == Some("code");
+    let mut codes = members.into_iter().filter(|(key, _)| is_code(*key));
+    let (_, code) = codes.next()?;
+    (code.of(text) == NOT_FOUND).then(|| (code, b"-32602".to_vec()))
+}
+
+/// A notification with the raw id of the subscription that it is sent for (2026-07-28 subscriptions,
+/// "Receiving Notifications").
+pub(crate) fn with_subscription(notification: &Message, id: &[u8]) -> Bytes {
+    let text = notification.bytes();
+    let member = [b"\"", SUBSCRIPTION.as_bytes(), b"\":", id].concat();
+    let cut = match (notification.meta(), notification.params_span()) {
+        (Some(meta), _) => with_member(text, meta, SUBSCRIPTION, member),
+        (None, Some(params)) => {
+            let meta = [b"\"_meta\":{", &*member, b"}"].concat();
+            with_member(text, params, "_meta", meta)
+        }
+        (None, None) => {
+            let params = [b"\"params\":{\"_meta\":{", &*member, b"}}"].concat();
+            with_member(text, Span::whole(text), "params", params)
+        }
+    };
+    let Some((span, added)) = cut else {
+        return text.clone();
+    };
+    let mut line = BytesMut::with_capacity(text.len() + added.len());
+    json::splice(&mut line, text, &[(span, &added)]);
+    line.freeze()
+}
+
+/// The key of the id of a subscription.
+pub(super) const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+
+#[cfg(test)]
+mod tests {
+    use super::super::answer::*;
+
+    fn message(text: &str) -> Message {
+        Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+    }
+
+    fn completed(text: &str, is_cacheable: bool) -> String {
+        let completion = Completion {
+            id: Bytes::from_static(b"\"own\""),
+            server_info: Some(Bytes::from_static(br#"{"name":"s"}"#)),
+            is_cacheable,
+        };
+        String::from_utf8(completion.complete(&message(text)).to_vec()).unwrap()
+    }
+
+    #[test]
+    fn results_get_what_this_era_requires_and_keep_their_own() {
+        for (answer, is_cacheable, expected) in [
+            (
+                r#"{"jsonrpc":"2.0","id":5,"result":{}}"#,
+                false,
+                r#"{"jsonrpc":"2.0","id":"own","result":{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s"}}}}"#,
+            ),
+            (
+                r#"{"result":{"tools":[],"_meta":{"a":1}},"jsonrpc":"2.0","id":5}"#,
+                true,
+                r#"{"result":{"resultType":"complete","ttlMs":0,"cacheScope":"private","tools":[],"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s"},"a":1}},"jsonrpc":"2.0","id":"own"}"#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":5,"result":{"resultType":"complete","ttlMs":7,"cacheScope":"public","_meta":{"io.modelcontextprotocol/serverInfo":{}}}}"#,
+                true,
+                r#"{"jsonrpc":"2.0","id":"own","result":{"resultType":"complete","ttlMs":7,"cacheScope":"public","_meta":{"io.modelcontextprotocol/serverInfo":{}}}}"#,
+            ),
+        ] {
+            assert_eq!(completed(answer, is_cacheable), expected);
+        }
+    }
+
+    #[test]
+    fn a_resource_that_is_not_found_has_the_code_of_this_era() {
+        assert_eq!(
+            completed(
+                r#"{"jsonrpc":"2.0","error":{"message":"-32002","code":-32002},"id":5}"#,
+                true
+            ),
+            r#"{"jsonrpc":"2.0","error":{"message":"-32002","code":-32602},"id":"own"}"#
+        );
+        let other = r#"{"jsonrpc":"2.0","id":"own","error":{"code":-32603,"message":"x"}}"#;
+        assert_eq!(completed(other, true), other);
+    }
+
+    #[test]
+    fn notifications_name_their_subscription() {
+        for (text, expected) in [
+            (
+                r#"{"jsonrpc":"2.0","method":"n"}"#,
+                r#"{"params":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}},"jsonrpc":"2.0","method":"n"}"#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","method":"n","params":{}}"#,
+                r#"{"jsonrpc":"2.0","method":"n","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}}}"#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","method":"n","params":{"uri":"u","_meta":{"a":2}}}"#,
+                r#"{"jsonrpc":"2.0","method":"n","params":{"uri":"u","_meta":{"io.modelcontextprotocol/subscriptionId":1,"a":2}}}"#,
+            ),
+        ] {
+            assert_eq!(with_subscription(&message(text), b"1"), expected);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Answers to `server/discover`, and the filters of `subscriptions/listen` (2026-07-28 discover,
+//! subscriptions).
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::answer::SUBSCRIPTION;
+use crate::protocol::{Message, Method, json, jsonrpc, meta::SERVER_INFO};
+
+/// The result of `server/discover`, made of the raw result of the server's `initialize`.
+pub(crate) fn discover_result(initialized: &[u8], supported: &[&str]) -> Bytes {
+    let mut result = BytesMut::new();
+    result.extend_from_slice(br#"{"resultType":"complete","supportedVersions":["#);
+    for (at, revision) in supported.iter().enumerate() {
+        if at > 0 {
+            result.put_u8(b',');
+        }
+        json::push_string(&mut result, revision);
+    }
+    result.extend_from_slice(br#"],"capabilities":"#);
+    result.extend_from_slice(json::get(initialized, "capabilities").unwrap_or(b"{}"));
+    if let Some(instructions) = json::get(initialized, "instructions") {
+        result.extend_from_slice(br#","instructions":"#);
+        result.extend_from_slice(instructions);
+    }
+    if let Some(info) = json::get(initialized, "serverInfo") {
+        result.extend_from_slice(br#","_meta":{""#);
+        result.extend_from_slice(SERVER_INFO.as_bytes());
+        result.extend_from_slice(br#"":"#);
+        result.extend_from_slice(info);
+        result.put_u8(b'}');
+    }
+    result.extend_from_slice(br#","ttlMs":0,"cacheScope":"private"}"#);
+    result.freeze()
+}
+
+/// The notifications that a subscription asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Filter {
+    /// Changes of lists, in the order of [`LISTS`].
+    lists: [bool; 3],
+    /// The raw URIs of resources, in their canonical spelling.
+    pub(crate) resources: Vec<Box<[u8]>>,
+}
+
+/// The lists whose changes are told: the member of a filter, and the capability.
+const LISTS: [(&str, &str); 3] = [
+    ("toolsListChanged", "tools"),
+    ("promptsListChanged", "prompts"),
+    ("resourcesListChanged", "resources"),
+];
+const RESOURCES: &str = "resourceSubscriptions";
+
+impl Filter {
+    /// The filter of a `subscriptions/listen`; none if it is no such object, or names more than `max`
+    /// resources.
+    pub(crate) fn of(request: &Message, max: usize) -> Option<Self> {
+        let params = request.params()?;
+        let wanted = json::get(params, "notifications")?;
+        if !wanted.starts_with(b"{") {
+            return None;
+        }
+        let mut filter = Self::default();
+        for (slot, (member, _)) in filter.lists.iter_mut().zip(LISTS) {
+            *slot = match json::get(wanted, member) {
+                None | Some(b"false" | b"null") => false,
+                Some(b"true") => true,
+                Some(_) => return None,
+            };
+        }
+        let mut uris = json::get(wanted, RESOURCES).map(json::Items::of);
+        while let Some(uri) = uris.as_mut().map(json::Items::next) {
+            let Some(uri) = uri.ok()? else { break };
+            json::decoded(uri)?;
+            if filter.resources.len() >= max {
+                return None;
+            }
+            let uri = json::canonical(uri);
+            if !filter.resources.contains(&uri) {
+                filter.resources.push(uri);
+            }
+        }
+        Some(filter)
+    }
+
+    /// The part of it that a server with these raw capabilities can honour.
+    pub(crate) fn honoured(mut self, capabilities: &[u8]) -> Self {
+        let has = |kind: &str, what: &str| {
+            let declared = json::get(capabilities, kind);
+            declared.and_then(|declared| json::get(declared, what)) == Some(b"true")
+        };
+        for (slot, (_, kind)) in self.lists.iter_mut().zip(LISTS) {
+            *slot &= has(kind, "listChanged");
+        }
+        if !has("resources", "subscribe") {
+            self.resources.clear();
+        }
+        self
+    }
+
+    /// Whether a notification of the server is one of these.
+    pub(crate) fn matches(&self, notification: &Message) -> bool {
+        match notification.method() {
+            Method::ListChanged => {
+                let name = notification.method_name();
+                let is_it = |(wanted, (_, kind)): (&bool, &(&str, &str))| {
+                    let list = name.strip_prefix("notifications/");
+                    let list = list.and_then(|list| list.strip_suffix("/list_changed"));
+                    *wanted && list == Some(kind)
+                };
+                self.lists.iter().zip(&LISTS).any(is_it)
+            }
+            Method::Updated => {
+                let uri = notification.subject();
+                uri.is_some_and(|uri| self.resources.contains(&uri))
+            }
+            _ => false,
+        }
+    }
+
+    /// The acknowledgement of a subscription with this raw id.
+    pub(crate) fn acknowledgement(&self, id: &[u8]) -> Bytes {
+        let mut params = BytesMut::from(&b"{\"_meta\":{\""[..]);
+        params.extend_from_slice(SUBSCRIPTION.as_bytes());
+        params.extend_from_slice(b"\":");
+        params.extend_from_slice(id);
+        params.extend_from_slice(br#"},"notifications":{"#);
+        let mut members = Vec::new();
+        for (wanted, (member, _)) in self.lists.iter().zip(LISTS) {
+            if *wanted {
+                members.push(format!("\"{member}\":true").into_bytes());
+            }
+        }
+        if !self.resources.is_empty() {
+            let uris: Vec<&[u8]> = self.resources.iter().map(|uri| &**uri).collect();
+            let uris = uris.join(&b","[..]);
+            members.push([b"\"", RESOURCES.as_bytes(), b"\":[", &*uris, b"]"].concat());
+        }
+        params.extend_from_slice(&members.join(&b","[..]));
+        params.extend_from_slice(b"}}");
+        let mut line = BytesMut::new();
+        let method = "notifications/subscriptions/acknowledged";
+        jsonrpc::push_notification(method, Some(&params), &mut line);
+        line.freeze()
+    }
+
+    /// The response that ends a subscription with this raw id (2026-07-28 subscriptions, "Graceful
+    /// Closure").
+    pub(crate) fn end(id: &[u8]) -> Bytes {
+        let result = [
+            br#"{"resultType":"complete","_meta":{""#,
+            SUBSCRIPTION.as_bytes(),
+            b"\":",
+            id,
+            b"}}",
+        ];
+        let mut line = BytesMut::new();
+        jsonrpc::push_result(id, &result.concat(), &mut line);
+        line.freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::discover::*;
+
+    fn message(text: &str) -> Message {
+        Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+    }
+
+    #[test]
+    fn discover_repeats_what_initialize_said() {
+        let initialized = br#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"},"instructions":"do"}"#;
+        assert_eq!(
+            discover_result(initialized, &["2026-07-28", "2025-11-25"]),
+            r#"{"resultType":"complete","supportedVersions":["2026-07-28","2025-11-25"],"capabilities":{"tools":{}},"instructions":"do","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s","version":"1"}},"ttlMs":0,"cacheScope":"private"}"#
+        );
+    }
+
+    #[test]
+    fn a_subscription_gets_what_it_asked_for_and_the_server_offers() {
+        let listen = message(
+            r#"{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["test:\/\/a","test://a"]}}}"#,
+        );
+        let filter = Filter::of(&listen, 10).unwrap();
+        let capabilities = br#"{"tools":{"listChanged":true},"resources":{"subscribe":true}}"#;
+        let filter = filter.honoured(capabilities);
+        assert_eq!(
+            filter.acknowledgement(b"1"),
+            r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":1},"notifications":{"toolsListChanged":true,"resourceSubscriptions":["test://a"]}}}"#
+        );
+        for (text, matches) in [
+            (
+                r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
+                true,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}"#,
+                false,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"test:\u002f/a"}}"#,
+                true,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"test://b"}}"#,
+                false,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","method":"notifications/message"}"#,
+                false,
+            ),
+        ] {
+            assert_eq!(filter.matches(&message(text)), matches, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_filter_that_cannot_be_read_is_refused() {
+        for notifications in [
+            "1",
+            r#"{"toolsListChanged":1}"#,
+            r#"{"resourceSubscriptions":"a"}"#,
+            r#"{"resourceSubscriptions":[1]}"#,
+            r#"{"resourceSubscriptions":["a","b","c"]}"#,
+        ] {
+            let text = format!(
+                r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{{"notifications":{notifications}}}}}"#
+            );
+            assert_eq!(Filter::of(&message(&text), 2), None, "{notifications}");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Messages of the modern era (revision 2026-07-28 and later), and the same messages for session-based
+//! servers.
+//!
+//! Pure functions over bytes. Not here: the sessions in between (`hub::stateless`) and HTTP
+//! (`http::mcp`).
+//!
+//! * `answer`: answers of session-based servers, completed for modern clients
+//! * `discover`: answers to `server/discover` and the filters of `subscriptions/listen`
+//! * `input`: requests of a server to its client as `input_required`, and the client's answers
+//! * `mirrored`: values of header fields that mirror the body
+//! * `tool_headers`: header fields that mirror arguments of tools
+//! * `request`: what a request says in `_meta`, and the request for a session-based server
+
+mod answer;
+mod discover;
+mod input;
+mod mirrored;
+mod request;
+mod tool_headers;
+
+pub(crate) use self::answer::{Completion, with_subscription};
+pub(crate) use self::discover::{Filter, discover_result};
+pub(crate) use self::input::{InputRequest, input_required, responses};
+pub(crate) use self::mirrored::{Mirrored, is_mirrored};
+pub(crate) use self::request::{RequestMeta, for_session, is_removed, may_be_asked, salient};
+pub(crate) use self::tool_headers::{ToolHeaders, without_invalid_tools};

@@ -1,0 +1,182 @@
+//! What a modern request says in `_meta` (2026-07-28 basic, "Per-request protocol fields"), and the same
+//! request for a session-based server.
+
+use std::borrow::Cow;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::protocol::{
+    Message, Refusal, Span, json, jsonrpc,
+    meta::{CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, VERSION},
+};
+
+/// The fields of the protocol in the `_meta` of a request.
+#[derive(Debug, Default)]
+pub(crate) struct RequestMeta<'m> {
+    /// The protocol version.
+    pub(crate) version: Option<Cow<'m, str>>,
+    /// The raw capabilities of the client.
+    pub(crate) capabilities: Option<&'m [u8]>,
+    /// The raw name and version of the client.
+    pub(crate) client_info: Option<&'m [u8]>,
+    /// The raw least level of log messages.
+    pub(crate) log_level: Option<&'m [u8]>,
+    /// The raw progress token.
+    pub(crate) progress_token: Option<&'m [u8]>,
+}
+
+impl<'m> RequestMeta<'m> {
+    /// The fields of a message.
+    pub(crate) fn of(message: &'m Message) -> Self {
+        let text = message.bytes();
+        let mut fields = Self {
+            progress_token: message.meta_progress_token().map(|span| span.of(text)),
+            ..Self::default()
+        };
+        let meta = message.meta();
+        let members = meta.map(|meta| json::members(text, meta));
+        for (key, value) in members.unwrap_or_default() {
+            let value = value.of(text);
+            match json::decoded(key.of(text)).as_deref() {
+                Some(VERSION) => fields.version = json::decoded(value),
+                Some(CLIENT_CAPABILITIES) => fields.capabilities = Some(value),
+                Some(CLIENT_INFO) => fields.client_info = Some(value),
+                Some(LOG_LEVEL) => fields.log_level = Some(value),
+                _ => {}
+            }
+        }
+        fields.capabilities = fields
+            .capabilities
+            .filter(|capabilities| capabilities.starts_with(b"{"));
+        fields.client_info = fields.client_info.filter(|info| info.starts_with(b"{"));
+        fields
+    }
+}
+
+/// Whether a request with this method existed before this era only (2026-07-28 changelog).
+pub(crate) fn is_removed(method: &str) -> bool {
+    matches!(
+        method,
+        "initialize"
+            | "ping"
+            | "logging/setLevel"
+            | "resources/subscribe"
+            | "resources/unsubscribe"
+    ) || method.starts_with("notifications/")
+}
+
+/// Whether a server may ask a client with these raw capabilities for anything (2026-07-28 mrtr,
+/// `InputRequests`).
+pub(crate) fn may_be_asked(capabilities: &[u8]) -> bool {
+    let is_declared = |name: &&str| {
+        let declared = json::get(capabilities, name);
+        declared.is_some_and(|value| !matches!(value, b"null" | b"false"))
+    };
+    ["elicitation", "sampling", "roots"].iter().any(is_declared)
+}
+
+/// The members of `params` that belong to one round of a request (2026-07-28 mrtr).
+const ROUND: [&str; 2] = ["inputResponses", "requestState"];
+
+/// The request for a session-based server: under this id, and without what only this era knows.
+///
+/// # Errors
+///
+/// Never for a message of a client, which is an object without duplicate keys.
+pub(crate) fn for_session(message: &Message, id: u64) -> Result<Message, Refusal> {
+    let text = message.bytes();
+    let mut params = BytesMut::with_capacity(text.len());
+    params.put_u8(b'{');
+    for (key, value) in members_of_params(message) {
+        let name = json::decoded(key.of(text)).unwrap_or_default();
+        if ROUND.contains(&&*name) {
+            continue;
+        }
+        if params.len() > 1 {
+            params.put_u8(b',');
+        }
+        params.extend_from_slice(key.of(text));
+        params.put_u8(b':');
+        if name == "_meta" {
+            json::push_without(&mut params, text, value, |name| MODERN_KEYS.contains(&name));
+        } else {
+            params.extend_from_slice(value.of(text));
+        }
+    }
+    params.put_u8(b'}');
+    let mut line = BytesMut::with_capacity(params.len() + 128);
+    jsonrpc::push_request(
+        id.to_string().as_bytes(),
+        &message.method_name(),
+        Some(&params),
+        &mut line,
+    );
+    Message::parse(line.freeze())
+}
+
+/// What makes two requests the same call, in one spelling: the method and the parameters, but for
+/// `_meta` and what belongs to one round. None for parameters that cannot be read.
+pub(crate) fn salient(message: &Message) -> Option<Bytes> {
+    let text = message.bytes();
+    let mut salient = serde_json::Map::new();
+    for (key, value) in members_of_params(message) {
+        let name = json::decoded(key.of(text))?;
+        if name == "_meta" || ROUND.contains(&&*name) {
+            continue;
+        }
+        let value = serde_json::from_slice(value.of(text)).ok()?;
+        salient.insert(name.into_owned(), value);
+    }
+    let whole = serde_json::json!([message.method_name(), salient]);
+    Some(whole.to_string().into())
+}
+
+fn members_of_params(message: &Message) -> Vec<(Span, Span)> {
+    let params = message.params_span();
+    let members = params.map(|params| json::members(message.bytes(), params));
+    members.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::*;
+
+    fn message(text: &str) -> Message {
+        Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+    }
+
+    const CALL: &str = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"echo","arguments":{"b":1,"a":[2.0]},"requestState":"x","_meta":{"progressToken":7,"io.modelcontextprotocol/protocolVersion":"2026-07-28","own":{},"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}},"io.modelcontextprotocol/logLevel":"info"},"inputResponses":{"1":{}}}}"#;
+
+    #[test]
+    fn reads_the_fields_of_the_protocol() {
+        let message = message(CALL);
+        let meta = RequestMeta::of(&message);
+        assert_eq!(meta.version.as_deref(), Some("2026-07-28"));
+        assert_eq!(meta.capabilities, Some(&br#"{"elicitation":{}}"#[..]));
+        assert_eq!(meta.log_level, Some(&br#""info""#[..]));
+        assert_eq!(meta.progress_token, Some(&b"7"[..]));
+        assert_eq!(meta.client_info, None);
+    }
+
+    #[test]
+    fn a_session_based_server_sees_nothing_of_this_era() {
+        let for_session = for_session(&message(CALL), 5).unwrap();
+        assert_eq!(
+            for_session.bytes(),
+            &r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"echo","arguments":{"b":1,"a":[2.0]},"_meta":{"progressToken":7,"own":{}}}}"#
+        );
+    }
+
+    #[test]
+    fn the_same_call_is_known_in_any_spelling() {
+        let first = salient(&message(CALL));
+        let again = message(
+            r#"{"jsonrpc":"2.0","id":2,"method":"tools/c\u0061ll","params":{"arguments":{"a":[2.0],"b":1},"name":"echo","_meta":{}}}"#,
+        );
+        assert_eq!(salient(&again), first);
+        let other = message(
+            r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"arguments":{"a":[2.0],"b":2},"name":"echo"}}"#,
+        );
+        assert_ne!(salient(&other), first);
+    }
+}

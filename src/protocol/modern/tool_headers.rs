@@ -1,0 +1,267 @@
+//! Header fields that mirror arguments of tools (`x-mcp-header`; 2026-07-28 streamable-http, "Custom
+//! Headers from Tool Parameters").
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderName;
+use memchr::memmem;
+use serde_json::Value as Json;
+
+use super::mirrored::Mirrored;
+use crate::protocol::{Span, json};
+
+/// The mirrored arguments of the tools of a server that have any, by the name of the tool.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ToolHeaders(BTreeMap<String, Vec<MirroredArgument>>);
+
+/// An argument that a header field mirrors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct MirroredArgument {
+    /// The name of the header field, `mcp-param-…`.
+    header: HeaderName,
+    /// The members that lead to it.
+    path: Vec<String>,
+}
+
+/// The annotation in a schema.
+const ANNOTATION: &str = "x-mcp-header";
+const PREFIX: &str = "mcp-param-";
+
+impl ToolHeaders {
+    /// Adds the tools of a `tools/list` answer.
+    pub(crate) fn add(&mut self, answer: &[u8]) {
+        if !has_annotation(answer) {
+            return;
+        }
+        let tools = json::get(answer, "result").and_then(|result| json::get(result, "tools"));
+        let mut tools = tools.map(json::Items::of);
+        while let Some(Ok(Some(tool))) = tools.as_mut().map(json::Items::next) {
+            let name = json::get(tool, "name").and_then(json::decoded);
+            if let Some((name, Some(arguments))) = name.map(|name| (name, annotated(tool)))
+                && !arguments.is_empty()
+            {
+                self.0.insert(name.into_owned(), arguments);
+            }
+        }
+    }
+
+    /// Whether the header fields of a call mirror its arguments: those that are annotated have a field
+    /// with their value, those that are not there or null have none.
+    pub(crate) fn agree<'h>(
+        &self,
+        tool: &str,
+        arguments: Option<&[u8]>,
+        fields: impl Fn(&HeaderName) -> Vec<&'h [u8]>,
+    ) -> bool {
+        let Some(mirrored) = self.0.get(tool) else {
+            return true;
+        };
+        let arguments = arguments.and_then(|text| serde_json::from_slice::<Json>(text).ok());
+        mirrored.iter().all(|one| {
+            let mut value = arguments.as_ref();
+            for name in &one.path {
+                value = value.and_then(|value| value.get(name));
+            }
+            let value = value.filter(|value| !value.is_null());
+            match (value, &*fields(&one.header)) {
+                (None, []) => true,
+                (Some(value), [field]) => {
+                    Mirrored::decode(field).is_some_and(|field| is_same(value, field.as_str()))
+                }
+                _ => false,
+            }
+        })
+    }
+}
+
+/// Whether a header field has the value of an argument: "servers SHOULD compare the header value and the
+/// body value numerically" ("Server Validation").
+fn is_same(value: &Json, field: &str) -> bool {
+    match value {
+        Json::String(text) => text == field,
+        Json::Bool(is_true) => field == if *is_true { "true" } else { "false" },
+        Json::Number(number) => {
+            let text = number.to_string();
+            let both = text.parse::<f64>().ok().zip(field.parse::<f64>().ok());
+            text == field || both.is_some_and(|(one, other)| one.total_cmp(&other).is_eq())
+        }
+        Json::Null | Json::Array(_) | Json::Object(_) => false,
+    }
+}
+
+/// A `tools/list` answer without the tools whose annotations are invalid, and their number.
+pub(crate) fn without_invalid_tools(answer: Bytes) -> (Bytes, usize) {
+    if !has_annotation(&answer) {
+        return (answer, 0);
+    }
+    let find = |object: Span, name: &str| {
+        let members = json::members(&answer, object).into_iter();
+        let mut named =
+            members.filter(|(key, _)| json::decoded(key.of(&answer)).as_deref() == Some(name));
+        named.next().map(|(_, value)| value)
+    };
+    let tools = find(Span::whole(&answer), "result").and_then(|result| find(result, "tools"));
+    let Some(tools) = tools else {
+        return (answer, 0);
+    };
+    let (mut kept, mut dropped) = (BytesMut::from(&b"["[..]), 0);
+    let mut items = json::Items::of(tools.of(&answer));
+    while let Ok(Some(tool)) = items.next() {
+        if annotated(tool).is_none() {
+            dropped += 1;
+            continue;
+        }
+        if kept.len() > 1 {
+            kept.extend_from_slice(b",");
+        }
+        kept.extend_from_slice(tool);
+    }
+    kept.extend_from_slice(b"]");
+    if dropped == 0 {
+        return (answer, 0);
+    }
+    let mut line = BytesMut::with_capacity(answer.len());
+    json::splice(&mut line, &answer, &[(tools, &kept)]);
+    (line.freeze(), dropped)
+}
+
+fn has_annotation(text: &[u8]) -> bool {
+    // An escaped spelling is none that a client knows either: it compares decoded keys, so both are
+    // looked for.
+    memmem::find(text, ANNOTATION.as_bytes()).is_some() || memmem::find(text, b"\\u00").is_some()
+}
+
+/// The annotated arguments of a tool; none if an annotation is invalid.
+fn annotated(tool: &[u8]) -> Option<Vec<MirroredArgument>> {
+    if !has_annotation(tool) {
+        return Some(Vec::new());
+    }
+    let schema = json::get(tool, "inputSchema").unwrap_or(b"{}");
+    let schema: Json = serde_json::from_slice(schema).ok()?;
+    let mut found = Vec::new();
+    collect(&schema, &mut Vec::new(), &mut found)?;
+    let mut names = BTreeSet::new();
+    let is_unique = found
+        .iter()
+        .all(|one: &MirroredArgument| names.insert(one.header.as_str().to_owned()));
+    is_unique.then_some(found)
+}
+
+/// Collects the annotations that are reached by `properties` alone; none if there is another one, or one
+/// that is invalid.
+fn collect(schema: &Json, path: &mut Vec<String>, found: &mut Vec<MirroredArgument>) -> Option<()> {
+    let Json::Object(members) = schema else {
+        return (!is_annotated(schema)).then_some(());
+    };
+    for (key, value) in members {
+        match key.as_str() {
+            ANNOTATION => {
+                // The root is no argument.
+                let is_argument = !path.is_empty();
+                let name = value.as_str().filter(|name| !name.is_empty())?;
+                let kind = members.get("type").and_then(Json::as_str);
+                let is_primitive = matches!(kind, Some("string" | "integer" | "boolean"));
+                if !is_argument || !is_primitive {
+                    return None;
+                }
+                found.push(MirroredArgument {
+                    header: format!("{PREFIX}{name}").parse().ok()?,
+                    path: path.clone(),
+                });
+            }
+            "properties" => {
+                let Json::Object(properties) = value else {
+                    return (!is_annotated(value)).then_some(());
+                };
+                for (name, property) in properties {
+                    path.push(name.clone());
+                    collect(property, path, found)?;
+                    path.pop();
+                }
+            }
+            _ if is_annotated(value) => return None,
+            _ => {}
+        }
+    }
+    Some(())
+}
+
+/// Whether an annotation is anywhere in a value.
+fn is_annotated(value: &Json) -> bool {
+    match value {
+        Json::Object(members) => members
+            .iter()
+            .any(|(key, value)| key == ANNOTATION || is_annotated(value)),
+        Json::Array(items) => items.iter().any(is_annotated),
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tool_headers::*;
+
+    fn answer(schema: &str) -> Bytes {
+        format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"tools":[{{"name":"a","inputSchema":{schema}}},{{"name":"b","inputSchema":{{"type":"object"}}}}]}}}}"#).into()
+    }
+
+    #[test]
+    fn tools_with_invalid_annotations_are_left_out() {
+        let property =
+            |property: &str| format!(r#"{{"type":"object","properties":{{"p":{property}}}}}"#);
+        for (schema, is_valid) in [
+            (property(r#"{"type":"string","x-mcp-header":"Region"}"#), true),
+            (property(r#"{"type":"integer","x-mcp-header":"N"}"#), true),
+            (property(r#"{"type":"number","x-mcp-header":"N"}"#), false),
+            (property(r#"{"type":"string","x-mcp-header":""}"#), false),
+            (property(r#"{"type":"string","x-mcp-header":"a b"}"#), false),
+            (property(r#"{"type":"string","x-mcp-header":"a\r\nb"}"#), false),
+            (property(r#"{"type":"string","x-mcp-header":"ü"}"#), false),
+            (property(r#"{"type":"string","x-mcp-header":1}"#), false),
+            (property(r#"{"type":"object","x-mcp-header":"N"}"#), false),
+            (property(r#"{"type":"object","properties":{"q":{"type":"boolean","x-mcp-header":"N"}}}"#), true),
+            (property(r#"{"type":"array","items":{"type":"string","x-mcp-header":"N"}}"#), false),
+            (property(r#"{"anyOf":[{"type":"string","x-mcp-header":"N"}]}"#), false),
+            (r#"{"type":"string","x-mcp-header":"N"}"#.to_owned(), false),
+            (r#"{"type":"object","properties":{"p":{"type":"string","x-mcp-header":"N"},"q":{"type":"string","x-mcp-header":"n"}}}"#.to_owned(), false),
+            (r#"{"type":"object","properties":{"x-mcp-header":{"type":"string"}}}"#.to_owned(), true),
+        ] {
+            let before = answer(&schema);
+            let (after, dropped) = without_invalid_tools(before.clone());
+            assert_eq!(dropped == 0, is_valid, "{schema}");
+            if is_valid {
+                assert_eq!(after, before);
+            } else {
+                assert_eq!(after, r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"b","inputSchema":{"type":"object"}}]}}"#);
+            }
+        }
+    }
+
+    #[test]
+    fn fields_have_to_mirror_the_arguments() {
+        let schema = r#"{"properties":{"s":{"type":"string","x-mcp-header":"S"},"o":{"properties":{"n":{"type":"integer","x-mcp-header":"N"}}}}}"#;
+        let mut tools = ToolHeaders::default();
+        tools.add(&answer(schema));
+        let agree = |arguments: &str, fields: &[(&str, &'static str)]| {
+            tools.agree("a", Some(arguments.as_bytes()), |name| {
+                let named = fields.iter().filter(|(field, _)| name == field);
+                named.map(|(_, value)| value.as_bytes()).collect()
+            })
+        };
+        assert!(agree("{}", &[]));
+        assert!(agree(r#"{"s":null}"#, &[]));
+        assert!(agree(r#"{"s":"x"}"#, &[("mcp-param-s", "x")]));
+        assert!(agree(r#"{"s":"ü"}"#, &[("mcp-param-s", "=?base64?w7w=?=")]));
+        assert!(agree(r#"{"o":{"n":42}}"#, &[("mcp-param-n", "42.0")]));
+        assert!(!agree(r#"{"s":"x"}"#, &[]), "left out");
+        assert!(!agree("{}", &[("mcp-param-s", "x")]), "not in the body");
+        assert!(!agree(r#"{"s":"x"}"#, &[("mcp-param-s", "y")]));
+        assert!(!agree(r#"{"s":"x"}"#, &[("mcp-param-s", "=?base64?#?=")]));
+        assert!(!agree(
+            r#"{"s":"x"}"#,
+            &[("mcp-param-s", "x"), ("mcp-param-s", "x")]
+        ));
+        assert!(tools.agree("b", None, |_| vec![b"x"]), "no annotation");
+    }
+}

@@ -1,0 +1,117 @@
+//! Clients of revision 2026-07-28 at two replicas: their calls leave no trace in the store, and a retry
+//! finds its call through any replica.
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{
+    harness::{Events, child, json_of, text_of, until},
+    modern::{Modern, asked},
+    pair::Pair,
+};
+
+/// Two replicas of a tenant without authentication.
+async fn pair() -> Pair {
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": {"command": child()}}}});
+    Pair::of(json!({"public_url": "http://127.0.0.1:8080"}), tenants).await
+}
+
+/// A client of each replica, which can be asked for anything.
+fn clients(pair: &Pair) -> [Modern; 2] {
+    pair.both().map(|replica| {
+        let url = format!("{}/t/a/x/mcp", replica.origin());
+        Modern::at(&url).with(json!({"elicitation": {}, "sampling": {}, "roots": {}}))
+    })
+}
+
+fn question(client: &Modern) -> Value {
+    client.tool("ask", json!({"kind": "elicitation", "message": "Who?"}))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_reads_on_through_the_other_replica() {
+    let pair = pair().await;
+    let [first, second] = clients(&pair);
+    for _ in 0..2 {
+        let call = question(&first);
+        let required = first.answer(&call).await;
+        let key = asked(&required)[0].0.clone();
+        let response = json!({"action": "accept", "content": {"name": "Ada"}});
+        let retry = second.retry(&call, &required, json!({key: response}));
+        let response = second.post(&retry).await;
+        assert!(!response.headers().contains_key("mcp-session-id"));
+        let answer = json_of(response).await;
+        assert_eq!(answer["id"], retry["id"], "{answer}");
+        assert!(text_of(&answer).contains("Ada"), "{answer}");
+        let again = second.post(&retry).await;
+        assert_eq!(again.status(), 400, "used");
+    }
+    let received = first.text("received", json!({})).await;
+    assert_eq!(
+        received.matches(r#"\"name\":\"ask\""#).count(),
+        2,
+        "{received}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_and_subscriptions_leave_nothing_in_the_store() {
+    let pair = pair().await;
+    let [first, second] = clients(&pair);
+    let session = pair.both()[0].session("a", "x").await;
+    let of_sessions = |keys: &[String]| keys.iter().filter(|key| key.contains('{')).count();
+    let before = of_sessions(&pair.redis.keys());
+    assert!(before > 0, "a session-based client has its record there");
+    for client in [&first, &second] {
+        let mut call = client.tool("slow", json!({"n": 5, "ms": 1}));
+        call["params"]["_meta"]["progressToken"] = json!(1);
+        let messages = Events::of(client.post(&call).await).messages().await;
+        assert_eq!(messages.len(), 6);
+        let (_, mut events) = client.listen(json!({"toolsListChanged": true})).await;
+        let changed = json!({"method": "notifications/tools/list_changed", "params": {}});
+        client.text("notify", changed).await;
+        assert!(events.message().await.is_some());
+        let required = client.answer(&question(client)).await;
+        assert_eq!(asked(&required).len(), 1);
+    }
+    assert_eq!(of_sessions(&pair.redis.keys()), before);
+    drop(session);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_go_on_while_redis_is_away() {
+    let pair = pair().await;
+    let [first, _] = clients(&pair);
+    assert_eq!(first.text("counter", json!({})).await, "1");
+    let call = question(&first);
+    let required = first.answer(&call).await;
+    pair.redis.pause();
+    let key = asked(&required)[0].0.clone();
+    let retry = first.retry(&call, &required, json!({key: {"action": "decline"}}));
+    let answer = first.answer(&retry).await;
+    pair.redis.resume();
+    assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_of_a_replica_that_is_gone_says_so() {
+    let pair = pair().await;
+    let [first, second] = clients(&pair);
+    let call = question(&second);
+    let required = second.answer(&call).await;
+    let key = asked(&required)[0].0.clone();
+    pair.both()[1].send(Signal::KILL);
+    let retry = first.retry(&call, &required, json!({key: {"action": "decline"}}));
+    until("the loss is known", || async {
+        let response = first.post(&retry).await;
+        let status = response.status();
+        let answer = json_of(response).await;
+        status == 200 && answer["error"]["data"]["reason"] == "owner_lost"
+    })
+    .await;
+    let received = first.text("received", json!({})).await;
+    assert!(
+        !received.contains(r#"\"name\":\"ask\""#),
+        "never executed again: {received}"
+    );
+}

@@ -32,7 +32,10 @@ pub(super) fn enter(files: &Files, sockets: &[PathBuf], has_own_processes: bool)
     rustix::process::pivot_root(base, &former)?;
     rustix::process::chdir("/")?;
     copy_links(Path::new("/"));
-    let mut root = Root::default();
+    let mut root = Root {
+        copies_links: true,
+        ..Root::default()
+    };
     for path in EMPTY {
         if let Some((place, _)) = root.trail(Path::new(path)) {
             root.pass(place)?;
@@ -69,8 +72,11 @@ pub(super) fn leave_former() -> io::Result<()> {
 /// The new root directory while files are shown in it.
 #[derive(Default)]
 pub(super) struct Root {
-    /// Directories that are made already, with their links.
+    /// Directories that are made already.
     passed: HashSet<PathBuf>,
+    /// Whether they get all their symbolic links: a program may use any of them. The directories of
+    /// the gateway have one entry for each child, and every start would read them all.
+    copies_links: bool,
 }
 
 impl Root {
@@ -116,6 +122,8 @@ impl Root {
                 if links > MOST_LINKS {
                     return None;
                 }
+                // Exists already in a directory that is shown, or whose links were copied.
+                _ = symlink(&target, &next);
                 if target.is_absolute() {
                     at = PathBuf::from("/");
                 }
@@ -135,10 +143,11 @@ impl Root {
         Some((at, kind))
     }
 
-    /// Makes a directory, with its symbolic links.
+    /// Makes a directory, with its symbolic links but for those that belong to others.
     fn pass(&mut self, dir: PathBuf) -> io::Result<()> {
+        let is_shared = SHARED.iter().any(|shared| dir == Path::new(shared));
         // In a directory that is shown it exists, with its links.
-        if make(&dir, FileType::Directory)? {
+        if make(&dir, FileType::Directory)? && self.copies_links && !is_shared {
             copy_links(&dir);
         }
         self.passed.insert(dir);
@@ -198,6 +207,9 @@ const FORMER: &str = "/.former";
 
 /// Directories that programs expect, empty unless something in them is shown.
 const EMPTY: [&str; 4] = ["/run", "/tmp", "/var/tmp", "/home"];
+
+/// Those of them where anybody may put links, in any number.
+const SHARED: [&str; 2] = ["/tmp", "/var/tmp"];
 
 /// Directories in which something is mounted later.
 const MOUNT_POINTS: [&str; 2] = ["/proc", "/dev/shm"];

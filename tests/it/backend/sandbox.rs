@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeSet,
+    fs::Permissions,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -185,6 +187,37 @@ async fn a_child_reaches_nothing_of_another_in_profile_open() {
     }
 }
 
+/// A symbolic link in `/tmp`.
+fn link_to(target: &Path) -> tempfile::NamedTempFile<()> {
+    let make = |path: &Path| std::os::unix::fs::symlink(target, path);
+    tempfile::Builder::new().make_in("/tmp", make).unwrap()
+}
+
+/// A start reads no directory that others fill: one for each child, or for all users of the machine.
+#[tokio::test]
+async fn links_beside_what_a_child_was_given_are_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("x"), "here").unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let (of_others, given) = (link_to("/etc/hostname".as_ref()), link_to(dir.path()));
+    let keys = format!("sandbox: {{read: [{}]}}", given.path().display());
+    for separation in ["uid", "namespace"] {
+        let two = Two::start(separation, &[], &keys).await;
+        let home = std::fs::read_link(format!("/proc/{}/cwd", two.neighbour())).unwrap();
+        let of_children = home.with_file_name("link");
+        std::os::unix::fs::symlink("/etc/hostname", &of_children).unwrap();
+        let session = two.gateway.session().await;
+        let named = reads(&session, "/etc/hostname").await;
+        assert!(named.starts_with("read"), "{separation} {named}");
+        let text = reads(&session, given.path().join("x")).await;
+        assert_eq!(text, "read here", "{separation}");
+        for path in [of_others.path(), &of_children] {
+            let text = reads(&session, path).await;
+            assert!(text.starts_with("refused"), "{separation} {path:?} {text}");
+        }
+    }
+}
+
 /// A gateway with one server in `profile` whose children may read `dir`. Files of `dir` are the
 /// gateway's configuration, its master key, and the `MARK` of the children.
 async fn reading(ground: &Ground, dir: &Path, profile: &str) -> Replica {
@@ -256,7 +289,7 @@ async fn what_a_child_is_and_where_it_may_write() {
     let taken = tempfile::tempdir().unwrap();
     for separation in SEPARATIONS {
         let open = |dir: &TempDir| {
-            let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+            let all = PermissionsExt::from_mode(0o777);
             std::fs::set_permissions(dir.path(), all).unwrap();
             dir.path().display().to_string()
         };
@@ -314,7 +347,6 @@ async fn what_a_child_is_and_where_it_may_write() {
 /// A child that runs as the gateway's user owns its files: to own a file is enough to change its mode.
 #[tokio::test]
 async fn modes_of_files_that_a_child_may_not_write_stay() {
-    use std::os::unix::fs::PermissionsExt;
     let modes = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     for (separation, more) in [
         ("uid", ""),

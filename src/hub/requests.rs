@@ -14,7 +14,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     core::{
-        COMMANDS, Command, Core, Delivery, Handle, SessionStores, Sessions, Stores, ToolDigests,
+        Attach, COMMANDS, Command, Core, Delivery, Handle, SessionStores, Sessions, Stores,
+        ToolDigests,
         Transport, check_initialize, sweep,
     },
     limits::{CallSeats, Limits, MemoryBudgets, Seats},
@@ -481,8 +482,8 @@ fn resumed<T>(result: &Result<Option<T>, Error>) -> Resumed {
 
 async fn attach(handle: &Handle, cursor: Option<Cursor>) -> Result<Option<Reader>, Error> {
     let (reply, answer) = oneshot::channel();
-    let attach = Command::Attach { cursor, reply };
-    let sent = handle.commands.send(attach).await;
+    let attach = Box::new(Attach { cursor, reply });
+    let sent = handle.commands.send(Command::Attach(attach)).await;
     sent.map_err(|_| Error::NoSession)?;
     answer.await.unwrap_or(Err(Error::NoSession))
 }

@@ -16,23 +16,26 @@ use crate::{
     telemetry::TraceContext,
 };
 
-/// A command to a session.
+/// A command to a session; small, because every session keeps room for [`COMMANDS`] of them.
 pub(crate) enum Command {
     /// Deliver a body of the client.
     Deliver(Box<Delivery>),
     /// Attach a connection to a stream.
-    Attach {
-        /// The event to read behind; the listener without one.
-        cursor: Option<Cursor>,
-        /// Receives the reader of the connection.
-        reply: oneshot::Sender<Result<Option<Reader>, Error>>,
-    },
+    Attach(Box<Attach>),
     /// End; acknowledged once no request can find the session.
     End(oneshot::Sender<()>),
     /// End when the calls have ended; acknowledged at once.
     Drain(oneshot::Sender<()>),
     /// Continue with this access, or end without one.
     Change(Option<Box<Access>>),
+}
+
+/// A connection to attach to a stream.
+pub(crate) struct Attach {
+    /// The event to read behind; the listener without one.
+    pub(crate) cursor: Option<Cursor>,
+    /// Receives the reader of the connection.
+    pub(crate) reply: oneshot::Sender<Result<Option<Reader>, Error>>,
 }
 
 /// A body of the client and the receiver of its answer.

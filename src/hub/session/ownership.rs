@@ -273,8 +273,8 @@ pub(super) fn refuse(command: Command, error: impl Fn() -> Error) -> Option<Comm
             let _ = delivery.reply.send(Answer::Refused(error()));
             None
         }
-        Command::Attach { reply, .. } => {
-            let _ = reply.send(Err(error()));
+        Command::Attach(attach) => {
+            let _ = attach.reply.send(Err(error()));
             None
         }
         other => Some(other),

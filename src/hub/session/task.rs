@@ -26,8 +26,8 @@ use crate::{
     hub::{
         call::{CallError, Calls, Pings},
         core::{
-            AccessChange, Command, Core, Handle, SessionStores, Signal, Signals, Transport,
-            or_never,
+            AccessChange, Attach, Command, Core, Handle, SessionStores, Signal, Signals,
+            Transport, or_never,
         },
         limits::SessionPlace,
         stream::{SessionLog, StreamLimits, Streams},
@@ -255,20 +255,7 @@ impl Session {
                 self.deliver(*delivery);
                 self.client.set_trace(None);
             }
-            Command::Attach { cursor, reply } => {
-                let attached = self.streams.attach(cursor).await;
-                if matches!(attached, Err(Error::Limit { .. })) {
-                    self.core.metrics.limited.add(SESSION_STREAMS);
-                }
-                // A reader whose client went meanwhile detaches by its drop.
-                let _ = reply.send(attached);
-                let keep_alive = or_never(self.core.config.stream.keep_alive);
-                self.wake_by(self.lifetime.touched() + keep_alive * 4);
-                if !self.core.config.session.ping.is_zero() {
-                    // The time to the first ping is counted from here.
-                    self.wake_by(Instant::now());
-                }
-            }
+            Command::Attach(attach) => Box::pin(self.attach(*attach)).await,
             Command::End(done) => {
                 self.lifetime.force_end(EndReason::Deleted);
                 self.unpublish();
@@ -279,6 +266,21 @@ impl Session {
                 let _ = done.send(());
             }
             Command::Change(_) => {}
+        }
+    }
+
+    async fn attach(&mut self, Attach { cursor, reply }: Attach) {
+        let attached = self.streams.attach(cursor).await;
+        if matches!(attached, Err(Error::Limit { .. })) {
+            self.core.metrics.limited.add(SESSION_STREAMS);
+        }
+        // A reader whose client went meanwhile detaches by its drop.
+        let _ = reply.send(attached);
+        let keep_alive = or_never(self.core.config.stream.keep_alive);
+        self.wake_by(self.lifetime.touched() + keep_alive * 4);
+        if !self.core.config.session.ping.is_zero() {
+            // The time to the first ping is counted from here.
+            self.wake_by(Instant::now());
         }
     }
 

@@ -1,6 +1,10 @@
 //! Messages from the backend to the client, exits of its child, and the timers of the session.
 
-use std::{borrow::Cow, sync::LazyLock, time::Duration};
+use std::{
+    borrow::Cow,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
@@ -8,30 +12,44 @@ use tokio::time::Instant;
 
 use super::{link::BackendEvent, task::Session};
 use crate::{
-    auth::policy,
+    auth::{Listed, policy},
     backend::{
         NO_ANSWER,
         child::ChildEvent,
         dialect::{AskId, CallId, ServerMessage, log_own_error},
         shared::{mailbox, routing},
     },
+    declare::Policy,
     hub::{
         call::{Call, CallError, Effect, NewAsk, Overdue},
         core::or_never,
         stream::About,
     },
     protocol::{Kind, LISTENER_STREAM, Message, StreamId, json, jsonrpc},
-    state::StoreError,
+    state::{BoxFuture, StoreError},
     telemetry::{Dropped, Outcome, semconv},
 };
 
+/// The part of an event that takes time, which few have. The task of a session would keep room for it as
+/// long as the session lives.
+pub(super) type Rest<'s> = Option<BoxFuture<'s, ()>>;
+
+/// A list in the response to a call, before it is filtered.
+struct List {
+    listed: Listed,
+    policy: Arc<Policy>,
+    line: Bytes,
+    stream: StreamId,
+    has_effect: bool,
+}
+
 impl Session {
-    /// Handles an event of the backend.
-    pub(super) async fn handle_backend(&mut self, event: BackendEvent) {
+    /// Handles an event of the backend, but for the rest that takes time.
+    pub(super) fn handle_backend(&mut self, event: BackendEvent) -> Rest<'_> {
         match event {
-            BackendEvent::Own(event) => self.handle_child(event).await,
+            BackendEvent::Own(event) => return self.handle_child(event),
             BackendEvent::Shared(mailbox::ToSession::Message(message)) => {
-                self.handle_message(*message).await;
+                return self.handle_message(*message);
             }
             BackendEvent::Shared(mailbox::ToSession::InvalidResponse(call)) => {
                 self.fail_call(call, CallError::INVALID);
@@ -43,13 +61,16 @@ impl Session {
             BackendEvent::Shared(mailbox::ToSession::Ended(loss)) => {
                 self.shared_child_ended(loss);
             }
-            BackendEvent::Acquired(acquired) => Box::pin(self.backend_acquired(acquired)).await,
+            BackendEvent::Acquired(acquired) => {
+                return Some(Box::pin(self.backend_acquired(acquired)));
+            }
         }
+        None
     }
 
-    async fn handle_child(&mut self, event: ChildEvent) {
+    fn handle_child(&mut self, event: ChildEvent) -> Rest<'_> {
         match event {
-            ChildEvent::Line(line) => self.handle_line(line).await,
+            ChildEvent::Line(line) => return self.handle_line(line),
             ChildEvent::TooLong => {
                 tracing::warn!(
                     server.name = self.client.server().name,
@@ -77,46 +98,56 @@ impl Session {
                 self.child_lost(CallError::EXITED);
             }
         }
+        None
     }
 
-    async fn handle_line(&mut self, line: Bytes) {
+    fn handle_line(&mut self, line: Bytes) -> Rest<'_> {
         match Message::parse_line(line) {
-            Ok(message) => self.handle_message(message).await,
-            Err(line) => self.handle_invalid_line(&line),
+            Ok(message) => self.handle_message(message),
+            Err(line) => {
+                self.handle_invalid_line(&line);
+                None
+            }
         }
     }
 
     /// Handles a message of the backend.
-    async fn handle_message(&mut self, message: Message) {
+    fn handle_message(&mut self, message: Message) -> Rest<'_> {
         if let Some(initialize) = self.link.initialize_id()
             && matches!(message.kind(), Kind::Result | Kind::Error)
             && message
                 .id()
                 .is_some_and(|id| id == initialize.to_string().as_bytes())
         {
-            return Box::pin(self.child_initialized(&message)).await;
+            return Some(Box::pin(self.child_initialized(message)));
         }
         self.log_cancellation("server", &message);
         let said = self.dialect.line(&message, self.link.out_now());
         self.count_message(&said);
-        let written = self.route_message(said, message).await;
-        self.handle_write(written);
+        match self.route_message(said, message) {
+            Ok(Some(list)) => return Some(Box::pin(self.finish_list(list))),
+            Ok(None) => self.handle_write(Ok(())),
+            Err(error) => self.handle_write(Err(error)),
+        }
+        None
     }
 
-    /// Writes a message of the backend to the stream that it belongs to.
-    async fn route_message(
+    /// Writes a message of the backend to the stream that it belongs to; returns a list that is to be
+    /// filtered first.
+    fn route_message(
         &mut self,
         said: ServerMessage,
         message: Message,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<List>, StoreError> {
         let now = Instant::now();
         let (stream, line) = match said {
             ServerMessage::Response { call, id } => {
-                return self.finish_call(call, &id, message).await;
+                return self.finish_call(call, &id, message);
             }
             ServerMessage::Progress { call, line } => (self.calls.route_progress(call, now), line),
             ServerMessage::Ask { ask, task, line } => {
-                return self.route_ask(ask, task.as_deref(), line);
+                self.route_ask(ask, task.as_deref(), line)?;
+                return Ok(None);
             }
             ServerMessage::AskCancelled { ask, line } => {
                 let stream = self.calls.settle(ask, now).map(|(stream, _)| stream);
@@ -135,15 +166,15 @@ impl Session {
             ServerMessage::Notification(line) => (self.calls.route(About::Other), line),
             said @ (ServerMessage::Answered(_) | ServerMessage::Undeclared { .. }) => {
                 self.answered_child(&said);
-                return Ok(());
+                return Ok(None);
             }
             ServerMessage::UnwantedTask(task) => {
                 self.cancel_task(&task);
-                return Ok(());
+                return Ok(None);
             }
             ServerMessage::OwnResponse { method } => {
                 self.own_response(method, &message);
-                return Ok(());
+                return Ok(None);
             }
             ServerMessage::Dropped(why) => {
                 self.link.end_probe();
@@ -153,14 +184,15 @@ impl Session {
                     "a message of the child is dropped"
                 );
                 self.core.metrics.messages_dropped.add(Dropped::Unknown);
-                return Ok(());
+                return Ok(None);
             }
         };
         let Some(stream) = stream else {
             self.core.metrics.messages_dropped.add(Dropped::NoStream);
-            return Ok(());
+            return Ok(None);
         };
-        self.write_message(stream, line, now)
+        self.write_message(stream, line, now)?;
+        Ok(None)
     }
 
     /// Handles the response to a request of the gateway itself.
@@ -237,15 +269,15 @@ impl Session {
         Ok(())
     }
 
-    /// Ends a call with the response of the backend.
-    async fn finish_call(
+    /// Ends a call with the response of the backend; returns a list that is to be filtered first.
+    fn finish_call(
         &mut self,
         id: CallId,
         clients_id: &[u8],
         message: Message,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<List>, StoreError> {
         let Some(mut call) = self.calls.end(id) else {
-            return Ok(());
+            return Ok(None);
         };
         let now = Instant::now();
         self.link.touch(now);
@@ -281,18 +313,38 @@ impl Session {
         // After the effect, which is replayed to the next child.
         self.leave_if_idle();
         let line = message.into_bytes_with_id(clients_id);
-        let line = match &call.list {
-            Some((listed, policy)) if is_result => {
-                let share = self.pacing.share();
-                let cut = Box::pin(policy::filtered(policy, *listed, line, share)).await;
-                self.page_cursors().sealed(*listed, cut)
-            }
-            _ => line,
-        };
-        if has_effect {
-            return self.finish_recorded_call(call.stream, line);
+        if let Some((listed, policy)) = call.list.take().filter(|_| is_result) {
+            return Ok(Some(List {
+                listed,
+                policy,
+                line,
+                stream: call.stream,
+                has_effect,
+            }));
         }
-        self.streams.finish_call(call.stream, Some(line))
+        self.write_response(call.stream, line, has_effect)?;
+        Ok(None)
+    }
+
+    /// Ends a call with a list, of which the client gets what it may use.
+    async fn finish_list(&mut self, list: List) {
+        let share = self.pacing.share();
+        let cut = policy::filtered(&list.policy, list.listed, list.line, share).await;
+        let line = self.page_cursors().sealed(list.listed, cut);
+        let written = self.write_response(list.stream, line, list.has_effect);
+        self.handle_write(written);
+    }
+
+    fn write_response(
+        &mut self,
+        stream: StreamId,
+        line: Bytes,
+        has_effect: bool,
+    ) -> Result<(), StoreError> {
+        if has_effect {
+            return self.finish_recorded_call(stream, line);
+        }
+        self.streams.finish_call(stream, Some(line))
     }
 
     /// Applies the change that the result of a call makes in the session.

@@ -150,11 +150,12 @@ impl Session {
     }
 
     /// Handles the response of the session's own child to `initialize`.
-    pub(super) async fn child_initialized(&mut self, message: &Message) {
+    pub(super) async fn child_initialized(&mut self, message: Message) {
         let Some(own) = self.link.initializing() else {
             return;
         };
-        let ServerMessage::Response { id, .. } = self.dialect.line(message, own.child.out()) else {
+        let ServerMessage::Response { id, .. } = self.dialect.line(&message, own.child.out())
+        else {
             return;
         };
         let line = message.clone().into_bytes_with_id(&id);

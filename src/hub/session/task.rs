@@ -208,7 +208,9 @@ impl Session {
                     self.link.try_flush();
                 }
                 event = self.link.next(), if self.may_read_child() => {
-                    self.handle_backend(event).await;
+                    if let Some(rest) = self.handle_backend(event) {
+                        rest.await;
+                    }
                     self.pacing.others_first().await;
                 }
                 written = self.lease.write_done(), if self.lease.is_writing() => {

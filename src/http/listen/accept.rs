@@ -153,7 +153,10 @@ struct Connection {
 impl Connection {
     async fn plain(self, stream: TcpStream) {
         let began = Instant::now();
-        match self.with_deadline(speaks_http2(&stream)).await {
+        // Boxed until it is over, as is a handshake: a task keeps room for the largest of its steps as long
+        // as it lives.
+        let is_http2 = Box::pin(self.with_deadline(speaks_http2(&stream))).await;
+        match is_http2 {
             Some(Ok(true)) => Box::pin(self.http2(stream)).await,
             Some(Ok(false)) => Box::pin(self.http1(stream, began.elapsed())).await,
             Some(Err(_)) | None => {}
@@ -162,7 +165,8 @@ impl Connection {
 
     async fn secure(self, stream: TcpStream, config: Arc<rustls::ServerConfig>) {
         let handshake = tokio_rustls::TlsAcceptor::from(config).accept(stream);
-        let stream = match self.with_deadline(handshake).await {
+        let secured = Box::pin(self.with_deadline(handshake)).await;
+        let stream = match secured {
             Some(Ok(stream)) => stream,
             Some(Err(error)) => {
                 tracing::debug!(%error, "TLS handshake failed");

@@ -240,16 +240,7 @@ impl Source for CallStream {
         if let Some((_, reader)) = &self.source {
             reader.took();
         }
-    }
-
-    fn close_at(&self) -> Option<Instant> {
-        None
-    }
-
-    fn close(&mut self) -> Bytes {
-        Bytes::new()
-    }
-}
+    }}
 
 /// The notifications of a subscription.
 pub(super) struct SubscriptionStream {
@@ -304,13 +295,4 @@ impl Source for SubscriptionStream {
 
     fn took(&self) {
         self.reader.took();
-    }
-
-    fn close_at(&self) -> Option<Instant> {
-        None
-    }
-
-    fn close(&mut self) -> Bytes {
-        Bytes::new()
-    }
-}
+    }}

@@ -106,11 +106,15 @@ pub(crate) trait Source: Send + 'static {
     /// Marks the connection as alive: its peer takes what is sent.
     fn took(&self);
 
-    /// The time at which the stream is closed though it goes on, and its last bytes then.
-    fn close_at(&self) -> Option<Instant>;
+    /// The time at which it has a part of its own ([`Source::due`]).
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
 
-    /// The last bytes of a stream that is closed though it goes on.
-    fn close(&mut self) -> Bytes;
+    /// The part that is due.
+    fn due(&mut self) -> Part {
+        Part::Last(None)
+    }
 }
 
 /// A part of an event stream.
@@ -276,27 +280,35 @@ impl<S: Source> Connection<S> {
             return Some(self.first.split().freeze());
         }
         let silence = Instant::now() + self.pace.keep_alive;
-        let close = self.source.close_at();
         loop {
             // Events that must wait stay in the log, within its bounds. A connection that falls
             // behind them ends like that of any slow reader, and its resume gets the error.
             let pause = self.pace.flow.pause().map(|pause| Instant::now() + pause);
             let is_full = self.unsent.is_full(self.source.budget());
+            let deadline = self.source.deadline();
+            let silent = Some(silence).filter(|_| !self.pace.keep_alive.is_zero());
+            let waits = [silent, pause].into_iter().flatten();
+            // One timer for the first of them: every open stream keeps room for all timers named here.
+            let first = deadline.into_iter().chain(waits.filter(|_| !is_full)).min();
             select! {
                 biased;
                 () = self.unsent.sent.notified(), if is_full => {}
                 part = self.source.next(), if pause.is_none() && !is_full => {
-                    return self.write(part);
+                    // A part without bytes is another deadline.
+                    if !matches!(&part, Part::More(bytes) if bytes.is_empty()) {
+                        return self.write(part);
+                    }
                 }
-                () = sleep_until(close.unwrap_or(silence)), if close.is_some() => {
-                    self.is_ended = true;
-                    return Some(self.source.close());
+                () = sleep_until(first.unwrap_or(silence)), if first.is_some() => {
+                    if first == deadline {
+                        let part = self.source.due();
+                        return self.write(part);
+                    }
+                    if first == silent {
+                        self.source.took();
+                        return Some(Bytes::from_static(KEEP_ALIVE));
+                    }
                 }
-                () = sleep_until(silence), if !is_full && !self.pace.keep_alive.is_zero() => {
-                    self.source.took();
-                    return Some(Bytes::from_static(KEEP_ALIVE));
-                }
-                () = sleep_until(pause.unwrap_or(silence)), if pause.is_some() && !is_full => {}
             }
         }
     }
@@ -327,21 +339,15 @@ impl<S: Source> Connection<S> {
 
 impl Source for SessionStream {
     async fn next(&mut self) -> Part {
-        let begins_with_retry = self.begins_with_retry();
-        loop {
-            let usual_again = self.usual_again_at;
-            select! {
-                biased;
-                // One that comes while another waits is noticed after that.
-                Ok(()) = self.long_retries.changed(), if begins_with_retry && usual_again.is_none() => {
-                    self.usual_again_at = Some(Instant::now() + USUAL_AGAIN);
-                }
-                () = sleep_until(usual_again.unwrap_or_else(Instant::now)), if usual_again.is_some() => {
-                    self.usual_again_at = None;
-                    return Part::More(self.usual_retry());
-                }
-                next = self.reading.next() => return self.part(next),
+        let is_told = self.begins_with_retry() && self.usual_again_at.is_none();
+        select! {
+            biased;
+            // One that comes while another waits is noticed after that.
+            Ok(()) = self.long_retries.changed(), if is_told => {
+                self.usual_again_at = Some(Instant::now() + USUAL_AGAIN);
+                Part::More(Bytes::new())
             }
+            next = self.reading.next() => self.part(next),
         }
     }
 
@@ -353,14 +359,17 @@ impl Source for SessionStream {
         self.reading.took();
     }
 
-    fn close_at(&self) -> Option<Instant> {
-        self.close_at
+    fn deadline(&self) -> Option<Instant> {
+        let both = [self.close_at, self.usual_again_at];
+        both.into_iter().flatten().min()
     }
 
-    /// Closes the connection of an unfinished stream, with the `retry` of 2025-11-25 transports,
-    /// "Sending Messages to the Server" 6.
-    fn close(&mut self) -> Bytes {
-        self.usual_retry()
+    fn due(&mut self) -> Part {
+        if self.close_at.is_some() && self.close_at == self.deadline() {
+            return Part::Last(Some(self.close()));
+        }
+        self.usual_again_at = None;
+        Part::More(self.usual_retry())
     }
 }
 
@@ -405,6 +414,12 @@ impl SessionStream {
     /// Whether streams of the session begin with a `retry`, and may end with a long one.
     fn begins_with_retry(&self) -> bool {
         self.reading.revision().is_some_and(Revision::has_priming)
+    }
+
+    /// Closes the connection of an unfinished stream, with the `retry` of 2025-11-25 transports,
+    /// "Sending Messages to the Server" 6.
+    fn close(&self) -> Bytes {
+        self.usual_retry()
     }
 
     /// The usual delay.

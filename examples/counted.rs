@@ -1,5 +1,5 @@
-//! The `lockgate` program, which counts the allocations of all its threads: the test reads their number
-//! from the file that `COUNTED` names, in the byte order of the machine.
+//! The `lockgate` program, which counts the allocations of all its threads: the tests read their number, and
+//! the bytes that are allocated now, from the file that `COUNTED` names, in the byte order of the machine.
 
 use std::{
     alloc::{GlobalAlloc, Layout},
@@ -13,11 +13,23 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 struct Counted;
 
 static INNER: lockgate::Allocator = lockgate::Allocator;
-static COUNT: OnceLock<&'static AtomicU64> = OnceLock::new();
+static COUNT: OnceLock<&'static Count> = OnceLock::new();
 
-fn count() {
+/// What others see.
+#[repr(C)]
+struct Count {
+    allocations: AtomicU64,
+    /// Bytes that are allocated now, from the first look on.
+    bytes: AtomicU64,
+}
+
+fn count(more: usize, less: usize) {
     if let Some(count) = COUNT.get() {
-        count.fetch_add(1, Ordering::Relaxed);
+        count
+            .allocations
+            .fetch_add(u64::from(more > 0), Ordering::Relaxed);
+        count.bytes.fetch_add(more as u64, Ordering::Relaxed);
+        count.bytes.fetch_sub(less as u64, Ordering::Relaxed);
     }
 }
 
@@ -25,24 +37,25 @@ fn count() {
 // SAFETY: all is done by the inner allocator.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size(), 0);
         // SAFETY: as the caller's.
         unsafe { INNER.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size(), 0);
         // SAFETY: as the caller's.
         unsafe { INNER.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size, layout.size());
         // SAFETY: as the caller's.
         unsafe { INNER.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        count(0, layout.size());
         // SAFETY: as the caller's.
         unsafe { INNER.dealloc(block, layout) }
     }
@@ -51,13 +64,13 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-/// Maps the file into memory, as a counter that others see.
-fn map(file: &File) -> &'static AtomicU64 {
-    let size = size_of::<AtomicU64>();
+/// Maps the file into memory, as counters that others see.
+fn map(file: &File) -> &'static Count {
+    let size = size_of::<Count>();
     let access = ProtFlags::READ | ProtFlags::WRITE;
     #[expect(unsafe_code, reason = "memory is shared with another process")]
     // SAFETY: the mapping is new and stays for ever; it is aligned to a page, and the file is as long as
-    // the counter.
+    // the counters, for which every content is good.
     unsafe {
         let place = mmap(
             std::ptr::null_mut(),
@@ -67,7 +80,7 @@ fn map(file: &File) -> &'static AtomicU64 {
             file,
             0,
         );
-        AtomicU64::from_ptr(place.expect("the file is mapped").cast())
+        &*place.expect("the file is mapped").cast::<Count>()
     }
 }
 
@@ -77,7 +90,8 @@ fn main() -> std::process::ExitCode {
     if let Some(path) = std::env::var_os("COUNTED") {
         let file = File::options().read(true).write(true).open(path);
         let file = file.expect("COUNTED is a file");
-        file.set_len(8).expect("it has a length");
+        let length = size_of::<Count>() as u64;
+        file.set_len(length).expect("it has a length");
         _ = COUNT.set(map(&file));
     }
     lockgate::main()

@@ -1,6 +1,6 @@
 //! Costs of a call that do not depend on the machine: its system calls and allocations.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
@@ -15,6 +15,8 @@ use crate::support::{
 const GATHER: Duration = Duration::from_millis(5);
 /// The allocations of a call.
 const ALLOCATIONS: u64 = 60;
+/// The bytes of an idle session.
+const IDLE: i64 = 29_000;
 
 async fn calls(sessions: &[Session], count: usize) {
     let some = async |session: &Session| {
@@ -47,25 +49,66 @@ async fn a_call_takes_two_writes_and_a_read_and_its_log_line_none() {
     assert!(lines.matches("tools/call echo").count() >= 1600, "{lines}");
 }
 
-/// The number in the file of `examples/counted.rs`.
-fn allocations(file: &Path) -> u64 {
-    let bytes = std::fs::read(file).unwrap();
-    u64::from_ne_bytes(bytes.try_into().unwrap())
+/// A gateway that counts its allocations: `examples/counted.rs`.
+struct Counted {
+    gateway: Gateway,
+    file: tempfile::NamedTempFile,
+}
+
+impl Counted {
+    async fn start(sets: &[&str]) -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut program = Command::new(harness::example("counted"));
+        program.env("COUNTED", file.path());
+        let args = harness::run_args(sets, &[]);
+        let gateway = Gateway::run(program, &args, &[&harness::child()]).await;
+        Self { gateway, file }
+    }
+
+    fn numbers(&self) -> [u64; 2] {
+        let bytes = std::fs::read(self.file.path()).unwrap();
+        let (first, second) = bytes.split_at(8);
+        [first, second].map(|number| u64::from_ne_bytes(number.try_into().unwrap()))
+    }
+
+    /// The allocations so far.
+    fn allocations(&self) -> u64 {
+        self.numbers()[0]
+    }
+
+    /// The bytes that are allocated now.
+    fn bytes(&self) -> i64 {
+        self.numbers()[1].cast_signed()
+    }
 }
 
 /// Those of hyper, of the two heads, of the route and of the session's entry; none of them for the log.
 #[tokio::test]
 async fn a_call_takes_few_allocations() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let mut program = Command::new(harness::example("counted"));
-    program.env("COUNTED", file.path());
-    let args = harness::run_args(&[], &[]);
-    let gateway = Gateway::run(program, &args, &[&harness::child()]).await;
-    let sessions = [gateway.session().await];
+    let counted = Counted::start(&[]).await;
+    let sessions = [counted.gateway.session().await];
     calls(&sessions, 100).await;
-    let before = allocations(file.path());
+    let before = counted.allocations();
     calls(&sessions, 1000).await;
-    let each = (allocations(file.path()) - before) / 1000;
+    let each = (counted.allocations() - before) / 1000;
     println!("{each} allocations a call");
     assert!((5..=ALLOCATIONS).contains(&each), "{each} allocations");
+}
+
+/// Half of them are the buffers of hyper, of 8 KiB each, of which little is written to.
+#[tokio::test]
+async fn an_idle_session_with_an_open_stream_holds_few_bytes() {
+    let counted = Counted::start(&["server.isolation=tenant"]).await;
+    let mut open = Vec::new();
+    let mut bytes = Vec::new();
+    for count in [20, 80] {
+        while open.len() < count {
+            let session = counted.gateway.session().await;
+            open.push((session.listen().await, session));
+        }
+        bytes.push(counted.bytes());
+    }
+    let each = (bytes[1] - bytes[0]) / 60;
+    println!("{each} bytes of an idle session");
+    assert!((16 << 10..=IDLE).contains(&each), "{each} bytes");
 }

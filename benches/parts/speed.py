@@ -89,7 +89,9 @@ def full(binary, folder, sandbox=None):
         "quotas": QUOTAS | {"children": 2000, "principal": QUOTAS},
         "servers": {"echo": server},
     }
-    manifest = place / "manifest.json"
+    # Apart from the log: the gateway watches the directory of its manifest, and would see each line.
+    (place / "declared").mkdir()
+    manifest = place / "declared" / "manifest.json"
     manifest.write_text(json.dumps({"version": 1, "tenants": {"acme": tenant}}))
     command = [str(binary), "serve", "--apply", str(manifest), "--set", f"data_dir={place / 'data'}"]
     for one in ("http.listen=127.0.0.1:0", "ops.listen=127.0.0.1:0"):

@@ -15,8 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     core::{
         Attach, COMMANDS, Command, Core, Delivery, Handle, SessionStores, Sessions, Stores,
-        ToolDigests,
-        Transport, check_initialize, sweep,
+        ToolDigests, Transport, check_initialize, sweep,
     },
     limits::{CallSeats, Limits, MemoryBudgets, Seats},
     ownership::{Claims, STORE_AWAY, Unresponsive, is_of, places},

@@ -97,16 +97,19 @@ struct RunningChild {
 }
 
 impl SharedChild {
+    /// What its start is given from outside: all of its `initialize` but the revision is the gateway's.
+    fn occasion(&self) -> Occasion {
+        Occasion {
+            cause: Some(self.revision.as_str().into()),
+            ..Occasion::default()
+        }
+    }
+
     /// Starts the child and serves its sessions until its end; returns the reason, which counts for
     /// its key.
     pub(crate) async fn run(self, restarts: u32, not_before: Option<Instant>) -> Option<Loss> {
         let (pool, server) = (Arc::clone(&self.pool), Arc::clone(&self.server));
-        // All else of its `initialize` is the gateway's.
-        let occasion = Occasion {
-            cause: Some(self.revision.as_str().into()),
-            ..Occasion::default()
-        };
-        let acquired = pool.get(server, restarts, not_before, occasion);
+        let acquired = pool.get(server, restarts, not_before, self.occasion());
         let acquired = self.halt.run_until_cancelled(acquired).await;
         let Started { child, place } = match acquired {
             Some(Ok(started)) => started,

@@ -240,7 +240,8 @@ impl Source for CallStream {
         if let Some((_, reader)) = &self.source {
             reader.took();
         }
-    }}
+    }
+}
 
 /// The notifications of a subscription.
 pub(super) struct SubscriptionStream {
@@ -295,4 +296,5 @@ impl Source for SubscriptionStream {
 
     fn took(&self) {
         self.reader.took();
-    }}
+    }
+}

@@ -26,8 +26,8 @@ use crate::{
     hub::{
         call::{CallError, Calls, Pings},
         core::{
-            AccessChange, Attach, Command, Core, Handle, SessionStores, Signal, Signals,
-            Transport, or_never,
+            AccessChange, Attach, Command, Core, Handle, SessionStores, Signal, Signals, Transport,
+            or_never,
         },
         limits::SessionPlace,
         stream::{SessionLog, StreamLimits, Streams},

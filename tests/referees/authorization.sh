@@ -96,7 +96,7 @@ JSON
 
 "$binary" serve --apply "$work/manifest.json" --listen "127.0.0.1:$port" --set ops.listen= \
   --set "data_dir=$work/data" --set "public_url=$url" --set default.tenant=main --set default.server=one \
-  --set 'outbound.allow=["127.0.0.0/8"]' --set oauth.registrations_address=600 \
+  --set 'outbound.allow=["127.0.0.0/8"]' --set 'outbound.probe=[]' --set oauth.registrations_address=600 \
   --set oauth.failures=1000 --set oauth.writes=100000 --set sandbox.shared_uid=true \
   >"$work/log" 2>"$work/err" </dev/null &
 gateway=$!

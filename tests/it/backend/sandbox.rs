@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::{
     database::persistence::{Ground, Replica, mark, server},
-    support::harness::{Gateway, NEWEST, Session, child, marked, package, until},
+    support::harness::{Gateway, NEWEST, Session, child, marked, opening, package, until},
 };
 
 /// The separations of children that work on this machine.
@@ -94,7 +94,12 @@ async fn a_uid_passes_on_without_the_files_of_its_last_child() {
     assert!(files.iter().all(|file| file.exists()));
     let mut b = gateway.stranger();
     b.url = gateway.url.replace("/t/a/", "/t/b/");
-    b.initialize(NEWEST).await;
+    // The only uid is free once the gateway has seen the end of the child.
+    until("another child with the uid", || async {
+        let answer = b.post(&opening(NEWEST)).await;
+        answer.headers().contains_key("mcp-session-id")
+    })
+    .await;
     let left: Vec<_> = files.iter().filter(|file| file.exists()).collect();
     assert!(left.is_empty(), "{left:?}");
 }

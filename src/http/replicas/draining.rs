@@ -13,7 +13,10 @@ use axum::{
 };
 use http::Method;
 
-use super::request::{ForwardedRequest, Forwarding, HopError, not_owner, owner_unreachable};
+use super::{
+    parked,
+    request::{ForwardedRequest, Forwarding, HopError, not_owner, owner_unreachable},
+};
 use crate::endpoint;
 use crate::http::{
     admission::{Admitted, Front, body},
@@ -46,10 +49,18 @@ pub(crate) async fn to_successor(
     let (parts, unread) = request.into_parts();
     let body = body::whole(unread, front.config.http.max_body).await;
     let body = body.map_err(IntoResponse::into_response)?;
-    let is_initialize = Messages::parse(body.clone()).is_ok_and(|messages| {
-        matches!(messages, Messages::One(message)
-            if message.method() == RpcMethod::Initialize && message.kind() == Kind::Request)
-    });
+    let request = match Messages::parse(body.clone()) {
+        Ok(Messages::One(message)) if message.kind() == Kind::Request => Some(message),
+        Ok(_) | Err(_) => None,
+    };
+    // A request without a session stands for itself.
+    if let Some(message) = request.as_ref().filter(|message| message.is_modern())
+        && let Some(successor) = successors.first()
+    {
+        let id = message.id().unwrap_or_default();
+        return Err(parked::to_replica(front, admitted, (&parts, body), id, successor).await);
+    }
+    let is_initialize = request.is_some_and(|message| message.method() == RpcMethod::Initialize);
     if is_2024 || is_initialize {
         let forwarding = Forwarding {
             front: Arc::clone(front),

@@ -1,5 +1,5 @@
-//! Retry of a parked call at the replica that has it: its ticket names the replica, so that no store is
-//! asked.
+//! A request without a session at another replica: the retry of a parked call, whose ticket names the
+//! replica, so that no store is asked; and any request while this replica drains.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::http::{
 };
 use crate::{hub::CallError, protocol::event::push_message, state::Replica};
 
-/// Forwards a retry to the replica that has its call. A call ends with its replica.
+/// Forwards a request to another replica. Its call ends with that replica.
 pub(crate) async fn to_replica(
     front: &Arc<Front>,
     admitted: &Admitted,

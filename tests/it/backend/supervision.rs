@@ -42,13 +42,13 @@ fn niceness(pid: u32) -> i32 {
 
 /// Many busy children took the processors from the gateway, and so from every tenant.
 #[tokio::test]
-async fn children_weigh_less_than_the_gateway_and_in_run_as_much() {
+async fn children_weigh_less_than_the_gateway_if_told_so_and_in_run_as_much() {
     let server = json!({"command": child()});
     let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"main": server}}});
     for (config, more) in [
-        (json!({}), 10),
+        (json!({}), 0),
         (json!({"children": {"nice": 3}}), 3),
-        (json!({"children": {"nice": 0}}), 0),
+        (json!({"children": {"nice": 10}}), 10),
     ] {
         let gateway = Served::start(config, tenants.clone()).await;
         let session = gateway.session("a", "main").await;

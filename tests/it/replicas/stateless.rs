@@ -94,6 +94,26 @@ async fn calls_go_on_while_redis_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_drains_passes_requests_on() {
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": {"command": child()}}}});
+    let drain = json!({"delay": "5s", "timeout": "2s"});
+    let config = json!({"public_url": "http://127.0.0.1:8080", "drain": drain});
+    let pair = Pair::of(config, tenants).await;
+    let [first, second] = clients(&pair);
+    let pid = async |client: &Modern| -> Value {
+        let who = client.text("whoami", json!({})).await;
+        serde_json::from_str::<Value>(&who).unwrap()["pid"].clone()
+    };
+    let of_second = pid(&second).await;
+    assert_ne!(pid(&first).await, of_second);
+    pair.both()[0].send(Signal::TERM);
+    until("requests go to the successor", || async {
+        pid(&first).await == of_second
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_ticket_of_a_replica_that_is_gone_says_so() {
     let pair = pair().await;
     let [first, second] = clients(&pair);

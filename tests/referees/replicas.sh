@@ -82,7 +82,7 @@ export CONTROL
 url=$base/t/acme/one/mcp
 
 # The long one beside the others; who kills replicas runs alone.
-run conformance "$here/conformance.sh" "$url" "$base/t/acme/polling/mcp" newest &
+limit=400 run conformance "$here/conformance.sh" "$url" "$base/t/acme/polling/mcp" newest &
 conformance=$!
 check ts-streamable "$node" ts-streamable.mjs "$url" --backend fixture
 check ts-sse "$node" ts-sse.mjs "${url%/mcp}/sse" --backend fixture

@@ -8,7 +8,7 @@ pub(crate) mod jws;
 mod jwt;
 
 use self::jws::{KeySet, Signature};
-use self::jwt::{ExpectedToken, Token};
+use self::jwt::{ExpectedToken, IssuedBy, Token};
 use crate::declare::ALGORITHMS;
 
 /// The subject of an access token, if the gateway accepts it: as `auth::external` goes about it.
@@ -19,7 +19,7 @@ pub(crate) fn accepted(text: &str, issuer: &str, keys: &KeySet, now: u64) -> Opt
         groups_claim: "groups",
     };
     let token = Token::parse(text, expected).ok()?;
-    token.claims.check_validity(now).ok()?;
+    token.claims.check_validity(now, IssuedBy::Another).ok()?;
     let is_signed = matches!(keys.check(&token.jws), Signature::By(_));
     is_signed.then_some(token.claims.subject)
 }
@@ -32,6 +32,6 @@ pub(crate) fn accepted_own(text: &str, issuer: &str, key: &[u8; 32], now: u64) -
         groups_claim: "groups",
     };
     let token = Token::parse(text, expected).ok()?;
-    token.claims.check_validity(now).ok()?;
+    token.claims.check_validity(now, IssuedBy::Us).ok()?;
     token.jws.is_signed_by(key).then_some(token.claims.subject)
 }

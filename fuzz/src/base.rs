@@ -6,6 +6,7 @@ mod clock;
 #[expect(dead_code, reason = "the targets use a part of it")]
 #[path = "../../src/base/digest.rs"]
 mod digest;
+#[expect(dead_code, reason = "the targets use a part of it")]
 #[path = "../../src/base/reach.rs"]
 pub(crate) mod reach;
 #[expect(dead_code, reason = "the targets use a part of it")]

@@ -1,5 +1,6 @@
 //! Any bytes as a child's stdout: the same lines however the pipe cuts them, in bounded memory.
 
+#[expect(dead_code, reason = "the targets use a part of it")]
 #[path = "../../src/backend/child/lines.rs"]
 mod lines;
 

@@ -18,6 +18,9 @@ mod auth;
 mod base;
 mod config;
 mod declare;
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/endpoint.rs"]
+mod endpoint;
 mod http;
 mod oauth;
 #[expect(

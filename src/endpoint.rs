@@ -388,7 +388,7 @@ pub(crate) const AUTHORIZATION_SERVER: &str = "/.well-known/oauth-authorization-
 /// `OpenID` Connect Discovery; RFC 8414, section 5, inserts it too.
 pub(crate) const OPENID_CONFIGURATION: &str = "/.well-known/openid-configuration";
 
-/// Names that a machine has for itself: one host, whichever a client was given.
+/// Names that a machine has for itself: one host, by any of them.
 pub(crate) const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 /// Path prefix of all tenants.

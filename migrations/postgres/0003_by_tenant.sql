@@ -4,11 +4,11 @@
 ALTER TABLE api_keys DROP CONSTRAINT api_keys_hash_key;
 CREATE UNIQUE INDEX api_keys_by_hash ON api_keys (COALESCE(tenant, ''), hash);
 
--- Pages of these, too, are in the order of bytes, whatever the locale of the database is.
+-- Pages of these, too, are in the order of bytes, in every locale of the database.
 ALTER TABLE clients ALTER COLUMN name TYPE TEXT COLLATE "C";
 ALTER TABLE providers ALTER COLUMN name TYPE TEXT COLLATE "C";
 
--- Whether a tenant has changed is read from these alone.
+-- These alone show that a tenant has changed.
 CREATE INDEX tenants_by_version ON tenants (name, version);
 CREATE INDEX servers_by_version ON servers (tenant, version);
 CREATE INDEX users_by_version ON users (tenant, version);

@@ -20,7 +20,7 @@ ALTER TABLE new_api_keys RENAME TO api_keys;
 CREATE UNIQUE INDEX api_keys_by_name ON api_keys (COALESCE(tenant, ''), name);
 CREATE UNIQUE INDEX api_keys_by_hash ON api_keys (COALESCE(tenant, ''), hash);
 
--- Whether a tenant has changed is read from these alone.
+-- These alone show that a tenant has changed.
 CREATE INDEX tenants_by_version ON tenants (name, version);
 CREATE INDEX servers_by_version ON servers (tenant, version);
 CREATE INDEX users_by_version ON users (tenant, version);

@@ -99,10 +99,12 @@ impl Pool {
             sleep_until(until).await;
         }
         // A caller whose `initialize` ends children must not take all of the warm ones.
-        let verdict = self.circuits.peek(&spec(&server), occasion.cause.as_ref());
-        if verdict == Verdict::Now
+        let (spec, cause) = (spec(&server), occasion.cause.as_ref());
+        if self.circuits.peek(&spec, cause) == Verdict::Now
             && let Some(mut warm) = self.warm.take(&server).await
         {
+            // It may be the probe of a circuit that was open.
+            _ = self.circuits.try_start(&spec, cause);
             warm.place.begin(occasion.cause);
             return Ok(warm);
         }

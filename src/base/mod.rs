@@ -10,7 +10,7 @@
 //! * `outbound`: HTTP client for addresses named by others
 //! * `private_file`: files that only their owner may read
 //! * `progress`: a line on a terminal that is drawn again while work is under way
-//! * `random`: source of random numbers, and names that nobody can guess
+//! * `random`: source of random numbers, and unguessable names
 //! * `reach`: addresses that outbound requests may reach, and the proxy of these
 //! * `secret`: texts that are never printed
 //! * `table`: hash tables with the gateway's own keys

@@ -115,10 +115,7 @@ impl Outbound {
     ///
     /// Those of [`Self::json`].
     pub(crate) async fn document(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
-        let url = Url::parse(url).map_err(|_| OutboundError::Url("no URL"))?;
-        let client = self.client(self.way(&url).await?).await?;
-        let sent = client.get(url).header(ACCEPT, "application/json").send();
-        let response = sent.await.map_err(unreachable)?;
+        let response = self.ask(url).await?;
         let status = response.status();
         if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
             // A temporary failure: the document may exist.
@@ -139,6 +136,18 @@ impl Outbound {
         let fresh = freshness(response.headers());
         let body = body(response, max).await?;
         Ok(Document { body, fresh })
+    }
+
+    /// The response of `url`, with any status.
+    ///
+    /// # Errors
+    ///
+    /// `Url`, `Unreachable`.
+    pub(crate) async fn ask(&self, url: &str) -> Result<reqwest::Response, OutboundError> {
+        let url = Url::parse(url).map_err(|_| OutboundError::Url("no URL"))?;
+        let client = self.client(self.way(&url).await?).await?;
+        let sent = client.get(url).header(ACCEPT, "application/json").send();
+        sent.await.map_err(unreachable)
     }
 
     /// Checks whether a URL is allowed, without resolving its host.

@@ -1,4 +1,4 @@
-//! Source of random numbers, passed in so that tests can replace it, and names that nobody can guess.
+//! Source of random numbers, passed in so that tests can replace it, and unguessable names.
 
 use aws_lc_rs::rand::SecureRandom;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -7,7 +7,7 @@ use uuid::Uuid;
 /// Source of keys, nonces and salts.
 pub(crate) type Random = dyn SecureRandom + Send + Sync;
 
-/// Makes a file name that nobody can guess, as short as it can be: [`RANDOM_NAME`] letters.
+/// Makes an unguessable file name, as short as it can be: [`RANDOM_NAME`] letters.
 pub(crate) fn random_name() -> String {
     URL_SAFE_NO_PAD.encode(Uuid::new_v4())
 }

@@ -311,21 +311,14 @@ impl Body {
         Ok(Self::Batch(items.into_iter().map(item).collect()))
     }
 
-    /// The items of an array of a server, as they are written and of any number (2025-03-26 basic,
-    /// "Batching"); none if it is not JSON. Only objects are kept: anything else is no message, and an
-    /// object has two bytes at least, so that the list takes no more than some lines.
-    pub(crate) fn items_of_line(line: &Bytes) -> Option<Vec<Span>> {
-        std::str::from_utf8(line).ok()?;
-        let mut items = Vec::new();
+    /// Whether a line of a server is an array, of any length (2025-03-26 basic, "Batching").
+    pub(crate) fn is_array(line: &[u8]) -> bool {
+        if !line.starts_with(b"[") || std::str::from_utf8(line).is_err() {
+            return false;
+        }
         let mut scanner = Scanner::new(line);
-        let read = scanner.array::<Refusal>(0, |scanner| {
-            let item = scanner.value(1)?;
-            items.extend(item.of(line).starts_with(b"{").then_some(item));
-            Ok(())
-        });
-        read.ok()?;
-        scanner.finish().ok()?;
-        Some(items)
+        let read = scanner.array::<Refusal>(0, |scanner| Ok(scanner.value(1).map(drop)?));
+        read.is_ok() && scanner.finish().is_ok()
     }
 
     /// The raw id of the request that the body is, if it is one.

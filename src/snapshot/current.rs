@@ -36,6 +36,8 @@ pub(crate) struct Snapshot {
     pub(crate) operator_keys: OperatorKeys,
     /// The states of the tenants in `catalog`, by which changed ones are found.
     pub(crate) marks: Arc<Marks>,
+    /// Some tenants are as they were before: what is stored of them cannot be served here.
+    pub(crate) is_partial: bool,
 }
 
 /// The newest snapshot, with the database that it is read from.
@@ -177,15 +179,33 @@ impl CurrentSnapshot {
     ///
     /// # Errors
     ///
-    /// Those of [`Objects::newer`](crate::database::objects::Objects::newer), and `Invalid` for a
-    /// state that cannot be served here. After an error the last snapshot stays.
+    /// Those of [`Objects::newer`](crate::database::objects::Objects::newer): the last snapshot stays.
+    /// `Invalid` for a state that cannot be served here: its tenants stay as they were, and the others
+    /// are served as they are stored, if any state was served before.
     pub(crate) async fn refresh(&self) -> Result<(), database::Error> {
         let database = self.database()?;
         let began = Instant::now();
         let known = self.load();
-        let Newer { loaded, marks } = database.objects().newer(&known.marks).await?;
-        let judged = database.objects().judged(&loaded, When::Serving).await?;
-        let changed = judged.catalog.reusing(&known.catalog).tenants;
+        let Newer { loaded, mut marks } = database.objects().newer(&known.marks).await?;
+        let judged = database.objects().judged(&loaded, When::Serving).await;
+        let (changed, mistakes) = match judged {
+            Ok(manifest) => (manifest.catalog, None),
+            Err(database::Error::Invalid(mistakes)) if known.version.is_some() => {
+                let (catalog, refused) = database.objects().judged_apart(&loaded).await?;
+                if refused.is_empty() {
+                    return Err(database::Error::Invalid(mistakes));
+                }
+                for tenant in refused {
+                    match known.marks.get(&tenant) {
+                        Some(mark) => marks.insert(tenant, *mark),
+                        None => marks.remove(&tenant),
+                    };
+                }
+                (catalog, Some(mistakes))
+            }
+            Err(failure) => return Err(failure),
+        };
+        let changed = changed.reusing(&known.catalog).tenants;
         let mut tenants = known.catalog.tenants.clone();
         tenants.retain(|name, _| marks.contains_key(name));
         tenants.extend(changed);
@@ -203,17 +223,26 @@ impl CurrentSnapshot {
             catalog: Arc::new(Catalog { tenants, issued }),
             operator_keys,
             marks: Arc::new(marks),
+            is_partial: mistakes.is_some(),
         });
         self.last_poll.note(began);
-        Ok(())
+        mistakes.map_or(Ok(()), |mistakes| Err(database::Error::Invalid(mistakes)))
     }
 
-    /// Reads newly issued and revoked rows only.
+    /// Reads newly issued and revoked rows only, if there are any.
     ///
     /// # Errors
     ///
     /// Those of [`Database::issued`]. After an error the last snapshot stays.
     pub(crate) async fn refresh_issued(&self) -> Result<(), database::Error> {
+        let reached = self.database()?.issued().reached().await?;
+        if self.load().revocation < reached.revocation {
+            self.read_issued().await?;
+        }
+        Ok(())
+    }
+
+    async fn read_issued(&self) -> Result<(), database::Error> {
         let (issued, revocation) = self.newer_issued(self.database()?).await?;
         let current = self.load();
         self.publish(Snapshot {
@@ -225,6 +254,7 @@ impl CurrentSnapshot {
             }),
             operator_keys: current.operator_keys.clone(),
             marks: Arc::clone(&current.marks),
+            is_partial: current.is_partial,
         });
         Ok(())
     }
@@ -257,7 +287,7 @@ impl CurrentSnapshot {
         {
             // A database that answers slowly can be reached: without the revocations that it has,
             // this poll does not count.
-            let read = Box::pin(self.refresh_issued());
+            let read = Box::pin(self.read_issued());
             in_time(READ_TIMEOUT, read).await?;
         }
         if matches!(reached, Ok(_) | Err(database::Error::Unavailable(_))) {
@@ -285,6 +315,7 @@ impl CurrentSnapshot {
                 new.version = current.version;
                 new.operator_keys.clone_from(&current.operator_keys);
                 new.marks = Arc::clone(&current.marks);
+                new.is_partial = current.is_partial;
                 let issued = Arc::clone(&new.catalog.issued);
                 let tenants = current.catalog.tenants.clone();
                 new.catalog = Arc::new(Catalog { tenants, issued });
@@ -362,6 +393,7 @@ mod tests {
                 catalog: Arc::new(Catalog { tenants, issued }),
                 operator_keys: OperatorKeys::new(),
                 marks: Arc::default(),
+                is_partial: false,
             }
         };
         let shown = || {

@@ -266,6 +266,9 @@ impl SnapshotSync {
             }
             refreshed?;
         }
+        if self.snapshot.load().is_partial {
+            return Ok(Round::Unservable);
+        }
         let catalog = self.snapshot.catalog();
         self.upkeep.run(database, &catalog).await?;
         Ok(Round::UpToDate)

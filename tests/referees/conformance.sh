@@ -47,7 +47,7 @@ fi
 # Clients without sessions, at the same server. It starts for these capabilities before one of the
 # scenarios gives it 600 ms.
 meta='"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}'
-for _ in 1 2 3 4; do # each replica, whichever a balancer takes
+for _ in 1 2 3 4; do # as many times as a balancer needs for each replica
   curl -sS -o /dev/null --max-time 20 -X POST "$url" -H 'content-type: application/json' \
     -H 'accept: application/json, text/event-stream' -H 'mcp-protocol-version: 2026-07-28' \
     -H 'mcp-method: tools/list' \

@@ -108,10 +108,14 @@ class Gateway:
         words += [word for one in sets for word in ("--set", one)]
         self.log = open(folder / "log", "w")
         self.process = subprocess.Popen(words, stdout=self.log, stderr=self.log)
-        packages.until("it listens, or has ended", lambda: self.line() or self.process.poll() is not None)
-        assert self.line(), (folder / "log").read_text()
-        self.http, self.ops = self.line()["http"], self.line()["ops"]
-        self.key = self.made_key()
+        try:
+            packages.until("it listens, or has ended", lambda: self.line() or self.process.poll() is not None)
+            assert self.line(), (folder / "log").read_text()
+            self.http, self.ops = self.line()["http"], self.line()["ops"]
+            self.key = self.made_key()
+        except BaseException:
+            self.end()
+            raise
 
     def line(self):
         texts = (self.folder / "log").read_text().splitlines()

@@ -9,13 +9,12 @@ work=$(mktemp -d)
 gateway=
 
 finish() {
-  # The gateway is the one job that the commands leave behind.
-  gateway=$(cat "$work/gateway" 2>/dev/null || true)
-  if [ -n "$gateway" ]; then
+  # The gateways: the one that the commands leave behind, and the one beside it.
+  for gateway in $(cat "$work/gateway" "$work/second" 2>/dev/null); do
     kill -TERM "$gateway" 2>/dev/null || true
     for _ in $(seq 100); do kill -0 "$gateway" 2>/dev/null || break; sleep 0.1; done
     kill -KILL "$gateway" 2>/dev/null || true
-  fi
+  done
   rm -rf "$work"
 }
 trap finish EXIT
@@ -53,7 +52,7 @@ done
 hello() { curl -sS "$1" "${@:2}" -H "Content-Type: application/json" -H "Accept: application/json" \
   -d '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}'; }
 hello "$url" | grep -q '"protocolVersion":"2025-11-25"'
-# Nobody writes a URL into a client that the gateway has not printed.
+# The gateway prints the URL that a person writes into a client.
 grep -q "claude mcp add --transport http lockgate $url" "$work/run.out"
 kill -INT "$gateway"
 wait "$gateway" || { echo "the end of lockgate run: $?"; cat "$work/run.err"; exit 1; }
@@ -86,8 +85,10 @@ done
 # "Start" once more beside it, at another address: neither knows of the other.
 lockgate run --listen 127.0.0.1:0 >"$work/second.out" 2>"$work/second.err" &
 second=$!
+echo "$second" >"$work/second"
 for _ in $(seq 200); do [ -s "$work/second.out" ] && break; sleep 0.1; done
 hello "$(head -n 1 "$work/second.out")" | grep -q '"protocolVersion":"2025-11-25"'
 kill -INT "$second" && wait "$second"
+rm "$work/second"
 [ "$(lockgate server list acme | wc -l)" = 3 ]
 echo "ten commands: ok"

@@ -86,7 +86,7 @@ impl Circuit {
     /// wait by up to a half, so that children that failed together do not start together.
     pub(crate) fn failed(&mut self, now: Instant, jitter: f64) -> bool {
         let is_probe = matches!(self.state, State::Probing(_));
-        let is_open = matches!(self.state, State::Open(_));
+        let is_open = matches!(self.state, State::Open(until) if now < until);
         let recent = |at: &Instant| now.saturating_duration_since(*at) < WINDOW;
         while self.failures.front().is_some_and(|at| !recent(at)) {
             self.failures.pop_front();
@@ -176,6 +176,23 @@ mod tests {
         circuit.succeeded();
         assert_eq!(circuit.try_start(at(later + 15_001)), Verdict::Now);
         assert!(circuit.is_idle(at(later + 15_001)));
+    }
+
+    /// A warm child is taken without a probe: its failure left a circuit that had lapsed as it was.
+    #[test]
+    fn a_failure_after_it_lapsed_opens_it_again() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut circuit = Circuit::default();
+        for _ in 0..6 {
+            circuit.failed(at(0), 1.0);
+        }
+        assert_eq!(circuit.peek(at(15_000)), Verdict::Now);
+        assert!(circuit.failed(at(15_000), 1.0), "it opens again");
+        assert_eq!(
+            circuit.peek(at(15_000)),
+            Verdict::Open(Duration::from_secs(15))
+        );
     }
 
     #[test]

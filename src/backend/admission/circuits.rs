@@ -115,7 +115,7 @@ impl Circuits {
             is_of_server = own.recent() <= OF_ONE_CAUSE;
         }
         let all = circuits.entry((spec.clone(), None)).or_default();
-        // A probe has a result, whoever began it.
+        // A probe has a result, whichever start was it.
         if (is_of_server || all.is_open(now)) && all.failed(now, jitter) {
             self.metrics.circuits_opened.add(1);
             tracing::warn!(

@@ -3,11 +3,9 @@
 //! Bounds the memory that a line takes, and takes arrays of messages apart. No I/O; not here: the pipe
 //! (`stdio`), and the meaning of lines (`dialect`).
 
-use std::vec::IntoIter;
-
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::protocol::{Body, Span};
+use crate::protocol::{Body, json};
 
 /// Bytes of stdout that are not yet returned as lines.
 #[derive(Debug)]
@@ -24,8 +22,9 @@ pub(super) struct Lines {
     output: Output,
     /// Whether a line that is an array is returned item by item.
     has_arrays: bool,
-    /// An array that is being returned, and its other items.
-    array: Option<(Bytes, IntoIter<Span>)>,
+    /// What is left of an array that is being returned, and the length of the whole. Its items are found
+    /// one by one: a list of them could take more than the line.
+    array: Option<(Bytes, usize)>,
 }
 
 /// What stdout has next.
@@ -64,7 +63,7 @@ impl Lines {
         }
     }
 
-    /// Returns arrays item by item from now on (2025-03-26 basic, "Batching"): whoever takes lines may
+    /// Returns arrays item by item from now on (2025-03-26 basic, "Batching"): the reader may
     /// pause between two of them.
     pub(super) fn split_arrays(&mut self) {
         self.has_arrays = true;
@@ -106,7 +105,7 @@ impl Lines {
 
     /// The bytes that are read and not yet returned.
     pub(super) fn len(&self) -> usize {
-        self.read.len() + self.array.as_ref().map_or(0, |(array, _)| array.len())
+        self.read.len() + self.array.as_ref().map_or(0, |(_, whole)| *whole)
     }
 
     /// Takes a complete line, the first above the limit, or the end once `is_ended`; `None` until
@@ -117,29 +116,34 @@ impl Lines {
         }
         let taken = self.take_line(is_ended)?;
         match taken {
-            Taken::Line(line) if self.has_arrays && line.starts_with(b"[") => {
+            Taken::Line(line) if self.has_arrays && Body::is_array(&line) => {
+                self.array = Some((line.clone(), line.len()));
                 // What is no array of messages stays a line.
-                let items = Body::items_of_line(&line).unwrap_or_default();
-                self.array = Some((line.clone(), items.into_iter()));
                 Some(Taken::Line(self.next_item().unwrap_or(line)))
             }
             taken => Some(taken),
         }
     }
 
-    /// The next item of the array that is being returned. Copied if it is small, as it may be kept for
-    /// longer than the array.
+    /// The next message of the array that is being returned; only an object can be one. Copied if it is
+    /// small, as it may be kept for longer than the array.
     fn next_item(&mut self) -> Option<Bytes> {
-        let (array, items) = self.array.as_mut()?;
-        let Some(span) = items.next() else {
-            self.array = None;
-            return None;
-        };
-        let item = array.slice(span.start()..span.end());
-        if item.len() < array.len() / 2 {
-            return Some(Bytes::copy_from_slice(&item));
+        let (left, whole) = self.array.as_mut()?;
+        while let Ok(Some(item)) = json::Items::of(left).next() {
+            let item = left.slice_ref(item);
+            let end = item.as_ptr().addr() - left.as_ptr().addr() + item.len();
+            left.advance(end);
+            if item.starts_with(b"{") {
+                let is_small = item.len() < *whole / 2;
+                return Some(if is_small {
+                    Bytes::copy_from_slice(&item)
+                } else {
+                    item
+                });
+            }
         }
-        Some(item)
+        self.array = None;
+        None
     }
 
     fn take_line(&mut self, is_ended: bool) -> Option<Taken> {

@@ -29,7 +29,7 @@ struct Blocks {
     /// The first block that was never leased.
     fresh: u32,
     /// Blocks that were given back, oldest first: they are leased again after all others, so that a late
-    /// answer meets nobody.
+    /// answer meets no other session.
     returned: VecDeque<u32>,
 }
 

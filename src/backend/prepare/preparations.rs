@@ -1,8 +1,8 @@
 //! Preparations: installation of a server into a store that all children of a recipe read.
 //!
 //! One run fills a store for all sessions and servers that need it. A failed run counts as a
-//! failed start of the server that began it, and one that took long is remembered for as long. Not here: the recipe (`declare`), and the store
-//! itself (`stores`).
+//! failed start of the server that began it, and one that took long is remembered for as long, to its
+//! tenant. Not here: the recipe (`declare`), and the store itself (`stores`).
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
@@ -53,6 +53,8 @@ pub(crate) struct Preparations {
 struct Flight {
     outcome: watch::Receiver<Outcome>,
     subject: String,
+    /// The tenant whose server began it, by whose limits it runs.
+    tenant: String,
     servers: BTreeSet<(String, String)>,
 }
 
@@ -198,12 +200,14 @@ impl Preparations {
         found.await.ok().flatten()
     }
 
-    /// Fills a store unless it exists; the second value is true if it existed.
+    /// Fills a store unless it exists; the second value is true if it existed. Sets the time at which it
+    /// `began`, which waits for a slot first.
     async fn make(
         &self,
         server: &Server,
         recipe: &Recipe,
         name: &str,
+        began: &mut Instant,
     ) -> Result<(Ready, bool), Failure> {
         if let Some(ready) = self.find(name, recipe).await {
             return Ok((ready, true));
@@ -211,6 +215,7 @@ impl Preparations {
         let slot = self.slots.take(&server.tenant);
         let slot = self.stop.run_until_cancelled(slot).await;
         let _slot = slot.ok_or(Failure::Stopped)?;
+        *began = Instant::now();
         // Another gateway may have filled it meanwhile.
         if let Some(ready) = self.find(name, recipe).await {
             return Ok((ready, true));
@@ -410,7 +415,9 @@ impl Preparations {
             flight.servers.insert(asker.clone());
             let is_over = match &*flight.outcome.borrow() {
                 Outcome::Ready(_) => false,
-                Outcome::Failed(failure, until) if Instant::now() < *until => {
+                Outcome::Failed(failure, until)
+                    if Instant::now() < *until && flight.tenant == server.tenant =>
+                {
                     return Joined::Failed(Arc::clone(failure));
                 }
                 Outcome::Failed(..) | Outcome::Stopped => true,
@@ -432,6 +439,7 @@ impl Preparations {
         let flight = Flight {
             outcome: outcome.clone(),
             subject: recipe.subject().to_owned(),
+            tenant: server.tenant.clone(),
             servers,
         };
         flights.insert(name.to_owned(), flight);
@@ -462,7 +470,9 @@ impl Preparations {
                             "preparing"
                         );
         }
-        let made = self.make(server, recipe, name).await;
+        // Without the wait for a slot.
+        let mut filling = began;
+        let made = self.make(server, recipe, name, &mut filling).await;
         let seconds = began.elapsed().as_secs_f64();
         match made {
             Ok((ready, was_there)) => {
@@ -498,7 +508,7 @@ impl Preparations {
                                     "cannot prepare"
                                 );
                 self.circuits.count_failure(spec, None);
-                let (stage, took) = (Stage::Prepare, began.elapsed());
+                let (stage, took) = (Stage::Prepare, filling.elapsed());
                 let remembered = if took < SLOW { Duration::ZERO } else { took };
                 let until = Instant::now() + remembered.min(REMEMBERED);
                 Outcome::Failed(Arc::new(StartFailure { stage, why, output }), until)

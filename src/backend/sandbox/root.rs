@@ -208,7 +208,7 @@ const FORMER: &str = "/.former";
 /// Directories that programs expect, empty unless something in them is shown.
 const EMPTY: [&str; 4] = ["/run", "/tmp", "/var/tmp", "/home"];
 
-/// Those of them where anybody may put links, in any number.
+/// Those of them where every user may put links, in any number.
 const SHARED: [&str; 2] = ["/tmp", "/var/tmp"];
 
 /// Directories in which something is mounted later.

@@ -84,7 +84,7 @@ impl UidLease {
 }
 
 /// Removes what earlier children with this uid left in directories that every user may write: their
-/// owner is the next child with it, of whatever tenant.
+/// owner is the next child with it, of any tenant.
 ///
 /// Deeper files in directories of others stay; a uid is reused as late as possible.
 ///
@@ -98,7 +98,11 @@ pub(super) fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
         let entries = fs::read_dir(place).into_iter().flatten().flatten();
         let is_left = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|found| found.uid() == uid);
         for entry in entries.filter(|entry| is_sticky && is_left(entry)) {
-            removal::remove(&entry.path())?;
+            match removal::remove(&entry.path()) {
+                // Programs that clean these directories run beside this.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed?,
+            }
         }
     }
     Ok(())
@@ -188,7 +192,7 @@ mod tests {
         let places = [place.path(), Path::new("/nonexistent")];
         set_mode(0o777);
         remove_leftovers(uid, &places).unwrap();
-        assert_eq!(left().len(), 5, "anybody could replace them meanwhile");
+        assert_eq!(left().len(), 5, "others could replace them meanwhile");
         set_mode(0o1777);
         remove_leftovers(uid, &places).unwrap();
         assert_eq!(left(), ["other", "target"]);

@@ -148,7 +148,7 @@ impl Kind for ApiKeys {
         Ok(printed)
     }
 
-    /// Whoever removes the key of the command itself may have no other one.
+    /// The key of the command itself may be the only one that its user has.
     async fn warning(client: &Client, path: &[&str]) -> Result<Option<String>, Error> {
         let found = client.find(path).await?;
         let is_own = found.is_some_and(|key| key["spec"]["hash"] == client.fingerprint());

@@ -143,7 +143,7 @@ impl TenantArgs {
 }
 
 /// Makes a manifest of a tenant. Secrets, which the gateway never shows, are references to variables of
-/// whoever applies it; stderr names them.
+/// its recipient; stderr names them.
 async fn export(client: &Client, tenant: &str) -> Result<String, Error> {
     let path = ["tenants", tenant];
     let found = client.json(Method::GET, &path, RequestOptions::default());

@@ -8,6 +8,7 @@
 //! * `credentials`: certificates and keys of the settings
 //! * `database`: lock and first reading of the database
 //! * `private_dir`: the data directory and other directories of the gateway alone
+//! * `work`: the directory for private files of children, and what killed gateways left of theirs
 //! * `descriptors`: limit of open files
 //! * `stores`: addresses of PostgreSQL and Redis, which children may not reach
 //! * `sockets`: listener sockets and the address to advertise
@@ -25,5 +26,6 @@ mod service_manager;
 mod signals;
 mod sockets;
 mod stores;
+mod work;
 
 pub(crate) use self::plan::{RunArgs, ServeArgs};

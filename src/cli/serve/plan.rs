@@ -13,11 +13,11 @@ use super::{
     credentials,
     database::Source,
     machine::{OWN_BINARY, path_of, probe},
+    work::Work,
 };
 use crate::{
     backend::sandbox::Kernel,
-    base::{RANDOM_NAME, random_name},
-    config::{Config, Mistake, Separation, Sources, Wrong, gateway::environment},
+    config::{Config, Mistake, Sources, Wrong, gateway::environment},
     declare::{Confinement, Home, Launch, Offer, Prune, When},
     manifest::{checks, command_line, objects},
     snapshot::ManifestFile,
@@ -143,7 +143,7 @@ pub(super) fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         config,
         source: Source::Fixed(manifest.catalog),
         env,
-        work: Work::Temporary(temporary()),
+        work: Work::temporary(),
         kernel,
         offer,
         secrets: Vec::new(),
@@ -271,45 +271,6 @@ fn both<A, B>(
     }
 }
 
-/// The directory for private files of children.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Work {
-    /// In the data directory.
-    Kept(PathBuf),
-    /// In the directory for temporary files; removed with the gateway.
-    Temporary(PathBuf),
-}
-
-impl Work {
-    /// In the data directory, unless that is closed to a child with a uid of its own, or so long that
-    /// programs cannot make a socket in a private directory.
-    fn of(config: &Config, offer: &Offer) -> Self {
-        let kept = config.data_dir.join("work");
-        if offer.separation == Separation::Uid || kept.as_os_str().len() > LONGEST_WORK {
-            Self::Temporary(temporary())
-        } else {
-            Self::Kept(kept)
-        }
-    }
-
-    /// Its path.
-    pub(super) fn path(&self) -> &Path {
-        match self {
-            Self::Kept(path) | Self::Temporary(path) => path,
-        }
-    }
-}
-
-/// A directory outside the data directory, for the private files of children.
-fn temporary() -> PathBuf {
-    std::env::temp_dir().join(format!("lockgate-{}", random_name()))
-}
-
-/// The longest path of the directory of private directories, so that a private directory has a path of at
-/// most 60 bytes. The address of a UNIX socket has 107 (unix(7)), of which Chromium takes 46 below TMPDIR:
-/// `/.org.chromium.Chromium.XXXXXX/SingletonSocket`.
-const LONGEST_WORK: usize = 60 - 1 - RANDOM_NAME;
-
 /// Files hidden from children besides the data and work directories: configuration, manifest and
 /// key files.
 fn secrets(sources: &Sources, config: &Config, manifest: Option<&Path>) -> Vec<PathBuf> {
@@ -341,41 +302,5 @@ mod tests {
             said,
             ["--env: TOKEN: is not set here; write NAME=VALUE, or set it"]
         );
-    }
-
-    #[test]
-    fn private_directories_leave_room_for_the_socket_of_a_browser() {
-        let work = |data_dir: &str, separation| {
-            let sources = Sources {
-                set: vec![format!("data_dir={data_dir}")],
-                ..Sources::default()
-            };
-            let offer = Offer {
-                separation,
-                ..Offer::none()
-            };
-            Work::of(&Config::load(&sources).unwrap(), &offer)
-        };
-        for (data_dir, separation, is_kept) in [
-            ("/var/lib/lockgate", Separation::Landlock, true),
-            (
-                "/home/ada/.local/state/lockgate",
-                Separation::Namespace,
-                true,
-            ),
-            (
-                "/home/ada.lovelace/.local/state/lockgate",
-                Separation::Namespace,
-                false,
-            ),
-            ("/var/lib/lockgate", Separation::Uid, false),
-        ] {
-            let work = work(data_dir, separation);
-            assert_eq!(matches!(work, Work::Kept(_)), is_kept, "{data_dir}");
-            let private = work.path().join(random_name());
-            let socket = ".org.chromium.Chromium.XXXXXX/SingletonSocket";
-            assert!(private.as_os_str().len() <= 60, "{}", private.display());
-            assert!(private.join(socket).as_os_str().len() <= 107);
-        }
     }
 }

@@ -5,10 +5,8 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs::Permissions,
     io::{self, IsTerminal},
     net::SocketAddr,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -19,7 +17,7 @@ use rustix::process::DumpableBehavior;
 
 use super::{
     database, descriptors,
-    plan::{Plan, RunArgs, ServeArgs, Work, plan_run, plan_serve},
+    plan::{Plan, RunArgs, ServeArgs, plan_run, plan_serve},
     private_dir,
     service_manager::{self, ServiceManager},
     signals::{self, HangUp},
@@ -30,7 +28,6 @@ use crate::base::budget::Descriptors;
 use crate::{
     backend::{
         child::{Ambient, Launcher},
-        linux::removal,
         sandbox::{Sandbox, Unreachable},
     },
     base::{HiddenPaths, Screen, memory},
@@ -83,10 +80,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     }
     descriptors::raise();
     memory::purge_soon();
-    let temporary = match &plan.work {
-        Work::Temporary(work) => Some(work.clone()),
-        Work::Kept(_) => None,
-    };
+    let work = plan.work.clone();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .on_thread_park(memory::give_back)
@@ -98,10 +92,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
             runtime.shutdown_timeout(Duration::from_millis(200));
             outcome
         });
-    if let Some(work) = temporary {
-        // Private directories are removed with their children, so it should be empty.
-        let _ = removal::remove(&work);
-    }
+    work.remove();
     logs.settle();
     logs.flush(Duration::from_millis(500));
     match outcome {
@@ -134,12 +125,14 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     } = plan;
     let listeners = sockets::listeners(&config, is_run).await?;
     config.bind(listeners.http.local_addr()?);
-    let work = work.path().to_owned();
     if !is_run && let Err(mistake) = private_dir::claim(&config)? {
         return Ok(refuse(&[mistake]));
     }
     let _lock = (!is_run).then(|| database::lock(&config)).transpose()?;
-    make_work_dir(&work, &offer)?;
+    let _held = work.make(&offer)?;
+    let looking = work.clone();
+    tokio::task::spawn_blocking(move || looking.remove_leftovers());
+    let work = work.path().to_owned();
     let (unreachable, stores) = unreachable(&config, &listeners, &offer).await?;
     // `run` stores nothing to hide. Hiding lists all files next to the hidden ones: it slows down
     // every start, and hides files created there later.
@@ -178,16 +171,6 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         never = informing => match never {},
         never = refusing => match never {},
     }
-}
-
-/// Makes the directory for private files of children.
-fn make_work_dir(work: &Path, offer: &Offer) -> anyhow::Result<()> {
-    private_dir::private(work)?;
-    if offer.separation == Separation::Uid {
-        // Children must be able to reach their own directories below it.
-        std::fs::set_permissions(work, Permissions::from_mode(0o711))?;
-    }
-    Ok(())
 }
 
 /// The addresses and ports that children in profile `standard` may not connect to, and those of the

@@ -20,7 +20,7 @@ use crate::{
         vault::{Sealer, Vault},
     },
     declare::{
-        Change, ChangeKind, Declared, Kind, Object, ObjectName, Prune, When,
+        Catalog, Change, ChangeKind, Declared, Kind, Object, ObjectName, Prune, When,
         difference::{difference, with_members},
     },
     manifest::Manifest,
@@ -121,6 +121,35 @@ impl Objects<'_> {
     pub(crate) async fn judged(self, loaded: &Loaded, when: When) -> Result<Manifest, Error> {
         let (declared, others) = (loaded.declared(), loaded.others);
         self.judged_state(declared, others, when).await
+    }
+
+    /// The tenants of the state `loaded` that can be served here, each judged alone, and the names of
+    /// those that cannot.
+    ///
+    /// # Errors
+    ///
+    /// `Bug`.
+    pub(crate) async fn judged_apart(
+        self,
+        loaded: &Loaded,
+    ) -> Result<(Catalog, Vec<String>), Error> {
+        let mut apart: BTreeMap<String, Declared> = BTreeMap::new();
+        for (name, object) in loaded.declared().0 {
+            if let Some(owner) = name.owner() {
+                let tenant = apart.entry(owner.to_owned()).or_default();
+                tenant.0.insert(name, object);
+            }
+        }
+        let others = loaded.others + apart.len().saturating_sub(1);
+        let (mut catalog, mut refused) = (Catalog::default(), Vec::new());
+        for (tenant, declared) in apart {
+            match self.judged_state(declared, others, When::Serving).await {
+                Ok(manifest) => catalog.tenants.extend(manifest.catalog.tenants),
+                Err(Error::Invalid(_)) => refused.push(tenant),
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok((catalog, refused))
     }
 
     /// Changes the stored state to that of a manifest, in one transaction, and returns the changes;

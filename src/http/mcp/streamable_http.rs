@@ -31,7 +31,7 @@ use crate::{
 
 /// POST: takes a message or a batch of the client.
 pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
-    // A modern request has no session, whatever its header fields say (2026-07-28 streamable-http,
+    // A modern request has no session, even if its header fields name one (2026-07-28 streamable-http,
     // "Earlier Streamable HTTP Revisions").
     let is_modern = headers::is_modern(request.headers());
     let session = |request: &Request| (!is_modern).then(|| session(request)).flatten();

@@ -20,7 +20,7 @@ use http::{
 };
 use tokio::{
     select,
-    sync::{Notify, watch},
+    sync::Notify,
     time::{Instant, sleep_until},
 };
 
@@ -32,7 +32,7 @@ use crate::{
     },
     hub::{
         limits::Flow,
-        stream::{Next, Reader},
+        stream::{LongRetries, Next, Reader},
     },
     protocol::{
         KEEP_ALIVE, Revision,
@@ -152,7 +152,7 @@ struct SessionStream {
     /// Latest message of a stream that answers a request.
     last: Bytes,
     /// Long delays that other connections of the session have given its client.
-    long_retries: watch::Receiver<u32>,
+    long_retries: LongRetries,
     /// When the usual delay is given again.
     usual_again_at: Option<Instant>,
 }
@@ -343,7 +343,7 @@ impl Source for SessionStream {
         select! {
             biased;
             // One that comes while another waits is noticed after that.
-            Ok(()) = self.long_retries.changed(), if is_told => {
+            () = self.long_retries.next(), if is_told => {
                 self.usual_again_at = Some(Instant::now() + USUAL_AGAIN);
                 Part::More(Bytes::new())
             }

@@ -82,7 +82,7 @@ impl Session {
     }
 
     /// What a child that ends upon the `initialize` of this session may have ended by: the person who
-    /// sent it, whatever clients that person uses; without authentication, what was sent.
+    /// sent it, by any client; without authentication, what was sent.
     fn cause(&self) -> Option<Cause> {
         let principal = self.client.principal();
         if let Some(issuer) = principal.issuer() {

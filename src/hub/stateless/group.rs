@@ -235,8 +235,10 @@ impl Lease {
             .map(drop)
     }
 
-    /// Ends the session: what a call has left behind in it is nothing for the next one.
-    pub(super) fn end(&self, hub: &Hub) {
+    /// Ends the session: what a call has left behind in it is nothing for the next one, which does not
+    /// get it in the meantime.
+    pub(super) fn end(&mut self, hub: &Hub) {
+        self.is_alone = false;
         let commands = self.handle.commands.clone();
         hub.0.tracker.spawn(async move {
             let (done, _) = oneshot::channel();

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use tokio::sync::oneshot;
 
 use super::call::CallInFlight;
 use crate::{hub::stream::Reader, protocol::modern::InputRequest, state::Replica};
@@ -20,6 +21,8 @@ pub(super) struct ParkedCalls(RwLock<HashMap<u64, Entry>>);
 struct Entry {
     round: u32,
     parked: Parked,
+    /// Ends the wait for it when it is taken.
+    _kept: oneshot::Sender<()>,
 }
 
 /// A call that waits for input.
@@ -55,10 +58,16 @@ impl ParkedCalls {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a call under its number.
-    pub(super) fn insert(&self, call: u64, parked: Parked) {
-        let round = parked.round;
-        self.write().insert(call, Entry { round, parked });
+    /// Adds a call under its number; what is returned resolves when the call is taken.
+    pub(super) fn insert(&self, call: u64, parked: Parked) -> oneshot::Receiver<()> {
+        let (kept, taken) = oneshot::channel();
+        let entry = Entry {
+            round: parked.round,
+            parked,
+            _kept: kept,
+        };
+        self.write().insert(call, entry);
+        taken
     }
 
     /// Takes a call, if it waits in this round.

@@ -27,10 +27,6 @@ impl Stateless {
     pub(crate) fn park(self: &Arc<Self>, mut parked: Parked) -> Result<String, Error> {
         parked.round += 1;
         parked.call.has_asked = true;
-        self.keep_parked(parked)
-    }
-
-    fn keep_parked(self: &Arc<Self>, parked: Parked) -> Result<String, Error> {
         let (call, round) = (self.sender.next_id(), parked.round);
         let ticket = Ticket {
             owner: owner(&self.sender.hub.0.owner.me),
@@ -40,8 +36,15 @@ impl Stateless {
         let binding = Binding::of(&parked.call.access, &parked.salient);
         let sealed = self.tickets.seal(&ticket, &binding);
         let sealed = sealed.ok_or(Error::Bug("no randomness"))?;
+        self.keep_parked(call, parked);
+        Ok(sealed)
+    }
+
+    /// Keeps a parked call under this number until it is taken.
+    fn keep_parked(self: &Arc<Self>, call: u64, parked: Parked) {
+        let round = parked.round;
         let wait = or_never(parked.call.access.server().clocks.ask);
-        self.parked.insert(call, parked);
+        let taken = self.parked.insert(call, parked);
         let (stateless, halt) = (Arc::clone(self), self.sender.hub.0.drain.clone());
         self.sender.hub.0.tracker.spawn(async move {
             // The replica that drains cannot wait for people.
@@ -50,19 +53,19 @@ impl Stateless {
                 sleep(GRACE).await;
             };
             tokio::select! {
+                _ = taken => return,
                 () = sleep(wait) => {}
                 () = grace => {}
             }
             drop(stateless.parked.take(call, round));
         });
-        Ok(sealed)
     }
 
     /// Continues the call of a ticket with the answers of its client.
     ///
     /// # Errors
     ///
-    /// Those of the delivery to its session; the call is parked again then.
+    /// Those of the delivery to its session; the call stays parked then, under the same ticket.
     pub(crate) async fn resume(
         self: &Arc<Self>,
         access: &Access,
@@ -104,7 +107,7 @@ impl Stateless {
             let id = answer.id().map(Bytes::copy_from_slice);
             let handle = parked.call.lease.handle.clone();
             if let Err(error) = self.sender.send(&handle, access, answer).await {
-                self.keep_parked(parked)?;
+                self.keep_parked(ticket.call, parked);
                 return Err(error);
             }
             parked.asks.retain(|ask| Some(&ask.id) != id.as_ref());

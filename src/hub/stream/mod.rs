@@ -29,7 +29,7 @@ pub(crate) use self::answer::{Answer, Form, Pending};
 pub(crate) use self::entry::StreamLimits;
 pub(crate) use self::log_only::LogOnlyStream;
 pub(crate) use self::page_cursors::PageCursors;
-pub(crate) use self::reader::{Next, Pulse, Reader, StreamEnd};
+pub(crate) use self::reader::{LongRetries, Next, Pulse, Reader, StreamEnd};
 pub(crate) use self::routes::{About, InFlight, route};
 pub(crate) use self::session_log::SessionLog;
 pub(crate) use self::table::Streams;

@@ -121,7 +121,31 @@ pub(crate) struct Pulse {
     /// The number of lapses of the lease when the session's fence was last read.
     pub(crate) confirmed: AtomicU32,
     /// The number of streams that ended with a long `retry:`.
-    long_retries: watch::Sender<u32>,
+    long_retries: AtomicU32,
+    /// Wakes the other connections after each.
+    long_retry: Notify,
+}
+
+/// The long delays that connections of a session give their client, from the time of this on.
+pub(crate) struct LongRetries {
+    pulse: Arc<Pulse>,
+    seen: u32,
+}
+
+impl LongRetries {
+    /// Waits for the next one. Cancel-safe.
+    pub(crate) async fn next(&mut self) {
+        loop {
+            // Made before the number is read: it hears of every one behind that.
+            let told = self.pulse.long_retry.notified();
+            let number = self.pulse.long_retries.load(Ordering::Acquire);
+            if number != self.seen {
+                self.seen = number;
+                return;
+            }
+            told.await;
+        }
+    }
 }
 
 impl Pulse {
@@ -221,14 +245,19 @@ impl Reader {
     }
 
     /// The long delays that connections of the session give their client, from now on.
-    pub(crate) fn long_retries(&self) -> watch::Receiver<u32> {
-        self.attachment.pulse.long_retries.subscribe()
+    pub(crate) fn long_retries(&self) -> LongRetries {
+        let pulse = Arc::clone(&self.attachment.pulse);
+        LongRetries {
+            seen: pulse.long_retries.load(Ordering::Acquire),
+            pulse,
+        }
     }
 
     /// Tells the other connections of the session that this one gave the client a long delay.
     pub(crate) fn gave_long_retry(&self) {
-        let count = &self.attachment.pulse.long_retries;
-        count.send_modify(|count| *count = count.wrapping_add(1));
+        let pulse = &self.attachment.pulse;
+        pulse.long_retries.fetch_add(1, Ordering::AcqRel);
+        pulse.long_retry.notify_waiters();
     }
 
     fn id_of(&self, seq: u64) -> String {

@@ -197,12 +197,19 @@ impl BrowserRequest {
                 let what = format!("The document that describes the application {why}.");
                 ErrorPage::bad("Unknown application", what, TELL_MAKERS)
             }
-            ClientError::Away(why) => ErrorPage {
-                remedy: GIVE_A_WAY_OUT,
-                ..ErrorPage::away(format!(
+            ClientError::Away(why) => {
+                let page = ErrorPage::away(format!(
                     "The gateway cannot fetch the document that describes the application: {why}."
-                ))
-            },
+                ));
+                if self.oauth.0.documents.are_reachable() {
+                    page
+                } else {
+                    ErrorPage {
+                        remedy: GIVE_A_WAY_OUT,
+                        ..page
+                    }
+                }
+            }
             ClientError::Unavailable(failure) => {
                 tracing::warn!(%failure, "a client cannot be looked up");
                 ErrorPage::away("The gateway cannot look up the application.")
@@ -394,8 +401,8 @@ pub(super) fn no_randomness() -> StepRefusal {
 const NO_ANSWER: &str = "This request cannot be answered";
 const TELL_MAKERS: &str =
     "This is a mistake of the application that sent you here: tell its makers.";
-const GIVE_A_WAY_OUT: &str = "Wait a moment and try again from your application. If this goes on, whoever runs this \
-                        gateway can give it a way out (outbound.proxy) or turn such documents off \
+const GIVE_A_WAY_OUT: &str = "Wait a moment and try again from your application. If this goes on, the operators of \
+                        this gateway can give it a way out (outbound.proxy) or turn such documents off \
                         (auth.documents); then remove the connection in your application and add it again.";
 const REGISTER_AGAIN: &str = "Remove the connection in your application and add it again, so that it \
                         registers anew. If an operator of this gateway declared the application, \

@@ -120,14 +120,11 @@ impl Documents {
         self.is_reachable.load(Ordering::Relaxed)
     }
 
-    /// Finds out whether one of `sites` answers, whatever it says, and returns why not.
+    /// Asks `sites` until one answers, with any status; returns why none does.
     pub(crate) async fn probe(&self, sites: &[String]) -> Option<OutboundError> {
         let mut why = None;
         for site in sites {
-            why = match self.outbound.json(site, DOCUMENT_MAX).await {
-                Ok(_) | Err(OutboundError::Response(_)) => None,
-                Err(refused) => Some(refused),
-            };
+            why = self.outbound.ask(site).await.err();
             if why.is_none() {
                 break;
             }

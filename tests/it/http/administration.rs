@@ -143,6 +143,53 @@ on_both! {
     the_key_of_the_environment_gets_in
 }
 
+/// A key that was revoked stayed valid at a replica that could not serve another tenant.
+#[tokio::test]
+async fn a_tenant_that_cannot_be_served_here_keeps_no_other_as_it_was() {
+    let ground = Ground::postgres();
+    let one = ground
+        .serve(&["--set=outbound.allow=[\"127.0.0.0/8\"]"])
+        .await;
+    let other = ground.serve(&[]).await;
+    let here = Admin::first(&ground, &one);
+    let there = Admin::first(&ground, &other);
+    here.tenant("acme", server("1")).await;
+    let key = here.key("acme", "ci", &[]).await;
+    let is_valid = async || {
+        let answer = client()
+            .get(format!("{}/t/acme/x/mcp", other.http))
+            .header("Accept", "text/event-stream")
+            .bearer_auth(&key)
+            .send();
+        within("an answer", answer).await.unwrap().status() != StatusCode::UNAUTHORIZED
+    };
+    until("the key at the other replica", is_valid).await;
+    // This replica may not ask an issuer by http.
+    let external = json!({"auth": {"mode": "external", "issuer": "http://127.0.0.1:9"}});
+    let (status, said) = here.put("/tenants/b", external).await;
+    assert_eq!(status, 201, "{said}");
+    assert_eq!(there.delete("/tenants/acme/api-keys/ci").await, 204);
+    assert!(!is_valid().await, "it is revoked here at once");
+    let lines = other.lines();
+    let is_named = |line: &Value| line.to_string().contains("tenants.b.auth.issuer");
+    assert!(lines.iter().any(is_named), "{lines:?}");
+    // It is served as soon as it can be.
+    let (status, said) = here
+        .put("/tenants/b", json!({"auth": {"mode": "keys"}}))
+        .await;
+    assert_eq!(status, 200, "{said}");
+    let (status, said) = here.put("/tenants/b/servers/x", server("1")).await;
+    assert_eq!(status, 201, "{said}");
+    let own = here.key("b", "ci", &[]).await;
+    until("the tenant at the other replica", async || {
+        let asked = client()
+            .get(format!("{}/t/b/x/mcp", other.http))
+            .bearer_auth(&own);
+        within("an answer", asked.send()).await.unwrap().status() != StatusCode::UNAUTHORIZED
+    })
+    .await;
+}
+
 async fn an_operator_runs_a_tenant(ground: Ground) {
     let replica = ground.serve(&[]).await;
     let admin = Admin::first(&ground, &replica);

@@ -16,7 +16,7 @@ const GATHER: Duration = Duration::from_millis(5);
 /// The allocations of a call.
 const ALLOCATIONS: u64 = 60;
 /// The bytes of an idle session.
-const IDLE: i64 = 29_700;
+const IDLE: i64 = 29_000;
 
 async fn calls(sessions: &[Session], count: usize) {
     let some = async |session: &Session| {

@@ -493,6 +493,16 @@ fn ask(id: &Value, args: &Value) {
             json!({"maxTokens": 10, "messages": [
             {"role": "user", "content": {"type": "text", "text": message}}]}),
         ),
+        Some("url") => (
+            "elicitation/create",
+            json!({"mode": "url", "message": message, "elicitationId": "e-1",
+            "url": "https://example.org/"}),
+        ),
+        Some("tools") => (
+            "sampling/createMessage",
+            json!({"maxTokens": 10, "tools": [], "messages": [
+            {"role": "user", "content": {"type": "text", "text": message}}]}),
+        ),
         _ => ("roots/list", json!({})),
     };
     let own = format!("ask-{}", ASKS.fetch_add(1, SeqCst));

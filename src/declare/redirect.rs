@@ -4,8 +4,7 @@
 
 use url::Url;
 
-/// The loopback hosts of native apps (RFC 8252, section 7.3), and `localhost`, which most apps use.
-pub(crate) const LOOPBACK: [&str; 3] = ["127.0.0.1", "[::1]", "localhost"];
+use crate::endpoint::LOOPBACK;
 
 /// Checks whether a client may register `text`.
 ///

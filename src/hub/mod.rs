@@ -32,4 +32,5 @@ pub(crate) use self::core::{Patience, retention};
 pub(crate) use self::core::{Stores, Transport};
 pub(crate) use self::listing::SessionSummary;
 pub(crate) use self::requests::{Hub, HubParts};
+pub(crate) use self::session::MAX_SUBSCRIPTIONS;
 pub(crate) use self::stream::{Answer, Form};

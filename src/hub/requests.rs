@@ -248,10 +248,18 @@ impl Hub {
     /// `NoSession` for a session that has ended; `Quota`.
     pub(crate) async fn listen(&self, handle: &Handle, access: &Access) -> Result<Reader, Error> {
         let seats = self.0.limits.stream(access).await?;
-        let reader = attach(handle, None).await?;
-        let mut reader = reader.ok_or(Error::NoSession)?;
+        let mut reader = self.read(handle).await?;
         reader.hold(seats);
         Ok(reader)
+    }
+
+    /// Reads the listener of a session of this replica from now on, for the gateway itself.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession` for a session that has ended.
+    pub(crate) async fn read(&self, handle: &Handle) -> Result<Reader, Error> {
+        attach(handle, None).await?.ok_or(Error::NoSession)
     }
 
     /// Begins a session whose only stream is its listener (HTTP+SSE of 2024-11-05).

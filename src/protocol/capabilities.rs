@@ -10,7 +10,7 @@ pub(crate) struct ClientCapabilities(Vec<&'static str>);
 /// A capability that a client did not declare, with the code and the text of the error to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lacking {
-    /// The capability.
+    /// The capability, by its path.
     pub(crate) capability: &'static str,
     /// The code.
     pub(crate) code: i32,
@@ -86,7 +86,10 @@ impl ClientCapabilities {
         };
         let capability = match method.split('/').next() {
             Some("roots") => ROOTS,
+            Some("sampling") if self.has(SAMPLING) => TOOLS,
             Some("sampling") => SAMPLING,
+            Some("elicitation") if self.has(FORM) => URL,
+            Some("elicitation") if self.has(URL) => FORM,
             Some("elicitation") => ELICITATION,
             _ => TASKS,
         };

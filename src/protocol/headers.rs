@@ -13,6 +13,8 @@ pub(crate) const PROTOCOL_VERSION: &str = "mcp-protocol-version";
 pub(crate) const METHOD: &str = "mcp-method";
 /// `Mcp-Name`
 pub(crate) const NAME: &str = "mcp-name";
+/// The first part of the names of fields that mirror arguments, `Mcp-Param-…`.
+pub(crate) const ARGUMENT_PREFIX: &str = "mcp-param-";
 /// `Last-Event-ID`
 pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::http::{peers::Cluster, reply::RetryDelay};
 use crate::{
-    auth::Verifier,
+    auth::{Access, Verifier},
     config::Config,
     hub::{Hub, stateless::Stateless},
     snapshot::CurrentSnapshot,
@@ -38,3 +39,18 @@ pub(crate) struct Front {
     /// The begin of this process.
     pub(crate) began: Instant,
 }
+
+impl Front {
+    /// Counts a long answer against the share of its caller until the client has taken it. A short one is
+    /// part of what its call has drawn.
+    pub(crate) fn counted(&self, access: &Access, line: Bytes) -> Bytes {
+        if line.len() <= SHORT {
+            return line;
+        }
+        let share = self.hub.limits().memory().caller(access);
+        share.hold(line.len() as u64).until_dropped(line)
+    }
+}
+
+/// Longest answer that is not counted by itself.
+const SHORT: usize = 4 << 10;

@@ -12,7 +12,10 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use crate::endpoint::{OauthEndpoint, is_well_known};
-use crate::protocol::{LAST_EVENT_ID, SESSION_ID, headers::PROTOCOL_VERSION};
+use crate::protocol::{
+    LAST_EVENT_ID, SESSION_ID,
+    headers::{ARGUMENT_PREFIX, PROTOCOL_VERSION},
+};
 
 /// Returns whether a request is a CORS preflight.
 pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
@@ -28,7 +31,7 @@ pub(crate) fn preflight(headers: &HeaderMap) -> Response {
         .iter()
         .flat_map(|line| line.to_str().unwrap_or("").split(','))
         .map(|name| name.trim().to_ascii_lowercase())
-        .filter(|name| name.starts_with("mcp-param-") && name.bytes().all(is_token))
+        .filter(|name| name.starts_with(ARGUMENT_PREFIX) && name.bytes().all(is_token))
         .take(PARAMS_MAX)
         .for_each(|name| {
             allowed.push_str(", ");

@@ -20,9 +20,10 @@ use crate::http::{
     reply::{McpRefusal, Pace, event_stream, json},
 };
 use crate::{
+    declare::ReplyMode,
     error::Error,
     hub::{
-        Answer, CallError,
+        Answer, CallError, MAX_SUBSCRIPTIONS,
         stateless::{Begun, CallInFlight, Resumed, Stateless, Subscribed},
     },
     protocol::{
@@ -71,26 +72,32 @@ async fn answer(
         method if modern::is_removed(method) => {
             Err(refused(StatusCode::NOT_FOUND, -32601, "Method not found"))
         }
-        "server/discover" => discover(front, &request).await,
+        "server/discover" => discover(front, &request, formed(&request, accepts)).await,
         "subscriptions/listen" => listen(front, &request, accepts).await,
-        _ => match request.state()? {
-            Some(ticket) => retry(front, admitted, parts, &request, (&ticket, accepts)).await,
-            None => call(front, admitted, (parts, &request), accepts).await,
-        },
+        _ => {
+            let accepts = formed(&request, accepts);
+            match request.state()? {
+                Some(ticket) => retry(front, admitted, parts, &request, (&ticket, accepts)).await,
+                None => call(front, admitted, (parts, &request), accepts).await,
+            }
+        }
     }
 }
 
-async fn discover(front: &Front, request: &ModernRequest<'_>) -> Result<Response, McpRefusal> {
-    let lease = front.stateless.lease_for_all(&request.caller).await?;
-    let lease = match lease {
+async fn discover(
+    front: &Front,
+    request: &ModernRequest<'_>,
+    accepts: Accepts,
+) -> Result<Response, McpRefusal> {
+    let lease = match front.stateless.lease(&request.caller).await? {
         Ok(lease) => lease,
-        Err(line) => return Ok(failed(request, line)),
+        Err(line) => return Ok(failed(front, request, line, accepts)),
     };
     let supported = Stateless::revisions(request.caller.access);
     let result = discover_result(lease.initialized(), &supported);
     let mut line = BytesMut::new();
     jsonrpc::push_result(request.id(), &result, &mut line);
-    Ok(json::text(StatusCode::OK, line.freeze()))
+    Ok(answered(front, request, line.freeze(), accepts))
 }
 
 /// Checks that header fields mirror the arguments that the server's own list says (2026-07-28
@@ -127,9 +134,9 @@ async fn call(
         .call(&request.caller, request.message, level)
         .await;
     match begun.map_err(|error| admitted.refusal(front, error))? {
-        Begun::Failed(line) => Ok(failed(request, line)),
+        Begun::Failed(line) => Ok(failed(front, request, line, accepts)),
         Begun::Sent(Answer::Json(line) | Answer::Failed(line), call) => {
-            Ok(finished(front, request, *call, line))
+            Ok(finished(front, request, *call, (line, accepts)))
         }
         Begun::Sent(Answer::Stream(reader), call) => {
             let stream = CallStream::new(front, request, *call, *reader);
@@ -151,6 +158,10 @@ async fn retry(
     (ticket, accepts): (&str, Accepts),
 ) -> Result<Response, McpRefusal> {
     let access = request.caller.access;
+    let lost = || {
+        let line = CallError::OWNER_LOST.line(request.id());
+        answered(front, request, line, accepts)
+    };
     let resumed = front
         .stateless
         .resume(access, request.message, ticket)
@@ -162,15 +173,17 @@ async fn retry(
         }
         Resumed::Again(asks, ticket) => {
             let line = modern::input_required(request.id(), &asks, &ticket);
-            Ok(json::text(StatusCode::OK, line))
+            Ok(answered(front, request, line, accepts))
         }
         Resumed::There(owner) => {
             let body = request.message.bytes().clone();
-            Ok(parked::to_replica(front, admitted, (parts, body), request.id(), &owner).await)
+            let there = parked::to_replica(front, admitted, (parts, body), &owner).await;
+            Ok(there.unwrap_or_else(lost))
         }
-        Resumed::Lost => {
-            let line = CallError::OWNER_LOST.line(request.id());
-            Ok(json::text(StatusCode::OK, line))
+        Resumed::Lost => Ok(lost()),
+        Resumed::Ended => {
+            let line = CallError::EXITED.line(request.id());
+            Ok(answered(front, request, line, accepts))
         }
         Resumed::Invalid => {
             let text = "no such requestState for this request, or it was used";
@@ -191,20 +204,22 @@ async fn respond(
         loop {
             match stream.step().await {
                 Step::Notification(_) => {}
-                Step::Final(line) => return answered(line),
-                Step::Over => return answered(CallError::EXITED.line(request.id())),
+                Step::Final(line) => return answered(front, request, line, accepts),
+                Step::Over => {
+                    let line = CallError::EXITED.line(request.id());
+                    return answered(front, request, line, accepts);
+                }
             }
         }
     }
     let mut first = BytesMut::new();
     let hold = request.caller.access.server().reply.sse_after;
     match timeout(hold, stream.step()).await {
-        Ok(Step::Final(line)) if accepts.json => return answered(line),
-        Ok(Step::Final(line)) => {
-            push_message(&mut first, "", &line);
-            return event_stream::event_stream(first.freeze().into());
+        Ok(Step::Final(line)) => return answered(front, request, line, accepts),
+        Ok(Step::Over) => {
+            let line = CallError::EXITED.line(request.id());
+            return answered(front, request, line, accepts);
         }
-        Ok(Step::Over) => return answered(CallError::EXITED.line(request.id())),
         Ok(Step::Notification(line)) => push_message(&mut first, "", &line),
         // So that the head of the response is sent: a comment.
         Err(_) => first.extend_from_slice(crate::protocol::KEEP_ALIVE),
@@ -224,7 +239,7 @@ fn finished(
     front: &Front,
     request: &ModernRequest<'_>,
     call: CallInFlight,
-    line: Bytes,
+    (line, accepts): (Bytes, Accepts),
 ) -> Response {
     let completion = request.completion(call.server_info());
     call.finish();
@@ -233,38 +248,57 @@ fn finished(
         Ok(message) => completion.complete(&message),
         Err(_) => line,
     };
-    let access = request.caller.access;
-    front.hub.limits().flow(access).wrote(line.len());
-    let share = front.hub.limits().memory().caller(access);
-    // A short answer is part of what its call has drawn.
-    let line = if line.len() > SHORT {
-        share.hold(line.len() as u64).until_dropped(line)
-    } else {
-        line
-    };
-    answered(line)
+    answered(front, request, line, accepts)
 }
 
 /// The error response of a server that could not be initialized.
-fn failed(request: &ModernRequest<'_>, line: Bytes) -> Response {
+fn failed(front: &Front, request: &ModernRequest<'_>, line: Bytes, accepts: Accepts) -> Response {
     let completion: Completion = request.completion(None);
-    answered(match Message::parse(line.clone()) {
+    let line = match Message::parse(line.clone()) {
         Ok(message) => completion.complete(&message),
         Err(_) => line,
-    })
+    };
+    answered(front, request, line, accepts)
 }
 
-/// A JSON response with the status that its error requires: "If the server does not implement the
-/// requested RPC method, it MUST respond with 404 Not Found" (2026-07-28 streamable-http, "Protocol
+/// The forms of a response by the server's mode and the client's `Accept`.
+fn formed(request: &ModernRequest<'_>, accepts: Accepts) -> Accepts {
+    match (
+        accepts.json,
+        accepts.sse,
+        request.caller.access.server().reply.mode,
+    ) {
+        (true, true, ReplyMode::Json) => Accepts {
+            sse: false,
+            ..accepts
+        },
+        (true, true, ReplyMode::Sse) => Accepts {
+            json: false,
+            ..accepts
+        },
+        _ => accepts,
+    }
+}
+
+/// A response that is complete, with the status that its error requires: "If the server does not implement
+/// the requested RPC method, it MUST respond with 404 Not Found" (2026-07-28 streamable-http, "Protocol
 /// Version Header"), and 400 for a lack of a capability (basic, "Per-request protocol fields").
-fn answered(line: Bytes) -> Response {
+fn answered(front: &Front, request: &ModernRequest<'_>, line: Bytes, accepts: Accepts) -> Response {
     let code = raw::get(&line, "error").and_then(|error| raw::get(error, "code"));
     let status = match code {
         Some(b"-32601") => StatusCode::NOT_FOUND,
         Some(b"-32021") => StatusCode::BAD_REQUEST,
         _ => StatusCode::OK,
     };
-    json::text(status, line)
+    let access = request.caller.access;
+    front.hub.limits().flow(access).wrote(line.len());
+    // Errors with a status of their own are JSON: no client reads a stream behind them.
+    if accepts.json || status != StatusCode::OK {
+        return json::text(status, front.counted(access, line));
+    }
+    let mut event = BytesMut::new();
+    push_message(&mut event, "", &line);
+    event_stream::event_stream(front.counted(access, event.freeze()).into())
 }
 
 /// Opens a stream of notifications (2026-07-28 subscriptions).
@@ -277,14 +311,14 @@ async fn listen(
         let text = "Accept must permit text/event-stream";
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    let Some(wanted) = Filter::of(request.message, MAX_RESOURCES) else {
+    let Some(wanted) = Filter::of(request.message, MAX_SUBSCRIPTIONS) else {
         let text = "params.notifications is no filter of subscriptions";
         return Err(refused(StatusCode::BAD_REQUEST, -32602, text));
     };
     let subscribed = front.stateless.subscribe(&request.caller, wanted).await?;
     let (subscription, reader) = match subscribed {
         Subscribed::Running(subscription, reader) => (subscription, reader),
-        Subscribed::Failed(line) => return Ok(failed(request, line)),
+        Subscribed::Failed(line) => return Ok(failed(front, request, line, accepts)),
     };
     let mut first = BytesMut::new();
     let acknowledged = subscription.filter.acknowledgement(request.id());
@@ -298,8 +332,3 @@ async fn listen(
         pace(front, request),
     ))
 }
-
-/// The most resources of one subscription: as many as a session may subscribe to.
-const MAX_RESOURCES: usize = 1000;
-/// Longest answer that is not counted by itself.
-const SHORT: usize = 4 << 10;

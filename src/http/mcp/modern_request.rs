@@ -16,7 +16,8 @@ use crate::{
         headers::{METHOD, NAME, PROTOCOL_VERSION},
         json,
         modern::{
-            Completion, Mirrored, RequestMeta, ToolHeaders, is_mirrored, without_invalid_tools,
+            Completion, Mirrored, RequestMeta, ToolHeaders, is_mirrored, request_state,
+            without_invalid_tools,
         },
         revision::FIRST_MODERN,
     },
@@ -81,8 +82,7 @@ impl<'a> ModernRequest<'a> {
         admitted: &'a Admitted,
     ) -> Result<Self, McpRefusal> {
         let meta = RequestMeta::of(message);
-        let version = check_version(headers, &meta, admitted)?;
-        debug_assert_eq!(version, FIRST_MODERN);
+        check_version(headers, &meta, admitted)?;
         let capabilities = meta.capabilities.ok_or(invalid(
             "_meta has no io.modelcontextprotocol/clientCapabilities",
         ))?;
@@ -114,8 +114,7 @@ impl<'a> ModernRequest<'a> {
 
     /// The `requestState` of a retry.
     pub(super) fn state(&self) -> Result<Option<Cow<'a, str>>, McpRefusal> {
-        let params = self.message.params();
-        let Some(state) = params.and_then(|params| json::get(params, "requestState")) else {
+        let Some(state) = request_state(self.message) else {
             return Ok(None);
         };
         let state = json::decoded(state).ok_or(invalid("requestState is no string"))?;
@@ -148,7 +147,7 @@ fn check_version(
     headers: &HeaderMap,
     meta: &RequestMeta<'_>,
     admitted: &Admitted,
-) -> Result<String, McpRefusal> {
+) -> Result<(), McpRefusal> {
     let header = single(headers, PROTOCOL_VERSION)?;
     let Some(version) = &meta.version else {
         return Err(invalid(
@@ -167,7 +166,7 @@ fn check_version(
         let why = "Unsupported protocol version";
         return Err(refused(StatusCode::BAD_REQUEST, -32022, why).with_data(data.to_string()));
     }
-    Ok(version.clone().into_owned())
+    Ok(())
 }
 
 /// Checks the header fields that mirror the body.
@@ -195,8 +194,8 @@ fn check_mirrored(headers: &HeaderMap, message: &Message, method: &str) -> Resul
     Ok(())
 }
 
-/// The only value of a header field. Two are refused though they be the same: what stands between may
-/// read another one.
+/// The only value of a header field. Two are refused, also if they are the same: an intermediary may read
+/// the other one.
 fn single<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h [u8]>, McpRefusal> {
     let mut values = headers.get_all(name).iter();
     let first = values.next();

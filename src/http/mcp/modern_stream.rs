@@ -57,7 +57,7 @@ pub(super) enum Step {
     Notification(Bytes),
     /// The response, which ends the stream.
     Final(Bytes),
-    /// The stream ends without a response.
+    /// The session of the call has ended without a response to it.
     Over,
 }
 
@@ -157,7 +157,17 @@ impl CallStream {
                 Some(Step::Final(self.completion.complete(&message)))
             }
             (Kind::Request, _) => {
-                self.asks.push(InputRequest::of(&message));
+                let mut ask = InputRequest::of(&message);
+                // "Each value MUST be" one of three kinds of requests (2026-07-28 mrtr, "InputRequests").
+                if !InputRequest::is_one(&message.method_name()) {
+                    if let Some((call, _)) = &self.source {
+                        call.refuse(&[ask]);
+                    }
+                    return None;
+                }
+                let held = self.budget.hold(ask.request.len() as u64);
+                ask.request = held.until_dropped(ask.request);
+                self.asks.push(ask);
                 self.ask_at.get_or_insert_with(|| Instant::now() + GATHER);
                 None
             }
@@ -198,16 +208,12 @@ impl CallStream {
     /// Ends the response with the requests of the server, and parks the call until they are answered.
     fn park(&mut self) -> Step {
         let id = self.completion.id.clone();
-        let salient = modern::salient(&self.request);
-        let Some(((call, reader), salient)) = self.source.take().zip(salient) else {
+        let Some((call, reader)) = self.source.take() else {
             return Step::Over;
         };
-        let parked = Parked {
-            call,
-            reader,
-            asks: self.asks.clone(),
-            salient,
-            round: self.round,
+        let parked = Parked::new(call, reader, self.asks.clone(), &self.request, self.round);
+        let Some(parked) = parked else {
+            return Step::Over;
         };
         Step::Final(match self.stateless.park(parked) {
             Ok(ticket) => modern::input_required(&id, &self.asks, &ticket),
@@ -228,7 +234,10 @@ impl Source for CallStream {
                 push_message(&mut bytes, "", &line);
                 Part::Last(Some(bytes.freeze()))
             }
-            Step::Over => Part::Last(None),
+            Step::Over => {
+                push_message(&mut bytes, "", &CallError::EXITED.line(&self.completion.id));
+                Part::Last(Some(bytes.freeze()))
+            }
         }
     }
 
@@ -271,7 +280,15 @@ impl Source for SubscriptionStream {
     async fn next(&mut self) -> Part {
         let mut bytes = BytesMut::new();
         loop {
-            match self.reader.next().await {
+            let next = tokio::select! {
+                next = self.reader.next() => next,
+                change = self.subscription.changes.next() => match change {
+                    Some(event) => Next::Events(vec![(String::new(), event)]),
+                    // A notification was missed: the client subscribes again, and reads all anew.
+                    None => Next::Released,
+                },
+            };
+            match next {
                 Next::Events(events) => {
                     for (_, event) in events {
                         if let Some(line) = self.wanted(event) {

@@ -8,7 +8,7 @@ use axum::{
     extract::Request,
     response::{IntoResponse, Response},
 };
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header, request::Parts};
 use tokio::time::Instant;
 
@@ -175,7 +175,7 @@ fn respond(
     match answer {
         Answer::Json(line) | Answer::Failed(line) => {
             front.hub.limits().flow(access).wrote(line.len());
-            Ok(json::text(StatusCode::OK, counted(front, access, line)))
+            Ok(json::text(StatusCode::OK, front.counted(access, line)))
         }
         Answer::Stream(reading) => {
             let close_after = access.server().reply.close_after;
@@ -186,16 +186,6 @@ fn respond(
         Answer::Accepted | Answer::Silent => Ok(StatusCode::ACCEPTED.into_response()),
         Answer::Refused(error) => Err(error.into()),
     }
-}
-
-/// Counts a long answer against the share of its caller until the client has taken it. A short one is
-/// part of what its call has drawn.
-fn counted(front: &Front, access: &Access, line: Bytes) -> Bytes {
-    if line.len() <= SHORT {
-        return line;
-    }
-    let share = front.hub.limits().memory().caller(access);
-    share.hold(line.len() as u64).until_dropped(line)
 }
 
 /// GET: opens the listener stream or resumes a stream.
@@ -297,6 +287,3 @@ fn one_event(line: &[u8]) -> Response {
     push_message(&mut event, "", line);
     event_stream::event_stream(Body::from(event.freeze()))
 }
-
-/// Longest answer that is not counted by itself.
-const SHORT: usize = 4 << 10;

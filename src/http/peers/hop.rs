@@ -17,16 +17,16 @@ use crate::{
     http::reply::header_name::{TRACEPARENT, TRACESTATE},
     protocol::{
         LAST_EVENT_ID, SESSION_ID,
-        headers::{METHOD, NAME, PROTOCOL_VERSION},
+        headers::{ARGUMENT_PREFIX, METHOD, NAME, PROTOCOL_VERSION},
     },
 };
 
 /// Label under which the key is derived from the master key.
 pub(crate) const LABEL: &str = "lockgate hop v2";
 
-/// The header fields of the client that a hop carries, and its signature covers. Another may hold a
-/// credential, and the owner reads none.
-pub(crate) static CARRIED: [HeaderName; 9] = [
+/// The header fields of the client that a hop carries, and its signature covers, besides those that
+/// mirror arguments. Another may hold a credential, and the owner reads none.
+static CARRIED: [HeaderName; 9] = [
     header::ACCEPT,
     header::CONTENT_TYPE,
     HeaderName::from_static(SESSION_ID),
@@ -37,6 +37,16 @@ pub(crate) static CARRIED: [HeaderName; 9] = [
     TRACEPARENT,
     TRACESTATE,
 ];
+
+/// The header fields that a hop carries, in the order of the signature.
+pub(crate) fn carried(headers: &HeaderMap) -> Vec<(&HeaderName, &HeaderValue)> {
+    let values = |name| headers.get_all(name).iter().map(move |value| (name, value));
+    let is_argument = |name: &&HeaderName| name.as_str().starts_with(ARGUMENT_PREFIX);
+    let mut arguments: Vec<&HeaderName> = headers.keys().filter(is_argument).collect();
+    arguments.sort_unstable_by_key(|name| name.as_str());
+    let names = CARRIED.iter().chain(arguments);
+    names.flat_map(values).collect()
+}
 
 /// Facts about a request that one replica states to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +72,7 @@ pub(crate) struct SignedRequest<'r> {
     pub(crate) method: &'r Method,
     /// Path and query.
     pub(crate) target: &'r str,
-    /// All header fields; those of [`CARRIED`] are signed.
+    /// All header fields; those that are [`carried`] are signed.
     pub(crate) headers: &'r HeaderMap,
 }
 
@@ -202,9 +212,8 @@ fn decode_array(text: &str) -> Option<[u8; 32]> {
 fn parts<'p>(fields: &'p str, request: SignedRequest<'p>) -> Vec<&'p [u8]> {
     let mut parts = vec![fields.as_bytes(), request.method.as_str().as_bytes()];
     parts.push(request.target.as_bytes());
-    for name in &CARRIED {
-        let values = request.headers.get_all(name).iter();
-        parts.extend(values.flat_map(|value| [name.as_str().as_bytes(), value.as_bytes()]));
+    for (name, value) in carried(request.headers) {
+        parts.extend([name.as_str().as_bytes(), value.as_bytes()]);
     }
     parts
 }
@@ -287,7 +296,8 @@ mod tests {
         assert_eq!(check(&signed(), SignedRequest { method, ..asked }), forged);
         let target = "/t/a/b/messages?session_id=y";
         assert_eq!(check(&signed(), SignedRequest { target, ..asked }), forged);
-        for name in &CARRIED {
+        let argument = HeaderName::from_static("mcp-param-region");
+        for name in CARRIED.iter().chain([&argument]) {
             let mut changed = headers();
             changed.append(name, HeaderValue::from_static("y"));
             assert_eq!(check(&signed(), request(&changed)), forged, "{name}");
@@ -296,6 +306,17 @@ mod tests {
         moved.remove(SESSION_ID);
         moved.insert(LAST_EVENT_ID, HeaderValue::from_static("x"));
         assert_eq!(check(&signed(), request(&moved)), forged);
+        let other = HeaderName::from_static("mcp-param-zone");
+        let order = |names: [&HeaderName; 2]| {
+            let mut headers = HeaderMap::new();
+            for name in names {
+                headers.insert(name, HeaderValue::from_static("x"));
+            }
+            headers
+        };
+        let (one, two) = (order([&argument, &other]), order([&other, &argument]));
+        let header = keys().sign(&hop(), request(&one), NOW).unwrap();
+        assert_eq!(check(&header, request(&two)), Ok(hop()), "in any order");
         let mut same = headers();
         same.remove(header::USER_AGENT);
         assert_eq!(check(&signed(), request(&same)), Ok(hop()), "not carried");

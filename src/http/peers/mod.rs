@@ -20,4 +20,4 @@ pub(crate) use self::cluster::{Cluster, mark_refused};
 #[cfg(test)]
 pub(crate) use self::connections::MAX_CONCURRENT;
 pub(crate) use self::connections::{BrokenResponse, Peers, ResponseBody, SendError};
-pub(crate) use self::hop::{CARRIED, Hop, HopKeys, SignedRequest};
+pub(crate) use self::hop::{Hop, HopKeys, SignedRequest, carried};

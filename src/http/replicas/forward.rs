@@ -189,7 +189,7 @@ impl Forwarding {
     }
 
     /// Makes the response to a request that may have been taken by an owner that is gone.
-    fn owner_lost(&self) -> Response {
+    pub(super) fn owner_lost(&self) -> Response {
         let lines = self.request.owner_lost_errors();
         let is_2024 = self.request.kind() == Some(endpoint::Kind::Messages);
         if lines.is_empty() || is_2024 {

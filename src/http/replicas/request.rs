@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::http::{
     admission::Front,
-    peers::{CARRIED, Cluster, Hop, ResponseBody, SendError, SignedRequest, mark_refused},
+    peers::{Cluster, Hop, ResponseBody, SendError, SignedRequest, carried, mark_refused},
     reply::{
         McpRefusal,
         event_stream::EVENT_STREAM,
@@ -172,11 +172,10 @@ impl HopError {
 impl ForwardedRequest {
     /// Copies a request, with the header fields that a hop carries: its credentials stay here.
     pub(crate) fn of(parts: &Parts, body: Bytes) -> Self {
-        let mut headers = HeaderMap::with_capacity(CARRIED.len());
-        for name in &CARRIED {
-            for value in parts.headers.get_all(name) {
-                headers.append(name, value.clone());
-            }
+        let carried = carried(&parts.headers);
+        let mut headers = HeaderMap::with_capacity(carried.len());
+        for (name, value) in carried {
+            headers.append(name, value.clone());
         }
         let target = parts.uri.path_and_query();
         let client = parts.extensions.get::<ClientAddress>();

@@ -145,14 +145,15 @@ struct Connection<S> {
 
 /// A stream of a session.
 struct SessionStream {
+    /// Long delays that other connections of the session have given its client. It is dropped before the
+    /// reader, which tells the session that this connection has let go of it.
+    long_retries: LongRetries,
     reading: Reader,
     retry: RetryDelay,
     close_at: Option<Instant>,
     prefix: String,
     /// Latest message of a stream that answers a request.
     last: Bytes,
-    /// Long delays that other connections of the session have given its client.
-    long_retries: LongRetries,
     /// When the usual delay is given again.
     usual_again_at: Option<Instant>,
 }
@@ -321,7 +322,9 @@ impl<S: Source> Connection<S> {
             }
             Part::Last(bytes) => {
                 self.is_ended = true;
-                bytes
+                let bytes = bytes?;
+                self.pace.flow.wrote(bytes.len());
+                Some(self.counted(bytes))
             }
         }
     }

@@ -108,6 +108,14 @@ impl SessionMemory {
         has_room
     }
 
+    /// Holds a record that exists already, with what it has first, until the end of the session.
+    pub(crate) fn hold_record(&mut self, state: &[u8]) {
+        self.hold(state);
+        if let Some(record) = &mut self.record {
+            record.add(RECORD);
+        }
+    }
+
     /// Holds what exists already until the end of the session.
     pub(crate) fn hold(&mut self, state: &[u8]) {
         self.drawn.add(twice(state));

@@ -234,7 +234,9 @@ impl Session {
         self.link.set_calls(self.calls.count());
         let message = || Some(why.to_owned());
         self.count_call(&mut ended, Outcome::Error, Some("-32021"), message);
-        let data = format!(r#"{{"requiredCapabilities":{{"{capability}":{{}}}}}}"#);
+        let inside = |value: String, name: &str| format!(r#"{{"{name}":{value}}}"#);
+        let required = capability.rsplit('.').fold("{}".to_owned(), inside);
+        let data = format!(r#"{{"requiredCapabilities":{required}}}"#);
         let mut line = BytesMut::new();
         let text = "Missing required client capability";
         jsonrpc::push_error(&id, -32021, text, Some(&data), &mut line);

@@ -33,7 +33,7 @@ use crate::{
 
 /// The most subscriptions of a session, and the most bytes of each URI: they live as long as the
 /// session and are part of its record.
-const MAX_SUBSCRIPTIONS: usize = 1000;
+pub(crate) const MAX_SUBSCRIPTIONS: usize = 1000;
 const MAX_URI: usize = 8 * 1024;
 
 /// The `Retry-After` of an `initialize` that the share of its caller has no room for.

@@ -33,5 +33,6 @@ mod restore;
 mod start;
 mod task;
 
+pub(crate) use self::inbound::MAX_SUBSCRIPTIONS;
 pub(crate) use self::record::{SessionRecord, Takeover};
 pub(crate) use self::task::Session;

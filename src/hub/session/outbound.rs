@@ -21,6 +21,7 @@ use crate::{
     },
     declare::Policy,
     hub::{
+        Transport,
         call::{Call, CallError, Effect, NewAsk, Overdue},
         core::or_never,
         stream::About,
@@ -510,7 +511,9 @@ impl Session {
     /// Returns the time of the next ping.
     fn ping_client(&mut self, now: Instant) -> Option<Instant> {
         let every = self.core.config.session.ping;
-        if every.is_zero() || !self.lifetime.is_ready() {
+        // Clients without sessions answer no request on this stream.
+        let is_stateless = self.client.transport() == Transport::Stateless;
+        if every.is_zero() || is_stateless || !self.lifetime.is_ready() {
             return None;
         }
         if !self.streams.has_reader(now) {

@@ -179,7 +179,7 @@ impl SessionRecord {
     pub(crate) fn into_replay(self, memory: SessionMemory) -> Option<ReplayState> {
         let initialize = Message::parse(self.initialize.into_bytes().into()).ok()?;
         let mut replay = ReplayState::new(memory);
-        replay.memory.hold(initialize.bytes());
+        replay.memory.hold_record(initialize.bytes());
         replay.initialize = Some(initialize);
         replay.is_initialized = self.is_initialized;
         replay.keep_capabilities(self.capabilities.into_bytes().into());

@@ -95,7 +95,7 @@ impl Drop for CallInFlight {
         if self.is_over {
             return;
         }
-        if self.has_asked {
+        if self.has_asked || self.lease.is_alone() {
             // What the server asks later would reach the next call.
             return self.lease.end(&self.sender.hub);
         }

@@ -27,7 +27,7 @@ impl Stateless {
     ) -> Result<Begun, Error> {
         let mut tries = 0;
         loop {
-            let lease = match self.lease_for_call(caller).await? {
+            let lease = match self.lease(caller).await? {
                 Ok(lease) => lease,
                 Err(line) => return Ok(Begun::Failed(line)),
             };

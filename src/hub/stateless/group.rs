@@ -16,11 +16,11 @@ use tokio::{
     time::Instant,
 };
 
-use super::sender::Sender;
+use super::{changes::Changes, sender::Sender};
 use crate::{
     auth::Access,
     backend::shared::routing,
-    base::sha256,
+    base::{budget::Drawn, sha256},
     declare::Isolation,
     error::Error,
     hub::{
@@ -35,7 +35,7 @@ use crate::{
     telemetry::TraceContext,
 };
 
-/// What may share a session.
+/// All that requests have in common which may use the same session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     tenant: String,
@@ -67,7 +67,7 @@ impl Caller<'_> {
         is_own && modern::may_be_asked(self.capabilities)
     }
 
-    /// What its session may be shared by.
+    /// The key of its group.
     pub(super) fn key(&self) -> Key {
         Key {
             tenant: self.access.tenant().name.clone(),
@@ -85,8 +85,19 @@ pub(crate) struct Group {
     members: RwLock<Vec<Arc<Member>>>,
     /// Held by the one that begins a session for all.
     pub(super) begin: Mutex<()>,
-    /// The header fields that mirror arguments of tools, and when they were read.
-    pub(super) tools: RwLock<Option<(Instant, Arc<ToolHeaders>)>>,
+    /// The header fields that mirror arguments of tools.
+    pub(super) tools: RwLock<Option<KnownTools>>,
+    /// Held by the one that reads them for all.
+    pub(super) reading: Mutex<()>,
+    pub(super) changes: Changes,
+}
+
+/// The header fields that mirror arguments of tools, as a list was read.
+pub(super) struct KnownTools {
+    /// When its first page was asked for.
+    pub(super) read: Instant,
+    pub(super) tools: Arc<ToolHeaders>,
+    pub(super) _held: Drawn,
 }
 
 /// A session that the gateway keeps for clients.
@@ -94,8 +105,12 @@ pub(crate) struct Member {
     pub(super) id: SessionId,
     /// The raw result of its `initialize`.
     pub(crate) initialized: Bytes,
-    /// Whether one call has it alone.
+    /// It is for one call at a time; else for all that are never asked, and for subscriptions.
+    is_for_one: bool,
+    /// Whether a call has it alone.
     is_taken: AtomicBool,
+    /// Whether what it says beside its calls is passed on to subscriptions.
+    pub(super) is_heard: AtomicBool,
     /// The channel to its task, which is closed when it is over.
     commands: mpsc::Sender<Command>,
     /// The lowest level of log messages that the server was asked for, above all levels at first.
@@ -123,15 +138,27 @@ pub(crate) struct Lease {
 
 impl Member {
     /// A session that has begun.
-    pub(super) fn new(id: SessionId, handle: &Handle, initialized: Bytes) -> Self {
+    pub(super) fn new(
+        id: SessionId,
+        handle: &Handle,
+        initialized: Bytes,
+        is_for_one: bool,
+    ) -> Self {
         Self {
             id,
             initialized,
-            is_taken: AtomicBool::new(false),
+            is_for_one,
+            is_taken: AtomicBool::new(is_for_one),
+            is_heard: AtomicBool::new(false),
             commands: handle.commands.clone(),
             level: AtomicU8::new(NO_LEVEL),
             watched: Watched::default(),
         }
+    }
+
+    /// Whether a call has it alone.
+    pub(super) fn is_taken(&self) -> bool {
+        self.is_taken.load(Ordering::Acquire)
     }
 
     /// The raw capabilities of the server.
@@ -141,6 +168,13 @@ impl Member {
 }
 
 impl Group {
+    /// The sessions for one call at a time.
+    pub(super) fn alone(&self) -> Vec<Arc<Member>> {
+        let mut all = self.all();
+        all.retain(|member| member.is_for_one);
+        all
+    }
+
     fn all(&self) -> Vec<Arc<Member>> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         members.clone()
@@ -157,32 +191,36 @@ impl Group {
         hub: &Hub,
         access: &Access,
         member: Arc<Member>,
-        is_alone: bool,
     ) -> Result<Lease, Error> {
-        member.is_taken.store(is_alone, Ordering::Release);
         let handle = hub.0.find(access, member.id.as_str())?;
         self.change(|members| members.push(Arc::clone(&member)));
         Ok(Lease {
+            is_alone: member.is_for_one,
             member,
             handle,
-            is_alone,
         })
     }
 
     /// Whether any session is left.
     pub(super) fn is_alive(&self) -> bool {
-        let mut members = self.all().into_iter();
-        members.any(|member| !member.commands.is_closed())
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.iter().any(|member| !member.commands.is_closed())
     }
 
-    /// The first session that may be used: one that no call has, if it `is_alone` there.
+    /// The first session that may be used: one for one call that no call has, if it `is_alone` there, else
+    /// one for all.
     pub(super) fn lease(
         &self,
         hub: &Hub,
         access: &Access,
         is_alone: bool,
     ) -> Result<Option<Lease>, Error> {
-        for member in self.all() {
+        let all = self.all();
+        if all.iter().any(|member| member.commands.is_closed()) {
+            self.change(|members| members.retain(|known| !known.commands.is_closed()));
+        }
+        let those = all.iter().filter(|one| one.is_for_one == is_alone);
+        for member in those.cloned() {
             if is_alone && member.is_taken.swap(true, Ordering::AcqRel) {
                 continue;
             }
@@ -198,7 +236,9 @@ impl Group {
                     self.change(|members| members.retain(|known| !Arc::ptr_eq(known, &member)));
                 }
                 Err(error) => {
-                    member.is_taken.store(false, Ordering::Release);
+                    if is_alone {
+                        member.is_taken.store(false, Ordering::Release);
+                    }
                     return Err(error);
                 }
             }
@@ -208,6 +248,11 @@ impl Group {
 }
 
 impl Lease {
+    /// Whether the call has the session alone.
+    pub(super) fn is_alone(&self) -> bool {
+        self.is_alone
+    }
+
     /// The raw result of the `initialize` of the session.
     pub(crate) fn initialized(&self) -> &Bytes {
         &self.member.initialized

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    group::{Caller, Leased},
+    group::{Caller, KnownTools, Leased},
     sessions::Stateless,
 };
 use crate::{
@@ -18,23 +18,25 @@ use crate::{
 };
 
 impl Stateless {
-    /// Finds or begins a session for a call.
+    /// Finds or begins a session for a call, or for another use that ends soon.
     ///
     /// # Errors
     ///
     /// `Draining`, `Quota`, `Busy`.
-    pub(super) async fn lease_for_call(&self, caller: &Caller<'_>) -> Result<Leased, Error> {
+    pub(crate) async fn lease(&self, caller: &Caller<'_>) -> Result<Leased, Error> {
         if !caller.may_be_asked() {
             return self.lease_for_all(caller).await;
         }
         let (group, hub) = (self.group(caller), &self.sender.hub);
-        if let Some(lease) = group.lease(hub, caller.access, true)? {
-            return Ok(Ok(lease));
-        }
-        Ok(match self.begin(caller).await? {
-            Ok(member) => Ok(group.add(hub, caller.access, member, true)?),
-            Err(line) => Err(line),
-        })
+        let lease = match group.lease(hub, caller.access, true)? {
+            Some(lease) => lease,
+            None => match self.begin(caller, true).await? {
+                Ok(member) => group.add(hub, caller.access, member)?,
+                Err(line) => return Ok(Err(line)),
+            },
+        };
+        self.hear(&group, &lease.member, caller.access).await;
+        Ok(Ok(lease))
     }
 
     /// Finds or begins a session that others may use as well.
@@ -42,7 +44,7 @@ impl Stateless {
     /// # Errors
     ///
     /// `Draining`, `Quota`, `Busy`.
-    pub(crate) async fn lease_for_all(&self, caller: &Caller<'_>) -> Result<Leased, Error> {
+    pub(super) async fn lease_for_all(&self, caller: &Caller<'_>) -> Result<Leased, Error> {
         let (group, hub) = (self.group(caller), &self.sender.hub);
         if let Some(lease) = group.lease(hub, caller.access, false)? {
             return Ok(Ok(lease));
@@ -52,8 +54,8 @@ impl Stateless {
         if let Some(lease) = group.lease(hub, caller.access, false)? {
             return Ok(Ok(lease));
         }
-        Ok(match self.begin(caller).await? {
-            Ok(member) => Ok(group.add(hub, caller.access, member, false)?),
+        Ok(match self.begin(caller, false).await? {
+            Ok(member) => Ok(group.add(hub, caller.access, member)?),
             Err(line) => Err(line),
         })
     }
@@ -61,8 +63,8 @@ impl Stateless {
 
 impl Stateless {
     /// The header fields that mirror arguments of the tools of a server, as it lists them to a caller;
-    /// those of the last minute unless they are to be read `again`. None if the server cannot be
-    /// initialized.
+    /// those of the last minute, or of the last second if they are to be read `again`. None if the server
+    /// cannot be initialized.
     ///
     /// # Errors
     ///
@@ -73,17 +75,24 @@ impl Stateless {
         again: bool,
     ) -> Result<Option<Arc<ToolHeaders>>, Error> {
         let group = self.group(caller);
-        let known = group
-            .tools
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        if let Some((read, tools)) = known.filter(|_| !again)
-            && read.elapsed() < FRESH
-        {
+        let known = || {
+            let known = group.tools.read().unwrap_or_else(PoisonError::into_inner);
+            let is_fresh = |known: &&KnownTools| {
+                let age = known.read.elapsed();
+                age < if again { AGAIN } else { FRESH }
+            };
+            let known = known.as_ref().filter(is_fresh);
+            known.map(|known| Arc::clone(&known.tools))
+        };
+        if let Some(tools) = known() {
             return Ok(Some(tools));
         }
-        let Ok(lease) = self.lease_for_all(caller).await? else {
+        // Others that come meanwhile take what is read.
+        let _turn = group.reading.lock().await;
+        if let Some(tools) = known() {
+            return Ok(Some(tools));
+        }
+        let Ok(lease) = self.lease(caller).await? else {
             return Ok(None);
         };
         let (read, mut tools) = (Instant::now(), ToolHeaders::default());
@@ -101,14 +110,21 @@ impl Stateless {
             };
             params = [br#"{"cursor":"#, cursor, b"}"].concat().into();
         }
+        let share = self.sender.hub.limits().memory().caller(caller.access);
         let tools = Arc::new(tools);
         let mut known = group.tools.write().unwrap_or_else(PoisonError::into_inner);
-        *known = Some((read, Arc::clone(&tools)));
+        *known = Some(KnownTools {
+            read,
+            _held: share.hold(tools.size() as u64),
+            tools: Arc::clone(&tools),
+        });
         Ok(Some(tools))
     }
 }
 
 /// The time for which the list of a server is taken as it was.
 const FRESH: Duration = Duration::from_secs(60);
+/// The time for which it is not read again, though a call does not agree with it.
+const AGAIN: Duration = Duration::from_secs(1);
 /// The most pages of a list that are read.
 const MAX_PAGES: usize = 100;

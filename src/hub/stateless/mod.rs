@@ -7,6 +7,8 @@
 //! * `sender`: messages of the gateway itself to a session
 //! * `group`: sessions with the same principal and capabilities, and their use
 //! * `call`: a call in flight, which ends with its connection
+//! * `changes`: channel from the sessions that calls have alone to subscriptions
+//! * `hearing`: what servers say beside such calls, passed on by it
 //! * `parked`: calls that wait for input of their client
 //! * `subscription`: notifications for a `subscriptions/listen`
 //! * `ticket`: sealed names of parked calls (`requestState`)
@@ -18,7 +20,9 @@
 
 mod call;
 mod calls;
+mod changes;
 mod group;
+mod hearing;
 mod leases;
 mod parked;
 mod retries;

@@ -8,18 +8,23 @@ use std::{
     sync::{PoisonError, RwLock, RwLockWriteGuard},
 };
 
-use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::call::CallInFlight;
-use crate::{hub::stream::Reader, protocol::modern::InputRequest, state::Replica};
+use super::{call::CallInFlight, ticket::Binding};
+use crate::{
+    hub::stream::Reader,
+    protocol::{
+        Message,
+        modern::{self, InputRequest},
+    },
+    state::Replica,
+};
 
 /// The parked calls of this replica, by their number.
 #[derive(Default)]
 pub(super) struct ParkedCalls(RwLock<HashMap<u64, Entry>>);
 
 struct Entry {
-    round: u32,
     parked: Parked,
     /// Ends the wait for it when it is taken.
     _kept: oneshot::Sender<()>,
@@ -33,10 +38,31 @@ pub(crate) struct Parked {
     pub(crate) reader: Reader,
     /// The requests that its client has not answered.
     pub(crate) asks: Vec<InputRequest>,
-    /// What makes a request the retry of it (`modern::salient`).
-    pub(crate) salient: Bytes,
+    /// What makes a request the retry of it.
+    pub(super) binding: Binding,
     /// The number of times that its client was asked.
     pub(crate) round: u32,
+}
+
+impl Parked {
+    /// A call that `request` made, after it was asked for the `round`th time; none if the request has no
+    /// parameters.
+    pub(crate) fn new(
+        call: CallInFlight,
+        reader: Reader,
+        asks: Vec<InputRequest>,
+        request: &Message,
+        round: u32,
+    ) -> Option<Self> {
+        let binding = Binding::of(call.access(), &modern::salient(request)?);
+        Some(Self {
+            call,
+            reader,
+            asks,
+            binding,
+            round,
+        })
+    }
 }
 
 /// The result of a retry.
@@ -49,6 +75,8 @@ pub(crate) enum Resumed {
     There(Replica),
     /// The call has ended with the replica that had it.
     Lost,
+    /// The call has ended with its session.
+    Ended,
     /// The ticket is none, was made for another request, or was used.
     Invalid,
 }
@@ -62,7 +90,6 @@ impl ParkedCalls {
     pub(super) fn insert(&self, call: u64, parked: Parked) -> oneshot::Receiver<()> {
         let (kept, taken) = oneshot::channel();
         let entry = Entry {
-            round: parked.round,
             parked,
             _kept: kept,
         };
@@ -73,7 +100,9 @@ impl ParkedCalls {
     /// Takes a call, if it waits in this round.
     pub(super) fn take(&self, call: u64, round: u32) -> Option<Parked> {
         let mut calls = self.write();
-        let is_it = calls.get(&call).is_some_and(|entry| entry.round == round);
+        let is_it = calls
+            .get(&call)
+            .is_some_and(|entry| entry.parked.round == round);
         let entry = is_it.then(|| calls.remove(&call)).flatten()?;
         Some(entry.parked)
     }

@@ -33,8 +33,7 @@ impl Stateless {
             call,
             round,
         };
-        let binding = Binding::of(&parked.call.access, &parked.salient);
-        let sealed = self.tickets.seal(&ticket, &binding);
+        let sealed = self.tickets.seal(&ticket, &parked.binding);
         let sealed = sealed.ok_or(Error::Bug("no randomness"))?;
         self.keep_parked(call, parked);
         Ok(sealed)
@@ -106,9 +105,13 @@ impl Stateless {
             };
             let id = answer.id().map(Bytes::copy_from_slice);
             let handle = parked.call.lease.handle.clone();
-            if let Err(error) = self.sender.send(&handle, access, answer).await {
-                self.keep_parked(ticket.call, parked);
-                return Err(error);
+            match self.sender.send(&handle, access, answer).await {
+                Ok(()) => {}
+                Err(Error::NoSession) => return Ok(Resumed::Ended),
+                Err(error) => {
+                    self.keep_parked(ticket.call, parked);
+                    return Err(error);
+                }
             }
             parked.asks.retain(|ask| Some(&ask.id) != id.as_ref());
         }

@@ -28,9 +28,16 @@ use crate::{
 /// The sessions of clients without sessions.
 pub(crate) struct Stateless {
     pub(super) sender: Arc<Sender>,
-    groups: RwLock<HashMap<Key, Arc<Group>>>,
+    groups: RwLock<Groups>,
     pub(super) parked: ParkedCalls,
     pub(super) tickets: TicketKey,
+}
+
+#[derive(Default)]
+struct Groups {
+    all: HashMap<Key, Arc<Group>>,
+    /// The number of groups from which on those that are over are looked for.
+    many: usize,
 }
 
 impl Stateless {
@@ -49,20 +56,25 @@ impl Stateless {
     pub(super) fn group(&self, caller: &Caller<'_>) -> Arc<Group> {
         let key = caller.key();
         let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(group) = groups.get(&key) {
+        if let Some(group) = groups.all.get(&key) {
             return Arc::clone(group);
         }
         drop(groups);
         let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
-        // Each new group removes those that are over: their number is that of living sessions.
-        groups.retain(|_, group| Arc::strong_count(group) > 1 || group.is_alive());
-        Arc::clone(groups.entry(key).or_default())
+        // Those that are over are removed when there are twice as many as there were living ones.
+        if groups.all.len() >= groups.many {
+            let is_used = |group: &Arc<Group>| Arc::strong_count(group) > 1 || group.is_alive();
+            groups.all.retain(|_, group| is_used(group));
+            groups.many = MIN_GROUPS.max(2 * groups.all.len());
+        }
+        Arc::clone(groups.all.entry(key).or_default())
     }
 
-    /// Begins a session for a caller; the raw error response of the server if it refuses to.
+    /// Begins a session for a caller, for one call at a time or for all; the raw error response of the server if it refuses to.
     pub(super) async fn begin(
         &self,
         caller: &Caller<'_>,
+        is_for_one: bool,
     ) -> Result<Result<Arc<Member>, Bytes>, Error> {
         let line = initialize::request(caller.capabilities, caller.client_info);
         let message = Message::parse(line).map_err(|_| Error::Bug("an initialize of its own"))?;
@@ -88,7 +100,12 @@ impl Stateless {
         let done = Bytes::from_static(initialize::INITIALIZED.trim_ascii_end());
         let done = Message::parse(done).map_err(|_| Error::Bug("a notification of its own"))?;
         self.sender.send(&handle, access, done).await?;
-        Ok(Ok(Arc::new(Member::new(id, &handle, initialized))))
+        Ok(Ok(Arc::new(Member::new(
+            id,
+            &handle,
+            initialized,
+            is_for_one,
+        ))))
     }
 
     /// The revisions that the tenant of an access serves, newest first.
@@ -99,3 +116,6 @@ impl Stateless {
         newest.into_iter().chain(legacy).collect()
     }
 }
+
+/// The fewest groups among which those that are over are looked for.
+const MIN_GROUPS: usize = 64;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{group::Lease, sender::Sender};
+use super::{changes::ChangeReader, group::Lease, sender::Sender};
 use crate::{auth::Access, error::Error, hub::stream::Reader, protocol::modern::Filter};
 
 /// A subscription; it ends when this is dropped.
@@ -15,6 +15,8 @@ pub(crate) struct Subscription {
     access: Access,
     /// What the server agreed to.
     pub(crate) filter: Filter,
+    /// What it hears of other sessions.
+    pub(crate) changes: ChangeReader,
 }
 
 /// A subscription that was begun.
@@ -27,12 +29,19 @@ pub(crate) enum Subscribed {
 
 impl Subscription {
     /// A subscription to the lists of a filter, and to no resource yet.
-    pub(super) fn new(sender: Arc<Sender>, lease: Lease, access: Access, filter: Filter) -> Self {
+    pub(super) fn new(
+        sender: Arc<Sender>,
+        lease: Lease,
+        access: Access,
+        filter: Filter,
+        changes: ChangeReader,
+    ) -> Self {
         Self {
             sender,
             lease,
             access,
             filter,
+            changes,
         }
     }
 

@@ -1,6 +1,8 @@
 //! Begin of subscriptions.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     group::Caller,
@@ -28,13 +30,26 @@ impl Stateless {
         let reader = self.sender.hub.listen(&lease.handle, caller.access).await?;
         let mut filter = wanted.honoured(lease.member.capabilities());
         let uris = std::mem::take(&mut filter.resources);
+        let group = self.group(caller);
+        let changes = group.changes.reader();
+        for member in group.alone() {
+            self.hear(&group, &member, caller.access).await;
+        }
         let (sender, access) = (Arc::clone(&self.sender), caller.access.clone());
-        let mut subscription = Subscription::new(sender, lease, access, filter);
+        let mut subscription = Subscription::new(sender, lease, access, filter, changes);
+        let end = Instant::now() + ACKNOWLEDGE;
         for uri in uris {
-            if subscription.watch(&uri).await? {
+            // A server that does not answer in time does not agree.
+            let Ok(agreed) = timeout_at(end, subscription.watch(&uri)).await else {
+                break;
+            };
+            if agreed? {
                 subscription.filter.resources.push(uri);
             }
         }
         Ok(Subscribed::Running(Box::new(subscription), reader))
     }
 }
+
+/// The time for a server to agree to the resources of a subscription, all together.
+const ACKNOWLEDGE: Duration = Duration::from_secs(10);

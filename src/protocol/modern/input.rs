@@ -10,10 +10,18 @@ pub(crate) struct InputRequest {
     /// The raw id that the answer needs, which is also the key of the request.
     pub(crate) id: Bytes,
     /// The request without its envelope: method and parameters.
-    request: Bytes,
+    pub(crate) request: Bytes,
 }
 
 impl InputRequest {
+    /// Whether a request of this method can be one.
+    pub(crate) fn is_one(method: &str) -> bool {
+        matches!(
+            method,
+            "elicitation/create" | "sampling/createMessage" | "roots/list"
+        )
+    }
+
     /// The input request that a request of a server is.
     pub(crate) fn of(ask: &Message) -> Self {
         let mut request = BytesMut::with_capacity(ask.bytes().len());

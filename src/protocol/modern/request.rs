@@ -114,6 +114,11 @@ pub(crate) fn for_session(message: &Message, id: u64) -> Result<Message, Refusal
     Message::parse(line.freeze())
 }
 
+/// The raw `requestState` of a retry.
+pub(crate) fn request_state(message: &Message) -> Option<&[u8]> {
+    json::get(message.params()?, "requestState")
+}
+
 /// What makes two requests the same call, in one spelling: the method and the parameters, but for
 /// `_meta` and what belongs to one round. None for parameters that cannot be read.
 pub(crate) fn salient(message: &Message) -> Option<Bytes> {

@@ -9,11 +9,15 @@ use memchr::memmem;
 use serde_json::Value as Json;
 
 use super::mirrored::Mirrored;
-use crate::protocol::{Span, json};
+use crate::protocol::{Span, headers::ARGUMENT_PREFIX, json};
 
 /// The mirrored arguments of the tools of a server that have any, by the name of the tool.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ToolHeaders(BTreeMap<String, Vec<MirroredArgument>>);
+pub(crate) struct ToolHeaders {
+    tools: BTreeMap<String, Vec<MirroredArgument>>,
+    /// About what they take.
+    bytes: usize,
+}
 
 /// An argument that a header field mirrors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,11 +28,33 @@ struct MirroredArgument {
     path: Vec<String>,
 }
 
+impl MirroredArgument {
+    /// About the bytes that it takes.
+    fn size(&self) -> usize {
+        let path = self.path.iter().map(|name| name.len() + 32).sum::<usize>();
+        self.header.as_str().len() + path + 64
+    }
+}
+
+/// The longest schema with annotations, in bytes: a tool with a longer one is invalid.
+const MAX_SCHEMA: usize = 256 << 10;
+/// The most annotated arguments of a tool: clients send each in a header field.
+const MAX_ARGUMENTS: usize = 64;
+/// The longest way to one, in bytes.
+const MAX_PATH: usize = 4 << 10;
+/// The most bytes that are kept of one list. The header fields of later tools are not checked: their
+/// server has too many.
+const MAX_KEPT: usize = 1 << 20;
+
 /// The annotation in a schema.
 const ANNOTATION: &str = "x-mcp-header";
-const PREFIX: &str = "mcp-param-";
 
 impl ToolHeaders {
+    /// About the bytes that it takes.
+    pub(crate) fn size(&self) -> usize {
+        self.bytes
+    }
+
     /// Adds the tools of a `tools/list` answer.
     pub(crate) fn add(&mut self, answer: &[u8]) {
         if !has_annotation(answer) {
@@ -41,7 +67,13 @@ impl ToolHeaders {
             if let Some((name, Some(arguments))) = name.map(|name| (name, annotated(tool)))
                 && !arguments.is_empty()
             {
-                self.0.insert(name.into_owned(), arguments);
+                let size = |one: &MirroredArgument| one.size();
+                let bytes = name.len() + arguments.iter().map(size).sum::<usize>();
+                if self.bytes + bytes > MAX_KEPT {
+                    return;
+                }
+                self.bytes += bytes;
+                self.tools.insert(name.into_owned(), arguments);
             }
         }
     }
@@ -54,7 +86,7 @@ impl ToolHeaders {
         arguments: Option<&[u8]>,
         fields: impl Fn(&HeaderName) -> Vec<&'h [u8]>,
     ) -> bool {
-        let Some(mirrored) = self.0.get(tool) else {
+        let Some(mirrored) = self.tools.get(tool) else {
             return true;
         };
         let arguments = arguments.and_then(|text| serde_json::from_slice::<Json>(text).ok());
@@ -138,6 +170,9 @@ fn annotated(tool: &[u8]) -> Option<Vec<MirroredArgument>> {
         return Some(Vec::new());
     }
     let schema = json::get(tool, "inputSchema").unwrap_or(b"{}");
+    if schema.len() > MAX_SCHEMA {
+        return None;
+    }
     let schema: Json = serde_json::from_slice(schema).ok()?;
     let mut found = Vec::new();
     collect(&schema, &mut Vec::new(), &mut found)?;
@@ -162,11 +197,12 @@ fn collect(schema: &Json, path: &mut Vec<String>, found: &mut Vec<MirroredArgume
                 let name = value.as_str().filter(|name| !name.is_empty())?;
                 let kind = members.get("type").and_then(Json::as_str);
                 let is_primitive = matches!(kind, Some("string" | "integer" | "boolean"));
-                if !is_argument || !is_primitive {
+                let is_small = path.iter().map(String::len).sum::<usize>() <= MAX_PATH;
+                if !is_argument || !is_primitive || !is_small || found.len() == MAX_ARGUMENTS {
                     return None;
                 }
                 found.push(MirroredArgument {
-                    header: format!("{PREFIX}{name}").parse().ok()?,
+                    header: format!("{ARGUMENT_PREFIX}{name}").parse().ok()?,
                     path: path.clone(),
                 });
             }
@@ -236,6 +272,53 @@ mod tests {
                 assert_eq!(after, r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"b","inputSchema":{"type":"object"}}]}}"#);
             }
         }
+    }
+
+    #[test]
+    fn schemas_beyond_what_is_kept_are_invalid() {
+        let annotated = |number: usize| {
+            format!(r#""p{number}":{{"type":"string","x-mcp-header":"H{number}"}}"#)
+        };
+        let schema = |count: usize, rest: &str| {
+            let properties: Vec<String> = (0..count).map(annotated).collect();
+            format!(
+                r#"{{"properties":{{{}}},"description":"{rest}"}}"#,
+                properties.join(",")
+            )
+        };
+        let deep = |length: usize| {
+            let name = "x".repeat(length);
+            format!(
+                r#"{{"properties":{{"{name}":{{"type":"object","properties":{{{}}}}}}}}}"#,
+                annotated(0)
+            )
+        };
+        for (schema, is_valid) in [
+            (schema(MAX_ARGUMENTS, ""), true),
+            (schema(MAX_ARGUMENTS + 1, ""), false),
+            (schema(1, &"x".repeat(MAX_SCHEMA - 100)), true),
+            (schema(1, &"x".repeat(MAX_SCHEMA)), false),
+            (deep(MAX_PATH - 2), true),
+            (deep(MAX_PATH - 1), false),
+        ] {
+            let (_, dropped) = without_invalid_tools(answer(&schema));
+            assert_eq!(dropped == 0, is_valid, "{} bytes", schema.len());
+        }
+        // Each list adds to what is kept of those before it, up to a limit.
+        let mut tools = ToolHeaders::default();
+        let list = |number: usize| {
+            let schema = deep(MAX_PATH - 2);
+            format!(r#"{{"result":{{"tools":[{{"name":"t{number}","inputSchema":{schema}}}]}}}}"#)
+        };
+        (0..1000).for_each(|number| tools.add(list(number).as_bytes()));
+        assert!(
+            (MAX_KEPT - 2 * MAX_PATH..=MAX_KEPT).contains(&tools.size()),
+            "{}",
+            tools.size()
+        );
+        let agrees = |tool| tools.agree(tool, None, |_| vec![b"x"]);
+        assert!(!agrees("t0"), "checked");
+        assert!(agrees("t999"), "not checked");
     }
 
     #[test]

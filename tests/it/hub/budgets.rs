@@ -16,6 +16,7 @@ use crate::{
     support::{
         gauges::{Gauge, OPS, median, metric, metric_of, scaled, slow_call, stays_quick},
         harness::{Gateway, Session, body, child, opening, run_args, tool_call, until, within},
+        modern::Modern,
         redis::Redis,
         served::Served,
         wire::{host, rest, statuses},
@@ -215,6 +216,47 @@ async fn lines_without_end_take_the_share_of_their_tenant_alone() {
     assert!(drawn <= 40 << 20, "{drawn}");
     assert!(grown <= 64 << 10, "{grown} KiB");
     begun.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// They were written without being counted.
+#[tokio::test]
+async fn answers_of_calls_without_sessions_are_counted_until_they_are_taken() {
+    let gateway = Gateway::start(&["server.reply.sse_after=60s", OPS]).await;
+    let mut client = Modern::at(&gateway.url);
+    let counted = || metric(&gateway, "lockgate_requests_bytes ");
+    let mut held = Vec::new();
+    for (accept, count) in [("text/event-stream", 1), ("application/json", 2)] {
+        client.accept = accept;
+        let call = client.tool("big", json!({"bytes": 15_000_000}));
+        let request = client.request(&call).build().unwrap();
+        let fields = request.headers().iter();
+        let fields = fields.map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap()));
+        let (fields, body) = (fields.collect::<String>(), call.to_string());
+        let (host, length) = (host(&gateway), body.len());
+        let path = request.url().path();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut socket = socket.connect(host.parse().unwrap()).await.unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: {host}\r\n{fields}");
+        let head = format!("{head}Content-Length: {length}\r\n\r\n{body}");
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let mut first = [0; 12];
+        // What is read from the server is counted as well, before this.
+        within("a status", socket.read_exact(&mut first))
+            .await
+            .unwrap();
+        assert_eq!(&first, b"HTTP/1.1 200");
+        held.push(socket);
+        until("the answer is counted", || async {
+            counted().await >= count * 15_000_000
+        })
+        .await;
+    }
+    drop(held);
+    until("nothing is counted any more", || async {
+        counted().await < 1 << 20
+    })
+    .await;
 }
 
 /// Subscribes to 32 long URIs; returns the answer.

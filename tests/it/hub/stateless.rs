@@ -331,6 +331,40 @@ async fn a_client_that_accepts_only_json_gets_json() {
 }
 
 #[tokio::test]
+async fn a_client_that_accepts_only_events_gets_events() {
+    let gateway = Gateway::start(&[]).await;
+    let mut client = Modern::at(&gateway.url).with(asks());
+    client.accept = "text/event-stream";
+    for message in [
+        client.message("server/discover", json!({})),
+        client.tool("counter", json!({})),
+        client.tool("ask", json!({"kind": "roots"})),
+    ] {
+        let response = client.post(&message).await;
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let messages = Events::of(response).messages().await;
+        assert_eq!(messages.len(), 1, "{messages:?}");
+        assert_eq!(messages[0].1["id"], message["id"]);
+    }
+}
+
+#[tokio::test]
+async fn a_call_alone_that_is_closed_ends_its_child() {
+    let gateway = Gateway::start(&["server.reply.sse_after=50ms"]).await;
+    let client = Modern::at(&gateway.url).with(asks());
+    let stream = client.post(&client.tool("hang", json!({}))).await;
+    let before = gateway.descendants();
+    assert!(!before.is_empty());
+    drop(stream);
+    until("the end of its child", || async {
+        let now = gateway.descendants();
+        before.iter().all(|pid| !now.contains(pid))
+    })
+    .await;
+    assert_eq!(client.text("counter", json!({})).await, "1", "a new child");
+}
+
+#[tokio::test]
 async fn closing_the_response_cancels_the_call() {
     let gateway = Gateway::start(&["server.reply.sse_after=50ms"]).await;
     let client = Modern::at(&gateway.url);
@@ -404,9 +438,28 @@ async fn a_server_asks_and_the_retry_reads_on() {
 async fn a_call_that_needs_more_than_its_client_declared_is_refused() {
     let gateway = Gateway::start(&[]).await;
     for (declared, kind, lacking) in [
-        (json!({}), "sampling", "sampling"),
-        (json!({"sampling": {}}), "elicitation", "elicitation"),
-        (json!({"elicitation": {}}), "roots", "roots"),
+        (json!({}), "sampling", json!({"sampling": {}})),
+        (
+            json!({"sampling": {}}),
+            "elicitation",
+            json!({"elicitation": {}}),
+        ),
+        (json!({"elicitation": {}}), "roots", json!({"roots": {}})),
+        (
+            json!({"sampling": {}}),
+            "tools",
+            json!({"sampling": {"tools": {}}}),
+        ),
+        (
+            json!({"elicitation": {}}),
+            "url",
+            json!({"elicitation": {"url": {}}}),
+        ),
+        (
+            json!({"elicitation": {"url": {}}}),
+            "elicitation",
+            json!({"elicitation": {"form": {}}}),
+        ),
     ] {
         let client = Modern::at(&gateway.url).with(declared);
         let call = client.tool("ask", json!({"kind": kind, "message": "Who?"}));
@@ -416,7 +469,7 @@ async fn a_call_that_needs_more_than_its_client_declared_is_refused() {
         assert_eq!(refused["id"], call["id"]);
         assert_eq!(refused["error"]["code"], -32021, "{refused}");
         let required = &refused["error"]["data"]["requiredCapabilities"];
-        assert_eq!(required, &json!({lacking: {}}));
+        assert_eq!(required, &lacking);
         let cancelled = client.text("cancelled", json!({})).await;
         assert!(
             cancelled.contains("requestId"),
@@ -596,6 +649,56 @@ async fn a_subscription_hears_what_it_asked_for() {
         client.text("subscribed", json!({})).await == "[]"
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_subscription_hears_of_the_calls_that_have_a_child_alone() {
+    let gateway = Gateway::start(&[]).await;
+    let client = Modern::at(&gateway.url).with(asks());
+    // One child was there before, and one begins later.
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let required = client.answer(&call).await;
+    let (_, mut events) = client.listen(json!({"toolsListChanged": true})).await;
+    let method = "notifications/tools/list_changed";
+    let notify = json!({"method": method, "params": {}});
+    client.text("notify", notify.clone()).await;
+    let (_, message) = events.message().await.unwrap();
+    assert_eq!(message["method"], method, "{message}");
+    let key = asked(&required)[0].0.clone();
+    let retry = client.retry(&call, &required, json!({key: {"roots": []}}));
+    client.answer(&retry).await;
+    let hangs = client.request(&client.tool("hang", json!({}))).send();
+    let hangs = tokio::spawn(hangs);
+    until("two children that are used", || async {
+        client.text("notify", notify.clone()).await;
+        gateway.descendants().len() >= 3
+    })
+    .await;
+    let (_, message) = events.message().await.unwrap();
+    assert_eq!(message["method"], method, "{message}");
+    hangs.abort();
+    // The end of a call's child is none of the subscription.
+    let touch = json!({"method": "notifications/prompts/list_changed", "params": {}});
+    client.text("notify", touch).await;
+    client.text("notify", notify).await;
+    let (_, message) = events.message().await.unwrap();
+    assert_eq!(message["method"], method, "{message}");
+}
+
+#[tokio::test]
+async fn a_subscription_is_not_pinged() {
+    let gateway = Gateway::start(&["session.ping=700ms"]).await;
+    let client = Modern::at(&gateway.url);
+    let (_, mut events) = client.listen(json!({"toolsListChanged": true})).await;
+    // Meanwhile a session-based client that answers no ping loses its connection.
+    let session = gateway.session().await;
+    let mut listener = session.listen().await;
+    while listener.message().await.is_some() {}
+    let method = "notifications/tools/list_changed";
+    let notify = json!({"method": method, "params": {}});
+    client.text("notify", notify).await;
+    let (_, message) = events.message().await.unwrap();
+    assert_eq!(message["method"], method, "{message}");
 }
 
 #[tokio::test]

@@ -106,11 +106,22 @@ async fn a_replica_that_drains_passes_requests_on() {
     };
     let of_second = pid(&second).await;
     assert_ne!(pid(&first).await, of_second);
+    let parked = async || {
+        let call = question(&first);
+        let required = first.answer(&call).await;
+        let key = asked(&required)[0].0.clone();
+        first.retry(&call, &required, json!({key: {"action": "decline"}}))
+    };
+    let (here, there) = (parked().await, parked().await);
     pair.both()[0].send(Signal::TERM);
     until("requests go to the successor", || async {
         pid(&first).await == of_second
     })
     .await;
+    for (client, retry) in [(&first, here), (&second, there)] {
+        let answer = client.answer(&retry).await;
+        assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

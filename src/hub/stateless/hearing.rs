@@ -1,0 +1,90 @@
+//! What servers say beside the calls that have their sessions alone, as that a list has changed: passed on
+//! to the subscriptions of the same caller.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    group::{Group, Member},
+    sessions::Stateless,
+};
+use crate::{
+    auth::Access,
+    hub::stream::{Next, Reader},
+    protocol::{Message, Method},
+};
+
+impl Stateless {
+    /// Hears what a session that calls have alone says beside them, while subscriptions want it and the
+    /// session is used.
+    pub(super) async fn hear(&self, group: &Arc<Group>, member: &Arc<Member>, access: &Access) {
+        if group.changes.heard().is_none() || member.is_heard.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let hub = &self.sender.hub;
+        let reader = match hub.0.find(access, member.id.as_str()) {
+            Ok(handle) => hub.read(&handle).await,
+            Err(error) => Err(error),
+        };
+        let Ok(reader) = reader else {
+            // The call that comes will find that the session has ended.
+            member.is_heard.store(false, Ordering::Release);
+            return;
+        };
+        let share = hub.0.limits.memory().caller(access);
+        let count = move |event: Bytes| share.hold(event.len() as u64).until_dropped(event);
+        let (group, member) = (Arc::clone(group), Arc::clone(member));
+        hub.0.tracker.spawn(async move {
+            pass_on(&group, &member, reader, count).await;
+            member.is_heard.store(false, Ordering::Release);
+        });
+    }
+}
+
+async fn pass_on(
+    group: &Group,
+    member: &Member,
+    mut reader: Reader,
+    count: impl Fn(Bytes) -> Bytes,
+) {
+    let mut quiet_at = Instant::now() + QUIET;
+    loop {
+        let events = tokio::select! {
+            next = reader.next() => match next {
+                Next::Events(events) => events,
+                Next::Finished | Next::Released => return,
+            },
+            () = sleep_until(quiet_at) => {
+                if !member.is_taken() {
+                    return;
+                }
+                Vec::new()
+            }
+        };
+        reader.took();
+        quiet_at = Instant::now() + QUIET;
+        let Some(changes) = group.changes.heard() else {
+            return;
+        };
+        for (_, event) in events {
+            if is_change(&event) {
+                // The last one may have gone meanwhile.
+                let _ = changes.send(count(event));
+            }
+        }
+    }
+}
+
+/// Whether an event is a notification that subscriptions are for.
+fn is_change(event: &Bytes) -> bool {
+    let message = Message::parse(event.clone());
+    message.is_ok_and(|message| matches!(message.method(), Method::ListChanged | Method::Updated))
+}
+
+/// The time for which a session is heard that no call uses, so that it can become idle.
+const QUIET: Duration = Duration::from_secs(30);

@@ -69,6 +69,9 @@ fn receive(message: Value) {
     let params = message.get("params").cloned().unwrap_or(Value::Null);
     match (message["method"].as_str(), id) {
         (Some("tools/call"), Some(id)) => call(id, &params),
+        (Some("completion/complete"), Some(id)) if env("CHILD_ASK_COMPLETING").is_some() => {
+            thread::spawn(move || ask(&id, &json!({"kind": "roots"}), &Value::Null));
+        }
         (Some(method), Some(id)) => match request(method, &params) {
             Some(Ok(result)) => answer(&id, result),
             Some(Err((code, text))) => fail(&id, code, text),
@@ -89,7 +92,11 @@ fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static 
     Some(Ok(match method {
         "initialize" if env("CHILD_NO_INIT").is_some() => return None,
         "initialize" if env("CHILD_INIT_ERROR").is_some() => {
-            return Some(Err((-32603, "no initialize today")));
+            let code = env("CHILD_INIT_ERROR").and_then(|code| code.parse().ok());
+            return Some(Err((
+                code.filter(|code| *code < 0).unwrap_or(-32603),
+                "no initialize today",
+            )));
         }
         "initialize" if params["clientInfo"]["name"] == "killer" => std::process::exit(3),
         "initialize" => initialize(params),
@@ -150,6 +157,9 @@ fn initialize(params: &Value) -> Value {
             "list": {}, "cancel": {}, "requests": {"tools": {"call": {}}},
         });
     }
+    if let Some(extensions) = env("CHILD_EXTENSIONS") {
+        capabilities["extensions"] = serde_json::from_str(&extensions).unwrap_or_default();
+    }
     if env("CHILD_NO_LOGGING").is_some() {
         capabilities
             .as_object_mut()
@@ -170,6 +180,8 @@ fn tools(cursor: Option<&str>) -> Value {
     let mut result = json!({"tools": page});
     if from + 10 < TOOLS.len() {
         result["nextCursor"] = (from + 10).to_string().into();
+    } else if env("CHILD_NULL_CURSOR").is_some() {
+        result["nextCursor"] = Value::Null;
     }
     result
 }
@@ -234,7 +246,8 @@ fn call(id: Value, params: &Value) {
     let token = params["_meta"]["progressToken"].clone();
     match name.as_str() {
         "slow" => _ = thread::spawn(move || slow(&id, &args, &token)),
-        "ask" | "roots" => _ = thread::spawn(move || ask(&id, &args)),
+        "ask" | "roots" => _ = thread::spawn(move || ask(&id, &args, &token)),
+        "visit" => visit(&id, &args),
         "flood" => {
             let count = number(&args, "n");
             text(&id, "started");
@@ -479,8 +492,20 @@ fn slow(id: &Value, args: &Value, token: &Value) {
     text(id, "done");
 }
 
-/// Asks the client something, and answers with what came back.
-fn ask(id: &Value, args: &Value) {
+/// Refuses the first call until its client has visited a URL.
+fn visit(id: &Value, args: &Value) {
+    if COUNTER.fetch_add(1, SeqCst) > 0 {
+        return text(id, "visited");
+    }
+    let url = json!({"mode": "url", "elicitationId": "e-1", "url": "https://example.org/?a=1",
+        "message": string(args, "message")});
+    let error = json!({"code": -32042, "message": "visit", "data": {"elicitations": [url]}});
+    send(&json!({"jsonrpc": "2.0", "id": id, "error": error}));
+}
+
+/// Asks the client something, and answers with what came back, after progress under `token`; or without
+/// waiting for it, having taken the question back before that if so told.
+fn ask(id: &Value, args: &Value, token: &Value) {
     let message = string(args, "message");
     let (method, params) = match args["kind"].as_str() {
         Some("elicitation") => (
@@ -503,13 +528,27 @@ fn ask(id: &Value, args: &Value) {
             json!({"maxTokens": 10, "tools": [], "messages": [
             {"role": "user", "content": {"type": "text", "text": message}}]}),
         ),
+        Some("other") => ("x/other", json!({})),
         _ => ("roots/list", json!({})),
     };
     let own = format!("ask-{}", ASKS.fetch_add(1, SeqCst));
     let (sender, receiver) = mpsc::channel();
     lock(&ASKED).insert(own.clone(), sender);
     send(&json!({"jsonrpc": "2.0", "id": own, "method": method, "params": params}));
+    if args["ends"] == "taken back" {
+        notify("notifications/cancelled", &json!({"requestId": own}));
+        sleep(100);
+    }
+    if !args["ends"].is_null() {
+        return text(id, "not waited");
+    }
     if let Ok(reply) = receiver.recv() {
+        if !token.is_null() {
+            notify(
+                "notifications/progress",
+                &json!({"progressToken": token, "progress": 1}),
+            );
+        }
         text(id, &reply.to_string());
     }
 }

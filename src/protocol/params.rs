@@ -227,3 +227,12 @@ pub(super) fn check_imitation(key: &[u8], known: &[&str]) -> Result<(), Refusal>
     }
     Ok(())
 }
+
+/// Whether an update of `uri` belongs to a subscription to `held` (both canonical): "this might be a
+/// sub-resource of the one that the client actually subscribed to" (2025-11-25 schema).
+pub(crate) fn is_subscribed(held: &[u8], uri: &[u8]) -> bool {
+    let rest = held
+        .strip_suffix(b"\"")
+        .and_then(|held| uri.strip_prefix(held));
+    held == uri || rest.is_some_and(|rest| held.ends_with(b"/\"") || rest.starts_with(b"/"))
+}

@@ -14,7 +14,7 @@ use crate::backend::dialect::{IdBlocks, OWN_IDS, owe};
 use crate::{
     declare::Isolation,
     protocol::{
-        Kind, Message, Method, initialize, json,
+        Kind, Message, Method, initialize, is_subscribed, json,
         jsonrpc::{push_error, push_request, push_result},
     },
 };
@@ -356,7 +356,7 @@ impl Routing {
         let holders: BTreeSet<u32> = self
             .subscriptions
             .iter()
-            .filter(|(held, _)| covers(held, &uri))
+            .filter(|(held, _)| is_subscribed(held, &uri))
             .flat_map(|(_, holders)| holders.iter().copied())
             .collect();
         if holders.is_empty() {
@@ -392,15 +392,6 @@ pub(crate) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
         let text = "a shared server cannot ask its clients; isolation = \"session\" can";
         owe(out, |out| push_error(id, -32601, text, None, out));
     }
-}
-
-/// Whether an update of `uri` belongs to a subscription to `held` (both canonical): "this might be a
-/// sub-resource of the one that the client actually subscribed to" (2025-11-25 schema).
-fn covers(held: &[u8], uri: &[u8]) -> bool {
-    let rest = held
-        .strip_suffix(b"\"")
-        .and_then(|held| uri.strip_prefix(held));
-    held == uri || rest.is_some_and(|rest| held.ends_with(b"/\"") || rest.starts_with(b"/"))
 }
 
 fn number(token: &[u8]) -> Option<u64> {

@@ -11,8 +11,8 @@ use http::{StatusCode, request::Parts};
 use tokio::time::timeout;
 
 use super::{
-    modern_request::{ModernRequest, listed, refused},
-    modern_stream::{CallStream, Step, SubscriptionStream},
+    modern_request::{ModernRequest, refused, unsupported},
+    modern_stream::{CallStream, Responder, Step, SubscriptionStream},
 };
 use crate::http::{
     admission::{Admitted, Front},
@@ -24,13 +24,13 @@ use crate::{
     error::Error,
     hub::{
         Answer, CallError, MAX_SUBSCRIPTIONS,
-        stateless::{Begun, CallInFlight, Resumed, Stateless, Subscribed},
+        stateless::{Begun, CallInFlight, Opened, Resumed, Stateless, Subscribed},
     },
     protocol::{
         Accepts, Body as Messages, Kind, Message, Method,
         event::push_message,
         json as raw, jsonrpc,
-        modern::{self, Completion, Filter, discover_result},
+        modern::{self, Filter, discover_result},
     },
 };
 
@@ -67,7 +67,17 @@ async fn answer(
     message: Message,
     accepts: Accepts,
 ) -> Result<Response, McpRefusal> {
+    if message.method() == Method::Initialize && !message.is_modern() {
+        // "A server that supports only modern versions SHOULD name the protocol versions it supports in any
+        // error it returns to an initialize request" (2026-07-28 versioning, "Backward Compatibility").
+        let params = message.params().unwrap_or_default();
+        let version = raw::get(params, "protocolVersion").and_then(raw::decoded);
+        return Err(unsupported(&admitted.access, &version.unwrap_or_default()));
+    }
     let request = ModernRequest::check(&parts.headers, &message, admitted)?;
+    if let Some(needed) = request.missing_scopes() {
+        return Err(admitted.refusal(front, Error::Scopes(needed)));
+    }
     match &*request.method {
         method if modern::is_removed(method) => {
             Err(refused(StatusCode::NOT_FOUND, -32601, "Method not found"))
@@ -158,38 +168,45 @@ async fn retry(
     (ticket, accepts): (&str, Accepts),
 ) -> Result<Response, McpRefusal> {
     let access = request.caller.access;
-    let lost = || {
-        let line = CallError::OWNER_LOST.line(request.id());
-        answered(front, request, line, accepts)
+    let fail = |error: CallError| answered(front, request, error.line(request.id()), accepts);
+    let ticket = match front.stateless.open(access, request.message, ticket) {
+        Opened::Here(ticket) => ticket,
+        Opened::CallAgain => return call(front, admitted, (parts, request), accepts).await,
+        Opened::There(owner) => {
+            let body = request.message.bytes().clone();
+            let there = parked::to_replica(front, admitted, (parts, body), &owner).await;
+            return Ok(there.unwrap_or_else(|| fail(CallError::OWNER_LOST)));
+        }
+        Opened::Lost => return Ok(fail(CallError::OWNER_LOST)),
+        Opened::Invalid => return Err(no_ticket()),
     };
+    check_arguments(front, parts, request).await?;
+    // The server has the call, and policy may have changed since.
+    if let Some(line) = request.denied() {
+        return Ok(answered(front, request, line, accepts));
+    }
     let resumed = front
         .stateless
-        .resume(access, request.message, ticket)
+        .resume(access, request.message, &ticket)
         .await;
     match resumed.map_err(|error| admitted.refusal(front, error))? {
         Resumed::Here(parked) => {
             let stream = CallStream::resumed(front, request, *parked);
             Ok(respond(front, request, stream, accepts).await)
         }
-        Resumed::Again(asks, ticket) => {
-            let line = modern::input_required(request.id(), &asks, &ticket);
+        Resumed::Again(asked) => {
+            let info = asked.server_info.as_deref();
+            let line = modern::input_required(request.id(), &asked.asks, &asked.ticket, info);
             Ok(answered(front, request, line, accepts))
         }
-        Resumed::There(owner) => {
-            let body = request.message.bytes().clone();
-            let there = parked::to_replica(front, admitted, (parts, body), &owner).await;
-            Ok(there.unwrap_or_else(lost))
-        }
-        Resumed::Lost => Ok(lost()),
-        Resumed::Ended => {
-            let line = CallError::EXITED.line(request.id());
-            Ok(answered(front, request, line, accepts))
-        }
-        Resumed::Invalid => {
-            let text = "no such requestState for this request, or it was used";
-            Err(refused(StatusCode::BAD_REQUEST, -32602, text))
-        }
+        Resumed::Ended => Ok(fail(CallError::EXITED)),
+        Resumed::Used => Err(no_ticket()),
     }
+}
+
+fn no_ticket() -> McpRefusal {
+    let text = "no such requestState for this request, or it was used";
+    refused(StatusCode::BAD_REQUEST, -32602, text)
 }
 
 /// Responds with a stream of a call: as JSON if it ends before anything else comes, or if the client
@@ -241,22 +258,20 @@ fn finished(
     call: CallInFlight,
     (line, accepts): (Bytes, Accepts),
 ) -> Response {
-    let completion = request.completion(call.server_info());
+    let responder = Responder::new(front, request, call.server_info());
     call.finish();
-    let line = listed(request.message, request.caller.access, line);
-    let line = match Message::parse(line.clone()) {
-        Ok(message) => completion.complete(&message),
-        Err(_) => line,
-    };
+    let line = responder.response(request.caller.access, line);
     answered(front, request, line, accepts)
 }
 
-/// The error response of a server that could not be initialized.
+/// The error response of a server that could not be initialized. An error of its own is none of the
+/// request: its codes would be taken for the gateway's.
 fn failed(front: &Front, request: &ModernRequest<'_>, line: Bytes, accepts: Accepts) -> Response {
-    let completion: Completion = request.completion(None);
-    let line = match Message::parse(line.clone()) {
-        Ok(message) => completion.complete(&message),
-        Err(_) => line,
+    let message = Message::parse(line).ok();
+    let own = message.filter(|message| message.error().is_some_and(CallError::is_own));
+    let line = match own {
+        Some(message) => request.completion(None).complete(&message),
+        None => CallError::REFUSED.line(request.id()),
     };
     answered(front, request, line, accepts)
 }

@@ -3,18 +3,18 @@
 
 use std::borrow::Cow;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use crate::http::{admission::Admitted, reply::McpRefusal};
 use crate::{
-    auth::Access,
+    auth::{Access, policy},
     backend::shared::routing,
     hub::stateless::{Caller, Stateless},
     protocol::{
-        Message, Method,
+        Body as Messages, Message, Method,
         headers::{METHOD, NAME, PROTOCOL_VERSION},
-        json,
+        json, jsonrpc,
         modern::{
             Completion, Mirrored, RequestMeta, ToolHeaders, is_mirrored, request_state,
             without_invalid_tools,
@@ -41,17 +41,21 @@ pub(super) fn listed(request: &Message, access: &Access, answer: Bytes) -> Bytes
         return answer;
     }
     let (answer, dropped) = without_invalid_tools(answer);
-    if dropped > 0 {
+    if !dropped.is_empty() {
         let server = access.server();
         tracing::warn!(
             tenant.id = server.tenant,
             server.name = server.name,
-            tools = dropped,
-            "tools with an invalid x-mcp-header are left out"
+            count = dropped.len(),
+            tools = dropped[..dropped.len().min(NAMED)].join(", "),
+            "tools are left out: an x-mcp-header of their inputSchema is invalid, or it is too long"
         );
     }
     answer
 }
+
+/// The most tools that a line of the log names.
+const NAMED: usize = 10;
 
 /// Makes a refusal with the code of this era.
 pub(super) fn refused(status: StatusCode, code: i32, why: &'static str) -> McpRefusal {
@@ -112,6 +116,20 @@ impl<'a> ModernRequest<'a> {
         self.message.id().unwrap_or_default()
     }
 
+    /// The scopes that it needs besides those of its caller, if any are missing, with those.
+    pub(super) fn missing_scopes(&self) -> Option<Vec<String>> {
+        policy::missing_scopes(self.caller.access, &Messages::One(self.message.clone()))
+    }
+
+    /// The error response to a request that policy refuses.
+    pub(super) fn denied(&self) -> Option<Bytes> {
+        let denied = policy::denied(&self.caller.access.server().policy, self.message)?;
+        let mut line = BytesMut::new();
+        let (code, data) = (denied.code, denied.data.as_deref());
+        jsonrpc::push_error(self.id(), code, &denied.message, data, &mut line);
+        Some(line.freeze())
+    }
+
     /// The `requestState` of a retry.
     pub(super) fn state(&self) -> Result<Option<Cow<'a, str>>, McpRefusal> {
         let Some(state) = request_state(self.message) else {
@@ -150,6 +168,7 @@ fn check_version(
 ) -> Result<(), McpRefusal> {
     let header = single(headers, PROTOCOL_VERSION)?;
     let Some(version) = &meta.version else {
+        header.ok_or(mismatch("MCP-Protocol-Version is missing"))?;
         return Err(invalid(
             "_meta has no io.modelcontextprotocol/protocolVersion",
         ));
@@ -161,12 +180,17 @@ fn check_version(
         ));
     }
     if version != FIRST_MODERN || !admitted.access.tenant().is_modern {
-        let supported = Stateless::revisions(&admitted.access);
-        let data = serde_json::json!({"supported": supported, "requested": version});
-        let why = "Unsupported protocol version";
-        return Err(refused(StatusCode::BAD_REQUEST, -32022, why).with_data(data.to_string()));
+        return Err(unsupported(&admitted.access, version));
     }
     Ok(())
+}
+
+/// The revision is not served (`UnsupportedProtocolVersionError`).
+pub(super) fn unsupported(access: &Access, requested: &str) -> McpRefusal {
+    let supported = Stateless::revisions(access);
+    let data = serde_json::json!({"supported": supported, "requested": requested});
+    let why = "Unsupported protocol version";
+    refused(StatusCode::BAD_REQUEST, -32022, why).with_data(data.to_string())
 }
 
 /// Checks the header fields that mirror the body.
@@ -183,8 +207,11 @@ fn check_mirrored(headers: &HeaderMap, message: &Message, method: &str) -> Resul
         _ => message.name(),
     };
     let Some(in_body) = in_body else {
-        // The server refuses the parameters.
-        return Ok(());
+        return match single(headers, NAME)? {
+            Some(_) => Err(mismatch("Mcp-Name names nothing of the body")),
+            // The server refuses the parameters.
+            None => Ok(()),
+        };
     };
     let named = single(headers, NAME)?.ok_or(mismatch("Mcp-Name is missing"))?;
     let named = Mirrored::decode(named).ok_or(mismatch("Mcp-Name is malformed"))?;

@@ -16,6 +16,7 @@ use crate::http::{
     reply::{Part, Source},
 };
 use crate::{
+    auth::Access,
     backend::shared::routing,
     base::budget::Budget,
     hub::{
@@ -30,15 +31,57 @@ use crate::{
     },
 };
 
+/// Makes the responses to a request out of the answers of its server.
+pub(super) struct Responder {
+    stateless: Arc<Stateless>,
+    /// The request, which names a parked call.
+    request: Message,
+    completion: Completion,
+    /// Whether the client can be asked to visit a URL before it calls again.
+    may_visit: bool,
+}
+
+impl Responder {
+    pub(super) fn new(
+        front: &Front,
+        request: &ModernRequest<'_>,
+        server_info: Option<Bytes>,
+    ) -> Self {
+        Self {
+            stateless: Arc::clone(&front.stateless),
+            request: request.message.clone(),
+            completion: request.completion(server_info),
+            may_visit: is_mirrored(&request.method) && request.caller.visits_urls(),
+        }
+    }
+
+    /// The response with the answer of a server.
+    pub(super) fn response(&self, access: &Access, answer: Bytes) -> Bytes {
+        let answer = listed(&self.request, access, answer);
+        let Ok(message) = Message::parse(answer.clone()) else {
+            return answer;
+        };
+        let visits = self.stateless.visits(access, &self.request, &message);
+        match visits.filter(|_| self.may_visit) {
+            Some((asks, ticket)) => self.input_required(&asks, &ticket),
+            None => self.completion.complete(&message),
+        }
+    }
+
+    fn input_required(&self, asks: &[InputRequest], ticket: &str) -> Bytes {
+        let Completion {
+            id, server_info, ..
+        } = &self.completion;
+        modern::input_required(id, asks, ticket, server_info.as_deref())
+    }
+}
+
 /// What a server says to a call, as its client gets it.
 pub(super) struct CallStream {
-    stateless: Arc<Stateless>,
+    responder: Responder,
     /// The call and the reader of its stream, until it has ended or is parked.
     source: Option<(CallInFlight, Reader)>,
     budget: Arc<Budget>,
-    completion: Completion,
-    /// The request, which names a parked call.
-    request: Message,
     /// The least level of log messages.
     level: Option<u8>,
     /// The raw progress token of this round.
@@ -75,11 +118,9 @@ impl CallStream {
     ) -> Self {
         let level = request.level.as_deref().and_then(routing::level);
         Self {
-            stateless: Arc::clone(&front.stateless),
+            responder: Responder::new(front, request, call.server_info()),
             budget: Arc::clone(reader.budget()),
-            completion: request.completion(call.server_info()),
             source: Some((call, reader)),
-            request: request.message.clone(),
             level,
             token: request.progress_token.map(Bytes::copy_from_slice),
             read: VecDeque::new(),
@@ -131,7 +172,7 @@ impl CallStream {
                 },
                 () = sleep_until(ask_at.unwrap_or_else(Instant::now)), if ask_at.is_some() => {
                     self.ask_at = None;
-                    if is_mirrored(&self.request.method_name()) {
+                    if is_mirrored(&self.responder.request.method_name()) {
                         return self.park();
                     }
                     let asks = std::mem::take(&mut self.asks);
@@ -148,13 +189,13 @@ impl CallStream {
         let message = Message::parse(event).ok()?;
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => {
-                let mut message = message;
-                if let Some((call, _)) = self.source.take() {
-                    let line = listed(&self.request, call.access(), message.bytes().clone());
-                    message = Message::parse(line).ok()?;
-                    call.finish();
-                }
-                Some(Step::Final(self.completion.complete(&message)))
+                let (call, _) = self.source.take()?;
+                // What it has asked meanwhile is no part of the call any more.
+                call.refuse(&self.asks);
+                let answer = message.bytes().clone();
+                let response = self.responder.response(call.access(), answer);
+                call.finish();
+                Some(Step::Final(response))
             }
             (Kind::Request, _) => {
                 let mut ask = InputRequest::of(&message);
@@ -207,17 +248,18 @@ impl CallStream {
 
     /// Ends the response with the requests of the server, and parks the call until they are answered.
     fn park(&mut self) -> Step {
-        let id = self.completion.id.clone();
         let Some((call, reader)) = self.source.take() else {
             return Step::Over;
         };
-        let parked = Parked::new(call, reader, self.asks.clone(), &self.request, self.round);
+        let responder = &self.responder;
+        let asks = self.asks.clone();
+        let parked = Parked::new(call, reader, asks, &responder.request, self.round);
         let Some(parked) = parked else {
             return Step::Over;
         };
-        Step::Final(match self.stateless.park(parked) {
-            Ok(ticket) => modern::input_required(&id, &self.asks, &ticket),
-            Err(_) => CallError::EXITED.line(&id),
+        Step::Final(match responder.stateless.park(parked) {
+            Ok(ticket) => responder.input_required(&self.asks, &ticket),
+            Err(_) => CallError::EXITED.line(&responder.completion.id),
         })
     }
 }
@@ -235,7 +277,11 @@ impl Source for CallStream {
                 Part::Last(Some(bytes.freeze()))
             }
             Step::Over => {
-                push_message(&mut bytes, "", &CallError::EXITED.line(&self.completion.id));
+                push_message(
+                    &mut bytes,
+                    "",
+                    &CallError::EXITED.line(&self.responder.completion.id),
+                );
                 Part::Last(Some(bytes.freeze()))
             }
         }
@@ -300,7 +346,9 @@ impl Source for SubscriptionStream {
                     }
                 }
                 Next::Finished | Next::Released => {
-                    push_message(&mut bytes, "", &Filter::end(&self.id));
+                    let info = self.subscription.server_info();
+                    let end = Filter::end(&self.id, info.as_deref());
+                    push_message(&mut bytes, "", &end);
                     return Part::Last(Some(bytes.freeze()));
                 }
             }

@@ -33,7 +33,7 @@ use crate::{
 pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     // A modern request has no session, even if its header fields name one (2026-07-28 streamable-http,
     // "Earlier Streamable HTTP Revisions").
-    let is_modern = headers::is_modern(request.headers());
+    let is_modern = is_modern(&admitted, request.headers());
     let session = |request: &Request| (!is_modern).then(|| session(request)).flatten();
     let request = match forward::to_owner(&front, &admitted, session, request).await {
         Ok(request) => request,
@@ -66,7 +66,7 @@ async fn take(
         return Err(refused.answering(body::request_id(body).as_deref()));
     }
     let messages = Messages::parse(body)?;
-    if messages.is_modern() || headers::is_modern(headers) {
+    if messages.is_modern() || is_modern(admitted, headers) {
         return modern::take(front, admitted, parts, messages, accepts).await;
     }
     let id = messages.request_id().map(Box::<[u8]>::from);
@@ -198,7 +198,7 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
         // HEAD would attach a connection that cannot be read.
         return not_allowed(&request);
     }
-    if headers::is_modern(request.headers()) {
+    if is_modern(&admitted, request.headers()) {
         return post_alone(&request);
     }
     let request = match forward::to_owner(&front, &admitted, session, request).await {
@@ -232,6 +232,11 @@ async fn listen(
     }
 }
 
+/// Whether a request belongs to the modern era: by its header, or because its tenant serves no other.
+fn is_modern(admitted: &Admitted, headers: &HeaderMap) -> bool {
+    headers::is_modern(headers) || admitted.access.tenant().revisions.is_empty()
+}
+
 /// The 405 of a method that the modern era does not have (2026-07-28 streamable-http, "Earlier Streamable
 /// HTTP Revisions").
 fn post_alone(request: &Request) -> Response {
@@ -243,7 +248,7 @@ fn post_alone(request: &Request) -> Response {
 
 /// DELETE: ends the session (2025-11-25 transports, "Session Management" 5).
 pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
-    if headers::is_modern(request.headers()) {
+    if is_modern(&admitted, request.headers()) {
         return post_alone(&request);
     }
     let request = match forward::to_owner(&front, &admitted, session, request).await {

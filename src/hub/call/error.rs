@@ -9,7 +9,7 @@ use crate::{
     backend::{Refused, StartFailure},
     declare::Full,
     error::{Error, Limit, Quota},
-    protocol::jsonrpc,
+    protocol::{json as raw, jsonrpc},
 };
 
 /// An error of the gateway in place of the response of a server.
@@ -181,6 +181,12 @@ impl CallError {
             is_of_start: true,
             ..self
         }
+    }
+
+    /// Whether a raw error is one of these: the codes are no server's.
+    pub(crate) fn is_own(error: &[u8]) -> bool {
+        let code = raw::get(error, "code");
+        code.is_some_and(|code| matches!(code, b"-31001" | b"-31002" | b"-31003" | b"-31004"))
     }
 
     /// The error response to a request with this raw id.

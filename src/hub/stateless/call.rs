@@ -10,7 +10,7 @@ use super::{group::Lease, sender::Sender};
 use crate::{
     auth::Access,
     hub::stream::Answer,
-    protocol::{Message, json, jsonrpc, modern::InputRequest},
+    protocol::{Message, jsonrpc, modern::InputRequest},
 };
 
 /// A call in flight; it is cancelled when this is dropped before it has ended.
@@ -48,9 +48,7 @@ impl CallInFlight {
 
     /// The raw `serverInfo` of the server.
     pub(crate) fn server_info(&self) -> Option<Bytes> {
-        let initialized = self.lease.initialized();
-        let info = json::get(initialized, "serverInfo")?;
-        Some(initialized.slice_ref(info))
+        self.lease.server_info()
     }
 
     /// Refuses what the server asks during a request that cannot be answered by `input_required`: "Servers

@@ -67,6 +67,12 @@ impl Caller<'_> {
         is_own && modern::may_be_asked(self.capabilities)
     }
 
+    /// Whether the client can be asked to visit a URL.
+    pub(crate) fn visits_urls(&self) -> bool {
+        let elicitation = json::get(self.capabilities, "elicitation");
+        elicitation.is_some_and(|modes| json::get(modes, "url").is_some())
+    }
+
     /// The key of its group.
     pub(super) fn key(&self) -> Key {
         Key {
@@ -175,6 +181,15 @@ impl Group {
         all
     }
 
+    /// The raw URIs of the resources that subscriptions are for.
+    pub(super) async fn watched(&self) -> Vec<Box<[u8]>> {
+        let mut uris = Vec::new();
+        for member in self.all() {
+            uris.extend(member.watched.0.lock().await.keys().cloned());
+        }
+        uris
+    }
+
     fn all(&self) -> Vec<Arc<Member>> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         members.clone()
@@ -256,6 +271,12 @@ impl Lease {
     /// The raw result of the `initialize` of the session.
     pub(crate) fn initialized(&self) -> &Bytes {
         &self.member.initialized
+    }
+
+    /// The raw `serverInfo` of the server.
+    pub(super) fn server_info(&self) -> Option<Bytes> {
+        let info = json::get(self.initialized(), "serverInfo")?;
+        Some(self.initialized().slice_ref(info))
     }
 
     /// Asks the server for log messages of at least this level, if it has any.

@@ -36,12 +36,31 @@ impl Stateless {
             member.is_heard.store(false, Ordering::Release);
             return;
         };
+        self.watch(group.watched().await, member, access);
         let share = hub.0.limits.memory().caller(access);
         let count = move |event: Bytes| share.hold(event.len() as u64).until_dropped(event);
         let (group, member) = (Arc::clone(group), Arc::clone(member));
         hub.0.tracker.spawn(async move {
             pass_on(&group, &member, reader, count).await;
             member.is_heard.store(false, Ordering::Release);
+        });
+    }
+
+    /// Subscribes a session that calls have alone to the resources of a subscription.
+    pub(super) fn watch(&self, uris: Vec<Box<[u8]>>, member: &Member, access: &Access) {
+        let Ok(handle) = self.sender.hub.0.find(access, member.id.as_str()) else {
+            return;
+        };
+        let (sender, access) = (Arc::clone(&self.sender), access.clone());
+        self.sender.hub.0.tracker.spawn(async move {
+            for uri in uris {
+                let params = [&br#"{"uri":"#[..], &uri, b"}"].concat();
+                let method = "resources/subscribe";
+                // A server that does not agree has said so to the session for all.
+                if sender.ask(&handle, &access, method, &params).await.is_err() {
+                    return;
+                }
+            }
         });
     }
 }

@@ -103,9 +103,13 @@ impl Stateless {
                 .sender
                 .request(handle, caller.access, method, &params)
                 .await?;
+            let Some(result) = json::get(&answer, "result") else {
+                // It is asked again for the next call.
+                return Ok(Some(Arc::new(tools)));
+            };
             tools.add(&answer);
-            let result = json::get(&answer, "result");
-            let Some(cursor) = result.and_then(|result| json::get(result, "nextCursor")) else {
+            let cursor = json::get(result, "nextCursor").filter(|cursor| *cursor != b"null");
+            let Some(cursor) = cursor else {
                 break;
             };
             params = [br#"{"cursor":"#, cursor, b"}"].concat().into();

@@ -34,6 +34,6 @@ mod ticket;
 
 pub(crate) use self::call::{Begun, CallInFlight};
 pub(crate) use self::group::Caller;
-pub(crate) use self::parked::{Parked, Resumed};
+pub(crate) use self::parked::{Opened, Parked, Resumed};
 pub(crate) use self::sessions::Stateless;
 pub(crate) use self::subscription::{Subscribed, Subscription};

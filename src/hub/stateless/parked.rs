@@ -8,9 +8,13 @@ use std::{
     sync::{PoisonError, RwLock, RwLockWriteGuard},
 };
 
+use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::{call::CallInFlight, ticket::Binding};
+use super::{
+    call::CallInFlight,
+    ticket::{Binding, Ticket},
+};
 use crate::{
     hub::stream::Reader,
     protocol::{
@@ -65,20 +69,38 @@ impl Parked {
     }
 }
 
+/// The meaning of a `requestState`.
+pub(crate) enum Opened {
+    /// This replica has the call of the ticket, unless it was used.
+    Here(Ticket),
+    /// The client was asked by a refusal, and calls again.
+    CallAgain,
+    /// Another replica has the call.
+    There(Replica),
+    /// The call has ended with the replica that had it.
+    Lost,
+    /// It is no ticket, or was made for another request.
+    Invalid,
+}
+
 /// The result of a retry.
 pub(crate) enum Resumed {
     /// The server has the answers, and goes on.
     Here(Box<Parked>),
     /// The client has not answered all requests, and is asked again by this ticket.
-    Again(Vec<InputRequest>, String),
-    /// Another replica has the call.
-    There(Replica),
-    /// The call has ended with the replica that had it.
-    Lost,
+    Again(Box<Asked>),
     /// The call has ended with its session.
     Ended,
-    /// The ticket is none, was made for another request, or was used.
-    Invalid,
+    /// The ticket was used.
+    Used,
+}
+
+/// What a client is asked again.
+pub(crate) struct Asked {
+    pub(crate) asks: Vec<InputRequest>,
+    pub(crate) ticket: String,
+    /// The raw `serverInfo` of the server.
+    pub(crate) server_info: Option<Bytes>,
 }
 
 impl ParkedCalls {

@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::sleep;
 
 use super::{
-    parked::{Parked, Resumed},
+    parked::{Asked, Opened, Parked, Resumed},
     sessions::Stateless,
     ticket::{Binding, Ticket, owner},
 };
@@ -14,7 +14,10 @@ use crate::{
     auth::Access,
     error::Error,
     hub::core::or_never,
-    protocol::{Message, jsonrpc, modern},
+    protocol::{
+        Message, jsonrpc,
+        modern::{self, InputRequest},
+    },
 };
 
 impl Stateless {
@@ -60,6 +63,38 @@ impl Stateless {
         });
     }
 
+    /// Asks its client to visit URLs before it makes the request again that a server has refused for them;
+    /// none for any other answer.
+    pub(crate) fn visits(
+        &self,
+        access: &Access,
+        request: &Message,
+        answer: &Message,
+    ) -> Option<(Vec<InputRequest>, String)> {
+        let asks = modern::url_elicitations(answer)?;
+        let ticket = Ticket {
+            owner: Default::default(),
+            call: NO_CALL,
+            round: 0,
+        };
+        let binding = Binding::of(access, &modern::salient(request)?);
+        Some((asks, self.tickets.seal(&ticket, &binding)?))
+    }
+
+    /// Opens the ticket of a retry.
+    pub(crate) fn open(&self, access: &Access, retry: &Message, ticket: &str) -> Opened {
+        let binding = modern::salient(retry).map(|salient| Binding::of(access, &salient));
+        let ticket = binding.and_then(|binding| self.tickets.open(ticket, &binding));
+        let me = &self.sender.hub.0.owner.me;
+        match ticket {
+            None => Opened::Invalid,
+            Some(ticket) if ticket.call == NO_CALL => Opened::CallAgain,
+            Some(ticket) if ticket.is_of(me) => Opened::Here(ticket),
+            Some(ticket) if *ticket.replica().address == *me.address => Opened::Lost,
+            Some(ticket) => Opened::There(ticket.replica()),
+        }
+    }
+
     /// Continues the call of a ticket with the answers of its client.
     ///
     /// # Errors
@@ -69,26 +104,10 @@ impl Stateless {
         self: &Arc<Self>,
         access: &Access,
         retry: &Message,
-        ticket: &str,
+        ticket: &Ticket,
     ) -> Result<Resumed, Error> {
-        let Some(salient) = modern::salient(retry) else {
-            return Ok(Resumed::Invalid);
-        };
-        let binding = Binding::of(access, &salient);
-        let Some(ticket) = self.tickets.open(ticket, &binding) else {
-            return Ok(Resumed::Invalid);
-        };
-        let me = &self.sender.hub.0.owner.me;
-        if !ticket.is_of(me) {
-            let is_restarted = *ticket.replica().address == *me.address;
-            return Ok(if is_restarted {
-                Resumed::Lost
-            } else {
-                Resumed::There(ticket.replica())
-            });
-        }
         let Some(mut parked) = self.parked.take(ticket.call, ticket.round) else {
-            return Ok(Resumed::Invalid);
+            return Ok(Resumed::Used);
         };
         let answers = modern::responses(retry, &parked.asks);
         let lines: Vec<Bytes> = answers
@@ -118,10 +137,15 @@ impl Stateless {
         if parked.asks.is_empty() {
             return Ok(Resumed::Here(Box::new(parked)));
         }
-        let asks = parked.asks.clone();
-        Ok(Resumed::Again(asks, self.park(parked)?))
+        Ok(Resumed::Again(Box::new(Asked {
+            asks: parked.asks.clone(),
+            server_info: parked.call.server_info(),
+            ticket: self.park(parked)?,
+        })))
     }
 }
 
+/// The number of no parked call: its client calls again.
+const NO_CALL: u64 = 0;
 /// The time that parked calls have left when their replica is about to end.
 const GRACE: Duration = Duration::from_secs(1);

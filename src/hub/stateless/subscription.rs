@@ -45,6 +45,11 @@ impl Subscription {
         }
     }
 
+    /// The raw `serverInfo` of the server.
+    pub(crate) fn server_info(&self) -> Option<Bytes> {
+        self.lease.server_info()
+    }
+
     /// Subscribes the session to a resource; whether the server agrees.
     pub(super) async fn watch(&self, uri: &[u8]) -> Result<bool, Error> {
         let mut watched = self.lease.member.watched.0.lock().await;

@@ -47,6 +47,10 @@ impl Stateless {
                 subscription.filter.resources.push(uri);
             }
         }
+        for member in group.alone() {
+            let uris = subscription.filter.resources.clone();
+            self.watch(uris, &member, caller.access);
+        }
         Ok(Subscribed::Running(Box::new(subscription), reader))
     }
 }

@@ -16,7 +16,7 @@ pub(super) struct TicketKey(Vec<RandomizedNonceKey>);
 
 /// The name of a parked call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     /// The address and the boot id of the replica that has it.
     pub(super) owner: [String; 2],
     /// Its number there.

@@ -16,8 +16,13 @@ pub(crate) struct Completion {
     pub(crate) is_cacheable: bool,
 }
 
-/// The code of a resource that is not found, until 2025-11-25; −32602 since.
-const NOT_FOUND: &[u8] = b"-32002";
+/// The members of a result that this era has and its servers decide about: how it goes on, for how long it
+/// may be kept, and by whom.
+const OWN: [(&str, &[u8]); 3] = [
+    ("resultType", b"\"complete\""),
+    ("ttlMs", b"0"),
+    ("cacheScope", b"\"private\""),
+];
 
 impl Completion {
     /// Whether results of this method have the members of caching (2026-07-28 caching, "Cacheable
@@ -60,16 +65,13 @@ impl Completion {
             members.find_map(|(key, value)| is_it(*key).then_some(*value))
         };
         let mut added: Vec<Vec<u8>> = Vec::new();
-        if find("resultType").is_none() {
-            added.push(br#""resultType":"complete""#.to_vec());
-        }
-        if self.is_cacheable {
-            // The answer may be of this caller only, and the server says nothing about its age.
-            if find("ttlMs").is_none() {
-                added.push(br#""ttlMs":0"#.to_vec());
-            }
-            if find("cacheScope").is_none() {
-                added.push(br#""cacheScope":"private""#.to_vec());
+        // They mean nothing in a session: a value of the server's own, as an age for all callers of a list
+        // that policy has cut for this one, is none that may be passed on.
+        let own: &[(&str, &[u8])] = if self.is_cacheable { &OWN } else { &OWN[..1] };
+        for (name, value) in own {
+            match find(name) {
+                None => added.push([b"\"", name.as_bytes(), b"\":", value].concat()),
+                Some(span) => cuts.push((span, value.to_vec())),
             }
         }
         if let Some(info) = &self.server_info {
@@ -112,7 +114,23 @@ fn renumbered(text: &[u8], error: Span) -> Option<(Span, Vec<u8>)> {
     let is_code = |key: Span| json::decoded(key.of(text)).as_deref() == Some("code");
     let mut codes = members.into_iter().filter(|(key, _)| is_code(*key));
     let (_, code) = codes.next()?;
-    (code.of(text) == NOT_FOUND).then(|| (code, b"-32602".to_vec()))
+    let new: &[u8] = match code.of(text) {
+        // A resource that is not found, until 2025-11-25.
+        b"-32002" => b"-32602",
+        code if is_reserved(code) => b"-32603",
+        _ => return None,
+    };
+    Some((code, new.to_vec()))
+}
+
+/// Whether a code is one that only this era may give a meaning, and no server of another one can mean:
+/// "MUST NOT emit any code from this sub-range that is not defined by this specification" (2026-07-28 basic,
+/// "Error Codes"). A lack of a capability is the same in both.
+fn is_reserved(code: &[u8]) -> bool {
+    let code = std::str::from_utf8(code)
+        .ok()
+        .and_then(|code| code.parse().ok());
+    code.is_some_and(|code: i64| (-32099..=-32020).contains(&code) && code != -32021)
 }
 
 /// A notification with the raw id of the subscription that it is sent for (2026-07-28 subscriptions,
@@ -175,7 +193,12 @@ mod tests {
             (
                 r#"{"jsonrpc":"2.0","id":5,"result":{"resultType":"complete","ttlMs":7,"cacheScope":"public","_meta":{"io.modelcontextprotocol/serverInfo":{}}}}"#,
                 true,
-                r#"{"jsonrpc":"2.0","id":"own","result":{"resultType":"complete","ttlMs":7,"cacheScope":"public","_meta":{"io.modelcontextprotocol/serverInfo":{}}}}"#,
+                r#"{"jsonrpc":"2.0","id":"own","result":{"resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{}}}}"#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":5,"result":{"resultType":"input_required","ttlMs":7,"_meta":{"io.modelcontextprotocol/serverInfo":{}}}}"#,
+                false,
+                r#"{"jsonrpc":"2.0","id":"own","result":{"resultType":"complete","ttlMs":7,"_meta":{"io.modelcontextprotocol/serverInfo":{}}}}"#,
             ),
         ] {
             assert_eq!(completed(answer, is_cacheable), expected);
@@ -183,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_that_is_not_found_has_the_code_of_this_era() {
+    fn errors_have_the_codes_of_this_era() {
         assert_eq!(
             completed(
                 r#"{"jsonrpc":"2.0","error":{"message":"-32002","code":-32002},"id":5}"#,
@@ -191,8 +214,22 @@ mod tests {
             ),
             r#"{"jsonrpc":"2.0","error":{"message":"-32002","code":-32602},"id":"own"}"#
         );
-        let other = r#"{"jsonrpc":"2.0","id":"own","error":{"code":-32603,"message":"x"}}"#;
-        assert_eq!(completed(other, true), other);
+        for (code, expected) in [
+            (-32603, -32603),
+            (-32000, -32000),
+            (-32019, -32019),
+            (-32020, -32603),
+            (-32021, -32021),
+            (-32022, -32603),
+            (-32042, -32603),
+            (-32099, -32603),
+            (-32100, -32100),
+            (7, 7),
+        ] {
+            let error =
+                |code: i32| format!(r#"{{"jsonrpc":"2.0","id":"own","error":{{"code":{code}}}}}"#);
+            assert_eq!(completed(&error(code), true), error(expected));
+        }
     }
 
     #[test]

@@ -4,10 +4,15 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::SUBSCRIPTION;
-use crate::protocol::{Message, Method, json, jsonrpc, meta::SERVER_INFO};
+use crate::protocol::{
+    Message, Method, initialize, is_subscribed, json, jsonrpc, meta::SERVER_INFO,
+};
 
 /// The result of `server/discover`, made of the raw result of the server's `initialize`.
+///
+/// Tasks are none of this era's, but for the extension of that name.
 pub(crate) fn discover_result(initialized: &[u8], supported: &[&str]) -> Bytes {
+    let initialized = &*initialize::without_tasks(initialized);
     let mut result = BytesMut::new();
     result.extend_from_slice(br#"{"resultType":"complete","supportedVersions":["#);
     for (at, revision) in supported.iter().enumerate() {
@@ -111,7 +116,9 @@ impl Filter {
             }
             Method::Updated => {
                 let uri = notification.subject();
-                uri.is_some_and(|uri| self.resources.contains(&uri))
+                let covers =
+                    |uri: &[u8]| self.resources.iter().any(|held| is_subscribed(held, uri));
+                uri.is_some_and(|uri| covers(&uri))
             }
             _ => false,
         }
@@ -145,16 +152,20 @@ impl Filter {
 
     /// The response that ends a subscription with this raw id (2026-07-28 subscriptions, "Graceful
     /// Closure").
-    pub(crate) fn end(id: &[u8]) -> Bytes {
-        let result = [
-            br#"{"resultType":"complete","_meta":{""#,
-            SUBSCRIPTION.as_bytes(),
-            b"\":",
-            id,
-            b"}}",
-        ];
+    pub(crate) fn end(id: &[u8], server_info: Option<&[u8]>) -> Bytes {
+        let mut result = BytesMut::from(&br#"{"resultType":"complete","_meta":{""#[..]);
+        result.extend_from_slice(SUBSCRIPTION.as_bytes());
+        result.extend_from_slice(b"\":");
+        result.extend_from_slice(id);
+        if let Some(info) = server_info {
+            result.extend_from_slice(b",\"");
+            result.extend_from_slice(SERVER_INFO.as_bytes());
+            result.extend_from_slice(b"\":");
+            result.extend_from_slice(info);
+        }
+        result.extend_from_slice(b"}}");
         let mut line = BytesMut::new();
-        jsonrpc::push_result(id, &result.concat(), &mut line);
+        jsonrpc::push_result(id, &result, &mut line);
         line.freeze()
     }
 }

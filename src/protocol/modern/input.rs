@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::protocol::{Message, json};
+use crate::protocol::{Message, json, meta::SERVER_INFO};
 
 /// A request of a server that waits for its client.
 #[derive(Clone, Debug)]
@@ -43,8 +43,14 @@ impl InputRequest {
     }
 }
 
-/// The response that asks the client for these, under the raw id of its request.
-pub(crate) fn input_required(id: &[u8], requests: &[InputRequest], state: &str) -> Bytes {
+/// The response that asks the client for these, under the raw id of its request, with the raw
+/// `serverInfo` of the server.
+pub(crate) fn input_required(
+    id: &[u8],
+    requests: &[InputRequest],
+    state: &str,
+    server_info: Option<&[u8]>,
+) -> Bytes {
     let mut line = BytesMut::new();
     line.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
     line.extend_from_slice(id);
@@ -59,9 +65,46 @@ pub(crate) fn input_required(id: &[u8], requests: &[InputRequest], state: &str) 
     }
     line.extend_from_slice(br#"},"requestState":"#);
     json::push_string(&mut line, state);
+    if let Some(info) = server_info {
+        line.extend_from_slice(br#","_meta":{""#);
+        line.extend_from_slice(SERVER_INFO.as_bytes());
+        line.extend_from_slice(br#"":"#);
+        line.extend_from_slice(info);
+        line.put_u8(b'}');
+    }
     line.extend_from_slice(b"}}");
     line.freeze()
 }
+
+/// The requests that stand for the URLs which a session-based server wants its client to visit before it
+/// calls again (2025-11-25 elicitation, "URL Elicitation Required Error"): this era has no such error.
+/// None for any other answer.
+pub(crate) fn url_elicitations(answer: &Message) -> Option<Vec<InputRequest>> {
+    let error = answer.error()?;
+    if json::get(error, "code") != Some(URL_REQUIRED) {
+        return None;
+    }
+    let mut items = json::Items::of(json::get(json::get(error, "data")?, "elicitations")?);
+    let mut requests = Vec::new();
+    while let Ok(Some(params)) = items.next() {
+        if requests.len() >= MAX_URLS || !params.starts_with(b"{") {
+            return None;
+        }
+        let mut request = BytesMut::from(&br#"{"method":"elicitation/create","params":"#[..]);
+        request.extend_from_slice(params);
+        request.put_u8(b'}');
+        requests.push(InputRequest {
+            id: format!("url-{}", requests.len()).into(),
+            request: request.freeze(),
+        });
+    }
+    (!requests.is_empty()).then_some(requests)
+}
+
+/// The code of `URLElicitationRequiredError`.
+const URL_REQUIRED: &[u8] = b"-32042";
+/// The most URLs of one answer.
+const MAX_URLS: usize = 16;
 
 /// The raw answers of a retry to these requests, each with its request; answers to others are ignored
 /// (2026-07-28 mrtr, "Error Handling").
@@ -98,7 +141,7 @@ mod tests {
         .map(|ask| InputRequest::of(&message(ask)))
         .into();
         assert_eq!(
-            input_required(b"\"x\"", &asks, "state"),
+            input_required(b"\"x\"", &asks, "state", None),
             r#"{"jsonrpc":"2.0","id":"x","result":{"resultType":"input_required","inputRequests":{"7":{"method":"elicitation/create","params":{"message":"a \u00e9"}},"8":{"method":"roots/list"}},"requestState":"state"}}"#
         );
         let retry = message(

@@ -63,6 +63,7 @@ pub(crate) fn is_removed(method: &str) -> bool {
             | "resources/subscribe"
             | "resources/unsubscribe"
     ) || method.starts_with("notifications/")
+        || method.starts_with("tasks/")
 }
 
 /// Whether a server may ask a client with these raw capabilities for anything (2026-07-28 mrtr,
@@ -77,6 +78,8 @@ pub(crate) fn may_be_asked(capabilities: &[u8]) -> bool {
 
 /// The members of `params` that belong to one round of a request (2026-07-28 mrtr).
 const ROUND: [&str; 2] = ["inputResponses", "requestState"];
+/// The member that made a call a task in 2025-11-25: the result would be none of this era's.
+const TASK: &str = "task";
 
 /// The request for a session-based server: under this id, and without what only this era knows.
 ///
@@ -89,7 +92,7 @@ pub(crate) fn for_session(message: &Message, id: u64) -> Result<Message, Refusal
     params.put_u8(b'{');
     for (key, value) in members_of_params(message) {
         let name = json::decoded(key.of(text)).unwrap_or_default();
-        if ROUND.contains(&&*name) {
+        if ROUND.contains(&&*name) || name == TASK {
             continue;
         }
         if params.len() > 1 {

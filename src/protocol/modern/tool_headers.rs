@@ -46,6 +46,10 @@ const MAX_PATH: usize = 4 << 10;
 /// server has too many.
 const MAX_KEPT: usize = 1 << 20;
 
+/// The largest integer that all parsers of JSON agree on: "MUST be within" it (2026-07-28 streamable-http,
+/// "Schema Extension").
+const SAFE: f64 = 9_007_199_254_740_991.0;
+
 /// The annotation in a schema.
 const ANNOTATION: &str = "x-mcp-header";
 
@@ -114,18 +118,17 @@ fn is_same(value: &Json, field: &str) -> bool {
         Json::String(text) => text == field,
         Json::Bool(is_true) => field == if *is_true { "true" } else { "false" },
         Json::Number(number) => {
-            let text = number.to_string();
-            let both = text.parse::<f64>().ok().zip(field.parse::<f64>().ok());
-            text == field || both.is_some_and(|(one, other)| one.total_cmp(&other).is_eq())
+            let both = number.as_f64().zip(field.parse::<f64>().ok());
+            both.is_some_and(|(one, other)| one.abs() <= SAFE && one.total_cmp(&other).is_eq())
         }
         Json::Null | Json::Array(_) | Json::Object(_) => false,
     }
 }
 
-/// A `tools/list` answer without the tools whose annotations are invalid, and their number.
-pub(crate) fn without_invalid_tools(answer: Bytes) -> (Bytes, usize) {
+/// A `tools/list` answer without the tools whose annotations are invalid, and their names.
+pub(crate) fn without_invalid_tools(answer: Bytes) -> (Bytes, Vec<String>) {
     if !has_annotation(&answer) {
-        return (answer, 0);
+        return (answer, Vec::new());
     }
     let find = |object: Span, name: &str| {
         let members = json::members(&answer, object).into_iter();
@@ -135,13 +138,15 @@ pub(crate) fn without_invalid_tools(answer: Bytes) -> (Bytes, usize) {
     };
     let tools = find(Span::whole(&answer), "result").and_then(|result| find(result, "tools"));
     let Some(tools) = tools else {
-        return (answer, 0);
+        return (answer, Vec::new());
     };
-    let (mut kept, mut dropped) = (BytesMut::from(&b"["[..]), 0);
+    let (mut kept, mut dropped) = (BytesMut::from(&b"["[..]), Vec::new());
     let mut items = json::Items::of(tools.of(&answer));
     while let Ok(Some(tool)) = items.next() {
         if annotated(tool).is_none() {
-            dropped += 1;
+            let name = json::get(tool, "name").and_then(json::decoded);
+            let name: String = name.unwrap_or_default().chars().take(SHOWN).collect();
+            dropped.push(name);
             continue;
         }
         if kept.len() > 1 {
@@ -150,13 +155,16 @@ pub(crate) fn without_invalid_tools(answer: Bytes) -> (Bytes, usize) {
         kept.extend_from_slice(tool);
     }
     kept.extend_from_slice(b"]");
-    if dropped == 0 {
-        return (answer, 0);
+    if dropped.is_empty() {
+        return (answer, dropped);
     }
     let mut line = BytesMut::with_capacity(answer.len());
     json::splice(&mut line, &answer, &[(tools, &kept)]);
     (line.freeze(), dropped)
 }
+
+/// The most characters of a name in the log.
+const SHOWN: usize = 64;
 
 fn has_annotation(text: &[u8]) -> bool {
     // An escaped spelling is none that a client knows either: it compares decoded keys, so both are
@@ -265,7 +273,7 @@ mod tests {
         ] {
             let before = answer(&schema);
             let (after, dropped) = without_invalid_tools(before.clone());
-            assert_eq!(dropped == 0, is_valid, "{schema}");
+            assert_eq!(dropped.is_empty(), is_valid, "{schema}");
             if is_valid {
                 assert_eq!(after, before);
             } else {
@@ -302,7 +310,7 @@ mod tests {
             (deep(MAX_PATH - 1), false),
         ] {
             let (_, dropped) = without_invalid_tools(answer(&schema));
-            assert_eq!(dropped == 0, is_valid, "{} bytes", schema.len());
+            assert_eq!(dropped.is_empty(), is_valid, "{} bytes", schema.len());
         }
         // Each list adds to what is kept of those before it, up to a limit.
         let mut tools = ToolHeaders::default();
@@ -337,6 +345,19 @@ mod tests {
         assert!(agree(r#"{"s":"x"}"#, &[("mcp-param-s", "x")]));
         assert!(agree(r#"{"s":"ü"}"#, &[("mcp-param-s", "=?base64?w7w=?=")]));
         assert!(agree(r#"{"o":{"n":42}}"#, &[("mcp-param-n", "42.0")]));
+        let large = 9_007_199_254_740_991_u64;
+        for (number, field, is_same) in [
+            (large, "9007199254740991", true),
+            (large + 2, "9007199254740993", false),
+            (large + 2, "9007199254740992", false),
+            (1, "1.0", true),
+            (1, "one", false),
+            (1, "nan", false),
+        ] {
+            let arguments = format!(r#"{{"o":{{"n":{number}}}}}"#);
+            let fields = [("mcp-param-n", field)];
+            assert_eq!(agree(&arguments, &fields), is_same, "{number} {field}");
+        }
         assert!(!agree(r#"{"s":"x"}"#, &[]), "left out");
         assert!(!agree("{}", &[("mcp-param-s", "x")]), "not in the body");
         assert!(!agree(r#"{"s":"x"}"#, &[("mcp-param-s", "y")]));

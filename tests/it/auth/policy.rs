@@ -2,9 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{
-    harness::{Legacy, Session, body, child, is_stream, last, tool_call, until},
-    served::Served,
+use crate::{
+    auth::external_tokens::bearer,
+    support::{
+        harness::{Legacy, Session, body, child, is_stream, last, tool_call, until, within},
+        modern::{Modern, asked},
+        served::Served,
+    },
 };
 
 /// A gateway with one tenant `a`: server `main` with `policy`, and server `open` without.
@@ -241,6 +245,14 @@ async fn resources_are_compared_as_they_stand() {
                 assert_eq!(answer["error"], expected, "{method} {uri}");
             }
         }
+        // The code of clients without sessions.
+        let client = Modern::at(&session.url);
+        let answer = client
+            .ask("resources/read", json!({"uri": "test://two"}))
+            .await;
+        let expected = json!({"code": -32602, "message": "Resource not found",
+            "data": {"uri": "test://two"}});
+        assert_eq!(answer["error"], expected);
         // Unknown methods of these families are refused: the child might know them.
         for method in [
             "resources/copy",
@@ -357,6 +369,36 @@ async fn a_call_without_its_scopes_is_challenged_with_all_of_them() {
     assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
     let lines = received(&session).await.join("\n");
     assert!(!lines.contains("counter"), "{lines}");
+}
+
+/// What a call has been asked for may take long: a change of the policy counts for its retry, too.
+#[tokio::test]
+async fn a_retry_is_held_to_the_policy_of_its_time() {
+    let gateway = served(json!({}), json!({})).await;
+    let url = format!("{}/t/a/main/mcp", gateway.origin());
+    let client = Modern::at(&url).with(json!({"roots": {}}));
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let required = client.answer(&call).await;
+    let key = asked(&required)[0].0.clone();
+    let retry = client.retry(&call, &required, json!({key: {"roots": []}}));
+    let change = async |policy: Value| {
+        let path = format!("{}/api/v1/tenants/a/servers/main", gateway.origin());
+        let server = json!({"command": child(), "policy": policy});
+        let http = bearer(&gateway.administrator());
+        let answer = within("the API", http.put(path).json(&server).send()).await;
+        assert_eq!(answer.unwrap().status(), 200);
+    };
+    change(json!({"scopes": {"ask": ["ask:write"]}})).await;
+    let refused = client.post(&retry).await;
+    assert_eq!(refused.status(), 403);
+    let challenge = refused.headers()["www-authenticate"].to_str().unwrap();
+    assert!(challenge.contains("ask:write"), "{challenge}");
+    change(json!({"tools": {"deny": ["ask"]}})).await;
+    let denied = client.answer(&retry).await;
+    assert_eq!(denied["error"], unknown("Unknown tool: ask"));
+    change(json!({})).await;
+    let answer = client.answer(&retry).await;
+    assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
 }
 
 #[tokio::test]

@@ -8,4 +8,5 @@ pub(crate) mod messages;
 pub(crate) mod quotas;
 pub(crate) mod specification;
 pub(crate) mod stateless;
+pub(crate) mod stateless_rules;
 pub(crate) mod streams;

@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::{
-    harness::{Events, child, json_of, text_of, until},
+    harness::{Events, child, json_of, text_of, until, within},
     modern::{Modern, asked},
     pair::Pair,
 };
@@ -95,7 +95,10 @@ async fn calls_go_on_while_redis_is_away() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_drains_passes_requests_on() {
-    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": {"command": child()}}}});
+    let schema =
+        r#"{"type":"object","properties":{"text":{"type":"string","x-mcp-header":"Text"}}}"#;
+    let server = json!({"command": child(), "env": {"CHILD_SCHEMA": schema}});
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": server}}});
     let drain = json!({"delay": "5s", "timeout": "2s"});
     let config = json!({"public_url": "http://127.0.0.1:8080", "drain": drain});
     let pair = Pair::of(config, tenants).await;
@@ -118,6 +121,15 @@ async fn a_replica_that_drains_passes_requests_on() {
         pid(&first).await == of_second
     })
     .await;
+    // The field that mirrors an argument comes along.
+    for (field, status) in [(Some("x"), 200), (Some("y"), 400), (None, 400)] {
+        let mut request = first.request(&first.tool("echo", json!({"text": "x"})));
+        if let Some(field) = field {
+            request = request.header("Mcp-Param-Text", field);
+        }
+        let response = within("a response", request.send()).await.unwrap();
+        assert_eq!(response.status(), status, "{field:?}");
+    }
     for (client, retry) in [(&first, here), (&second, there)] {
         let answer = client.answer(&retry).await;
         assert_eq!(answer["result"]["resultType"], "complete", "{answer}");

@@ -15,6 +15,7 @@ use crate::{
         cluster::Cluster,
         collector::{Collector, Span, hex},
         harness::{NEWEST, Session, client, last, text_of, tool_call, until, within},
+        modern::Modern,
         oauth_client::{App, tenants},
         served::Served,
     },
@@ -153,6 +154,29 @@ async fn a_context_in_meta_is_the_parent_and_the_request_a_link() {
     let wanted =
         json!({"traceparent": client.traceparent(), "tracestate": "z=9", "other": [1, 2.50]});
     assert_eq!(meta, wanted);
+}
+
+/// The same for a call without a session.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_without_a_session_is_one_trace_with_its_child() {
+    let collector = Collector::start();
+    let gateway = gateway(&collector, &[]).await;
+    let token = App::public(&gateway, "a").await.tokens().await;
+    let mut client = Modern::at(&format!("{}/t/a/x/mcp", gateway.origin()));
+    client.token = Some(token.text("access_token"));
+    let mut message = client.tool("received", json!({}));
+    message["params"]["_meta"]["traceparent"] = json!(parent(true));
+    message["params"]["_meta"]["baggage"] = json!("a=1");
+    let received = text_of(&client.answer(&message).await);
+    let server = of_tool(SpanKind::Server, "tools/call received");
+    let server = collector.span("the server span", server).await;
+    assert_eq!(hex(&server.span.trace_id), TRACE);
+    assert_eq!(hex(&server.span.parent_span_id), SPAN);
+    let client = of_tool(SpanKind::Client, "tools/call received");
+    let client = collector.span("the client span", client).await;
+    assert!(client.is_below(&server));
+    let wanted = json!({"traceparent": client.traceparent(), "baggage": "a=1"});
+    assert_eq!(last_meta(&received), wanted);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

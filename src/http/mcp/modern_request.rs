@@ -130,11 +130,17 @@ impl<'a> ModernRequest<'a> {
         Some(line.freeze())
     }
 
-    /// The `requestState` of a retry.
+    /// The `requestState` of a retry. "Servers SHOULD validate inputResponses" (2026-07-28 mrtr, "Error
+    /// Handling"): each answer is the server's to read.
     pub(super) fn state(&self) -> Result<Option<Cow<'a, str>>, McpRefusal> {
         let Some(state) = request_state(self.message) else {
             return Ok(None);
         };
+        let params = self.message.params().unwrap_or_default();
+        let responses = json::get(params, "inputResponses");
+        if responses.is_some_and(|responses| !responses.starts_with(b"{")) {
+            return Err(invalid("inputResponses is no object"));
+        }
         let state = json::decoded(state).ok_or(invalid("requestState is no string"))?;
         Ok(Some(state))
     }

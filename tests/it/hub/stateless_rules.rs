@@ -14,9 +14,9 @@ fn asks() -> Value {
     json!({"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}})
 }
 
-/// A gateway whose server has these variables.
+/// A gateway whose server has these variables. What has only an answer is JSON, however late.
 async fn with(variables: &[&str]) -> Gateway {
-    Gateway::of(&[], variables, &[&child()]).await
+    Gateway::of(&["server.reply.sse_after=60s"], variables, &[&child()]).await
 }
 
 async fn refusal(response: reqwest::Response) -> (u16, i64) {
@@ -407,4 +407,37 @@ async fn every_result_has_the_name_of_its_server() {
     let (_, end) = events.message().await.unwrap();
     assert_eq!(end["result"]["_meta"][key], server, "{end}");
     within("its end", gateway.process.wait()).await.unwrap();
+}
+
+/// Streamable HTTP, "Schema Extension": the warning names the tool.
+#[tokio::test]
+async fn a_warning_names_the_tools_that_are_left_out() {
+    let schema = r#"{"type":"object","properties":{"n":{"type":"number","x-mcp-header":"N"}}}"#;
+    let server = json!({"command": child(), "env": {"CHILD_SCHEMA": schema}});
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"main": server}}});
+    let mut gateway = Served::start(json!({}), tenants).await;
+    let client = Modern::at(&format!("{}/t/a/main/mcp", gateway.origin()));
+    let list = client.ask("tools/list", json!({})).await;
+    assert_eq!(list["result"]["tools"], json!([]));
+    let lines = gateway.end().await;
+    let is_it = |line: &&Value| line.to_string().contains("tools are left out");
+    let line = lines.iter().find(is_it).unwrap().to_string();
+    assert!(line.contains("echo, slow, counter"), "{line}");
+}
+
+/// MRTR, "Error Handling".
+#[tokio::test]
+async fn input_responses_are_an_object() {
+    let gateway = with(&[]).await;
+    let client = Modern::at(&gateway.url).with(asks());
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let required = client.answer(&call).await;
+    let key = asked(&required)[0].0.clone();
+    for wrong in [json!(5), json!([]), json!(null)] {
+        let retry = client.retry(&call, &required, wrong);
+        assert_eq!(refusal(client.post(&retry).await).await, (400, -32602));
+    }
+    let retry = client.retry(&call, &required, json!({key: {"roots": []}}));
+    let answer = client.answer(&retry).await;
+    assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
 }

@@ -26,6 +26,15 @@ import packages
 PAGE = Path(__file__).resolve().parents[2] / "docs/servers.md"
 MINUTES = 8
 TEXT = "a page of this run"
+# Of a cluster that nobody has to run: what it is asked for is in this file.
+CLUSTER = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "run", "cluster": {"server": "https://127.0.0.1:1"}}],
+    "users": [{"name": "ada", "user": {"token": "none"}}],
+    "contexts": [{"name": "run", "context": {"cluster": "run", "user": "ada"}}],
+    "current-context": "run",
+}
 
 
 def manifest(folder):
@@ -39,9 +48,10 @@ def manifest(folder):
 
 def furnish(folder):
     """What the servers serve."""
-    for name in ("memory", "files", "repository"):
+    for name in ("memory", "files", "repository", "kubernetes"):
         (folder / "srv" / name).mkdir(parents=True)
     (folder / "srv/files/hello.txt").write_text("hello from a file\n")
+    (folder / "srv/kubernetes/config").write_text(json.dumps(CLUSTER))
     git = ["git", "-C", str(folder / "srv/repository")]
     subprocess.run([*git, "init", "-q"], check=True)
     who = ["-c", "user.name=ci", "-c", "user.email=ci@example.com"]
@@ -88,6 +98,11 @@ def calls(folder, url):
         "fetch": [("fetch", {"url": url, "raw": True}, TEXT)],
         "time": [("get_current_time", {"timezone": "UTC"}, "UTC")],
         "browser": [("browser_navigate", {"url": url}, "Page Title: Run")],
+        "kubernetes": [("configuration_view", {}, "server: https://127.0.0.1:1")],
+        "nushell": [
+            ("evaluate", {"input": "[1 2 3] | math sum"}, '"output": 6'),
+            ("evaluate", {"input": f"open {folder}/srv/files/hello.txt"}, "hello from a file"),
+        ],
     }
 
 

@@ -20,7 +20,7 @@ use super::{
     limits::{CallSeats, Limits, MemoryBudgets, Seats},
     ownership::{Claims, STORE_AWAY, Unresponsive, is_of, places},
     session::{Session, SessionRecord},
-    stream::{Answer, Form, LogOnlyStream, Pending, Reader, SessionLog},
+    stream::{Form, LogOnlyStream, Pending, Reader, SessionLog},
 };
 use crate::{
     auth::{Access, policy},
@@ -202,29 +202,11 @@ impl Hub {
         self.0.pool.registry.restart(tenant, server, how)
     }
 
-    /// Begins a session with an `initialize` (Streamable HTTP).
+    /// Begins a session of this transport with an `initialize`; returns the wait for its answer.
     ///
     /// # Errors
     ///
-    /// `Draining`, `Quota`; a failure of the child is an [`Answer::Failed`].
-    pub(crate) async fn initialize(
-        &self,
-        access: &Access,
-        message: Message,
-        form: Form,
-        trace: Option<TraceContext>,
-    ) -> Result<(SessionId, Answer), Error> {
-        let (id, _, answer) = self
-            .begin_with(access, Transport::Streamable, message, form, trace)
-            .await?;
-        Ok((id, answer))
-    }
-
-    /// Begins a session of this transport with an `initialize`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Hub::initialize`].
+    /// `Draining`, `Quota`; a failure of the child is an `Answer::Failed`.
     pub(crate) async fn begin_with(
         &self,
         access: &Access,
@@ -232,13 +214,13 @@ impl Hub {
         message: Message,
         form: Form,
         trace: Option<TraceContext>,
-    ) -> Result<(SessionId, Handle, Answer), Error> {
+    ) -> Result<(SessionId, Handle, Pending), Error> {
         check_initialize(&message)?;
         let (id, handle) = self.begin(access, transport).await?;
         let body = Body::One(message);
         let marks = (None, trace);
         let pending = deliver(&handle, access, body, form, (CallSeats::new(), marks)).await?;
-        Ok((id, handle, pending.answer().await))
+        Ok((id, handle, pending))
     }
 
     /// Attaches a connection to the listener of a session of this replica, from now on.

@@ -102,10 +102,10 @@ impl Bench {
         let message = Message::parse(message.to_string().into()).unwrap();
         let opened = self
             .hub
-            .initialize(&access, message, Form::Json, None)
+            .begin_with(&access, Transport::Streamable, message, Form::Json, None)
             .await;
-        let (id, answer) = opened.unwrap();
-        assert!(matches!(answer, Answer::Json(_)));
+        let (id, _, pending) = opened.unwrap();
+        assert!(matches!(pending.answer().await, Answer::Json(_)));
         Client {
             bench: self,
             access,

@@ -10,9 +10,9 @@ use axum::{
 };
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header, request::Parts};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use super::modern;
+use super::{modern, slow_start::SlowStart};
 use crate::http::{
     admission::{Admitted, Front, body, headers, not_allowed},
     replicas::forward,
@@ -143,10 +143,22 @@ async fn initialize(
     {
         return Err(Error::Invalid("this session is initialized already").into());
     }
-    let (id, answer) = front
+    let slow = (form == Form::Auto)
+        .then(|| SlowStart::of(&message))
+        .flatten();
+    let (transport, trace) = (Transport::Streamable, admitted.trace.clone());
+    let begun = front
         .hub
-        .initialize(access, message, form, admitted.trace.clone())
-        .await?;
+        .begin_with(access, transport, message, form, trace);
+    let (id, _, pending) = begun.await?;
+    let mut answer = Box::pin(pending.answer());
+    let answer = match slow {
+        None => answer.await,
+        Some(slow) => match timeout(access.server().reply.sse_after, &mut answer).await {
+            Ok(answer) => answer,
+            Err(_) => return Ok(slow.respond(answer, &id)),
+        },
+    };
     let (line, session) = match answer {
         Answer::Json(line) => (line, HeaderValue::from_str(id.as_str()).ok()),
         Answer::Failed(line) => (line, None),

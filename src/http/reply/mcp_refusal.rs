@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use super::{header_name::HOP, json, rate_limit};
@@ -55,6 +55,14 @@ impl McpRefusal {
     pub(crate) fn with_data(self, data: String) -> Self {
         let data = Some(data);
         Self { data, ..self }
+    }
+
+    /// The JSON-RPC error response.
+    pub(crate) fn line(&self) -> Bytes {
+        let mut line = BytesMut::new();
+        let id = self.id.as_deref().unwrap_or(b"null");
+        push_error(id, self.code, self.message, self.data.as_deref(), &mut line);
+        line.freeze()
     }
 
     /// Adds the raw id of the refused request (JSON-RPC 2.0 section 5: null only "if there was an error
@@ -176,19 +184,14 @@ impl From<Rejected> for McpRefusal {
 
 impl IntoResponse for McpRefusal {
     fn into_response(self) -> Response {
+        let line = self.line();
         let Self {
             status,
-            code,
-            message,
-            data,
             retry,
             fields,
-            id,
+            ..
         } = self;
-        let mut error = BytesMut::new();
-        let id = id.as_deref().unwrap_or(b"null");
-        push_error(id, code, message, data.as_deref(), &mut error);
-        let mut response = json::text(status, error.freeze());
+        let mut response = json::text(status, line);
         let headers = response.headers_mut();
         if let Some(retry) = retry {
             // Rounded up, so that a client that retries at that time is not early.

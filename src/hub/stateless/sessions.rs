@@ -84,8 +84,8 @@ impl Stateless {
         let begun = hub
             .begin_with(access, transport, message, Form::Json, trace)
             .await?;
-        let (id, handle, answer) = begun;
-        let line = match answer {
+        let (id, handle, pending) = begun;
+        let line = match pending.answer().await {
             Answer::Json(line) => line,
             Answer::Failed(line) => return Ok(Err(line)),
             Answer::Refused(error) => return Err(error),

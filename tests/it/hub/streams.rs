@@ -7,7 +7,8 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::harness::{
-    Event, Events, Gateway, Legacy, body, json_of, last, text_of, tool_call, until, within,
+    Event, Events, Gateway, Legacy, NEWEST, body, child, json_of, last, opening, text_of,
+    tool_call, until, within,
 };
 
 /// The numbers of all progress among `messages`.
@@ -638,4 +639,35 @@ async fn http_sse_goes_on_after_a_reconnect() {
     assert_eq!(legacy.post(&reply).await.status(), StatusCode::ACCEPTED);
     let (_, answer) = legacy.events.message().await.unwrap();
     assert!(text_of(&answer).contains("accept"));
+}
+
+/// The start of a server may take as long as clients wait by themselves: those with a progress token are
+/// told that it goes on.
+#[tokio::test]
+async fn a_slow_start_tells_of_its_progress() {
+    let sets = ["server.reply.sse_after=50ms"];
+    let gateway = Gateway::of(&sets, &["CHILD_START_MS=600"], &[&child()]).await;
+    let mut message = opening(NEWEST);
+    let plain = gateway.stranger().post(&message).await;
+    assert_eq!(plain.headers()["content-type"], "application/json");
+    message["params"]["_meta"] = json!({"progressToken": "t"});
+    let mut session = gateway.stranger();
+    let response = session.post(&message).await;
+    let id = response.headers()["mcp-session-id"].to_str().unwrap();
+    (session.id, session.revision) = (Some(id.to_owned()), Some(NEWEST.to_owned()));
+    let messages = Events::of(response).messages().await;
+    let [(_, progress), (_, answer)] = &*messages else {
+        panic!("{messages:?}")
+    };
+    assert_eq!(progress["method"], "notifications/progress");
+    assert_eq!(progress["params"]["progressToken"], "t");
+    assert_eq!(answer["result"]["serverInfo"]["name"], "child");
+    session.notify("notifications/initialized", json!({})).await;
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    let gateway = Gateway::of(&sets, &[], &["sh", "-c", "sleep 0.6; exit 3"]).await;
+    let messages = Events::of(gateway.stranger().post(&message).await)
+        .messages()
+        .await;
+    let error = &messages.last().unwrap().1["error"];
+    assert_eq!(error["code"], -31001, "{error}");
 }

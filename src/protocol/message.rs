@@ -108,6 +108,19 @@ impl Message {
         outcome.map(|span| span.of(&self.bytes))
     }
 
+    /// Whether the outcome of a response has the shape of the schema: a result is an object, an error has an
+    /// integer as code and a text (2025-11-25 basic, "Responses").
+    pub(crate) fn has_shape(&self) -> bool {
+        if let Some(result) = self.result() {
+            return result.starts_with(b"{");
+        }
+        self.error().is_none_or(|error| {
+            let code = json::get(error, "code").and_then(|code| str::from_utf8(code).ok());
+            let message = json::get(error, "message").and_then(json::decoded);
+            code.is_some_and(|code| code.parse::<i64>().is_ok()) && message.is_some()
+        })
+    }
+
     /// The span of the result or the error of a response.
     pub(super) fn outcome_span(&self) -> Option<Span> {
         self.outcome
@@ -257,18 +270,20 @@ impl Message {
         Ok(envelope.into_message(checked, bytes))
     }
 
-    /// Parses one message of a server as [`Message::parse`] does, and checks the shape of a response: a
-    /// result is an object, an error has an integer as code and a text (2025-11-25 basic, "Responses").
+    /// Parses one message of a server as [`Message::parse`] does, and checks the shape of a response.
     ///
     /// # Errors
     ///
     /// The line itself, if it is no message.
     pub(crate) fn parse_line(line: Bytes) -> Result<Self, Bytes> {
-        match Envelope::of(&line) {
-            Ok((envelope, checked)) if envelope.has_shape(&line) => {
-                Ok(envelope.into_message(checked, line))
-            }
-            _ => Err(line),
+        let Ok((envelope, checked)) = Envelope::of(&line) else {
+            return Err(line);
+        };
+        let message = envelope.into_message(checked, line);
+        if message.has_shape() {
+            Ok(message)
+        } else {
+            Err(message.bytes)
         }
     }
 }
@@ -488,19 +503,6 @@ impl Envelope {
             )?;
         }
         Ok((kind, self.method_of(bytes)?))
-    }
-
-    /// Whether the outcome of a response has the shape that the schema wants.
-    fn has_shape(&self, text: &[u8]) -> bool {
-        if let Some(result) = self.result {
-            return result.of(text).starts_with(b"{");
-        }
-        self.error.is_none_or(|error| {
-            let error = error.of(text);
-            let code = json::get(error, "code").and_then(|code| str::from_utf8(code).ok());
-            let message = json::get(error, "message").and_then(json::decoded);
-            code.is_some_and(|code| code.parse::<i64>().is_ok()) && message.is_some()
-        })
     }
 
     fn into_message(self, (kind, method): (Kind, Method), bytes: Bytes) -> Message {

@@ -186,22 +186,32 @@ impl Legacy {
         forwarded
     }
 
-    /// Appends a client's response as a line, if it answers an open request of the child.
+    /// Appends a client's response as a line, if it answers an open request of the child. In place of one of
+    /// a wrong shape the child gets an error: "The client MUST NOT write anything to the server's stdin that
+    /// is not a valid MCP message" (2025-11-25 transports, "stdio").
     pub(crate) fn answer(&mut self, message: &Message, out: &mut BytesMut) -> Option<AskId> {
         let ask = number(message.id()?)?;
+        if !message.has_shape() {
+            return self.refuse(ask, "the client's answer is no response", out);
+        }
         let original = self.asks.remove(&ask)?;
         push_line(message, vec![(message.id_span()?, &original.id)], out);
         self.keep_task(ask, original, message);
         Some(ask)
     }
 
-    /// Ends an ask with an error of the gateway.
-    pub(crate) fn refuse(&mut self, ask: AskId, message: &str, out: &mut BytesMut) {
-        if let Some(original) = self.asks.remove(&ask) {
-            owe(out, |out| {
-                push_error(&original.id, -32603, message, None, out);
-            });
-        }
+    /// Ends an ask with an error of the gateway; returns it if it was open.
+    pub(crate) fn refuse(
+        &mut self,
+        ask: AskId,
+        message: &str,
+        out: &mut BytesMut,
+    ) -> Option<AskId> {
+        let original = self.asks.remove(&ask)?;
+        owe(out, |out| {
+            push_error(&original.id, -32603, message, None, out);
+        });
+        Some(ask)
     }
 
     /// Ends a call by the gateway; returns the client's raw id. A late answer is dropped.

@@ -95,7 +95,8 @@ impl Dialect {
         }
     }
 
-    /// Appends a client's response as a line, if it answers an open request of the child.
+    /// Appends a client's response as a line, or an error in place of one of a wrong shape, if it answers an
+    /// open request of the child.
     pub(crate) fn answer(&mut self, message: &Message, out: &mut BytesMut) -> Option<AskId> {
         match self {
             Self::Legacy(legacy) => legacy.answer(message, out),
@@ -105,7 +106,7 @@ impl Dialect {
     /// Answers a request of the child with an error of the gateway.
     pub(crate) fn refuse(&mut self, ask: AskId, message: &str, out: &mut BytesMut) {
         match self {
-            Self::Legacy(legacy) => legacy.refuse(ask, message, out),
+            Self::Legacy(legacy) => _ = legacy.refuse(ask, message, out),
         }
     }
 

@@ -141,6 +141,32 @@ fn a_cancellation_ends_the_newest_call_of_its_id() {
     assert_eq!(dialect.abandon(third), None);
 }
 
+/// 2025-11-25 basic, "Responses".
+#[test]
+fn an_answer_of_a_wrong_shape_is_an_error_of_the_gateway() {
+    let mut dialect = Legacy::default();
+    for outcome in [
+        r#""result":null"#,
+        r#""result":"text""#,
+        r#""error":{}"#,
+        r#""error":{"code":"E","message":"m"}"#,
+        r#""error":{"code":1}"#,
+    ] {
+        let asked = r#"{"jsonrpc":"2.0","id":"x","method":"example/ask"}"#;
+        let ServerMessage::Ask { ask, .. } = line(&mut dialect, asked) else {
+            panic!("no ask");
+        };
+        let answer = message(&format!(r#"{{"jsonrpc":"2.0","id":{ask},{outcome}}}"#));
+        let mut out = BytesMut::new();
+        assert_eq!(dialect.answer(&answer, &mut out), Some(ask));
+        let error = r#"{"jsonrpc":"2.0","id":"x","error":{"code":-32603,"#;
+        assert!(text_of(&out).starts_with(error), "{outcome}");
+        out.clear();
+        assert_eq!(dialect.answer(&answer, &mut out), None);
+        assert!(out.is_empty(), "{outcome}");
+    }
+}
+
 #[test]
 fn what_the_child_asks_is_translated() {
     let mut dialect = Legacy::default();

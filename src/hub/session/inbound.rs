@@ -487,20 +487,13 @@ impl Session {
             self.core.metrics.messages_dropped.add(Dropped::Unknown);
             return Ok(());
         }
+        if is_answer {
+            return self.answer(message);
+        }
         if self.link.is_absent() {
-            // No child has sent a request; the next one gets its state when it starts.
+            // The next child gets its state when it starts.
             self.replay.is_initialized |= message.method() == Method::Initialized;
             self.record_changed();
-            return Ok(());
-        }
-        if message.kind() != Kind::Notification {
-            match self.dialect.answer(message, self.link.out()) {
-                Some(ask) => {
-                    self.calls.settle(ask, Instant::now());
-                    self.wake_by(Instant::now());
-                }
-                None => self.core.metrics.messages_dropped.add(Dropped::Unknown),
-            }
             return Ok(());
         }
         match message.method() {
@@ -528,6 +521,24 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Handles a response to a request of the child.
+    fn answer(&mut self, message: &Message) -> Result<(), Error> {
+        match self.dialect.answer(message, self.link.out()) {
+            Some(ask) => {
+                self.calls.settle(ask, Instant::now());
+                self.wake_by(Instant::now());
+            }
+            None => self.core.metrics.messages_dropped.add(Dropped::Unknown),
+        }
+        if message.has_shape() {
+            Ok(())
+        } else {
+            Err(Error::Invalid(
+                "a result must be an object, and an error have an integer code and a message",
+            ))
+        }
     }
 
     /// Logs a cancellation with its reason: "Both parties SHOULD log cancellation reasons for debugging"
@@ -581,15 +592,15 @@ impl Session {
                 .map_or(true, |message| message.kind() == Kind::Request)
         };
         let answers = items.iter().filter(|item| is_answered(item)).count();
-        let stream = if answers == 0 {
-            let _ = reply.send(Answer::Accepted);
-            LISTENER_STREAM
+        let (stream, accepted) = if answers == 0 {
+            (LISTENER_STREAM, Some(reply))
         } else if let Err(error) = self.check_streams() {
             let _ = reply.send(Answer::Refused(error));
             return;
         } else {
-            self.begin_stream(answers, form, true, reply)
+            (self.begin_stream(answers, form, true, reply), None)
         };
+        let mut taken = Ok(());
         for item in items {
             let message = match item {
                 Ok(message) => message,
@@ -613,9 +624,13 @@ impl Session {
                     let seats = calls.next().unwrap_or_default();
                     self.send_request(message, stream, form, seats);
                 }
-                // Checked before: only a child that does not read can fail here.
-                _ => _ = self.one_way(message),
+                _ => taken = taken.and(self.one_way(message)),
             }
+        }
+        // 2025-03-26 transports, "Sending Messages to the Server" 4: without a request, 202 only if the
+        // server accepts the input.
+        if let Some(reply) = accepted {
+            let _ = reply.send(taken.map_or_else(Answer::Refused, |()| Answer::Accepted));
         }
     }
 

@@ -726,6 +726,86 @@ async fn what_the_child_asks_comes_back_under_its_own_id() {
     assert_eq!(received.matches("ask-0").count(), 1);
 }
 
+/// 2025-11-25 transports, "stdio": "The client MUST NOT write anything to the server's stdin that is not a
+/// valid MCP message."
+#[tokio::test]
+async fn an_answer_of_a_wrong_shape_reaches_no_child() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    for wrong in [
+        json!({"result": "4711"}),
+        json!({"result": null}),
+        json!({"result": [4711]}),
+        json!({"error": {}}),
+        json!({"error": {"code": "4711", "message": "m"}}),
+        json!({"error": {"code": 1.5, "message": "4711"}}),
+        json!({"error": {"code": 4711}}),
+    ] {
+        let mut stream = Events::of(session.begin("ask", json!({"kind": "roots"})).await);
+        let (_, asked) = stream.message().await.unwrap();
+        let mut answer = wrong.clone();
+        (answer["jsonrpc"], answer["id"]) = (json!("2.0"), asked["id"].clone());
+        let refused = refusal(session.post(&answer).await).await;
+        assert_eq!(refused, (400, -32600), "{wrong}");
+        // Its child does not wait any longer.
+        let (_, ended) = stream.message().await.unwrap();
+        assert!(text_of(&ended).contains("-32603"), "{wrong}: {ended}");
+    }
+    let received = session.text("received", json!({})).await;
+    assert!(!received.contains("4711"), "{received}");
+}
+
+/// 2025-03-26 transports, "Sending Messages to the Server" 4.
+#[tokio::test]
+async fn an_array_of_responses_is_taken() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.initialize("2025-03-26").await;
+    let ask = async || {
+        let mut stream = Events::of(session.begin("ask", json!({"kind": "roots"})).await);
+        let (_, asked) = stream.message().await.unwrap();
+        (stream, asked["id"].clone())
+    };
+    let ends = async |mut stream: Events, text: &str| {
+        let (_, answer) = stream.message().await.unwrap();
+        assert!(text_of(&answer).contains(text), "{answer}");
+        assert_eq!(stream.messages().await, []);
+    };
+    let right = |id: &Value| json!({"jsonrpc": "2.0", "id": id, "result": {"roots": []}});
+    let ((one, first), (two, second)) = (ask().await, ask().await);
+    let taken = session.post(&json!([right(&first), right(&second)])).await;
+    assert_eq!(taken.status(), StatusCode::ACCEPTED);
+    assert_eq!(body(taken).await, "");
+    ends(one, "roots").await;
+    ends(two, "roots").await;
+    // One of a wrong shape makes the array a refused one, whose other items are taken.
+    let ((one, first), (two, second)) = (ask().await, ask().await);
+    let wrong = json!({"jsonrpc": "2.0", "id": first, "result": null});
+    let refused = session.post(&json!([wrong, right(&second)])).await;
+    assert_eq!(refusal(refused).await, (400, -32600));
+    ends(one, "-32603").await;
+    ends(two, "roots").await;
+}
+
+/// 2025-03-26 transports, "Sending Messages to the Server" 4: "If the server cannot accept the input, it MUST
+/// return an HTTP error status code."
+#[tokio::test]
+async fn a_batch_that_the_queue_has_no_room_for_is_refused() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.initialize("2025-03-26").await;
+    assert_eq!(session.text("stop_reading", json!({})).await, "stopped");
+    let note = |bytes: usize| {
+        let text = "x".repeat(bytes);
+        json!({"jsonrpc": "2.0", "method": "notifications/x", "params": {"t": text}})
+    };
+    for _ in 0..2 {
+        let taken = session.post(&note(3 << 20)).await;
+        assert_eq!(taken.status(), StatusCode::ACCEPTED);
+    }
+    // The first item fills the queue.
+    let refused = session.post(&json!([note(3 << 20), note(1)])).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
 #[tokio::test]
 async fn an_answer_of_another_session_is_not_taken() {
     let gateway = Gateway::start(&[]).await;

@@ -41,6 +41,7 @@ struct Original {
     id: Box<[u8]>,
     token: Option<Box<[u8]>>,
     wants_task: bool,
+    is_initialize: bool,
 }
 
 /// Ids of a child of one session. Older SDKs hold an id in 32 bits with a sign.
@@ -139,12 +140,15 @@ impl Legacy {
                 id,
                 token,
                 wants_task: message.wants_task(),
+                is_initialize: message.method() == Method::Initialize,
             },
         );
         call
     }
 
-    /// Appends a client's notification as a line, unless it names a request that is not open.
+    /// Appends a client's notification as a line, unless it names a request that is not open, or `initialize`:
+    /// it "MUST NOT be cancelled by clients" (2025-11-25 cancellation, "Behavior Requirements" 2), and the id
+    /// that it had is that of another call while a restored child starts.
     pub(crate) fn notification(&mut self, message: &Message, out: &mut BytesMut) -> Forwarded {
         let (span, number, forwarded) = match message.method() {
             Method::Cancelled => {
@@ -157,7 +161,7 @@ impl Legacy {
                 let newest = self
                     .calls
                     .iter()
-                    .filter(|(_, call)| *call.id == *id)
+                    .filter(|(_, call)| *call.id == *id && !call.is_initialize)
                     .map(|(id, _)| *id)
                     .max();
                 let Some(call) = newest else {
@@ -383,6 +387,7 @@ impl Legacy {
                 id,
                 token,
                 wants_task: message.wants_task(),
+                is_initialize: false,
             },
         );
         ServerMessage::Ask {

@@ -141,6 +141,22 @@ fn a_cancellation_ends_the_newest_call_of_its_id() {
     assert_eq!(dialect.abandon(third), None);
 }
 
+/// 2025-11-25 cancellation, "Behavior Requirements" 2: `initialize` is not cancelled, also where its id is that
+/// of another call.
+#[test]
+fn initialize_cannot_be_cancelled() {
+    let mut dialect = Legacy::default();
+    let (other, _) = call(&mut dialect, "0", "{}");
+    let mut out = BytesMut::new();
+    let text = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}"#;
+    let initialize = dialect.request(&message(text), None, &mut out);
+    for forwarded in [Forwarded::Cancelled(other), Forwarded::Dropped] {
+        assert_eq!(note(&mut dialect, &cancelled("0")).0, forwarded);
+    }
+    let said = line(&mut dialect, &result(&initialize.to_string()));
+    assert!(matches!(said, ServerMessage::Response { .. }), "{said:?}");
+}
+
 /// 2025-11-25 basic, "Responses".
 #[test]
 fn an_answer_of_a_wrong_shape_is_an_error_of_the_gateway() {

@@ -435,6 +435,33 @@ async fn the_task_of_a_call_that_has_ended_is_cancelled() {
     }
 }
 
+/// 2025-11-25 cancellation, "Behavior Requirements" 2: "The `initialize` request MUST NOT be cancelled by
+/// clients." Its id may be that of a call that waits for another child, which gets `initialize` again.
+#[tokio::test]
+async fn a_cancelled_call_with_the_id_of_initialize_costs_no_child() {
+    let server = json!({"command": child(), "idle": "200ms", "reply": {"sse_after": "15s"},
+        "env": {"CHILD_START_MS": "1500"}});
+    let gateway = served(json!({}), server).await;
+    let session = gateway.session("a", "main").await;
+    assert_eq!(session.opened["id"], 0);
+    until("the idle child is stopped", || async {
+        gateway.descendants().is_empty()
+    })
+    .await;
+    let call = tool_call(json!(0), "sleep", json!({"ms": 10_000}));
+    let cancel = async {
+        until("another child", || async {
+            !gateway.descendants().is_empty()
+        })
+        .await;
+        let named = json!({"requestId": 0});
+        session.notify("notifications/cancelled", named).await;
+    };
+    let (response, ()) = tokio::join!(session.post(&call), cancel);
+    assert_eq!(Events::of(response).rest().await, []);
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+}
+
 /// 2025-11-25 basic, "Responses": a response has a result or an error, never both or neither.
 #[tokio::test]
 async fn a_line_that_is_no_answer_ends_its_call_at_once() {

@@ -442,7 +442,7 @@ impl Legacy {
     }
 
     /// A new id. At the end of its range follows the next one, and ids in use are skipped.
-    pub(crate) fn next(&mut self) -> u64 {
+    fn next(&mut self) -> u64 {
         loop {
             self.last = if self.last >= *self.range.end() {
                 self.next_range();

@@ -57,13 +57,6 @@ impl Dialect {
         }
     }
 
-    /// An id for a request of the gateway itself to the client.
-    pub(crate) fn ask_id(&mut self) -> AskId {
-        match self {
-            Self::Legacy(legacy) => legacy.next(),
-        }
-    }
-
     /// Appends a client's request as a line, in this trace; returns its new id.
     pub(crate) fn request(
         &mut self,

@@ -476,7 +476,8 @@ impl Session {
             return Err(Error::Invalid("initialize comes first"));
         }
         let is_answer = message.kind() != Kind::Notification;
-        if is_answer && self.pings.answer(message.id().unwrap_or_default()) {
+        let id = message.id().unwrap_or_default();
+        if is_answer && self.pings.answer(self.lease.fence(), id) {
             return Ok(());
         }
         self.check_queue()?;

@@ -533,11 +533,11 @@ impl Session {
                 self.pings.pause();
                 return None;
             }
-            let id = self.dialect.ask_id();
+            let id = self.pings.begin(self.lease.fence());
             let mut line = BytesMut::new();
-            jsonrpc::push_request(id.to_string().as_bytes(), "ping", None, &mut line);
+            jsonrpc::push_request(id.as_bytes(), "ping", None, &mut line);
             match self.streams.message(LISTENER_STREAM, line.freeze()) {
-                Ok(number) => self.pings.sent(id, number, now + every),
+                Ok(number) => self.pings.sent(number, now + every),
                 Err(error) => {
                     self.pings.pause();
                     self.handle_write(Err(error));

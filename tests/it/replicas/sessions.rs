@@ -248,6 +248,40 @@ async fn a_stream_is_resumed_by_the_other_replica_and_twice_the_same() {
     assert_eq!(progress(&again), progress(&rest));
 }
 
+/// The ids of three pings, each of which is answered.
+async fn pinged(session: &Session) -> Vec<String> {
+    let mut listener = session.listen().await;
+    let mut ids = Vec::new();
+    while ids.len() < 3 {
+        let (_, ping) = listener.message().await.unwrap();
+        if ping["method"] != "ping" {
+            continue;
+        }
+        let pong = json!({"jsonrpc": "2.0", "id": ping["id"], "result": {}});
+        assert_eq!(session.post(&pong).await.status(), StatusCode::ACCEPTED);
+        ids.push(ping["id"].to_string());
+    }
+    ids
+}
+
+/// 2025-11-25 basic, "Requests": no id twice in a session, whichever replica sends the request. The ids of a
+/// shared child say nothing of the replica.
+#[tokio::test(flavor = "multi_thread")]
+async fn pings_of_two_owners_have_different_ids() {
+    let mut replicas = Replicas::with(2, &["session.ping=300ms"], "isolation: tenant").await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let mut ids = pinged(&here).await;
+    replicas.kill(0).await;
+    until("the session is taken over", || async {
+        there.begin("echo", json!({"text": "x"})).await.status() == StatusCode::OK
+    })
+    .await;
+    ids.extend(pinged(&there).await);
+    let different: BTreeSet<&String> = ids.iter().collect();
+    assert_eq!(different.len(), 6, "{ids:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_replica_loses_no_event_and_its_calls_end() {
     let mut replicas = Replicas::two(&[]).await;

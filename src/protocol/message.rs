@@ -143,6 +143,11 @@ impl Message {
         json::decoded(self.members.name?.of(&self.bytes))
     }
 
+    /// The decoded name of the tool that a request calls.
+    pub(crate) fn tool(&self) -> Option<std::borrow::Cow<'_, str>> {
+        self.name().filter(|_| self.method == Method::ToolsCall)
+    }
+
     /// The raw `params.uri`.
     pub(crate) fn uri(&self) -> Option<&[u8]> {
         Some(self.members.uri?.of(&self.bytes))

@@ -224,6 +224,15 @@ impl Calls {
         only.filter(|_| calls.next().is_none())
     }
 
+    /// The tool of the only call that may wait for an ask, of this task if it belongs to one; none if there are
+    /// several.
+    pub(crate) fn asking_tool(&self, task: Option<&[u8]>) -> Option<&str> {
+        let mut calls = self.calls.values();
+        let mut next = || calls.find(|call| call.task.as_deref() == task);
+        let only = next();
+        only.filter(|_| next().is_none())?.tool.as_deref()
+    }
+
     /// Adds an ask; returns the time at which it is due. The calls that may wait for it are stopped: those
     /// of its task, or, as an ask names no call, all that are no wait for a task's result.
     pub(crate) fn ask(&mut self, ask: &NewAsk<'_>) -> Instant {

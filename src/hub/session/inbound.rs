@@ -246,7 +246,7 @@ impl Session {
         let (id, subscription) = self.forward(message, trace.as_ref());
         let now = Instant::now();
         let method = message.method();
-        let tool = tool_of(message);
+        let tool = message.tool().map(Box::from);
         let clocks = self.client.server().clocks_of(tool.as_deref());
         let limit = (method != Method::TasksResult).then_some(or_never(clocks.call));
         let clock = CallClock::start(now, limit, or_never(clocks.call_max));
@@ -641,12 +641,6 @@ impl Session {
         }
         self.check_room(Method::Other)
     }
-}
-
-/// The tool that a request calls.
-fn tool_of(message: &Message) -> Option<Box<str>> {
-    let name = message.name()?;
-    (message.method() == Method::ToolsCall).then(|| name.into())
 }
 
 fn class(method: &str) -> MethodClass {

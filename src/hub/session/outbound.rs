@@ -242,7 +242,8 @@ impl Session {
         let stream = self.calls.route(About::Ask(task));
         let stream = stream.unwrap_or(LISTENER_STREAM);
         let number = self.streams.message(stream, line)?;
-        let clocks = &self.client.server().clocks;
+        let server = self.client.server();
+        let clocks = server.clocks_of(self.calls.asking_tool(task));
         let due = self.calls.ask(&NewAsk {
             id,
             stream,

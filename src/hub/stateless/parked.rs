@@ -6,6 +6,7 @@
 use std::{
     collections::HashMap,
     sync::{PoisonError, RwLock, RwLockWriteGuard},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -44,6 +45,8 @@ pub(crate) struct Parked {
     pub(crate) asks: Vec<InputRequest>,
     /// What makes a request the retry of it.
     pub(super) binding: Binding,
+    /// The time for an answer of its client (`clocks.ask`).
+    pub(super) ask: Duration,
     /// The number of times that its client was asked.
     pub(crate) round: u32,
 }
@@ -59,7 +62,9 @@ impl Parked {
         round: u32,
     ) -> Option<Self> {
         let binding = Binding::of(call.access(), &modern::salient(request)?);
+        let tool = request.tool();
         Some(Self {
+            ask: call.access.server().clocks_of(tool.as_deref()).ask,
             call,
             reader,
             asks,

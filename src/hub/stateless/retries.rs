@@ -45,7 +45,7 @@ impl Stateless {
     /// Keeps a parked call under this number until it is taken.
     fn keep_parked(self: &Arc<Self>, call: u64, parked: Parked) {
         let round = parked.round;
-        let wait = or_never(parked.call.access.server().clocks.ask);
+        let wait = or_never(parked.ask);
         let taken = self.parked.insert(call, parked);
         let (stateless, halt) = (Arc::clone(self), self.sender.hub.0.drain.clone());
         self.sender.hub.0.tracker.spawn(async move {

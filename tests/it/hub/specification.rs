@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use crate::support::{
-    harness::{Events, Session, child, json_of, last, opening, text_of, tool_call, until, within},
+    harness::{
+        Events, NEWEST, Session, child, json_of, last, opening, text_of, tool_call, until, within,
+    },
+    modern::{Modern, asked},
     served::Served,
     wire::rest,
 };
@@ -289,6 +292,49 @@ async fn an_ask_that_is_not_answered_in_time_is_cancelled() {
     assert_eq!(cancelled["params"]["requestId"], asked["id"], "{cancelled}");
     let (_, answer) = stream.message().await.unwrap();
     assert!(text_of(&answer).contains("-32603"), "{answer}");
+}
+
+/// 2025-11-25 lifecycle, "Timeouts": "SDKs and other middleware SHOULD allow these timeouts to be configured on
+/// a per-request basis."
+#[tokio::test]
+async fn a_tool_has_clocks_of_its_own() {
+    let server = json!({"command": child(), "clocks": {"call": "60s", "ask_unclaimed": "60s"},
+        "tools": {"hang": {"call": "200ms"}, "ask": {"ask": "300ms"},
+            "roots": {"ask_unclaimed": "200ms"}}});
+    let gateway = served(json!({}), server).await;
+    let mut session = gateway.session("a", "main").await;
+    let late = session.call("hang", json!({})).await;
+    assert_eq!(late["error"]["code"], -31002, "{late}");
+    assert_eq!(session.text("sleep", json!({"ms": 600})).await, "slept");
+    let args = json!({"kind": "elicitation", "message": "?"});
+    let mut stream = Events::of(session.begin("ask", args).await);
+    let (_, asked) = stream.message().await.unwrap();
+    let (_, cancelled) = stream.message().await.unwrap();
+    assert_eq!(cancelled["params"]["requestId"], asked["id"], "{cancelled}");
+    let (_, ended) = stream.message().await.unwrap();
+    assert!(text_of(&ended).contains("-32603"), "{ended}");
+    // No connection carries it.
+    session.accept = "application/json";
+    let refused = session.text("roots", json!({})).await;
+    assert!(refused.contains("-32603"), "{refused}");
+}
+
+/// The same for a call of a client without sessions, which is parked while its client is asked.
+#[tokio::test]
+async fn a_parked_call_has_the_clock_of_its_tool() {
+    let server = json!({"command": child(), "tools": {"ask": {"ask": "300ms"}}});
+    let gateway = served(json!({}), server).await;
+    let url = gateway.stranger("a", "main").url;
+    let client = Modern::at(&url).with(json!({"elicitation": {}}));
+    let call = client.tool("ask", json!({"kind": "elicitation", "message": "?"}));
+    let required = client.answer(&call).await;
+    asked(&required);
+    let before = gateway.descendants();
+    until("the end of its session", || async {
+        let children = gateway.descendants();
+        before.iter().all(|pid| !children.contains(pid))
+    })
+    .await;
 }
 
 /// An ask that no connection carried in time is answered by the gateway; a client that comes later

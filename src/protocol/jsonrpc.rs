@@ -5,7 +5,7 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::json;
+use super::{json, meta::RELATED_TASK};
 
 /// Appends a request.
 pub(crate) fn push_request(id: &[u8], method: &str, params: Option<&[u8]>, out: &mut BytesMut) {
@@ -32,10 +32,22 @@ fn push_method(method: &str, params: Option<&[u8]>, out: &mut BytesMut) {
 
 /// Appends the cancellation of a request.
 pub(crate) fn push_cancelled(id: u64, reason: &str, out: &mut BytesMut) {
+    push_ask_cancelled(id, None, reason, out);
+}
+
+/// Appends the cancellation of a request that may belong to a task, by its raw id: "All requests,
+/// notifications, and responses related to a task MUST include" it (2025-11-25 tasks, "Associating
+/// Task-Related Messages" 1).
+pub(crate) fn push_ask_cancelled(id: u64, task: Option<&[u8]>, reason: &str, out: &mut BytesMut) {
     let mut params = BytesMut::from(&br#"{"requestId":"#[..]);
     params.extend_from_slice(id.to_string().as_bytes());
     params.extend_from_slice(br#","reason":"#);
     json::push_string(&mut params, reason);
+    if let Some(task) = task {
+        params.extend_from_slice(format!(r#","_meta":{{"{RELATED_TASK}":{{"taskId":"#).as_bytes());
+        params.extend_from_slice(task);
+        params.extend_from_slice(b"}}");
+    }
     params.put_u8(b'}');
     push_notification("notifications/cancelled", Some(&params), out);
 }
@@ -100,6 +112,10 @@ mod tests {
             (
                 written(|out| push_cancelled(7, "a \"b\"", out)),
                 r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7,"reason":"a \"b\""}}"#,
+            ),
+            (
+                written(|out| push_ask_cancelled(7, Some(b"\"t\""), "r", out)),
+                r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7,"reason":"r","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#,
             ),
             (
                 written(|out| push_error(b"\"i\"", -1, "m", Some("[1]"), out)),

@@ -96,9 +96,13 @@ pub(crate) struct NewAsk<'a> {
 }
 
 /// A request of the child that the client has not answered.
-struct Ask {
-    stream: StreamId,
-    number: u64,
+pub(crate) struct Ask {
+    /// The stream that carries it.
+    pub(crate) stream: StreamId,
+    /// The number of its event there.
+    pub(crate) number: u64,
+    /// The raw id of the task that it belongs to.
+    pub(crate) task: Option<Box<[u8]>>,
     /// The calls whose clocks are stopped.
     stopped: Box<[CallId]>,
     until: Instant,
@@ -258,6 +262,9 @@ impl Calls {
             Ask {
                 stream,
                 number,
+                task: task
+                    .filter(|task| task.len() <= MAX_TASK_ID)
+                    .map(Into::into),
                 stopped,
                 until,
                 claim_by: Some(claim_by),
@@ -266,15 +273,15 @@ impl Calls {
         until.min(claim_by)
     }
 
-    /// Removes an ask; returns its stream, and the number of its event there.
-    pub(crate) fn settle(&mut self, id: AskId, now: Instant) -> Option<(StreamId, u64)> {
+    /// Removes an ask.
+    pub(crate) fn settle(&mut self, id: AskId, now: Instant) -> Option<Ask> {
         let ask = self.asks.remove(&id)?;
-        for call in ask.stopped {
-            if let Some(call) = self.calls.get_mut(&call) {
+        for call in &ask.stopped {
+            if let Some(call) = self.calls.get_mut(call) {
                 call.clock.settle(now);
             }
         }
-        Some((ask.stream, ask.number))
+        Some(ask)
     }
 
     /// The overdue calls and asks, and the time of the next one.

@@ -151,7 +151,7 @@ impl Session {
                 return Ok(None);
             }
             ServerMessage::AskCancelled { ask, line } => {
-                let stream = self.calls.settle(ask, now).map(|(stream, _)| stream);
+                let stream = self.calls.settle(ask, now).map(|ask| ask.stream);
                 (stream, line)
             }
             // A log message of a shared child belongs to none of its calls.

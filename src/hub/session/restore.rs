@@ -19,7 +19,7 @@ use crate::{
     },
     declare::OnLoss,
     hub::{
-        call::{CallError, Effect},
+        call::{Ask, CallError, Effect},
         stream::Answer,
     },
     protocol::{LISTENER_STREAM, Revision, initialize, jsonrpc},
@@ -185,7 +185,14 @@ impl Session {
     /// Withdraws a request to the client: cancels it (2025-11-25 lifecycle, "Timeouts"), or keeps it from
     /// a client that has not got it, for which a cancellation would name no request.
     pub(super) fn withdraw_ask(&mut self, ask: AskId, reason: &str) {
-        let Some((stream, number)) = self.calls.settle(ask, Instant::now()) else {
+        let settled = self.calls.settle(ask, Instant::now());
+        let Some(Ask {
+            stream,
+            number,
+            task,
+            ..
+        }) = settled
+        else {
             return;
         };
         if !self.streams.is_written(stream, number) {
@@ -196,7 +203,7 @@ impl Session {
             }
         }
         let mut line = BytesMut::new();
-        jsonrpc::push_cancelled(ask, reason, &mut line);
+        jsonrpc::push_ask_cancelled(ask, task.as_deref(), reason, &mut line);
         let written = self.streams.message(stream, line.freeze()).map(drop);
         self.handle_write(written);
     }

@@ -294,6 +294,27 @@ async fn an_ask_that_is_not_answered_in_time_is_cancelled() {
     assert!(text_of(&answer).contains("-32603"), "{answer}");
 }
 
+/// 2025-11-25 tasks, "Associating Task-Related Messages" 1: "All requests, notifications, and responses related
+/// to a task MUST include" its id.
+#[tokio::test]
+async fn the_cancellation_of_an_ask_names_its_task() {
+    let clocks = json!({"ask": "300ms", "ask_unclaimed": "10s"});
+    let server = json!({"command": child(), "clocks": clocks, "env": {"CHILD_TASKS": "1"}});
+    let gateway = served(json!({}), server).await;
+    let mut session = gateway.session("a", "main").await;
+    let mut listener = session.listen().await;
+    session.accept = "application/json";
+    let related = json!({"io.modelcontextprotocol/related-task": {"taskId": "t"}});
+    let ask = json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {
+        "message": "?", "requestedSchema": {}, "_meta": related}});
+    say(&session, &ask).await;
+    let (_, asked) = listener.message().await.unwrap();
+    assert_eq!(asked["method"], "elicitation/create");
+    let (_, cancelled) = listener.message().await.unwrap();
+    assert_eq!(cancelled["params"]["requestId"], asked["id"], "{cancelled}");
+    assert_eq!(cancelled["params"]["_meta"], related, "{cancelled}");
+}
+
 /// 2025-11-25 lifecycle, "Timeouts": "SDKs and other middleware SHOULD allow these timeouts to be configured on
 /// a per-request basis."
 #[tokio::test]

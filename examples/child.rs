@@ -89,6 +89,9 @@ fn receive(message: Value) {
 /// Every request but `tools/call`; none is silence.
 fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static str)>> {
     let uri = || params["uri"].as_str().unwrap_or_default().to_owned();
+    if env("CHILD_SILENT").is_some_and(|silent| silent == method) {
+        return None;
+    }
     Some(Ok(match method {
         "initialize" if env("CHILD_NO_INIT").is_some() => return None,
         "initialize" if env("CHILD_INIT_ERROR").is_some() => {
@@ -109,9 +112,6 @@ fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static 
         "resources/read" => json!({"contents": [
             {"uri": uri(), "mimeType": "text/plain", "text": format!("text of {}", uri())}]}),
         "resources/subscribe" => {
-            if env("CHILD_SILENT_SUBSCRIBE").is_some() {
-                return None;
-            }
             if env("CHILD_NO_SUBSCRIBE").is_some() {
                 return Some(Err((-32002, "no such resource any more")));
             }

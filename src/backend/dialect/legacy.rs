@@ -8,6 +8,7 @@ use std::{collections::VecDeque, ops::RangeInclusive};
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::id_blocks::IdLease;
+use super::own_requests::OwnRequests;
 use super::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 use crate::base::Table;
 use crate::protocol::{
@@ -24,9 +25,9 @@ pub(crate) struct Legacy {
     lease: Option<IdLease>,
     calls: Table<CallId, Original>,
     asks: Table<AskId, Original>,
-    /// Methods of the gateway's own requests that the child has not answered: one ping, and what
-    /// restored the state of the session.
-    own: Table<CallId, &'static str>,
+    /// The gateway's own requests: one ping, what restored the state of the session, and cancellations of
+    /// tasks.
+    own: OwnRequests,
     /// What the child may ask: it is answered at once if its client declared nothing of the kind.
     client: ClientCapabilities,
     /// Tokens of calls and asks that became tasks: valid for the task's lifetime
@@ -55,7 +56,7 @@ impl Default for Legacy {
             lease: None,
             calls: Table::default(),
             asks: Table::default(),
-            own: Table::default(),
+            own: OwnRequests::default(),
             client: ClientCapabilities::default(),
             tasks: VecDeque::new(),
             unwanted: VecDeque::new(),
@@ -261,20 +262,20 @@ impl Legacy {
     /// id is in flight.
     fn own_request(&mut self, method: &'static str) -> String {
         let id = self.next();
-        self.own.insert(id, method);
+        self.own.begin(id, method);
         id.to_string()
     }
 
     /// A subscription to a raw URI that the gateway makes for a session.
     pub(crate) fn subscribe(&mut self, uri: &[u8]) -> (CallId, Bytes) {
         let call = self.next();
-        self.own.insert(call, "resources/subscribe");
+        self.own.begin(call, "resources/subscribe");
         (call, initialize::subscribe(&call.to_string(), uri))
     }
 
     /// Appends a ping of the gateway, unless one is on its way.
     pub(crate) fn ping(&mut self, out: &mut BytesMut) {
-        if self.own.values().any(|method| *method == "ping") {
+        if self.own.is_pinged() {
             return;
         }
         let id = self.own_request("ping");
@@ -288,6 +289,11 @@ impl Legacy {
         let id = self.own_request("tasks/cancel");
         push_request(id.as_bytes(), "tasks/cancel", Some(&params), out);
         out.put_u8(b'\n');
+    }
+
+    /// The gateway's own requests that the child has not answered.
+    pub(crate) fn own_requests(&mut self) -> &mut OwnRequests {
+        &mut self.own
     }
 
     /// Translates a message of the child; answers of the gateway itself go to `out`.
@@ -329,7 +335,7 @@ impl Legacy {
             return ServerMessage::Dropped("no_id");
         };
         let number = number(id);
-        if let Some(method) = number.and_then(|id| self.own.remove(&id)) {
+        if let Some(method) = number.and_then(|id| self.own.end(id)) {
             return ServerMessage::OwnResponse { method };
         }
         let found = number.and_then(|call| Some((call, self.calls.remove(&call)?)));
@@ -452,7 +458,7 @@ impl Legacy {
             };
             let id = &self.last;
             let is_free = !self.calls.contains_key(id) && !self.asks.contains_key(id);
-            if is_free && !self.own.contains_key(id) {
+            if is_free && !self.own.contains(*id) {
                 return self.last;
             }
         }
@@ -462,7 +468,7 @@ impl Legacy {
     fn next_range(&mut self) {
         if let Some(lease) = &mut self.lease {
             let (calls, own) = (&self.calls, &self.own);
-            lease.renew(|ids| calls.keys().chain(own.keys()).any(|id| ids.contains(id)));
+            lease.renew(|ids| calls.keys().chain(own.ids()).any(|id| ids.contains(id)));
             self.range = lease.ids();
         }
     }

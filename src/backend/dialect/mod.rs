@@ -6,7 +6,7 @@
 //! * `id_blocks`: ids of the sessions of shared children
 //! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25; and the lines that
 //!   restore one in another child
-//! * `own_requests`: errors to requests of the gateway itself
+//! * `own_requests`: requests of the gateway itself, and errors to them
 //! * `translated`: results of a translation
 //! * `translation`: the only match over the dialects, and the list of duties of a dialect
 
@@ -18,6 +18,6 @@ mod translation;
 
 pub(crate) use self::id_blocks::{IdBlocks, IdLease, OWN_IDS};
 pub(crate) use self::legacy::owe;
-pub(crate) use self::own_requests::log_own_error;
+pub(crate) use self::own_requests::{OwnRequests, log_own_error};
 pub(crate) use self::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 pub(crate) use self::translation::Dialect;

@@ -5,6 +5,7 @@ use bytes::{Bytes, BytesMut};
 use super::{
     id_blocks::IdLease,
     legacy::Legacy,
+    own_requests::OwnRequests,
     translated::{AskId, CallId, Forwarded, ServerMessage, SessionState},
 };
 use crate::protocol::{Message, Trace};
@@ -142,6 +143,13 @@ impl Dialect {
     pub(crate) fn ping(&mut self, out: &mut BytesMut) {
         match self {
             Self::Legacy(legacy) => legacy.ping(out),
+        }
+    }
+
+    /// The gateway's own requests that the child has not answered.
+    pub(crate) fn own_requests(&mut self) -> &mut OwnRequests {
+        match self {
+            Self::Legacy(legacy) => legacy.own_requests(),
         }
     }
 

@@ -195,8 +195,7 @@ impl RunningChild {
         let out = self.child.out();
         let id = self
             .routing
-            .push_own_request("initialize", Some(params.as_bytes()), out)
-            .to_string();
+            .push_own_request("initialize", Some(params.as_bytes()), out);
         self.child.try_flush();
         loop {
             match self.child.next().await {
@@ -208,11 +207,12 @@ impl RunningChild {
                         self.shared.pool.metrics.noise_lines.add(1);
                         continue;
                     };
-                    let is_answer = message.id() == Some(id.as_bytes());
+                    let is_answer = message.id() == Some(id.to_string().as_bytes());
                     if is_answer && let Some(error) = message.error() {
                         return Err(Refused::Answered(Bytes::copy_from_slice(error)));
                     }
                     if is_answer && message.kind() == Kind::Result {
+                        self.routing.own_requests().end(id);
                         let entry = Arc::clone(self.place.entry());
                         return Initialized::parse(&message, entry)
                             .ok_or(Refused::Failed("unsupported_revision"));
@@ -351,6 +351,7 @@ impl RunningChild {
             );
             return Some(Loss::Crash);
         }
+        self.sweep_own(now);
         let gone: Vec<u32> = self
             .members
             .iter()
@@ -373,6 +374,17 @@ impl RunningChild {
         }
         let idle = self.shared.server.supervision.idle;
         (!idle.is_zero() && now.saturating_duration_since(self.used) >= idle).then_some(Loss::Idle)
+    }
+
+    /// Ends the wait for answers to requests of the gateway itself that are overdue.
+    fn sweep_own(&mut self, now: Instant) {
+        let server = &self.shared.server;
+        let clock = server.clocks.call;
+        let limit = if clock.is_zero() { FOREVER } else { clock };
+        let names = (&*server.tenant, &*server.name);
+        let own = self.routing.own_requests();
+        own.sweep((now, limit), names, self.child.out());
+        self.child.try_flush();
     }
 
     /// Handles a message of a session.
@@ -426,7 +438,7 @@ impl RunningChild {
 
     /// Sends a ping, unless one is on its way, whose answer is awaited.
     fn ping(&mut self, now: Instant) {
-        if !self.routing.is_pinged() {
+        if !self.routing.own_requests().is_pinged() {
             let out = self.child.out();
             self.routing.push_own_request("ping", None, out);
         }

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::backend::dialect::{IdBlocks, OWN_IDS, owe};
+use crate::backend::dialect::{IdBlocks, OWN_IDS, OwnRequests, owe};
 use crate::{
     declare::Isolation,
     protocol::{
@@ -21,9 +21,6 @@ use crate::{
 
 /// Severity of a log message (2025-11-25 logging, "Log Levels"), in ascending order.
 pub(crate) type Level = u8;
-
-/// Requests of the gateway itself that are remembered for their responses; the oldest are forgotten.
-const MAX_OWN: usize = 1024;
 
 /// Sessions of a shared child, with their subscriptions and log levels.
 pub(super) struct Routing {
@@ -41,8 +38,8 @@ pub(super) struct Routing {
     level: Option<Level>,
     /// Last id of the gateway's own requests, which belong to no session.
     last: u64,
-    /// Methods of own requests that the child has not answered.
-    own: BTreeMap<u64, &'static str>,
+    /// Own requests that the child has not answered.
+    own: OwnRequests,
 }
 
 /// A subscription that the child has not confirmed.
@@ -78,7 +75,7 @@ impl Routing {
             pending: HashMap::new(),
             level: None,
             last: 0,
-            own: BTreeMap::new(),
+            own: OwnRequests::default(),
         }
     }
 
@@ -266,26 +263,22 @@ impl Routing {
     /// drop a request whose id is in flight.
     fn own_id(&mut self, method: &'static str) -> u64 {
         self.last = (self.last + 1) % OWN_IDS;
-        if self.own.len() == MAX_OWN {
-            self.own.pop_first();
-        }
-        self.own.insert(self.last, method);
+        self.own.begin(self.last, method);
         self.last
     }
 
-    /// Whether a ping of the gateway is on its way.
-    pub(super) fn is_pinged(&self) -> bool {
-        self.own.values().any(|method| *method == "ping")
+    /// The gateway's own requests that the child has not answered.
+    pub(super) fn own_requests(&mut self) -> &mut OwnRequests {
+        &mut self.own
     }
 
     /// Recipients of a message of the child; responses of the gateway itself go to `out`.
     pub(super) fn route(&mut self, message: &Message, out: &mut BytesMut) -> Recipients {
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => match message.id().and_then(number) {
-                Some(id) if id < OWN_IDS => self
-                    .own
-                    .remove(&id)
-                    .map_or(Recipients::None, Recipients::Own),
+                Some(id) if id < OWN_IDS => {
+                    self.own.end(id).map_or(Recipients::None, Recipients::Own)
+                }
                 Some(call) => {
                     self.confirm(call, message.kind() == Kind::Result, out);
                     self.one(call)

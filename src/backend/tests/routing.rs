@@ -307,7 +307,7 @@ fn the_child_has_the_lowest_level_and_each_session_its_own() {
 fn requests_of_the_gateway_have_ids_of_their_own() {
     let (mut routing, mut out) = of(Isolation::Tenant);
     let id = routing.push_own_request("ping", None, &mut out);
-    assert!(routing.is_pinged());
+    assert!(routing.own.is_pinged());
     routing.set_level(1, 0, &mut out);
     routing.set_level(2, 5, &mut out);
     let uri = || Box::<[u8]>::from(&br#""file:///a""#[..]);
@@ -325,6 +325,6 @@ fn requests_of_the_gateway_have_ids_of_their_own() {
         r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":1,"message":"m"}}}}"#
     ));
     assert_eq!(routing.route(&pong, &mut out), Recipients::Own("ping"));
-    assert!(!routing.is_pinged());
+    assert!(!routing.own.is_pinged());
     assert_eq!(routing.route(&pong, &mut out), Recipients::None, "once");
 }

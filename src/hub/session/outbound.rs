@@ -214,6 +214,8 @@ impl Session {
         if tasks.and_then(|tasks| json::get(tasks, "cancel")).is_some() {
             self.dialect.cancel_task(task, self.link.out());
             self.link.try_flush();
+            // Its clock begins.
+            self.wake_by(Instant::now());
         }
     }
 
@@ -437,6 +439,7 @@ impl Session {
             // The clock of a call is the child's time, and there is no child yet.
             self.calls.restart(now);
         }
+        let own = self.sweep_own(now);
         let tasks = self.calls.sweep_tasks(now);
         let idle = self.stop_idle_child(now);
         let pings = [self.ping_child(now), self.ping_client(now)];
@@ -459,12 +462,25 @@ impl Session {
             self.link.probe_deadline(),
             self.link.initialize_deadline(),
             self.link.silence(),
+            own,
             tasks,
             idle,
             record,
         ];
         let others = others.into_iter().chain(pings);
         self.set_alarm(others.flatten().fold(end, Instant::min));
+    }
+
+    /// Ends the wait for answers to requests of the gateway itself that are overdue; returns the time of the
+    /// next one.
+    fn sweep_own(&mut self, now: Instant) -> Option<Instant> {
+        let server = self.client.server();
+        let limit = or_never(server.clocks.call);
+        let names = (&*server.tenant, &*server.name);
+        let own = self.dialect.own_requests();
+        let next = own.sweep((now, limit), names, self.link.out());
+        self.link.try_flush();
+        next
     }
 
     /// Looks at the child that has to answer `initialize`; false if it is lost.

@@ -77,6 +77,8 @@ impl Session {
         if self.lifetime.is_ready() {
             let state = self.replay.session_state();
             self.dialect.restore(&state, own.child.out());
+            // The clocks of these requests begin.
+            self.wake_by(Instant::now());
         }
     }
 
@@ -93,6 +95,7 @@ impl Session {
             member.subscription(call, uri.clone(), true, line);
         }
         self.link.send_waiting();
+        self.wake_by(Instant::now());
     }
 
     /// Sends a message on the listener.
@@ -212,7 +215,7 @@ impl Session {
     pub(super) fn shared_child_ended(&mut self, loss: Loss) {
         self.unlink();
         match loss {
-            Loss::Idle if self.calls.is_empty() => {}
+            Loss::Idle if self.calls.is_empty() => self.dialect.forget(),
             Loss::Idle | Loss::Crash => {
                 self.backend_lost(CallError::EXITED);
                 if !self.lifetime.is_over() && self.is_awaited() {

@@ -516,7 +516,7 @@ async fn the_error_of_a_shared_child_is_its_clients() {
 async fn a_subscription_that_is_never_answered_keeps_no_child() {
     let server = |call: &str| {
         json!({"command": child(), "isolation": "tenant", "idle": "200ms",
-            "clocks": {"call": call}, "env": {"CHILD_SILENT_SUBSCRIBE": "1"}})
+            "clocks": {"call": call}, "env": {"CHILD_SILENT": "resources/subscribe"}})
     };
     let uri = json!({"uri": "test://one"});
     let gateway = served(server("200ms")).await;

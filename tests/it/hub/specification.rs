@@ -168,6 +168,55 @@ async fn errors_to_the_gateways_own_requests_are_logged() {
     }
 }
 
+/// 2025-11-25 lifecycle, "Timeouts": "Implementations SHOULD establish timeouts for all sent requests", and
+/// cancel those that are overdue. A subscription that is not restored is told in the log.
+#[tokio::test]
+async fn requests_of_the_gateway_that_are_not_answered_are_cancelled() {
+    for (isolation, silent) in [
+        ("session", "resources/subscribe"),
+        ("tenant", "resources/subscribe"),
+        ("tenant", "logging/setLevel"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!(
+            "if [ -e {flag} ]; then export CHILD_SILENT={silent}; fi; touch {flag}; exec {}",
+            child(),
+            flag = dir.path().join("flag").display()
+        );
+        let server = json!({"command": "/bin/sh", "args": ["-c", script], "isolation": isolation,
+            "clocks": {"call": "300ms"}, "sandbox": {"profile": "open"}});
+        let mut gateway = served(json!({}), server).await;
+        let session = gateway.session("a", "main").await;
+        let params = json!({"uri": "test://one", "level": "debug"});
+        assert!(session.ask(silent, params).await["result"].is_object());
+        kill(&session).await;
+        until("its cancellation", || async {
+            let all = session.call("received", json!({})).await;
+            let text = all["result"]["content"][0]["text"].as_str();
+            let all: Vec<String> = serde_json::from_str(text.unwrap_or("[]")).unwrap();
+            let all: Vec<Value> = all
+                .iter()
+                .map(|line| serde_json::from_str(line).unwrap())
+                .collect();
+            let asked = all.iter().find(|one| one["method"] == silent);
+            asked.is_some_and(|asked| {
+                all.iter().any(|one| {
+                    one["method"] == "notifications/cancelled"
+                        && one["params"]["requestId"] == asked["id"]
+                })
+            })
+        })
+        .await;
+        let logs = gateway.end().await;
+        let is_told = |line: &Value| {
+            line["level"] == "WARN"
+                && line["mcp.method.name"] == silent
+                && line["message"] == "the child does not answer a request of the gateway"
+        };
+        assert!(logs.iter().any(is_told), "{isolation} {silent}: {logs:?}");
+    }
+}
+
 /// Capabilities of a client, a request of its server, and the code of the gateway's refusal.
 fn questions() -> Vec<(Value, Value, Option<i64>)> {
     let ask = |method: &str, params: Value| json!({"jsonrpc": "2.0", "id": "q", "method": method, "params": params});

@@ -134,13 +134,17 @@ fn mac(key: &hmac::Key, session: &str, cursor: &[u8]) -> [u8; MAC] {
     mac
 }
 
-/// Appends an event with a message. `data` is one line (see `message`), so that it cannot end the
-/// event.
+/// Appends an event with a message; without an id it leaves the position of its reader as it is. `data` is one
+/// line (see `message`), so that it cannot end the event.
 pub(crate) fn push_message(out: &mut BytesMut, id: &str, data: &[u8]) {
     out.reserve(id.len() + data.len() + 32);
-    out.put_slice(b"event: message\nid: ");
-    out.put_slice(id.as_bytes());
-    out.put_slice(b"\ndata: ");
+    out.put_slice(b"event: message\n");
+    if !id.is_empty() {
+        out.put_slice(b"id: ");
+        out.put_slice(id.as_bytes());
+        out.put_u8(b'\n');
+    }
+    out.put_slice(b"data: ");
     out.put_slice(data);
     out.put_slice(b"\n\n");
 }

@@ -501,7 +501,7 @@ async fn a_stream_without_ids_ends_with_errors_when_its_owner_is_lost() {
     one.kill().await;
     let events = stream.rest().await;
     assert_eq!(events.len(), 1, "{events:?}");
-    assert_eq!(events[0].0.as_deref(), Some(""), "not resumable");
+    assert_eq!(events[0].0.as_deref(), None, "not resumable");
     assert!(events[0].1.as_ref().unwrap().contains("owner_lost"));
 }
 

@@ -352,6 +352,31 @@ async fn a_held_call_that_is_cancelled_is_an_empty_stream() {
     assert_eq!(Events::of(response).rest().await, []);
 }
 
+/// 2025-11-25 transports, "Sending Messages to the Server" 5: the answer is an event stream for a client that
+/// takes nothing else. There is nothing to resume yet, so the event has no id, not even an empty one, by which
+/// clients would forget the last.
+#[tokio::test]
+async fn initialize_is_one_event_for_a_client_of_streams_alone() {
+    let gateway = Gateway::start(&[]).await;
+    let mut client = gateway.stranger();
+    client.accept = "text/event-stream";
+    let response = client.post(&opening(NEWEST)).await;
+    let session = response.headers()["mcp-session-id"].to_str().unwrap();
+    client.id = Some(session.to_owned());
+    let events = Events::of(response).rest().await;
+    let [event] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(
+        (event.event.as_deref(), &event.id),
+        (Some("message"), &None)
+    );
+    let opened: Value = serde_json::from_str(event.data.as_ref().unwrap()).unwrap();
+    assert_eq!(opened["result"]["protocolVersion"], NEWEST);
+    client.notify("notifications/initialized", json!({})).await;
+    assert_eq!(client.text("echo", json!({"text": "x"})).await, "x");
+}
+
 #[tokio::test]
 async fn the_endpoint_of_http_sse_takes_only_its_own_session() {
     let gateway = Gateway::start(&[]).await;

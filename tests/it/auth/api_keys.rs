@@ -179,6 +179,13 @@ async fn every_route_authenticates_its_caller() {
             }
         }
     }
+    // A client of both transports falls back upon 400, 404 and 405 (2025-11-25 transports, "Backwards
+    // Compatibility").
+    let http = bearer(&keyed.ada);
+    let posted = http.post(keyed.url("a", "x", "sse"));
+    let posted = posted.body(opening(NEWEST).to_string());
+    let refused = sent(posted.header("Content-Type", "application/json")).await;
+    assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
     // Every method but OPTIONS is authenticated before an unsupported one gets 405.
     for kind in ["mcp", "sse", "messages"] {
         let url = keyed.url("a", "x", kind);

@@ -132,8 +132,11 @@ async fn a_killed_child_costs_the_call_and_not_the_session() {
         "resources/subscribe",
     ];
     assert_eq!(methods[..4], expected, "{received:?}");
-    let replayed: Value = serde_json::from_str(&received[0]).unwrap();
-    assert_eq!(replayed["params"], opening("2025-11-25")["params"]);
+    let replayed =
+        |at: usize| serde_json::from_str::<Value>(&received[at]).unwrap()["params"].clone();
+    assert_eq!(replayed(0), opening("2025-11-25")["params"]);
+    assert_eq!(replayed(2), json!({"level": "error"}));
+    assert_eq!(replayed(3), json!({"uri": "test://one"}));
     assert!(
         !received
             .iter()

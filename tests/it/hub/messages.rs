@@ -308,6 +308,10 @@ async fn an_unknown_revision_in_the_header_is_refused() {
         );
         let is_refused = session.get(None).await.status() == StatusCode::BAD_REQUEST;
         assert_eq!(is_refused, status == 400, "{revision}");
+        if status == 400 {
+            let refused = session.delete().await.status();
+            assert_eq!(refused, StatusCode::BAD_REQUEST, "{revision}");
+        }
     }
     session.revision = None;
     assert_eq!(session.post(&ping).await.status(), StatusCode::OK);

@@ -27,6 +27,16 @@ async fn own(env: Value) -> Served {
     served(json!({}), json!({"command": child(), "env": env})).await
 }
 
+/// Begins a session with this `initialize`; its response.
+async fn begin(session: &mut Session, opening: &Value) -> Value {
+    let response = session.post(opening).await;
+    let id = response.headers()["mcp-session-id"].to_str().unwrap();
+    session.id = Some(id.to_owned());
+    let opened = last(response).await;
+    session.notify("notifications/initialized", json!({})).await;
+    opened
+}
+
 /// Every message that the child has got.
 async fn received(session: &Session) -> Vec<Value> {
     let lines = session.text("received", json!({})).await;
@@ -277,13 +287,9 @@ async fn a_child_asks_only_what_its_client_declared() {
     let gateway = own(json!({})).await;
     for (capabilities, question, code) in questions() {
         let mut session = gateway.stranger("a", "main");
-        let mut begin = opening("2025-11-25");
-        begin["params"]["capabilities"] = capabilities.clone();
-        let response = session.post(&begin).await;
-        let id = response.headers()["mcp-session-id"].to_str().unwrap();
-        session.id = Some(id.to_owned());
-        drop(response);
-        session.notify("notifications/initialized", json!({})).await;
+        let mut opening = opening(NEWEST);
+        opening["params"]["capabilities"] = capabilities.clone();
+        begin(&mut session, &opening).await;
         let mut listener = session.listen().await;
         session.accept = "application/json";
         say(&session, &question).await;
@@ -578,6 +584,56 @@ async fn a_cancelled_call_with_the_id_of_initialize_costs_no_child() {
     assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
 }
 
+/// 2025-11-25 progress, "Behavior Requirements": "For task-augmented requests, the `progressToken` provided in the
+/// original request MUST continue to be used for progress notifications throughout the task's lifetime".
+#[tokio::test]
+async fn progress_of_a_task_goes_on_behind_its_call() {
+    let gateway = own(json!({"CHILD_TASKS": "1"})).await;
+    let mut session = gateway.session("a", "main").await;
+    let mut listener = session.listen().await;
+    session.accept = "application/json";
+    let task = json!({"task": {"taskId": "t", "status": "working", "ttl": 60_000}});
+    let call = json!({"name": "result", "arguments": {"result": task}, "task": {"ttl": 60_000},
+        "_meta": {"progressToken": "p"}});
+    let made = session.ask("tools/call", call).await;
+    assert_eq!(made["result"]["task"]["taskId"], "t", "{made}");
+    let progress = json!({"jsonrpc": "2.0", "method": "notifications/progress",
+        "params": {"progressToken": id_of(&session, "result").await, "progress": 1}});
+    say(&session, &progress).await;
+    let (_, told) = listener.message().await.unwrap();
+    assert_eq!(told["method"], "notifications/progress", "{told}");
+    assert_eq!(told["params"]["progressToken"], "p", "{told}");
+    // With its result the task is over for its client.
+    let fetched = session.ask("tasks/result", json!({"taskId": "t"})).await;
+    assert!(fetched["result"].is_object(), "{fetched}");
+    say(&session, &progress).await;
+    let marker = json!({"jsonrpc": "2.0", "method": "notifications/example"});
+    say(&session, &marker).await;
+    let (_, next) = listener.message().await.unwrap();
+    assert_eq!(next["method"], "notifications/example", "{next}");
+}
+
+/// 2025-11-25 tasks, "Associating Task-Related Messages" 3: for `tasks/result` "the `taskId` parameter in the
+/// request MUST be used as the source of truth", whatever `related-task` says.
+#[tokio::test]
+async fn a_task_is_named_by_its_parameter() {
+    let gateway = own(json!({"CHILD_TASKS": "1", "CHILD_SILENT": "tasks/result"})).await;
+    let session = gateway.session("a", "main").await;
+    let related = |task: &str| json!({"io.modelcontextprotocol/related-task": {"taskId": task}});
+    let result = async |id: u64, params: Value| {
+        let message =
+            json!({"jsonrpc": "2.0", "id": id, "method": "tasks/result", "params": params});
+        Events::of(session.post(&message).await)
+    };
+    let mut first = result(101, json!({"taskId": "t", "_meta": related("u")})).await;
+    let _second = result(102, json!({"taskId": "v", "_meta": related("t")})).await;
+    let ask = json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {
+        "message": "?", "requestedSchema": {}, "_meta": related("t")}});
+    say(&session, &ask).await;
+    let (_, asked) = first.message().await.unwrap();
+    assert_eq!(asked["method"], "elicitation/create", "{asked}");
+}
+
 /// 2025-11-25 basic, "Responses": a response has a result or an error, never both or neither.
 #[tokio::test]
 async fn a_line_that_is_no_answer_ends_its_call_at_once() {
@@ -697,6 +753,113 @@ async fn a_shared_child_speaks_the_revision_of_its_sessions() {
     let gateway = served(json!({}), server).await;
     let session = gateway.session("a", "main").await;
     assert_eq!(session.opened["result"]["protocolVersion"], "2025-06-18");
+}
+
+/// 2025-11-25 lifecycle, "Version Negotiation": "Otherwise, the server MUST respond with another protocol version
+/// it supports. This SHOULD be the latest version supported by the server."
+#[tokio::test]
+async fn an_unknown_revision_is_answered_with_the_newest() {
+    let all = json!([]);
+    let some = json!(["2025-06-18", "2024-11-05"]);
+    for isolation in ["session", "tenant"] {
+        for (revisions, requested, offered) in
+            [(&all, "1999-01-01", NEWEST), (&some, NEWEST, "2025-06-18")]
+        {
+            let servers = json!({"main": {"command": child(), "isolation": isolation}});
+            let tenants = json!({"a": {"auth": {"mode": "none"}, "revisions": revisions,
+                "servers": servers}});
+            let gateway = Served::start(json!({}), tenants).await;
+            let mut session = gateway.stranger("a", "main");
+            let opened = begin(&mut session, &opening(requested)).await;
+            assert_eq!(opened["result"]["protocolVersion"], offered, "{isolation}");
+            let initialize = received(&session).await.swap_remove(0);
+            assert_eq!(initialize["params"]["protocolVersion"], offered);
+        }
+    }
+}
+
+/// 2025-11-25 lifecycle, "Version Negotiation": "If the client does not support the version in the server's
+/// response, it SHOULD disconnect."
+#[tokio::test]
+async fn a_child_of_an_unknown_revision_is_ended() {
+    for (isolation, revisions, answered) in [
+        ("session", json!([]), "1999-01-01"),
+        ("tenant", json!([]), "1999-01-01"),
+        ("session", json!([NEWEST]), "2025-03-26"),
+    ] {
+        let servers = json!({"main": {"command": child(), "isolation": isolation,
+            "env": {"CHILD_REVISION": answered}}});
+        let tenants = json!({"a": {"auth": {"mode": "none"}, "revisions": revisions,
+            "servers": servers}});
+        let gateway = Served::start(json!({}), tenants).await;
+        let refused = gateway.stranger("a", "main").post(&opening(NEWEST)).await;
+        assert!(!refused.headers().contains_key("mcp-session-id"));
+        let error = last(refused).await["error"].clone();
+        assert_eq!(error["code"], -31003, "{isolation} {answered}: {error}");
+        assert_eq!(error["data"]["reason"], "unsupported_revision", "{error}");
+        until("the end of the child", || async {
+            gateway.descendants().is_empty()
+        })
+        .await;
+    }
+}
+
+/// 2025-11-25 tools, resources, prompts, logging and completion, "Capabilities": those of a server are its own.
+#[tokio::test]
+async fn capabilities_of_a_server_reach_its_client_unchanged() {
+    let tasks = json!({"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}});
+    for (env, name, value) in [
+        (json!({}), "tasks", Value::Null),
+        (json!({"CHILD_TASKS": "1"}), "tasks", tasks),
+        (json!({"CHILD_NO_LOGGING": "1"}), "logging", Value::Null),
+    ] {
+        let mut expected = json!({
+            "tools": {"listChanged": true}, "prompts": {"listChanged": true},
+            "resources": {"subscribe": true, "listChanged": true},
+            "logging": {}, "completions": {},
+        });
+        if value.is_null() {
+            expected.as_object_mut().unwrap().remove(name);
+        } else {
+            expected[name] = value;
+        }
+        let gateway = own(env).await;
+        let session = gateway.session("a", "main").await;
+        assert_eq!(session.opened["result"]["capabilities"], expected);
+    }
+}
+
+/// 2025-11-25 roots, "Root List Changes".
+#[tokio::test]
+async fn a_change_of_roots_reaches_the_server() {
+    let gateway = own(json!({})).await;
+    let session = gateway.session("a", "main").await;
+    let changed = "notifications/roots/list_changed";
+    session.notify(changed, json!({})).await;
+    let all = received(&session).await;
+    let told = all.iter().filter(|one| one["method"] == changed);
+    assert_eq!(told.count(), 1, "{all:?}");
+}
+
+/// 2025-11-25 elicitation, "URL Elicitation Required Error": the error has the elicitations in its data.
+#[tokio::test]
+async fn an_error_of_a_server_passes_with_its_code_and_its_data() {
+    let elicitation = json!({"mode": "url", "elicitationId": "e", "url": "https://x.test/?a=1",
+        "message": "m"});
+    let error = json!({"code": -32042, "message": "m", "data": {"elicitations": [elicitation]}});
+    for isolation in ["session", "tenant"] {
+        let server = json!({"command": child(), "isolation": isolation});
+        let gateway = served(json!({}), server).await;
+        let session = gateway.session("a", "main").await;
+        let hanging = session.begin("hang", json!({})).await;
+        let id = id_of(&session, "hang").await;
+        say(
+            &session,
+            &json!({"jsonrpc": "2.0", "id": id, "error": error}),
+        )
+        .await;
+        assert_eq!(last(hanging).await["error"], error, "{isolation}");
+    }
 }
 
 /// JSON-RPC 2.0 section 5: the id of an error is that of the request, or null if none could be read.
@@ -947,13 +1110,13 @@ async fn an_ask_of_a_task_stops_no_other_clock() {
 }
 
 /// 2025-11-25 ping, "Implementation Considerations": "Implementations SHOULD periodically issue pings to
-/// detect connection health", and failures are connection failures.
+/// detect connection health", and failures are connection failures; "Error Handling": they are logged.
 #[tokio::test]
 async fn a_child_that_answers_no_periodic_ping_is_ended() {
     for isolation in ["session", "tenant"] {
         let server = json!({"command": child(), "isolation": isolation,
             "clocks": {"ping": "300ms"}});
-        let gateway = served(json!({}), server).await;
+        let mut gateway = served(json!({}), server).await;
         let session = gateway.session("a", "main").await;
         until("two pings", || async {
             let all = received(&session).await;
@@ -968,6 +1131,12 @@ async fn a_child_that_answers_no_periodic_ping_is_ended() {
         until("the end of the child", || async { !is_there(pid) }).await;
         // The session goes on with another one.
         assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+        let logs = gateway.end().await;
+        let is_told = |line: &Value| {
+            let message = line["message"].as_str().unwrap_or_default();
+            line["level"] == "WARN" && message.contains("does not answer a ping")
+        };
+        assert!(logs.iter().any(is_told), "{isolation}: {logs:?}");
     }
 }
 
@@ -975,8 +1144,8 @@ async fn a_child_that_answers_no_periodic_ping_is_ended() {
 /// stale" and terminate it.
 #[tokio::test]
 async fn a_client_that_answers_no_ping_loses_its_connection() {
-    let config = json!({"session": {"ping": "700ms"}});
-    let gateway = served(config, json!({"command": child()})).await;
+    let config = json!({"session": {"ping": "700ms"}, "telemetry": {"log": "info"}});
+    let mut gateway = served(config, json!({"command": child()})).await;
     let session = gateway.session("a", "main").await;
     let mut listener = session.listen().await;
     let mut ids = BTreeSet::new();
@@ -998,4 +1167,8 @@ async fn a_client_that_answers_no_ping_loses_its_connection() {
     assert_eq!(listener.message().await.unwrap().1["method"], "ping");
     let all = received(&session).await;
     assert!(all.iter().all(|one| one.get("result").is_none()), "{all:?}");
+    drop(listener);
+    let logs = gateway.end().await;
+    let told = "the client does not answer a ping: its listener is closed";
+    assert!(logs.iter().any(|line| line["message"] == told), "{logs:?}");
 }

@@ -377,6 +377,54 @@ async fn initialize_is_one_event_for_a_client_of_streams_alone() {
     assert_eq!(client.text("echo", json!({"text": "x"})).await, "x");
 }
 
+/// 2025-11-25 transports, "Backwards Compatibility": a client of both transports posts `initialize` first, and
+/// falls back to HTTP+SSE upon 400, 404 or 405.
+#[tokio::test]
+async fn a_client_of_both_transports_finds_http_sse() {
+    let gateway = Gateway::start(&[]).await;
+    let mut client = gateway.stranger();
+    client.url = format!("{}/sse", gateway.base());
+    let refused = client.post(&opening(NEWEST)).await;
+    assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(refused.headers()["allow"], "GET");
+    assert!(gateway.descendants().is_empty());
+    let mut legacy = Legacy::connect(&gateway, None).await;
+    assert!(legacy.initialize().await["result"].is_object());
+}
+
+/// 2024-11-05 lifecycle, "Initialization": only pings are taken before `initialize`.
+#[tokio::test]
+async fn http_sse_begins_with_initialize() {
+    let gateway = Gateway::start(&[]).await;
+    let mut legacy = Legacy::connect(&gateway, None).await;
+    let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
+    let refused = legacy.post(&list).await;
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+    assert!(gateway.descendants().is_empty());
+    let ping = json!({"jsonrpc": "2.0", "id": 2, "method": "ping"});
+    assert_eq!(legacy.post(&ping).await.status(), StatusCode::ACCEPTED);
+    let (_, pong) = legacy.events.message().await.unwrap();
+    assert_eq!((&pong["id"], &pong["result"]), (&json!(2), &json!({})));
+    assert!(legacy.initialize().await["result"].is_object());
+}
+
+/// 2025-03-26 and 2025-06-18 transports, "Sending Messages to the Server": "The server SHOULD NOT close the SSE
+/// stream before sending the JSON-RPC response". `close_after` is of the revision that has polling.
+#[tokio::test]
+async fn only_the_newest_revision_is_polled() {
+    let sets = ["server.reply.close_after=80ms", "server.reply.mode=sse"];
+    let gateway = Gateway::start(&sets).await;
+    for revision in ["2025-03-26", "2025-06-18"] {
+        let session = gateway.initialize(revision).await;
+        let mut stream = Events::of(session.begin("sleep", json!({"ms": 400})).await);
+        let events = stream.rest().await;
+        let [event] = &events[..] else {
+            panic!("{events:?}")
+        };
+        assert!(event.is_message() && event.retry.is_none(), "{event:?}");
+    }
+}
+
 #[tokio::test]
 async fn the_endpoint_of_http_sse_takes_only_its_own_session() {
     let gateway = Gateway::start(&[]).await;

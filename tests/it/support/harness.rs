@@ -666,6 +666,9 @@ impl Events {
             loop {
                 let event = self.take().await?;
                 if event.is_message() {
+                    // 2024-11-05 transports, "HTTP with SSE": "Server messages are sent as SSE `message`
+                    // events".
+                    assert_eq!(event.event.as_deref(), Some("message"));
                     let data = serde_json::from_str(event.data.as_ref()?).unwrap();
                     return Some((event.id.unwrap_or_default(), data));
                 }

@@ -171,9 +171,12 @@ fn every_mutant_fits_the_source_and_selects_a_test() {
     let stories = tests_below("tests/it", "");
     let units = tests_below("src", "");
     let table = std::fs::read_to_string(package().join("tests/mutants.jsonl")).unwrap();
-    let mut wrong = Vec::new();
+    let (mut wrong, mut names) = (Vec::new(), BTreeSet::new());
     for line in table.lines().filter(|line| line.starts_with('{')) {
         let mutant: BTreeMap<String, String> = serde_json::from_str(line).unwrap();
+        if !names.insert(mutant["name"].clone()) {
+            wrong.push(format!("{}: twice", mutant["name"]));
+        }
         let source = std::fs::read_to_string(package().join(&mutant["file"])).unwrap_or_default();
         let count = source.matches(&mutant["old"]).count();
         if count != 1 {

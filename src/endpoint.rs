@@ -388,6 +388,14 @@ pub(crate) const AUTHORIZATION_SERVER: &str = "/.well-known/oauth-authorization-
 /// `OpenID` Connect Discovery; RFC 8414, section 5, inserts it too.
 pub(crate) const OPENID_CONFIGURATION: &str = "/.well-known/openid-configuration";
 
+/// Returns whether a path without a route looks like the URL of a server that was not written to its end: it
+/// has a tenant, and at most two segments more.
+pub(crate) fn is_unfinished(path: &str) -> bool {
+    let rest = path.strip_prefix(TENANTS).unwrap_or_default();
+    let rest = rest.strip_suffix('/').unwrap_or(rest);
+    !rest.is_empty() && rest.split('/').count() <= 3 && !rest.contains("/oauth")
+}
+
 /// Names that a machine has for itself: one host, by any of them.
 pub(crate) const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 

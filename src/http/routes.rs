@@ -19,7 +19,7 @@ use super::{
     peers::Cluster,
     reply::{McpRefusal, page, refusal::refusal},
 };
-use crate::endpoint::{Kind, PROTECTED_RESOURCE};
+use crate::endpoint::{self, Kind, PROTECTED_RESOURCE};
 use crate::telemetry::Health;
 
 /// The MCP endpoints, by kind: each has a path with tenant and server, and one for the default server.
@@ -82,15 +82,19 @@ async fn home(State(front): State<Arc<Front>>, request: Request) -> Response {
     refusal(StatusCode::NOT_FOUND, "not found")
 }
 
-/// A path without a route. One that is an endpoint's but for a slash has a text that says so, whether the
-/// server exists or not.
+/// A path without a route. One that is an endpoint's but for a slash or its last segment has a text that says
+/// so, whether the server exists or not.
 async fn unknown(uri: Uri) -> Response {
-    let path = uri.path().strip_suffix('/');
-    if path.and_then(Kind::served).is_some() {
-        let text = "no such endpoint: leave out the slash at the end of the URL";
-        return McpRefusal::http(StatusCode::NOT_FOUND, text).into_response();
-    }
-    refusal(StatusCode::NOT_FOUND, "not found")
+    let path = uri.path();
+    let bare = path.strip_suffix('/');
+    let text = if bare.and_then(Kind::served).is_some() {
+        "no such endpoint: leave out the slash at the end of the URL"
+    } else if endpoint::is_unfinished(path) {
+        "no such endpoint: the URL of a server ends with its name and /mcp, as in /t/TENANT/SERVER/mcp"
+    } else {
+        return refusal(StatusCode::NOT_FOUND, "not found");
+    };
+    McpRefusal::http(StatusCode::NOT_FOUND, text).into_response()
 }
 
 /// Routes of the cluster listener: the MCP endpoints, for requests of other replicas.

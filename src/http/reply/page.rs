@@ -73,7 +73,7 @@ pub(crate) fn snippets(name: &str, url: &str, key: Option<&str>) -> Vec<(&'stati
         (
             "MCP Inspector",
             format!(
-                "npx @modelcontextprotocol/inspector --cli {url} --transport http{header} --method tools/list"
+                "npx -y @modelcontextprotocol/inspector --cli {url} --transport http{header} --method tools/list"
             ),
         ),
     ]

@@ -237,6 +237,17 @@ async fn paths() {
             "{answer}"
         );
     }
+    for path in [
+        "/t/local",
+        "/t/local/main",
+        "/t/x/x/",
+        "/t/local/mcp",
+        "/t/x/x/mpc",
+    ] {
+        let answer = ask(&gateway, &format!("POST {path}"), "").await;
+        assert_eq!(status(&answer), 404);
+        assert!(answer.contains("ends with its name and /mcp"), "{answer}");
+    }
     let mut unknown = BTreeSet::new();
     for path in ["/t/x/main/mcp", "/t/local/x/mcp", "/t/x/x/mcp"] {
         let answer = ask(&gateway, &format!("GET {path}"), "").await;

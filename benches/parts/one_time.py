@@ -20,7 +20,8 @@ from .postgres import postgres
 
 AT_ONCE = 10
 LANES = 6
-REDIRECT = "http://127.0.0.1:9/callback"
+# A site: the consent of a public client that returns to this machine is not remembered.
+REDIRECT = "https://client.example/callback"
 PASSWORD = secrets.token_urlsafe(16)
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 

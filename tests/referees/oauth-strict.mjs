@@ -308,6 +308,10 @@ async function wrongExchanges() {
 
 async function wrongRequests() {
   const client = await register();
+  // Nobody is sent to a client that registered itself before they have logged in (RFC 9700, 4.11.2).
+  refusedHere(await asked(client, { response_type: 'token' }), 'a wrong request');
+  refusedHere(await asked(client, { prompt: 'none' }), 'a silent request');
+  const { browser } = await asked(client, {}, new Browser({ decision: 'deny' }));
   for (const [changes, error] of [
     [{ code_challenge: undefined, code_challenge_method: undefined }, 'invalid_request'],
     [{ code_challenge_method: 'plain' }, 'invalid_request'],
@@ -316,9 +320,9 @@ async function wrongRequests() {
     [{ resource: 'https://other.example/mcp' }, 'invalid_target'],
     [{ resource: `${given.url}/` }, 'invalid_target'],
     [{ resource: [given.url, given.url.replace('/one/', '/two/')] }, 'invalid_target'],
-    [{ prompt: 'none' }, 'login_required'],
+    [{ prompt: 'none' }, 'consent_required'],
   ]) {
-    refusedThere(await asked(client, changes), client, error);
+    refusedThere(await asked(client, changes, browser), client, error);
   }
   const denied = await asked(client, {}, new Browser({ decision: 'deny' }));
   refusedThere(denied, client, 'access_denied');
@@ -396,13 +400,17 @@ async function wrongRedirects() {
   }
 }
 
-/** One browser: consent is remembered until anything in the request changes, and prompt is obeyed. */
+/**
+ * One browser: consent is remembered until anything in the request changes, and prompt is obeyed. Each request of a
+ * public client that any program on the machine can imitate is asked about.
+ */
 async function answersToClients() {
-  const client = await register({ redirect_uris: [REDIRECT, 'http://127.0.0.1:33421/other'] });
+  const [site, otherPage] = ['https://client.example/cb', 'https://client.example/other'];
+  const client = await register({ redirect_uris: [site, otherPage, REDIRECT] });
   const browser = new Browser();
   const pages = async (changes) => {
     browser.trace.length = 0;
-    const step = await asked(client, changes, browser);
+    const step = await asked(client, { redirect_uri: site, ...changes }, browser);
     answered(step, client);
     return browser.trace.map((line) => line.replace(/\/t\/acme\/oauth\//, ''));
   };
@@ -413,7 +421,8 @@ async function answersToClients() {
   assert.deepEqual(await pages(), nothing, 'remembered');
   assert.deepEqual(await pages({ prompt: 'none' }), nothing);
   assert.deepEqual(await pages({ prompt: 'consent' }), consent);
-  assert.deepEqual(await pages({ redirect_uri: 'http://127.0.0.1:33421/other' }), consent);
+  assert.deepEqual(await pages({ redirect_uri: otherPage }), consent);
+  for (const _ of [1, 2]) assert.deepEqual(await pages({ redirect_uri: REDIRECT }), consent);
   assert.deepEqual(await pages({ resource: given.url.replace('/one/', '/two/') }), consent);
   assert.deepEqual(await pages(), nothing);
   const other = await register();

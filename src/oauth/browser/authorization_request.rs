@@ -12,7 +12,7 @@ use crate::{
     declare::Tenant,
     oauth::{
         base::{Form, secret},
-        clients::Client,
+        clients::{Client, ClientProof, redirect},
     },
 };
 
@@ -27,6 +27,15 @@ pub(super) struct AuthorizationRequest {
     pub(super) parameters: RequestParameters,
     /// Digest of everything that a consent covers.
     pub(super) digest: [u8; 32],
+}
+
+impl AuthorizationRequest {
+    /// Reports whether a consent answers the same request again: only if no other program can imitate the client,
+    /// since it has a credential or its answer goes to a site (OAuth 2.1, section 7.3.1).
+    pub(super) fn is_remembered(&self) -> bool {
+        let has_credential = !matches!(self.client.proof, ClientProof::None);
+        has_credential || redirect::is_site(&self.redirect.uri)
+    }
 }
 
 /// Removes the parameters that demand a log-in from a query, after the log-in.

@@ -12,10 +12,13 @@ use http::{StatusCode, request::Parts};
 use super::{
     authorization_request::{AuthorizationRefusal, AuthorizationRequest},
     flow::Flow,
-    request::{BrowserRequest, StepRefusal, StepResult, not_found_page, text, unreadable},
+    request::{BrowserRequest, StepResult, not_found_page, text, unreadable},
 };
 use crate::endpoint::OauthEndpoint;
-use crate::{database::oauth::Person, oauth::server::Oauth};
+use crate::{
+    database::{self, oauth::Person},
+    oauth::server::Oauth,
+};
 
 impl BrowserRequest {
     /// Starts a request, or resumes it after a log-in.
@@ -36,9 +39,10 @@ impl BrowserRequest {
                 .map(|max| i64::try_from(max).unwrap_or(i64::MAX));
             max.is_none_or(|max| age <= max) && !prompt.login
         };
-        let refused = |error, description| {
+        let refused = async |error, description| {
             let refusal = AuthorizationRefusal { error, description };
-            Err(StepRefusal::Client(authorization.redirect.clone(), refusal))
+            let back = authorization.redirect.clone();
+            Err(self.refuse(&authorization.client, back, refusal).await)
         };
         let browser = match &self.browser {
             Some(browser) => browser.clone(),
@@ -47,28 +51,35 @@ impl BrowserRequest {
         let flow = Flow::new(query, is_short, &browser, self.flow_expiry());
         let Some(person) = person.filter(is_fresh) else {
             if prompt.none {
-                return refused("login_required", "nobody is logged in");
+                return refused("login_required", "nobody is logged in").await;
             }
             let mut response = self.begin_log_in(&authorization, flow)?;
             self.set_cookie(&mut response, &browser);
             return Ok(response);
         };
         self.check_server(&authorization, &person)?;
-        let (tenant, store) = (self.tenant(), self.store()?);
-        let (subject, client) = (&person.subject, &authorization.client.id);
-        let known = store
-            .logins()
-            .has_consented(tenant, subject, client, &authorization.digest);
-        if !prompt.consent && known.await? {
+        if !prompt.consent && self.has_consented(&authorization, &person).await? {
             self.draw_write()?;
             return self
                 .issue_code(&authorization, &person, redirect_status)
                 .await;
         }
         if prompt.none {
-            return refused("consent_required", "the person was not asked yet");
+            return refused("consent_required", "the person was not asked yet").await;
         }
         self.consent_page(&authorization, flow, Some(&person), None)
+    }
+
+    /// Reports whether the person has allowed this very request before.
+    async fn has_consented(
+        &self,
+        authorization: &AuthorizationRequest,
+        person: &Person,
+    ) -> Result<bool, database::Error> {
+        let (subject, client) = (&person.subject, &authorization.client.id);
+        let logins = self.store()?.logins();
+        let known = logins.has_consented(self.tenant(), subject, client, &authorization.digest);
+        Ok(authorization.is_remembered() && known.await?)
     }
 
     /// Shows the log-in page. With a single provider and no passwords, its consent page comes

@@ -26,7 +26,11 @@ use crate::endpoint::OauthEndpoint;
 use crate::{
     database::oauth::Person,
     declare::Provider,
-    oauth::{base::Form, clients::ClientSource, server::Oauth},
+    oauth::{
+        base::Form,
+        clients::{ClientSource, redirect as client_redirect},
+        server::Oauth,
+    },
 };
 
 /// POST: handles the decision.
@@ -68,7 +72,7 @@ impl BrowserRequest {
             resource: &authorization.parameters.resource.url,
             scopes: scopes.filter(|scope| *scope != OFFLINE_ACCESS).collect(),
             is_unverified: authorization.client.kind != ClientSource::Declared,
-            is_local: authorization.client.is_loopback_only(),
+            is_local: client_redirect::is_loopback(&authorization.redirect.uri),
             action: &self.path(OauthEndpoint::Consent),
             form: &form,
             person: person.map(|person| shown(&person.title)),
@@ -131,11 +135,12 @@ impl BrowserRequest {
     ) -> StepResult {
         self.check_server(authorization, person)?;
         let (subject, client) = (&person.subject, &authorization.client.id);
-        let (store, tenant) = (self.store()?, self.tenant());
-        store
-            .logins()
-            .consent(tenant, subject, client, &authorization.digest)
-            .await?;
+        if authorization.is_remembered() {
+            let logins = self.store()?.logins();
+            logins
+                .consent(self.tenant(), subject, client, &authorization.digest)
+                .await?;
+        }
         self.audit_consent("consent.given", subject, authorization)
             .await;
         self.issue_code(authorization, person, redirect_status)

@@ -55,7 +55,7 @@ pub(super) struct ConsentPage<'p> {
     pub(crate) scopes: Vec<&'p str>,
     /// Set if only the client itself vouches for its name.
     pub(super) is_unverified: bool,
-    /// Set if all redirect URIs are loopback ones.
+    /// Set if the redirect URI is a loopback one.
     pub(super) is_local: bool,
     pub(super) action: &'p str,
     pub(crate) form: &'p str,

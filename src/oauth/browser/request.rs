@@ -30,7 +30,7 @@ use crate::{
             secret,
             throttle::account,
         },
-        clients::{Client, ClientError},
+        clients::{Client, ClientError, ClientSource},
         server::{AuthorizationServer, Oauth, attempt},
     },
 };
@@ -167,7 +167,33 @@ impl BrowserRequest {
                 redirect,
                 parameters,
             }),
-            Err(refusal) => Err(StepRefusal::Client(redirect, refusal)),
+            Err(refusal) => Err(self.refuse(&client, redirect, refusal).await),
+        }
+    }
+
+    /// Refuses a request that its sender may have made wrong on purpose: at the client, or on a page if nobody is
+    /// logged in and no operator declared the client. Anybody can register a client to have people redirected to
+    /// its URI (RFC 9700, section 4.11.2).
+    pub(super) async fn refuse(
+        &self,
+        client: &Client,
+        back: ClientRedirect,
+        refusal: AuthorizationRefusal,
+    ) -> StepRefusal {
+        if client.kind == ClientSource::Declared {
+            return StepRefusal::Client(back, refusal);
+        }
+        match self.person().await {
+            Ok(Some(_)) => StepRefusal::Client(back, refusal),
+            Ok(None) => {
+                let what = format!(
+                    "The application asks for something that it cannot get: {} ({}). You are not logged in, so \
+                     nothing was sent to it.",
+                    refusal.description, refusal.error
+                );
+                ErrorPage::bad(NO_ANSWER, what, TELL_MAKERS).into()
+            }
+            Err(failure) => failure,
         }
     }
 

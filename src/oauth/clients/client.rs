@@ -133,14 +133,6 @@ impl Client {
         own.any(|own| redirect::matches_registered(own, redirect_uri))
     }
 
-    /// Reports whether all redirect URIs are loopback ones, on which any local program may listen
-    /// (2025-11-25 authorization, "Localhost Redirect URI Risks").
-    pub(crate) fn is_loopback_only(&self) -> bool {
-        self.redirect_uris
-            .iter()
-            .all(|uri| redirect::is_loopback(uri))
-    }
-
     /// Extends the expiry of a registered client; at most once an hour.
     pub(crate) async fn renew(
         &self,

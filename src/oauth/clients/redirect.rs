@@ -2,7 +2,7 @@
 //!
 //! Not here: the rules for registered redirect URIs (`declare`).
 
-use crate::declare::redirect::loopback;
+use crate::{declare::redirect::loopback, endpoint::LOOPBACK};
 
 /// Reports whether `requested` matches `registered`: byte for byte (RFC 9700, section 2.1), except
 /// for the port of a loopback URI, which the operating system assigns to a native app at each start
@@ -26,6 +26,12 @@ pub(crate) fn host(uri: &str) -> &str {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
         _ => authority,
     }
+}
+
+/// Reports whether a redirect URI belongs to an https site, not to a program on the browser's machine.
+pub(crate) fn is_site(uri: &str) -> bool {
+    let own = |name: &str| name.eq_ignore_ascii_case(host(uri));
+    uri.starts_with("https:") && !LOOPBACK.into_iter().any(own)
 }
 
 /// Reports whether a redirect URI points to the browser's own machine.
@@ -107,6 +113,23 @@ mod tests {
             assert_eq!(host(uri), wanted);
         }
         assert!(is_loopback("http://localhost:1/") && !is_loopback("https://localhost/"));
+    }
+
+    #[test]
+    fn sites_are_not_of_the_own_machine() {
+        for (uri, wanted) in [
+            ("https://app.test/cb", true),
+            ("https://app.test:8443/cb", true),
+            ("https://localhost.app.test/cb", true),
+            ("https://localhost/cb", false),
+            ("https://LOCALHOST:1/cb", false),
+            ("https://127.0.0.1:1/cb", false),
+            ("https://[::1]/cb", false),
+            ("http://localhost/cb", false),
+            ("cursor://x/cb", false),
+        ] {
+            assert_eq!(is_site(uri), wanted, "{uri}");
+        }
     }
 
     fn uris() -> impl Strategy<Value = String> {

@@ -175,17 +175,24 @@ async fn a_site_that_is_away_costs_no_token() {
 #[tokio::test]
 async fn a_document_that_changed_is_asked_about_again() {
     let (site, gateway) = (Site::start().await, open(json!({})).await);
-    let id = site.document("/c", "no-cache", json!({}));
-    let app = App::of(&gateway, "a", &id);
+    // Remembered, because the answer goes to a site.
+    let back = "https://app.test/cb";
+    let sites = json!({"redirect_uris": [back]});
+    let id = site.document("/c", "no-cache", sites);
+    let mut app = App::of(&gateway, "a", &id);
+    back.clone_into(&mut app.back);
     let mut browser = Browser::new();
     let login = browser.open(&app.request(&[])).await;
     let ada = [("username", "ada"), ("password", "correct horse")];
     let sent = browser.submit(&login, &ada).await;
     let consent = browser.follow(sent, gateway.origin()).await;
+    let described = "described by <code>127.0.0.1</code>";
+    assert!(consent.text.contains(described), "{}", consent.text);
     browser.submit(&consent, &[("decision", "allow")]).await;
     let again = browser.open(&app.request(&[])).await;
     assert!(again.answer().contains_key("code"), "{}", again.text);
-    site.document("/c", "no-cache", json!({"client_name": "Another"}));
+    let another = json!({"redirect_uris": [back], "client_name": "Another"});
+    site.document("/c", "no-cache", another);
     let asked = browser.open(&app.request(&[])).await;
     assert!(asked.text.contains("Another") && asked.text.contains("name=\"decision\""));
 }

@@ -377,7 +377,7 @@ async fn the_names_of_this_machine_are_one_resource() {
     }
     // A host that is no name of this machine is no resource.
     let elsewhere = format!("http://127.0.0.2:{port}{path}");
-    let asked = app.request(&[("resource", &elsewhere)]);
+    let asked = App::of(&gateway, "a", "app").request(&[("resource", &elsewhere)]);
     let refused = Browser::new().open(&asked).await.answer();
     assert_eq!(refused["error"], "invalid_target");
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::support::{
     browser::{Browser, Shown},
     harness::{child, client, json_of, within},
+    oauth_client::post,
     postgres::Postgres,
     served::Served,
 };
@@ -329,6 +330,34 @@ async fn other_errors_are_redirected_to_the_client() {
     }
 }
 
+/// Anybody can register a client, and then send people to its URI by a request that is wrong.
+#[tokio::test]
+async fn an_error_sends_nobody_to_a_client_that_is_not_trusted() {
+    let gateway = plain().await;
+    let registered = Registered::new(&gateway, "Evil").await;
+    let ask = |changed: (&str, &str)| request(&gateway, &[("client_id", &registered.id), changed]);
+    let mut browser = Browser::new();
+    let wrong = [
+        (("response_type", "token"), "unsupported_response_type"),
+        (("scope", "a\"b"), "invalid_scope"),
+        (("resource", "x"), "invalid_target"),
+    ];
+    let silent = (("prompt", "none"), "login_required");
+    for (changed, error) in wrong.into_iter().chain([silent]) {
+        let shown = browser.open(&ask(changed)).await;
+        assert_eq!(shown.status, StatusCode::BAD_REQUEST, "{changed:?}");
+        assert!(!shown.headers.contains_key(LOCATION), "{changed:?}");
+        assert!(shown.text.contains(error), "{changed:?}: {}", shown.text);
+        shown.assert_guarded();
+    }
+    consent_page(&gateway, &mut browser, &ask(("state", "s"))).await;
+    let silent = (("prompt", "none"), "consent_required");
+    for (changed, error) in wrong.into_iter().chain([silent]) {
+        let shown = browser.open(&ask(changed)).await;
+        assert_eq!(shown.answer()["error"], error, "{changed:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_state_comes_back_as_it_was() {
     let gateway = plain().await;
@@ -430,6 +459,36 @@ async fn a_changed_request_asks_for_consent_again() {
         shown.text
     );
     assert!(is_asked(&mut browser, &[]).await);
+}
+
+/// Any program on the machine can listen on a loopback port or take a scheme, and then name a public client.
+#[tokio::test]
+async fn a_client_that_can_be_imitated_is_asked_about_each_time() {
+    let cursor = "cursor://anysphere/cb";
+    let secret = "a secret of 32 bytes and a few more";
+    let clients = json!({
+        "cursor": {"redirect_uris": [cursor]},
+        "sealed": {"redirect_uris": ["http://127.0.0.1/cb"], "secret": secret},
+    });
+    let gateway = gateway(json!({}), json!({"clients": clients})).await;
+    let back = "http://127.0.0.1:4711/cb";
+    for (id, back, is_asked) in [
+        ("native", back, true),
+        ("cursor", cursor, true),
+        ("sealed", back, false),
+    ] {
+        let of = |more: &[(&str, &str)]| {
+            let own = [("client_id", id), ("redirect_uri", back)];
+            request(&gateway, &[&own, more].concat())
+        };
+        let mut browser = Browser::new();
+        code(&gateway, &mut browser, &of(&[])).await;
+        let again = browser.open(&of(&[])).await;
+        assert_eq!(again.text.contains("name=\"decision\""), is_asked, "{id}");
+        let silent = browser.open(&of(&[("prompt", "none")])).await.answer();
+        let error = silent.get("error").map(String::as_str);
+        assert_eq!(error, is_asked.then_some("consent_required"), "{id}");
+    }
 }
 
 #[tokio::test]
@@ -700,6 +759,21 @@ async fn hostile_metadata_is_escaped() {
     assert!(consent.text.contains("127.0.0.1:7777"));
 }
 
+/// The warning is about the redirect URI of the request, whatever others the client has.
+#[tokio::test]
+async fn a_request_to_this_computer_is_warned_about() {
+    let local = "http://127.0.0.1:33418/";
+    let clients = json!({"code": {"redirect_uris": [local, BACK]}});
+    let gateway = gateway(json!({}), json!({"clients": clients})).await;
+    for (back, is_warned) in [(local, true), (BACK, false)] {
+        let url = request(&gateway, &[("client_id", "code"), ("redirect_uri", back)]);
+        let consent = consent_page(&gateway, &mut Browser::new(), &url).await;
+        let text = &consent.text;
+        assert_eq!(text.contains("on this computer"), is_warned, "{text}");
+        assert!(!text.contains("described by"), "{text}");
+    }
+}
+
 #[tokio::test]
 async fn log_ins_and_decisions_are_on_record() {
     let gateway = plain().await;
@@ -764,6 +838,25 @@ async fn the_default_tenant_has_short_paths() {
     assert_eq!(answer["iss"], gateway.origin());
     let claims = claims(&redeem(&gateway, &answer["code"], &[]).await);
     assert_eq!(claims["aud"], format!("{}/mcp", gateway.origin()));
+    // Registration and tokens have them too.
+    let metadata = json!({"redirect_uris": [BACK], "token_endpoint_auth_method": "none"});
+    let asked = client()
+        .post(format!("{}/register", gateway.origin()))
+        .header("Content-Type", "application/json")
+        .body(metadata.to_string());
+    let registered = json_of(within("a client", asked.send()).await.unwrap()).await;
+    let id = registered["client_id"].as_str().unwrap();
+    let url = request(&gateway, &[("client_id", id)]).replace("/t/a/oauth/", "/");
+    let consent = browser.open(&url).await;
+    let code = browser.submit(&consent, &ALLOW).await.answer()["code"].clone();
+    let fields = [
+        ("grant_type", "authorization_code"),
+        ("code", &code),
+        ("client_id", id),
+        ("code_verifier", VERIFIER),
+    ];
+    let tokens = post(&format!("{}/token", gateway.origin()), &fields).await;
+    assert!(tokens.body["access_token"].is_string(), "{}", tokens.body);
 }
 
 /// A client that registered itself, with the URL and the token of its registration.

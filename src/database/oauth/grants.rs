@@ -54,8 +54,8 @@ pub(crate) enum TakenCode {
     Again {
         /// Time of the first use.
         used_ms: i64,
-        /// The grant of the code; revocation works even if it is not written yet.
-        grant: Option<Uuid>,
+        /// The code; its grant can be revoked even if it is not written yet.
+        code: Box<NewCode>,
     },
     /// The code does not exist in this tenant.
     Unknown,
@@ -165,7 +165,7 @@ impl Grants<'_> {
             match transaction.run(USED_CODE, values).await?.first() {
                 Some(row) => TakenCode::Again {
                     used_ms: row.get("used_ms")?,
-                    grant: Some(row.get("grant_id")?),
+                    code: Box::new(new_code(row, hash)?),
                 },
                 None => TakenCode::Unknown,
             }
@@ -398,7 +398,8 @@ const TAKE_CODE: &str = "
               redirect_uri, challenge, expires_ms";
 
 const USED_CODE: &str = "
-    SELECT used_ms, grant_id
+    SELECT used_ms, grant_id, subject, groups, client_id, resource, scope, auth_ms, grant_ms,
+           redirect_uri, challenge, expires_ms
       FROM codes
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL";
 

@@ -34,7 +34,7 @@ async fn a_code_is_taken_once(place: Place) {
     let first = TakenCode::First(Box::new(code.clone()));
     let again = TakenCode::Again {
         used_ms: BEGIN,
-        grant: Some(code.grant.id),
+        code: Box::new(code.clone()),
     };
     assert_eq!(taken.iter().filter(|one| **one == first).count(), 1);
     assert_eq!(taken.iter().filter(|one| **one == again).count(), 49);

@@ -315,10 +315,15 @@ fn scopes(
             "scope has letters that no scope has",
         ));
     }
-    let asked = text.split(' ').map(str::to_owned);
-    Ok(asked
-        .filter(|scope| scope == OFFLINE_ACCESS || known.contains(&scope.as_str()))
-        .collect())
+    let exists = |scope: &&str| *scope == OFFLINE_ACCESS || known.contains(scope);
+    let mut asked: BTreeSet<String> = text.split(' ').filter(exists).map(str::to_owned).collect();
+    // The token response has to name a scope that differs from the requested one, and cannot name an empty one
+    // (RFC 6749, section 5.1); a refresh token is what every client gets. Not `invalid_scope`: there are clients
+    // that request `openid email profile` of every server.
+    if asked.is_empty() {
+        asked.insert(OFFLINE_ACCESS.to_owned());
+    }
+    Ok(asked)
 }
 
 /// Scope that requests a refresh token (OpenID Connect Core, section 11). Every client gets one, and

@@ -42,7 +42,7 @@ fn unknown_scopes_are_ignored() {
         of("scope=offline_access+files:write+openid").as_deref(),
         Ok("files:write offline_access")
     );
-    assert_eq!(of("scope=x").as_deref(), Ok(""));
+    assert_eq!(of("scope=x").as_deref(), Ok("offline_access"));
     assert_eq!(
         of("resource=https://gw.test/t/a/y/sse").as_deref(),
         Ok("files:read")

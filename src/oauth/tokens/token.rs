@@ -110,8 +110,11 @@ impl Exchange<'_> {
             .await?
         {
             TakenCode::First(code) => code,
-            TakenCode::Again { used_ms, grant } => {
-                self.handle_replay(used_ms, grant).await?;
+            TakenCode::Again { used_ms, code } => {
+                // OAuth 2.1, section 7.5.3: a stranger who found the code must not end the grant.
+                if self.is_for_this(&code, verifier) {
+                    self.handle_replay(used_ms, code.grant.id).await?;
+                }
                 return Err(BAD_CODE);
             }
             TakenCode::Unknown => return Err(BAD_CODE),
@@ -144,34 +147,31 @@ impl Exchange<'_> {
 
     /// Checks that a consumed code belongs to this request.
     fn check_code(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
-        if code.expires_ms <= self.now_ms || code.grant.client_id != self.client.id {
-            return Err(BAD_CODE);
-        }
-        // OAuth 2.1, section 10.1: optional, but if present it must match; PKCE already protects
-        // the code.
-        let redirect_uri = self.form.get("redirect_uri");
-        if redirect_uri.is_some_and(|uri| uri != code.redirect_uri) {
-            return Err(BAD_CODE);
-        }
-        let computed = secret::hash(&secret::challenge(verifier));
-        let is_proven = secret::is_same(&computed, &secret::hash(&code.challenge));
-        if !is_verifier(verifier) || !is_proven {
+        if code.expires_ms <= self.now_ms || !self.is_for_this(code, verifier) {
             return Err(BAD_CODE);
         }
         self.check_resource(&code.grant)
     }
 
+    /// Reports whether a code was issued to this client, for this verifier and redirect URI.
+    fn is_for_this(&self, code: &NewCode, verifier: &str) -> bool {
+        // OAuth 2.1, section 10.1: optional, but if present it must match; PKCE already protects
+        // the code.
+        let redirect_uri = self.form.get("redirect_uri");
+        let computed = secret::hash(&secret::challenge(verifier));
+        code.grant.client_id == self.client.id
+            && redirect_uri.is_none_or(|uri| uri == code.redirect_uri)
+            && is_verifier(verifier)
+            && secret::is_same(&computed, &secret::hash(&code.challenge))
+    }
+
     /// Handles a repeated code: stolen, or retried because its response was lost (RFC 6749, section
     /// 4.1.2).
-    async fn handle_replay(
-        &self,
-        used_ms: i64,
-        grant: Option<uuid::Uuid>,
-    ) -> Result<(), OauthRefusal> {
+    async fn handle_replay(&self, used_ms: i64, grant: uuid::Uuid) -> Result<(), OauthRefusal> {
         let replay = millis(self.state.config.oauth.replay);
-        let Some(grant) = grant.filter(|_| self.now_ms.saturating_sub(used_ms) > replay) else {
+        if self.now_ms.saturating_sub(used_ms) <= replay {
             return Ok(());
-        };
+        }
         let tenant = &self.server.tenant.name;
         let revoked = Revoked::Grant(grant);
         if self.store.revocations().revoke(tenant, &revoked).await? {
@@ -329,15 +329,16 @@ fn audit_detail(grant: &Grant) -> (String, serde_json::Value) {
     (format!("grant {}", grant.id), detail)
 }
 
-/// The scopes of a grant, or the requested subset of them.
+/// The scopes of a grant, or the requested subset of them, which has at least one: else the answer could not name
+/// it (RFC 6749, section 5.1).
 fn narrowed(granted: &str, asked: Option<&str>) -> Result<String, OauthRefusal> {
     let Some(asked) = asked else {
         return Ok(granted.to_owned());
     };
     let has = |scope: &str| granted.split(' ').any(|own| own == scope);
     let asked: Vec<&str> = asked.split(' ').filter(|scope| !scope.is_empty()).collect();
-    if !asked.iter().all(|scope| has(scope)) {
-        let what = "more scopes than were granted";
+    if asked.is_empty() || !asked.iter().all(|scope| has(scope)) {
+        let what = "more scopes than were granted, or none";
         return Err(OauthRefusal::new(RefusalCode::InvalidScope, what));
     }
     Ok(asked.join(" "))
@@ -383,6 +384,7 @@ mod tests {
             (Some("a d"), Err(RefusalCode::InvalidScope)),
             (Some("ab"), Err(RefusalCode::InvalidScope)),
             (Some("a\tb"), Err(RefusalCode::InvalidScope)),
+            (Some(" "), Err(RefusalCode::InvalidScope)),
         ] {
             assert_eq!(of(asked), wanted.map(str::to_owned), "{asked:?}");
         }

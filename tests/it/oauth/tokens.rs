@@ -292,6 +292,18 @@ async fn a_late_replay_of_a_code_ends_what_the_first_use_got() {
     );
     assert!(app.reaches("x", &access).await);
     sleep(Duration::from_millis(1100)).await;
+    // A used code may be found in a log or a history; without the rest it ends nothing.
+    let other = App::public(&gateway, "a").await;
+    let wrong = "a".repeat(43);
+    for (by, changed) in [
+        (&other, &[][..]),
+        (&app, &[("code_verifier", wrong.as_str())]),
+        (&app, &[("redirect_uri", "http://127.0.0.1:9/other")]),
+    ] {
+        let refused = by.redeem(&code, changed).await;
+        refused.assert_refused(400, "invalid_grant");
+        assert!(app.reaches("x", &access).await, "{changed:?}");
+    }
     app.redeem(&code, &[])
         .await
         .assert_refused(400, "invalid_grant");
@@ -358,6 +370,7 @@ async fn a_refresh_asks_for_no_more_than_was_granted() {
     let elsewhere = format!("{}/t/a/y/mcp", gateway.origin());
     for (more, error) in [
         (("scope", "files:read admin"), "invalid_scope"),
+        (("scope", " "), "invalid_scope"),
         (("resource", elsewhere.as_str()), "invalid_target"),
         (("resource", "https://evil.test/mcp"), "invalid_target"),
     ] {
@@ -368,6 +381,24 @@ async fn a_refresh_asks_for_no_more_than_was_granted() {
     // The refusals spend no token, and do not narrow the grant.
     let whole = app.refresh(&refresh, &[]).await;
     assert_eq!(whole.text("scope"), "files:read files:write");
+}
+
+/// A client is told that it got something else, also where nothing that it asked for exists.
+#[tokio::test]
+async fn scopes_that_do_not_exist_are_not_granted() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    for (asked, granted) in [
+        ("openid email profile", "offline_access"),
+        (" ", "offline_access"),
+        (" offline_access", "offline_access"),
+        ("openid files:read", "files:read"),
+    ] {
+        let tokens = app.redeem(&app.code(&[("scope", asked)]).await, &[]).await;
+        assert_eq!(tokens.text("scope"), granted, "{asked}");
+        let (_, claims) = said(&tokens.text("access_token"));
+        assert_eq!(claims["scope"], granted, "{asked}");
+    }
 }
 
 /// A scope is never empty (RFC 6749, appendix A.4): a grant without any has none.

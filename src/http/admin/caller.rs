@@ -14,7 +14,11 @@ use crate::{
     config::ClientAddress,
     database::Author,
     declare::AuthMode,
-    http::{Front, admission::bearer, reply::Problem},
+    http::{
+        Front,
+        admission::{bearer, challenge::REALM},
+        reply::Problem,
+    },
     snapshot::Snapshot,
 };
 
@@ -154,12 +158,12 @@ fn challenge(why: AdministratorRefusal) -> Response {
         AdministratorRefusal::NoToken => (
             StatusCode::UNAUTHORIZED,
             "an API key is needed",
-            "Bearer".to_owned(),
+            format!("Bearer realm=\"{REALM}\""),
         ),
         AdministratorRefusal::BadToken => (
             StatusCode::UNAUTHORIZED,
             "no such API key",
-            "Bearer error=\"invalid_token\"".to_owned(),
+            format!("Bearer realm=\"{REALM}\", error=\"invalid_token\""),
         ),
         AdministratorRefusal::NoScope => (
             StatusCode::FORBIDDEN,

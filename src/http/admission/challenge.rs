@@ -12,6 +12,10 @@ pub(crate) fn unauthorized(
     had_token: bool,
 ) -> McpRefusal {
     let mut members = Vec::new();
+    // The scheme is never alone (RFC 6750, section 3), and there is no metadata to name.
+    if !tenant.auth.has_issuer() {
+        members.push(format!("realm=\"{REALM}\""));
+    }
     if had_token {
         members.push("error=\"invalid_token\"".to_owned());
     }
@@ -23,11 +27,7 @@ pub(crate) fn unauthorized(
             members.push(format!("scope=\"{scopes}\""));
         }
     }
-    let mut challenge = "Bearer".to_owned();
-    for (at, member) in members.iter().enumerate() {
-        challenge.push_str(if at == 0 { " " } else { ", " });
-        challenge.push_str(member);
-    }
+    let challenge = format!("Bearer {}", members.join(", "));
     let text = "credentials are needed, or are not good here";
     let refused = McpRefusal::http(StatusCode::UNAUTHORIZED, text);
     // Paths are canonical and scopes are tokens, so the value is always well-formed.
@@ -64,6 +64,9 @@ pub(crate) fn insufficient_scope(
     }
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(BARE))
 }
+
+/// The protection space of API keys (RFC 9110, section 11.5): the gateway, since one key may be for many servers.
+pub(crate) const REALM: &str = "lockgate";
 
 /// A scope that concerns only the client and its issuer, which no challenge names (2025-11-25 authorization,
 /// "Refresh Tokens").

@@ -165,7 +165,8 @@ async fn every_route_authenticates_its_caller() {
         for (surface, request) in surfaces(&plain, &base, "0123", "0-0-0") {
             let (status, headers, _) = whole(sent(request).await).await;
             assert_eq!(status, StatusCode::UNAUTHORIZED, "{base} {surface}");
-            assert_eq!(headers["www-authenticate"], "Bearer", "{surface}");
+            let challenge = &headers["www-authenticate"];
+            assert_eq!(challenge, "Bearer realm=\"lockgate\"", "{surface}");
         }
         for (token, what) in bearers {
             let http = bearer(token);
@@ -174,7 +175,7 @@ async fn every_route_authenticates_its_caller() {
                 assert_eq!(status, StatusCode::UNAUTHORIZED, "{base} {surface} {what}");
                 assert_eq!(
                     headers["www-authenticate"],
-                    "Bearer error=\"invalid_token\""
+                    "Bearer realm=\"lockgate\", error=\"invalid_token\""
                 );
             }
         }
@@ -186,6 +187,12 @@ async fn every_route_authenticates_its_caller() {
     let posted = posted.body(opening(NEWEST).to_string());
     let refused = sent(posted.header("Content-Type", "application/json")).await;
     assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
+    // There is no authorization server that metadata could name.
+    let metadata = keyed
+        .url("a", "x", "mcp")
+        .replace("/t/", "/.well-known/oauth-protected-resource/t/");
+    let missing = sent(client().get(&metadata)).await;
+    assert_eq!(missing.status(), StatusCode::NOT_FOUND, "{metadata}");
     // Every method but OPTIONS is authenticated before an unsupported one gets 405.
     for kind in ["mcp", "sse", "messages"] {
         let url = keyed.url("a", "x", kind);

@@ -737,8 +737,11 @@ async fn without_a_key_there_is_nothing(ground: Ground) {
         for method in methods.as_object().unwrap().keys() {
             let method: Method = method.to_uppercase().parse().unwrap();
             for (who, wanted) in [
-                (&stranger, "Bearer"),
-                (&mistyped, "Bearer error=\"invalid_token\""),
+                (&stranger, "Bearer realm=\"lockgate\""),
+                (
+                    &mistyped,
+                    "Bearer realm=\"lockgate\", error=\"invalid_token\"",
+                ),
             ] {
                 let answer = who.send(method.clone(), &path, Some(&json!({}))).await;
                 assert_eq!(answer.status(), 401, "{method} {path}");

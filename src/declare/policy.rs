@@ -101,6 +101,12 @@ impl Policy {
         }
     }
 
+    /// Reports whether lists show the same under `other`, whatever their calls require.
+    pub(crate) fn shows_the_same(&self, other: &Self) -> bool {
+        (&self.tools, &self.prompts, &self.resources)
+            == (&other.tools, &other.prompts, &other.resources)
+    }
+
     /// Reports whether calls of tools may require scopes.
     pub(crate) fn has_scopes(&self) -> bool {
         !self.scopes.is_empty()

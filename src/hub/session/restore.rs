@@ -65,9 +65,14 @@ impl Session {
         self.calls.restart(Instant::now());
         self.link.set_calls(self.calls.count());
         if std::mem::take(&mut self.replay.is_stale) {
-            for line in initialize::list_changed(&self.replay.capabilities) {
-                self.send_to_listener(line);
-            }
+            self.announce_lists();
+        }
+    }
+
+    /// Tells the client that its lists may have changed.
+    pub(super) fn announce_lists(&mut self) {
+        for line in initialize::list_changed(&self.replay.capabilities) {
+            self.send_to_listener(line);
         }
     }
 

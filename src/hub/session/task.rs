@@ -312,7 +312,12 @@ impl Session {
     /// Continues with another access, or ends without one.
     pub(super) fn change_access(&mut self, access: Option<&Access>) {
         if let Some(access) = access {
+            let (old, new) = (&self.client.server().policy, &access.server().policy);
+            let has_other_lists = !old.shows_the_same(new);
             self.client.renew(access);
+            if has_other_lists {
+                self.announce_lists();
+            }
         } else {
             self.lifetime.end(EndReason::Revoked);
             self.unpublish();

@@ -1,5 +1,6 @@
 //! Access policy of a server, on every transport and in both directions.
 
+use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::{
@@ -7,6 +8,7 @@ use crate::{
     support::{
         harness::{Legacy, Session, body, child, is_stream, last, tool_call, until, within},
         modern::{Modern, asked},
+        oauth_client::send,
         served::Served,
     },
 };
@@ -412,6 +414,38 @@ async fn updates_of_denied_resources_are_dropped() {
         let note = json!({"method": updated, "params": {"uri": uri}});
         session.text("notify", note).await;
     }
+    let (_, heard) = listener.message().await.unwrap();
+    assert_eq!(heard["params"]["uri"], "test://one", "{heard}");
+}
+
+/// The gateway decides what a list shows, so it says when that changes, and only then.
+#[tokio::test]
+async fn a_changed_policy_is_announced_to_open_sessions() {
+    let gateway = served(json!({"tools": {"allow": ["echo"]}}), json!({})).await;
+    let put = async |tools: &[&str], audit_calls: bool| {
+        let server = json!({"command": child(), "policy": {"tools": {"allow": tools}},
+            "audit_calls": audit_calls});
+        let url = format!("{}/api/v1/tenants/a/servers/main", gateway.origin());
+        let put = send(Method::PUT, &url, &gateway.administrator(), Some(&server)).await;
+        assert_eq!(put.status, StatusCode::OK, "{}", put.body);
+    };
+    // The server has another environment than in the manifest of the test.
+    put(&["echo"], false).await;
+    let session = gateway.session("a", "main").await;
+    let mut listener = session.listen().await;
+    let tools = async || names(&session.ask("tools/list", json!({})).await, "tools", "name");
+    assert_eq!(tools().await, ["echo"]);
+    put(&["echo"], true).await;
+    put(&["echo", "notify"], true).await;
+    for kind in ["tools", "prompts", "resources"] {
+        let (_, heard) = listener.message().await.unwrap();
+        let changed = format!("notifications/{kind}/list_changed");
+        assert_eq!(heard, json!({"jsonrpc": "2.0", "method": changed}));
+    }
+    assert_eq!(tools().await, ["echo", "notify"]);
+    let note =
+        json!({"method": "notifications/resources/updated", "params": {"uri": "test://one"}});
+    session.text("notify", note).await;
     let (_, heard) = listener.message().await.unwrap();
     assert_eq!(heard["params"]["uri"], "test://one", "{heard}");
 }

@@ -41,7 +41,7 @@ pub(crate) use self::export::{Export, Protocol, Sampling, Signal};
 pub(crate) use self::gateway::{
     CA_VARIABLES, Config, LogFormat, LoggedRequests, RUN_SERVER, RUN_TENANT, Sources,
 };
-pub(crate) use self::oauth::OauthSettings;
+pub(crate) use self::oauth::{KnownClients, OauthSettings};
 pub(crate) use self::reader::{Mistake, Wrong};
 pub(crate) use self::rotation::{Rotated, RotatingSettings};
 pub(crate) use self::separation::{Separation, Uids};

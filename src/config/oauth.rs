@@ -2,9 +2,11 @@
 //!
 //! Not here: the declaration of one authorization server (`declare/authorization_server`).
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use url::Url;
 
 use super::{address::network, document::Node, reader::Wrong, sources::Layers};
@@ -118,6 +120,72 @@ pub(crate) struct OauthSettings {
     pub(crate) key_age: Duration,
     /// Time that a signing key is published before its first use.
     pub(crate) key_ahead: Duration,
+    /// Documents of clients whose sites do not answer.
+    pub(crate) known_clients: KnownClients,
+}
+
+/// Client ID metadata documents, as their sites had them on a day; a handle.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KnownClients {
+    /// The day.
+    pub(crate) date: Arc<str>,
+    /// The documents, unchanged, by client ID.
+    pub(crate) documents: Arc<BTreeMap<String, String>>,
+}
+
+impl KnownClients {
+    /// The documents that a setting names.
+    fn named(setting: &str) -> Result<Self, Wrong> {
+        match setting {
+            "shipped" => Self::parse(SHIPPED),
+            "none" => Ok(Self::default()),
+            file => {
+                let remedy = "write \"shipped\", \"none\" or the path of a readable file";
+                let text = fs::read_to_string(file);
+                let text = text.map_err(|error| {
+                    Wrong::new(format!("{file:?} cannot be read: {error}"), remedy)
+                });
+                Self::parse(&text?)
+            }
+        }
+    }
+
+    /// Parses `{"date": …, "clients": […]}`.
+    fn parse(text: &str) -> Result<Self, Wrong> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Written<'t> {
+            date: Arc<str>,
+            #[serde(borrow)]
+            clients: Vec<&'t RawValue>,
+        }
+        #[derive(Deserialize)]
+        struct Named {
+            client_id: String,
+        }
+        let wrong = |error: serde_json::Error| {
+            let what = format!("has no documents of clients: {error}");
+            Wrong::new(
+                what,
+                "write {\"date\": \"2026-09-01\", \"clients\": [{\"client_id\": …}, …]}",
+            )
+        };
+        let Written { date, clients } = serde_json::from_str(text).map_err(wrong)?;
+        let documents = clients.into_iter().map(|document| {
+            let Named { client_id } = serde_json::from_str(document.get()).map_err(wrong)?;
+            Ok((client_id, document.get().to_owned()))
+        });
+        Ok(Self {
+            date,
+            documents: Arc::new(documents.collect::<Result<_, Wrong>>()?),
+        })
+    }
+
+    /// The documents that came with this release.
+    #[cfg(test)]
+    pub(crate) fn shipped() -> Self {
+        Self::parse(SHIPPED).unwrap()
+    }
 }
 
 impl OauthSettings {
@@ -153,17 +221,24 @@ impl OauthSettings {
             flow: layers.leaf("oauth.flow", some(Duration::from_hours(1))),
             key_age: layers.leaf("oauth.key_age", Node::duration),
             key_ahead: layers.leaf("oauth.key_ahead", Node::duration),
+            known_clients: layers.leaf("oauth.known_clients", |node| {
+                KnownClients::named(&node.text()?)
+            }),
         }
     }
 }
 
 const YEAR: Duration = Duration::from_hours(366 * 24);
+/// The documents of this release. A newer release may replace them: a changed one is asked about again.
+const SHIPPED: &str = include_str!("known_clients.json");
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::super::gateway::{Config, LoadError, Sources};
 
-    fn read(env: &[(&str, &str)], set: &[&str]) -> Result<Option<String>, String> {
+    fn load(env: &[(&str, &str)], set: &[&str]) -> Result<Config, String> {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let set = set.iter().map(|&set| set.to_owned());
         let loaded = Config::load(&Sources {
@@ -171,10 +246,48 @@ mod tests {
             set: set.chain(["data_dir=/d".to_owned()]).collect(),
             ..Sources::default()
         });
-        let proxy = loaded.map(|config| config.outbound.proxy);
-        let text = |error: LoadError| format!("{:?}", error.mistakes);
-        let proxy = proxy.map_err(text)?;
+        loaded.map_err(|error: LoadError| format!("{:?}", error.mistakes))
+    }
+
+    fn read(env: &[(&str, &str)], set: &[&str]) -> Result<Option<String>, String> {
+        let proxy = load(env, set)?.outbound.proxy;
         Ok(proxy.map(|proxy| proxy.url.expose().to_owned()))
+    }
+
+    #[test]
+    fn known_clients_are_shipped_or_in_a_file_or_none() {
+        let known = |setting: &str| {
+            let set = format!("oauth.known_clients={setting}");
+            load(&[], &[&set]).map(|config| config.oauth.known_clients)
+        };
+        let shipped = load(&[], &[]).unwrap().oauth.known_clients;
+        assert_eq!((&*shipped.date, shipped.documents.len()), ("2026-09-01", 6));
+        assert!(known("none").unwrap().documents.is_empty());
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap().to_owned();
+        for (text, wanted) in [
+            ("", Err("has no documents")),
+            ("{\"clients\": []}", Err("missing field `date`")),
+            (
+                "{\"date\": \"1\", \"clients\": [{}]}",
+                Err("missing field `client_id`"),
+            ),
+            (
+                "{\"date\": \"1\", \"clients\": [ {\"client_id\":  \"a\"} ]}",
+                Ok("{\"client_id\":  \"a\"}"),
+            ),
+        ] {
+            file.as_file_mut().set_len(0).unwrap();
+            std::io::Seek::rewind(file.as_file_mut()).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+            match (known(&path), wanted) {
+                (Ok(known), Ok(document)) => assert_eq!(known.documents["a"], document),
+                (Err(why), Err(part)) => assert!(why.contains(part), "{why}"),
+                (known, _) => panic!("{text}: {known:?}"),
+            }
+        }
+        let missing = known("/no/such").unwrap_err();
+        assert!(missing.contains("cannot be read"), "{missing}");
     }
 
     #[test]

@@ -59,14 +59,15 @@ impl BrowserRequest {
         let form = self.seal(&flow, FormKind::Consent)?;
         let redirect_host = shown(&authorization.redirect.shown_host());
         let scopes = authorization.parameters.scopes.iter().map(String::as_str);
-        let document_host = match &authorization.client.kind {
-            ClientSource::Document { host } => Some(host.as_str()),
-            ClientSource::Declared | ClientSource::Registered { .. } => None,
+        let (document_host, document_date) = match &authorization.client.kind {
+            ClientSource::Document { host, date } => (Some(host.as_str()), date.as_deref()),
+            ClientSource::Declared | ClientSource::Registered { .. } => (None, None),
         };
         let page = ConsentPage {
             tenant: self.tenant(),
             client: shown(&authorization.client.title),
             document_host,
+            document_date,
             redirect_host: &redirect_host,
             server: &authorization.parameters.resource.server,
             resource: &authorization.parameters.resource.url,

@@ -48,6 +48,8 @@ pub(super) struct ConsentPage<'p> {
     pub(crate) client: String,
     /// The host of the client's metadata document.
     pub(super) document_host: Option<&'p str>,
+    /// The day of that document, if its site does not answer.
+    pub(super) document_date: Option<&'p str>,
     /// The host of the redirect URI.
     pub(super) redirect_host: &'p str,
     pub(crate) server: &'p str,
@@ -323,6 +325,7 @@ mod tests {
             tenant: "a",
             client: shown(hostile),
             document_host: Some(hostile),
+            document_date: Some(hostile),
             redirect_host: hostile,
             server: "x",
             resource: hostile,

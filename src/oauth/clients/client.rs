@@ -51,6 +51,8 @@ pub(crate) enum ClientSource {
     Document {
         /// The host of the document.
         host: String,
+        /// The day on which the site had it, if it does not answer now.
+        date: Option<Arc<str>>,
     },
 }
 
@@ -215,6 +217,7 @@ impl Client {
             title: metadata.name.clone().unwrap_or_else(|| host.to_owned()),
             kind: ClientSource::Document {
                 host: host.to_owned(),
+                date: document.date.clone(),
             },
             redirect_uris: metadata.redirect_uris.clone(),
             digest: document.digest,

@@ -1,7 +1,8 @@
 //! Client ID metadata documents (draft-ietf-oauth-client-id-metadata-document): the client id is
 //! the URL of the client's metadata.
 //!
-//! A document is cached as long as its server allows; errors are not cached, as the draft requires.
+//! A document is cached as long as its server allows; errors are not cached, as the draft requires. While the
+//! site of a well-known client does not answer, a document that is known here serves.
 //! Not here: lookup of clients (`client`).
 
 use std::{
@@ -30,12 +31,15 @@ use crate::{
         budget::{Budget, Shares},
         sha256,
     },
+    config::KnownClients,
     oauth::base::Throttle,
 };
 
 /// Cached documents and key sets of clients; they are public, so that all tenants share them.
 pub(crate) struct Documents {
     outbound: Outbound,
+    /// Documents for sites that do not answer, and of which no document was fetched.
+    known: KnownClients,
     fresh: Cache<String, CachedDocument>,
     /// The last valid documents, used while their servers are unreachable.
     last: Cache<String, Arc<Document>>,
@@ -58,6 +62,8 @@ pub(crate) struct Document {
     pub(crate) metadata: ClientMetadata,
     /// The SHA-256 of its bytes.
     pub(crate) digest: [u8; 32],
+    /// The day on which its site had it, if it was not fetched.
+    pub(crate) date: Option<Arc<str>>,
 }
 
 /// Reason why no document is available; the texts are for people.
@@ -92,9 +98,10 @@ impl Expiry<String, CachedDocument> for Freshness {
 impl Documents {
     /// Makes an empty cache that fetches through `outbound`. Documents count as reachable, or not before a
     /// probe.
-    pub(crate) fn new(outbound: Outbound, is_probed: bool) -> Self {
+    pub(crate) fn new(outbound: Outbound, known: KnownClients, is_probed: bool) -> Self {
         Self {
             outbound,
+            known,
             fresh: Cache::builder()
                 .max_capacity(DOCUMENTS)
                 .expire_after(Freshness)
@@ -150,16 +157,40 @@ impl Documents {
         let outcome = fetched.await.map(|cached| cached.document);
         match outcome.map_err(|error| DocumentError::clone(&error)) {
             Ok(document) => {
-                self.last.insert(id.to_owned(), Arc::clone(&document)).await;
+                if document.date.is_none() {
+                    self.last.insert(id.to_owned(), Arc::clone(&document)).await;
+                }
                 Ok(document)
             }
             // A client keeps its tokens while its own site is unreachable.
-            Err(away @ DocumentError::Unavailable(_)) => self.last.get(id).await.ok_or(away),
+            Err(away @ DocumentError::Unavailable(_)) => match self.last.get(id).await {
+                Some(document) => Ok(document),
+                None => self.known(id).await?.ok_or(away),
+            },
             Err(wrong) => {
                 self.last.invalidate(id).await;
                 Err(wrong)
             }
         }
+    }
+
+    /// Returns the known document of a client, and keeps it for the other steps of a log-in, each of which would
+    /// wait for the site.
+    async fn known(&self, id: &str) -> Result<Option<Arc<Document>>, DocumentError> {
+        let Some(text) = self.known.documents.get(id) else {
+            return Ok(None);
+        };
+        let read = read(id, text.as_bytes()).map_err(DocumentError::Invalid)?;
+        let document = Arc::new(Document {
+            date: Some(Arc::clone(&self.known.date)),
+            ..read
+        });
+        let cached = CachedDocument {
+            document: Arc::clone(&document),
+            fresh: KNOWN,
+        };
+        self.fresh.insert(id.to_owned(), cached).await;
+        Ok(Some(document))
     }
 
     /// Returns the key set at a `jwks_uri`, for a tenant; `is_fresh` bypasses the cache.
@@ -252,8 +283,11 @@ fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
     if metadata.name.is_none() {
         return Err("the client's document has no client_name");
     }
-    let digest = sha256(bytes);
-    Ok(Document { metadata, digest })
+    Ok(Document {
+        metadata,
+        digest: sha256(bytes),
+        date: None,
+    })
 }
 
 /// Maximum cached documents.
@@ -266,6 +300,8 @@ const KEYS_MAX: usize = 64 << 10;
 const FRESH_MAX: Duration = Duration::from_hours(24);
 /// Time for which the last valid document serves while its server is unreachable.
 const LAST: Duration = Duration::from_hours(24);
+/// Time for which a known document serves before its site is asked again.
+const KNOWN: Duration = Duration::from_mins(1);
 /// Lifetime of cached keys.
 const KEYS: Duration = Duration::from_mins(5);
 /// Time between two probes.
@@ -282,6 +318,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::oauth::clients::redirect::matches_registered;
 
     const ID: &str = "https://app.test/client.json";
 
@@ -322,9 +359,52 @@ mod tests {
         }
     }
 
+    /// Each shipped document is one that would be taken from its site, with the ports that its client uses.
+    #[tokio::test]
+    async fn shipped_documents_are_clients() {
+        let known = KnownClients::shipped();
+        let documents = Documents::new(Outbound::new(Vec::new()), known.clone(), false);
+        for (id, text) in known.documents.iter() {
+            documents.check(id).unwrap();
+            let document = read(id, text.as_bytes()).unwrap();
+            assert_eq!(document.metadata.method, ClientAuthMethod::None, "{id}");
+        }
+        for (id, uri) in [
+            (
+                "https://claude.ai/oauth/claude-code-client-metadata",
+                "http://localhost:54321/callback",
+            ),
+            (
+                "https://claude.ai/oauth/mcp-oauth-client-metadata",
+                "https://claude.ai/api/mcp/auth_callback",
+            ),
+            (
+                "https://vscode.dev/oauth/client-metadata.json",
+                "http://127.0.0.1:33418/",
+            ),
+            (
+                "https://chatgpt.com/oauth/codex/client.json",
+                "http://127.0.0.1:1455/callback",
+            ),
+            (
+                "https://zed.dev/oauth/client-metadata.json",
+                "http://127.0.0.1:8000/callback",
+            ),
+            (
+                "https://goose-docs.ai/oauth/client-metadata.json",
+                "http://[::1]:9/oauth_callback",
+            ),
+        ] {
+            let document = documents.known(id).await.unwrap().unwrap();
+            let mut own = document.metadata.redirect_uris.iter();
+            assert!(own.any(|own| matches_registered(own, uri)), "{id} {uri}");
+            assert_eq!(document.date.as_deref(), Some("2026-09-01"));
+        }
+    }
+
     #[tokio::test]
     async fn invalid_client_id_urls() {
-        let documents = Documents::new(Outbound::new(Vec::new()), false);
+        let documents = Documents::new(Outbound::new(Vec::new()), KnownClients::default(), false);
         assert!(documents.check(ID).is_ok());
         assert!(documents.check("https://app.test:8443/a/b?c=d").is_ok());
         for id in [

@@ -62,10 +62,11 @@ impl Oauth {
         metrics: Arc<Metrics>,
     ) -> Self {
         let is_probed = !config.outbound.probe.is_empty();
+        let known = config.oauth.known_clients.clone();
         Self(Arc::new(OauthState {
             config,
             snapshot,
-            documents: Documents::new(outbound.clone(), is_probed),
+            documents: Documents::new(outbound.clone(), known, is_probed),
             providers: Providers::new(outbound, clock.clone()),
             clock,
             audit,

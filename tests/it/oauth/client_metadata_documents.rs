@@ -28,7 +28,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::support::{
-    browser::Browser,
+    browser::{Browser, Shown},
     harness::{client, until, within},
     oauth_client::{Answer, App, BACK, gateway, tenants},
     served::Served,
@@ -532,6 +532,115 @@ async fn documents_come_through_a_proxy() {
         );
     }
     assert_eq!(proxy.heads(), asked);
+}
+
+/// The client ID of Claude Code, whose document is shipped with the gateway.
+const CLAUDE_CODE: &str = "https://claude.ai/oauth/claude-code-client-metadata";
+
+/// A page of the tenant to which a client of `id` sends ada, who logs in.
+async fn consent_page(gateway: &Served, browser: &mut Browser, app: &App) -> Shown {
+    let login = browser.open(&app.request(&[])).await;
+    if login.status != StatusCode::OK {
+        return login;
+    }
+    let ada = [("username", "ada"), ("password", "correct horse")];
+    let sent = browser.submit(&login, &ada).await;
+    browser.follow(sent, gateway.origin()).await
+}
+
+/// The gateway has no way to claude.ai, which Claude Code names as soon as documents are offered.
+#[tokio::test]
+async fn a_shipped_document_serves_while_its_site_does_not_answer() {
+    let proxy = Tunnels::to(None).await;
+    for (known, is_served) in [("shipped", true), ("none", false)] {
+        let config = json!({"outbound": {"proxy": proxy.url}, "oauth": {"known_clients": known}});
+        let gateway = Served::start(config, tenants()).await;
+        let mut app = App::of(&gateway, "a", CLAUDE_CODE);
+        "http://localhost:54321/callback".clone_into(&mut app.back);
+        let mut browser = Browser::new();
+        let consent = consent_page(&gateway, &mut browser, &app).await;
+        if !is_served {
+            assert_eq!(consent.status, StatusCode::SERVICE_UNAVAILABLE);
+            continue;
+        }
+        let text = &consent.text;
+        assert!(
+            text.contains("described by <code>claude.ai</code> on 2026-09-01"),
+            "{text}"
+        );
+        assert!(
+            text.contains("Claude Code") && text.contains("localhost:54321"),
+            "{text}"
+        );
+        let done = browser.submit(&consent, &[("decision", "allow")]).await;
+        let tokens = app.redeem(&done.answer()["code"], &[]).await;
+        assert!(app.reaches("x", &tokens.text("access_token")).await);
+        let next = app.refresh(&tokens.text("refresh_token"), &[]).await;
+        assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+        // An unknown redirect URI of a known client.
+        let elsewhere = app.request(&[("redirect_uri", "https://evil.test/callback")]);
+        let refused = Browser::new().open(&elsewhere).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    }
+    assert!(
+        proxy
+            .heads()
+            .iter()
+            .all(|head| head.contains("claude.ai:443"))
+    );
+}
+
+/// The document of the site counts wherever it can be fetched.
+#[tokio::test]
+async fn a_fetched_document_wins_over_a_shipped_one() {
+    let document = json!({"client_id": CLAUDE_CODE, "client_name": "Claude Code of today",
+        "redirect_uris": ["http://localhost/callback"], "token_endpoint_auth_method": "none"});
+    let site = SecureSite::start("claude.ai", document.to_string()).await;
+    let proxy = Tunnels::to(Some(site.address)).await;
+    let env = [("SSL_CERT_FILE", site.certificate.path().to_str().unwrap())];
+    let gateway = Served::with(&env, json!({"outbound": {"proxy": proxy.url}}), tenants()).await;
+    let mut app = App::of(&gateway, "a", CLAUDE_CODE);
+    "http://localhost:54321/callback".clone_into(&mut app.back);
+    let text = consent_page(&gateway, &mut Browser::new(), &app).await.text;
+    assert!(text.contains("Claude Code of today"), "{text}");
+    assert!(!text.contains("2026-09-01"), "{text}");
+}
+
+/// An operator may have other documents. One is of use while its site does not answer, not if the site has none.
+#[tokio::test]
+async fn known_documents_are_for_sites_that_do_not_answer() {
+    let site = Site::start().await;
+    let answered =
+        |status| format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    let id = |path: &str| format!("{}{path}", site.origin);
+    let clients = ["/away", "/gone", "/seen"]
+        .map(|path| json!({"client_id": id(path), "client_name": "Own", "redirect_uris": [BACK]}));
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let known = json!({"date": "2026-10-02", "clients": clients});
+    std::io::Write::write_all(&mut file, known.to_string().as_bytes()).unwrap();
+    let gateway = open(json!({"oauth": {"known_clients": file.path()}})).await;
+    let page = async |path: &str| {
+        let app = App::of(&gateway, "a", &id(path));
+        consent_page(&gateway, &mut Browser::new(), &app).await
+    };
+    site.put("/away", answered("503 Busy"));
+    site.put("/gone", answered("404 No"));
+    site.document("/seen", "no-store", json!({"client_name": "Fetched"}));
+    let text = page("/away").await.text;
+    assert!(
+        text.contains("Own") && text.contains("2026-10-02"),
+        "{text}"
+    );
+    assert_eq!(
+        site.asked("/away"),
+        1,
+        "the steps of a log-in do not wait again"
+    );
+    assert_eq!(page("/gone").await.status, StatusCode::BAD_REQUEST);
+    // The last document of the site is newer than the known one.
+    assert!(page("/seen").await.text.contains("Fetched"));
+    site.put("/seen", answered("503 Busy"));
+    assert!(page("/seen").await.text.contains("Fetched"));
 }
 
 /// Clients that may do either named their document, and their people saw an error.

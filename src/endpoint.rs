@@ -396,6 +396,10 @@ pub(crate) fn is_unfinished(path: &str) -> bool {
     !rest.is_empty() && rest.split('/').count() <= 3 && !rest.contains("/oauth")
 }
 
+/// What such a path lacks.
+pub(crate) const UNFINISHED: &str =
+    "no such endpoint: the URL of a server ends with its name and /mcp";
+
 /// Names that a machine has for itself: one host, by any of them.
 pub(crate) const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 

@@ -90,7 +90,7 @@ async fn unknown(uri: Uri) -> Response {
     let text = if bare.and_then(Kind::served).is_some() {
         "no such endpoint: leave out the slash at the end of the URL"
     } else if endpoint::is_unfinished(path) {
-        "no such endpoint: the URL of a server ends with its name and /mcp, as in /t/TENANT/SERVER/mcp"
+        endpoint::UNFINISHED
     } else {
         return refusal(StatusCode::NOT_FOUND, "not found");
     };

@@ -307,7 +307,7 @@ async fn shown(app: &App) -> Shown {
 #[tokio::test]
 async fn a_revocation_by_an_operator_asks_for_consent_again() {
     let ground = Ground::sqlite(json!({"failures": 100_000})).await;
-    let other = App::public(ground.first(), "a").await;
+    let other = App::site(ground.first(), "a").await;
     other.tokens().await;
     for (way, of_other) in [
         ("itself", false),
@@ -315,7 +315,7 @@ async fn a_revocation_by_an_operator_asks_for_consent_again() {
         ("client", false),
         ("subject", true),
     ] {
-        let app = App::public(ground.first(), "a").await;
+        let app = App::site(ground.first(), "a").await;
         let tokens = app.tokens().await;
         let what = match way {
             "grant" => said(&tokens.text("access_token")).1["grant"].clone(),

@@ -157,10 +157,21 @@ pub(crate) struct App {
 impl App {
     /// A public client that has just registered.
     pub(crate) async fn public(gateway: &Served, tenant: &str) -> Self {
-        let metadata = json!({"redirect_uris": [BACK], "client_name": "Public",
+        Self::registered(gateway, tenant, BACK).await
+    }
+
+    /// A public client that has just registered and is a site, so that its consent is remembered.
+    pub(crate) async fn site(gateway: &Served, tenant: &str) -> Self {
+        Self::registered(gateway, tenant, "https://app.test/cb").await
+    }
+
+    async fn registered(gateway: &Served, tenant: &str, back: &str) -> Self {
+        let metadata = json!({"redirect_uris": [back], "client_name": "Public",
             "token_endpoint_auth_method": "none"});
         let answer = register(gateway, tenant, &metadata).await;
-        Self::of(gateway, tenant, &answer.text("client_id"))
+        let app = Self::of(gateway, tenant, &answer.text("client_id"));
+        let back = back.to_owned();
+        Self { back, ..app }
     }
 
     /// A client with this id.

@@ -161,6 +161,8 @@ class Page:
         self.path = ROOT / name
         self.folder = Path(tempfile.mkdtemp(prefix="lockgate-docs-"))
         self.services = [SERVICES[one](self.folder) for one in RUN.get(name, [])]
+        # Servers run as other users where this one is root, and read the reader's files.
+        self.folder.chmod(0o711)
         home = self.folder / "home"
         self.work = home / "work"
         self.work.mkdir(parents=True)

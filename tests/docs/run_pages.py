@@ -46,7 +46,7 @@ RUN = {
 }
 # Blocks of pages from the root of the repository, which run elsewhere or not at all.
 ELSEWHERE = {
-    "README.md": (6, "tests/referees/ten-commands.sh runs those of \"Several tenants\"; quickstart.md and deploying.md have the others"),
+    "README.md": (7, "tests/referees/ten-commands.sh runs those of \"Several tenants\"; quickstart.md and deploying.md have the others"),
     "docs/install.md": (8, "they change the machine; tests/deploy/packages.py installs the package and runs its unit on one of its own"),
     "docs/demo.md": (8, "tests/deploy/demo.py runs them, all but the installation of the servers"),
     "docs/containers.md": (5, "they need a container engine; tests/deploy/image.py builds both images and starts them"),

@@ -25,6 +25,7 @@ block() { awk -v mark="$1" 'index($0, mark) { on = 1; next } on && /^```sh/ { in
 first=$(block "runs this first")
 commands=$(block "runs these lines as they stand")
 asking=$(block "runs this too")
+person=$(block "gives this a password")
 count=$(printf '%s\n' "$commands" | wc -l)
 if [ "$count" != 10 ]; then
   echo "README has $count commands in place of ten"
@@ -73,6 +74,10 @@ import json, sys
 said = json.load(sys.stdin)
 assert said["result"]["protocolVersion"] == "2025-11-25", said
 '
+
+# A person with a password, which the environment has in place of a terminal.
+LOCKGATE_USER_PASSWORD="correct horse battery" timeout 60 bash -c "$person"
+[ "$(lockgate user list acme | wc -l)" = 2 ]
 
 # And they led to what the heading says.
 for tenant in acme globex; do

@@ -503,7 +503,7 @@ fn visit(id: &Value, args: &Value) {
     send(&json!({"jsonrpc": "2.0", "id": id, "error": error}));
 }
 
-/// Asks the client something, and answers with what came back, after progress under `token`; or without
+/// Asks the client something, and answers with what came back, after progress if so told; or without
 /// waiting for it, having taken the question back before that if so told.
 fn ask(id: &Value, args: &Value, token: &Value) {
     let message = string(args, "message");
@@ -543,7 +543,7 @@ fn ask(id: &Value, args: &Value, token: &Value) {
         return text(id, "not waited");
     }
     if let Ok(reply) = receiver.recv() {
-        if !token.is_null() {
+        if args["progress"] == true && !token.is_null() {
             notify(
                 "notifications/progress",
                 &json!({"progressToken": token, "progress": 1}),

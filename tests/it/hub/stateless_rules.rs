@@ -351,7 +351,7 @@ async fn progress_behind_a_retry_has_its_token() {
     let gateway = with(&[]).await;
     let client = Modern::at(&gateway.url).with(asks());
     for token in [Some("b"), None] {
-        let mut call = client.tool("ask", json!({"kind": "roots"}));
+        let mut call = client.tool("ask", json!({"kind": "roots", "progress": true}));
         call["params"]["_meta"]["progressToken"] = json!("a");
         let required = client.answer(&call).await;
         let key = asked(&required)[0].0.clone();

@@ -4,7 +4,7 @@
 use url::{Host, Url};
 
 use crate::declare::redirect::check_redirect_uri;
-use crate::oauth::redirect::{host, is_loopback, matches_registered};
+use crate::oauth::redirect::{host, is_loopback, is_site, matches_registered};
 
 /// A line each.
 pub fn run(data: &[u8]) {
@@ -15,6 +15,7 @@ pub fn run(data: &[u8]) {
     for uri in [registered, requested] {
         if check_redirect_uri(uri).is_ok() {
             accepted(uri);
+            assert!(!is_site(uri) || !is_loopback(uri), "of this machine: {uri}");
             assert!(matches_registered(uri, uri), "itself");
         }
     }

@@ -180,19 +180,6 @@ async fn every_route_authenticates_its_caller() {
             }
         }
     }
-    // A client of both transports falls back upon 400, 404 and 405 (2025-11-25 transports, "Backwards
-    // Compatibility").
-    let http = bearer(&keyed.ada);
-    let posted = http.post(keyed.url("a", "x", "sse"));
-    let posted = posted.body(opening(NEWEST).to_string());
-    let refused = sent(posted.header("Content-Type", "application/json")).await;
-    assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
-    // There is no authorization server that metadata could name.
-    let metadata = keyed
-        .url("a", "x", "mcp")
-        .replace("/t/", "/.well-known/oauth-protected-resource/t/");
-    let missing = sent(client().get(&metadata)).await;
-    assert_eq!(missing.status(), StatusCode::NOT_FOUND, "{metadata}");
     // Every method but OPTIONS is authenticated before an unsupported one gets 405.
     for kind in ["mcp", "sse", "messages"] {
         let url = keyed.url("a", "x", kind);
@@ -213,6 +200,24 @@ async fn every_route_authenticates_its_caller() {
         keyed.served.descendants().is_empty(),
         "no child was started"
     );
+}
+
+#[tokio::test]
+async fn what_a_tenant_with_keys_has_not_is_told_by_its_status() {
+    let keyed = Keyed::start().await;
+    // A client of both transports falls back upon 400, 404 and 405 (2025-11-25 transports, "Backwards
+    // Compatibility").
+    let http = bearer(&keyed.ada);
+    let posted = http.post(keyed.url("a", "x", "sse"));
+    let posted = posted.body(opening(NEWEST).to_string());
+    let refused = sent(posted.header("Content-Type", "application/json")).await;
+    assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
+    // There is no authorization server that metadata could name.
+    let metadata = keyed
+        .url("a", "x", "mcp")
+        .replace("/t/", "/.well-known/oauth-protected-resource/t/");
+    let missing = sent(client().get(&metadata)).await;
+    assert_eq!(missing.status(), StatusCode::NOT_FOUND, "{metadata}");
 }
 
 #[tokio::test]

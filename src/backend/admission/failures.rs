@@ -51,14 +51,32 @@ impl StartFailure {
         lines.any(|line| LASTING.iter().any(|text| line.contains(text)))
     }
 
-    /// The failure in one line: the stage, the reason and the last line of its output.
+    /// The failure in one line: the stage, the reason and the line of its output that tells most.
     pub(crate) fn summary(&self) -> String {
         let Self { stage, why, .. } = self;
-        match self.output.last() {
-            Some(last) => format!("{stage}: {why}: {last}"),
+        match self.telling() {
+            Some(line) => format!("{stage}: {why}: {line}"),
             None => format!("{stage}: {why}"),
         }
     }
+
+    /// The line of the output that tells most: the first message of npm, which ends with where its log
+    /// is, or the last line of other programs.
+    fn telling(&self) -> Option<&str> {
+        let lines = self.output.iter().map(String::as_str);
+        let lines = lines.filter(|line| !line.trim().is_empty() && !line.contains(LOG_OF_NPM));
+        let of_npm = |line: &&str| NPM.iter().any(|begin| line.starts_with(begin));
+        let mut messages = lines.clone().filter(of_npm).filter(|line| is_message(line));
+        let message = messages.next().or_else(|| lines.clone().find(of_npm));
+        message.or_else(|| lines.clone().next_back())
+    }
+}
+
+/// Whether a line of npm says more than a member of its error, like `npm error code E404`.
+fn is_message(line: &str) -> bool {
+    let mut words = line.split_whitespace().skip(2);
+    let first = words.next();
+    first.is_some_and(|first| !MEMBERS.contains(&first)) && words.next().is_some()
 }
 
 /// The last failed start of each server that has not started since.
@@ -119,6 +137,12 @@ const LASTING: [&str; 3] = [
     "code ETARGET",
     "was not found in the package registry",
 ];
+/// The beginnings of npm's lines about an error.
+const NPM: [&str; 2] = ["npm error ", "npm ERR! "];
+/// What npm says of its log, which is gone with the preparation.
+const LOG_OF_NPM: &str = "A complete log of this run";
+/// Members of an error that npm prints before its message.
+const MEMBERS: [&str; 6] = ["code", "errno", "syscall", "path", "dest", "command"];
 /// Lines kept of a failure.
 const LINES: usize = 20;
 /// Bytes kept of each line.
@@ -142,6 +166,32 @@ mod tests {
         let many = "x\n".repeat(LINES * 2);
         let long = StartFailure::new(Stage::Start, "", many.as_bytes());
         assert_eq!(long.output.len(), LINES);
+    }
+
+    #[test]
+    fn the_message_of_npm_is_told_and_not_the_place_of_its_log() {
+        let log = "npm error A complete log of this run can be found in: /x/_logs/1-debug-0.log\n";
+        for (output, wanted) in [
+            (
+                "npm error code SELF_SIGNED\nnpm error errno SELF_SIGNED\nnpm error request to \
+                 https://r.test failed, reason: self-signed\n",
+                "npm error request to https://r.test failed, reason: self-signed",
+            ),
+            (
+                "npm warn x\nnpm ERR! code E404\nnpm ERR! 404 Not Found - GET https://r.test/x\n\
+                 npm ERR! 404\n",
+                "npm ERR! 404 Not Found - GET https://r.test/x",
+            ),
+            ("npm error code E500\n", "npm error code E500"),
+            ("one\n  x Because of y\n \n", "  x Because of y"),
+        ] {
+            let stderr = format!("{output}{log}");
+            let failure = StartFailure::new(Stage::Prepare, "it ended with 1", stderr.as_bytes());
+            assert_eq!(
+                failure.summary(),
+                format!("prepare: it ended with 1: {wanted}")
+            );
+        }
     }
 
     #[test]

@@ -47,6 +47,9 @@ pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<L
 async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let remedy = match error.kind() {
+            ErrorKind::AddrInUse if key == "http.listen" => {
+                "end what has it, or write another port: --listen ADDR"
+            }
             ErrorKind::AddrInUse => "end what has it, or write another port",
             ErrorKind::PermissionDenied => {
                 "write a port above 1023, or give it CAP_NET_BIND_SERVICE"

@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    path::Path,
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -19,7 +20,7 @@ use crate::{
         dialect::{AskId, CallId, ServerMessage, log_own_error},
         shared::{mailbox, routing},
     },
-    declare::Policy,
+    declare::{Policy, Server},
     hub::{
         Transport,
         call::{Call, CallError, Effect, NewAsk, Overdue},
@@ -499,7 +500,8 @@ impl Session {
                 tenant.id = self.client.tenant().name,
                 server.name = self.client.server().name,
                 session.id = self.id.short(),
-                "the server has not answered initialize for 5 s: is it an MCP server on stdio?"
+                "the server has not answered initialize for 5 s: is it an MCP server on stdio{}?",
+                downloading(self.client.server())
             );
         }
         true
@@ -614,6 +616,17 @@ fn reason(message: &Message) -> Option<String> {
 fn ttl(task: &[u8]) -> Option<Duration> {
     let ms = str::from_utf8(json::get(task, "ttl")?).ok()?;
     ms.parse().ok().map(Duration::from_millis)
+}
+
+/// What a server without an answer may be doing, if its program fetches packages.
+fn downloading(server: &Server) -> String {
+    let program = Path::new(&server.launch.command).file_name();
+    match program.and_then(|name| name.to_str()) {
+        Some(name @ ("npx" | "uvx")) if server.recipe.is_none() => {
+            format!(", or is {name} still downloading it")
+        }
+        _ => String::new(),
+    }
 }
 
 /// The end of stderr, short enough for one log line.

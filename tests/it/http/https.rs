@@ -228,10 +228,13 @@ async fn a_taken_port_says_which_key_wants_it() {
         assert_eq!(output.status.code(), Some(1), "{said}");
         let begins = format!("lockgate: --set: {key}: cannot listen on {address}: ");
         assert!(said.starts_with(&begins), "{said}");
-        assert!(
-            said.ends_with("; end what has it, or write another port\n"),
-            "{said}"
-        );
+        let flag = if key == "http.listen" {
+            ": --listen ADDR"
+        } else {
+            ""
+        };
+        let remedy = format!("; end what has it, or write another port{flag}\n");
+        assert!(said.ends_with(&remedy), "{said}");
     }
 }
 

@@ -47,7 +47,21 @@ pub(crate) fn object(object: &Json) -> String {
         text("/version"),
         text("/updated")
     );
-    head + &pretty(&object["spec"])
+    head + &with_secrets(&pretty(&object["spec"]))
+}
+
+/// Marks stored secrets, which the API shows as null; a text at the end of a line has a quotation mark.
+fn with_secrets(spec: &str) -> String {
+    let marked = |line: &str| {
+        let (line, comma) = line
+            .strip_suffix(',')
+            .map_or((line, ""), |line| (line, ","));
+        let marked = line
+            .strip_suffix(": null")
+            .map(|key| format!("{key}: (set)"));
+        marked.unwrap_or_else(|| line.to_owned()) + comma + "\n"
+    };
+    spec.lines().map(marked).collect()
 }
 
 /// JSON on several lines; JSON escapes control characters except DEL and C1.
@@ -78,6 +92,9 @@ fn cell(item: &Json, at: &str) -> String {
             let items: Vec<String> = items.iter().map(|item| cell(item, "")).collect();
             items.join(",")
         }
+        Some(Json::Number(number)) if at.ends_with("age_seconds") => {
+            age(number.as_f64().unwrap_or_default())
+        }
         Some(Json::Number(number)) if at.ends_with("_seconds") => {
             format!("{:.1}s", number.as_f64().unwrap_or_default())
         }
@@ -85,6 +102,17 @@ fn cell(item: &Json, at: &str) -> String {
             format!("{}KiB", number.as_u64().unwrap_or_default() / 1024)
         }
         Some(other) => plain(&other.to_string()),
+    }
+}
+
+/// The largest unit of an age.
+fn age(seconds: f64) -> String {
+    let seconds = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    match seconds.as_secs() {
+        seconds @ ..60 => format!("{seconds}s"),
+        seconds @ ..3600 => format!("{}m", seconds / 60),
+        seconds @ ..86_400 => format!("{}h", seconds / 3600),
+        seconds => format!("{}d", seconds / 86_400),
     }
 }
 
@@ -97,19 +125,25 @@ mod tests {
     #[test]
     fn columns_line_up_and_nothing_steers_the_terminal() {
         let items = [
-            json!({"name": "a", "in": {"x": ["s", "t"]}, "age_seconds": 1.25, "m_bytes": 4096}),
+            json!({"name": "a", "in": {"x": ["s", "t"]}, "age_seconds": 1052.4, "cpu_seconds": 1.25,
+                "m_bytes": 4096}),
             json!({"name": "\u{1b}[2Jbb\u{9b}1m\n", "in": {"x": null}, "age_seconds": 10}),
+            json!({"name": "c", "age_seconds": 7300}),
+            json!({"name": "d", "age_seconds": 300_000}),
         ];
         let columns = [
             ("NAME", "/name"),
             ("X", "/in/x"),
             ("AGE", "/age_seconds"),
+            ("CPU", "/cpu_seconds"),
             ("MEMORY", "/m_bytes"),
         ];
         insta::assert_snapshot!(table(&columns, &items), @"
-        NAME        X    AGE    MEMORY
-        a           s,t  1.2s   4KiB
-        �[2Jbb�1m�  -    10.0s  -
+        NAME        X    AGE  CPU   MEMORY
+        a           s,t  17m  1.2s  4KiB
+        �[2Jbb�1m�  -    10s  -     -
+        c           -    2h   -     -
+        d           -    3d   -     -
         ");
     }
 
@@ -117,12 +151,16 @@ mod tests {
     fn objects_say_which_they_are() {
         let server = json!({
             "kind": "server", "tenant": "acme", "name": "files", "version": 3,
-            "updated": "2027-01-31T12:00:00Z", "spec": {"command": "x\u{7f}"},
+            "updated": "2027-01-31T12:00:00Z", "spec": {"command": "x\u{7f}", "env": {"A": null, "B": ": null"}},
         });
         insta::assert_snapshot!(object(&server), @r#"
         server acme/files, version 3, updated 2027-01-31T12:00:00Z
         {
-          "command": "x�"
+          "command": "x�",
+          "env": {
+            "A": (set),
+            "B": ": null"
+          }
         }
         "#);
     }

@@ -154,7 +154,7 @@ async fn a_server_is_run_from_the_command_line() {
     // Secrets are never shown.
     let shown = shell.done(&["server", "show", "a", "x"]).await;
     assert!(shown.starts_with("server a/x, version "), "{shown}");
-    assert!(shown.contains("\"MARK\": null"), "{shown}");
+    assert!(shown.contains("\"MARK\": (set)"), "{shown}");
     let children = shell.done_json(&["server", "children", "a", "x"]).await;
     let pid = children["items"][0]["pid"].to_string();
     let table = shell.done(&["server", "children", "a", "x"]).await;
@@ -405,7 +405,11 @@ async fn users_clients_and_providers_are_declared_by_commands() {
     let said = shell.fed(&args, &format!("{canary}\nnot of it\n")).await;
     assert_eq!(said.code, 0, "{}", said.err);
     assert!(said.out.starts_with("user a/ada, version "), "{}", said.out);
-    assert!(said.out.contains("\"password_hash\": null"), "{}", said.out);
+    assert!(
+        said.out.contains("\"password_hash\": (set)"),
+        "{}",
+        said.out
+    );
     assert!(!said.out.contains("canary"), "{}", said.out);
     let same = ["user", "add", "a", "ada", "--group", "g", "--replace"];
     let before = shell.done_json(&["user", "show", "a", "ada"]).await;
@@ -452,7 +456,7 @@ async fn users_clients_and_providers_are_declared_by_commands() {
     let secret = [&client[..], &["--title", "App", "--secret-stdin"]].concat();
     let said = shell.fed(&secret, &format!("{canary}\n")).await;
     assert_eq!(said.code, 0, "{}", said.err);
-    assert!(said.out.contains("\"secret\": null"), "{}", said.out);
+    assert!(said.out.contains("\"secret\": (set)"), "{}", said.out);
     let said = shell.fails(1, &client).await;
     assert_eq!(said, "lockgate: client a/app exists; use --replace (412)\n");
     let wrong = [
@@ -488,7 +492,7 @@ async fn users_clients_and_providers_are_declared_by_commands() {
     for (kind, name) in [("user", "ada"), ("client", "app"), ("provider", "corp")] {
         let shown = shell.done(&[kind, "show", "a", name]).await;
         assert!(
-            shown.contains("null") && !shown.contains("canary"),
+            shown.contains(": (set)") && !shown.contains("canary"),
             "{shown}"
         );
         shell.done(&[kind, "remove", "a", name]).await;

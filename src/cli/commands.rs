@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 
 use super::{
@@ -110,7 +110,11 @@ enum KeyCommand {
 pub fn main() -> ExitCode {
     // Fails only if a provider is installed already, which is fine.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return mistaken(&error),
+    };
+    match cli.command {
         Command::Run(args) => process::run(args),
         Command::Serve(args) => process::serve(args),
         Command::Check(args) => check::check(args),
@@ -154,6 +158,22 @@ pub fn main() -> ExitCode {
         Command::Key(KeyCommand::New) => key::new(&mut std::io::stdout()),
         Command::Demo => demo::run(),
     }
+}
+
+/// Prints a mistake in the command line, or the help that it asks for.
+fn mistaken(error: &clap::Error) -> ExitCode {
+    let words = std::env::args_os().skip(1);
+    let words: Vec<String> = words
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let is_surplus = error.kind() == ErrorKind::UnknownArgument;
+    let may_lack_dashes = is_surplus || error.kind() == ErrorKind::MissingRequiredArgument;
+    match remote::forgotten_dashes(&words).filter(|_| may_lack_dashes) {
+        Some(line) => eprintln!("{line}"),
+        // A reader that has seen enough is no error.
+        None => _ = error.print(),
+    }
+    u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// The command line without internal commands.

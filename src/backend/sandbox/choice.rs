@@ -19,6 +19,7 @@ use super::{
     uids::{OF_EVERYBODY, Pool, UidLease, remove_leftovers},
 };
 use crate::{
+    backend::linux::syscalls,
     base::HiddenPaths,
     config::{Separation, Uids},
     declare::{self, Confinement, Home, Launch, Limits, Offer, Profile, SCOPES_ABI},
@@ -214,6 +215,11 @@ fn root_secrets(separation: Separation) -> impl Iterator<Item = PathBuf> {
     let are_root = rustix::process::geteuid().is_root() && separation != Separation::Uid;
     let files = SECRETS.iter().filter(move |_| are_root);
     files.map(PathBuf::from)
+}
+
+/// Whether profile `standard` hides files on this machine.
+pub(crate) fn hides_files() -> bool {
+    syscalls::landlock() > 0
 }
 
 /// Arguments of a server in profile `standard` that name unreadable files.

@@ -8,6 +8,7 @@
 //! * `key`: new API keys
 //! * `progress`: progress of a single command
 //! * `prompt`: secrets that a person types
+//! * `reach`: notes on files that the children of a server will not find
 //! * `runtime`: runtime and configuration of a single command
 
 pub(crate) mod check;
@@ -18,6 +19,7 @@ pub(crate) mod import;
 pub(crate) mod key;
 pub(crate) mod progress;
 pub(crate) mod prompt;
+pub(crate) mod reach;
 mod runtime;
 
 pub(crate) use self::runtime::wait;

@@ -20,8 +20,17 @@ use crate::{cli::local::progress, config::gateway::environment, manifest::object
 #[derive(Args)]
 pub(crate) struct ApplyArgs {
     /// Manifest; - reads YAML or JSON from stdin
-    #[arg(short = 'f', long = "file", value_name = "F")]
-    file: PathBuf,
+    #[arg(value_name = "F")]
+    manifest: Option<PathBuf>,
+    /// The same, as an option
+    #[arg(
+        short = 'f',
+        long,
+        value_name = "F",
+        required_unless_present = "manifest",
+        conflicts_with = "manifest"
+    )]
+    file: Option<PathBuf>,
     /// Only show the changes
     #[arg(long)]
     dry_run: bool,
@@ -36,7 +45,9 @@ impl ApplyArgs {
     /// Sends the manifest and prints the changes.
     pub(crate) fn run(&self) -> ExitCode {
         run(&self.to, async |client: &Client| {
-            let (file, text, format) = text_of(&self.file)?;
+            let given = self.manifest.iter().chain(&self.file);
+            let given: PathBuf = given.collect();
+            let (file, text, format) = text_of(&given)?;
             let read = objects::parse(&file, &text, format, &environment())?;
             let flags = [("dry_run", self.dry_run), ("prune", self.prune)];
             let options = RequestOptions {
@@ -44,10 +55,15 @@ impl ApplyArgs {
                 body: Some(read.declared.json()),
                 ..RequestOptions::default()
             };
-            let name = self.file.display();
+            let name = given.display();
+            let (doing, done) = if self.dry_run {
+                ("comparing", "compared")
+            } else {
+                ("applying", "applied")
+            };
             let reply = progress::shown(
-                &format!("applying {name}"),
-                &format!("applied {name}"),
+                &format!("{doing} {name}"),
+                &format!("{done} {name}"),
                 client.json(Method::POST, &["apply"], options),
             )
             .await?;
@@ -59,6 +75,9 @@ impl ApplyArgs {
             let lines: String = changes.into_iter().flatten().map(line).collect();
             if lines.is_empty() {
                 return Ok("nothing to change\n".to_owned());
+            }
+            if self.dry_run {
+                eprintln!("would change, without --dry-run:");
             }
             Ok(lines)
         })

@@ -2,13 +2,14 @@
 
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, builder::PossibleValuesParser};
 
 use super::{
-    client::{Client, Connection, run},
+    client::{Client, Connection, Error, run},
     object::format_list,
-    table::Column,
+    table::{Column, plain},
 };
+use crate::database::KINDS;
 
 /// The command line of `lockgate audit`.
 #[derive(Args)]
@@ -17,7 +18,7 @@ pub(crate) struct AuditArgs {
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Only records of this kind
-    #[arg(long, value_name = "KIND")]
+    #[arg(long, value_name = "KIND", value_parser = PossibleValuesParser::new(KINDS))]
     kind: Option<String>,
     /// Only actions of this administrator
     #[arg(long, value_name = "ACTOR")]
@@ -59,10 +60,17 @@ impl AuditArgs {
             let query: Vec<_> = query.collect();
             if self.export {
                 let lines = client.lines(&["audit"], query, str::to_owned);
-                return lines.await.map(|()| String::new());
+                return lines.await.map(|_| String::new());
             }
             let most = usize::from(self.limit.max(1));
             let items = client.items(&["audit"], &query, most).await?;
+            // Records outlive their tenant.
+            if let Some(tenant) = self.tenant.as_ref().filter(|_| items.is_empty())
+                && client.find(&["tenants", tenant]).await?.is_none()
+            {
+                let what = format!("there is no tenant {}, and no such record", plain(tenant));
+                return Err(Error::Missing(what));
+            }
             Ok(format_list(client, &items, &COLUMNS))
         })
     }

@@ -22,7 +22,7 @@ use url::Url;
 use super::table::plain;
 use crate::auth::api_key::fingerprint;
 use crate::cli::local::wait;
-use crate::config::{Config, Mistake, Sources, gateway::environment};
+use crate::config::{Config, Mistake, Sources, Wrong, gateway::environment, reader::name};
 
 /// The flags of every command: gateway, API key and output format.
 #[derive(Args)]
@@ -204,6 +204,11 @@ impl Client {
         })
     }
 
+    /// Whether the gateway is on this machine.
+    pub(super) fn is_here(&self) -> bool {
+        self.base.host_str().is_some_and(is_loopback)
+    }
+
     /// The hash by which the gateway knows the key of the command.
     pub(super) fn fingerprint(&self) -> String {
         fingerprint(&self.key)
@@ -216,6 +221,7 @@ impl Client {
         path: &[&str],
         options: RequestOptions<'_>,
     ) -> Result<Response, Error> {
+        check_names(path)?;
         let mut url = self.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().extend(["api", "v1"]).extend(path);
@@ -310,20 +316,20 @@ impl Client {
         }
     }
 
-    /// Reads a response of lines, and prints the result of `each` for each.
+    /// Reads a response of lines, and prints the result of `each` for each; returns their number.
     pub(crate) async fn lines(
         &self,
         path: &[&str],
         query: Vec<(&str, String)>,
         mut each: impl FnMut(&str) -> String,
-    ) -> Result<(), Error> {
+    ) -> Result<usize, Error> {
         let options = RequestOptions {
             query,
             lines: true,
             ..RequestOptions::default()
         };
         let mut response = self.send(Method::GET, path, options).await?;
-        let mut rest = Vec::new();
+        let (mut rest, mut count) = (Vec::new(), 0);
         while let Some(chunk) = response
             .chunk()
             .await
@@ -335,10 +341,11 @@ impl Client {
             };
             let whole: Vec<u8> = rest.drain(..=end).collect();
             let whole = String::from_utf8_lossy(&whole);
+            count += whole.lines().count();
             let output: String = whole.lines().map(|line| each(line) + "\n").collect();
             print(&output)?;
         }
-        Ok(())
+        Ok(count)
     }
 
     fn transport_error(&self, error: &reqwest::Error) -> Error {
@@ -382,6 +389,42 @@ impl Client {
             _ => Error::Failed(message),
         }
     }
+}
+
+/// Refuses what is no name: in a path it would ask for something else.
+fn check_names(path: &[&str]) -> Result<(), Error> {
+    let check = |key: &str, text: &str, checked: Result<(), Wrong>| {
+        let mistake =
+            |Wrong { what, remedy }| Error::usage(&plain(&format!("{key}.{text}")), &what, &remedy);
+        checked.map_err(mistake)
+    };
+    let named = |text: &str| name(text).map(drop);
+    match path {
+        ["tenants", tenant, rest @ ..] => {
+            check("tenants", tenant, named(tenant))?;
+            let [segment, one, ..] = rest else {
+                return Ok(());
+            };
+            let key = format!("tenants.{tenant}.{}", segment.replace('-', "_"));
+            let checked = match *segment {
+                "servers" | "providers" | "api-keys" => named(one),
+                _ => segment_name(one),
+            };
+            check(&key, one, checked)
+        }
+        ["operator-keys", one, ..] => check("api_keys", one, named(one)),
+        _ => Ok(()),
+    }
+}
+
+/// The name of a user, or the id of a client or a session: the API knows more about them.
+fn segment_name(text: &str) -> Result<(), Wrong> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
+    if !text.is_empty() && !text.starts_with('.') && text.bytes().all(fits) {
+        return Ok(());
+    }
+    let remedy = "use letters, digits, -, _, . and @, the first not .";
+    Err(Wrong::new(format!("{text:?} is not a name"), remedy))
 }
 
 /// An object in words, by its path in the API.
@@ -502,6 +545,50 @@ mod tests {
             "localhost:99999",
         ] {
             assert_eq!(base(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_name_is_in_no_path() {
+        let said = |path: &[&str]| match check_names(path) {
+            Err(Error::Mistakes(lines)) => lines[0].clone(),
+            _ => String::new(),
+        };
+        let remedy = "use a-z, 0-9 and -, at most 63, the first not -";
+        let wanted = format!("tenants.My Team: \"My Team\" is not a name; {remedy}");
+        assert_eq!(said(&["tenants", "My Team"]), wanted);
+        for (path, begin) in [
+            (&["tenants", "..", "servers"][..], "tenants...: "),
+            (&["tenants", "a", "servers", ".."], "tenants.a.servers...: "),
+            (
+                &["tenants", "a", "servers", "X", "logs"],
+                "tenants.a.servers.X: ",
+            ),
+            (
+                &["tenants", "a", "api-keys", "a/b"],
+                "tenants.a.api_keys.a/b: ",
+            ),
+            (
+                &["tenants", "a", "users", "Bob X"],
+                "tenants.a.users.Bob X: ",
+            ),
+            (
+                &["tenants", "a", "sessions", "..", "x"],
+                "tenants.a.sessions...: ",
+            ),
+            (&["tenants", "a", "clients", ""], "tenants.a.clients.: "),
+            (&["operator-keys", "a/b"], "api_keys.a/b: "),
+        ] {
+            assert!(said(path).starts_with(begin), "{path:?}: {}", said(path));
+        }
+        for path in [
+            &["tenants", "a", "users", "ada@corp.test"][..],
+            &["tenants", "a", "clients", "c_aX-9"],
+            &["tenants"],
+            &["operator-keys", "eve"],
+            &["status"],
+        ] {
+            assert_eq!(said(path), "", "{path:?}");
         }
     }
 

@@ -4,22 +4,26 @@
 //! Passwords and secrets come from a prompt, stdin, the environment or a document, because other users of a
 //! machine can read arguments. Not here: API keys (`keys`).
 
-use std::{io::Read, path::PathBuf, process::ExitCode};
+use std::{collections::HashMap, io::Read, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Subcommand};
 use reqwest::Method;
 use serde_json::{Map, Value as Json, json};
+use uuid::Uuid;
 
 use super::{
     client::{Client, Connection, Error, RequestOptions, run},
     document::document,
     object::{
         Help, InTenant, Kind, NameInTenant, ObjectCommand, Place, Replacement, change, declare,
-        format_list, list,
+        format_list,
     },
     table::Column,
 };
-use crate::{cli::local::prompt, config::gateway::environment};
+use crate::{
+    cli::local::prompt,
+    config::{Format, gateway::environment},
+};
 
 /// Users as a kind of object.
 pub(crate) struct Users;
@@ -46,7 +50,7 @@ enum GrantCommand {
         /// The tenant
         tenant: String,
         /// Only grants of this person
-        #[arg(long, value_name = "NAME")]
+        #[arg(long, visible_alias = "user", value_name = "NAME")]
         subject: Option<String>,
         /// Only grants to this client
         #[arg(long, value_name = "ID")]
@@ -60,7 +64,7 @@ enum GrantCommand {
         #[arg(required_unless_present_any = ["subject", "client"])]
         grant: Option<String>,
         /// All grants of this person
-        #[arg(long, value_name = "NAME", conflicts_with_all = ["grant", "client"])]
+        #[arg(long, visible_alias = "user", value_name = "NAME", conflicts_with_all = ["grant", "client"])]
         subject: Option<String>,
         /// All grants to this client
         #[arg(long, value_name = "ID", conflicts_with = "grant")]
@@ -81,7 +85,8 @@ impl GrantArgs {
                 let query = query.into_iter();
                 let query = query.filter_map(|(name, value)| Some((name, value.clone()?)));
                 let query: Vec<_> = query.collect();
-                list(to, &["tenants", tenant, "grants"], &query, &GRANTS).await
+                let path = ["tenants", tenant, "grants"];
+                list_with_clients(to, tenant, &path, &query, &GRANTS).await
             }
             GrantCommand::Revoke {
                 tenant,
@@ -89,6 +94,13 @@ impl GrantArgs {
                 subject,
                 client,
             } => {
+                if grant
+                    .as_ref()
+                    .is_some_and(|id| Uuid::try_parse(id).is_err())
+                {
+                    let remedy = "write an id of `lockgate grant list`";
+                    return Err(Error::usage("GRANT", "is no id", remedy));
+                }
                 let which = [("grant", grant), ("subject", subject), ("client", client)];
                 let which = which.into_iter();
                 let which = which.filter_map(|(name, value)| {
@@ -165,13 +177,6 @@ async fn disable(client: &Client, which: &NameInTenant, is: bool) -> Result<Stri
     .await
 }
 
-const HELP: Help = Help {
-    list: "List those of a tenant",
-    show: "Show one, without passwords and secrets",
-    add: "Declare one",
-    remove: "Remove one, and invalidate everything issued to it",
-};
-
 #[derive(Args)]
 pub(crate) struct AddUser {
     #[command(flatten)]
@@ -230,7 +235,13 @@ impl Kind for Users {
     type Add = AddUser;
 
     const SEGMENT: &'static str = "users";
-    const HELP: Help = HELP;
+    const HELP: Help = Help {
+        list: "List the users of a tenant",
+        show: "Show a user, without the password",
+        add: "Declare a user, who logs in with a password that is asked for",
+        remove: "Remove a user, and invalidate everything issued to it",
+        name: "The user",
+    };
 
     fn columns(_: &InTenant) -> &'static [Column] {
         &USERS
@@ -249,8 +260,11 @@ impl Kind for Clients {
 
     const SEGMENT: &'static str = "clients";
     const HELP: Help = Help {
-        list: "List those of a tenant, also those that registered themselves",
-        ..HELP
+        list: "List the clients of a tenant, also those that registered themselves",
+        show: "Show a client, without its secret",
+        add: "Declare a client",
+        remove: "Remove a client, and invalidate everything issued to it",
+        name: "The client",
     };
 
     fn columns(_: &InTenant) -> &'static [Column] {
@@ -287,7 +301,13 @@ impl Kind for Providers {
     type Add = AddProvider;
 
     const SEGMENT: &'static str = "providers";
-    const HELP: Help = HELP;
+    const HELP: Help = Help {
+        list: "List the identity providers of a tenant",
+        show: "Show an identity provider, without its secret",
+        add: "Declare an identity provider",
+        remove: "Remove an identity provider, and invalidate everything issued through it",
+        name: "The identity provider",
+    };
 
     fn columns(_: &InTenant) -> &'static [Column] {
         &PROVIDERS
@@ -302,6 +322,10 @@ impl Kind for Providers {
 impl AddUser {
     async fn document(&self) -> Result<Json, Error> {
         if let Some(file) = &self.file {
+            // It may be a password, which is not repeated.
+            if file != "-" && Format::of(file).is_none() {
+                return Err(Error::usage("FILE", NO_FILE, HOW_TO_SAY_IT));
+            }
             return document(file);
         }
         let may_ask = !self.how.replace;
@@ -341,6 +365,41 @@ impl AddClient {
         }
         Ok(document)
     }
+}
+
+/// Lists items that name a client by its id, with the title of each client for people.
+pub(super) async fn list_with_clients(
+    client: &Client,
+    tenant: &str,
+    path: &[&str],
+    query: &[(&str, String)],
+    columns: &[Column],
+) -> Result<String, Error> {
+    let mut items = client.items(path, query, usize::MAX).await?;
+    if client.json || items.is_empty() {
+        return Ok(format_list(client, &items, columns));
+    }
+    let mut titles = HashMap::new();
+    for (segment, id, title) in [
+        ("clients", "/name", "/spec/title"),
+        ("registrations", "/id", "/title"),
+    ] {
+        let path = ["tenants", tenant, segment];
+        // A list without titles is better than none.
+        for one in client
+            .items(&path, &[], usize::MAX)
+            .await
+            .unwrap_or_default()
+        {
+            let text = |at| one.pointer(at).and_then(Json::as_str).map(str::to_owned);
+            titles.extend(text(id).zip(text(title)));
+        }
+    }
+    for item in &mut items {
+        let title = item["client"].as_str().and_then(|id| titles.get(id));
+        item["client_title"] = title.cloned().into();
+    }
+    Ok(format_list(client, &items, columns))
 }
 
 /// A new password: from stdin, the environment, or a person if one may be asked.
@@ -402,6 +461,11 @@ fn first_line(key: &str, source: impl Read) -> Result<String, Error> {
     }
 }
 
+/// What is wrong with an argument that cannot be a file with a specification.
+const NO_FILE: &str = "is no file with the specification of a user (.yaml, .yml, .toml or .json)";
+/// How a password is given.
+const HOW_TO_SAY_IT: &str = "leave it out if it is a password: that is asked for on a terminal, or read by \
+                             --password-stdin";
 /// The variable that holds the password of a new user.
 const PASSWORD: &str = "LOCKGATE_USER_PASSWORD";
 /// The variable that names the file with the password.
@@ -422,10 +486,13 @@ const CLIENTS: [Column; 5] = [
     ("UPDATED", "/updated"),
     ("EXPIRES", "/expires"),
 ];
-const GRANTS: [Column; 6] = [
+/// The title that [`list_with_clients`] adds.
+pub(super) const CLIENT_TITLE: &str = "/client_title";
+const GRANTS: [Column; 7] = [
     ("ID", "/id"),
     ("SUBJECT", "/subject"),
     ("CLIENT", "/client"),
+    ("NAME", CLIENT_TITLE),
     ("RESOURCE", "/resource"),
     ("SCOPE", "/scope"),
     ("EXPIRES", "/expires"),

@@ -118,6 +118,7 @@ impl Kind for ApiKeys {
         show: "Show an API key, without its secret",
         add: "Create an API key, and print it; it cannot be shown again",
         remove: "Remove an API key, which ends its validity",
+        name: "The API key",
     };
 
     fn columns(keys: &Keys) -> &'static [Column] {

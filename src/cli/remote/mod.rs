@@ -38,7 +38,7 @@ pub(crate) use self::{
     keys::KeyCommand,
     object::ObjectArgs,
     reference::reference,
-    server::ServerArgs,
+    server::{ServerArgs, forgotten_dashes},
     session::SessionArgs,
     status::StatusArgs,
     tenant::TenantArgs,

@@ -52,6 +52,17 @@ pub(crate) struct Help {
     pub(super) show: &'static str,
     pub(super) add: &'static str,
     pub(super) remove: &'static str,
+    /// The argument `name`.
+    pub(super) name: &'static str,
+}
+
+/// Tells what an argument `name` is the name of.
+fn naming<K: Kind>(arg: clap::Arg) -> clap::Arg {
+    if arg.get_id() == "name" {
+        arg.help(K::HELP.name)
+    } else {
+        arg
+    }
 }
 
 /// The path of a collection or an object in the API.
@@ -72,7 +83,7 @@ pub(crate) struct InTenant {
 pub(crate) struct NameInTenant {
     /// The tenant
     pub(super) tenant: String,
-    /// Its name
+    /// The user
     pub(super) name: String,
 }
 
@@ -93,11 +104,11 @@ impl Place for NameInTenant {
 pub(crate) enum ObjectCommand<K: Kind> {
     #[command(about = K::HELP.list)]
     List(K::Collection),
-    #[command(about = K::HELP.show)]
+    #[command(about = K::HELP.show, mut_args = naming::<K>)]
     Show(K::Name),
-    #[command(about = K::HELP.add)]
+    #[command(about = K::HELP.add, mut_args = naming::<K>)]
     Add(K::Add),
-    #[command(about = K::HELP.remove)]
+    #[command(about = K::HELP.remove, mut_args = naming::<K>)]
     Remove(Removal<K::Name>),
 }
 

@@ -1,6 +1,11 @@
 //! `lockgate server`: servers of a tenant, their children and logs.
 
-use std::{collections::HashMap, path::PathBuf, process::ExitCode};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::{Args, Subcommand};
 use reqwest::Method;
@@ -14,7 +19,10 @@ use super::{
     },
     table::{Column, plain, pretty, table},
 };
-use crate::config::{Node, Value, gateway::environment, key_path};
+use crate::{
+    cli::local::reach::{notes, quoted},
+    config::{Format, Node, Value, gateway::environment, key_path},
+};
 
 /// The command line of `lockgate server`.
 #[derive(Args)]
@@ -92,6 +100,26 @@ impl Server {
     fn part<'a>(&'a self, part: &'a str) -> [&'a str; 5] {
         ["tenants", &self.tenant, Servers::SEGMENT, &self.name, part]
     }
+
+    /// Reads the document of the server; a word that names none begins a command.
+    fn document(&self, file: &Path) -> Result<Json, Error> {
+        if file != "-" && Format::of(file).is_none() {
+            let word = file.display().to_string();
+            let line = behind_dashes(&self.tenant, &self.name, &[&word]);
+            return Err(Error::Mistakes(vec![line]));
+        }
+        document(file)
+    }
+
+    /// Tells which files of its command the server will not find on this machine.
+    fn note(&self, client: &Client, spec: &Json) {
+        let told = client
+            .is_here()
+            .then(|| notes((&self.tenant, &self.name), spec));
+        for note in told.into_iter().flatten() {
+            eprintln!("note: {}", plain(&note));
+        }
+    }
 }
 
 impl Kind for Servers {
@@ -105,6 +133,7 @@ impl Kind for Servers {
         show: "Show a server, without the values of its environment",
         add: "Declare a server: by a document, or by its command behind --",
         remove: "Remove a server",
+        name: "The server",
     };
 
     fn columns(_: &InTenant) -> &'static [Column] {
@@ -113,11 +142,12 @@ impl Kind for Servers {
 
     async fn add(client: &Client, add: &AddServer) -> Result<String, Error> {
         let spec = match &add.file {
-            Some(file) => document(file)?,
+            Some(file) => add.server.document(file)?,
             None => launch(&add.command, &add.env)?,
         };
         let path = add.server.path(Self::SEGMENT)?;
-        let output = declare(client, &path, spec, &add.how).await?;
+        let output = declare(client, &path, spec.clone(), &add.how).await?;
+        add.server.note(client, &spec);
         if client.json {
             return Ok(output);
         }
@@ -137,16 +167,49 @@ impl ServerArgs {
             ServerCommand::Object(command) => command.execute(client).await,
             ServerCommand::Set { server, pairs } => {
                 let path = server.path(Servers::SEGMENT)?;
-                change(client, &path, |spec| {
-                    pairs.iter().try_for_each(|pair| set(spec, pair))
-                })
-                .await
+                let changed = RefCell::default();
+                let output = change(client, &path, |spec| {
+                    pairs.iter().try_for_each(|pair| set(spec, pair))?;
+                    changed.replace(Json::Object(spec.clone()));
+                    Ok(())
+                });
+                let output = output.await?;
+                server.note(client, &changed.into_inner());
+                Ok(output)
             }
             ServerCommand::Restart { server, now } => restart(client, server, *now).await,
             ServerCommand::Logs(server) => logs(client, server).await,
             ServerCommand::Children(server) => children(client, server).await,
         })
     }
+}
+
+/// What to write in place of a command line that has the command of a server without `--`, or no command;
+/// none for other command lines.
+pub(crate) fn forgotten_dashes(words: &[String]) -> Option<String> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let ["server", "add", tenant, name, command @ ..] = &words[..] else {
+        return None;
+    };
+    let is_command = command
+        .first()
+        .is_none_or(|first| !first.starts_with('-') && Format::of(Path::new(first)).is_none());
+    let are_names = ![tenant, name].iter().any(|name| name.starts_with('-'));
+    let is_forgotten = are_names && is_command && !command.contains(&"--");
+    is_forgotten.then(|| behind_dashes(tenant, name, command))
+}
+
+fn behind_dashes(tenant: &str, name: &str, command: &[&str]) -> String {
+    let words = match command {
+        [] => &["COMMAND"],
+        words => words,
+    };
+    let words: Vec<String> = words.iter().map(|word| plain(&quoted(word))).collect();
+    let [tenant, name] = [tenant, name].map(|name| plain(&quoted(name)));
+    format!(
+        "write the command of the server behind --: lockgate server add {tenant} {name} -- {}",
+        words.join(" ")
+    )
 }
 
 /// Sets a key of a server, or removes it.
@@ -261,8 +324,11 @@ async fn logs(client: &Client, server: &Server) -> Result<String, Error> {
         }
     };
     let path = server.part("logs");
-    let logs = client.lines(&path, Vec::new(), output);
-    logs.await.map(|()| String::new())
+    let is_empty = client.lines(&path, Vec::new(), output).await? == 0;
+    if is_empty && !client.json {
+        eprintln!("no lines yet");
+    }
+    Ok(String::new())
 }
 
 async fn children(client: &Client, server: &Server) -> Result<String, Error> {
@@ -362,6 +428,21 @@ mod tests {
                 set(spec.as_object_mut().unwrap(), wrong).is_err(),
                 "{wrong}"
             );
+        }
+        let line = |given: &[&str]| forgotten_dashes(&words(given));
+        let wanted = "write the command of the server behind --: \
+                      lockgate server add a x -- npx -y 'b c'";
+        let given = ["server", "add", "a", "x", "npx", "-y", "b c"];
+        assert_eq!(line(&given).as_deref(), Some(wanted));
+        assert!(line(&given[..4]).unwrap().ends_with(" a x -- COMMAND"));
+        for other in [
+            &["server", "add", "a"][..],
+            &["server", "add", "a", "x", "f.yaml", "--replce"],
+            &["server", "add", "a", "x", "--replce"],
+            &["server", "add", "a", "x", "npx", "--", "y"],
+            &["server", "set", "a", "x"],
+        ] {
+            assert_eq!(line(other), None, "{other:?}");
         }
         let unset = launch(&words(&["x"]), &words(&["LOCKGATE_TEST_OF_NOTHING"]));
         assert!(matches!(unset, Err(Error::Mistakes(_))));

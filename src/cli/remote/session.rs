@@ -7,7 +7,7 @@ use reqwest::Method;
 
 use super::{
     client::{Client, Connection, RequestOptions, run},
-    object::list,
+    identity::{CLIENT_TITLE, list_with_clients},
     table::Column,
 };
 
@@ -50,7 +50,7 @@ impl SessionArgs {
                 let server = server.iter().map(|name| ("server", name.clone()));
                 let query: Vec<_> = server.collect();
                 let path = ["tenants", tenant, "sessions"];
-                list(client, &path, &query, &COLUMNS).await
+                list_with_clients(client, tenant, &path, &query, &COLUMNS).await
             }
             SessionCommand::End { tenant, id, now } => {
                 let path = ["tenants", tenant, "sessions", id];
@@ -63,11 +63,12 @@ impl SessionArgs {
     }
 }
 
-const COLUMNS: [Column; 6] = [
+const COLUMNS: [Column; 7] = [
     ("ID", "/id"),
     ("SERVER", "/server"),
     ("SUBJECT", "/subject"),
     ("CLIENT", "/client"),
+    ("NAME", CLIENT_TITLE),
     ("TRANSPORT", "/transport"),
     ("AGE", "/age_seconds"),
 ];

@@ -83,6 +83,7 @@ impl Kind for Tenants {
         show: "Show a tenant, without its servers and API keys",
         add: "Declare a tenant",
         remove: "Remove a tenant with all its objects",
+        name: "The tenant",
     };
 
     fn columns(_: &AllTenants) -> &'static [Column] {

@@ -1,6 +1,8 @@
 //! The first hour of a newcomer: failures, certificates, addresses and commands that explain
 //! themselves.
 
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
 use serde_json::{Value, json};
 
 use super::commands::{Said, Shell};
@@ -62,6 +64,27 @@ async fn a_server_that_does_not_answer_is_told_of_early() {
         "no answer to initialize within clocks.start"
     );
     assert_eq!(gateway.stderr().matches("has not answered").count(), 1);
+}
+
+/// `npx` and `uvx` may be fetching packages.
+#[tokio::test]
+async fn a_download_is_thought_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let npx = script(&dir.path().join("npx"), "#!/bin/sh\nexec cat\n");
+    let gateway = Gateway::of(&["server.clocks.start=8s"], &[], &[&npx]).await;
+    let asking = refused(&gateway);
+    let told = async || {
+        let log = gateway.stderr();
+        log.contains("is it an MCP server on stdio, or is npx still downloading it?")
+    };
+    tokio::join!(asking, until("the warning", told));
+}
+
+/// Writes an executable file.
+fn script(file: &Path, text: &str) -> String {
+    fs::write(file, text).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+    file.display().to_string()
 }
 
 /// A child that closes its stdout and lives on does not hold its session until `clocks.start`.
@@ -159,7 +182,7 @@ async fn children_share_certificates_and_variables() {
     let dir = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["corp.test".to_owned()]).unwrap();
     let outside = tempfile::Builder::new().tempfile_in("/var/tmp").unwrap();
-    std::fs::write(outside.path(), made.cert.pem()).unwrap();
+    fs::write(outside.path(), made.cert.pem()).unwrap();
     let file = outside.path().display().to_string();
     let sets = [
         format!("children.ca_file={file}"),
@@ -389,10 +412,19 @@ async fn times_and_kinds_that_cannot_be_are_refused() {
         );
     }
     let said = shell.fails(2, &["audit", "--kind", "server.aded"]).await;
-    let wanted =
-        "the parameter kind: there is no such kind of record; did you mean server.added? (400)\n";
+    for part in ["tenant.added, tenant.changed, ", "exists: 'server.added'"] {
+        assert!(said.contains(part), "{said}");
+    }
+    shell.done(&["audit", "--kind", "login"]).await;
+    let said = shell.fails(1, &["audit", "--tenant", "nosuch"]).await;
+    let wanted = "lockgate: there is no tenant nosuch, and no such record\n";
     assert_eq!(said, wanted);
-    shell.fails(2, &["audit", "--kind", "nope"]).await;
+    // A tenant without such records, and the records of one that is gone.
+    let login = ["audit", "--tenant", "a", "--kind", "login"];
+    assert_eq!(shell.done(&login).await.lines().count(), 1);
+    shell.done(&["tenant", "remove", "a", "--yes"]).await;
+    let gone = shell.done(&["audit", "--tenant", "a"]).await;
+    assert!(gone.contains("tenant.removed"), "{gone}");
 }
 
 /// Commands find the gateway by its configuration, and by a short address.
@@ -435,4 +467,185 @@ async fn a_new_key_comes_with_settings() {
         again.contains("there is a key of this name already"),
         "{again}"
     );
+}
+
+/// Files in a command that the server will not find are named when it is declared, with the remedy.
+#[tokio::test]
+async fn files_behind_the_sandbox_are_named() {
+    let shell = Shell::new().await;
+    shell.done(&["tenant", "add", "a", "--auth", "none"]).await;
+    let dir = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
+    let file = dir.path().join("server.sh");
+    fs::write(&file, "").unwrap();
+    let (file, own) = (file.display().to_string(), dir.path().display());
+    let said = async |args: &[&str]| {
+        let mut command = shell.command(args);
+        let command = command.current_dir(dir.path());
+        let said = Said::of(within("a command", command.output()).await.unwrap());
+        assert_eq!(said.code, 0, "{}", said.err);
+        said.err
+    };
+    let relative = said(&["server", "add", "a", "y", "--", "sh", "server.sh"]).await;
+    let wanted = format!(
+        "note: a/y: server.sh is in this directory, and the server runs in another; write it \
+         absolute: {file}\n"
+    );
+    assert_eq!(relative, wanted);
+    if shell.run(&["check"]).await.out.contains("Landlock no") {
+        return;
+    }
+    let hidden = said(&["server", "add", "a", "x", "--", "sh", &file]).await;
+    let pair = format!("sandbox.read=[\"{own}\"]");
+    let wanted = format!(
+        "note: a/x: the sandbox of the server hides {file}; to let it read them: \
+         lockgate server set a x '{pair}'\n"
+    );
+    assert_eq!(hidden, wanted);
+    let again = said(&["server", "set", "a", "x", "audit_calls=true"]).await;
+    assert_eq!(again, wanted);
+    assert_eq!(said(&["server", "set", "a", "x", &pair]).await, "");
+    let stored = shell.done_json(&["server", "show", "a", "x"]).await["spec"].clone();
+    assert_eq!(stored["sandbox"]["read"], json!([own.to_string()]));
+    assert_eq!(stored["audit_calls"], true);
+}
+
+/// What is no name is in no request: as part of a path it would ask for something else.
+#[tokio::test]
+async fn names_are_checked_before_they_are_sent() {
+    let shell = Shell::new().await;
+    shell.session("a").await;
+    let remedy = "use a-z, 0-9 and -, at most 63, the first not -";
+    for (args, wanted) in [
+        (
+            &["tenant", "add", "My Team"][..],
+            format!("tenants.My Team: \"My Team\" is not a name; {remedy}\n"),
+        ),
+        (
+            &["tenant", "show", ".."],
+            format!("tenants...: \"..\" is not a name; {remedy}\n"),
+        ),
+        (
+            &["server", "remove", "a", ".."],
+            format!("tenants.a.servers...: \"..\" is not a name; {remedy}\n"),
+        ),
+    ] {
+        assert_eq!(shell.fails(2, args).await, wanted, "{args:?}");
+    }
+    for args in [
+        &["tenant", "add", "acme/x"][..],
+        &["tenant", "quotas", "."],
+        &["server", "add", "a", "My Server", "--", "sh"],
+        &["server", "logs", "a", "../x"],
+        &["user", "disable", "a", "Bob X"],
+        &["key", "remove", "a", "../x"],
+        &["key", "remove", "--operators", ".."],
+        &["client", "show", "a", "a/b"],
+        &["session", "end", "a", ".."],
+    ] {
+        let said = shell.fails(2, args).await;
+        assert!(said.contains(" is not a name; "), "{args:?}: {said}");
+    }
+    let said = shell.fails(2, &["grant", "revoke", "a", "x"]).await;
+    assert_eq!(
+        said,
+        "GRANT: is no id; write an id of `lockgate grant list`\n"
+    );
+}
+
+/// A command line that forgets what clap cannot guess is told what to write.
+#[tokio::test]
+async fn what_was_forgotten_is_told() {
+    let shell = Shell::new().await;
+    let line = "write the command of the server behind --: lockgate server add a x -- ";
+    let add = ["server", "add", "a", "x"];
+    for (words, command) in [
+        (&["npx", "-y", "foo"][..], "npx -y foo"),
+        (&["npx", "foo"], "npx foo"),
+        (&["npx"], "npx"),
+        (&[], "COMMAND"),
+    ] {
+        let said = shell.fails(2, &[&add[..], words].concat()).await;
+        assert_eq!(said, format!("{line}{command}\n"));
+    }
+    // A misspelt flag is told as before.
+    let said = shell.fails(2, &[&add[..], &["--replce"]].concat()).await;
+    assert!(said.contains("unexpected argument '--replce'"), "{said}");
+    let said = shell
+        .fails(2, &["user", "add", "a", "bob", "bobspassword1"])
+        .await;
+    assert!(
+        said.starts_with("FILE: is no file with the specification of a user"),
+        "{said}"
+    );
+    assert!(
+        said.contains("--password-stdin") && !said.contains("bobspassword1"),
+        "{said}"
+    );
+    let help = shell.done(&["user", "add", "--help"]).await;
+    assert!(
+        help.contains("Declare a user") && help.contains("The user\n"),
+        "{help}"
+    );
+}
+
+/// `apply` takes the manifest as `import` does, and a dry run does not say that it applied anything.
+#[tokio::test]
+async fn a_dry_run_would_change() {
+    let shell = Shell::new().await;
+    let file = shell.file("m.yaml", "version: 1\ntenants: {a: {auth: {mode: none}}}\n");
+    let said = shell.run(&["apply", &file, "--dry-run"]).await;
+    assert_eq!(
+        (said.code, said.out.as_str()),
+        (0, "+ tenant a\n"),
+        "{}",
+        said.err
+    );
+    assert!(
+        said.err.ends_with("would change, without --dry-run:\n"),
+        "{}",
+        said.err
+    );
+    assert!(!said.err.contains("appl"), "{}", said.err);
+    let said = shell.run(&["apply", &file]).await;
+    assert_eq!(
+        (said.code, said.out.as_str()),
+        (0, "+ tenant a\n"),
+        "{}",
+        said.err
+    );
+    assert!(
+        said.err.contains(&format!("applied {file}")),
+        "{}",
+        said.err
+    );
+    shell.fails(2, &["apply"]).await;
+    shell.fails(2, &["apply", &file, "-f", &file]).await;
+}
+
+/// Sessions have the name of their client, and an age for people; a log without lines says so.
+#[tokio::test]
+async fn lists_are_for_people() {
+    let shell = Shell::new().await;
+    let _session = shell.session("a").await;
+    let uri = "http://127.0.0.1:1/callback";
+    let client = [
+        "client",
+        "add",
+        "a",
+        "ci",
+        "--redirect-uri",
+        uri,
+        "--title",
+        "The App",
+    ];
+    shell.done(&client).await;
+    let listed = shell.done(&["session", "list", "a"]).await;
+    let lines: Vec<&str> = listed.lines().collect();
+    assert!(lines[0].contains("CLIENT  NAME     TRANSPORT"), "{listed}");
+    assert!(lines[1].contains("ci      The App  "), "{listed}");
+    let age = lines[1].rsplit(' ').next().unwrap();
+    assert!(age.ends_with('s') && !age.contains('.'), "{listed}");
+    let said = shell.run(&["server", "logs", "a", "x"]).await;
+    assert_eq!((said.code, said.out.as_str()), (0, ""), "{}", said.err);
+    assert_eq!(said.err, "no lines yet\n");
 }

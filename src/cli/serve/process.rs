@@ -150,6 +150,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         Err(mistakes) => return Ok(refuse(&mistakes)),
     };
     warn(&config, &served.snapshot.catalog(), &offer);
+    tell_of_network(&config, &env);
     let is_temporary = is_run || offer.separation == Separation::Uid;
     let prepared = prepared_dir(&config, &work, is_temporary);
     let descriptors = Descriptors::new(kernel.open_files);
@@ -246,6 +247,22 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
                 missing.what
             );
         }
+    }
+}
+
+/// Tells of variables by which this machine reaches the network, and servers do not.
+fn tell_of_network(config: &Config, env: &BTreeMap<String, String>) {
+    let known = |name: &str| config.children.env.iter().any(|(known, _)| known == name);
+    let kept = NETWORK.iter().chain(&CA_VARIABLES);
+    let kept: Vec<&str> = kept
+        .filter(|name| env.contains_key(**name) && !known(name))
+        .copied()
+        .collect();
+    if !config.is_run && !kept.is_empty() {
+        tracing::info!(
+            variables = kept.join(", "),
+            "servers do not get these variables: children.ca_file and children.env give them some"
+        );
     }
 }
 

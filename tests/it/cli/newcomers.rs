@@ -6,7 +6,10 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 use serde_json::{Value, json};
 
 use super::commands::{Said, Shell};
-use crate::support::harness::{Gateway, Session, child, json_of, opening, run_args, until, within};
+use crate::support::{
+    harness::{Gateway, Session, child, json_of, opening, run_args, until, within},
+    served::Served,
+};
 
 /// The error of an `initialize` that fails.
 async fn refused(gateway: &Gateway) -> Value {
@@ -198,6 +201,24 @@ async fn children_share_certificates_and_variables() {
     assert_eq!(told["HTTPS_PROXY"], "http://proxy.test");
     let read = session.text("read_path", json!({"path": file})).await;
     assert!(read.contains("BEGIN CERTIFICATE"), "{read}");
+}
+
+/// What `run` passes on and `serve` does not is told at the start.
+#[tokio::test]
+async fn serve_tells_of_the_certificates_that_it_keeps() {
+    let env = [("NODE_EXTRA_CA_CERTS", "/etc/corp.pem"), ("LC_ALL", "C")];
+    let servers = json!({"main": {"command": child()}});
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": servers}});
+    let passed = json!({"children": {"env": ["NODE_EXTRA_CA_CERTS"]}});
+    for (config, is_told) in [(json!({}), true), (passed, false)] {
+        let mut gateway = Served::with(&env, config, tenants.clone()).await;
+        let lines = gateway.end().await;
+        let is_it = |line: &Value| {
+            let line = line.to_string();
+            line.contains("servers do not get") && line.contains("NODE_EXTRA_CA_CERTS")
+        };
+        assert_eq!(lines.iter().any(is_it), is_told, "{lines:?}");
+    }
 }
 
 /// The environment of a session's child.

@@ -89,8 +89,9 @@ pub(super) struct CallStream {
     /// Events that were read and not yet given.
     read: VecDeque<Bytes>,
     asks: Vec<InputRequest>,
-    /// The time at which the client is asked.
+    /// The time at which the client is asked, and the latest such time.
     ask_at: Option<Instant>,
+    ask_by: Option<Instant>,
     round: u32,
 }
 
@@ -104,9 +105,11 @@ pub(super) enum Step {
     Over,
 }
 
-/// The time that a server has to ask more before its client is asked: servers ask several things at
-/// once.
-const GATHER: Duration = Duration::from_millis(20);
+/// The time that a server has to ask more after each question before its client is asked: servers ask several
+/// things at once, and a busy machine takes a while to read them.
+const GATHER: Duration = Duration::from_millis(50);
+/// The longest time from the first question.
+const GATHER_MAX: Duration = Duration::from_millis(500);
 
 impl CallStream {
     /// The stream of a call that was begun.
@@ -126,6 +129,7 @@ impl CallStream {
             read: VecDeque::new(),
             asks: Vec::new(),
             ask_at: None,
+            ask_by: None,
             round: 0,
         }
     }
@@ -171,7 +175,7 @@ impl CallStream {
                     }
                 },
                 () = sleep_until(ask_at.unwrap_or_else(Instant::now)), if ask_at.is_some() => {
-                    self.ask_at = None;
+                    (self.ask_at, self.ask_by) = (None, None);
                     if is_mirrored(&self.responder.request.method_name()) {
                         return self.park();
                     }
@@ -209,7 +213,9 @@ impl CallStream {
                 let held = self.budget.hold(ask.request.len() as u64);
                 ask.request = held.until_dropped(ask.request);
                 self.asks.push(ask);
-                self.ask_at.get_or_insert_with(|| Instant::now() + GATHER);
+                let now = Instant::now();
+                let last = *self.ask_by.get_or_insert(now + GATHER_MAX);
+                self.ask_at = Some(last.min(now + GATHER));
                 None
             }
             (Kind::Notification, Method::Progress) => self.progress(&message),
@@ -224,7 +230,7 @@ impl CallStream {
                 let ask = message.request_id().map(|span| span.of(message.bytes()));
                 self.asks.retain(|known| Some(&*known.id) != ask);
                 if self.asks.is_empty() {
-                    self.ask_at = None;
+                    (self.ask_at, self.ask_by) = (None, None);
                 }
                 None
             }

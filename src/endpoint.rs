@@ -400,7 +400,7 @@ pub(crate) fn is_unfinished(path: &str) -> bool {
 pub(crate) const UNFINISHED: &str =
     "no such endpoint: the URL of a server ends with its name and /mcp";
 
-/// Names that a machine has for itself: one host, by any of them.
+/// Names that a machine has for itself: all of them name one host.
 pub(crate) const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 /// Path prefix of all tenants.

@@ -264,12 +264,12 @@ fn finished(
     answered(front, request, line, accepts)
 }
 
-/// The error response of a server that could not be initialized. An error of its own is none of the
-/// request: its codes would be taken for the gateway's.
+/// The error response of a server that could not be initialized. What the server itself says stays out of it:
+/// its codes would be taken for answers to this request.
 fn failed(front: &Front, request: &ModernRequest<'_>, line: Bytes, accepts: Accepts) -> Response {
     let message = Message::parse(line).ok();
-    let own = message.filter(|message| message.error().is_some_and(CallError::is_own));
-    let line = match own {
+    let of_gateway = message.filter(|message| message.error().is_some_and(CallError::is_own));
+    let line = match of_gateway {
         Some(message) => request.completion(None).complete(&message),
         None => CallError::REFUSED.line(request.id()),
     };

@@ -61,11 +61,12 @@ impl Responder {
         let Ok(message) = Message::parse(answer.clone()) else {
             return answer;
         };
-        let visits = self.stateless.visits(access, &self.request, &message);
-        match visits.filter(|_| self.may_visit) {
-            Some((asks, ticket)) => self.input_required(&asks, &ticket),
-            None => self.completion.complete(&message),
+        if self.may_visit
+            && let Some((asks, ticket)) = self.stateless.visits(access, &self.request, &message)
+        {
+            return self.input_required(&asks, &ticket);
         }
+        self.completion.complete(&message)
     }
 
     fn input_required(&self, asks: &[InputRequest], ticket: &str) -> Bytes {
@@ -89,8 +90,9 @@ pub(super) struct CallStream {
     /// Events that were read and not yet given.
     read: VecDeque<Bytes>,
     asks: Vec<InputRequest>,
-    /// The time at which the client is asked, and the latest such time.
+    /// The time at which the client is asked.
     ask_at: Option<Instant>,
+    /// The latest such time.
     ask_by: Option<Instant>,
     round: u32,
 }

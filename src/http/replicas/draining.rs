@@ -38,6 +38,11 @@ pub(crate) async fn to_successor(
         return Ok(request);
     }
     let is_hop = request.extensions().get::<Hop>().is_some();
+    let successors = front.hub.successors().await;
+    if successors.is_empty() && !is_hop {
+        // It is read where it is served, within the share of its caller.
+        return Ok(request);
+    }
     let (parts, unread) = request.into_parts();
     let body = body::whole(unread, front.config.http.max_body).await;
     let body = body.map_err(IntoResponse::into_response)?;
@@ -58,7 +63,7 @@ pub(crate) async fn to_successor(
         return Ok(Request::from_parts(parts, Body::from(body)));
     }
     let forwarding = Forwarding::without_session(front, cluster, admitted, (&parts, body.clone()));
-    for successor in front.hub.successors().await {
+    for successor in successors {
         match forwarding.once(&successor).await {
             Ok(response) => return Err(response),
             Err(HopError::Send(SendError::Broken | SendError::Silent)) => {

@@ -48,6 +48,9 @@ impl Stateless {
 
     /// Subscribes a session that calls have alone to the resources of a subscription.
     pub(super) fn watch(&self, uris: Vec<Box<[u8]>>, member: &Member, access: &Access) {
+        if uris.is_empty() {
+            return;
+        }
         let Ok(handle) = self.sender.hub.0.find(access, member.id.as_str()) else {
             return;
         };

@@ -70,7 +70,8 @@ impl Stateless {
         Arc::clone(groups.all.entry(key).or_default())
     }
 
-    /// Begins a session for a caller, for one call at a time or for all; the raw error response of the server if it refuses to.
+    /// Begins a session for a caller, for one call at a time or for all; the raw error response of the server
+    /// if it refuses to.
     pub(super) async fn begin(
         &self,
         caller: &Caller<'_>,

@@ -23,6 +23,7 @@ use std::{
 
 use serde_json::{Value, json};
 
+mod era;
 mod hogs;
 mod reach;
 
@@ -65,6 +66,17 @@ fn main() {
 
 /// One message of the client.
 fn receive(message: Value) {
+    if era::is_modern() && era::receive(&message) {
+        return;
+    }
+    if message["method"] == "server/discover" {
+        if env("CHILD_UPSET").is_some() {
+            std::process::exit(4);
+        }
+        if env("CHILD_IGNORES_UNKNOWN").is_some() {
+            return;
+        }
+    }
     let id = message.get("id").cloned().filter(|id| !id.is_null());
     let params = message.get("params").cloned().unwrap_or(Value::Null);
     match (message["method"].as_str(), id) {
@@ -648,7 +660,8 @@ fn whereabouts() -> Value {
     })
 }
 
-fn answer(id: &Value, result: Value) {
+fn answer(id: &Value, mut result: Value) {
+    era::complete(&mut result);
     send(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
 }
 

@@ -75,14 +75,14 @@ def subject(kind, binary, folder):
 
 
 @contextlib.contextmanager
-def full(binary, folder, sandbox=None):
+def full(binary, folder, sandbox=None, more=None):
     """`lockgate serve` with all that is on in production, and defaults for everything else."""
     key, place = api_key(), Path(folder) / f"serve-{time.monotonic_ns()}"
     place.mkdir()
     server = {
         "command": str(ECHO),
         "policy": {"tools": {"allow": ["echo", "slow", "big", "flood", "list_*", "get_*"], "deny": ["drop_*", "delete_*"]}},
-    } | ({"sandbox": sandbox} if sandbox else {})
+    } | ({"sandbox": sandbox} if sandbox else {}) | (more or {})
     tenant = {
         "auth": {"mode": "keys"},
         "api_keys": {"bench": {"hash": key_hash(key), "subject": "bench", "servers": ["echo"]}},

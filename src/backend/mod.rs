@@ -10,6 +10,7 @@
 //! * `prepare`: installations that children start from
 //! * `starter`: starts of children within all limits
 //! * `warm`: children started ahead of sessions, kept until their server changes
+//! * `opening`: era of each server, and the probe for it
 //! * `pool`: source of all children
 //! * `shared`: children that several sessions share
 //! * `dialect`: translation between messages and lines of a child
@@ -19,6 +20,7 @@ pub(crate) mod child;
 pub(crate) mod dialect;
 pub(crate) mod guard;
 pub(crate) mod linux;
+mod opening;
 mod pool;
 pub(crate) mod prepare;
 pub(crate) mod sandbox;

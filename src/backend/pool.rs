@@ -11,14 +11,15 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     admission::{Circuits, Refused, StartFailure, Verdict, spec},
     child::{Launcher, Registry},
-    prepare::Preparations,
+    opening::{Eras, Probed},
+    prepare::{Preparations, Ready},
     starter::{Occasion, Started, Starter, TenantMemory},
     warm::WarmChildren,
 };
 use crate::{
     config::gateway,
     declare::Server,
-    telemetry::{Metrics, Traces},
+    telemetry::{Exit, Metrics, Traces},
 };
 
 /// Source of all children of a gateway.
@@ -27,6 +28,7 @@ pub(crate) struct Pool {
     circuits: Arc<Circuits>,
     starter: Arc<Starter>,
     warm: WarmChildren,
+    eras: Eras,
     /// Installations that children start from.
     pub(crate) preparations: Arc<Preparations>,
     /// Children that run.
@@ -67,6 +69,7 @@ impl Pool {
         Self {
             wait: bounds.wait,
             circuits,
+            eras: Eras::default(),
             warm: WarmChildren::new(Arc::clone(&starter), Arc::clone(&preparations)),
             preparations,
             registry: Arc::clone(&starter.registry),
@@ -98,6 +101,7 @@ impl Pool {
             }
             sleep_until(until).await;
         }
+        let is_modern = occasion.is_modern;
         // A caller whose `initialize` ends children must not take all of the warm ones.
         let (spec, cause) = (spec(&server), occasion.cause.as_ref());
         if self.circuits.peek(&spec, cause) == Verdict::Now
@@ -106,11 +110,38 @@ impl Pool {
             // It may be the probe of a circuit that was open.
             _ = self.circuits.try_start(&spec, cause);
             warm.place.begin(occasion.cause);
-            return Ok(warm);
+            return self.open(&server, ready.as_deref(), warm, is_modern).await;
         }
-        self.starter
+        let started = self
+            .starter
             .start(&server, ready.as_deref(), restarts, deadline, occasion)
+            .await?;
+        self.open(&server, ready.as_deref(), started, is_modern)
             .await
+    }
+
+    /// Opens a started child for its owner. One that ends of the probe is replaced, in its place.
+    async fn open(
+        &self,
+        server: &Server,
+        ready: Option<&Ready>,
+        started: Started,
+        is_modern: bool,
+    ) -> Result<Started, Refused> {
+        let spec = spec(server);
+        let Started { child, place } = started;
+        let opened = self.eras.open(child, &spec, server.era, (is_modern, false));
+        let upset = match opened.await {
+            Probed::Ready(child) => return Ok(Started { child, place }),
+            Probed::Upset(child) => child,
+        };
+        upset.kill().await;
+        self.metrics.child_exited(Exit::Stopped);
+        let Started { child, place } = self.starter.spawn(server, ready, place)?;
+        let opened = self.eras.open(child, &spec, server.era, (is_modern, true));
+        match opened.await {
+            Probed::Ready(child) | Probed::Upset(child) => Ok(Started { child, place }),
+        }
     }
 
     /// Keeps the declared number of warm children of each `wanted` server, and none of other servers,

@@ -52,6 +52,8 @@ pub(crate) struct Occasion {
     pub(crate) cause: Option<Cause>,
     /// The trace of the request.
     pub(crate) trace: Option<TraceContext>,
+    /// Whether the client is one of the modern era.
+    pub(crate) is_modern: bool,
 }
 
 /// A started child.
@@ -124,7 +126,7 @@ impl Starter {
         occasion: Occasion,
     ) -> Result<Started, Refused> {
         let spec = spec(server);
-        let Occasion { cause, trace } = occasion;
+        let Occasion { cause, trace, .. } = occasion;
         let seat = match self.registry.seat(&server.tenant, server.room) {
             Ok(seat) => seat,
             Err(full) => return self.circuits.refuse(Refused::Limit(full)),
@@ -174,7 +176,8 @@ impl Starter {
         self.spawn(server, ready, place)
     }
 
-    fn spawn(
+    /// Starts a child in this place.
+    pub(super) fn spawn(
         &self,
         server: &Server,
         ready: Option<&Ready>,

@@ -55,5 +55,5 @@ pub(crate) use self::pattern::Pattern;
 pub(crate) use self::policy::{Names, Policy, is_scope};
 pub(crate) use self::quotas::{Bounds, Full, Quotas, Room};
 pub(crate) use self::server::{
-    Clocks, Isolation, Limits, OnLoss, Reply, ReplyMode, Server, Supervision,
+    Clocks, Isolation, Limits, OnLoss, Reply, ReplyMode, Server, ServerEra, Supervision,
 };

@@ -30,6 +30,8 @@ pub(crate) struct Server {
     pub(crate) tools: HashMap<String, Clocks>,
     /// Limits of one child.
     pub(crate) limits: Limits,
+    /// The revisions that its children are spoken to in.
+    pub(crate) era: ServerEra,
     /// Sharing, pooling and replacement of its children.
     pub(crate) supervision: Supervision,
     /// The access policy.
@@ -129,6 +131,18 @@ pub(crate) struct Supervision {
     pub(crate) idle: Duration,
     /// The effect of a lost child on its session.
     pub(crate) on_loss: OnLoss,
+}
+
+/// The revisions that the children of a server are spoken to in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ServerEra {
+    /// Those that a child says it understands, by its answer to a probe.
+    #[default]
+    Auto,
+    /// Session-based ones, without a probe.
+    Legacy,
+    /// Stateless ones.
+    Modern,
 }
 
 /// The sessions that share a child.

@@ -18,7 +18,7 @@ use crate::{
     config::{Node, Value, Wrong},
     declare::{
         Clocks, Home, Isolation, Launch, Limits, OnLoss, Recipe, Reply, ReplyMode, Room, STORE,
-        Server, Start, Supervision, derive,
+        Server, ServerEra, Start, Supervision, derive,
     },
 };
 
@@ -49,6 +49,13 @@ impl Reader<'_> {
             tools: tools(&fields, clocks),
             reply: reply(&fields),
             limits: limits(&fields),
+            era: fields
+                .key(
+                    "era",
+                    "The revisions that its children are spoken to in: legacy are those with sessions (until \
+                     2025-11-25), modern those without (2026-07-28); auto asks each program once.",
+                )
+                .read(ServerEra::default(), parse::choice(&ERAS)),
             supervision: supervision(&fields),
             policy: Arc::new(policy(&fields)),
             audit_calls: fields
@@ -459,6 +466,11 @@ fn supervision(fields: &Fields<'_>) -> Supervision {
     read
 }
 
+const ERAS: [(&str, ServerEra); 3] = [
+    ("auto", ServerEra::Auto),
+    ("legacy", ServerEra::Legacy),
+    ("modern", ServerEra::Modern),
+];
 const ISOLATIONS: [(&str, Isolation); 3] = [
     ("session", Isolation::Session),
     ("principal", Isolation::Principal),

@@ -87,24 +87,26 @@ pub(crate) fn without_tasks(result: &[u8]) -> Bytes {
 /// An `initialize` of the gateway for a client with these raw capabilities, and with this raw name and
 /// version if it has said any.
 pub(crate) fn request(capabilities: &[u8], client_info: Option<&[u8]>) -> Bytes {
-    let own = concat!(
-        r#"{"name":"lockgate","version":""#,
-        env!("CARGO_PKG_VERSION"),
-        r#""}"#
-    );
     let params = [
         br#"{"protocolVersion":""#,
         NEWEST.as_str().as_bytes(),
         br#"","capabilities":"#,
         capabilities,
         br#","clientInfo":"#,
-        client_info.unwrap_or(own.as_bytes()),
+        client_info.unwrap_or(OWN_INFO.as_bytes()),
         b"}",
     ];
     let mut line = BytesMut::new();
     jsonrpc::push_request(b"0", "initialize", Some(&params.concat()), &mut line);
     line.freeze()
 }
+
+/// The raw name and version of the gateway as a client.
+pub(super) const OWN_INFO: &str = concat!(
+    r#"{"name":"lockgate","version":""#,
+    env!("CARGO_PKG_VERSION"),
+    r#""}"#
+);
 
 /// The newest session-based revision.
 const NEWEST: Revision = Revision::V2025_11_25;

@@ -4,6 +4,7 @@
 //! (`dialect`), and the processes below the guard (`guard`).
 
 use std::{
+    collections::VecDeque,
     future::poll_fn,
     io,
     mem::MaybeUninit,
@@ -28,6 +29,7 @@ use super::launcher::Launcher;
 use super::lines::{CHUNK, Lines, Taken};
 use super::stderr::{Stderr, Tail};
 use super::zygote::Guard;
+use crate::backend::dialect::Translator;
 use crate::backend::sandbox::UidLease;
 use crate::base::budget::Budget;
 use crate::declare::{Launch, Limits};
@@ -84,6 +86,10 @@ pub(crate) struct Child {
     pub(super) queue: BytesMut,
     /// Bytes read from stdout and not yet returned.
     lines: Lines,
+    /// Lines that are returned before them.
+    ahead: VecDeque<Bytes>,
+    /// Until its owner can speak to it directly.
+    translator: Option<Box<Translator>>,
     /// Kept and logged part of stderr.
     errors: Stderr,
     /// What its pipes hold here; none if it is not counted.
@@ -129,6 +135,8 @@ impl Child {
             guard,
             queue: BytesMut::from(&request.encode()[..]),
             lines: Lines::new(size(limits.line)),
+            ahead: VecDeque::new(),
+            translator: None,
             errors: Stderr::new(label.to_owned(), size(limits.stderr)),
             held: None,
             exit: None,
@@ -157,7 +165,20 @@ impl Child {
 
     /// Queue of the child's stdin, for whole lines only.
     pub(crate) fn out(&mut self) -> &mut BytesMut {
-        &mut self.queue
+        match &mut self.translator {
+            Some(translator) => translator.inbox(),
+            None => &mut self.queue,
+        }
+    }
+
+    /// Translates what its owner and the child say to each other from now on.
+    pub(crate) fn translate_by(&mut self, translator: Translator) {
+        self.translator = Some(Box::new(translator));
+    }
+
+    /// Returns lines that were read before those that follow.
+    pub(crate) fn unread(&mut self, lines: impl IntoIterator<Item = Bytes>) {
+        self.ahead.extend(lines);
     }
 
     /// Takes arrays of messages apart from now on: each item is a line.
@@ -167,11 +188,22 @@ impl Child {
 
     /// Number of queued bytes.
     pub(crate) fn queued(&self) -> usize {
-        self.queue.len()
+        let translator = self.translator.as_ref();
+        self.queue.len() + translator.map_or(0, |translator| translator.queued())
+    }
+
+    /// Bytes that its owner and it have here, and that neither has taken yet.
+    fn held(&self) -> usize {
+        let kept = self
+            .translator
+            .as_ref()
+            .map_or(0, |translator| translator.kept());
+        self.lines.len() + self.queued() + kept
     }
 
     /// Writes as much as the pipe takes now, ahead of the next poll.
     pub(crate) fn try_flush(&mut self) {
+        self.translate();
         while let Some(stdin) = &self.stdin
             && !self.queue.is_empty()
         {
@@ -185,6 +217,16 @@ impl Child {
             }
         }
         self.release_queue();
+    }
+
+    /// Translates the lines of its owner.
+    fn translate(&mut self) {
+        if let Some(translator) = &mut self.translator {
+            translator.flush(&mut self.queue, &mut self.ahead);
+            if translator.is_over() {
+                self.translator = None;
+            }
+        }
     }
 
     /// Waits for the next event and serves the pipes meanwhile; cancel-safe.
@@ -213,7 +255,12 @@ impl Child {
             // A child with much output must not starve the others of this worker.
             let turn = ready!(coop::poll_proceed(cx));
             self.poll_stdin(cx);
-            if let Some(event) = self.take_line() {
+            let event = self.take_line();
+            if self.translator.is_some() {
+                // Lines of the child may have led to lines for it.
+                self.poll_stdin(cx);
+            }
+            if let Some(event) = event {
                 turn.made_progress();
                 return Poll::Ready(event);
             }
@@ -246,6 +293,7 @@ impl Child {
 
     /// Writes as much of the queue as the pipe takes.
     fn poll_stdin(&mut self, cx: &mut Context<'_>) {
+        self.translate();
         while !self.queue.is_empty() {
             let Some(stdin) = &mut self.stdin else { break };
             match Pin::new(stdin).poll_write(cx, &self.queue) {
@@ -272,20 +320,30 @@ impl Child {
 
     /// Next event of stdout: a complete line, one that is too long, or the end.
     fn take_line(&mut self) -> Option<ChildEvent> {
-        match self.lines.take(self.stdout.is_none())? {
-            Taken::Line(line) => Some(ChildEvent::Line(line)),
-            Taken::TooLong => Some(ChildEvent::TooLong),
-            Taken::End => Some(ChildEvent::Closed),
+        loop {
+            if let Some(line) = self.ahead.pop_front() {
+                return Some(ChildEvent::Line(line));
+            }
+            let line = match self.lines.take(self.stdout.is_none())? {
+                Taken::Line(line) => line,
+                Taken::TooLong => return Some(ChildEvent::TooLong),
+                Taken::End => return Some(ChildEvent::Closed),
+            };
+            let Some(translator) = &mut self.translator else {
+                return Some(ChildEvent::Line(line));
+            };
+            translator.line(line, &mut self.queue, &mut self.ahead);
         }
     }
 
     /// Reads once; stays pending after the end of stdout.
     fn poll_stdout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let bytes = self.held();
         let Some(stdout) = &mut self.stdout else {
             return Poll::Pending;
         };
         if let Some(held) = &mut self.held {
-            held.count(self.lines.len() + self.queue.len());
+            held.count(bytes);
             ready!(held.poll_room(cx));
         }
         let result = pin!(stdout.read_buf(self.lines.room())).poll(cx);

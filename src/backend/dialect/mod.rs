@@ -1,23 +1,35 @@
 //! Dialects: translation between messages of a client and lines of a child, without IO.
 //!
-//! Not here: the bytes of a child (`backend::child`) and the routing of its messages
-//! (`hub::stream`, and `backend::shared` for shared children).
+//! A session has the legacy dialect, which keeps the ids and progress tokens of its two sides apart. A child
+//! of the modern era has the modern dialect as well, between its pipes and its owner, which sees a
+//! session-based server. So neither sessions nor shared children know eras, and each pair of eras is made of
+//! two translations.
 //!
+//! Not here: the bytes of a child (`backend::child`), the probe (`backend::opening`), and the routing of
+//! messages (`hub::stream`, and `backend::shared` for shared children).
+//!
+//! * `era`: the probe for the era of a server, and what is known of it
 //! * `id_blocks`: ids of the sessions of shared children
 //! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25; and the lines that
 //!   restore one in another child
+//! * `listening`: subscriptions of a session at a modern server
+//! * `modern`: stateless servers, for sessions
 //! * `own_requests`: requests of the gateway itself, and errors to them
 //! * `translated`: results of a translation
-//! * `translation`: the only match over the dialects, and the list of duties of a dialect
+//! * `translator`: between a child and its owner, until it is known that neither needs one
 
+mod era;
 mod id_blocks;
 mod legacy;
+mod listening;
+mod modern;
 mod own_requests;
 mod translated;
-mod translation;
+mod translator;
 
+pub(crate) use self::era::{Era, KnownEra, PROBE, era_of, push_probe};
 pub(crate) use self::id_blocks::{IdBlocks, IdLease, OWN_IDS};
-pub(crate) use self::legacy::owe;
+pub(crate) use self::legacy::{Legacy, owe};
 pub(crate) use self::own_requests::{OwnRequests, log_own_error};
 pub(crate) use self::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
-pub(crate) use self::translation::Dialect;
+pub(crate) use self::translator::{Opening, Translator};

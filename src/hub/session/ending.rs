@@ -8,7 +8,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{lifetime::EndReason, ownership::refuse, task::Session};
 use crate::{
-    backend::dialect::CallId,
+    backend::dialect::{CallId, Legacy},
     error::Error,
     hub::{
         call::{Call, CallError},
@@ -227,7 +227,7 @@ impl Session {
             return;
         };
         let why = "the client lacks a capability";
-        self.dialect.cancel(call, why, self.link.out());
+        Legacy::cancel(call, why, self.link.out());
         self.link.try_flush();
         let ended = self.calls.end(call).zip(self.dialect.abandon(call));
         let Some((mut ended, id)) = ended else { return };

@@ -17,7 +17,7 @@ use crate::{
     backend::{
         NO_ANSWER,
         child::ChildEvent,
-        dialect::{AskId, CallId, ServerMessage, log_own_error},
+        dialect::{AskId, CallId, Legacy, ServerMessage, log_own_error},
         shared::{mailbox, routing},
     },
     declare::{Policy, Server},
@@ -575,8 +575,7 @@ impl Session {
                 self.withdraw_ask(ask, text);
             }
             Overdue::Call(call) => {
-                self.dialect
-                    .cancel(call, "the call took too long", self.link.out());
+                Legacy::cancel(call, "the call took too long", self.link.out());
                 if let Some(member) = self.link.member() {
                     member.probe();
                 } else {

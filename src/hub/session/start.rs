@@ -17,7 +17,7 @@ use crate::{
     declare::Isolation,
     hub::{
         call::{CallError, quota},
-        core::or_never,
+        core::{Transport, or_never},
         ownership::STORE_AWAY,
         stream::Answer,
     },
@@ -49,6 +49,7 @@ impl Session {
             let occasion = Occasion {
                 cause: self.cause(),
                 trace: self.client.trace().cloned(),
+                is_modern: self.client.transport() == Transport::Stateless,
             };
             return self.link.acquire(Box::pin(async move {
                 let started = pool.get(server, restarts, not_before, occasion).await;
@@ -113,7 +114,9 @@ impl Session {
         let revision = self.lifetime.revision();
         let revision = revision.or_else(|| self.offered_revision(initialize).err());
         let revision = revision.map(Revision::as_str);
-        let id = self.dialect.request_as(initialize, revision, child.out());
+        let id = self
+            .dialect
+            .request_as(initialize, revision, None, child.out());
         child.try_flush();
         let pulse = Arc::downgrade(self.streams.pulse());
         place.entry().on_restart(move || {

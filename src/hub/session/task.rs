@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     auth::Access,
-    backend::dialect::Dialect,
+    backend::dialect::Legacy,
     error::Error,
     hub::{
         call::{CallError, Calls, Pings},
@@ -49,7 +49,7 @@ pub(crate) struct Session {
     pub(super) link: Link,
     pub(super) pacing: Pacing,
     pub(super) replay: Box<ReplayState>,
-    pub(super) dialect: Dialect,
+    pub(super) dialect: Legacy,
     pub(super) calls: Calls,
     pub(super) pings: Pings,
     pub(super) streams: Streams,
@@ -119,7 +119,7 @@ impl Session {
             link: Link::new(now),
             pacing: Pacing::new(now, caller),
             replay: Box::new(ReplayState::new(memory)),
-            dialect: Dialect::default(),
+            dialect: Legacy::default(),
             calls: Calls::default(),
             pings: Pings::default(),
             streams,

@@ -92,7 +92,7 @@ impl Completion {
 }
 
 /// The cut that adds a member to an object that does not have it.
-fn with_member(
+pub(super) fn with_member(
     text: &[u8],
     object: Span,
     name: &str,

@@ -1,5 +1,5 @@
 //! Messages of the modern era (revision 2026-07-28 and later), and the same messages for session-based
-//! servers.
+//! servers and clients.
 //!
 //! Pure functions over bytes. Not here: the sessions in between (`hub::stateless`) and HTTP
 //! (`http::mcp`).
@@ -10,12 +10,14 @@
 //! * `mirrored`: values of header fields that mirror the body
 //! * `tool_headers`: header fields that mirror arguments of tools
 //! * `request`: what a request says in `_meta`, and the request for a session-based server
+//! * `session_client`: the other way round: requests of session-based clients for servers of this era
 
 mod answer;
 mod discover;
 mod input;
 mod mirrored;
 mod request;
+mod session_client;
 mod tool_headers;
 
 pub(crate) use self::answer::{Completion, with_subscription};
@@ -24,5 +26,9 @@ pub(crate) use self::input::{InputRequest, input_required, responses, url_elicit
 pub(crate) use self::mirrored::{Mirrored, is_mirrored};
 pub(crate) use self::request::{
     RequestMeta, for_session, is_removed, may_be_asked, request_state, salient,
+};
+pub(crate) use self::session_client::{
+    ClientMeta, ServerAnswer, WantedInput, acknowledged_resources, initialize_result, push_ask,
+    retry, server_capabilities, subscription_of, without_subscription,
 };
 pub(crate) use self::tool_headers::{ToolHeaders, without_invalid_tools};

@@ -1,0 +1,191 @@
+//! Subscriptions of a session at a modern server: one `subscriptions/listen` at a time, for all that the
+//! session wants to hear (2026-07-28 subscriptions).
+
+use std::collections::{BTreeSet, VecDeque};
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::protocol::{
+    Message, json,
+    jsonrpc::{push_error, push_raw_error, push_result},
+    modern::{self, ClientMeta},
+};
+
+/// What a session hears beside its calls.
+#[derive(Default)]
+pub(super) struct Listening {
+    /// Members of the filter: the lists that the server tells changes of.
+    lists: Vec<&'static str>,
+    /// The raw URIs of the resources, in their canonical spelling.
+    resources: BTreeSet<Box<[u8]>>,
+    /// Requests to subscribe that wait for a `subscriptions/listen` of theirs: raw ids and URIs.
+    waiting: Vec<(Box<[u8]>, Box<[u8]>)>,
+    /// Those that wait for its acknowledgement.
+    asked: Vec<(Box<[u8]>, Box<[u8]>)>,
+    /// The number of the latest `subscriptions/listen`.
+    last: u64,
+    /// The one that was acknowledged.
+    current: Option<u64>,
+    /// The one that was not yet.
+    pending: Option<u64>,
+    /// Whether more has changed since that was sent.
+    is_stale: bool,
+    /// How often the server has ended one.
+    ended: u32,
+}
+
+/// How often one that the server has ended is begun again. A server that ends because of it would be asked
+/// without an end.
+const MOST_ENDED: u32 = 3;
+
+/// The lists whose changes are told: the capability, and the member of a filter.
+const LISTS: [(&str, &str); 3] = [
+    ("tools", "toolsListChanged"),
+    ("prompts", "promptsListChanged"),
+    ("resources", "resourcesListChanged"),
+];
+
+/// The lines that a change leads to: those for the server, and those for the session.
+pub(super) struct Out<'o> {
+    /// The fields of each request.
+    pub(super) client: &'o ClientMeta,
+    /// Lines for the server.
+    pub(super) server: &'o mut BytesMut,
+    /// Lines for the session, without line ends.
+    pub(super) session: &'o mut VecDeque<Bytes>,
+}
+
+impl Out<'_> {
+    fn answer(&mut self, id: &[u8]) {
+        let mut line = BytesMut::new();
+        push_result(id, b"{}", &mut line);
+        self.session.push_back(line.freeze());
+    }
+}
+
+impl Listening {
+    /// Begins to hear of changes of lists, as far as a server with these raw capabilities tells them.
+    pub(super) fn begin(&mut self, capabilities: &[u8], out: &mut Out<'_>) {
+        let is_told = |kind: &str| {
+            let declared = json::get(capabilities, kind);
+            declared.and_then(|declared| json::get(declared, "listChanged")) == Some(b"true")
+        };
+        let told = LISTS.iter().filter(|(kind, _)| is_told(kind));
+        self.lists = told.map(|(_, member)| *member).collect();
+        if !self.lists.is_empty() {
+            self.refresh(out);
+        }
+    }
+
+    /// Watches a raw URI; the request with this raw id is answered when the server has agreed.
+    pub(super) fn subscribe(&mut self, id: &[u8], uri: &[u8], out: &mut Out<'_>) {
+        let uri = json::canonical(uri);
+        self.resources.insert(uri.clone());
+        self.waiting.push((id.into(), uri));
+        self.refresh(out);
+    }
+
+    /// Watches a raw URI no longer.
+    pub(super) fn unsubscribe(&mut self, id: &[u8], uri: &[u8], out: &mut Out<'_>) {
+        self.resources.remove(&json::canonical(uri));
+        out.answer(id);
+        self.refresh(out);
+    }
+
+    /// Requests all that is wanted now, at once or after the acknowledgement of the latest request.
+    fn refresh(&mut self, out: &mut Out<'_>) {
+        if self.pending.is_some() {
+            self.is_stale = true;
+            return;
+        }
+        self.is_stale = false;
+        if self.lists.is_empty() && self.resources.is_empty() {
+            self.end_current(out);
+            return;
+        }
+        self.last += 1;
+        self.pending = Some(self.last);
+        self.asked = std::mem::take(&mut self.waiting);
+        let uris = self.resources.iter().map(|uri| &**uri);
+        out.client
+            .push_listen(&raw_id(self.last), &self.lists, uris, out.server);
+        out.server.put_u8(b'\n');
+    }
+
+    fn end_current(&mut self, out: &mut Out<'_>) {
+        if let Some(number) = self.current.take() {
+            push_cancelled(&raw_id(number), out.server);
+        }
+    }
+
+    /// The server has acknowledged one, and says what it agrees to.
+    pub(super) fn acknowledged(&mut self, id: &[u8], message: &Message, out: &mut Out<'_>) {
+        if self.pending.is_none_or(|number| raw_id(number) != id) {
+            return;
+        }
+        // The one before is left when this one tells the same, so that nothing is missed.
+        self.end_current(out);
+        self.current = self.pending.take();
+        let agreed = modern::acknowledged_resources(message);
+        for (id, uri) in std::mem::take(&mut self.asked) {
+            if agreed.contains(&uri) {
+                out.answer(&id);
+            } else {
+                self.resources.remove(&uri);
+                let mut line = BytesMut::new();
+                push_error(&id, -32602, UNWATCHED, None, &mut line);
+                out.session.push_back(line.freeze());
+            }
+        }
+        if self.is_stale {
+            self.refresh(out);
+        }
+    }
+
+    /// Whether a raw id is one of these requests.
+    pub(super) fn is_own(id: &[u8]) -> bool {
+        id.starts_with(PREFIX)
+    }
+
+    /// The server has ended one, or refused it with this raw error.
+    pub(super) fn ended(&mut self, id: &[u8], error: Option<&[u8]>, out: &mut Out<'_>) {
+        let is = |number: Option<u64>| number.is_some_and(|number| raw_id(number) == id);
+        if is(self.pending) {
+            self.pending = None;
+            for (id, uri) in std::mem::take(&mut self.asked) {
+                self.resources.remove(&uri);
+                let mut line = BytesMut::new();
+                match error {
+                    Some(error) => push_raw_error(&id, error, &mut line),
+                    None => push_error(&id, -32603, UNWATCHED, None, &mut line),
+                }
+                out.session.push_back(line.freeze());
+            }
+            if self.is_stale {
+                self.refresh(out);
+            }
+        } else if is(self.current) {
+            self.current = None;
+            self.ended += 1;
+            if self.ended <= MOST_ENDED {
+                self.refresh(out);
+            }
+        }
+    }
+}
+
+const UNWATCHED: &str = "the server does not watch this resource";
+
+/// The beginning of the raw ids of these requests.
+const PREFIX: &[u8] = b"\"listen-";
+
+fn raw_id(number: u64) -> Vec<u8> {
+    [PREFIX, number.to_string().as_bytes(), b"\""].concat()
+}
+
+/// Appends the cancellation of a request with a raw id, as a line.
+pub(super) fn push_cancelled(id: &[u8], out: &mut BytesMut) {
+    let params = [&br#"{"requestId":"#[..], id, b"}"].concat();
+    crate::protocol::jsonrpc::push_notification("notifications/cancelled", Some(&params), out);
+    out.put_u8(b'\n');
+}

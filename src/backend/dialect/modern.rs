@@ -1,0 +1,375 @@
+//! Modern dialect: stateless servers of revision 2026-07-28, for sessions.
+//!
+//! It stands between a child and its owner, which sees a session-based server: requests get what the server
+//! has to know of the client, results that ask for input become requests of the server, and the answers of
+//! the client make the request again. A state machine without IO, streams, clocks or HTTP.
+
+use std::collections::VecDeque;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::listening::{Listening, Out, push_cancelled};
+use crate::base::Table;
+use crate::protocol::{
+    Kind, Message, Method, json,
+    jsonrpc::{push_error, push_result},
+    modern::{self, ClientMeta, ServerAnswer, WantedInput},
+};
+
+/// The session of a stateless server.
+#[derive(Default)]
+pub(super) struct Modern {
+    client: ClientMeta,
+    /// The raw capabilities of the server.
+    capabilities: Bytes,
+    /// Pings of the owner, by their raw ids: servers of this era know none.
+    pings: Vec<Box<[u8]>>,
+    /// Calls that the server may answer by asking, by their raw ids.
+    calls: Table<Box<[u8]>, Call>,
+    /// The bytes that they take.
+    kept: usize,
+    listening: Listening,
+}
+
+/// A call that may be made again with what the client has answered.
+struct Call {
+    /// The request, as the server got it first.
+    request: Bytes,
+    /// How often the server has asked.
+    round: u32,
+    /// What the server waits for; empty while it works.
+    asks: Vec<Ask>,
+    /// The raw state of the server.
+    state: Option<Box<[u8]>>,
+}
+
+/// What a server waits for.
+struct Ask {
+    /// The raw key that the server gave it.
+    key: Box<[u8]>,
+    is_elicitation: bool,
+    answer: Option<Bytes>,
+}
+
+/// Where translated lines go.
+pub(super) struct To<'t> {
+    /// Lines for the server, with line ends.
+    pub(super) server: &'t mut BytesMut,
+    /// Lines for the owner, without.
+    pub(super) owner: &'t mut VecDeque<Bytes>,
+}
+
+/// The most bytes of calls of one child that can be made again. The server cannot ask during further ones.
+const MAX_KEPT: usize = 16 << 20;
+
+/// The most rounds of one call: a server that asks for nothing is called again at once.
+const MAX_ROUNDS: u32 = 64;
+
+impl To<'_> {
+    fn owner(&mut self, push: impl FnOnce(&mut BytesMut)) {
+        let mut line = BytesMut::new();
+        push(&mut line);
+        self.owner.push_back(line.freeze());
+    }
+
+    fn listening<'o>(&'o mut self, client: &'o ClientMeta) -> Out<'o> {
+        Out {
+            client,
+            server: self.server,
+            session: self.owner,
+        }
+    }
+}
+
+impl Modern {
+    /// Begins with the `initialize` of the owner: requests its counterpart in this era.
+    pub(super) fn begin(&mut self, initialize: &Message, to: &mut To<'_>) {
+        self.client = ClientMeta::of(initialize);
+        let id = initialize.id().unwrap_or_default();
+        self.client.push_discover(id, to.server);
+        to.server.put_u8(b'\n');
+    }
+
+    /// Answers the `initialize` of the owner with the raw result of `server/discover`.
+    pub(super) fn discovered(&mut self, initialize: &Message, result: &[u8], to: &mut To<'_>) {
+        self.client = ClientMeta::of(initialize);
+        self.capabilities = modern::server_capabilities(result).freeze();
+        let requested = initialize.protocol_version();
+        let requested = requested.map(|span| span.of(initialize.bytes()));
+        let revision = requested.filter(|revision| {
+            let known = crate::protocol::initialize::revision(revision);
+            known.is_some()
+        });
+        let newest = format!("\"{}\"", super::era::NEWEST.as_str());
+        let result = modern::initialize_result(result, revision.unwrap_or(newest.as_bytes()));
+        let id = initialize.id().unwrap_or_default();
+        to.owner(|line| push_result(id, &result, line));
+    }
+
+    /// Translates a message of the owner.
+    pub(super) fn request(&mut self, message: &Message, to: &mut To<'_>) {
+        let id = message.id().unwrap_or_default();
+        match (message.kind(), message.method()) {
+            (Kind::Result | Kind::Error, _) => self.answer(message, to),
+            (Kind::Request, Method::Ping) => {
+                // A sign of life: it is what every server has to answer.
+                self.pings.push(id.into());
+                self.client.push_discover(id, to.server);
+                to.server.put_u8(b'\n');
+            }
+            (Kind::Request, Method::SetLevel) => {
+                let level = message
+                    .params()
+                    .and_then(|params| json::get(params, "level"));
+                self.client.set_level(level.unwrap_or(b"\"info\""));
+                to.owner(|line| push_result(id, b"{}", line));
+            }
+            (Kind::Request, Method::Subscribe) => {
+                let out = &mut to.listening(&self.client);
+                self.listening
+                    .subscribe(id, message.uri().unwrap_or(b"\"\""), out);
+            }
+            (Kind::Request, Method::Unsubscribe) => {
+                let out = &mut to.listening(&self.client);
+                self.listening
+                    .unsubscribe(id, message.uri().unwrap_or(b"\"\""), out);
+            }
+            (Kind::Request, _) => self.call(message, to),
+            (Kind::Notification, Method::Initialized) => {
+                let out = &mut to.listening(&self.client);
+                self.listening.begin(&self.capabilities, out);
+            }
+            (Kind::Notification, Method::Cancelled) => self.cancelled(message, to),
+            // Progress of what the client was asked, and changes of its roots: there are none in this era.
+            (Kind::Notification, Method::Progress | Method::ListChanged) => {}
+            (Kind::Notification, _) => {
+                to.server.extend_from_slice(message.bytes());
+                to.server.put_u8(b'\n');
+            }
+        }
+    }
+
+    /// Passes a request on, and keeps it if the server may ask before it answers (2026-07-28 mrtr, "Supported
+    /// Requests").
+    fn call(&mut self, message: &Message, to: &mut To<'_>) {
+        let start = to.server.len();
+        self.client.push(message, to.server);
+        let is_asked_back = matches!(
+            message.method(),
+            Method::ToolsCall | Method::PromptsGet | Method::ResourcesRead
+        );
+        let length = to.server.len() - start;
+        if is_asked_back && self.client.may_be_asked() && self.kept + length <= MAX_KEPT {
+            self.kept += length;
+            let call = Call {
+                request: Bytes::copy_from_slice(&to.server[start..]),
+                round: 0,
+                asks: Vec::new(),
+                state: None,
+            };
+            self.calls
+                .insert(message.id().unwrap_or_default().into(), call);
+        }
+        to.server.put_u8(b'\n');
+    }
+
+    /// The bytes of calls that may have to be made again.
+    pub(super) fn kept(&self) -> usize {
+        self.kept
+    }
+
+    fn remove(&mut self, id: &[u8]) -> Option<Call> {
+        let call = self.calls.remove(id)?;
+        self.kept -= call.request.len();
+        Some(call)
+    }
+
+    /// The owner cancels a call.
+    fn cancelled(&mut self, message: &Message, to: &mut To<'_>) {
+        let Some(span) = message.request_id() else {
+            return;
+        };
+        let id = span.of(message.bytes());
+        match self.remove(id) {
+            Some(call) if !call.asks.is_empty() => cancel_asks(id, &call, to),
+            Some(call) if call.round > 0 => {
+                let id = retry_id(id, call.round);
+                message.splice(to.server, &[(span, &*id)]);
+                to.server.put_u8(b'\n');
+            }
+            _ => {
+                to.server.extend_from_slice(message.bytes());
+                to.server.put_u8(b'\n');
+            }
+        }
+    }
+
+    /// Translates a message of the server.
+    pub(super) fn line(&mut self, message: &Message, to: &mut To<'_>) {
+        match message.kind() {
+            Kind::Result | Kind::Error => self.response(message, to),
+            // "The server MUST NOT write JSON-RPC requests" (2026-07-28 stdio, "Receiving Messages"), and the
+            // gateway no responses.
+            Kind::Request => {}
+            Kind::Notification => self.notification(message, to),
+        }
+    }
+
+    fn notification(&mut self, message: &Message, to: &mut To<'_>) {
+        let Some(subscription) = modern::subscription_of(message) else {
+            to.owner.push_back(message.bytes().clone());
+            return;
+        };
+        if message.method_name() == "notifications/subscriptions/acknowledged" {
+            let out = &mut to.listening(&self.client);
+            return self.listening.acknowledged(subscription, message, out);
+        }
+        to.owner.push_back(modern::without_subscription(message));
+    }
+
+    fn response(&mut self, message: &Message, to: &mut To<'_>) {
+        let id = message.id().unwrap_or_default();
+        if let Some(at) = self.pings.iter().position(|ping| **ping == *id) {
+            self.pings.swap_remove(at);
+            return to.owner(|line| push_result(id, b"{}", line));
+        }
+        if Listening::is_own(id) {
+            let out = &mut to.listening(&self.client);
+            return self.listening.ended(id, message.error(), out);
+        }
+        let (call, round) = match numbers(id) {
+            Some((call, [round])) => (call, round),
+            None => (id, 0),
+        };
+        let known = self.calls.get(call).map(|call| call.round);
+        if known.unwrap_or(0) != round {
+            return;
+        }
+        match ServerAnswer::of(message, call) {
+            ServerAnswer::Complete(line) => {
+                self.remove(call);
+                to.owner.push_back(line);
+            }
+            ServerAnswer::InputRequired(wanted) => self.ask(call, wanted, to),
+            ServerAnswer::Unknown => self.fail(call, "the result has no type that is known", to),
+        }
+    }
+
+    /// Ends a call with an error.
+    fn fail(&mut self, id: &[u8], why: &str, to: &mut To<'_>) {
+        if let Some(call) = self.remove(id) {
+            cancel_asks(id, &call, to);
+        }
+        to.owner(|line| push_error(id, -32603, why, None, line));
+    }
+
+    /// Asks the client for what the server wants to know before it answers a call.
+    fn ask(&mut self, id: &[u8], wanted: WantedInput, to: &mut To<'_>) {
+        let Some(call) = self.calls.get_mut(id) else {
+            return self.fail(id, "the server asks a client that cannot be asked", to);
+        };
+        call.round += 1;
+        if call.round > MAX_ROUNDS {
+            return self.fail(id, "the server asks without an end", to);
+        }
+        call.state = wanted.state;
+        for (at, (key, request)) in wanted.requests.into_iter().enumerate() {
+            let method = json::get(&request, "method").and_then(json::decoded);
+            call.asks.push(Ask {
+                key,
+                is_elicitation: method.as_deref() == Some("elicitation/create"),
+                answer: None,
+            });
+            let ask = ask_id(id, call.round, at);
+            to.owner(|line| modern::push_ask(&ask, &request, line));
+        }
+        if call.asks.is_empty() {
+            self.call_again(id, to);
+        }
+    }
+
+    /// The client has answered, or refused to.
+    fn answer(&mut self, message: &Message, to: &mut To<'_>) {
+        let Some((id, [round, at])) = numbers(message.id().unwrap_or_default()) else {
+            return;
+        };
+        let call = self.calls.get_mut(id).filter(|call| call.round == round);
+        let asks = call.map(|call| &mut call.asks);
+        let Some(ask) = asks.and_then(|asks| asks.get_mut(usize::try_from(at).ok()?)) else {
+            return;
+        };
+        match message.result() {
+            Some(result) => ask.answer = Some(Bytes::copy_from_slice(result)),
+            // There are no errors among the answers of this era.
+            None if ask.is_elicitation => ask.answer = Some(CANCELLED),
+            None => {
+                // It has its answer, so that it is not cancelled.
+                ask.answer = Some(CANCELLED);
+                return self.fail(id, "the client did not answer what the server asked", to);
+            }
+        }
+        let call = self.calls.get(id);
+        if call.is_some_and(|call| call.asks.iter().all(|ask| ask.answer.is_some())) {
+            self.call_again(id, to);
+        }
+    }
+
+    /// Makes a call again, with all answers.
+    fn call_again(&mut self, id: &[u8], to: &mut To<'_>) {
+        let Some(call) = self.calls.get_mut(id) else {
+            return;
+        };
+        let asks = std::mem::take(&mut call.asks);
+        let answers = asks
+            .iter()
+            .filter_map(|ask| Some((&*ask.key, &**ask.answer.as_ref()?)));
+        let again = retry_id(id, call.round);
+        let state = call.state.take();
+        match modern::retry(&call.request, &again, answers, state.as_deref()) {
+            Some(line) => {
+                to.server.extend_from_slice(&line);
+                to.server.put_u8(b'\n');
+            }
+            None => self.fail(id, "the request cannot be made again", to),
+        }
+    }
+}
+
+/// The answer of a client that does not answer (2025-11-25 elicitation, "Response Actions").
+const CANCELLED: Bytes = Bytes::from_static(br#"{"action":"cancel"}"#);
+
+/// Tells the client that what it was asked during a call need not be answered.
+fn cancel_asks(id: &[u8], call: &Call, to: &mut To<'_>) {
+    for (at, ask) in call.asks.iter().enumerate() {
+        if ask.answer.is_none() {
+            let mut line = BytesMut::new();
+            push_cancelled(&ask_id(id, call.round, at), &mut line);
+            line.truncate(line.len() - 1);
+            to.owner.push_back(line.freeze());
+        }
+    }
+}
+
+/// The raw id of a call that is made again: "The JSON-RPC `id` MUST be different between the initial request
+/// and the retry" (2026-07-28 mrtr, "Client Requirements").
+fn retry_id(id: &[u8], round: u32) -> Vec<u8> {
+    [b"\"", id, b".", round.to_string().as_bytes(), b"\""].concat()
+}
+
+/// The raw id of a request to the client.
+fn ask_id(id: &[u8], round: u32, at: usize) -> Vec<u8> {
+    let numbers = format!(".{round}.{at}\"");
+    [b"\"", id, numbers.as_bytes()].concat()
+}
+
+/// The raw id of the call and the numbers behind it, of an id of this dialect.
+fn numbers<const N: usize>(id: &[u8]) -> Option<(&[u8], [u32; N])> {
+    let inside = id.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    let mut parts = inside.split(|byte| *byte == b'.');
+    let call = parts.next()?;
+    let mut numbers = [0; N];
+    for number in &mut numbers {
+        *number = str::from_utf8(parts.next()?).ok()?.parse().ok()?;
+    }
+    parts.next().is_none().then_some((call, numbers))
+}

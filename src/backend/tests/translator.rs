@@ -1,0 +1,450 @@
+use super::super::{
+    era::{Era, push_probe},
+    translator::*,
+};
+
+/// A translator and the lines that it has written to either side.
+struct Both {
+    translator: Translator,
+    known: Arc<KnownEra>,
+    server: BytesMut,
+    owner: VecDeque<Bytes>,
+}
+
+impl Both {
+    fn new(opening: Opening) -> Self {
+        let known = Arc::new(KnownEra::default());
+        Self {
+            translator: Translator::new(opening, Arc::clone(&known)),
+            known,
+            server: BytesMut::new(),
+            owner: VecDeque::new(),
+        }
+    }
+
+    /// What the server gets when its owner writes a line.
+    fn owner_writes(&mut self, line: &str) -> String {
+        let inbox = self.translator.inbox();
+        inbox.extend_from_slice(line.as_bytes());
+        inbox.extend_from_slice(b"\n");
+        self.translator.flush(&mut self.server, &mut self.owner);
+        String::from_utf8(self.server.split().to_vec()).unwrap()
+    }
+
+    /// What either side gets when the server writes a line.
+    fn server_writes(&mut self, line: &str) -> (String, Vec<String>) {
+        let line = Bytes::copy_from_slice(line.as_bytes());
+        self.translator
+            .line(line, &mut self.server, &mut self.owner);
+        let owner = self.owner.drain(..);
+        let owner = owner.map(|line| String::from_utf8(line.to_vec()).unwrap());
+        (
+            String::from_utf8(self.server.split().to_vec()).unwrap(),
+            owner.collect(),
+        )
+    }
+}
+
+const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{"elicitation":{}},"clientInfo":{"name":"c","version":"1"}}}"#;
+const DISCOVERED: &str = r#""result":{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s","version":"2"}},"instructions":"i"}"#;
+const INITIALIZED: &str = r#"{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"2"},"instructions":"i"}}"#;
+
+fn answer(id: &str, outcome: &str) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},{outcome}}}"#)
+}
+
+#[test]
+fn a_session_based_server_is_left_to_its_owner() {
+    let mut both = Both::new(Opening::Legacy);
+    assert_eq!(both.owner_writes(INITIALIZE), format!("{INITIALIZE}\n"));
+    assert!(!both.translator.is_over());
+    let result = answer("1", r#""result":{}"#);
+    assert_eq!(both.server_writes(&result), (String::new(), vec![result]));
+    assert!(both.translator.is_over());
+    assert_eq!(both.known.get(), Some(Era::Legacy));
+}
+
+#[test]
+fn a_server_of_both_eras_stays_one() {
+    let mut both = Both::new(Opening::Legacy);
+    both.known.set(Some(Era::Dual));
+    both.owner_writes(INITIALIZE);
+    both.server_writes(&answer("1", r#""result":{}"#));
+    assert_eq!(both.known.get(), Some(Era::Dual));
+}
+
+#[test]
+fn a_server_that_refuses_to_initialize_is_probed_at_its_next_start() {
+    let mut both = Both::new(Opening::Legacy);
+    both.known.set(Some(Era::Legacy));
+    both.owner_writes(INITIALIZE);
+    both.server_writes(&answer("1", r#""error":{"code":-32601,"message":"no"}"#));
+    assert_eq!(both.known.get(), None);
+}
+
+#[test]
+fn the_first_answer_of_a_slow_server_decides() {
+    let probe = std::str::from_utf8(PROBE).unwrap();
+    let mut line = BytesMut::new();
+    push_probe(&mut line);
+    assert!(line.starts_with(format!(r#"{{"jsonrpc":"2.0","id":{probe},"#).as_bytes()));
+
+    let mut both = Both::new(Opening::Undecided);
+    assert_eq!(both.owner_writes(INITIALIZE), format!("{INITIALIZE}\n"));
+    let refused = answer(probe, r#""error":{"code":-32602,"message":"no"}"#);
+    assert_eq!(both.server_writes(&refused), (String::new(), vec![]));
+    let result = answer("1", r#""result":{}"#);
+    assert_eq!(both.server_writes(&result), (String::new(), vec![result]));
+    assert!(both.translator.is_over());
+
+    let mut both = Both::new(Opening::Undecided);
+    both.owner_writes(INITIALIZE);
+    let (_, told) = both.server_writes(&answer(probe, DISCOVERED));
+    assert_eq!(told, [INITIALIZED]);
+    assert_eq!(both.known.get(), Some(Era::Modern));
+    let call = both.owner_writes(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#);
+    assert!(
+        call.contains("io.modelcontextprotocol/protocolVersion"),
+        "{call}"
+    );
+
+    // It may answer before its owner has said anything.
+    let mut both = Both::new(Opening::Undecided);
+    both.server_writes(&answer(probe, DISCOVERED));
+    assert!(both.owner_writes(INITIALIZE).contains("server/discover"));
+    let (_, told) = both.server_writes(&answer("1", DISCOVERED));
+    assert_eq!(told, [INITIALIZED]);
+}
+
+#[test]
+fn a_server_that_is_of_another_era_than_was_known_gets_initialize() {
+    let mut both = Both::new(Opening::Modern);
+    both.known.set(Some(Era::Modern));
+    assert!(both.owner_writes(INITIALIZE).contains("server/discover"));
+    let refused = answer("1", r#""error":{"code":-32601,"message":"no"}"#);
+    assert_eq!(
+        both.server_writes(&refused),
+        (format!("{INITIALIZE}\n"), vec![])
+    );
+    assert_eq!(both.known.get(), None);
+    let result = answer("1", r#""result":{}"#);
+    assert_eq!(both.server_writes(&result).1, [result]);
+    assert_eq!(both.known.get(), Some(Era::Legacy));
+
+    let mut both = Both::new(Opening::ModernOnly);
+    both.owner_writes(INITIALIZE);
+    assert_eq!(both.server_writes(&refused), (String::new(), vec![refused]));
+}
+
+/// A session with a modern server.
+fn begun() -> Both {
+    let mut both = Both::new(Opening::Modern);
+    both.owner_writes(INITIALIZE);
+    both.server_writes(&answer("1", DISCOVERED));
+    both
+}
+
+#[test]
+fn requests_say_what_the_server_has_to_know_and_results_only_what_the_client_knows() {
+    let mut both = begun();
+    let meta = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{}},"io.modelcontextprotocol/clientInfo":{"name":"c","version":"1"}"#;
+    for (request, expected) in [
+        (
+            r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#,
+            format!(
+                r#"{{"params":{{"_meta":{{{meta}}}}},"jsonrpc":"2.0","id":2,"method":"tools/list"}}"#
+            ),
+        ),
+        (
+            r#"{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"x"}}"#,
+            format!(
+                r#"{{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{{"_meta":{{{meta}}},"name":"x"}}}}"#
+            ),
+        ),
+        (
+            r#"{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"x","_meta":{"progressToken":4}}}"#,
+            format!(
+                r#"{{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{{"name":"x","_meta":{{{meta},"progressToken":4}}}}}}"#
+            ),
+        ),
+        (
+            r#"{"jsonrpc":"2.0","id":5,"method":"x","params":{"_meta":{}}}"#,
+            format!(r#"{{"jsonrpc":"2.0","id":5,"method":"x","params":{{"_meta":{{{meta}}}}}}}"#),
+        ),
+    ] {
+        assert_eq!(both.owner_writes(request), format!("{expected}\n"));
+    }
+    let result =
+        r#""result":{"resultType":"complete","tools":[ 1 ],"ttlMs":5,"cacheScope":"public"}"#;
+    let (_, told) = both.server_writes(&answer("2", result));
+    assert_eq!(told, [answer("2", r#""result":{"tools":[ 1 ]}"#)]);
+    let (_, told) = both.server_writes(&answer("3", r#""result":{}"#));
+    assert_eq!(told, [answer("3", r#""result":{}"#)]);
+    let (_, told) = both.server_writes(&answer("4", r#""result":{"resultType":"task"}"#));
+    assert!(told[0].contains("-32603"), "{told:?}");
+    let error = answer("5", r#""error":{"code":-32021,"message":"m"}"#);
+    assert_eq!(both.server_writes(&error).1, [error]);
+}
+
+#[test]
+fn what_this_era_does_not_know_is_answered_for_the_server() {
+    let mut both = begun();
+    let ping = both.owner_writes(r#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#);
+    assert!(
+        ping.contains(r#""id":2,"method":"server/discover""#),
+        "{ping}"
+    );
+    assert_eq!(
+        both.server_writes(&answer("2", DISCOVERED)).1,
+        [answer("2", r#""result":{}"#)]
+    );
+
+    let level =
+        r#"{"jsonrpc":"2.0","id":3,"method":"logging/setLevel","params":{"level":"warning"}}"#;
+    assert_eq!(both.owner_writes(level), "");
+    assert_eq!(
+        both.owner.pop_front().unwrap(),
+        answer("3", r#""result":{}"#)
+    );
+    let call = both.owner_writes(r#"{"jsonrpc":"2.0","id":4,"method":"x"}"#);
+    assert!(
+        call.contains(r#""io.modelcontextprotocol/logLevel":"warning""#),
+        "{call}"
+    );
+
+    for dropped in ["notifications/roots/list_changed", "notifications/progress"] {
+        let line = format!(r#"{{"jsonrpc":"2.0","method":"{dropped}"}}"#);
+        assert_eq!(both.owner_writes(&line), "");
+    }
+    let request = r#"{"jsonrpc":"2.0","id":1,"method":"roots/list"}"#;
+    assert_eq!(both.server_writes(request), (String::new(), vec![]));
+}
+
+#[test]
+fn a_server_asks_and_its_client_answers() {
+    let mut both = begun();
+    let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"x"}}"#;
+    let sent = both.owner_writes(call);
+    let required = r#""result":{"resultType":"input_required","inputRequests":{"a\"":{"method":"elicitation/create","params":{"message":"m"}},"b":{"method":"roots/list"}},"requestState":"s"}"#;
+    let (again, asks) = both.server_writes(&answer("7", required));
+    assert_eq!(again, "");
+    assert_eq!(
+        asks,
+        [
+            r#"{"jsonrpc":"2.0","id":"7.1.0","method":"elicitation/create","params":{"message":"m"}}"#,
+            r#"{"jsonrpc":"2.0","id":"7.1.1","method":"roots/list"}"#,
+        ]
+    );
+    assert_eq!(
+        both.owner_writes(&answer(r#""7.1.1""#, r#""result":{"roots":[]}"#)),
+        ""
+    );
+    // A client that answers an elicitation with an error has cancelled it.
+    let again = both.owner_writes(&answer(
+        r#""7.1.0""#,
+        r#""error":{"code":-1,"message":"no"}"#,
+    ));
+    let expected = sent.replace(r#""id":7,"#, r#""id":"7.1","#).replace(
+        r#""params":{"#,
+        r#""params":{"inputResponses":{"a\"":{"action":"cancel"},"b":{"roots":[]}},"requestState":"s","#,
+    );
+    assert_eq!(again, expected);
+    // It may ask for nothing, and is called again at once; its state is the latest.
+    let state = r#""result":{"resultType":"input_required","requestState":"t"}"#;
+    let (again, told) = both.server_writes(&answer(r#""7.1""#, state));
+    assert!(
+        told.is_empty() && again.contains(r#""id":"7.2""#),
+        "{again}"
+    );
+    assert!(again.contains(r#"{"requestState":"t","_meta""#), "{again}");
+    // An answer to an earlier round is none.
+    assert_eq!(
+        both.server_writes(&answer("7", r#""result":{}"#)).1,
+        [""; 0]
+    );
+    let (_, told) = both.server_writes(&answer(r#""7.2""#, r#""result":{"content":[]}"#));
+    assert_eq!(told, [answer("7", r#""result":{"content":[]}"#)]);
+    assert_eq!(
+        both.server_writes(&answer(r#""7.2""#, r#""result":{}"#)).1,
+        [""; 0]
+    );
+}
+
+#[test]
+fn a_call_ends_with_an_error_where_its_client_cannot_answer() {
+    let required = r#""result":{"resultType":"input_required","inputRequests":{"a":{"method":"sampling/createMessage","params":{}},"b":{"method":"roots/list"}}}"#;
+    let mut both = begun();
+    both.owner_writes(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{}}"#);
+    both.server_writes(&answer("7", required));
+    let refused = answer(r#""7.1.0""#, r#""error":{"code":-1,"message":"no"}"#);
+    assert_eq!(both.owner_writes(&refused), "");
+    let told: Vec<Bytes> = both.owner.drain(..).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(
+        told[0],
+        r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"7.1.1"}}"#
+    );
+    assert!(told[1].starts_with(br#"{"jsonrpc":"2.0","id":7,"error":{"code":-32603,"#));
+
+    // A list is no call that may be asked back, and other methods are none that clients answer.
+    both.owner_writes(r#"{"jsonrpc":"2.0","id":8,"method":"tools/list"}"#);
+    let (_, told) = both.server_writes(&answer("8", required));
+    assert!(told[0].contains("-32603"), "{told:?}");
+    both.owner_writes(r#"{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{}}"#);
+    let other = required.replace("roots/list", "tools/list");
+    let (_, told) = both.server_writes(&answer("9", &other));
+    assert!(told[0].contains("-32603"), "{told:?}");
+
+    // One that asks for nothing again and again is not called without an end.
+    both.owner_writes(r#"{"jsonrpc":"2.0","id":10,"method":"tools/call","params":{}}"#);
+    let state = r#""result":{"resultType":"input_required","requestState":"t"}"#;
+    let mut id = "10".to_owned();
+    let mut rounds = 0;
+    let told = loop {
+        let (again, told) = both.server_writes(&answer(&id, state));
+        if again.is_empty() {
+            break told;
+        }
+        rounds += 1;
+        id = format!(r#""10.{rounds}""#);
+    };
+    assert_eq!(rounds, 64);
+    assert!(told[0].contains("-32603"), "{told:?}");
+}
+
+#[test]
+fn a_cancellation_reaches_the_request_that_the_server_works_on() {
+    let cancelled = |id: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#
+        )
+    };
+    let mut both = begun();
+    let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{}}"#;
+    both.owner_writes(call);
+    assert_eq!(
+        both.owner_writes(&cancelled("7")),
+        format!("{}\n", cancelled("7"))
+    );
+
+    both.owner_writes(call);
+    let required =
+        r#""result":{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"}}}"#;
+    both.server_writes(&answer("7", required));
+    assert_eq!(
+        both.owner_writes(&cancelled("7")),
+        "",
+        "the server does not work"
+    );
+    assert_eq!(both.owner.pop_front().unwrap(), cancelled(r#""7.1.0""#));
+
+    both.owner_writes(call);
+    both.server_writes(&answer("7", required));
+    both.owner_writes(&answer(r#""7.1.0""#, r#""result":{"roots":[]}"#));
+    let sent = both.owner_writes(&cancelled("7"));
+    assert_eq!(sent, format!("{}\n", cancelled(r#""7.1""#)));
+}
+
+#[test]
+fn subscriptions_are_one_request_at_a_time() {
+    let mut both = Both::new(Opening::Modern);
+    both.owner_writes(INITIALIZE);
+    let discovered = DISCOVERED.replace(
+        r#"{"tools":{}}"#,
+        r#"{"tools":{"listChanged":true},"resources":{"subscribe":true}}"#,
+    );
+    both.server_writes(&answer("1", &discovered));
+    let listen = both.owner_writes(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
+    assert!(
+        listen.contains(r#""id":"listen-1","method":"subscriptions/listen""#),
+        "{listen}"
+    );
+    assert!(
+        listen.contains(r#""notifications":{"toolsListChanged":true,"resourceSubscriptions":[]}"#)
+    );
+    let acknowledged = |number: u32, uris: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":"listen-{number}"}},"notifications":{{"resourceSubscriptions":[{uris}]}}}}}}"#
+        )
+    };
+    let subscribe = |id: u32, uri: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"resources/subscribe","params":{{"uri":"{uri}"}}}}"#
+        )
+    };
+    // The next one waits for the acknowledgement of the first, and is for all that came meanwhile.
+    assert_eq!(both.owner_writes(&subscribe(2, "a:b")), "");
+    assert_eq!(both.owner_writes(&subscribe(3, r"a:\u0063")), "");
+    let (listen, told) = both.server_writes(&acknowledged(1, ""));
+    assert!(told.is_empty());
+    assert!(
+        listen.contains(r#""resourceSubscriptions":["a:b","a:c"]"#),
+        "{listen}"
+    );
+    let (ended, told) = both.server_writes(&acknowledged(2, r#""a:b""#));
+    assert!(ended.contains(r#"notifications/cancelled","params":{"requestId":"listen-1"}"#));
+    assert_eq!(told[0], answer("2", r#""result":{}"#));
+    assert!(told[1].starts_with(r#"{"jsonrpc":"2.0","id":3,"error":{"code":-32602"#));
+
+    let updated = r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":"listen-2"},"uri":"a:b"}}"#;
+    let (_, told) = both.server_writes(updated);
+    assert_eq!(
+        told,
+        [
+            r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"_meta":{},"uri":"a:b"}}"#
+        ]
+    );
+
+    // One that the server ends is begun again, but not without an end.
+    for number in 2..5 {
+        let end = answer(
+            &format!(r#""listen-{number}""#),
+            r#""result":{"resultType":"complete"}"#,
+        );
+        let (again, _) = both.server_writes(&end);
+        assert!(
+            again.contains(&format!(r#""id":"listen-{}""#, number + 1)),
+            "{again}"
+        );
+        both.server_writes(&acknowledged(number + 1, r#""a:b""#));
+    }
+    let end = answer(r#""listen-5""#, r#""result":{}"#);
+    assert_eq!(both.server_writes(&end), (String::new(), vec![]));
+
+    // Without a server that tells of resources, the client is told.
+    let unsubscribe = subscribe(8, "a:b").replace("subscribe", "unsubscribe");
+    assert!(both.owner_writes(&unsubscribe).contains("listen-6"));
+    assert_eq!(
+        both.owner.pop_front().unwrap(),
+        answer("8", r#""result":{}"#)
+    );
+    both.owner_writes(&subscribe(9, "a:d"));
+    let error = r#""error":{"code":-32601,"message":"no"}"#;
+    let (again, _) = both.server_writes(&answer(r#""listen-6""#, error));
+    assert!(
+        again.contains(r#""resourceSubscriptions":["a:d"]"#),
+        "{again}"
+    );
+    let (_, told) = both.server_writes(&answer(r#""listen-7""#, error));
+    assert_eq!(told, [answer("9", error)]);
+}
+
+#[test]
+fn an_answer_to_an_earlier_round_is_none() {
+    let mut both = begun();
+    both.owner_writes(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{}}"#);
+    let required =
+        r#""result":{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"}}}"#;
+    both.server_writes(&answer("7", required));
+    let roots = r#""result":{"roots":[]}"#;
+    assert!(
+        both.owner_writes(&answer(r#""7.1.0""#, roots))
+            .contains(r#""id":"7.1""#)
+    );
+    both.server_writes(&answer(r#""7.1""#, required));
+    assert_eq!(both.owner_writes(&answer(r#""7.1.0""#, roots)), "");
+    assert!(
+        both.owner_writes(&answer(r#""7.2.0""#, roots))
+            .contains(r#""id":"7.2""#)
+    );
+}

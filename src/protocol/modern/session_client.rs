@@ -1,0 +1,379 @@
+//! Requests of session-based clients for servers of this era, and the answers of these servers for such
+//! clients (2026-07-28 versioning, "Compatibility Matrix").
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::answer::{SUBSCRIPTION, with_member};
+use crate::protocol::{
+    Kind, Message, Span, initialize, json, jsonrpc,
+    meta::{CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, SERVER_INFO, VERSION},
+    revision::FIRST_MODERN,
+};
+
+/// What each request of a session-based client has to say in `_meta`, known from its `initialize` (2026-07-28
+/// basic, "Per-request protocol fields").
+#[derive(Debug, Default)]
+pub(crate) struct ClientMeta {
+    /// The members, without braces.
+    members: Vec<u8>,
+    /// The length of those that say nothing of a level.
+    without_level: usize,
+    may_be_asked: bool,
+}
+
+impl ClientMeta {
+    /// The fields of a client that begins with this `initialize`.
+    pub(crate) fn of(initialize: &Message) -> Self {
+        let params = initialize.params().unwrap_or(b"{}");
+        let object = |name: &str| json::get(params, name).filter(|value| value.starts_with(b"{"));
+        let declared = object("capabilities").unwrap_or(b"{}");
+        // Those of 2025-11-25, which this era has not.
+        let mut capabilities = BytesMut::with_capacity(declared.len());
+        let whole = Span::whole(declared);
+        json::push_without(&mut capabilities, declared, whole, |name| name == "tasks");
+        let mut members = Vec::new();
+        push_member(
+            &mut members,
+            VERSION,
+            format!("\"{FIRST_MODERN}\"").as_bytes(),
+        );
+        push_member(&mut members, CLIENT_CAPABILITIES, &capabilities);
+        if let Some(info) = object("clientInfo") {
+            push_member(&mut members, CLIENT_INFO, info);
+        }
+        Self {
+            without_level: members.len(),
+            members,
+            may_be_asked: super::may_be_asked(declared),
+        }
+    }
+
+    /// The fields of the gateway itself.
+    pub(crate) fn own() -> Self {
+        let mut members = Vec::new();
+        push_member(
+            &mut members,
+            VERSION,
+            format!("\"{FIRST_MODERN}\"").as_bytes(),
+        );
+        push_member(&mut members, CLIENT_CAPABILITIES, b"{}");
+        push_member(&mut members, CLIENT_INFO, initialize::OWN_INFO.as_bytes());
+        Self {
+            without_level: members.len(),
+            members,
+            may_be_asked: false,
+        }
+    }
+
+    /// Whether a server may ask the client for anything.
+    pub(crate) fn may_be_asked(&self) -> bool {
+        self.may_be_asked
+    }
+
+    /// Requests log messages of at least this raw level from now on, with each request.
+    pub(crate) fn set_level(&mut self, level: &[u8]) {
+        self.members.truncate(self.without_level);
+        push_member(&mut self.members, LOG_LEVEL, level);
+    }
+
+    /// Appends the `params` of a request that has none but these fields.
+    fn push_params(&self, out: &mut BytesMut) {
+        out.extend_from_slice(br#"{"_meta":{"#);
+        out.extend_from_slice(&self.members);
+        out.extend_from_slice(b"}}");
+    }
+
+    /// Appends a request of the client with its fields.
+    pub(crate) fn push(&self, request: &Message, out: &mut BytesMut) {
+        let text = request.bytes();
+        let members = || self.members.clone();
+        let cut = match (request.meta(), request.params_span()) {
+            (Some(meta), _) if json::members(text, meta).is_empty() => {
+                Some((meta.behind_brace(text), members()))
+            }
+            (Some(meta), _) => {
+                let mut members = members();
+                members.push(b',');
+                Some((meta.behind_brace(text), members))
+            }
+            (None, Some(params)) => {
+                let meta = [b"\"_meta\":{", &*self.members, b"}"].concat();
+                with_member(text, params, "_meta", meta)
+            }
+            (None, None) => {
+                let params = [b"\"params\":{\"_meta\":{", &*self.members, b"}}"].concat();
+                with_member(text, Span::whole(text), "params", params)
+            }
+        };
+        match cut {
+            Some((span, added)) => request.splice(out, &[(span, &added)]),
+            // Parameters that are no object are an error of the client's, of which the server tells.
+            None => out.extend_from_slice(text),
+        }
+    }
+
+    /// Appends a `server/discover` under a raw id.
+    pub(crate) fn push_discover(&self, id: &[u8], out: &mut BytesMut) {
+        let mut params = BytesMut::new();
+        self.push_params(&mut params);
+        jsonrpc::push_request(id, "server/discover", Some(&params), out);
+    }
+
+    /// Appends a `subscriptions/listen` under a raw id, for these members of its filter and these raw URIs.
+    pub(crate) fn push_listen<'u>(
+        &self,
+        id: &[u8],
+        lists: &[&str],
+        uris: impl Iterator<Item = &'u [u8]>,
+        out: &mut BytesMut,
+    ) {
+        let mut params = BytesMut::new();
+        params.extend_from_slice(br#"{"_meta":{"#);
+        params.extend_from_slice(&self.members);
+        params.extend_from_slice(br#"},"notifications":{"#);
+        for list in lists {
+            params.extend_from_slice(format!("\"{list}\":true,").as_bytes());
+        }
+        params.extend_from_slice(br#""resourceSubscriptions":["#);
+        for (at, uri) in uris.enumerate() {
+            if at > 0 {
+                params.put_u8(b',');
+            }
+            params.extend_from_slice(uri);
+        }
+        params.extend_from_slice(b"]}}");
+        jsonrpc::push_request(id, "subscriptions/listen", Some(&params), out);
+    }
+}
+
+fn push_member(members: &mut Vec<u8>, name: &str, value: &[u8]) {
+    if !members.is_empty() {
+        members.push(b',');
+    }
+    members.push(b'"');
+    members.extend_from_slice(name.as_bytes());
+    members.extend_from_slice(b"\":");
+    members.extend_from_slice(value);
+}
+
+/// The result of an `initialize` that requested this raw revision, made of the raw result of
+/// `server/discover`.
+///
+/// The tasks of this era are an extension that session-based clients do not know.
+pub(crate) fn initialize_result(discovered: &[u8], revision: &[u8]) -> Bytes {
+    let mut result = BytesMut::from(&br#"{"protocolVersion":"#[..]);
+    result.extend_from_slice(revision);
+    result.extend_from_slice(br#","capabilities":"#);
+    result.extend_from_slice(&server_capabilities(discovered));
+    let info = json::get(discovered, "_meta").and_then(|meta| json::get(meta, SERVER_INFO));
+    result.extend_from_slice(br#","serverInfo":"#);
+    result.extend_from_slice(info.unwrap_or(br#"{"name":"unnamed","version":"0"}"#));
+    if let Some(instructions) = json::get(discovered, "instructions") {
+        result.extend_from_slice(br#","instructions":"#);
+        result.extend_from_slice(instructions);
+    }
+    result.put_u8(b'}');
+    result.freeze()
+}
+
+/// The raw capabilities in the raw result of `server/discover`, without the tasks of this era.
+pub(crate) fn server_capabilities(discovered: &[u8]) -> BytesMut {
+    let declared = json::get(discovered, "capabilities").filter(|value| value.starts_with(b"{"));
+    let declared = declared.unwrap_or(b"{}");
+    let mut capabilities = BytesMut::with_capacity(declared.len());
+    let members = json::members(declared, Span::whole(declared));
+    let mut separator = b'{';
+    for (key, value) in members {
+        capabilities.put_u8(separator);
+        separator = b',';
+        capabilities.extend_from_slice(key.of(declared));
+        capabilities.put_u8(b':');
+        if json::decoded(key.of(declared)).as_deref() == Some("extensions") {
+            json::push_without(&mut capabilities, declared, value, |name| name == TASKS);
+        } else {
+            capabilities.extend_from_slice(value.of(declared));
+        }
+    }
+    if separator == b'{' {
+        capabilities.put_u8(b'{');
+    }
+    capabilities.put_u8(b'}');
+    capabilities
+}
+
+/// The extension for tasks.
+const TASKS: &str = "io.modelcontextprotocol/tasks";
+
+/// The answer of a server of this era, for a session-based client.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ServerAnswer {
+    /// The answer, under the id that was given.
+    Complete(Bytes),
+    /// What the server wants to know before it answers.
+    InputRequired(WantedInput),
+    /// A result of a type that was not agreed on: "A client MUST treat an unrecognized `resultType` as an
+    /// error" (2026-07-28 basic, "ResultType").
+    Unknown,
+}
+
+/// What a server wants to know (2026-07-28 mrtr, "InputRequiredResult").
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct WantedInput {
+    /// Its requests, each with its raw key.
+    pub(crate) requests: Vec<(Box<[u8]>, Bytes)>,
+    /// The raw `requestState`.
+    pub(crate) state: Option<Box<[u8]>>,
+}
+
+/// The members of results that only this era has.
+const MODERN_MEMBERS: [&str; 3] = ["resultType", "ttlMs", "cacheScope"];
+
+impl ServerAnswer {
+    /// Reads an answer, which gets this raw id.
+    pub(crate) fn of(answer: &Message, id: &[u8]) -> Self {
+        let text = answer.bytes();
+        let Some(outcome) = answer
+            .outcome_span()
+            .filter(|_| answer.kind() == Kind::Result)
+        else {
+            return Self::Complete(answer.clone().into_bytes_with_id(id));
+        };
+        let (mut kind, mut result) = (None, BytesMut::with_capacity(text.len()));
+        result.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
+        result.extend_from_slice(id);
+        result.extend_from_slice(br#","result":"#);
+        let mut separator = b'{';
+        for (key, value) in json::members(text, outcome) {
+            let name = json::decoded(key.of(text)).unwrap_or_default();
+            if name == MODERN_MEMBERS[0] {
+                kind = Some(value.of(text));
+            }
+            if MODERN_MEMBERS.contains(&&*name) {
+                continue;
+            }
+            result.put_u8(separator);
+            separator = b',';
+            result.extend_from_slice(key.of(text));
+            result.put_u8(b':');
+            result.extend_from_slice(value.of(text));
+        }
+        if separator == b'{' {
+            result.put_u8(b'{');
+        }
+        result.extend_from_slice(b"}}");
+        match kind.map(json::decoded) {
+            // "Clients MUST treat an absent `resultType` as "complete"".
+            None => Self::Complete(result.freeze()),
+            Some(Some(kind)) if kind == "complete" => Self::Complete(result.freeze()),
+            Some(Some(kind)) if kind == "input_required" => {
+                WantedInput::of(outcome.of(text)).map_or(Self::Unknown, Self::InputRequired)
+            }
+            Some(_) => Self::Unknown,
+        }
+    }
+}
+
+impl WantedInput {
+    /// The input that a raw result asks for; none if it asks for nothing, or for too much.
+    fn of(result: &[u8]) -> Option<Self> {
+        let state = json::get(result, "requestState").map(Into::into);
+        let wanted = json::get(result, "inputRequests").unwrap_or(b"{}");
+        let mut requests = Vec::new();
+        for (key, request) in json::members(wanted, Span::whole(wanted)) {
+            let request = request.of(wanted);
+            let method = json::get(request, "method").and_then(json::decoded)?;
+            if !super::InputRequest::is_one(&method) || requests.len() >= MAX_REQUESTS {
+                return None;
+            }
+            let request = Bytes::copy_from_slice(request);
+            requests.push((key.of(wanted).into(), request));
+        }
+        let is_anything = state.is_some() || !requests.is_empty();
+        is_anything.then_some(Self { requests, state })
+    }
+}
+
+/// The most requests of one answer.
+const MAX_REQUESTS: usize = 16;
+
+/// Appends an input request as a request of a session-based server, under a raw id.
+pub(crate) fn push_ask(id: &[u8], request: &[u8], out: &mut BytesMut) {
+    let method = json::get(request, "method").and_then(json::decoded);
+    let params = json::get(request, "params");
+    jsonrpc::push_request(id, &method.unwrap_or_default(), params, out);
+}
+
+/// A request made again, under another raw id, with the raw answers of the client, by their raw keys, and the
+/// raw state of the server. None for a request without parameters, which is none that may be asked back.
+pub(crate) fn retry<'r>(
+    request: &[u8],
+    id: &[u8],
+    answers: impl Iterator<Item = (&'r [u8], &'r [u8])>,
+    state: Option<&[u8]>,
+) -> Option<Bytes> {
+    let message = Message::parse(Bytes::copy_from_slice(request)).ok()?;
+    let mut added = BytesMut::new();
+    for (at, (key, answer)) in answers.enumerate() {
+        added.extend_from_slice(if at == 0 {
+            br#""inputResponses":{"#
+        } else {
+            b","
+        });
+        added.extend_from_slice(key);
+        added.put_u8(b':');
+        added.extend_from_slice(answer);
+    }
+    if !added.is_empty() {
+        added.extend_from_slice(b"},");
+    }
+    if let Some(state) = state {
+        added.extend_from_slice(br#""requestState":"#);
+        added.extend_from_slice(state);
+        added.put_u8(b',');
+    }
+    // There is `_meta` at least, so that a comma is in place.
+    let place = message.params_span()?.behind_brace(request);
+    let mut cuts = [(message.id_span()?, id), (place, &*added)];
+    cuts.sort_by_key(|(span, _)| span.start());
+    let mut line = BytesMut::with_capacity(request.len() + added.len() + id.len());
+    message.splice(&mut line, &cuts);
+    Some(line.freeze())
+}
+
+/// The raw id of the subscription that a notification is sent for.
+pub(crate) fn subscription_of(notification: &Message) -> Option<&[u8]> {
+    let meta = notification.meta()?;
+    json::get(meta.of(notification.bytes()), SUBSCRIPTION)
+}
+
+/// A notification without the id of its subscription.
+pub(crate) fn without_subscription(notification: &Message) -> Bytes {
+    let text = notification.bytes();
+    let Some(meta) = notification.meta() else {
+        return text.clone();
+    };
+    let mut kept = BytesMut::new();
+    json::push_without(&mut kept, text, meta, |name| name == SUBSCRIPTION);
+    let mut line = BytesMut::with_capacity(text.len());
+    notification.splice(&mut line, &[(meta, &kept)]);
+    line.freeze()
+}
+
+/// The raw URIs that a server has agreed to watch, in their canonical spelling (2026-07-28 subscriptions,
+/// "Acknowledgment").
+pub(crate) fn acknowledged_resources(acknowledgement: &Message) -> Vec<Box<[u8]>> {
+    let filter = acknowledgement
+        .params()
+        .and_then(|params| json::get(params, "notifications"));
+    let uris = filter.and_then(|filter| json::get(filter, "resourceSubscriptions"));
+    let mut items = uris.map(json::Items::of);
+    let mut agreed = Vec::new();
+    while let Some(Ok(Some(uri))) = items.as_mut().map(json::Items::next) {
+        agreed.push(json::canonical(uri));
+    }
+    agreed
+}
+
+#[cfg(test)]
+#[path = "../tests/session_client.rs"]
+mod tests;

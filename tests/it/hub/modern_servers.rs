@@ -1,0 +1,336 @@
+//! Servers of revision 2026-07-28, and clients of either era that use them.
+
+use serde_json::{Value, json};
+
+use crate::support::{
+    harness::{Events, Gateway, NEWEST, Session, text_of, until},
+    modern::{Modern, asked},
+};
+
+/// A gateway over a child of this era.
+async fn gateway(era: &str, sets: &[&str]) -> Gateway {
+    let era = format!("CHILD_ERA={era}");
+    Gateway::of(sets, &[&era], &[&crate::support::harness::child()]).await
+}
+
+/// The fields of a request as the child got them.
+async fn meta_of(session: &Session) -> Value {
+    serde_json::from_str(&session.text("meta", json!({})).await).unwrap()
+}
+
+#[tokio::test]
+async fn a_client_with_a_session_uses_a_server_without() {
+    let gateway = gateway("modern", &[]).await;
+    for revision in [NEWEST, "2025-06-18", "2025-03-26", "2024-11-05"] {
+        let session = gateway.initialize(revision).await;
+        let opened = &session.opened["result"];
+        assert_eq!(opened["protocolVersion"], revision);
+        assert_eq!(
+            opened["serverInfo"],
+            json!({"name": "child", "version": "1.0"})
+        );
+        assert_eq!(opened["instructions"], "Be modern.");
+        assert_eq!(opened["capabilities"]["tools"]["listChanged"], true);
+        assert_eq!(
+            opened["capabilities"]["extensions"],
+            json!({"example.org/own": {"a": 1}}),
+            "tasks of this era are none that the client knows"
+        );
+        for (method, params, expected) in [
+            ("ping", json!({}), json!({})),
+            ("prompts/get", json!({"name": "greet"}), Value::Null),
+            ("resources/read", json!({"uri": "test://one"}), Value::Null),
+            (
+                "completion/complete",
+                json!({"argument": {"value": "a"}, "ref": {"type": "ref/prompt", "name": "greet"}}),
+                Value::Null,
+            ),
+        ] {
+            let answer = session.ask(method, params).await;
+            let result = &answer["result"];
+            assert!(result.is_object(), "{method}: {answer}");
+            assert!(result["resultType"].is_null(), "{answer}");
+            assert!(expected.is_null() || *result == expected, "{answer}");
+        }
+        let page = session.ask("tools/list", json!({})).await;
+        let cursor = &page["result"]["nextCursor"];
+        let next = session.ask("tools/list", json!({"cursor": cursor})).await;
+        assert_ne!(next["result"]["tools"][0], page["result"]["tools"][0]);
+        assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+        let meta = meta_of(&session).await;
+        assert_eq!(
+            meta["io.modelcontextprotocol/protocolVersion"],
+            "2026-07-28"
+        );
+        assert_eq!(meta["io.modelcontextprotocol/clientInfo"]["name"], "it");
+        assert!(meta["io.modelcontextprotocol/clientCapabilities"]["sampling"].is_object());
+        let unknown = session.ask("x/unknown", json!({})).await;
+        assert_eq!(unknown["error"]["code"], -32601, "{unknown}");
+        assert_eq!(session.delete().await.status(), 204);
+    }
+}
+
+#[tokio::test]
+async fn progress_and_logs_of_a_server_without_sessions_reach_the_call() {
+    let gateway = gateway("modern", &[]).await;
+    let session = gateway.session().await;
+    let mut stream = session
+        .stream("slow", json!({"n": 2, "ms": 10}), json!("t"))
+        .await;
+    for n in 1..3 {
+        let (_, progress) = stream.message().await.unwrap();
+        assert_eq!(progress["params"]["progressToken"], "t");
+        assert_eq!(progress["params"]["progress"], n);
+    }
+    assert_eq!(text_of(&stream.message().await.unwrap().1), "done");
+    let silent = session
+        .call("log", json!({"level": "error", "text": "a"}))
+        .await;
+    assert_eq!(text_of(&silent), "logged");
+    session
+        .ask("logging/setLevel", json!({"level": "warning"}))
+        .await;
+    let low = session
+        .call("log", json!({"level": "info", "text": "b"}))
+        .await;
+    assert_eq!(text_of(&low), "logged");
+    let args = json!({"level": "error", "text": "c"});
+    let mut stream = session.stream("log", args, json!("t")).await;
+    let (_, log) = stream.message().await.unwrap();
+    assert_eq!(log["params"]["data"], "c");
+}
+
+#[tokio::test]
+async fn a_server_without_sessions_asks_a_client_with_one() {
+    let gateway = gateway("modern", &[]).await;
+    let session = gateway.session().await;
+    let args = json!({"kind": "elicitation", "message": "Who?", "times": 2});
+    let mut stream = Events::of(session.begin("ask", args).await);
+    for name in ["one", "two"] {
+        let (_, ask) = stream.message().await.unwrap();
+        assert_eq!(ask["method"], "elicitation/create", "{ask}");
+        assert_eq!(ask["params"]["message"], "Who?");
+        let content = json!({"action": "accept", "content": {"name": name}});
+        let reply = json!({"jsonrpc": "2.0", "id": ask["id"], "result": content});
+        session.post(&reply).await;
+    }
+    let answer = text_of(&stream.message().await.unwrap().1);
+    assert_eq!(
+        answer,
+        r#"{"first":{"action":"accept","content":{"name":"two"}}}"#
+    );
+    // A client that cannot answer: the call ends, and the server is asked nothing.
+    let mut stream = Events::of(session.begin("ask", json!({"kind": "sampling"})).await);
+    let (_, ask) = stream.message().await.unwrap();
+    let error = json!({"code": -1, "message": "rejected"});
+    let refusal = json!({"jsonrpc": "2.0", "id": ask["id"], "error": error});
+    session.post(&refusal).await;
+    let (_, answer) = stream.message().await.unwrap();
+    assert_eq!(answer["error"]["code"], -32603, "{answer}");
+    assert_eq!(
+        session.text("echo", json!({"text": "alive"})).await,
+        "alive"
+    );
+}
+
+#[tokio::test]
+async fn a_client_without_a_session_is_asked_by_a_server_without() {
+    let gateway = gateway("modern", &[]).await;
+    let client = Modern::at(&gateway.url).with(json!({"elicitation": {}, "roots": {}}));
+    for (method, params) in [
+        (
+            "tools/call",
+            json!({"name": "ask", "arguments": {"times": 2}}),
+        ),
+        (
+            "prompts/get",
+            json!({"name": "greet", "arguments": {"asks": "true", "times": 2}}),
+        ),
+        ("resources/read", json!({"uri": "test://ask"})),
+    ] {
+        let mut call = client.message(method, params.clone());
+        let mut required = client.answer(&call).await;
+        let rounds = if method == "resources/read" { 1 } else { 2 };
+        for _ in 0..rounds {
+            let key = asked(&required)[0].0.clone();
+            let responses = json!({key: {"action": "decline"}});
+            call = client.retry(&call, &required, responses);
+            required = client.answer(&call).await;
+        }
+        assert_eq!(required["result"]["resultType"], "complete", "{required}");
+        assert!(required.to_string().contains("decline"), "{required}");
+    }
+    let meta = client.text("meta", json!({})).await;
+    assert!(meta.contains(r#""elicitation":{}"#), "{meta}");
+}
+
+#[tokio::test]
+async fn a_cancelled_call_reaches_a_server_without_sessions() {
+    let gateway = gateway("modern", &[]).await;
+    let session = gateway.session().await;
+    let mut stream = session.stream("hang", json!({}), json!("t")).await;
+    let id = session.next_id() - 1;
+    session
+        .notify(
+            "notifications/cancelled",
+            json!({"requestId": id, "reason": "enough"}),
+        )
+        .await;
+    until("the server is told", || async {
+        session
+            .text("cancelled", json!({}))
+            .await
+            .contains("enough")
+    })
+    .await;
+    drop(stream.next());
+    // One that waits for its client is nothing that the server works on.
+    let mut stream = Events::of(session.begin("ask", json!({"kind": "roots"})).await);
+    let id = session.next_id() - 1;
+    let (_, ask) = stream.message().await.unwrap();
+    assert_eq!(ask["method"], "roots/list");
+    session
+        .notify(
+            "notifications/cancelled",
+            json!({"requestId": id, "reason": "again"}),
+        )
+        .await;
+    let late = json!({"jsonrpc": "2.0", "id": ask["id"], "result": {"roots": []}});
+    session.post(&late).await;
+    let cancelled = session.text("cancelled", json!({})).await;
+    assert!(!cancelled.contains("again"), "{cancelled}");
+}
+
+#[tokio::test]
+async fn subscriptions_of_a_session_are_kept_at_a_server_without() {
+    let gateway = gateway("modern", &[]).await;
+    let session = gateway.session().await;
+    let mut listener = session.listen().await;
+    let uri = json!({"uri": "test://one"});
+    let subscribed = session.ask("resources/subscribe", uri.clone()).await;
+    assert_eq!(subscribed["result"], json!({}), "{subscribed}");
+    let refused = session
+        .ask("resources/subscribe", json!({"uri": "test://unknown"}))
+        .await;
+    assert_eq!(refused["error"]["code"], -32602, "{refused}");
+    session.text("touch", uri.clone()).await;
+    let (_, updated) = listener.message().await.unwrap();
+    assert_eq!(updated["method"], "notifications/resources/updated");
+    assert_eq!(updated["params"], json!({"uri": "test://one", "_meta": {}}));
+    let method = "notifications/tools/list_changed";
+    session.text("notify", json!({"method": method})).await;
+    assert_eq!(listener.message().await.unwrap().1["method"], method);
+    // A server that is started again is told again.
+    let call = session.call("exit", json!({"code": 3})).await;
+    assert!(call["error"].is_object(), "{call}");
+    until("the subscription is back", || async {
+        let listeners = session.text("listeners", json!({})).await;
+        listeners.contains("test://one")
+    })
+    .await;
+    session.text("touch", uri.clone()).await;
+    let updated = async {
+        loop {
+            let (_, message) = listener.message().await.unwrap();
+            if message["method"] == "notifications/resources/updated" {
+                return message;
+            }
+        }
+    };
+    updated.await;
+    session.ask("resources/unsubscribe", uri).await;
+    until("the subscription is gone", || async {
+        let listeners = session.text("listeners", json!({})).await;
+        !listeners.contains("test://one")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn sessions_share_a_server_without() {
+    let gateway = gateway("modern", &["server.isolation=tenant"]).await;
+    let (one, other) = (gateway.session().await, gateway.session().await);
+    let modern = Modern::at(&gateway.url);
+    assert_eq!(one.text("counter", json!({})).await, "1");
+    assert_eq!(other.text("counter", json!({})).await, "2");
+    assert_eq!(modern.text("counter", json!({})).await, "3");
+    let mut heard = other.listen().await;
+    let uri = json!({"uri": "test://one"});
+    other.ask("resources/subscribe", uri.clone()).await;
+    one.text("touch", uri).await;
+    assert_eq!(
+        heard.message().await.unwrap().1["params"]["uri"],
+        "test://one"
+    );
+    // A shared server is told of no capabilities, so that it cannot ask.
+    let refused = one.call("ask", json!({})).await;
+    assert_eq!(refused["error"]["code"], -32603, "{refused}");
+}
+
+#[tokio::test]
+async fn a_server_of_both_eras_is_spoken_to_as_its_client_speaks() {
+    let gateway = gateway("dual", &[]).await;
+    let session = gateway.session().await;
+    let received = session.text("received", json!({})).await;
+    assert!(
+        received.contains(r#"\"method\":\"initialize\""#),
+        "{received}"
+    );
+    assert_eq!(session.opened["result"]["instructions"], "Be careful.");
+    let modern = Modern::at(&gateway.url);
+    let received = modern.text("received", json!({})).await;
+    assert!(
+        !received.contains(r#"\"method\":\"initialize\""#),
+        "{received}"
+    );
+    assert!(received.contains("2026-07-28"));
+}
+
+#[tokio::test]
+async fn a_session_based_server_is_asked_once_which_era_it_is_of() {
+    let gateway = Gateway::start(&[]).await;
+    let received = |session: Session| async move { session.text("received", json!({})).await };
+    let first = received(gateway.session().await).await;
+    assert_eq!(first.matches("server/discover").count(), 1, "{first}");
+    let second = received(gateway.session().await).await;
+    assert!(!second.contains("server/discover"), "{second}");
+}
+
+#[tokio::test]
+async fn a_server_that_ends_of_the_probe_is_started_without_it() {
+    let child = crate::support::harness::child();
+    let gateway = Gateway::of(&[], &["CHILD_UPSET=1"], &[&child]).await;
+    for _ in 0..2 {
+        let session = gateway.session().await;
+        let received = session.text("received", json!({})).await;
+        assert!(!received.contains("server/discover"), "{received}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_the_probe_gets_initialize() {
+    let child = crate::support::harness::child();
+    let gateway = Gateway::of(&[], &["CHILD_IGNORES_UNKNOWN=1"], &[&child]).await;
+    let session = gateway.session().await;
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    let again = gateway.session().await;
+    let received = again.text("received", json!({})).await;
+    assert!(
+        !received.contains("server/discover"),
+        "it is known now: {received}"
+    );
+}
+
+#[tokio::test]
+async fn a_manifest_says_the_era_of_a_server() {
+    let child = crate::support::harness::child();
+    let legacy = ["server.era=legacy"];
+    let gateway = Gateway::of(&legacy, &["CHILD_ERA=dual"], &[&child]).await;
+    let modern = Modern::at(&gateway.url);
+    let received = modern.text("received", json!({})).await;
+    assert!(!received.contains("server/discover"), "{received}");
+    let modern = ["server.era=modern"];
+    let gateway = Gateway::of(&modern, &["CHILD_ERA=dual"], &[&child]).await;
+    let session = gateway.session().await;
+    assert_eq!(session.opened["result"]["instructions"], "Be modern.");
+}

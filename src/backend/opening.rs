@@ -80,7 +80,7 @@ impl Eras {
                 }
             },
         };
-        child.translate_by(Translator::new(opening, known));
+        child.translate_by(Translator::new(opening, is_modern, known));
         Probed::Ready(child)
     }
 }

@@ -14,6 +14,10 @@ pub(crate) const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
 /// The name and version of the server, in results.
 pub(crate) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 
+/// The key that a server of the modern era gave to what it asks. For the sessions that the gateway keeps for
+/// clients of that era, which get the server's own keys.
+pub(crate) const INPUT_KEY: &str = "lockgate/inputKey";
+
 /// The keys that mark a request of the modern era: any of them in `params._meta`.
 pub(crate) const MODERN_KEYS: [&str; 4] = [VERSION, CLIENT_INFO, CLIENT_CAPABILITIES, LOG_LEVEL];
 

@@ -20,6 +20,8 @@ use crate::protocol::{
 #[derive(Default)]
 pub(super) struct Modern {
     client: ClientMeta,
+    /// Whether the client is one of this era, for which the gateway keeps the session.
+    is_for_modern: bool,
     /// The raw capabilities of the server.
     capabilities: Bytes,
     /// Pings of the owner, by their raw ids: servers of this era know none.
@@ -82,6 +84,14 @@ impl To<'_> {
 }
 
 impl Modern {
+    /// A session that has not begun, for a client of this era or of another one.
+    pub(super) fn new(is_for_modern: bool) -> Self {
+        Self {
+            is_for_modern,
+            ..Self::default()
+        }
+    }
+
     /// Begins with the `initialize` of the owner: requests its counterpart in this era.
     pub(super) fn begin(&mut self, initialize: &Message, to: &mut To<'_>) {
         self.client = ClientMeta::of(initialize);
@@ -276,12 +286,13 @@ impl Modern {
         for (at, (key, request)) in wanted.requests.into_iter().enumerate() {
             let method = json::get(&request, "method").and_then(json::decoded);
             call.asks.push(Ask {
-                key,
+                key: key.clone(),
                 is_elicitation: method.as_deref() == Some("elicitation/create"),
                 answer: None,
             });
             let ask = ask_id(id, call.round, at);
-            to.owner(|line| modern::push_ask(&ask, &request, line));
+            let key = self.is_for_modern.then_some(&*key);
+            to.owner(|line| modern::push_ask(&ask, &request, key, line));
         }
         if call.asks.is_empty() {
             self.call_again(id, to);

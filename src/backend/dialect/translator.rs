@@ -54,8 +54,9 @@ pub(crate) enum Opening {
 }
 
 impl Translator {
-    /// The translator of a child that begins this way; what it answers is remembered.
-    pub(crate) fn new(opening: Opening, known: Arc<KnownEra>) -> Self {
+    /// The translator of a child that begins this way, for a client of the modern era or of another one; what
+    /// the child answers is remembered.
+    pub(crate) fn new(opening: Opening, is_for_modern: bool, known: Arc<KnownEra>) -> Self {
         Self {
             phase: match opening {
                 Opening::Legacy => Phase::Legacy,
@@ -66,7 +67,7 @@ impl Translator {
             known,
             inbox: BytesMut::new(),
             initialize: None,
-            modern: Modern::default(),
+            modern: Modern::new(is_for_modern),
         }
     }
 

@@ -13,9 +13,13 @@ struct Both {
 
 impl Both {
     fn new(opening: Opening) -> Self {
+        Self::of(opening, false)
+    }
+
+    fn of(opening: Opening, is_for_modern: bool) -> Self {
         let known = Arc::new(KnownEra::default());
         Self {
-            translator: Translator::new(opening, Arc::clone(&known)),
+            translator: Translator::new(opening, is_for_modern, Arc::clone(&known)),
             known,
             server: BytesMut::new(),
             owner: VecDeque::new(),
@@ -446,5 +450,22 @@ fn an_answer_to_an_earlier_round_is_none() {
     assert!(
         both.owner_writes(&answer(r#""7.2.0""#, roots))
             .contains(r#""id":"7.2""#)
+    );
+}
+
+#[test]
+fn clients_of_this_era_get_the_keys_of_the_server() {
+    let mut both = Both::of(Opening::Modern, true);
+    both.owner_writes(INITIALIZE);
+    both.server_writes(&answer("1", DISCOVERED));
+    both.owner_writes(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{}}"#);
+    let required =
+        r#""result":{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"}}}"#;
+    let (_, asks) = both.server_writes(&answer("7", required));
+    assert_eq!(
+        asks,
+        [
+            r#"{"jsonrpc":"2.0","id":"7.1.0","method":"roots/list","params":{"_meta":{"lockgate/inputKey":"a"}}}"#
+        ]
     );
 }

@@ -2,13 +2,19 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::protocol::{Message, json, meta::SERVER_INFO};
+use super::answer::with_member;
+use crate::protocol::{
+    Message, Span, json,
+    meta::{INPUT_KEY, SERVER_INFO},
+};
 
 /// A request of a server that waits for its client.
 #[derive(Clone, Debug)]
 pub(crate) struct InputRequest {
-    /// The raw id that the answer needs, which is also the key of the request.
+    /// The raw id that the answer needs.
     pub(crate) id: Bytes,
+    /// The key that the server gave it; none for a session-based server.
+    key: Option<String>,
     /// The request without its envelope: method and parameters.
     pub(crate) request: Bytes,
 }
@@ -27,20 +33,78 @@ impl InputRequest {
         let mut request = BytesMut::with_capacity(ask.bytes().len());
         request.extend_from_slice(br#"{"method":"#);
         json::push_string(&mut request, &ask.method_name());
+        let mut key = None;
         if let Some(params) = ask.params() {
             request.extend_from_slice(br#","params":"#);
-            request.extend_from_slice(params);
+            key = json::get(params, "_meta").and_then(|meta| json::get(meta, INPUT_KEY));
+            if key.is_some() {
+                push_without_key(params, &mut request);
+            } else {
+                request.extend_from_slice(params);
+            }
         }
         request.put_u8(b'}');
         Self {
             id: Bytes::copy_from_slice(ask.id().unwrap_or_default()),
+            key: key.and_then(json::decoded).map(Into::into),
             request: request.freeze(),
         }
     }
+}
 
-    fn key(&self) -> &str {
-        std::str::from_utf8(&self.id).unwrap_or_default()
+/// The key of one of several requests: "keys are server assigned identifiers and MUST be unique within the
+/// scope of the request" (2026-07-28 mrtr, "Server Requirements"). Without one of the server's own it is the
+/// id.
+fn key(requests: &[InputRequest], at: usize) -> &str {
+    let InputRequest { id, key, .. } = &requests[at];
+    let is_new = |key: &&str| {
+        let mut before = requests[..at].iter();
+        !before.any(|other| other.key.as_deref() == Some(*key))
+    };
+    let own = key.as_deref().filter(is_new);
+    own.unwrap_or_else(|| std::str::from_utf8(id).unwrap_or_default())
+}
+
+/// Raw parameters with the key of an input request.
+pub(super) fn with_key(params: Option<&[u8]>, key: &[u8]) -> Bytes {
+    let params = params.unwrap_or(b"{}");
+    let member = [b"\"", INPUT_KEY.as_bytes(), b"\":", key].concat();
+    let whole = Span::whole(params);
+    let cut = match member_named(params, "_meta") {
+        Some(meta) => with_member(params, meta, INPUT_KEY, member),
+        None => with_member(
+            params,
+            whole,
+            "_meta",
+            [b"\"_meta\":{", &*member, b"}"].concat(),
+        ),
+    };
+    let mut keyed = BytesMut::with_capacity(params.len() + key.len() + 32);
+    match cut {
+        Some((span, added)) => json::splice(&mut keyed, params, &[(span, &added)]),
+        None => keyed.extend_from_slice(params),
     }
+    keyed.freeze()
+}
+
+/// Appends raw parameters without the key, and without `_meta` if there is nothing else in it.
+fn push_without_key(params: &[u8], out: &mut BytesMut) {
+    let Some(meta) = member_named(params, "_meta") else {
+        return out.extend_from_slice(params);
+    };
+    let mut kept = BytesMut::new();
+    json::push_without(&mut kept, params, meta, |name| name == INPUT_KEY);
+    if *kept == b"{}"[..] {
+        let whole = Span::whole(params);
+        return json::push_without(out, params, whole, |name| name == "_meta");
+    }
+    json::splice(out, params, &[(meta, &kept)]);
+}
+
+fn member_named(object: &[u8], name: &str) -> Option<Span> {
+    let mut members = json::members(object, Span::whole(object)).into_iter();
+    let is_it = |key: Span| json::decoded(key.of(object)).as_deref() == Some(name);
+    members.find_map(|(key, value)| is_it(key).then_some(value))
 }
 
 /// The response that asks the client for these, under the raw id of its request, with the raw
@@ -59,7 +123,7 @@ pub(crate) fn input_required(
         if at > 0 {
             line.put_u8(b',');
         }
-        json::push_string(&mut line, request.key());
+        json::push_string(&mut line, key(requests, at));
         line.put_u8(b':');
         line.extend_from_slice(&request.request);
     }
@@ -95,6 +159,7 @@ pub(crate) fn url_elicitations(answer: &Message) -> Option<Vec<InputRequest>> {
         request.put_u8(b'}');
         requests.push(InputRequest {
             id: format!("url-{}", requests.len()).into(),
+            key: None,
             request: request.freeze(),
         });
     }
@@ -115,13 +180,13 @@ pub(crate) fn responses<'r>(
     let given = retry
         .params()
         .and_then(|params| json::get(params, "inputResponses"));
-    let answer = |request: &'r InputRequest| {
-        let answer = json::get(given?, request.key())?;
+    let answer = |(at, request): (usize, &'r InputRequest)| {
+        let answer = json::get(given?, key(requests, at))?;
         // An answer is a result, which is an object.
         let is_result = answer.starts_with(b"{");
         is_result.then(|| (request, Bytes::copy_from_slice(answer)))
     };
-    requests.iter().filter_map(answer).collect()
+    requests.iter().enumerate().filter_map(answer).collect()
 }
 
 #[cfg(test)]
@@ -149,11 +214,46 @@ mod tests {
         );
         let answers: Vec<_> = responses(&retry, &asks)
             .into_iter()
-            .map(|(ask, answer)| (ask.key().to_owned(), answer))
+            .map(|(ask, answer)| (ask.id.clone(), answer))
             .collect();
         assert_eq!(
             answers,
-            [("8".to_owned(), Bytes::from_static(br#"{"roots":[]}"#))]
+            [(
+                Bytes::from_static(b"8"),
+                Bytes::from_static(br#"{"roots":[]}"#)
+            )]
         );
+    }
+
+    #[test]
+    fn keys_are_those_of_the_server_as_long_as_they_tell_requests_apart() {
+        for (params, keyed) in [
+            (None, r#"{"_meta":{"lockgate/inputKey":"k\""}}"#),
+            (
+                Some(r#"{"a":1}"#),
+                r#"{"_meta":{"lockgate/inputKey":"k\""},"a":1}"#,
+            ),
+            (
+                Some(r#"{"_meta":{"b":2}}"#),
+                r#"{"_meta":{"lockgate/inputKey":"k\"","b":2}}"#,
+            ),
+        ] {
+            let with = with_key(params.map(str::as_bytes), br#""k\"""#);
+            assert_eq!(with, keyed);
+            let ask =
+                format!(r#"{{"jsonrpc":"2.0","id":7,"method":"roots/list","params":{keyed}}}"#);
+            let ask = InputRequest::of(&message(&ask));
+            let params = params.unwrap_or("{}");
+            assert_eq!(
+                ask.request,
+                format!(r#"{{"method":"roots/list","params":{params}}}"#)
+            );
+            assert_eq!(key(&[ask.clone()], 0), "k\"");
+            let other = InputRequest {
+                id: Bytes::from_static(b"8"),
+                ..ask.clone()
+            };
+            assert_eq!(key(&[ask, other], 1), "8");
+        }
     }
 }

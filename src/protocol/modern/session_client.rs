@@ -4,6 +4,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::{SUBSCRIPTION, with_member};
+use super::input::with_key;
 use crate::protocol::{
     Kind, Message, Span, initialize, json, jsonrpc,
     meta::{CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, SERVER_INFO, VERSION},
@@ -296,10 +297,13 @@ impl WantedInput {
 /// The most requests of one answer.
 const MAX_REQUESTS: usize = 16;
 
-/// Appends an input request as a request of a session-based server, under a raw id.
-pub(crate) fn push_ask(id: &[u8], request: &[u8], out: &mut BytesMut) {
+/// Appends an input request as a request of a session-based server, under a raw id, and with its raw key if
+/// the client will need it.
+pub(crate) fn push_ask(id: &[u8], request: &[u8], key: Option<&[u8]>, out: &mut BytesMut) {
     let method = json::get(request, "method").and_then(json::decoded);
     let params = json::get(request, "params");
+    let keyed = key.map(|key| with_key(params, key));
+    let params = keyed.as_deref().or(params);
     jsonrpc::push_request(id, &method.unwrap_or_default(), params, out);
 }
 

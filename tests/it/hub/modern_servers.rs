@@ -153,6 +153,7 @@ async fn a_client_without_a_session_is_asked_by_a_server_without() {
         let rounds = if method == "resources/read" { 1 } else { 2 };
         for _ in 0..rounds {
             let key = asked(&required)[0].0.clone();
+            assert_eq!(key, "first", "the server's own");
             let responses = json!({key: {"action": "decline"}});
             call = client.retry(&call, &required, responses);
             required = client.answer(&call).await;

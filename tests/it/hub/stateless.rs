@@ -78,6 +78,10 @@ async fn all_calls_that_are_never_asked_share_one_child() {
     counts.sort();
     assert_eq!(counts, ["1", "2", "3", "4", "5", "6", "7", "8"]);
     let received = client.text("received", json!({})).await;
+    let mut received: Vec<String> = serde_json::from_str(&received).unwrap();
+    // The question whether it is a server of this revision.
+    received.retain(|line| !line.contains("server/discover"));
+    let received = received.concat();
     assert!(!received.contains("clientCapabilities"), "{received}");
     assert!(!received.contains(MODERN), "{received}");
 }

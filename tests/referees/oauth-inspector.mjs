@@ -6,7 +6,7 @@ import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import os from 'node:os';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { main } from './common.mjs';
+import { BACKENDS, main } from './common.mjs';
 import { options, walked } from './oauth.mjs';
 
 const PROGRAM = fileURLToPath(
@@ -42,7 +42,7 @@ main(async () => {
     assert.equal(visits().length, 0);
 
     const first = answer(await inspect(given.url, '--method', 'tools/list'));
-    assert.equal(first.tools.length, 31);
+    assert.equal(first.tools.length, BACKENDS.fixture.tools);
     const [visit, ...more] = visits();
     assert.deepEqual(more, [], 'one browser');
     assert.equal(visit.error, undefined);
@@ -56,11 +56,11 @@ main(async () => {
     assert.equal(visits().length, 1, 'what is stored does');
 
     const again = answer(await inspect(given.url, '--relogin', '--method', 'tools/list'));
-    assert.equal(again.tools.length, 31);
+    assert.equal(again.tools.length, BACKENDS.fixture.tools);
     assert.equal(visits().length, 2, 'logging in again asks again');
 
     const old = answer(await inspect(sse, '--method', 'tools/list'));
-    assert.equal(old.tools.length, 31);
+    assert.equal(old.tools.length, BACKENDS.fixture.tools);
   } finally {
     rmSync(home, { recursive: true, force: true });
   }

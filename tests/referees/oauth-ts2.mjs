@@ -7,7 +7,7 @@ import {
   UnauthorizedError,
 } from '@modelcontextprotocol/client';
 import { Browser } from './browser.mjs';
-import { main, steps, Transcript } from './common.mjs';
+import { BACKENDS, main, steps, Transcript } from './common.mjs';
 import { claimsOf, Memory, options, recorder, server, walked } from './oauth.mjs';
 
 const told = { name: 'referee', version: '2.0.0' };
@@ -50,7 +50,7 @@ main(async () => {
   const transcript = new Transcript();
   transcript.tap(used);
   const { tools } = await client.listTools();
-  assert.equal(tools.length, 31);
+  assert.equal(tools.length, BACKENDS.fixture.tools);
   // A token of our own: the SDK drops progress that the answer overtakes on its way through it.
   const slow = { name: 'slow', arguments: { steps: 3, ms: 50 }, _meta: { progressToken: 'ours' } };
   const result = await client.callTool(slow);

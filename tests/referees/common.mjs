@@ -34,6 +34,12 @@ export const BACKENDS = {
     },
     fail: { name: 'fail', arguments: {}, code: -32050, data: { why: 'asked to' } },
     read: { uri: 'test://static-text', text: /static text resource/ },
+    prompt: {
+      name: 'test_prompt_with_arguments',
+      arguments: { arg1: 'paris', arg2: 'b' },
+      text: /arg1='paris', arg2='b'/,
+      complete: { name: 'arg1', value: 'par', values: ['paris', 'park', 'party'] },
+    },
     subscribe: WATCHED,
     unsolicited: [
       { name: 'touch', arguments: { uri: WATCHED }, methods: ['notifications/resources/updated'] },
@@ -176,34 +182,50 @@ export function open(kind, url, settings = {}) {
     : new StreamableHTTPClientTransport(new URL(url), settings);
 }
 
-/** A connected client that samples `sampled`, answers as ada, has one root, and keeps all. */
+export const CLIENT = { name: 'lockgate-referee', version: '1.0.0' };
+export const CAPABILITIES = { sampling: {}, elicitation: {}, roots: { listChanged: true } };
+
+/** Handlers by method that sample `sampled`, answer as ada and have one root. */
+export function handlers(asked) {
+  return {
+    'sampling/createMessage': async () => {
+      asked.sampling += 1;
+      return { role: 'assistant', model: 'none', content: { type: 'text', text: 'sampled' } };
+    },
+    'elicitation/create': async ({ params }) => {
+      asked.elicitation += 1;
+      const wanted = Object.keys(params.requestedSchema?.properties ?? {});
+      const known = { username: 'ada', email: 'ada@example.org', name: 'Ada', check: true };
+      const content = Object.fromEntries(wanted.filter((k) => k in known).map((k) => [k, known[k]]));
+      return { action: 'accept', content };
+    },
+    'roots/list': async () => ({ roots: [{ uri: 'file:///srv/referee', name: 'referee' }] }),
+  };
+}
+
+/** How revisions before 2026-07-28 say what that one says in another way, or no longer. */
+export const sessionBased = (client) => ({
+  ping: () => client.ping(),
+  setLoggingLevel: (level) => client.setLoggingLevel(level),
+  subscribe: (uri) => uri && client.subscribeResource({ uri }),
+  unsubscribe: (uri) => uri && client.unsubscribeResource({ uri }),
+});
+
+/** A connected client of SDK 1 that answers by `handlers` and keeps all that it is told. */
 export async function connect(transport) {
-  const client = new Client(
-    { name: 'lockgate-referee', version: '1.0.0' },
-    { capabilities: { sampling: {}, elicitation: {}, roots: { listChanged: true } } },
-  );
+  const client = new Client(CLIENT, { capabilities: CAPABILITIES });
   const asked = { sampling: 0, elicitation: 0 };
-  client.setRequestHandler(CreateMessageRequestSchema, async () => {
-    asked.sampling += 1;
-    return { role: 'assistant', model: 'none', content: { type: 'text', text: 'sampled' } };
-  });
-  client.setRequestHandler(ElicitRequestSchema, async ({ params }) => {
-    asked.elicitation += 1;
-    const wanted = Object.keys(params.requestedSchema?.properties ?? {});
-    const known = { username: 'ada', email: 'ada@example.org', name: 'Ada', check: true };
-    const content = Object.fromEntries(wanted.filter((k) => k in known).map((k) => [k, known[k]]));
-    return { action: 'accept', content };
-  });
-  client.setRequestHandler(ListRootsRequestSchema, async () => ({
-    roots: [{ uri: 'file:///srv/referee', name: 'referee' }],
-  }));
+  const answers = handlers(asked);
+  client.setRequestHandler(CreateMessageRequestSchema, answers['sampling/createMessage']);
+  client.setRequestHandler(ElicitRequestSchema, answers['elicitation/create']);
+  client.setRequestHandler(ListRootsRequestSchema, answers['roots/list']);
   client.setNotificationHandler(ProgressNotificationSchema, async () => {}); // tokens are our own
   const transcript = new Transcript();
   client.onerror = (error) => transcript.errors.push(error);
   const connecting = client.connect(transport);
   transcript.tap(transport); // connect() has set onmessage before its first await
   await connecting;
-  return { client, transcript, asked };
+  return { client, transcript, asked, dialect: sessionBased(client) };
 }
 
 let tokens = 0;
@@ -220,14 +242,14 @@ export const textOf = (result) => result.content.map((one) => one.text ?? '').jo
 export const steps = (count) => Array.from({ length: count }, (_, index) => index + 1);
 
 /** The story that every client and every transport must get through, whole. */
-export async function fullStory(transport, backend) {
-  const { client, transcript, asked } = await connect(transport);
+export async function fullStory(transport, backend, connecting = connect) {
+  const { client, transcript, asked, dialect } = await connecting(transport);
   await sleep(300); // the listener of a bare SDK server keeps nothing for who is late
 
   const { tools } = await client.listTools();
   if (backend.atLeast) assert.ok(tools.length >= backend.tools, `${tools.length} tools`);
   else assert.equal(tools.length, backend.tools);
-  await client.ping();
+  await dialect.ping();
 
   const echo = await call(client, backend.echo);
   assert.match(textOf(echo.result), backend.echo.answer);
@@ -249,17 +271,18 @@ export async function fullStory(transport, backend) {
   assert.ok(resources.length > 0);
   const { contents } = await client.readResource({ uri: backend.read.uri });
   assert.match(contents[0].text, backend.read.text);
+  await promptStory(client, backend);
 
   if (backend.fail) {
     const { code, data } = backend.fail;
     await assert.rejects(call(client, backend.fail), (error) => {
-      assert.equal(error.code, code);
+      assert.equal(error.code, dialect.failure ?? code);
       assert.deepEqual(error.data, data);
       return true;
     });
   }
-  await logStory(client, transcript, backend);
-  const expected = await unsolicitedStory(client, transcript, backend);
+  await logStory(client, transcript, backend, dialect);
+  const expected = await unsolicitedStory(client, transcript, backend, dialect);
 
   await sleep(1000); // what comes twice, comes late
   for (const { token } of [first, ...both]) assert.deepEqual(transcript.progress(token), steps(5));
@@ -267,24 +290,57 @@ export async function fullStory(transport, backend) {
     assert.equal(transcript.notifications(method).length, count, method);
   }
   assert.deepEqual(asked, { sampling: 1, elicitation: 1 });
-  if (!backend.chatty) checkNothingElse(transcript, backend, expected);
+  const own = [...expected, ...(dialect.told ?? [])];
+  if (!backend.chatty) checkNothingElse(transcript, backend, own);
+  await cancelStory(client, transcript, backend);
   transcript.checkOnce();
   assert.deepEqual(transcript.errors, []);
   if (transport.terminateSession) await transport.terminateSession();
   await client.close();
 }
 
-async function logStory(client, transcript, backend) {
+async function promptStory(client, { prompt }) {
+  if (!prompt) return;
+  const { name, arguments: args, text, complete } = prompt;
+  assert.ok((await client.listPrompts()).prompts.some((one) => one.name === name));
+  const { messages } = await client.getPrompt({ name, arguments: args });
+  assert.match(messages[0].content.text, text);
+  const ref = { type: 'ref/prompt', name };
+  const { completion } = await client.complete({
+    ref,
+    argument: { name: complete.name, value: complete.value },
+  });
+  assert.deepEqual(completion.values, complete.values);
+}
+
+/** A cancelled call is neither answered nor in the way of the next one. */
+async function cancelStory(client, transcript, backend) {
+  const cancel = new AbortController();
+  const reported = () => transcript.notifications('notifications/progress').length;
+  const before = reported();
+  const rejected = assert.rejects(call(client, backend.slow(100, 100), { signal: cancel.signal }));
+  await until('two steps', () => reported() >= before + 2);
+  cancel.abort('enough');
+  await rejected;
+  const echo = await call(client, backend.echo);
+  assert.match(textOf(echo.result), backend.echo.answer);
+  await sleep(300); // a step or two more, for what may have been under way
+  const after = reported();
+  await sleep(500);
+  assert.equal(reported(), after, 'progress of a cancelled call');
+}
+
+async function logStory(client, transcript, backend, dialect) {
   if (!backend.log) return;
-  if (client.getServerCapabilities().logging) await client.setLoggingLevel('info');
+  if (client.getServerCapabilities().logging) await dialect.setLoggingLevel('info');
   await call(client, backend.log);
   const lines = () => transcript.notifications('notifications/message').map((m) => m.params.data);
   await until('log lines', () => lines().length >= backend.log.lines.length);
   assert.deepEqual(lines(), backend.log.lines);
 }
 
-async function unsolicitedStory(client, transcript, backend) {
-  if (backend.subscribe) await client.subscribeResource({ uri: backend.subscribe });
+async function unsolicitedStory(client, transcript, backend, dialect) {
+  await dialect.subscribe(backend.subscribe);
   const expected = [];
   for (const one of backend.unsolicited) {
     const before = one.methods.map((method) => transcript.notifications(method).length);
@@ -296,7 +352,7 @@ async function unsolicitedStory(client, transcript, backend) {
     }
     if (one.undo) await call(client, one);
   }
-  if (backend.subscribe) await client.unsubscribeResource({ uri: backend.subscribe });
+  await dialect.unsubscribe(backend.subscribe);
   const silent = backend.unsolicited.find((one) => one.name === 'touch');
   if (silent) await call(client, silent); // nobody is subscribed any more: must say nothing
   return expected;
@@ -318,13 +374,14 @@ function checkNothingElse(transcript, backend, expected) {
 }
 
 /**
- * A TCP proxy in front of `url`. `gets` counts GET requests. After `cutAfterCall()` the connection
+ * A TCP proxy in front of `url`. `gets` counts GET requests, `versions` has the revisions that requests
+ * named. After `cutAfterCall()` the connection
  * that carries the next tools/call is cut behind the first message of its answer; `refuse` turns
  * new connections away; `cutAll()` cuts what is open.
  */
 export async function proxy(url) {
   const target = new URL(url);
-  const state = { gets: 0, cuts: 0, refuse: false, armed: false, sockets: new Set() };
+  const state = { gets: 0, cuts: 0, refuse: false, armed: false, sockets: new Set(), versions: new Set() };
   const server = net.createServer((near) => {
     if (state.refuse) return near.destroy();
     const far = net.connect(Number(target.port), target.hostname);
@@ -339,6 +396,7 @@ export async function proxy(url) {
     near.on('data', (chunk) => {
       const said = chunk.toString('latin1');
       state.gets += (said.match(/^GET \S+ HTTP\/1\.1\r\n/gm) ?? []).length;
+      for (const [, version] of said.matchAll(/^mcp-protocol-version: (\S+)\r$/gim)) state.versions.add(version);
       if (state.armed && said.includes('"tools/call"')) {
         state.armed = false;
         pair.watched = true;

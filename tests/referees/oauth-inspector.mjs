@@ -1,17 +1,14 @@
 // The command line of MCP Inspector with nothing but a URL: a browser opens once, what is stored does
 // for the next commands, and logging in again revokes first. oauth-inspector.mjs URL
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import os from 'node:os';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { BACKENDS, main } from './common.mjs';
+import { answer, inspect } from './inspector.mjs';
 import { options, walked } from './oauth.mjs';
 
-const PROGRAM = fileURLToPath(
-  new URL('./node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js', import.meta.url),
-);
 const BROWSER = fileURLToPath(new URL('./browser.mjs', import.meta.url));
 
 main(async () => {
@@ -29,19 +26,15 @@ main(async () => {
   };
   const visits = () =>
     existsSync(trace) ? readFileSync(trace, 'utf8').trim().split('\n').map((line) => JSON.parse(line)) : [];
-  const inspect = (url, ...args) => {
-    const transport = url.endsWith('/sse') ? 'sse' : 'http';
-    return run(['--cli', '--server-url', url, '--transport', transport, '--format', 'json', ...args], env);
-  };
   const sse = given.url.replace(/\/mcp$/, '/sse');
   try {
     // Without a login it says so, and nobody is asked.
-    const before = await inspect(given.url, '--method', 'tools/list', '--stored-auth-only');
+    const before = await inspect(env, given.url, '--method', 'tools/list', '--stored-auth-only');
     assert.notEqual(before.code, 0);
     assert.match(before.said, /auth_required/);
     assert.equal(visits().length, 0);
 
-    const first = answer(await inspect(given.url, '--method', 'tools/list'));
+    const first = answer(await inspect(env, given.url, '--method', 'tools/list'));
     assert.equal(first.tools.length, BACKENDS.fixture.tools);
     const [visit, ...more] = visits();
     assert.deepEqual(more, [], 'one browser');
@@ -50,36 +43,18 @@ main(async () => {
     assert.deepEqual(visit.trace.slice(0, steps.length), steps);
 
     const called = answer(
-      await inspect(given.url, '--stored-auth-only', '--method', 'tools/call', '--tool-name', 'test_simple_text'),
+      await inspect(env, given.url, '--stored-auth-only', '--method', 'tools/call', '--tool-name', 'test_simple_text'),
     );
     assert.match(called.content[0].text, /^This is a simple text response/);
     assert.equal(visits().length, 1, 'what is stored does');
 
-    const again = answer(await inspect(given.url, '--relogin', '--method', 'tools/list'));
+    const again = answer(await inspect(env, given.url, '--relogin', '--method', 'tools/list'));
     assert.equal(again.tools.length, BACKENDS.fixture.tools);
     assert.equal(visits().length, 2, 'logging in again asks again');
 
-    const old = answer(await inspect(sse, '--method', 'tools/list'));
+    const old = answer(await inspect(env, sse, '--method', 'tools/list'));
     assert.equal(old.tools.length, BACKENDS.fixture.tools);
   } finally {
     rmSync(home, { recursive: true, force: true });
   }
 });
-
-function answer({ code, out, said }) {
-  assert.equal(code, 0, said);
-  const whole = JSON.parse(out);
-  return whole.result ?? whole;
-}
-
-function run(args, env) {
-  return new Promise((resolve, reject) => {
-    const child = spawn(process.execPath, [PROGRAM, ...args], { env, stdio: ['ignore', 'pipe', 'pipe'] });
-    let out = '';
-    let said = '';
-    child.stdout.on('data', (chunk) => void ((out += chunk), (said += chunk)));
-    child.stderr.on('data', (chunk) => void (said += chunk));
-    child.on('error', reject);
-    child.on('close', (code) => resolve({ code, out, said }));
-  });
-}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import anyio
 import mcp_types as types
-from mcp.client.session import ClientSession
+from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 
 WATCHED = "test://watched-resource"
@@ -41,6 +41,8 @@ BACKENDS = {
         "elicit": ("test_elicitation", {"message": "who?"}, r'action=accept.*"username":"ada"'),
         "fail": "fail",
         "read": ("test://static-text", "static text resource"),
+        "prompt": ("test_prompt_with_arguments", {"arg1": "paris", "arg2": "b"}, "arg1='paris', arg2='b'"),
+        "complete": ({"name": "arg1", "value": "par"}, ["paris", "park", "party"]),
         "subscribe": WATCHED,
         "unsolicited": [("touch", {"uri": WATCHED}, [UPDATED]), ("announce", {}, LISTS)],
     },
@@ -70,11 +72,20 @@ BACKENDS = {
 }
 
 
-def options():
+MODERN = "2026-07-28"
+# What a client settles on by its mode.
+VERSIONS = {"legacy": "2025-11-25", "auto": MODERN, MODERN: MODERN}
+
+
+def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--backend", choices=BACKENDS, default="fixture")
-    given = parser.parse_args()
+    return parser
+
+
+def options():
+    given = arguments().parse_args()
     return given.url, BACKENDS[given.backend]
 
 
@@ -126,8 +137,8 @@ class Transcript:
 
 
 @asynccontextmanager
-async def session(streams):
-    """A session over a transport's streams that samples `sampled`, answers as ada, has a root."""
+async def session(streams, mode="legacy"):
+    """A client over a transport's streams that samples `sampled`, answers as ada, has a root."""
     source, sink = streams
     tapped_in, tapped_out = anyio.create_memory_object_stream(64)
     transcript = Transcript()
@@ -157,16 +168,22 @@ async def session(streams):
     async def roots(_context):
         return types.ListRootsResult(roots=[types.Root(uri="file:///srv/referee", name="referee")])
 
+    @asynccontextmanager
+    async def transport():
+        yield tapped_out, sink
+
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump)
-        async with ClientSession(
-            tapped_out,
-            sink,
+        async with Client(
+            transport(),
+            mode=mode,
+            cache=None,
+            log_level="info",
             sampling_callback=sampling,
             elicitation_callback=elicitation,
             list_roots_callback=roots,
         ) as client:
-            await client.initialize()
+            same(client.protocol_version, VERSIONS[mode], "revision")
             await anyio.sleep(0.3)  # the listener of a bare SDK server keeps nothing for who is late
             yield client, transcript
         tasks.cancel_scope.cancel()
@@ -180,12 +197,13 @@ async def call(client, transcript, name, arguments):
     return "\n".join(getattr(one, "text", "") for one in result.content), token
 
 
-async def full_story(streams, backend):
-    async with session(streams) as (client, transcript):
+async def full_story(streams, backend, mode="legacy"):
+    async with session(streams, mode) as (client, transcript):
         tools = (await client.list_tools()).tools
         if "tools" in backend:
             same(len(tools), backend["tools"], "tools")
-        await client.send_ping()
+        if client.protocol_version != MODERN:
+            await client.send_ping()
         tokens = []
 
         async def check(one):
@@ -208,6 +226,7 @@ async def full_story(streams, backend):
         uri, text = backend["read"]
         contents = (await client.read_resource(uri)).contents
         assert text in contents[0].text, contents
+        await prompting(client, backend)
         await failing(client, transcript, backend)
         await logging(client, transcript, backend)
         expected = await unsolicited(client, transcript, backend)
@@ -220,7 +239,36 @@ async def full_story(streams, backend):
         same(transcript.asked, Counter(sampling=1, elicitation=1), "asked of the client")
         if not backend.get("chatty"):
             nothing_else(transcript, backend, expected)
+        await cancelling(client, transcript, backend)
+        await check(backend["echo"])
         transcript.check_once()
+
+
+async def prompting(client, backend):
+    if "prompt" not in backend:
+        return
+    name, arguments, text = backend["prompt"]
+    assert name in [one.name for one in (await client.list_prompts()).prompts]
+    messages = (await client.get_prompt(name, arguments)).messages
+    assert text in messages[0].content.text, messages
+    argument, values = backend["complete"]
+    completion = (await client.complete(types.PromptReference(name=name), argument)).completion
+    same(completion.values, values, "completion")
+
+
+async def cancelling(client, transcript, backend):
+    """A cancelled call says no more, and is not in the way of the next one."""
+    reported = lambda: len(transcript.notifications("notifications/progress"))  # noqa: E731
+    before = reported()
+    name, arguments, _ = backend["slow"](100, 100)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, client, transcript, name, arguments)
+        await until("two steps", lambda: reported() >= before + 2)
+        tasks.cancel_scope.cancel()
+    await anyio.sleep(0.3)  # a step or two more, for what may have been under way
+    after = reported()
+    await anyio.sleep(0.5)
+    same(reported(), after, "progress of a cancelled call")
 
 
 async def failing(client, transcript, backend):
@@ -229,7 +277,9 @@ async def failing(client, transcript, backend):
     try:
         await call(client, transcript, backend["fail"], {})
     except MCPError as error:
-        same((error.error.code, error.error.data), (-32050, {"why": "asked to"}), "error")
+        # In 2026-07-28 the codes from -32020 to -32099 are the protocol's own (basic, Error Codes).
+        code = -32603 if client.protocol_version == MODERN else -32050
+        same((error.error.code, error.error.data), (code, {"why": "asked to"}), "error")
     else:
         raise AssertionError("the failing call succeeded")
 
@@ -243,10 +293,30 @@ async def logging(client, transcript, backend):
     same([one["params"]["data"] for one in transcript.notifications(method)], LOG_LINES, "log")
 
 
+@asynccontextmanager
+async def subscribed(client, backend):
+    uris = [backend["subscribe"]] if "subscribe" in backend else []
+    if client.protocol_version == MODERN:
+        lists = dict.fromkeys(("tools_list_changed", "prompts_list_changed", "resources_list_changed"), True)
+        async with client.listen(**lists, resource_subscriptions=uris):
+            yield {"notifications/subscriptions/acknowledged": 1}
+    else:
+        for uri in uris:
+            await client.subscribe_resource(uri)
+        yield {}
+        for uri in uris:
+            await client.unsubscribe_resource(uri)
+
+
 async def unsolicited(client, transcript, backend):
-    if "subscribe" in backend:
-        await client.subscribe_resource(backend["subscribe"])
-    expected = {}
+    async with subscribed(client, backend) as expected:
+        await changing(client, transcript, backend, expected)
+    if "subscribe" in backend and "undo" not in backend:
+        await call(client, transcript, "touch", {"uri": WATCHED})  # nobody is subscribed any more: must say nothing
+    return expected
+
+
+async def changing(client, transcript, backend, expected):
     for name, arguments, methods in backend["unsolicited"]:
         counts = {one: len(transcript.notifications(one)) + 1 for one in methods}
         await call(client, transcript, name, arguments)
@@ -256,11 +326,6 @@ async def unsolicited(client, transcript, backend):
         expected.update(counts)
     if "undo" in backend:
         await call(client, transcript, backend["undo"], {})
-    if "subscribe" in backend:
-        await client.unsubscribe_resource(backend["subscribe"])
-        if "undo" not in backend:  # nobody is subscribed any more: must say nothing
-            await call(client, transcript, "touch", {"uri": WATCHED})
-    return expected
 
 
 def nothing_else(transcript, backend, expected):

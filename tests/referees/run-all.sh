@@ -103,11 +103,38 @@ clients() {
   check "$backend/py_quiet" "$python" py_quiet.py "$url" --backend "$backend"
 }
 
+# Like `check`, with a gateway of its own over a server, and its URL as the last argument: clients of
+# 2026-07-28 without credentials are one caller, whose subscriptions hear of all of its calls.
+# alone NAME CLIENT… -- SERVER…
+alone() {
+  local client=()
+  while [ "$1" != -- ]; do
+    client+=("$1")
+    shift
+  done
+  [[ ${client[0]} =~ $pattern ]] || return 0
+  start "${client[0]//\//-}" "$@"
+  if [ -n "$url" ]; then check "${client[@]}" "$url"; fi
+}
+
+# Clients of both eras in these modes over one backend. `clients` has the older ones of Python.
+eras() {
+  local backend=$1 modes=$2 mode
+  shift 2
+  for mode in $modes; do
+    alone "$backend/ts2-streamable/$mode" "$node" ts2-streamable.mjs --mode "$mode" --backend "$backend" "$@"
+    case $mode in
+      auto | 2026-*) alone "$backend/py_streamable/$mode" "$python" py_streamable.py --mode "$mode" --backend "$backend" "$@" ;;
+    esac
+  done
+}
+
 cd "$here"
 fixture="$here/../fixtures/conformance/server.mjs"
 # Absolute commands: a child's environment is not ours. The Node 22 that came with npm ci.
 node_real=$(realpath "$node")
 python_real=$(command -v "$python")
+mcpcheck=$(dirname "$python_real")/mcpcheck
 
 start fixture -- "$node_real" "$(realpath "$fixture")"
 fixture_url=$url
@@ -118,8 +145,17 @@ if [ -n "$url" ] && [ -n "$fixture_url" ]; then
 fi
 url=$fixture_url
 clients fixture
+if [ -n "$url" ]; then
+  check fixture/py_fastmcp "$python" py_fastmcp.py "$url"
+  check fixture/inspector-eras "$node" inspector-eras.mjs "$url"
+  # Strict but for what the fixture does on purpose: it logs, and its tools have no output schemas.
+  check fixture/mcpcheck "$mcpcheck" "$url" --legacy-probes --strict --skip discover,schemas
+  check fixture/mcpcheck/lists "$mcpcheck" "$url" --check discover,schemas
+fi
+eras fixture 'legacy auto 2026-07-28 2025-06-18' -- "$node_real" "$(realpath "$fixture")"
 start everything -- "$node_real" "$everything" stdio
 clients everything
+eras everything auto -- "$node_real" "$everything" stdio
 start python -- "$python_real" "$(realpath "$here/../fixtures/python/server.py")"
 clients python
 drain

@@ -1,13 +1,13 @@
-// Reads what the conformance suite saved: checks.mjs FOLDER MODE COUNT
+// Reads what the conformance suite saved: checks.mjs FOLDER MODE COUNT [SCENARIO]
 //   required  the scored scenarios of the set that have no FAILURE (nor WARNING) are COUNT
 //   all       all scenarios, none failing, are COUNT
 //   modern    the scenarios that 2026-07-28 requires of a server and that have no FAILURE are COUNT
-//   clean     one scenario: no FAILURE, no WARNING, at least COUNT times SUCCESS
+//   clean     one scenario, SCENARIO if there are more: no FAILURE, no WARNING, at least COUNT times SUCCESS
 import { readdirSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 
-const [folder, mode, count] = process.argv.slice(2);
+const [folder, mode, count, only] = process.argv.slice(2);
 const here = path.dirname(fileURLToPath(import.meta.url));
 
 // The scenarios that a revision requires of a server, by the suite's own list.
@@ -39,6 +39,7 @@ let wrong = 0;
 const scored = mode === 'modern' ? required('2026-07-28') : undefined;
 for (const [name, checks] of scenarios) {
   if (scored && (!scored.includes(name) || KEYS_OF_ITS_OWN.includes(name))) continue;
+  if (only && name !== only) continue;
   if (mode === 'required' && NOT_SCORED.includes(name)) continue;
   const bad = mode === 'clean' ? problems(checks) : having(checks, 'FAILURE');
   for (const one of problems(checks)) console.log(`${name}: ${one.status} ${one.id}: ${one.errorMessage}`);

@@ -56,6 +56,10 @@ done
 timeout 170 "$node" "$new" server --url "$url" --requirements 2026-07-28 \
   -o "$out/modern" >"$out/log" 2>&1 || true
 verdict 'conformance 0.2.0-alpha.12, set of 2026-07-28: 36/37' "$(checks "$out/modern" modern 36)"
+# Of the scenarios that run with the set and are no part of it.
+verdict 'http-header-validation' "$(checks "$out/modern" clean 14 http-header-validation)"
+verdict 'http-custom-header-server-validation' \
+  "$(checks "$out/modern" clean 10 http-custom-header-server-validation)"
 
 timeout 60 "$node" "$new" server --url "$polling_url" --scenario server-sse-polling \
   --spec-version 2025-11-25 -o "$out/polling" >"$out/log" 2>&1 || true

@@ -89,18 +89,18 @@ collect() {
 
 drain() { while [ "${#pending[@]}" -gt 0 ]; do collect; done; }
 
-# The clients' scripts over one backend.
+# The clients' scripts over one backend, which is like another one: clients NAME [BACKEND]
 clients() {
-  local backend=$1 sse=${url%/mcp}/sse
+  local name=$1 backend=${2:-$1} sse=${url%/mcp}/sse
   [ -n "$url" ] || return 0
-  check "$backend/ts-quiet" "$node" ts-quiet.mjs "$url" --backend "$backend"
-  check "$backend/ts-streamable" "$node" ts-streamable.mjs "$url" --backend "$backend"
-  check "$backend/ts-sse" "$node" ts-sse.mjs "$sse" --backend "$backend"
-  check "$backend/ts-resume" "$node" ts-resume.mjs "$url" --backend "$backend"
-  check "$backend/eventsource" "$node" eventsource.mjs "$url" --backend "$backend"
-  check "$backend/py_streamable" "$python" py_streamable.py "$url" --backend "$backend"
-  check "$backend/py_sse" "$python" py_sse.py "$sse" --backend "$backend"
-  check "$backend/py_quiet" "$python" py_quiet.py "$url" --backend "$backend"
+  check "$name/ts-quiet" "$node" ts-quiet.mjs "$url" --backend "$backend"
+  check "$name/ts-streamable" "$node" ts-streamable.mjs "$url" --backend "$backend"
+  check "$name/ts-sse" "$node" ts-sse.mjs "$sse" --backend "$backend"
+  check "$name/ts-resume" "$node" ts-resume.mjs "$url" --backend "$backend"
+  check "$name/eventsource" "$node" eventsource.mjs "$url" --backend "$backend"
+  check "$name/py_streamable" "$python" py_streamable.py "$url" --backend "$backend"
+  check "$name/py_sse" "$python" py_sse.py "$sse" --backend "$backend"
+  check "$name/py_quiet" "$python" py_quiet.py "$url" --backend "$backend"
 }
 
 # Like `check`, with a gateway of its own over a server, and its URL as the last argument: clients of
@@ -143,6 +143,13 @@ start polling --set server.reply.close_after=300ms -- "$node_real" "$(realpath "
 if [ -n "$url" ] && [ -n "$fixture_url" ]; then
   limit=400 check conformance "$here/conformance.sh" "$fixture_url" "$url"
 fi
+start legacy -- "$node_real" "$(realpath "$fixture")" --era legacy
+legacy_url=$url
+start modern -- "$node_real" "$(realpath "$fixture")" --era modern
+if [ -n "$url" ] && [ -n "$legacy_url" ]; then
+  limit=400 check conformance/eras "$here/conformance.sh" --eras "$legacy_url" "$url"
+fi
+clients modern fixture
 url=$fixture_url
 clients fixture
 if [ -n "$url" ]; then

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, VecDeque};
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::protocol::{
-    Message, json,
+    Message, Method, is_subscribed, json,
     jsonrpc::{push_error, push_raw_error, push_result},
     modern::{self, ClientMeta},
 };
@@ -140,6 +140,18 @@ impl Listening {
         if self.is_stale {
             self.refresh(out);
         }
+    }
+
+    /// Whether a notification for a subscription is one that the session still wants to hear: not what comes
+    /// on a former subscription as well, nor of a resource that it has left meanwhile.
+    pub(super) fn is_heard(&self, id: &[u8], notification: &Message) -> bool {
+        let is_current = self.current.is_some_and(|number| raw_id(number) == id);
+        let is_wanted = notification.method() != Method::Updated
+            || notification.subject().is_some_and(|uri| {
+                let mut held = self.resources.iter();
+                held.any(|held| is_subscribed(held, &uri))
+            });
+        is_current && is_wanted
     }
 
     /// Whether a raw id is one of these requests.

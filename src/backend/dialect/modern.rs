@@ -234,7 +234,9 @@ impl Modern {
             let out = &mut to.listening(&self.client);
             return self.listening.acknowledged(subscription, message, out);
         }
-        to.owner.push_back(modern::without_subscription(message));
+        if self.listening.is_heard(subscription, message) {
+            to.owner.push_back(modern::without_subscription(message));
+        }
     }
 
     fn response(&mut self, message: &Message, to: &mut To<'_>) {

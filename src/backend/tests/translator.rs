@@ -399,6 +399,14 @@ fn subscriptions_are_one_request_at_a_time() {
         ]
     );
 
+    // What comes on the former subscription as well is heard once, and other resources not at all.
+    for unheard in [
+        updated.replace("listen-2", "listen-1"),
+        updated.replace(r#""a:b""#, r#""a:c""#),
+    ] {
+        assert_eq!(both.server_writes(&unheard).1, [""; 0]);
+    }
+
     // One that the server ends is begun again, but not without an end.
     for number in 2..5 {
         let end = answer(

@@ -212,6 +212,12 @@ impl CallStream {
                     }
                     return None;
                 }
+                if let Some((call, _)) = &self.source
+                    && let Some(answer) = modern::answer_ahead(&self.responder.request, &ask)
+                {
+                    call.answer(&ask, &answer);
+                    return None;
+                }
                 let held = self.budget.hold(ask.request.len() as u64);
                 ask.request = held.until_dropped(ask.request);
                 self.asks.push(ask);

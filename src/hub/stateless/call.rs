@@ -63,6 +63,13 @@ impl CallInFlight {
         }
     }
 
+    /// Answers what the server asks with a raw result.
+    pub(crate) fn answer(&self, ask: &InputRequest, result: &[u8]) {
+        let mut line = BytesMut::new();
+        jsonrpc::push_result(&ask.id, result, &mut line);
+        self.send(line.freeze());
+    }
+
     /// Sends a message of the client that has no answer.
     fn send(&self, line: Bytes) {
         let Ok(message) = Message::parse(line) else {

@@ -171,6 +171,17 @@ const URL_REQUIRED: &[u8] = b"-32042";
 /// The most URLs of one answer.
 const MAX_URLS: usize = 16;
 
+/// The raw answer that a request which is no retry gives to what its server may ask: a client that knows the
+/// keys of a server need not wait for its questions.
+pub(crate) fn answer_ahead(request: &Message, ask: &InputRequest) -> Option<Bytes> {
+    let params = request.params()?;
+    let given = json::get(params, "inputResponses")?;
+    let is_retry = json::get(params, "requestState").is_some();
+    let answer = json::get(given, ask.key.as_deref()?)?;
+    let is_result = answer.starts_with(b"{");
+    (is_result && !is_retry).then(|| Bytes::copy_from_slice(answer))
+}
+
 /// The raw answers of a retry to these requests, each with its request; answers to others are ignored
 /// (2026-07-28 mrtr, "Error Handling").
 pub(crate) fn responses<'r>(

@@ -22,7 +22,9 @@ mod tool_headers;
 
 pub(crate) use self::answer::{Completion, with_subscription};
 pub(crate) use self::discover::{Filter, discover_result};
-pub(crate) use self::input::{InputRequest, input_required, responses, url_elicitations};
+pub(crate) use self::input::{
+    InputRequest, answer_ahead, input_required, responses, url_elicitations,
+};
 pub(crate) use self::mirrored::{Mirrored, is_mirrored};
 pub(crate) use self::request::{
     RequestMeta, for_session, is_removed, may_be_asked, request_state, salient,

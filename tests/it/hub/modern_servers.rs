@@ -163,6 +163,11 @@ async fn a_client_without_a_session_is_asked_by_a_server_without() {
     }
     let meta = client.text("meta", json!({})).await;
     assert!(meta.contains(r#""elicitation":{}"#), "{meta}");
+    // A client that knows what is asked need not be asked.
+    let params = json!({"name": "ask", "arguments": {}, "inputResponses": {
+        "first": {"action": "decline"}, "unknown": {"action": "accept"}}});
+    let answer = client.ask("tools/call", params).await;
+    assert_eq!(text_of(&answer), r#"{"first":{"action":"decline"}}"#);
 }
 
 #[tokio::test]

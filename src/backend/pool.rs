@@ -137,7 +137,7 @@ impl Pool {
         };
         upset.kill().await;
         self.metrics.child_exited(Exit::Stopped);
-        let Started { child, place } = self.starter.spawn(server, ready, place)?;
+        let Started { child, place } = self.starter.spawn(server, ready, place).await?;
         let opened = self.eras.open(child, &spec, server.era, (is_modern, true));
         match opened.await {
             Probed::Ready(child) | Probed::Upset(child) => Ok(Started { child, place }),

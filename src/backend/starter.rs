@@ -173,11 +173,11 @@ impl Starter {
             cause,
             trace,
         };
-        self.spawn(server, ready, place)
+        self.spawn(server, ready, place).await
     }
 
     /// Starts a child in this place.
-    pub(super) fn spawn(
+    pub(super) async fn spawn(
         &self,
         server: &Server,
         ready: Option<&Ready>,
@@ -188,7 +188,7 @@ impl Starter {
             _ => Cow::Borrowed(&server.launch),
         };
         let label = format!("{}-{}", server.tenant, server.name);
-        match Child::spawn(&self.launcher, &label, &launch, &server.limits) {
+        match Child::spawn(&self.launcher, &label, &launch, &server.limits).await {
             Ok(mut child) => {
                 child.count_against(&(self.memory)(&server.tenant));
                 place.entry.started(child.pid(), child.stderr().clone());

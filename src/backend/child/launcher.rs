@@ -124,14 +124,15 @@ impl Launcher {
         }
     }
 
-    /// Builds the launch request to the guard of a child; creates its private directory and cgroup,
-    /// and leases a uid.
-    pub(crate) fn request(
+    /// Builds the launch request to the guard of a child, with its uid if it has one; creates its private
+    /// directory and cgroup.
+    pub(super) fn request(
         &self,
         label: &str,
         launch: &Launch,
         limits: &Limits,
-    ) -> io::Result<(LaunchRequest, Option<UidLease>)> {
+        lease: Option<&UidLease>,
+    ) -> io::Result<LaunchRequest> {
         let mut env: Vec<(OsString, OsString)> = Vec::with_capacity(launch.env.len() + 4);
         let mut set = |name: &str, value: Option<OsString>| {
             env.extend(value.map(|value| (name.into(), value)));
@@ -174,8 +175,9 @@ impl Launcher {
             file_size: limits.file_size,
             restrictions: Restrictions::default(),
         };
-        match self.add_restrictions(&mut request, &name, launch, limits) {
-            Ok(lease) => Ok((request, lease)),
+        let uid = lease.map(|lease| lease.uid);
+        match self.add_restrictions(&mut request, (&name, uid), launch, limits) {
+            Ok(()) => Ok(request),
             Err(error) => {
                 request.private.map(fs::remove_dir);
                 Err(error)
@@ -187,18 +189,17 @@ impl Launcher {
     fn add_restrictions(
         &self,
         request: &mut LaunchRequest,
-        name: &str,
+        (name, uid): (&str, Option<u32>),
         launch: &Launch,
         limits: &Limits,
-    ) -> io::Result<Option<UidLease>> {
+    ) -> io::Result<()> {
         let path = request.env.iter().rfind(|(name, _)| name == "PATH");
         let path = path.map_or_else(OsString::new, |(_, path)| path.clone());
         let home = self.ambient.home.as_deref().map(Path::new);
         let mut restrictions =
             self.sandbox
                 .restrictions(launch, limits, &path, home, &self.ambient.cwd);
-        let lease = self.sandbox.lease(launch)?;
-        restrictions.uid = lease.as_ref().map(|lease| lease.uid);
+        restrictions.uid = uid;
         if let (Some(uid), Some(private)) = (restrictions.uid, &request.private) {
             chown(private, Some(uid), Some(uid))?;
         }
@@ -208,7 +209,7 @@ impl Launcher {
         }
         restrictions.group = self.sandbox.group(name, launch, limits)?;
         request.restrictions = restrictions;
-        Ok(lease)
+        Ok(())
     }
 }
 

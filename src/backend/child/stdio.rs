@@ -106,13 +106,14 @@ impl Child {
     /// Starts the server of `launch`; `label` names its directory and its log lines.
     ///
     /// A command that does not exist is reported later, as an exit with code 127.
-    pub(crate) fn spawn(
+    pub(crate) async fn spawn(
         launcher: &Launcher,
         label: &str,
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<Self> {
-        let (request, lease) = launcher.request(label, launch, limits)?;
+        let lease = launcher.sandbox.lease(launch).await?;
+        let request = launcher.request(label, launch, limits, lease.as_ref())?;
         let Started {
             guard,
             stdin,

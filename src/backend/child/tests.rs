@@ -51,7 +51,7 @@ fn launch(command: &str) -> Launch {
     clippy::disallowed_methods,
     reason = "a test finds its programs as the gateway does"
 )]
-fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
+async fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
     let work = tempfile::tempdir().unwrap();
     let ambient = Ambient {
         path: std::env::var_os("PATH"),
@@ -67,14 +67,12 @@ fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
         descriptors: Descriptors::new(10_000),
         prepared: work.path().join("prepared"),
     };
-    (
-        Child::spawn(&launcher, "acme-files", launch, &LIMITS).unwrap(),
-        work,
-    )
+    let child = Child::spawn(&launcher, "acme-files", launch, &LIMITS).await;
+    (child.unwrap(), work)
 }
 
-fn start() -> (Child, tempfile::TempDir) {
-    start_as(&launch(built("examples/child").to_str().unwrap()))
+async fn start() -> (Child, tempfile::TempDir) {
+    start_as(&launch(built("examples/child").to_str().unwrap())).await
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "callers write literals")]
@@ -153,7 +151,7 @@ fn descendants(guard: i32) -> Vec<i32> {
 
 #[tokio::test]
 async fn a_child_answers_and_ends_with_its_stdin() {
-    let (mut child, work) = start();
+    let (mut child, work) = start().await;
     assert_eq!(call(&mut child, "echo", json!({"text": "hi"})).await, "hi");
     let mut private = std::fs::read_dir(work.path()).unwrap();
     let dir = std::fs::File::open(private.next().unwrap().unwrap().path()).unwrap();
@@ -178,7 +176,7 @@ async fn how_a_child_ended_is_told() {
         ("abort", None, Some(6)),
         ("segv", None, Some(11)),
     ] {
-        let (mut child, _work) = start();
+        let (mut child, _work) = start().await;
         write(&mut child, tool, json!({"code": 7}));
         assert!(matches!(event(&mut child).await, ChildEvent::Closed));
         let exit = ended(&mut child).await;
@@ -189,7 +187,7 @@ async fn how_a_child_ended_is_told() {
 #[tokio::test]
 async fn a_command_that_cannot_start_says_why() {
     for command in ["/no/such/file", "no-such-command", "/etc/passwd"] {
-        let (mut child, _work) = start_as(&launch(command));
+        let (mut child, _work) = start_as(&launch(command)).await;
         let exit = ended(&mut child).await;
         assert_eq!(exit.code, Some(127));
         let tail = String::from_utf8(exit.stderr_tail).unwrap();
@@ -202,7 +200,7 @@ async fn a_command_that_cannot_start_says_why() {
 
 #[tokio::test]
 async fn a_child_gets_what_is_declared_and_nothing_else() {
-    let (mut child, work) = start();
+    let (mut child, work) = start().await;
     let env: BTreeMap<String, String> =
         serde_json::from_str(&call(&mut child, "env", json!({})).await).unwrap();
     assert_eq!(
@@ -241,7 +239,7 @@ async fn a_child_gets_what_is_declared_and_nothing_else() {
 #[tokio::test]
 async fn nothing_below_survives_the_end() {
     for tool in ["exit", "kill", "drop", "ignore_term"] {
-        let (mut child, work) = start();
+        let (mut child, work) = start().await;
         call(&mut child, "spawn_tree", json!({})).await;
         let all = descendants(i32::try_from(child.pid().unwrap()).unwrap());
         assert!(all.len() >= 10, "{all:?}");
@@ -279,7 +277,7 @@ async fn sigterm_is_tried_before_the_kill() {
         "-c".into(),
         "trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done".into(),
     ];
-    let (mut child, _work) = start_as(&spec);
+    let (mut child, _work) = start_as(&spec).await;
     assert!(matches!(event(&mut child).await, ChildEvent::Line(_)));
     assert_eq!(
         child.stop([CLOCKS[0], Duration::from_secs(9)]).await.code,
@@ -294,7 +292,7 @@ async fn a_fork_bomb_is_ended() {
     let bomb =
         "f() { [ $1 -gt 0 ] || exec sleep 100; f $(($1-1)) & f $(($1-1)) & wait; }; echo up; f 9";
     spec.args = vec!["-c".into(), bomb.into()];
-    let (mut child, _work) = start_as(&spec);
+    let (mut child, _work) = start_as(&spec).await;
     assert!(matches!(event(&mut child).await, ChildEvent::Line(_)));
     let guard = i32::try_from(child.pid().unwrap()).unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -311,7 +309,7 @@ fn helper_gateway() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let (mut child, _work) = start();
+        let (mut child, _work) = start().await;
         call(&mut child, "spawn_tree", json!({})).await;
         let all = descendants(i32::try_from(child.pid().unwrap()).unwrap());
         println!("\npids {}", json!(all));
@@ -349,7 +347,7 @@ fn nothing_survives_a_killed_gateway() {
 
 #[tokio::test]
 async fn a_flood_of_stderr_blocks_nothing() {
-    let (mut child, _work) = start();
+    let (mut child, _work) = start().await;
     let bytes = 64 << 20;
     assert_eq!(
         call(&mut child, "stderr", json!({"bytes": bytes})).await,
@@ -362,7 +360,7 @@ async fn a_flood_of_stderr_blocks_nothing() {
 
 #[tokio::test]
 async fn lines_of_all_sizes_come_whole() {
-    let (mut child, _work) = start();
+    let (mut child, _work) = start().await;
     for bytes in [0, 1, 4000, 4096, 70_000, 1 << 20, (16 << 20) - 100] {
         let text = call(&mut child, "big", json!({"bytes": bytes})).await;
         assert_eq!(text.len(), bytes);
@@ -380,7 +378,7 @@ async fn lines_of_all_sizes_come_whole() {
 
 #[tokio::test]
 async fn closed_streams_are_told_and_survived() {
-    let (mut child, _work) = start();
+    let (mut child, _work) = start().await;
     call(&mut child, "close_stdin", json!({})).await;
     child.out().extend_from_slice(&vec![b'x'; 100_000]);
     // The child answers before it closes stdin, so a part of the queue may still enter the pipe.
@@ -393,7 +391,7 @@ async fn closed_streams_are_told_and_survived() {
         _ = timeout(Duration::from_millis(20), child.next()).await;
     }
     child.kill().await;
-    let (mut child, _work) = start();
+    let (mut child, _work) = start().await;
     write(&mut child, "close_stdout", json!({}));
     loop {
         match event(&mut child).await {
@@ -406,7 +404,7 @@ async fn closed_streams_are_told_and_survived() {
 
 #[tokio::test]
 async fn what_a_child_does_not_read_waits() {
-    let (mut child, _work) = start();
+    let (mut child, _work) = start().await;
     call(&mut child, "stop_reading", json!({})).await;
     child.out().extend_from_slice(&vec![b'x'; 1 << 20]);
     child.try_flush();
@@ -423,7 +421,7 @@ async fn what_a_child_does_not_read_waits() {
 async fn a_hundred_children_leave_no_zombie() {
     let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
     for _ in 0..100 {
-        let (child, _work) = start_as(&launch("true"));
+        let (child, _work) = start_as(&launch("true")).await;
         let pid = i32::try_from(child.pid().unwrap()).unwrap();
         assert_eq!(child.stop([Duration::from_secs(9); 2]).await.code, Some(0));
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
@@ -441,7 +439,7 @@ async fn measure() {
     let count = 200;
     let begun = Instant::now();
     for _ in 0..count {
-        let (mut child, _work) = start_as(&spec);
+        let (mut child, _work) = start_as(&spec).await;
         call(&mut child, "echo", json!({"text": "x"})).await;
         drop(child);
     }
@@ -464,7 +462,7 @@ async fn measure() {
         child.wait().unwrap();
     }
     println!("bare: {:?}", begun.elapsed() / count);
-    let (mut child, _work) = start_as(&spec);
+    let (mut child, _work) = start_as(&spec).await;
     call(&mut child, "echo", json!({"text": "x"})).await;
     let pid = child.pid().unwrap();
     println!(
@@ -492,7 +490,7 @@ async fn measure() {
     let mut spec = launch("sh");
     let line = "x".repeat(120);
     spec.args = vec!["-c".into(), format!("yes {line} | head -n 2000000")];
-    let (mut child, _work) = start_as(&spec);
+    let (mut child, _work) = start_as(&spec).await;
     let (begun, mut lines) = (Instant::now(), 0);
     while let ChildEvent::Line(_) = child.next().await {
         lines += 1;

@@ -268,7 +268,7 @@ impl Preparations {
             stderr: ERRORS,
             ..server.limits
         };
-        let mut child = match Child::spawn(&self.launcher, &label, &launch, &limits) {
+        let mut child = match Child::spawn(&self.launcher, &label, &launch, &limits).await {
             Ok(child) => child,
             Err(error) => return failed(error.to_string(), Vec::new()),
         };

@@ -16,7 +16,7 @@ use super::{
     machine::Kernel,
     network::{self, Filter, Unreachable},
     restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
-    uids::{OF_EVERYBODY, Pool, UidLease, remove_leftovers},
+    uids::{Pool, UidLease},
 };
 use crate::{
     backend::linux::syscalls,
@@ -103,17 +103,16 @@ impl Sandbox {
         }
     }
 
-    /// Leases a uid for a child, if each has its own; the child owns nothing yet that it can reach.
-    pub(crate) fn lease(&self, launch: &Launch) -> io::Result<Option<UidLease>> {
-        let Some(uids) = &self.uids else {
-            return Ok(None);
-        };
-        let none_left = || io::Error::other("no uid of sandbox.uids is free");
-        let lease = uids.take().ok_or_else(none_left)?;
-        if launch.confinement.profile == Profile::Open {
-            remove_leftovers(lease.uid, &OF_EVERYBODY.map(Path::new))?;
+    /// Leases a uid for a child, if each has its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pool::lease`].
+    pub(crate) async fn lease(&self, launch: &Launch) -> io::Result<Option<UidLease>> {
+        match &self.uids {
+            Some(uids) => uids.lease(launch.confinement.profile).await.map(Some),
+            None => Ok(None),
         }
-        Ok(Some(lease))
     }
 
     /// Creates a cgroup for a child, if cgroups are delegated, with its limits and the ports that it may

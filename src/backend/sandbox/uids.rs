@@ -12,7 +12,9 @@ use std::{
     },
 };
 
-use crate::{backend::linux::removal, config::Uids};
+use tokio::{sync::Semaphore, task::spawn_blocking};
+
+use crate::{backend::linux::removal, config::Uids, declare::Profile};
 
 /// Pool of uids.
 #[derive(Debug)]
@@ -20,10 +22,14 @@ pub(crate) struct Pool {
     range: Uids,
     /// A bit for each uid that a child has or may still have.
     taken: Box<[AtomicU64]>,
+    /// A bit for each of these whose lease is gone, so that it is free once no process has it.
+    dropped: Box<[AtomicU64]>,
     /// A bit for each uid that a child ever had.
     used: Box<[AtomicU64]>,
     /// Start of the next search: uids are reused as late as possible.
     next: AtomicU32,
+    /// Turns to lease a uid.
+    turns: Arc<Semaphore>,
 }
 
 /// Lease of a uid for one child.
@@ -35,6 +41,7 @@ pub(crate) struct UidLease {
     pool: Arc<Pool>,
     /// The uid; the gid has the same number.
     pub(crate) uid: u32,
+    has_ended: bool,
 }
 
 impl Pool {
@@ -44,13 +51,38 @@ impl Pool {
         Self {
             range,
             taken: words().collect(),
+            dropped: words().collect(),
             used: words().collect(),
             next: AtomicU32::new(0),
+            turns: Arc::new(Semaphore::new(TURNS)),
         }
     }
 
+    /// Leases a uid for a child of this profile, which owns nothing yet that it can reach. Off the
+    /// runtime's workers: processes and the files of earlier children are looked for, of which there may
+    /// be many.
+    ///
+    /// # Errors
+    ///
+    /// No uid is free, or files of an earlier child cannot be removed.
+    pub(super) async fn lease(self: &Arc<Self>, profile: Profile) -> io::Result<UidLease> {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        let (turn, pool) = (turn.map_err(io::Error::other)?, Arc::clone(self));
+        let leased = spawn_blocking(move || {
+            // Held to the end, also if nobody waits for it any more.
+            let _turn = turn;
+            let none_left = || io::Error::other("no uid of sandbox.uids is free");
+            let lease = pool.take().ok_or_else(none_left)?;
+            if profile == Profile::Open {
+                remove_leftovers(lease.uid, &OF_EVERYBODY.map(Path::new))?;
+            }
+            Ok(lease)
+        });
+        leased.await.map_err(io::Error::other)?
+    }
+
     /// Takes a free uid; none if all are taken.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<UidLease> {
+    fn take(self: &Arc<Self>) -> Option<UidLease> {
         // Second pass: processes of dropped leases may have ended.
         self.search(false).or_else(|| self.search(true))
     }
@@ -60,16 +92,25 @@ impl Pool {
             let at = self.next.fetch_add(1, Ordering::Relaxed) % self.range.count;
             let (word, bit) = ((at / 64) as usize, 1 << (at % 64));
             let uid = self.range.first + at;
-            let was_taken = self.taken[word].fetch_or(bit, Ordering::AcqRel) & bit != 0;
-            if was_taken && !is_last {
+            let is_free = if is_last {
+                // Not one whose child is about to start.
+                self.dropped[word].fetch_and(!bit, Ordering::AcqRel) & bit != 0
+            } else {
+                self.taken[word].fetch_or(bit, Ordering::AcqRel) & bit == 0
+            };
+            if !is_free {
                 continue;
             }
             let was_used = self.used[word].fetch_or(bit, Ordering::AcqRel) & bit != 0;
             if was_used && is_alive(uid) {
+                self.dropped[word].fetch_or(bit, Ordering::AcqRel);
                 continue;
             }
-            let pool = Arc::clone(self);
-            return Some(UidLease { pool, uid });
+            return Some(UidLease {
+                pool: Arc::clone(self),
+                uid,
+                has_ended: false,
+            });
         }
         None
     }
@@ -77,9 +118,25 @@ impl Pool {
 
 impl UidLease {
     /// Frees the uid: no process has it any more.
-    pub(crate) fn end(self) {
+    pub(crate) fn end(mut self) {
+        self.has_ended = true;
+        let (word, bit) = self.place();
+        self.pool.taken[word].fetch_and(!bit, Ordering::AcqRel);
+    }
+
+    /// The bit of the uid.
+    fn place(&self) -> (usize, u64) {
         let at = self.uid - self.pool.range.first;
-        self.pool.taken[(at / 64) as usize].fetch_and(!(1 << (at % 64)), Ordering::AcqRel);
+        ((at / 64) as usize, 1 << (at % 64))
+    }
+}
+
+impl Drop for UidLease {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let (word, bit) = self.place();
+            self.pool.dropped[word].fetch_or(bit, Ordering::AcqRel);
+        }
     }
 }
 
@@ -91,7 +148,7 @@ impl UidLease {
 /// # Errors
 ///
 /// Those of a removal.
-pub(super) fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
+fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
     for place in places {
         // Without the sticky bit others could put their files in the place of those that are found.
         let is_sticky = fs::metadata(place).is_ok_and(|found| found.mode() & STICKY != 0);
@@ -108,8 +165,11 @@ pub(super) fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
     Ok(())
 }
 
+/// Uids that are leased at a time: each may have files to remove, and threads for files are few.
+const TURNS: usize = 8;
+
 /// Directories that every user may write.
-pub(super) const OF_EVERYBODY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
+const OF_EVERYBODY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 
 /// `S_ISVTX`.
 const STICKY: u32 = 0o1000;
@@ -130,6 +190,8 @@ fn is_alive(uid: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::super::uids::*;
 
     #[test]
@@ -144,6 +206,27 @@ mod tests {
         let mut leases = leases.into_iter();
         leases.next().unwrap().end();
         assert_eq!(pool.take().unwrap().uid, 4_000_000_000);
+    }
+
+    /// The runtime's workers would wait for the files of every child before it.
+    #[tokio::test]
+    async fn files_are_looked_for_off_the_runtime() {
+        let (first, count) = (4_000_000_000, 1);
+        let pool = Arc::new(Pool::new(Uids { first, count }));
+        let mut leased = std::pin::pin!(pool.lease(Profile::Open));
+        assert!((&mut leased).now_or_never().is_none());
+        assert_eq!(leased.await.unwrap().uid, first);
+    }
+
+    /// A start that found all of them taken took that of a child about to start.
+    #[tokio::test]
+    async fn a_uid_is_not_given_again_before_its_lease_is_gone() {
+        let (first, count) = (4_000_000_000, 1);
+        let pool = Arc::new(Pool::new(Uids { first, count }));
+        let lease = pool.lease(Profile::Standard).await.unwrap();
+        assert!(pool.lease(Profile::Standard).await.is_err(), "one is all");
+        drop(lease);
+        assert!(pool.lease(Profile::Standard).await.is_ok());
     }
 
     #[test]

@@ -10,10 +10,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     admission::{Circuits, Refused, StartFailure, Verdict, spec},
-    child::{Launcher, Registry},
+    child::{Launcher, Registry, TenantMemory},
     opening::{Eras, Probed},
     prepare::{Preparations, Ready},
-    starter::{Occasion, Started, Starter, TenantMemory},
+    starter::{Occasion, Started, Starter},
     warm::WarmChildren,
 };
 use crate::{
@@ -49,9 +49,11 @@ impl Pool {
         stop: CancellationToken,
     ) -> Self {
         let circuits = Arc::new(Circuits::new(random, Arc::clone(&metrics)));
+        let registry = Arc::new(Registry::new(Arc::clone(&metrics)));
         let preparations = Preparations::new(
             launcher.clone(),
             Arc::clone(&circuits),
+            (Arc::clone(&registry), Arc::clone(&memory)),
             bounds.wait,
             tracker.clone(),
             stop,
@@ -61,7 +63,7 @@ impl Pool {
             launcher,
             bounds,
             Arc::clone(&circuits),
-            memory,
+            (registry, memory),
             (Arc::clone(&metrics), traces),
             tracker,
         );
@@ -108,8 +110,8 @@ impl Pool {
             && let Some(mut warm) = self.warm.take(&server).await
         {
             // It may be the probe of a circuit that was open.
-            _ = self.circuits.try_start(&spec, cause);
-            warm.place.begin(occasion.cause);
+            let attempt = self.circuits.try_start(&spec, cause).ok();
+            warm.place.begin(occasion.cause, attempt);
             return self.open(&server, ready.as_deref(), warm, is_modern).await;
         }
         let started = self

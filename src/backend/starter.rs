@@ -2,9 +2,7 @@
 //!
 //! Not here: the choice of a child for a session (`pool`), and the process itself (`child`).
 
-use std::{borrow::Cow, io, sync::Arc, time::Duration};
-
-use rustix::io::Errno;
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -14,14 +12,14 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     admission::{
-        Cause, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots, Verdict,
-        spec,
+        Attempt, Cause, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots,
+        Verdict, is_shortage, spec,
     },
-    child::{Child, Entry, Launcher, Registry, Seat},
+    child::{Child, Entry, Launcher, Registry, Seat, TenantMemory},
     prepare::Ready,
 };
 use crate::{
-    base::budget::{Budget, Drawn},
+    base::budget::Drawn,
     config::gateway,
     declare::Server,
     telemetry::{ChildState, Metrics, TraceContext, Traces, traces::CHILD_START},
@@ -41,9 +39,6 @@ pub(super) struct Starter {
     pub(super) metrics: Arc<Metrics>,
     traces: Traces,
 }
-
-/// The share of a tenant, by its name, of the memory for what is under way.
-pub(crate) type TenantMemory = Box<dyn Fn(&str) -> Arc<Budget> + Send + Sync>;
 
 /// What a child is started for.
 #[derive(Default)]
@@ -69,11 +64,13 @@ pub(crate) struct Place {
     starter: Arc<Starter>,
     entry: Arc<Entry>,
     spec: Spec,
-    _seat: Seat,
+    seat: Seat,
     _room: OwnedSemaphorePermit,
     _descriptors: Drawn,
     /// Held until the child has answered its first request or failed to.
     slot: Option<StartSlot>,
+    /// Held until then too, but by no warm child: its first request is the probe of a circuit.
+    attempt: Option<Attempt>,
     /// Neither answered its first request nor failed to.
     is_starting: bool,
     /// Whether its first request waited for a session.
@@ -90,7 +87,7 @@ impl Starter {
         launcher: Launcher,
         bounds: gateway::Spawn,
         circuits: Arc<Circuits>,
-        memory: TenantMemory,
+        (registry, memory): (Arc<Registry>, TenantMemory),
         (metrics, traces): (Arc<Metrics>, Traces),
         tracker: TaskTracker,
     ) -> Self {
@@ -106,7 +103,7 @@ impl Starter {
             room: Arc::new(Semaphore::new(bounds.children.min(Semaphore::MAX_PERMITS))),
             circuits,
             memory,
-            registry: Arc::new(Registry::new(Arc::clone(&metrics))),
+            registry,
             metrics,
             traces,
         }
@@ -132,7 +129,7 @@ impl Starter {
             Err(full) => return self.circuits.refuse(Refused::Limit(full)),
         };
         let began = Instant::now();
-        let (room, slot) = loop {
+        let (room, slot, attempt) = loop {
             // Without a slot during a backoff: a server that fails delays no other.
             match self.circuits.peek(&spec, cause.as_ref()) {
                 Verdict::Now => {}
@@ -151,9 +148,9 @@ impl Starter {
             };
             // Failures of the meantime count.
             match self.circuits.try_start(&spec, cause.as_ref()) {
-                Verdict::Now => break (room, slot),
-                Verdict::Open(left) => return self.circuits.refuse(Refused::Circuit(left)),
-                Verdict::After(_) => {}
+                Ok(attempt) => break (room, slot, attempt),
+                Err(Verdict::Open(left)) => return self.circuits.refuse(Refused::Circuit(left)),
+                Err(Verdict::After(_) | Verdict::Now) => {}
             }
         };
         let Some(descriptors) = self.launcher.descriptors.child() else {
@@ -164,10 +161,11 @@ impl Starter {
             starter: Arc::clone(self),
             entry,
             spec,
-            _seat: seat,
+            seat,
             _room: room,
             _descriptors: descriptors,
             slot: Some(slot),
+            attempt: Some(attempt),
             is_starting: true,
             is_warm: false,
             cause,
@@ -191,6 +189,7 @@ impl Starter {
         match Child::spawn(&self.launcher, &label, &launch, &server.limits).await {
             Ok(mut child) => {
                 child.count_against(&(self.memory)(&server.tenant));
+                place.seat.started(child.pid());
                 place.entry.started(child.pid(), child.stderr().clone());
                 self.metrics.children.add(1);
                 Ok(Started { child, place })
@@ -208,18 +207,6 @@ impl Starter {
             }
         }
     }
-}
-
-/// Whether it is the gateway that has too little of something: no failure of the server, whose circuit
-/// would open for everybody.
-fn is_shortage(error: &io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    errno.is_some_and(|errno| {
-        matches!(
-            errno,
-            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::NOBUFS
-        )
-    })
 }
 
 impl Place {
@@ -243,7 +230,7 @@ impl Place {
             }
         }
         // After the state: the next start would be one too many in the list of children.
-        self.slot = None;
+        (self.slot, self.attempt) = (None, None);
     }
 
     /// Records that the child was not started, and why.
@@ -276,7 +263,7 @@ impl Place {
             self.entry.set(ChildState::Stopping);
             self.end_span(Some("start_failed"));
         }
-        self.slot = None;
+        (self.slot, self.attempt) = (None, None);
     }
 
     /// Records the span of the start, which has ended.
@@ -289,12 +276,12 @@ impl Place {
     /// Frees the slot of a warm child while it waits for a session.
     pub(super) fn settle(&mut self) {
         self.is_warm = true;
-        self.slot = None;
+        (self.slot, self.attempt) = (None, None);
     }
 
     /// A warm child gets its first request.
-    pub(super) fn begin(&mut self, cause: Option<Cause>) {
-        self.cause = cause;
+    pub(super) fn begin(&mut self, cause: Option<Cause>, attempt: Option<Attempt>) {
+        (self.cause, self.attempt) = (cause, attempt);
     }
 }
 

@@ -96,7 +96,7 @@ fn pool(
         launcher,
         config.spawn,
         Arc::clone(random),
-        Box::new(move |tenant| memory.tenant(tenant)),
+        Arc::new(move |tenant: &str| memory.tenant(tenant)),
         (Arc::clone(metrics), traces.clone()),
         tracker.clone(),
         drain.clone(),

@@ -50,7 +50,7 @@ const FIRST: Duration = Duration::from_millis(200);
 /// Longest delay, and the time that a circuit stays open.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Time after which a probe without result counts as abandoned by its caller.
+/// Time after which a probe that takes long keeps no other from being one.
 const PROBE: Duration = Duration::from_mins(2);
 
 impl Circuit {
@@ -71,6 +71,13 @@ impl Circuit {
             self.state = State::Probing(now);
         }
         verdict
+    }
+
+    /// Gives up the probe that began then: the next start may be one at once.
+    pub(super) fn release(&mut self, began: Instant) {
+        if matches!(self.state, State::Probing(since) if since == began) {
+            self.state = State::Open(began);
+        }
     }
 
     /// Whether the circuit is open; a backoff does not count.
@@ -218,7 +225,25 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_was_given_up_does_not_block_for_ever() {
+    fn a_probe_is_given_back_by_the_start_that_has_it() {
+        let now = Instant::now();
+        let mut circuit = Circuit::default();
+        for _ in 0..6 {
+            circuit.failed(now, 0.0);
+        }
+        let later = now + LONGEST;
+        assert_eq!(circuit.try_start(later), Verdict::Now);
+        circuit.release(now);
+        assert_eq!(circuit.peek(later), Verdict::Open(FIRST), "of another");
+        circuit.release(later);
+        assert_eq!(circuit.try_start(later), Verdict::Now);
+        circuit.succeeded();
+        circuit.release(later);
+        assert!(!circuit.is_open(later), "it has a result");
+    }
+
+    #[test]
+    fn a_probe_that_takes_long_does_not_block_for_ever() {
         let now = Instant::now();
         let mut circuit = Circuit::default();
         for _ in 0..6 {

@@ -30,6 +30,14 @@ pub(crate) type Cause = Arc<str>;
 /// A launch specification, alone or with one cause.
 type Key = (Spec, Option<Cause>);
 
+/// A start that the circuits let through. One that is dropped before it has a result, because the
+/// gateway had no room for it or its caller is gone, leaves the probe to the next start.
+pub(crate) struct Attempt {
+    circuits: Arc<Circuits>,
+    keys: Vec<Key>,
+    began: Instant,
+}
+
 /// Circuits of all launch specifications with recent failures.
 ///
 /// A caller may be able to end a child by its `initialize`. So each cause has a circuit of its own, and
@@ -65,21 +73,33 @@ impl Circuits {
         peek(&circuits, &keys(spec, cause), Instant::now())
     }
 
-    /// Verdict on a start that follows at once; `Now` may be the single probe of an open circuit.
-    pub(crate) fn try_start(&self, spec: &Spec, cause: Option<&Cause>) -> Verdict {
+    /// Begins a start, which may be the single probe of an open circuit.
+    ///
+    /// # Errors
+    ///
+    /// The verdict against it.
+    pub(crate) fn try_start(
+        self: &Arc<Self>,
+        spec: &Spec,
+        cause: Option<&Cause>,
+    ) -> Result<Attempt, Verdict> {
         let mut circuits = self.write();
-        let (now, keys) = (Instant::now(), keys(spec, cause));
+        let (began, mut keys) = (Instant::now(), keys(spec, cause));
         // No probe begins where the other circuit permits none.
-        let verdict = peek(&circuits, &keys, now);
-        if verdict == Verdict::Now {
-            for key in &keys {
-                // Most specifications never fail, and have no entry.
-                if let Some(circuit) = circuits.get_mut(key) {
-                    circuit.try_start(now);
-                }
-            }
+        let verdict = peek(&circuits, &keys, began);
+        if verdict != Verdict::Now {
+            return Err(verdict);
         }
-        verdict
+        // Most specifications never fail, and have no entry.
+        keys.retain(|key| match circuits.get_mut(key) {
+            Some(circuit) => circuit.try_start(began) == Verdict::Now,
+            None => false,
+        });
+        Ok(Attempt {
+            circuits: Arc::clone(self),
+            keys,
+            began,
+        })
     }
 
     /// Records a start that succeeded.
@@ -151,6 +171,20 @@ impl Circuits {
     }
 }
 
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if self.keys.is_empty() {
+            return;
+        }
+        let mut circuits = self.circuits.write();
+        for key in &self.keys {
+            if let Some(circuit) = circuits.get_mut(key) {
+                circuit.release(self.began);
+            }
+        }
+    }
+}
+
 /// The circuits that a start asks: that of the server, then that of its cause.
 fn keys(spec: &Spec, cause: Option<&Cause>) -> Vec<Key> {
     let own = cause.map(|cause| (spec.clone(), Some(Arc::clone(cause))));
@@ -181,15 +215,17 @@ pub(crate) fn spec(server: &Server) -> Spec {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use aws_lc_rs::rand::SystemRandom;
 
     use super::super::circuits::*;
 
-    fn circuits() -> (Circuits, Spec) {
+    fn circuits() -> (Arc<Circuits>, Spec) {
         let random = Arc::new(SystemRandom::new());
         let metrics = Arc::new(Metrics::new(None).unwrap());
         let spec = ("t".to_owned(), "x".to_owned(), [0; 32]);
-        (Circuits::new(random, metrics), spec)
+        (Arc::new(Circuits::new(random, metrics)), spec)
     }
 
     #[test]
@@ -219,11 +255,33 @@ mod tests {
             circuits.count_failure(&spec, None);
         }
         let other = Cause::from("a");
-        assert!(matches!(
-            circuits.try_start(&spec, Some(&other)),
-            Verdict::Open(_)
-        ));
+        let begun = circuits.try_start(&spec, Some(&other));
+        assert!(matches!(begun.err(), Some(Verdict::Open(_))));
         circuits.succeeded(&spec, Some(&other));
-        assert_eq!(circuits.try_start(&spec, Some(&other)), Verdict::Now);
+        assert!(circuits.try_start(&spec, Some(&other)).is_ok());
+    }
+
+    /// Whoever came next was refused for two minutes.
+    #[test]
+    fn a_probe_without_a_result_is_given_back() {
+        let (circuits, spec) = circuits();
+        let cause = Cause::from("a");
+        let long_ago = Instant::now() - Duration::from_mins(1);
+        for key in keys(&spec, Some(&cause)) {
+            let mut lapsed = Circuit::default();
+            for _ in 0..6 {
+                lapsed.failed(long_ago, 0.0);
+            }
+            circuits.write().insert(key, lapsed);
+        }
+        let probe = || circuits.try_start(&spec, Some(&cause)).ok();
+        let first = probe();
+        assert!(first.is_some() && probe().is_none(), "only one");
+        drop(first);
+        let second = probe();
+        assert!(second.is_some(), "at once");
+        circuits.count_failure(&spec, Some(&cause));
+        drop(second);
+        assert!(probe().is_none(), "its failure counts");
     }
 }

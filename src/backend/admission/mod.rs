@@ -15,7 +15,7 @@ mod refused;
 mod start_slots;
 
 pub(crate) use self::circuit::{Circuit, Verdict};
-pub(crate) use self::circuits::{Cause, Circuits, Spec, spec};
+pub(crate) use self::circuits::{Attempt, Cause, Circuits, Spec, spec};
 pub(crate) use self::failures::{Stage, StartFailure};
-pub(crate) use self::refused::{NO_ANSWER, Refused};
+pub(crate) use self::refused::{NO_ANSWER, Refused, is_shortage};
 pub(crate) use self::start_slots::{Lapse, StartSlot, StartSlots};

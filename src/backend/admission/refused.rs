@@ -1,8 +1,9 @@
 //! Refusal of a start: the reasons why a session gets no child.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use bytes::Bytes;
+use rustix::io::Errno;
 
 use crate::declare::Full;
 
@@ -36,6 +37,18 @@ impl Refused {
             _ => "refused".to_owned(),
         }
     }
+}
+
+/// Whether it is the gateway that has too little of something: no failure of the server, whose circuit
+/// would open for everybody.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| {
+        matches!(
+            errno,
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::NOBUFS
+        )
+    })
 }
 
 /// Why a start ended with `clocks.start`.

@@ -14,6 +14,9 @@ use tokio::time::{Sleep, sleep};
 
 use crate::base::budget::{Budget, Drawn};
 
+/// The share of a tenant, by its name, of the memory for what is under way.
+pub(crate) type TenantMemory = Arc<dyn Fn(&str) -> Arc<Budget> + Send + Sync>;
+
 /// What is drawn for the pipes of one child.
 #[derive(Debug)]
 pub(super) struct Held {

@@ -22,6 +22,7 @@ mod stop;
 mod tests;
 mod zygote;
 
+pub(crate) use self::held::TenantMemory;
 pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
 pub(crate) use self::registry::{ChildStatus, Entry, Registry, Restart, Seat};
 pub(crate) use self::stdio::{Child, ChildEvent, Exit};

@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
         atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
@@ -25,30 +25,43 @@ use crate::{
 /// All children of the gateway.
 pub(crate) struct Registry {
     entries: RwLock<BTreeMap<u64, Arc<Entry>>>,
-    /// Children of each tenant, starting ones included.
-    seats: RwLock<HashMap<String, u64>>,
+    /// Seats of each tenant by their numbers, with the guards whose memory is measured.
+    seats: RwLock<HashMap<String, BTreeMap<u64, Option<u32>>>>,
     /// Resident bytes of the children of each tenant with a memory quota, as last measured.
     memory: RwLock<HashMap<String, u64>>,
     last: AtomicU64,
+    last_seat: AtomicU64,
     metrics: Arc<Metrics>,
 }
 
-/// Place among the children of a tenant, freed by being dropped.
+/// Place among the children of a tenant, of a server or of its preparation; freed by being dropped.
 pub(crate) struct Seat {
     registry: Arc<Registry>,
     tenant: String,
+    number: u64,
+    /// Whether the memory of its child counts against a quota.
+    is_measured: bool,
+}
+
+impl Seat {
+    /// Sets the guard of its child, which has started.
+    pub(crate) fn started(&self, guard: Option<u32>) {
+        if self.is_measured {
+            let mut seats = self.registry.seats();
+            let seat = seats.get_mut(&self.tenant);
+            if let Some(seat) = seat.and_then(|seats| seats.get_mut(&self.number)) {
+                *seat = guard;
+            }
+        }
+    }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut seats = self
-            .registry
-            .seats
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut seats = self.registry.seats();
         if let Some(taken) = seats.get_mut(&self.tenant) {
-            *taken -= 1;
-            if *taken == 0 {
+            taken.remove(&self.number);
+            if taken.is_empty() {
                 seats.remove(&self.tenant);
             }
         }
@@ -65,8 +78,6 @@ pub(crate) struct Entry {
     state: AtomicU8,
     calls: AtomicU32,
     restarts: u32,
-    /// Whether its memory counts against a quota.
-    has_memory_quota: bool,
     stderr: OnceLock<Tail>,
     metrics: Arc<Metrics>,
     restart: AtomicU8,
@@ -121,6 +132,7 @@ impl Registry {
             seats: RwLock::default(),
             memory: RwLock::default(),
             last: AtomicU64::new(0),
+            last_seat: AtomicU64::new(0),
             metrics,
         }
     }
@@ -136,7 +148,6 @@ impl Registry {
             state: AtomicU8::new(ChildState::Starting as u8),
             calls: AtomicU32::new(0),
             restarts,
-            has_memory_quota: server.room.memory.is_some(),
             stderr: OnceLock::new(),
             metrics: Arc::clone(&self.metrics),
             restart: AtomicU8::new(0),
@@ -162,6 +173,10 @@ impl Registry {
         selected.cloned().collect()
     }
 
+    fn seats(&self) -> RwLockWriteGuard<'_, HashMap<String, BTreeMap<u64, Option<u32>>>> {
+        self.seats.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes a place among the children of a tenant, before a start.
     ///
     /// # Errors
@@ -173,17 +188,21 @@ impl Registry {
         {
             return Err(Full::Memory(most));
         }
-        let mut seats = self.seats.write().unwrap_or_else(PoisonError::into_inner);
-        let taken = seats.entry(tenant.to_owned()).or_default();
+        let mut seats = self.seats();
+        let taken = seats.get(tenant).map_or(0, BTreeMap::len);
         if let Some(most) = room.children
-            && *taken >= most.get()
+            && taken as u64 >= most.get()
         {
             return Err(Full::Children(most));
         }
-        *taken += 1;
+        let number = self.last_seat.fetch_add(1, Ordering::Relaxed);
+        let of_tenant = seats.entry(tenant.to_owned()).or_default();
+        of_tenant.insert(number, None);
         Ok(Seat {
             registry: Arc::clone(self),
             tenant: tenant.to_owned(),
+            number,
+            is_measured: room.memory.is_some(),
         })
     }
 
@@ -210,11 +229,16 @@ impl Registry {
     }
 
     fn measure_memory(&self) {
-        let mut memory = HashMap::new();
-        for entry in self.all(|entry| entry.has_memory_quota) {
-            let bytes = Usage::of(entry.guard.load(Ordering::Relaxed)).memory;
-            *memory.entry(entry.tenant.clone()).or_default() += bytes;
-        }
+        let of_tenant = |(tenant, seats): (&String, &BTreeMap<u64, Option<u32>>)| {
+            let guards: Vec<u32> = seats.values().copied().flatten().collect();
+            (tenant.clone(), guards)
+        };
+        let seats: Vec<_> = self.seats().iter().map(of_tenant).collect();
+        let used = |(tenant, guards): (String, Vec<u32>)| {
+            let bytes = guards.into_iter().map(|guard| Usage::of(guard).memory);
+            (tenant, bytes.sum::<u64>())
+        };
+        let memory = seats.into_iter().map(used).collect();
         *self.memory.write().unwrap_or_else(PoisonError::into_inner) = memory;
     }
 

@@ -2,7 +2,8 @@
 //!
 //! One run fills a store for all sessions and servers that need it. A failed run counts as a
 //! failed start of the server that began it, and one that took long is remembered for as long, to its
-//! tenant. Not here: the recipe (`declare`), and the store itself (`stores`).
+//! tenant. A run is one of the children of that tenant. Not here: the recipe (`declare`), and the store
+//! itself (`stores`).
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
@@ -27,8 +28,10 @@ use super::{
     stores::{KEPT, Store, Stores},
 };
 use crate::backend::{
-    admission::{Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, spec},
-    child::{Child, ChildEvent, Exit, Launcher, stderr::printable},
+    admission::{
+        Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, is_shortage, spec,
+    },
+    child::{Child, ChildEvent, Exit, Launcher, Registry, TenantMemory, stderr::printable},
 };
 use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
@@ -38,6 +41,8 @@ use crate::telemetry::PREPARATIONS;
 pub(crate) struct Preparations {
     launcher: Launcher,
     circuits: Arc<Circuits>,
+    registry: Arc<Registry>,
+    memory: TenantMemory,
     /// Time that a caller waits for a backoff.
     wait: Duration,
     stores: Stores,
@@ -65,6 +70,8 @@ enum Outcome {
     Ready(Arc<Ready>),
     /// It failed, and is not tried again before this time.
     Failed(Arc<StartFailure>, Instant),
+    /// There was no room for it among the children of this tenant, or of the gateway.
+    Refused(String, Refused),
     /// The gateway stops.
     Stopped,
 }
@@ -103,6 +110,8 @@ enum Joined {
 enum Failure {
     /// The gateway stops.
     Stopped,
+    /// There is no room for it.
+    Refused(Refused),
     /// The reason, and the last lines of the output.
     Failed(String, Vec<String>),
 }
@@ -123,6 +132,9 @@ const SLOW: Duration = Duration::from_secs(1);
 /// The longest time for which a failure is remembered.
 const REMEMBERED: Duration = Duration::from_mins(1);
 
+/// The reason of one that was refused, for operators.
+const NO_ROOM: &str = "no room for it among the children of its tenant, or of the gateway";
+
 /// Lines of output kept of a failed preparation.
 const LINES: usize = 20;
 
@@ -134,6 +146,7 @@ impl Preparations {
     pub(crate) fn new(
         launcher: Launcher,
         circuits: Arc<Circuits>,
+        (registry, memory): (Arc<Registry>, TenantMemory),
         wait: Duration,
         tracker: TaskTracker,
         stop: CancellationToken,
@@ -142,6 +155,8 @@ impl Preparations {
             stores: Stores::new(launcher.prepared.clone()),
             launcher,
             circuits,
+            registry,
+            memory,
             wait,
             flights: RwLock::default(),
             slots: StartSlots::new(
@@ -167,6 +182,7 @@ impl Preparations {
                     let lines = failure.output.iter().chain([&failure.why]);
                     ("failed", None, lines.cloned().collect())
                 }
+                Outcome::Refused(..) => ("failed", None, vec![NO_ROOM.to_owned()]),
                 Outcome::Stopped => ("failed", None, Vec::new()),
             };
             PreparationStatus {
@@ -268,10 +284,18 @@ impl Preparations {
             stderr: ERRORS,
             ..server.limits
         };
+        let seat = self.registry.seat(&server.tenant, server.room);
+        let seat = seat.map_err(|full| Failure::Refused(Refused::Limit(full)))?;
+        let descriptors = self.launcher.descriptors.child();
+        let _descriptors = descriptors.ok_or(Failure::Refused(Refused::Busy))?;
+        log_begin(server, recipe);
         let mut child = match Child::spawn(&self.launcher, &label, &launch, &limits).await {
             Ok(child) => child,
+            Err(error) if is_shortage(&error) => return Err(Failure::Refused(Refused::Busy)),
             Err(error) => return failed(error.to_string(), Vec::new()),
         };
+        seat.started(child.pid());
+        child.count_against(&(self.memory)(&server.tenant));
         let mut said = VecDeque::new();
         let ended = select! {
             () = self.stop.cancelled() => None,
@@ -357,7 +381,8 @@ impl Preparations {
     /// # Errors
     ///
     /// `Prepare` if it failed, also a short time ago; `Preparing` if it takes longer than a start may;
-    /// `Circuit` at once and `Busy` after `spawn.wait` if it must not be tried again yet.
+    /// `Circuit` at once and `Busy` after `spawn.wait` if it must not be tried again yet; `Limit` if the
+    /// tenant has too many children, `Busy` if the gateway has.
     pub(crate) async fn prepared(
         self: &Arc<Self>,
         server: &Arc<Server>,
@@ -366,9 +391,30 @@ impl Preparations {
             return Ok(None);
         };
         let name = hex(&recipe.digest());
+        loop {
+            match self.settled(server, recipe, &name).await? {
+                Outcome::Ready(ready) => return Ok(Some(ready)),
+                Outcome::Failed(failure, _) => return self.failed(server, failure),
+                // A server of another tenant began it, within the limits of that one.
+                Outcome::Refused(tenant, _) if tenant != server.tenant => {}
+                Outcome::Refused(_, refused) => return self.circuits.refuse(refused),
+                Outcome::Running | Outcome::Stopped => {
+                    return self.circuits.refuse(Refused::Prepare);
+                }
+            }
+        }
+    }
+
+    /// Waits for the outcome of the preparation that is under way, or of a new one.
+    async fn settled(
+        self: &Arc<Self>,
+        server: &Arc<Server>,
+        recipe: &Recipe,
+        name: &str,
+    ) -> Result<Outcome, Refused> {
         let deadline = Instant::now() + self.wait;
         let mut outcome = loop {
-            match self.join(server, recipe, &name) {
+            match self.join(server, recipe, name) {
                 Joined::Flight(outcome) => break outcome,
                 Joined::Failed(failure) => return self.failed(server, failure),
                 Joined::Not(Verdict::Open(left)) => {
@@ -391,12 +437,7 @@ impl Preparations {
         let Ok(settled) = timeout(limit, settled).await else {
             return self.circuits.refuse(Refused::Preparing);
         };
-        let settled = settled.map(|settled| settled.clone());
-        match settled {
-            Ok(Outcome::Ready(ready)) => Ok(Some(ready)),
-            Ok(Outcome::Failed(failure, _)) => self.failed(server, failure),
-            _ => self.circuits.refuse(Refused::Prepare),
-        }
+        Ok(settled.map_or(Outcome::Stopped, |settled| settled.clone()))
     }
 
     /// Refuses the start of a server whose preparation failed.
@@ -420,7 +461,7 @@ impl Preparations {
                 {
                     return Joined::Failed(Arc::clone(failure));
                 }
-                Outcome::Failed(..) | Outcome::Stopped => true,
+                Outcome::Failed(..) | Outcome::Refused(..) | Outcome::Stopped => true,
                 // The task ended without an outcome.
                 Outcome::Running => flight.outcome.has_changed().is_err(),
             };
@@ -430,10 +471,10 @@ impl Preparations {
             servers.clone_from(&flight.servers);
         }
         let spec = spec(server);
-        match self.circuits.try_start(&spec, None) {
-            Verdict::Now => {}
-            not => return Joined::Not(not),
-        }
+        let attempt = match self.circuits.try_start(&spec, None) {
+            Ok(attempt) => attempt,
+            Err(not) => return Joined::Not(not),
+        };
         servers.insert(asker);
         let (settle, outcome) = watch::channel(Outcome::Running);
         let flight = Flight {
@@ -447,6 +488,8 @@ impl Preparations {
         let name = name.to_owned();
         self.tracker.spawn(async move {
             let outcome = preparations.run(&server, &spec, &name).await;
+            // Before the outcome, for those that it makes try again.
+            drop(attempt);
             settle.send_replace(outcome);
         });
         Joined::Flight(outcome)
@@ -458,18 +501,6 @@ impl Preparations {
             return Outcome::Stopped;
         };
         let (began, subject) = (Instant::now(), recipe.subject());
-        // A store that is there takes no time worth a line.
-        if self.find(name, recipe).await.is_none() {
-            tracing::info!(
-                            target: PREPARATIONS,
-            {
-                            tenant.id = server.tenant,
-                            server.name = server.name,
-                            subject
-            },
-                            "preparing"
-                        );
-        }
         // Without the wait for a slot.
         let mut filling = began;
         let made = self.make(server, recipe, name, &mut filling).await;
@@ -492,8 +523,9 @@ impl Preparations {
                                 );
                 Outcome::Ready(Arc::new(ready))
             }
-            // The gateway stops: not a failure of the server.
+            // Not failures of the server.
             Err(Failure::Stopped) => Outcome::Stopped,
+            Err(Failure::Refused(refused)) => Outcome::Refused(server.tenant.clone(), refused),
             Err(Failure::Failed(why, output)) => {
                 tracing::warn!(
                                     target: PREPARATIONS,
@@ -537,17 +569,30 @@ async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
             polled
         });
         match event.await {
-            ChildEvent::Line(mut line) => {
+            ChildEvent::Line(line) => {
                 if said.len() == LINES {
                     said.pop_front();
                 }
-                line.truncate(LINE);
-                said.push_back(line);
+                // A part would hold the whole line in memory.
+                said.push_back(Bytes::copy_from_slice(&line[..line.len().min(LINE)]));
             }
             ChildEvent::TooLong | ChildEvent::Closed => {}
             ChildEvent::Exited(exit) => return exit,
         }
     }
+}
+
+/// Logs that a preparation begins: one whose store is there takes no time worth a line.
+fn log_begin(server: &Server, recipe: &Recipe) {
+    tracing::info!(
+        target: PREPARATIONS,
+        {
+            tenant.id = server.tenant,
+            server.name = server.name,
+            subject = recipe.subject()
+        },
+        "preparing"
+    );
 }
 
 /// Last lines of stderr, preceded by those of stdout as far as there is room.

@@ -286,6 +286,82 @@ async fn preparations_of_one_tenant_that_do_not_end_stop_no_other() {
     assert_eq!(site.runs(), 4, "three of the one, and that of the other");
 }
 
+/// A tenant with many recipes had more processes than its quota.
+#[tokio::test]
+async fn preparations_are_children_of_their_tenant() {
+    let site = Site::new();
+    let waiting = |one: u32| {
+        let go = site.path(&format!("go-{one}"));
+        let work = format!("until [ -e {go} ]; do sleep 0.01; done");
+        json!({"command": "${prepared}/bin/server", "sandbox": site.walls(),
+            "prepare": site.words(&work)})
+    };
+    let go = |name: &str| fs::write(site.path(&format!("go-{name}")), "").unwrap();
+    let one = |quotas: Value, servers: Value| json!({"auth": {"mode": "none"}, "quotas": quotas, "servers": servers});
+    let servers = json!({"1": waiting(1), "2": waiting(2), "3": waiting(3)});
+    let tenants = json!({"a": one(json!({"children": 2}), servers),
+        "b": one(json!({}), json!({"main": {"command": child()}}))});
+    let gateway = Served::start(json!({}), tenants).await;
+    until("two that run", || async {
+        let all = prepared(&gateway).await;
+        let of = |state: &str| all.iter().filter(|one| one["state"] == state).count();
+        (of("preparing"), of("failed"), site.runs()) == (2, 1, 2)
+    })
+    .await;
+    gateway.session("b", "main").await;
+    let all = prepared(&gateway).await;
+    let refused = all.iter().find(|one| one["state"] == "failed").unwrap();
+    let reason = "no room for it among the children of its tenant, or of the gateway";
+    assert_eq!(refused["output"], json!([reason]));
+    let refused = refused["servers"][0].as_str().unwrap();
+    let refused = refused.strip_prefix("a/").unwrap();
+    let response = gateway.stranger("a", refused).post(&opening(NEWEST)).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(body(response).await.contains("children of the tenant"));
+    assert_eq!(site.runs(), 2);
+    // A place is free as soon as a preparation has ended, also for one that was refused.
+    let other = if refused == "1" { "2" } else { "1" };
+    go(other);
+    until("one is ready", || async {
+        let all = prepared(&gateway).await;
+        all.iter().any(|one| one["state"] == "ready")
+    })
+    .await;
+    go(refused);
+    let began = gateway.session("a", refused).await;
+    assert_eq!(began.text("echo", json!({"text": "x"})).await, "x");
+    assert_eq!(site.runs(), 3);
+}
+
+#[tokio::test]
+async fn no_child_starts_while_preparations_take_too_much_memory() {
+    let site = Site::new();
+    let hold = "head -c 150000000 /dev/zero";
+    let work = format!("{{ {hold}; {}; }} | tail > /dev/null", site.wait());
+    let large = json!({"command": "${prepared}/bin/server", "sandbox": site.walls(),
+        "prepare": site.words(&work)});
+    let servers = json!({"large": large, "main": {"command": child()}});
+    let tenant = json!({"auth": {"mode": "none"}, "quotas": {"memory": "90MiB"},
+        "servers": servers});
+    let gateway = Served::start(json!({}), json!({"a": tenant})).await;
+    let status = async || {
+        let mut session = gateway.stranger("a", "main");
+        let response = session.post(&opening(NEWEST)).await;
+        let id = response.headers().get("mcp-session-id");
+        session.id = id.map(|id| id.to_str().unwrap().to_owned());
+        if session.id.is_some() {
+            session.delete().await;
+        }
+        response.status()
+    };
+    until("a refusal", async || {
+        status().await == StatusCode::TOO_MANY_REQUESTS
+    })
+    .await;
+    site.open();
+    until("a child", async || status().await == StatusCode::OK).await;
+}
+
 /// A tenant's own servers waited for ten minutes.
 #[tokio::test]
 async fn preparations_that_do_not_end_stop_no_other_of_their_tenant_for_long() {

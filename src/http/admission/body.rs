@@ -25,8 +25,7 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<
     whole(body, max).await
 }
 
-/// Reads a body whose `Content-Type` is JSON, within the limits of size and time, and within the share of
-/// its caller, which counts it as long as any part of it is kept.
+/// Reads a body whose `Content-Type` is JSON, as [`counted`].
 pub(crate) async fn read_counted(
     front: &Front,
     access: &Access,
@@ -34,6 +33,16 @@ pub(crate) async fn read_counted(
     body: Body,
 ) -> Result<Bytes, McpRefusal> {
     check_type(headers)?;
+    counted(front, access, body).await
+}
+
+/// Reads a body within the limits of size and time, and within the share of its caller, which counts it
+/// as long as any part of it is kept.
+pub(crate) async fn counted(
+    front: &Front,
+    access: &Access,
+    body: Body,
+) -> Result<Bytes, McpRefusal> {
     let share = front.hub.limits().memory().caller(access);
     // Drawn with the first frame, which most bodies consist of.
     let mut drawn = None;

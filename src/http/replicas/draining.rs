@@ -44,7 +44,7 @@ pub(crate) async fn to_successor(
         return Ok(request);
     }
     let (parts, unread) = request.into_parts();
-    let body = body::whole(unread, front.config.http.max_body).await;
+    let body = body::counted(front, &admitted.access, unread).await;
     let body = body.map_err(IntoResponse::into_response)?;
     let request = match Messages::parse(body.clone()) {
         Ok(Messages::One(message)) if message.kind() == Kind::Request => Some(message),

@@ -73,7 +73,7 @@ pub(crate) async fn to_owner(
     let (parts, unread) = request.into_parts();
     // The whole body is read first: it may have to be sent again, and if the owner is lost, each
     // JSON-RPC request in it gets an error with its id.
-    let body = body::whole(unread, front.config.http.max_body).await;
+    let body = body::counted(front, &admitted.access, unread).await;
     let body = body.map_err(IntoResponse::into_response)?;
     let forwarding = Forwarding {
         front: Arc::clone(front),

@@ -13,6 +13,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Runtime,
     sync::oneshot,
+    task::JoinSet,
     time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -63,10 +64,12 @@ struct Shared {
 }
 
 impl Shared {
-    fn new() -> Self {
+    fn new(sets: &[&str]) -> Self {
+        let sets = sets.iter().copied();
+        let sets = sets.chain(["http.per_address.requests_per_second=0"]);
         let sources = Sources {
             run: true,
-            set: vec!["http.per_address.requests_per_second=0".to_owned()],
+            set: sets.map(str::to_owned).collect(),
             ..Sources::default()
         };
         let config = Config::load(&sources).unwrap();
@@ -308,7 +311,7 @@ fn front(
 
 /// Starts two replicas with shared state.
 async fn two() -> (Gateway, Gateway) {
-    let shared = Shared::new();
+    let shared = Shared::new(&[]);
     let one = Gateway::start(&shared).await;
     (one, Gateway::start(&shared).await)
 }
@@ -402,6 +405,31 @@ async fn any_replica_serves_any_session() {
     }
     assert!(two.count("lockgate_hops_total{outcome=\"ok\"}") >= 4);
     assert_eq!(one.count("lockgate_hops_total{outcome=\"ok\"}"), 0);
+}
+
+/// The replica in between kept them without counting them.
+#[tokio::test]
+async fn bodies_for_another_replica_take_the_share_of_their_caller() {
+    let shared = Shared::new(&["http.max_body=256KiB", "limits.memory=2MiB"]);
+    let (one, two) = (Gateway::start(&shared).await, Gateway::start(&shared).await);
+    let session = one.open("2025-11-25").await;
+    let large = json!({"text": "x".repeat(200 << 10)});
+    let mut calls = JoinSet::new();
+    for id in 0..8 {
+        let call = two.call(&session, id, "hang", &large);
+        let json_alone = [(ACCEPT, HeaderValue::from_static("application/json"))];
+        calls.spawn(call.headers(json_alone.into_iter().collect()).send());
+    }
+    let refused = calls.join_next().await.unwrap().unwrap().unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let beyond = "lockgate_limited_total{limit=\"caller_memory\"}";
+    assert!(two.count(beyond) >= 1, "{}", two.metrics.render());
+    assert_eq!(one.count(beyond), 0);
+    // They are given back with their calls.
+    drop(calls);
+    let again = || two.call(&session, 9, "echo", &large).send();
+    let given_back = async { while again().await.unwrap().status() != 200 {} };
+    timeout(Duration::from_secs(20), given_back).await.unwrap();
 }
 
 #[tokio::test]

@@ -117,6 +117,8 @@ pub(crate) enum Dropped {
     Unknown,
     /// The message exceeds the size limit.
     TooLarge,
+    /// The notification or response of a batch was refused, which no answer of the batch says.
+    Refused,
 }
 
 /// Outcome of the resumption of a stream.

@@ -625,7 +625,13 @@ impl Session {
                     let seats = calls.next().unwrap_or_default();
                     self.send_request(message, stream, form, seats);
                 }
-                _ => taken = taken.and(self.one_way(message)),
+                _ => {
+                    let one = self.one_way(message);
+                    if let (Err(error), None) = (&one, &accepted) {
+                        self.log_refused(message, error);
+                    }
+                    taken = taken.and(one);
+                }
             }
         }
         // 2025-03-26 transports, "Sending Messages to the Server" 4: without a request, 202 only if the
@@ -633,6 +639,19 @@ impl Session {
         if let Some(reply) = accepted {
             let _ = reply.send(taken.map_or_else(Answer::Refused, |()| Answer::Accepted));
         }
+    }
+
+    /// Counts and logs a notification or response that is refused beside requests: the answer of the batch
+    /// does not say so, as neither is ever answered (JSON-RPC 2.0, section 4.1).
+    fn log_refused(&self, message: &Message, error: &Error) {
+        self.core.metrics.messages_dropped.add(Dropped::Refused);
+        tracing::debug!(
+            server.name = self.client.server().name,
+            session.id = self.id.short(),
+            mcp.method.name = &*message.method_name(),
+            %error,
+            "a message of a batch is refused"
+        );
     }
 
     fn check_batch(&self) -> Result<(), Error> {

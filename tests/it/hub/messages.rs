@@ -8,9 +8,12 @@ use reqwest::{Body, Method, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::support::harness::{
-    Events, Gateway, Legacy, NEWEST, Session, body, is_stream, json_of, last, opening, text_of,
-    tool_call, until, within,
+use crate::support::{
+    gauges::{OPS, metric},
+    harness::{
+        Events, Gateway, Legacy, NEWEST, Session, body, is_stream, json_of, last, opening, text_of,
+        tool_call, until, within,
+    },
 };
 
 /// Status and JSON-RPC code of a refusal.
@@ -808,6 +811,29 @@ async fn a_batch_that_the_queue_has_no_room_for_is_refused() {
     // The first item fills the queue.
     let refused = session.post(&json!([note(3 << 20), note(1)])).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+/// The answer of a batch with requests cannot say it.
+#[tokio::test]
+async fn a_notification_that_is_refused_beside_requests_is_counted() {
+    let gateway = Gateway::start(&[OPS]).await;
+    let session = gateway.initialize("2025-03-26").await;
+    assert_eq!(session.text("stop_reading", json!({})).await, "stopped");
+    let note = |bytes: usize| {
+        let text = "x".repeat(bytes);
+        json!({"jsonrpc": "2.0", "method": "notifications/x", "params": {"t": text}})
+    };
+    for _ in 0..2 {
+        let taken = session.post(&note(3 << 20)).await;
+        assert_eq!(taken.status(), StatusCode::ACCEPTED);
+    }
+    let refused = "lockgate_messages_dropped_total{reason=\"refused\"}";
+    assert_eq!(metric(&gateway, refused).await, 0);
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    let answered = session.post(&json!([note(3 << 20), note(1), ping])).await;
+    assert_eq!(answered.status(), StatusCode::OK);
+    assert_eq!(last(answered).await[0]["id"], 1);
+    assert_eq!(metric(&gateway, refused).await, 1);
 }
 
 #[tokio::test]

@@ -88,7 +88,7 @@ pub(crate) fn check_separation(
     separation: Separation,
 ) -> Vec<Mistake> {
     let is_separated = separation != Separation::None;
-    let tenants = manifest.catalog.tenants.len() + manifest.others;
+    let tenants = manifest.catalog.tenants.len() + manifest.others.tenants;
     if is_separated || is_shared_uid || tenants < 2 {
         return Vec::new();
     }
@@ -181,10 +181,11 @@ pub(crate) fn check_own_issuers(manifest: &Manifest, config: &Config) -> Vec<Mis
 
 /// `[default]` must name a declared server.
 pub(crate) fn check_default(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
-    let missing = config
-        .default
-        .as_ref()
-        .filter(|(tenant, server)| manifest.catalog.find(tenant, server).is_none());
+    let is_there = |named: &(String, String)| {
+        let (tenant, server) = named;
+        manifest.catalog.find(tenant, server).is_some() || manifest.others.servers.contains(named)
+    };
+    let missing = config.default.as_ref().filter(|named| !is_there(named));
     let mistake = |(tenant, server): &(String, String)| {
         let what = format!("default.tenant and default.server name {tenant}/{server}");
         manifest.mistake(
@@ -280,7 +281,7 @@ mod tests {
         let two = yaml("tenants:\n  a: {auth: {mode: none}}\n  b: {auth: {mode: none}}\n").unwrap();
         let one = yaml(FULL).unwrap();
         let mut part = yaml(FULL).unwrap();
-        part.others = 1;
+        part.others.tenants = 1;
         assert_eq!(check_separation(&part, false, Separation::None).len(), 1);
         assert_eq!(check_separation(&two, false, Separation::None).len(), 1);
         assert!(check_separation(&two, true, Separation::None).is_empty());
@@ -296,6 +297,10 @@ mod tests {
         let named = ["default.tenant=acme", "default.server=files"];
         assert!(check_default(&one, &config(&named)).is_empty());
         assert_eq!(check_default(&two, &config(&named)).len(), 1);
+        let default = ("acme".to_owned(), "files".to_owned());
+        let mut beside = yaml("tenants: {}\n").unwrap();
+        beside.others.servers.insert(default);
+        assert!(check_default(&beside, &config(&named)).is_empty());
         assert!(check_default(&two, &config(&[])).is_empty());
     }
 

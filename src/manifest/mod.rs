@@ -33,5 +33,5 @@ mod table;
 mod tenant;
 
 pub(crate) use self::objects::Declaration;
-pub(crate) use self::reader::Manifest;
+pub(crate) use self::reader::{Manifest, Others};
 pub(crate) use self::schema::schema;

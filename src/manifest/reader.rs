@@ -3,7 +3,10 @@
 //! Not here: the keys of each table (the other readers), and checks that need the configuration
 //! (`checks`).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     interpolation::interpolate,
@@ -19,13 +22,21 @@ use crate::{
 pub(crate) struct Manifest {
     /// The declared tenants.
     pub(crate) catalog: Catalog,
-    /// The number of served tenants that are not in it: where one of them changes, the others are not
-    /// read.
-    pub(crate) others: usize,
+    /// The served tenants that are not in it.
+    pub(crate) others: Others,
     /// What each tenant takes of the quotas of objects.
     pub(super) usage: BTreeMap<String, Usage>,
     /// The places of keys, for mistakes that are found later.
     pub(super) places: BTreeMap<String, String>,
+}
+
+/// The tenants beside those that change. They are not checked, and may not be read.
+#[derive(Debug, Default)]
+pub(crate) struct Others {
+    /// Their number.
+    pub(crate) tenants: usize,
+    /// The tenants and names of their servers, where a whole manifest is applied.
+    pub(crate) servers: BTreeSet<(String, String)>,
 }
 
 impl Manifest {
@@ -33,7 +44,7 @@ impl Manifest {
     pub(super) fn new(catalog: Catalog, places: BTreeMap<String, String>) -> Self {
         Self {
             catalog,
-            others: 0,
+            others: Others::default(),
             usage: BTreeMap::new(),
             places,
         }

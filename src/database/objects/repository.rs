@@ -1,10 +1,13 @@
 //! The repository of declared objects: reads, checks and changes.
 //!
-//! Every change passes [`Objects::apply`], [`Objects::put`] or [`Objects::delete`]: the resulting
-//! state is checked as a whole and written with its audit records, in one transaction. Not here:
+//! Every change passes [`Objects::apply`], [`Objects::put`] or [`Objects::delete`]: the tenants that
+//! change are checked as a whole and written with their audit records, in one transaction. Not here:
 //! the statements (`rows`), and the snapshot that requests read (`snapshot`).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use tokio::task::{JoinError, spawn_blocking};
 
@@ -23,7 +26,7 @@ use crate::{
         Catalog, Change, ChangeKind, Declared, Kind, Object, ObjectName, Prune, When,
         difference::{difference, with_members},
     },
-    manifest::Manifest,
+    manifest::{Manifest, Others},
 };
 
 /// Finds every mistake in a state.
@@ -119,7 +122,7 @@ impl Objects<'_> {
     ///
     /// `Invalid` with every mistake.
     pub(crate) async fn judged(self, loaded: &Loaded, when: When) -> Result<Manifest, Error> {
-        let (declared, others) = (loaded.declared(), loaded.others);
+        let (declared, others) = (loaded.declared(), of_number(loaded.others));
         self.judged_state(declared, others, when).await
     }
 
@@ -143,6 +146,7 @@ impl Objects<'_> {
         let others = loaded.others + apart.len().saturating_sub(1);
         let (mut catalog, mut refused) = (Catalog::default(), Vec::new());
         for (tenant, declared) in apart {
+            let others = of_number(others);
             match self.judged_state(declared, others, When::Serving).await {
                 Ok(manifest) => catalog.tenants.extend(manifest.catalog.tenants),
                 Err(Error::Invalid(_)) => refused.push(tenant),
@@ -312,7 +316,8 @@ impl Objects<'_> {
         let before = self.load().await?.declared();
         let changes = difference(&before, &wanted, prune);
         let after = edited(before, &wanted, &changes)?;
-        self.judged_state(after, 0, When::Applying).await?;
+        let (changed, others) = apart(after, &changes);
+        self.judged_state(changed, others, When::Applying).await?;
         Ok(changes)
     }
 }
@@ -376,7 +381,7 @@ impl Objects<'_> {
     async fn judged_state(
         self,
         declared: Declared,
-        others: usize,
+        others: Others,
         when: When,
     ) -> Result<Manifest, Error> {
         let judge = Arc::clone(self.judge);
@@ -395,8 +400,8 @@ impl Objects<'_> {
     }
 
     /// The steps of every change: `edit` makes of the selected objects the wanted ones, with the
-    /// differences. The result is checked as a whole and written with its audit records, or not at
-    /// all.
+    /// differences. The tenants that change are checked as a whole, and the result is written with its
+    /// audit records, or not at all.
     async fn change(
         self,
         selection: Selection<'_>,
@@ -411,7 +416,9 @@ impl Objects<'_> {
             return Ok((state, changes));
         }
         let after = edited(state.declared(), &wanted, &changes)?;
-        self.judged_state(after, state.others, when).await?;
+        let (changed, mut others) = apart(after, &changes);
+        others.tenants += state.others;
+        self.judged_state(changed, others, when).await?;
         let keys = self.vault.current_keys(&mut transaction).await?;
         let sealer = Sealer {
             keys: &keys,
@@ -440,6 +447,33 @@ impl Objects<'_> {
         audit::append(&mut transaction, now_ms, &records).await?;
         transaction.commit().await?;
         Ok((state, changes))
+    }
+}
+
+/// The tenants that changes concern, and the others: a mistake in one of those stops no change.
+fn apart(after: Declared, changes: &[Change]) -> (Declared, Others) {
+    let owners: BTreeSet<&str> = changes.iter().filter_map(|one| one.name.owner()).collect();
+    let (mut changed, mut others) = (Declared::default(), Others::default());
+    for (name, object) in after.0 {
+        match (name.owner(), name.kind()) {
+            (Some(owner), Kind::Tenant) if !owners.contains(owner) => others.tenants += 1,
+            (Some(owner), kind) if !owners.contains(owner) => {
+                if kind == Kind::Server {
+                    let server = (owner.to_owned(), name.name().to_owned());
+                    others.servers.insert(server);
+                }
+            }
+            _ => _ = changed.0.insert(name, object),
+        }
+    }
+    (changed, others)
+}
+
+/// Other tenants of which only the number is known.
+fn of_number(tenants: usize) -> Others {
+    Others {
+        tenants,
+        ..Others::default()
     }
 }
 

@@ -376,8 +376,17 @@ async fn a_mistake_in_another_tenant_stops_no_change(place: Place) {
     transaction.run(text, vec![id.into()]).await.unwrap();
     transaction.commit().await.unwrap();
     put(&store, server("acme", "files", "1")).await;
-    let (name, other) = server("bad", "files", "1");
     let (objects, author) = (store.objects(), ada());
+    let own =
+        manifest("tenants:\n  acme: {auth: {mode: none}, servers: {more: {command: more}}}\n");
+    let planned = objects.plan(&own, Prune::Keep).await.unwrap();
+    let applied = objects.apply(&own, Prune::Keep, &author).await.unwrap();
+    assert_eq!((planned.len(), planned), (1, applied));
+    let both =
+        manifest("tenants:\n  bad: {auth: {mode: none}, servers: {more: {command: more}}}\n");
+    let refused = objects.apply(&both, Prune::Keep, &author).await;
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    let (name, other) = server("bad", "files", "1");
     let refused = objects.put(&name, other, Expected::Any, &author).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
 }

@@ -15,6 +15,7 @@ use super::requests::Hub;
 use crate::{
     backend::child::Restart,
     declare::{Catalog, Server},
+    protocol::Revision,
 };
 
 impl Hub {
@@ -22,7 +23,8 @@ impl Hub {
     ///
     /// A session whose principal may not use its server any more ends at once, with its calls and
     /// streams. Children of a removed server end at once. Children of a server with another launch
-    /// end when their calls have ended, and are replaced at the next request.
+    /// end when their calls have ended, and are replaced at the next request; shared ones of a revision
+    /// that their tenant excludes end likewise, and are not.
     pub(crate) async fn follow(&self, catalog: &Arc<Catalog>) {
         let core = &self.0;
         let before = {
@@ -57,9 +59,26 @@ impl Hub {
                 Some(_) => {}
             }
         }
+        for (tenant, revision) in excluded(&before, catalog) {
+            core.shared_children.close(tenant, revision);
+        }
         let wanted: Vec<Arc<Server>> = catalog.servers().cloned().collect();
         core.pool.keep_warm(&wanted, &core.drain, &core.tracker);
     }
+}
+
+/// The revisions that tenants have offered before, and offer no more.
+fn excluded<'c>(
+    before: &'c Catalog,
+    now: &'c Catalog,
+) -> impl Iterator<Item = (&'c str, Revision)> {
+    before.tenants.values().flat_map(|old| {
+        let new = now.tenants.get(&old.name);
+        let is_gone =
+            move |revision: &Revision| new.is_some_and(|new| !new.revisions.contains(revision));
+        let gone = old.revisions.iter().copied().filter(is_gone);
+        gone.map(|revision| (old.name.as_str(), revision))
+    })
 }
 
 /// The deadline of the commands to all sessions.

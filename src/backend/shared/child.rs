@@ -301,6 +301,8 @@ impl RunningChild {
             match self.place.entry().restart() {
                 Some(Restart::Now) => return Loss::Restart,
                 Some(Restart::Drain) => self.close(Loss::Restart),
+                // Its revision is offered no more.
+                None if self.shared.is_closing.load(Ordering::Relaxed) => self.close(Loss::Restart),
                 None => {}
             }
             if let Some(loss) = self.is_left(Instant::now()) {

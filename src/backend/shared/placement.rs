@@ -156,6 +156,18 @@ impl SharedChildren {
         Err(Refused::Failed("backend_exited"))
     }
 
+    /// Closes the children that this tenant's sessions of a revision share: they end after their calls.
+    pub(crate) fn close(&self, tenant: &str, revision: Revision) {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        for ((_, _, offered), group) in keys.iter().filter(|((spec, ..), _)| spec.0 == tenant) {
+            for handle in &group.handles {
+                if handle.revision(*offered) == revision {
+                    handle.is_closing.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
     fn pick(self: &Arc<Self>, key: &Key, server: &Arc<Server>) -> Result<Handle, Refused> {
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -259,6 +271,14 @@ impl Group {
 }
 
 impl Handle {
+    /// The revision that the child has, or is `offered`.
+    fn revision(&self, offered: Revision) -> Revision {
+        match &*self.status.borrow() {
+            Status::Ready(initialized) => initialized.revision,
+            Status::Starting | Status::Failed(_) => offered,
+        }
+    }
+
     fn is_open(&self) -> bool {
         let has_failed = matches!(&*self.status.borrow(), Status::Failed(_));
         !self.mailbox.is_closed() && !self.is_closing.load(Ordering::Relaxed) && !has_failed

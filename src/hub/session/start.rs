@@ -59,6 +59,10 @@ impl Session {
         let principal = (server.supervision.isolation == Isolation::Principal)
             .then(|| self.client.principal().key().into());
         let revision = self.revision_of_shared();
+        if !self.client.revisions().contains(&revision) {
+            let refused = std::future::ready(Err(Refused::Failed("unsupported_revision")));
+            return self.link.acquire(Box::pin(refused));
+        }
         let Some(number) = self.number_in_shared() else {
             let refused = std::future::ready(Err(Refused::Busy));
             return self.link.acquire(Box::pin(refused));

@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
+use crate::auth::external_tokens::bearer;
 use crate::support::{
     harness::{
         Events, NEWEST, Session, child, json_of, last, opening, text_of, tool_call, until, within,
@@ -755,6 +756,33 @@ async fn a_shared_child_speaks_the_revision_of_its_sessions() {
     let gateway = served(json!({}), server).await;
     let session = gateway.session("a", "main").await;
     assert_eq!(session.opened["result"]["protocolVersion"], "2025-06-18");
+}
+
+/// It lived on for as long as a session of it did.
+#[tokio::test]
+async fn a_shared_child_of_an_excluded_revision_ends_after_its_calls() {
+    let server = json!({"command": child(), "isolation": "tenant"});
+    let gateway = served(json!({}), server).await;
+    let mut old = gateway.stranger("a", "main");
+    old.initialize("2025-06-18").await;
+    let new = gateway.session("a", "main").await;
+    assert_eq!(gateway.children().await.len(), 2);
+    let slow = json!({"n": 50, "ms": 20});
+    let mut slow = old.stream("slow", slow, json!("t")).await;
+    slow.message().await.unwrap();
+    let tenant = json!({"auth": {"mode": "none"}, "revisions": [NEWEST]});
+    let url = format!("{}/api/v1/tenants/a", gateway.origin());
+    let put = bearer(&gateway.administrator()).put(&url).json(&tenant);
+    assert_eq!(put.send().await.unwrap().status(), StatusCode::OK);
+    assert_eq!(slow.messages().await.len(), 50, "the call ends");
+    let is_one = async || gateway.children().await.len() == 1;
+    until("that of the other revision", is_one).await;
+    // Nor does another one start for its sessions.
+    old.revision = None;
+    let answer = old.call("echo", json!({"text": "x"})).await;
+    assert_eq!(answer["error"]["code"], -31003, "{answer}");
+    assert!(is_one().await);
+    assert_eq!(new.text("echo", json!({"text": "x"})).await, "x");
 }
 
 /// 2025-11-25 lifecycle, "Version Negotiation": "Otherwise, the server MUST respond with another protocol version

@@ -5,8 +5,8 @@
 //! that are known here to be private are not asked of it. Not here: the meaning of documents.
 
 use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
+    fmt, io,
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -19,7 +19,11 @@ use reqwest::{
     header::{ACCEPT, AGE, CACHE_CONTROL, CONTENT_TYPE, HeaderMap},
     redirect,
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::spawn_blocking,
+    time::timeout,
+};
 use url::{Host, Url};
 
 use super::reach::{Proxy, Reach, is_private_name};
@@ -32,6 +36,7 @@ pub(crate) struct Outbound(Arc<State>);
 pub(crate) struct State {
     /// Special-purpose networks that are allowed, over http too.
     allow: Arc<[IpNet]>,
+    lookups: Lookups,
     /// Client for http, created at its first use.
     plain: OnceLock<Option<Client>>,
     /// Client for https, which a thread creates from the first use on.
@@ -93,6 +98,7 @@ impl Outbound {
     pub(crate) fn through(allow: Vec<IpNet>, proxy: Option<Proxy>) -> Self {
         Self(Arc::new(State {
             allow: allow.into(),
+            lookups: Lookups(Arc::new(Semaphore::new(LOOKUPS))),
             plain: OnceLock::new(),
             secure: OnceLock::new(),
             proxy,
@@ -115,7 +121,11 @@ impl Outbound {
     ///
     /// Those of [`Self::json`].
     pub(crate) async fn document(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
-        let response = self.ask(url).await?;
+        in_time(self.fetch(url, max)).await
+    }
+
+    async fn fetch(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
+        let response = self.send(url).await?;
         let status = response.status();
         if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
             // A temporary failure: the document may exist.
@@ -144,6 +154,10 @@ impl Outbound {
     ///
     /// `Url`, `Unreachable`.
     pub(crate) async fn ask(&self, url: &str) -> Result<reqwest::Response, OutboundError> {
+        in_time(self.send(url)).await
+    }
+
+    async fn send(&self, url: &str) -> Result<reqwest::Response, OutboundError> {
         let url = Url::parse(url).map_err(|_| OutboundError::Url("no URL"))?;
         let client = self.client(self.way(&url).await?).await?;
         let sent = client.get(url).header(ACCEPT, "application/json").send();
@@ -166,6 +180,14 @@ impl Outbound {
     ///
     /// A response that is no JSON, or none in time; redirects are not followed.
     pub(crate) async fn exchange(
+        &self,
+        request: http::Request<Vec<u8>>,
+        max: usize,
+    ) -> Result<http::Response<Vec<u8>>, OutboundError> {
+        in_time(self.post(request, max)).await
+    }
+
+    async fn post(
         &self,
         request: http::Request<Vec<u8>>,
         max: usize,
@@ -219,19 +241,19 @@ impl Outbound {
     /// For a name that leads to another private address, as far as that is known here: behind a proxy there
     /// may be no name server for public names.
     async fn is_own_name(&self, name: &str) -> Result<bool, OutboundError> {
-        let found = timeout(CONNECT, tokio::net::lookup_host((name, 0))).await;
+        let found = timeout(LOOKUP, self.0.lookups.find(name)).await;
         let Ok(Ok(found)) = found else {
             if is_private_name(name) {
                 return Err(OutboundError::Url("the name of a private network"));
             }
             return Ok(false);
         };
-        let found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
         let allow = &self.0.allow;
-        if found.iter().any(|ip| Reach::Allowed.contains(*ip, allow)) {
+        let is_within = |reach: Reach, at: &SocketAddr| reach.contains(at.ip(), allow);
+        if found.iter().any(|at| is_within(Reach::Allowed, at)) {
             return Ok(true);
         }
-        let is_public = |ip: &IpAddr| Reach::Public.contains(*ip, allow);
+        let is_public = |at: &SocketAddr| is_within(Reach::Public, at);
         if !found.iter().all(is_public) {
             let what = "the name has a private address".to_owned();
             return Err(OutboundError::Unreachable(what));
@@ -280,6 +302,7 @@ impl Outbound {
                 let resolver = Resolver {
                     reach,
                     allow: Arc::clone(&self.0.allow),
+                    lookups: self.0.lookups.clone(),
                 };
                 let direct = builder(reach).dns_resolver(Arc::new(resolver)).no_proxy();
                 set(direct).build()
@@ -314,13 +337,33 @@ fn builder(reach: Reach) -> ClientBuilder {
 struct Resolver {
     reach: Reach,
     allow: Arc<[IpNet]>,
+    lookups: Lookups,
+}
+
+/// Lookups of names; a handle.
+#[derive(Clone, Debug)]
+struct Lookups(Arc<Semaphore>);
+
+impl Lookups {
+    /// Finds the addresses of a name.
+    async fn find(&self, name: &str) -> io::Result<Vec<SocketAddr>> {
+        let turn = Arc::clone(&self.0).acquire_owned().await;
+        let (turn, name) = (turn.map_err(io::Error::other)?, name.to_owned());
+        let found = spawn_blocking(move || {
+            // Held to the end, also if nobody waits for it any more: the thread is not free before.
+            let _turn = turn;
+            Ok((name.as_str(), 0).to_socket_addrs()?.collect())
+        });
+        found.await.map_err(io::Error::other)?
+    }
 }
 
 impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let (reach, allow) = (self.reach, Arc::clone(&self.allow));
+        let lookups = self.lookups.clone();
         Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let found = lookups.find(name.as_str()).await?.into_iter();
             let is_allowed = |address: &SocketAddr| reach.contains(address.ip(), &allow);
             let allowed: Vec<SocketAddr> = found.filter(is_allowed).take(ADDRESSES).collect();
             if allowed.is_empty() {
@@ -329,6 +372,17 @@ impl Resolve for Resolver {
             Ok(Box::new(allowed.into_iter()) as Addrs)
         })
     }
+}
+
+/// Runs a request within its time: that of the client begins after the lookup of a name for the proxy, and
+/// after the client is made.
+async fn in_time<T>(
+    request: impl Future<Output = Result<T, OutboundError>>,
+) -> Result<T, OutboundError> {
+    let late = || OutboundError::Unreachable("no answer in time".to_owned());
+    timeout(TOTAL, request)
+        .await
+        .unwrap_or_else(|_| Err(late()))
 }
 
 /// Reads a body of at most `max` bytes.
@@ -392,6 +446,11 @@ fn unreachable(error: reqwest::Error) -> OutboundError {
 
 /// Time limit for a connection, and for the client before it.
 const CONNECT: Duration = Duration::from_secs(2);
+/// Time limit for the lookup of a name that the proxy may know, which leaves time for the proxy.
+const LOOKUP: Duration = Duration::from_secs(1);
+/// Names that are looked up at a time: a quarter of the runtime's threads for what blocks, because a name
+/// server that is silent holds one for longer than anybody waits.
+const LOOKUPS: usize = 128;
 /// Time limit from the lookup to the last byte; a caller waits for it.
 const TOTAL: Duration = Duration::from_secs(3);
 /// Most addresses that are tried for one name.

@@ -211,6 +211,34 @@ async fn slow_servers_time_out() {
     assert!(began.elapsed() < TOTAL * 2 + Duration::from_secs(2));
 }
 
+/// A silent name server, certificates that take long and a silent proxy added up to more than the limit.
+#[tokio::test]
+async fn nothing_before_a_request_adds_to_its_time() {
+    let (proxy, _server) = server(b"").await;
+    let proxy = super::super::secret::Secret::new(proxy);
+    let outbound = Outbound::through(Vec::new(), Some(Proxy::new(proxy, "")));
+    let lookups = u32::try_from(LOOKUPS).unwrap();
+    let _stuck = outbound.0.lookups.0.acquire_many(lookups).await.unwrap();
+    let (built, client) = watch::channel(None);
+    outbound.0.proxied.set(client).unwrap();
+    let slowly = async {
+        tokio::time::sleep(LOOKUP * 2).await;
+        let client = outbound.build(Way::Proxied, |builder| builder.tls_certs_only([]));
+        built.send_replace(client);
+    };
+    let request = http::Request::post("https://site.example/").body(Vec::new());
+    let began = tokio::time::Instant::now();
+    let (document, exchange, ()) = tokio::join!(
+        outbound.document("https://site.example/", 9),
+        outbound.exchange(request.unwrap(), 9),
+        slowly,
+    );
+    assert!(began.elapsed() < TOTAL + Duration::from_millis(800));
+    let why = || OutboundError::Unreachable("no answer in time".to_owned());
+    assert_eq!(document.unwrap_err(), why());
+    assert_eq!(exchange.unwrap_err(), why());
+}
+
 #[tokio::test]
 async fn names_of_private_addresses_are_not_connected_to() {
     let good = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";

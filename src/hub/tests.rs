@@ -1,12 +1,18 @@
 //! Tests of the hub with real children, below HTTP: principals and restarts.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap, future::poll_fn, path::PathBuf, pin::pin, sync::Arc, task::Poll,
+    time::Duration,
+};
 
 use aws_lc_rs::rand::SystemRandom;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Answer, Form, Hub, HubParts, Stores, Transport};
+use super::{
+    Answer, Form, Hub, HubParts, Stores, Transport,
+    stateless::{Caller, Stateless},
+};
 use crate::base::budget::Descriptors;
 use crate::{
     auth::Access,
@@ -325,4 +331,49 @@ async fn scopes_are_those_of_the_request_and_what_lacks_them_reaches_no_child() 
         );
         bench.end().await;
     }
+}
+
+/// One that went between the answer of `initialize` and its own call left a session with a child.
+#[tokio::test]
+async fn a_client_without_a_session_leaves_none_whenever_it_goes() {
+    let bench = Bench::new(&json!({}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let mut polls = 0;
+    loop {
+        polls += 1;
+        let capabilities = json!({"experimental": {"n": polls}}).to_string();
+        let caller = Caller {
+            access: &access,
+            capabilities: capabilities.as_bytes(),
+            client_info: None,
+            trace: None,
+        };
+        if polled(polls, stateless.lease(&caller)).await.is_some() {
+            break;
+        }
+        let gone = async {
+            while !bench.hub.0.sessions.all().is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let gone = tokio::time::timeout(Duration::from_secs(20), gone).await;
+        assert!(gone.is_ok(), "after {polls} polls");
+    }
+    assert!(polls > 2, "{polls}");
+    bench.end().await;
+}
+
+/// Polls a future so many times at most.
+async fn polled<F: Future>(mut polls: u32, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        let polled = future.as_mut().poll(cx).map(Some);
+        polls -= 1;
+        if polls == 0 && polled.is_pending() {
+            return Poll::Ready(None);
+        }
+        polled
+    })
+    .await
 }

@@ -305,11 +305,45 @@ impl Lease {
     /// get it in the meantime.
     pub(super) fn end(&mut self, hub: &Hub) {
         self.is_alone = false;
-        let commands = self.handle.commands.clone();
-        hub.0.tracker.spawn(async move {
-            let (done, _) = oneshot::channel();
-            let _ = commands.send(Command::End(done)).await;
-        });
+        end(hub, self.handle.commands.clone());
+    }
+}
+
+/// Ends a session.
+fn end(hub: &Hub, commands: mpsc::Sender<Command>) {
+    hub.0.tracker.spawn(async move {
+        let (done, _) = oneshot::channel();
+        let _ = commands.send(Command::End(done)).await;
+    });
+}
+
+/// A session that has begun and is in no group yet. It ends when this is dropped: the client that it is
+/// begun for may go at any moment.
+pub(super) struct Fresh {
+    hub: Hub,
+    commands: Option<mpsc::Sender<Command>>,
+}
+
+impl Fresh {
+    /// A session that has just begun.
+    pub(super) fn new(hub: &Hub, handle: &Handle) -> Self {
+        Self {
+            hub: hub.clone(),
+            commands: Some(handle.commands.clone()),
+        }
+    }
+
+    /// Leaves the session to the group that is about to have it.
+    pub(super) fn keep(mut self) {
+        self.commands = None;
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if let Some(commands) = self.commands.take() {
+            end(&self.hub, commands);
+        }
     }
 }
 

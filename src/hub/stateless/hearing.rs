@@ -36,7 +36,7 @@ impl Stateless {
             member.is_heard.store(false, Ordering::Release);
             return;
         };
-        self.watch(group.watched().await, member, access);
+        self.watch(group.watched().await, std::slice::from_ref(member), access);
         let share = hub.0.limits.memory().caller(access);
         let count = move |event: Bytes| share.hold(event.len() as u64).until_dropped(event);
         let (group, member) = (Arc::clone(group), Arc::clone(member));
@@ -46,27 +46,44 @@ impl Stateless {
         });
     }
 
-    /// Subscribes a session that calls have alone to the resources of a subscription.
-    pub(super) fn watch(&self, uris: Vec<Box<[u8]>>, member: &Member, access: &Access) {
+    /// Subscribes sessions that calls have alone to the resources of a subscription, in the line of their
+    /// caller.
+    pub(super) fn watch(&self, uris: Vec<Box<[u8]>>, members: &[Arc<Member>], access: &Access) {
         if uris.is_empty() {
             return;
         }
-        let Ok(handle) = self.sender.hub.0.find(access, member.id.as_str()) else {
-            return;
-        };
-        let (sender, access) = (Arc::clone(&self.sender), access.clone());
-        self.sender.hub.0.tracker.spawn(async move {
-            for uri in uris {
-                let params = [&br#"{"uri":"#[..], &uri, b"}"].concat();
-                let method = "resources/subscribe";
-                // A server that does not agree has said so to the session for all.
-                if sender.ask(&handle, &access, method, &params).await.is_err() {
-                    return;
+        let hub = &self.sender.hub;
+        let held = hub.0.limits.memory().caller(access).hold(bytes_of(&uris));
+        let uris = Arc::new((uris, held));
+        for member in members {
+            let Ok(handle) = hub.0.find(access, member.id.as_str()) else {
+                continue;
+            };
+            let (sender, access) = (Arc::clone(&self.sender), access.clone());
+            let uris = Arc::clone(&uris);
+            hub.0.tracker.spawn(async move {
+                let (uris, held) = &*uris;
+                for uri in uris {
+                    held.budget().others_first().await;
+                    let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
+                    let method = "resources/subscribe";
+                    // A server that does not agree has said so to the session for all.
+                    if sender.ask(&handle, &access, method, &params).await.is_err() {
+                        return;
+                    }
                 }
-            }
-        });
+            });
+        }
     }
 }
+
+/// What URIs take in memory.
+pub(super) fn bytes_of(uris: &[Box<[u8]>]) -> u64 {
+    uris.iter().map(|uri| uri.len() as u64 + URI).sum()
+}
+
+/// What a URI takes beside its bytes.
+const URI: u64 = 32;
 
 async fn pass_on(
     group: &Group,

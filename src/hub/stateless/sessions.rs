@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    group::{Caller, Group, Key, Member},
+    group::{Caller, Fresh, Group, Key, Member},
     parked::ParkedCalls,
     sender::Sender,
     ticket::TicketKey,
@@ -94,6 +94,7 @@ impl Stateless {
                 return Err(Error::Bug("initialize was answered by a stream"));
             }
         };
+        let fresh = Fresh::new(hub, &handle);
         let initialized = json::get(&line, "result").unwrap_or(b"{}");
         let share = hub.limits().memory().caller(access);
         let held = share.hold(initialized.len() as u64);
@@ -101,6 +102,7 @@ impl Stateless {
         let done = Bytes::from_static(initialize::INITIALIZED.trim_ascii_end());
         let done = Message::parse(done).map_err(|_| Error::Bug("a notification of its own"))?;
         self.sender.send(&handle, access, done).await?;
+        fresh.keep();
         Ok(Ok(Arc::new(Member::new(
             id,
             &handle,

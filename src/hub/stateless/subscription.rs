@@ -6,7 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{changes::ChangeReader, group::Lease, sender::Sender};
-use crate::{auth::Access, error::Error, hub::stream::Reader, protocol::modern::Filter};
+use crate::{
+    auth::Access, base::budget::Drawn, error::Error, hub::stream::Reader, protocol::modern::Filter,
+};
 
 /// A subscription; it ends when this is dropped.
 pub(crate) struct Subscription {
@@ -17,6 +19,19 @@ pub(crate) struct Subscription {
     pub(crate) filter: Filter,
     /// What it hears of other sessions.
     pub(crate) changes: ChangeReader,
+    /// What it takes of the share of its caller.
+    _held: Drawn,
+}
+
+/// What a server makes of a resource that a subscription is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watch {
+    /// It agrees.
+    Agreed,
+    /// It agreed to an earlier subscription.
+    Known,
+    /// It does not.
+    Refused,
 }
 
 /// A subscription that was begun.
@@ -34,7 +49,7 @@ impl Subscription {
         lease: Lease,
         access: Access,
         filter: Filter,
-        changes: ChangeReader,
+        (changes, held): (ChangeReader, Drawn),
     ) -> Self {
         Self {
             sender,
@@ -42,6 +57,7 @@ impl Subscription {
             access,
             filter,
             changes,
+            _held: held,
         }
     }
 
@@ -50,18 +66,18 @@ impl Subscription {
         self.lease.server_info()
     }
 
-    /// Subscribes the session to a resource; whether the server agrees.
-    pub(super) async fn watch(&self, uri: &[u8]) -> Result<bool, Error> {
+    /// Subscribes the session to a resource.
+    pub(super) async fn watch(&self, uri: &[u8]) -> Result<Watch, Error> {
         let mut watched = self.lease.member.watched.0.lock().await;
         if let Some(count) = watched.get_mut(uri) {
             *count += 1;
-            return Ok(true);
+            return Ok(Watch::Known);
         }
-        let agreed = self.request("resources/subscribe", uri).await?;
-        if agreed {
-            watched.insert(uri.into(), 1);
+        if !self.request("resources/subscribe", uri).await? {
+            return Ok(Watch::Refused);
         }
-        Ok(agreed)
+        watched.insert(uri.into(), 1);
+        Ok(Watch::Agreed)
     }
 
     async fn request(&self, method: &str, uri: &[u8]) -> Result<bool, Error> {

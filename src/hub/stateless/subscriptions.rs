@@ -6,8 +6,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     group::Caller,
+    hearing::bytes_of,
     sessions::Stateless,
-    subscription::{Subscribed, Subscription},
+    subscription::{Subscribed, Subscription, Watch},
 };
 use crate::{error::Error, protocol::modern::Filter};
 
@@ -30,30 +31,40 @@ impl Stateless {
         let reader = self.sender.hub.listen(&lease.handle, caller.access).await?;
         let mut filter = wanted.honoured(lease.member.capabilities());
         let uris = std::mem::take(&mut filter.resources);
+        let hub = &self.sender.hub;
+        let share = hub.limits().memory().caller(caller.access);
+        let held = share.draw(SUBSCRIPTION + bytes_of(&uris));
+        let held = held.ok_or_else(|| hub.limits().no_room(RETRY))?;
         let group = self.group(caller);
         let changes = group.changes.reader();
         for member in group.alone() {
             self.hear(&group, &member, caller.access).await;
         }
         let (sender, access) = (Arc::clone(&self.sender), caller.access.clone());
-        let mut subscription = Subscription::new(sender, lease, access, filter, changes);
-        let end = Instant::now() + ACKNOWLEDGE;
+        let mut subscription = Subscription::new(sender, lease, access, filter, (changes, held));
+        let (end, mut fresh) = (Instant::now() + ACKNOWLEDGE, Vec::new());
         for uri in uris {
             // A server that does not answer in time does not agree.
             let Ok(agreed) = timeout_at(end, subscription.watch(&uri)).await else {
                 break;
             };
-            if agreed? {
+            let agreed = agreed?;
+            if agreed == Watch::Agreed {
+                fresh.push(uri.clone());
+            }
+            if agreed != Watch::Refused {
                 subscription.filter.resources.push(uri);
             }
         }
-        for member in group.alone() {
-            let uris = subscription.filter.resources.clone();
-            self.watch(uris, &member, caller.access);
-        }
+        // They have the others since an earlier subscription, or since they are heard.
+        self.watch(fresh, &group.alone(), caller.access);
         Ok(Subscribed::Running(Box::new(subscription), reader))
     }
 }
 
+/// What a subscription takes beside its URIs: its tasks and buffers.
+const SUBSCRIPTION: u64 = 8 << 10;
+/// The `Retry-After` of a subscription that the share of its caller has no room for.
+const RETRY: Duration = Duration::from_secs(1);
 /// The time for a server to agree to the resources of a subscription, all together.
 const ACKNOWLEDGE: Duration = Duration::from_secs(10);

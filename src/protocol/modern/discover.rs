@@ -1,6 +1,8 @@
 //! Answers to `server/discover`, and the filters of `subscriptions/listen` (2026-07-28 discover,
 //! subscriptions).
 
+use std::collections::HashSet;
+
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::SUBSCRIPTION;
@@ -72,6 +74,7 @@ impl Filter {
                 Some(_) => return None,
             };
         }
+        let mut seen = HashSet::new();
         let mut uris = json::get(wanted, RESOURCES).map(json::Items::of);
         while let Some(uri) = uris.as_mut().map(json::Items::next) {
             let Some(uri) = uri.ok()? else { break };
@@ -80,7 +83,7 @@ impl Filter {
                 return None;
             }
             let uri = json::canonical(uri);
-            if !filter.resources.contains(&uri) {
+            if seen.insert(uri.clone()) {
                 filter.resources.push(uri);
             }
         }
@@ -185,6 +188,23 @@ mod tests {
             discover_result(initialized, &["2026-07-28", "2025-11-25"]),
             r#"{"resultType":"complete","supportedVersions":["2026-07-28","2025-11-25"],"capabilities":{"tools":{}},"instructions":"do","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s","version":"1"}},"ttlMs":0,"cacheScope":"private"}"#
         );
+    }
+
+    /// Each was compared with all before it.
+    #[test]
+    fn a_filter_of_many_uris_is_read_in_time_that_is_linear_in_their_number() {
+        let uris: Vec<String> = (0..50_000)
+            .map(|one| format!("\"test://x{one}\""))
+            .collect();
+        let listen = message(&format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{{"notifications":{{"resourceSubscriptions":[{}]}}}}}}"#,
+            uris.join(",")
+        ));
+        let began = tokio::time::Instant::now();
+        let filter = Filter::of(&listen, uris.len()).unwrap();
+        assert_eq!(filter.resources.len(), uris.len());
+        let took = began.elapsed();
+        assert!(took < std::time::Duration::from_secs(3), "{took:?}");
     }
 
     #[test]

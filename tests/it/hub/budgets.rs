@@ -15,7 +15,9 @@ use crate::{
     replicas::sessions::Replicas,
     support::{
         gauges::{Gauge, OPS, median, metric, metric_of, scaled, slow_call, stays_quick},
-        harness::{Gateway, Session, body, child, opening, run_args, tool_call, until, within},
+        harness::{
+            Events, Gateway, Session, body, child, opening, run_args, tool_call, until, within,
+        },
         modern::Modern,
         redis::Redis,
         served::Served,
@@ -334,6 +336,38 @@ async fn what_sessions_keep_takes_the_share_of_their_caller_alone() {
         session.delete().await;
     }
     until("nothing kept", || async { drawn().await < 64 << 10 }).await;
+}
+
+/// Each kept its URIs without counting them.
+#[tokio::test]
+async fn subscriptions_without_sessions_take_the_share_of_their_caller() {
+    let gateway = Gateway::start(&["limits.memory=32MiB", OPS]).await;
+    let client = Modern::at(&gateway.url);
+    let uris: Vec<String> = (0..240)
+        .map(|one| format!("test://{one:03}{}", "x".repeat(1000)))
+        .collect();
+    let wanted = json!({"notifications": {"resourceSubscriptions": uris}});
+    let listen = || client.message("subscriptions/listen", wanted.clone());
+    let mut held = Vec::new();
+    let refused = loop {
+        assert!(held.len() < 100, "never refused");
+        let response = client.post(&listen()).await;
+        if response.status() != StatusCode::OK {
+            break response;
+        }
+        let mut events = Events::of(response);
+        let (_, acknowledged) = within("an event", events.message()).await.unwrap();
+        let agreed = &acknowledged["params"]["notifications"]["resourceSubscriptions"];
+        assert_eq!(agreed.as_array().unwrap().len(), 240);
+        held.push(events);
+    };
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key("retry-after"));
+    // A quarter of a MiB each.
+    assert!((20..=60).contains(&held.len()), "{}", held.len());
+    drop(held);
+    let again = async || client.post(&listen()).await.status() == StatusCode::OK;
+    until("room again", again).await;
 }
 
 /// Bytes that Redis has allocated.

@@ -689,6 +689,30 @@ async fn a_subscription_hears_of_the_calls_that_have_a_child_alone() {
     assert_eq!(message["method"], method, "{message}");
 }
 
+/// Each subscription had all of its resources subscribed again in all of them.
+#[tokio::test]
+async fn a_child_that_calls_have_alone_is_subscribed_once() {
+    let gateway = Gateway::start(&[]).await;
+    let client = Modern::at(&gateway.url).with(asks());
+    client.text("echo", json!({"text": "x"})).await;
+    let mut held = Vec::new();
+    for uris in [
+        &["test://one"][..],
+        &["test://one"],
+        &["test://one", "test://two"],
+    ] {
+        let wanted = json!({"resourceSubscriptions": uris});
+        held.push(client.listen(wanted).await);
+    }
+    let received = async || client.text("received", json!({})).await;
+    until("the last one", async || {
+        received().await.contains("test://two")
+    })
+    .await;
+    let lines = received().await;
+    assert_eq!(lines.matches("resources/subscribe").count(), 2, "{lines}");
+}
+
 #[tokio::test]
 async fn a_subscription_is_not_pinged() {
     let gateway = Gateway::start(&["session.ping=700ms"]).await;

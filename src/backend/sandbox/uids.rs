@@ -209,13 +209,21 @@ mod tests {
     }
 
     /// The runtime's workers would wait for the files of every child before it.
-    #[tokio::test]
-    async fn files_are_looked_for_off_the_runtime() {
-        let (first, count) = (4_000_000_000, 1);
-        let pool = Arc::new(Pool::new(Uids { first, count }));
-        let mut leased = std::pin::pin!(pool.lease(Profile::Open));
-        assert!((&mut leased).now_or_never().is_none());
-        assert_eq!(leased.await.unwrap().uid, first);
+    #[test]
+    fn files_are_looked_for_off_the_runtime() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let (go, wait) = std::sync::mpsc::channel::<()>();
+            let busy = spawn_blocking(move || wait.recv());
+            let (first, count) = (4_000_000_000, 1);
+            let pool = Arc::new(Pool::new(Uids { first, count }));
+            let mut leased = std::pin::pin!(pool.lease(Profile::Open));
+            assert!((&mut leased).now_or_never().is_none());
+            drop(go);
+            assert_eq!(leased.await.unwrap().uid, first);
+            assert!(busy.await.unwrap().is_err());
+        });
     }
 
     /// A start that found all of them taken took that of a child about to start.

@@ -10,7 +10,7 @@
 //! * `prepare`: installations that children start from
 //! * `starter`: starts of children within all limits
 //! * `warm`: children started ahead of sessions, kept until their server changes
-//! * `opening`: era of each server, and the probe for it
+//! * `opening`: eras that each server understands, and the probe for the modern one
 //! * `pool`: source of all children
 //! * `shared`: children that several sessions share
 //! * `dialect`: translation between messages and lines of a child

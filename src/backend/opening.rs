@@ -1,4 +1,4 @@
-//! Opening of children: the era of each server, and the probe for it.
+//! Opening of children: the eras that each server understands, and the probe for the modern one.
 //!
 //! Not here: the translation itself (`dialect`).
 
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::{
     admission::Spec,
     child::{Child, ChildEvent},
-    dialect::{Era, KnownEra, Opening, PROBE, Translator, era_of, push_probe},
+    dialect::{KnownEra, Opening, PROBE, Translator, is_modern, push_probe},
 };
 use crate::{
     declare::ServerEra,
@@ -49,8 +49,9 @@ impl Eras {
         Arc::clone(known.entry(spec.clone()).or_default())
     }
 
-    /// Opens a child of this specification for a session, which `is_modern` if its client is; a child whose
-    /// era is not known is probed, unless another one has ended of that (`is_upset`).
+    /// Opens a child of this specification for a session, which `is_modern` if its client is: then a child of
+    /// which it is not known whether it is a modern one, too, is probed. `is_upset` if another one has ended of
+    /// that.
     pub(super) async fn open(
         &self,
         mut child: Child,
@@ -59,25 +60,33 @@ impl Eras {
         (is_modern, is_upset): (bool, bool),
     ) -> Probed {
         let known = self.of(spec);
-        let opening = match (era, known.get()) {
+        let opening = match (era, is_modern) {
             (ServerEra::Legacy, _) => return Probed::Ready(child),
             (ServerEra::Modern, _) => Opening::ModernOnly,
-            (ServerEra::Auto, Some(Era::Modern)) => Opening::Modern,
-            // A session gets the revision that its client speaks, so that nothing is translated.
-            (ServerEra::Auto, Some(Era::Dual)) if is_modern => Opening::Modern,
-            (ServerEra::Auto, Some(Era::Legacy | Era::Dual)) => Opening::Legacy,
-            (ServerEra::Auto, None) if is_upset => Opening::Legacy,
-            (ServerEra::Auto, None) => match probe(&mut child).await {
-                Answer::None => Opening::Undecided,
-                Answer::Ended => return Probed::Upset(child),
-                Answer::Era(era) => {
-                    known.set(Some(era));
-                    match era {
-                        Era::Modern => Opening::Modern,
-                        Era::Dual if is_modern => Opening::Modern,
-                        Era::Dual | Era::Legacy => Opening::Legacy,
+            // A session speaks to a server as its client does, if both can: nothing is translated then.
+            (ServerEra::Auto, false) => match (known.legacy.get(), known.modern.get()) {
+                (Some(false), Some(true)) => Opening::Modern,
+                _ => Opening::Legacy,
+            },
+            (ServerEra::Auto, true) => match known.modern.get() {
+                Some(true) => Opening::Modern,
+                Some(false) => Opening::Legacy,
+                None => match probe(&mut child).await {
+                    Answer::None => Opening::Undecided,
+                    Answer::Ended if !is_upset => {
+                        known.modern.set(Some(false));
+                        return Probed::Upset(child);
                     }
-                }
+                    Answer::Ended => Opening::Legacy,
+                    Answer::Era(is_modern) => {
+                        known.modern.set(Some(is_modern));
+                        if is_modern {
+                            Opening::Modern
+                        } else {
+                            Opening::Legacy
+                        }
+                    }
+                },
             },
         };
         child.translate_by(Translator::new(opening, is_modern, known));
@@ -87,7 +96,8 @@ impl Eras {
 
 /// The answer to a probe.
 enum Answer {
-    Era(Era),
+    /// Whether it is a modern server.
+    Era(bool),
     /// None in time.
     None,
     /// The child has ended, or will say nothing more.
@@ -118,7 +128,7 @@ async fn answer(child: &mut Child, others: &mut Vec<Bytes>) -> Answer {
                 if message.id() == Some(PROBE)
                     && matches!(message.kind(), Kind::Result | Kind::Error) =>
             {
-                return Answer::Era(era_of(&message));
+                return Answer::Era(is_modern(&message));
             }
             Ok(message) => others.push(message.bytes().clone()),
             Err(line) => others.push(line),

@@ -53,7 +53,7 @@ impl Reader<'_> {
                 .key(
                     "era",
                     "The revisions that its children are spoken to in: legacy are those with sessions (until \
-                     2025-11-25), modern those without (2026-07-28); auto asks each program once.",
+                     2025-11-25), modern those without (2026-07-28); auto finds out.",
                 )
                 .read(ServerEra::default(), parse::choice(&ERAS)),
             supervision: supervision(&fields),

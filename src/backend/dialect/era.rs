@@ -1,4 +1,5 @@
-//! Era of a server: the probe for it, and what is known of it (2026-07-28 stdio, "Backward Compatibility").
+//! Eras that a server understands: the probe for the modern one, and what is known (2026-07-28 stdio,
+//! "Backward Compatibility").
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -6,38 +7,35 @@ use bytes::{BufMut, BytesMut};
 
 use crate::protocol::{Kind, Message, Revision, initialize, json, modern::ClientMeta};
 
-/// The revisions that a server understands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Era {
-    /// Session-based ones only.
-    Legacy = 1,
-    /// Stateless ones only.
-    Modern,
-    /// Both kinds.
-    Dual,
+/// The eras that a server understands, as its answers have shown. They are a property of the server, not of a
+/// request, so that they are remembered for as long as the launch specification is the same.
+///
+/// A server of both names modern versions alone in `server/discover`, and answers `initialize`.
+#[derive(Debug, Default)]
+pub(crate) struct KnownEra {
+    /// Whether it answers `initialize`.
+    pub(crate) legacy: Known,
+    /// Whether it answers `server/discover`.
+    pub(crate) modern: Known,
 }
 
-/// What is known of the era of a server, by its answers. It is a property of the server, not of a request, so
-/// that it is remembered for as long as the launch specification is the same.
+/// What an answer has shown.
 #[derive(Debug, Default)]
-pub(crate) struct KnownEra(AtomicU8);
+pub(crate) struct Known(AtomicU8);
 
-impl KnownEra {
-    /// The era, if it is known.
-    pub(crate) fn get(&self) -> Option<Era> {
+impl Known {
+    /// What is known.
+    pub(crate) fn get(&self) -> Option<bool> {
         match self.0.load(Ordering::Relaxed) {
-            1 => Some(Era::Legacy),
-            2 => Some(Era::Modern),
-            3 => Some(Era::Dual),
-            _ => None,
+            0 => None,
+            value => Some(value == 1),
         }
     }
 
-    /// Remembers the era that an answer has shown, or forgets the one that an answer has refuted.
-    pub(crate) fn set(&self, era: Option<Era>) {
-        self.0
-            .store(era.map_or(0, |era| era as u8), Ordering::Relaxed);
+    /// Remembers what an answer has shown; none forgets what one has refuted.
+    pub(crate) fn set(&self, is_so: Option<bool>) {
+        let value = is_so.map_or(0, |is_so| if is_so { 1 } else { 2 });
+        self.0.store(value, Ordering::Relaxed);
     }
 }
 
@@ -50,44 +48,43 @@ pub(crate) fn push_probe(out: &mut BytesMut) {
     out.put_u8(b'\n');
 }
 
-/// The era that an answer to `server/discover` shows. Servers refuse it with any error before `initialize`,
-/// unless the error is one that only the modern era has.
-pub(crate) fn era_of(answer: &Message) -> Era {
+/// Whether an answer to `server/discover` is that of a modern server. Others refuse it with any error before
+/// `initialize`, unless the error is one that only the modern era has.
+pub(crate) fn is_modern(answer: &Message) -> bool {
     if answer.kind() == Kind::Result {
-        let versions = answer
-            .result()
-            .and_then(|result| json::get(result, "supportedVersions"));
-        return versions.map_or(Era::Legacy, era_of_versions);
+        let result = answer.result().unwrap_or_default();
+        return json::get(result, "supportedVersions").is_some_and(has_modern);
     }
+    MODERN_ERRORS.contains(&code_of(answer))
+}
+
+/// Whether the refusal of an `initialize` may be that of a server which knows no such method: "the exact code
+/// is implementation-defined (`initialize` is an unknown method and the request also lacks the required `_meta`
+/// fields)" (2026-07-28 versioning, "Compatibility Matrix").
+pub(super) fn may_be_modern(refusal: &Message) -> bool {
+    let code = code_of(refusal);
+    MODERN_ERRORS.contains(&code) || UNKNOWN.contains(&code)
+}
+
+fn code_of(answer: &Message) -> &[u8] {
     let error = answer.error().unwrap_or_default();
-    let code = json::get(error, "code").unwrap_or_default();
-    if MODERN_ERRORS.contains(&code) {
-        let supported = json::get(error, "data").and_then(|data| json::get(data, "supported"));
-        return supported.map_or(Era::Modern, era_of_versions);
-    }
-    Era::Legacy
+    json::get(error, "code").unwrap_or_default()
 }
 
 /// Errors that only servers of the modern era have (2026-07-28 basic, "Error Codes").
 const MODERN_ERRORS: [&[u8]; 3] = [b"-32020", b"-32021", b"-32022"];
+/// Invalid request, unknown method, and invalid parameters.
+const UNKNOWN: [&[u8]; 3] = [b"-32600", b"-32601", b"-32602"];
 
-/// The era of a server that supports these versions.
-fn era_of_versions(versions: &[u8]) -> Era {
+/// Whether there is one among these versions that has no sessions.
+fn has_modern(versions: &[u8]) -> bool {
     let mut items = json::Items::of(versions);
-    let mut is_modern = false;
-    let mut is_legacy = false;
     while let Ok(Some(version)) = items.next() {
-        if initialize::revision(version).is_some() {
-            is_legacy = true;
-        } else {
-            is_modern = true;
+        if initialize::revision(version).is_none() {
+            return true;
         }
     }
-    match (is_modern, is_legacy) {
-        (true, true) => Era::Dual,
-        (false, true) => Era::Legacy,
-        _ => Era::Modern,
-    }
+    false
 }
 
 /// The newest session-based revision, which a server of the modern era is said to speak if its client
@@ -102,35 +99,37 @@ mod tests {
 
     #[test]
     fn an_answer_shows_the_era() {
-        for (answer, era) in [
+        for (answer, is_one, may_be) in [
             (
                 r#""result":{"supportedVersions":["2026-07-28"]}"#,
-                Era::Modern,
+                true,
+                false,
             ),
             (
-                r#""result":{"supportedVersions":["2026-07-28","2025-11-25"]}"#,
-                Era::Dual,
+                r#""result":{"supportedVersions":["2025-11-25","2026-07-28"]}"#,
+                true,
+                false,
             ),
             (
                 r#""result":{"supportedVersions":["2025-06-18"]}"#,
-                Era::Legacy,
+                false,
+                false,
             ),
-            (r#""result":{}"#, Era::Legacy),
-            (r#""error":{"code":-32601,"message":"no"}"#, Era::Legacy),
-            (r#""error":{"code":-32602,"message":"no"}"#, Era::Legacy),
+            (r#""result":{}"#, false, false),
+            (r#""error":{"code":-32601,"message":"no"}"#, false, true),
+            (r#""error":{"code":-32602,"message":"no"}"#, false, true),
+            (r#""error":{"code":-32603,"message":"no"}"#, false, false),
             (
                 r#""error":{"code":-32022,"message":"no","data":{"supported":["2027-01-01"]}}"#,
-                Era::Modern,
+                true,
+                true,
             ),
-            (
-                r#""error":{"code":-32022,"message":"no","data":{"supported":["2027-01-01","2025-11-25"]}}"#,
-                Era::Dual,
-            ),
-            (r#""error":{"code":-32021,"message":"no"}"#, Era::Modern),
+            (r#""error":{"code":-32021,"message":"no"}"#, true, true),
         ] {
             let line = format!(r#"{{"jsonrpc":"2.0","id":1,{answer}}}"#);
             let message = Message::parse(Bytes::from(line)).unwrap();
-            assert_eq!(era_of(&message), era, "{answer}");
+            assert_eq!(is_modern(&message), is_one, "{answer}");
+            assert_eq!(may_be_modern(&message), may_be, "{answer}");
         }
     }
 }

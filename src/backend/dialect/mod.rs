@@ -8,7 +8,7 @@
 //! Not here: the bytes of a child (`backend::child`), the probe (`backend::opening`), and the routing of
 //! messages (`hub::stream`, and `backend::shared` for shared children).
 //!
-//! * `era`: the probe for the era of a server, and what is known of it
+//! * `era`: the eras that a server understands, and the probe for the modern one
 //! * `id_blocks`: ids of the sessions of shared children
 //! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25; and the lines that
 //!   restore one in another child
@@ -27,7 +27,7 @@ mod own_requests;
 mod translated;
 mod translator;
 
-pub(crate) use self::era::{Era, KnownEra, PROBE, era_of, push_probe};
+pub(crate) use self::era::{KnownEra, PROBE, is_modern, push_probe};
 pub(crate) use self::id_blocks::{IdBlocks, IdLease, OWN_IDS};
 pub(crate) use self::legacy::{Legacy, owe};
 pub(crate) use self::own_requests::{OwnRequests, log_own_error};

@@ -64,6 +64,9 @@ pub(super) struct To<'t> {
 /// The most bytes of calls of one child that can be made again. The server cannot ask during further ones.
 const MAX_KEPT: usize = 16 << 20;
 
+/// The level of log messages for a client that has set none.
+const DEFAULT_LEVEL: &[u8] = b"\"info\"";
+
 /// The most rounds of one call: a server that asks for nothing is called again at once.
 const MAX_ROUNDS: u32 = 64;
 
@@ -92,17 +95,28 @@ impl Modern {
         }
     }
 
-    /// Begins with the `initialize` of the owner: requests its counterpart in this era.
-    pub(super) fn begin(&mut self, initialize: &Message, to: &mut To<'_>) {
+    /// Begins with the `initialize` of the owner: requests its counterpart in this era, under this raw id.
+    pub(super) fn begin(&mut self, initialize: &Message, id: &[u8], to: &mut To<'_>) {
         self.client = ClientMeta::of(initialize);
-        let id = initialize.id().unwrap_or_default();
         self.client.push_discover(id, to.server);
         to.server.put_u8(b'\n');
     }
 
-    /// Answers the `initialize` of the owner with the raw result of `server/discover`.
-    pub(super) fn discovered(&mut self, initialize: &Message, result: &[u8], to: &mut To<'_>) {
+    /// Answers the `initialize` of the owner as the server has answered `server/discover`.
+    pub(super) fn opened(&mut self, initialize: &Message, answer: &Message, to: &mut To<'_>) {
+        let id = initialize.id().unwrap_or_default();
+        match answer.result() {
+            Some(result) => self.discovered(initialize, result, to),
+            None => to.owner.push_back(answer.clone().into_bytes_with_id(id)),
+        }
+    }
+
+    fn discovered(&mut self, initialize: &Message, result: &[u8], to: &mut To<'_>) {
         self.client = ClientMeta::of(initialize);
+        if !self.is_for_modern {
+            // Without a level a session-based server says what it thinks fit, and one of this era nothing.
+            self.client.set_level(DEFAULT_LEVEL);
+        }
         self.capabilities = modern::server_capabilities(result).freeze();
         let requested = initialize.protocol_version();
         let requested = requested.map(|span| span.of(initialize.bytes()));

@@ -6,7 +6,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::era::{Era, KnownEra, PROBE, era_of};
+use super::era::{KnownEra, PROBE, is_modern, may_be_modern};
 use super::modern::{Modern, To};
 use crate::protocol::{Kind, Message, Method};
 
@@ -22,10 +22,11 @@ pub(crate) struct Translator {
 }
 
 /// How far a child and its owner have come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The child gets the `initialize` of the owner.
     Legacy,
+    /// The child has refused that, as servers without sessions do, and is asked whether it is one.
+    Refused(Message),
     /// The child has not answered a probe and gets the `initialize` of the owner as well: its first answer
     /// decides.
     Both,
@@ -43,7 +44,7 @@ enum Phase {
 /// How a session with a child begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
-    /// By `initialize`.
+    /// By `initialize`, and by `server/discover` if that is refused.
     Legacy,
     /// By `initialize`, while the answer to a probe is awaited.
     Undecided,
@@ -88,15 +89,16 @@ impl Translator {
 
     /// Whether it has nothing more to do.
     pub(crate) fn is_over(&self) -> bool {
-        self.phase == Phase::Over && self.inbox.is_empty()
+        matches!(self.phase, Phase::Over) && self.inbox.is_empty()
     }
 
     /// Translates the lines of the owner.
     pub(crate) fn flush(&mut self, server: &mut BytesMut, owner: &mut VecDeque<Bytes>) {
         while let Some(end) = memchr::memchr(b'\n', &self.inbox) {
             let line = self.inbox.split_to(end + 1);
-            let is_read = matches!(self.phase, Phase::Modern { .. } | Phase::Begun);
-            if self.initialize.is_some() && !is_read || self.phase == Phase::Over {
+            let is_modern = matches!(self.phase, Phase::Modern { .. } | Phase::Begun);
+            let is_waiting = self.initialize.is_none() && !matches!(self.phase, Phase::Over);
+            if !is_modern && !is_waiting {
                 server.extend_from_slice(&line);
                 continue;
             }
@@ -104,11 +106,14 @@ impl Translator {
                 continue;
             };
             let to = &mut To { server, owner };
-            let is_first = self.initialize.is_none() && message.method() == Method::Initialize;
-            match self.phase {
-                Phase::Modern { .. } if is_first => self.modern.begin(&message, to),
-                Phase::Modern { .. } | Phase::Begun => self.modern.request(&message, to),
-                Phase::Legacy | Phase::Both | Phase::Over => to.server.extend_from_slice(&line),
+            let is_first = is_waiting && message.method() == Method::Initialize;
+            match (is_modern, is_first) {
+                (true, true) => {
+                    let id = message.id().unwrap_or_default();
+                    self.modern.begin(&message, id, to);
+                }
+                (true, false) => self.modern.request(&message, to),
+                (false, _) => to.server.extend_from_slice(&line),
             }
             if is_first {
                 self.initialize = Some(message);
@@ -124,46 +129,61 @@ impl Translator {
             Err(line) => return owner.push_back(line),
         };
         let is_response = matches!(message.kind(), Kind::Result | Kind::Error);
+        let is_probed = is_response && message.id() == Some(PROBE);
         let initialize = self.initialize.as_ref();
         let is_first = is_response && initialize.is_some_and(|first| first.id() == message.id());
         let to = &mut To { server, owner };
         match self.phase {
-            Phase::Both if is_response && message.id() == Some(PROBE) => self.probed(&message, to),
-            Phase::Legacy | Phase::Both => {
-                if is_first {
-                    self.initialized(message.kind() == Kind::Result);
-                }
-                to.owner.push_back(message.bytes().clone());
-            }
+            Phase::Both | Phase::Refused(_) if is_probed => self.probed(&message, to),
+            Phase::Legacy | Phase::Both if is_first => self.initialized(message, to),
             Phase::Modern { is_assumed } if is_first => self.discovered(&message, is_assumed, to),
             Phase::Modern { .. } | Phase::Begun => self.modern.line(&message, to),
-            Phase::Over => to.owner.push_back(message.bytes().clone()),
+            Phase::Legacy | Phase::Both | Phase::Refused(_) | Phase::Over => {
+                to.owner.push_back(message.bytes().clone());
+            }
         }
     }
 
     /// The child answers the `initialize` of the owner.
-    fn initialized(&mut self, is_result: bool) {
-        self.phase = Phase::Over;
-        match (is_result, self.known.get()) {
-            (true, Some(Era::Dual)) => {}
-            (true, _) => self.known.set(Some(Era::Legacy)),
-            // It may have become a server of the other era.
-            (false, _) => self.known.set(None),
+    fn initialized(&mut self, answer: Message, to: &mut To<'_>) {
+        let is_result = answer.kind() == Kind::Result;
+        let is_known =
+            self.known.legacy.get() == Some(true) || self.known.modern.get() == Some(false);
+        if let Some(initialize) = &self.initialize
+            && !is_result
+            && !is_known
+            && may_be_modern(&answer)
+        {
+            self.modern.begin(initialize, PROBE, to);
+            self.phase = Phase::Refused(answer);
+            return;
         }
+        // One that refuses now may have become a server of the other era.
+        self.known.legacy.set(is_result.then_some(true));
+        if !is_result {
+            self.known.modern.set(None);
+        }
+        self.phase = Phase::Over;
+        to.owner.push_back(answer.bytes().clone());
     }
 
-    /// The child answers the probe at last.
+    /// The child answers the probe at last, or after it has refused `initialize`.
     fn probed(&mut self, answer: &Message, to: &mut To<'_>) {
-        let era = era_of(answer);
-        self.known.set(Some(era));
-        match (era, &self.initialize) {
-            (Era::Legacy, _) => self.phase = Phase::Legacy,
-            (_, None) => self.phase = Phase::Modern { is_assumed: false },
-            (_, Some(initialize)) => {
-                match answer.result() {
-                    Some(result) => self.modern.discovered(initialize, result, to),
-                    None => refuse(initialize, answer, to),
+        let is_modern = is_modern(answer);
+        self.known.modern.set(Some(is_modern));
+        let before = std::mem::replace(&mut self.phase, Phase::Legacy);
+        match (before, &self.initialize, is_modern) {
+            (Phase::Refused(refusal), _, false) => {
+                self.phase = Phase::Over;
+                to.owner.push_back(refusal.bytes().clone());
+            }
+            (_, _, false) => {}
+            (_, None, true) => self.phase = Phase::Modern { is_assumed: false },
+            (before, Some(initialize), true) => {
+                if matches!(before, Phase::Refused(_)) {
+                    self.known.legacy.set(Some(false));
                 }
+                self.modern.opened(initialize, answer, to);
                 self.phase = Phase::Begun;
             }
         }
@@ -174,27 +194,18 @@ impl Translator {
         let Some(initialize) = &self.initialize else {
             return;
         };
-        let era = era_of(answer);
-        if era == Era::Legacy && is_assumed {
-            self.known.set(None);
+        if is_assumed && !is_modern(answer) {
+            self.known.modern.set(None);
+            self.known.legacy.set(None);
             to.server.extend_from_slice(initialize.bytes());
             to.server.put_u8(b'\n');
             self.phase = Phase::Legacy;
             return;
         }
-        self.known.set(Some(era));
-        match answer.result() {
-            Some(result) => self.modern.discovered(initialize, result, to),
-            None => refuse(initialize, answer, to),
-        }
+        self.known.modern.set(Some(is_modern(answer)));
+        self.modern.opened(initialize, answer, to);
         self.phase = Phase::Begun;
     }
-}
-
-/// Answers the `initialize` of the owner with the error of the child.
-fn refuse(initialize: &Message, answer: &Message, to: &mut To<'_>) {
-    let id = initialize.id().unwrap_or_default();
-    to.owner.push_back(answer.clone().into_bytes_with_id(id));
 }
 
 #[cfg(test)]

@@ -1,7 +1,4 @@
-use super::super::{
-    era::{Era, push_probe},
-    translator::*,
-};
+use super::super::{era::push_probe, translator::*};
 
 /// A translator and the lines that it has written to either side.
 struct Both {
@@ -65,25 +62,55 @@ fn a_session_based_server_is_left_to_its_owner() {
     let result = answer("1", r#""result":{}"#);
     assert_eq!(both.server_writes(&result), (String::new(), vec![result]));
     assert!(both.translator.is_over());
-    assert_eq!(both.known.get(), Some(Era::Legacy));
+    assert_eq!(both.known.legacy.get(), Some(true));
 }
 
 #[test]
-fn a_server_of_both_eras_stays_one() {
+fn a_server_that_refuses_initialize_is_asked_whether_it_is_modern() {
+    let probe = std::str::from_utf8(PROBE).unwrap();
+    let refused = answer("1", r#""error":{"code":-32601,"message":"no"}"#);
     let mut both = Both::new(Opening::Legacy);
-    both.known.set(Some(Era::Dual));
     both.owner_writes(INITIALIZE);
-    both.server_writes(&answer("1", r#""result":{}"#));
-    assert_eq!(both.known.get(), Some(Era::Dual));
-}
+    let (asked, told) = both.server_writes(&refused);
+    assert!(told.is_empty());
+    let discover = format!(r#""id":{probe},"method":"server/discover""#);
+    assert!(asked.contains(&discover), "{asked}");
+    assert_eq!(
+        both.server_writes(&answer(probe, DISCOVERED)).1,
+        [INITIALIZED]
+    );
+    assert_eq!(both.known.legacy.get(), Some(false));
+    assert_eq!(both.known.modern.get(), Some(true));
 
-#[test]
-fn a_server_that_refuses_to_initialize_is_probed_at_its_next_start() {
+    // One that is not has refused, now and the next time.
     let mut both = Both::new(Opening::Legacy);
-    both.known.set(Some(Era::Legacy));
     both.owner_writes(INITIALIZE);
-    both.server_writes(&answer("1", r#""error":{"code":-32601,"message":"no"}"#));
-    assert_eq!(both.known.get(), None);
+    both.server_writes(&refused);
+    let neither = answer(probe, r#""error":{"code":-32601,"message":"no"}"#);
+    assert_eq!(
+        both.server_writes(&neither),
+        (String::new(), vec![refused.clone()])
+    );
+    assert_eq!(both.known.modern.get(), Some(false));
+    for (known, code, is_asked) in [
+        (None, -32601, true),
+        (None, -32022, true),
+        (None, -32603, false),
+        (None, -32000, false),
+        (Some(false), -32601, false),
+    ] {
+        let mut both = Both::new(Opening::Legacy);
+        both.known.modern.set(known);
+        both.owner_writes(INITIALIZE);
+        let refused = answer("1", &format!(r#""error":{{"code":{code},"message":"no"}}"#));
+        let (asked, told) = both.server_writes(&refused);
+        assert_eq!(
+            (!asked.is_empty(), told.is_empty()),
+            (is_asked, is_asked),
+            "{code}"
+        );
+        assert_eq!(both.known.modern.get(), None, "it may have changed");
+    }
 }
 
 #[test]
@@ -105,7 +132,7 @@ fn the_first_answer_of_a_slow_server_decides() {
     both.owner_writes(INITIALIZE);
     let (_, told) = both.server_writes(&answer(probe, DISCOVERED));
     assert_eq!(told, [INITIALIZED]);
-    assert_eq!(both.known.get(), Some(Era::Modern));
+    assert_eq!(both.known.modern.get(), Some(true));
     let call = both.owner_writes(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#);
     assert!(
         call.contains("io.modelcontextprotocol/protocolVersion"),
@@ -123,17 +150,18 @@ fn the_first_answer_of_a_slow_server_decides() {
 #[test]
 fn a_server_that_is_of_another_era_than_was_known_gets_initialize() {
     let mut both = Both::new(Opening::Modern);
-    both.known.set(Some(Era::Modern));
+    both.known.modern.set(Some(true));
+    both.known.legacy.set(Some(false));
     assert!(both.owner_writes(INITIALIZE).contains("server/discover"));
     let refused = answer("1", r#""error":{"code":-32601,"message":"no"}"#);
     assert_eq!(
         both.server_writes(&refused),
         (format!("{INITIALIZE}\n"), vec![])
     );
-    assert_eq!(both.known.get(), None);
+    assert_eq!(both.known.modern.get(), None);
     let result = answer("1", r#""result":{}"#);
     assert_eq!(both.server_writes(&result).1, [result]);
-    assert_eq!(both.known.get(), Some(Era::Legacy));
+    assert_eq!(both.known.legacy.get(), Some(true));
 
     let mut both = Both::new(Opening::ModernOnly);
     both.owner_writes(INITIALIZE);
@@ -151,7 +179,7 @@ fn begun() -> Both {
 #[test]
 fn requests_say_what_the_server_has_to_know_and_results_only_what_the_client_knows() {
     let mut both = begun();
-    let meta = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{}},"io.modelcontextprotocol/clientInfo":{"name":"c","version":"1"}"#;
+    let meta = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{}},"io.modelcontextprotocol/clientInfo":{"name":"c","version":"1"},"io.modelcontextprotocol/logLevel":"info""#;
     for (request, expected) in [
         (
             r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#,

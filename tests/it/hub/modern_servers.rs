@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::{
-    harness::{Events, Gateway, NEWEST, Session, text_of, until},
+    harness::{Events, Gateway, NEWEST, Session, is_stream, text_of, tool_call, until},
     modern::{Modern, asked},
 };
 
@@ -16,6 +16,10 @@ async fn gateway(era: &str, sets: &[&str]) -> Gateway {
 /// The fields of a request as the child got them.
 async fn meta_of(session: &Session) -> Value {
     serde_json::from_str(&session.text("meta", json!({})).await).unwrap()
+}
+
+fn request_of(tool: &str, args: Value) -> Value {
+    tool_call(json!("own"), tool, args)
 }
 
 #[tokio::test]
@@ -83,10 +87,12 @@ async fn progress_and_logs_of_a_server_without_sessions_reach_the_call() {
         assert_eq!(progress["params"]["progress"], n);
     }
     assert_eq!(text_of(&stream.message().await.unwrap().1), "done");
-    let silent = session
-        .call("log", json!({"level": "error", "text": "a"}))
-        .await;
-    assert_eq!(text_of(&silent), "logged");
+    // A client that has set no level gets what a server with sessions would send.
+    let args = |level: &str| json!({"level": level, "text": "a"});
+    let mut stream = session.stream("log", args("info"), json!("t")).await;
+    assert_eq!(stream.message().await.unwrap().1["params"]["data"], "a");
+    let debug = session.post(&request_of("log", args("debug"))).await;
+    assert!(!is_stream(&debug), "nothing but the answer");
     session
         .ask("logging/setLevel", json!({"level": "warning"}))
         .await;
@@ -292,13 +298,22 @@ async fn a_server_of_both_eras_is_spoken_to_as_its_client_speaks() {
     assert!(received.contains("2026-07-28"));
 }
 
+/// A client without a session that has a child to itself.
+fn newcomer(gateway: &Gateway, number: u32) -> Modern {
+    Modern::at(&gateway.url).with(json!({"experimental": {"number": number}}))
+}
+
 #[tokio::test]
 async fn a_session_based_server_is_asked_once_which_era_it_is_of() {
     let gateway = Gateway::start(&[]).await;
-    let received = |session: Session| async move { session.text("received", json!({})).await };
-    let first = received(gateway.session().await).await;
+    let session = gateway.session().await.text("received", json!({})).await;
+    assert!(
+        !session.contains("server/discover"),
+        "a session asks nothing: {session}"
+    );
+    let first = newcomer(&gateway, 1).text("received", json!({})).await;
     assert_eq!(first.matches("server/discover").count(), 1, "{first}");
-    let second = received(gateway.session().await).await;
+    let second = newcomer(&gateway, 2).text("received", json!({})).await;
     assert!(!second.contains("server/discover"), "{second}");
 }
 
@@ -306,9 +321,8 @@ async fn a_session_based_server_is_asked_once_which_era_it_is_of() {
 async fn a_server_that_ends_of_the_probe_is_started_without_it() {
     let child = crate::support::harness::child();
     let gateway = Gateway::of(&[], &["CHILD_UPSET=1"], &[&child]).await;
-    for _ in 0..2 {
-        let session = gateway.session().await;
-        let received = session.text("received", json!({})).await;
+    for number in 0..2 {
+        let received = newcomer(&gateway, number).text("received", json!({})).await;
         assert!(!received.contains("server/discover"), "{received}");
     }
 }
@@ -317,13 +331,11 @@ async fn a_server_that_ends_of_the_probe_is_started_without_it() {
 async fn a_server_that_does_not_answer_the_probe_gets_initialize() {
     let child = crate::support::harness::child();
     let gateway = Gateway::of(&[], &["CHILD_IGNORES_UNKNOWN=1"], &[&child]).await;
-    let session = gateway.session().await;
-    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
-    let again = gateway.session().await;
-    let received = again.text("received", json!({})).await;
+    let received = newcomer(&gateway, 1).text("received", json!({})).await;
+    assert!(received.contains("server/discover"), "{received}");
     assert!(
-        !received.contains("server/discover"),
-        "it is known now: {received}"
+        received.contains(r#"\"method\":\"initialize\""#),
+        "{received}"
     );
 }
 

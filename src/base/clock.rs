@@ -89,6 +89,14 @@ impl Clock {
     }
 }
 
+/// Formats a time in milliseconds since 1970 by RFC 3339.
+pub(crate) fn moment(ms: i64) -> String {
+    use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+    let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms) * 1_000_000);
+    let text = at.ok().and_then(|at| at.format(&Rfc3339).ok());
+    text.unwrap_or_default()
+}
+
 fn ms(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

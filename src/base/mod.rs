@@ -3,7 +3,7 @@
 //! Not here: anything that imports from another room.
 //!
 //! * `budget`: bounded amounts that owners share (a room)
-//! * `clock`: wall-clock time, corrected by the clock of the database
+//! * `clock`: wall-clock time, corrected by the clock of the database, and its text
 //! * `digest`: SHA-256, message authentication codes with it, and hexadecimal text
 //! * `hidden_paths`: paths of the gateway's own files, which no child may see
 //! * `memory`: memory of the allocator, which idle threads give back
@@ -32,7 +32,7 @@ mod table;
 pub(crate) mod terminal;
 mod watched_files;
 
-pub(crate) use self::clock::{Clock, LEEWAY_S};
+pub(crate) use self::clock::{Clock, LEEWAY_S, moment};
 pub(crate) use self::digest::{MacKeys, Sha256, hex, sha256};
 pub(crate) use self::hidden_paths::HiddenPaths;
 pub(crate) use self::outbound::{Document, Outbound, OutboundError};

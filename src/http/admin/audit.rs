@@ -10,10 +10,11 @@ use super::{
     caller::Permission,
     operation::{Call, Operation, OperationResult, get},
     request::Parameter,
-    response::{lines, moment, page},
+    response::{lines, page},
     schema::{LINES, Schema, Shape, any_object, nullable_text, object, text},
 };
 use crate::{
+    base::moment,
     config::reader::nearest,
     database::{self, Cursor, Database, Entry, Filter, KINDS, Record},
     http::reply::Problem,

@@ -13,11 +13,12 @@ use super::{
     issued,
     operation::{self, Call, Operation, OperationResult},
     request::{PAGE, Path, expected, spec},
-    response::{moment, page},
+    response::page,
     schema::{Schema, Shape, any_object, integer, nullable_text, object, text},
 };
 use crate::{
     auth::REGISTERED,
+    base::moment,
     database::{self, Expected, objects::Stored},
     declare::{Kind, Object, ObjectName},
     http::{

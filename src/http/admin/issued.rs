@@ -9,10 +9,11 @@ use super::{
     caller::{Caller, Permission},
     operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, document, expected},
-    response::{moment, ok, page},
+    response::{ok, page},
     schema::{self, Schema, Shape, nullable_moment, nullable_text, object, text, texts},
 };
 use crate::{
+    base::moment,
     config::Wrong,
     database::{
         self, Expected, Record,

@@ -36,14 +36,6 @@ pub(super) fn lines(body: Body) -> Response {
     response
 }
 
-/// Formats a time by RFC 3339.
-pub(super) fn moment(ms: i64) -> String {
-    use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-    let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms) * 1_000_000);
-    let text = at.ok().and_then(|at| at.format(&Rfc3339).ok());
-    text.unwrap_or_default()
-}
-
 impl Problem {
     /// Makes the problem of an object that does not exist, or not for this caller.
     pub(super) fn not_found() -> Self {

@@ -268,7 +268,8 @@ fn call(id: Value, params: &Value) {
         "sleep" => {
             thread::spawn(move || {
                 sleep(number(&args, "ms"));
-                text(&id, "slept");
+                let bytes = usize::try_from(number(&args, "bytes")).unwrap_or(0);
+                text(&id, &format!("slept{}", "b".repeat(bytes)));
             });
         }
         "hang" => {}
@@ -497,7 +498,10 @@ fn slow(id: &Value, args: &Value, token: &Value) {
     for n in 1..=count {
         sleep(number(args, "ms"));
         if !token.is_null() {
-            let params = json!({"progressToken": token, "progress": n, "total": count});
+            let mut params = json!({"progressToken": token, "progress": n, "total": count});
+            if args["says"] == true {
+                params["message"] = format!("step {n}").into();
+            }
             notify("notifications/progress", &params);
         }
     }
@@ -515,9 +519,10 @@ fn visit(id: &Value, args: &Value) {
     send(&json!({"jsonrpc": "2.0", "id": id, "error": error}));
 }
 
-/// Asks the client something, and answers with what came back, after progress if so told; or without
+/// Asks the client something, after a while if so told, and answers with what came back, after progress if so told; or without
 /// waiting for it, having taken the question back before that if so told.
 fn ask(id: &Value, args: &Value, token: &Value) {
+    sleep(number(args, "after"));
     let message = string(args, "message");
     let (method, params) = match args["kind"].as_str() {
         Some("elicitation") => (

@@ -58,13 +58,16 @@ impl Server {
     }
 }
 
-/// The choice of the response to a POST (revisions before 2026-07-28).
+/// The choice of the response to a POST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     /// The content type.
     pub(crate) mode: ReplyMode,
     /// Time that `auto` waits for a first message before it opens SSE.
     pub(crate) sse_after: Duration,
+    /// Time after which a call of a client with the tasks extension becomes a task; zero is never, and the
+    /// extension is not offered.
+    pub(crate) task_after: Duration,
     /// Time after which a POST stream of a 2025-11-25 session is closed for polling; zero is never.
     pub(crate) close_after: Duration,
 }

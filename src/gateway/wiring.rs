@@ -33,7 +33,7 @@ use crate::{
         reply::RetryDelay,
         routes,
     },
-    hub::{Hub, HubParts, Stores, limits::MemoryBudgets, stateless::Stateless},
+    hub::{Hub, HubParts, Stores, limits::MemoryBudgets, stateless::Stateless, tasks::Tasks},
     oauth::Oauth,
     snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
     state::redis::Redis,
@@ -337,6 +337,7 @@ impl Parts {
         Arc::new(Front {
             hub: hub.clone(),
             stateless: Stateless::new(hub.clone()),
+            tasks: Tasks::new(hub.clone()),
             auth,
             snapshot,
             config: Arc::clone(&self.config),

@@ -23,6 +23,7 @@ pub(crate) mod session;
 pub(crate) mod stateless;
 pub(crate) mod stream;
 mod takeover;
+pub(crate) mod tasks;
 #[cfg(test)]
 mod tests;
 

@@ -161,6 +161,13 @@ fn reply(server: &Fields<'_>) -> Reply {
         sse_after: fields
             .key("sse_after", "The time that auto waits before it opens SSE.")
             .read(default.sse_after, parse::duration()),
+        task_after: fields
+            .key(
+                "task_after",
+                "The time after which a call of a client with the tasks extension becomes a task; 0s: \
+                 the extension is not offered.",
+            )
+            .read(default.task_after, parse::duration()),
         close_after: fields
             .key(
                 "close_after",
@@ -343,6 +350,7 @@ const REPLY_MODES: [(&str, ReplyMode); 3] = [
 const DEFAULT_REPLY: Reply = Reply {
     mode: ReplyMode::Auto,
     sse_after: Duration::from_millis(100),
+    task_after: Duration::from_secs(5),
     close_after: Duration::ZERO,
 };
 const DEFAULT_CLOCKS: Clocks = Clocks {

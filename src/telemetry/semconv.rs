@@ -70,7 +70,7 @@ pub(crate) fn error_type(error: &[u8]) -> &'static str {
 const HTTP_METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
 /// Requests of clients, by all revisions.
-const METHODS: [&str; 19] = [
+const METHODS: [&str; 20] = [
     "tools/call",
     "tools/list",
     "resources/read",
@@ -88,6 +88,7 @@ const METHODS: [&str; 19] = [
     "tasks/result",
     "tasks/list",
     "tasks/cancel",
+    "tasks/update",
     "server/discover",
     "subscriptions/listen",
 ];

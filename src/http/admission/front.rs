@@ -9,7 +9,7 @@ use crate::http::{peers::Cluster, reply::RetryDelay};
 use crate::{
     auth::{Access, Verifier},
     config::Config,
-    hub::{Hub, stateless::Stateless},
+    hub::{Hub, stateless::Stateless, tasks::Tasks},
     snapshot::CurrentSnapshot,
     telemetry::{Health, Metrics, Traces},
 };
@@ -20,6 +20,8 @@ pub(crate) struct Front {
     pub(crate) hub: Hub,
     /// Sessions that the gateway keeps for clients without sessions.
     pub(crate) stateless: Arc<Stateless>,
+    /// Calls of such clients that go on behind their response.
+    pub(crate) tasks: Arc<Tasks>,
     /// Verifier of credentials.
     pub(crate) auth: Verifier,
     /// Current tenants and servers.

@@ -1,7 +1,8 @@
 //! Streamable HTTP of 2026-07-28: each request stands for itself. POST of the MCP endpoint; there is no
 //! other method.
 //!
-//! Not here: the check of a request (`modern_request`) and its event stream (`modern_stream`).
+//! Not here: the check of a request (`modern_request`), its event stream (`modern_stream`), and requests about
+//! tasks (`modern_tasks`).
 
 use std::sync::Arc;
 
@@ -11,16 +12,17 @@ use http::{StatusCode, request::Parts};
 use tokio::time::timeout;
 
 use super::{
+    modern_answer::{answered, failed, formed},
     modern_request::{ModernRequest, refused, unsupported},
     modern_stream::{CallStream, Responder, Step, SubscriptionStream},
+    modern_tasks,
 };
 use crate::http::{
     admission::{Admitted, Front},
     replicas::parked,
-    reply::{McpRefusal, Pace, event_stream, json},
+    reply::{McpRefusal, Pace, event_stream},
 };
 use crate::{
-    declare::ReplyMode,
     error::Error,
     hub::{
         Answer, CallError, MAX_SUBSCRIPTIONS,
@@ -79,11 +81,15 @@ async fn answer(
         return Err(admitted.refusal(front, Error::Scopes(needed)));
     }
     match &*request.method {
+        method if modern::is_about_task(method) && request.offers_tasks() => {
+            let accepts = formed(&request, accepts);
+            modern_tasks::answer(front, admitted, parts, &request, accepts).await
+        }
         method if modern::is_removed(method) => {
             Err(refused(StatusCode::NOT_FOUND, -32601, "Method not found"))
         }
         "server/discover" => discover(front, &request, formed(&request, accepts)).await,
-        "subscriptions/listen" => listen(front, &request, accepts).await,
+        "subscriptions/listen" => listen(front, admitted, &request, accepts).await,
         _ => {
             let accepts = formed(&request, accepts);
             match request.state()? {
@@ -104,7 +110,7 @@ async fn discover(
         Err(line) => return Ok(failed(front, request, line, accepts)),
     };
     let supported = Stateless::revisions(request.caller.access);
-    let result = discover_result(lease.initialized(), &supported);
+    let result = discover_result(lease.initialized(), &supported, request.offers_tasks());
     let mut line = BytesMut::new();
     jsonrpc::push_result(request.id(), &result, &mut line);
     Ok(answered(front, request, line.freeze(), accepts))
@@ -174,7 +180,9 @@ async fn retry(
         Opened::CallAgain => return call(front, admitted, (parts, request), accepts).await,
         Opened::There(owner) => {
             let body = request.message.bytes().clone();
-            let there = parked::to_replica(front, admitted, (parts, body), &owner).await;
+            // Where it broke, the call has ended with its replica, or the connection to it: no other has it.
+            let there = parked::to_owner(front, admitted, (parts, body), &owner).await;
+            let there = there.and_then(Result::ok);
             return Ok(there.unwrap_or_else(|| fail(CallError::OWNER_LOST)));
         }
         Opened::Lost => return Ok(fail(CallError::OWNER_LOST)),
@@ -182,7 +190,7 @@ async fn retry(
     };
     check_arguments(front, parts, request).await?;
     // The server has the call, and policy may have changed since.
-    if let Some(line) = request.denied() {
+    if let Some(line) = request.denied(request.message) {
         return Ok(answered(front, request, line, accepts));
     }
     let resumed = front
@@ -264,61 +272,10 @@ fn finished(
     answered(front, request, line, accepts)
 }
 
-/// The error response of a server that could not be initialized. What the server itself says stays out of it:
-/// its codes would be taken for answers to this request.
-fn failed(front: &Front, request: &ModernRequest<'_>, line: Bytes, accepts: Accepts) -> Response {
-    let message = Message::parse(line).ok();
-    let of_gateway = message.filter(|message| message.error().is_some_and(CallError::is_own));
-    let line = match of_gateway {
-        Some(message) => request.completion(None).complete(&message),
-        None => CallError::REFUSED.line(request.id()),
-    };
-    answered(front, request, line, accepts)
-}
-
-/// The forms of a response by the server's mode and the client's `Accept`.
-fn formed(request: &ModernRequest<'_>, accepts: Accepts) -> Accepts {
-    match (
-        accepts.json,
-        accepts.sse,
-        request.caller.access.server().reply.mode,
-    ) {
-        (true, true, ReplyMode::Json) => Accepts {
-            sse: false,
-            ..accepts
-        },
-        (true, true, ReplyMode::Sse) => Accepts {
-            json: false,
-            ..accepts
-        },
-        _ => accepts,
-    }
-}
-
-/// A response that is complete, with the status that its error requires: "If the server does not implement
-/// the requested RPC method, it MUST respond with 404 Not Found" (2026-07-28 streamable-http, "Protocol
-/// Version Header"), and 400 for a lack of a capability (basic, "Per-request protocol fields").
-fn answered(front: &Front, request: &ModernRequest<'_>, line: Bytes, accepts: Accepts) -> Response {
-    let code = raw::get(&line, "error").and_then(|error| raw::get(error, "code"));
-    let status = match code {
-        Some(b"-32601") => StatusCode::NOT_FOUND,
-        Some(b"-32021") => StatusCode::BAD_REQUEST,
-        _ => StatusCode::OK,
-    };
-    let access = request.caller.access;
-    front.hub.limits().flow(access).wrote(line.len());
-    // Errors with a status of their own are JSON: no client reads a stream behind them.
-    if accepts.json || status != StatusCode::OK {
-        return json::text(status, front.counted(access, line));
-    }
-    let mut event = BytesMut::new();
-    push_message(&mut event, "", &line);
-    event_stream::event_stream(front.counted(access, event.freeze()).into())
-}
-
 /// Opens a stream of notifications (2026-07-28 subscriptions).
 async fn listen(
     front: &Arc<Front>,
+    admitted: &Admitted,
     request: &ModernRequest<'_>,
     accepts: Accepts,
 ) -> Result<Response, McpRefusal> {
@@ -326,10 +283,11 @@ async fn listen(
         let text = "Accept must permit text/event-stream";
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    let Some(wanted) = Filter::of(request.message, MAX_SUBSCRIPTIONS) else {
+    let Some(mut wanted) = Filter::of(request.message, MAX_SUBSCRIPTIONS) else {
         let text = "params.notifications is no filter of subscriptions";
         return Err(refused(StatusCode::BAD_REQUEST, -32602, text));
     };
+    let tasks = modern_tasks::watched(front, admitted, request, &mut wanted)?;
     let subscribed = front.stateless.subscribe(&request.caller, wanted).await?;
     let (subscription, reader) = match subscribed {
         Subscribed::Running(subscription, reader) => (subscription, reader),
@@ -339,7 +297,7 @@ async fn listen(
     let acknowledged = subscription.filter.acknowledgement(request.id());
     push_message(&mut first, "", &acknowledged);
     let id = Bytes::copy_from_slice(request.id());
-    let stream = SubscriptionStream::new(id, *subscription, reader);
+    let stream = SubscriptionStream::new(id, *subscription, reader, tasks);
     Ok(event_stream::respond_with(
         &front.metrics,
         stream,

@@ -1,7 +1,7 @@
 //! Check of a modern request: its fields in `_meta`, and the header fields that mirror its body
 //! (2026-07-28 streamable-http, "Request Metadata").
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -16,8 +16,8 @@ use crate::{
         headers::{METHOD, NAME, PROTOCOL_VERSION},
         json, jsonrpc,
         modern::{
-            Completion, Mirrored, RequestMeta, ToolHeaders, is_mirrored, request_state,
-            without_invalid_tools,
+            Completion, Mirrored, RequestMeta, ToolHeaders, declares_tasks, is_about_task,
+            is_mirrored, request_state, without_invalid_tools,
         },
         revision::FIRST_MODERN,
     },
@@ -124,13 +124,40 @@ impl<'a> ModernRequest<'a> {
         policy::missing_scopes(self.caller.access, &Messages::One(self.message.clone()))
     }
 
-    /// The error response to a request that policy refuses.
-    pub(super) fn denied(&self) -> Option<Bytes> {
-        let denied = policy::denied(&self.caller.access.server().policy, self.message)?;
+    /// The error response to it if policy refuses this call.
+    pub(super) fn denied(&self, call: &Message) -> Option<Bytes> {
+        let denied = policy::denied(&self.caller.access.server().policy, call)?;
         let mut line = BytesMut::new();
         let (code, data) = (denied.code, denied.data.as_deref());
         jsonrpc::push_error(self.id(), code, &denied.message, data, &mut line);
         Some(line.freeze())
+    }
+
+    /// Whether the server has the extension for tasks.
+    pub(super) fn offers_tasks(&self) -> bool {
+        !self.caller.access.server().reply.task_after.is_zero()
+    }
+
+    /// Whether its client declares the extension for tasks.
+    pub(super) fn declares_tasks(&self) -> bool {
+        declares_tasks(self.caller.capabilities)
+    }
+
+    /// The time after which it becomes a task; none if it may not. "A server MUST NOT return
+    /// `CreateTaskResult` to a client that did not include the extension capability on its request"
+    /// (ext-tasks, "Capability Negotiation").
+    pub(super) fn task_after(&self) -> Option<Duration> {
+        // "Supported Methods".
+        let is_call = self.message.method() == Method::ToolsCall;
+        let may = is_call && self.offers_tasks() && self.declares_tasks();
+        may.then(|| self.caller.access.server().reply.task_after)
+    }
+
+    /// Whether it has answers to what a server has asked.
+    pub(super) fn has_answers(&self) -> bool {
+        let params = self.message.params().unwrap_or_default();
+        let responses = json::get(params, "inputResponses");
+        responses.is_some_and(|responses| responses.starts_with(b"{"))
     }
 
     /// The `requestState` of a retry. "Servers SHOULD validate inputResponses" (2026-07-28 mrtr, "Error
@@ -208,12 +235,11 @@ fn check_mirrored(headers: &HeaderMap, message: &Message, method: &str) -> Resul
     if named != method.as_bytes() {
         return Err(mismatch("Mcp-Method differs from method"));
     }
-    if !is_mirrored(method) {
-        return Ok(());
-    }
     let in_body = match method {
         "resources/read" => message.uri().and_then(json::decoded),
-        _ => message.name(),
+        _ if is_mirrored(method) => message.name(),
+        _ if is_about_task(method) => message.task_id().and_then(json::decoded),
+        _ => return Ok(()),
     };
     let Some(in_body) = in_body else {
         return match single(headers, NAME)? {
@@ -225,7 +251,7 @@ fn check_mirrored(headers: &HeaderMap, message: &Message, method: &str) -> Resul
     let named = single(headers, NAME)?.ok_or(mismatch("Mcp-Name is missing"))?;
     let named = Mirrored::decode(named).ok_or(mismatch("Mcp-Name is malformed"))?;
     if named.as_str() != in_body {
-        return Err(mismatch("Mcp-Name differs from params.name or params.uri"));
+        return Err(mismatch("Mcp-Name differs from what the parameters name"));
     }
     Ok(())
 }

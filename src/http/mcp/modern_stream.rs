@@ -7,6 +7,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use tokio::{
     select,
+    sync::oneshot,
     time::{Instant, sleep_until},
 };
 
@@ -23,17 +24,22 @@ use crate::{
         CallError,
         stateless::{CallInFlight, Parked, Stateless, Subscription},
         stream::{Next, Reader},
+        tasks::{Begun, Tasks, WatchedTasks},
     },
     protocol::{
         Kind, Message, Method,
         event::push_message,
-        modern::{self, Completion, Filter, InputRequest, is_mirrored, with_subscription},
+        modern::{
+            self, Completion, Filter, InputRequest, is_mirrored, task_created, task_notification,
+            with_subscription,
+        },
     },
 };
 
 /// Makes the responses to a request out of the answers of its server.
 pub(super) struct Responder {
     stateless: Arc<Stateless>,
+    tasks: Arc<Tasks>,
     /// The request, which names a parked call.
     request: Message,
     completion: Completion,
@@ -49,6 +55,7 @@ impl Responder {
     ) -> Self {
         Self {
             stateless: Arc::clone(&front.stateless),
+            tasks: Arc::clone(&front.tasks),
             request: request.message.clone(),
             completion: request.completion(server_info),
             may_visit: is_mirrored(&request.method) && request.caller.visits_urls(),
@@ -80,7 +87,7 @@ impl Responder {
 /// What a server says to a call, as its client gets it.
 pub(super) struct CallStream {
     responder: Responder,
-    /// The call and the reader of its stream, until it has ended or is parked.
+    /// The call and the reader of its stream, until it has ended, is parked, or is about to be a task.
     source: Option<(CallInFlight, Reader)>,
     budget: Arc<Budget>,
     /// The least level of log messages.
@@ -94,6 +101,10 @@ pub(super) struct CallStream {
     ask_at: Option<Instant>,
     /// The latest such time.
     ask_by: Option<Instant>,
+    /// The time at which it becomes a task.
+    task_at: Option<Instant>,
+    /// The task that it is about to be.
+    task: Option<oneshot::Receiver<Begun>>,
     round: u32,
 }
 
@@ -132,6 +143,8 @@ impl CallStream {
             asks: Vec::new(),
             ask_at: None,
             ask_by: None,
+            task_at: request.task_after().map(|after| Instant::now() + after),
+            task: None,
             round: 0,
         }
     }
@@ -160,10 +173,23 @@ impl CallStream {
                     return step;
                 }
             }
+            if let Some(task) = &mut self.task {
+                let begun = task.await;
+                self.task = None;
+                match begun {
+                    Ok(Ok(task)) => {
+                        return Step::Final(task_created(&self.responder.completion.id, &task));
+                    }
+                    Ok(Err(source)) => self.source = Some(*source),
+                    Err(_) => return Step::Over,
+                }
+            }
             let Some((_, reader)) = &mut self.source else {
                 return Step::Over;
             };
             let ask_at = self.ask_at;
+            // "SHOULD resolve all MRTR exchanges synchronously before" it (ext-tasks, "Task Creation").
+            let task_at = self.task_at.filter(|_| self.asks.is_empty());
             select! {
                 biased;
                 next = reader.next() => match next {
@@ -185,6 +211,13 @@ impl CallStream {
                     if let Some((call, _)) = &self.source {
                         call.refuse(&asks);
                     }
+                }
+                () = sleep_until(task_at.unwrap_or_else(Instant::now)), if task_at.is_some() => {
+                    self.task_at = None;
+                    let request = &self.responder.request;
+                    self.task = self.source.take().map(|(call, reader)| {
+                        self.responder.tasks.begin(call, reader, request)
+                    });
                 }
             }
         }
@@ -318,15 +351,28 @@ pub(super) struct SubscriptionStream {
     id: Bytes,
     subscription: Subscription,
     reader: Reader,
+    tasks: WatchedTasks,
 }
 
 impl SubscriptionStream {
-    pub(super) fn new(id: Bytes, subscription: Subscription, reader: Reader) -> Self {
+    pub(super) fn new(
+        id: Bytes,
+        subscription: Subscription,
+        reader: Reader,
+        tasks: WatchedTasks,
+    ) -> Self {
         Self {
             id,
             subscription,
             reader,
+            tasks,
         }
+    }
+
+    /// The notification of a task.
+    fn task(&self, state: &[u8]) -> Option<Bytes> {
+        let message = Message::parse(task_notification(state)).ok()?;
+        Some(with_subscription(&message, &self.id))
     }
 
     fn wanted(&self, event: Bytes) -> Option<Bytes> {
@@ -347,6 +393,11 @@ impl Source for SubscriptionStream {
                     // A notification was missed: the client subscribes again, and reads all anew.
                     None => Next::Released,
                 },
+                state = self.tasks.next() => {
+                    let Some(line) = self.task(&state) else { continue };
+                    push_message(&mut bytes, "", &line);
+                    return Part::More(bytes.freeze());
+                }
             };
             match next {
                 Next::Events(events) => {

@@ -3,7 +3,7 @@
 //!
 //! A load balancer may still send clients here. The hop keeps that invisible to them, and their
 //! children do not end with this replica. Without a successor, sessions begin here until the listener
-//! closes. A retry stays here: it names the replica that has its call.
+//! closes. A retry stays here, and a request about a task: it names the replica that has its call.
 
 use std::sync::Arc;
 
@@ -50,7 +50,10 @@ pub(crate) async fn to_successor(
         Ok(Messages::One(message)) if message.kind() == Kind::Request => Some(message),
         Ok(_) | Err(_) => None,
     };
-    let is_retry = |message: &Message| modern::request_state(message).is_some();
+    let is_retry = |message: &Message| {
+        let is_of_task = message.is_modern() && modern::is_about_task(&message.method_name());
+        is_of_task || modern::request_state(message).is_some()
+    };
     let is_retry = request.as_ref().is_some_and(is_retry);
     if is_hop && !is_retry {
         return Err(not_owner());

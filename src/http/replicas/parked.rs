@@ -1,9 +1,9 @@
-//! A request without a session at another replica: the retry of a parked call, whose ticket names the
-//! replica, so that no store is asked; and any request while this replica drains.
+//! A request without a session at another replica: the retry of a parked call, or one about a task, whose
+//! ticket names the replica, so that no store is asked; and any request while this replica drains.
 
 use std::sync::Arc;
 
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use bytes::Bytes;
 use http::request::Parts;
 
@@ -14,23 +14,24 @@ use crate::http::{
 };
 use crate::state::Replica;
 
-/// Forwards the retry of a parked call to the replica that has the call; none if this one may not.
-pub(crate) async fn to_replica(
+/// Forwards the retry of a parked call, or a request about a task, to the replica that has it; none if this
+/// one may not.
+///
+/// # Errors
+///
+/// The replica, or the connection to it, has ended.
+pub(crate) async fn to_owner(
     front: &Arc<Front>,
     admitted: &Admitted,
     (parts, body): (&Parts, Bytes),
     owner: &Replica,
-) -> Option<Response> {
+) -> Option<Result<Response, HopError>> {
     let is_hop = parts.extensions.get::<Hop>().is_some();
     let cluster = front.cluster.as_ref().filter(|_| !is_hop)?;
     let forwarding = Forwarding::without_session(front, cluster, admitted, (parts, body));
     Some(match forwarding.once(owner).await {
-        Ok(response) => response,
-        Err(HopError::Send(SendError::Full | SendError::NotTaken)) => {
-            owner_unreachable().into_response()
-        }
-        // The call has ended with its replica, or the connection to it: no other has it.
-        Err(_) => forwarding.owner_lost(),
+        Err(HopError::Send(SendError::Full | SendError::NotTaken)) => Ok(owner_unreachable()),
+        answer => answer,
     })
 }
 

@@ -296,6 +296,7 @@ fn front(
     );
     Front {
         stateless: crate::hub::stateless::Stateless::new(hub.clone()),
+        tasks: crate::hub::tasks::Tasks::new(hub.clone()),
         hub,
         auth,
         snapshot,

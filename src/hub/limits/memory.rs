@@ -136,6 +136,13 @@ impl MemoryBudgets {
         SessionMemory::new(self.caller(access), record)
     }
 
+    /// Memory of a record in Redis beside those of sessions; none if the share of its caller has no room.
+    pub(crate) fn record(&self, access: &Access, state: &[u8]) -> Option<RecordMemory> {
+        let redis = self.redis.as_ref()?;
+        let (records, kept) = (redis.records.of(access), self.kept.of(access));
+        RecordMemory::draw(&records, &kept, state)
+    }
+
     /// Memory of a session that is kept in this process only, and keeps nothing yet.
     pub(crate) fn local_state(&self, access: &Access) -> SessionMemory {
         SessionMemory::new(self.caller(access), None)

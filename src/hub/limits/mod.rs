@@ -16,4 +16,4 @@ mod turns;
 
 pub(crate) use self::memory::{MemoryBudgets, Source};
 pub(crate) use self::quotas::{CallSeats, Flow, Limits, Remaining, Seats, SessionPlace};
-pub(crate) use self::session_memory::{NoRoom, SessionMemory, SubscriptionMemory};
+pub(crate) use self::session_memory::{NoRoom, RecordMemory, SessionMemory, SubscriptionMemory};

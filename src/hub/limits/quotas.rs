@@ -257,6 +257,17 @@ impl Limits {
         seats.collect()
     }
 
+    /// A seat for a task of a principal that may have so many on this replica; none if it has them.
+    pub(crate) fn task(&self, access: &Access, most: u64) -> Option<Seat> {
+        let principal = access.principal().account();
+        let owner = match access.anonymous_from() {
+            Some(address) => format!("{principal} {address}").into(),
+            None => Arc::clone(principal),
+        };
+        let limit = "tasks";
+        self.calls.seat(&Account { limit, owner }, most)
+    }
+
     /// A place for a session.
     ///
     /// # Errors

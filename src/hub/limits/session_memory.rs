@@ -28,6 +28,15 @@ pub(crate) struct RecordMemory {
 }
 
 impl RecordMemory {
+    /// Draws for a whole record.
+    pub(super) fn draw(records: &Arc<Budget>, kept: &Arc<Budget>, state: &[u8]) -> Option<Self> {
+        let bytes = RECORD + in_redis(state);
+        Some(Self {
+            records: records.draw(bytes)?,
+            kept: kept.hold(bytes),
+        })
+    }
+
     /// Draws what is about to be kept; false, with nothing drawn, if there is no room for it.
     fn grow(&mut self, bytes: u64) -> bool {
         let has_room = self.records.grow(bytes);

@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 use super::{group::Lease, sender::Sender};
 use crate::{
     auth::Access,
+    error::Error,
     hub::stream::Answer,
     protocol::{Message, jsonrpc, modern::InputRequest},
 };
@@ -68,6 +69,24 @@ impl CallInFlight {
         let mut line = BytesMut::new();
         jsonrpc::push_result(&ask.id, result, &mut line);
         self.send(line.freeze());
+    }
+
+    /// Delivers the raw answer of its client to the request of the server with this raw id.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession` if the session has ended; `Busy`.
+    pub(crate) async fn reply(
+        &self,
+        access: &Access,
+        id: &[u8],
+        answer: &[u8],
+    ) -> Result<(), Error> {
+        let mut line = BytesMut::new();
+        jsonrpc::push_result(id, answer, &mut line);
+        let message = Message::parse(line.freeze());
+        let message = message.map_err(|_| Error::Bug("an answer of a client"))?;
+        self.sender.send(&self.lease.handle, access, message).await
     }
 
     /// Sends a message of the client that has no answer.

@@ -11,7 +11,7 @@
 //! * `hearing`: what servers say beside such calls, passed on by it
 //! * `parked`: calls that wait for input of their client
 //! * `subscription`: notifications for a `subscriptions/listen`
-//! * `ticket`: sealed names of parked calls (`requestState`)
+//! * `ticket`: sealed names of parked calls (`requestState`) and of tasks
 //! * `sessions`: sessions by tenant, server, principal and capabilities
 //! * `leases`: leases of sessions: one that is free, or one that begins
 //! * `calls`: begin of calls
@@ -37,3 +37,4 @@ pub(crate) use self::group::Caller;
 pub(crate) use self::parked::{Opened, Parked, Resumed};
 pub(crate) use self::sessions::Stateless;
 pub(crate) use self::subscription::{Subscribed, Subscription};
+pub(crate) use self::ticket::{Binding, Ticket, TicketKey};

@@ -2,20 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::{Bytes, BytesMut};
 use tokio::time::sleep;
 
 use super::{
     parked::{Asked, Opened, Parked, Resumed},
     sessions::Stateless,
-    ticket::{Binding, Ticket, owner},
+    ticket::{Binding, Ticket},
 };
 use crate::{
     auth::Access,
     error::Error,
     hub::core::or_never,
     protocol::{
-        Message, jsonrpc,
+        Message,
         modern::{self, InputRequest},
     },
 };
@@ -31,11 +30,7 @@ impl Stateless {
         parked.round += 1;
         parked.call.has_asked = true;
         let (call, round) = (self.sender.next_id(), parked.round);
-        let ticket = Ticket {
-            owner: owner(&self.sender.hub.0.owner.me),
-            call,
-            round,
-        };
+        let ticket = Ticket::new(&self.sender.hub.0.owner.me, call, round);
         let sealed = self.tickets.seal(&ticket, &parked.binding);
         let sealed = sealed.ok_or(Error::Bug("no randomness"))?;
         self.keep_parked(call, parked);
@@ -109,22 +104,8 @@ impl Stateless {
         let Some(mut parked) = self.parked.take(ticket.call, ticket.round) else {
             return Ok(Resumed::Used);
         };
-        let answers = modern::responses(retry, &parked.asks);
-        let lines: Vec<Bytes> = answers
-            .into_iter()
-            .map(|(ask, answer)| {
-                let mut line = BytesMut::new();
-                jsonrpc::push_result(&ask.id, &answer, &mut line);
-                line.freeze()
-            })
-            .collect();
-        for line in lines {
-            let Ok(answer) = Message::parse(line) else {
-                continue;
-            };
-            let id = answer.id().map(Bytes::copy_from_slice);
-            let handle = parked.call.lease.handle.clone();
-            match self.sender.send(&handle, access, answer).await {
+        for (id, answer) in modern::responses(retry, &parked.asks) {
+            match parked.call.reply(access, &id, &answer).await {
                 Ok(()) => {}
                 Err(Error::NoSession) => return Ok(Resumed::Ended),
                 Err(error) => {
@@ -132,7 +113,7 @@ impl Stateless {
                     return Err(error);
                 }
             }
-            parked.asks.retain(|ask| Some(&ask.id) != id.as_ref());
+            parked.asks.retain(|ask| ask.id != id);
         }
         if parked.asks.is_empty() {
             return Ok(Resumed::Here(Box::new(parked)));

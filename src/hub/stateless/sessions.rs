@@ -43,7 +43,7 @@ struct Groups {
 impl Stateless {
     /// No sessions yet.
     pub(crate) fn new(hub: Hub) -> Arc<Self> {
-        let tickets = TicketKey::new(&hub.0.key);
+        let tickets = TicketKey::new(&hub.0.key, b"tickets of parked calls");
         Arc::new(Self {
             sender: Arc::new(Sender::new(hub)),
             groups: RwLock::default(),

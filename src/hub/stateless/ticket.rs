@@ -1,4 +1,4 @@
-//! Tickets: sealed names of parked calls, which clients send back as `requestState`.
+//! Tickets: sealed names of parked calls, which clients send back as `requestState`, and of tasks.
 //!
 //! "servers MUST treat requestState as an attacker-controlled input" (2026-07-28 mrtr, "Server
 //! Requirements"): a ticket opens only for the tenant, the server, the principal and the request that it
@@ -12,28 +12,34 @@ use serde::{Deserialize, Serialize};
 use crate::{auth::Access, base::Sha256, protocol::EventKey, state::Replica};
 
 /// The keys of tickets, the same on all replicas: the first seals.
-pub(super) struct TicketKey(Vec<RandomizedNonceKey>);
+pub(crate) struct TicketKey(Vec<RandomizedNonceKey>);
 
-/// The name of a parked call.
+/// The name of a parked call, or of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ticket {
     /// The address and the boot id of the replica that has it.
     pub(super) owner: [String; 2],
     /// Its number there.
-    pub(super) call: u64,
+    pub(crate) call: u64,
     /// The number of times that the client was asked.
     pub(super) round: u32,
 }
 
 impl Ticket {
+    /// The name of a call of this replica, when its client was asked for the `round`th time.
+    pub(crate) fn new(me: &Replica, call: u64, round: u32) -> Self {
+        let owner = [me.address.to_string(), me.boot.to_string()];
+        Self { owner, call, round }
+    }
+
     /// Whether the call is parked at this replica.
-    pub(super) fn is_of(&self, me: &Replica) -> bool {
+    pub(crate) fn is_of(&self, me: &Replica) -> bool {
         let [address, boot] = &self.owner;
         *me.address == **address && *me.boot == **boot
     }
 
     /// The replica that has the call.
-    pub(super) fn replica(&self) -> Replica {
+    pub(crate) fn replica(&self) -> Replica {
         let [address, boot] = &self.owner;
         Replica {
             address: address.as_str().into(),
@@ -43,11 +49,11 @@ impl Ticket {
 }
 
 /// What a ticket is bound to: the principal at a server, and its request.
-pub(super) struct Binding([u8; 32]);
+pub(crate) struct Binding([u8; 32]);
 
 impl Binding {
     /// The binding of a request, of which `salient` is what makes it the same call.
-    pub(super) fn of(access: &Access, salient: &Bytes) -> Self {
+    pub(crate) fn of(access: &Access, salient: &Bytes) -> Self {
         let mut digest = Sha256::new();
         let principal = access.principal().key();
         for part in [&*access.tenant().name, &access.server().name, principal] {
@@ -59,16 +65,16 @@ impl Binding {
 }
 
 impl TicketKey {
-    /// Keys that are derived from those of event ids.
-    pub(super) fn new(key: &EventKey) -> Self {
-        let keys = key.derived(b"tickets of parked calls").into_iter();
+    /// Keys for this purpose, which are derived from those of event ids.
+    pub(crate) fn new(key: &EventKey, purpose: &[u8]) -> Self {
+        let keys = key.derived(purpose).into_iter();
         // A key of 32 bytes is one.
         let keys = keys.filter_map(|key| RandomizedNonceKey::new(&AES_256_GCM, &key).ok());
         Self(keys.collect())
     }
 
     /// Seals a ticket; none without randomness.
-    pub(super) fn seal(&self, ticket: &Ticket, binding: &Binding) -> Option<String> {
+    pub(crate) fn seal(&self, ticket: &Ticket, binding: &Binding) -> Option<String> {
         let mut sealed = serde_json::to_vec(ticket).ok()?;
         let key = self.0.first()?;
         let nonce = key.seal_in_place_append_tag(Aad::from(binding.0), &mut sealed);
@@ -78,7 +84,7 @@ impl TicketKey {
     }
 
     /// Opens a ticket that was sealed for the same binding; none for any other text.
-    pub(super) fn open(&self, ticket: &str, binding: &Binding) -> Option<Ticket> {
+    pub(crate) fn open(&self, ticket: &str, binding: &Binding) -> Option<Ticket> {
         if ticket.len() > MAX_TICKET {
             return None;
         }
@@ -96,11 +102,6 @@ impl TicketKey {
 /// The longest text that can be a ticket.
 const MAX_TICKET: usize = 2048;
 
-/// The owner of the calls that this replica parks.
-pub(super) fn owner(me: &Replica) -> [String; 2] {
-    [me.address.to_string(), me.boot.to_string()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::ticket::*;
@@ -115,19 +116,21 @@ mod tests {
 
     #[test]
     fn a_ticket_opens_for_its_request_alone() {
-        let key = TicketKey::new(&EventKey::new(&[1; 32]));
+        let key = TicketKey::new(&EventKey::new(&[1; 32]), b"x");
         let (own, other) = (Binding([1; 32]), Binding([2; 32]));
         let sealed = key.seal(&ticket(), &own).unwrap();
         assert_eq!(key.open(&sealed, &own), Some(ticket()));
         assert_eq!(key.open(&sealed, &other), None);
-        let elsewhere = TicketKey::new(&EventKey::new(&[2; 32]));
+        let elsewhere = TicketKey::new(&EventKey::new(&[2; 32]), b"x");
         assert_eq!(elsewhere.open(&sealed, &own), None);
+        let for_another = TicketKey::new(&EventKey::new(&[1; 32]), b"y");
+        assert_eq!(for_another.open(&sealed, &own), None);
         assert_ne!(key.seal(&ticket(), &own).unwrap(), sealed);
     }
 
     #[test]
     fn no_bit_of_a_ticket_can_be_changed() {
-        let key = TicketKey::new(&EventKey::new(&[1; 32]));
+        let key = TicketKey::new(&EventKey::new(&[1; 32]), b"x");
         let own = Binding([1; 32]);
         let sealed = URL_SAFE_NO_PAD
             .decode(key.seal(&ticket(), &own).unwrap())
@@ -144,8 +147,8 @@ mod tests {
 
     #[test]
     fn a_ticket_of_before_a_rotation_opens_after_it() {
-        let before = TicketKey::new(&EventKey::new(&[1; 32]));
-        let after = TicketKey::new(&EventKey::of([&[2; 32], &[1; 32]]));
+        let before = TicketKey::new(&EventKey::new(&[1; 32]), b"x");
+        let after = TicketKey::new(&EventKey::of([&[2; 32], &[1; 32]]), b"x");
         let own = Binding([1; 32]);
         let sealed = before.seal(&ticket(), &own).unwrap();
         assert_eq!(after.open(&sealed, &own), Some(ticket()));

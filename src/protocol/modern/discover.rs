@@ -5,15 +5,15 @@ use std::collections::HashSet;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::answer::SUBSCRIPTION;
+use super::{answer::SUBSCRIPTION, tasks::push_capabilities};
 use crate::protocol::{
     Message, Method, initialize, is_subscribed, json, jsonrpc, meta::SERVER_INFO,
 };
 
 /// The result of `server/discover`, made of the raw result of the server's `initialize`.
 ///
-/// Tasks are none of this era's, but for the extension of that name.
-pub(crate) fn discover_result(initialized: &[u8], supported: &[&str]) -> Bytes {
+/// The tasks of a session are none of this era's, but for the extension of that name, which the gateway has.
+pub(crate) fn discover_result(initialized: &[u8], supported: &[&str], offers_tasks: bool) -> Bytes {
     let initialized = &*initialize::without_tasks(initialized);
     let mut result = BytesMut::new();
     result.extend_from_slice(br#"{"resultType":"complete","supportedVersions":["#);
@@ -24,7 +24,8 @@ pub(crate) fn discover_result(initialized: &[u8], supported: &[&str]) -> Bytes {
         json::push_string(&mut result, revision);
     }
     result.extend_from_slice(br#"],"capabilities":"#);
-    result.extend_from_slice(json::get(initialized, "capabilities").unwrap_or(b"{}"));
+    let capabilities = json::get(initialized, "capabilities").unwrap_or(b"{}");
+    push_capabilities(&mut result, capabilities, offers_tasks);
     if let Some(instructions) = json::get(initialized, "instructions") {
         result.extend_from_slice(br#","instructions":"#);
         result.extend_from_slice(instructions);
@@ -47,6 +48,8 @@ pub(crate) struct Filter {
     lists: [bool; 3],
     /// The raw URIs of resources, in their canonical spelling.
     pub(crate) resources: Vec<Box<[u8]>>,
+    /// The ids of tasks (ext-tasks, "Task Status Notifications").
+    pub(crate) tasks: Vec<Box<str>>,
 }
 
 /// The lists whose changes are told: the member of a filter, and the capability.
@@ -56,10 +59,11 @@ const LISTS: [(&str, &str); 3] = [
     ("resourcesListChanged", "resources"),
 ];
 const RESOURCES: &str = "resourceSubscriptions";
+const TASKS: &str = "taskIds";
 
 impl Filter {
     /// The filter of a `subscriptions/listen`; none if it is no such object, or names more than `max`
-    /// resources.
+    /// resources or tasks.
     pub(crate) fn of(request: &Message, max: usize) -> Option<Self> {
         let params = request.params()?;
         let wanted = json::get(params, "notifications")?;
@@ -75,16 +79,16 @@ impl Filter {
             };
         }
         let mut seen = HashSet::new();
-        let mut uris = json::get(wanted, RESOURCES).map(json::Items::of);
-        while let Some(uri) = uris.as_mut().map(json::Items::next) {
-            let Some(uri) = uri.ok()? else { break };
-            json::decoded(uri)?;
-            if filter.resources.len() >= max {
-                return None;
-            }
+        for uri in texts(wanted, RESOURCES, max)? {
             let uri = json::canonical(uri);
             if seen.insert(uri.clone()) {
                 filter.resources.push(uri);
+            }
+        }
+        for id in texts(wanted, TASKS, max)? {
+            let id = json::decoded(id)?.into();
+            if !filter.tasks.contains(&id) {
+                filter.tasks.push(id);
             }
         }
         Some(filter)
@@ -145,6 +149,10 @@ impl Filter {
             let uris = uris.join(&b","[..]);
             members.push([b"\"", RESOURCES.as_bytes(), b"\":[", &*uris, b"]"].concat());
         }
+        if !self.tasks.is_empty() {
+            let ids = serde_json::json!(self.tasks);
+            members.push(format!(r#""{TASKS}":{ids}"#).into_bytes());
+        }
         params.extend_from_slice(&members.join(&b","[..]));
         params.extend_from_slice(b"}}");
         let mut line = BytesMut::new();
@@ -173,6 +181,22 @@ impl Filter {
     }
 }
 
+/// The strings of a list in a filter, as they stand; none if it is no such list, or has more than `max`.
+fn texts<'w>(wanted: &'w [u8], name: &str, max: usize) -> Option<Vec<&'w [u8]>> {
+    let Some(list) = json::get(wanted, name) else {
+        return Some(Vec::new());
+    };
+    let (mut items, mut texts) = (json::Items::of(list), Vec::new());
+    while let Some(text) = items.next().ok()? {
+        json::decoded(text)?;
+        if texts.len() == max {
+            return None;
+        }
+        texts.push(text);
+    }
+    Some(texts)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::discover::*;
@@ -185,7 +209,7 @@ mod tests {
     fn discover_repeats_what_initialize_said() {
         let initialized = br#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"},"instructions":"do"}"#;
         assert_eq!(
-            discover_result(initialized, &["2026-07-28", "2025-11-25"]),
+            discover_result(initialized, &["2026-07-28", "2025-11-25"], false),
             r#"{"resultType":"complete","supportedVersions":["2026-07-28","2025-11-25"],"capabilities":{"tools":{}},"instructions":"do","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s","version":"1"}},"ttlMs":0,"cacheScope":"private"}"#
         );
     }
@@ -210,14 +234,14 @@ mod tests {
     #[test]
     fn a_subscription_gets_what_it_asked_for_and_the_server_offers() {
         let listen = message(
-            r#"{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["test:\/\/a","test://a"]}}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["test:\/\/a","test://a"],"taskIds":["t","t"]}}}"#,
         );
         let filter = Filter::of(&listen, 10).unwrap();
         let capabilities = br#"{"tools":{"listChanged":true},"resources":{"subscribe":true}}"#;
         let filter = filter.honoured(capabilities);
         assert_eq!(
             filter.acknowledgement(b"1"),
-            r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":1},"notifications":{"toolsListChanged":true,"resourceSubscriptions":["test://a"]}}}"#
+            r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":1},"notifications":{"toolsListChanged":true,"resourceSubscriptions":["test://a"],"taskIds":["t"]}}}"#
         );
         for (text, matches) in [
             (
@@ -253,6 +277,8 @@ mod tests {
             r#"{"resourceSubscriptions":"a"}"#,
             r#"{"resourceSubscriptions":[1]}"#,
             r#"{"resourceSubscriptions":["a","b","c"]}"#,
+            r#"{"taskIds":[1]}"#,
+            r#"{"taskIds":["a","b","c"]}"#,
         ] {
             let text = format!(
                 r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{{"notifications":{notifications}}}}}"#

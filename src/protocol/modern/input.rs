@@ -118,16 +118,9 @@ pub(crate) fn input_required(
     let mut line = BytesMut::new();
     line.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
     line.extend_from_slice(id);
-    line.extend_from_slice(br#","result":{"resultType":"input_required","inputRequests":{"#);
-    for (at, request) in requests.iter().enumerate() {
-        if at > 0 {
-            line.put_u8(b',');
-        }
-        json::push_string(&mut line, key(requests, at));
-        line.put_u8(b':');
-        line.extend_from_slice(&request.request);
-    }
-    line.extend_from_slice(br#"},"requestState":"#);
+    line.extend_from_slice(br#","result":{"resultType":"input_required","#);
+    push_input_requests(&mut line, requests);
+    line.extend_from_slice(br#","requestState":"#);
     json::push_string(&mut line, state);
     if let Some(info) = server_info {
         line.extend_from_slice(br#","_meta":{""#);
@@ -138,6 +131,20 @@ pub(crate) fn input_required(
     }
     line.extend_from_slice(b"}}");
     line.freeze()
+}
+
+/// Appends the member `inputRequests`.
+pub(super) fn push_input_requests(out: &mut BytesMut, requests: &[InputRequest]) {
+    out.extend_from_slice(br#""inputRequests":{"#);
+    for (at, request) in requests.iter().enumerate() {
+        if at > 0 {
+            out.put_u8(b',');
+        }
+        json::push_string(out, key(requests, at));
+        out.put_u8(b':');
+        out.extend_from_slice(&request.request);
+    }
+    out.put_u8(b'}');
 }
 
 /// The requests that stand for the URLs which a session-based server wants its client to visit before it
@@ -182,20 +189,17 @@ pub(crate) fn answer_ahead(request: &Message, ask: &InputRequest) -> Option<Byte
     (is_result && !is_retry).then(|| Bytes::copy_from_slice(answer))
 }
 
-/// The raw answers of a retry to these requests, each with its request; answers to others are ignored
-/// (2026-07-28 mrtr, "Error Handling").
-pub(crate) fn responses<'r>(
-    retry: &Message,
-    requests: &'r [InputRequest],
-) -> Vec<(&'r InputRequest, Bytes)> {
+/// The raw answers of a client to these requests, each with the id that it needs; answers to others are
+/// ignored (2026-07-28 mrtr, "Error Handling"; ext-tasks, "Task Update Requests").
+pub(crate) fn responses(retry: &Message, requests: &[InputRequest]) -> Vec<(Bytes, Bytes)> {
     let given = retry
         .params()
         .and_then(|params| json::get(params, "inputResponses"));
-    let answer = |(at, request): (usize, &'r InputRequest)| {
+    let answer = |(at, request): (usize, &InputRequest)| {
         let answer = json::get(given?, key(requests, at))?;
         // An answer is a result, which is an object.
         let is_result = answer.starts_with(b"{");
-        is_result.then(|| (request, Bytes::copy_from_slice(answer)))
+        is_result.then(|| (request.id.clone(), Bytes::copy_from_slice(answer)))
     };
     requests.iter().enumerate().filter_map(answer).collect()
 }
@@ -223,17 +227,9 @@ mod tests {
         let retry = message(
             r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","inputResponses":{"8":{"roots":[]},"7":"no object","9":{}}}}"#,
         );
-        let answers: Vec<_> = responses(&retry, &asks)
-            .into_iter()
-            .map(|(ask, answer)| (ask.id.clone(), answer))
-            .collect();
-        assert_eq!(
-            answers,
-            [(
-                Bytes::from_static(b"8"),
-                Bytes::from_static(br#"{"roots":[]}"#)
-            )]
-        );
+        let answer = Bytes::from_static(br#"{"roots":[]}"#);
+        let answers = responses(&retry, &asks);
+        assert_eq!(answers, [(Bytes::from_static(b"8"), answer)]);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! * `input`: requests of a server to its client as `input_required`, and the client's answers
 //! * `mirrored`: values of header fields that mirror the body
 //! * `tool_headers`: header fields that mirror arguments of tools
+//! * `tasks`: states of tasks, and the messages that carry them
 //! * `request`: what a request says in `_meta`, and the request for a session-based server
 //! * `session_client`: the other way round: requests of session-based clients for servers of this era
 
@@ -18,6 +19,7 @@ mod input;
 mod mirrored;
 mod request;
 mod session_client;
+mod tasks;
 mod tool_headers;
 
 pub(crate) use self::answer::{Completion, with_subscription};
@@ -32,5 +34,9 @@ pub(crate) use self::request::{
 pub(crate) use self::session_client::{
     ClientMeta, ServerAnswer, WantedInput, acknowledged_resources, initialize_result, push_ask,
     retry, server_capabilities, subscription_of, without_subscription,
+};
+pub(crate) use self::tasks::{
+    TASKS_REQUIRED, TaskState, TaskStatus, declares_tasks, failed, is_about_task, is_over,
+    task_acknowledged, task_created, task_found, task_notification,
 };
 pub(crate) use self::tool_headers::{ToolHeaders, without_invalid_tools};

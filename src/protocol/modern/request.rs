@@ -63,6 +63,7 @@ pub(crate) fn is_removed(method: &str) -> bool {
             | "resources/subscribe"
             | "resources/unsubscribe"
     ) || method.starts_with("notifications/")
+        // `tasks/list` and `tasks/result`, and all of them where the extension is not offered.
         || method.starts_with("tasks/")
 }
 

@@ -53,7 +53,7 @@ impl Keyed {
         let of = |hash: &str, subject: &str, servers: Value| json!({"hash": hash, "subject": subject, "servers": servers});
         let mut expired = of(&old.1, "ada", json!(["*"]));
         expired["expires"] = json!("2026-01-31T12:00:00+01:00");
-        let x = json!({"command": child()});
+        let x = json!({"command": child(), "reply": {"task_after": "100ms"}});
         let granted =
             json!({"command": child(), "grants": {"users": ["eve"], "clients": ["none"]}});
         let tenants = json!({
@@ -620,4 +620,39 @@ async fn a_ticket_is_its_principals() {
     for (client, count) in [(&ada, "1"), (&ada, "2"), (&second, "1")] {
         assert_eq!(client.text("counter", json!({})).await, count);
     }
+}
+
+/// A task of one principal, named by others: they learn nothing of it and do nothing to it.
+#[tokio::test]
+async fn a_task_is_its_principals() {
+    let keyed = Keyed::start().await;
+    let of = |server: &str, token: &str| {
+        let extensions = json!({"io.modelcontextprotocol/tasks": {}});
+        let url = keyed.url("a", server, "mcp");
+        let mut client = Modern::at(&url).with(json!({"extensions": extensions}));
+        client.token = Some(token.to_owned());
+        client
+    };
+    let ada = of("x", &keyed.ada);
+    let task = ada.call("sleep", json!({"ms": 1000})).await["result"].clone();
+    assert_eq!(task["resultType"], "task", "{task}");
+    for other in [
+        of("x", &keyed.second),
+        of("y", &keyed.ada),
+        of("y", &keyed.eve),
+    ] {
+        for method in ["tasks/get", "tasks/update", "tasks/cancel"] {
+            let params = json!({"taskId": task["taskId"], "inputResponses": {}});
+            let refused = other.post(&other.message(method, params)).await;
+            assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+            assert_eq!(json_of(refused).await["error"]["code"], -32602);
+        }
+        let (acknowledged, _) = other.listen(json!({"taskIds": [task["taskId"]]})).await;
+        assert_eq!(acknowledged["params"]["notifications"], json!({}));
+    }
+    let request = ada.message("tasks/cancel", json!({"taskId": task["taskId"]}));
+    for (client, status) in [(of("x", &keyed.eve), 404), (of("x", &keyed.bob), 401)] {
+        assert_eq!(client.post(&request).await.status(), status);
+    }
+    ada.polled(&task, "completed").await;
 }

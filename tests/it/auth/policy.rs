@@ -404,6 +404,34 @@ async fn a_retry_is_held_to_the_policy_of_its_time() {
 }
 
 #[tokio::test]
+async fn a_task_is_held_to_the_policy_of_its_time() {
+    let reply = json!({"task_after": "100ms"});
+    let gateway = served(json!({}), json!({"reply": reply})).await;
+    let url = format!("{}/t/a/main/mcp", gateway.origin());
+    let extensions = json!({"io.modelcontextprotocol/tasks": {}});
+    let client = Modern::at(&url).with(json!({"extensions": extensions}));
+    let task = client.call("sleep", json!({"ms": 800})).await["result"].clone();
+    client.polled(&task, "completed").await;
+    let change = async |policy: Value| {
+        let path = format!("{}/api/v1/tenants/a/servers/main", gateway.origin());
+        let server = json!({"command": child(), "policy": policy, "reply": reply});
+        let http = bearer(&gateway.administrator());
+        let answer = within("the API", http.put(path).json(&server).send()).await;
+        assert_eq!(answer.unwrap().status(), 200);
+    };
+    let request = client.message("tasks/get", json!({"taskId": task["taskId"]}));
+    change(json!({"scopes": {"sleep": ["sleep:read"]}})).await;
+    assert_eq!(client.post(&request).await.status(), 403);
+    change(json!({"tools": {"deny": ["sleep"]}})).await;
+    let denied = client.answer(&request).await;
+    assert_eq!(denied["error"], unknown("Unknown tool: sleep"));
+    let (acknowledged, _) = client.listen(json!({"taskIds": [task["taskId"]]})).await;
+    assert_eq!(acknowledged["params"]["notifications"], json!({}));
+    change(json!({})).await;
+    client.polled(&task, "completed").await;
+}
+
+#[tokio::test]
 async fn updates_of_denied_resources_are_dropped() {
     let policy = json!({"resources": {"deny": ["test://two*"]}});
     let gateway = served(policy, json!({})).await;

@@ -12,3 +12,4 @@ pub(crate) mod specification;
 pub(crate) mod stateless;
 pub(crate) mod stateless_rules;
 pub(crate) mod streams;
+pub(crate) mod tasks;

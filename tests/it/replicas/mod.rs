@@ -13,4 +13,5 @@ pub(crate) mod rolling_restarts;
 pub(crate) mod sessions;
 pub(crate) mod stateless;
 pub(crate) mod streams;
+pub(crate) mod tasks;
 pub(crate) mod wake_ups;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 
-use super::harness::{BOTH, Events, client, last, text_of, within};
+use super::harness::{BOTH, Events, client, last, text_of, until, within};
 
 /// The revision.
 pub(crate) const MODERN: &str = "2026-07-28";
@@ -90,6 +90,7 @@ impl Modern {
         let name = match message["method"].as_str() {
             Some("tools/call" | "prompts/get") => params["name"].as_str(),
             Some("resources/read") => params["uri"].as_str(),
+            Some(method) if method.starts_with("tasks/") => params["taskId"].as_str(),
             _ => None,
         };
         match name {
@@ -131,6 +132,22 @@ impl Modern {
         params["inputResponses"] = responses;
         params["requestState"] = required["result"]["requestState"].clone();
         self.message(call["method"].as_str().unwrap(), params)
+    }
+
+    /// A request about a task; its answer.
+    pub(crate) async fn of_task(&self, method: &str, task: &Value) -> Value {
+        self.ask(method, json!({"taskId": task["taskId"]})).await
+    }
+
+    /// Polls a task until it has this status; its state.
+    pub(crate) async fn polled(&self, task: &Value, status: &str) -> Value {
+        let state = std::cell::RefCell::new(Value::Null);
+        until(status, || async {
+            let found = self.of_task("tasks/get", task).await["result"].clone();
+            state.replace(found)["status"] == status
+        })
+        .await;
+        state.into_inner()
     }
 
     /// Opens a subscription; its acknowledgement, and the events behind it.

@@ -1,0 +1,80 @@
+//! Complete responses of the modern era, and their forms.
+//!
+//! Not here: event streams (`modern_stream`), and refusals (`modern_request`).
+
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+
+use super::modern_request::ModernRequest;
+use crate::http::{
+    admission::Front,
+    reply::{event_stream, json},
+};
+use crate::{
+    declare::ReplyMode,
+    hub::CallError,
+    protocol::{Accepts, Message, event::push_message, json as raw},
+};
+
+/// The forms of a response by the server's mode and the client's `Accept`.
+pub(super) fn formed(request: &ModernRequest<'_>, accepts: Accepts) -> Accepts {
+    match (
+        accepts.json,
+        accepts.sse,
+        request.caller.access.server().reply.mode,
+    ) {
+        (true, true, ReplyMode::Json) => Accepts {
+            sse: false,
+            ..accepts
+        },
+        (true, true, ReplyMode::Sse) => Accepts {
+            json: false,
+            ..accepts
+        },
+        _ => accepts,
+    }
+}
+
+/// A response that is complete, with the status that its error requires: "If the server does not implement
+/// the requested RPC method, it MUST respond with 404 Not Found" (2026-07-28 streamable-http, "Protocol
+/// Version Header"), and 400 for a lack of a capability (basic, "Per-request protocol fields").
+pub(super) fn answered(
+    front: &Front,
+    request: &ModernRequest<'_>,
+    line: Bytes,
+    accepts: Accepts,
+) -> Response {
+    let code = raw::get(&line, "error").and_then(|error| raw::get(error, "code"));
+    let status = match code {
+        Some(b"-32601") => StatusCode::NOT_FOUND,
+        Some(b"-32021") => StatusCode::BAD_REQUEST,
+        _ => StatusCode::OK,
+    };
+    let access = request.caller.access;
+    front.hub.limits().flow(access).wrote(line.len());
+    // Errors with a status of their own are JSON: no client reads a stream behind them.
+    if accepts.json || status != StatusCode::OK {
+        return json::text(status, front.counted(access, line));
+    }
+    let mut event = BytesMut::new();
+    push_message(&mut event, "", &line);
+    event_stream::event_stream(front.counted(access, event.freeze()).into())
+}
+
+/// The error response of a server that could not be initialized. What the server itself says stays out of it:
+/// its codes would be taken for answers to this request.
+pub(super) fn failed(
+    front: &Front,
+    request: &ModernRequest<'_>,
+    line: Bytes,
+    accepts: Accepts,
+) -> Response {
+    let message = Message::parse(line).ok();
+    let of_gateway = message.filter(|message| message.error().is_some_and(CallError::is_own));
+    let line = match of_gateway {
+        Some(message) => request.completion(None).complete(&message),
+        None => CallError::REFUSED.line(request.id()),
+    };
+    answered(front, request, line, accepts)
+}

@@ -1,0 +1,73 @@
+//! A task of this replica, as requests use it: its state, and orders of its client.
+
+use std::future::pending;
+
+use bytes::Bytes;
+use futures_util::future::select_all;
+use tokio::sync::{mpsc, watch};
+
+use crate::protocol::Message;
+
+/// A task of this replica.
+pub(crate) struct Task {
+    /// The call without its arguments, by which policy judges requests about the task.
+    pub(crate) call: Message,
+    /// The rendered state.
+    pub(super) state: watch::Sender<Bytes>,
+    /// Closed when the task has ended.
+    pub(super) orders: mpsc::Sender<Order>,
+}
+
+/// An order of the client of a task.
+pub(super) enum Order {
+    /// The answers in this request to what the server has asked.
+    Answer(Message),
+    /// The end of the call.
+    Cancel,
+}
+
+impl Task {
+    /// Its present state, rendered.
+    pub(crate) fn state(&self) -> Bytes {
+        self.state.borrow().clone()
+    }
+
+    /// Passes the answers in a `tasks/update` on. A task that has ended waits for none.
+    pub(crate) async fn update(&self, request: Message) {
+        let _ = self.orders.send(Order::Answer(request)).await;
+    }
+
+    /// Cancels the call, unless it has ended.
+    pub(crate) async fn cancel(&self) {
+        let _ = self.orders.send(Order::Cancel).await;
+    }
+}
+
+/// The tasks that a subscription is for.
+#[derive(Default)]
+pub(crate) struct WatchedTasks(Vec<watch::Receiver<Bytes>>);
+
+impl WatchedTasks {
+    /// Adds a task, whose present state comes first: it may have changed since the client saw it.
+    pub(crate) fn add(&mut self, task: &Task) {
+        let mut states = task.state.subscribe();
+        states.mark_changed();
+        self.0.push(states);
+    }
+
+    /// Waits for the next state of any of them. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> Bytes {
+        loop {
+            if self.0.is_empty() {
+                return pending().await;
+            }
+            let changes = self.0.iter_mut().map(|states| Box::pin(states.changed()));
+            let (changed, at, _) = select_all(changes).await;
+            if changed.is_ok() {
+                return self.0[at].borrow_and_update().clone();
+            }
+            // It is no longer kept.
+            self.0.swap_remove(at);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The work at a task: its call, read to the end, and its result, kept for a while.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    select,
+    sync::mpsc,
+    time::{Instant, interval_at, sleep},
+};
+
+use super::{
+    copy::OwnCopy,
+    task::{Order, Task},
+};
+use crate::{
+    base::{budget::Budget, moment},
+    hub::{
+        CallError,
+        core::{Core, or_never},
+        stateless::CallInFlight,
+        stream::{Next, Reader},
+    },
+    protocol::{
+        Kind, Message, Method, json,
+        modern::{Completion, InputRequest, TaskState, TaskStatus, responses},
+    },
+    state::Seat,
+};
+
+/// The work at a task.
+pub(super) struct Work {
+    core: Arc<Core>,
+    id: String,
+    task: Arc<Task>,
+    orders: mpsc::Receiver<Order>,
+    copy: Option<OwnCopy>,
+    /// What the state is counted against.
+    share: Arc<Budget>,
+    born: Instant,
+    created: String,
+    ttl: Option<Duration>,
+    message: Option<String>,
+    /// The requests that the client has not answered.
+    asks: Vec<InputRequest>,
+    completion: Completion,
+    _seat: Seat,
+}
+
+/// The end of a call: its answer, or none if its client has cancelled it.
+type End = Option<Bytes>;
+
+impl Work {
+    /// The time that the result of a task is kept: that of the events of a stream (`log.age`), for which a
+    /// client of another revision may reconnect.
+    pub(super) fn kept(core: &Core) -> Duration {
+        or_never(core.config.log.age).min(MAX_KEPT)
+    }
+
+    /// The work at a task that begins.
+    pub(super) fn new(
+        core: &Arc<Core>,
+        id: String,
+        task: Arc<Task>,
+        orders: mpsc::Receiver<Order>,
+        (copy, seat): (Option<OwnCopy>, Seat),
+        call: &CallInFlight,
+    ) -> Self {
+        let access = call.access();
+        let clocks = access.server().clocks_of(task.call.tool().as_deref());
+        let max = clocks.call_max;
+        let ttl = (!max.is_zero()).then(|| max + Self::kept(core));
+        Self {
+            share: Arc::clone(core.limits.memory().local_session(access).memory()),
+            created: moment(core.snapshot.clock().now_ms()),
+            born: Instant::now(),
+            ttl,
+            completion: Completion {
+                id: Bytes::from_static(b"0"),
+                server_info: call.server_info(),
+                is_cacheable: false,
+            },
+            core: Arc::clone(core),
+            id,
+            task,
+            orders,
+            copy,
+            message: None,
+            asks: Vec::new(),
+            _seat: seat,
+        }
+    }
+
+    /// Shows and copies the first state, and returns it.
+    pub(super) async fn begin(&mut self) -> Bytes {
+        self.show();
+        self.write().await;
+        self.task.state()
+    }
+
+    /// Reads the call to its end, and keeps the result for a while.
+    pub(super) async fn run(&mut self, call: CallInFlight, reader: Reader) {
+        let end = self.read(call, reader).await;
+        self.orders.close();
+        self.asks.clear();
+        self.ttl = Some(self.born.elapsed() + Self::kept(&self.core));
+        self.end(end.as_deref());
+        self.write().await;
+        select! {
+            () = sleep(Self::kept(&self.core)) => {}
+            () = grace(&self.core) => {}
+        }
+    }
+
+    async fn read(&mut self, call: CallInFlight, mut reader: Reader) -> End {
+        let core = Arc::clone(&self.core);
+        let every = Self::kept(&core) / 2;
+        let mut ticks = interval_at(Instant::now() + every, every);
+        let mut grace = pin!(grace(&core));
+        loop {
+            select! {
+                biased;
+                order = self.orders.recv() => match order {
+                    Some(Order::Answer(request)) => self.answer(&call, &request).await,
+                    // Dropped, the call is cancelled at its server.
+                    Some(Order::Cancel) | None => return None,
+                },
+                next = reader.next() => {
+                    let Next::Events(events) = next else {
+                        // Its session has ended.
+                        return Some(CallError::EXITED.line(b"0"));
+                    };
+                    for (_, event) in events {
+                        let Ok(message) = Message::parse(event) else { continue };
+                        if matches!(message.kind(), Kind::Result | Kind::Error) {
+                            // What it has asked meanwhile is no part of the call any more.
+                            call.refuse(&self.asks);
+                            call.finish();
+                            return Some(self.completion.complete(&message));
+                        }
+                        self.hear(&call, &message);
+                    }
+                }
+                _ = ticks.tick() => self.write().await,
+                // The replica that drains cannot wait for people.
+                () = &mut grace, if !self.asks.is_empty() => {
+                    return Some(CallError::OWNER_LOST.line(b"0"));
+                }
+            }
+        }
+    }
+
+    /// Takes what the server says beside its answer.
+    fn hear(&mut self, call: &CallInFlight, message: &Message) {
+        match (message.kind(), message.method()) {
+            (Kind::Request, _) => {
+                let mut ask = InputRequest::of(message);
+                if !InputRequest::is_one(&message.method_name()) {
+                    return call.refuse(&[ask]);
+                }
+                let held = self.share.hold(ask.request.len() as u64);
+                ask.request = held.until_dropped(ask.request);
+                self.asks.push(ask);
+            }
+            (Kind::Notification, Method::Cancelled) => {
+                let ask = message.request_id().map(|span| span.of(message.bytes()));
+                self.asks.retain(|known| Some(&*known.id) != ask);
+            }
+            // "Progress descriptions for `working`" (ext-tasks, "Tasks").
+            (Kind::Notification, Method::Progress) => {
+                let text = message
+                    .params()
+                    .and_then(|params| json::get(params, "message"));
+                let Some(text) = text.and_then(json::decoded) else {
+                    return;
+                };
+                self.message = Some(text.chars().take(MAX_MESSAGE).collect());
+            }
+            _ => return,
+        }
+        self.show();
+    }
+
+    /// Passes the answers of a client on to the server.
+    async fn answer(&mut self, call: &CallInFlight, request: &Message) {
+        for (id, answer) in responses(request, &self.asks) {
+            // Where a session has ended, the reader says so.
+            if call.reply(call.access(), &id, &answer).await.is_ok() {
+                self.asks.retain(|ask| ask.id != id);
+            }
+        }
+        self.show();
+    }
+
+    /// Shows the state of a call that goes on.
+    fn show(&self) {
+        let status = match &*self.asks {
+            [] => TaskStatus::Working,
+            asks => TaskStatus::InputRequired(asks),
+        };
+        let state = self.render(status, self.message.as_deref());
+        let held = self.share.hold(state.len() as u64);
+        self.task.state.send_replace(held.until_dropped(state));
+    }
+
+    /// Shows the last state, within the share of the caller.
+    fn end(&self, end: Option<&[u8]>) {
+        let failed = |line: &[u8]| {
+            let error = json::get(line, "error").unwrap_or(b"{}");
+            let message = json::get(error, "message").and_then(json::decoded);
+            self.render(TaskStatus::Failed(error), message.as_deref())
+        };
+        let state = match end {
+            None => self.render(TaskStatus::Cancelled, Some("cancelled by its client")),
+            Some(line) => match json::get(line, "result") {
+                Some(result) => self.render(TaskStatus::Completed(result), None),
+                None => failed(line),
+            },
+        };
+        let state = match self.share.draw(state.len() as u64) {
+            Some(drawn) => drawn.until_dropped(state),
+            None => failed(&CallError::NO_ROOM.line(b"0")),
+        };
+        self.task.state.send_replace(state);
+    }
+
+    fn render(&self, status: TaskStatus<'_>, message: Option<&str>) -> Bytes {
+        let now = moment(self.core.snapshot.clock().now_ms());
+        TaskState {
+            id: &self.id,
+            status,
+            message,
+            times: [&self.created, &now],
+            ttl_ms: self.ttl.map(|ttl| ttl.as_millis()),
+            server_info: self.completion.server_info.as_deref(),
+        }
+        .render()
+    }
+
+    async fn write(&mut self) {
+        if let Some(copy) = &mut self.copy {
+            copy.write(&self.task.call, &self.task.state()).await;
+        }
+    }
+}
+
+/// Waits until this replica is about to end.
+async fn grace(core: &Core) {
+    core.drain.cancelled().await;
+    sleep(GRACE).await;
+}
+
+/// The time that a result is kept at most: it counts among the tasks of its caller.
+const MAX_KEPT: Duration = Duration::from_hours(24);
+/// The most characters of a message.
+const MAX_MESSAGE: usize = 1024;
+/// The time that is left for the client when the replica is about to end.
+const GRACE: Duration = Duration::from_secs(1);

@@ -1,0 +1,125 @@
+//! Tasks of clients of revision 2026-07-28 at two replicas: any replica answers for a task, and a result
+//! outlives the replica that had it.
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{
+    harness::{child, json_of, text_of, until},
+    modern::Modern,
+    pair::Pair,
+};
+
+/// Two replicas of a tenant without authentication.
+async fn pair() -> Pair {
+    let server = json!({"command": child(), "reply": {"task_after": "100ms"}});
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": server}}});
+    let drain = json!({"delay": "1s", "timeout": "5s"});
+    let config = json!({"public_url": "http://127.0.0.1:8080", "drain": drain});
+    Pair::of(config, tenants).await
+}
+
+/// A client of each replica.
+fn clients(pair: &Pair) -> [Modern; 2] {
+    pair.both().map(|replica| {
+        let url = format!("{}/t/a/x/mcp", replica.origin());
+        let extensions = json!({"io.modelcontextprotocol/tasks": {}});
+        Modern::at(&url).with(json!({"extensions": extensions, "elicitation": {}}))
+    })
+}
+
+async fn begun(client: &Modern, tool: &str, args: Value) -> Value {
+    let created = client.call(tool, args).await;
+    assert_eq!(created["result"]["resultType"], "task", "{created}");
+    created["result"].clone()
+}
+
+/// Keys of tasks in Redis.
+fn kept(pair: &Pair) -> usize {
+    let keys = pair.redis.keys();
+    keys.iter().filter(|key| key.contains("{task:")).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_is_reached_through_the_other_replica() {
+    let pair = pair().await;
+    let [first, second] = clients(&pair);
+    let question = json!({"kind": "elicitation", "message": "Who?", "after": 800});
+    let task = begun(&first, "ask", question).await;
+    let state = second.polled(&task, "input_required").await;
+    let key = state["inputRequests"].as_object().unwrap().keys().next();
+    let responses = json!({key.unwrap(): {"action": "decline"}});
+    let params = json!({"taskId": task["taskId"], "inputResponses": responses});
+    let taken = second.ask("tasks/update", params).await;
+    assert_eq!(taken["result"]["resultType"], "complete", "{taken}");
+    let state = second.polled(&task, "completed").await;
+    assert!(text_of(&state).contains("decline"), "{state}");
+    let task = begun(&first, "hang", json!({})).await;
+    second.of_task("tasks/cancel", &task).await;
+    first.polled(&task, "cancelled").await;
+    // A subscription is for the tasks of its own replica.
+    let (acknowledged, _) = second.listen(json!({"taskIds": [task["taskId"]]})).await;
+    assert_eq!(acknowledged["params"]["notifications"], json!({}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_outlives_its_replica_and_a_call_does_not() {
+    let pair = pair().await;
+    let [first, second] = clients(&pair);
+    assert_eq!(second.text("echo", json!({"text": "x"})).await, "x");
+    assert_eq!(kept(&pair), 0, "a call that is no task");
+    let done = begun(&second, "sleep", json!({"ms": 800})).await;
+    second.polled(&done, "completed").await;
+    let running = begun(&second, "hang", json!({})).await;
+    assert_eq!(kept(&pair), 2);
+    pair.both()[1].send(Signal::KILL);
+    let state = first.polled(&done, "completed").await;
+    assert_eq!(text_of(&state), "slept");
+    assert_eq!(state["taskId"], done["taskId"]);
+    let state = first.polled(&running, "failed").await;
+    assert_eq!(state["error"]["data"]["reason"], "owner_lost", "{state}");
+    assert_eq!(state["createdAt"], running["createdAt"]);
+    let taken = first.of_task("tasks/cancel", &running).await;
+    assert_eq!(taken["result"]["resultType"], "complete", "{taken}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_drains_ends_its_tasks_first() {
+    let pair = pair().await;
+    let [first, second] = clients(&pair);
+    let task = begun(&first, "sleep", json!({"ms": 2000})).await;
+    pair.both()[0].send(Signal::TERM);
+    // Through either replica, also when the first has gone.
+    let state = second.polled(&task, "completed").await;
+    assert_eq!(text_of(&state), "slept");
+    until("the end of the first", || async {
+        let request = first.message("tasks/get", json!({"taskId": task["taskId"]}));
+        first.request(&request).send().await.is_err()
+    })
+    .await;
+    let state = second.of_task("tasks/get", &task).await;
+    assert_eq!(state["result"]["status"], "completed", "{state}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_go_on_while_redis_is_away() {
+    let pair = pair().await;
+    let [first, second] = clients(&pair);
+    assert_eq!(first.text("counter", json!({})).await, "1");
+    pair.redis.pause();
+    // Longer than the limiter is waited for.
+    let task = begun(&first, "sleep", json!({"ms": 3000})).await;
+    let state = second.polled(&task, "completed").await;
+    pair.redis.resume();
+    assert_eq!(text_of(&state), "slept");
+    let other = begun(&first, "sleep", json!({"ms": 1000})).await;
+    pair.both()[0].send(Signal::KILL);
+    // Nobody has a copy of the first.
+    until("the loss is known", || async {
+        let request = second.message("tasks/get", json!({"taskId": task["taskId"]}));
+        let refused = second.post(&request).await;
+        refused.status() == 400 && json_of(refused).await["error"]["code"] == -32602
+    })
+    .await;
+    second.polled(&other, "failed").await;
+}

@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 
 mod era;
 mod hogs;
+mod jobs;
 mod reach;
 
 static RECEIVED: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -81,6 +82,8 @@ fn receive(message: Value) {
     let params = message.get("params").cloned().unwrap_or(Value::Null);
     match (message["method"].as_str(), id) {
         (Some("tools/call"), Some(id)) => call(id, &params),
+        (Some(method @ ("tasks/result" | "tasks/cancel")), Some(id))
+            if jobs::request(&id, method, &params) => {}
         (Some("completion/complete"), Some(id)) if env("CHILD_ASK_COMPLETING").is_some() => {
             thread::spawn(move || ask(&id, &json!({"kind": "roots"}), &Value::Null));
         }
@@ -186,9 +189,14 @@ fn tools(cursor: Option<&str>) -> Value {
     let names = TOOLS.iter().skip(from).take(10);
     let schema = env("CHILD_SCHEMA").unwrap_or_else(|| r#"{"type":"object"}"#.into());
     let schema: Value = serde_json::from_str(&schema).unwrap_or_default();
-    let page: Vec<_> = names
-        .map(|name| json!({"name": name, "description": name, "inputSchema": schema}))
-        .collect();
+    let tool = |name: &&str| {
+        let mut tool = json!({"name": name, "description": name, "inputSchema": schema});
+        if jobs::is_required(name) {
+            tool["execution"] = json!({"taskSupport": "required"});
+        }
+        tool
+    };
+    let page: Vec<_> = names.map(tool).collect();
     let mut result = json!({"tools": page});
     if from + 10 < TOOLS.len() {
         result["nextCursor"] = (from + 10).to_string().into();
@@ -254,6 +262,11 @@ const TOOLS: [&str; 50] = [
 /// A tool call; those that take time, or ask, run in a thread of their own.
 fn call(id: Value, params: &Value) {
     let name = params["name"].as_str().unwrap_or_default().to_owned();
+    let id = match jobs::is_required(&name) {
+        true if params["task"].is_null() => return fail(&id, -32601, "only as a task"),
+        true => jobs::begin(&id),
+        false => id,
+    };
     let args = params["arguments"].clone();
     let token = params["_meta"]["progressToken"].clone();
     match name.as_str() {
@@ -551,6 +564,7 @@ fn ask(id: &Value, args: &Value, token: &Value) {
     let own = format!("ask-{}", ASKS.fetch_add(1, SeqCst));
     let (sender, receiver) = mpsc::channel();
     lock(&ASKED).insert(own.clone(), sender);
+    let params = jobs::asked(id, params);
     send(&json!({"jsonrpc": "2.0", "id": own, "method": method, "params": params}));
     if args["ends"] == "taken back" {
         notify("notifications/cancelled", &json!({"requestId": own}));
@@ -690,6 +704,9 @@ fn log(level: &str, data: &Value) {
 }
 
 fn send(message: &Value) {
+    if jobs::keep(message) {
+        return;
+    }
     write(format!("{message}\n").as_bytes());
 }
 

@@ -117,20 +117,25 @@ async fn discover(
 }
 
 /// Checks that header fields mirror the arguments that the server's own list says (2026-07-28
-/// streamable-http, "Server Behavior for Custom Headers"). A list may have changed since it was read.
+/// streamable-http, "Server Behavior for Custom Headers"). A list may have changed since it was read. Whether
+/// the tool has to be called as a task.
 async fn check_arguments(
     front: &Front,
     parts: &Parts,
     request: &ModernRequest<'_>,
-) -> Result<(), McpRefusal> {
+) -> Result<bool, McpRefusal> {
     if request.message.method() != Method::ToolsCall {
-        return Ok(());
+        return Ok(false);
     }
     for again in [false, true] {
         let tools = front.stateless.tool_headers(&request.caller, again).await?;
-        // A server that cannot be initialized says so to the call.
-        if tools.is_none_or(|tools| request.mirrors(&parts.headers, &tools)) {
-            return Ok(());
+        let Some(tools) = tools else {
+            // A server that cannot be initialized says so to the call.
+            return Ok(false);
+        };
+        if request.mirrors(&parts.headers, &tools) {
+            let name = request.message.name();
+            return Ok(name.is_some_and(|name| tools.is_for_tasks(&name)));
         }
     }
     let text = "an Mcp-Param header field differs from its argument";
@@ -143,11 +148,11 @@ async fn call(
     (parts, request): (&Parts, &ModernRequest<'_>),
     accepts: Accepts,
 ) -> Result<Response, McpRefusal> {
-    check_arguments(front, parts, request).await?;
+    let is_for_tasks = check_arguments(front, parts, request).await?;
     let level = request.level.as_deref();
     let begun = front
         .stateless
-        .call(&request.caller, request.message, level)
+        .call(&request.caller, request.message, level, is_for_tasks)
         .await;
     match begun.map_err(|error| admitted.refusal(front, error))? {
         Begun::Failed(line) => Ok(failed(front, request, line, accepts)),

@@ -175,6 +175,11 @@ impl Calls {
         self.calls.remove(&id)
     }
 
+    /// The raw id of the task whose result a call waits for.
+    pub(crate) fn task_of(&self, id: CallId) -> Option<&[u8]> {
+        self.calls.get(&id)?.task.as_deref()
+    }
+
     /// The calls in flight, oldest first.
     pub(crate) fn ids(&self) -> Vec<CallId> {
         self.calls.keys().copied().collect()

@@ -563,6 +563,7 @@ impl Session {
 
     /// Ends a call that the client has cancelled under its own raw id.
     fn cancel_call(&mut self, call: CallId, id: &[u8]) {
+        self.abandon_task(call);
         let Some(mut ended) = self.calls.end(call) else {
             return;
         };

@@ -23,7 +23,7 @@ use crate::{
     declare::{Policy, Server},
     hub::{
         Transport,
-        call::{Call, CallError, Effect, NewAsk, Overdue},
+        call::{Call, CallClock, CallError, Effect, NewAsk, Overdue},
         core::or_never,
         stream::About,
     },
@@ -220,6 +220,50 @@ impl Session {
         }
     }
 
+    /// The raw id of the task that a call of a client without sessions became: such a client knows no tasks of
+    /// a session, and waits for the result.
+    fn task_to_follow(&self, call: &Call, message: &Message) -> Option<Box<[u8]>> {
+        let is_stateless = self.client.transport() == Transport::Stateless;
+        let task = json::get(message.result()?, "task").filter(|_| is_stateless);
+        json::get(task?, "taskId")
+            .map(Into::into)
+            .filter(|_| call.wants_task)
+    }
+
+    /// Asks for the result of the task that a call became, in place of its client.
+    fn follow_task(&mut self, (id, call): (CallId, Call), task: &[u8], clients_id: &[u8]) {
+        let params = [br#"{"taskId":"#, task, b"}"].concat();
+        let mut line = BytesMut::new();
+        jsonrpc::push_request(clients_id, "tasks/result", Some(&params), &mut line);
+        let request = Message::parse(line.freeze());
+        let request = request.expect("the parts of messages that were parsed");
+        self.link.touch(Instant::now());
+        let next = self.dialect.request(&request, None, self.link.out());
+        self.link.try_flush();
+        let clocks = self.client.server().clocks_of(call.tool.as_deref());
+        let clock = CallClock::start(call.began, None, or_never(clocks.call_max));
+        self.calls.keep_task(id, task, clock.deadline());
+        self.wake_by(clock.deadline());
+        let call = Call {
+            task: Some(task.into()),
+            wants_task: false,
+            clock,
+            ..call
+        };
+        self.calls.begin(next, call);
+    }
+
+    /// Cancels the task whose result a call waits for, if its client cannot.
+    pub(super) fn abandon_task(&mut self, call: CallId) {
+        let is_stateless = self.client.transport() == Transport::Stateless;
+        let task = self.calls.task_of(call).filter(|_| is_stateless);
+        let Some(task) = task.map(Box::<[u8]>::from) else {
+            return;
+        };
+        self.calls.forget_task(&task);
+        self.cancel_task(&task);
+    }
+
     /// Handles a request of the child that the gateway has answered itself.
     fn answered_child(&mut self, said: &ServerMessage) {
         self.link.try_flush();
@@ -284,6 +328,10 @@ impl Session {
         let Some(mut call) = self.calls.end(id) else {
             return Ok(None);
         };
+        if let Some(task) = self.task_to_follow(&call, &message) {
+            self.follow_task((id, call), &task, clients_id);
+            return Ok(None);
+        }
         let now = Instant::now();
         self.link.touch(now);
         self.link.set_calls(self.calls.count());
@@ -575,6 +623,7 @@ impl Session {
                 self.withdraw_ask(ask, text);
             }
             Overdue::Call(call) => {
+                self.abandon_task(call);
                 Legacy::cancel(call, "the call took too long", self.link.out());
                 if let Some(member) = self.link.member() {
                     member.probe();

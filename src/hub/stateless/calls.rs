@@ -9,12 +9,16 @@ use super::{
 };
 use crate::{
     error::Error,
-    hub::stream::{Answer, Form},
+    hub::{
+        core::or_never,
+        stream::{Answer, Form},
+    },
     protocol::{Body, Message, modern},
 };
 
 impl Stateless {
-    /// Begins the call that a request makes.
+    /// Begins the call that a request makes, of a tool that has to be called as a task of 2025-11-25 if
+    /// `is_for_tasks`: its session goes on to the result.
     ///
     /// # Errors
     ///
@@ -24,7 +28,9 @@ impl Stateless {
         caller: &Caller<'_>,
         request: &Message,
         level: Option<&str>,
+        is_for_tasks: bool,
     ) -> Result<Begun, Error> {
+        let clocks = caller.access.server().clocks_of(request.tool().as_deref());
         let mut tries = 0;
         loop {
             let lease = match self.lease(caller).await? {
@@ -35,7 +41,10 @@ impl Stateless {
                 lease.want_level(&self.sender, caller.access, level).await?;
             }
             let id = self.sender.next_id();
-            let message = modern::for_session(request, id)
+            // Where a server declares no tasks, "clients MUST NOT attempt to use task augmentation"
+            // (2025-11-25 tasks, "Tool-Level Negotiation").
+            let task = (is_for_tasks && lease.has_tasks()).then(|| or_never(clocks.call_max));
+            let message = modern::for_session(request, id, task)
                 .map_err(|_| Error::Bug("a request of a client for its session"))?;
             let sender = Arc::clone(&self.sender);
             let call = CallInFlight::new(sender, lease, caller.access.clone(), id);

@@ -273,6 +273,17 @@ impl Lease {
         &self.member.initialized
     }
 
+    /// Whether the server has tasks of 2025-11-25 for calls of tools.
+    pub(super) fn has_tasks(&self) -> bool {
+        let path = ["tasks", "requests", "tools", "call"];
+        let declared = path
+            .iter()
+            .try_fold(self.member.capabilities(), |value, name| {
+                json::get(value, name)
+            });
+        declared.is_some()
+    }
+
     /// The raw `serverInfo` of the server.
     pub(super) fn server_info(&self) -> Option<Bytes> {
         let info = json::get(self.initialized(), "serverInfo")?;

@@ -3,7 +3,10 @@
 
 use bytes::{Bytes, BytesMut};
 
-use crate::protocol::{Kind, Message, Span, json, meta::SERVER_INFO};
+use crate::protocol::{
+    Kind, Message, Span, json,
+    meta::{RELATED_TASK, SERVER_INFO},
+};
 
 /// What an answer lacks for a modern client.
 #[derive(Clone, Debug)]
@@ -157,6 +160,33 @@ pub(crate) fn with_subscription(notification: &Message, id: &[u8]) -> Bytes {
     line.freeze()
 }
 
+/// A raw answer of a client, with the raw id of the task that it is about: "All requests, notifications, and
+/// responses related to a task MUST include" it (2025-11-25 tasks, "Associating Task-Related Messages" 1).
+pub(super) fn with_task(answer: &[u8], task: &[u8]) -> Bytes {
+    let whole = Span::whole(answer);
+    let member = [
+        b"\"",
+        RELATED_TASK.as_bytes(),
+        b"\":{\"taskId\":",
+        task,
+        b"}",
+    ]
+    .concat();
+    let members = json::members(answer, whole).into_iter();
+    let is_meta = |key: Span| json::decoded(key.of(answer)).as_deref() == Some("_meta");
+    let mut metas = members.filter(|(key, _)| is_meta(*key));
+    let cut = if let Some((_, meta)) = metas.next() {
+        with_member(answer, meta, RELATED_TASK, member)
+    } else {
+        let meta = [b"\"_meta\":{", &*member, b"}"].concat();
+        with_member(answer, whole, "_meta", meta)
+    };
+    let mut line = BytesMut::new();
+    let cut = cut.as_ref().map(|(span, added)| (*span, &**added));
+    json::splice(&mut line, answer, cut.as_slice());
+    line.freeze()
+}
+
 /// The key of the id of a subscription.
 pub(super) const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 
@@ -229,6 +259,18 @@ mod tests {
             let error =
                 |code: i32| format!(r#"{{"jsonrpc":"2.0","id":"own","error":{{"code":{code}}}}}"#);
             assert_eq!(completed(&error(code), true), error(expected));
+        }
+    }
+
+    #[test]
+    fn answers_name_the_task_that_they_are_about() {
+        let meta = r#""_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}"#;
+        for (answer, expected) in [
+            ("{}", format!("{{{meta}}}}}")),
+            (r#"{"a":1}"#, format!(r#"{{{meta}}},"a":1}}"#)),
+            (r#"{"_meta":{"b":2}}"#, format!(r#"{{{meta},"b":2}}}}"#)),
+        ] {
+            assert_eq!(with_task(answer.as_bytes(), b"\"t\""), expected);
         }
     }
 

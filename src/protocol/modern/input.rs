@@ -2,10 +2,10 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::answer::with_member;
+use super::answer::{with_member, with_task};
 use crate::protocol::{
     Message, Span, json,
-    meta::{INPUT_KEY, SERVER_INFO},
+    meta::{INPUT_KEY, RELATED_TASK, SERVER_INFO},
 };
 
 /// A request of a server that waits for its client.
@@ -48,6 +48,17 @@ impl InputRequest {
             id: Bytes::copy_from_slice(ask.id().unwrap_or_default()),
             key: key.and_then(json::decoded).map(Into::into),
             request: request.freeze(),
+        }
+    }
+
+    /// A raw answer as the server gets it: with the task of 2025-11-25 that the request names.
+    fn answered_by(&self, answer: &[u8]) -> Bytes {
+        let path = ["params", "_meta", RELATED_TASK, "taskId"];
+        let mut names = path.iter();
+        let task = names.try_fold(&*self.request, |value, name| json::get(value, name));
+        match task {
+            Some(task) => with_task(answer, task),
+            None => Bytes::copy_from_slice(answer),
         }
     }
 }
@@ -199,7 +210,7 @@ pub(crate) fn responses(retry: &Message, requests: &[InputRequest]) -> Vec<(Byte
         let answer = json::get(given?, key(requests, at))?;
         // An answer is a result, which is an object.
         let is_result = answer.starts_with(b"{");
-        is_result.then(|| (request.id.clone(), Bytes::copy_from_slice(answer)))
+        is_result.then(|| (request.id.clone(), request.answered_by(answer)))
     };
     requests.iter().enumerate().filter_map(answer).collect()
 }
@@ -217,19 +228,22 @@ mod tests {
         let asks: Vec<InputRequest> = [
             r#"{"jsonrpc":"2.0","id":7,"method":"elicitation/create","params":{"message":"a \u00e9"}}"#,
             r#"{"jsonrpc":"2.0","id":8,"method":"roots/list"}"#,
+            r#"{"jsonrpc":"2.0","id":10,"method":"roots/list","params":{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#,
         ]
         .map(|ask| InputRequest::of(&message(ask)))
         .into();
         assert_eq!(
             input_required(b"\"x\"", &asks, "state", None),
-            r#"{"jsonrpc":"2.0","id":"x","result":{"resultType":"input_required","inputRequests":{"7":{"method":"elicitation/create","params":{"message":"a \u00e9"}},"8":{"method":"roots/list"}},"requestState":"state"}}"#
+            r#"{"jsonrpc":"2.0","id":"x","result":{"resultType":"input_required","inputRequests":{"7":{"method":"elicitation/create","params":{"message":"a \u00e9"}},"8":{"method":"roots/list"},"10":{"method":"roots/list","params":{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}},"requestState":"state"}}"#
         );
         let retry = message(
-            r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","inputResponses":{"8":{"roots":[]},"7":"no object","9":{}}}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","inputResponses":{"8":{"roots":[]},"7":"no object","9":{},"10":{}}}}"#,
         );
         let answer = Bytes::from_static(br#"{"roots":[]}"#);
         let answers = responses(&retry, &asks);
-        assert_eq!(answers, [(Bytes::from_static(b"8"), answer)]);
+        let of_task = r#"{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}"#;
+        let expected = [("8".into(), answer), ("10".into(), of_task.into())];
+        assert_eq!(answers, expected);
     }
 
     #[test]

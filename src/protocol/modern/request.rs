@@ -1,7 +1,7 @@
 //! What a modern request says in `_meta` (2026-07-28 basic, "Per-request protocol fields"), and the same
 //! request for a session-based server.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -79,15 +79,20 @@ pub(crate) fn may_be_asked(capabilities: &[u8]) -> bool {
 
 /// The members of `params` that belong to one round of a request (2026-07-28 mrtr).
 const ROUND: [&str; 2] = ["inputResponses", "requestState"];
-/// The member that made a call a task in 2025-11-25: the result would be none of this era's.
+/// The member that makes a call a task in 2025-11-25: none of this era's.
 const TASK: &str = "task";
 
-/// The request for a session-based server: under this id, and without what only this era knows.
+/// The request for a session-based server: under this id, without what only this era knows, and as a task of
+/// 2025-11-25 with this time to live if there is one.
 ///
 /// # Errors
 ///
 /// Never for a message of a client, which is an object without duplicate keys.
-pub(crate) fn for_session(message: &Message, id: u64) -> Result<Message, Refusal> {
+pub(crate) fn for_session(
+    message: &Message,
+    id: u64,
+    task: Option<Duration>,
+) -> Result<Message, Refusal> {
     let text = message.bytes();
     let mut params = BytesMut::with_capacity(text.len());
     params.put_u8(b'{');
@@ -106,6 +111,11 @@ pub(crate) fn for_session(message: &Message, id: u64) -> Result<Message, Refusal
         } else {
             params.extend_from_slice(value.of(text));
         }
+    }
+    if let Some(ttl) = task {
+        let separator = if params.len() > 1 { "," } else { "" };
+        let task = format!(r#"{separator}"{TASK}":{{"ttl":{}}}"#, ttl.as_millis());
+        params.extend_from_slice(task.as_bytes());
     }
     params.put_u8(b'}');
     let mut line = BytesMut::with_capacity(params.len() + 128);
@@ -169,11 +179,11 @@ mod tests {
 
     #[test]
     fn a_session_based_server_sees_nothing_of_this_era() {
-        let for_session = for_session(&message(CALL), 5).unwrap();
-        assert_eq!(
-            for_session.bytes(),
-            &r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"echo","arguments":{"b":1,"a":[2.0]},"_meta":{"progressToken":7,"own":{}}}}"#
-        );
+        let own = r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"echo","arguments":{"b":1,"a":[2.0]},"_meta":{"progressToken":7,"own":{}}"#;
+        let ordinary = for_session(&message(CALL), 5, None).unwrap();
+        assert_eq!(ordinary.bytes(), &format!("{own}}}}}"));
+        let task = for_session(&message(CALL), 5, Some(Duration::from_secs(2))).unwrap();
+        assert_eq!(task.bytes(), &format!(r#"{own},"task":{{"ttl":2000}}}}}}"#));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Header fields that mirror arguments of tools (`x-mcp-header`; 2026-07-28 streamable-http, "Custom
-//! Headers from Tool Parameters").
+//! Headers from Tool Parameters"), and tools that have to be called as tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +15,8 @@ use crate::protocol::{Span, headers::ARGUMENT_PREFIX, json};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ToolHeaders {
     tools: BTreeMap<String, Vec<MirroredArgument>>,
+    /// The tools of a session-based server that have to be called as tasks.
+    as_tasks: BTreeSet<String>,
     /// About what they take.
     bytes: usize,
 }
@@ -50,6 +52,9 @@ const MAX_KEPT: usize = 1 << 20;
 /// "Schema Extension").
 const SAFE: f64 = 9_007_199_254_740_991.0;
 
+/// What a tool says of tasks, in its `execution` (2025-11-25 tasks, "Tool-Level Negotiation").
+const TASK_SUPPORT: &str = "taskSupport";
+
 /// The annotation in a schema.
 const ANNOTATION: &str = "x-mcp-header";
 
@@ -61,13 +66,19 @@ impl ToolHeaders {
 
     /// Adds the tools of a `tools/list` answer.
     pub(crate) fn add(&mut self, answer: &[u8]) {
-        if !has_annotation(answer) {
+        if !has_annotation(answer) && memmem::find(answer, TASK_SUPPORT.as_bytes()).is_none() {
             return;
         }
         let tools = json::get(answer, "result").and_then(|result| json::get(result, "tools"));
         let mut tools = tools.map(json::Items::of);
         while let Some(Ok(Some(tool))) = tools.as_mut().map(json::Items::next) {
             let name = json::get(tool, "name").and_then(json::decoded);
+            if let Some(name) = name.as_ref().filter(|_| is_for_tasks(tool))
+                && self.bytes + name.len() <= MAX_KEPT
+            {
+                self.bytes += name.len();
+                self.as_tasks.insert(name.clone().into_owned());
+            }
             if let Some((name, Some(arguments))) = name.map(|name| (name, annotated(tool)))
                 && !arguments.is_empty()
             {
@@ -80,6 +91,11 @@ impl ToolHeaders {
                 self.tools.insert(name.into_owned(), arguments);
             }
         }
+    }
+
+    /// Whether a tool has to be called as a task of 2025-11-25.
+    pub(crate) fn is_for_tasks(&self, tool: &str) -> bool {
+        self.as_tasks.contains(tool)
     }
 
     /// Whether the header fields of a call mirror its arguments: those that are annotated have a field
@@ -109,6 +125,13 @@ impl ToolHeaders {
             }
         })
     }
+}
+
+/// Whether "clients MUST invoke the tool as a task" (2025-11-25 tasks, "Tool-Level Negotiation").
+fn is_for_tasks(tool: &[u8]) -> bool {
+    let execution = json::get(tool, "execution");
+    let support = execution.and_then(|execution| json::get(execution, TASK_SUPPORT));
+    support == Some(br#""required""#)
 }
 
 /// Whether a header field has the value of an argument: "servers SHOULD compare the header value and the
@@ -248,6 +271,17 @@ mod tests {
 
     fn answer(schema: &str) -> Bytes {
         format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"tools":[{{"name":"a","inputSchema":{schema}}},{{"name":"b","inputSchema":{{"type":"object"}}}}]}}}}"#).into()
+    }
+
+    #[test]
+    fn tools_that_have_to_be_tasks_are_known() {
+        let mut tools = ToolHeaders::default();
+        for (name, support) in [("a", "required"), ("b", "optional"), ("c", "forbidden")] {
+            let tool = format!(r#"{{"name":"{name}","execution":{{"taskSupport":"{support}"}}}}"#);
+            tools.add(format!(r#"{{"result":{{"tools":[{tool}]}}}}"#).as_bytes());
+        }
+        let known = ["a", "b", "c", "d"].map(|name| tools.is_for_tasks(name));
+        assert_eq!(known, [true, false, false, false]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::support::{
-    harness::{Events, Gateway, json_of, text_of, until, within},
+    harness::{Events, Gateway, child, json_of, text_of, until, within},
     modern::{Modern, asked},
 };
 
@@ -354,4 +354,44 @@ async fn a_stream_ends_with_the_task() {
     assert_eq!(last["id"], call["id"]);
     assert_eq!(last["result"]["resultType"], "task", "{last}");
     client.polled(&last["result"], "completed").await;
+}
+
+/// A session-based server has tasks of its own: a tool that can be called as a task alone is called so.
+#[tokio::test]
+async fn a_tool_that_has_to_be_a_task_is_called_as_one() {
+    let gateway = Gateway::of(&[SOON], &["CHILD_TASKS=required"], &[&child()]).await;
+    // Of a client without the extension.
+    let client = Modern::at(&gateway.url);
+    let answer = client.call("sleep", json!({"ms": 800})).await;
+    assert_eq!(text_of(&answer), "slept");
+    let mut call = client.tool("slow", json!({"n": 2, "ms": 50}));
+    call["params"]["_meta"]["progressToken"] = json!("p");
+    let messages = Events::of(client.post(&call).await).messages().await;
+    let (_, last) = messages.last().unwrap();
+    assert_eq!(text_of(last), "done");
+    assert_eq!(
+        messages[0].1["params"]["progressToken"], "p",
+        "{messages:?}"
+    );
+    let client = client.with(tasks());
+    let task = begun(&client, "sleep", json!({"ms": 1000})).await;
+    assert_eq!(text_of(&client.polled(&task, "completed").await), "slept");
+    let task = begun(&client, "hang", json!({})).await;
+    client.of_task("tasks/cancel", &task).await;
+    until("the cancellation at the child", || async {
+        client
+            .text("received", json!({}))
+            .await
+            .contains("tasks/cancel")
+    })
+    .await;
+    let client = client.with(json!({"roots": {}}));
+    for after in [0, 500] {
+        let call = client.tool("ask", json!({"kind": "roots", "after": after}));
+        let required = client.answer(&call).await;
+        let key = asked(&required)[0].0.clone();
+        let retry = client.retry(&call, &required, json!({key: {"roots": []}}));
+        let answer = client.answer(&retry).await;
+        assert!(text_of(&answer).contains("related-task"), "{answer}");
+    }
 }

@@ -14,7 +14,7 @@ pub(crate) struct InputRequest {
     /// The raw id that the answer needs.
     pub(crate) id: Bytes,
     /// The key that the server gave it; none for a session-based server.
-    key: Option<String>,
+    pub(super) key: Option<String>,
     /// The request without its envelope: method and parameters.
     pub(crate) request: Bytes,
 }

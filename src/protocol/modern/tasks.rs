@@ -235,6 +235,7 @@ mod tests {
         let own = r#""createdAt":"2026-07-28T00:00:00Z","lastUpdatedAt":"2026-07-28T00:00:01Z","ttlMs":5,"pollIntervalMs":1000"#;
         let meta = r#""_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s"}}"#;
         let ask = InputRequest {
+            key: None,
             id: Bytes::from_static(b"7"),
             request: Bytes::from_static(br#"{"method":"roots/list"}"#),
         };

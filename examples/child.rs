@@ -3,7 +3,6 @@
 #![expect(
     unsafe_code,
     clippy::disallowed_types,
-    clippy::needless_pass_by_value,
     clippy::too_many_lines,
     reason = "a program of plain threads that has to misbehave; nothing of it is shipped"
 )]

@@ -4,7 +4,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -23,7 +23,7 @@ use crate::{
 
 /// The eras of launch specifications, as their children have shown them.
 #[derive(Default)]
-pub(super) struct Eras(Mutex<HashMap<Spec, Arc<KnownEra>>>);
+pub(super) struct Eras(RwLock<HashMap<Spec, Arc<KnownEra>>>);
 
 /// The most launch specifications whose eras are known. Of others a child is asked again.
 const MOST: usize = 16_384;
@@ -42,7 +42,12 @@ pub(super) enum Probed {
 
 impl Eras {
     fn of(&self, spec: &Spec) -> Arc<KnownEra> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known.get(spec) {
+            return Arc::clone(known);
+        }
+        drop(known);
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MOST && !known.contains_key(spec) {
             known.clear();
         }

@@ -168,6 +168,13 @@ fn reply(server: &Fields<'_>) -> Reply {
                  the extension is not offered.",
             )
             .read(default.task_after, parse::duration()),
+        cache_for: fields
+            .key(
+                "cache_for",
+                "The time for which a client of 2026-07-28 may keep a list, a resource, or what it has \
+                 discovered, for itself alone.",
+            )
+            .read(default.cache_for, parse::duration()),
         close_after: fields
             .key(
                 "close_after",
@@ -351,6 +358,7 @@ const DEFAULT_REPLY: Reply = Reply {
     mode: ReplyMode::Auto,
     sse_after: Duration::from_millis(100),
     task_after: Duration::from_secs(5),
+    cache_for: Duration::ZERO,
     close_after: Duration::ZERO,
 };
 const DEFAULT_CLOCKS: Clocks = Clocks {

@@ -18,10 +18,10 @@ pub(super) struct Listening {
     lists: Vec<&'static str>,
     /// The raw URIs of the resources, in their canonical spelling.
     resources: BTreeSet<Box<[u8]>>,
-    /// Requests to subscribe that wait for a `subscriptions/listen` of theirs: raw ids and URIs.
-    waiting: Vec<(Box<[u8]>, Box<[u8]>)>,
+    /// Requests to subscribe that wait for a `subscriptions/listen` of theirs.
+    waiting: Vec<Wanted>,
     /// Those that wait for its acknowledgement.
-    asked: Vec<(Box<[u8]>, Box<[u8]>)>,
+    asked: Vec<Wanted>,
     /// The number of the latest `subscriptions/listen`.
     last: u64,
     /// The one that was acknowledged.
@@ -33,6 +33,9 @@ pub(super) struct Listening {
     /// How often the server has ended one.
     ended: u32,
 }
+
+/// A request to subscribe: its raw id and URI.
+type Wanted = (Box<[u8]>, Box<[u8]>);
 
 /// How often one that the server has ended is begun again. A server that ends because of it would be asked
 /// without an end.

@@ -377,8 +377,20 @@ fn a_cancellation_reaches_the_request_that_the_server_works_on() {
     assert_eq!(sent, format!("{}\n", cancelled(r#""7.1""#)));
 }
 
-#[test]
-fn subscriptions_are_one_request_at_a_time() {
+fn acknowledged(number: u32, uris: &str) -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":"listen-{number}"}},"notifications":{{"resourceSubscriptions":[{uris}]}}}}}}"#
+    )
+}
+
+fn subscribe(id: u32, uri: &str) -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"method":"resources/subscribe","params":{{"uri":"{uri}"}}}}"#
+    )
+}
+
+/// A session that hears of changes of tools.
+fn listening() -> Both {
     let mut both = Both::new(Opening::Modern);
     both.owner_writes(INITIALIZE);
     let discovered = DISCOVERED.replace(
@@ -391,19 +403,14 @@ fn subscriptions_are_one_request_at_a_time() {
         listen.contains(r#""id":"listen-1","method":"subscriptions/listen""#),
         "{listen}"
     );
-    assert!(
-        listen.contains(r#""notifications":{"toolsListChanged":true,"resourceSubscriptions":[]}"#)
-    );
-    let acknowledged = |number: u32, uris: &str| {
-        format!(
-            r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":"listen-{number}"}},"notifications":{{"resourceSubscriptions":[{uris}]}}}}}}"#
-        )
-    };
-    let subscribe = |id: u32, uri: &str| {
-        format!(
-            r#"{{"jsonrpc":"2.0","id":{id},"method":"resources/subscribe","params":{{"uri":"{uri}"}}}}"#
-        )
-    };
+    let filter = r#""notifications":{"toolsListChanged":true,"resourceSubscriptions":[]}"#;
+    assert!(listen.contains(filter), "{listen}");
+    both
+}
+
+#[test]
+fn subscriptions_are_one_request_at_a_time() {
+    let mut both = listening();
     // The next one waits for the acknowledgement of the first, and is for all that came meanwhile.
     assert_eq!(both.owner_writes(&subscribe(2, "a:b")), "");
     assert_eq!(both.owner_writes(&subscribe(3, r"a:\u0063")), "");
@@ -434,6 +441,15 @@ fn subscriptions_are_one_request_at_a_time() {
     ] {
         assert_eq!(both.server_writes(&unheard).1, [""; 0]);
     }
+}
+
+#[test]
+fn a_subscription_that_the_server_ends_is_begun_again() {
+    let mut both = listening();
+    both.server_writes(&acknowledged(1, ""));
+    both.owner_writes(&subscribe(2, "a:b"));
+    both.server_writes(&acknowledged(2, r#""a:b""#));
+    both.owner.clear();
 
     // One that the server ends is begun again, but not without an end.
     for number in 2..5 {

@@ -110,7 +110,12 @@ async fn discover(
         Err(line) => return Ok(failed(front, request, line, accepts)),
     };
     let supported = Stateless::revisions(request.caller.access);
-    let result = discover_result(lease.initialized(), &supported, request.offers_tasks());
+    let result = discover_result(
+        lease.initialized(),
+        &supported,
+        request.offers_tasks(),
+        request.cache_for(),
+    );
     let mut line = BytesMut::new();
     jsonrpc::push_result(request.id(), &result, &mut line);
     Ok(answered(front, request, line.freeze(), accepts))

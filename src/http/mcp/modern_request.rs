@@ -191,8 +191,14 @@ impl<'a> ModernRequest<'a> {
         Completion {
             id: Bytes::copy_from_slice(self.id()),
             server_info,
-            is_cacheable: Completion::is_cacheable(&self.method),
+            cache_for: Completion::is_cacheable(&self.method).then(|| self.cache_for()),
         }
+    }
+
+    /// The milliseconds for which the client may keep what can be kept.
+    pub(super) fn cache_for(&self) -> u64 {
+        let time = self.caller.access.server().reply.cache_for;
+        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
     }
 }
 

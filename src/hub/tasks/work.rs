@@ -78,7 +78,7 @@ impl Work {
             completion: Completion {
                 id: Bytes::from_static(b"0"),
                 server_info: call.server_info(),
-                is_cacheable: false,
+                cache_for: None,
             },
             core: Arc::clone(core),
             id,

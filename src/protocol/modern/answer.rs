@@ -15,17 +15,10 @@ pub(crate) struct Completion {
     pub(crate) id: Bytes,
     /// The raw `serverInfo` of the server.
     pub(crate) server_info: Option<Bytes>,
-    /// Whether clients may cache results of the method: it needs the members that say for how long.
-    pub(crate) is_cacheable: bool,
+    /// The milliseconds for which the client may keep results of the method; none for methods whose results
+    /// do not say.
+    pub(crate) cache_for: Option<u64>,
 }
-
-/// The members of a result that this era has and its servers decide about: how it goes on, for how long it
-/// may be kept, and by whom.
-const OWN: [(&str, &[u8]); 3] = [
-    ("resultType", b"\"complete\""),
-    ("ttlMs", b"0"),
-    ("cacheScope", b"\"private\""),
-];
 
 impl Completion {
     /// Whether results of this method have the members of caching (2026-07-28 caching, "Cacheable
@@ -68,13 +61,18 @@ impl Completion {
             members.find_map(|(key, value)| is_it(*key).then_some(*value))
         };
         let mut added: Vec<Vec<u8>> = Vec::new();
-        // They mean nothing in a session: a value of the server's own, as an age for all callers of a list
-        // that policy has cut for this one, is none that may be passed on.
-        let own: &[(&str, &[u8])] = if self.is_cacheable { &OWN } else { &OWN[..1] };
+        // How it goes on, for how long it may be kept, and by whom. They mean nothing in a session: a value of
+        // the server's own, as an age for all callers of a list that policy has cut for this one, is none that
+        // may be passed on.
+        let mut own = vec![("resultType", b"\"complete\"".to_vec())];
+        if let Some(time) = self.cache_for {
+            own.push(("ttlMs", time.to_string().into()));
+            own.push(("cacheScope", b"\"private\"".to_vec()));
+        }
         for (name, value) in own {
             match find(name) {
-                None => added.push([b"\"", name.as_bytes(), b"\":", value].concat()),
-                Some(span) => cuts.push((span, value.to_vec())),
+                None => added.push([b"\"", name.as_bytes(), b"\":", &*value].concat()),
+                Some(span) => cuts.push((span, value)),
             }
         }
         if let Some(info) = &self.server_info {
@@ -202,7 +200,7 @@ mod tests {
         let completion = Completion {
             id: Bytes::from_static(b"\"own\""),
             server_info: Some(Bytes::from_static(br#"{"name":"s"}"#)),
-            is_cacheable,
+            cache_for: is_cacheable.then_some(0),
         };
         String::from_utf8(completion.complete(&message(text)).to_vec()).unwrap()
     }

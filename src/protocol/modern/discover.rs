@@ -12,8 +12,13 @@ use crate::protocol::{
 
 /// The result of `server/discover`, made of the raw result of the server's `initialize`.
 ///
-/// The tasks of a session are none of this era's, but for the extension of that name, which the gateway has.
-pub(crate) fn discover_result(initialized: &[u8], supported: &[&str], offers_tasks: bool) -> Bytes {
+/// The client may keep it for so many milliseconds. The tasks of a session are none of this era's, but for the extension of that name, which the gateway has.
+pub(crate) fn discover_result(
+    initialized: &[u8],
+    supported: &[&str],
+    offers_tasks: bool,
+    cache_for: u64,
+) -> Bytes {
     let initialized = &*initialize::without_tasks(initialized);
     let mut result = BytesMut::new();
     result.extend_from_slice(br#"{"resultType":"complete","supportedVersions":["#);
@@ -37,7 +42,9 @@ pub(crate) fn discover_result(initialized: &[u8], supported: &[&str], offers_tas
         result.extend_from_slice(info);
         result.put_u8(b'}');
     }
-    result.extend_from_slice(br#","ttlMs":0,"cacheScope":"private"}"#);
+    result.extend_from_slice(br#","ttlMs":"#);
+    result.extend_from_slice(cache_for.to_string().as_bytes());
+    result.extend_from_slice(br#","cacheScope":"private"}"#);
     result.freeze()
 }
 
@@ -209,7 +216,7 @@ mod tests {
     fn discover_repeats_what_initialize_said() {
         let initialized = br#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"},"instructions":"do"}"#;
         assert_eq!(
-            discover_result(initialized, &["2026-07-28", "2025-11-25"], false),
+            discover_result(initialized, &["2026-07-28", "2025-11-25"], false, 0),
             r#"{"resultType":"complete","supportedVersions":["2026-07-28","2025-11-25"],"capabilities":{"tools":{}},"instructions":"do","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s","version":"1"}},"ttlMs":0,"cacheScope":"private"}"#
         );
     }

@@ -269,7 +269,7 @@ mod tests {
                 ask.request,
                 format!(r#"{{"method":"roots/list","params":{params}}}"#)
             );
-            assert_eq!(key(&[ask.clone()], 0), "k\"");
+            assert_eq!(key(std::slice::from_ref(&ask), 0), "k\"");
             let other = InputRequest {
                 id: Bytes::from_static(b"8"),
                 ..ask.clone()

@@ -213,11 +213,11 @@ pub(crate) enum ServerAnswer {
     /// What the server wants to know before it answers.
     InputRequired(WantedInput),
     /// A result of a type that was not agreed on: "A client MUST treat an unrecognized `resultType` as an
-    /// error" (2026-07-28 basic, "ResultType").
+    /// error" (2026-07-28 basic, `resultType`).
     Unknown,
 }
 
-/// What a server wants to know (2026-07-28 mrtr, "InputRequiredResult").
+/// What a server wants to know (2026-07-28 mrtr, `InputRequiredResult`).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WantedInput {
     /// Its requests, each with its raw key.

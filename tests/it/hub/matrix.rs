@@ -75,6 +75,38 @@ fn request(id: u64, method: &str, params: &Value) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
 }
 
+/// Makes a request without a session again with what the server asks for, until it is complete.
+async fn ask_stateless(client: &Modern, method: &str, params: Value) -> Heard {
+    let mut heard = Heard::default();
+    let call = client.message(method, params);
+    let mut message = call.clone();
+    loop {
+        let response = client.post(&message).await;
+        let mut answer = Value::Null;
+        if is_stream(&response) {
+            let mut events = Events::of(response);
+            while let Some((_, message)) = events.message().await {
+                heard.take(&message);
+                answer = message;
+            }
+        } else {
+            answer = json_of(response).await;
+        }
+        if answer["result"]["resultType"] != "input_required" {
+            heard.answer = answer;
+            return heard;
+        }
+        let asks = answer["result"]["inputRequests"].as_object().unwrap();
+        let mut replies = json!({});
+        for (key, ask) in asks {
+            let method = ask["method"].as_str().unwrap();
+            heard.asked.push(method.to_owned());
+            replies[key] = reply(method);
+        }
+        message = client.retry(&call, &answer, replies);
+    }
+}
+
 impl Peer {
     /// Sends a request, answers what the server asks meanwhile, and returns what was heard.
     async fn ask(&mut self, method: &str, params: Value) -> Heard {
@@ -108,35 +140,7 @@ impl Peer {
                     }
                 }
             }
-            Self::Stateless(client) => {
-                let call = client.message(method, params.clone());
-                let mut message = call.clone();
-                loop {
-                    let response = client.post(&message).await;
-                    let mut answer = Value::Null;
-                    if is_stream(&response) {
-                        let mut events = Events::of(response);
-                        while let Some((_, message)) = events.message().await {
-                            heard.take(&message);
-                            answer = message;
-                        }
-                    } else {
-                        answer = json_of(response).await;
-                    }
-                    if answer["result"]["resultType"] != "input_required" {
-                        heard.answer = answer;
-                        return heard;
-                    }
-                    let asks = answer["result"]["inputRequests"].as_object().unwrap();
-                    let mut replies = json!({});
-                    for (key, ask) in asks {
-                        let method = ask["method"].as_str().unwrap();
-                        heard.asked.push(method.to_owned());
-                        replies[key] = reply(method);
-                    }
-                    message = client.retry(&call, &answer, replies);
-                }
-            }
+            Self::Stateless(client) => return ask_stateless(client, method, params).await,
         }
         heard
     }
@@ -232,11 +236,10 @@ async fn asks(peer: &mut Peer, kind: &str, method: &str) -> bool {
 async fn logs(peer: &mut Peer) -> bool {
     match peer {
         Peer::Stateless(client) => client.level = Some("warning"),
-        _ => {
-            _ = peer
-                .ask("logging/setLevel", json!({"level": "warning"}))
-                .await
-        }
+        _ => drop(
+            peer.ask("logging/setLevel", json!({"level": "warning"}))
+                .await,
+        ),
     }
     peer.call("log", json!({"level": "info", "text": "low"}))
         .await;

@@ -347,8 +347,15 @@ async fn a_manifest_says_the_era_of_a_server() {
     let modern = Modern::at(&gateway.url);
     let received = modern.text("received", json!({})).await;
     assert!(!received.contains("server/discover"), "{received}");
-    let modern = ["server.era=modern"];
+    let modern = ["server.era=modern", "server.reply.cache_for=90s"];
     let gateway = Gateway::of(&modern, &["CHILD_ERA=dual"], &[&child]).await;
     let session = gateway.session().await;
     assert_eq!(session.opened["result"]["instructions"], "Be modern.");
+    // What the child says of caching is for all its callers.
+    let client = Modern::at(&gateway.url);
+    for method in ["server/discover", "tools/list"] {
+        let result = &client.ask(method, json!({})).await["result"];
+        assert_eq!(result["ttlMs"], 90_000, "{method}");
+        assert_eq!(result["cacheScope"], "private");
+    }
 }

@@ -162,6 +162,9 @@ impl Translator {
         self.known.legacy.set(is_result.then_some(true));
         if !is_result {
             self.known.modern.set(None);
+        } else if matches!(self.phase, Phase::Both) {
+            // One that has answered this and not the probe before it has no answer to that.
+            self.known.modern.set(Some(false));
         }
         self.phase = Phase::Over;
         to.owner.push_back(answer.bytes().clone());

@@ -128,6 +128,12 @@ fn the_first_answer_of_a_slow_server_decides() {
     assert_eq!(both.server_writes(&result), (String::new(), vec![result]));
     assert!(both.translator.is_over());
 
+    // One that never answers the probe is not asked again.
+    let mut both = Both::new(Opening::Undecided);
+    both.owner_writes(INITIALIZE);
+    both.server_writes(&answer("1", r#""result":{}"#));
+    assert_eq!(both.known.modern.get(), Some(false));
+
     let mut both = Both::new(Opening::Undecided);
     both.owner_writes(INITIALIZE);
     let (_, told) = both.server_writes(&answer(probe, DISCOVERED));

@@ -337,6 +337,11 @@ async fn a_server_that_does_not_answer_the_probe_gets_initialize() {
         received.contains(r#"\"method\":\"initialize\""#),
         "{received}"
     );
+    let received = newcomer(&gateway, 2).text("received", json!({})).await;
+    assert!(
+        !received.contains("server/discover"),
+        "it is known: {received}"
+    );
 }
 
 #[tokio::test]

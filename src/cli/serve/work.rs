@@ -123,7 +123,18 @@ fn locked(path: &Path) -> anyhow::Result<File> {
 /// Removes the directory of a gateway of this user, unless the gateway or one of its children is alive.
 fn remove_leftover(path: &Path, own_uid: u32) -> io::Result<()> {
     let Ok(dir) = open(path) else { return Ok(()) };
-    if dir.metadata()?.uid() != own_uid || !is_free(&dir) {
+    remove_opened(&dir, path, own_uid)
+}
+
+/// Removes a directory that was opened at this path, unless there is another one by now: between the opening
+/// and the lock, one gateway may have removed it, and its owner made it anew.
+fn remove_opened(dir: &File, path: &Path, own_uid: u32) -> io::Result<()> {
+    let opened = dir.metadata()?;
+    if opened.uid() != own_uid || !is_free(dir) {
+        return Ok(());
+    }
+    let is_there = fs::symlink_metadata(path).is_ok_and(|found| found.ino() == opened.ino());
+    if !is_there {
         return Ok(());
     }
     for entry in fs::read_dir(path)? {
@@ -234,5 +245,19 @@ mod tests {
         assert!(!with_child.path().exists());
         own.remove();
         assert!(!own.path().exists());
+    }
+
+    #[test]
+    fn a_directory_that_was_made_anew_is_not_taken_for_the_one_that_was_opened() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join(format!("{PREFIX}{}", random_name()));
+        let work = Work::Temporary(path.clone());
+        drop(work.make(&Offer::none()).unwrap());
+        let (opened, own_uid) = (open(&path).unwrap(), rustix::process::geteuid().as_raw());
+        // Another gateway removes it, and its owner makes it anew.
+        fs::remove_dir(&path).unwrap();
+        let _lock = work.make(&Offer::none()).unwrap();
+        remove_opened(&opened, &path, own_uid).unwrap();
+        assert!(path.is_dir());
     }
 }

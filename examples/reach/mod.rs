@@ -25,6 +25,17 @@ pub(crate) fn attempt(what: &str, path: &str, number: i32) -> String {
     outcome.unwrap_or_else(|error| format!("refused: {error}"))
 }
 
+/// Connects to an address of IP.
+pub(crate) fn tcp(address: &str) -> String {
+    let Ok(address) = address.parse() else {
+        return "no address".into();
+    };
+    match std::net::TcpStream::connect_timeout(&address, std::time::Duration::from_secs(2)) {
+        Ok(_) => "connected".into(),
+        Err(error) => format!("refused: {error}"),
+    }
+}
+
 /// Connects to a UNIX socket; a name that begins with "@" is abstract.
 fn connect(path: &str) -> io::Result<String> {
     use std::os::linux::net::SocketAddrExt;

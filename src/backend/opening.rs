@@ -10,20 +10,24 @@ use std::{
 
 use bytes::Bytes;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    admission::Spec,
+    admission::{Spec, spec},
     child::{Child, ChildEvent},
     dialect::{KnownEra, Opening, PROBE, Translator, is_modern, push_probe},
 };
 use crate::{
-    declare::ServerEra,
+    declare::{Server, ServerEra},
     protocol::{Kind, Message},
 };
 
 /// The eras of launch specifications, as their children have shown them.
-#[derive(Default)]
-pub(super) struct Eras(RwLock<HashMap<Spec, Arc<KnownEra>>>);
+pub(super) struct Eras {
+    known: RwLock<HashMap<Spec, Arc<KnownEra>>>,
+    /// Ends the wait for answers.
+    stop: CancellationToken,
+}
 
 /// The most launch specifications whose eras are known. Of others a child is asked again.
 const MOST: usize = 16_384;
@@ -36,36 +40,46 @@ const WAIT: Duration = Duration::from_secs(3);
 pub(super) enum Probed {
     /// The child can be spoken to.
     Ready(Child),
-    /// The child has ended of it: another one is started without a probe.
+    /// The child ended at the probe: another one is started without it.
     Upset(Child),
 }
 
 impl Eras {
-    fn of(&self, spec: &Spec) -> Arc<KnownEra> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.get(spec) {
+    /// Nothing known; answers are awaited until `stop`.
+    pub(super) fn new(stop: CancellationToken) -> Self {
+        Self {
+            known: RwLock::default(),
+            stop,
+        }
+    }
+
+    fn of(&self, server: &Server) -> Arc<KnownEra> {
+        let spec = spec(server);
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known.get(&spec) {
             return Arc::clone(known);
         }
         drop(known);
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MOST && !known.contains_key(spec) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MOST && !known.contains_key(&spec) {
             known.clear();
         }
-        Arc::clone(known.entry(spec.clone()).or_default())
+        Arc::clone(known.entry(spec).or_default())
     }
 
-    /// Opens a child of this specification for a session, which `is_modern` if its client is: then a child of
-    /// which it is not known whether it is a modern one, too, is probed. `is_upset` if another one has ended of
-    /// that.
-    pub(super) async fn open(
-        &self,
-        mut child: Child,
-        spec: &Spec,
-        era: ServerEra,
-        (is_modern, is_upset): (bool, bool),
-    ) -> Probed {
-        let known = self.of(spec);
-        let opening = match (era, is_modern) {
+    /// Whether children of a server have to be probed for such a client: it is not known whether they
+    /// understand the modern era.
+    pub(super) fn is_unknown(&self, server: &Server, is_modern: bool) -> bool {
+        let is_probed = is_modern && server.era == ServerEra::Auto;
+        is_probed && self.of(server).modern.get().is_none()
+    }
+
+    /// Opens a child of a server for a session, which `is_modern` if its client is: then a child of which it
+    /// is not known whether it is a modern one, too, is probed. One that ends at the probe counts as none, so
+    /// that the next one is not.
+    pub(super) async fn open(&self, mut child: Child, server: &Server, is_modern: bool) -> Probed {
+        let known = self.of(server);
+        let opening = match (server.era, is_modern) {
             (ServerEra::Legacy, _) => return Probed::Ready(child),
             (ServerEra::Modern, _) => Opening::ModernOnly,
             // A session speaks to a server as its client does, if both can: nothing is translated then.
@@ -76,13 +90,12 @@ impl Eras {
             (ServerEra::Auto, true) => match known.modern.get() {
                 Some(true) => Opening::Modern,
                 Some(false) => Opening::Legacy,
-                None => match probe(&mut child).await {
+                None => match self.probe(&mut child).await {
                     Answer::None => Opening::Undecided,
-                    Answer::Ended if !is_upset => {
+                    Answer::Ended => {
                         known.modern.set(Some(false));
                         return Probed::Upset(child);
                     }
-                    Answer::Ended => Opening::Legacy,
                     Answer::Era(is_modern) => {
                         known.modern.set(Some(is_modern));
                         if is_modern {
@@ -97,6 +110,17 @@ impl Eras {
         child.translate_by(Translator::new(opening, is_modern, known));
         Probed::Ready(child)
     }
+
+    /// Asks a child which era it understands (2026-07-28 stdio, "Backward Compatibility").
+    async fn probe(&self, child: &mut Child) -> Answer {
+        push_probe(child.out());
+        child.try_flush();
+        let mut others: Vec<Bytes> = Vec::new();
+        let answer = self.stop.run_until_cancelled(answer(child, &mut others));
+        let answer = timeout(WAIT, answer).await;
+        child.unread(others);
+        answer.ok().flatten().unwrap_or(Answer::None)
+    }
 }
 
 /// The answer to a probe.
@@ -109,25 +133,19 @@ enum Answer {
     Ended,
 }
 
-/// Asks a child which era it understands (2026-07-28 stdio, "Backward Compatibility").
-async fn probe(child: &mut Child) -> Answer {
-    push_probe(child.out());
-    child.try_flush();
-    let mut others: Vec<Bytes> = Vec::new();
-    let answer = timeout(WAIT, answer(child, &mut others)).await;
-    child.unread(others);
-    answer.unwrap_or(Answer::None)
-}
-
 /// Waits for the answer, and keeps other lines for the owner of the child.
 async fn answer(child: &mut Child, others: &mut Vec<Bytes>) -> Answer {
+    let mut kept = 0;
     loop {
         let line = match child.next().await {
             ChildEvent::Line(line) => line,
+            ChildEvent::Translated => continue,
             ChildEvent::TooLong | ChildEvent::Closed | ChildEvent::Exited(_) => {
                 return Answer::Ended;
             }
         };
+        // Also what an empty line takes.
+        kept += line.len() + size_of::<Bytes>();
         match Message::parse_line(line) {
             Ok(message)
                 if message.id() == Some(PROBE)
@@ -138,7 +156,7 @@ async fn answer(child: &mut Child, others: &mut Vec<Bytes>) -> Answer {
             Ok(message) => others.push(message.bytes().clone()),
             Err(line) => others.push(line),
         }
-        if others.iter().map(Bytes::len).sum::<usize>() > MOST_KEPT {
+        if kept > MOST_KEPT {
             return Answer::None;
         }
     }

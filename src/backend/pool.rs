@@ -5,7 +5,10 @@
 use std::{sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SecureRandom;
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -19,7 +22,7 @@ use super::{
 use crate::{
     config::gateway,
     declare::Server,
-    telemetry::{Exit, Metrics, Traces},
+    telemetry::{ChildState, Exit, Metrics, Traces},
 };
 
 /// Source of all children of a gateway.
@@ -29,6 +32,8 @@ pub(crate) struct Pool {
     starter: Arc<Starter>,
     warm: WarmChildren,
     eras: Eras,
+    /// The probes under way.
+    tracker: TaskTracker,
     /// Installations that children start from.
     pub(crate) preparations: Arc<Preparations>,
     /// Children that run.
@@ -56,7 +61,7 @@ impl Pool {
             (Arc::clone(&registry), Arc::clone(&memory)),
             bounds.wait,
             tracker.clone(),
-            stop,
+            stop.clone(),
         );
         let preparations = Arc::new(preparations);
         let starter = Starter::new(
@@ -65,13 +70,14 @@ impl Pool {
             Arc::clone(&circuits),
             (registry, memory),
             (Arc::clone(&metrics), traces),
-            tracker,
+            tracker.clone(),
         );
         let starter = Arc::new(starter);
         Self {
             wait: bounds.wait,
             circuits,
-            eras: Eras::default(),
+            eras: Eras::new(stop),
+            tracker,
             warm: WarmChildren::new(Arc::clone(&starter), Arc::clone(&preparations)),
             preparations,
             registry: Arc::clone(&starter.registry),
@@ -112,36 +118,59 @@ impl Pool {
             // It may be the probe of a circuit that was open.
             let attempt = self.circuits.try_start(&spec, cause).ok();
             warm.place.begin(occasion.cause, attempt);
-            return self.open(&server, ready.as_deref(), warm, is_modern).await;
+            return self.open(server, ready, warm, is_modern).await;
         }
         let started = self
             .starter
             .start(&server, ready.as_deref(), restarts, deadline, occasion)
             .await?;
-        self.open(&server, ready.as_deref(), started, is_modern)
-            .await
+        self.open(server, ready, started, is_modern).await
     }
 
-    /// Opens a started child for its owner. One that ends of the probe is replaced, in its place.
+    /// Opens a started child for its owner.
     async fn open(
+        self: Arc<Self>,
+        server: Arc<Server>,
+        ready: Option<Arc<Ready>>,
+        started: Started,
+        is_modern: bool,
+    ) -> Result<Started, Refused> {
+        if !self.eras.is_unknown(&server, is_modern) {
+            let ready = ready.as_deref();
+            return self.probed(&server, ready, started, is_modern).await;
+        }
+        // A caller that goes in the meantime leaves a child that has to be stopped.
+        let (reply, opened) = oneshot::channel();
+        self.tracker.clone().spawn(async move {
+            let ready = ready.as_deref();
+            let opened = self.probed(&server, ready, started, is_modern).await;
+            if let Err(Ok(Started { child, place })) = reply.send(opened) {
+                place.entry().set(ChildState::Stopping);
+                child.stop(server.clocks.stop).await;
+                self.metrics.child_exited(Exit::Stopped);
+            }
+        });
+        opened.await.unwrap_or(Err(Refused::Busy))
+    }
+
+    /// The child, probed if it has to be. One that ended at the probe is replaced, in its place.
+    async fn probed(
         &self,
         server: &Server,
         ready: Option<&Ready>,
         started: Started,
         is_modern: bool,
     ) -> Result<Started, Refused> {
-        let spec = spec(server);
         let Started { child, place } = started;
-        let opened = self.eras.open(child, &spec, server.era, (is_modern, false));
-        let upset = match opened.await {
+        let upset = match self.eras.open(child, server, is_modern).await {
             Probed::Ready(child) => return Ok(Started { child, place }),
             Probed::Upset(child) => child,
         };
         upset.kill().await;
         self.metrics.child_exited(Exit::Stopped);
         let Started { child, place } = self.starter.spawn(server, ready, place).await?;
-        let opened = self.eras.open(child, &spec, server.era, (is_modern, true));
-        match opened.await {
+        // Its era counts as known now.
+        match self.eras.open(child, server, is_modern).await {
             Probed::Ready(child) | Probed::Upset(child) => Ok(Started { child, place }),
         }
     }

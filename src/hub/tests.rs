@@ -17,6 +17,7 @@ use crate::base::budget::Descriptors;
 use crate::{
     auth::Access,
     backend::{
+        Occasion,
         child::{Ambient, Launcher, Restart, Zygote},
         sandbox::Sandbox,
     },
@@ -361,6 +362,36 @@ async fn a_client_without_a_session_leaves_none_whenever_it_goes() {
         assert!(gone.is_ok(), "after {polls} polls");
     }
     assert!(polls > 2, "{polls}");
+    bench.end().await;
+}
+
+/// The child would end without being stopped, and be counted for ever.
+#[tokio::test]
+async fn a_child_whose_owner_goes_during_the_probe_is_stopped() {
+    let bench = Bench::new(&json!({"env": {"CHILD_IGNORES_UNKNOWN": "1"}}));
+    let pool = Arc::clone(&bench.hub.0.pool);
+    let occasion = Occasion {
+        is_modern: true,
+        ..Occasion::default()
+    };
+    let children = || {
+        let text = bench.hub.0.metrics.render();
+        let level = text
+            .lines()
+            .find_map(|line| line.strip_prefix("lockgate_children "));
+        level.unwrap_or_default().to_owned()
+    };
+    let got = Arc::clone(&pool).get(Arc::clone(&bench.server), 0, None, occasion);
+    let got = tokio::time::timeout(Duration::from_secs(1), got).await;
+    assert!(got.is_err(), "the probe takes longer");
+    assert_eq!(children(), "1");
+    let stopped = async {
+        while children() != "0" {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let stopped = tokio::time::timeout(Duration::from_secs(20), stopped).await;
+    assert!(stopped.is_ok());
     bench.end().await;
 }
 

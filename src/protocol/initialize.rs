@@ -109,7 +109,7 @@ pub(super) const OWN_INFO: &str = concat!(
 );
 
 /// The newest session-based revision.
-const NEWEST: Revision = Revision::V2025_11_25;
+pub(crate) const NEWEST: Revision = Revision::V2025_11_25;
 
 /// A line that subscribes to a raw URI; `id` is raw as well.
 pub(crate) fn subscribe(id: &str, uri: &[u8]) -> Bytes {

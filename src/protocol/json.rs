@@ -563,6 +563,13 @@ pub(crate) fn members(text: &[u8], object: Span) -> Vec<(Span, Span)> {
     read.map_or_else(|_| Vec::new(), |_| found)
 }
 
+/// The value of a member of the object at `object` in a text that was scanned before.
+pub(crate) fn member(text: &[u8], object: Span, name: &str) -> Option<Span> {
+    let is_it = |key: Span| decoded(key.of(text)).as_deref() == Some(name);
+    let mut members = members(text, object).into_iter();
+    members.find_map(|(key, value)| is_it(key).then_some(value))
+}
+
 /// The items of an array in a text that was scanned before, one at a time.
 pub(crate) struct Items<'a>(Scanner<'a>);
 

@@ -128,9 +128,7 @@ impl Message {
 
     /// The span of `params`, which is searched for: few messages need it.
     pub(super) fn params_span(&self) -> Option<Span> {
-        let is_params = |key: Span| json::decoded(key.of(&self.bytes)).as_deref() == Some("params");
-        let mut members = json::members(&self.bytes, Span::whole(&self.bytes)).into_iter();
-        members.find_map(|(key, value)| is_params(key).then_some(value))
+        json::member(&self.bytes, Span::whole(&self.bytes), "params")
     }
 
     /// The raw `params`.

@@ -39,6 +39,9 @@ use crate::declare::{Launch, Limits};
 pub(crate) enum ChildEvent {
     /// A line of stdout, without its line end.
     Line(Bytes),
+    /// A line of stdout that was for the translator alone. Its owner counts it as any other: a child must not
+    /// keep a processor busy with such lines.
+    Translated,
     /// A line of stdout above the limit; the rest of stdout is discarded.
     TooLong,
     /// End of stdout; reported once.
@@ -321,20 +324,20 @@ impl Child {
 
     /// Next event of stdout: a complete line, one that is too long, or the end.
     fn take_line(&mut self) -> Option<ChildEvent> {
-        loop {
-            if let Some(line) = self.ahead.pop_front() {
-                return Some(ChildEvent::Line(line));
-            }
-            let line = match self.lines.take(self.stdout.is_none())? {
-                Taken::Line(line) => line,
-                Taken::TooLong => return Some(ChildEvent::TooLong),
-                Taken::End => return Some(ChildEvent::Closed),
-            };
-            let Some(translator) = &mut self.translator else {
-                return Some(ChildEvent::Line(line));
-            };
-            translator.line(line, &mut self.queue, &mut self.ahead);
+        if let Some(line) = self.ahead.pop_front() {
+            return Some(ChildEvent::Line(line));
         }
+        let line = match self.lines.take(self.stdout.is_none())? {
+            Taken::Line(line) => line,
+            Taken::TooLong => return Some(ChildEvent::TooLong),
+            Taken::End => return Some(ChildEvent::Closed),
+        };
+        let Some(translator) = &mut self.translator else {
+            return Some(ChildEvent::Line(line));
+        };
+        translator.line(line, &mut self.queue, &mut self.ahead);
+        let first = self.ahead.pop_front();
+        Some(first.map_or(ChildEvent::Translated, ChildEvent::Line))
     }
 
     /// Reads once; stays pending after the end of stdout.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use bytes::{BufMut, BytesMut};
 
-use crate::protocol::{Kind, Message, Revision, initialize, json, modern::ClientMeta};
+use crate::protocol::{Kind, Message, initialize, json, modern::ClientMeta};
 
 /// The eras that a server understands, as its answers have shown. They are a property of the server, not of a
 /// request, so that they are remembered for as long as the launch specification is the same.
@@ -32,7 +32,7 @@ impl Known {
         }
     }
 
-    /// Remembers what an answer has shown; none forgets what one has refuted.
+    /// Remembers what an answer has shown. `None` forgets what an answer has refuted.
     pub(crate) fn set(&self, is_so: Option<bool>) {
         let value = is_so.map_or(0, |is_so| if is_so { 1 } else { 2 });
         self.0.store(value, Ordering::Relaxed);
@@ -86,10 +86,6 @@ fn has_modern(versions: &[u8]) -> bool {
     }
     false
 }
-
-/// The newest session-based revision, which a server of the modern era is said to speak if its client
-/// requests one that this gateway does not know.
-pub(crate) const NEWEST: Revision = Revision::V2025_11_25;
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::protocol::{
     Message, Method, is_subscribed, json,
-    jsonrpc::{push_error, push_raw_error, push_result},
+    jsonrpc::{push_error, push_notification, push_raw_error, push_result},
     modern::{self, ClientMeta},
 };
 
@@ -118,6 +118,7 @@ impl Listening {
     fn end_current(&mut self, out: &mut Out<'_>) {
         if let Some(number) = self.current.take() {
             push_cancelled(&raw_id(number), out.server);
+            out.server.put_u8(b'\n');
         }
     }
 
@@ -198,9 +199,8 @@ fn raw_id(number: u64) -> Vec<u8> {
     [PREFIX, number.to_string().as_bytes(), b"\""].concat()
 }
 
-/// Appends the cancellation of a request with a raw id, as a line.
+/// Appends the cancellation of a request with a raw id.
 pub(super) fn push_cancelled(id: &[u8], out: &mut BytesMut) {
     let params = [&br#"{"requestId":"#[..], id, b"}"].concat();
-    crate::protocol::jsonrpc::push_notification("notifications/cancelled", Some(&params), out);
-    out.put_u8(b'\n');
+    push_notification("notifications/cancelled", Some(&params), out);
 }

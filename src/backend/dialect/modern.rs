@@ -11,7 +11,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::listening::{Listening, Out, push_cancelled};
 use crate::base::Table;
 use crate::protocol::{
-    Kind, Message, Method, json,
+    Kind, Message, Method, initialize, json,
     jsonrpc::{push_error, push_result},
     modern::{self, ClientMeta, ServerAnswer, WantedInput},
 };
@@ -28,7 +28,7 @@ pub(super) struct Modern {
     pings: Vec<Box<[u8]>>,
     /// Calls that the server may answer by asking, by their raw ids.
     calls: Table<Box<[u8]>, Call>,
-    /// The bytes that they take.
+    /// The bytes that they take, with what the server and the client have said meanwhile.
     kept: usize,
     listening: Listening,
 }
@@ -53,6 +53,15 @@ struct Ask {
     answer: Option<Bytes>,
 }
 
+impl Call {
+    /// The bytes that it takes.
+    fn size(&self) -> usize {
+        let of_ask = |ask: &Ask| ask.key.len() + ask.answer.as_ref().map_or(0, Bytes::len);
+        let asks = self.asks.iter().map(of_ask).sum::<usize>();
+        self.request.len() + self.state.as_ref().map_or(0, |state| state.len()) + asks
+    }
+}
+
 /// Where translated lines go.
 pub(super) struct To<'t> {
     /// Lines for the server, with line ends.
@@ -61,7 +70,8 @@ pub(super) struct To<'t> {
     pub(super) owner: &'t mut VecDeque<Bytes>,
 }
 
-/// The most bytes of calls of one child that can be made again. The server cannot ask during further ones.
+/// The most bytes that calls of one child take which can be made again. The server cannot ask during further
+/// ones, nor say more than that leaves.
 const MAX_KEPT: usize = 16 << 20;
 
 /// The level of log messages for a client that has set none.
@@ -111,22 +121,22 @@ impl Modern {
         }
     }
 
-    fn discovered(&mut self, initialize: &Message, result: &[u8], to: &mut To<'_>) {
-        self.client = ClientMeta::of(initialize);
+    fn discovered(&mut self, request: &Message, result: &[u8], to: &mut To<'_>) {
+        self.client = ClientMeta::of(request);
         if !self.is_for_modern {
             // Without a level a session-based server says what it thinks fit, and one of this era nothing.
             self.client.set_level(DEFAULT_LEVEL);
         }
         self.capabilities = modern::server_capabilities(result).freeze();
-        let requested = initialize.protocol_version();
-        let requested = requested.map(|span| span.of(initialize.bytes()));
+        let requested = request.protocol_version();
+        let requested = requested.map(|span| span.of(request.bytes()));
         let revision = requested.filter(|revision| {
-            let known = crate::protocol::initialize::revision(revision);
+            let known = initialize::revision(revision);
             known.is_some()
         });
-        let newest = format!("\"{}\"", super::era::NEWEST.as_str());
+        let newest = format!("\"{}\"", initialize::NEWEST.as_str());
         let result = modern::initialize_result(result, revision.unwrap_or(newest.as_bytes()));
-        let id = initialize.id().unwrap_or_default();
+        let id = request.id().unwrap_or_default();
         to.owner(|line| push_result(id, &result, line));
     }
 
@@ -145,7 +155,7 @@ impl Modern {
                 let level = message
                     .params()
                     .and_then(|params| json::get(params, "level"));
-                self.client.set_level(level.unwrap_or(b"\"info\""));
+                self.client.set_level(level.unwrap_or(DEFAULT_LEVEL));
                 to.owner(|line| push_result(id, b"{}", line));
             }
             (Kind::Request, Method::Subscribe) => {
@@ -204,7 +214,7 @@ impl Modern {
 
     fn remove(&mut self, id: &[u8]) -> Option<Call> {
         let call = self.calls.remove(id)?;
-        self.kept -= call.request.len();
+        self.kept -= call.size();
         Some(call)
     }
 
@@ -298,6 +308,11 @@ impl Modern {
         if call.round > MAX_ROUNDS {
             return self.fail(id, "the server asks without an end", to);
         }
+        let size = wanted.size();
+        if self.kept + size > MAX_KEPT {
+            return self.fail(id, "the server asks for too much at once", to);
+        }
+        self.kept += size;
         call.state = wanted.state;
         for (at, (key, request)) in wanted.requests.into_iter().enumerate() {
             let method = json::get(&request, "method").and_then(json::decoded);
@@ -325,15 +340,20 @@ impl Modern {
         let Some(ask) = asks.and_then(|asks| asks.get_mut(usize::try_from(at).ok()?)) else {
             return;
         };
-        match message.result() {
-            Some(result) => ask.answer = Some(Bytes::copy_from_slice(result)),
+        if ask.answer.is_some() {
+            return;
+        }
+        let answer = match message.result() {
+            Some(result) => Bytes::copy_from_slice(result),
             // There are no errors among the answers of this era.
-            None if ask.is_elicitation => ask.answer = Some(CANCELLED),
-            None => {
-                // It has its answer, so that it is not cancelled.
-                ask.answer = Some(CANCELLED);
-                return self.fail(id, "the client did not answer what the server asked", to);
-            }
+            None => CANCELLED,
+        };
+        let is_refused = message.result().is_none() && !ask.is_elicitation;
+        self.kept += answer.len();
+        // Also of one that was refused, so that it is not cancelled.
+        ask.answer = Some(answer);
+        if is_refused {
+            return self.fail(id, "the client did not answer what the server asked", to);
         }
         let call = self.calls.get(id);
         if call.is_some_and(|call| call.asks.iter().all(|ask| ask.answer.is_some())) {
@@ -346,12 +366,14 @@ impl Modern {
         let Some(call) = self.calls.get_mut(id) else {
             return;
         };
+        let before = call.size();
         let asks = std::mem::take(&mut call.asks);
         let answers = asks
             .iter()
             .filter_map(|ask| Some((&*ask.key, &**ask.answer.as_ref()?)));
         let again = retry_id(id, call.round);
         let state = call.state.take();
+        self.kept -= before - call.size();
         match modern::retry(&call.request, &again, answers, state.as_deref()) {
             Some(line) => {
                 to.server.extend_from_slice(&line);
@@ -369,10 +391,7 @@ const CANCELLED: Bytes = Bytes::from_static(br#"{"action":"cancel"}"#);
 fn cancel_asks(id: &[u8], call: &Call, to: &mut To<'_>) {
     for (at, ask) in call.asks.iter().enumerate() {
         if ask.answer.is_none() {
-            let mut line = BytesMut::new();
-            push_cancelled(&ask_id(id, call.round, at), &mut line);
-            line.truncate(line.len() - 1);
-            to.owner.push_back(line.freeze());
+            to.owner(|line| push_cancelled(&ask_id(id, call.round, at), line));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Translator between a child and its owner, which speaks to it as to a session-based server.
 //!
-//! It is there until the child has shown to be one, and stays if it is none.
+//! It goes as soon as the child has shown that it is one, and stays if it is none.
 
 use std::{collections::VecDeque, sync::Arc};
 

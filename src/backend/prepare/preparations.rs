@@ -576,7 +576,7 @@ async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
                 // A part would hold the whole line in memory.
                 said.push_back(Bytes::copy_from_slice(&line[..line.len().min(LINE)]));
             }
-            ChildEvent::TooLong | ChildEvent::Closed => {}
+            ChildEvent::Translated | ChildEvent::TooLong | ChildEvent::Closed => {}
             ChildEvent::Exited(exit) => return exit,
         }
     }

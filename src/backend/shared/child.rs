@@ -198,11 +198,14 @@ impl RunningChild {
             .push_own_request("initialize", Some(params.as_bytes()), out);
         self.child.try_flush();
         loop {
-            match self.child.next().await {
+            let event = self.child.next().await;
+            let is_line = matches!(event, ChildEvent::Line(_) | ChildEvent::Translated);
+            if is_line && let Some(until) = self.paced() {
+                sleep_until(until).await;
+            }
+            match event {
+                ChildEvent::Translated => {}
                 ChildEvent::Line(line) => {
-                    if let Some(until) = self.paced() {
-                        sleep_until(until).await;
-                    }
                     let Ok(message) = Message::parse_line(line) else {
                         self.shared.pool.metrics.noise_lines.add(1);
                         continue;
@@ -277,8 +280,10 @@ impl RunningChild {
                     None => return Loss::Idle,
                 },
                 event = self.child.next(), if paced.is_none() => match event {
-                    ChildEvent::Line(line) => {
-                        self.handle_line(line).await;
+                    event @ (ChildEvent::Line(_) | ChildEvent::Translated) => {
+                        if let ChildEvent::Line(line) = event {
+                            self.handle_line(line).await;
+                        }
                         paced = self.paced();
                         if self.pace.1.is_multiple_of(STEP) {
                             self.child.others_first().await;

@@ -527,3 +527,29 @@ fn clients_of_this_era_get_the_keys_of_the_server() {
         ]
     );
 }
+
+#[test]
+fn what_a_server_makes_the_gateway_keep_is_bounded() {
+    let mut both = begun();
+    let state = "s".repeat(1 << 20);
+    let required = format!(
+        r#""result":{{"resultType":"input_required","requestState":"{state}","inputRequests":{{"a":{{"method":"roots/list"}}}}}}"#
+    );
+    let mut asked = 0;
+    for call in 2..40 {
+        both.owner_writes(&format!(
+            r#"{{"jsonrpc":"2.0","id":{call},"method":"tools/call","params":{{}}}}"#
+        ));
+        let (_, told) = both.server_writes(&answer(&call.to_string(), &required));
+        asked += usize::from(told[0].contains("roots/list"));
+    }
+    assert_eq!(asked, 15, "of 1 MiB each, and 16 MiB in all");
+    assert!(both.translator.kept() < 16 << 20);
+    // What has ended takes nothing.
+    for call in 2..40 {
+        let roots = r#""result":{"roots":[]}"#;
+        both.owner_writes(&answer(&format!(r#""{call}.1.0""#), roots));
+        both.server_writes(&answer(&format!(r#""{call}.1""#), r#""result":{}"#));
+    }
+    assert_eq!(both.translator.kept(), 0);
+}

@@ -73,6 +73,7 @@ impl Session {
     fn handle_child(&mut self, event: ChildEvent) -> Rest<'_> {
         match event {
             ChildEvent::Line(line) => return self.handle_line(line),
+            ChildEvent::Translated => self.count_unsolicited(),
             ChildEvent::TooLong => {
                 tracing::warn!(
                     server.name = self.client.server().name,
@@ -449,9 +450,13 @@ impl Session {
 
     /// Counts a message of the child, other than a response.
     fn count_message(&mut self, said: &ServerMessage) {
-        if !matches!(said, ServerMessage::Response { .. })
-            && let Some(until) = self.pacing.count(Instant::now())
-        {
+        if !matches!(said, ServerMessage::Response { .. }) {
+            self.count_unsolicited();
+        }
+    }
+
+    fn count_unsolicited(&mut self) {
+        if let Some(until) = self.pacing.count(Instant::now()) {
             self.wake_by(until);
         }
     }

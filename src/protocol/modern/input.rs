@@ -81,7 +81,7 @@ pub(super) fn with_key(params: Option<&[u8]>, key: &[u8]) -> Bytes {
     let params = params.unwrap_or(b"{}");
     let member = [b"\"", INPUT_KEY.as_bytes(), b"\":", key].concat();
     let whole = Span::whole(params);
-    let cut = match member_named(params, "_meta") {
+    let cut = match json::member(params, whole, "_meta") {
         Some(meta) => with_member(params, meta, INPUT_KEY, member),
         None => with_member(
             params,
@@ -100,22 +100,16 @@ pub(super) fn with_key(params: Option<&[u8]>, key: &[u8]) -> Bytes {
 
 /// Appends raw parameters without the key, and without `_meta` if there is nothing else in it.
 fn push_without_key(params: &[u8], out: &mut BytesMut) {
-    let Some(meta) = member_named(params, "_meta") else {
+    let whole = Span::whole(params);
+    let Some(meta) = json::member(params, whole, "_meta") else {
         return out.extend_from_slice(params);
     };
     let mut kept = BytesMut::new();
     json::push_without(&mut kept, params, meta, |name| name == INPUT_KEY);
     if *kept == b"{}"[..] {
-        let whole = Span::whole(params);
         return json::push_without(out, params, whole, |name| name == "_meta");
     }
     json::splice(out, params, &[(meta, &kept)]);
-}
-
-fn member_named(object: &[u8], name: &str) -> Option<Span> {
-    let mut members = json::members(object, Span::whole(object)).into_iter();
-    let is_it = |key: Span| json::decoded(key.of(object)).as_deref() == Some(name);
-    members.find_map(|(key, value)| is_it(key).then_some(value))
 }
 
 /// The response that asks the client for these, under the raw id of its request, with the raw

@@ -5,6 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::{SUBSCRIPTION, with_member};
 use super::input::with_key;
+use super::tasks::EXTENSION;
 use crate::protocol::{
     Kind, Message, Span, initialize, json, jsonrpc,
     meta::{CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, SERVER_INFO, VERSION},
@@ -190,7 +191,7 @@ pub(crate) fn server_capabilities(discovered: &[u8]) -> BytesMut {
         capabilities.extend_from_slice(key.of(declared));
         capabilities.put_u8(b':');
         if json::decoded(key.of(declared)).as_deref() == Some("extensions") {
-            json::push_without(&mut capabilities, declared, value, |name| name == TASKS);
+            json::push_without(&mut capabilities, declared, value, |name| name == EXTENSION);
         } else {
             capabilities.extend_from_slice(value.of(declared));
         }
@@ -201,9 +202,6 @@ pub(crate) fn server_capabilities(discovered: &[u8]) -> BytesMut {
     capabilities.put_u8(b'}');
     capabilities
 }
-
-/// The extension for tasks.
-const TASKS: &str = "io.modelcontextprotocol/tasks";
 
 /// The answer of a server of this era, for a session-based client.
 #[derive(Debug, PartialEq, Eq)]
@@ -275,6 +273,16 @@ impl ServerAnswer {
 }
 
 impl WantedInput {
+    /// The bytes that are kept of it until it is answered.
+    pub(crate) fn size(&self) -> usize {
+        let keys = self
+            .requests
+            .iter()
+            .map(|(key, _)| key.len())
+            .sum::<usize>();
+        keys + self.state.as_ref().map_or(0, |state| state.len())
+    }
+
     /// The input that a raw result asks for; none if it asks for nothing, or for too much.
     fn of(result: &[u8]) -> Option<Self> {
         let state = json::get(result, "requestState").map(Into::into);

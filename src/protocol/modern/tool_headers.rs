@@ -153,12 +153,7 @@ pub(crate) fn without_invalid_tools(answer: Bytes) -> (Bytes, Vec<String>) {
     if !has_annotation(&answer) {
         return (answer, Vec::new());
     }
-    let find = |object: Span, name: &str| {
-        let members = json::members(&answer, object).into_iter();
-        let mut named =
-            members.filter(|(key, _)| json::decoded(key.of(&answer)).as_deref() == Some(name));
-        named.next().map(|(_, value)| value)
-    };
+    let find = |object: Span, name: &str| json::member(&answer, object, name);
     let tools = find(Span::whole(&answer), "result").and_then(|result| find(result, "tools"));
     let Some(tools) = tools else {
         return (answer, Vec::new());

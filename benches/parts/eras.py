@@ -22,7 +22,7 @@ def measure(options):
             more = {"isolation": "tenant", "env": env}
             with full(options.binary, options.folder, more=more) as (url, _, header):
                 for name, shape in SHAPES:
-                    report = load(url, *shape, seconds, "--protocol", "2026-07-28", *header)
+                    report = load(url, *shape, seconds, "--protocol-version", "2026-07-28", *header)
                     made[server, name] = (rps(report),)
         rounds.append(made)
     rows = []

@@ -19,7 +19,9 @@ use super::{
 use crate::{
     base::{Clock, Outbound},
     config::Config,
-    declare::{ApiKey, AuthMode, Builtin, Catalog, External, Issued, Server, Tenant},
+    declare::{
+        AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, External, Issued, Policy, Server, Tenant,
+    },
     endpoint::{self, Endpoint},
     error::Error,
     snapshot::{AuditQueue, LastPollAttempt},
@@ -32,7 +34,11 @@ pub(crate) struct Access {
     principal: Principal,
     tenant: Arc<Tenant>,
     server: Arc<Server>,
+    /// The scopes of the credentials.
+    claimed: Arc<[String]>,
+    /// Those of them that the principal may have.
     scopes: Arc<[String]>,
+    policy: Arc<Policy>,
     groups: Groups,
     basis: AccessBasis,
     from: Option<IpAddr>,
@@ -68,9 +74,14 @@ impl Access {
         &self.tenant
     }
 
-    /// The OAuth scopes of the credentials.
+    /// The OAuth scopes of the credentials that the principal may have.
     pub(crate) fn scopes(&self) -> &[String] {
         &self.scopes
+    }
+
+    /// The policy of the server for the principal.
+    pub(crate) fn policy(&self) -> &Arc<Policy> {
+        &self.policy
     }
 
     /// The server that the principal may use.
@@ -86,7 +97,7 @@ impl Access {
             issuer: own(principal.issuer()),
             subject: own(principal.subject()),
             client: own(principal.client()),
-            scopes: self.scopes.to_vec(),
+            scopes: self.claimed.to_vec(),
             groups: self.groups.to_vec(),
             basis: match &self.basis {
                 AccessBasis::Open => AssertedBasis::Open,
@@ -405,7 +416,10 @@ impl Authenticated {
         Self {
             principal: verified.principal(&tenant.name, &issuer.issuer),
             scopes: Arc::clone(&claims.scopes),
-            groups: Groups::Claimed(Arc::clone(&claims.groups)),
+            groups: Groups::Claimed(match &issuer.groups.map {
+                None => Arc::clone(&claims.groups),
+                Some(_) => issuer.groups.groups(&claims.groups).cloned().collect(),
+            }),
             basis: AccessBasis::Token,
             key: None,
         }
@@ -480,15 +494,29 @@ impl Authenticated {
     fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
         let reaches = |key: &Arc<ApiKey>| key.servers.contains(&server.name);
         let (subject, client) = (self.principal.subject(), self.principal.client());
-        // Without authentication there is no subject, and grants cannot tell principals apart.
-        let is_admitted =
-            subject.is_none_or(|subject| server.admits(subject, &self.groups, client));
-        let is_allowed = is_admitted && self.key.as_ref().is_none_or(reaches);
-        is_allowed.then(|| Access {
+        if !self.key.as_ref().is_none_or(reaches) {
+            return None;
+        }
+        let allowed = match subject {
+            Some(subject) => server.scopes_of(subject, &self.groups, client)?,
+            // Without authentication there is no subject, and grants cannot tell principals apart.
+            None => AllowedScopes::All,
+        };
+        let policy = &server.policy;
+        Some(Access {
             principal: self.principal.clone(),
             tenant: Arc::clone(tenant),
             server: Arc::clone(server),
-            scopes: Arc::clone(&self.scopes),
+            claimed: Arc::clone(&self.scopes),
+            scopes: match allowed {
+                AllowedScopes::All => Arc::clone(&self.scopes),
+                AllowedScopes::Named(_) => {
+                    let scopes = self.scopes.iter();
+                    let own = scopes.filter(|scope| allowed.include(policy, scope));
+                    own.cloned().collect()
+                }
+            },
+            policy: policy.of_caller(&self.groups, &allowed),
             groups: self.groups.clone(),
             basis: self.basis.clone(),
             from: None,
@@ -505,7 +533,7 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
     let known = Authenticated {
         principal: access.principal.clone(),
-        scopes: Arc::clone(&access.scopes),
+        scopes: Arc::clone(&access.claimed),
         groups: access.groups.clone(),
         basis: access.basis.clone(),
         key: None,
@@ -526,7 +554,9 @@ impl Access {
             principal: Principal::new(&tenant.name, Some("test"), Some(subject), None),
             tenant: Arc::clone(tenant),
             server: Arc::clone(server),
+            claimed: Arc::default(),
             scopes: Arc::default(),
+            policy: Arc::clone(&server.policy),
             groups: Groups::default(),
             basis: AccessBasis::Token,
             from: None,
@@ -536,6 +566,7 @@ impl Access {
     /// Replaces the scopes.
     pub(crate) fn with_scopes(mut self, scopes: &[&str]) -> Self {
         self.scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+        self.claimed = Arc::clone(&self.scopes);
         self
     }
 }

@@ -201,6 +201,7 @@ pub(super) fn groups(
     Ok(match builtin.subject(subject, claimed)? {
         Subject::User(user) => Groups::Declared(user),
         Subject::OfProvider => claimed.clone(),
+        Subject::Machine => Groups::default(),
     })
 }
 

@@ -41,7 +41,7 @@ impl<'e> From<&'e External> for ExpectedToken<'e> {
         Self {
             issuer: &settings.issuer,
             algorithms: &settings.algorithms,
-            groups_claim: &settings.groups_claim,
+            groups_claim: &settings.groups.name,
         }
     }
 }

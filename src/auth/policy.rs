@@ -207,7 +207,7 @@ pub(crate) fn is_muted(policy: &Policy, message: &Message) -> bool {
 /// than the access has (2025-11-25 authorization, "Runtime Insufficient Scope Errors", the
 /// recommended approach).
 pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>> {
-    let policy = &access.server().policy;
+    let policy = access.policy();
     if !policy.has_scopes() {
         return None;
     }

@@ -47,6 +47,12 @@ impl Wrong {
         }
     }
 
+    /// The mistake in the member `name` of the value.
+    pub(crate) fn of(self, name: &str) -> Self {
+        let what = format!("{name}: {}", self.what);
+        Self { what, ..self }
+    }
+
     /// The mistake at this place and key.
     pub(crate) fn at(self, place: &str, key: &str) -> Mistake {
         Mistake {

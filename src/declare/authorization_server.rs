@@ -51,8 +51,10 @@ pub(crate) struct DeclaredClient {
     pub(crate) id: String,
     /// The title shown to users.
     pub(crate) title: String,
-    /// The redirect URIs, compared exactly.
+    /// The redirect URIs, compared exactly; none if it gets no codes.
     pub(crate) redirect_uris: Vec<String>,
+    /// It gets tokens for itself, by its credentials (RFC 6749, section 4.4).
+    pub(crate) is_machine: bool,
     /// The secret of a confidential client; none for a public client or one with keys.
     pub(crate) secret: Option<Secret>,
     /// The public keys of a client that authenticates by signed assertions, as a JWK Set.
@@ -78,6 +80,25 @@ pub(crate) struct Provider {
     pub(crate) allow: Allow,
 }
 
+/// The claim of a token with the groups of its subject, and what they are called here.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GroupsClaim {
+    /// The name of the claim.
+    pub(crate) name: String,
+    /// The groups by their names in the claim; no other counts. None: those of the claim itself.
+    pub(crate) map: Option<BTreeMap<String, String>>,
+}
+
+impl GroupsClaim {
+    /// The groups of a subject whose claim has these.
+    pub(crate) fn groups<'g>(&'g self, claimed: &'g [String]) -> impl Iterator<Item = &'g String> {
+        claimed.iter().filter_map(|name| match &self.map {
+            None => Some(name),
+            Some(map) => map.get(name),
+        })
+    }
+}
+
 /// The protocol of a provider.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProviderKind {
@@ -85,8 +106,8 @@ pub(crate) enum ProviderKind {
     OpenId {
         /// The issuer, byte for byte as in ID tokens.
         issuer: String,
-        /// The claim with the groups.
-        groups_claim: String,
+        /// The groups of its users.
+        groups: GroupsClaim,
     },
     /// OAuth 2.0 without OpenID, like GitHub: a request with the access token identifies the user.
     OAuth {
@@ -153,6 +174,11 @@ impl Builtin {
     ///
     /// The reason why the subject may not log in any more, for the log.
     pub(crate) fn subject(&self, name: &str, claimed: &[String]) -> Result<Subject, &'static str> {
+        if let Some(id) = name.strip_prefix(MACHINE) {
+            let client = self.clients.get(id).filter(|client| client.is_machine);
+            let subject = client.map(|_| Subject::Machine);
+            return subject.ok_or("a machine that is gone");
+        }
         // Names of local users cannot contain this character.
         if name.contains('#') {
             let mut providers = self.providers.values();
@@ -172,6 +198,17 @@ pub(crate) enum Subject {
     User(Arc<User>),
     /// A user of an identity provider.
     OfProvider,
+    /// A client that acts for itself, which is in no group.
+    Machine,
+}
+
+/// What precedes the id of a client in its own subject; that of a person begins with no issuer of this kind (RFC 9068,
+/// section 5: subjects of clients and people must not be confused).
+const MACHINE: &str = "client#";
+
+/// The subject of a client that acts for itself.
+pub(crate) fn machine_subject(client: &str) -> String {
+    format!("{MACHINE}{client}")
 }
 
 impl Subject {
@@ -180,6 +217,7 @@ impl Subject {
         match self {
             Self::User(user) => &user.groups,
             Self::OfProvider => claimed,
+            Self::Machine => &[],
         }
     }
 }
@@ -352,7 +390,10 @@ mod tests {
                 title: "Corp".to_owned(),
                 kind: ProviderKind::OpenId {
                     issuer: "https://idp.test".to_owned(),
-                    groups_claim: "groups".to_owned(),
+                    groups: GroupsClaim {
+                        name: "groups".to_owned(),
+                        map: None,
+                    },
                 },
                 client_id: "gw".to_owned(),
                 client_secret: None,

@@ -3,11 +3,14 @@
 //! Not here: authentication of a request (`auth`).
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
-use super::authorization_server::Builtin;
+use super::{
+    authorization_server::{Builtin, GroupsClaim},
+    policy::AllowedScopes,
+};
 use crate::base::Table;
 
 /// The authentication mode of a tenant. API keys work in every mode but `None`.
@@ -50,8 +53,8 @@ pub(crate) struct External {
     pub(crate) issuer: String,
     /// The accepted signature algorithms; never empty.
     pub(crate) algorithms: Vec<Algorithm>,
-    /// The claim with the groups of the subject.
-    pub(crate) groups_claim: String,
+    /// The groups of the subject.
+    pub(crate) groups: GroupsClaim,
     /// Scopes that clients begin with; calls do not require them.
     pub(crate) scopes: Vec<String>,
 }
@@ -149,22 +152,44 @@ impl Servers {
     }
 }
 
-/// The grants of a server: the callers of its tenant that may use it, by any of three names.
+/// The grants of a server: the callers of its tenant that may use it, by any of three names, and the scopes that each
+/// may have.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Grants {
     /// Subjects.
-    pub(crate) users: BTreeSet<String>,
+    pub(crate) users: Grantees,
     /// Groups of subjects.
-    pub(crate) groups: BTreeSet<String>,
+    pub(crate) groups: Grantees,
     /// Client ids; that of an API key is its name.
-    pub(crate) clients: BTreeSet<String>,
+    pub(crate) clients: Grantees,
 }
 
+/// The scopes that the bearer of each name may have; none for all.
+pub(crate) type Grantees = BTreeMap<String, Option<BTreeSet<String>>>;
+
 impl Grants {
-    /// Reports whether one of the grants matches.
-    pub(crate) fn include(&self, subject: &str, groups: &[String], client: Option<&str>) -> bool {
-        self.users.contains(subject)
-            || groups.iter().any(|group| self.groups.contains(group))
-            || client.is_some_and(|client| self.clients.contains(client))
+    /// The scopes that a caller may have by all its grants together; `None` if no grant matches.
+    pub(crate) fn scopes_of(
+        &self,
+        subject: &str,
+        groups: &[String],
+        client: Option<&str>,
+    ) -> Option<AllowedScopes<'_>> {
+        let groups = groups.iter().filter_map(|group| self.groups.get(group));
+        let client = client.and_then(|client| self.clients.get(client));
+        let all = self.users.get(subject).into_iter().chain(client);
+        let mut matching = all.chain(groups).peekable();
+        matching.peek()?;
+        let named = matching.map(Option::as_ref).collect::<Option<Vec<_>>>();
+        Some(named.map_or(AllowedScopes::All, AllowedScopes::Named))
+    }
+
+    /// The scopes that they name.
+    pub(crate) fn scopes(&self) -> impl Iterator<Item = &String> {
+        let all = [&self.users, &self.groups, &self.clients];
+        all.into_iter()
+            .flat_map(Grantees::values)
+            .flatten()
+            .flatten()
     }
 }

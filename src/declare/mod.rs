@@ -35,13 +35,14 @@ mod server;
 #[cfg(test)]
 pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
-    Allow, Builtin, DeclaredClient, Issued, Provider, ProviderKind, PublicKey, Subject, User,
+    Allow, Builtin, DeclaredClient, GroupsClaim, Issued, Provider, ProviderKind, PublicKey,
+    Subject, User, machine_subject,
 };
 pub(crate) use self::catalog::{Catalog, Tenant};
 pub(crate) use self::difference::{Change, ChangeKind, Prune, When};
 pub(crate) use self::identity::{
-    ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grants, OperatorKey, OperatorKeys,
-    Servers,
+    ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grantees, Grants, OperatorKey,
+    OperatorKeys, Servers,
 };
 pub(crate) use self::launch::{
     Confinement, Digest, Home, Launch, Profile, Recipe, STORE, Sockets, Start, Tcp, derive,
@@ -52,7 +53,9 @@ pub(crate) use self::object::{
 pub(crate) use self::offer::{Offer, SCOPES_ABI};
 pub(crate) use self::password::{PASSWORD, PASSWORD_HASH};
 pub(crate) use self::pattern::Pattern;
-pub(crate) use self::policy::{Names, Policy, is_scope};
+pub(crate) use self::policy::{
+    AllowedScopes, GroupNames, Names, NamesByGroup, OFFLINE_ACCESS, Policy, is_scope,
+};
 pub(crate) use self::quotas::{Bounds, Full, Quotas, Room};
 pub(crate) use self::server::{
     Clocks, Isolation, Limits, OnLoss, Reply, ReplyMode, Server, ServerEra, Supervision,

@@ -1,8 +1,12 @@
-//! Access policy of a server: allowed tools, prompts and resources, and the scopes they require.
+//! Access policy of a server: allowed tools, prompts and resources, the scopes they require, and what of it is for
+//! which group.
 //!
-//! Not here: its application to messages (`auth/policy`).
+//! Not here: its application to messages (`auth/policy`), and who may have which scopes (`identity`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::pattern::{Pattern, Template};
 
@@ -16,27 +20,61 @@ pub(crate) struct Policy {
     /// Resources, by URI.
     pub(crate) resources: Names,
     /// The scopes that calls of tools require: all entries with a matching pattern apply.
-    scopes: Vec<(Pattern, Vec<String>)>,
+    scopes: Arc<[(Pattern, Vec<String>)]>,
     /// For each scope, the scopes that imply it, directly or indirectly.
-    implied_by: BTreeMap<String, BTreeSet<String>>,
+    implied_by: Arc<BTreeMap<String, BTreeSet<String>>>,
+    /// The names of each group; none if they are the same for all callers.
+    groups: Option<Arc<NamesByGroup>>,
+}
+
+/// What each group may use, by its name; [`EVERYBODY`] is a group that every caller is in.
+pub(crate) type NamesByGroup = BTreeMap<String, GroupNames>;
+
+/// What a group may use of that which the policy allows.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupNames {
+    /// Tools, by name.
+    pub(crate) tools: Arc<Names>,
+    /// Prompts, by name.
+    pub(crate) prompts: Arc<Names>,
+    /// Resources, by URI.
+    pub(crate) resources: Arc<Names>,
 }
 
 /// The allowed names: those that match `allow` and do not match `deny`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     /// None means `["*"]`.
-    allow: Option<Vec<Pattern>>,
-    deny: Vec<Pattern>,
+    allow: Option<Arc<[Pattern]>>,
+    deny: Arc<[Pattern]>,
+    /// One of these has to allow a name, too.
+    within: Option<Vec<Arc<Self>>>,
 }
 
 impl Names {
     /// The names that match a pattern of `allow`, if given, and no pattern of `deny`.
     pub(crate) fn new(allow: Option<Vec<Pattern>>, deny: Vec<Pattern>) -> Self {
-        Self { allow, deny }
+        Self {
+            allow: allow.map(Into::into),
+            deny: deny.into(),
+            within: None,
+        }
+    }
+
+    /// Those of them that one of `all` allows.
+    fn within(&self, all: impl Iterator<Item = Arc<Self>>) -> Self {
+        Self {
+            within: Some(all.collect()),
+            ..self.clone()
+        }
     }
 
     /// Reports whether every name is allowed, even one that cannot be read.
     pub(crate) fn is_open(&self) -> bool {
+        self.has_no_patterns() && self.is_within(Self::is_open)
+    }
+
+    fn has_no_patterns(&self) -> bool {
         let allow = self.allow.as_ref();
         self.deny.is_empty() && allow.is_none_or(|all| all.iter().any(Pattern::is_everything))
     }
@@ -49,8 +87,15 @@ impl Names {
         if name.len() > MAX_NAME {
             return false;
         }
-        let mut allow = self.allow.iter();
-        allow.all(|allow| is_one(allow, name)) && !is_one(&self.deny, name)
+        let allow = self.allow.as_ref();
+        allow.is_none_or(|allow| is_one(allow, name))
+            && !is_one(&self.deny, name)
+            && self.is_within(|names| names.allows(name))
+    }
+
+    fn is_within(&self, allows: impl Fn(&Self) -> bool) -> bool {
+        let within = self.within.as_ref();
+        within.is_none_or(|all| all.iter().any(|one| allows(one)))
     }
 
     /// Reports whether the template has an allowed URI, by a few examples of its URIs.
@@ -58,10 +103,16 @@ impl Names {
         if self.is_open() {
             return true;
         }
+        if !self.is_within(|names| names.allows_template(template)) {
+            return false;
+        }
+        if self.has_no_patterns() {
+            return true;
+        }
         let Some(template) = Template::parse(template) else {
             return false;
         };
-        let allow = self.allow.iter().flatten();
+        let allow = self.allow.iter().flat_map(|all| all.iter());
         let mut meeting = allow.filter(|pattern| pattern.meets(&template));
         if self.deny.is_empty() {
             return meeting.next().is_some();
@@ -75,7 +126,9 @@ impl Names {
 
     /// The number of patterns that a name is compared with.
     pub(crate) fn patterns(&self) -> usize {
-        self.allow.as_ref().map_or(0, Vec::len) + self.deny.len()
+        let within = self.within.iter().flatten();
+        let within: usize = within.map(|names| names.patterns()).sum();
+        self.allow.as_ref().map_or(0, |all| all.len()) + self.deny.len() + within
     }
 }
 
@@ -84,21 +137,72 @@ fn is_one(patterns: &[Pattern], name: &str) -> bool {
 }
 
 impl Policy {
-    /// A policy of names, scopes by tool patterns, and implied scopes by the implying scope.
+    /// A policy of names, scopes by tool patterns, implied scopes by the implying scope, and names by group.
     pub(crate) fn new(
         tools: Names,
         prompts: Names,
         resources: Names,
         scopes: Vec<(Pattern, Vec<String>)>,
         implies: &BTreeMap<String, Vec<String>>,
+        groups: Option<NamesByGroup>,
     ) -> Self {
         Self {
             tools,
             prompts,
             resources,
-            scopes,
-            implied_by: implied_by(implies),
+            scopes: scopes.into(),
+            implied_by: Arc::new(implied_by(implies)),
+            groups: groups.map(Arc::new),
         }
+    }
+
+    /// The policy for a caller in `groups` that may have these scopes: what one of its groups allows, without the tools
+    /// that require a scope which it may not have.
+    pub(crate) fn of_caller(
+        self: &Arc<Self>,
+        groups: &[String],
+        scopes: &AllowedScopes<'_>,
+    ) -> Arc<Self> {
+        let unreachable = self.unreachable(scopes);
+        if self.groups.is_none() && unreachable.is_empty() {
+            return Arc::clone(self);
+        }
+        let mut narrowed = Self::clone(self);
+        if let Some(by_group) = narrowed.groups.take() {
+            let own = || groups.iter().filter_map(|group| by_group.get(group));
+            let everybody = by_group.get(EVERYBODY);
+            let of = |names: &Names, part: fn(&GroupNames) -> &Arc<Names>| {
+                names.within(own().chain(everybody).map(|of| Arc::clone(part(of))))
+            };
+            narrowed.tools = of(&self.tools, |group| &group.tools);
+            narrowed.prompts = of(&self.prompts, |group| &group.prompts);
+            narrowed.resources = of(&self.resources, |group| &group.resources);
+        }
+        if !unreachable.is_empty() {
+            let deny = narrowed.tools.deny.iter().chain(unreachable);
+            narrowed.tools.deny = deny.cloned().collect();
+        }
+        Arc::new(narrowed)
+    }
+
+    /// The patterns of tools that require a scope which a caller with these may not have.
+    fn unreachable(&self, scopes: &AllowedScopes<'_>) -> Vec<&Pattern> {
+        let is_out = |(_, needed): &&(Pattern, Vec<String>)| {
+            let mut needed = needed.iter();
+            needed.any(|scope| !scopes.include(self, scope))
+        };
+        let out = self.scopes.iter().filter(is_out);
+        out.map(|(tools, _)| tools).collect()
+    }
+
+    /// Reports whether it differs by groups.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.groups.is_some()
+    }
+
+    /// The scopes that imply others.
+    pub(crate) fn implying(&self) -> BTreeSet<&String> {
+        self.implied_by.values().flatten().collect()
     }
 
     /// Reports whether lists show the same under `other`, whatever their calls require.
@@ -136,9 +240,36 @@ impl Policy {
 
     /// Reports whether the scopes `has` include `needed`, or a scope that implies it.
     pub(crate) fn covers(&self, has: &[String], needed: &str) -> bool {
+        self.has_or_implies(needed, |wanted| has.iter().any(|scope| scope == wanted))
+    }
+
+    /// Reports whether `has` holds for `needed`, or for a scope that implies it.
+    pub(super) fn has_or_implies(&self, needed: &str, has: impl Fn(&str) -> bool) -> bool {
         let implied_by = self.implied_by.get(needed);
-        has.iter()
-            .any(|scope| scope == needed || implied_by.is_some_and(|by| by.contains(scope)))
+        has(needed) || implied_by.is_some_and(|by| by.iter().any(|scope| has(scope)))
+    }
+}
+
+/// The scopes that a caller may have for a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AllowedScopes<'g> {
+    /// Every scope.
+    All,
+    /// Those in any of the sets, and what they imply.
+    Named(Vec<&'g BTreeSet<String>>),
+}
+
+impl AllowedScopes<'_> {
+    /// Reports whether the caller may have `scope`, which `policy` may let others imply. `offline_access` gives access
+    /// to nothing.
+    pub(crate) fn include(&self, policy: &Policy, scope: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Named(sets) => {
+                let has = |wanted: &str| sets.iter().any(|set| set.contains(wanted));
+                scope == OFFLINE_ACCESS || policy.has_or_implies(scope, has)
+            }
+        }
     }
 }
 
@@ -169,6 +300,11 @@ fn implied_by(implies: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, BTree
     implied_by
 }
 
+/// Scope that requests a refresh token (OpenID Connect Core, section 11). Every client gets one, and
+/// the scope is granted if it is requested.
+pub(crate) const OFFLINE_ACCESS: &str = "offline_access";
+/// The name of all callers among the groups of a policy.
+pub(crate) const EVERYBODY: &str = "*";
 /// Maximum bytes of a name or URI that is matched; a longer one is allowed only where everything
 /// is. Senders and recipients of URIs should support 8,000 (RFC 9110, section 4.1).
 const MAX_NAME: usize = 8 << 10;
@@ -237,6 +373,43 @@ mod tests {
             let names = of(&all[..tried], &all[..tried - 1]);
             assert_eq!(names.allows_template("x:{a}/b"), expected, "{tried}");
         }
+    }
+
+    #[test]
+    fn a_caller_may_use_what_one_of_its_groups_may() {
+        let policy = Arc::new(Policy::of(&json!({
+            "tools": {"deny": ["drop"]},
+            "scopes": {"w*": ["write"], "a*": ["admin"]},
+            "implies": {"admin": ["write"]},
+            "groups": {"*": {"tools": {"allow": ["r*"]}, "resources": {"allow": ["pub:*"]}},
+                "eng": {"tools": {"deny": ["admin"]}}, "ops": {"prompts": {"allow": []}}},
+        })));
+        let write = BTreeSet::from(["write".to_owned()]);
+        let some = AllowedScopes::Named(vec![&write]);
+        for (groups, scopes, tools) in [
+            (&[][..], &AllowedScopes::All, "read"),
+            (&["eng"], &AllowedScopes::All, "read write all"),
+            (&["ops"], &AllowedScopes::All, "read write all admin"),
+            (&["ops"], &some, "read write"),
+            (&["other"], &some, "read"),
+        ] {
+            let groups: Vec<String> = groups.iter().map(|group| (*group).to_owned()).collect();
+            let own = policy.of_caller(&groups, scopes);
+            let all = ["read", "write", "all", "admin", "drop"].into_iter();
+            let allowed: Vec<&str> = all.filter(|name| own.tools.allows(name)).collect();
+            assert_eq!(allowed.join(" "), tools, "{groups:?}");
+            let is_member = groups.iter().any(|group| group != "other");
+            assert_eq!(own.resources.allows("priv:x"), is_member);
+            assert_eq!(own.resources.allows_template("priv:{x}"), is_member);
+            assert!(own.resources.allows("pub:x") && own.resources.allows_template("pub:{x}"));
+            assert!(own.prompts.is_open(), "everybody has all prompts");
+            assert!(!own.tools.is_open() && !own.has_groups());
+        }
+        let alike = Arc::new(Policy::of(&json!({"scopes": {"w*": ["write"]}})));
+        assert!(
+            Arc::ptr_eq(&alike.of_caller(&[], &some), &alike),
+            "nothing is copied"
+        );
     }
 
     #[test]

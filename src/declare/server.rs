@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use super::{
     identity::Grants,
     launch::{Launch, Recipe},
-    policy::Policy,
+    policy::{AllowedScopes, Policy},
     quotas::Room,
 };
 
@@ -45,10 +45,17 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Returns whether the grants admit a caller; without grants, every caller of the tenant.
-    pub(crate) fn admits(&self, subject: &str, groups: &[String], client: Option<&str>) -> bool {
-        let grants = self.grants.as_ref();
-        grants.is_none_or(|grants| grants.include(subject, groups, client))
+    /// The scopes that the grants allow a caller, all without grants; `None` if they do not admit it.
+    pub(crate) fn scopes_of(
+        &self,
+        subject: &str,
+        groups: &[String],
+        client: Option<&str>,
+    ) -> Option<AllowedScopes<'_>> {
+        match &self.grants {
+            None => Some(AllowedScopes::All),
+            Some(grants) => grants.scopes_of(subject, groups, client),
+        }
     }
 
     /// The time limits of a call of `tool`, or those of the server.

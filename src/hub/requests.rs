@@ -444,7 +444,7 @@ async fn deliver(
     let delivery = Box::new(Delivery {
         body,
         form,
-        policy: Arc::clone(&access.server().policy),
+        policy: Arc::clone(access.policy()),
         calls,
         header,
         trace,

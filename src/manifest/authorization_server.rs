@@ -139,10 +139,18 @@ impl Reader<'_> {
         let fields = Fields::of(node, key, self.findings)
             .described("A declared client, which does not register.")
             .defined("client");
-        needed(&fields, "redirect_uris", "list where its answers go");
+        fields.order(&["title", "grant_types", "redirect_uris"]);
         let title = fields
             .key("title", "The name on the consent page; by default the ID.")
             .optional(title());
+        let grants = fields
+            .key(
+                "grant_types",
+                "How it gets tokens (RFC 7591, section 2): for people by authorization_code, with refresh_token, and for itself \
+                 by client_credentials.",
+            )
+            .optional(grant_types());
+        let grants = grants.unwrap_or_else(|| vec![GrantType::Code, GrantType::Refresh]);
         let redirect_uris = fields
             .key(
                 "redirect_uris",
@@ -162,11 +170,23 @@ impl Reader<'_> {
             let wrong = Wrong::new(what, "keep one of the two");
             fields.wrong("jwks", &fields.place, wrong);
         }
+        let is_machine = grants.contains(&GrantType::Client);
+        if is_machine && secret.is_none() && jwks.is_none() {
+            let what = "has client_credentials, and no credentials";
+            let wrong = Wrong::new(what, "write a secret, or the jwks of its private key");
+            fields.wrong("grant_types", &fields.place, wrong);
+        }
+        let has_code = grants.contains(&GrantType::Code);
+        if has_code && fields.is_table && fields.member("redirect_uris").is_none() {
+            let wrong = Wrong::new("is missing", "list where its answers go");
+            fields.wrong("redirect_uris", &fields.place, wrong);
+        }
         fields.end();
         DeclaredClient {
             id: id.to_owned(),
             title: title.unwrap_or_else(|| id.to_owned()),
-            redirect_uris: redirect_uris.unwrap_or_default(),
+            redirect_uris: redirect_uris.filter(|_| has_code).unwrap_or_default(),
+            is_machine,
             secret,
             jwks,
         }
@@ -198,6 +218,22 @@ fn with_settings(builtin: Builtin, auth: &Fields<'_>) -> Builtin {
             .unwrap_or_default(),
         ..builtin
     }
+}
+
+/// How a declared client gets tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum GrantType {
+    Code,
+    Refresh,
+    Client,
+}
+
+fn grant_types<'p>() -> Parser<'p, Vec<GrantType>> {
+    parse::set(parse::choice(&[
+        ("authorization_code", GrantType::Code),
+        ("refresh_token", GrantType::Refresh),
+        ("client_credentials", GrantType::Client),
+    ]))
 }
 
 /// The public keys of a client (RFC 7517), as JSON.

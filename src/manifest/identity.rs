@@ -9,9 +9,10 @@ use super::{
     reader::Reader,
     table::{Fields, Findings, Form, JsonSchema, Parser, parse},
 };
-use crate::config::{Mistake, Node, Wrong, reader::nearest};
+use crate::config::{Mistake, Node, Value, Wrong, reader::nearest};
 use crate::declare::{
-    ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grants, OperatorKey, Servers,
+    ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grantees, Grants, GroupsClaim,
+    OperatorKey, Server, Servers,
 };
 
 impl OperatorKey {
@@ -88,9 +89,7 @@ impl Reader<'_> {
             algorithms: fields
                 .key("algorithms", "Accepted signature algorithms.")
                 .read(all_algorithms(), algorithms()),
-            groups_claim: fields
-                .key("groups_claim", "The claim with the subject's groups.")
-                .read("groups".to_owned(), word()),
+            groups: groups_claim(fields),
             scopes: fields
                 .key(
                     "scopes",
@@ -199,6 +198,30 @@ fn expires(key: &Fields<'_>) -> Option<u64> {
     key.key("expires", "The time of expiry.").optional(moment())
 }
 
+/// Reads the claim of tokens with groups, and the names of these.
+pub(super) fn groups_claim(fields: &Fields<'_>) -> GroupsClaim {
+    let name = fields
+        .key(
+            "groups_claim",
+            "The claim of tokens with the subject's groups.",
+        )
+        .read("groups".to_owned(), word());
+    let map = fields
+        .key(
+            "groups_map",
+            "Groups by their names in the claim; others do not count. Absent: the names of the claim.",
+        )
+        .entries(word());
+    let map = map.map(|entries| {
+        let read = |(name, node)| {
+            let group = entries.read(name, node, word().having("description", "A group."))?;
+            Some((name.to_owned(), group))
+        };
+        entries.members().filter_map(read).collect()
+    });
+    GroupsClaim { name, map }
+}
+
 /// Reads the hash of an API key.
 fn hash(key: &Fields<'_>) -> Option<[u8; 32]> {
     let hash = parse::text().having("pattern", "^sha256:");
@@ -217,14 +240,21 @@ pub(super) fn grants(server: &Fields<'_>) -> Option<Grants> {
             "Callers of the tenant that may use the server; absent means all.",
         )
         .table()?;
-    let names = || parse::list(word()).and(|names| Ok(BTreeSet::from_iter(names)));
-    let users = fields.key("users", "Subjects.").optional(names());
+    let users = fields
+        .key("users", "Subjects, or the scopes of each by its name.")
+        .optional(grantees());
     let groups = fields
-        .key("groups", "Groups of access tokens.")
-        .optional(names());
+        .key(
+            "groups",
+            "Groups of people and access tokens, or the scopes of each by its name.",
+        )
+        .optional(grantees());
     let clients = fields
-        .key("clients", "Client IDs, and names of API keys.")
-        .optional(names());
+        .key(
+            "clients",
+            "Client IDs and names of API keys, or the scopes of each by its name.",
+        )
+        .optional(grantees());
     fields.end();
     Some(Grants {
         users: users.unwrap_or_default(),
@@ -233,10 +263,69 @@ pub(super) fn grants(server: &Fields<'_>) -> Option<Grants> {
     })
 }
 
-/// The mistake of grants in a tenant without authentication.
-pub(crate) fn useless_grants() -> Wrong {
-    let what = "means nothing where auth.mode is none: everybody may call";
-    Wrong::new(what, "write another auth.mode, or leave the grants out")
+/// A list of names, which may have every scope, or a table with the scopes of each; `["*"]` is every scope.
+fn grantees<'p>() -> Parser<'p, Grantees> {
+    let schema = || {
+        let table = JsonSchema::of("object").with_schema("additionalProperties", scopes().schema());
+        JsonSchema::default().with_any("anyOf", vec![parse::list(word()).schema(), table])
+    };
+    Parser::new(schema, |node| {
+        let Value::Map(members) = &node.value else {
+            let names = parse::list(word()).parse(node)?;
+            return Ok(names.into_iter().map(|name| (name, None)).collect());
+        };
+        let mut grantees = Grantees::new();
+        for (name, node) in members {
+            not_empty(name)?;
+            let scopes = scopes().parse(node).map_err(|wrong| wrong.of(name))?;
+            let is_every = scopes.iter().any(|scope| scope == EVERY_SCOPE);
+            let scopes = (!is_every).then(|| BTreeSet::from_iter(scopes));
+            if grantees.insert(name.clone(), scopes).is_some() {
+                return Err(Wrong::new(
+                    format!("has {name} twice"),
+                    "leave one of the two out",
+                ));
+            }
+        }
+        Ok(grantees)
+    })
+}
+
+/// The mistakes of grants and policy that the authentication of the tenant makes useless, with their keys: who calls is
+/// not known, or no token has the scope.
+pub(crate) fn useless_access(server: &Server, auth: &AuthMode) -> Vec<(&'static str, Wrong)> {
+    let (policy, grants) = (&server.policy, server.grants.as_ref());
+    if *auth == AuthMode::None {
+        let wrong = |what: &str| {
+            let remedy = format!("write another auth.mode, or leave the {what} out");
+            Wrong::new(
+                "means nothing where auth.mode is none: everybody may call",
+                remedy,
+            )
+        };
+        let grants = grants.map(|_| ("grants", wrong("grants")));
+        let groups = policy
+            .has_groups()
+            .then(|| ("policy.groups", wrong("groups")));
+        return grants.into_iter().chain(groups).collect();
+    }
+    let own = auth.scopes().unwrap_or_default().iter();
+    let known = own.chain(policy.all_scopes()).chain(policy.implying());
+    let known: BTreeSet<&str> = known.map(String::as_str).collect();
+    let granted = grants.into_iter().flat_map(Grants::scopes);
+    let useless = granted.filter(|scope| !known.contains(scope.as_str()));
+    let useless: BTreeSet<&String> = useless.collect();
+    let wrong = |scope: &String| ("grants", useless_scope(scope, &known));
+    useless.into_iter().map(wrong).collect()
+}
+
+fn useless_scope(scope: &str, known: &BTreeSet<&str>) -> Wrong {
+    let what = format!("{scope:?} is a scope that no tool of the server requires");
+    let remedy = nearest(scope, known.iter().copied()).map_or_else(
+        || "add it to policy.scopes, or leave it out".to_owned(),
+        |near| format!("did you mean {near}?"),
+    );
+    Wrong::new(what, remedy)
 }
 
 /// An issuer identifier, kept as written: a URL without query or fragment (RFC 8414, section 2).
@@ -393,6 +482,8 @@ static MODES: [Form; 3] = [
         is_default: true,
     },
 ];
+/// What stands for every scope in grants.
+const EVERY_SCOPE: &str = "*";
 /// The pattern of a scope token.
 pub(super) const SCOPE: &str = r"^[!#-\[\]-~]+$";
 const MODE_REMEDY: &str =
@@ -404,6 +495,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use crate::config::Format;
+    use crate::declare::AllowedScopes;
     use crate::manifest::reader::parse;
 
     use super::super::identity::*;
@@ -466,7 +558,7 @@ mod tests {
         };
         assert_eq!(external.issuer, "https://i.test/");
         assert_eq!(external.algorithms, [Algorithm::Es256, Algorithm::EdDsa]);
-        assert_eq!(external.groups_claim, "roles");
+        assert_eq!(external.groups.name, "roles");
         assert_eq!(external.scopes, ["b", "a"]);
         let key = &tenant.api_keys[&[15; 32]];
         assert_eq!((key.name.as_str(), key.subject.as_str()), ("ci", "ada"));
@@ -476,10 +568,82 @@ mod tests {
         );
         assert!(key.servers.contains("x") && !key.servers.contains("y"));
         let grants = tenant.servers["x"].grants.as_ref().unwrap();
-        assert!(grants.include("ada", &[], None) && grants.include("-", &[], Some("ci")));
-        assert!(grants.include("-", &["g".to_owned()], None) && !grants.include("-", &[], None));
+        let group = ["g".to_owned()];
+        for (subject, groups, client, is_in) in [
+            ("ada", &[][..], None, true),
+            ("-", &[], Some("ci"), true),
+            ("-", &group, None, true),
+            ("-", &[], None, false),
+        ] {
+            let scopes = grants.scopes_of(subject, groups, client);
+            assert_eq!(
+                scopes,
+                is_in.then_some(AllowedScopes::All),
+                "{subject} {client:?}"
+            );
+        }
         let keys = read("tenants: {a: {auth: {mode: keys}, servers: {}}}").unwrap();
         assert_eq!((&keys.auth, keys.api_keys.len()), (&AuthMode::Keys, 0));
+    }
+
+    #[test]
+    fn grants_with_scopes_add_up() {
+        let tenant = read(
+            "tenants: {a: {auth: {mode: keys}, servers: {x: {command: cat,
+    policy: {scopes: {r: [read], w: [write], d: [drop]}, implies: {write: [read]}},
+    grants: {users: {ada: [read]}, groups: {g: [write], all: [read, \"*\"], none: []}, clients: [ci]}}}}}",
+        )
+        .unwrap();
+        let server = &tenant.servers["x"];
+        for (subject, groups, client, wanted) in [
+            ("ada", &[][..], None, Some("read")),
+            ("ada", &["g"], None, Some("read write")),
+            ("eve", &["g"], None, Some("read write")),
+            ("eve", &["none"], None, Some("")),
+            ("eve", &["none", "all"], None, Some("read write drop")),
+            ("ada", &[], Some("ci"), Some("read write drop")),
+            ("eve", &["h"], Some("app"), None),
+        ] {
+            let groups: Vec<String> = groups.iter().map(|group| (*group).to_owned()).collect();
+            let allowed = server.scopes_of(subject, &groups, client);
+            let has = allowed.map(|allowed| {
+                assert!(allowed.include(&server.policy, "offline_access"));
+                let all = ["read", "write", "drop"].into_iter();
+                let has: Vec<&str> = all
+                    .filter(|scope| allowed.include(&server.policy, scope))
+                    .collect();
+                has.join(" ")
+            });
+            assert_eq!(has.as_deref(), wanted, "{subject} {groups:?} {client:?}");
+        }
+    }
+
+    #[test]
+    fn mistakes_in_what_groups_may_do() {
+        let found = read(
+            "tenants:
+  a:
+    auth: {mode: external, issuer: \"https://i.test\", scopes: [base], groups_map: {x: 1, \"\": b}}
+    servers:
+      x:
+        command: cat
+        policy: {scopes: {w: [write]}, implies: {admin: [write]}, groups: {\"\": {tool: {}}}}
+        grants: {users: {ada: [writ, base, admin]}, groups: {g: read}, clients: {\"\": []}}
+  b:
+    auth: {mode: none}
+    servers: {x: {command: cat, policy: {groups: {}}}}
+",
+        );
+        insta::assert_snapshot!(found.unwrap_err(), @r#"
+        F:3: tenants.a.auth.groups_map.: is empty; write a name
+        F:3: tenants.a.auth.groups_map.x: a number where a text is expected; put it in quotes
+        F:7: tenants.a.servers.x.policy.groups.: is empty; write a name
+        F:7: tenants.a.servers.x.policy.groups..tool: unknown key; did you mean tools?
+        F:8: tenants.a.servers.x.grants.groups: g: a text where a list is expected; write a list
+        F:8: tenants.a.servers.x.grants.clients: is empty; write a name
+        F:5: tenants.a.servers.x.grants: "writ" is a scope that no tool of the server requires; did you mean write?
+        F:11: tenants.b.servers.x.policy.groups: means nothing where auth.mode is none: everybody may call; write another auth.mode, or leave the groups out
+        "#);
     }
 
     #[test]
@@ -507,7 +671,7 @@ mod tests {
         .unwrap_err();
         assert!(!found.contains("lgk_secret"), "{found}");
         insta::assert_snapshot!(found, @r###"
-        F:4: tenants.a.auth.audience: unknown key; known here: mode, issuer, algorithms, groups_claim, scopes
+        F:4: tenants.a.auth.audience: unknown key; known here: mode, issuer, algorithms, groups_claim, groups_map, scopes
         F:3: tenants.a.auth.issuer: "https://i.test/?x" has a query or a fragment; write the issuer as its tokens have it in iss, https://…
         F:3: tenants.a.auth.algorithms: "HS256" is none of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, EdDSA; did you mean ES256?
         F:3: tenants.a.auth.scopes: "a b" is no scope; write one scope an item, without blanks, quotes and backslashes

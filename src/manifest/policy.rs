@@ -1,22 +1,30 @@
 //! Reader of `policy`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    identity::SCOPE,
+    identity::{SCOPE, word},
     table::{Entries, Fields, Key, Parser, parse},
 };
 use crate::config::Wrong;
-use crate::declare::{Names, Pattern, Policy, is_scope};
+use crate::declare::{GroupNames, Names, NamesByGroup, Pattern, Policy, is_scope};
 
 /// Reads the key `policy` of a server.
 pub(super) fn policy(server: &Fields<'_>) -> Policy {
     let Some(fields) = server.key("policy", "Access policy of the server.").table() else {
         return Policy::default();
     };
-    fields.order(&["tools", "prompts", "resources"]);
+    fields.order(&["tools", "prompts", "resources", "groups"]);
     let scopes = scopes(&fields);
     let implies = implies(&fields);
+    let [tools, prompts, resources] = kinds(&fields);
+    let groups = groups(&fields);
+    fields.end();
+    Policy::new(tools, prompts, resources, scopes, &implies, groups)
+}
+
+/// Reads the tools, prompts and resources of a policy, or of a group in it.
+fn kinds(fields: &Fields<'_>) -> [Names; 3] {
     let tools = fields.key(
         "tools",
         "Allowed tools, by pattern; a denied one answers like an unknown one.",
@@ -31,9 +39,42 @@ pub(super) fn policy(server: &Fields<'_>) -> Policy {
         "resources",
         "Allowed resources, by pattern; a denied one answers like an unknown one.",
     );
-    let resources = names(resources);
-    fields.end();
-    Policy::new(tools, prompts, resources, scopes, &implies)
+    [tools, prompts, names(resources)]
+}
+
+fn groups(policy: &Fields<'_>) -> Option<NamesByGroup> {
+    let entries = policy
+        .key(
+            "groups",
+            "What each group may use of that, * being every caller; a caller may use what one of its groups may. \
+             Absent: the same for all.",
+        )
+        .entries(word())?;
+    let mut groups = NamesByGroup::new();
+    for (name, node) in entries.members() {
+        let fields = entries.table(
+            name,
+            node,
+            "What the group may use; all kinds that it does not name.",
+        );
+        let [tools, prompts, resources] = kinds(&fields).map(Arc::new);
+        fields.end();
+        let of = GroupNames {
+            tools,
+            prompts,
+            resources,
+        };
+        groups.insert(name.to_owned(), of);
+    }
+    if groups.len() > MAX_ENTRIES {
+        let remedy = format!("write at most {MAX_ENTRIES}");
+        policy.wrong(
+            "groups",
+            entries.place(),
+            Wrong::new("has too many entries", remedy),
+        );
+    }
+    Some(groups)
 }
 
 fn scopes(policy: &Fields<'_>) -> Vec<(Pattern, Vec<String>)> {
@@ -117,7 +158,7 @@ fn list<'p, T: 'p>(item: Parser<'p, T>) -> Parser<'p, Vec<T>> {
 }
 
 /// Parses a `scope-token` (RFC 6749, section 3.3), which is safe in a quoted string of a header.
-fn scope(text: &str) -> Result<String, Wrong> {
+pub(super) fn scope(text: &str) -> Result<String, Wrong> {
     if is_scope(text) {
         return Ok(text.to_owned());
     }
@@ -133,7 +174,7 @@ impl Policy {
     /// The policy of a manifest with this `policy`.
     pub(crate) fn of(policy: &serde_json::Value) -> Self {
         let server = serde_json::json!({"command": "x", "policy": policy});
-        let text = serde_json::json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+        let text = serde_json::json!({"version": 1, "tenants": {"a": {"auth": {"mode": "keys"},
             "servers": {"s": server}}}});
         let env = BTreeMap::new();
         let format = crate::config::Format::Json;

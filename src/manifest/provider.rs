@@ -11,7 +11,7 @@ use url::Url;
 
 use super::{
     authorization_server::{is_address, names, needed, title},
-    identity::{issuer, not_empty, scopes, word},
+    identity::{groups_claim, issuer, not_empty, scopes, word},
     reader::Reader,
     table::{Fields, Findings, Form, Parser, parse},
 };
@@ -123,9 +123,7 @@ fn openid(fields: &Fields<'_>) -> ProviderKind {
             )
             .optional(issuer())
             .unwrap_or_default(),
-        groups_claim: fields
-            .key("groups_claim", "The claim of ID tokens with the groups.")
-            .read("groups".to_owned(), word()),
+        groups: groups_claim(fields),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, num::NonZeroU64, sync::Arc};
 
 use super::{
-    identity::{known_server, useless_grants},
+    identity::{known_server, useless_access},
     reader::Reader,
     table::{Entries, Fields, JsonSchema, Parser, parse},
 };
@@ -110,8 +110,8 @@ impl Reader<'_> {
             let key = entries.path_of(server);
             let mut read = self.server(node, &key, tenant, server);
             read.room = room;
-            if read.grants.is_some() && *auth == AuthMode::None {
-                self.wrong(useless_grants(), &node.place, &format!("{key}.grants"));
+            for (path, wrong) in useless_access(&read, auth) {
+                self.wrong(wrong, &node.place, &format!("{key}.{path}"));
             }
             servers.insert(server.to_owned(), Arc::new(read));
         }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::{
     base::secret,
-    clients::{ClientAuthMethod, GRANT_TYPES},
+    clients::ClientAuthMethod,
     server::{AuthorizationServer, Oauth, OauthState},
     tokens::ASSERTIONS,
 };
@@ -98,7 +98,7 @@ fn metadata(state: &OauthState, server: &AuthorizationServer) -> Value {
         "scopes_supported": scopes,
         "response_types_supported": ["code"],
         "response_modes_supported": ["query"],
-        "grant_types_supported": GRANT_TYPES,
+        "grant_types_supported": server.grant_types(),
         "token_endpoint_auth_methods_supported": methods,
         "token_endpoint_auth_signing_alg_values_supported": ASSERTIONS,
         "revocation_endpoint_auth_methods_supported": methods,

@@ -57,6 +57,15 @@ if [ -z "$issuer" ]; then
   exit 1
 fi
 
+# The key pair of a machine: the private half stays with its client.
+machine_key=$("$node" -e '
+  const { generateKeyPairSync } = require("node:crypto");
+  const { privateKey, publicKey } = generateKeyPairSync("ec", { namedCurve: "P-256" });
+  require("node:fs").writeFileSync(process.argv[1], JSON.stringify(privateKey.export({ format: "jwk" })));
+  console.log(JSON.stringify({ ...publicKey.export({ format: "jwk" }), alg: "ES256", use: "sig" }));
+' "$work/machine.jwk")
+machine_secret=$("$node" -e 'console.log(require("node:crypto").randomBytes(24).toString("hex"))')
+
 fixture=$(realpath "$here/../fixtures/conformance/server.mjs")
 server="\"command\": \"$node\", \"args\": [\"$fixture\"], \"sandbox\": {\"profile\": \"open\"}"
 cat >"$work/manifest.json" <<JSON
@@ -67,6 +76,10 @@ cat >"$work/manifest.json" <<JSON
       "users": {"ada": {"password": "correct horse battery"}, "bob": {"password": "correct horse battery"}},
       "auth": {"mode": "builtin", "scopes": ["mcp"]},
       "default_server": "one",
+      "clients": {
+        "machine": {"grant_types": ["client_credentials"], "secret": "$machine_secret"},
+        "signer": {"grant_types": ["client_credentials"], "jwks": {"keys": [$machine_key]}}
+      },
       "servers": {
         "one": {$server, "policy": {"scopes": {"extra_*": ["extra"]}}},
         "stepped": {$server, "policy": {"scopes": {"test_simple_text": ["extra"]}}},
@@ -161,6 +174,10 @@ check conformance "$node" oauth-conformance.mjs "$one/mcp"
 check conformance-root "$node" oauth-conformance.mjs "$url/mcp"
 for version in 1 2; do
   check "step-up-ts$version" "$node" oauth-stepup.mjs "$version" "$url/t/acme/stepped/mcp" test_simple_text
+done
+for version in 1 2; do
+  check "machine-secret-ts$version" "$node" oauth-machine.mjs "$version" "$one/mcp" "$machine_secret"
+  check "machine-key-ts$version" "$node" oauth-machine.mjs "$version" "$one/mcp" --key "$work/machine.jwk"
 done
 # Another name of this machine than that of public_url.
 check step-up-localhost "$node" oauth-stepup.mjs 2 "${url/127.0.0.1/localhost}/t/acme/stepped/mcp" test_simple_text

@@ -16,7 +16,7 @@ use super::*;
 use crate::config::Format;
 use crate::{
     declare::{
-        Allow, AuthMode, Catalog, DeclaredClient, Provider, ProviderKind, PublicKey,
+        Allow, AuthMode, Catalog, DeclaredClient, GroupsClaim, Provider, ProviderKind, PublicKey,
         TenantRevocations,
     },
     manifest::reader::parse,
@@ -85,7 +85,10 @@ fn provider(issuer: &str) -> Arc<Provider> {
         title: "Corp".to_owned(),
         kind: ProviderKind::OpenId {
             issuer: issuer.to_owned(),
-            groups_claim: "groups".to_owned(),
+            groups: GroupsClaim {
+                name: "groups".to_owned(),
+                map: None,
+            },
         },
         client_id: "gw".to_owned(),
         client_secret: None,
@@ -97,6 +100,7 @@ fn provider(issuer: &str) -> Arc<Provider> {
 /// The authorization server of tenant `a`.
 fn declared() -> Builtin {
     let client = DeclaredClient {
+        is_machine: false,
         id: "desk".to_owned(),
         title: "Desk".to_owned(),
         redirect_uris: Vec::new(),

@@ -12,13 +12,16 @@ use serde_json::json;
 
 use super::super::jws::{KeySet, Signature, TOKEN_MAX};
 use super::*;
-use crate::declare::ALGORITHMS;
+use crate::declare::{ALGORITHMS, GroupsClaim};
 
 fn settings() -> External {
     External {
         issuer: "https://issuer.test".to_owned(),
         algorithms: ALGORITHMS.map(|(_, algorithm)| algorithm).to_vec(),
-        groups_claim: "groups".to_owned(),
+        groups: GroupsClaim {
+            name: "groups".to_owned(),
+            map: None,
+        },
         scopes: Vec::new(),
     }
 }

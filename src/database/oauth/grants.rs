@@ -200,24 +200,36 @@ impl Grants<'_> {
         if !transaction.run(REVOKED_SUBJECT, person).await?.is_empty() {
             return Ok(false);
         }
-        let values = vec![
-            grant.id.into(),
-            tenant.into(),
-            grant.subject.as_str().into(),
-            groups_text(grant).into(),
-            grant.client_id.as_str().into(),
-            grant.resource.as_str().into(),
-            grant.scope.as_str().into(),
-            grant.auth_ms.into(),
-            now_ms.into(),
-            grant.expires_ms.into(),
-        ];
+        let values = grant_values(tenant, grant, now_ms);
         if transaction.run(INSERT_GRANT, values).await?.is_empty() {
             return Ok(false);
         }
         add_refresh(&mut transaction, grant, refresh).await?;
         transaction.commit().await?;
         Ok(true)
+    }
+
+    /// The grant of a client for itself that lasts until `until_ms` at least, or `new`, which is stored then.
+    pub(crate) async fn of_machine(
+        self,
+        tenant: &str,
+        new: Grant,
+        until_ms: i64,
+    ) -> Result<(Grant, bool), Error> {
+        let values = vec![
+            tenant.into(),
+            new.client_id.as_str().into(),
+            new.subject.as_str().into(),
+            new.resource.as_str().into(),
+            until_ms.into(),
+        ];
+        let known = self.pool.read(GRANT_OF_MACHINE, values).await?;
+        if let Some(row) = known.first() {
+            return Ok((grant(row)?, false));
+        }
+        let values = grant_values(tenant, &new, self.pool.now_ms());
+        self.pool.write(INSERT_GRANT, values).await?;
+        Ok((new, true))
     }
 
     /// Uses a refresh token of `client_id`.
@@ -380,6 +392,22 @@ fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
     })
 }
 
+/// The values of a new row of `grants`.
+fn grant_values(tenant: &str, grant: &Grant, now_ms: i64) -> Vec<Value> {
+    vec![
+        grant.id.into(),
+        tenant.into(),
+        grant.subject.as_str().into(),
+        groups_text(grant).into(),
+        grant.client_id.as_str().into(),
+        grant.resource.as_str().into(),
+        grant.scope.as_str().into(),
+        grant.auth_ms.into(),
+        now_ms.into(),
+        grant.expires_ms.into(),
+    ]
+}
+
 fn groups_text(grant: &Grant) -> String {
     // Serialising texts cannot fail.
     serde_json::to_string(&grant.groups).unwrap_or_default()
@@ -455,6 +483,14 @@ const GRANT_OF_REFRESH: &str = "
       FROM refresh_tokens
       JOIN grants ON grants.id = refresh_tokens.grant_id
      WHERE refresh_tokens.hash = $1 AND grants.tenant = $2";
+
+const GRANT_OF_MACHINE: &str = "
+    SELECT id, subject, groups, client_id, resource, scope, auth_ms, expires_ms
+      FROM grants
+     WHERE tenant = $1 AND client_id = $2 AND subject = $3 AND resource = $4
+       AND revoked_ms IS NULL AND expires_ms > $5
+     ORDER BY expires_ms DESC
+     LIMIT 1";
 
 const GRANTS_OF: &str = "
     SELECT id, subject, groups, client_id, resource, scope, auth_ms, created_ms, expires_ms

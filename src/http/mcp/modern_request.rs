@@ -118,7 +118,7 @@ impl<'a> ModernRequest<'a> {
 
     /// The scopes that it needs besides those of its caller, if any are missing, with those.
     pub(super) fn missing_scopes(&self) -> Option<Vec<String>> {
-        if !self.caller.access.server().policy.has_scopes() {
+        if !self.caller.access.policy().has_scopes() {
             return None;
         }
         policy::missing_scopes(self.caller.access, &Messages::One(self.message.clone()))
@@ -126,7 +126,7 @@ impl<'a> ModernRequest<'a> {
 
     /// The error response to it if policy refuses this call.
     pub(super) fn denied(&self, call: &Message) -> Option<Bytes> {
-        let denied = policy::denied(&self.caller.access.server().policy, call)?;
+        let denied = policy::denied(self.caller.access.policy(), call)?;
         let mut line = BytesMut::new();
         let (code, data) = (denied.code, denied.data.as_deref());
         jsonrpc::push_error(self.id(), code, &denied.message, data, &mut line);

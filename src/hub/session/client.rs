@@ -31,7 +31,7 @@ impl Client {
             transport,
             tenant: Arc::clone(access.tenant()),
             server: Arc::clone(access.server()),
-            policy: Arc::clone(&access.server().policy),
+            policy: Arc::clone(access.policy()),
             trace: None,
         }
     }
@@ -94,6 +94,6 @@ impl Client {
     pub(super) fn renew(&mut self, access: &Access) {
         self.tenant = Arc::clone(access.tenant());
         self.server = Arc::clone(access.server());
-        self.policy = Arc::clone(&access.server().policy);
+        self.policy = Arc::clone(access.policy());
     }
 }

@@ -312,8 +312,7 @@ impl Session {
     /// Continues with another access, or ends without one.
     pub(super) fn change_access(&mut self, access: Option<&Access>) {
         if let Some(access) = access {
-            let (old, new) = (&self.client.server().policy, &access.server().policy);
-            let has_other_lists = !old.shows_the_same(new);
+            let has_other_lists = !self.client.policy().shows_the_same(access.policy());
             self.client.renew(access);
             if has_other_lists {
                 self.announce_lists();

@@ -2,7 +2,7 @@
 
 use super::super::reader::parse;
 use crate::config::Format;
-use crate::declare::{AuthMode, ProviderKind, Tenant};
+use crate::declare::{AuthMode, GroupsClaim, ProviderKind, Tenant};
 
 use super::super::authorization_server::*;
 
@@ -108,7 +108,10 @@ fn reads_every_key() {
     let corp = &found.providers["corp"];
     let openid = ProviderKind::OpenId {
         issuer: "https://corp.test".to_owned(),
-        groups_claim: "groups".to_owned(),
+        groups: GroupsClaim {
+            name: "groups".to_owned(),
+            map: None,
+        },
     };
     assert_eq!((corp.title.as_str(), &corp.kind), ("corp", &openid));
     assert_eq!(corp.scopes, ["openid", "profile", "email"]);
@@ -224,8 +227,8 @@ fn all_mistakes_at_once() {
         F:11: tenants.a.clients.https://a.test/c.redirect_uris: "https://a.test/#": a redirect URI has a fragment; write https://…, http:// on loopback, or an app's own scheme
         F:14: tenants.a.clients.leaky.title: is empty; write a name
         F:14: tenants.a.clients.leaky.jwks.keys: holds a private key; write its public members alone, and make a new pair
-        F:16: tenants.a.clients.none.redirect_uris: is missing; list where its answers go
         F:16: tenants.a.clients.none.jwks.keys: is missing; list the client's public keys
+        F:16: tenants.a.clients.none.redirect_uris: is missing; list where its answers go
         F:15: tenants.a.clients.odd.jwks.keys: holds a key whose kty is none of RSA, EC, OKP; write the public half of a key pair
         F:18: tenants.a.providers.Corp: "Corp" is not a name; use a-z, 0-9 and -, at most 63, the first not -
         F:18: tenants.a.providers.Corp.scopes: asks for no openid; add openid, without which there is no ID token
@@ -240,7 +243,7 @@ fn all_mistakes_at_once() {
         F:28: tenants.a.providers.github.allow.domains: "X.com" is no domain; write it like example.com, in small letters
         F:20: tenants.a.providers.google.client_secret: is empty; write a name
         F:20: tenants.a.providers.google.allow: is missing or empty, and this provider knows everybody of the world; say who may come in: allow: {domains: [example.com]} or subjects
-        F:19: tenants.a.providers.one.token_url: unknown key; known here: kind, title, issuer, client_id, client_secret, scopes, allow, groups_claim
+        F:19: tenants.a.providers.one.token_url: unknown key; known here: kind, title, issuer, client_id, client_secret, scopes, allow, groups_claim, groups_map
         F:19: tenants.a.providers.one.client_id: is empty; write a name
         F:30: tenants.a.providers.saml.kind: "saml" is none of openid, oauth; write one of them
         F:30: tenants.a.providers.saml.client_id: is missing; write our client id there

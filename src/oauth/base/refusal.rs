@@ -34,6 +34,8 @@ pub(crate) enum RefusalCode {
     InvalidClient,
     /// A code or refresh token is invalid, or belongs to another client.
     InvalidGrant,
+    /// The client may not use the grant type.
+    UnauthorizedClient,
     /// The grant type is not supported.
     UnsupportedGrantType,
     /// The scope exceeds the grant.
@@ -67,6 +69,7 @@ impl RefusalCode {
         let bad = StatusCode::BAD_REQUEST;
         match self {
             Self::InvalidRequest => (bad, "invalid_request"),
+            Self::UnauthorizedClient => (bad, "unauthorized_client"),
             Self::InvalidClient => (StatusCode::UNAUTHORIZED, "invalid_client"),
             Self::InvalidGrant => (bad, "invalid_grant"),
             Self::UnsupportedGrantType => (bad, "unsupported_grant_type"),

@@ -7,11 +7,10 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use url::Url;
 
-use super::resource::{Resource, ResourceUrls};
 use crate::{
-    declare::Tenant,
+    declare::{OFFLINE_ACCESS, Tenant},
     oauth::{
-        base::{Form, secret},
+        base::{Form, Resource, ResourceUrls, secret},
         clients::{Client, ClientProof, redirect},
     },
 };
@@ -307,16 +306,8 @@ fn scopes(
         let baseline = baseline.filter(|scope| *scope != OFFLINE_ACCESS);
         return Ok(baseline.map(str::to_owned).collect());
     };
-    let known = tenant.scopes(server);
-    let fits = |byte: u8| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
-    if !text.bytes().all(fits) {
-        return Err(refusal(
-            "invalid_scope",
-            "scope has letters that no scope has",
-        ));
-    }
-    let exists = |scope: &&str| *scope == OFFLINE_ACCESS || known.contains(scope);
-    let mut asked: BTreeSet<String> = text.split(' ').filter(exists).map(str::to_owned).collect();
+    let asked = resource.existing_scopes(tenant, text);
+    let mut asked = asked.map_err(|wrong| refusal("invalid_scope", wrong))?;
     // The token response has to name a scope that differs from the requested one, and cannot name an empty one
     // (RFC 6749, section 5.1); a refresh token is what every client gets. Not `invalid_scope`: there are clients
     // that request `openid email profile` of every server.
@@ -325,10 +316,6 @@ fn scopes(
     }
     Ok(asked)
 }
-
-/// Scope that requests a refresh token (OpenID Connect Core, section 11). Every client gets one, and
-/// the scope is granted if it is requested.
-pub(super) const OFFLINE_ACCESS: &str = "offline_access";
 
 #[cfg(test)]
 #[path = "../tests/authorization_request.rs"]

@@ -57,7 +57,7 @@ impl BrowserRequest {
             self.set_cookie(&mut response, &browser);
             return Ok(response);
         };
-        self.check_server(&authorization, &person)?;
+        self.allowed_scopes(&authorization, &person)?;
         if !prompt.consent && self.has_consented(&authorization, &person).await? {
             self.draw_write()?;
             return self

@@ -209,7 +209,7 @@ impl BrowserRequest {
         let mut servers = self.server.tenant.servers.values();
         let has_groups = servers.any(|server| {
             let grants = server.grants.as_ref();
-            grants.is_some_and(|grants| !grants.groups.is_empty())
+            server.policy.has_groups() || grants.is_some_and(|grants| !grants.groups.is_empty())
         });
         WantedClaims {
             groups: has_groups || !provider.allow.groups.is_empty(),

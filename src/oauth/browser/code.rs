@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     database::oauth::{Grant, NewCode, Person},
+    declare::AllowedScopes,
     oauth::base::secret,
 };
 
@@ -23,7 +24,12 @@ impl BrowserRequest {
         person: &Person,
         redirect_status: StatusCode,
     ) -> StepResult {
-        self.check_server(authorization, person)?;
+        let allowed = self.allowed_scopes(authorization, person)?;
+        let (server, asked) = (
+            &authorization.parameters.resource.server,
+            authorization.parameters.scopes.iter(),
+        );
+        let asked = asked.map(String::as_str);
         let issuing = &self.oauth.0.config.oauth;
         let code = secret::generate(&self.oauth.0.random, secret::SecretKind::Code);
         let code = code.ok_or_else(no_randomness)?;
@@ -40,7 +46,7 @@ impl BrowserRequest {
                 groups: person.groups.clone(),
                 client_id: authorization.client.id.clone(),
                 resource: authorization.parameters.resource.url.clone(),
-                scope: authorization.parameters.scope(),
+                scope: self.server.granted(server, &allowed, asked).join(" "),
                 auth_ms: person.auth_ms,
                 expires_ms: after(issuing.refresh_max),
             },
@@ -55,27 +61,23 @@ impl BrowserRequest {
         ))
     }
 
-    /// Checks that the person may use the server. The refusal is the same as for an unknown server.
-    pub(super) fn check_server(
+    /// Returns the scopes that the person may have for the server. The refusal of a server that it may not use is the
+    /// same as for an unknown one.
+    pub(super) fn allowed_scopes(
         &self,
         authorization: &AuthorizationRequest,
         person: &Person,
-    ) -> Result<(), StepRefusal> {
-        let server = self
-            .server
-            .tenant
-            .servers
-            .get(&authorization.parameters.resource.server);
-        let subject = self.server.builtin.subject(&person.subject, &person.groups);
-        let is_admitted = server.zip(subject.ok()).is_some_and(|(server, subject)| {
-            let (groups, client) = (subject.groups(&person.groups), &authorization.client.id);
-            server.admits(&person.subject, groups, Some(client))
-        });
+    ) -> Result<AllowedScopes<'_>, StepRefusal> {
+        let allowed = self.server.allowed_scopes(
+            &authorization.parameters.resource.server,
+            (&person.subject, &person.groups),
+            &authorization.client.id,
+        );
         let refusal = AuthorizationRefusal {
             error: "invalid_target",
             description: "there is no such server for this person",
         };
         let back = || StepRefusal::Client(authorization.redirect.clone(), refusal);
-        is_admitted.then_some(()).ok_or_else(back)
+        allowed.ok_or_else(back)
     }
 }

@@ -13,9 +13,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::{
-    authorization_request::{
-        AuthorizationRefusal, AuthorizationRequest, OFFLINE_ACCESS, with_log_in_prompt,
-    },
+    authorization_request::{AuthorizationRefusal, AuthorizationRequest, with_log_in_prompt},
     flow::{Flow, FormKind},
     pages::{ConsentPage, ErrorPage, FormTarget, STYLE, html, redirect, shown},
     request::{
@@ -25,7 +23,7 @@ use super::{
 use crate::endpoint::OauthEndpoint;
 use crate::{
     database::oauth::Person,
-    declare::Provider,
+    declare::{AllowedScopes, OFFLINE_ACCESS, Provider},
     oauth::{
         base::Form,
         clients::{ClientSource, redirect as client_redirect},
@@ -58,7 +56,17 @@ impl BrowserRequest {
         flow.shown = Some(authorization.digest);
         let form = self.seal(&flow, FormKind::Consent)?;
         let redirect_host = shown(&authorization.redirect.shown_host());
-        let scopes = authorization.parameters.scopes.iter().map(String::as_str);
+        // Whom a provider will identify is not known yet: the code has what that person may have.
+        let allowed = match person {
+            Some(person) => self.allowed_scopes(authorization, person)?,
+            None => AllowedScopes::All,
+        };
+        let (server, asked) = (
+            &authorization.parameters.resource.server,
+            authorization.parameters.scopes.iter(),
+        );
+        let asked = asked.map(String::as_str);
+        let granted = self.server.granted(server, &allowed, asked.clone());
         let (document_host, document_date) = match &authorization.client.kind {
             ClientSource::Document { host, date } => (Some(host.as_str()), date.as_deref()),
             ClientSource::Declared | ClientSource::Registered { .. } => (None, None),
@@ -69,9 +77,13 @@ impl BrowserRequest {
             document_host,
             document_date,
             redirect_host: &redirect_host,
-            server: &authorization.parameters.resource.server,
+            server,
             resource: &authorization.parameters.resource.url,
-            scopes: scopes.filter(|scope| *scope != OFFLINE_ACCESS).collect(),
+            withheld: asked.filter(|scope| !granted.contains(scope)).collect(),
+            scopes: granted
+                .into_iter()
+                .filter(|scope| *scope != OFFLINE_ACCESS)
+                .collect(),
             is_unverified: authorization.client.kind != ClientSource::Declared,
             is_local: client_redirect::is_loopback(&authorization.redirect.uri),
             action: &self.path(OauthEndpoint::Consent),
@@ -121,7 +133,7 @@ impl BrowserRequest {
         if flow.shown != Some(authorization.digest) {
             return self.consent_page(&authorization, flow, Some(&person), None);
         }
-        self.check_server(&authorization, &person)?;
+        self.allowed_scopes(&authorization, &person)?;
         self.take_decision(&flow).await?;
         self.record_consent(&authorization, &person, StatusCode::SEE_OTHER)
             .await
@@ -134,7 +146,7 @@ impl BrowserRequest {
         person: &Person,
         redirect_status: StatusCode,
     ) -> StepResult {
-        self.check_server(authorization, person)?;
+        self.allowed_scopes(authorization, person)?;
         let (subject, client) = (&person.subject, &authorization.client.id);
         if authorization.is_remembered() {
             let logins = self.store()?.logins();

@@ -12,7 +12,6 @@
 //! * `login`: password form and choice of an identity provider.
 //! * `pages`: HTML pages and their header fields.
 //! * `request`: browser request at a tenant, shared by all steps of a log-in.
-//! * `resource`: MCP server for which a token is requested (RFC 8707).
 
 mod authorization_request;
 pub(crate) mod authorize;
@@ -24,4 +23,3 @@ mod flow;
 pub(crate) mod login;
 mod pages;
 mod request;
-mod resource;

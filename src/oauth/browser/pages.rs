@@ -55,6 +55,8 @@ pub(super) struct ConsentPage<'p> {
     pub(crate) server: &'p str,
     pub(crate) resource: &'p str,
     pub(crate) scopes: Vec<&'p str>,
+    /// Requested scopes that the person may not have.
+    pub(super) withheld: Vec<&'p str>,
     /// Set if only the client itself vouches for its name.
     pub(super) is_unverified: bool,
     /// Set if the redirect URI is a loopback one.
@@ -329,6 +331,7 @@ mod tests {
             redirect_host: hostile,
             server: "x",
             resource: hostile,
+            withheld: Vec::new(),
             scopes: vec![hostile],
             is_unverified: true,
             is_local: true,

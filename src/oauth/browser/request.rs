@@ -17,7 +17,6 @@ use super::{
     cookie::{BrowserId, CookieJar},
     flow::{Flow, FormKind},
     pages::{ErrorPage, redirect},
-    resource::ResourceUrls,
 };
 use crate::endpoint::{self, OauthEndpoint};
 use crate::{
@@ -25,7 +24,7 @@ use crate::{
     declare::{Provider, User},
     oauth::{
         base::{
-            Form,
+            Form, ResourceUrls,
             posted::{collected, is_form},
             secret,
             throttle::account,

@@ -158,8 +158,10 @@ impl ClientMetadata {
     }
 }
 
-/// The supported grant types.
+/// The grant types of every client.
 pub(crate) const GRANT_TYPES: [&str; 2] = ["authorization_code", "refresh_token"];
+/// The grant type of clients that act for themselves, which an operator declares.
+pub(crate) const CLIENT_CREDENTIALS: &str = "client_credentials";
 
 fn redirect_uris(all: &Map<String, Value>) -> Result<Vec<String>, MetadataError> {
     let given = all.get("redirect_uris").and_then(Value::as_array);

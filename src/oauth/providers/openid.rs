@@ -31,7 +31,7 @@ use crate::{
         jws::{numeric_date, parse_unverified, string, strings},
     },
     base::{Clock, LEEWAY_S, Outbound, Secret},
-    declare::{ALGORITHMS, Provider, ProviderKind},
+    declare::{ALGORITHMS, GroupsClaim, Provider, ProviderKind},
 };
 
 /// Cached metadata of providers by issuer; clones share it.
@@ -108,14 +108,11 @@ impl OpenIdProvider {
         }
     }
 
-    /// Its issuer, and the name of the groups claim.
-    fn declared(&self) -> (&str, &str) {
+    /// Its issuer, and its claim with groups.
+    fn declared(&self) -> (&str, Option<&GroupsClaim>) {
         match &self.provider.kind {
-            ProviderKind::OpenId {
-                issuer,
-                groups_claim,
-            } => (issuer, groups_claim),
-            ProviderKind::OAuth { issuer, .. } => (issuer, ""),
+            ProviderKind::OpenId { issuer, groups } => (issuer, Some(groups)),
+            ProviderKind::OAuth { issuer, .. } => (issuer, None),
         }
     }
 
@@ -196,7 +193,8 @@ impl OpenIdProvider {
     ) -> Result<Map<String, Value>, ProviderError> {
         let (_, groups) = self.declared();
         let lacks = |name: &str| !claims.contains_key(name);
-        let is_needed = (wanted.groups && lacks(groups)) || (wanted.email && lacks("email"));
+        let is_needed = (wanted.groups && groups.is_some_and(|groups| lacks(&groups.name)))
+            || (wanted.email && lacks("email"));
         let Some(place) = document.userinfo_endpoint.as_ref().filter(|_| is_needed) else {
             return Ok(claims);
         };
@@ -214,10 +212,17 @@ impl OpenIdProvider {
     }
 
     fn identity(&self, claims: &Map<String, Value>) -> Result<ProviderIdentity, ProviderError> {
-        let (_, groups) = self.declared();
+        let (_, declared) = self.declared();
         let wrong = |what: &str| ProviderError::Invalid(format!("its claims: {what}"));
         let subject = string(claims, "sub").map_err(wrong)?;
-        let groups = claims.get(groups).map(strings).transpose().map_err(wrong)?;
+        let groups =
+            match declared.and_then(|declared| Some((declared, claims.get(&declared.name)?))) {
+                Some((declared, claim)) => {
+                    let claimed = strings(claim).map_err(wrong)?;
+                    declared.groups(&claimed).cloned().collect()
+                }
+                None => Vec::new(),
+            };
         let is_verified = match claims.get("email_verified") {
             Some(Value::Bool(is)) => *is,
             // Some providers send a string.
@@ -228,7 +233,7 @@ impl OpenIdProvider {
         Ok(ProviderIdentity {
             subject: subject.unwrap_or_default().to_owned(),
             title: title(claims, &["name", "preferred_username", "email"]),
-            groups: groups.unwrap_or_default(),
+            groups,
             email: email.filter(|_| is_verified).map(str::to_owned),
         })
     }

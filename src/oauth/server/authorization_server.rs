@@ -10,9 +10,9 @@ use http::request::Parts;
 
 use super::state::{Oauth, OauthState};
 use crate::{
-    declare::{AuthMode, Builtin, Tenant},
+    declare::{AllowedScopes, AuthMode, Builtin, OFFLINE_ACCESS, Tenant},
     endpoint::{self, OauthEndpoint},
-    oauth::clients::Clients,
+    oauth::clients::{CLIENT_CREDENTIALS, Clients, GRANT_TYPES},
 };
 
 /// Authorization server of one tenant, for the duration of one request.
@@ -62,6 +62,48 @@ impl AuthorizationServer {
             documents: &state.documents,
             snapshot: &state.snapshot,
         }
+    }
+
+    /// Returns the grant types of its clients; that of machines only if an operator declared one.
+    pub(crate) fn grant_types(&self) -> Vec<&'static str> {
+        let mut clients = self.builtin.clients.values();
+        let machines = clients.any(|client| client.is_machine);
+        let machines = machines.then_some(CLIENT_CREDENTIALS);
+        GRANT_TYPES.into_iter().chain(machines).collect()
+    }
+
+    /// Returns the scopes that a person, or a client itself, may have for a server of the tenant with a client; `None` if it may not use
+    /// the server, or the server does not exist. `claimed` are groups that an identity provider told.
+    pub(crate) fn allowed_scopes(
+        &self,
+        server: &str,
+        (subject, claimed): (&str, &[String]),
+        client: &str,
+    ) -> Option<AllowedScopes<'_>> {
+        let person = self.builtin.subject(subject, claimed).ok()?;
+        let server = self.tenant.servers.get(server)?;
+        server.scopes_of(subject, person.groups(claimed), Some(client))
+    }
+
+    /// Returns those of the scopes that `allowed` includes; `offline_access` if it includes none of them, since the
+    /// token response cannot name an empty scope (RFC 6749, section 5.1).
+    pub(crate) fn granted<'r>(
+        &self,
+        server: &str,
+        allowed: &AllowedScopes<'_>,
+        scopes: impl Iterator<Item = &'r str>,
+    ) -> Vec<&'r str> {
+        let Some(server) = self.tenant.servers.get(server) else {
+            return Vec::new();
+        };
+        let mut scopes = scopes.peekable();
+        let has_asked = scopes.peek().is_some();
+        let granted = scopes.filter(|scope| allowed.include(&server.policy, scope));
+        let mut granted: Vec<&str> = granted.collect();
+        if granted.is_empty() && has_asked {
+            granted.push(OFFLINE_ACCESS);
+        }
+        granted
     }
 
     /// Returns the scopes that its metadata advertise, sorted by name. Clients that know of no others

@@ -3,11 +3,13 @@
 //! Not here: verification of access tokens by MCP endpoints (`auth`).
 //!
 //! * `client_authentication`: verification of secrets and signed assertions of clients.
+//! * `client_credentials`: tokens of clients that act for themselves.
 //! * `jose`: signing of access tokens and parsing of client assertions.
 //! * `revoke`: the revocation endpoint.
-//! * `token`: the token endpoint: codes and refresh tokens are exchanged.
+//! * `token`: the token endpoint, which exchanges codes and refresh tokens.
 
 mod client_authentication;
+mod client_credentials;
 mod jose;
 pub(crate) mod revoke;
 pub(crate) mod token;

@@ -2,7 +2,8 @@
 //! 6; RFC 7636; RFC 8707).
 //!
 //! One statement of the database decides whether a code or refresh token is used for the first time.
-//! Not here: client authentication (`client_authentication`).
+//! Not here: client authentication (`client_authentication`), and clients that act for themselves
+//! (`client_credentials`).
 
 use axum::{
     extract::{self, Request},
@@ -19,7 +20,8 @@ use crate::{
             Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode,
         },
     },
-    endpoint::is_same_resource,
+    declare::AllowedScopes,
+    endpoint::{Endpoint, is_same_resource},
     oauth::{
         base::{
             Form, OauthRefusal, RefusalCode, SecretKind,
@@ -27,7 +29,7 @@ use crate::{
             refusal::{NO_RANDOM, answer},
             secret,
         },
-        clients::{Client, GRANT_TYPES},
+        clients::{CLIENT_CREDENTIALS, Client},
         server::{
             AuthorizationServer, Oauth, OauthState,
             attempt::{address, attempt, note},
@@ -56,7 +58,7 @@ async fn exchange(
 ) -> Result<Response, OauthRefusal> {
     let (head, form) = posted(request).await?;
     let grant_type = form.need("grant_type", "grant_type is missing")?;
-    if !GRANT_TYPES.contains(&grant_type) {
+    if !server.grant_types().contains(&grant_type) {
         let what = "the grant type is not supported";
         return Err(OauthRefusal::new(RefusalCode::UnsupportedGrantType, what));
     }
@@ -76,22 +78,22 @@ async fn exchange(
         key: store.signing_keys().current(&server.tenant.name).await?,
         now_ms: state.clock.now_ms(),
     };
-    if grant_type == "refresh_token" {
-        exchange.refresh().await
-    } else {
-        exchange.redeem().await
+    match grant_type {
+        CLIENT_CREDENTIALS => exchange.client_credentials().await,
+        "refresh_token" => exchange.refresh().await,
+        _ => exchange.redeem().await,
     }
 }
 
 /// One token request of an authenticated client.
-struct Exchange<'r> {
-    state: &'r OauthState,
-    server: &'r AuthorizationServer,
-    client: &'r Client,
-    form: &'r Form,
-    store: &'r Database,
+pub(super) struct Exchange<'r> {
+    pub(super) state: &'r OauthState,
+    pub(super) server: &'r AuthorizationServer,
+    pub(super) client: &'r Client,
+    pub(super) form: &'r Form,
+    pub(super) store: &'r Database,
     key: SigningKey,
-    now_ms: i64,
+    pub(super) now_ms: i64,
 }
 
 impl Exchange<'_> {
@@ -121,6 +123,7 @@ impl Exchange<'_> {
         };
         self.check_code(&code, verifier)?;
         let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
+        let scope = self.permitted(&code.grant, &code.grant.scope);
         let refresh = secret::generate(&self.state.random, SecretKind::Refresh).ok_or(NO_RANDOM)?;
         let first = NewRefresh {
             hash: secret::hash(&refresh),
@@ -130,18 +133,8 @@ impl Exchange<'_> {
             return Err(BAD_CODE);
         }
         self.renew_client().await?;
-        let answer = self.issue(&code.grant, &groups, &code.grant.scope, &refresh)?;
-        let (target, detail) = audit_detail(&code.grant);
-        let actor = &code.grant.subject;
-        note(
-            self.state,
-            self.server,
-            "grant.started",
-            actor,
-            &target,
-            detail,
-        );
-        self.state.audit.flush().await;
+        let answer = self.issue(&code.grant, &groups, &scope, Some(&refresh))?;
+        self.note_started(&code.grant).await;
         Ok(answer)
     }
 
@@ -214,7 +207,8 @@ impl Exchange<'_> {
         };
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
         self.renew_client().await?;
-        self.issue(&grant, &groups, &scope, &next)
+        let scope = self.permitted(&grant, &scope);
+        self.issue(&grant, &groups, &scope, Some(&next))
     }
 
     /// Uses a refresh token, within the budget of its grant. A retry gets the successor that is
@@ -254,13 +248,29 @@ impl Exchange<'_> {
         Ok(())
     }
 
+    /// Those of the scopes that the subject of a grant may have now. A subject that may no longer use the server gets
+    /// a token that the server refuses, and keeps its grant: groups come back.
+    fn permitted(&self, grant: &Grant, scope: &str) -> String {
+        let (config, server) = (&self.state.config, self.server);
+        let default = config.default.as_ref();
+        let at = Endpoint::parse_url(&config.public_url, &grant.resource, default);
+        let Some(name) = at.map(|endpoint| endpoint.server) else {
+            return scope.to_owned();
+        };
+        let person = (grant.subject.as_str(), grant.groups.as_slice());
+        let allowed = server.allowed_scopes(name, person, &grant.client_id);
+        let allowed = allowed.unwrap_or(AllowedScopes::Named(Vec::new()));
+        let scopes = scope.split(' ').filter(|scope| !scope.is_empty());
+        server.granted(name, &allowed, scopes).join(" ")
+    }
+
     /// The token response (RFC 6749, section 5.1). No token outlives its grant.
-    fn issue(
+    pub(super) fn issue(
         &self,
         grant: &Grant,
         groups: &[String],
         scope: &str,
-        refresh: &str,
+        refresh: Option<&str>,
     ) -> Result<Response, OauthRefusal> {
         let until_ms = self.now_ms + millis(self.state.config.oauth.access);
         let (issued, expires) = (self.now_ms / 1000, until_ms.min(grant.expires_ms) / 1000);
@@ -278,8 +288,10 @@ impl Exchange<'_> {
         })?;
         let mut body = json!({
             "access_token": token, "token_type": "Bearer", "expires_in": expires - issued,
-            "refresh_token": refresh,
         });
+        if let Some(refresh) = refresh {
+            body["refresh_token"] = refresh.into();
+        }
         // A scope has at least one token (RFC 6749, appendix A.4).
         if !scope.is_empty() {
             body["scope"] = scope.into();
@@ -299,6 +311,14 @@ impl Exchange<'_> {
         self.client
             .renew(self.store, tenant, self.now_ms, used)
             .await
+    }
+
+    /// Records the begin of a grant, before the answer is sent.
+    pub(super) async fn note_started(&self, grant: &Grant) {
+        let (target, detail) = audit_detail(grant);
+        let (state, actor) = (self.state, &grant.subject);
+        note(state, self.server, "grant.started", actor, &target, detail);
+        state.audit.flush().await;
     }
 
     fn note_revoked(&self, grant: uuid::Uuid, why: &str) {
@@ -350,12 +370,12 @@ fn is_verifier(text: &str) -> bool {
     (43..=128).contains(&text.len()) && text.bytes().all(is_unreserved)
 }
 
-fn millis(duration: std::time::Duration) -> i64 {
+pub(super) fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2)
 }
 
 /// Maximum refreshes of one grant per minute: each writes a token that lives for weeks.
-const REFRESHES: u32 = 300;
+pub(super) const REFRESHES: u32 = 300;
 
 /// Refusal of an invalid code, the same for every reason.
 const BAD_CODE: OauthRefusal = OauthRefusal::new(

@@ -3,5 +3,6 @@
 pub(crate) mod api_keys;
 pub(crate) mod builtin_tokens;
 pub(crate) mod external_tokens;
+pub(crate) mod groups;
 pub(crate) mod policy;
 pub(crate) mod tenancy;

@@ -3,6 +3,7 @@
 pub(crate) mod client_metadata_documents;
 pub(crate) mod floods;
 pub(crate) mod logins;
+pub(crate) mod machines;
 pub(crate) mod metadata;
 pub(crate) mod pages;
 pub(crate) mod providers;

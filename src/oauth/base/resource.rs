@@ -3,8 +3,10 @@
 //!
 //! Without I/O. Not here: the check that the server exists and that the person may use it.
 
+use std::collections::BTreeSet;
+
 use crate::{
-    declare::Tenant,
+    declare::{OFFLINE_ACCESS, Tenant},
     endpoint::{self, Endpoint, Form, Kind},
 };
 
@@ -12,24 +14,24 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Resource {
     /// Name of the server in its URL; the server may not exist.
-    pub(super) server: String,
+    pub(crate) server: String,
     /// URL of the server, which is the audience of tokens.
-    pub(super) url: String,
+    pub(crate) url: String,
 }
 
 /// The URLs of all resources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResourceUrls<'p> {
     /// The common prefix of all URLs.
-    pub(super) public_url: &'p str,
+    pub(crate) public_url: &'p str,
     /// Tenant and server that also have short URLs.
-    pub(super) default: Option<&'p (String, String)>,
+    pub(crate) default: Option<&'p (String, String)>,
 }
 
 impl Resource {
     /// Returns the resource of `tenant` at the URL `text`; only URLs of a server match. The audience of
     /// tokens is the URL as the gateway writes it, with the name of this machine that the client uses.
-    pub(super) fn named(place: ResourceUrls<'_>, tenant: &str, text: &str) -> Option<Self> {
+    pub(crate) fn named(place: ResourceUrls<'_>, tenant: &str, text: &str) -> Option<Self> {
         let (public_url, path) = endpoint::split_url(place.public_url, text)?;
         let endpoint = Endpoint::parse(path, place.default)?;
         if !endpoint.is_resource() || endpoint.tenant != tenant {
@@ -44,7 +46,7 @@ impl Resource {
     }
 
     /// Returns the resource of a request that names none, as requests of 2025-03-26 clients do.
-    pub(super) fn unnamed(place: ResourceUrls<'_>, tenant: &Tenant) -> Option<Self> {
+    pub(crate) fn unnamed(place: ResourceUrls<'_>, tenant: &Tenant) -> Option<Self> {
         let mut names = tenant.servers.keys();
         let only = names.next().filter(|_| names.next().is_none());
         let server = tenant.default_server.as_ref().or(only)?;
@@ -61,6 +63,25 @@ impl Resource {
             server: server.clone(),
             url,
         })
+    }
+
+    /// The scopes of `text`, separated by spaces, that exist at the resource.
+    ///
+    /// # Errors
+    ///
+    /// For the client's developer: a character that no scope has.
+    pub(crate) fn existing_scopes(
+        &self,
+        tenant: &Tenant,
+        text: &str,
+    ) -> Result<BTreeSet<String>, &'static str> {
+        let fits = |byte: u8| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
+        if !text.bytes().all(fits) {
+            return Err("scope has letters that no scope has");
+        }
+        let known = tenant.scopes(tenant.servers.get(&self.server));
+        let exists = |scope: &&str| *scope == OFFLINE_ACCESS || known.contains(scope);
+        Ok(text.split(' ').filter(exists).map(str::to_owned).collect())
     }
 }
 

@@ -1,0 +1,101 @@
+//! Tokens of clients that act for themselves, by their own credentials (RFC 6749, section 4.4; extension
+//! `io.modelcontextprotocol/oauth-client-credentials`).
+//!
+//! Such a client has one grant for each resource at a time: it is listed, and ends, like the grants of people.
+
+use axum::response::Response;
+use uuid::Uuid;
+
+use super::token::{Exchange, REFRESHES, millis};
+use crate::{
+    database::oauth::Grant,
+    declare::{OFFLINE_ACCESS, machine_subject},
+    oauth::base::{OauthRefusal, RefusalCode, Resource, ResourceUrls},
+};
+
+impl Exchange<'_> {
+    /// Issues an access token to the client itself, without a refresh token (section 4.4.3).
+    pub(super) async fn client_credentials(&self) -> Result<Response, OauthRefusal> {
+        let (server, client) = (self.server, &self.client.id);
+        let declared = server.builtin.clients.get(client);
+        if !declared.is_some_and(|declared| declared.is_machine) {
+            let what =
+                "the client gets no tokens for itself; an operator may allow it by its grant_types";
+            return Err(OauthRefusal::new(RefusalCode::UnauthorizedClient, what));
+        }
+        let resource = self.resource()?;
+        let subject = machine_subject(client);
+        let scope = self.scope(&resource, &subject)?;
+        // Each use may write a grant, and a line to the audit trail.
+        let budget = self.state.writes.spend(&("machine", client), REFRESHES);
+        budget.map_err(|retry| OauthRefusal::too_many("too many tokens", retry))?;
+        let settings = &self.state.config.oauth;
+        let new = Grant {
+            id: Uuid::new_v4(),
+            subject,
+            groups: Vec::new(),
+            client_id: client.clone(),
+            resource: resource.url,
+            scope: scope.clone(),
+            auth_ms: self.now_ms,
+            expires_ms: self.now_ms.saturating_add(millis(settings.refresh_max)),
+        };
+        let until_ms = self.now_ms + millis(settings.access);
+        let tenant = &server.tenant.name;
+        let stored = self.store.grants().of_machine(tenant, new, until_ms).await;
+        let (grant, is_new) = stored?;
+        let answer = self.issue(&grant, &[], &scope, None)?;
+        if is_new {
+            self.note_started(&grant).await;
+        }
+        Ok(answer)
+    }
+
+    /// The resource of the request, or the default server of the tenant.
+    fn resource(&self) -> Result<Resource, OauthRefusal> {
+        let config = &self.state.config;
+        let place = ResourceUrls {
+            public_url: &config.public_url,
+            default: config.default.as_ref(),
+        };
+        let tenant = &self.server.tenant;
+        let found = match self.form.get("resource") {
+            Some(text) => Resource::named(place, &tenant.name, text),
+            None => Resource::unnamed(place, tenant),
+        };
+        let what = "resource must be the URL of an MCP server here, byte for byte";
+        found.ok_or(OauthRefusal::new(RefusalCode::InvalidTarget, what))
+    }
+
+    /// The requested scopes that the client may have; without a request all that it may have (section 3.3: "a
+    /// pre-defined default value"), since nobody is asked for more of them later.
+    fn scope(&self, resource: &Resource, subject: &str) -> Result<String, OauthRefusal> {
+        let (server, name) = (self.server, resource.server.as_str());
+        let allowed = server.allowed_scopes(name, (subject, &[]), &self.client.id);
+        let what = "there is no such server for this client";
+        let allowed = allowed.ok_or(OauthRefusal::new(RefusalCode::InvalidTarget, what))?;
+        let tenant = &server.tenant;
+        let asked = self
+            .form
+            .get("scope")
+            .map(|text| resource.existing_scopes(tenant, text));
+        let asked = asked.transpose();
+        let asked = asked.map_err(|what| OauthRefusal::new(RefusalCode::InvalidScope, what))?;
+        let every = || tenant.scopes(tenant.servers.get(name));
+        let all: Vec<&str> = match &asked {
+            Some(asked) => asked.iter().map(String::as_str).collect(),
+            None => every(),
+        };
+        // `offline_access` is for the refresh token, which it does not get.
+        let granted = server.granted(name, &allowed, all.into_iter());
+        let granted: Vec<&str> = granted
+            .into_iter()
+            .filter(|scope| *scope != OFFLINE_ACCESS)
+            .collect();
+        if granted.is_empty() && asked.is_some() {
+            let what = "the client may have none of these scopes";
+            return Err(OauthRefusal::new(RefusalCode::InvalidScope, what));
+        }
+        Ok(granted.join(" "))
+    }
+}

@@ -321,6 +321,9 @@ impl Verifier {
             }
             AuthMode::External(issuer) => {
                 let issuers = &self.0.issuers;
+                let is_audience = |text: &str| {
+                    is_audience(text) || issuer.audiences.iter().any(|audience| audience == text)
+                };
                 match issuers.verify(issuer, text, now, is_audience).await {
                     Ok(verified) => Ok(Authenticated::by_token(tenant, issuer, &verified)),
                     Err(TokenError::Invalid(why)) => Err(bad(why)),

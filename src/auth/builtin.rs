@@ -141,6 +141,7 @@ impl Tokens {
             issuer: &issuer,
             algorithms: &[Algorithm::EdDsa],
             groups_claim: "groups",
+            scopes_claim: None,
         };
         let token = Token::parse(text, expected)?;
         if token.kind.as_deref() != Some("at+jwt") {

@@ -109,6 +109,17 @@ pub(crate) fn strings(value: &Value) -> Result<Vec<String>, &'static str> {
     }
 }
 
+/// The claim that an operator declared: by its whole name, which may be a URL, else from object to object by its
+/// dots.
+pub(crate) fn declared<'p>(payload: &'p Map<String, Value>, name: &str) -> Option<&'p Value> {
+    if let Some(found) = payload.get(name) {
+        return Some(found);
+    }
+    let mut steps = name.split('.');
+    let first = payload.get(steps.next()?)?;
+    steps.try_fold(first, |at, step| at.as_object()?.get(step))
+}
+
 /// A `NumericDate` (RFC 7519, section 2), which may have a fraction.
 pub(crate) fn numeric_date(
     payload: &Map<String, Value>,

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::{Map, Value};
 
-use super::jws::{Jws, numeric_date, parse_unverified, string, strings};
+use super::jws::{Jws, declared, numeric_date, parse_unverified, string, strings};
 use crate::{
     base::LEEWAY_S,
     declare::{Algorithm, External},
@@ -34,6 +34,8 @@ pub(super) struct ExpectedToken<'e> {
     pub(super) algorithms: &'e [Algorithm],
     /// The claim that holds the subject's groups.
     pub(super) groups_claim: &'e str,
+    /// The claim that holds the scopes; none for `scope`, else `scp`.
+    pub(super) scopes_claim: Option<&'e str>,
 }
 
 impl<'e> From<&'e External> for ExpectedToken<'e> {
@@ -42,6 +44,7 @@ impl<'e> From<&'e External> for ExpectedToken<'e> {
             issuer: &settings.issuer,
             algorithms: &settings.algorithms,
             groups_claim: &settings.groups.name,
+            scopes_claim: settings.scopes_claim.as_deref(),
         }
     }
 }
@@ -70,7 +73,7 @@ impl IssuedBy {
 pub(super) struct Claims {
     /// `sub`
     pub(super) subject: String,
-    /// `client_id`, or `azp`
+    /// `client_id`, or what others call it
     pub(super) client: Option<String>,
     /// `aud`
     pub(super) audiences: Vec<String>,
@@ -78,7 +81,7 @@ pub(super) struct Claims {
     expires: u64,
     /// `nbf`
     not_before: u64,
-    /// `scope`, or `scp`
+    /// `scope`, or `scp`, or the claim that the operator declared
     pub(super) scopes: Arc<[String]>,
     /// The groups claim that the operator declared.
     pub(super) groups: Arc<[String]>,
@@ -119,7 +122,7 @@ impl<'t> Token<'t> {
             return Err("another issuer");
         }
         check_kind(&payload, is_at_jwt)?;
-        let claims = claims(&payload, expected.groups_claim, is_at_jwt)?;
+        let claims = claims(&payload, expected, is_at_jwt)?;
         Ok(Self {
             jws,
             kind: kind.map(str::to_owned),
@@ -176,7 +179,7 @@ fn check_kind(payload: &Map<String, Value>, is_at_jwt: bool) -> Result<(), &'sta
 
 fn claims(
     payload: &Map<String, Value>,
-    groups: &str,
+    expected: ExpectedToken<'_>,
     is_at_jwt: bool,
 ) -> Result<Claims, &'static str> {
     let subject = string(payload, "sub")?.filter(|subject| !subject.is_empty());
@@ -188,17 +191,27 @@ fn claims(
         Some(client) => Some(client),
         // RFC 9068, section 2.2: required.
         None if is_at_jwt => return Err("no client_id"),
-        None => named("azp")?,
+        // OpenID Connect, Okta, Microsoft Entra (v1.0).
+        None => match named("azp")? {
+            Some(client) => Some(client),
+            None => named("cid")?.or(named("appid")?),
+        },
     };
-    let scopes = match (payload.get("scope"), payload.get("scp")) {
-        (Some(Value::String(scopes)), _) | (None, Some(Value::String(scopes))) => scopes
+    let scopes = match expected.scopes_claim {
+        Some(name) => declared(payload, name),
+        None => match payload.get("scope") {
+            Some(scope) if !scope.is_string() => return Err("a scope that is no text"),
+            scope => scope.or_else(|| payload.get("scp")),
+        },
+    };
+    let scopes = match scopes {
+        Some(Value::String(scopes)) => scopes
             .split(' ')
             .filter(|scope| !scope.is_empty())
             .map(str::to_owned)
             .collect(),
-        (None, Some(scopes)) => strings(scopes)?,
-        (None, None) => Vec::new(),
-        (Some(_), _) => return Err("a scope that is no text"),
+        Some(scopes) => strings(scopes)?,
+        None => Vec::new(),
     };
     Ok(Claims {
         subject: subject.ok_or("no sub")?.to_owned(),
@@ -207,8 +220,7 @@ fn claims(
         expires: numeric_date(payload, "exp")?.ok_or("no exp")?,
         not_before: numeric_date(payload, "nbf")?.unwrap_or(0),
         scopes: scopes.into(),
-        groups: payload
-            .get(groups)
+        groups: declared(payload, expected.groups_claim)
             .map(strings)
             .transpose()?
             .unwrap_or_default()

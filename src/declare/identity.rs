@@ -53,8 +53,12 @@ pub(crate) struct External {
     pub(crate) issuer: String,
     /// The accepted signature algorithms; never empty.
     pub(crate) algorithms: Vec<Algorithm>,
+    /// Audiences besides the URL of the called server, for issuers that cannot name it.
+    pub(crate) audiences: Vec<String>,
     /// The groups of the subject.
     pub(crate) groups: GroupsClaim,
+    /// The claim with the scopes; none for `scope`, else `scp`.
+    pub(crate) scopes_claim: Option<String>,
     /// Scopes that clients begin with; calls do not require them.
     pub(crate) scopes: Vec<String>,
 }

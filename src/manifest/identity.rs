@@ -89,7 +89,21 @@ impl Reader<'_> {
             algorithms: fields
                 .key("algorithms", "Accepted signature algorithms.")
                 .read(all_algorithms(), algorithms()),
+            audiences: fields
+                .key(
+                    "audiences",
+                    "Audiences of tokens besides the URL of the called server, for an issuer that cannot name it. A \
+                     token for one of them is good at every server of the tenant.",
+                )
+                .optional(parse::set(word()))
+                .unwrap_or_default(),
             groups: groups_claim(fields),
+            scopes_claim: fields
+                .key(
+                    "scopes_claim",
+                    "The claim with the scopes, a text or a list; by default scope, else scp. Dots lead into objects.",
+                )
+                .optional(word()),
             scopes: fields
                 .key(
                     "scopes",
@@ -203,7 +217,7 @@ pub(super) fn groups_claim(fields: &Fields<'_>) -> GroupsClaim {
     let name = fields
         .key(
             "groups_claim",
-            "The claim of tokens with the subject's groups.",
+            "The claim of tokens with the subject's groups. Dots lead into objects.",
         )
         .read("groups".to_owned(), word());
     let map = fields
@@ -671,7 +685,7 @@ mod tests {
         .unwrap_err();
         assert!(!found.contains("lgk_secret"), "{found}");
         insta::assert_snapshot!(found, @r###"
-        F:4: tenants.a.auth.audience: unknown key; known here: mode, issuer, algorithms, groups_claim, groups_map, scopes
+        F:4: tenants.a.auth.audience: unknown key; did you mean audiences?
         F:3: tenants.a.auth.issuer: "https://i.test/?x" has a query or a fragment; write the issuer as its tokens have it in iss, https://…
         F:3: tenants.a.auth.algorithms: "HS256" is none of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, EdDSA; did you mean ES256?
         F:3: tenants.a.auth.scopes: "a b" is no scope; write one scope an item, without blanks, quotes and backslashes

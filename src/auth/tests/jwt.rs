@@ -23,6 +23,8 @@ fn settings() -> External {
             map: None,
         },
         scopes: Vec::new(),
+        audiences: Vec::new(),
+        scopes_claim: None,
     }
 }
 
@@ -74,6 +76,13 @@ fn claims_are_read() {
         (claims.scopes.len(), claims.client.as_deref()),
         (2, Some("z"))
     );
+    // As Okta and Microsoft Entra (v1.0) call the client.
+    for name in ["cid", "appid"] {
+        plain.as_object_mut().unwrap().remove("azp");
+        plain[name] = json!(name);
+        let claims = parsed(HEADER, &plain.to_string()).unwrap();
+        assert_eq!(claims.client.as_deref(), Some("cid"));
+    }
     let text = r#"{"alg":"ES256","typ":"at+JWT"}"#;
     assert_eq!(parsed(text, &plain.to_string()), Err("no client_id"));
     assert_eq!(
@@ -81,6 +90,37 @@ fn claims_are_read() {
         ["a", "b"]
     );
     assert_eq!(with("exp", json!(12.9)).unwrap().expires, 12);
+}
+
+#[test]
+fn claims_are_where_the_operator_says() {
+    let mut all = payload();
+    all["realm_access"] = json!({"roles": ["r", "s"]});
+    all["https://a.test/groups"] = json!(["url"]);
+    all["permissions"] = json!(["read", "write"]);
+    let text = all.to_string();
+    for (groups, scopes, wanted) in [
+        ("realm_access.roles", Some("permissions"), "r s; read write"),
+        ("https://a.test/groups", None, "url; a b"),
+        ("realm_access.none", Some("scope"), "; a b"),
+        ("realm_access.roles.r", Some("realm_access.none"), "; "),
+        ("", Some("groups"), "; g"),
+    ] {
+        let mut settings = settings();
+        settings.groups.name = groups.to_owned();
+        settings.scopes_claim = scopes.map(str::to_owned);
+        let token = unsigned(HEADER, &text);
+        let claims = Token::parse(&token, (&settings).into()).unwrap().claims;
+        let found = format!("{}; {}", claims.groups.join(" "), claims.scopes.join(" "));
+        assert_eq!(found, wanted, "{groups}");
+    }
+    let mut settings = settings();
+    settings.scopes_claim = Some("realm_access".to_owned());
+    let token = unsigned(HEADER, &text);
+    assert!(
+        Token::parse(&token, (&settings).into()).is_err(),
+        "an object is no list of scopes"
+    );
 }
 
 #[test]

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     auth::{
         KeySet, Signature,
-        jws::{numeric_date, parse_unverified, string, strings},
+        jws::{declared, numeric_date, parse_unverified, string, strings},
     },
     base::{Clock, LEEWAY_S, Outbound, Secret},
     declare::{ALGORITHMS, GroupsClaim, Provider, ProviderKind},
@@ -192,7 +192,7 @@ impl OpenIdProvider {
         wanted: WantedClaims,
     ) -> Result<Map<String, Value>, ProviderError> {
         let (_, groups) = self.declared();
-        let lacks = |name: &str| !claims.contains_key(name);
+        let lacks = |name: &str| declared(&claims, name).is_none();
         let is_needed = (wanted.groups && groups.is_some_and(|groups| lacks(&groups.name)))
             || (wanted.email && lacks("email"));
         let Some(place) = document.userinfo_endpoint.as_ref().filter(|_| is_needed) else {
@@ -212,17 +212,17 @@ impl OpenIdProvider {
     }
 
     fn identity(&self, claims: &Map<String, Value>) -> Result<ProviderIdentity, ProviderError> {
-        let (_, declared) = self.declared();
+        let (_, wanted) = self.declared();
         let wrong = |what: &str| ProviderError::Invalid(format!("its claims: {what}"));
         let subject = string(claims, "sub").map_err(wrong)?;
-        let groups =
-            match declared.and_then(|declared| Some((declared, claims.get(&declared.name)?))) {
-                Some((declared, claim)) => {
-                    let claimed = strings(claim).map_err(wrong)?;
-                    declared.groups(&claimed).cloned().collect()
-                }
-                None => Vec::new(),
-            };
+        let found = wanted.and_then(|wanted| Some((wanted, declared(claims, &wanted.name)?)));
+        let groups = match found {
+            Some((wanted, claim)) => {
+                let claimed = strings(claim).map_err(wrong)?;
+                wanted.groups(&claimed).cloned().collect()
+            }
+            None => Vec::new(),
+        };
         let is_verified = match claims.get("email_verified") {
             Some(Value::Bool(is)) => *is,
             // Some providers send a string.

@@ -152,6 +152,61 @@ async fn tokens_are_for_one_server_only() {
     }
 }
 
+/// Tokens as Entra and Keycloak write them: the application as audience, roles within an object, scopes elsewhere.
+#[tokio::test]
+async fn tokens_are_read_as_the_issuer_writes_them() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let tenant = |audiences: Value| {
+        json!({
+            "auth": {"mode": "external", "issuer": issuer.url, "audiences": audiences,
+                "groups_claim": "realm_access.roles", "groups_map": {"0b1c": "staff"}, "scopes_claim": "permissions"},
+            "servers": {
+                "x": {"command": child(), "policy": {"scopes": {"env": ["read"]}},
+                    "grants": {"groups": {"staff": ["read"]}}},
+                "y": {"command": child(), "grants": {"groups": ["0b1c"]}},
+            },
+        })
+    };
+    let config = json!({"outbound": {"allow": ["127.0.0.0/8"]}});
+    let tenants =
+        json!({"a": tenant(json!(["api://app", "other"])), "b": tenant(json!(["api://b"]))});
+    let gateway = Served::start(config, tenants).await;
+    let url = |tenant, server| gateway.stranger(tenant, server).url;
+    let token = |audience: &str, roles: Value| {
+        let mut claims = issuer.claims(audience);
+        claims["realm_access"] = json!({ "roles": roles });
+        claims["permissions"] = json!(["read", "write"]);
+        key.sign(&claims)
+    };
+    let good = token("api://app", json!(["0b1c", "unknown"]));
+    let mut session = Session::at(bearer(&good), url("a", "x"));
+    session.initialize(NEWEST).await;
+    assert_eq!(session.call("env", json!({})).await["error"], Value::Null);
+    for (at, token, wanted) in [
+        (url("a", "x"), token(&url("a", "x"), json!(["0b1c"])), TAKEN),
+        (
+            url("a", "x"),
+            token("api://app", json!(["staff"])),
+            StatusCode::NOT_FOUND,
+        ),
+        (url("a", "y"), good.clone(), StatusCode::NOT_FOUND),
+        (url("b", "x"), good.clone(), StatusCode::UNAUTHORIZED),
+        (
+            url("a", "x"),
+            token("api://ap", json!(["0b1c"])),
+            StatusCode::UNAUTHORIZED,
+        ),
+        (
+            url("a", "x"),
+            token(&url("a", "y"), json!(["0b1c"])),
+            StatusCode::UNAUTHORIZED,
+        ),
+    ] {
+        assert_eq!(status(&at, &token).await.0, wanted, "{at}");
+    }
+}
+
 #[tokio::test]
 async fn rotated_keys_cost_no_valid_token_anything() {
     let mut provider = Provider::start().await;

@@ -48,6 +48,7 @@ async fn is_good(gateway: &Served, server: &str, token: &str) -> bool {
     App::of(gateway, "a", "ci").reaches(server, token).await
 }
 
+#[expect(clippy::too_many_lines, reason = "one story")]
 async fn machines_get_tokens(replicas: [&Served; 2]) {
     let [first, last] = replicas;
     let public = json_of(
@@ -172,6 +173,7 @@ async fn a_machine_has_tokens_of_its_own_on_two_replicas() {
     machines_get_tokens(pair.both()).await;
 }
 
+#[expect(clippy::too_many_lines, reason = "one story")]
 #[tokio::test]
 async fn a_machine_gets_what_it_may_and_nobody_else_does() {
     let gateway = Served::start(json!({"oauth": {"failures": 1000}}), tenants()).await;

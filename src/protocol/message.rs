@@ -237,7 +237,7 @@ impl Message {
         self.members.meta
     }
 
-    /// Whether `params._meta` has a key of the modern era.
+    /// Whether `params._meta` names a revision, which only requests of the modern era do.
     pub(crate) fn is_modern(&self) -> bool {
         self.members.is_modern
     }

@@ -18,12 +18,7 @@ pub(crate) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 /// clients of that era, which get the server's own keys.
 pub(crate) const INPUT_KEY: &str = "lockgate/inputKey";
 
-/// The keys that mark a request of the modern era: any of them in `params._meta`.
+/// The keys that only the modern era has in `params._meta`. The version alone marks a request of it: "Every
+/// request declares the protocol version it is using in its `_meta` field" (2026-07-28 versioning, "Protocol
+/// Version Negotiation"), and clients of both eras send others, as the log level, in sessions too.
 pub(crate) const MODERN_KEYS: [&str; 4] = [VERSION, CLIENT_INFO, CLIENT_CAPABILITIES, LOG_LEVEL];
-
-/// Whether a key marks a request of the modern era.
-pub(crate) fn is_modern(key: &[u8]) -> bool {
-    // Most keys are short: a flood of them is not compared four times each.
-    key.starts_with(b"io.modelcontextprotocol/")
-        && MODERN_KEYS.iter().any(|modern| modern.as_bytes() == key)
-}

@@ -126,10 +126,11 @@ impl Params {
             name if name == meta::RELATED_TASK.as_bytes() => {
                 set_once(&mut self.meta_related_task, span)
             }
-            other => {
-                self.is_modern |= meta::is_modern(other);
-                check_imitation(other, &["progresstoken"])
+            name if name == meta::VERSION.as_bytes() => {
+                self.is_modern = true;
+                Ok(())
             }
+            other => check_imitation(other, &["progresstoken"]),
         })
     }
 

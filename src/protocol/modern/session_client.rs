@@ -8,7 +8,7 @@ use super::input::with_key;
 use super::tasks::EXTENSION;
 use crate::protocol::{
     Kind, Message, Span, initialize, json, jsonrpc,
-    meta::{CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, SERVER_INFO, VERSION},
+    meta::{CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, SERVER_INFO, VERSION},
     revision::FIRST_MODERN,
 };
 
@@ -88,15 +88,20 @@ impl ClientMeta {
     /// Appends a request of the client with its fields.
     pub(crate) fn push(&self, request: &Message, out: &mut BytesMut) {
         let text = request.bytes();
-        let members = || self.members.clone();
         let cut = match (request.meta(), request.params_span()) {
-            (Some(meta), _) if json::members(text, meta).is_empty() => {
-                Some((meta.behind_brace(text), members()))
-            }
             (Some(meta), _) => {
-                let mut members = members();
-                members.push(b',');
-                Some((meta.behind_brace(text), members))
+                let mut whole = BytesMut::new();
+                json::push_without(&mut whole, text, meta, |name| MODERN_KEYS.contains(&name));
+                if whole.starts_with(b"{") {
+                    // The client's own fields come after those of its session.
+                    let own = whole.split_off(1);
+                    whole.extend_from_slice(&self.members);
+                    if own.len() > 1 {
+                        whole.put_u8(b',');
+                    }
+                    whole.extend_from_slice(&own);
+                }
+                Some((meta, whole.to_vec()))
             }
             (None, Some(params)) => {
                 let meta = [b"\"_meta\":{", &*self.members, b"}"].concat();

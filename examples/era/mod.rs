@@ -30,6 +30,20 @@ pub(crate) fn complete(result: &mut Value) {
     if is_modern() && result.is_object() && result["resultType"].is_null() {
         result["resultType"] = "complete".into();
         result["_meta"][meta("serverInfo")] = json!({"name": "child", "version": "1.0"});
+        let lists = [
+            "tools",
+            "prompts",
+            "resources",
+            "resourceTemplates",
+            "contents",
+        ];
+        if let (Some(time), true) = (
+            env("CHILD_TTL"),
+            lists.iter().any(|list| result.get(list).is_some()),
+        ) {
+            result["ttlMs"] = time.parse().unwrap_or(0).into();
+            result["cacheScope"] = env("CHILD_SCOPE").unwrap_or("private".into()).into();
+        }
     }
 }
 

@@ -18,6 +18,10 @@ pub(crate) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 /// clients of that era, which get the server's own keys.
 pub(crate) const INPUT_KEY: &str = "lockgate/inputKey";
 
+/// What a server of the modern era says of how long its result may be kept. For the sessions of its clients, of
+/// which those of that era are told.
+pub(crate) const CACHE: &str = "lockgate/cache";
+
 /// The keys that only the modern era has in `params._meta`. The version alone marks a request of it: "Every
 /// request declares the protocol version it is using in its `_meta` field" (2026-07-28 versioning, "Protocol
 /// Version Negotiation"), and clients of both eras send others, as the log level, in sessions too.

@@ -114,7 +114,7 @@ async fn discover(
         lease.initialized(),
         &supported,
         request.offers_tasks(),
-        request.cache_for(),
+        request.caching().set.unwrap_or(0),
     );
     let mut line = BytesMut::new();
     jsonrpc::push_result(request.id(), &result, &mut line);

@@ -16,7 +16,7 @@ use crate::{
         headers::{METHOD, NAME, PROTOCOL_VERSION},
         json, jsonrpc,
         modern::{
-            Completion, Mirrored, RequestMeta, ToolHeaders, declares_tasks, is_about_task,
+            Caching, Completion, Mirrored, RequestMeta, ToolHeaders, declares_tasks, is_about_task,
             is_mirrored, request_state, without_invalid_tools,
         },
         revision::FIRST_MODERN,
@@ -191,14 +191,21 @@ impl<'a> ModernRequest<'a> {
         Completion {
             id: Bytes::copy_from_slice(self.id()),
             server_info,
-            cache_for: Completion::is_cacheable(&self.method).then(|| self.cache_for()),
+            caching: Completion::is_cacheable(&self.method).then(|| self.caching()),
         }
     }
 
-    /// The milliseconds for which the client may keep what can be kept.
-    pub(super) fn cache_for(&self) -> u64 {
-        let time = self.caller.access.server().reply.cache_for;
-        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    /// What the client is told of how long it may keep what can be kept. What policy cuts or a log-in guards is
+    /// its own alone: "MUST NOT rely on `cacheScope` alone to prevent unauthorized access" (2026-07-28 caching,
+    /// "Security Considerations").
+    pub(super) fn caching(&self) -> Caching {
+        let access = self.caller.access;
+        let server = access.server();
+        let time = server.reply.cache_for;
+        Caching {
+            set: time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            may_be_public: access.is_of_anybody() && server.policy.is_open(),
+        }
     }
 }
 

@@ -78,7 +78,7 @@ impl Work {
             completion: Completion {
                 id: Bytes::from_static(b"0"),
                 server_info: call.server_info(),
-                cache_for: None,
+                caching: None,
             },
             core: Arc::clone(core),
             id,

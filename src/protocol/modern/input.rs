@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::answer::{with_member, with_task};
+use super::answer::with_task;
 use crate::protocol::{
     Message, Span, json,
     meta::{INPUT_KEY, RELATED_TASK, SERVER_INFO},
@@ -82,8 +82,8 @@ pub(super) fn with_key(params: Option<&[u8]>, key: &[u8]) -> Bytes {
     let member = [b"\"", INPUT_KEY.as_bytes(), b"\":", key].concat();
     let whole = Span::whole(params);
     let cut = match json::member(params, whole, "_meta") {
-        Some(meta) => with_member(params, meta, INPUT_KEY, member),
-        None => with_member(
+        Some(meta) => json::with_member(params, meta, INPUT_KEY, member),
+        None => json::with_member(
             params,
             whole,
             "_meta",

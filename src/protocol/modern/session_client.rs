@@ -3,7 +3,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::answer::{SUBSCRIPTION, with_member};
+use super::answer::SUBSCRIPTION;
 use super::input::with_key;
 use super::tasks::EXTENSION;
 use crate::protocol::{
@@ -105,11 +105,11 @@ impl ClientMeta {
             }
             (None, Some(params)) => {
                 let meta = [b"\"_meta\":{", &*self.members, b"}"].concat();
-                with_member(text, params, "_meta", meta)
+                json::with_member(text, params, "_meta", meta)
             }
             (None, None) => {
                 let params = [b"\"params\":{\"_meta\":{", &*self.members, b"}}"].concat();
-                with_member(text, Span::whole(text), "params", params)
+                json::with_member(text, Span::whole(text), "params", params)
             }
         };
         match cut {

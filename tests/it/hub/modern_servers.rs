@@ -2,9 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{
-    harness::{Events, Gateway, NEWEST, Session, is_stream, text_of, tool_call, until},
-    modern::{Modern, asked},
+use crate::{
+    auth::api_keys::key,
+    support::{
+        harness::{Events, Gateway, NEWEST, Session, is_stream, text_of, tool_call, until},
+        modern::{Modern, asked},
+        served::Served,
+    },
 };
 
 /// A gateway over a child of this era.
@@ -362,5 +366,101 @@ async fn a_manifest_says_the_era_of_a_server() {
         let result = &client.ask(method, json!({})).await["result"];
         assert_eq!(result["ttlMs"], 90_000, "{method}");
         assert_eq!(result["cacheScope"], "private");
+    }
+}
+
+/// The number of requests of a method, but for those of further pages, that the server has received.
+async fn number_of(client: &Modern, method: &str) -> usize {
+    let received = client.text("received", json!({})).await;
+    let received: Vec<String> = serde_json::from_str(&received).unwrap();
+    let is_one = |line: &&String| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["method"] == method && line["params"]["cursor"].is_null()
+    };
+    received.iter().filter(is_one).count()
+}
+
+/// 2026-07-28 caching: a child that several sessions share is asked once for what it says may be kept.
+#[tokio::test]
+async fn a_shared_server_without_sessions_is_asked_once_for_what_may_be_kept() {
+    let caches = ["CHILD_ERA=modern", "CHILD_TTL=600000", "CHILD_SCOPE=public"];
+    let tenant = ["server.isolation=tenant"];
+    let gateway = Gateway::of(&tenant, &caches, &[&crate::support::harness::child()]).await;
+    let (session, client) = (gateway.session().await, Modern::at(&gateway.url));
+    let read = json!({"uri": "test://one"});
+    for (method, params) in [
+        ("tools/list", json!({})),
+        ("prompts/list", json!({})),
+        ("resources/list", json!({})),
+        ("resources/templates/list", json!({})),
+        ("resources/read", read.clone()),
+    ] {
+        let first = session.ask(method, params.clone()).await["result"].clone();
+        assert!(first.is_object(), "{first}");
+        let again = gateway.session().await.ask(method, params.clone()).await;
+        assert_eq!(again["result"], first, "{method}");
+        // A client with a session is told nothing of it.
+        assert!(!first.to_string().contains("ttlMs"), "{first}");
+        let told = client.ask(method, params).await["result"].clone();
+        let ttl = told["ttlMs"].as_u64().unwrap();
+        assert!((1..=600_000).contains(&ttl), "{told}");
+        assert_eq!(told["cacheScope"], "public", "there is no log-in");
+        assert!(!told.to_string().contains("lockgate"), "{told}");
+        assert_eq!(number_of(&client, method).await, 1, "{method}");
+    }
+    // Another page, another resource, and what the server may answer by.
+    let cursor = &session.ask("tools/list", json!({})).await["result"]["nextCursor"];
+    let next = session.ask("tools/list", json!({"cursor": cursor})).await;
+    let first = session.ask("tools/list", json!({})).await;
+    assert_ne!(next["result"]["tools"], first["result"]["tools"]);
+    let own = json!({"example.org/user": "x"});
+    session.ask("tools/list", json!({"_meta": own})).await;
+    session.ask("tools/list", json!({"_meta": own})).await;
+    assert_eq!(number_of(&client, "tools/list").await, 3);
+    // A change is asked for.
+    for (uri, reads) in [("test://two", 1), ("test://one", 2)] {
+        session
+            .ask("resources/subscribe", json!({"uri": uri}))
+            .await;
+        session.text("touch", json!({"uri": uri})).await;
+        session.ask("resources/read", read.clone()).await;
+        assert_eq!(number_of(&client, "resources/read").await, reads, "{uri}");
+    }
+    let changed = json!({"method": "notifications/tools/list_changed"});
+    session.text("notify", changed).await;
+    session.ask("tools/list", json!({})).await;
+    session.ask("prompts/list", json!({})).await;
+    assert_eq!(number_of(&client, "tools/list").await, 4);
+    assert_eq!(number_of(&client, "prompts/list").await, 1);
+}
+
+/// "Caches MUST NOT be shared across authorization contexts" (2026-07-28 caching, "Cache Scope Field").
+#[tokio::test]
+async fn what_is_private_is_kept_for_one_principal_alone() {
+    let server = |isolation: &str, scope: &str| {
+        json!({"command": crate::support::harness::child(), "isolation": isolation, "env":
+            {"CHILD_ERA": "modern", "CHILD_TTL": "600000", "CHILD_SCOPE": scope}})
+    };
+    let (ada, bob) = (key(), key());
+    let of = |digest: &str, name: &str| json!({"hash": digest, "subject": name, "servers": ["*"]});
+    let tenants = json!({"a": {"auth": {"mode": "keys"},
+        "api_keys": {"ada": of(&ada.1, "ada"), "bob": of(&bob.1, "bob")},
+        "servers": {"public": server("tenant", "public"), "private": server("tenant", "private"),
+            "own": server("principal", "private")}}});
+    let gateway = Served::start(json!({}), tenants).await;
+    for (server, asked) in [("public", 1), ("private", 4), ("own", 1)] {
+        let url = format!("{}/t/a/{server}/mcp", gateway.origin());
+        let at = |key: &str| {
+            let mut client = Modern::at(&url);
+            client.token = Some(key.to_owned());
+            client
+        };
+        let (ada, bob) = (at(&ada.0), at(&bob.0));
+        for client in [&ada, &bob, &ada, &bob] {
+            let list = client.ask("prompts/list", json!({})).await["result"].clone();
+            assert!(list["ttlMs"].as_u64().unwrap() > 1, "{list}");
+            assert_eq!(list["cacheScope"], "private", "there is a log-in");
+        }
+        assert_eq!(number_of(&ada, "prompts/list").await, asked, "{server}");
     }
 }

@@ -180,13 +180,13 @@ fn ask(id: &Value, params: &Value) {
     if asked > 0 && params["inputResponses"].is_null() {
         return fail(id, -32602, "no inputResponses");
     }
-    if asked >= args["times"].as_u64().unwrap_or(1) {
+    let first = &params["inputResponses"]["first"];
+    let is_ahead = params["requestState"].is_null() && first.is_object();
+    if is_ahead || asked >= args["times"].as_u64().unwrap_or(1) {
+        let told = json!({ "first": first }).to_string();
         return match params["uri"].as_str() {
-            Some(uri) => {
-                let told = params["inputResponses"].to_string();
-                answer(id, json!({"contents": [{"uri": uri, "text": told}]}));
-            }
-            None => text(id, &params["inputResponses"].to_string()),
+            Some(uri) => answer(id, json!({"contents": [{"uri": uri, "text": told}]})),
+            None => text(id, &told),
         };
     }
     let request = match args["kind"].as_str() {

@@ -242,6 +242,11 @@ impl Message {
         self.members.is_modern
     }
 
+    /// Whether `params._meta` has a key that the gateway gives to itself.
+    pub(crate) fn has_own_key(&self) -> bool {
+        self.members.has_own_key
+    }
+
     /// Appends the message with each span of `cuts` replaced.
     pub(crate) fn splice(&self, out: &mut BytesMut, cuts: &[(Span, &[u8])]) {
         json::splice(out, &self.bytes, cuts);

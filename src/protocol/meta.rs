@@ -22,6 +22,14 @@ pub(crate) const INPUT_KEY: &str = "lockgate/inputKey";
 /// which those of that era are told.
 pub(crate) const CACHE: &str = "lockgate/cache";
 
+/// Marks the result of an `initialize` that stands for a server of the modern era.
+pub(crate) const STATELESS: &str = "lockgate/stateless";
+/// Marks a request whose client gets what a server of the modern era asks as it asks, and makes the request again
+/// itself.
+pub(crate) const CARRIES: &str = "lockgate/carries";
+/// The beginning of the keys that the gateway gives to itself, which no client may send.
+pub(crate) const OWN_PREFIX: &[u8] = b"lockgate/";
+
 /// The keys that only the modern era has in `params._meta`. The version alone marks a request of it: "Every
 /// request declares the protocol version it is using in its `_meta` field" (2026-07-28 versioning, "Protocol
 /// Version Negotiation"), and clients of both eras send others, as the log level, in sessions too.

@@ -30,6 +30,7 @@ pub(super) struct Params {
     pub(super) meta_progress_token: Option<Span>,
     pub(super) meta_related_task: Option<Span>,
     pub(super) is_modern: bool,
+    pub(super) has_own_key: bool,
 }
 
 /// The result of a read, with another result inside. The outer error is broken JSON, the inner one
@@ -130,7 +131,10 @@ impl Params {
                 self.is_modern = true;
                 Ok(())
             }
-            other => check_imitation(other, &["progresstoken"]),
+            other => {
+                self.has_own_key |= other.starts_with(meta::OWN_PREFIX);
+                check_imitation(other, &["progresstoken"])
+            }
         })
     }
 

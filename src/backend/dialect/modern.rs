@@ -4,14 +4,14 @@
 //! has to know of the client, results that ask for input become requests of the server, and the answers of
 //! the client make the request again. A state machine without IO, streams, clocks or HTTP.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::listening::{Listening, Out, push_cancelled};
 use super::results::Results;
-use crate::base::Table;
+use crate::base::{FastHash, Table};
 use crate::declare::Isolation;
 use crate::protocol::{
     Kind, Message, Method, initialize, json,
@@ -33,10 +33,12 @@ pub(super) struct Modern {
     calls: Table<Box<[u8]>, Call>,
     /// The bytes that they take, with what the server and the client have said meanwhile.
     kept: usize,
+    /// Calls whose clients make them again themselves, by their raw ids.
+    carried: HashSet<Box<[u8]>, FastHash>,
     listening: Listening,
     results: Results,
-    /// Whether the owner has clients of this era, which are told for how long they may keep results.
-    tells_hints: bool,
+    /// Whether the owner has clients of this era, which are told what only they know.
+    has_modern_clients: bool,
 }
 
 /// A call that may be made again with what the client has answered.
@@ -110,7 +112,7 @@ impl Modern {
         Self {
             is_for_modern,
             results: Results::new(isolation),
-            tells_hints: is_for_modern || isolation != Isolation::Session,
+            has_modern_clients: is_for_modern || isolation != Isolation::Session,
             ..Self::default()
         }
     }
@@ -145,7 +147,8 @@ impl Modern {
             known.is_some()
         });
         let newest = format!("\"{}\"", initialize::NEWEST.as_str());
-        let result = modern::initialize_result(result, revision.unwrap_or(newest.as_bytes()));
+        let revision = revision.unwrap_or(newest.as_bytes());
+        let result = modern::initialize_result(result, revision, self.has_modern_clients);
         let id = request.id().unwrap_or_default();
         to.owner(|line| push_result(id, &result, line));
     }
@@ -206,7 +209,9 @@ impl Modern {
             Method::ToolsCall | Method::PromptsGet | Method::ResourcesRead
         );
         let length = to.server.len() - start;
-        if is_asked_back && self.client.may_be_asked() && self.kept + length <= MAX_KEPT {
+        if is_asked_back && modern::carries(message) {
+            self.carried.insert(message.id().unwrap_or_default().into());
+        } else if is_asked_back && self.client.may_be_asked() && self.kept + length <= MAX_KEPT {
             self.kept += length;
             let call = Call {
                 request: Bytes::copy_from_slice(&to.server[start..]),
@@ -238,6 +243,7 @@ impl Modern {
         };
         let id = span.of(message.bytes());
         self.results.forget(id);
+        self.carried.remove(id);
         match self.remove(id) {
             Some(call) if !call.asks.is_empty() => cancel_asks(id, &call, to),
             Some(call) if call.round > 0 => {
@@ -296,11 +302,16 @@ impl Modern {
         if known.unwrap_or(0) != round {
             return;
         }
+        let is_carried = self.carried.remove(call);
         match ServerAnswer::of(message, call) {
             ServerAnswer::Complete(line) => {
                 self.remove(call);
                 let line = self.hinted(call, round, (message, line), to.now);
                 to.owner.push_back(line);
+            }
+            ServerAnswer::InputRequired(_) if is_carried => {
+                self.results.forget(call);
+                to.owner.push_back(message.bytes().clone());
             }
             ServerAnswer::InputRequired(wanted) => self.ask(call, wanted, to),
             ServerAnswer::Unknown => self.fail(call, "the result has no type that is known", to),
@@ -318,7 +329,7 @@ impl Modern {
     ) -> Bytes {
         match answer.result() {
             Some(result) if round == 0 => {
-                let hint = CacheHint::of(result).filter(|_| self.tells_hints);
+                let hint = CacheHint::of(result).filter(|_| self.has_modern_clients);
                 self.results.answered(id, line, hint, now)
             }
             Some(_) => {

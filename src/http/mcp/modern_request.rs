@@ -90,6 +90,9 @@ impl<'a> ModernRequest<'a> {
         let capabilities = meta.capabilities.ok_or(invalid(
             "_meta has no io.modelcontextprotocol/clientCapabilities",
         ))?;
+        if message.has_own_key() {
+            return Err(invalid("_meta has a key that begins with lockgate/"));
+        }
         let method = message.method_name();
         check_mirrored(headers, message, &method)?;
         let level = match meta.log_level.map(json::decoded) {
@@ -102,6 +105,9 @@ impl<'a> ModernRequest<'a> {
             method,
             caller: Caller {
                 access: &admitted.access,
+                may_become_task: message.method() == Method::ToolsCall
+                    && declares_tasks(capabilities)
+                    && !admitted.access.server().reply.task_after.is_zero(),
                 capabilities,
                 client_info: meta.client_info,
                 trace: admitted.trace.clone(),
@@ -148,8 +154,7 @@ impl<'a> ModernRequest<'a> {
     /// (ext-tasks, "Capability Negotiation").
     pub(super) fn task_after(&self) -> Option<Duration> {
         // "Supported Methods".
-        let is_call = self.message.method() == Method::ToolsCall;
-        let may = is_call && self.offers_tasks() && self.declares_tasks();
+        let may = self.caller.may_become_task;
         may.then(|| self.caller.access.server().reply.task_after)
     }
 

@@ -45,6 +45,9 @@ const MAX_REASON: usize = 256;
 /// The most bytes that wait for a child that does not read: more than the largest body.
 const MAX_QUEUED: usize = 8 * 1024 * 1024;
 
+/// Why a request with a key that the gateway gives to itself is refused: it would be taken for the gateway's.
+const OWN_KEY: &str = "_meta has a key that begins with lockgate/";
+
 impl Session {
     /// Handles a body of the client.
     pub(super) fn deliver(&mut self, delivery: Delivery) {
@@ -233,8 +236,11 @@ impl Session {
                 return self.handle_write(finished);
             }
         };
+        let id = message.id().unwrap_or_default();
+        if message.has_own_key() && self.client.transport() != Transport::Stateless {
+            return self.refuse_request(id, stream, -32602, OWN_KEY);
+        }
         let Ok(unsealed) = self.page_cursors().unsealed(message) else {
-            let id = message.id().unwrap_or_default();
             return self.refuse_request(id, stream, -32602, "Invalid cursor");
         };
         let message = unsealed.as_ref().unwrap_or(message);

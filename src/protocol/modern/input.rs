@@ -51,6 +51,13 @@ impl InputRequest {
         }
     }
 
+    /// The request as a message of the server.
+    pub(crate) fn message(&self) -> Option<Message> {
+        let request = self.request.strip_prefix(b"{")?;
+        let line = [&br#"{"jsonrpc":"2.0","id":0,"#[..], request].concat();
+        Message::parse(line.into()).ok()
+    }
+
     /// A raw answer as the server gets it: with the task of 2025-11-25 that the request names.
     fn answered_by(&self, answer: &[u8]) -> Bytes {
         let path = ["params", "_meta", RELATED_TASK, "taskId"];

@@ -32,11 +32,12 @@ pub(crate) use self::input::{
 };
 pub(crate) use self::mirrored::{Mirrored, is_mirrored};
 pub(crate) use self::request::{
-    RequestMeta, for_session, is_removed, may_be_asked, request_state, salient,
+    RequestMeta, Round, for_session, is_removed, may_be_asked, request_state, salient,
 };
 pub(crate) use self::session_client::{
-    ClientMeta, ServerAnswer, WantedInput, acknowledged_resources, initialize_result, push_ask,
-    retry, server_capabilities, subscription_of, without_subscription,
+    ClientMeta, ServerAnswer, WantedInput, acknowledged_resources, carries, initialize_result,
+    is_stateless, push_ask, retry, server_capabilities, subscription_of, unmarked,
+    without_subscription,
 };
 pub(crate) use self::tasks::{
     TASKS_REQUIRED, TaskState, TaskStatus, declares_tasks, failed, is_about_task, is_over,

@@ -26,7 +26,7 @@ fn capabilities_lose_the_tasks_of_this_era_alone() {
 #[test]
 fn a_server_that_does_not_name_itself_gets_a_name() {
     assert_eq!(
-        initialize_result(b"{}", b"\"2025-11-25\""),
+        initialize_result(b"{}", b"\"2025-11-25\"", false),
         r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"unnamed","version":"0"}}"#
     );
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     auth::api_keys::key,
     support::{
-        harness::{Events, Gateway, NEWEST, Session, is_stream, text_of, tool_call, until},
+        harness::{Events, Gateway, NEWEST, Session, is_stream, last, text_of, tool_call, until},
         modern::{Modern, asked},
         served::Served,
     },
@@ -266,6 +266,7 @@ async fn subscriptions_of_a_session_are_kept_at_a_server_without() {
 async fn sessions_share_a_server_without() {
     let gateway = gateway("modern", &["server.isolation=tenant"]).await;
     let (one, other) = (gateway.session().await, gateway.session().await);
+    assert!(!one.opened.to_string().contains("lockgate/"));
     let modern = Modern::at(&gateway.url);
     assert_eq!(one.text("counter", json!({})).await, "1");
     assert_eq!(other.text("counter", json!({})).await, "2");
@@ -463,4 +464,131 @@ async fn what_is_private_is_kept_for_one_principal_alone() {
         }
         assert_eq!(number_of(&ada, "prompts/list").await, asked, "{server}");
     }
+}
+
+/// 2026-07-28 mrtr: the state of the server is all that a retry needs, which never goes out bare.
+#[tokio::test]
+async fn a_retry_reaches_any_child_of_a_server_without_sessions() {
+    let gateway = gateway("modern", &[]).await;
+    let client = Modern::at(&gateway.url).with(json!({"elicitation": {}, "roots": {}}));
+    client.text("counter", json!({})).await;
+    let children = gateway.descendants().len();
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let (required, other) = (client.answer(&call).await, client.answer(&call).await);
+    assert_eq!(gateway.descendants().len(), children, "nothing waits");
+    assert_eq!(number_of(&client, "tools/call").await, 4, "of one child");
+    for required in [&required, &other] {
+        assert_eq!(asked(required)[0].0, "first", "the server's own");
+        let state = required["result"]["requestState"].as_str().unwrap();
+        assert!(!state.contains("asked-1"), "{state}");
+    }
+    let ended = client.call("exit", json!({"code": 3})).await;
+    assert!(ended["error"].is_object(), "{ended}");
+    let roots = json!({"first": {"roots": []}});
+    let mut wrong = client.retry(&call, &required, roots.clone());
+    wrong["params"]["arguments"]["kind"] = json!("sampling");
+    assert_eq!(client.post(&wrong).await.status(), 400, "another call");
+    let mut wrong = client.retry(&call, &required, roots.clone());
+    let state = required["result"]["requestState"].as_str().unwrap();
+    let end = if state.ends_with('A') { "B" } else { "A" };
+    wrong["params"]["requestState"] = json!(format!("{}{end}", &state[..state.len() - 1]));
+    assert_eq!(client.post(&wrong).await.status(), 400, "tampered with");
+    let bare = json!({"result": {"requestState": "asked-1"}});
+    let bare = client.retry(&call, &bare, roots.clone());
+    assert_eq!(client.post(&bare).await.status(), 400, "the server's own");
+    assert_eq!(
+        number_of(&client, "tools/call").await,
+        1,
+        "nothing was sent"
+    );
+    let retry = client.retry(&call, &required, roots.clone());
+    let answer = client.answer(&retry).await;
+    assert_eq!(text_of(&answer), roots.to_string());
+    assert_eq!(client.post(&retry).await.status(), 400, "used");
+    let other = client.answer(&client.retry(&call, &other, roots)).await;
+    assert_eq!(other["result"]["resultType"], "complete", "{other}");
+}
+
+#[tokio::test]
+async fn a_carried_ticket_has_an_end() {
+    let gateway = gateway("modern", &["server.clocks.ask=5ms"]).await;
+    let client = Modern::at(&gateway.url).with(json!({"roots": {}}));
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let required = client.answer(&call).await;
+    client.text("sleep", json!({"ms": 20})).await;
+    let retry = client.retry(&call, &required, json!({"first": {"roots": []}}));
+    assert_eq!(client.post(&retry).await.status(), 400);
+}
+
+/// "Servers MUST NOT send an `inputRequests` that the client has not declared support for" (2026-07-28 mrtr,
+/// "Server Requirements").
+#[tokio::test]
+async fn a_server_without_sessions_asks_only_what_its_client_declared() {
+    let gateway = gateway("modern", &[]).await;
+    let client = Modern::at(&gateway.url).with(json!({"roots": {}}));
+    for kind in ["elicitation", "sampling"] {
+        let response = client
+            .post(&client.tool("ask", json!({ "kind": kind })))
+            .await;
+        assert_eq!(response.status(), 400);
+        let error = last(response).await["error"].clone();
+        assert_eq!(error["code"], -32021, "{error}");
+        let required = &error["data"]["requiredCapabilities"];
+        assert!(required[kind].is_object(), "{error}");
+    }
+    let required = client.call("ask", json!({"kind": "roots"})).await;
+    assert_eq!(asked(&required).len(), 1);
+}
+
+/// A result that asks belongs to one call, so that callers can share the server that asks them.
+#[tokio::test]
+async fn callers_that_share_a_server_without_sessions_are_asked() {
+    let gateway = gateway("modern", &["server.isolation=tenant"]).await;
+    let at = |capabilities| Modern::at(&gateway.url).with(capabilities);
+    let (roots, elicits) = (at(json!({"roots": {}})), at(json!({"elicitation": {}})));
+    let nobody = at(json!({}));
+    let calls = [
+        (&roots, roots.tool("ask", json!({"kind": "roots"}))),
+        (
+            &elicits,
+            elicits.tool("ask", json!({"kind": "elicitation"})),
+        ),
+    ];
+    let mut required = Vec::new();
+    for (client, call) in &calls {
+        required.push(client.answer(call).await);
+    }
+    for (((client, call), required), answer) in calls.iter().zip(&required).zip([
+        json!({"first": {"roots": []}}),
+        json!({"first": {"action": "decline"}}),
+    ]) {
+        let told = client
+            .answer(&client.retry(call, required, answer.clone()))
+            .await;
+        assert_eq!(text_of(&told), answer.to_string());
+        let meta: Value = serde_json::from_str(&client.text("meta", json!({})).await).unwrap();
+        let declared = &meta["io.modelcontextprotocol/clientCapabilities"];
+        assert_eq!(declared, &client.capabilities, "its own: {meta}");
+        assert!(!meta.to_string().contains("lockgate/"), "{meta}");
+    }
+    let refused = nobody.call("ask", json!({"kind": "roots"})).await;
+    assert_eq!(refused["error"]["code"], -32603, "{refused}");
+    assert_eq!(number_of(&nobody, "tools/call").await, 8, "one child");
+}
+
+/// What the gateway says to itself, no client may say.
+#[tokio::test]
+async fn keys_of_the_gateway_itself_are_refused() {
+    let gateway = gateway("modern", &[]).await;
+    let mark = |mut call: Value| {
+        call["params"]["_meta"]["lockgate/carries"] = json!(true);
+        call
+    };
+    let client = Modern::at(&gateway.url);
+    let refused = client.post(&mark(client.tool("echo", json!({})))).await;
+    assert_eq!(refused.status(), 400);
+    let session = gateway.session().await;
+    let refused = last(session.post(&mark(request_of("ask", json!({})))).await).await;
+    assert_eq!(refused["error"]["code"], -32602, "{refused}");
+    assert!(!session.opened.to_string().contains("lockgate/"));
 }

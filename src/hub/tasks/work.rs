@@ -121,7 +121,10 @@ impl Work {
             select! {
                 biased;
                 order = self.orders.recv() => match order {
-                    Some(Order::Answer(request)) => self.answer(&call, &request).await,
+                    Some(Order::Answer(request, done)) => {
+                        self.answer(&call, &request).await;
+                        let _ = done.send(());
+                    }
                     // Dropped, the call is cancelled at its server.
                     Some(Order::Cancel) | None => return None,
                 },

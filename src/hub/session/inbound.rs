@@ -236,11 +236,8 @@ impl Session {
                 return self.handle_write(finished);
             }
         };
-        let id = message.id().unwrap_or_default();
-        if message.has_own_key() && self.client.transport() != Transport::Stateless {
-            return self.refuse_request(id, stream, -32602, OWN_KEY);
-        }
         let Ok(unsealed) = self.page_cursors().unsealed(message) else {
+            let id = message.id().unwrap_or_default();
             return self.refuse_request(id, stream, -32602, "Invalid cursor");
         };
         let message = unsealed.as_ref().unwrap_or(message);
@@ -361,8 +358,8 @@ impl Session {
         (call, Some(subscription))
     }
 
-    /// The answer of the gateway itself: to pings, to requests with the name of a notification
-    /// (their ids would reach the server unchanged), and to requests that the policy denies. None for
+    /// The answer of the gateway itself: to pings, to requests with a key of the gateway in `_meta` or the name of a
+    /// notification (their ids would reach the server unchanged), and to requests that the policy denies. None for
     /// a request that the backend answers.
     fn gateway_answer(&mut self, message: &Message) -> Option<Bytes> {
         let id = message.id().unwrap_or_default();
@@ -375,6 +372,10 @@ impl Session {
                 "the gateway answered a request of the client"
             );
             jsonrpc::push_result(id, b"{}", &mut line);
+            return Some(line.freeze());
+        }
+        if message.has_own_key() && self.client.transport() != Transport::Stateless {
+            jsonrpc::push_error(id, -32602, OWN_KEY, None, &mut line);
             return Some(line.freeze());
         }
         if message.method().is_notification() {

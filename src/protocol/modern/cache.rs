@@ -53,12 +53,11 @@ impl CacheHint {
             self.scope()
         );
         let whole = Span::whole(result);
-        let cut = match json::member(result, whole, "_meta") {
-            Some(meta) => json::with_member(result, meta, CACHE, member.into()),
-            None => {
-                let meta = format!(r#""_meta":{{{member}}}"#);
-                json::with_member(result, whole, "_meta", meta.into())
-            }
+        let cut = if let Some(meta) = json::member(result, whole, "_meta") {
+            json::with_member(result, meta, CACHE, member.into())
+        } else {
+            let meta = format!(r#""_meta":{{{member}}}"#);
+            json::with_member(result, whole, "_meta", meta.into())
         };
         let cut = cut.as_ref().map(|(span, added)| (*span, &**added));
         let mut out = BytesMut::with_capacity(result.len() + 64);

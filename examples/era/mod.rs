@@ -30,6 +30,20 @@ pub(crate) fn complete(result: &mut Value) {
     if is_modern() && result.is_object() && result["resultType"].is_null() {
         result["resultType"] = "complete".into();
         result["_meta"][meta("serverInfo")] = json!({"name": "child", "version": "1.0"});
+        let lists = [
+            "tools",
+            "prompts",
+            "resources",
+            "resourceTemplates",
+            "contents",
+        ];
+        if let (Some(time), true) = (
+            env("CHILD_TTL"),
+            lists.iter().any(|list| result.get(list).is_some()),
+        ) {
+            result["ttlMs"] = time.parse().unwrap_or(0).into();
+            result["cacheScope"] = env("CHILD_SCOPE").unwrap_or("private".into()).into();
+        }
     }
 }
 
@@ -166,13 +180,13 @@ fn ask(id: &Value, params: &Value) {
     if asked > 0 && params["inputResponses"].is_null() {
         return fail(id, -32602, "no inputResponses");
     }
-    if asked >= args["times"].as_u64().unwrap_or(1) {
+    let first = &params["inputResponses"]["first"];
+    let is_ahead = params["requestState"].is_null() && first.is_object();
+    if is_ahead || asked >= args["times"].as_u64().unwrap_or(1) {
+        let told = json!({ "first": first }).to_string();
         return match params["uri"].as_str() {
-            Some(uri) => {
-                let told = params["inputResponses"].to_string();
-                answer(id, json!({"contents": [{"uri": uri, "text": told}]}));
-            }
-            None => text(id, &params["inputResponses"].to_string()),
+            Some(uri) => answer(id, json!({"contents": [{"uri": uri, "text": told}]})),
+            None => text(id, &told),
         };
     }
     let request = match args["kind"].as_str() {

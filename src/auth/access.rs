@@ -69,6 +69,11 @@ impl Access {
         self.from.filter(|_| self.basis == AccessBasis::Open)
     }
 
+    /// Whether anybody has the same: the tenant has no authentication.
+    pub(crate) fn is_of_anybody(&self) -> bool {
+        self.basis == AccessBasis::Open
+    }
+
     /// The tenant whose server it is.
     pub(crate) fn tenant(&self) -> &Arc<Tenant> {
         &self.tenant

@@ -107,7 +107,8 @@ impl Eras {
                 },
             },
         };
-        child.translate_by(Translator::new(opening, is_modern, known));
+        let isolation = server.supervision.isolation;
+        child.translate_by(Translator::new(opening, (is_modern, isolation), known));
         Probed::Ready(child)
     }
 

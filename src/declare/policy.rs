@@ -211,6 +211,12 @@ impl Policy {
             == (&other.tools, &other.prompts, &other.resources)
     }
 
+    /// Reports whether every caller may use all that there is.
+    pub(crate) fn is_open(&self) -> bool {
+        let all = [&self.tools, &self.prompts, &self.resources];
+        all.into_iter().all(Names::is_open) && !self.has_scopes()
+    }
+
     /// Reports whether calls of tools may require scopes.
     pub(crate) fn has_scopes(&self) -> bool {
         !self.scopes.is_empty()

@@ -75,8 +75,8 @@ pub(crate) struct Reply {
     /// Time after which a call of a client with the tasks extension becomes a task; zero is never, and the
     /// extension is not offered.
     pub(crate) task_after: Duration,
-    /// Time for which clients without sessions may keep lists and resources.
-    pub(crate) cache_for: Duration,
+    /// Time for which clients without sessions may keep lists and resources; none for what the server says.
+    pub(crate) cache_for: Option<Duration>,
     /// Time after which a POST stream of a 2025-11-25 session is closed for polling; zero is never.
     pub(crate) close_after: Duration,
 }

@@ -348,6 +348,7 @@ async fn a_client_without_a_session_leaves_none_whenever_it_goes() {
             access: &access,
             capabilities: capabilities.as_bytes(),
             client_info: None,
+            may_become_task: false,
             trace: None,
         };
         if polled(polls, stateless.lease(&caller)).await.is_some() {

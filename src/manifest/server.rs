@@ -172,9 +172,9 @@ fn reply(server: &Fields<'_>) -> Reply {
             .key(
                 "cache_for",
                 "The time for which a client of 2026-07-28 may keep a list, a resource, or what it has \
-                 discovered, for itself alone.",
+                 discovered; without it, as long as a server of 2026-07-28 says, and otherwise not at all.",
             )
-            .read(default.cache_for, parse::duration()),
+            .optional(parse::duration()),
         close_after: fields
             .key(
                 "close_after",
@@ -358,7 +358,7 @@ const DEFAULT_REPLY: Reply = Reply {
     mode: ReplyMode::Auto,
     sse_after: Duration::from_millis(100),
     task_after: Duration::from_secs(5),
-    cache_for: Duration::ZERO,
+    cache_for: None,
     close_after: Duration::ZERO,
 };
 const DEFAULT_CLOCKS: Clocks = Clocks {

@@ -18,15 +18,31 @@ pub(crate) struct Lacking {
     pub(crate) text: &'static str,
 }
 
+impl Lacking {
+    /// The data of the error that tells a client so (2026-07-28 basic, "Per-request protocol fields").
+    pub(crate) fn data(capability: &str) -> String {
+        let inside = |value: String, name: &str| format!(r#"{{"{name}":{value}}}"#);
+        let required = capability.rsplit('.').fold("{}".to_owned(), inside);
+        format!(r#"{{"requiredCapabilities":{required}}}"#)
+    }
+
+    /// The message of that error.
+    pub(crate) const MESSAGE: &str = "Missing required client capability";
+    /// Its code.
+    pub(crate) const CODE: i32 = -32021;
+}
+
 impl ClientCapabilities {
     /// The capabilities in an `initialize`.
     pub(crate) fn of(initialize: &Message) -> Self {
         let capabilities = initialize
             .params()
             .and_then(|params| json::get(params, "capabilities"));
-        let Some(capabilities) = capabilities else {
-            return Self::default();
-        };
+        capabilities.map_or_else(Self::default, Self::declared_in)
+    }
+
+    /// The capabilities in this raw object.
+    pub(crate) fn declared_in(capabilities: &[u8]) -> Self {
         let is_declared = |path: &str| {
             let mut value = Some(capabilities);
             for name in path.split('.') {

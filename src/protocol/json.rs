@@ -665,6 +665,23 @@ pub(crate) fn push_without(
     out.put_u8(b'}');
 }
 
+/// The cut that adds a member to an object that does not have it.
+pub(crate) fn with_member(
+    text: &[u8],
+    object: Span,
+    name: &str,
+    mut member: Vec<u8>,
+) -> Option<(Span, Vec<u8>)> {
+    let value = object.of(text);
+    if !value.starts_with(b"{") || get(value, name).is_some() {
+        return None;
+    }
+    if !members(text, object).is_empty() {
+        member.push(b',');
+    }
+    Some((object.behind_brace(text), member))
+}
+
 /// Appends `text` as a JSON string.
 pub(crate) fn push_string(out: &mut BytesMut, text: &str) {
     serde_json::to_writer(out.writer(), text)

@@ -237,9 +237,14 @@ impl Message {
         self.members.meta
     }
 
-    /// Whether `params._meta` has a key of the modern era.
+    /// Whether `params._meta` names a revision, which only requests of the modern era do.
     pub(crate) fn is_modern(&self) -> bool {
         self.members.is_modern
+    }
+
+    /// Whether `params._meta` has a key that the gateway gives to itself.
+    pub(crate) fn has_own_key(&self) -> bool {
+        self.members.has_own_key
     }
 
     /// Appends the message with each span of `cuts` replaced.

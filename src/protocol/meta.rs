@@ -18,12 +18,19 @@ pub(crate) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 /// clients of that era, which get the server's own keys.
 pub(crate) const INPUT_KEY: &str = "lockgate/inputKey";
 
-/// The keys that mark a request of the modern era: any of them in `params._meta`.
-pub(crate) const MODERN_KEYS: [&str; 4] = [VERSION, CLIENT_INFO, CLIENT_CAPABILITIES, LOG_LEVEL];
+/// What a server of the modern era says of how long its result may be kept. For the sessions of its clients, of
+/// which those of that era are told.
+pub(crate) const CACHE: &str = "lockgate/cache";
 
-/// Whether a key marks a request of the modern era.
-pub(crate) fn is_modern(key: &[u8]) -> bool {
-    // Most keys are short: a flood of them is not compared four times each.
-    key.starts_with(b"io.modelcontextprotocol/")
-        && MODERN_KEYS.iter().any(|modern| modern.as_bytes() == key)
-}
+/// Marks the result of an `initialize` that stands for a server of the modern era.
+pub(crate) const STATELESS: &str = "lockgate/stateless";
+/// Marks a request whose client gets what a server of the modern era asks as it asks, and makes the request again
+/// itself.
+pub(crate) const CARRIES: &str = "lockgate/carries";
+/// The beginning of the keys that the gateway gives to itself, which no client may send.
+pub(crate) const OWN_PREFIX: &[u8] = b"lockgate/";
+
+/// The keys that only the modern era has in `params._meta`. The version alone marks a request of it: "Every
+/// request declares the protocol version it is using in its `_meta` field" (2026-07-28 versioning, "Protocol
+/// Version Negotiation"), and clients of both eras send others, as the log level, in sessions too.
+pub(crate) const MODERN_KEYS: [&str; 4] = [VERSION, CLIENT_INFO, CLIENT_CAPABILITIES, LOG_LEVEL];

@@ -1,7 +1,7 @@
 //! Methods that the gateway treats specially; all others pass through.
 
 /// A method, as far as the gateway distinguishes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Method {
     /// `initialize`
     Initialize,

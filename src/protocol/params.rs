@@ -30,6 +30,7 @@ pub(super) struct Params {
     pub(super) meta_progress_token: Option<Span>,
     pub(super) meta_related_task: Option<Span>,
     pub(super) is_modern: bool,
+    pub(super) has_own_key: bool,
 }
 
 /// The result of a read, with another result inside. The outer error is broken JSON, the inner one
@@ -126,8 +127,12 @@ impl Params {
             name if name == meta::RELATED_TASK.as_bytes() => {
                 set_once(&mut self.meta_related_task, span)
             }
+            name if name == meta::VERSION.as_bytes() => {
+                self.is_modern = true;
+                Ok(())
+            }
             other => {
-                self.is_modern |= meta::is_modern(other);
+                self.has_own_key |= other.starts_with(meta::OWN_PREFIX);
                 check_imitation(other, &["progresstoken"])
             }
         })

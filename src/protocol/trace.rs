@@ -99,6 +99,8 @@ fn quoted(text: &str) -> Vec<u8> {
     serde_json::Value::from(text).to_string().into_bytes()
 }
 
+/// The keys of `_meta` that a context is in.
+pub(crate) const TRACE_KEYS: [&str; 2] = [PARENT, STATE];
 const PARENT: &str = "traceparent";
 const STATE: &str = "tracestate";
 

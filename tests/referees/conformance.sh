@@ -8,9 +8,13 @@
 # server-session-lifecycle passes, and an evil Origin alone is a 403.
 # conformance.sh --eras SESSIONS_URL MODERN_URL holds the sets over a server with sessions and one without:
 # 36 of 37 there (one wants a key that a server with sessions cannot have), 37 of 37 and 30 of 30 here.
+# conformance.sh --tasks URL holds the scenarios of the tasks extension over a gateway with
+# reply.task_after = 300ms: all but tasks-required-task-error (no tool has to be called as a task: where the
+# client does not declare the extension, the call is answered by its own response) and
+# tasks-status-notifications, which is empty.
 set -euo pipefail
 
-url=${1:?usage: conformance.sh URL [POLLING_URL [newest]] | --eras SESSIONS_URL MODERN_URL}
+url=${1:?usage: conformance.sh URL [POLLING_URL [newest]] | --eras SESSIONS_URL MODERN_URL | --tasks URL}
 polling_url=${2:-$url}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 node="$here/node_modules/.bin/node"
@@ -61,6 +65,16 @@ if [ "$url" = --eras ]; then
   verdict 'set of 2026-07-28 over a server of 2026-07-28: 37/37' "$(checks "$out/modern" quiet 37)"
   set_of 2025-11-25 "$3" set
   verdict 'set of 2025-11-25 over a server of 2026-07-28: 30/30' "$(checks "$out/set" required 30)"
+  exit "$failed"
+fi
+
+if [ "$url" = --tasks ]; then
+  for scenario in lifecycle capability-negotiation wire-fields request-state-removal mrtr-input \
+    request-headers dispatch-and-envelope mrtr-composition; do
+    timeout 60 "$node" "$new" server --url "$2" --scenario "tasks-$scenario" \
+      --spec-version 2026-07-28 --force -o "$out/tasks" >"$out/log" 2>&1 || true
+  done
+  verdict 'scenarios of the tasks extension: 41 x SUCCESS' "$(checks "$out/tasks" clean 41)"
   exit "$failed"
 fi
 

@@ -143,6 +143,11 @@ start polling --set server.reply.close_after=300ms -- "$node_real" "$(realpath "
 if [ -n "$url" ] && [ -n "$fixture_url" ]; then
   limit=400 check conformance "$here/conformance.sh" "$fixture_url" "$url"
 fi
+for era in legacy modern; do
+  start "tasks-$era" --set server.reply.task_after=300ms -- \
+    "$node_real" "$(realpath "$fixture")" --era "$era"
+  if [ -n "$url" ]; then check "conformance/tasks-$era" "$here/conformance.sh" --tasks "$url"; fi
+done
 start legacy -- "$node_real" "$(realpath "$fixture")" --era legacy
 legacy_url=$url
 start modern -- "$node_real" "$(realpath "$fixture")" --era modern

@@ -22,6 +22,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::unix::pipe::{Receiver, Sender},
     task::coop,
+    time::Instant,
 };
 
 use super::held::Held;
@@ -226,7 +227,7 @@ impl Child {
     /// Translates the lines of its owner.
     fn translate(&mut self) {
         if let Some(translator) = &mut self.translator {
-            translator.flush(&mut self.queue, &mut self.ahead);
+            translator.flush(&mut self.queue, &mut self.ahead, Instant::now());
             if translator.is_over() {
                 self.translator = None;
             }
@@ -335,7 +336,7 @@ impl Child {
         let Some(translator) = &mut self.translator else {
             return Some(ChildEvent::Line(line));
         };
-        translator.line(line, &mut self.queue, &mut self.ahead);
+        translator.line(line, &mut self.queue, &mut self.ahead, Instant::now());
         let first = self.ahead.pop_front();
         Some(first.map_or(ChildEvent::Translated, ChildEvent::Line))
     }

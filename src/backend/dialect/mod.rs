@@ -15,6 +15,7 @@
 //! * `listening`: subscriptions of a session at a modern server
 //! * `modern`: stateless servers, for sessions
 //! * `own_requests`: requests of the gateway itself, and errors to them
+//! * `results`: results of a modern server that are given again
 //! * `translated`: results of a translation
 //! * `translator`: between a child and its owner, until it is known that neither needs one
 
@@ -24,6 +25,7 @@ mod legacy;
 mod listening;
 mod modern;
 mod own_requests;
+mod results;
 mod translated;
 mod translator;
 

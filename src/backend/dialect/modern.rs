@@ -4,16 +4,19 @@
 //! has to know of the client, results that ask for input become requests of the server, and the answers of
 //! the client make the request again. A state machine without IO, streams, clocks or HTTP.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use tokio::time::Instant;
 
 use super::listening::{Listening, Out, push_cancelled};
-use crate::base::Table;
+use super::results::Results;
+use crate::base::{FastHash, Table};
+use crate::declare::Isolation;
 use crate::protocol::{
     Kind, Message, Method, initialize, json,
     jsonrpc::{push_error, push_result},
-    modern::{self, ClientMeta, ServerAnswer, WantedInput},
+    modern::{self, CacheHint, ClientMeta, ServerAnswer, WantedInput},
 };
 
 /// The session of a stateless server.
@@ -30,7 +33,12 @@ pub(super) struct Modern {
     calls: Table<Box<[u8]>, Call>,
     /// The bytes that they take, with what the server and the client have said meanwhile.
     kept: usize,
+    /// Calls whose clients make them again themselves, by their raw ids.
+    carried: HashSet<Box<[u8]>, FastHash>,
     listening: Listening,
+    results: Results,
+    /// Whether the owner has clients of this era, which are told what only they know.
+    has_modern_clients: bool,
 }
 
 /// A call that may be made again with what the client has answered.
@@ -68,6 +76,8 @@ pub(super) struct To<'t> {
     pub(super) server: &'t mut BytesMut,
     /// Lines for the owner, without.
     pub(super) owner: &'t mut VecDeque<Bytes>,
+    /// The time at which they are translated.
+    pub(super) now: Instant,
 }
 
 /// The most bytes that calls of one child take which can be made again. The server cannot ask during further
@@ -97,10 +107,12 @@ impl To<'_> {
 }
 
 impl Modern {
-    /// A session that has not begun, for a client of this era or of another one.
-    pub(super) fn new(is_for_modern: bool) -> Self {
+    /// A session that has not begun, for a client of this era or of another one, or for several.
+    pub(super) fn new(is_for_modern: bool, isolation: Isolation) -> Self {
         Self {
             is_for_modern,
+            results: Results::new(isolation),
+            has_modern_clients: is_for_modern || isolation != Isolation::Session,
             ..Self::default()
         }
     }
@@ -135,7 +147,8 @@ impl Modern {
             known.is_some()
         });
         let newest = format!("\"{}\"", initialize::NEWEST.as_str());
-        let result = modern::initialize_result(result, revision.unwrap_or(newest.as_bytes()));
+        let revision = revision.unwrap_or(newest.as_bytes());
+        let result = modern::initialize_result(result, revision, self.has_modern_clients);
         let id = request.id().unwrap_or_default();
         to.owner(|line| push_result(id, &result, line));
     }
@@ -168,7 +181,10 @@ impl Modern {
                 self.listening
                     .unsubscribe(id, message.uri().unwrap_or(b"\"\""), out);
             }
-            (Kind::Request, _) => self.call(message, to),
+            (Kind::Request, _) => match self.results.find(message, to.now) {
+                Some(result) => to.owner(|line| push_result(id, &result, line)),
+                None => self.call(message, to),
+            },
             (Kind::Notification, Method::Initialized) => {
                 let out = &mut to.listening(&self.client);
                 self.listening.begin(&self.capabilities, out);
@@ -193,7 +209,9 @@ impl Modern {
             Method::ToolsCall | Method::PromptsGet | Method::ResourcesRead
         );
         let length = to.server.len() - start;
-        if is_asked_back && self.client.may_be_asked() && self.kept + length <= MAX_KEPT {
+        if is_asked_back && modern::carries(message) {
+            self.carried.insert(message.id().unwrap_or_default().into());
+        } else if is_asked_back && self.client.may_be_asked() && self.kept + length <= MAX_KEPT {
             self.kept += length;
             let call = Call {
                 request: Bytes::copy_from_slice(&to.server[start..]),
@@ -207,9 +225,9 @@ impl Modern {
         to.server.put_u8(b'\n');
     }
 
-    /// The bytes of calls that may have to be made again.
+    /// The bytes of calls that may have to be made again, and of results that may be given again.
     pub(super) fn kept(&self) -> usize {
-        self.kept
+        self.kept + self.results.size()
     }
 
     fn remove(&mut self, id: &[u8]) -> Option<Call> {
@@ -224,6 +242,8 @@ impl Modern {
             return;
         };
         let id = span.of(message.bytes());
+        self.results.forget(id);
+        self.carried.remove(id);
         match self.remove(id) {
             Some(call) if !call.asks.is_empty() => cancel_asks(id, &call, to),
             Some(call) if call.round > 0 => {
@@ -250,6 +270,7 @@ impl Modern {
     }
 
     fn notification(&mut self, message: &Message, to: &mut To<'_>) {
+        self.results.changed(message);
         let Some(subscription) = modern::subscription_of(message) else {
             to.owner.push_back(message.bytes().clone());
             return;
@@ -281,18 +302,50 @@ impl Modern {
         if known.unwrap_or(0) != round {
             return;
         }
+        let is_carried = self.carried.remove(call);
         match ServerAnswer::of(message, call) {
             ServerAnswer::Complete(line) => {
                 self.remove(call);
+                let line = self.hinted(call, round, (message, line), to.now);
                 to.owner.push_back(line);
+            }
+            ServerAnswer::InputRequired(_) if is_carried => {
+                self.results.forget(call);
+                to.owner.push_back(message.bytes().clone());
             }
             ServerAnswer::InputRequired(wanted) => self.ask(call, wanted, to),
             ServerAnswer::Unknown => self.fail(call, "the result has no type that is known", to),
         }
     }
 
+    /// The answer for the owner, with what the server says of how long its result may be kept. "Results produced
+    /// by retrying a request MUST NOT be cached" (2026-07-28 caching, "Cache Key").
+    fn hinted(
+        &mut self,
+        id: &[u8],
+        round: u32,
+        (answer, line): (&Message, Bytes),
+        now: Instant,
+    ) -> Bytes {
+        match answer.result() {
+            Some(result) if round == 0 => {
+                let hint = CacheHint::of(result).filter(|_| self.has_modern_clients);
+                self.results.answered(id, line, hint, now)
+            }
+            Some(_) => {
+                self.results.forget(id);
+                line
+            }
+            None => {
+                self.results.refused(id);
+                line
+            }
+        }
+    }
+
     /// Ends a call with an error.
     fn fail(&mut self, id: &[u8], why: &str, to: &mut To<'_>) {
+        self.results.forget(id);
         if let Some(call) = self.remove(id) {
             cancel_asks(id, &call, to);
         }

@@ -5,9 +5,11 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use tokio::time::Instant;
 
 use super::era::{KnownEra, PROBE, is_modern, may_be_modern};
 use super::modern::{Modern, To};
+use crate::declare::Isolation;
 use crate::protocol::{Kind, Message, Method};
 
 /// The translator of one child.
@@ -55,9 +57,13 @@ pub(crate) enum Opening {
 }
 
 impl Translator {
-    /// The translator of a child that begins this way, for a client of the modern era or of another one; what
-    /// the child answers is remembered.
-    pub(crate) fn new(opening: Opening, is_for_modern: bool, known: Arc<KnownEra>) -> Self {
+    /// The translator of a child that begins this way, for a client of the modern era or of another one, or for
+    /// several; what the child answers is remembered.
+    pub(crate) fn new(
+        opening: Opening,
+        (is_for_modern, isolation): (bool, Isolation),
+        known: Arc<KnownEra>,
+    ) -> Self {
         Self {
             phase: match opening {
                 Opening::Legacy => Phase::Legacy,
@@ -68,7 +74,7 @@ impl Translator {
             known,
             inbox: BytesMut::new(),
             initialize: None,
-            modern: Modern::new(is_for_modern),
+            modern: Modern::new(is_for_modern, isolation),
         }
     }
 
@@ -82,7 +88,7 @@ impl Translator {
         self.inbox.len()
     }
 
-    /// Bytes of calls that may have to be made again.
+    /// Bytes of calls that may have to be made again, and of results that may be given again.
     pub(crate) fn kept(&self) -> usize {
         self.modern.kept()
     }
@@ -93,7 +99,12 @@ impl Translator {
     }
 
     /// Translates the lines of the owner.
-    pub(crate) fn flush(&mut self, server: &mut BytesMut, owner: &mut VecDeque<Bytes>) {
+    pub(crate) fn flush(
+        &mut self,
+        server: &mut BytesMut,
+        owner: &mut VecDeque<Bytes>,
+        now: Instant,
+    ) {
         while let Some(end) = memchr::memchr(b'\n', &self.inbox) {
             let line = self.inbox.split_to(end + 1);
             let is_modern = matches!(self.phase, Phase::Modern { .. } | Phase::Begun);
@@ -105,7 +116,7 @@ impl Translator {
             let Ok(message) = Message::parse(Bytes::copy_from_slice(&line[..end])) else {
                 continue;
             };
-            let to = &mut To { server, owner };
+            let to = &mut To { server, owner, now };
             let is_first = is_waiting && message.method() == Method::Initialize;
             match (is_modern, is_first) {
                 (true, true) => {
@@ -122,7 +133,13 @@ impl Translator {
     }
 
     /// Translates a line of the child.
-    pub(crate) fn line(&mut self, line: Bytes, server: &mut BytesMut, owner: &mut VecDeque<Bytes>) {
+    pub(crate) fn line(
+        &mut self,
+        line: Bytes,
+        server: &mut BytesMut,
+        owner: &mut VecDeque<Bytes>,
+        now: Instant,
+    ) {
         let message = match Message::parse_line(line) {
             Ok(message) => message,
             // Its owner sees what it is.
@@ -132,7 +149,7 @@ impl Translator {
         let is_probed = is_response && message.id() == Some(PROBE);
         let initialize = self.initialize.as_ref();
         let is_first = is_response && initialize.is_some_and(|first| first.id() == message.id());
-        let to = &mut To { server, owner };
+        let to = &mut To { server, owner, now };
         match self.phase {
             Phase::Both | Phase::Refused(_) if is_probed => self.probed(&message, to),
             Phase::Legacy | Phase::Both if is_first => self.initialized(message, to),

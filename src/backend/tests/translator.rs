@@ -1,9 +1,12 @@
+use std::time::Duration;
+
 use super::super::{era::push_probe, translator::*};
 
 /// A translator and the lines that it has written to either side.
 struct Both {
     translator: Translator,
     known: Arc<KnownEra>,
+    now: Instant,
     server: BytesMut,
     owner: VecDeque<Bytes>,
 }
@@ -14,10 +17,15 @@ impl Both {
     }
 
     fn of(opening: Opening, is_for_modern: bool) -> Self {
+        Self::isolated(opening, (is_for_modern, Isolation::Session))
+    }
+
+    fn isolated(opening: Opening, sessions: (bool, Isolation)) -> Self {
         let known = Arc::new(KnownEra::default());
         Self {
-            translator: Translator::new(opening, is_for_modern, Arc::clone(&known)),
+            translator: Translator::new(opening, sessions, Arc::clone(&known)),
             known,
+            now: Instant::now(),
             server: BytesMut::new(),
             owner: VecDeque::new(),
         }
@@ -28,7 +36,8 @@ impl Both {
         let inbox = self.translator.inbox();
         inbox.extend_from_slice(line.as_bytes());
         inbox.extend_from_slice(b"\n");
-        self.translator.flush(&mut self.server, &mut self.owner);
+        self.translator
+            .flush(&mut self.server, &mut self.owner, self.now);
         String::from_utf8(self.server.split().to_vec()).unwrap()
     }
 
@@ -36,7 +45,7 @@ impl Both {
     fn server_writes(&mut self, line: &str) -> (String, Vec<String>) {
         let line = Bytes::copy_from_slice(line.as_bytes());
         self.translator
-            .line(line, &mut self.server, &mut self.owner);
+            .line(line, &mut self.server, &mut self.owner, self.now);
         let owner = self.owner.drain(..);
         let owner = owner.map(|line| String::from_utf8(line.to_vec()).unwrap());
         (
@@ -552,4 +561,131 @@ fn what_a_server_makes_the_gateway_keep_is_bounded() {
         both.server_writes(&answer(&format!(r#""{call}.1""#), r#""result":{}"#));
     }
     assert_eq!(both.translator.kept(), 0);
+}
+
+/// A translator of a child whose sessions are isolated like this, which has begun.
+fn shared(isolation: Isolation) -> Both {
+    let mut both = Both::isolated(Opening::Modern, (false, isolation));
+    both.owner_writes(INITIALIZE);
+    both.server_writes(&answer("1", DISCOVERED));
+    both
+}
+
+fn list(id: u32) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/list","params":{{}}}}"#)
+}
+
+fn kept_for(ttl: u64, scope: &str) -> String {
+    format!(
+        r#""result":{{"resultType":"complete","tools":[],"ttlMs":{ttl},"cacheScope":"{scope}"}}"#
+    )
+}
+
+fn told(id: u32, ttl: u64, scope: &str) -> String {
+    let hint = format!(r#""_meta":{{"lockgate/cache":{{"ttlMs":{ttl},"cacheScope":"{scope}"}}}}"#);
+    answer(
+        &id.to_string(),
+        &format!(r#""result":{{{hint},"tools":[]}}"#),
+    )
+}
+
+#[test]
+fn a_result_is_given_again_as_long_as_the_server_says() {
+    let mut both = shared(Isolation::Principal);
+    assert!(both.owner_writes(&list(2)).contains("tools/list"));
+    let (_, first) = both.server_writes(&answer("2", &kept_for(1000, "private")));
+    assert_eq!(first, [told(2, 1000, "private")]);
+    both.now += Duration::from_millis(600);
+    assert_eq!(both.owner_writes(&list(3)), "");
+    assert_eq!(both.owner.pop_front().unwrap(), told(3, 400, "private"));
+    both.now += Duration::from_millis(400);
+    assert!(both.owner_writes(&list(4)).contains("tools/list"));
+    // Not what is stale at once, nor what is refused or never comes.
+    both.server_writes(&answer("4", &kept_for(0, "private")));
+    assert_ne!(both.owner_writes(&list(5)), "");
+    both.server_writes(&answer("5", r#""error":{"code":-1,"message":"no"}"#));
+    assert_ne!(both.owner_writes(&list(6)), "");
+    both.owner_writes(
+        r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":6}}"#,
+    );
+    assert_eq!(both.translator.kept(), 0);
+}
+
+#[test]
+fn a_result_is_given_to_those_alone_that_it_is_for() {
+    for (isolation, scope, is_kept) in [
+        (Isolation::Session, "public", false),
+        (Isolation::Principal, "private", true),
+        (Isolation::Principal, "public", true),
+        (Isolation::Tenant, "private", false),
+        (Isolation::Tenant, "public", true),
+    ] {
+        let mut both = shared(isolation);
+        both.owner_writes(&list(2));
+        both.server_writes(&answer("2", &kept_for(1000, scope)));
+        assert_eq!(
+            both.owner_writes(&list(3)).is_empty(),
+            is_kept,
+            "{isolation:?} {scope}"
+        );
+    }
+}
+
+#[test]
+fn a_change_is_read_anew() {
+    let changed = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+    let mut both = shared(Isolation::Tenant);
+    both.owner_writes(&list(2));
+    // The server has read its list before the change, and answers behind it.
+    both.server_writes(changed);
+    both.server_writes(&answer("2", &kept_for(1000, "public")));
+    assert_ne!(both.owner_writes(&list(3)), "");
+    both.server_writes(&answer("3", &kept_for(1000, "public")));
+    assert_eq!(both.owner_writes(&list(4)), "");
+    both.server_writes(changed);
+    assert_ne!(both.owner_writes(&list(5)), "");
+    // Nor are pages kept beside one whose cursor is refused.
+    both.server_writes(&answer("5", &kept_for(1000, "public")));
+    let page = list(6).replace("{}", r#"{"cursor":"x"}"#);
+    both.owner_writes(&page);
+    both.server_writes(&answer("6", r#""error":{"code":-32602,"message":"no"}"#));
+    assert_ne!(both.owner_writes(&list(7)), "");
+}
+
+#[test]
+fn the_result_of_a_retry_is_kept_for_nobody() {
+    let initialize = INITIALIZE.replace("elicitation", "roots");
+    let mut both = Both::isolated(Opening::Modern, (false, Isolation::Principal));
+    both.owner_writes(&initialize);
+    both.server_writes(&answer("1", DISCOVERED));
+    let read = |id: u32| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"resources/read","params":{{"uri":"a:b"}}}}"#
+        )
+    };
+    both.owner_writes(&read(2));
+    let required = r#""result":{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"}},"ttlMs":1000}"#;
+    both.server_writes(&answer("2", required));
+    both.owner_writes(&answer(r#""2.1.0""#, r#""result":{"roots":[]}"#));
+    let (_, told) = both.server_writes(&answer(r#""2.1""#, &kept_for(1000, "public")));
+    assert_eq!(told, [answer("2", r#""result":{"tools":[]}"#)]);
+    assert_ne!(both.owner_writes(&read(3)), "");
+}
+
+#[test]
+fn results_that_are_given_again_are_bounded() {
+    let mut both = shared(Isolation::Tenant);
+    let text = "x".repeat(100 << 10);
+    let long = kept_for(1000, "public").replace("[]", &format!(r#""{text}""#));
+    let page = |id: u32| list(id).replace("{}", &format!(r#"{{"cursor":"{id}"}}"#));
+    for id in 2..40 {
+        both.owner_writes(&page(id));
+        both.server_writes(&answer(&id.to_string(), &long));
+    }
+    let kept = both.translator.kept();
+    assert!((900 << 10..1 << 20).contains(&kept), "{kept}");
+    both.now += Duration::from_secs(2);
+    both.owner_writes(&list(50));
+    both.server_writes(&answer("50", &kept_for(1000, "public")));
+    assert!(both.translator.kept() < 1000, "what is stale gives way");
 }

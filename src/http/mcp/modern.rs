@@ -26,7 +26,7 @@ use crate::{
     error::Error,
     hub::{
         Answer, CallError, MAX_SUBSCRIPTIONS,
-        stateless::{Begun, CallInFlight, Opened, Resumed, Stateless, Subscribed},
+        stateless::{Begun, CallInFlight, Carried, Opened, Resumed, Stateless, Subscribed},
     },
     protocol::{
         Accepts, Body as Messages, Kind, Message, Method,
@@ -94,7 +94,7 @@ async fn answer(
             let accepts = formed(&request, accepts);
             match request.state()? {
                 Some(ticket) => retry(front, admitted, parts, &request, (&ticket, accepts)).await,
-                None => call(front, admitted, (parts, &request), accepts).await,
+                None => call(front, admitted, (parts, &request), accepts, None).await,
             }
         }
     }
@@ -114,7 +114,7 @@ async fn discover(
         lease.initialized(),
         &supported,
         request.offers_tasks(),
-        request.cache_for(),
+        request.caching().set.unwrap_or(0),
     );
     let mut line = BytesMut::new();
     jsonrpc::push_result(request.id(), &result, &mut line);
@@ -152,15 +152,37 @@ async fn call(
     admitted: &Admitted,
     (parts, request): (&Parts, &ModernRequest<'_>),
     accepts: Accepts,
+    carried: Option<(Carried, &str)>,
 ) -> Result<Response, McpRefusal> {
     let is_for_tasks = check_arguments(front, parts, request).await?;
-    let level = request.level.as_deref();
+    let ticket = carried.as_ref().map(|(_, ticket)| *ticket);
+    if ticket.is_some_and(|ticket| !front.stateless.use_carried(ticket)) {
+        return Err(no_ticket());
+    }
+    let (level, carried) = (
+        request.level.as_deref(),
+        carried.map(|(carried, _)| carried),
+    );
     let begun = front
         .stateless
-        .call(&request.caller, request.message, level, is_for_tasks)
+        .call(
+            &request.caller,
+            request.message,
+            level,
+            is_for_tasks,
+            carried.as_ref(),
+        )
         .await;
+    let is_sent = matches!(begun, Ok(Begun::Sent(..)));
+    if let Some(ticket) = ticket.filter(|_| !is_sent) {
+        front.stateless.give_back(ticket);
+    }
     match begun.map_err(|error| admitted.refusal(front, error))? {
         Begun::Failed(line) => Ok(failed(front, request, line, accepts)),
+        Begun::Lost => {
+            let line = CallError::OWNER_LOST.line(request.id());
+            Ok(answered(front, request, line, accepts))
+        }
         Begun::Sent(Answer::Json(line) | Answer::Failed(line), call) => {
             Ok(finished(front, request, *call, (line, accepts)))
         }
@@ -187,7 +209,11 @@ async fn retry(
     let fail = |error: CallError| answered(front, request, error.line(request.id()), accepts);
     let ticket = match front.stateless.open(access, request.message, ticket) {
         Opened::Here(ticket) => ticket,
-        Opened::CallAgain => return call(front, admitted, (parts, request), accepts).await,
+        Opened::Carried(carried) => {
+            let carried = Some((carried, ticket));
+            return call(front, admitted, (parts, request), accepts, carried).await;
+        }
+        Opened::CallAgain => return call(front, admitted, (parts, request), accepts, None).await,
         Opened::There(owner) => {
             let body = request.message.bytes().clone();
             // Where it broke, the call has ended with its replica, or the connection to it: no other has it.
@@ -277,8 +303,8 @@ fn finished(
     (line, accepts): (Bytes, Accepts),
 ) -> Response {
     let responder = Responder::new(front, request, call.server_info());
+    let line = responder.response(&call, line);
     call.finish();
-    let line = responder.response(request.caller.access, line);
     answered(front, request, line, accepts)
 }
 

@@ -16,7 +16,7 @@ use crate::{
         headers::{METHOD, NAME, PROTOCOL_VERSION},
         json, jsonrpc,
         modern::{
-            Completion, Mirrored, RequestMeta, ToolHeaders, declares_tasks, is_about_task,
+            Caching, Completion, Mirrored, RequestMeta, ToolHeaders, declares_tasks, is_about_task,
             is_mirrored, request_state, without_invalid_tools,
         },
         revision::FIRST_MODERN,
@@ -90,6 +90,9 @@ impl<'a> ModernRequest<'a> {
         let capabilities = meta.capabilities.ok_or(invalid(
             "_meta has no io.modelcontextprotocol/clientCapabilities",
         ))?;
+        if message.has_own_key() {
+            return Err(invalid("_meta has a key that begins with lockgate/"));
+        }
         let method = message.method_name();
         check_mirrored(headers, message, &method)?;
         let level = match meta.log_level.map(json::decoded) {
@@ -102,6 +105,9 @@ impl<'a> ModernRequest<'a> {
             method,
             caller: Caller {
                 access: &admitted.access,
+                may_become_task: message.method() == Method::ToolsCall
+                    && declares_tasks(capabilities)
+                    && !admitted.access.server().reply.task_after.is_zero(),
                 capabilities,
                 client_info: meta.client_info,
                 trace: admitted.trace.clone(),
@@ -148,8 +154,7 @@ impl<'a> ModernRequest<'a> {
     /// (ext-tasks, "Capability Negotiation").
     pub(super) fn task_after(&self) -> Option<Duration> {
         // "Supported Methods".
-        let is_call = self.message.method() == Method::ToolsCall;
-        let may = is_call && self.offers_tasks() && self.declares_tasks();
+        let may = self.caller.may_become_task;
         may.then(|| self.caller.access.server().reply.task_after)
     }
 
@@ -191,14 +196,21 @@ impl<'a> ModernRequest<'a> {
         Completion {
             id: Bytes::copy_from_slice(self.id()),
             server_info,
-            cache_for: Completion::is_cacheable(&self.method).then(|| self.cache_for()),
+            caching: Completion::is_cacheable(&self.method).then(|| self.caching()),
         }
     }
 
-    /// The milliseconds for which the client may keep what can be kept.
-    pub(super) fn cache_for(&self) -> u64 {
-        let time = self.caller.access.server().reply.cache_for;
-        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    /// What the client is told of how long it may keep what can be kept. What policy cuts or a log-in guards is
+    /// its own alone: "MUST NOT rely on `cacheScope` alone to prevent unauthorized access" (2026-07-28 caching,
+    /// "Security Considerations").
+    pub(super) fn caching(&self) -> Caching {
+        let access = self.caller.access;
+        let server = access.server();
+        let time = server.reply.cache_for;
+        Caching {
+            set: time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            may_be_public: access.is_of_anybody() && server.policy.is_open(),
+        }
     }
 }
 

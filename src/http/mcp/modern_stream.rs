@@ -27,11 +27,12 @@ use crate::{
         tasks::{Begun, Tasks, WatchedTasks},
     },
     protocol::{
-        Kind, Message, Method,
+        ClientCapabilities, Kind, Lacking, Message, Method,
         event::push_message,
+        jsonrpc,
         modern::{
-            self, Completion, Filter, InputRequest, is_mirrored, task_created, task_notification,
-            with_subscription,
+            self, Completion, Filter, InputRequest, RequestMeta, WantedInput, is_mirrored,
+            task_created, task_notification, with_subscription,
         },
     },
 };
@@ -63,17 +64,49 @@ impl Responder {
     }
 
     /// The response with the answer of a server.
-    pub(super) fn response(&self, access: &Access, answer: Bytes) -> Bytes {
+    pub(super) fn response(&self, call: &CallInFlight, answer: Bytes) -> Bytes {
+        let access = call.access();
         let answer = listed(&self.request, access, answer);
         let Ok(message) = Message::parse(answer.clone()) else {
             return answer;
         };
+        if let Some(round) = call.carried()
+            && let Some(wanted) = WantedInput::in_answer(&message)
+        {
+            return self.carried(access, wanted, round + 1);
+        }
         if self.may_visit
             && let Some((asks, ticket)) = self.stateless.visits(access, &self.request, &message)
         {
             return self.input_required(&asks, &ticket);
         }
         self.completion.complete(&message)
+    }
+
+    /// The response with what a server of this era asks, or the error where its client cannot be asked.
+    fn carried(&self, access: &Access, wanted: WantedInput, round: u32) -> Bytes {
+        let state = wanted.state.clone();
+        let asks = wanted.into_requests();
+        let declared = RequestMeta::of(&self.request).capabilities.unwrap_or(b"{}");
+        let declared = ClientCapabilities::declared_in(declared);
+        let mut undeclared = asks
+            .iter()
+            .filter_map(|ask| declared.refusal(&ask.message()?));
+        if let Some(lacking) = undeclared.next() {
+            let data = Lacking::data(lacking.capability);
+            return self.error(Lacking::CODE, Lacking::MESSAGE, Some(&data));
+        }
+        let stateless = &self.stateless;
+        match stateless.carry(access, &self.request, state.as_deref(), round) {
+            Ok(ticket) => self.input_required(&asks, &ticket),
+            Err(why) => self.error(-32603, why, None),
+        }
+    }
+
+    fn error(&self, code: i32, why: &str, data: Option<&str>) -> Bytes {
+        let mut line = BytesMut::new();
+        jsonrpc::push_error(&self.completion.id, code, why, data, &mut line);
+        line.freeze()
     }
 
     fn input_required(&self, asks: &[InputRequest], ticket: &str) -> Bytes {
@@ -133,6 +166,8 @@ impl CallStream {
         reader: Reader,
     ) -> Self {
         let level = request.level.as_deref().and_then(routing::level);
+        let task_after = request.task_after().filter(|_| call.carried().is_none());
+        let task_at = task_after.map(|after| Instant::now() + after);
         Self {
             responder: Responder::new(front, request, call.server_info()),
             budget: Arc::clone(reader.budget()),
@@ -143,7 +178,7 @@ impl CallStream {
             asks: Vec::new(),
             ask_at: None,
             ask_by: None,
-            task_at: request.task_after().map(|after| Instant::now() + after),
+            task_at,
             task: None,
             round: 0,
         }
@@ -232,7 +267,7 @@ impl CallStream {
                 // What it has asked meanwhile is no part of the call any more.
                 call.refuse(&self.asks);
                 let answer = message.bytes().clone();
-                let response = self.responder.response(call.access(), answer);
+                let response = self.responder.response(&call, answer);
                 call.finish();
                 Some(Step::Final(response))
             }

@@ -16,7 +16,7 @@ use crate::{
         ownership::{Claim, STORE_AWAY},
         stream::{Answer, Pulse, StreamEnd},
     },
-    protocol::jsonrpc,
+    protocol::{Lacking, jsonrpc},
     telemetry::{Ended, Exit, Operation, Outcome, log_operation},
 };
 
@@ -234,12 +234,10 @@ impl Session {
         self.link.set_calls(self.calls.count());
         let message = || Some(why.to_owned());
         self.count_call(&mut ended, Outcome::Error, Some("-32021"), message);
-        let inside = |value: String, name: &str| format!(r#"{{"{name}":{value}}}"#);
-        let required = capability.rsplit('.').fold("{}".to_owned(), inside);
-        let data = format!(r#"{{"requiredCapabilities":{required}}}"#);
+        let data = Lacking::data(capability);
         let mut line = BytesMut::new();
-        let text = "Missing required client capability";
-        jsonrpc::push_error(&id, -32021, text, Some(&data), &mut line);
+        let (code, text) = (Lacking::CODE, Lacking::MESSAGE);
+        jsonrpc::push_error(&id, code, text, Some(&data), &mut line);
         let finished = self.streams.finish_call(ended.stream, Some(line.freeze()));
         self.handle_write(finished);
     }

@@ -45,6 +45,9 @@ const MAX_REASON: usize = 256;
 /// The most bytes that wait for a child that does not read: more than the largest body.
 const MAX_QUEUED: usize = 8 * 1024 * 1024;
 
+/// Why a request with a key that the gateway gives to itself is refused: it would be taken for the gateway's.
+const OWN_KEY: &str = "_meta has a key that begins with lockgate/";
+
 impl Session {
     /// Handles a body of the client.
     pub(super) fn deliver(&mut self, delivery: Delivery) {
@@ -355,8 +358,8 @@ impl Session {
         (call, Some(subscription))
     }
 
-    /// The answer of the gateway itself: to pings, to requests with the name of a notification
-    /// (their ids would reach the server unchanged), and to requests that the policy denies. None for
+    /// The answer of the gateway itself: to pings, to requests with a key of the gateway in `_meta` or the name of a
+    /// notification (their ids would reach the server unchanged), and to requests that the policy denies. None for
     /// a request that the backend answers.
     fn gateway_answer(&mut self, message: &Message) -> Option<Bytes> {
         let id = message.id().unwrap_or_default();
@@ -369,6 +372,10 @@ impl Session {
                 "the gateway answered a request of the client"
             );
             jsonrpc::push_result(id, b"{}", &mut line);
+            return Some(line.freeze());
+        }
+        if message.has_own_key() && self.client.transport() != Transport::Stateless {
+            jsonrpc::push_error(id, -32602, OWN_KEY, None, &mut line);
             return Some(line.freeze());
         }
         if message.method().is_notification() {

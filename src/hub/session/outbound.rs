@@ -27,7 +27,7 @@ use crate::{
         core::or_never,
         stream::About,
     },
-    protocol::{Kind, LISTENER_STREAM, Message, StreamId, json, jsonrpc},
+    protocol::{Kind, LISTENER_STREAM, Message, StreamId, json, jsonrpc, modern::CacheHint},
     state::{BoxFuture, StoreError},
     telemetry::{Dropped, Outcome, semconv},
 };
@@ -366,7 +366,13 @@ impl Session {
         }
         // After the effect, which is replayed to the next child.
         self.leave_if_idle();
-        let line = message.into_bytes_with_id(clients_id);
+        let mut line = message.into_bytes_with_id(clients_id);
+        if self.link.is_shared()
+            && self.client.transport() != Transport::Stateless
+            && let Some((_, plain)) = CacheHint::take_from(&line)
+        {
+            line = plain;
+        }
         if let Some((listed, policy)) = call.list.take().filter(|_| is_result) {
             return Ok(Some(List {
                 listed,

@@ -21,7 +21,7 @@ use crate::{
         ownership::STORE_AWAY,
         stream::Answer,
     },
-    protocol::{Kind, Message, Revision, initialize, jsonrpc},
+    protocol::{Kind, Message, Revision, initialize, jsonrpc, modern},
     telemetry::{
         LimitName, MethodClass, Operation, Outcome, TraceContext, log_operation, semconv,
         traces::INITIALIZE,
@@ -232,7 +232,10 @@ impl Session {
     /// Takes a place in a shared child, which the gateway has initialized.
     async fn join_shared(&mut self, member: Box<Member>) {
         let (capabilities, result) = {
-            let result = initialize::without_tasks(&member.initialized.result);
+            let mut result = initialize::without_tasks(&member.initialized.result);
+            if self.client.transport() != Transport::Stateless {
+                result = modern::unmarked(&result);
+            }
             (initialize::capabilities(&result).to_vec(), result)
         };
         let revision = member.initialized.revision;

@@ -23,6 +23,8 @@ pub(crate) struct CallInFlight {
     id: u64,
     /// Whether the server has asked its client.
     pub(super) has_asked: bool,
+    /// The number of times that the client was asked, if what the server asks ends the call.
+    pub(super) carried: Option<u32>,
     is_over: bool,
 }
 
@@ -32,6 +34,8 @@ pub(crate) enum Begun {
     Sent(Answer, Box<CallInFlight>),
     /// The server could not be initialized; the raw error response.
     Failed(Bytes),
+    /// The server is no longer the one that has asked.
+    Lost,
 }
 
 impl CallInFlight {
@@ -43,8 +47,14 @@ impl CallInFlight {
             access,
             id,
             has_asked: false,
+            carried: None,
             is_over: false,
         }
+    }
+
+    /// The number of times that its client was asked, if what the server asks ends the call.
+    pub(crate) fn carried(&self) -> Option<u32> {
+        self.carried
     }
 
     /// The raw `serverInfo` of the server.

@@ -6,6 +6,7 @@ use super::{
     call::{Begun, CallInFlight},
     group::Caller,
     sessions::Stateless,
+    ticket::Carried,
 };
 use crate::{
     error::Error,
@@ -13,12 +14,16 @@ use crate::{
         core::or_never,
         stream::{Answer, Form},
     },
-    protocol::{Body, Message, modern},
+    protocol::{
+        Body, Message,
+        modern::{self, Round},
+    },
 };
 
 impl Stateless {
     /// Begins the call that a request makes, of a tool that has to be called as a task of 2025-11-25 if
-    /// `is_for_tasks`: its session goes on to the result.
+    /// `is_for_tasks`: its session goes on to the result. The retry of a `carried` ticket is one for a server of
+    /// this era alone, since any other would execute it as a new call.
     ///
     /// # Errors
     ///
@@ -29,6 +34,7 @@ impl Stateless {
         request: &Message,
         level: Option<&str>,
         is_for_tasks: bool,
+        carried: Option<&Carried>,
     ) -> Result<Begun, Error> {
         let clocks = caller.access.server().clocks_of(request.tool().as_deref());
         let mut tries = 0;
@@ -37,6 +43,16 @@ impl Stateless {
                 Ok(lease) => lease,
                 Err(line) => return Ok(Begun::Failed(line)),
             };
+            if carried.is_some() && !lease.is_stateless() {
+                return Ok(Begun::Lost);
+            }
+            let may_be_asked = modern::may_be_asked(caller.capabilities)
+                && modern::is_mirrored(&request.method_name());
+            let carries =
+                carried.is_some() || lease.is_stateless() && caller.may_carry() && may_be_asked;
+            let round = carries.then(|| Round {
+                state: carried.and_then(|carried| carried.state.as_deref()),
+            });
             if let Some(level) = level {
                 lease.want_level(&self.sender, caller.access, level).await?;
             }
@@ -44,10 +60,11 @@ impl Stateless {
             // Where a server declares no tasks, "clients MUST NOT attempt to use task augmentation"
             // (2025-11-25 tasks, "Tool-Level Negotiation").
             let task = (is_for_tasks && lease.has_tasks()).then(|| or_never(clocks.call_max));
-            let message = modern::for_session(request, id, task)
+            let message = modern::for_session(request, id, task, round.as_ref())
                 .map_err(|_| Error::Bug("a request of a client for its session"))?;
             let sender = Arc::clone(&self.sender);
-            let call = CallInFlight::new(sender, lease, caller.access.clone(), id);
+            let mut call = CallInFlight::new(sender, lease, caller.access.clone(), id);
+            call.carried = carries.then(|| carried.map_or(0, |carried| carried.round));
             let marks = (None, caller.trace.clone());
             let (handle, body) = (&call.lease.handle, Body::One(message));
             let sent = self

@@ -54,6 +54,8 @@ pub(crate) struct Caller<'c> {
     pub(crate) capabilities: &'c [u8],
     /// Its raw name and version.
     pub(crate) client_info: Option<&'c [u8]>,
+    /// Whether its request is a call that may become a task.
+    pub(crate) may_become_task: bool,
     /// The trace of its request.
     pub(crate) trace: Option<TraceContext>,
 }
@@ -65,6 +67,12 @@ impl Caller<'_> {
     pub(super) fn may_be_asked(&self) -> bool {
         let is_own = self.access.server().supervision.isolation == Isolation::Session;
         is_own && modern::may_be_asked(self.capabilities)
+    }
+
+    /// Whether it may get what a server of its own era asks as that asks, and make the call again. A call that
+    /// becomes a task is answered while it goes on.
+    pub(super) fn may_carry(&self) -> bool {
+        !self.may_become_task
     }
 
     /// Whether the client can be asked to visit a URL.
@@ -167,6 +175,11 @@ impl Member {
         self.is_taken.load(Ordering::Acquire)
     }
 
+    /// Whether its server is one of this era.
+    fn is_stateless(&self) -> bool {
+        modern::is_stateless(&self.initialized)
+    }
+
     /// The raw capabilities of the server.
     pub(crate) fn capabilities(&self) -> &[u8] {
         json::get(&self.initialized, "capabilities").unwrap_or(b"{}")
@@ -214,6 +227,13 @@ impl Group {
             member,
             handle,
         })
+    }
+
+    /// Whether the server of a session for all is one of this era.
+    pub(super) fn is_stateless(&self) -> bool {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let mut for_all = members.iter().filter(|member| !member.is_for_one);
+        for_all.any(|member| member.is_stateless())
     }
 
     /// Whether any session is left.
@@ -271,6 +291,11 @@ impl Lease {
     /// The raw result of the `initialize` of the session.
     pub(crate) fn initialized(&self) -> &Bytes {
         &self.member.initialized
+    }
+
+    /// Whether the server is one of this era.
+    pub(super) fn is_stateless(&self) -> bool {
+        self.member.is_stateless()
     }
 
     /// Whether the server has tasks of 2025-11-25 for calls of tools.

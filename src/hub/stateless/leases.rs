@@ -24,10 +24,11 @@ impl Stateless {
     ///
     /// `Draining`, `Quota`, `Busy`.
     pub(crate) async fn lease(&self, caller: &Caller<'_>) -> Result<Leased, Error> {
-        if !caller.may_be_asked() {
+        let (group, hub) = (self.group(caller), &self.sender.hub);
+        let is_told_apart = caller.may_carry() && group.is_stateless();
+        if !caller.may_be_asked() || is_told_apart {
             return self.lease_for_all(caller).await;
         }
-        let (group, hub) = (self.group(caller), &self.sender.hub);
         let lease = match group.lease(hub, caller.access, true)? {
             Some(lease) => lease,
             None => match self.begin(caller, true).await? {

@@ -37,4 +37,4 @@ pub(crate) use self::group::Caller;
 pub(crate) use self::parked::{Opened, Parked, Resumed};
 pub(crate) use self::sessions::Stateless;
 pub(crate) use self::subscription::{Subscribed, Subscription};
-pub(crate) use self::ticket::{Binding, Ticket, TicketKey};
+pub(crate) use self::ticket::{Binding, Carried, Ticket, TicketKey};

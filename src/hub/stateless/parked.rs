@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use super::{
     call::CallInFlight,
-    ticket::{Binding, Ticket},
+    ticket::{Binding, Carried, Ticket},
 };
 use crate::{
     hub::stream::Reader,
@@ -78,6 +78,8 @@ impl Parked {
 pub(crate) enum Opened {
     /// This replica has the call of the ticket, unless it was used.
     Here(Ticket),
+    /// A server of the client's own era has asked, and gets the retry.
+    Carried(Carried),
     /// The client was asked by a refusal, and calls again.
     CallAgain,
     /// Another replica has the call.

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::{
     parked::{Asked, Opened, Parked, Resumed},
     sessions::Stateless,
-    ticket::{Binding, Ticket},
+    ticket::{Binding, Carried, MAX_STATE, Ticket},
 };
 use crate::{
     auth::Access,
@@ -78,16 +78,69 @@ impl Stateless {
 
     /// Opens the ticket of a retry.
     pub(crate) fn open(&self, access: &Access, retry: &Message, ticket: &str) -> Opened {
-        let binding = modern::salient(retry).map(|salient| Binding::of(access, &salient));
-        let ticket = binding.and_then(|binding| self.tickets.open(ticket, &binding));
+        let Some(salient) = modern::salient(retry) else {
+            return Opened::Invalid;
+        };
+        let binding = Binding::of(access, &salient);
         let me = &self.sender.hub.0.owner.me;
-        match ticket {
-            None => Opened::Invalid,
+        match self.tickets.open::<Ticket>(ticket, &binding) {
+            None => match self.carried.0.open::<Carried>(ticket, &binding) {
+                Some(carried) if carried.until > self.now_ms() => Opened::Carried(carried),
+                _ => Opened::Invalid,
+            },
             Some(ticket) if ticket.call == NO_CALL => Opened::CallAgain,
             Some(ticket) if ticket.is_of(me) => Opened::Here(ticket),
             Some(ticket) if *ticket.replica().address == *me.address => Opened::Lost,
             Some(ticket) => Opened::There(ticket.replica()),
         }
+    }
+
+    /// The ticket of a client that a server of its own era has asked for the `round`th time, with the raw state of
+    /// that server, which it ends in the time for an answer (`clocks.ask`).
+    ///
+    /// # Errors
+    ///
+    /// The reason why it cannot be asked.
+    pub(crate) fn carry(
+        &self,
+        access: &Access,
+        request: &Message,
+        state: Option<&[u8]>,
+        round: u32,
+    ) -> Result<String, &'static str> {
+        if round > MAX_ROUNDS {
+            return Err("the server asks without an end");
+        }
+        if state.is_some_and(|state| state.len() > MAX_STATE) {
+            return Err("the server asks for too much at once");
+        }
+        let ask = or_never(access.server().clocks_of(request.tool().as_deref()).ask);
+        let ask = i64::try_from(ask.as_millis()).unwrap_or(i64::MAX);
+        let carried = Carried {
+            state: state.map(|state| String::from_utf8_lossy(state).into_owned()),
+            round,
+            until: self.now_ms().saturating_add(ask),
+        };
+        let salient = modern::salient(request).ok_or("the request cannot be made again")?;
+        let sealed = self
+            .carried
+            .0
+            .seal(&carried, &Binding::of(access, &salient));
+        sealed.ok_or("there is no randomness")
+    }
+
+    /// Uses a carried ticket; whether it was not used at this replica.
+    pub(crate) fn use_carried(&self, ticket: &str) -> bool {
+        self.carried.1.take(ticket)
+    }
+
+    /// The retry that used a carried ticket has not reached the server.
+    pub(crate) fn give_back(&self, ticket: &str) {
+        self.carried.1.give_back(ticket);
+    }
+
+    fn now_ms(&self) -> i64 {
+        self.sender.hub.0.snapshot.clock().now_ms()
     }
 
     /// Continues the call of a ticket with the answers of its client.
@@ -126,6 +179,8 @@ impl Stateless {
     }
 }
 
+/// The most rounds of one call.
+const MAX_ROUNDS: u32 = 64;
 /// The number of no parked call: its client calls again.
 const NO_CALL: u64 = 0;
 /// The time that parked calls have left when their replica is about to end.

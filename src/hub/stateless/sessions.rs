@@ -12,7 +12,7 @@ use super::{
     group::{Caller, Fresh, Group, Key, Member},
     parked::ParkedCalls,
     sender::Sender,
-    ticket::TicketKey,
+    ticket::{TicketKey, UsedTickets},
 };
 use crate::{
     auth::Access,
@@ -22,7 +22,7 @@ use crate::{
         core::Transport,
         stream::{Answer, Form},
     },
-    protocol::{Message, initialize, json, revision},
+    protocol::{Message, initialize, json, modern, revision},
 };
 
 /// The sessions of clients without sessions.
@@ -31,6 +31,8 @@ pub(crate) struct Stateless {
     groups: RwLock<Groups>,
     pub(super) parked: ParkedCalls,
     pub(super) tickets: TicketKey,
+    /// The keys of carried tickets, and those that were used.
+    pub(super) carried: (TicketKey, UsedTickets),
 }
 
 #[derive(Default)]
@@ -44,11 +46,13 @@ impl Stateless {
     /// No sessions yet.
     pub(crate) fn new(hub: Hub) -> Arc<Self> {
         let tickets = TicketKey::new(&hub.0.key, b"tickets of parked calls");
+        let carried = TicketKey::new(&hub.0.key, b"tickets with the state of a server");
         Arc::new(Self {
             sender: Arc::new(Sender::new(hub)),
             groups: RwLock::default(),
             parked: ParkedCalls::default(),
             tickets,
+            carried: (carried, UsedTickets::default()),
         })
     }
 
@@ -96,6 +100,8 @@ impl Stateless {
         };
         let fresh = Fresh::new(hub, &handle);
         let initialized = json::get(&line, "result").unwrap_or(b"{}");
+        // What a server of this era asks belongs to one call, wherever others are.
+        let is_for_one = is_for_one && !(caller.may_carry() && modern::is_stateless(initialized));
         let share = hub.limits().memory().caller(access);
         let held = share.hold(initialized.len() as u64);
         let initialized = held.until_dropped(Bytes::copy_from_slice(initialized));

@@ -4,10 +4,15 @@
 //! Requirements"): a ticket opens only for the tenant, the server, the principal and the request that it
 //! was made for.
 
+use std::{
+    collections::VecDeque,
+    sync::{PoisonError, RwLock},
+};
+
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{auth::Access, base::Sha256, protocol::EventKey, state::Replica};
 
@@ -24,6 +29,52 @@ pub(crate) struct Ticket {
     /// The number of times that the client was asked.
     pub(super) round: u32,
 }
+
+/// What a client sends back to a server of its own era: no replica has the call, and any child of the server may get
+/// the retry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Carried {
+    /// The raw `requestState` of the server, which never goes out bare.
+    pub(super) state: Option<String>,
+    /// The number of times that the client was asked.
+    pub(super) round: u32,
+    /// The time until which it can be used, in milliseconds since 1970.
+    pub(super) until: i64,
+}
+
+/// The latest carried tickets that were used at this replica, by their nonces: each works once here. "Servers for
+/// which a given `requestState` must be consumed at most once MUST enforce that invariant" (2026-07-28 mrtr, "Server
+/// Requirements"): a store that is written for each retry would be the price of more.
+#[derive(Default)]
+pub(super) struct UsedTickets(RwLock<VecDeque<Box<str>>>);
+
+impl UsedTickets {
+    /// Uses a ticket; whether it was not used before.
+    pub(super) fn take(&self, ticket: &str) -> bool {
+        let nonce = ticket.get(..NONCE_TEXT).unwrap_or(ticket);
+        let mut used = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if used.iter().any(|known| **known == *nonce) {
+            return false;
+        }
+        if used.len() == MAX_USED {
+            used.pop_front();
+        }
+        used.push_back(nonce.into());
+        true
+    }
+
+    /// The retry that used a ticket has not reached the server.
+    pub(super) fn give_back(&self, ticket: &str) {
+        let nonce = ticket.get(..NONCE_TEXT).unwrap_or(ticket);
+        let mut used = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|known| **known != *nonce);
+    }
+}
+
+/// The characters of a nonce at the beginning of a ticket.
+const NONCE_TEXT: usize = NONCE_LEN * 4 / 3;
+/// The most used tickets that are remembered.
+const MAX_USED: usize = 1024;
 
 impl Ticket {
     /// The name of a call of this replica, when its client was asked for the `round`th time.
@@ -74,7 +125,7 @@ impl TicketKey {
     }
 
     /// Seals a ticket; none without randomness.
-    pub(crate) fn seal(&self, ticket: &Ticket, binding: &Binding) -> Option<String> {
+    pub(crate) fn seal(&self, ticket: &impl Serialize, binding: &Binding) -> Option<String> {
         let mut sealed = serde_json::to_vec(ticket).ok()?;
         let key = self.0.first()?;
         let nonce = key.seal_in_place_append_tag(Aad::from(binding.0), &mut sealed);
@@ -84,7 +135,7 @@ impl TicketKey {
     }
 
     /// Opens a ticket that was sealed for the same binding; none for any other text.
-    pub(crate) fn open(&self, ticket: &str, binding: &Binding) -> Option<Ticket> {
+    pub(crate) fn open<T: DeserializeOwned>(&self, ticket: &str, binding: &Binding) -> Option<T> {
         if ticket.len() > MAX_TICKET {
             return None;
         }
@@ -99,8 +150,10 @@ impl TicketKey {
     }
 }
 
-/// The longest text that can be a ticket.
-const MAX_TICKET: usize = 2048;
+/// The longest text that can be a ticket: one of [`MAX_STATE`].
+const MAX_TICKET: usize = 1 << 20;
+/// The longest raw `requestState` that is carried.
+pub(super) const MAX_STATE: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -119,13 +172,37 @@ mod tests {
         let key = TicketKey::new(&EventKey::new(&[1; 32]), b"x");
         let (own, other) = (Binding([1; 32]), Binding([2; 32]));
         let sealed = key.seal(&ticket(), &own).unwrap();
-        assert_eq!(key.open(&sealed, &own), Some(ticket()));
-        assert_eq!(key.open(&sealed, &other), None);
+        assert_eq!(key.open::<Ticket>(&sealed, &own), Some(ticket()));
+        assert_eq!(key.open::<Ticket>(&sealed, &other), None);
         let elsewhere = TicketKey::new(&EventKey::new(&[2; 32]), b"x");
-        assert_eq!(elsewhere.open(&sealed, &own), None);
+        assert_eq!(elsewhere.open::<Ticket>(&sealed, &own), None);
         let for_another = TicketKey::new(&EventKey::new(&[1; 32]), b"y");
-        assert_eq!(for_another.open(&sealed, &own), None);
+        assert_eq!(for_another.open::<Ticket>(&sealed, &own), None);
         assert_ne!(key.seal(&ticket(), &own).unwrap(), sealed);
+    }
+
+    #[test]
+    fn a_carried_ticket_works_once() {
+        let key = TicketKey::new(&EventKey::new(&[1; 32]), b"x");
+        let own = Binding([1; 32]);
+        let carried = Carried {
+            state: Some(format!("\"{}\"", "\\\"".repeat(MAX_STATE / 2 - 1))),
+            round: 1,
+            until: 5,
+        };
+        let (first, second) = (key.seal(&carried, &own), key.seal(&carried, &own));
+        let (first, second) = (first.unwrap(), second.unwrap());
+        assert_eq!(key.open(&first, &own), Some(carried), "the longest");
+        assert_eq!(key.open::<Ticket>(&first, &own), None);
+        let used = UsedTickets::default();
+        assert!(used.take(&first) && used.take(&second));
+        assert!(!used.take(&first) && !used.take(&second));
+        used.give_back(&first);
+        assert!(used.take(&first));
+        for number in 0..MAX_USED {
+            assert!(used.take(&format!("{number:016}")));
+        }
+        assert_eq!(used.0.read().unwrap().len(), MAX_USED);
     }
 
     #[test]
@@ -138,10 +215,13 @@ mod tests {
         for at in 0..sealed.len() {
             let mut changed = sealed.clone();
             changed[at] ^= 1;
-            assert_eq!(key.open(&URL_SAFE_NO_PAD.encode(changed), &own), None);
+            assert_eq!(
+                key.open::<Ticket>(&URL_SAFE_NO_PAD.encode(changed), &own),
+                None
+            );
         }
         for text in ["", "x", "AAAA", &"A".repeat(MAX_TICKET + 1)] {
-            assert_eq!(key.open(text, &own), None, "{text}");
+            assert_eq!(key.open::<Ticket>(text, &own), None, "{text}");
         }
     }
 
@@ -151,6 +231,6 @@ mod tests {
         let after = TicketKey::new(&EventKey::of([&[2; 32], &[1; 32]]), b"x");
         let own = Binding([1; 32]);
         let sealed = before.seal(&ticket(), &own).unwrap();
-        assert_eq!(after.open(&sealed, &own), Some(ticket()));
+        assert_eq!(after.open::<Ticket>(&sealed, &own), Some(ticket()));
     }
 }

@@ -112,7 +112,7 @@ impl Tasks {
 
     /// The place of the task with this id.
     pub(crate) fn find(&self, access: &Access, id: &str) -> TaskPlace {
-        let Some(ticket) = self.keys.open(id, &binding(access)) else {
+        let Some(ticket) = self.keys.open::<Ticket>(id, &binding(access)) else {
             return TaskPlace::Unknown;
         };
         if !ticket.is_of(&self.hub.0.owner.me) {

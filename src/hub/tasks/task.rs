@@ -4,7 +4,7 @@ use std::future::pending;
 
 use bytes::Bytes;
 use futures_util::future::select_all;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::protocol::Message;
 
@@ -20,8 +20,9 @@ pub(crate) struct Task {
 
 /// An order of the client of a task.
 pub(super) enum Order {
-    /// The answers in this request to what the server has asked.
-    Answer(Message),
+    /// The answers in this request to what the server has asked; what is sent back when the state shows them is
+    /// awaited.
+    Answer(Message, oneshot::Sender<()>),
     /// The end of the call.
     Cancel,
 }
@@ -32,9 +33,13 @@ impl Task {
         self.state.borrow().clone()
     }
 
-    /// Passes the answers in a `tasks/update` on. A task that has ended waits for none.
+    /// Passes the answers in a `tasks/update` on, so that the next `tasks/get` does not ask for them again. A task
+    /// that has ended waits for none.
     pub(crate) async fn update(&self, request: Message) {
-        let _ = self.orders.send(Order::Answer(request)).await;
+        let (done, shown) = oneshot::channel();
+        if self.orders.send(Order::Answer(request, done)).await.is_ok() {
+            let _ = shown.await;
+        }
     }
 
     /// Cancels the call, unless it has ended.

@@ -78,7 +78,7 @@ impl Work {
             completion: Completion {
                 id: Bytes::from_static(b"0"),
                 server_info: call.server_info(),
-                cache_for: None,
+                caching: None,
             },
             core: Arc::clone(core),
             id,
@@ -121,7 +121,10 @@ impl Work {
             select! {
                 biased;
                 order = self.orders.recv() => match order {
-                    Some(Order::Answer(request)) => self.answer(&call, &request).await,
+                    Some(Order::Answer(request, done)) => {
+                        self.answer(&call, &request).await;
+                        let _ = done.send(());
+                    }
                     // Dropped, the call is cancelled at its server.
                     Some(Order::Cancel) | None => return None,
                 },

@@ -3,6 +3,7 @@
 
 use bytes::{Bytes, BytesMut};
 
+use super::cache::CacheHint;
 use crate::protocol::{
     Kind, Message, Span, json,
     meta::{RELATED_TASK, SERVER_INFO},
@@ -15,9 +16,28 @@ pub(crate) struct Completion {
     pub(crate) id: Bytes,
     /// The raw `serverInfo` of the server.
     pub(crate) server_info: Option<Bytes>,
-    /// The milliseconds for which the client may keep results of the method; none for methods whose results
-    /// do not say.
-    pub(crate) cache_for: Option<u64>,
+    /// What is said of how long its result may be kept; none for methods whose results do not say.
+    pub(crate) caching: Option<Caching>,
+}
+
+/// What a client is told of how long it may keep a result.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caching {
+    /// The milliseconds that the operator has set, in place of those of the server.
+    pub(crate) set: Option<u64>,
+    /// Whether it may be given to any user if the server says so: nobody is kept from it.
+    pub(crate) may_be_public: bool,
+}
+
+impl Caching {
+    /// What the client is told, after this hint of the server.
+    fn after(self, hint: Option<CacheHint>) -> CacheHint {
+        let own = hint.map_or(0, |hint| hint.ttl_ms);
+        CacheHint {
+            ttl_ms: self.set.unwrap_or(own),
+            is_public: self.may_be_public && hint.is_some_and(|hint| hint.is_public),
+        }
+    }
 }
 
 impl Completion {
@@ -36,12 +56,23 @@ impl Completion {
 
     /// The answer as the client gets it.
     pub(crate) fn complete(&self, answer: &Message) -> Bytes {
+        let hinted = self.caching.and_then(|caching| {
+            let (hint, plain) = CacheHint::take_from(answer.bytes())?;
+            Some((caching.after(Some(hint)), Message::parse(plain).ok()?))
+        });
+        match hinted {
+            Some((hint, plain)) => self.completed(&plain, Some(hint)),
+            None => self.completed(answer, self.caching.map(|caching| caching.after(None))),
+        }
+    }
+
+    fn completed(&self, answer: &Message, hint: Option<CacheHint>) -> Bytes {
         let text = answer.bytes();
         let mut cuts: Vec<(Span, Vec<u8>)> = Vec::new();
         cuts.extend(answer.id_span().map(|span| (span, self.id.to_vec())));
         if let Some(outcome) = answer.outcome_span() {
             match answer.kind() {
-                Kind::Result => self.complete_result(text, outcome, &mut cuts),
+                Kind::Result => self.complete_result((text, outcome), hint, &mut cuts),
                 _ => cuts.extend(renumbered(text, outcome)),
             }
         }
@@ -53,7 +84,12 @@ impl Completion {
         line.freeze()
     }
 
-    fn complete_result(&self, text: &[u8], result: Span, cuts: &mut Vec<(Span, Vec<u8>)>) {
+    fn complete_result(
+        &self,
+        (text, result): (&[u8], Span),
+        hint: Option<CacheHint>,
+        cuts: &mut Vec<(Span, Vec<u8>)>,
+    ) {
         let members = json::members(text, result);
         let find = |name: &str| {
             let is_it = |key: Span| json::decoded(key.of(text)).as_deref() == Some(name);
@@ -62,12 +98,11 @@ impl Completion {
         };
         let mut added: Vec<Vec<u8>> = Vec::new();
         // How it goes on, for how long it may be kept, and by whom. They mean nothing in a session: a value of
-        // the server's own, as an age for all callers of a list that policy has cut for this one, is none that
-        // may be passed on.
+        // the server's own is none that may be passed on.
         let mut own = vec![("resultType", b"\"complete\"".to_vec())];
-        if let Some(time) = self.cache_for {
-            own.push(("ttlMs", time.to_string().into()));
-            own.push(("cacheScope", b"\"private\"".to_vec()));
+        if let Some(hint) = hint {
+            own.push(("ttlMs", hint.ttl_ms.to_string().into()));
+            own.push(("cacheScope", hint.scope().into()));
         }
         for (name, value) in own {
             match find(name) {
@@ -79,7 +114,7 @@ impl Completion {
             let member = [b"\"", SERVER_INFO.as_bytes(), b"\":", info].concat();
             match find("_meta") {
                 None => added.push([b"\"_meta\":{", &*member, b"}"].concat()),
-                Some(meta) => cuts.extend(with_member(text, meta, SERVER_INFO, member)),
+                Some(meta) => cuts.extend(json::with_member(text, meta, SERVER_INFO, member)),
             }
         }
         if !added.is_empty() {
@@ -90,23 +125,6 @@ impl Completion {
             cuts.push((result.behind_brace(text), added));
         }
     }
-}
-
-/// The cut that adds a member to an object that does not have it.
-pub(super) fn with_member(
-    text: &[u8],
-    object: Span,
-    name: &str,
-    mut member: Vec<u8>,
-) -> Option<(Span, Vec<u8>)> {
-    let value = object.of(text);
-    if !value.starts_with(b"{") || json::get(value, name).is_some() {
-        return None;
-    }
-    if !json::members(text, object).is_empty() {
-        member.push(b',');
-    }
-    Some((object.behind_brace(text), member))
 }
 
 /// The cut that gives an error its code of this era.
@@ -140,14 +158,14 @@ pub(crate) fn with_subscription(notification: &Message, id: &[u8]) -> Bytes {
     let text = notification.bytes();
     let member = [b"\"", SUBSCRIPTION.as_bytes(), b"\":", id].concat();
     let cut = match (notification.meta(), notification.params_span()) {
-        (Some(meta), _) => with_member(text, meta, SUBSCRIPTION, member),
+        (Some(meta), _) => json::with_member(text, meta, SUBSCRIPTION, member),
         (None, Some(params)) => {
             let meta = [b"\"_meta\":{", &*member, b"}"].concat();
-            with_member(text, params, "_meta", meta)
+            json::with_member(text, params, "_meta", meta)
         }
         (None, None) => {
             let params = [b"\"params\":{\"_meta\":{", &*member, b"}}"].concat();
-            with_member(text, Span::whole(text), "params", params)
+            json::with_member(text, Span::whole(text), "params", params)
         }
     };
     let Some((span, added)) = cut else {
@@ -174,10 +192,10 @@ pub(super) fn with_task(answer: &[u8], task: &[u8]) -> Bytes {
     let is_meta = |key: Span| json::decoded(key.of(answer)).as_deref() == Some("_meta");
     let mut metas = members.filter(|(key, _)| is_meta(*key));
     let cut = if let Some((_, meta)) = metas.next() {
-        with_member(answer, meta, RELATED_TASK, member)
+        json::with_member(answer, meta, RELATED_TASK, member)
     } else {
         let meta = [b"\"_meta\":{", &*member, b"}"].concat();
-        with_member(answer, whole, "_meta", meta)
+        json::with_member(answer, whole, "_meta", meta)
     };
     let mut line = BytesMut::new();
     let cut = cut.as_ref().map(|(span, added)| (*span, &**added));
@@ -200,7 +218,10 @@ mod tests {
         let completion = Completion {
             id: Bytes::from_static(b"\"own\""),
             server_info: Some(Bytes::from_static(br#"{"name":"s"}"#)),
-            cache_for: is_cacheable.then_some(0),
+            caching: is_cacheable.then_some(Caching {
+                set: None,
+                may_be_public: true,
+            }),
         };
         String::from_utf8(completion.complete(&message(text)).to_vec()).unwrap()
     }
@@ -230,6 +251,62 @@ mod tests {
             ),
         ] {
             assert_eq!(completed(answer, is_cacheable), expected);
+        }
+    }
+
+    #[test]
+    fn clients_are_told_what_the_server_says_unless_the_operator_does() {
+        let hint = |scope| {
+            format!(r#"{{"_meta":{{"lockgate/cache":{{"ttlMs":7,"cacheScope":"{scope}"}}}}}}"#)
+        };
+        for (result, set, may_be_public, told) in [
+            (
+                "{}".to_owned(),
+                None,
+                true,
+                r#""ttlMs":0,"cacheScope":"private""#,
+            ),
+            (
+                "{}".to_owned(),
+                Some(9),
+                true,
+                r#""ttlMs":9,"cacheScope":"private""#,
+            ),
+            (
+                hint("public"),
+                None,
+                true,
+                r#""ttlMs":7,"cacheScope":"public""#,
+            ),
+            (
+                hint("public"),
+                None,
+                false,
+                r#""ttlMs":7,"cacheScope":"private""#,
+            ),
+            (
+                hint("public"),
+                Some(9),
+                true,
+                r#""ttlMs":9,"cacheScope":"public""#,
+            ),
+            (
+                hint("private"),
+                Some(0),
+                true,
+                r#""ttlMs":0,"cacheScope":"private""#,
+            ),
+        ] {
+            let completion = Completion {
+                id: Bytes::from_static(b"1"),
+                server_info: None,
+                caching: Some(Caching { set, may_be_public }),
+            };
+            let answer = format!(r#"{{"jsonrpc":"2.0","id":5,"result":{result}}}"#);
+            let expected = format!(
+                r#"{{"jsonrpc":"2.0","id":1,"result":{{"resultType":"complete",{told}}}}}"#
+            );
+            assert_eq!(completion.complete(&message(&answer)), expected);
         }
     }
 

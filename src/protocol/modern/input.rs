@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::answer::{with_member, with_task};
+use super::answer::with_task;
 use crate::protocol::{
     Message, Span, json,
     meta::{INPUT_KEY, RELATED_TASK, SERVER_INFO},
@@ -51,6 +51,13 @@ impl InputRequest {
         }
     }
 
+    /// The request as a message of the server.
+    pub(crate) fn message(&self) -> Option<Message> {
+        let request = self.request.strip_prefix(b"{")?;
+        let line = [&br#"{"jsonrpc":"2.0","id":0,"#[..], request].concat();
+        Message::parse(line.into()).ok()
+    }
+
     /// A raw answer as the server gets it: with the task of 2025-11-25 that the request names.
     fn answered_by(&self, answer: &[u8]) -> Bytes {
         let path = ["params", "_meta", RELATED_TASK, "taskId"];
@@ -82,8 +89,8 @@ pub(super) fn with_key(params: Option<&[u8]>, key: &[u8]) -> Bytes {
     let member = [b"\"", INPUT_KEY.as_bytes(), b"\":", key].concat();
     let whole = Span::whole(params);
     let cut = match json::member(params, whole, "_meta") {
-        Some(meta) => with_member(params, meta, INPUT_KEY, member),
-        None => with_member(
+        Some(meta) => json::with_member(params, meta, INPUT_KEY, member),
+        None => json::with_member(
             params,
             whole,
             "_meta",

@@ -5,6 +5,7 @@
 //! (`http::mcp`).
 //!
 //! * `answer`: answers of session-based servers, completed for modern clients
+//! * `cache`: results that may be kept
 //! * `discover`: answers to `server/discover` and the filters of `subscriptions/listen`
 //! * `input`: requests of a server to its client as `input_required`, and the client's answers
 //! * `mirrored`: values of header fields that mirror the body
@@ -14,6 +15,7 @@
 //! * `session_client`: the other way round: requests of session-based clients for servers of this era
 
 mod answer;
+mod cache;
 mod discover;
 mod input;
 mod mirrored;
@@ -22,18 +24,20 @@ mod session_client;
 mod tasks;
 mod tool_headers;
 
-pub(crate) use self::answer::{Completion, with_subscription};
+pub(crate) use self::answer::{Caching, Completion, with_subscription};
+pub(crate) use self::cache::{CacheHint, CacheKey};
 pub(crate) use self::discover::{Filter, discover_result};
 pub(crate) use self::input::{
     InputRequest, answer_ahead, input_required, responses, url_elicitations,
 };
 pub(crate) use self::mirrored::{Mirrored, is_mirrored};
 pub(crate) use self::request::{
-    RequestMeta, for_session, is_removed, may_be_asked, request_state, salient,
+    RequestMeta, Round, for_session, is_removed, may_be_asked, request_state, salient,
 };
 pub(crate) use self::session_client::{
-    ClientMeta, ServerAnswer, WantedInput, acknowledged_resources, initialize_result, push_ask,
-    retry, server_capabilities, subscription_of, without_subscription,
+    ClientMeta, ServerAnswer, WantedInput, acknowledged_resources, carries, initialize_result,
+    is_stateless, push_ask, retry, server_capabilities, subscription_of, unmarked,
+    without_subscription,
 };
 pub(crate) use self::tasks::{
     TASKS_REQUIRED, TaskState, TaskStatus, declares_tasks, failed, is_about_task, is_over,

@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::protocol::{
     Message, Refusal, Span, json, jsonrpc,
-    meta::{CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, VERSION},
+    meta::{CARRIES, CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, VERSION},
 };
 
 /// The fields of the protocol in the `_meta` of a request.
@@ -82,8 +82,15 @@ const ROUND: [&str; 2] = ["inputResponses", "requestState"];
 /// The member that makes a call a task in 2025-11-25: none of this era's.
 const TASK: &str = "task";
 
+/// A round of a request, for a server of this era.
+pub(crate) struct Round<'r> {
+    /// The raw `requestState` of the server itself.
+    pub(crate) state: Option<&'r str>,
+}
+
 /// The request for a session-based server: under this id, without what only this era knows, and as a task of
-/// 2025-11-25 with this time to live if there is one.
+/// 2025-11-25 with this time to live if there is one. In a `round` it is for a server of this era, which gets the
+/// answers of the client and its own state, and what the client says of itself.
 ///
 /// # Errors
 ///
@@ -92,13 +99,15 @@ pub(crate) fn for_session(
     message: &Message,
     id: u64,
     task: Option<Duration>,
+    round: Option<&Round<'_>>,
 ) -> Result<Message, Refusal> {
     let text = message.bytes();
     let mut params = BytesMut::with_capacity(text.len());
     params.put_u8(b'{');
     for (key, value) in members_of_params(message) {
         let name = json::decoded(key.of(text)).unwrap_or_default();
-        if ROUND.contains(&&*name) || name == TASK {
+        let is_answer = round.is_some() && name == ROUND[0];
+        if ROUND.contains(&&*name) && !is_answer || name == TASK {
             continue;
         }
         if params.len() > 1 {
@@ -107,10 +116,24 @@ pub(crate) fn for_session(
         params.extend_from_slice(key.of(text));
         params.put_u8(b':');
         if name == "_meta" {
-            json::push_without(&mut params, text, value, |name| MODERN_KEYS.contains(&name));
+            let start = params.len();
+            json::push_without(&mut params, text, value, |name| match name {
+                CLIENT_CAPABILITIES | CLIENT_INFO => round.is_none(),
+                name => MODERN_KEYS.contains(&name),
+            });
+            if round.is_some() && params[start..].starts_with(b"{\"") {
+                let rest = params.split_off(start + 1);
+                params.extend_from_slice(format!(r#""{CARRIES}":true,"#).as_bytes());
+                params.extend_from_slice(&rest);
+            }
         } else {
             params.extend_from_slice(value.of(text));
         }
+    }
+    if let Some(state) = round.and_then(|round| round.state) {
+        let separator = if params.len() > 1 { "," } else { "" };
+        let state = format!(r#"{separator}"{}":{state}"#, ROUND[1]);
+        params.extend_from_slice(state.as_bytes());
     }
     if let Some(ttl) = task {
         let separator = if params.len() > 1 { "," } else { "" };
@@ -180,10 +203,22 @@ mod tests {
     #[test]
     fn a_session_based_server_sees_nothing_of_this_era() {
         let own = r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"echo","arguments":{"b":1,"a":[2.0]},"_meta":{"progressToken":7,"own":{}}"#;
-        let ordinary = for_session(&message(CALL), 5, None).unwrap();
+        let ordinary = for_session(&message(CALL), 5, None, None).unwrap();
         assert_eq!(ordinary.bytes(), &format!("{own}}}}}"));
-        let task = for_session(&message(CALL), 5, Some(Duration::from_secs(2))).unwrap();
+        let task = for_session(&message(CALL), 5, Some(Duration::from_secs(2)), None).unwrap();
         assert_eq!(task.bytes(), &format!(r#"{own},"task":{{"ttl":2000}}}}}}"#));
+    }
+
+    #[test]
+    fn a_server_of_this_era_gets_its_own_state() {
+        let round = Round {
+            state: Some("\"own\""),
+        };
+        let again = for_session(&message(CALL), 5, None, Some(&round)).unwrap();
+        assert_eq!(
+            again.bytes(),
+            r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"echo","arguments":{"b":1,"a":[2.0]},"_meta":{"lockgate/carries":true,"progressToken":7,"own":{},"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}},"inputResponses":{"1":{}},"requestState":"own"}}"#
+        );
     }
 
     #[test]

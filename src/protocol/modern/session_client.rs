@@ -3,12 +3,15 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::answer::{SUBSCRIPTION, with_member};
-use super::input::with_key;
+use super::answer::SUBSCRIPTION;
+use super::input::{InputRequest, with_key};
 use super::tasks::EXTENSION;
 use crate::protocol::{
     Kind, Message, Span, initialize, json, jsonrpc,
-    meta::{CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, SERVER_INFO, VERSION},
+    meta::{
+        CARRIES, CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, SERVER_INFO, STATELESS,
+        VERSION,
+    },
     revision::FIRST_MODERN,
 };
 
@@ -18,6 +21,8 @@ use crate::protocol::{
 pub(crate) struct ClientMeta {
     /// The members, without braces.
     members: Vec<u8>,
+    /// The length of the one that says the revision.
+    version: usize,
     /// The length of those that say nothing of a level.
     without_level: usize,
     may_be_asked: bool,
@@ -39,11 +44,13 @@ impl ClientMeta {
             VERSION,
             format!("\"{FIRST_MODERN}\"").as_bytes(),
         );
+        let version = members.len();
         push_member(&mut members, CLIENT_CAPABILITIES, &capabilities);
         if let Some(info) = object("clientInfo") {
             push_member(&mut members, CLIENT_INFO, info);
         }
         Self {
+            version,
             without_level: members.len(),
             members,
             may_be_asked: super::may_be_asked(declared),
@@ -58,9 +65,11 @@ impl ClientMeta {
             VERSION,
             format!("\"{FIRST_MODERN}\"").as_bytes(),
         );
+        let version = members.len();
         push_member(&mut members, CLIENT_CAPABILITIES, b"{}");
         push_member(&mut members, CLIENT_INFO, initialize::OWN_INFO.as_bytes());
         Self {
+            version,
             without_level: members.len(),
             members,
             may_be_asked: false,
@@ -85,26 +94,47 @@ impl ClientMeta {
         out.extend_from_slice(b"}}");
     }
 
-    /// Appends a request of the client with its fields.
+    /// Appends a request of the client with its fields. One that carries what the server asks says itself what its
+    /// client is.
     pub(crate) fn push(&self, request: &Message, out: &mut BytesMut) {
         let text = request.bytes();
-        let members = || self.members.clone();
+        let is_carried = carries(request);
+        let is_dropped = |name: &str| match name {
+            CLIENT_CAPABILITIES | CLIENT_INFO => !is_carried,
+            CARRIES => true,
+            name => MODERN_KEYS.contains(&name),
+        };
+        let (version, level) = (
+            &self.members[..self.version],
+            &self.members[self.without_level..],
+        );
+        let members = if is_carried {
+            [version, level].concat()
+        } else {
+            self.members.clone()
+        };
         let cut = match (request.meta(), request.params_span()) {
-            (Some(meta), _) if json::members(text, meta).is_empty() => {
-                Some((meta.behind_brace(text), members()))
-            }
             (Some(meta), _) => {
-                let mut members = members();
-                members.push(b',');
-                Some((meta.behind_brace(text), members))
+                let mut whole = BytesMut::new();
+                json::push_without(&mut whole, text, meta, is_dropped);
+                if whole.starts_with(b"{") {
+                    // The client's own fields come after those of its session.
+                    let own = whole.split_off(1);
+                    whole.extend_from_slice(&members);
+                    if own.len() > 1 {
+                        whole.put_u8(b',');
+                    }
+                    whole.extend_from_slice(&own);
+                }
+                Some((meta, whole.to_vec()))
             }
             (None, Some(params)) => {
-                let meta = [b"\"_meta\":{", &*self.members, b"}"].concat();
-                with_member(text, params, "_meta", meta)
+                let meta = [b"\"_meta\":{", &*members, b"}"].concat();
+                json::with_member(text, params, "_meta", meta)
             }
             (None, None) => {
-                let params = [b"\"params\":{\"_meta\":{", &*self.members, b"}}"].concat();
-                with_member(text, Span::whole(text), "params", params)
+                let params = [b"\"params\":{\"_meta\":{", &*members, b"}}"].concat();
+                json::with_member(text, Span::whole(text), "params", params)
             }
         };
         match cut {
@@ -158,11 +188,17 @@ fn push_member(members: &mut Vec<u8>, name: &str, value: &[u8]) {
     members.extend_from_slice(value);
 }
 
+/// Whether a request is marked as one whose client gets what the server asks as it asks.
+pub(crate) fn carries(request: &Message) -> bool {
+    let meta = request.meta().map(|meta| meta.of(request.bytes()));
+    meta.is_some_and(|meta| json::get(meta, CARRIES) == Some(b"true"))
+}
+
 /// The result of an `initialize` that requested this raw revision, made of the raw result of
-/// `server/discover`.
+/// `server/discover`, and marked if the owner has clients of this era.
 ///
 /// The tasks of this era are an extension that session-based clients do not know.
-pub(crate) fn initialize_result(discovered: &[u8], revision: &[u8]) -> Bytes {
+pub(crate) fn initialize_result(discovered: &[u8], revision: &[u8], is_marked: bool) -> Bytes {
     let mut result = BytesMut::from(&br#"{"protocolVersion":"#[..]);
     result.extend_from_slice(revision);
     result.extend_from_slice(br#","capabilities":"#);
@@ -174,8 +210,29 @@ pub(crate) fn initialize_result(discovered: &[u8], revision: &[u8]) -> Bytes {
         result.extend_from_slice(br#","instructions":"#);
         result.extend_from_slice(instructions);
     }
+    if is_marked {
+        result.extend_from_slice(format!(r#","_meta":{{"{STATELESS}":true}}"#).as_bytes());
+    }
     result.put_u8(b'}');
     result.freeze()
+}
+
+/// Whether a raw result of `initialize` is marked as that of a server of this era.
+pub(crate) fn is_stateless(initialized: &[u8]) -> bool {
+    let meta = json::get(initialized, "_meta");
+    meta.is_some_and(|meta| json::get(meta, STATELESS) == Some(b"true"))
+}
+
+/// A raw result of `initialize` without that mark.
+pub(crate) fn unmarked(initialized: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(initialized.len());
+    if is_stateless(initialized) {
+        let whole = Span::whole(initialized);
+        json::push_without(&mut out, initialized, whole, |name| name == "_meta");
+    } else {
+        out.extend_from_slice(initialized);
+    }
+    out.freeze()
 }
 
 /// The raw capabilities in the raw result of `server/discover`, without the tasks of this era.
@@ -283,6 +340,25 @@ impl WantedInput {
         keys + self.state.as_ref().map_or(0, |state| state.len())
     }
 
+    /// What an answer asks for, if it is such a result.
+    pub(crate) fn in_answer(answer: &Message) -> Option<Self> {
+        let result = answer.result()?;
+        let kind = json::get(result, MODERN_MEMBERS[0]).and_then(json::decoded);
+        (kind.as_deref() == Some("input_required")).then(|| Self::of(result))?
+    }
+
+    /// Its requests for the client, under the keys of the server.
+    pub(crate) fn into_requests(self) -> Vec<InputRequest> {
+        let requests = self.requests.into_iter();
+        requests
+            .map(|(key, request)| InputRequest {
+                key: json::decoded(&key).map(Into::into),
+                id: Bytes::from(key),
+                request,
+            })
+            .collect()
+    }
+
     /// The input that a raw result asks for; none if it asks for nothing, or for too much.
     fn of(result: &[u8]) -> Option<Self> {
         let state = json::get(result, "requestState").map(Into::into);
@@ -291,7 +367,7 @@ impl WantedInput {
         for (key, request) in json::members(wanted, Span::whole(wanted)) {
             let request = request.of(wanted);
             let method = json::get(request, "method").and_then(json::decoded)?;
-            if !super::InputRequest::is_one(&method) || requests.len() >= MAX_REQUESTS {
+            if !InputRequest::is_one(&method) || requests.len() >= MAX_REQUESTS {
                 return None;
             }
             let request = Bytes::copy_from_slice(request);

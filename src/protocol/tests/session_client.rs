@@ -26,7 +26,36 @@ fn capabilities_lose_the_tasks_of_this_era_alone() {
 #[test]
 fn a_server_that_does_not_name_itself_gets_a_name() {
     assert_eq!(
-        initialize_result(b"{}", b"\"2025-11-25\""),
+        initialize_result(b"{}", b"\"2025-11-25\"", false),
         r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"unnamed","version":"0"}}"#
     );
+}
+
+#[test]
+fn a_request_says_what_its_session_does_and_nothing_twice() {
+    let message = |text: String| Message::parse(text.into()).unwrap();
+    let client = ClientMeta::of(&message(
+        r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"capabilities":{"roots":{}}}}"#
+            .into(),
+    ));
+    let fields = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"roots":{}}"#;
+    let call =
+        |params: &str| format!(r#"{{"params":{params},"jsonrpc":"2.0","id":2,"method":"m"}}"#);
+    for (params, expected) in [
+        ("{}", format!(r#"{{"_meta":{{{fields}}}}}"#)),
+        (r#"{"_meta":{}}"#, format!(r#"{{"_meta":{{{fields}}}}}"#)),
+        (
+            r#"{"_meta":{"io.modelcontextprotocol/logLevel":"debug"}}"#,
+            format!(r#"{{"_meta":{{{fields}}}}}"#),
+        ),
+        (
+            r#"{"_meta":{"progressToken":1,"io.modelcontextprotocol/clientCapabilities":{},"own":{}}}"#,
+            format!(r#"{{"_meta":{{{fields},"progressToken":1,"own":{{}}}}}}"#),
+        ),
+        (r#"{"_meta":5}"#, r#"{"_meta":5}"#.to_owned()),
+    ] {
+        let mut line = BytesMut::new();
+        client.push(&message(call(params)), &mut line);
+        assert_eq!(line, call(&expected));
+    }
 }

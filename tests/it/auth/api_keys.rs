@@ -622,6 +622,30 @@ async fn a_ticket_is_its_principals() {
     }
 }
 
+/// The state of a server in the ticket of one principal, which others send as their own.
+#[tokio::test]
+async fn a_carried_ticket_is_its_principals() {
+    let (ada, bob) = (key(), key());
+    let of = |hash: &str, name: &str| json!({"hash": hash, "subject": name, "servers": ["*"]});
+    let server = json!({"command": child(), "isolation": "tenant", "env": {"CHILD_ERA": "modern"}});
+    let tenants = json!({"a": {"auth": {"mode": "keys"}, "servers": {"x": server},
+        "api_keys": {"ada": of(&ada.1, "ada"), "bob": of(&bob.1, "bob")}}});
+    let served = Served::start(json!({}), tenants).await;
+    let at = |token: &str| {
+        let url = format!("{}/t/a/x/mcp", served.origin());
+        let mut client = Modern::at(&url).with(json!({"roots": {}}));
+        client.token = Some(token.to_owned());
+        client
+    };
+    let (ada, bob) = (at(&ada.0), at(&bob.0));
+    let call = ada.tool("ask", json!({"kind": "roots"}));
+    let required = ada.answer(&call).await;
+    let retry = ada.retry(&call, &required, json!({"first": {"roots": []}}));
+    assert_eq!(bob.post(&retry).await.status(), StatusCode::BAD_REQUEST);
+    let answer = ada.answer(&retry).await;
+    assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
+}
+
 /// A task of one principal, named by others: they learn nothing of it and do nothing to it.
 #[tokio::test]
 async fn a_task_is_its_principals() {

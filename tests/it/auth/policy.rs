@@ -373,6 +373,31 @@ async fn a_call_without_its_scopes_is_challenged_with_all_of_them() {
     assert!(!lines.contains("counter"), "{lines}");
 }
 
+/// "MUST NOT rely on `cacheScope` alone" (2026-07-28 caching, "Security Considerations"): the server calls its
+/// list public.
+#[tokio::test]
+async fn a_list_that_policy_cuts_is_never_public() {
+    let env = json!({"CHILD_ERA": "modern", "CHILD_TTL": "600000", "CHILD_SCOPE": "public"});
+    let server = |policy: Value| json!({"command": child(), "env": env, "policy": policy});
+    let servers = json!({
+        "open": server(json!({})),
+        "prompts": server(json!({"prompts": {"deny": ["x"]}})),
+        "scopes": server(json!({"scopes": {"echo": ["echo:read"]}})),
+    });
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": servers}});
+    let gateway = Served::start(json!({}), tenants).await;
+    for (server, scope) in [
+        ("open", "public"),
+        ("prompts", "private"),
+        ("scopes", "private"),
+    ] {
+        let client = Modern::at(&format!("{}/t/a/{server}/mcp", gateway.origin()));
+        let list = client.ask("tools/list", json!({})).await["result"].clone();
+        assert_eq!(list["cacheScope"], scope, "{server}: {list}");
+        assert_eq!(list["ttlMs"], 600_000);
+    }
+}
+
 /// What a call has been asked for may take long: a change of the policy counts for its retry, too.
 #[tokio::test]
 async fn a_retry_is_held_to_the_policy_of_its_time() {

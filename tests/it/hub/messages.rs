@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use crate::support::{
     gauges::{OPS, metric},
     harness::{
-        Events, Gateway, Legacy, NEWEST, Session, body, is_stream, json_of, last, opening, text_of,
-        tool_call, until, within,
+        Events, Gateway, Legacy, NEWEST, Session, body, child, is_stream, json_of, last, opening,
+        text_of, tool_call, until, within,
     },
 };
 
@@ -511,6 +511,44 @@ async fn a_batch_with_a_modern_request_is_refused_as_a_whole() {
         "1",
         "nothing was sent"
     );
+}
+
+/// Clients of both eras send some keys of 2026-07-28 in sessions, too.
+#[tokio::test]
+async fn a_request_that_names_no_revision_is_of_its_session() {
+    let key = |key: &str| format!("io.modelcontextprotocol/{key}");
+    for (name, value) in [
+        ("logLevel", json!("debug")),
+        ("clientInfo", json!({"name": "it", "version": "1"})),
+        ("clientCapabilities", json!({})),
+    ] {
+        for era in ["legacy", "modern"] {
+            let variables = [&*format!("CHILD_ERA={era}")];
+            let gateway = Gateway::of(&[], &variables, &[&child()]).await;
+            let mut opening = opening(NEWEST);
+            opening["params"]["_meta"] = json!({ key(name): value });
+            let mut session = gateway.stranger();
+            let opened = session.post(&opening).await;
+            assert_eq!(opened.status(), StatusCode::OK, "{name}");
+            session.id = Some(opened.headers()["mcp-session-id"].to_str().unwrap().into());
+            let mut call = tool_call(json!(2), "echo", json!({"text": "x"}));
+            call["params"]["_meta"] = json!({ key(name): value });
+            for revision in [None, Some(NEWEST)] {
+                session.revision = revision.map(str::to_owned);
+                assert_eq!(
+                    text_of(&last(session.post(&call).await).await),
+                    "x",
+                    "{name}"
+                );
+            }
+            // The revision alone is what the header has to agree with.
+            call["params"]["_meta"][key("protocolVersion")] = json!("2026-07-28");
+            assert_eq!(refusal(session.post(&call).await).await, (400, -32020));
+            session.id = None;
+            call["params"]["_meta"] = json!({ key(name): value });
+            assert_eq!(refusal(session.post(&call).await).await, (400, -32600));
+        }
+    }
 }
 
 #[tokio::test]

@@ -2,9 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{
-    harness::{Events, Gateway, NEWEST, Session, is_stream, text_of, tool_call, until},
-    modern::{Modern, asked},
+use crate::{
+    auth::api_keys::key,
+    support::{
+        harness::{Events, Gateway, NEWEST, Session, is_stream, last, text_of, tool_call, until},
+        modern::{Modern, asked},
+        served::Served,
+    },
 };
 
 /// A gateway over a child of this era.
@@ -262,6 +266,7 @@ async fn subscriptions_of_a_session_are_kept_at_a_server_without() {
 async fn sessions_share_a_server_without() {
     let gateway = gateway("modern", &["server.isolation=tenant"]).await;
     let (one, other) = (gateway.session().await, gateway.session().await);
+    assert!(!one.opened.to_string().contains("lockgate/"));
     let modern = Modern::at(&gateway.url);
     assert_eq!(one.text("counter", json!({})).await, "1");
     assert_eq!(other.text("counter", json!({})).await, "2");
@@ -363,4 +368,227 @@ async fn a_manifest_says_the_era_of_a_server() {
         assert_eq!(result["ttlMs"], 90_000, "{method}");
         assert_eq!(result["cacheScope"], "private");
     }
+}
+
+/// The number of requests of a method, but for those of further pages, that the server has received.
+async fn number_of(client: &Modern, method: &str) -> usize {
+    let received = client.text("received", json!({})).await;
+    let received: Vec<String> = serde_json::from_str(&received).unwrap();
+    let is_one = |line: &&String| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["method"] == method && line["params"]["cursor"].is_null()
+    };
+    received.iter().filter(is_one).count()
+}
+
+/// 2026-07-28 caching: a child that several sessions share is asked once for what it says may be kept.
+#[tokio::test]
+async fn a_shared_server_without_sessions_is_asked_once_for_what_may_be_kept() {
+    let caches = ["CHILD_ERA=modern", "CHILD_TTL=600000", "CHILD_SCOPE=public"];
+    let tenant = ["server.isolation=tenant"];
+    let gateway = Gateway::of(&tenant, &caches, &[&crate::support::harness::child()]).await;
+    let (session, client) = (gateway.session().await, Modern::at(&gateway.url));
+    let read = json!({"uri": "test://one"});
+    for (method, params) in [
+        ("tools/list", json!({})),
+        ("prompts/list", json!({})),
+        ("resources/list", json!({})),
+        ("resources/templates/list", json!({})),
+        ("resources/read", read.clone()),
+    ] {
+        let first = session.ask(method, params.clone()).await["result"].clone();
+        assert!(first.is_object(), "{first}");
+        let again = gateway.session().await.ask(method, params.clone()).await;
+        assert_eq!(again["result"], first, "{method}");
+        // A client with a session is told nothing of it.
+        assert!(!first.to_string().contains("ttlMs"), "{first}");
+        let told = client.ask(method, params).await["result"].clone();
+        let ttl = told["ttlMs"].as_u64().unwrap();
+        assert!((1..=600_000).contains(&ttl), "{told}");
+        assert_eq!(told["cacheScope"], "public", "there is no log-in");
+        assert!(!told.to_string().contains("lockgate"), "{told}");
+        assert_eq!(number_of(&client, method).await, 1, "{method}");
+    }
+    // Another page, another resource, and what the server may answer by.
+    let cursor = &session.ask("tools/list", json!({})).await["result"]["nextCursor"];
+    let next = session.ask("tools/list", json!({"cursor": cursor})).await;
+    let first = session.ask("tools/list", json!({})).await;
+    assert_ne!(next["result"]["tools"], first["result"]["tools"]);
+    let own = json!({"example.org/user": "x"});
+    session.ask("tools/list", json!({"_meta": own})).await;
+    session.ask("tools/list", json!({"_meta": own})).await;
+    assert_eq!(number_of(&client, "tools/list").await, 3);
+    // A change is asked for.
+    for (uri, reads) in [("test://two", 1), ("test://one", 2)] {
+        session
+            .ask("resources/subscribe", json!({"uri": uri}))
+            .await;
+        session.text("touch", json!({"uri": uri})).await;
+        session.ask("resources/read", read.clone()).await;
+        assert_eq!(number_of(&client, "resources/read").await, reads, "{uri}");
+    }
+    let changed = json!({"method": "notifications/tools/list_changed"});
+    session.text("notify", changed).await;
+    session.ask("tools/list", json!({})).await;
+    session.ask("prompts/list", json!({})).await;
+    assert_eq!(number_of(&client, "tools/list").await, 4);
+    assert_eq!(number_of(&client, "prompts/list").await, 1);
+}
+
+/// "Caches MUST NOT be shared across authorization contexts" (2026-07-28 caching, "Cache Scope Field").
+#[tokio::test]
+async fn what_is_private_is_kept_for_one_principal_alone() {
+    let server = |isolation: &str, scope: &str| {
+        json!({"command": crate::support::harness::child(), "isolation": isolation, "env":
+            {"CHILD_ERA": "modern", "CHILD_TTL": "600000", "CHILD_SCOPE": scope}})
+    };
+    let (ada, bob) = (key(), key());
+    let of = |digest: &str, name: &str| json!({"hash": digest, "subject": name, "servers": ["*"]});
+    let tenants = json!({"a": {"auth": {"mode": "keys"},
+        "api_keys": {"ada": of(&ada.1, "ada"), "bob": of(&bob.1, "bob")},
+        "servers": {"public": server("tenant", "public"), "private": server("tenant", "private"),
+            "own": server("principal", "private")}}});
+    let gateway = Served::start(json!({}), tenants).await;
+    for (server, asked) in [("public", 1), ("private", 4), ("own", 1)] {
+        let url = format!("{}/t/a/{server}/mcp", gateway.origin());
+        let at = |key: &str| {
+            let mut client = Modern::at(&url);
+            client.token = Some(key.to_owned());
+            client
+        };
+        let (ada, bob) = (at(&ada.0), at(&bob.0));
+        for client in [&ada, &bob, &ada, &bob] {
+            let list = client.ask("prompts/list", json!({})).await["result"].clone();
+            assert!(list["ttlMs"].as_u64().unwrap() > 1, "{list}");
+            assert_eq!(list["cacheScope"], "private", "there is a log-in");
+        }
+        assert_eq!(number_of(&ada, "prompts/list").await, asked, "{server}");
+    }
+}
+
+/// 2026-07-28 mrtr: the state of the server is all that a retry needs, which never goes out bare.
+#[tokio::test]
+async fn a_retry_reaches_any_child_of_a_server_without_sessions() {
+    let gateway = gateway("modern", &[]).await;
+    let client = Modern::at(&gateway.url).with(json!({"elicitation": {}, "roots": {}}));
+    client.text("counter", json!({})).await;
+    let children = gateway.descendants().len();
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let (required, other) = (client.answer(&call).await, client.answer(&call).await);
+    assert_eq!(gateway.descendants().len(), children, "nothing waits");
+    assert_eq!(number_of(&client, "tools/call").await, 4, "of one child");
+    for required in [&required, &other] {
+        assert_eq!(asked(required)[0].0, "first", "the server's own");
+        let state = required["result"]["requestState"].as_str().unwrap();
+        assert!(!state.contains("asked-1"), "{state}");
+    }
+    let ended = client.call("exit", json!({"code": 3})).await;
+    assert!(ended["error"].is_object(), "{ended}");
+    let roots = json!({"first": {"roots": []}});
+    let mut wrong = client.retry(&call, &required, roots.clone());
+    wrong["params"]["arguments"]["kind"] = json!("sampling");
+    assert_eq!(client.post(&wrong).await.status(), 400, "another call");
+    let mut wrong = client.retry(&call, &required, roots.clone());
+    let state = required["result"]["requestState"].as_str().unwrap();
+    let end = if state.ends_with('A') { "B" } else { "A" };
+    wrong["params"]["requestState"] = json!(format!("{}{end}", &state[..state.len() - 1]));
+    assert_eq!(client.post(&wrong).await.status(), 400, "tampered with");
+    let bare = json!({"result": {"requestState": "asked-1"}});
+    let bare = client.retry(&call, &bare, roots.clone());
+    assert_eq!(client.post(&bare).await.status(), 400, "the server's own");
+    assert_eq!(
+        number_of(&client, "tools/call").await,
+        1,
+        "nothing was sent"
+    );
+    let retry = client.retry(&call, &required, roots.clone());
+    let answer = client.answer(&retry).await;
+    assert_eq!(text_of(&answer), roots.to_string());
+    assert_eq!(client.post(&retry).await.status(), 400, "used");
+    let other = client.answer(&client.retry(&call, &other, roots)).await;
+    assert_eq!(other["result"]["resultType"], "complete", "{other}");
+}
+
+#[tokio::test]
+async fn a_carried_ticket_has_an_end() {
+    let gateway = gateway("modern", &["server.clocks.ask=5ms"]).await;
+    let client = Modern::at(&gateway.url).with(json!({"roots": {}}));
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let required = client.answer(&call).await;
+    client.text("sleep", json!({"ms": 20})).await;
+    let retry = client.retry(&call, &required, json!({"first": {"roots": []}}));
+    assert_eq!(client.post(&retry).await.status(), 400);
+}
+
+/// "Servers MUST NOT send an `inputRequests` that the client has not declared support for" (2026-07-28 mrtr,
+/// "Server Requirements").
+#[tokio::test]
+async fn a_server_without_sessions_asks_only_what_its_client_declared() {
+    let gateway = gateway("modern", &[]).await;
+    let client = Modern::at(&gateway.url).with(json!({"roots": {}}));
+    for kind in ["elicitation", "sampling"] {
+        let response = client
+            .post(&client.tool("ask", json!({ "kind": kind })))
+            .await;
+        assert_eq!(response.status(), 400);
+        let error = last(response).await["error"].clone();
+        assert_eq!(error["code"], -32021, "{error}");
+        let required = &error["data"]["requiredCapabilities"];
+        assert!(required[kind].is_object(), "{error}");
+    }
+    let required = client.call("ask", json!({"kind": "roots"})).await;
+    assert_eq!(asked(&required).len(), 1);
+}
+
+/// A result that asks belongs to one call, so that callers can share the server that asks them.
+#[tokio::test]
+async fn callers_that_share_a_server_without_sessions_are_asked() {
+    let gateway = gateway("modern", &["server.isolation=tenant"]).await;
+    let at = |capabilities| Modern::at(&gateway.url).with(capabilities);
+    let (roots, elicits) = (at(json!({"roots": {}})), at(json!({"elicitation": {}})));
+    let nobody = at(json!({}));
+    let calls = [
+        (&roots, roots.tool("ask", json!({"kind": "roots"}))),
+        (
+            &elicits,
+            elicits.tool("ask", json!({"kind": "elicitation"})),
+        ),
+    ];
+    let mut required = Vec::new();
+    for (client, call) in &calls {
+        required.push(client.answer(call).await);
+    }
+    for (((client, call), required), answer) in calls.iter().zip(&required).zip([
+        json!({"first": {"roots": []}}),
+        json!({"first": {"action": "decline"}}),
+    ]) {
+        let told = client
+            .answer(&client.retry(call, required, answer.clone()))
+            .await;
+        assert_eq!(text_of(&told), answer.to_string());
+        let meta: Value = serde_json::from_str(&client.text("meta", json!({})).await).unwrap();
+        let declared = &meta["io.modelcontextprotocol/clientCapabilities"];
+        assert_eq!(declared, &client.capabilities, "its own: {meta}");
+        assert!(!meta.to_string().contains("lockgate/"), "{meta}");
+    }
+    let refused = nobody.call("ask", json!({"kind": "roots"})).await;
+    assert_eq!(refused["error"]["code"], -32603, "{refused}");
+    assert_eq!(number_of(&nobody, "tools/call").await, 8, "one child");
+}
+
+/// What the gateway says to itself, no client may say.
+#[tokio::test]
+async fn keys_of_the_gateway_itself_are_refused() {
+    let gateway = gateway("modern", &[]).await;
+    let mark = |mut call: Value| {
+        call["params"]["_meta"]["lockgate/carries"] = json!(true);
+        call
+    };
+    let client = Modern::at(&gateway.url);
+    let refused = client.post(&mark(client.tool("echo", json!({})))).await;
+    assert_eq!(refused.status(), 400);
+    let session = gateway.session().await;
+    let refused = last(session.post(&mark(request_of("ask", json!({})))).await).await;
+    assert_eq!(refused["error"]["code"], -32602, "{refused}");
+    assert!(!session.opened.to_string().contains("lockgate/"));
 }

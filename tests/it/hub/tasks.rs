@@ -179,6 +179,9 @@ async fn a_server_asks_during_a_task_and_goes_on_with_the_answer() {
     let answer = json!({"action": "accept", "content": {"name": "Ada"}});
     let taken = update(&client, &task, json!({key: answer})).await;
     assert_eq!(taken["result"]["resultType"], "complete", "{taken}");
+    // Nothing is asked again that was answered.
+    let state = client.of_task("tasks/get", &task).await["result"].clone();
+    assert_ne!(state["status"], "input_required", "{state}");
     let state = client.polled(&task, "completed").await;
     assert!(text_of(&state).contains("Ada"), "{state}");
 }

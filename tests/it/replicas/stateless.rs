@@ -12,7 +12,11 @@ use crate::support::{
 
 /// Two replicas of a tenant without authentication.
 async fn pair() -> Pair {
-    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": {"command": child()}}}});
+    pair_of(json!({"x": {"command": child()}})).await
+}
+
+async fn pair_of(servers: Value) -> Pair {
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": servers}});
     Pair::of(json!({"public_url": "http://127.0.0.1:8080"}), tenants).await
 }
 
@@ -157,4 +161,33 @@ async fn a_ticket_of_a_replica_that_is_gone_says_so() {
         !received.contains(r#"\"name\":\"ask\""#),
         "never executed again: {received}"
     );
+}
+
+/// The state of a server of this revision is all that the retry of a call needs (2026-07-28 mrtr).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_a_server_without_sessions_asks_in_outlives_its_replica() {
+    let server = json!({"command": child(), "env": {"CHILD_ERA": "modern"}});
+    let pair = pair_of(json!({"x": server, "y": server})).await;
+    let [first, second] = clients(&pair);
+    let of_sessions = || {
+        let keys = pair.redis.keys();
+        keys.iter().filter(|key| key.contains('{')).count()
+    };
+    let before = of_sessions();
+    let call = first.tool("ask", json!({"kind": "roots", "times": 3}));
+    let answers = |client: &Modern, required: &Value| {
+        client.retry(&call, required, json!({"first": {"roots": []}}))
+    };
+    let required = first.answer(&call).await;
+    let required = second.answer(&answers(&first, &required)).await;
+    let required = first.answer(&answers(&second, &required)).await;
+    assert_eq!(asked(&required)[0].1, "roots/list");
+    assert_eq!(of_sessions(), before, "nothing is written");
+    pair.both()[0].send(Signal::KILL);
+    let retry = answers(&second, &required);
+    let elsewhere = Modern::at(&second.url.replace("/x/", "/y/")).with(json!({"roots": {}}));
+    assert_eq!(elsewhere.post(&retry).await.status(), 400, "another server");
+    let answer = second.answer(&retry).await;
+    assert_eq!(text_of(&answer), r#"{"first":{"roots":[]}}"#);
+    assert_eq!(second.post(&retry).await.status(), 400, "used");
 }

@@ -15,7 +15,7 @@ use super::{
         Attempt, Cause, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots,
         Verdict, is_shortage, spec,
     },
-    child::{Child, Entry, Launcher, Registry, Seat, TenantMemory},
+    child::{Child, Entry, Launcher, Owner, Registry, Seat, TenantMemory},
     prepare::Ready,
 };
 use crate::{
@@ -49,6 +49,8 @@ pub(crate) struct Occasion {
     pub(crate) trace: Option<TraceContext>,
     /// Whether the client is one of the modern era.
     pub(crate) is_modern: bool,
+    /// The one that it is for; none for a warm child, for which no other gives way.
+    pub(crate) owner: Option<Owner>,
 }
 
 /// A started child.
@@ -123,8 +125,18 @@ impl Starter {
         occasion: Occasion,
     ) -> Result<Started, Refused> {
         let spec = spec(server);
-        let Occasion { cause, trace, .. } = occasion;
-        let seat = match self.registry.seat(&server.tenant, server.room) {
+        let Occasion {
+            cause,
+            trace,
+            owner,
+            ..
+        } = occasion;
+        let (seats, tenant) = (&self.registry.seats, &server.tenant);
+        let seat = match owner {
+            Some(owner) => seats.take(tenant, &owner, server.room, deadline).await,
+            None => seats.try_take(tenant, &Owner::Tenant, server.room),
+        };
+        let seat = match seat {
             Ok(seat) => seat,
             Err(full) => return self.circuits.refuse(Refused::Limit(full)),
         };
@@ -280,8 +292,16 @@ impl Place {
     }
 
     /// A warm child gets its first request.
-    pub(super) fn begin(&mut self, cause: Option<Cause>, attempt: Option<Attempt>) {
-        (self.cause, self.attempt) = (cause, attempt);
+    pub(super) fn begin(&mut self, occasion: Occasion, attempt: Option<Attempt>) {
+        (self.cause, self.attempt) = (occasion.cause, attempt);
+        if let Some(owner) = occasion.owner {
+            self.seat.pass_to(owner);
+        }
+    }
+
+    /// The child is about to end for the sake of another caller.
+    pub(crate) fn give_way(&self) {
+        self.seat.leave();
     }
 }
 

@@ -31,7 +31,7 @@ use crate::backend::{
     admission::{
         Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, is_shortage, spec,
     },
-    child::{Child, ChildEvent, Exit, Launcher, Registry, TenantMemory, stderr::printable},
+    child::{Child, ChildEvent, Exit, Launcher, Owner, Registry, TenantMemory, stderr::printable},
 };
 use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
@@ -284,7 +284,10 @@ impl Preparations {
             stderr: ERRORS,
             ..server.limits
         };
-        let seat = self.registry.seat(&server.tenant, server.room);
+        let (seats, until) = (&self.registry.seats, Instant::now() + self.wait);
+        let seat = seats.take(&server.tenant, &Owner::Tenant, server.room, until);
+        let seat = self.stop.run_until_cancelled(seat).await;
+        let seat = seat.ok_or(Failure::Stopped)?;
         let seat = seat.map_err(|full| Failure::Refused(Refused::Limit(full)))?;
         let descriptors = self.launcher.descriptors.child();
         let _descriptors = descriptors.ok_or(Failure::Refused(Refused::Busy))?;

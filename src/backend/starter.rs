@@ -5,7 +5,7 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::OwnedSemaphorePermit,
     time::{Instant, timeout_at},
 };
 use tokio_util::task::TaskTracker;
@@ -30,8 +30,6 @@ pub(super) struct Starter {
     launcher: Launcher,
     /// Starts under way.
     slots: StartSlots,
-    /// Children in all.
-    room: Arc<Semaphore>,
     circuits: Arc<Circuits>,
     memory: TenantMemory,
     /// Children that run.
@@ -102,7 +100,6 @@ impl Starter {
                     tracker,
                 },
             ),
-            room: Arc::new(Semaphore::new(bounds.children.min(Semaphore::MAX_PERMITS))),
             circuits,
             memory,
             registry,
@@ -151,11 +148,11 @@ impl Starter {
                 }
                 Verdict::After(wait) => tokio::time::sleep(wait).await,
             }
-            let room = timeout_at(deadline, Arc::clone(&self.room).acquire_owned()).await;
+            let room = timeout_at(deadline, seats.room()).await;
             // Who waits in line waits as long as a start may take, for those before it may take that.
             let in_line = deadline.max(began + server.clocks.start);
             let slot = timeout_at(in_line, self.slots.take(&server.tenant)).await;
-            let (Ok(Ok(room)), Ok(slot)) = (room, slot) else {
+            let (Ok(room), Ok(slot)) = (room, slot) else {
                 return self.circuits.refuse(Refused::Busy);
             };
             // Failures of the meantime count.
@@ -197,8 +194,8 @@ impl Starter {
             (Some(ready), Some(recipe)) => Cow::Owned(ready.launch(server, recipe)),
             _ => Cow::Borrowed(&server.launch),
         };
-        let label = format!("{}-{}", server.tenant, server.name);
-        match Child::spawn(&self.launcher, &label, &launch, &server.limits).await {
+        let names = (&*server.tenant, &*server.name);
+        match Child::spawn(&self.launcher, names, &launch, &server.limits).await {
             Ok(mut child) => {
                 child.count_against(&(self.memory)(&server.tenant));
                 place.seat.started(child.pid());

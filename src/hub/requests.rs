@@ -92,7 +92,7 @@ fn pool(
     traces: &Traces,
     drain: &CancellationToken,
 ) -> (Arc<Pool>, mpsc::Receiver<Wanted>) {
-    let (seats, wanted) = ChildSeats::new();
+    let (seats, wanted) = ChildSeats::new(config.spawn.children);
     let pool = Pool::new(
         launcher,
         config.spawn,

@@ -1,4 +1,5 @@
-//! Seats: places among the children of a tenant, shared out to its callers, and their memory.
+//! Seats: places among the children of the gateway and of a tenant, shared out to its callers, and their
+//! memory.
 //!
 //! A caller may have all that nobody else wants. One that finds none asks for a seat of a caller that has
 //! more, and waits until it is free. Not here: which child gives way (`hub::reclaim`).
@@ -13,7 +14,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, mpsc, oneshot},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
@@ -23,6 +24,8 @@ use crate::declare::{Full, Room};
 
 /// The seats of all tenants.
 pub(crate) struct ChildSeats {
+    /// Children and preparations of all tenants together.
+    room: Arc<Semaphore>,
     tenants: RwLock<HashMap<String, TenantSeats>>,
     /// Resident bytes of the children of each tenant with a memory quota, as last measured.
     memory: RwLock<HashMap<String, u64>>,
@@ -93,10 +96,11 @@ const MAX_WANTED: usize = 64;
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ChildSeats {
-    /// Seats of which none is taken, and the requests for those of others.
-    pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<Wanted>) {
+    /// Seats of which none is taken, `room` of them in all, and the requests for those of others.
+    pub(crate) fn new(room: usize) -> (Arc<Self>, mpsc::Receiver<Wanted>) {
         let (wanted, requests) = mpsc::channel(MAX_WANTED);
         let seats = Self {
+            room: Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS))),
             tenants: RwLock::default(),
             memory: RwLock::default(),
             last: AtomicU64::new(0),
@@ -111,6 +115,12 @@ impl ChildSeats {
 
     fn next(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Waits for a place among the children of all tenants.
+    pub(crate) async fn room(&self) -> OwnedSemaphorePermit {
+        let room = Arc::clone(&self.room).acquire_owned().await;
+        room.expect("it is never closed")
     }
 
     /// Takes a seat of a tenant for `owner`, before a start; until `deadline` it waits for the child of
@@ -364,7 +374,7 @@ mod tests {
 
     #[test]
     fn those_with_more_are_asked_and_the_one_with_the_most_first() {
-        let (seats, _requests) = ChildSeats::new();
+        let (seats, _requests) = ChildSeats::new(100);
         let take = |owner: &Owner, count| {
             let seat = || seats.try_take("a", owner, room(20)).ok().unwrap();
             std::iter::repeat_with(seat).take(count).collect::<Vec<_>>()
@@ -376,10 +386,7 @@ mod tests {
             let line = seats.line_up("a", owner);
             let holders = seats.holders("a", owner);
             drop(line);
-            holders
-                .iter()
-                .map(|name| name.to_string())
-                .collect::<Vec<_>>()
+            holders.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(asked(&caller("none")), ["three", "two"]);
         assert_eq!(asked(&caller("one")), ["three"]);
@@ -397,7 +404,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_seat_that_was_given_up_is_for_the_one_that_asked_first() {
-        let (seats, mut requests) = ChildSeats::new();
+        let (seats, mut requests) = ChildSeats::new(100);
         let (hog, full) = (caller("hog"), room(3));
         let mut held: Vec<Seat> =
             std::iter::from_fn(|| seats.try_take("a", &hog, full).ok()).collect();
@@ -427,7 +434,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_one_to_give_way_the_quota_is_used_up_at_once() {
-        let (seats, mut requests) = ChildSeats::new();
+        let (seats, mut requests) = ChildSeats::new(100);
         let hog = caller("hog");
         let held = [(); 2].map(|()| seats.try_take("a", &hog, room(2)));
         let late = caller("late");

@@ -106,17 +106,18 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the server of `launch`; `label` names its directory and its log lines.
+    /// Starts the server of `launch` for a tenant; `name` and the tenant's are the label of its cgroup.
     ///
     /// A command that does not exist is reported later, as an exit with code 127.
     pub(crate) async fn spawn(
         launcher: &Launcher,
-        label: &str,
+        (tenant, name): (&str, &str),
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<Self> {
-        let lease = launcher.sandbox.lease(launch).await?;
-        let request = launcher.request(label, launch, limits, lease.as_ref())?;
+        let lease = launcher.sandbox.lease(tenant, launch).await?;
+        let label = format!("{tenant}-{name}");
+        let request = launcher.request(&label, launch, limits, lease.as_ref())?;
         let Started {
             guard,
             stdin,
@@ -141,7 +142,7 @@ impl Child {
             lines: Lines::new(size(limits.line)),
             ahead: VecDeque::new(),
             translator: None,
-            errors: Stderr::new(label.to_owned(), size(limits.stderr)),
+            errors: Stderr::new(label, size(limits.stderr)),
             held: None,
             exit: None,
             private: request.private,

@@ -354,7 +354,8 @@ impl Child {
         let result = pin!(stdout.read_buf(self.lines.room())).poll(cx);
         match result {
             Poll::Ready(Ok(1..)) => {
-                self.lines.was_read();
+                let is_one_of_many = self.held.as_ref().is_some_and(Held::is_one_of_many);
+                self.lines.was_read(is_one_of_many);
                 Poll::Ready(())
             }
             Poll::Ready(_) => {

@@ -1,12 +1,14 @@
 """Attacks of the part `attacks`: each runs in a process of its own, from addresses of its own, until it is ended."""
 
 import asyncio
+import contextlib
 import json
 import sys
 
 from .common import INITIALIZE
 
 MIB = 1 << 20
+DEAF = 1000
 
 
 def head(host, path, length, more=""):
@@ -122,23 +124,38 @@ async def sessions(host, path):
 
 
 async def deaf_clients(host, path):
-    """Sessions whose servers send on streams that nobody reads."""
+    """Sessions whose servers send on streams that nobody reads, once all of them have begun."""
     flood = {"jsonrpc": "2.0", "id": 2, "method": "tools/call"}
-    flood["params"] = {"name": "flood", "arguments": {"events": 20_000}}
+    # Without a token no event would be for the stream.
+    flood["params"] = {"name": "flood", "arguments": {"events": 20_000}, "_meta": {"progressToken": 1}}
     flood = json.dumps(flood).encode()
 
+    gate, waiting, all_begun = asyncio.Semaphore(32), DEAF, asyncio.Event()
+
     async def one(at):
-        source = f"127.0.0.{2 + at % 100}"
-        session, _, writer = await begin(host, path, source)
-        writer.close()
-        while True:
+        nonlocal waiting
+        source, session = f"127.0.0.{2 + at % 100}", None
+        while not session:
+            # One that is refused comes again.
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
+                async with gate:
+                    session, _, writer = await begin(host, path, source)
+                writer.close()
+        waiting -= 1
+        if not waiting:
+            all_begun.set()
+        await all_begun.wait()
+
+        async def again_deaf():
             _, stream = await connect(host, source)
             stream.transport.pause_reading()
             stream.write(head(host, path, len(flood), f"Mcp-Session-Id: {session}\r\n") + flood)
             await asyncio.sleep(3)
             stream.close()
 
-    await many(1000, one)
+        await again(again_deaf)
+
+    await asyncio.gather(*(one(at) for at in range(DEAF)))
 
 
 async def registrations(host, path):
@@ -184,6 +201,24 @@ ATTACKS = {
     "registrations, and changes that change nothing": registrations,
     "requests that begin a log-in": log_ins,
 }
+
+
+async def refuse(reader, writer):
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        await reader.read(1 << 16)
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+
+async def refusing(listener):
+    server = await asyncio.start_server(refuse, sock=listener, backlog=4096)
+    await server.serve_forever()
+
+
+def refuser(listener):
+    """Refuses whatever comes, at once, until the process is ended."""
+    asyncio.run(refusing(listener))
 
 
 def attack(name, host, path):

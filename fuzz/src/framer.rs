@@ -61,7 +61,7 @@ fn read(mut rest: &[u8], limit: usize, mut cut: impl FnMut() -> usize) -> Vec<Ta
         assert!(room.capacity() <= 4 * (limit + PIPE), "unbounded");
         let (part, more) = rest.split_at(cut().clamp(1, free).min(rest.len()));
         room.extend_from_slice(part);
-        lines.was_read();
+        lines.was_read(false);
         rest = more;
         while let Some(taken) = lines.take(false) {
             assert_ne!(taken, Taken::End, "an end before the end");

@@ -65,6 +65,13 @@ impl Principal {
         self.0.client.as_deref()
     }
 
+    /// The person, by any of their clients; of a client without a person, the client. None for the
+    /// anonymous principal.
+    pub(crate) fn person(&self) -> Option<String> {
+        let name = self.subject().or(self.client()).unwrap_or_default();
+        Some(format!("{} {name}", self.issuer()?))
+    }
+
     /// The name under which the use of the principal's limits is counted.
     pub(crate) fn account(&self) -> &Arc<str> {
         &self.0.account

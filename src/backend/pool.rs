@@ -13,7 +13,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     admission::{Circuits, Refused, StartFailure, Verdict, spec},
-    child::{Launcher, Registry, TenantMemory},
+    child::{ChildSeats, Launcher, Registry, TenantMemory},
     opening::{Eras, Probed},
     prepare::{Preparations, Ready},
     starter::{Occasion, Started, Starter},
@@ -48,13 +48,13 @@ impl Pool {
         launcher: Launcher,
         bounds: gateway::Spawn,
         random: Arc<dyn SecureRandom + Send + Sync>,
-        memory: TenantMemory,
+        (seats, memory): (Arc<ChildSeats>, TenantMemory),
         (metrics, traces): (Arc<Metrics>, Traces),
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
         let circuits = Arc::new(Circuits::new(random, Arc::clone(&metrics)));
-        let registry = Arc::new(Registry::new(Arc::clone(&metrics)));
+        let registry = Arc::new(Registry::new(seats, Arc::clone(&metrics)));
         let preparations = Preparations::new(
             launcher.clone(),
             Arc::clone(&circuits),
@@ -117,7 +117,7 @@ impl Pool {
         {
             // It may be the probe of a circuit that was open.
             let attempt = self.circuits.try_start(&spec, cause).ok();
-            warm.place.begin(occasion.cause, attempt);
+            warm.place.begin(occasion, attempt);
             return self.open(server, ready, warm, is_modern).await;
         }
         let started = self

@@ -5,7 +5,7 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::OwnedSemaphorePermit,
     time::{Instant, timeout_at},
 };
 use tokio_util::task::TaskTracker;
@@ -15,7 +15,7 @@ use super::{
         Attempt, Cause, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots,
         Verdict, is_shortage, spec,
     },
-    child::{Child, Entry, Launcher, Registry, Seat, TenantMemory},
+    child::{Child, Entry, Launcher, Owner, Registry, Seat, TenantMemory},
     prepare::Ready,
 };
 use crate::{
@@ -30,8 +30,6 @@ pub(super) struct Starter {
     launcher: Launcher,
     /// Starts under way.
     slots: StartSlots,
-    /// Children in all.
-    room: Arc<Semaphore>,
     circuits: Arc<Circuits>,
     memory: TenantMemory,
     /// Children that run.
@@ -49,6 +47,8 @@ pub(crate) struct Occasion {
     pub(crate) trace: Option<TraceContext>,
     /// Whether the client is one of the modern era.
     pub(crate) is_modern: bool,
+    /// The one that it is for; none for a warm child, for which no other gives way.
+    pub(crate) owner: Option<Owner>,
 }
 
 /// A started child.
@@ -100,7 +100,6 @@ impl Starter {
                     tracker,
                 },
             ),
-            room: Arc::new(Semaphore::new(bounds.children.min(Semaphore::MAX_PERMITS))),
             circuits,
             memory,
             registry,
@@ -123,8 +122,18 @@ impl Starter {
         occasion: Occasion,
     ) -> Result<Started, Refused> {
         let spec = spec(server);
-        let Occasion { cause, trace, .. } = occasion;
-        let seat = match self.registry.seat(&server.tenant, server.room) {
+        let Occasion {
+            cause,
+            trace,
+            owner,
+            ..
+        } = occasion;
+        let (seats, tenant) = (&self.registry.seats, &server.tenant);
+        let seat = match owner {
+            Some(owner) => seats.take(tenant, &owner, server.room, deadline).await,
+            None => seats.try_take(tenant, &Owner::Tenant, server.room),
+        };
+        let seat = match seat {
             Ok(seat) => seat,
             Err(full) => return self.circuits.refuse(Refused::Limit(full)),
         };
@@ -139,11 +148,11 @@ impl Starter {
                 }
                 Verdict::After(wait) => tokio::time::sleep(wait).await,
             }
-            let room = timeout_at(deadline, Arc::clone(&self.room).acquire_owned()).await;
+            let room = timeout_at(deadline, seats.room()).await;
             // Who waits in line waits as long as a start may take, for those before it may take that.
             let in_line = deadline.max(began + server.clocks.start);
             let slot = timeout_at(in_line, self.slots.take(&server.tenant)).await;
-            let (Ok(Ok(room)), Ok(slot)) = (room, slot) else {
+            let (Ok(room), Ok(slot)) = (room, slot) else {
                 return self.circuits.refuse(Refused::Busy);
             };
             // Failures of the meantime count.
@@ -185,8 +194,8 @@ impl Starter {
             (Some(ready), Some(recipe)) => Cow::Owned(ready.launch(server, recipe)),
             _ => Cow::Borrowed(&server.launch),
         };
-        let label = format!("{}-{}", server.tenant, server.name);
-        match Child::spawn(&self.launcher, &label, &launch, &server.limits).await {
+        let names = (&*server.tenant, &*server.name);
+        match Child::spawn(&self.launcher, names, &launch, &server.limits).await {
             Ok(mut child) => {
                 child.count_against(&(self.memory)(&server.tenant));
                 place.seat.started(child.pid());
@@ -280,8 +289,16 @@ impl Place {
     }
 
     /// A warm child gets its first request.
-    pub(super) fn begin(&mut self, cause: Option<Cause>, attempt: Option<Attempt>) {
-        (self.cause, self.attempt) = (cause, attempt);
+    pub(super) fn begin(&mut self, occasion: Occasion, attempt: Option<Attempt>) {
+        (self.cause, self.attempt) = (occasion.cause, attempt);
+        if let Some(owner) = occasion.owner {
+            self.seat.pass_to(owner);
+        }
+    }
+
+    /// The child is about to end for the sake of another caller.
+    pub(crate) fn give_way(&self) {
+        self.seat.leave();
     }
 }
 

@@ -9,6 +9,7 @@
 //! * `locate`: look-up of the replica that serves a session
 //! * `takeover`: takeover of a session whose owner is gone
 //! * `closing`: closing of this replica, and its successors
+//! * `reclaim`: children that one caller gives up for another one of its tenant
 
 mod call;
 mod changes;
@@ -18,6 +19,7 @@ pub(crate) mod limits;
 mod listing;
 mod locate;
 pub(crate) mod ownership;
+mod reclaim;
 mod requests;
 pub(crate) mod session;
 pub(crate) mod stateless;

@@ -26,7 +26,7 @@ use crate::{
     auth::{Access, policy},
     backend::{
         Pool, StartFailure,
-        child::{ChildStatus, Launcher, Restart},
+        child::{ChildSeats, ChildStatus, Launcher, Restart, Wanted},
         prepare::PreparationStatus,
         shared::SharedChildren,
     },
@@ -91,16 +91,18 @@ fn pool(
     (metrics, tracker, _): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
     traces: &Traces,
     drain: &CancellationToken,
-) -> Arc<Pool> {
-    Arc::new(Pool::new(
+) -> (Arc<Pool>, mpsc::Receiver<Wanted>) {
+    let (seats, wanted) = ChildSeats::new(config.spawn.children);
+    let pool = Pool::new(
         launcher,
         config.spawn,
         Arc::clone(random),
-        Arc::new(move |tenant: &str| memory.tenant(tenant)),
+        (seats, Arc::new(move |tenant: &str| memory.tenant(tenant))),
         (Arc::clone(metrics), traces.clone()),
         tracker.clone(),
         drain.clone(),
-    ))
+    );
+    (Arc::new(pool), wanted)
 }
 
 impl Hub {
@@ -122,7 +124,7 @@ impl Hub {
         let memory = MemoryBudgets::new(&config);
         let of_hub = (&metrics, &tracker, &halt);
         let limits = limits(&stores, Arc::clone(&memory), of_hub);
-        let pool = pool(
+        let (pool, wanted) = pool(
             launcher,
             &config,
             (&random, memory),
@@ -134,11 +136,11 @@ impl Hub {
         let local = SessionStores::in_memory(&config);
         tracker.spawn(sweep(Arc::clone(&stores.log), stops()));
         tracker.spawn(sweep(Arc::clone(&local.log), stops()));
-        tracker.spawn(Arc::clone(&pool.registry).watch(stops()));
+        tracker.spawn(Arc::clone(&pool.registry.seats).watch(stops()));
         let [drained, halted] = stops();
         let shared_children =
             SharedChildren::new(Arc::clone(&pool), tracker.clone(), drained, halted);
-        Self(Arc::new(Core {
+        let hub = Self(Arc::new(Core {
             log: stores.log,
             directory: stores.directory,
             owner: stores.owner,
@@ -163,7 +165,9 @@ impl Hub {
             tracker,
             drain,
             halt,
-        }))
+        }));
+        hub.reclaim_for(wanted);
+        hub
     }
 
     /// The limits of tenants, principals and addresses.

@@ -39,6 +39,11 @@ impl Held {
         self.drawn.budget().others_first().await;
     }
 
+    /// Whether many children of the tenant wait for their turn.
+    pub(super) fn is_one_of_many(&self) -> bool {
+        self.drawn.budget().is_busy()
+    }
+
     /// Counts what is held now.
     pub(super) fn count(&mut self, bytes: usize) {
         let (steps, held) = ((bytes / STEP * STEP) as u64, self.drawn.amount());
@@ -69,6 +74,21 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[cfg(test)]
 mod tests {
     use super::super::held::*;
+
+    #[tokio::test]
+    async fn a_child_is_one_of_many_while_others_of_its_tenant_wait_in_line() {
+        let tenant = Budget::new(1 << 20).share();
+        let held = Held::new(&tenant);
+        assert!(!held.is_one_of_many());
+        let mut busy: Vec<_> = (0..4).map(|_| Box::pin(tenant.others_first())).collect();
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        for one in &mut busy {
+            assert!(one.as_mut().poll(&mut context).is_pending());
+        }
+        assert!(held.is_one_of_many());
+        drop(busy);
+        assert!(!held.is_one_of_many());
+    }
 
     #[tokio::test]
     async fn a_long_line_waits_for_room_and_short_ones_do_not() {

@@ -83,9 +83,10 @@ impl Lines {
         &mut self.read
     }
 
-    /// Adapts the size of reads after one into [`Self::room`].
-    pub(super) fn was_read(&mut self) {
-        if self.read.len() == self.read.capacity() {
+    /// Adapts the size of reads after one into [`Self::room`]; they stay small while many children are read:
+    /// what is read waits until it is its turn.
+    pub(super) fn was_read(&mut self, is_one_of_many: bool) {
+        if self.read.len() == self.read.capacity() && !is_one_of_many {
             // The read was full: read larger pieces.
             self.room = PIPE;
         }
@@ -216,13 +217,29 @@ mod tests {
             let mut all = Vec::new();
             for part in stdout.chunks(size) {
                 lines.room().extend_from_slice(part);
-                lines.was_read();
+                lines.was_read(false);
                 all.extend(std::iter::from_fn(|| lines.take(false)));
                 lines.release();
             }
             all.extend(std::iter::from_fn(|| lines.take(true)));
             assert_eq!(all.pop(), Some(Taken::End));
             assert_eq!(all, wanted, "{size}");
+        }
+    }
+
+    /// A thousand children that printed without end took 64 KiB each, beside all budgets.
+    #[test]
+    fn reads_stay_small_while_many_children_are_read() {
+        for (is_one_of_many, least, most) in [(true, 0, 2 * CHUNK), (false, PIPE, 4 * PIPE)] {
+            let (mut lines, mut taken) = (Lines::new(99), 0);
+            for _ in 0..10 {
+                let room = lines.room();
+                taken = taken.max(room.capacity());
+                room.resize(room.capacity(), b'\n');
+                lines.was_read(is_one_of_many);
+                while lines.take(false).is_some() {}
+            }
+            assert!((least..=most).contains(&taken), "{taken}");
         }
     }
 
@@ -263,7 +280,7 @@ mod tests {
             let part = (room.capacity() - room.len()).min(PIPE);
             room.resize(room.len() + part, b'x');
             sent += part;
-            lines.was_read();
+            lines.was_read(false);
             if sent <= 4 << 20 {
                 assert_eq!(lines.take(false), None);
             }

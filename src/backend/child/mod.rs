@@ -10,21 +10,26 @@
 //! * `stop`: stop and kill of a child: the signals and the waits between them
 //! * `stderr`: kept and logged part of a child's stderr
 //! * `registry`: all children with state and usage
+//! * `usage`: memory and processor time of a child's processes
+//! * `seats`: places among the children of a tenant, shared out to its callers
 
 mod held;
 mod launcher;
 mod lines;
 mod registry;
+mod seats;
 pub(crate) mod stderr;
 mod stdio;
 mod stop;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod zygote;
 
 pub(crate) use self::held::TenantMemory;
 pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
-pub(crate) use self::registry::{ChildStatus, Entry, Registry, Restart, Seat};
+pub(crate) use self::registry::{ChildStatus, Entry, Registry, Restart};
+pub(crate) use self::seats::{ChildSeats, Owner, Seat, Wanted};
 pub(crate) use self::stdio::{Child, ChildEvent, Exit};
 #[cfg(test)]
 pub(crate) use self::zygote::Zygote;

@@ -1,71 +1,36 @@
 //! Registry of children: the state and the usage of each, and requests to restart it.
 //!
-//! The owner of a child writes its entry; metrics, quotas and the administration API read it. Not
-//! here: starting and stopping children (`pool`, `hub`).
+//! The owner of a child writes its entry; metrics and the administration API read it. Not here: places
+//! among the children of a tenant (`seats`), starting and stopping children (`pool`, `hub`).
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    fs,
+    collections::BTreeMap,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
+        Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
+use tokio::time::Instant;
 
-use super::stderr::Tail;
+use super::{
+    seats::ChildSeats,
+    stderr::Tail,
+    usage::{Usage, below},
+};
 use crate::{
-    declare::{Full, Room, Server},
+    declare::Server,
     telemetry::{ChildState, Metrics},
 };
 
 /// All children of the gateway.
 pub(crate) struct Registry {
     entries: RwLock<BTreeMap<u64, Arc<Entry>>>,
-    /// Seats of each tenant by their numbers, with the guards whose memory is measured.
-    seats: RwLock<HashMap<String, BTreeMap<u64, Option<u32>>>>,
-    /// Resident bytes of the children of each tenant with a memory quota, as last measured.
-    memory: RwLock<HashMap<String, u64>>,
+    /// Seats of their tenants.
+    pub(crate) seats: Arc<ChildSeats>,
     last: AtomicU64,
-    last_seat: AtomicU64,
     metrics: Arc<Metrics>,
-}
-
-/// Place among the children of a tenant, of a server or of its preparation; freed by being dropped.
-pub(crate) struct Seat {
-    registry: Arc<Registry>,
-    tenant: String,
-    number: u64,
-    /// Whether the memory of its child counts against a quota.
-    is_measured: bool,
-}
-
-impl Seat {
-    /// Sets the guard of its child, which has started.
-    pub(crate) fn started(&self, guard: Option<u32>) {
-        if self.is_measured {
-            let mut seats = self.registry.seats();
-            let seat = seats.get_mut(&self.tenant);
-            if let Some(seat) = seat.and_then(|seats| seats.get_mut(&self.number)) {
-                *seat = guard;
-            }
-        }
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let mut seats = self.registry.seats();
-        if let Some(taken) = seats.get_mut(&self.tenant) {
-            taken.remove(&self.number);
-            if taken.is_empty() {
-                seats.remove(&self.tenant);
-            }
-        }
-    }
 }
 
 /// Entry of one child.
@@ -126,13 +91,11 @@ pub(crate) struct ChildStatus {
 
 impl Registry {
     /// An empty registry.
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(seats: Arc<ChildSeats>, metrics: Arc<Metrics>) -> Self {
         Self {
             entries: RwLock::default(),
-            seats: RwLock::default(),
-            memory: RwLock::default(),
+            seats,
             last: AtomicU64::new(0),
-            last_seat: AtomicU64::new(0),
             metrics,
         }
     }
@@ -171,75 +134,6 @@ impl Registry {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let selected = entries.values().filter(|entry| is_selected(entry));
         selected.cloned().collect()
-    }
-
-    fn seats(&self) -> RwLockWriteGuard<'_, HashMap<String, BTreeMap<u64, Option<u32>>>> {
-        self.seats.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes a place among the children of a tenant, before a start.
-    ///
-    /// # Errors
-    ///
-    /// The quota of `room` that is used up.
-    pub(crate) fn seat(self: &Arc<Self>, tenant: &str, room: Room) -> Result<Seat, Full> {
-        if let Some(most) = room.memory
-            && self.memory_of(tenant) > most.get()
-        {
-            return Err(Full::Memory(most));
-        }
-        let mut seats = self.seats();
-        let taken = seats.get(tenant).map_or(0, BTreeMap::len);
-        if let Some(most) = room.children
-            && taken as u64 >= most.get()
-        {
-            return Err(Full::Children(most));
-        }
-        let number = self.last_seat.fetch_add(1, Ordering::Relaxed);
-        let of_tenant = seats.entry(tenant.to_owned()).or_default();
-        of_tenant.insert(number, None);
-        Ok(Seat {
-            registry: Arc::clone(self),
-            tenant: tenant.to_owned(),
-            number,
-            is_measured: room.memory.is_some(),
-        })
-    }
-
-    fn memory_of(&self, tenant: &str) -> u64 {
-        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
-        memory.get(tenant).copied().unwrap_or(0)
-    }
-
-    /// Measures the children of tenants with a memory quota, until the first of these tokens.
-    pub(crate) async fn watch(self: Arc<Self>, [drain, halt]: [CancellationToken; 2]) {
-        let mut pause = MEASURE_INTERVAL;
-        loop {
-            let pausing = drain.run_until_cancelled(sleep(pause));
-            if halt.run_until_cancelled(pausing).await.flatten().is_none() {
-                return;
-            }
-            let began = Instant::now();
-            let registry = Arc::clone(&self);
-            // Ends without being cancelled: reads of `/proc` do not block.
-            _ = tokio::task::spawn_blocking(move || registry.measure_memory()).await;
-            // At most a twentieth of a core, independent of the number of children.
-            pause = MEASURE_INTERVAL.max(began.elapsed() * 20);
-        }
-    }
-
-    fn measure_memory(&self) {
-        let of_tenant = |(tenant, seats): (&String, &BTreeMap<u64, Option<u32>>)| {
-            let guards: Vec<u32> = seats.values().copied().flatten().collect();
-            (tenant.clone(), guards)
-        };
-        let seats: Vec<_> = self.seats().iter().map(of_tenant).collect();
-        let used = |(tenant, guards): (String, Vec<u32>)| {
-            let bytes = guards.into_iter().map(|guard| Usage::of(guard).memory);
-            (tenant, bytes.sum::<u64>())
-        };
-        let memory = seats.into_iter().map(used).collect();
-        *self.memory.write().unwrap_or_else(PoisonError::into_inner) = memory;
     }
 
     /// Lists all children, oldest first; reads `/proc`, so not for the path of a call.
@@ -342,59 +236,6 @@ impl Entry {
         }
     }
 }
-
-/// Memory and processor time of a tree of processes.
-#[derive(Default)]
-struct Usage {
-    memory: u64,
-    cpu: Duration,
-}
-
-impl Usage {
-    /// Usage of all processes below a guard.
-    fn of(guard: u32) -> Self {
-        let mut usage = Self::default();
-        for pid in below(guard) {
-            // `pid (name) state ppid …`: utime and stime are fields 14 and 15, rss is 24.
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-            let field = |number: usize| -> u64 {
-                let text = rest.split_ascii_whitespace().nth(number - 3);
-                text.and_then(|text| text.parse().ok()).unwrap_or(0)
-            };
-            let tick = Duration::from_secs(1) / 100;
-            let ticks = u32::try_from(field(14) + field(15)).unwrap_or(u32::MAX);
-            usage.cpu += tick.saturating_mul(ticks);
-            usage.memory += field(24) * rustix::param::page_size() as u64;
-        }
-        usage
-    }
-}
-
-/// Processes below `pid`, parents first.
-fn below(pid: u32) -> Vec<u32> {
-    let mut found = Vec::new();
-    let mut parents = vec![pid];
-    while let Some(parent) = parents.pop() {
-        let path = format!("/proc/{parent}/task/{parent}/children");
-        let children = fs::read_to_string(path).unwrap_or_default();
-        let children = children.split_ascii_whitespace();
-        for child in children.filter_map(|text| text.parse().ok()) {
-            found.push(child);
-            parents.push(child);
-        }
-        if found.len() > MAX_PROCESSES {
-            break;
-        }
-    }
-    found
-}
-
-/// Interval of measuring memory for quotas.
-const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The most processes that are measured in one tree.
-const MAX_PROCESSES: usize = 4096;
 
 /// Returns the state that was stored as a number.
 fn state_of(number: u8) -> ChildState {

@@ -107,17 +107,18 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the server of `launch`; `label` names its directory and its log lines.
+    /// Starts the server of `launch` for a tenant; `name` and the tenant's are the label of its cgroup.
     ///
     /// A command that does not exist is reported later, as an exit with code 127.
     pub(crate) async fn spawn(
         launcher: &Launcher,
-        label: &str,
+        (tenant, name): (&str, &str),
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<Self> {
-        let lease = launcher.sandbox.lease(launch).await?;
-        let request = launcher.request(label, launch, limits, lease.as_ref())?;
+        let lease = launcher.sandbox.lease(tenant, launch).await?;
+        let label = format!("{tenant}-{name}");
+        let request = launcher.request(&label, launch, limits, lease.as_ref())?;
         let Started {
             guard,
             stdin,
@@ -142,7 +143,7 @@ impl Child {
             lines: Lines::new(size(limits.line)),
             ahead: VecDeque::new(),
             translator: None,
-            errors: Stderr::new(label.to_owned(), size(limits.stderr)),
+            errors: Stderr::new(label, size(limits.stderr)),
             held: None,
             exit: None,
             private: request.private,
@@ -354,7 +355,8 @@ impl Child {
         let result = pin!(stdout.read_buf(self.lines.room())).poll(cx);
         match result {
             Poll::Ready(Ok(1..)) => {
-                self.lines.was_read();
+                let is_one_of_many = self.held.as_ref().is_some_and(Held::is_one_of_many);
+                self.lines.was_read(is_one_of_many);
                 Poll::Ready(())
             }
             Poll::Ready(_) => {

@@ -67,7 +67,7 @@ async fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
         descriptors: Descriptors::new(10_000),
         prepared: work.path().join("prepared"),
     };
-    let child = Child::spawn(&launcher, "acme-files", launch, &LIMITS).await;
+    let child = Child::spawn(&launcher, ("acme", "files"), launch, &LIMITS).await;
     (child.unwrap(), work)
 }
 

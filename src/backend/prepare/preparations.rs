@@ -10,7 +10,10 @@ use std::{
     future::poll_fn,
     path::Path,
     pin::pin,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,7 +22,7 @@ use tokio::{
     select,
     sync::watch,
     task::spawn_blocking,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -31,7 +34,7 @@ use crate::backend::{
     admission::{
         Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, is_shortage, spec,
     },
-    child::{Child, ChildEvent, Exit, Launcher, Registry, TenantMemory, stderr::printable},
+    child::{Child, ChildEvent, Exit, Launcher, Owner, Registry, TenantMemory, stderr::printable},
 };
 use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
@@ -49,6 +52,8 @@ pub(crate) struct Preparations {
     /// By the name of the store; never locked across an await.
     flights: RwLock<HashMap<String, Flight>>,
     slots: StartSlots,
+    /// The number of times that the servers to prepare were given.
+    round: AtomicU64,
     tracker: TaskTracker,
     /// End of all preparations.
     stop: CancellationToken,
@@ -135,6 +140,9 @@ const REMEMBERED: Duration = Duration::from_mins(1);
 /// The reason of one that was refused, for operators.
 const NO_ROOM: &str = "no room for it among the children of its tenant, or of the gateway";
 
+/// The shortest time after which a preparation without room is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Lines of output kept of a failed preparation.
 const LINES: usize = 20;
 
@@ -166,6 +174,7 @@ impl Preparations {
                     tracker: tracker.clone(),
                 },
             ),
+            round: AtomicU64::new(0),
             tracker,
             stop,
         }
@@ -279,17 +288,25 @@ impl Preparations {
             return failed("its path is not UTF-8".to_owned(), Vec::new());
         }
         let launch = recipe.launch(&server.launch, store);
-        let label = format!("{}-{}-prepare", server.tenant, server.name);
+        let name = format!("{}-prepare", server.name);
+        let names = (&*server.tenant, &*name);
         let limits = Limits {
             stderr: ERRORS,
             ..server.limits
         };
-        let seat = self.registry.seat(&server.tenant, server.room);
+        let (seats, until) = (&self.registry.seats, Instant::now() + self.wait);
+        let seat = seats.take(&server.tenant, &Owner::Tenant, server.room, until);
+        let seat = self.stop.run_until_cancelled(seat).await;
+        let seat = seat.ok_or(Failure::Stopped)?;
         let seat = seat.map_err(|full| Failure::Refused(Refused::Limit(full)))?;
+        let room = timeout_at(until, seats.room());
+        let room = self.stop.run_until_cancelled(room).await;
+        let room = room.ok_or(Failure::Stopped)?;
+        let _room = room.map_err(|_| Failure::Refused(Refused::Busy))?;
         let descriptors = self.launcher.descriptors.child();
         let _descriptors = descriptors.ok_or(Failure::Refused(Refused::Busy))?;
         log_begin(server, recipe);
-        let mut child = match Child::spawn(&self.launcher, &label, &launch, &limits).await {
+        let mut child = match Child::spawn(&self.launcher, names, &launch, &limits).await {
             Ok(child) => child,
             Err(error) if is_shortage(&error) => return Err(Failure::Refused(Refused::Busy)),
             Err(error) => return failed(error.to_string(), Vec::new()),
@@ -349,17 +366,27 @@ impl Preparations {
                 );
             }
         });
+        let round = self.round.fetch_add(1, Ordering::Relaxed) + 1;
         for server in servers {
             if server.recipe.is_none() {
                 continue;
             }
             let (preparations, stop) = (Arc::clone(self), self.stop.clone());
             self.tracker.spawn(async move {
-                // The next caller tries again and gets the error.
-                _ = stop
-                    .run_until_cancelled(preparations.prepared(&server))
-                    .await;
+                let preparing = preparations.prepare(&server, round);
+                _ = stop.run_until_cancelled(preparing).await;
             });
+        }
+    }
+
+    /// Prepares a server. As long as there is no room it is tried again, unless there are others by then;
+    /// after a failure the next caller tries again, and gets the error.
+    async fn prepare(self: &Arc<Self>, server: &Arc<Server>, round: u64) {
+        while let Err(Refused::Busy | Refused::Limit(_)) = self.prepared(server).await {
+            sleep(self.wait.max(PAUSE)).await;
+            if self.round.load(Ordering::Relaxed) != round {
+                return;
+            }
         }
     }
 

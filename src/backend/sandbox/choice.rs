@@ -103,14 +103,21 @@ impl Sandbox {
         }
     }
 
-    /// Leases a uid for a child, if each has its own.
+    /// Leases a uid for a child of a tenant, if each has its own.
     ///
     /// # Errors
     ///
     /// Those of [`Pool::lease`].
-    pub(crate) async fn lease(&self, launch: &Launch) -> io::Result<Option<UidLease>> {
+    pub(crate) async fn lease(
+        &self,
+        tenant: &str,
+        launch: &Launch,
+    ) -> io::Result<Option<UidLease>> {
         match &self.uids {
-            Some(uids) => uids.lease(launch.confinement.profile).await.map(Some),
+            Some(uids) => uids
+                .lease(tenant, launch.confinement.profile)
+                .await
+                .map(Some),
             None => Ok(None),
         }
     }

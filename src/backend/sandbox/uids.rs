@@ -12,9 +12,9 @@ use std::{
     },
 };
 
-use tokio::{sync::Semaphore, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
-use crate::{backend::linux::removal, config::Uids, declare::Profile};
+use crate::{backend::linux::removal, base::budget::Turns, config::Uids, declare::Profile};
 
 /// Pool of uids.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Pool {
     /// Start of the next search: uids are reused as late as possible.
     next: AtomicU32,
     /// Turns to lease a uid.
-    turns: Arc<Semaphore>,
+    turns: Turns,
 }
 
 /// Lease of a uid for one child.
@@ -54,20 +54,23 @@ impl Pool {
             dropped: words().collect(),
             used: words().collect(),
             next: AtomicU32::new(0),
-            turns: Arc::new(Semaphore::new(TURNS)),
+            turns: Turns::new(TURNS),
         }
     }
 
-    /// Leases a uid for a child of this profile, which owns nothing yet that it can reach. Off the
-    /// runtime's workers: processes and the files of earlier children are looked for, of which there may
-    /// be many.
+    /// Leases a uid for a child of a tenant, of this profile, which owns nothing yet that it can reach.
+    /// Off the runtime's workers: processes and the files of earlier children are looked for, of which
+    /// there may be many.
     ///
     /// # Errors
     ///
     /// No uid is free, or files of an earlier child cannot be removed.
-    pub(super) async fn lease(self: &Arc<Self>, profile: Profile) -> io::Result<UidLease> {
-        let turn = Arc::clone(&self.turns).acquire_owned().await;
-        let (turn, pool) = (turn.map_err(io::Error::other)?, Arc::clone(self));
+    pub(super) async fn lease(
+        self: &Arc<Self>,
+        tenant: &str,
+        profile: Profile,
+    ) -> io::Result<UidLease> {
+        let (turn, pool) = (self.turns.take(tenant).await, Arc::clone(self));
         let leased = spawn_blocking(move || {
             // Held to the end, also if nobody waits for it any more.
             let _turn = turn;
@@ -218,11 +221,33 @@ mod tests {
             let busy = spawn_blocking(move || wait.recv());
             let (first, count) = (4_000_000_000, 1);
             let pool = Arc::new(Pool::new(Uids { first, count }));
-            let mut leased = std::pin::pin!(pool.lease(Profile::Open));
+            let mut leased = std::pin::pin!(pool.lease("a", Profile::Open));
             assert!((&mut leased).now_or_never().is_none());
             drop(go);
             assert_eq!(leased.await.unwrap().uid, first);
             assert!(busy.await.unwrap().is_err());
+        });
+    }
+
+    /// A tenant whose children left many files took all turns.
+    #[test]
+    fn a_tenant_whose_leases_take_long_delays_no_other() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        // As many threads as there are turns: a lease with a turn does not wait for one.
+        let runtime = runtime.max_blocking_threads(TURNS).build().unwrap();
+        runtime.block_on(async {
+            let (first, count) = (4_000_000_000, 100);
+            let pool = Arc::new(Pool::new(Uids { first, count }));
+            let mut held = Vec::new();
+            while let Some(turn) = pool.turns.take("a").now_or_never() {
+                held.push(turn);
+            }
+            let mut own = std::pin::pin!(pool.lease("a", Profile::Standard));
+            assert!((&mut own).now_or_never().is_none());
+            assert!(pool.lease("b", Profile::Standard).await.is_ok());
+            assert!((&mut own).now_or_never().is_none());
+            drop(held);
+            assert!(own.await.is_ok());
         });
     }
 
@@ -231,10 +256,13 @@ mod tests {
     async fn a_uid_is_not_given_again_before_its_lease_is_gone() {
         let (first, count) = (4_000_000_000, 1);
         let pool = Arc::new(Pool::new(Uids { first, count }));
-        let lease = pool.lease(Profile::Standard).await.unwrap();
-        assert!(pool.lease(Profile::Standard).await.is_err(), "one is all");
+        let lease = pool.lease("a", Profile::Standard).await.unwrap();
+        assert!(
+            pool.lease("a", Profile::Standard).await.is_err(),
+            "one is all"
+        );
         drop(lease);
-        assert!(pool.lease(Profile::Standard).await.is_ok());
+        assert!(pool.lease("a", Profile::Standard).await.is_ok());
     }
 
     #[test]

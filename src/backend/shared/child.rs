@@ -26,7 +26,7 @@ use super::{
 };
 use crate::backend::{
     Occasion, Place, Pool, Refused, Stage, Started,
-    child::{Child, ChildEvent, Restart},
+    child::{Child, ChildEvent, Owner, Restart},
     dialect::{IdBlocks, log_own_error},
 };
 use crate::{
@@ -66,6 +66,8 @@ const WINDOW: Duration = Duration::from_millis(100);
 pub(super) struct SharedChild {
     pub(crate) pool: Arc<Pool>,
     pub(crate) server: Arc<Server>,
+    /// The one that it is for.
+    pub(super) owner: Owner,
     /// The revision that it is offered.
     pub(super) revision: Revision,
     pub(super) ids: Arc<IdBlocks>,
@@ -101,6 +103,7 @@ impl SharedChild {
     fn occasion(&self) -> Occasion {
         Occasion {
             cause: Some(self.revision.as_str().into()),
+            owner: Some(self.owner.clone()),
             ..Occasion::default()
         }
     }

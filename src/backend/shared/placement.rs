@@ -27,6 +27,7 @@ use super::{
 use crate::backend::{
     Pool,
     admission::{Circuit, Refused, Spec, Verdict, spec},
+    child::Owner,
     dialect::{IdBlocks, IdLease},
 };
 use crate::{declare::Server, protocol::Revision};
@@ -108,7 +109,7 @@ impl SharedChildren {
     }
 
     /// Joins a child of `server` that the sessions of `principal` share, or those of all principals
-    /// if none is given. Each revision has children of its own: a server knows by the revision what its
+    /// if none is given; a child that is started is for `owner`. Each revision has children of its own: a server knows by the revision what its
     /// client understands, such as kinds of content.
     ///
     /// # Errors
@@ -117,13 +118,13 @@ impl SharedChildren {
     pub(crate) async fn join(
         self: Arc<Self>,
         server: Arc<Server>,
-        principal: Option<Box<str>>,
+        (principal, owner): (Option<Box<str>>, Owner),
         revision: Revision,
         number: u32,
     ) -> Result<Member, Refused> {
         let key = (spec(&server), principal, revision);
         for _ in 0..TRIES {
-            let handle = self.pick(&key, &server)?;
+            let handle = self.pick(&key, &server, &owner)?;
             let mut status = handle.status.clone();
             let settled = status
                 .wait_for(|status| !matches!(status, Status::Starting))
@@ -168,7 +169,12 @@ impl SharedChildren {
         }
     }
 
-    fn pick(self: &Arc<Self>, key: &Key, server: &Arc<Server>) -> Result<Handle, Refused> {
+    fn pick(
+        self: &Arc<Self>,
+        key: &Key,
+        server: &Arc<Server>,
+        owner: &Owner,
+    ) -> Result<Handle, Refused> {
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if keys.len() > 64 {
@@ -191,7 +197,7 @@ impl SharedChildren {
             (Verdict::After(wait), None) => Some(now + wait),
             (Verdict::Open(left), None) => return Err(Refused::Circuit(left)),
         };
-        let handle = self.start(key, server, group.restarts, not_before);
+        let handle = self.start(key, (server, owner), group.restarts, not_before);
         group.handles.push(handle.clone());
         Ok(handle)
     }
@@ -199,7 +205,7 @@ impl SharedChildren {
     fn start(
         self: &Arc<Self>,
         key: &Key,
-        server: &Arc<Server>,
+        (server, owner): (&Arc<Server>, &Owner),
         restarts: u32,
         not_before: Option<Instant>,
     ) -> Handle {
@@ -215,6 +221,7 @@ impl SharedChildren {
         let shared = SharedChild {
             pool: Arc::clone(&self.pool),
             server: Arc::clone(server),
+            owner: owner.clone(),
             revision: key.2,
             ids: Arc::clone(&self.ids),
             mailbox: receiver,

@@ -4,6 +4,7 @@
 //!
 //! * `tree`: budgets and shares, and what is drawn from them
 //! * `shares`: shares by owner
+//! * `turns`: turns of which one owner has at most three quarters
 //! * `descriptors`: open files, which connections and children share
 //! * `machine`: memory that the machine gives to this process
 
@@ -11,8 +12,10 @@ mod descriptors;
 mod machine;
 mod shares;
 mod tree;
+mod turns;
 
 pub(crate) use self::descriptors::Descriptors;
 pub(crate) use self::machine::machine_memory;
 pub(crate) use self::shares::Shares;
 pub(crate) use self::tree::{Budget, Drawn};
+pub(crate) use self::turns::Turns;

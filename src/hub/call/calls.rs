@@ -148,6 +148,11 @@ impl Calls {
         !(self.calls.is_empty() && self.asks.is_empty() && self.tasks.is_empty())
     }
 
+    /// Whether the only call waits for answers of its client, and no call became a task.
+    pub(crate) fn wait_for_client(&self) -> bool {
+        self.calls.len() == 1 && !self.asks.is_empty() && self.tasks.is_empty()
+    }
+
     /// Restarts the clocks of all calls, which waited for a child.
     pub(crate) fn restart(&mut self, now: Instant) {
         self.calls

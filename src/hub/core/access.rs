@@ -9,8 +9,21 @@ use super::{
 };
 use crate::{
     auth::{Access, access},
+    backend::child::Owner,
     error::Error,
+    hub::limits::Source,
 };
+
+/// The caller that children of an access are for: a person by any client, or an address, where the tenant
+/// has no authentication.
+pub(crate) fn owner_of(access: &Access) -> Owner {
+    let name = match (access.principal().person(), access.anonymous_from()) {
+        (Some(person), _) => person,
+        (None, Some(address)) => format!("{:?}", Source::of(address)),
+        (None, None) => String::new(),
+    };
+    Owner::Caller(name.into())
+}
 
 /// The effect of a changed catalogue on an access.
 pub(crate) enum AccessChange {

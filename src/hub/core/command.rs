@@ -28,6 +28,19 @@ pub(crate) enum Command {
     Drain(oneshot::Sender<()>),
     /// Continue with this access, or end without one.
     Change(Option<Box<Access>>),
+    /// Give up the child for another caller, if this is all that it is used for; receives whether it is.
+    GiveUp(ChildUse, oneshot::Sender<bool>),
+}
+
+/// The use of a child that another caller wants, in the order in which they are given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChildUse {
+    /// None: it waits for the next call of a client that knows no sessions.
+    Spare,
+    /// None for a while: its session is open, and has neither a request nor a reader.
+    Unused,
+    /// A call that waits for the next request of a client that knows no sessions.
+    Parked,
 }
 
 /// A connection to attach to a stream.

@@ -19,8 +19,10 @@ mod signals;
 mod stores;
 mod tool_digests;
 
-pub(crate) use self::access::AccessChange;
-pub(crate) use self::command::{Attach, COMMANDS, Command, Delivery, Transport, check_initialize};
+pub(crate) use self::access::{AccessChange, owner_of};
+pub(crate) use self::command::{
+    Attach, COMMANDS, ChildUse, Command, Delivery, Transport, check_initialize,
+};
 pub(crate) use self::sessions::{Handle, Sessions};
 pub(crate) use self::shared::Core;
 pub(crate) use self::signals::{Signal, Signals};

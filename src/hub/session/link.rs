@@ -321,6 +321,13 @@ impl Link {
         }
     }
 
+    /// The session's own child is about to end for the sake of another caller.
+    pub(super) fn give_way(&self) {
+        if let State::Ready(own) = &self.state {
+            own.place.give_way();
+        }
+    }
+
     /// The restart of the session's own child that an administrator has requested.
     pub(super) fn restart(&self) -> Option<Restart> {
         match &self.state {

@@ -277,6 +277,8 @@ pub(super) fn refuse(command: Command, error: impl Fn() -> Error) -> Option<Comm
             let _ = attach.reply.send(Err(error()));
             None
         }
+        // The other caller does not wait for as long.
+        Command::GiveUp(..) => None,
         other => Some(other),
     }
 }

@@ -9,7 +9,11 @@ use std::{sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
-use super::{lifetime::EndReason, link::Own, task::Session};
+use super::{
+    lifetime::{DISCONNECTED, EndReason},
+    link::Own,
+    task::Session,
+};
 use crate::{
     backend::{
         Stage,
@@ -20,6 +24,7 @@ use crate::{
     declare::OnLoss,
     hub::{
         call::{Ask, CallError, Effect},
+        core::{ChildUse, Transport, or_never},
         stream::Answer,
     },
     protocol::{LISTENER_STREAM, Revision, initialize, jsonrpc},
@@ -273,6 +278,51 @@ impl Session {
             return None;
         }
         Some(due)
+    }
+
+    /// Gives up the session's own child for another caller of the tenant, if it is used for this only.
+    pub(super) fn give_up_child(&mut self, use_of_child: ChildUse) -> bool {
+        if !self.link.is_own() || self.use_of_child(Instant::now()) != Some(use_of_child) {
+            return false;
+        }
+        self.link.give_way();
+        if self.client.transport() == Transport::Stateless {
+            // Its client knows of no session, and gets another one.
+            self.lifetime.end(EndReason::Idle);
+        } else if let Some(own) = self.unlink() {
+            self.link.forget_crashes();
+            self.stop_child(own, Exit::Idle);
+            self.end_asks();
+            self.dialect.forget();
+        }
+        true
+    }
+
+    /// The use of the session's own child; none if no other caller may have it.
+    fn use_of_child(&self, now: Instant) -> Option<ChildUse> {
+        if self.client.transport() == Transport::Stateless {
+            if self.calls.wait_for_client() {
+                return Some(ChildUse::Parked);
+            }
+            let is_used = self.calls.is_in_use() || self.streams.has_reader(now);
+            return (!is_used).then_some(ChildUse::Spare);
+        }
+        let read = self.streams.no_reader_since();
+        let last = read.map_or(self.lifetime.touched(), |at| {
+            at.max(self.lifetime.touched())
+        });
+        let is_unused = self.lifetime.is_ready()
+            && !self.calls.is_in_use()
+            && !self.streams.has_reader(now)
+            && now.saturating_duration_since(last) >= self.time_out_of_use();
+        is_unused.then_some(ChildUse::Unused)
+    }
+
+    /// The time after which a session without a request or a reader counts as out of use: a connection that
+    /// is alive has been heard of by then.
+    fn time_out_of_use(&self) -> Duration {
+        let keep_alive = or_never(self.core.config.stream.keep_alive);
+        (keep_alive * 4).min(DISCONNECTED)
     }
 
     /// Once no call is in flight: leaves a shared child that is about to end, or checks the

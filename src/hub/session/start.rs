@@ -12,7 +12,10 @@ use super::{
     task::Session,
 };
 use crate::{
-    backend::{Cause, Occasion, Refused, Started, Verdict, dialect::ServerMessage, shared::Member},
+    backend::{
+        Cause, Occasion, Refused, Started, Verdict, child::Owner, dialect::ServerMessage,
+        shared::Member,
+    },
     base::{hex, sha256},
     declare::Isolation,
     hub::{
@@ -50,14 +53,19 @@ impl Session {
                 cause: self.cause(),
                 trace: self.client.trace().cloned(),
                 is_modern: self.client.transport() == Transport::Stateless,
+                owner: Some(self.owner.clone()),
             };
             return self.link.acquire(Box::pin(async move {
                 let started = pool.get(server, restarts, not_before, occasion).await;
                 started.map(|started| Acquired::Own(Box::new(started)))
             }));
         }
-        let principal = (server.supervision.isolation == Isolation::Principal)
-            .then(|| self.client.principal().key().into());
+        let whose = if server.supervision.isolation == Isolation::Principal {
+            let principal = self.client.principal().key().into();
+            (Some(principal), self.owner.clone())
+        } else {
+            (None, Owner::Tenant)
+        };
         let revision = self.revision_of_shared();
         if !self.client.revisions().contains(&revision) {
             let refused = std::future::ready(Err(Refused::Failed("unsupported_revision")));
@@ -69,7 +77,7 @@ impl Session {
         };
         let shares = Arc::clone(&self.core.shared_children);
         self.link.acquire(Box::pin(async move {
-            let member = shares.join(server, principal, revision, number).await;
+            let member = shares.join(server, whose, revision, number).await;
             member.map(|member| Acquired::Shared(Box::new(member)))
         }));
     }
@@ -89,10 +97,8 @@ impl Session {
     /// What a child that ends upon the `initialize` of this session may have ended by: the person who
     /// sent it, by any client; without authentication, what was sent.
     fn cause(&self) -> Option<Cause> {
-        let principal = self.client.principal();
-        if let Some(issuer) = principal.issuer() {
-            let subject = principal.subject().or(principal.client());
-            return Some(format!("{issuer} {}", subject.unwrap_or_default()).into());
+        if let Some(person) = self.client.principal().person() {
+            return Some(person.into());
         }
         let initialize = self.replay.initialize.as_ref()?;
         let params = initialize.params().unwrap_or_default();

@@ -21,13 +21,13 @@ use super::{
 };
 use crate::{
     auth::Access,
-    backend::dialect::Legacy,
+    backend::{child::Owner, dialect::Legacy},
     error::Error,
     hub::{
         call::{CallError, Calls, Pings},
         core::{
             AccessChange, Attach, Command, Core, Handle, SessionStores, Signal, Signals, Transport,
-            or_never,
+            or_never, owner_of,
         },
         limits::SessionPlace,
         stream::{SessionLog, StreamLimits, Streams},
@@ -44,6 +44,8 @@ pub(crate) struct Session {
     pub(super) stores: SessionStores,
     pub(super) id: SessionId,
     pub(super) client: Client,
+    /// The caller that its children are for.
+    pub(super) owner: Owner,
     pub(super) lifetime: Lifetime,
     pub(super) lease: Lease,
     pub(super) link: Link,
@@ -113,6 +115,7 @@ impl Session {
         // On the heap: a future that holds a session by value would hold it several times.
         Box::new(Self {
             client: Client::new(access, handle.transport, &core.metrics),
+            owner: owner_of(access),
             alarm: lifetime.first_deadline(lifetime_limits(&core)),
             lifetime,
             lease: Lease::new(fence),
@@ -247,10 +250,16 @@ impl Session {
 
     /// Handles a command.
     pub(super) async fn command(&mut self, command: Command) {
-        if let Command::Change(access) = command {
-            // No sign of life of the client.
-            return self.change_access(access.as_deref());
-        }
+        // Neither is a sign of life of the client.
+        let command = match command {
+            Command::Change(access) => return self.change_access(access.as_deref()),
+            Command::GiveUp(use_of_child, reply) => {
+                // One that waited in vain has been refused.
+                let _ = reply.send(self.give_up_child(use_of_child));
+                return;
+            }
+            command => command,
+        };
         self.lifetime.touch();
         match command {
             Command::Deliver(delivery) => {
@@ -267,7 +276,7 @@ impl Session {
                 self.lifetime.close();
                 let _ = done.send(());
             }
-            Command::Change(_) => {}
+            Command::Change(_) | Command::GiveUp(..) => {}
         }
     }
 

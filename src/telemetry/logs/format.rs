@@ -55,6 +55,12 @@ fn subscriber(
 ) -> Result<impl Subscriber + Send + Sync, String> {
     let mut filter = EnvFilter::try_new(directives)
         .map_err(|error| format!("{directives:?} is no log filter: {error}"))?;
+    // Its warnings are about peers, of which each connection can bring one.
+    if !directives.contains("h2")
+        && let Ok(of_peers) = "h2=error".parse()
+    {
+        filter = filter.add_directive(of_peers);
+    }
     let lines = match format {
         Format::Json => Json::new(logs.clone()).boxed(),
         Format::Text => tracing_subscriber::fmt::layer()
@@ -130,9 +136,13 @@ mod tests {
     }
 
     fn logged(format: Format, log: impl FnOnce()) -> String {
+        logged_by("info", format, log)
+    }
+
+    fn logged_by(directives: &str, format: Format, log: impl FnOnce()) -> String {
         let kept = Kept::default();
         let logs = Logs::to(kept.clone(), false).expect("thread");
-        let subscriber = subscriber("info", format, &logs).expect("filter");
+        let subscriber = subscriber(directives, format, &logs).expect("filter");
         tracing::subscriber::with_default(subscriber, log);
         logs.flush(Duration::from_secs(5));
         String::from_utf8(kept.0.lock().expect("lock").clone()).expect("UTF-8")
@@ -165,6 +175,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Anybody could write a line with each connection.
+    #[test]
+    fn no_peer_fills_the_log_with_warnings() {
+        let log = || {
+            tracing::warn!(target: "h2::proto::streams::recv", "reset");
+            tracing::warn!("ours");
+        };
+        let lines = |directives| logged_by(directives, Format::Json, log).lines().count();
+        assert_eq!(["info", "warn", "debug"].map(lines), [1, 1, 1]);
+        assert_eq!(lines("info,h2=warn"), 2, "if it is asked for");
     }
 
     #[test]

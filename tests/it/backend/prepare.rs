@@ -71,6 +71,18 @@ impl Site {
         gate.write_all(b"go\n").unwrap();
     }
 
+    /// A server whose preparation waits for [`Site::go`] of its number.
+    fn waiting(&self, number: u32) -> Value {
+        let go = self.path(&format!("go-{number}"));
+        let work = format!("until [ -e {go} ]; do sleep 0.01; done");
+        json!({"command": "${prepared}/bin/server", "sandbox": self.walls(),
+            "prepare": self.words(&work)})
+    }
+
+    fn go(&self, number: &str) {
+        fs::write(self.path(&format!("go-{number}")), "").unwrap();
+    }
+
     fn runs(&self) -> usize {
         let runs = fs::read_to_string(self.path("runs")).unwrap_or_default();
         runs.lines().count()
@@ -290,15 +302,8 @@ async fn preparations_of_one_tenant_that_do_not_end_stop_no_other() {
 #[tokio::test]
 async fn preparations_are_children_of_their_tenant() {
     let site = Site::new();
-    let waiting = |one: u32| {
-        let go = site.path(&format!("go-{one}"));
-        let work = format!("until [ -e {go} ]; do sleep 0.01; done");
-        json!({"command": "${prepared}/bin/server", "sandbox": site.walls(),
-            "prepare": site.words(&work)})
-    };
-    let go = |name: &str| fs::write(site.path(&format!("go-{name}")), "").unwrap();
     let one = |quotas: Value, servers: Value| json!({"auth": {"mode": "none"}, "quotas": quotas, "servers": servers});
-    let servers = json!({"1": waiting(1), "2": waiting(2), "3": waiting(3)});
+    let servers = json!({"1": site.waiting(1), "2": site.waiting(2), "3": site.waiting(3)});
     let tenants = json!({"a": one(json!({"children": 2}), servers),
         "b": one(json!({}), json!({"main": {"command": child()}}))});
     let gateway = Served::start(json!({}), tenants).await;
@@ -321,16 +326,53 @@ async fn preparations_are_children_of_their_tenant() {
     assert_eq!(site.runs(), 2);
     // A place is free as soon as a preparation has ended, also for one that was refused.
     let other = if refused == "1" { "2" } else { "1" };
-    go(other);
+    site.go(other);
     until("one is ready", || async {
         let all = prepared(&gateway).await;
         all.iter().any(|one| one["state"] == "ready")
     })
     .await;
-    go(refused);
+    site.go(refused);
     let began = gateway.session("a", refused).await;
     assert_eq!(began.text("echo", json!({"text": "x"})).await, "x");
     assert_eq!(site.runs(), 3);
+}
+
+/// One that was refused at the start of the gateway waited for its first caller.
+#[tokio::test]
+async fn a_preparation_without_room_is_tried_again_by_itself() {
+    let site = Site::new();
+    let servers = json!({"1": site.waiting(1), "2": site.waiting(2)});
+    let tenant = json!({"auth": {"mode": "none"}, "quotas": {"children": 1}, "servers": servers});
+    let config = json!({"spawn": {"wait": "100ms"}});
+    let gateway = Served::start(config, json!({"a": tenant})).await;
+    until("one that is refused", || async {
+        let all = prepared(&gateway).await;
+        all.iter().any(|one| one["state"] == "failed") && site.runs() == 1
+    })
+    .await;
+    site.go("1");
+    site.go("2");
+    is_in_state(&gateway, "ready").await;
+    assert_eq!(site.runs(), 2);
+}
+
+/// As many as the slots of preparations ran beyond `spawn.children`.
+#[tokio::test]
+async fn preparations_count_among_the_children_of_the_gateway() {
+    let site = Site::new();
+    let one = |servers: Value| json!({"auth": {"mode": "none"}, "servers": servers});
+    let tenants = json!({"a": one(json!({"1": site.waiting(1)})),
+        "b": one(json!({"main": {"command": child()}}))});
+    let config = json!({"spawn": {"wait": "100ms", "children": 1}});
+    let gateway = Served::start(config, tenants).await;
+    until("it runs", || async { site.runs() == 1 }).await;
+    let refused = gateway.stranger("b", "main").post(&opening(NEWEST)).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key("retry-after"));
+    site.go("1");
+    is_in_state(&gateway, "ready").await;
+    gateway.session("b", "main").await;
 }
 
 #[tokio::test]

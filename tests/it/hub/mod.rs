@@ -8,6 +8,7 @@ pub(crate) mod matrix;
 pub(crate) mod messages;
 pub(crate) mod modern_servers;
 pub(crate) mod quotas;
+pub(crate) mod shares;
 pub(crate) mod specification;
 pub(crate) mod stateless;
 pub(crate) mod stateless_rules;

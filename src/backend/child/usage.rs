@@ -1,0 +1,53 @@
+//! Usage of a child: memory and processor time of all its processes.
+
+use std::{fs, time::Duration};
+
+/// Memory and processor time of a tree of processes.
+#[derive(Default)]
+pub(super) struct Usage {
+    pub(super) memory: u64,
+    pub(super) cpu: Duration,
+}
+
+impl Usage {
+    /// Usage of all processes below a guard.
+    pub(super) fn of(guard: u32) -> Self {
+        let mut usage = Self::default();
+        for pid in below(guard) {
+            // `pid (name) state ppid …`: utime and stime are fields 14 and 15, rss is 24.
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+            let field = |number: usize| -> u64 {
+                let text = rest.split_ascii_whitespace().nth(number - 3);
+                text.and_then(|text| text.parse().ok()).unwrap_or(0)
+            };
+            let tick = Duration::from_secs(1) / 100;
+            let ticks = u32::try_from(field(14) + field(15)).unwrap_or(u32::MAX);
+            usage.cpu += tick.saturating_mul(ticks);
+            usage.memory += field(24) * rustix::param::page_size() as u64;
+        }
+        usage
+    }
+}
+
+/// Processes below `pid`, parents first.
+pub(super) fn below(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut parents = vec![pid];
+    while let Some(parent) = parents.pop() {
+        let path = format!("/proc/{parent}/task/{parent}/children");
+        let children = fs::read_to_string(path).unwrap_or_default();
+        let children = children.split_ascii_whitespace();
+        for child in children.filter_map(|text| text.parse().ok()) {
+            found.push(child);
+            parents.push(child);
+        }
+        if found.len() > MAX_PROCESSES {
+            break;
+        }
+    }
+    found
+}
+
+/// The most processes that are measured in one tree.
+const MAX_PROCESSES: usize = 4096;

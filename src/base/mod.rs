@@ -38,7 +38,7 @@ pub(crate) use self::hidden_paths::HiddenPaths;
 pub(crate) use self::outbound::{Document, Outbound, OutboundError};
 pub(crate) use self::progress::{Output, Progress};
 pub(crate) use self::random::{RANDOM_NAME, Random, is_random_name, random_name};
-pub(crate) use self::reach::Proxy;
+pub(crate) use self::reach::{Proxy, Reach};
 pub(crate) use self::secret::Secret;
 pub(crate) use self::table::{FastHash, Table};
 pub(crate) use self::terminal::{Screen, Tone};

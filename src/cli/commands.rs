@@ -10,6 +10,7 @@ use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 
 use super::{
+    doctor::DoctorArgs,
     local::{check, database, demo, healthcheck, import, key},
     remote::{
         self, ApplyArgs, AuditArgs, Clients, GrantArgs, ObjectArgs, Providers, ServerArgs,
@@ -37,6 +38,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Report whether the gateway with this configuration serves, for containers without a shell
     Healthcheck(healthcheck::HealthcheckArgs),
+    /// Examine a server from outside, as each known client does, and name what keeps clients out
+    Doctor(DoctorArgs),
     /// Update the database schema
     Migrate(database::DatabaseArgs),
     /// Copy the SQLite database into a new file
@@ -119,6 +122,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => process::serve(args),
         Command::Check(args) => check::check(args),
         Command::Healthcheck(args) => healthcheck::healthcheck(args),
+        Command::Doctor(args) => args.run(),
         Command::Migrate(args) => database::migrate(args),
         Command::Backup(args) => database::backup(args),
         Command::Restore(args) => database::restore(args),

@@ -26,7 +26,7 @@ pub(crate) mod initialize;
 pub(crate) mod json;
 pub(crate) mod jsonrpc;
 mod message;
-mod meta;
+pub(crate) mod meta;
 mod method;
 pub(crate) mod modern;
 mod params;

@@ -78,6 +78,7 @@ const PLACES: &[(&str, &[&str])] = &[
     (
         "reqwest::",
         &[
+            "cli/doctor/",
             "cli/remote/",
             "cli/local/healthcheck.rs",
             "base/outbound.rs",

@@ -372,7 +372,9 @@ fn closed(code: &str) -> usize {
 
 /// The `use` items, with their places, and whether they are public.
 fn uses(code: &str) -> Vec<(usize, &str, bool)> {
-    let items = code.match_indices("use ").filter_map(|(at, _)| {
+    let is_word = |at: usize| !code[..at].ends_with(char::is_alphanumeric);
+    let words = code.match_indices("use ").filter(|(at, _)| is_word(*at));
+    let items = words.filter_map(|(at, _)| {
         let before = code[..at].rsplit(['\n', ';', '}']).next().unwrap().trim();
         let is_public = before.starts_with("pub");
         let end = at + code[at..].find(';')?;

@@ -1,6 +1,7 @@
 //! Tests of the commands.
 
 pub(crate) mod commands;
+mod doctor;
 mod newcomers;
 mod packaging;
 mod service_manager;

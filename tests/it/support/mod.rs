@@ -15,6 +15,7 @@ pub(crate) mod oauth_client;
 pub(crate) mod pair;
 pub(crate) mod postgres;
 pub(crate) mod redis;
+pub(crate) mod reverse_proxy;
 pub(crate) mod served;
 pub(crate) mod stage;
 pub(crate) mod wire;

@@ -1,0 +1,169 @@
+//! The clients that the doctor knows: how each finds the authorization server, and who it is there.
+//!
+//! The order of discovery is that of their sources or of their makers' documents; where a client is closed and
+//! its documents are silent, it is that of the SDK that its requests show. `docs/clients.md` is for people.
+
+/// A client.
+#[derive(Debug)]
+pub(super) struct Client {
+    /// Its name on the command line.
+    pub(super) name: &'static str,
+    /// Its name for people.
+    pub(super) title: &'static str,
+    /// The redirect URIs that it registers; the first is that of its authorization request.
+    pub(super) redirect_uris: &'static [&'static str],
+    /// The URL of its client ID metadata document (2025-11-25 authorization, "Client ID Metadata Documents").
+    pub(super) document: Option<&'static str>,
+    /// What it does if the URL of the challenge has no metadata.
+    pub(super) search: Search,
+    /// How it compares the resource of the metadata with the URL that it was given.
+    pub(super) compares: Compare,
+    /// What it does with the issuer of the authorization server's metadata.
+    pub(super) issuer: Issuer,
+    /// Whether it asks for `offline_access` where that is offered.
+    pub(super) offline: Offline,
+}
+
+/// The search for protected resource metadata, after the URL of the challenge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Search {
+    /// Only without such a URL.
+    Instead,
+    /// Also if that URL has none.
+    After,
+}
+
+/// The comparison of a resource with the URL of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Compare {
+    /// They are the same URL (RFC 9728, section 3.3).
+    Same,
+    /// The URL is the resource, or below it.
+    Below,
+}
+
+/// The check of the issuer (RFC 8414, section 3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Issuer {
+    /// Another issuer ends the log-in.
+    Checked,
+    /// Any will do.
+    Ignored,
+}
+
+/// Refresh tokens by scope (OpenID Connect Core, section 11).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Offline {
+    /// It asks for them.
+    Asked,
+    /// It takes what it gets.
+    Left,
+}
+
+/// The clients, in the order of a report.
+pub(super) const CLIENTS: &[Client] = &[
+    // claude.com/docs/connectors/building/authentication: metadata documents, else registration; one callback;
+    // `offline_access` if it is offered.
+    Client {
+        name: "claude",
+        title: "Claude",
+        redirect_uris: &["https://claude.ai/api/mcp/auth_callback"],
+        document: Some("https://claude.ai/oauth/mcp-oauth-client-metadata"),
+        search: Search::After,
+        compares: Compare::Below,
+        issuer: Issuer::Ignored,
+        offline: Offline::Asked,
+    },
+    // developers.openai.com/apps-sdk/build/auth: a metadata document of each connector, whose URL is not
+    // published; else registration. S256 has to be offered, `resource` is in every request.
+    Client {
+        name: "chatgpt",
+        title: "ChatGPT",
+        redirect_uris: &["https://chatgpt.com/connector_platform_oauth_redirect"],
+        document: None,
+        search: Search::After,
+        compares: Compare::Below,
+        issuer: Issuer::Ignored,
+        offline: Offline::Left,
+    },
+    // microsoft/vscode: src/vs/base/common/oauth.ts (`fetchResourceMetadata` compares whole URLs),
+    // src/vs/workbench/api/common/extHostMcp.ts (`createAuthMetadata`).
+    Client {
+        name: "vscode",
+        title: "VS Code",
+        redirect_uris: &["http://127.0.0.1:33418/", "https://vscode.dev/redirect"],
+        document: Some("https://vscode.dev/oauth/client-metadata.json"),
+        search: Search::Instead,
+        compares: Compare::Same,
+        issuer: Issuer::Ignored,
+        offline: Offline::Left,
+    },
+    // Closed; it uses the TypeScript SDK, and registers.
+    Client {
+        name: "cursor",
+        title: "Cursor",
+        redirect_uris: &["cursor://anysphere.cursor-mcp/oauth/callback"],
+        document: None,
+        search: Search::Instead,
+        compares: Compare::Below,
+        issuer: Issuer::Ignored,
+        offline: Offline::Left,
+    },
+    // openai/codex: codex-rs/rmcp-client/src/perform_oauth_login.rs, and rmcp (src/transport/auth.rs), whose
+    // `validate_authorization_metadata_issuer` compares byte for byte.
+    Client {
+        name: "codex",
+        title: "Codex",
+        redirect_uris: &["http://127.0.0.1:1455/callback"],
+        document: Some("https://chatgpt.com/oauth/codex/client.json"),
+        search: Search::After,
+        compares: Compare::Below,
+        issuer: Issuer::Checked,
+        offline: Offline::Left,
+    },
+    // modelcontextprotocol/inspector, with the TypeScript SDK 2.x.
+    Client {
+        name: "inspector",
+        title: "Inspector",
+        redirect_uris: &["http://127.0.0.1:6276/oauth/callback"],
+        document: None,
+        search: Search::Instead,
+        compares: Compare::Below,
+        issuer: Issuer::Checked,
+        offline: Offline::Left,
+    },
+    // geelen/mcp-remote: src/lib/protected-resource-metadata.ts, then the TypeScript SDK 1.x.
+    Client {
+        name: "mcp-remote",
+        title: "mcp-remote",
+        redirect_uris: &["http://localhost:3334/oauth/callback"],
+        document: None,
+        search: Search::Instead,
+        compares: Compare::Below,
+        issuer: Issuer::Ignored,
+        offline: Offline::Left,
+    },
+    // modelcontextprotocol/typescript-sdk 2.x: client/auth (`discoverOAuthServerInfo`, `IssuerMismatchError`).
+    Client {
+        name: "typescript-sdk",
+        title: "TypeScript SDK",
+        redirect_uris: &["http://127.0.0.1:33418/callback"],
+        document: None,
+        search: Search::Instead,
+        compares: Compare::Below,
+        issuer: Issuer::Checked,
+        offline: Offline::Left,
+    },
+    // modelcontextprotocol/python-sdk: mcp/client/auth/utils.py
+    // (`build_protected_resource_metadata_discovery_urls`, `validate_metadata_issuer`), oauth2.py.
+    Client {
+        name: "python-sdk",
+        title: "Python SDK",
+        redirect_uris: &["http://127.0.0.1:33418/callback"],
+        document: None,
+        search: Search::After,
+        compares: Compare::Below,
+        issuer: Issuer::Checked,
+        offline: Offline::Asked,
+    },
+];

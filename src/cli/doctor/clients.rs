@@ -1,7 +1,8 @@
 //! The clients that the doctor knows: how each finds the authorization server, and who it is there.
 //!
 //! The order of discovery is that of their sources or of their makers' documents; where a client is closed and
-//! its documents are silent, it is that of the SDK that its requests show. `docs/clients.md` is for people.
+//! its documents are silent, it is that of the SDK that its requests show. `docs/clients.md` is for people. Not here:
+//! whole metadata documents (`config/known_clients.json`).
 
 /// A client.
 #[derive(Debug)]
@@ -167,3 +168,44 @@ pub(super) const CLIENTS: &[Client] = &[
         offline: Offline::Asked,
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value as Json;
+
+    use super::super::clients::*;
+
+    fn read(path: &str) -> String {
+        std::fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    }
+
+    /// A URI with `port` in the place of a number (RFC 8252, section 7.3: any port of a loopback address).
+    fn with_port(uri: &str, port: &str) -> String {
+        match url::Url::parse(uri).unwrap().port() {
+            Some(number) => uri.replacen(&format!(":{number}"), port, 1),
+            None => uri.to_owned(),
+        }
+    }
+
+    #[test]
+    fn clients_are_those_of_the_documents() {
+        let known: Json = serde_json::from_str(&read("src/config/known_clients.json")).unwrap();
+        let page = read("docs/clients.md");
+        for client in CLIENTS {
+            let uri = client.redirect_uris[0];
+            let is_sdk = client.name.ends_with("-sdk");
+            let is_on_page = page.contains(uri) || page.contains(&with_port(uri, ":PORT"));
+            assert!(is_sdk || is_on_page, "docs/clients.md lacks {uri}");
+            let Some(document) = client.document else {
+                continue;
+            };
+            let mut documents = known["clients"].as_array().unwrap().iter();
+            let document = documents
+                .find(|known| known["client_id"] == document)
+                .unwrap();
+            let uris = document["redirect_uris"].as_array().unwrap();
+            let is_listed = |uri: &str| uris.iter().any(|listed| listed == uri);
+            assert!(is_listed(uri) || is_listed(&with_port(uri, "")), "{uri}");
+        }
+    }
+}

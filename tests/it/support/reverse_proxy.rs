@@ -48,19 +48,14 @@ pub(crate) enum Fault {
     RenamesIssuer,
     /// Requests with larger bodies are refused.
     Limits(usize),
-    /// This method is refused.
-    Refuses(Method_),
+    /// Streams of sessions are refused.
+    RefusesGet,
+    /// The end of sessions is refused.
+    RefusesDelete,
     /// Requests with this header field are refused.
     RefusesWith(&'static str),
     /// The gateway is away.
     IsAlone,
-}
-
-/// A method, which is no constant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Method_ {
-    Get,
-    Delete,
 }
 
 /// A running proxy.
@@ -158,12 +153,10 @@ async fn pass(fault: Fault, to: &str, http: &reqwest::Client, request: Request<B
         Fault::IsAlone => Some(StatusCode::BAD_GATEWAY),
         Fault::ForgetsWellKnown if path.contains("/.well-known/") => Some(StatusCode::NOT_FOUND),
         Fault::Limits(most) if body.len() > most => Some(StatusCode::PAYLOAD_TOO_LARGE),
-        Fault::Refuses(Method_::Get) if head.method == Method::GET && path == "/t/a/x/mcp" => {
+        Fault::RefusesGet if head.method == Method::GET && path == "/t/a/x/mcp" => {
             Some(StatusCode::FORBIDDEN)
         }
-        Fault::Refuses(Method_::Delete) if head.method == Method::DELETE => {
-            Some(StatusCode::FORBIDDEN)
-        }
+        Fault::RefusesDelete if head.method == Method::DELETE => Some(StatusCode::FORBIDDEN),
         Fault::RefusesWith(name) if head.headers.contains_key(name) => {
             Some(StatusCode::BAD_REQUEST)
         }

@@ -326,9 +326,7 @@ impl Verifier {
             }
             AuthMode::External(issuer) => {
                 let issuers = &self.0.issuers;
-                let is_audience = |text: &str| {
-                    is_audience(text) || issuer.audiences.iter().any(|audience| audience == text)
-                };
+                let is_audience = |text: &str| is_audience(text) || issuer.is_audience(text);
                 match issuers.verify(issuer, text, now, is_audience).await {
                     Ok(verified) => Ok(Authenticated::by_token(tenant, issuer, &verified)),
                     Err(TokenError::Invalid(why)) => Err(bad(why)),

@@ -63,6 +63,13 @@ pub(crate) struct External {
     pub(crate) scopes: Vec<String>,
 }
 
+impl External {
+    /// Reports whether tokens for this audience are for every server of the tenant.
+    pub(crate) fn is_audience(&self, audience: &str) -> bool {
+        self.audiences.iter().any(|own| own == audience)
+    }
+}
+
 /// A signature algorithm. All are asymmetric, so that no public key can be used as a secret (RFC
 /// 8725, section 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

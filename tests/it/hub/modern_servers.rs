@@ -176,8 +176,12 @@ async fn a_client_without_a_session_is_asked_by_a_server_without() {
     // A client that knows what is asked need not be asked.
     let params = json!({"name": "ask", "arguments": {}, "inputResponses": {
         "first": {"action": "decline"}, "unknown": {"action": "accept"}}});
-    let answer = client.ask("tools/call", params).await;
-    assert_eq!(text_of(&answer), r#"{"first":{"action":"decline"}}"#);
+    let tasks = json!({"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}});
+    let of_tasks = Modern::at(&gateway.url).with(tasks);
+    for client in [client, of_tasks] {
+        let answer = client.ask("tools/call", params.clone()).await;
+        assert_eq!(text_of(&answer), r#"{"first":{"action":"decline"}}"#);
+    }
 }
 
 #[tokio::test]

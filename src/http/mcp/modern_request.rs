@@ -209,7 +209,7 @@ impl<'a> ModernRequest<'a> {
         let time = server.reply.cache_for;
         Caching {
             set: time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
-            may_be_public: access.is_of_anybody() && server.policy.is_open(),
+            may_be_public: access.is_of_anybody() && access.policy().is_open(),
         }
     }
 }

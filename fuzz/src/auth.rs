@@ -17,6 +17,7 @@ pub(crate) fn accepted(text: &str, issuer: &str, keys: &KeySet, now: u64) -> Opt
         issuer,
         algorithms: &ALGORITHMS.map(|(_, algorithm)| algorithm),
         groups_claim: "groups",
+        scopes_claim: None,
     };
     let token = Token::parse(text, expected).ok()?;
     token.claims.check_validity(now, IssuedBy::Another).ok()?;
@@ -30,6 +31,7 @@ pub(crate) fn accepted_own(text: &str, issuer: &str, key: &[u8; 32], now: u64) -
         issuer,
         algorithms: &[crate::declare::Algorithm::EdDsa],
         groups_claim: "groups",
+        scopes_claim: None,
     };
     let token = Token::parse(text, expected).ok()?;
     token.claims.check_validity(now, IssuedBy::Us).ok()?;

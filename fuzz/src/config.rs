@@ -4,7 +4,9 @@
 #[path = "../../src/config/address.rs"]
 pub(crate) mod address;
 
-/// What `address` needs of `src/config/reader.rs`, which reads whole documents.
+pub(crate) use self::reader::Wrong;
+
+/// What `address` and `declare::pattern` need of `src/config/reader.rs`, which reads whole documents.
 mod reader {
     #[derive(Debug)]
     pub(crate) struct Wrong;

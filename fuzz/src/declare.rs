@@ -6,6 +6,12 @@ mod authorization_server;
 #[expect(dead_code, reason = "the targets use a part of it")]
 #[path = "../../src/declare/identity.rs"]
 mod identity;
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/declare/pattern.rs"]
+mod pattern;
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/declare/policy.rs"]
+mod policy;
 #[path = "../../src/declare/redirect.rs"]
 pub(crate) mod redirect;
 

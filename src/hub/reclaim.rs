@@ -17,10 +17,13 @@ use super::{
 use crate::backend::child::{Owner, Wanted};
 
 impl Hub {
-    /// Finds a child that gives way for each caller that wants one, until sessions drain.
+    /// Finds a child that gives way for each caller that wants one, until sessions drain or end.
     pub(super) fn reclaim_for(&self, requests: mpsc::Receiver<Wanted>) {
-        let (hub, drain) = (self.clone(), self.0.drain.clone());
-        let answering = async move { drain.run_until_cancelled(hub.answer(requests)).await };
+        let (hub, drain, halt) = (self.clone(), self.0.drain.clone(), self.0.halt.clone());
+        let answering = async move {
+            let answers = drain.run_until_cancelled(hub.answer(requests));
+            halt.run_until_cancelled(answers).await
+        };
         self.0.tracker.spawn(answering);
     }
 

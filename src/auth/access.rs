@@ -34,9 +34,9 @@ pub(crate) struct Access {
     principal: Principal,
     tenant: Arc<Tenant>,
     server: Arc<Server>,
-    /// The scopes of the credentials.
-    claimed: Arc<[String]>,
-    /// Those of them that the principal may have.
+    /// The scopes of the credentials, if the principal may not have all of them.
+    claimed: Option<Arc<Vec<String>>>,
+    /// Those that it may have.
     scopes: Arc<[String]>,
     policy: Arc<Policy>,
     groups: Groups,
@@ -84,6 +84,12 @@ impl Access {
         &self.scopes
     }
 
+    /// The scopes of the credentials.
+    fn claimed(&self) -> &[String] {
+        let claimed = self.claimed.as_ref();
+        claimed.map_or(&self.scopes, |claimed| claimed.as_slice())
+    }
+
     /// The policy of the server for the principal.
     pub(crate) fn policy(&self) -> &Arc<Policy> {
         &self.policy
@@ -102,7 +108,7 @@ impl Access {
             issuer: own(principal.issuer()),
             subject: own(principal.subject()),
             client: own(principal.client()),
-            scopes: self.claimed.to_vec(),
+            scopes: self.claimed().to_vec(),
             groups: self.groups.to_vec(),
             basis: match &self.basis {
                 AccessBasis::Open => AssertedBasis::Open,
@@ -509,18 +515,17 @@ impl Authenticated {
             None => AllowedScopes::All,
         };
         let policy = &server.policy;
+        let may = |scope: &&String| allowed.include(policy, scope);
+        let has_all = self.scopes.iter().all(|scope| may(&scope));
         Some(Access {
             principal: self.principal.clone(),
             tenant: Arc::clone(tenant),
             server: Arc::clone(server),
-            claimed: Arc::clone(&self.scopes),
-            scopes: match allowed {
-                AllowedScopes::All => Arc::clone(&self.scopes),
-                AllowedScopes::Named(_) => {
-                    let scopes = self.scopes.iter();
-                    let own = scopes.filter(|scope| allowed.include(policy, scope));
-                    own.cloned().collect()
-                }
+            claimed: (!has_all).then(|| Arc::new(self.scopes.to_vec())),
+            scopes: if has_all {
+                Arc::clone(&self.scopes)
+            } else {
+                self.scopes.iter().filter(may).cloned().collect()
             },
             policy: policy.of_caller(&self.groups, &allowed),
             groups: self.groups.clone(),
@@ -539,7 +544,7 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
     let known = Authenticated {
         principal: access.principal.clone(),
-        scopes: Arc::clone(&access.claimed),
+        scopes: access.claimed().into(),
         groups: access.groups.clone(),
         basis: access.basis.clone(),
         key: None,
@@ -560,7 +565,7 @@ impl Access {
             principal: Principal::new(&tenant.name, Some("test"), Some(subject), None),
             tenant: Arc::clone(tenant),
             server: Arc::clone(server),
-            claimed: Arc::default(),
+            claimed: None,
             scopes: Arc::default(),
             policy: Arc::clone(&server.policy),
             groups: Groups::default(),
@@ -572,7 +577,6 @@ impl Access {
     /// Replaces the scopes.
     pub(crate) fn with_scopes(mut self, scopes: &[&str]) -> Self {
         self.scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
-        self.claimed = Arc::clone(&self.scopes);
         self
     }
 }

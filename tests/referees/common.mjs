@@ -22,7 +22,7 @@ const DOCUMENT = 'demo://resource/dynamic/text/1';
 // server say beside its answer, in order: [method, the member of params to look at, its values].
 export const BACKENDS = {
   fixture: {
-    tools: 32,
+    tools: 39,
     echo: { name: 'test_simple_text', arguments: {}, answer: /^This is a simple text response/ },
     slow: (steps, ms) => ({ name: 'slow', arguments: { steps, ms }, answer: /^run \d+: \d+ steps$/ }),
     log: { name: 'test_tool_with_logging', arguments: {}, lines: LOG_LINES },

@@ -33,7 +33,7 @@ def long_running(steps, ms):
 # Calls are (tool, arguments, pattern of the answer).
 BACKENDS = {
     "fixture": {
-        "tools": 32,
+        "tools": 39,
         "echo": ("test_simple_text", {}, r"^This is a simple text response"),
         "slow": slow,
         "log": "test_tool_with_logging",

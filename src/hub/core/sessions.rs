@@ -46,6 +46,11 @@ impl Sessions {
         self.read().contains_key(id)
     }
 
+    /// The session with this id, whoever it belongs to.
+    pub(crate) fn get(&self, id: &SessionId) -> Option<Handle> {
+        self.read().get(id).cloned()
+    }
+
     /// Every session.
     pub(crate) fn all(&self) -> Vec<Handle> {
         self.read().values().cloned().collect()

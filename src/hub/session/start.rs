@@ -53,7 +53,7 @@ impl Session {
                 cause: self.cause(),
                 trace: self.client.trace().cloned(),
                 is_modern: self.client.transport() == Transport::Stateless,
-                owner: Some(self.owner.clone()),
+                owner: Some(self.owner()),
             };
             return self.link.acquire(Box::pin(async move {
                 let started = pool.get(server, restarts, not_before, occasion).await;
@@ -62,7 +62,7 @@ impl Session {
         }
         let whose = if server.supervision.isolation == Isolation::Principal {
             let principal = self.client.principal().key().into();
-            (Some(principal), self.owner.clone())
+            (Some(principal), self.owner())
         } else {
             (None, Owner::Tenant)
         };

@@ -44,8 +44,6 @@ pub(crate) struct Session {
     pub(super) stores: SessionStores,
     pub(super) id: SessionId,
     pub(super) client: Client,
-    /// The caller that its children are for.
-    pub(super) owner: Owner,
     pub(super) lifetime: Lifetime,
     pub(super) lease: Lease,
     pub(super) link: Link,
@@ -115,7 +113,6 @@ impl Session {
         // On the heap: a future that holds a session by value would hold it several times.
         Box::new(Self {
             client: Client::new(access, handle.transport, &core.metrics),
-            owner: owner_of(access),
             alarm: lifetime.first_deadline(lifetime_limits(&core)),
             lifetime,
             lease: Lease::new(fence),
@@ -302,6 +299,13 @@ impl Session {
             self.core.sessions.insert(&self.id, handle);
             self.follow_catalog(&access);
         }
+    }
+
+    /// The caller that its children are for; of a session that has ended, none.
+    pub(super) fn owner(&self) -> Owner {
+        let published = || self.core.sessions.get(&self.id);
+        let handle = self.unpublished.clone().or_else(published);
+        handle.map_or(Owner::Tenant, |handle| owner_of(&handle.access))
     }
 
     /// Removes the session from the table; false if it was not there.

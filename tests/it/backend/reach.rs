@@ -288,11 +288,12 @@ async fn multipath_tcp_does_not_pass_the_refused_addresses() {
 /// Landlock has a rule for `bind`, and the kernel binds a socket that listens without it.
 #[tokio::test]
 async fn a_child_accepts_connections_at_its_ports_only() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let own = free.local_addr().unwrap();
-    drop(free);
-    let keys = format!("sandbox: {{tcp: [443, {}]}}", own.port());
+    // None that the kernel gives to others meanwhile, and another one each time: a child may end late.
+    let mut free =
+        (61_000..).filter_map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).ok());
     for separation in ["uid", "namespace", "landlock"] {
+        let own = free.next().unwrap().local_addr().unwrap();
+        let keys = format!("sandbox: {{tcp: [443, {}]}}", own.port());
         let two = Two::start(separation, &[], &keys).await;
         let text = reach(&two.a, "listen", "", 0).await;
         let port = text.strip_prefix("port ").expect(&text);

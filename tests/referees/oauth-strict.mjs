@@ -52,7 +52,9 @@ async function discovered(resource, issuer) {
   assert.deepEqual(metadata.response_types_supported, ['code']);
   assert.equal(metadata.authorization_response_iss_parameter_supported, true);
   assert.equal(metadata.client_id_metadata_document_supported, true);
-  assert.deepEqual([...metadata.grant_types_supported].sort(), ['authorization_code', 'refresh_token']);
+  // One of its declared clients is a machine.
+  const grants = ['authorization_code', 'client_credentials', 'refresh_token'];
+  assert.deepEqual([...metadata.grant_types_supported].sort(), grants);
   return metadata;
 }
 

@@ -283,7 +283,7 @@ async function wrongExchanges() {
 
   for (const [body, error] of [
     [{ grant_type: 'password', username: 'ada', password: 'correct horse battery' }, 'unsupported_grant_type'],
-    [{ grant_type: 'client_credentials' }, 'unsupported_grant_type'],
+    [{ grant_type: 'client_credentials' }, 'unauthorized_client'],
     [{}, 'invalid_request'],
     [{ grant_type: 'authorization_code' }, 'invalid_request'],
     [{ grant_type: 'authorization_code', code: 'lgc_none', redirect_uri: REDIRECT, code_verifier: wrong }, 'invalid_grant'],

@@ -146,7 +146,7 @@ fi
 for era in legacy modern; do
   start "tasks-$era" --set server.reply.task_after=300ms -- \
     "$node_real" "$(realpath "$fixture")" --era "$era"
-  if [ -n "$url" ]; then check "conformance/tasks-$era" "$here/conformance.sh" --tasks "$url"; fi
+  if [ -n "$url" ]; then limit=400 check "conformance/tasks-$era" "$here/conformance.sh" --tasks "$url"; fi
 done
 start legacy -- "$node_real" "$(realpath "$fixture")" --era legacy
 legacy_url=$url

@@ -25,5 +25,5 @@ def train(binary, folder):
             gateway_open(url, 40, *header)
     for server in ERAS:
         with full(binary, folder, {"required": False}, server) as (url, _, header):
-            for shape in ((16, 1, 1), (1, 32, 1)):
+            for shape in ((16, 1, 3), (1, 32, 3)):
                 load(url, *shape, *MODERN, *header)

@@ -544,7 +544,10 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
     let known = Authenticated {
         principal: access.principal.clone(),
-        scopes: access.claimed().into(),
+        scopes: match &access.claimed {
+            None => Arc::clone(&access.scopes),
+            Some(claimed) => claimed.as_slice().into(),
+        },
         groups: access.groups.clone(),
         basis: access.basis.clone(),
         key: None,

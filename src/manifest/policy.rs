@@ -158,7 +158,7 @@ fn list<'p, T: 'p>(item: Parser<'p, T>) -> Parser<'p, Vec<T>> {
 }
 
 /// Parses a `scope-token` (RFC 6749, section 3.3), which is safe in a quoted string of a header.
-pub(super) fn scope(text: &str) -> Result<String, Wrong> {
+fn scope(text: &str) -> Result<String, Wrong> {
     if is_scope(text) {
         return Ok(text.to_owned());
     }

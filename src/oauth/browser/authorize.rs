@@ -57,8 +57,9 @@ impl BrowserRequest {
             self.set_cookie(&mut response, &browser);
             return Ok(response);
         };
-        self.allowed_scopes(&authorization, &person)?;
-        if !prompt.consent && self.has_consented(&authorization, &person).await? {
+        let allowed = self.allowed_scopes(&authorization, &person)?;
+        let digest = self.consent_digest(&authorization, &allowed);
+        if !prompt.consent && self.has_consented(&authorization, &person, &digest).await? {
             self.draw_write()?;
             return self
                 .issue_code(&authorization, &person, redirect_status)
@@ -75,10 +76,11 @@ impl BrowserRequest {
         &self,
         authorization: &AuthorizationRequest,
         person: &Person,
+        digest: &[u8; 32],
     ) -> Result<bool, database::Error> {
         let (subject, client) = (&person.subject, &authorization.client.id);
         let logins = self.store()?.logins();
-        let known = logins.has_consented(self.tenant(), subject, client, &authorization.digest);
+        let known = logins.has_consented(self.tenant(), subject, client, digest);
         Ok(authorization.is_remembered() && known.await?)
     }
 

@@ -25,11 +25,6 @@ impl BrowserRequest {
         redirect_status: StatusCode,
     ) -> StepResult {
         let allowed = self.allowed_scopes(authorization, person)?;
-        let (server, asked) = (
-            &authorization.parameters.resource.server,
-            authorization.parameters.scopes.iter(),
-        );
-        let asked = asked.map(String::as_str);
         let issuing = &self.oauth.0.config.oauth;
         let code = secret::generate(&self.oauth.0.random, secret::SecretKind::Code);
         let code = code.ok_or_else(no_randomness)?;
@@ -46,7 +41,7 @@ impl BrowserRequest {
                 groups: person.groups.clone(),
                 client_id: authorization.client.id.clone(),
                 resource: authorization.parameters.resource.url.clone(),
-                scope: self.server.granted(server, &allowed, asked).join(" "),
+                scope: self.granted_scopes(authorization, &allowed).join(" "),
                 auth_ms: person.auth_ms,
                 expires_ms: after(issuing.refresh_max),
             },
@@ -79,5 +74,31 @@ impl BrowserRequest {
         };
         let back = || StepRefusal::Client(authorization.redirect.clone(), refusal);
         allowed.ok_or_else(back)
+    }
+
+    /// Returns the requested scopes that are among those.
+    pub(super) fn granted_scopes<'a>(
+        &self,
+        authorization: &'a AuthorizationRequest,
+        allowed: &AllowedScopes<'_>,
+    ) -> Vec<&'a str> {
+        let asked = &authorization.parameters;
+        let scopes = asked.scopes.iter().map(String::as_str);
+        let server = &asked.resource.server;
+        self.server.granted(server, allowed, scopes)
+    }
+
+    /// Computes the digest of what a person consents to who may have those scopes. A scope that was withheld when
+    /// the person was asked needs another consent when it is not any more.
+    pub(super) fn consent_digest(
+        &self,
+        authorization: &AuthorizationRequest,
+        allowed: &AllowedScopes<'_>,
+    ) -> [u8; 32] {
+        let granted = self.granted_scopes(authorization, allowed);
+        if authorization.parameters.scopes.iter().eq(&granted) {
+            return authorization.digest;
+        }
+        secret::hash(&serde_json::json!([authorization.digest, granted]).to_string())
     }
 }

@@ -53,20 +53,16 @@ impl BrowserRequest {
         person: Option<&Person>,
         provider: Option<&std::sync::Arc<Provider>>,
     ) -> StepResult {
-        flow.shown = Some(authorization.digest);
-        let form = self.seal(&flow, FormKind::Consent)?;
-        let redirect_host = shown(&authorization.redirect.shown_host());
         // Whom a provider will identify is not known yet: the code has what that person may have.
         let allowed = match person {
             Some(person) => self.allowed_scopes(authorization, person)?,
             None => AllowedScopes::All,
         };
-        let (server, asked) = (
-            &authorization.parameters.resource.server,
-            authorization.parameters.scopes.iter(),
-        );
-        let asked = asked.map(String::as_str);
-        let granted = self.server.granted(server, &allowed, asked.clone());
+        let granted = self.granted_scopes(authorization, &allowed);
+        let asked = authorization.parameters.scopes.iter().map(String::as_str);
+        flow.shown = Some(self.consent_digest(authorization, &allowed));
+        let form = self.seal(&flow, FormKind::Consent)?;
+        let redirect_host = shown(&authorization.redirect.shown_host());
         let (document_host, document_date) = match &authorization.client.kind {
             ClientSource::Document { host, date } => (Some(host.as_str()), date.as_deref()),
             ClientSource::Declared | ClientSource::Registered { .. } => (None, None),
@@ -77,7 +73,7 @@ impl BrowserRequest {
             document_host,
             document_date,
             redirect_host: &redirect_host,
-            server,
+            server: &authorization.parameters.resource.server,
             resource: &authorization.parameters.resource.url,
             withheld: asked.filter(|scope| !granted.contains(scope)).collect(),
             scopes: granted
@@ -130,10 +126,10 @@ impl BrowserRequest {
             let again = self.restart_url(&flow, &flow.query);
             return Ok(redirect(StatusCode::SEE_OTHER, &again));
         };
-        if flow.shown != Some(authorization.digest) {
+        let allowed = self.allowed_scopes(&authorization, &person)?;
+        if flow.shown != Some(self.consent_digest(&authorization, &allowed)) {
             return self.consent_page(&authorization, flow, Some(&person), None);
         }
-        self.allowed_scopes(&authorization, &person)?;
         self.take_decision(&flow).await?;
         self.record_consent(&authorization, &person, StatusCode::SEE_OTHER)
             .await
@@ -146,12 +142,13 @@ impl BrowserRequest {
         person: &Person,
         redirect_status: StatusCode,
     ) -> StepResult {
-        self.allowed_scopes(authorization, person)?;
+        let allowed = self.allowed_scopes(authorization, person)?;
+        let digest = self.consent_digest(authorization, &allowed);
         let (subject, client) = (&person.subject, &authorization.client.id);
         if authorization.is_remembered() {
             let logins = self.store()?.logins();
             logins
-                .consent(self.tenant(), subject, client, &authorization.digest)
+                .consent(self.tenant(), subject, client, &digest)
                 .await?;
         }
         self.audit_consent("consent.given", subject, authorization)

@@ -27,7 +27,8 @@ impl Exchange<'_> {
         let subject = machine_subject(client);
         let scope = self.scope(&resource, &subject)?;
         // Each use may write a grant, and a line to the audit trail.
-        let budget = self.state.writes.spend(&("machine", client), REFRESHES);
+        let by = ("machine", &server.tenant.name, client);
+        let budget = self.state.writes.spend(&by, REFRESHES);
         budget.map_err(|retry| OauthRefusal::too_many("too many tokens", retry))?;
         let settings = &self.state.config.oauth;
         let new = Grant {

@@ -224,6 +224,41 @@ async fn consent_tells_what_the_person_may_not_have() {
     );
 }
 
+/// A scope that was withheld is not among what the person has allowed, neither in a remembered consent nor on a page
+/// that is still open.
+#[tokio::test]
+async fn a_scope_that_was_withheld_needs_another_consent() {
+    let gateway = Served::start(json!({}), tenants(&["staff"])).await;
+    let (operator, app) = (gateway.administrator(), App::site(&gateway, "a").await);
+    let mut browser = Browser::new();
+    let url = app.request(&[WRITE]);
+    let page = consent_page(&gateway, &mut browser, &url).await;
+    assert!(page.text.contains("May not use"), "{}", page.text);
+    let allow = [("decision", "allow")];
+    let done = browser.submit(&page, &allow).await;
+    assert!(done.answer().contains_key("code"));
+    assert!(
+        browser.open(&url).await.answer().contains_key("code"),
+        "it is remembered"
+    );
+    let asking = app.request(&[WRITE, ("prompt", "consent")]);
+    let open = browser.open(&asking).await;
+    put_in(&gateway, &operator, &["eng"]).await;
+    let fresh = async { while browser.open(&asking).await.text.contains("May not use") {} };
+    within("a page without withheld scopes", fresh).await;
+    let again = browser.open(&url).await;
+    assert!(
+        again.location().is_none() && again.text.contains("files:write"),
+        "{}",
+        again.text
+    );
+    let shown = browser.submit(&open, &allow).await;
+    assert!(shown.location().is_none() && !shown.text.contains("May not use"));
+    let done = browser.submit(&shown, &allow).await;
+    let token = app.redeem(&done.answer()["code"], &[]).await;
+    assert_eq!(token.text("scope"), "files:read files:write");
+}
+
 #[tokio::test]
 async fn a_key_has_the_scopes_of_its_grant_and_the_groups_of_everybody() {
     let (text, hash) = key();

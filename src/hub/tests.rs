@@ -1,7 +1,12 @@
 //! Tests of the hub with real children, below HTTP: principals and restarts.
 
 use std::{
-    collections::BTreeMap, future::poll_fn, path::PathBuf, pin::pin, sync::Arc, task::Poll,
+    collections::BTreeMap,
+    future::poll_fn,
+    path::PathBuf,
+    pin::pin,
+    sync::{Arc, OnceLock},
+    task::Poll,
     time::Duration,
 };
 
@@ -350,6 +355,7 @@ async fn a_client_without_a_session_leaves_none_whenever_it_goes() {
             client_info: None,
             may_become_task: false,
             trace: None,
+            group: OnceLock::new(),
         };
         if polled(polls, stateless.lease(&caller)).await.is_some() {
             break;

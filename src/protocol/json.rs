@@ -538,7 +538,7 @@ pub(crate) fn get<'a>(text: &'a [u8], key: &str) -> Option<&'a [u8]> {
     scanner
         .object::<SyntaxError>(0, |scanner, name| {
             let value = scanner.value(1)?;
-            if decoded(name.of(text)).is_some_and(|name| name == key) {
+            if is_named(name.of(text), key) {
                 if found.is_some() {
                     return Err(SyntaxError("a duplicate key"));
                 }
@@ -553,21 +553,40 @@ pub(crate) fn get<'a>(text: &'a [u8], key: &str) -> Option<&'a [u8]> {
 /// The members of the object at `object` in a text that was scanned before: keys and values, in
 /// order. None for any other value.
 pub(crate) fn members(text: &[u8], object: Span) -> Vec<(Span, Span)> {
-    let inside = object.of(text);
     let mut found = Vec::new();
-    let read = Scanner::new(inside).object::<SyntaxError>(0, |scanner, key| {
+    each_member(text, object, |key, value| found.push((key, value)));
+    found
+}
+
+/// Calls `take` with the key and the value of each member of the object at `object` in a text that was
+/// scanned before, in order; never for any other value.
+pub(crate) fn each_member(text: &[u8], object: Span, mut take: impl FnMut(Span, Span)) {
+    // What was scanned is an object or none from its first byte on.
+    let _ = Scanner::new(object.of(text)).object::<SyntaxError>(0, |scanner, key| {
         let value = scanner.value(1)?;
-        found.push((key.behind(object), value.behind(object)));
+        take(key.behind(object), value.behind(object));
         Ok(())
     });
-    read.map_or_else(|_| Vec::new(), |_| found)
 }
 
 /// The value of a member of the object at `object` in a text that was scanned before.
 pub(crate) fn member(text: &[u8], object: Span, name: &str) -> Option<Span> {
-    let is_it = |key: Span| decoded(key.of(text)).as_deref() == Some(name);
-    let mut members = members(text, object).into_iter();
-    members.find_map(|(key, value)| is_it(key).then_some(value))
+    let mut found = None;
+    each_member(text, object, |key, value| {
+        if found.is_none() && is_named(key.of(text), name) {
+            found = Some(value);
+        }
+    });
+    found
+}
+
+/// Whether a key (with its quotes) is this name.
+pub(crate) fn is_named(key: &[u8], name: &str) -> bool {
+    // Most keys are spelled without escapes, and most have another length.
+    if key.len() == name.len() + 2 && &key[1..key.len() - 1] == name.as_bytes() {
+        return true;
+    }
+    memchr::memchr(b'\\', key).is_some() && decoded(key).as_deref() == Some(name)
 }
 
 /// The items of an array in a text that was scanned before, one at a time.
@@ -648,21 +667,30 @@ pub(crate) fn push_without(
         out.extend_from_slice(object.of(text));
         return;
     }
-    let mut separator = b'{';
-    for (key, value) in members(text, object) {
+    out.put_u8(b'{');
+    push_members(out, text, object, is_dropped);
+    out.put_u8(b'}');
+}
+
+/// Appends the members of the object at `object` in a text that was scanned before, without those whose names
+/// are dropped: behind the brace of an object, or behind a member with a comma.
+pub(crate) fn push_members(
+    out: &mut BytesMut,
+    text: &[u8],
+    object: Span,
+    is_dropped: impl Fn(&str) -> bool,
+) {
+    each_member(text, object, |key, value| {
         if decoded(key.of(text)).is_some_and(|name| is_dropped(&name)) {
-            continue;
+            return;
         }
-        out.put_u8(separator);
-        separator = b',';
+        if !matches!(out.last(), None | Some(b'{')) {
+            out.put_u8(b',');
+        }
         out.extend_from_slice(key.of(text));
         out.put_u8(b':');
         out.extend_from_slice(value.of(text));
-    }
-    if separator == b'{' {
-        out.put_u8(b'{');
-    }
-    out.put_u8(b'}');
+    });
 }
 
 /// The cut that adds a member to an object that does not have it.
@@ -672,11 +700,18 @@ pub(crate) fn with_member(
     name: &str,
     mut member: Vec<u8>,
 ) -> Option<(Span, Vec<u8>)> {
-    let value = object.of(text);
-    if !value.starts_with(b"{") || get(value, name).is_some() {
+    if !object.of(text).starts_with(b"{") {
         return None;
     }
-    if !members(text, object).is_empty() {
+    let (mut is_there, mut is_empty) = (false, true);
+    each_member(text, object, |key, _| {
+        is_there |= is_named(key.of(text), name);
+        is_empty = false;
+    });
+    if is_there {
+        return None;
+    }
+    if !is_empty {
         member.push(b',');
     }
     Some((object.behind_brace(text), member))

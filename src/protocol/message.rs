@@ -18,6 +18,7 @@ pub(crate) struct Message {
     method: Method,
     method_name: Option<Span>,
     id: Option<Span>,
+    params: Option<Span>,
     /// The result or the error of a response.
     outcome: Option<Span>,
     members: Params,
@@ -126,14 +127,14 @@ impl Message {
         self.outcome
     }
 
-    /// The span of `params`, which is searched for: few messages need it.
+    /// The span of `params`, which are an object.
     pub(super) fn params_span(&self) -> Option<Span> {
-        json::member(&self.bytes, Span::whole(&self.bytes), "params")
+        self.params
     }
 
-    /// The raw `params`.
+    /// The raw `params`, which are an object.
     pub(crate) fn params(&self) -> Option<&[u8]> {
-        json::get(&self.bytes, "params")
+        self.params.map(|span| span.of(&self.bytes))
     }
 
     /// The decoded `params.name`.
@@ -240,6 +241,11 @@ impl Message {
     /// Whether `params._meta` names a revision, which only requests of the modern era do.
     pub(crate) fn is_modern(&self) -> bool {
         self.members.is_modern
+    }
+
+    /// Whether `params` has a member that belongs to one round of a request (2026-07-28 mrtr).
+    pub(super) fn has_round(&self) -> bool {
+        self.members.has_round()
     }
 
     /// Whether `params._meta` has a key that the gateway gives to itself.
@@ -518,6 +524,7 @@ impl Envelope {
             id,
             members,
             method: method_name,
+            params,
             result,
             error,
             ..
@@ -528,6 +535,7 @@ impl Envelope {
             method,
             method_name,
             id,
+            params,
             outcome: result.or(error),
             members,
         }

@@ -31,6 +31,8 @@ pub(super) struct Params {
     pub(super) meta_related_task: Option<Span>,
     pub(super) is_modern: bool,
     pub(super) has_own_key: bool,
+    /// The members of [`ONCE`] that were read, as bits.
+    once: u8,
 }
 
 /// The result of a read, with another result inside. The outer error is broken JSON, the inner one
@@ -104,13 +106,22 @@ impl Params {
                 return Ok(set_once(&mut self.reference, span).and(refusal));
             }
             other => {
-                let refusal = check_imitation(other, &KNOWN);
+                let known = ONCE.iter().position(|name| name.as_bytes() == other);
+                let refusal = match known {
+                    Some(at) => set_bit(&mut self.once, at),
+                    None => check_imitation(other, &KNOWN),
+                };
                 scanner.value(depth)?;
                 return Ok(refusal);
             }
         };
         let span = scanner.value(depth)?;
         Ok(set_once(slot, span))
+    }
+
+    /// Whether there is a member of [`ROUND`].
+    pub(super) fn has_round(&self) -> bool {
+        self.once >> 1 != 0
     }
 
     fn meta_member(
@@ -151,13 +162,18 @@ impl Params {
         let Some(at) = known.iter().position(|known| known.as_bytes() == &*name) else {
             return Ok(check_imitation(&name, &known));
         };
-        let bit = 1 << at;
-        if self.ref_members & bit != 0 {
-            return Ok(Err(DUPLICATE));
-        }
-        self.ref_members |= bit;
-        Ok(Ok(()))
+        Ok(set_bit(&mut self.ref_members, at))
     }
+}
+
+/// Notes the member with this number; refuses a duplicate.
+fn set_bit(members: &mut u8, at: usize) -> Result<(), Refusal> {
+    let bit = 1 << at;
+    if *members & bit != 0 {
+        return Err(DUPLICATE);
+    }
+    *members |= bit;
+    Ok(())
 }
 
 /// The text of a key; empty for one with a lone surrogate.
@@ -193,6 +209,14 @@ pub(super) fn set_once(slot: &mut Option<Span>, span: Span) -> Result<(), Refusa
 }
 
 const DUPLICATE: Refusal = Refusal::Invalid("a duplicate key");
+
+/// The members of `params` that belong to one round of a request (2026-07-28 mrtr): the answers of the client,
+/// and the state of the server.
+pub(super) const ROUND: [&str; 2] = ["inputResponses", "requestState"];
+
+/// Members of `params` that are searched for where they matter, and are there once at most. Header fields mirror
+/// what is in the first.
+const ONCE: [&str; 3] = ["arguments", ROUND[0], ROUND[1]];
 
 /// The members of `params` that are checked for imitations, in lower case.
 const KNOWN: [&str; 8] = [

@@ -329,7 +329,7 @@ impl Modern {
     ) -> Bytes {
         match answer.result() {
             Some(result) if round == 0 => {
-                let hint = CacheHint::of(result).filter(|_| self.has_modern_clients);
+                let hint = || CacheHint::of(result).filter(|_| self.has_modern_clients);
                 self.results.answered(id, line, hint, now)
             }
             Some(_) => {

@@ -98,10 +98,13 @@ impl Results {
         &mut self,
         id: &[u8],
         line: Bytes,
-        hint: Option<CacheHint>,
+        hint: impl FnOnce() -> Option<CacheHint>,
         now: Instant,
     ) -> Bytes {
-        let (Some(key), Some(hint)) = (self.forget(id), hint) else {
+        let Some(key) = self.forget(id) else {
+            return line;
+        };
+        let Some(hint) = hint() else {
             return line;
         };
         let Some(result) = json::get(&line, "result") else {

@@ -57,16 +57,15 @@ pub(super) async fn take(
             return Err(Error::Invalid(text).into());
         }
     }
-    let id = Bytes::copy_from_slice(message.id().unwrap_or_default());
-    let answered = answer(front, admitted, parts, message, accepts).await;
-    answered.map_err(|refused| refused.answering(Some(&id)))
+    let answered = answer(front, admitted, parts, &message, accepts).await;
+    answered.map_err(|refused| refused.answering(message.id()))
 }
 
 async fn answer(
     front: &Arc<Front>,
     admitted: &Admitted,
     parts: &Parts,
-    message: Message,
+    message: &Message,
     accepts: Accepts,
 ) -> Result<Response, McpRefusal> {
     if message.method() == Method::Initialize && !message.is_modern() {
@@ -76,7 +75,7 @@ async fn answer(
         let version = raw::get(params, "protocolVersion").and_then(raw::decoded);
         return Err(unsupported(&admitted.access, &version.unwrap_or_default()));
     }
-    let request = ModernRequest::check(&parts.headers, &message, admitted)?;
+    let request = ModernRequest::check(&parts.headers, message, admitted)?;
     if let Some(needed) = request.missing_scopes() {
         return Err(admitted.refusal(front, Error::Scopes(needed)));
     }

@@ -5,6 +5,7 @@
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
+use memchr::memmem;
 
 use super::modern_request::ModernRequest;
 use crate::http::{
@@ -45,8 +46,7 @@ pub(super) fn answered(
     line: Bytes,
     accepts: Accepts,
 ) -> Response {
-    let code = raw::get(&line, "error").and_then(|error| raw::get(error, "code"));
-    let status = match code {
+    let status = match error_code(&line) {
         Some(b"-32601") => StatusCode::NOT_FOUND,
         Some(b"-32021") => StatusCode::BAD_REQUEST,
         _ => StatusCode::OK,
@@ -60,6 +60,14 @@ pub(super) fn answered(
     let mut event = BytesMut::new();
     push_message(&mut event, "", &line);
     event_stream::event_stream(front.counted(access, event.freeze()).into())
+}
+
+/// The raw code of an error response. Most lines are results, which need not be read to see that.
+fn error_code(line: &[u8]) -> Option<&[u8]> {
+    let may_be_error =
+        memmem::find(line, b"\"error\"").is_some() || memchr::memchr(b'\\', line).is_some();
+    let error = may_be_error.then(|| raw::get(line, "error"))??;
+    raw::get(error, "code")
 }
 
 /// The error response of a server that could not be initialized. What the server itself says stays out of it:

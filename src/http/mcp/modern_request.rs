@@ -1,7 +1,7 @@
 //! Check of a modern request: its fields in `_meta`, and the header fields that mirror its body
 //! (2026-07-28 streamable-http, "Request Metadata").
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, sync::OnceLock, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -16,8 +16,8 @@ use crate::{
         headers::{METHOD, NAME, PROTOCOL_VERSION},
         json, jsonrpc,
         modern::{
-            Caching, Completion, Mirrored, RequestMeta, ToolHeaders, declares_tasks, is_about_task,
-            is_mirrored, request_state, without_invalid_tools,
+            Caching, Completion, Mirrored, RequestMeta, ToolHeaders, declares_tasks,
+            input_responses, is_about_task, is_mirrored, request_state, without_invalid_tools,
         },
         revision::FIRST_MODERN,
     },
@@ -111,6 +111,7 @@ impl<'a> ModernRequest<'a> {
                 capabilities,
                 client_info: meta.client_info,
                 trace: admitted.trace.clone(),
+                group: OnceLock::new(),
             },
             level,
             progress_token: meta.progress_token,
@@ -160,9 +161,7 @@ impl<'a> ModernRequest<'a> {
 
     /// Whether it has answers to what a server has asked.
     pub(super) fn has_answers(&self) -> bool {
-        let params = self.message.params().unwrap_or_default();
-        let responses = json::get(params, "inputResponses");
-        responses.is_some_and(|responses| responses.starts_with(b"{"))
+        input_responses(self.message).is_some_and(|responses| responses.starts_with(b"{"))
     }
 
     /// The `requestState` of a retry. "Servers SHOULD validate inputResponses" (2026-07-28 mrtr, "Error
@@ -171,8 +170,7 @@ impl<'a> ModernRequest<'a> {
         let Some(state) = request_state(self.message) else {
             return Ok(None);
         };
-        let params = self.message.params().unwrap_or_default();
-        let responses = json::get(params, "inputResponses");
+        let responses = input_responses(self.message);
         if responses.is_some_and(|responses| !responses.starts_with(b"{")) {
             return Err(invalid("inputResponses is no object"));
         }
@@ -183,8 +181,7 @@ impl<'a> ModernRequest<'a> {
     /// Whether the header fields mirror the arguments.
     pub(super) fn mirrors(&self, headers: &HeaderMap, tools: &ToolHeaders) -> bool {
         let name = self.message.name().unwrap_or_default();
-        let params = self.message.params();
-        let arguments = params.and_then(|params| json::get(params, "arguments"));
+        let arguments = || json::get(self.message.params()?, "arguments");
         tools.agree(&name, arguments, |field| {
             let values = headers.get_all(field).iter();
             values.map(HeaderValue::as_bytes).collect()

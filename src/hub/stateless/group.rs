@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     net::IpAddr,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
 };
@@ -58,6 +58,8 @@ pub(crate) struct Caller<'c> {
     pub(crate) may_become_task: bool,
     /// The trace of its request.
     pub(crate) trace: Option<TraceContext>,
+    /// Its group, once it was looked up.
+    pub(crate) group: OnceLock<Arc<Group>>,
 }
 
 impl Caller<'_> {
@@ -119,6 +121,8 @@ pub(crate) struct Member {
     pub(super) id: SessionId,
     /// The raw result of its `initialize`.
     pub(crate) initialized: Bytes,
+    /// What each call needs to know of that.
+    server: KnownServer,
     /// It is for one call at a time; else for all that are never asked, and for subscriptions.
     is_for_one: bool,
     /// Whether a call has it alone.
@@ -130,6 +134,34 @@ pub(crate) struct Member {
     /// The lowest level of log messages that the server was asked for, above all levels at first.
     level: AtomicU8,
     pub(super) watched: Watched,
+}
+
+/// What a server has said of itself.
+struct KnownServer {
+    /// Whether it is one of this era.
+    is_stateless: bool,
+    /// Whether it has tasks of 2025-11-25 for calls of tools.
+    has_tasks: bool,
+    has_logs: bool,
+    /// Its raw name and version.
+    info: Option<Bytes>,
+}
+
+impl KnownServer {
+    fn of(initialized: &Bytes) -> Self {
+        let declared = |path: &[&str]| {
+            let path = ["capabilities"].iter().chain(path);
+            let found = path.fold(Some(&**initialized), |value, name| json::get(value?, name));
+            found.is_some()
+        };
+        let info = json::get(initialized, "serverInfo");
+        Self {
+            is_stateless: modern::is_stateless(initialized),
+            has_tasks: declared(&["tasks", "requests", "tools", "call"]),
+            has_logs: declared(&["logging"]),
+            info: info.map(|info| initialized.slice_ref(info)),
+        }
+    }
 }
 
 /// The number of subscriptions to each resource of a session, by its raw URI.
@@ -160,6 +192,7 @@ impl Member {
     ) -> Self {
         Self {
             id,
+            server: KnownServer::of(&initialized),
             initialized,
             is_for_one,
             is_taken: AtomicBool::new(is_for_one),
@@ -173,11 +206,6 @@ impl Member {
     /// Whether a call has it alone.
     pub(super) fn is_taken(&self) -> bool {
         self.is_taken.load(Ordering::Acquire)
-    }
-
-    /// Whether its server is one of this era.
-    fn is_stateless(&self) -> bool {
-        modern::is_stateless(&self.initialized)
     }
 
     /// The raw capabilities of the server.
@@ -233,13 +261,30 @@ impl Group {
     pub(super) fn is_stateless(&self) -> bool {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let mut for_all = members.iter().filter(|member| !member.is_for_one);
-        for_all.any(|member| member.is_stateless())
+        for_all.any(|member| member.server.is_stateless)
     }
 
     /// Whether any session is left.
     pub(super) fn is_alive(&self) -> bool {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         members.iter().any(|member| !member.commands.is_closed())
+    }
+
+    /// The first session that may be used, and is taken if it `is_alone` there.
+    fn free(&self, is_alone: bool) -> Option<Arc<Member>> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let is_over = members.iter().any(|member| member.commands.is_closed());
+        let mut those = members.iter().filter(|one| one.is_for_one == is_alone);
+        let is_free = |member: &&Arc<Member>| {
+            !member.commands.is_closed()
+                && !(is_alone && member.is_taken.swap(true, Ordering::AcqRel))
+        };
+        let free = those.find(is_free).cloned();
+        drop(members);
+        if is_over {
+            self.change(|members| members.retain(|known| !known.commands.is_closed()));
+        }
+        free
     }
 
     /// The first session that may be used: one for one call that no call has, if it `is_alone` there, else
@@ -250,15 +295,7 @@ impl Group {
         access: &Access,
         is_alone: bool,
     ) -> Result<Option<Lease>, Error> {
-        let all = self.all();
-        if all.iter().any(|member| member.commands.is_closed()) {
-            self.change(|members| members.retain(|known| !known.commands.is_closed()));
-        }
-        let those = all.iter().filter(|one| one.is_for_one == is_alone);
-        for member in those.cloned() {
-            if is_alone && member.is_taken.swap(true, Ordering::AcqRel) {
-                continue;
-            }
+        while let Some(member) = self.free(is_alone) {
             match hub.0.find(access, member.id.as_str()) {
                 Ok(handle) => {
                     return Ok(Some(Lease {
@@ -295,24 +332,17 @@ impl Lease {
 
     /// Whether the server is one of this era.
     pub(super) fn is_stateless(&self) -> bool {
-        self.member.is_stateless()
+        self.member.server.is_stateless
     }
 
     /// Whether the server has tasks of 2025-11-25 for calls of tools.
     pub(super) fn has_tasks(&self) -> bool {
-        let path = ["tasks", "requests", "tools", "call"];
-        let declared = path
-            .iter()
-            .try_fold(self.member.capabilities(), |value, name| {
-                json::get(value, name)
-            });
-        declared.is_some()
+        self.member.server.has_tasks
     }
 
     /// The raw `serverInfo` of the server.
     pub(super) fn server_info(&self) -> Option<Bytes> {
-        let info = json::get(self.initialized(), "serverInfo")?;
-        Some(self.initialized().slice_ref(info))
+        self.member.server.info.clone()
     }
 
     /// Asks the server for log messages of at least this level, if it has any.
@@ -325,7 +355,7 @@ impl Lease {
         let Some(number) = routing::level(level) else {
             return Ok(());
         };
-        let has_logs = json::get(self.member.capabilities(), "logging").is_some();
+        let has_logs = self.member.server.has_logs;
         if !has_logs || self.member.level.fetch_min(number, Ordering::AcqRel) <= number {
             return Ok(());
         }

@@ -57,7 +57,11 @@ impl Stateless {
     }
 
     /// The sessions that requests like this one may use.
-    pub(super) fn group(&self, caller: &Caller<'_>) -> Arc<Group> {
+    pub(super) fn group<'c>(&self, caller: &'c Caller<'_>) -> &'c Arc<Group> {
+        caller.group.get_or_init(|| self.find_group(caller))
+    }
+
+    fn find_group(&self, caller: &Caller<'_>) -> Arc<Group> {
         let key = caller.key();
         let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(group) = groups.all.get(&key) {

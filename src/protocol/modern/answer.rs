@@ -1,6 +1,8 @@
 //! Answers of session-based servers, completed for modern clients (2026-07-28 basic, "Result
 //! Responses"; caching).
 
+use std::borrow::Cow;
+
 use bytes::{Bytes, BytesMut};
 
 use super::cache::CacheHint;
@@ -68,8 +70,9 @@ impl Completion {
 
     fn completed(&self, answer: &Message, hint: Option<CacheHint>) -> Bytes {
         let text = answer.bytes();
-        let mut cuts: Vec<(Span, Vec<u8>)> = Vec::new();
-        cuts.extend(answer.id_span().map(|span| (span, self.id.to_vec())));
+        let mut cuts: Vec<(Span, Cow<'_, [u8]>)> = Vec::with_capacity(4);
+        let id = Cow::Borrowed(&*self.id);
+        cuts.extend(answer.id_span().map(|span| (span, id)));
         if let Some(outcome) = answer.outcome_span() {
             match answer.kind() {
                 Kind::Result => self.complete_result((text, outcome), hint, &mut cuts),
@@ -88,58 +91,80 @@ impl Completion {
         &self,
         (text, result): (&[u8], Span),
         hint: Option<CacheHint>,
-        cuts: &mut Vec<(Span, Vec<u8>)>,
+        cuts: &mut Vec<(Span, Cow<'_, [u8]>)>,
     ) {
-        let members = json::members(text, result);
-        let find = |name: &str| {
-            let is_it = |key: Span| json::decoded(key.of(text)).as_deref() == Some(name);
-            let mut members = members.iter();
-            members.find_map(|(key, value)| is_it(*key).then_some(*value))
-        };
-        let mut added: Vec<Vec<u8>> = Vec::new();
         // How it goes on, for how long it may be kept, and by whom. They mean nothing in a session: a value of
         // the server's own is none that may be passed on.
-        let mut own = vec![("resultType", b"\"complete\"".to_vec())];
-        if let Some(hint) = hint {
-            own.push(("ttlMs", hint.ttl_ms.to_string().into()));
-            own.push(("cacheScope", hint.scope().into()));
-        }
-        for (name, value) in own {
-            match find(name) {
-                None => added.push([b"\"", name.as_bytes(), b"\":", &*value].concat()),
-                Some(span) => cuts.push((span, value)),
+        let ttl = hint.map(|hint| hint.ttl_ms.to_string());
+        let own = [
+            ("resultType", Some("\"complete\"")),
+            ("ttlMs", ttl.as_deref()),
+            ("cacheScope", hint.map(CacheHint::scope)),
+        ];
+        let (mut found, mut meta, mut is_empty) = ([None; 3], None, true);
+        json::each_member(text, result, |key, value| {
+            let key = key.of(text);
+            is_empty = false;
+            match own.iter().position(|(name, _)| json::is_named(key, name)) {
+                Some(at) => found[at] = Some(value),
+                None if json::is_named(key, "_meta") => meta = Some(value),
+                None => {}
+            }
+        });
+        let mut added = Vec::with_capacity(ROOM + self.server_info.as_ref().map_or(0, Bytes::len));
+        for ((name, value), found) in own.into_iter().zip(found) {
+            match (value, found) {
+                (None, _) => {}
+                (Some(value), None) => push_member(&mut added, name, &[value.as_bytes()]),
+                (Some(value), Some(span)) => {
+                    cuts.push((span, Cow::Owned(value.as_bytes().to_vec())));
+                }
             }
         }
         if let Some(info) = &self.server_info {
-            let member = [b"\"", SERVER_INFO.as_bytes(), b"\":", info].concat();
-            match find("_meta") {
-                None => added.push([b"\"_meta\":{", &*member, b"}"].concat()),
-                Some(meta) => cuts.extend(json::with_member(text, meta, SERVER_INFO, member)),
+            match meta {
+                None => {
+                    let name = SERVER_INFO.as_bytes();
+                    push_member(&mut added, "_meta", &[b"{\"", name, b"\":", info, b"}"]);
+                }
+                Some(meta) => {
+                    let mut member = Vec::with_capacity(ROOM + info.len());
+                    push_member(&mut member, SERVER_INFO, &[info]);
+                    let cut = json::with_member(text, meta, SERVER_INFO, member);
+                    cuts.extend(cut.map(|(span, member)| (span, Cow::Owned(member))));
+                }
             }
         }
         if !added.is_empty() {
-            let mut added = added.join(&b","[..]);
-            if !members.is_empty() {
+            if !is_empty {
                 added.push(b',');
             }
-            cuts.push((result.behind_brace(text), added));
+            cuts.push((result.behind_brace(text), Cow::Owned(added)));
         }
     }
 }
 
+/// Room for the names of what a result lacks.
+const ROOM: usize = 128;
+
+/// Appends a member to others, with these parts of its value.
+fn push_member(members: &mut Vec<u8>, name: &str, value: &[&[u8]]) {
+    let separator: &[u8] = if members.is_empty() { b"\"" } else { b",\"" };
+    for part in [separator, name.as_bytes(), b"\":"].iter().chain(value) {
+        members.extend_from_slice(part);
+    }
+}
+
 /// The cut that gives an error its code of this era.
-fn renumbered(text: &[u8], error: Span) -> Option<(Span, Vec<u8>)> {
-    let members = json::members(text, error);
-    let is_code = |key: Span| json::decoded(key.of(text)).as_deref() == Some("code");
-    let mut codes = members.into_iter().filter(|(key, _)| is_code(*key));
-    let (_, code) = codes.next()?;
-    let new: &[u8] = match code.of(text) {
+fn renumbered(text: &[u8], error: Span) -> Option<(Span, Cow<'static, [u8]>)> {
+    let code = json::member(text, error, "code")?;
+    let new: &'static [u8] = match code.of(text) {
         // A resource that is not found, until 2025-11-25.
         b"-32002" => b"-32602",
         code if is_reserved(code) => b"-32603",
         _ => return None,
     };
-    Some((code, new.to_vec()))
+    Some((code, Cow::Borrowed(new)))
 }
 
 /// Whether a code is one that only this era may give a meaning, and no server of another one can mean:
@@ -188,10 +213,7 @@ pub(super) fn with_task(answer: &[u8], task: &[u8]) -> Bytes {
         b"}",
     ]
     .concat();
-    let members = json::members(answer, whole).into_iter();
-    let is_meta = |key: Span| json::decoded(key.of(answer)).as_deref() == Some("_meta");
-    let mut metas = members.filter(|(key, _)| is_meta(*key));
-    let cut = if let Some((_, meta)) = metas.next() {
+    let cut = if let Some(meta) = json::member(answer, whole, "_meta") {
         json::with_member(answer, meta, RELATED_TASK, member)
     } else {
         let meta = [b"\"_meta\":{", &*member, b"}"].concat();

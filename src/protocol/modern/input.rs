@@ -3,6 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::with_task;
+use super::request::{input_responses, request_state};
 use crate::protocol::{
     Message, Span, json,
     meta::{INPUT_KEY, RELATED_TASK, SERVER_INFO},
@@ -193,9 +194,8 @@ const MAX_URLS: usize = 16;
 /// The raw answer that a request which is no retry gives to what its server may ask: a client that knows the
 /// keys of a server need not wait for its questions.
 pub(crate) fn answer_ahead(request: &Message, ask: &InputRequest) -> Option<Bytes> {
-    let params = request.params()?;
-    let given = json::get(params, "inputResponses")?;
-    let is_retry = json::get(params, "requestState").is_some();
+    let given = input_responses(request)?;
+    let is_retry = request_state(request).is_some();
     let answer = json::get(given, ask.key.as_deref()?)?;
     let is_result = answer.starts_with(b"{");
     (is_result && !is_retry).then(|| Bytes::copy_from_slice(answer))
@@ -204,9 +204,7 @@ pub(crate) fn answer_ahead(request: &Message, ask: &InputRequest) -> Option<Byte
 /// The raw answers of a client to these requests, each with the id that it needs; answers to others are
 /// ignored (2026-07-28 mrtr, "Error Handling"; ext-tasks, "Task Update Requests").
 pub(crate) fn responses(retry: &Message, requests: &[InputRequest]) -> Vec<(Bytes, Bytes)> {
-    let given = retry
-        .params()
-        .and_then(|params| json::get(params, "inputResponses"));
+    let given = input_responses(retry);
     let answer = |(at, request): (usize, &InputRequest)| {
         let answer = json::get(given?, key(requests, at))?;
         // An answer is a result, which is an object.

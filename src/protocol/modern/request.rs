@@ -8,6 +8,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use crate::protocol::{
     Message, Refusal, Span, json, jsonrpc,
     meta::{CARRIES, CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, VERSION},
+    params::ROUND,
 };
 
 /// The fields of the protocol in the `_meta` of a request.
@@ -33,9 +34,7 @@ impl<'m> RequestMeta<'m> {
             progress_token: message.meta_progress_token().map(|span| span.of(text)),
             ..Self::default()
         };
-        let meta = message.meta();
-        let members = meta.map(|meta| json::members(text, meta));
-        for (key, value) in members.unwrap_or_default() {
+        let mut take = |key: Span, value: Span| {
             let value = value.of(text);
             match json::decoded(key.of(text)).as_deref() {
                 Some(VERSION) => fields.version = json::decoded(value),
@@ -44,6 +43,9 @@ impl<'m> RequestMeta<'m> {
                 Some(LOG_LEVEL) => fields.log_level = Some(value),
                 _ => {}
             }
+        };
+        if let Some(meta) = message.meta() {
+            json::each_member(text, meta, &mut take);
         }
         fields.capabilities = fields
             .capabilities
@@ -77,8 +79,6 @@ pub(crate) fn may_be_asked(capabilities: &[u8]) -> bool {
     ["elicitation", "sampling", "roots"].iter().any(is_declared)
 }
 
-/// The members of `params` that belong to one round of a request (2026-07-28 mrtr).
-const ROUND: [&str; 2] = ["inputResponses", "requestState"];
 /// The member that makes a call a task in 2025-11-25: none of this era's.
 const TASK: &str = "task";
 
@@ -102,13 +102,13 @@ pub(crate) fn for_session(
     round: Option<&Round<'_>>,
 ) -> Result<Message, Refusal> {
     let text = message.bytes();
-    let mut params = BytesMut::with_capacity(text.len());
+    let mut params = BytesMut::with_capacity(text.len() + EXTRA);
     params.put_u8(b'{');
-    for (key, value) in members_of_params(message) {
+    let mut push = |key: Span, value: Span| {
         let name = json::decoded(key.of(text)).unwrap_or_default();
         let is_answer = round.is_some() && name == ROUND[0];
         if ROUND.contains(&&*name) && !is_answer || name == TASK {
-            continue;
+            return;
         }
         if params.len() > 1 {
             params.put_u8(b',');
@@ -116,19 +116,13 @@ pub(crate) fn for_session(
         params.extend_from_slice(key.of(text));
         params.put_u8(b':');
         if name == "_meta" {
-            let start = params.len();
-            json::push_without(&mut params, text, value, |name| match name {
-                CLIENT_CAPABILITIES | CLIENT_INFO => round.is_none(),
-                name => MODERN_KEYS.contains(&name),
-            });
-            if round.is_some() && params[start..].starts_with(b"{\"") {
-                let rest = params.split_off(start + 1);
-                params.extend_from_slice(format!(r#""{CARRIES}":true,"#).as_bytes());
-                params.extend_from_slice(&rest);
-            }
+            push_meta(&mut params, text, value, round.is_some());
         } else {
             params.extend_from_slice(value.of(text));
         }
+    };
+    if let Some(whole) = message.params_span() {
+        json::each_member(text, whole, &mut push);
     }
     if let Some(state) = round.and_then(|round| round.state) {
         let separator = if params.len() > 1 { "," } else { "" };
@@ -151,9 +145,36 @@ pub(crate) fn for_session(
     Message::parse(line.freeze())
 }
 
+/// Appends `_meta` without what only this era knows; in a round with what the client says of itself, and with the
+/// mark of such a request.
+fn push_meta(out: &mut BytesMut, text: &[u8], meta: Span, is_round: bool) {
+    if !is_round || !meta.of(text).starts_with(b"{") {
+        return json::push_without(out, text, meta, |name| MODERN_KEYS.contains(&name));
+    }
+    out.extend_from_slice(format!(r#"{{"{CARRIES}":true"#).as_bytes());
+    json::push_members(out, text, meta, |name| {
+        MODERN_KEYS.contains(&name) && !matches!(name, CLIENT_CAPABILITIES | CLIENT_INFO)
+    });
+    out.put_u8(b'}');
+}
+
+/// Room for what a request for a session gets besides.
+const EXTRA: usize = 64;
+
 /// The raw `requestState` of a retry.
 pub(crate) fn request_state(message: &Message) -> Option<&[u8]> {
-    json::get(message.params()?, "requestState")
+    if !message.has_round() {
+        return None;
+    }
+    json::get(message.params()?, ROUND[1])
+}
+
+/// The raw answers of a retry.
+pub(crate) fn input_responses(message: &Message) -> Option<&[u8]> {
+    if !message.has_round() {
+        return None;
+    }
+    json::get(message.params()?, ROUND[0])
 }
 
 /// What makes two requests the same call, in one spelling: the method and the parameters, but for
@@ -161,7 +182,9 @@ pub(crate) fn request_state(message: &Message) -> Option<&[u8]> {
 pub(crate) fn salient(message: &Message) -> Option<Bytes> {
     let text = message.bytes();
     let mut salient = serde_json::Map::new();
-    for (key, value) in members_of_params(message) {
+    let params = message.params_span();
+    let members = params.map(|params| json::members(text, params));
+    for (key, value) in members.unwrap_or_default() {
         let name = json::decoded(key.of(text))?;
         if name == "_meta" || ROUND.contains(&&*name) {
             continue;
@@ -171,12 +194,6 @@ pub(crate) fn salient(message: &Message) -> Option<Bytes> {
     }
     let whole = serde_json::json!([message.method_name(), salient]);
     Some(whole.to_string().into())
-}
-
-fn members_of_params(message: &Message) -> Vec<(Span, Span)> {
-    let params = message.params_span();
-    let members = params.map(|params| json::members(message.bytes(), params));
-    members.unwrap_or_default()
 }
 
 #[cfg(test)]

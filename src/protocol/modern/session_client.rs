@@ -1,6 +1,8 @@
 //! Requests of session-based clients for servers of this era, and the answers of these servers for such
 //! clients (2026-07-28 versioning, "Compatibility Matrix").
 
+use std::borrow::Cow;
+
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::SUBSCRIPTION;
@@ -109,25 +111,19 @@ impl ClientMeta {
             &self.members[self.without_level..],
         );
         let members = if is_carried {
-            [version, level].concat()
+            Cow::Owned([version, level].concat())
         } else {
-            self.members.clone()
+            Cow::Borrowed(&*self.members)
         };
         let cut = match (request.meta(), request.params_span()) {
-            (Some(meta), _) => {
-                let mut whole = BytesMut::new();
-                json::push_without(&mut whole, text, meta, is_dropped);
-                if whole.starts_with(b"{") {
-                    // The client's own fields come after those of its session.
-                    let own = whole.split_off(1);
-                    whole.extend_from_slice(&members);
-                    if own.len() > 1 {
-                        whole.put_u8(b',');
-                    }
-                    whole.extend_from_slice(&own);
-                }
-                Some((meta, whole.to_vec()))
+            (Some(meta), _) if meta.of(text).starts_with(b"{") => {
+                // The client's own fields come after those of its session.
+                out.extend_from_slice(&text[..=meta.start()]);
+                out.extend_from_slice(&members);
+                json::push_members(out, text, meta, is_dropped);
+                return out.extend_from_slice(&text[meta.end() - 1..]);
             }
+            (Some(_), _) => None,
             (None, Some(params)) => {
                 let meta = [b"\"_meta\":{", &*members, b"}"].concat();
                 json::with_member(text, params, "_meta", meta)
@@ -294,25 +290,26 @@ impl ServerAnswer {
         else {
             return Self::Complete(answer.clone().into_bytes_with_id(id));
         };
-        let (mut kind, mut result) = (None, BytesMut::with_capacity(text.len()));
+        let (mut kind, mut result) = (None, BytesMut::with_capacity(text.len() + id.len()));
         result.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
         result.extend_from_slice(id);
         result.extend_from_slice(br#","result":"#);
         let mut separator = b'{';
-        for (key, value) in json::members(text, outcome) {
-            let name = json::decoded(key.of(text)).unwrap_or_default();
-            if name == MODERN_MEMBERS[0] {
-                kind = Some(value.of(text));
+        json::each_member(text, outcome, |key, value| {
+            let key = key.of(text);
+            let known = MODERN_MEMBERS.iter();
+            match { known }.position(|name| json::is_named(key, name)) {
+                Some(0) => kind = Some(value.of(text)),
+                Some(_) => {}
+                None => {
+                    result.put_u8(separator);
+                    separator = b',';
+                    result.extend_from_slice(key);
+                    result.put_u8(b':');
+                    result.extend_from_slice(value.of(text));
+                }
             }
-            if MODERN_MEMBERS.contains(&&*name) {
-                continue;
-            }
-            result.put_u8(separator);
-            separator = b',';
-            result.extend_from_slice(key.of(text));
-            result.put_u8(b':');
-            result.extend_from_slice(value.of(text));
-        }
+        });
         if separator == b'{' {
             result.put_u8(b'{');
         }

@@ -100,16 +100,16 @@ impl ToolHeaders {
 
     /// Whether the header fields of a call mirror its arguments: those that are annotated have a field
     /// with their value, those that are not there or null have none.
-    pub(crate) fn agree<'h>(
+    pub(crate) fn agree<'a, 'h>(
         &self,
         tool: &str,
-        arguments: Option<&[u8]>,
+        arguments: impl FnOnce() -> Option<&'a [u8]>,
         fields: impl Fn(&HeaderName) -> Vec<&'h [u8]>,
     ) -> bool {
         let Some(mirrored) = self.tools.get(tool) else {
             return true;
         };
-        let arguments = arguments.and_then(|text| serde_json::from_slice::<Json>(text).ok());
+        let arguments = arguments().and_then(|text| serde_json::from_slice::<Json>(text).ok());
         mirrored.iter().all(|one| {
             let mut value = arguments.as_ref();
             for name in &one.path {
@@ -353,7 +353,7 @@ mod tests {
             "{}",
             tools.size()
         );
-        let agrees = |tool| tools.agree(tool, None, |_| vec![b"x"]);
+        let agrees = |tool| tools.agree(tool, || None, |_| vec![b"x"]);
         assert!(!agrees("t0"), "checked");
         assert!(agrees("t999"), "not checked");
     }
@@ -364,10 +364,14 @@ mod tests {
         let mut tools = ToolHeaders::default();
         tools.add(&answer(schema));
         let agree = |arguments: &str, fields: &[(&str, &'static str)]| {
-            tools.agree("a", Some(arguments.as_bytes()), |name| {
-                let named = fields.iter().filter(|(field, _)| name == field);
-                named.map(|(_, value)| value.as_bytes()).collect()
-            })
+            tools.agree(
+                "a",
+                || Some(arguments.as_bytes()),
+                |name| {
+                    let named = fields.iter().filter(|(field, _)| name == field);
+                    named.map(|(_, value)| value.as_bytes()).collect()
+                },
+            )
         };
         assert!(agree("{}", &[]));
         assert!(agree(r#"{"s":null}"#, &[]));
@@ -395,6 +399,6 @@ mod tests {
             r#"{"s":"x"}"#,
             &[("mcp-param-s", "x"), ("mcp-param-s", "x")]
         ));
-        assert!(tools.agree("b", None, |_| vec![b"x"]), "no annotation");
+        assert!(tools.agree("b", || None, |_| vec![b"x"]), "no annotation");
     }
 }

@@ -154,14 +154,14 @@ async fn call(
     carried: Option<(Carried, &str)>,
 ) -> Result<Response, McpRefusal> {
     let is_for_tasks = check_arguments(front, parts, request).await?;
-    let ticket = carried.as_ref().map(|(_, ticket)| *ticket);
-    if ticket.is_some_and(|ticket| !front.stateless.use_carried(ticket)) {
-        return Err(no_ticket());
+    if let Some((carried, ticket)) = &carried {
+        let used = front.stateless.use_carried(ticket, carried).await;
+        if !used.map_err(|error| admitted.refusal(front, error))? {
+            return Err(no_ticket());
+        }
     }
-    let (level, carried) = (
-        request.level.as_deref(),
-        carried.map(|(carried, _)| carried),
-    );
+    let level = request.level.as_deref();
+    let (carried, ticket) = carried.unzip();
     let begun = front
         .stateless
         .call(

@@ -339,21 +339,45 @@ impl Limits {
     ) -> Result<Seats, Error> {
         let mut seats = Seats::new();
         for rate in account_limits {
-            let most = rate.bound.get();
-            let seat = match self.limiter.enter_at_once(&rate.account, most) {
-                Poll::Ready(seat) => seat,
-                Poll::Pending => {
-                    let entered = Arc::clone(&self.limiter).enter(rate.account, most);
-                    let entered = timeout(LIMITER_TIMEOUT, entered).await;
-                    entered.map_err(|_| Error::Busy {
-                        what: "the limits cannot be read",
-                        retry,
-                    })?
-                }
-            };
+            let seat = self.enter(rate.account, rate.bound.get(), retry).await?;
             seats.push(seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, retry))?);
         }
         Ok(seats)
+    }
+
+    /// Uses what may be used once, on all replicas, for as long as the seat is kept; none if it was used. While
+    /// their store is away, each replica knows of its own use alone.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` if the store does not answer.
+    pub(crate) async fn once(
+        &self,
+        limit: &'static str,
+        name: &str,
+    ) -> Result<Option<Seat>, Error> {
+        let account = Account {
+            limit,
+            owner: name.into(),
+        };
+        self.enter(account, 1, RETRY_CALL).await
+    }
+
+    async fn enter(
+        &self,
+        account: Account,
+        most: u64,
+        retry: Duration,
+    ) -> Result<Option<Seat>, Error> {
+        if let Poll::Ready(seat) = self.limiter.enter_at_once(&account, most) {
+            return Ok(seat);
+        }
+        let entered = Arc::clone(&self.limiter).enter(account, most);
+        let entered = timeout(LIMITER_TIMEOUT, entered).await;
+        entered.map_err(|_| Error::Busy {
+            what: "the limits cannot be read",
+            retry,
+        })
     }
 
     /// The byte counter of a connection.

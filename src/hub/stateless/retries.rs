@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::{
     parked::{Asked, Opened, Parked, Resumed},
     sessions::Stateless,
-    ticket::{Binding, Carried, MAX_STATE, Ticket},
+    ticket::{Binding, Carried, MAX_STATE, Ticket, nonce_of},
 };
 use crate::{
     auth::Access,
@@ -129,9 +129,19 @@ impl Stateless {
         sealed.ok_or("there is no randomness")
     }
 
-    /// Uses a carried ticket; whether it was not used at this replica.
-    pub(crate) fn use_carried(&self, ticket: &str) -> bool {
-        self.carried.1.take(ticket)
+    /// Uses a carried ticket; whether it was not used before, at any replica.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` if the store of the replicas does not answer.
+    pub(crate) async fn use_carried(&self, ticket: &str, carried: &Carried) -> Result<bool, Error> {
+        let limits = self.sender.hub.limits();
+        let Some(seat) = limits.once("ticket", nonce_of(ticket)).await? else {
+            return Ok(false);
+        };
+        let (until, used) = (carried.until, &self.carried.1);
+        used.keep(ticket, until, self.now_ms(), seat);
+        Ok(true)
     }
 
     /// The retry that used a carried ticket has not reached the server.

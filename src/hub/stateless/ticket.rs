@@ -14,7 +14,12 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{auth::Access, base::Sha256, protocol::EventKey, state::Replica};
+use crate::{
+    auth::Access,
+    base::Sha256,
+    protocol::EventKey,
+    state::{Replica, Seat},
+};
 
 /// The keys of tickets, the same on all replicas: the first seals.
 pub(crate) struct TicketKey(Vec<RandomizedNonceKey>);
@@ -42,33 +47,46 @@ pub(crate) struct Carried {
     pub(super) until: i64,
 }
 
-/// The latest carried tickets that were used at this replica, by their nonces: each works once here. "Servers for
-/// which a given `requestState` must be consumed at most once MUST enforce that invariant" (2026-07-28 mrtr, "Server
-/// Requirements"): a store that is written for each retry would be the price of more.
+/// The latest carried tickets that were used at this replica, until they end: "Servers for which a given
+/// `requestState` must be consumed at most once MUST enforce that invariant" (2026-07-28 mrtr, "Server
+/// Requirements").
 #[derive(Default)]
-pub(super) struct UsedTickets(RwLock<VecDeque<Box<str>>>);
+pub(super) struct UsedTickets(RwLock<VecDeque<Used>>);
+
+struct Used {
+    nonce: Box<str>,
+    /// The time until which the ticket could be used.
+    until: i64,
+    /// What keeps all replicas from using it again.
+    _seat: Seat,
+}
 
 impl UsedTickets {
-    /// Uses a ticket; whether it was not used before.
-    pub(super) fn take(&self, ticket: &str) -> bool {
-        let nonce = ticket.get(..NONCE_TEXT).unwrap_or(ticket);
+    /// Keeps the seat of a ticket that was used, until the ticket ends.
+    pub(super) fn keep(&self, ticket: &str, until: i64, now: i64, seat: Seat) {
         let mut used = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if used.iter().any(|known| **known == *nonce) {
-            return false;
-        }
+        used.retain(|known| known.until > now);
         if used.len() == MAX_USED {
             used.pop_front();
         }
-        used.push_back(nonce.into());
-        true
+        used.push_back(Used {
+            nonce: nonce_of(ticket).into(),
+            until,
+            _seat: seat,
+        });
     }
 
     /// The retry that used a ticket has not reached the server.
     pub(super) fn give_back(&self, ticket: &str) {
-        let nonce = ticket.get(..NONCE_TEXT).unwrap_or(ticket);
+        let nonce = nonce_of(ticket);
         let mut used = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        used.retain(|known| **known != *nonce);
+        used.retain(|known| *known.nonce != *nonce);
     }
+}
+
+/// What tells a ticket from all others.
+pub(super) fn nonce_of(ticket: &str) -> &str {
+    ticket.get(..NONCE_TEXT).unwrap_or(ticket)
 }
 
 /// The characters of a nonce at the beginning of a ticket.
@@ -157,6 +175,11 @@ pub(super) const MAX_STATE: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    };
+
     use super::super::ticket::*;
 
     fn ticket() -> Ticket {
@@ -182,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_carried_ticket_works_once() {
+    fn the_longest_carried_ticket_opens() {
         let key = TicketKey::new(&EventKey::new(&[1; 32]), b"x");
         let own = Binding([1; 32]);
         let carried = Carried {
@@ -192,17 +215,28 @@ mod tests {
         };
         let (first, second) = (key.seal(&carried, &own), key.seal(&carried, &own));
         let (first, second) = (first.unwrap(), second.unwrap());
-        assert_eq!(key.open(&first, &own), Some(carried), "the longest");
+        assert_ne!(nonce_of(&first), nonce_of(&second));
+        assert_eq!(key.open(&first, &own), Some(carried));
         assert_eq!(key.open::<Ticket>(&first, &own), None);
-        let used = UsedTickets::default();
-        assert!(used.take(&first) && used.take(&second));
-        assert!(!used.take(&first) && !used.take(&second));
-        used.give_back(&first);
-        assert!(used.take(&first));
+    }
+
+    #[test]
+    fn seats_of_used_tickets_are_kept_until_these_end() {
+        let (used, count) = (UsedTickets::default(), Arc::new(AtomicU64::new(0)));
+        let keep = |ticket: &str, now| {
+            count.fetch_add(1, Ordering::Relaxed);
+            used.keep(ticket, 5, now, Seat::counted(Arc::clone(&count)));
+            count.load(Ordering::Relaxed)
+        };
+        assert_eq!(keep("one of a nonce, and more", 1), 1);
+        assert_eq!(keep("another one of a nonce", 4), 2);
+        used.give_back("one of a nonce, or else");
+        assert_eq!(count.load(Ordering::Relaxed), 1);
         for number in 0..MAX_USED {
-            assert!(used.take(&format!("{number:016}")));
+            keep(&format!("{number:016}"), 4);
         }
-        assert_eq!(used.0.read().unwrap().len(), MAX_USED);
+        assert_eq!(count.load(Ordering::Relaxed), MAX_USED as u64);
+        assert_eq!(keep("after their end", 5), 1);
     }
 
     #[test]

@@ -168,6 +168,9 @@ fn a_key_that_stands_twice_is_refused_also_when_escaped() {
         r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{"name":"a","n\u0061me":"b"}}}"#,
         r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{"uri":"a","uri":"b"}}}"#,
         r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{"type":"a","type":"b"}}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"arguments":{},"argument\u0073":{}}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"requestState":"a","requestState":"b"}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"inputResponses":{},"inputResponses":{}}}"#,
         r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{"progressToken":1,"progress\u0054oken":2}}}"#,
     ];
     for text in bad {

@@ -191,3 +191,25 @@ async fn a_call_that_a_server_without_sessions_asks_in_outlives_its_replica() {
     assert_eq!(text_of(&answer), r#"{"first":{"roots":[]}}"#);
     assert_eq!(second.post(&retry).await.status(), 400, "used");
 }
+
+/// "Servers for which a given `requestState` must be consumed at most once MUST enforce that invariant" (2026-07-28
+/// mrtr, "Server Requirements"), and no server behind the gateway can: it may have a child at each replica.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_carried_ticket_works_once_at_all_replicas() {
+    let server = json!({"command": child(), "env": {"CHILD_ERA": "modern"}});
+    let pair = pair_of(json!({"x": server})).await;
+    let [first, second] = clients(&pair);
+    let roots = json!({"first": {"roots": []}});
+    for _ in 0..8 {
+        let call = first.tool("ask", json!({"kind": "roots"}));
+        let required = first.answer(&call).await;
+        let retry = first.retry(&call, &required, roots.clone());
+        let both = tokio::join!(first.post(&retry), second.post(&retry));
+        let mut both = [both.0.status().as_u16(), both.1.status().as_u16()];
+        both.sort_unstable();
+        assert_eq!(both, [200, 400]);
+        for client in [&first, &second] {
+            assert_eq!(client.post(&retry).await.status(), 400, "used");
+        }
+    }
+}

@@ -11,6 +11,144 @@ use url::Url;
 /// Tenant and server of the alias paths (`[default]`).
 pub(crate) type Default<'p> = Option<&'p (String, String)>;
 
+/// What the URLs of a request begin with: the public URL, or the URL of a tenant's own host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Site<'s> {
+    /// The common prefix of all URLs.
+    pub(crate) url: &'s str,
+    /// Tenant and server that also have short URLs.
+    pub(crate) default: Default<'s>,
+    /// The only tenant that it has.
+    only: Option<&'s str>,
+}
+
+/// The URL of a host of a tenant: its only tenant has the short URLs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TenantHost {
+    url: String,
+    /// The tenant, and the server behind `/mcp`; empty if none is.
+    default: (String, String),
+}
+
+impl TenantHost {
+    /// The URL of this host and port, with the scheme of the public URL.
+    pub(crate) fn new(
+        public_url: &str,
+        (host, port): (&str, u16),
+        (tenant, server): (&str, &str),
+    ) -> Self {
+        let scheme = public_url.split("://").next().unwrap_or("https");
+        let port = if port == Self::default_port(public_url) {
+            String::new()
+        } else {
+            format!(":{port}")
+        };
+        Self {
+            url: format!("{scheme}://{host}{port}"),
+            default: (tenant.to_owned(), server.to_owned()),
+        }
+    }
+
+    /// The port of URLs with the scheme of the public URL that name none.
+    pub(crate) fn default_port(public_url: &str) -> u16 {
+        if public_url.starts_with("http:") {
+            80
+        } else {
+            443
+        }
+    }
+
+    /// Its URL.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Its host, with the port where the URL has one.
+    pub(crate) fn authority(&self) -> &str {
+        self.url.split_once("://").map_or("", |(_, host)| host)
+    }
+}
+
+impl<'s> Site<'s> {
+    /// The site of a request to the gateway's public URL, or to the host of a tenant.
+    pub(crate) fn of(
+        public_url: &'s str,
+        default: Default<'s>,
+        host: Option<&'s TenantHost>,
+    ) -> Self {
+        match host {
+            Some(host) => Self {
+                url: &host.url,
+                default: Some(&host.default),
+                only: Some(&host.default.0),
+            },
+            None => Self {
+                url: public_url,
+                default,
+                only: None,
+            },
+        }
+    }
+
+    /// Whether there is a server with short URLs.
+    pub(crate) fn has_short_urls(&self) -> bool {
+        self.default.is_some_and(|(_, server)| !server.is_empty())
+    }
+
+    /// Whether this tenant is reached here.
+    pub(crate) fn has(&self, tenant: &str) -> bool {
+        self.only.is_none_or(|only| only == tenant)
+    }
+
+    /// The endpoint with this path, of a tenant that is reached here.
+    pub(crate) fn endpoint<'p>(&self, path: &'p str) -> Option<Endpoint<'p>>
+    where
+        's: 'p,
+    {
+        let endpoint = Endpoint::parse(path, self.default)?;
+        self.has(endpoint.tenant).then_some(endpoint)
+    }
+
+    /// The endpoint with this URL.
+    pub(crate) fn endpoint_at<'p>(&self, url: &'p str) -> Option<Endpoint<'p>>
+    where
+        's: 'p,
+    {
+        let endpoint = Endpoint::parse_url(self.url, url, self.default)?;
+        self.has(endpoint.tenant).then_some(endpoint)
+    }
+
+    /// The resource whose metadata have this path.
+    pub(crate) fn of_metadata<'p>(&self, path: &'p str) -> Option<Endpoint<'p>>
+    where
+        's: 'p,
+    {
+        let endpoint = Endpoint::of_metadata(path, self.url, self.default)?;
+        self.has(endpoint.tenant).then_some(endpoint)
+    }
+
+    /// The issuer of a tenant's tokens.
+    pub(crate) fn issuer(&self, tenant: &str) -> String {
+        issuer(self.url, self.default, tenant)
+    }
+
+    /// The tenant whose issuer has metadata at this path.
+    pub(crate) fn issuer_tenant<'p>(&self, path: &'p str) -> Option<&'p str>
+    where
+        's: 'p,
+    {
+        issuer_tenant(path, self.url, self.default).filter(|tenant| self.has(tenant))
+    }
+
+    /// The tenant of the path of an authorization server.
+    pub(crate) fn oauth_tenant<'p>(&self, path: &'p str) -> Option<&'p str>
+    where
+        's: 'p,
+    {
+        oauth_tenant(path, self.default).filter(|tenant| self.has(tenant))
+    }
+}
+
 /// Kind of an MCP endpoint, by the last segment of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -510,6 +648,41 @@ mod tests {
             assert_eq!(at(path), None, "{path}");
         }
         assert_eq!(Endpoint::parse("/mcp", None), None);
+    }
+
+    #[test]
+    fn a_host_of_a_tenant_has_no_other() {
+        let host = TenantHost::new("http://gw.test:8080", ("a.test", 8080), ("a", "x"));
+        assert_eq!(
+            (host.url(), host.authority()),
+            ("http://a.test:8080", "a.test:8080")
+        );
+        let host = TenantHost::new("https://gw.test:8443/base", ("a.test", 443), ("a", "x"));
+        assert_eq!((host.url(), host.authority()), ("https://a.test", "a.test"));
+        let default = ("t".to_owned(), "s".to_owned());
+        let site = Site::of("https://gw.test/base", Some(&default), Some(&host));
+        let of = |path| {
+            site.endpoint(path)
+                .map(|found| (found.tenant, found.server))
+        };
+        assert_eq!(of("/mcp"), Some(("a", "x")));
+        assert_eq!(of("/t/a/y/mcp"), Some(("a", "y")));
+        assert_eq!(of("/t/t/s/mcp"), None);
+        assert_eq!(site.issuer("a"), "https://a.test");
+        assert_eq!(site.issuer_tenant(AUTHORIZATION_SERVER), Some("a"));
+        assert_eq!(
+            site.issuer_tenant("/.well-known/oauth-authorization-server/t/t"),
+            None
+        );
+        assert_eq!(site.oauth_tenant("/token"), Some("a"));
+        assert_eq!(site.oauth_tenant("/t/t/oauth/token"), None);
+        let at = |url| site.endpoint_at(url).map(|found| found.server);
+        assert_eq!(at("https://a.test/sse"), Some("x"));
+        assert_eq!(at("https://a.test/t/t/s/mcp"), None);
+        assert_eq!(at("https://gw.test/base/t/a/y/mcp"), None);
+        let none = TenantHost::new("https://gw.test", ("a.test", 443), ("a", ""));
+        let site = Site::of("https://gw.test", Some(&default), Some(&none));
+        assert!(site.endpoint("/mcp").is_none() && !site.has_short_urls());
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::{
     declare::{
         AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, External, Issued, Policy, Server, Tenant,
     },
-    endpoint::{self, Endpoint},
+    endpoint::{self, Site},
     error::Error,
     snapshot::{AuditQueue, LastPollAttempt},
     telemetry::{Denied, Metrics},
@@ -191,6 +191,8 @@ pub(crate) struct AccessRequest<'r> {
     pub(crate) tenant: &'r str,
     /// Name of the server in the path.
     pub(crate) server: &'r str,
+    /// What its URL begins with.
+    pub(crate) site: Site<'r>,
     /// Credential of the request.
     pub(crate) credential: Credential<'r>,
     /// The client address.
@@ -317,14 +319,14 @@ impl Verifier {
             let principal = self.0.principals.by_key(tenant, hash, &key);
             return Ok(Authenticated::by_key(principal, hash, &key));
         }
-        let is_audience = |text: &str| self.is_resource(request, text);
+        let is_audience = |text: &str| is_resource(request, text);
         match &tenant.auth {
             AuthMode::None | AuthMode::Keys => Err(bad("no API key")),
             AuthMode::Builtin(builtin) => {
                 self.check_revocations(&tenant.auth)?;
                 let (tokens, at) = (&self.0.tokens, (&**tenant, &*catalog.issued));
-                let issuer = || self.issuer(&tenant.name);
-                let verified = tokens.verify(at, issuer, text, now, is_audience).await;
+                let issuers = || (request.site.issuer(&tenant.name), self.issuer(&tenant.name));
+                let verified = tokens.verify(at, issuers, text, now, is_audience).await;
                 let known = verified.and_then(|verified| {
                     Authenticated::by_own_token((tenant, builtin), &catalog.issued, &verified)
                 });
@@ -357,7 +359,7 @@ impl Verifier {
         }))
     }
 
-    /// The issuer of a tenant's own tokens.
+    /// The issuer of a tenant's own tokens at the public URL, which names its principals at every host.
     fn issuer(&self, tenant: &str) -> String {
         endpoint::issuer(&self.0.public_url, self.0.default.as_ref(), tenant)
     }
@@ -379,17 +381,15 @@ impl Verifier {
             detail,
         });
     }
+}
 
-    /// Reports whether `text` is a URL of the requested server, byte for byte (RFC 8707, section
-    /// 2) but for the names of this machine. `/messages` is part of `/sse`.
-    fn is_resource(&self, request: &AccessRequest<'_>, text: &str) -> bool {
-        let default = self.0.default.as_ref();
-        let endpoint = Endpoint::parse_url(&self.0.public_url, text, default);
-        endpoint.is_some_and(|endpoint| {
-            endpoint.is_resource()
-                && (endpoint.tenant, endpoint.server) == (request.tenant, request.server)
-        })
-    }
+/// Reports whether `text` is a URL of the requested server, byte for byte (RFC 8707, section 2) but for the names of
+/// this machine: at the host of the request. `/messages` is part of `/sse`.
+fn is_resource(request: &AccessRequest<'_>, text: &str) -> bool {
+    request.site.endpoint_at(text).is_some_and(|endpoint| {
+        endpoint.is_resource()
+            && (endpoint.tenant, endpoint.server) == (request.tenant, request.server)
+    })
 }
 
 /// A principal with valid credentials.

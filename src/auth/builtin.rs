@@ -105,8 +105,8 @@ impl Tokens {
         }
     }
 
-    /// Verifies an access token of `tenant` for a resource that `is_audience` accepts. Revocation
-    /// is checked by [`groups`].
+    /// Verifies an access token of `tenant` for a resource that `is_audience` accepts; `issuers` are the one of
+    /// the token, and the one that names its principal. Revocation is checked by [`groups`].
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Tokens {
     pub(super) async fn verify(
         &self,
         (tenant, issued): (&Tenant, &Issued),
-        issuer: impl FnOnce() -> String,
+        issuers: impl FnOnce() -> (String, String),
         text: &str,
         now: u64,
         is_audience: impl Fn(&str) -> bool,
@@ -136,7 +136,7 @@ impl Tokens {
             is_meant(&known.claims)?;
             return is_there.then_some(known).ok_or("an unknown key");
         }
-        let issuer = issuer();
+        let (issuer, of_principal) = issuers();
         let expected = ExpectedToken {
             issuer: &issuer,
             algorithms: &[Algorithm::EdDsa],
@@ -161,7 +161,7 @@ impl Tokens {
         let claims = token.claims;
         let (subject, client) = (claims.subject.as_str(), claims.client.as_deref());
         let verified = Arc::new(OwnToken {
-            principal: Principal::new(&tenant.name, Some(&issuer), Some(subject), client),
+            principal: Principal::new(&tenant.name, Some(&of_principal), Some(subject), client),
             basis: GrantBasis::of(grant, &key.kid),
             public: key.x,
             claims,

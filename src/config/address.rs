@@ -2,7 +2,7 @@
 //!
 //! Not here: comparison with those in requests (`http/edge/address`).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
 use url::{Host, Url};
@@ -23,6 +23,37 @@ pub(crate) fn is_trustworthy(url: &Url) -> bool {
             Some(Host::Ipv6(address)) => address.is_loopback(),
             None => false,
         }
+}
+
+/// Parses `host[:port]` into lower case; user information is not allowed.
+pub(crate) fn authority(text: &str) -> Option<(String, Option<u16>)> {
+    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (inside, after) = rest.split_once(']')?;
+        inside.parse::<Ipv6Addr>().ok()?;
+        let port = match after {
+            "" => None,
+            after => Some(after.strip_prefix(':')?),
+        };
+        (&text[..inside.len() + 2], port)
+    } else {
+        match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        }
+    };
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    if !host.starts_with('[') && (host.is_empty() || !host.bytes().all(is_name)) {
+        return None;
+    }
+    let port = match port {
+        None => None,
+        // `parse` alone would accept "+80".
+        Some(port) if port.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some(port.parse::<u16>().ok().filter(|port| *port != 0)?)
+        }
+        Some(_) => return None,
+    };
+    Some((host.to_ascii_lowercase(), port))
 }
 
 /// Parses an IP address with its port.

@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
+use url::Url;
+
 use crate::base::Table;
+use crate::endpoint::TenantHost;
 use crate::protocol::Revision;
 
 use super::authorization_server::Issued;
@@ -22,9 +25,45 @@ pub(crate) struct Catalog {
     pub(crate) tenants: Table<String, Arc<Tenant>>,
     /// Keys and revocations, which decide whether tokens of this gateway are valid.
     pub(crate) issued: Arc<Issued>,
+    /// Hosts of tenants, by their names in lower case.
+    hosts: Table<String, (Option<u16>, String)>,
 }
 
 impl Catalog {
+    /// The catalogue of these tenants. A host that two of them declare is that of the first by name.
+    pub(crate) fn new(tenants: Table<String, Arc<Tenant>>, issued: Arc<Issued>) -> Self {
+        let mut hosts: Table<String, (Option<u16>, String)> = Table::default();
+        for tenant in tenants.values() {
+            for (host, port) in &tenant.hosts {
+                let owner = hosts.get(host).map(|(_, owner)| owner);
+                if owner.is_none_or(|owner| tenant.name < *owner) {
+                    hosts.insert(host.clone(), (*port, tenant.name.clone()));
+                }
+            }
+        }
+        Self {
+            tenants,
+            issued,
+            hosts,
+        }
+    }
+
+    /// The name of the tenant with this host, in lower case.
+    pub(crate) fn owner_of(&self, host: &str) -> Option<&str> {
+        self.hosts.get(host).map(|(_, tenant)| tenant.as_str())
+    }
+
+    /// The site of the tenant with this host, in lower case, and port. A host that was declared without a port has
+    /// that of the public URL.
+    pub(crate) fn host(&self, public_url: &str, host: &str, port: u16) -> Option<TenantHost> {
+        let (own, tenant) = self.hosts.get(host)?;
+        let public = || Url::parse(public_url).ok()?.port_or_known_default();
+        let tenant = self.tenants.get(tenant)?;
+        let server = tenant.unnamed_server().unwrap_or_default();
+        (own.or_else(public) == Some(port))
+            .then(|| TenantHost::new(public_url, (host, port), (&tenant.name, server)))
+    }
+
     /// Every server of every tenant, in no order.
     pub(crate) fn servers(&self) -> impl Iterator<Item = &Arc<Server>> {
         let tenants = self.tenants.values();
@@ -72,6 +111,8 @@ pub(crate) struct Tenant {
     pub(crate) api_keys: ApiKeys,
     /// The server of requests that name none.
     pub(crate) default_server: Option<String>,
+    /// Hosts of its own, in lower case, each with its port if that is not the one of the public URL.
+    pub(crate) hosts: Vec<(String, Option<u16>)>,
     /// The session-based MCP revisions that its clients may negotiate, newest first; empty if it serves
     /// the modern one alone.
     pub(crate) revisions: Vec<Revision>,
@@ -84,6 +125,13 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
+    /// Returns the server of requests that name none: the declared one, or the only one.
+    pub(crate) fn unnamed_server(&self) -> Option<&str> {
+        let mut names = self.servers.keys();
+        let only = names.next().filter(|_| names.next().is_none());
+        self.default_server.as_ref().or(only).map(String::as_str)
+    }
+
     /// Returns the scopes that access tokens for `servers` may have: those of the authentication
     /// mode, then those that the policies of the servers require, without repetitions.
     pub(crate) fn scopes<'t>(

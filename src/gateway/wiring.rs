@@ -26,7 +26,7 @@ use crate::{
     declare::Offer,
     http::{
         Front, admin,
-        edge::{Allowed, App, Gate},
+        edge::{Allowed, App, FindHost, FoundHost, Gate},
         listen::{Bounds, Connections, Files, TlsReload, accept},
         ops,
         peers::{Cluster, Peers},
@@ -390,7 +390,21 @@ impl Parts {
         let url = Url::parse(&self.config.public_url)?;
         let (hosts, origins) = (&http.allowed_hosts, &http.allowed_origins);
         let allowed = Allowed::new(&url, listener.local_addr()?, is_tls, hosts, origins);
-        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?, hub))
+        let allowed = allowed.map_err(anyhow::Error::msg)?;
+        Ok(self.gate_of((allowed, self.hosts()), hub))
+    }
+
+    /// Finds the hosts of tenants.
+    fn hosts(&self) -> FindHost {
+        let (snapshot, config) = (Arc::clone(&self.snapshot), Arc::clone(&self.config));
+        Box::new(move |host, port| {
+            let found = snapshot.catalog().host(&config.public_url, host, port);
+            match found {
+                Some(host) => FoundHost::Tenant(Arc::new(host)),
+                None if snapshot.is_loaded() => FoundHost::None,
+                None => FoundHost::Unknown,
+            }
+        })
     }
 
     /// The gate of a separate administration listener.
@@ -400,24 +414,18 @@ impl Parts {
             &self.config.http.allowed_origins,
         );
         let allowed = Allowed::for_operators(listener.local_addr()?, hosts, origins);
-        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?, hub))
+        let allowed = allowed.map_err(anyhow::Error::msg)?;
+        Ok(self.gate_of((allowed, Box::new(|_, _| FoundHost::None)), hub))
     }
 
-    fn gate_of(&self, allowed: Allowed, hub: &Hub) -> Arc<Gate> {
+    fn gate_of(&self, hosts: (Allowed, FindHost), hub: &Hub) -> Arc<Gate> {
         let http = &self.config.http;
         let (proxies, max_body) = (http.trusted_proxies.clone(), http.max_body as u64);
         let (memory, telemetry) = (
             Arc::clone(hub.limits().memory()),
             (Arc::clone(&self.metrics), self.traces.clone()),
         );
-        Gate::new(
-            allowed,
-            proxies,
-            max_body,
-            memory,
-            telemetry,
-            http.access_log,
-        )
+        Gate::new(hosts, proxies, max_body, memory, telemetry, http.access_log)
     }
 
     /// Starts to accept clients.

@@ -76,8 +76,9 @@ pub(crate) fn public(front: Arc<Front>, health: Health) -> Routes {
 async fn home(State(front): State<Arc<Front>>, request: Request) -> Response {
     let config = &front.config;
     if page::is_browser(request.method(), request.headers()) {
-        let public_url = headers::public_url(config, request.uri(), request.headers());
-        return page::home(config.default.is_some(), &public_url);
+        let place = (request.uri(), request.headers());
+        let (site, url) = headers::site(config, request.extensions(), place);
+        return page::home(site.has_short_urls(), &url);
     }
     refusal(StatusCode::NOT_FOUND, "not found")
 }

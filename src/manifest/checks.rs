@@ -3,6 +3,7 @@
 //! Not here: mistakes in the manifest itself (`reader`).
 
 use std::{
+    collections::BTreeMap,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -12,8 +13,13 @@ use url::Url;
 
 use super::reader::{Manifest, server_key};
 use crate::{
-    config::{Config, Mistake, Separation, address::is_trustworthy, gateway::is_loopback},
-    declare::{AuthMode, Offer, STORE, Server, Tenant, When},
+    config::{
+        Config, Mistake, Separation,
+        address::{authority, is_trustworthy},
+        gateway::is_loopback,
+    },
+    declare::{AuthMode, Catalog, Offer, STORE, Server, Tenant, When},
+    endpoint::LOOPBACK,
 };
 
 /// Checks a manifest that is applied as a whole.
@@ -46,6 +52,7 @@ pub(crate) fn judge(
         mistakes.extend(check_default(manifest, config));
     }
     if when != When::Serving {
+        mistakes.extend(check_hosts(manifest, config));
         mistakes.extend(check_quotas(manifest));
         mistakes.extend(check_commands(manifest, search));
     }
@@ -197,6 +204,65 @@ pub(crate) fn check_default(manifest: &Manifest, config: &Config) -> Vec<Mistake
     missing.map(mistake).into_iter().collect()
 }
 
+/// A host of a tenant of the manifest is no host of a tenant in `known` that the manifest does not have.
+pub(crate) fn check_known_hosts(manifest: &Manifest, known: &Catalog) -> Vec<Mistake> {
+    let mut mistakes = Vec::new();
+    if manifest.others.tenants == 0 {
+        // No other tenant stays.
+        return mistakes;
+    }
+    for tenant in manifest.tenants() {
+        for (host, _) in &tenant.hosts {
+            let owner = known.owner_of(host);
+            let owner = owner.filter(|owner| !manifest.catalog.tenants.contains_key(*owner));
+            mistakes.extend(owner.map(|owner| taken(manifest, tenant, host, owner)));
+        }
+    }
+    mistakes
+}
+
+fn taken(manifest: &Manifest, tenant: &Tenant, host: &str, owner: &str) -> Mistake {
+    let key = format!("tenants.{}.hosts", tenant.name);
+    let what = format!("{host} is a host of tenant {owner}");
+    manifest.mistake(&key, what, "name a host of this tenant alone")
+}
+
+/// A host of a tenant is neither that of the public URL, nor a name of this machine, nor another tenant's:
+/// cookies do not tell ports apart. An issuer there is an https URL, as everywhere.
+fn check_hosts(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
+    let public = Url::parse(&config.public_url).ok();
+    let public = public.as_ref().and_then(Url::host_str);
+    let allowed = |own: &str| {
+        let hosts = config.http.allowed_hosts.iter();
+        let mut hosts = hosts.filter_map(|host| authority(host));
+        hosts.any(|(host, _)| host == own)
+    };
+    let is_open = config.public_url.starts_with("http:") && !config.auth.insecure;
+    let (mut mistakes, mut known) = (Vec::new(), BTreeMap::new());
+    for tenant in manifest.tenants() {
+        for (host, _) in &tenant.hosts {
+            let is_own = |name: &str| name.eq_ignore_ascii_case(host);
+            let owner = *known.entry(host).or_insert(&tenant.name);
+            if *owner != tenant.name {
+                mistakes.push(taken(manifest, tenant, host, owner));
+            }
+            let (what, remedy) = if public.is_some_and(is_own) {
+                ("is the host of public_url", "name another host")
+            } else if LOOPBACK.into_iter().any(is_own) || allowed(host) {
+                ("is a host of the gateway", "name another host")
+            } else if is_open && tenant.auth.has_issuer() && !host.ends_with(".localhost") {
+                let remedy = "set public_url to an https URL, or name a host below localhost";
+                ("would be reached by http", remedy)
+            } else {
+                continue;
+            };
+            let key = format!("tenants.{}.hosts", tenant.name);
+            mistakes.push(manifest.mistake(&key, format!("{host} {what}"), remedy));
+        }
+    }
+    mistakes
+}
+
 /// Every command must be an executable file, found in `search` (the value of PATH).
 pub(crate) fn check_commands(manifest: &Manifest, search: &str) -> Vec<Mistake> {
     let tenants = manifest.tenants();
@@ -264,6 +330,89 @@ mod tests {
 
     fn yaml(text: &str) -> Result<Manifest, Vec<Mistake>> {
         parse("F", text, Format::Yaml, &BTreeMap::new())
+    }
+
+    #[test]
+    fn a_host_is_of_one_tenant_and_not_of_the_gateway() {
+        let config = |set: &[&str]| {
+            let set = set.iter().map(|set| (*set).to_owned()).collect();
+            let env = BTreeMap::from([("HOME".to_owned(), "/".to_owned())]);
+            Config::load(&Sources {
+                set,
+                env,
+                ..Sources::default()
+            })
+            .unwrap()
+        };
+        let https = [
+            "public_url=https://gw.test:8443",
+            "http.allowed_hosts=[\"also.test:1\"]",
+        ];
+        let of = |a: &str, b: &str| {
+            let text = format!(
+                "tenants:\n  a: {{auth: {{mode: builtin}}, hosts: [{a}]}}\n  \
+                 b: {{auth: {{mode: keys}}, hosts: [{b}]}}\n"
+            );
+            yaml(&text).unwrap()
+        };
+        let says = |a: &str, b: &str, set: &[&str]| {
+            let found = check_hosts(&of(a, b), &config(set)).into_iter();
+            found
+                .map(|mistake| format!("{}: {}", mistake.key, mistake.what))
+                .collect::<Vec<_>>()
+        };
+        assert!(says("a.test, A.test", "b.test", &https).is_empty());
+        for (a, b, what) in [
+            (
+                "a.test",
+                "A.TEST:1",
+                "tenants.b.hosts: a.test is a host of tenant a",
+            ),
+            (
+                "GW.test:9",
+                "b.test",
+                "tenants.a.hosts: gw.test is the host of public_url",
+            ),
+            (
+                "also.test",
+                "b.test",
+                "tenants.a.hosts: also.test is a host of the gateway",
+            ),
+            (
+                "localhost",
+                "b.test",
+                "tenants.a.hosts: localhost is a host of the gateway",
+            ),
+        ] {
+            assert_eq!(says(a, b, &https), [what]);
+        }
+        let what = "tenants.a.hosts: a.test would be reached by http";
+        assert_eq!(says("a.test", "b.test", &[]), [what]);
+        assert!(says("a.localhost", "b.test", &[]).is_empty());
+        assert!(says("a.test", "b.test", &["auth.insecure=true"]).is_empty());
+        let known = of("c.test", "b.test").catalog;
+        let known = Catalog::new(known.tenants, known.issued);
+        let mut one = yaml("tenants: {d: {auth: {mode: keys}, hosts: [C.test, d.test]}}").unwrap();
+        assert!(check_known_hosts(&one, &known).is_empty(), "all others go");
+        one.others.tenants = 1;
+        let found = check_known_hosts(&one, &known);
+        assert_eq!(found[0].what, "c.test is a host of tenant a");
+        assert_eq!(found.len(), 1);
+        let mut both = of("b.test", "c.test");
+        both.others.tenants = 1;
+        assert!(check_known_hosts(&both, &known).is_empty(), "they change");
+        for host in [
+            "",
+            "127.0.0.1",
+            "[::1]",
+            "a.test:0",
+            "a/b",
+            "https://a.test",
+            "*.a.test",
+        ] {
+            let text = format!("tenants: {{a: {{auth: {{mode: keys}}, hosts: ['{host}']}}}}");
+            assert_eq!(yaml(&text).unwrap_err()[0].key, "tenants.a.hosts", "{host}");
+        }
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub(crate) fn single(
         auth: AuthMode::None,
         api_keys: ApiKeys::default(),
         default_server: Some(RUN_SERVER.to_owned()),
+        hosts: Vec::new(),
         revisions: revision::ALL.to_vec(),
         is_modern: true,
         quotas: Quotas::NONE,
@@ -51,10 +52,7 @@ pub(crate) fn single(
         reader.places.insert(key, place);
     }
     let tenants = Table::from_iter([(RUN_TENANT.to_owned(), Arc::new(tenant))]);
-    let catalog = Catalog {
-        tenants,
-        ..Catalog::default()
-    };
+    let catalog = Catalog::new(tenants, Arc::default());
     let places = reader.places;
     findings.result(Manifest::new(catalog, places))
 }

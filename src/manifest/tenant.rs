@@ -1,6 +1,6 @@
 //! Reader of `tenants` and `quotas`.
 
-use std::{collections::BTreeMap, num::NonZeroU64, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU64, sync::Arc};
 
 use super::{
     identity::{known_server, useless_access},
@@ -8,7 +8,7 @@ use super::{
     table::{Entries, Fields, JsonSchema, Parser, parse},
 };
 use crate::{
-    config::{Node, Value, Wrong},
+    config::{Node, Value, Wrong, address::authority},
     declare::{AuthMode, Bounds, Catalog, Quotas, Room, Server, Tenant},
     protocol::{Revision, revision},
 };
@@ -56,6 +56,7 @@ impl Reader<'_> {
             "auth",
             "clients",
             "default_server",
+            "hosts",
             "providers",
             "quotas",
         ]);
@@ -75,6 +76,13 @@ impl Reader<'_> {
                 "The audience of token requests without a resource; \"\" is none.",
             )
             .optional(default_server(&names));
+        let hosts = fields
+            .key(
+                "hosts",
+                "Hosts of its own, each with a port if it is not that of public_url: there it has the short \
+                 paths, and no other tenant is reached.",
+            )
+            .optional(parse::set(host()));
         let api_keys = self.api_keys(&fields, &auth, &names);
         let revisions = fields
             .key("revisions", "Offered revisions of MCP; empty means all.")
@@ -86,6 +94,7 @@ impl Reader<'_> {
             auth,
             api_keys,
             default_server: default_server.flatten(),
+            hosts: hosts.unwrap_or_default(),
             revisions,
             is_modern,
             quotas,
@@ -139,6 +148,26 @@ fn default_server<'p>(names: &'p [&str]) -> Parser<'p, Option<String>> {
         known_server(&text, names, "name one of its servers").map(|()| Some(text))
     })
 }
+
+/// A host, in lower case, with its port.
+fn host<'p>() -> Parser<'p, (String, Option<u16>)> {
+    parse::text().and(|text| {
+        let wrong = || {
+            let remedy = "write the name of a host, as acme.example.org or acme.example.org:8443";
+            Wrong::new(format!("{text:?} is no host"), remedy)
+        };
+        let (host, port) = authority(&text).ok_or_else(wrong)?;
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+        let is_name = host.len() <= MAX_HOST && host.bytes().all(fits);
+        if !is_name || host.parse::<IpAddr>().is_ok() {
+            return Err(wrong());
+        }
+        Ok((host, port))
+    })
+}
+
+/// The longest name of a host (RFC 1035, section 2.3.4).
+const MAX_HOST: usize = 253;
 
 /// The session-based revisions, newest first, and whether the modern one is among them.
 fn revisions<'p>() -> Parser<'p, (Vec<Revision>, bool)> {

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{
-    HeaderMap, HeaderValue, StatusCode, Uri,
+    HeaderMap, HeaderValue, StatusCode,
     header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH},
 };
 use serde_json::{Value, json};
@@ -20,21 +20,18 @@ use super::{
     server::{AuthorizationServer, Oauth, OauthState},
     tokens::ASSERTIONS,
 };
-use crate::{
-    declare::PublicKey,
-    endpoint::{self, OauthEndpoint},
-};
+use crate::{declare::PublicKey, endpoint::OauthEndpoint};
 
 /// GET: the metadata of the issuer with this well-known URL.
 pub(super) async fn document(
     extract::State(oauth): extract::State<Oauth>,
-    uri: Uri,
-    headers: HeaderMap,
+    request: extract::Request,
 ) -> Response {
     let state = &*oauth.0;
-    match issuer_at(state, uri.path()) {
+    let path = request.uri().path();
+    match AuthorizationServer::described_at(state, path, request.extensions()) {
         Some(server) => cacheable(
-            &headers,
+            request.headers(),
             &metadata(state, &server).to_string(),
             "max-age=60",
         ),
@@ -65,16 +62,6 @@ fn jwk(key: &PublicKey) -> Value {
         "kty": "OKP", "crv": "Ed25519", "x": secret::encoded(&key.x),
         "kid": key.kid, "use": "sig", "alg": "EdDSA",
     })
-}
-
-/// Finds the authorization server whose issuer has this well-known path.
-///
-/// The path of the public URL precedes only an inserted prefix. The proxy has removed it in front of
-/// an appended suffix, as for every other endpoint.
-fn issuer_at(state: &OauthState, path: &str) -> Option<AuthorizationServer> {
-    let config = &state.config;
-    let tenant = endpoint::issuer_tenant(path, &config.public_url, config.default.as_ref())?;
-    AuthorizationServer::of(state, tenant)
 }
 
 fn metadata(state: &OauthState, server: &AuthorizationServer) -> Value {

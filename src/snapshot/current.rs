@@ -220,7 +220,7 @@ impl CurrentSnapshot {
         self.publish(Snapshot {
             version: Some(loaded.version),
             revocation,
-            catalog: Arc::new(Catalog { tenants, issued }),
+            catalog: Arc::new(Catalog::new(tenants, issued)),
             operator_keys,
             marks: Arc::new(marks),
             is_partial: mistakes.is_some(),
@@ -248,10 +248,7 @@ impl CurrentSnapshot {
         self.publish(Snapshot {
             version: current.version,
             revocation,
-            catalog: Arc::new(Catalog {
-                tenants: current.catalog.tenants.clone(),
-                issued,
-            }),
+            catalog: Arc::new(Catalog::new(current.catalog.tenants.clone(), issued)),
             operator_keys: current.operator_keys.clone(),
             marks: Arc::clone(&current.marks),
             is_partial: current.is_partial,
@@ -310,7 +307,7 @@ impl CurrentSnapshot {
                 new.revocation = current.revocation;
                 let issued = Arc::clone(&current.catalog.issued);
                 let tenants = new.catalog.tenants.clone();
-                new.catalog = Arc::new(Catalog { tenants, issued });
+                new.catalog = Arc::new(Catalog::new(tenants, issued));
             } else if !is_declared_newer {
                 new.version = current.version;
                 new.operator_keys.clone_from(&current.operator_keys);
@@ -318,7 +315,7 @@ impl CurrentSnapshot {
                 new.is_partial = current.is_partial;
                 let issued = Arc::clone(&new.catalog.issued);
                 let tenants = current.catalog.tenants.clone();
-                new.catalog = Arc::new(Catalog { tenants, issued });
+                new.catalog = Arc::new(Catalog::new(tenants, issued));
             }
             let new = Arc::new(new);
             self.snapshot.store(Arc::clone(&new));
@@ -390,7 +387,7 @@ mod tests {
             Snapshot {
                 version: Some(version),
                 revocation,
-                catalog: Arc::new(Catalog { tenants, issued }),
+                catalog: Arc::new(Catalog::new(tenants, issued)),
                 operator_keys: OperatorKeys::new(),
                 marks: Arc::default(),
                 is_partial: false,

@@ -147,7 +147,7 @@ async fn verified(
     now: u64,
 ) -> Result<Arc<OwnToken>, &'static str> {
     let at = (&*catalog.tenants["a"], &*catalog.issued);
-    let issuer = || ISSUER.to_owned();
+    let issuer = || (ISSUER.to_owned(), ISSUER.to_owned());
     let is_audience = |audience: &str| audience == RESOURCE;
     tokens.verify(at, issuer, text, now, is_audience).await
 }
@@ -179,7 +179,13 @@ async fn own_tokens_are_valid_until_they_expire() {
     // A token that is valid for another tenant is not valid here.
     let at = (&*catalog.tenants["b"], &*catalog.issued);
     let foreign = tokens
-        .verify(at, || ISSUER.to_owned(), &text, NOW, |_| true)
+        .verify(
+            at,
+            || (ISSUER.to_owned(), ISSUER.to_owned()),
+            &text,
+            NOW,
+            |_| true,
+        )
         .await;
     assert!(foreign.is_err());
 }

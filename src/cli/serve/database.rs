@@ -18,7 +18,7 @@ use crate::{
     base::{HiddenPaths, Secret, private_file},
     config::{Config, Mistake},
     database::{self, Judge, Location, Opening, vault::Make},
-    declare::{Catalog, Offer},
+    declare::{Catalog, Offer, When},
     gateway::Served,
     manifest::checks,
     snapshot::{CurrentSnapshot, ManifestFile, SnapshotSync},
@@ -52,9 +52,17 @@ pub(super) async fn open(
     };
     let admin_key = config.storage.admin_key.as_ref();
     let (own, search) = (config.clone(), path_of(env).to_owned());
-    let judge: Judge =
-        Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
     let snapshot = CurrentSnapshot::empty();
+    let known = Arc::downgrade(&snapshot);
+    let judge: Judge = Arc::new(move |manifest, when| {
+        let mut mistakes = checks::judge(manifest, when, &own, &search, &offer);
+        if when != When::Serving
+            && let Some(known) = known.upgrade()
+        {
+            mistakes.extend(checks::check_known_hosts(manifest, &known.catalog()));
+        }
+        mistakes
+    });
     let opening = Opening::of(config, judge, snapshot.clock().clone());
     let (source, is_server) = (
         opening.keys.clone(),

@@ -1,6 +1,6 @@
 //! Admission to an MCP endpoint: finds the server, verifies the caller and counts the request.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::Request,
@@ -11,13 +11,13 @@ use http::{HeaderValue, Method, StatusCode, header, request::Parts};
 use super::{bearer, body, challenge, front::Front, headers, rates};
 use crate::http::{
     peers::Hop,
-    reply::{McpRefusal, page, rate_limit},
+    reply::{McpRefusal, header_name::TENANT_HOST, page, rate_limit},
 };
 use crate::{
     auth::{Access, AccessRefusal, Credential, access},
-    config::ClientAddress,
+    config::{ClientAddress, address::authority},
     declare::AuthMode,
-    endpoint::{Endpoint, Form, Kind},
+    endpoint::{Endpoint, Form, Kind, TenantHost},
     error::Error,
     hub::limits::Remaining,
     telemetry::TraceContext,
@@ -30,7 +30,7 @@ const STARTING: Duration = Duration::from_secs(1);
 pub(crate) struct Admitted {
     /// Proof of access.
     pub(crate) access: Access,
-    /// Public URL that the client called, if it spells it otherwise than the gateway.
+    /// Public URL that the client called, if that is a tenant's host or another spelling than the gateway's.
     public_url: Option<String>,
     /// Form of the path that the client called.
     form: Form,
@@ -72,12 +72,17 @@ pub(crate) async fn enter<F: Future<Output = Response>>(
     request: Request,
     handler: impl FnOnce(Arc<Front>, Admitted, Request) -> F,
 ) -> Response {
-    let (parts, body) = request.into_parts();
-    let admitted = match Admitted::of(&parts, &front).await {
+    let (mut parts, body) = request.into_parts();
+    let admitted = match host_of_hop(&mut parts, &front) {
+        Ok(()) => Admitted::of(&parts, &front).await,
+        Err(refused) => Err(refused),
+    };
+    let admitted = match admitted {
         Ok(admitted) => admitted,
         Err(Instead::Page(page)) => return *page,
         Err(Instead::Missing) if page::is_browser(&parts.method, &parts.headers) => {
-            return page::missing(front.config.default.is_some(), &front.config.public_url);
+            let site = headers::site_of(&front.config, &parts.extensions);
+            return page::missing(site.has_short_urls(), site.url);
         }
         Err(Instead::Missing) => {
             return body::refuse(Error::NoServer.into(), &parts.headers, body).await;
@@ -123,8 +128,8 @@ impl Admitted {
         page::page(self.endpoint(), self.public_url(front), false)
     }
 
-    /// Returns the public URL, as the client spells it.
-    fn public_url<'f>(&'f self, front: &'f Front) -> &'f str {
+    /// Returns the public URL, or that of the tenant's host, as the client spells it.
+    pub(crate) fn public_url<'f>(&'f self, front: &'f Front) -> &'f str {
         self.public_url
             .as_deref()
             .unwrap_or(&front.config.public_url)
@@ -140,6 +145,7 @@ impl Admitted {
     async fn of(parts: &Parts, front: &Front) -> Result<Self, Instead> {
         let (path, config) = (parts.uri.path(), &front.config);
         let (headers, extensions) = (&parts.headers, &parts.extensions);
+        let catalog = &front.snapshot.catalog();
         // A hop was counted by the replica that forwarded it.
         let hop = extensions.get::<Hop>();
         let is_hop = hop.is_some();
@@ -147,15 +153,14 @@ impl Admitted {
             rates::count(front, extensions)?;
         }
         let no_server = || no_server(front);
-        let endpoint = Endpoint::parse(path, config.default.as_ref()).ok_or_else(no_server)?;
-        let catalog = &front.snapshot.catalog();
+        let (site, public_url) = headers::site(config, extensions, (&parts.uri, headers));
+        let endpoint = site.endpoint(path).ok_or_else(no_server)?;
         let tenant = catalog.tenants.get(endpoint.tenant).ok_or_else(no_server)?;
         let credential = match hop {
             // The replica that forwarded it has verified the credentials, and kept them.
             Some(hop) => Credential::Asserted(&hop.caller),
             None => bearer::credential(headers)?,
         };
-        let public_url = headers::public_url(config, &parts.uri, headers);
         let is_open = tenant.auth == AuthMode::None;
         if !is_open && page::is_browser(&parts.method, headers) {
             // The page repeats the URL only and does not tell whether the server exists.
@@ -166,6 +171,7 @@ impl Admitted {
         let access_request = access::AccessRequest {
             tenant: endpoint.tenant,
             server: endpoint.server,
+            site,
             credential,
             from: extensions.get::<ClientAddress>().map(|from| from.0),
             route: endpoint.kind.name(),
@@ -185,16 +191,33 @@ impl Admitted {
         };
         Ok(Self {
             access,
-            public_url: match public_url {
-                Cow::Borrowed(_) => None,
-                Cow::Owned(spelled) => Some(spelled),
-            },
+            public_url: (public_url != config.public_url).then(|| public_url.into_owned()),
             form: endpoint.form,
             kind: endpoint.kind,
             trace: extensions.get().cloned(),
             left,
         })
     }
+}
+
+/// Gives a hop the host of a tenant that its client named, as the gate does for other requests.
+fn host_of_hop(parts: &mut Parts, front: &Front) -> Result<(), Instead> {
+    let named = parts.headers.get(TENANT_HOST);
+    let Some(named) = named.filter(|_| parts.extensions.get::<Hop>().is_some()) else {
+        return Ok(());
+    };
+    let public_url = &front.config.public_url;
+    let found = named
+        .to_str()
+        .ok()
+        .and_then(authority)
+        .and_then(|(host, port)| {
+            let port = port.unwrap_or_else(|| TenantHost::default_port(public_url));
+            front.snapshot.catalog().host(public_url, &host, port)
+        });
+    let found = found.ok_or_else(|| no_server(front))?;
+    parts.extensions.insert(Arc::new(found));
+    Ok(())
 }
 
 /// Refuses a request for a server that does not exist here, or is not known yet.

@@ -1,9 +1,9 @@
 //! Checks of the header fields of MCP requests: accepted types, revision and session.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use http::{
-    HeaderMap, HeaderName, StatusCode, Uri,
+    Extensions, HeaderMap, HeaderName, StatusCode, Uri,
     header::{self, AsHeaderName},
     uri::Authority,
 };
@@ -11,7 +11,7 @@ use http::{
 use crate::{
     auth::Access,
     config::Config,
-    endpoint,
+    endpoint::{self, Site, TenantHost},
     error::Error,
     http::reply::McpRefusal,
     protocol::{Accepts, Revision, SESSION_ID, Version, headers::PROTOCOL_VERSION},
@@ -33,13 +33,25 @@ pub(crate) fn single(
     first.to_str().map(Some).map_err(|_| bad)
 }
 
-/// Returns the public URL in the spelling of the request, whose host the gate has checked.
-pub(crate) fn public_url<'c>(config: &'c Config, uri: &Uri, headers: &HeaderMap) -> Cow<'c, str> {
+/// Returns the site of a request, with its URL in the spelling of the request, whose host the gate has checked.
+pub(crate) fn site<'c>(
+    config: &'c Config,
+    extensions: &'c Extensions,
+    (uri, headers): (&Uri, &HeaderMap),
+) -> (Site<'c>, Cow<'c, str>) {
+    let site = site_of(config, extensions);
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
     let host = uri.authority().map(Authority::as_str).or(host);
-    endpoint::spelled(&config.public_url, host.unwrap_or_default())
+    let url = endpoint::spelled(site.url, host.unwrap_or_default());
+    (site, url)
+}
+
+/// Returns the site of a request.
+pub(crate) fn site_of<'c>(config: &'c Config, extensions: &'c Extensions) -> Site<'c> {
+    let host = extensions.get::<Arc<TenantHost>>().map(AsRef::as_ref);
+    Site::of(&config.public_url, config.default.as_ref(), host)
 }
 
 /// Reads the content types that the client accepts.

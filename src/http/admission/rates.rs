@@ -9,11 +9,8 @@ use axum::{
 };
 use http::Extensions;
 
-use super::front::Front;
-use crate::{
-    config::ClientAddress, endpoint::oauth_tenant, error::Error, http::reply::McpRefusal,
-    telemetry::LimitName,
-};
+use super::{front::Front, headers::site_of};
+use crate::{config::ClientAddress, error::Error, http::reply::McpRefusal, telemetry::LimitName};
 
 /// Middleware that refuses addresses beyond their rate, for routes that are no MCP endpoints.
 pub(crate) async fn limit(
@@ -35,8 +32,8 @@ pub(crate) async fn take_turns(
     next: Next,
 ) -> Response {
     let address = request.extensions().get::<ClientAddress>();
-    let default = front.config.default.as_ref();
-    let _turn = match (oauth_tenant(request.uri().path(), default), address) {
+    let site = site_of(&front.config, request.extensions());
+    let _turn = match (site.oauth_tenant(request.uri().path()), address) {
         (Some(tenant), Some(address)) => {
             let turn = front.hub.limits().authorization().take(tenant, address.0);
             if turn.is_none() {

@@ -3,7 +3,7 @@
 //! Pure functions and one table; not here: responses.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use http::header::{HOST, ORIGIN};
 use http::uri::{self, Uri};
@@ -11,7 +11,7 @@ use http::{HeaderMap, Version};
 use ipnet::IpNet;
 use url::Url;
 
-use crate::config::address::is_trustworthy;
+use crate::config::address::{authority, is_trustworthy};
 use crate::endpoint::LOOPBACK;
 use crate::http::reply::header_name::X_FORWARDED_FOR;
 
@@ -182,6 +182,22 @@ impl Allowed {
         }
     }
 
+    /// Returns the host and the port that a request names, which [`Self::host`] has checked.
+    pub(crate) fn named(&self, uri: &Uri, headers: &HeaderMap) -> Option<(String, u16)> {
+        let header = headers.get(HOST).and_then(|host| host.to_str().ok());
+        let target = uri.authority().map(uri::Authority::as_str);
+        let (host, port) = authority(target.or(header)?)?;
+        Some((host, self.port(port)))
+    }
+
+    /// Returns whether the origin of a request is that of this URL, which has no path.
+    pub(crate) fn is_origin_of(headers: &HeaderMap, url: &str) -> bool {
+        let mut origins = headers.get_all(ORIGIN).iter();
+        let (first, second) = (origins.next(), origins.next());
+        let origin = first.and_then(|origin| origin.to_str().ok());
+        second.is_none() && origin.and_then(origin_of).as_deref() == Some(url)
+    }
+
     /// Checks `Origin`; a repeated field is foreign.
     pub(crate) fn origin(&self, headers: &HeaderMap) -> OriginCheck {
         let mut origins = headers.get_all(ORIGIN).iter();
@@ -218,37 +234,6 @@ fn is_loopback(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let ip = bare.parse::<IpAddr>();
     host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
-}
-
-/// Parses `host[:port]` into lower case; user information is not allowed.
-pub(crate) fn authority(text: &str) -> Option<(String, Option<u16>)> {
-    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
-        let (inside, after) = rest.split_once(']')?;
-        inside.parse::<Ipv6Addr>().ok()?;
-        let port = match after {
-            "" => None,
-            after => Some(after.strip_prefix(':')?),
-        };
-        (&text[..inside.len() + 2], port)
-    } else {
-        match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        }
-    };
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-    if !host.starts_with('[') && (host.is_empty() || !host.bytes().all(is_name)) {
-        return None;
-    }
-    let port = match port {
-        None => None,
-        // `parse` alone would accept "+80".
-        Some(port) if port.bytes().all(|byte| byte.is_ascii_digit()) => {
-            Some(port.parse::<u16>().ok().filter(|port| *port != 0)?)
-        }
-        Some(_) => return None,
-    };
-    Some((host.to_ascii_lowercase(), port))
 }
 
 /// Normalizes an origin: lower case, no default port. `None` if the text is no origin.

@@ -23,7 +23,7 @@ use super::cors;
 use super::null_origin;
 use super::routes::Routes;
 use crate::config::{ClientAddress, LoggedRequests};
-use crate::endpoint::Kind;
+use crate::endpoint::{Kind, TenantHost};
 use crate::http::reply::{
     header_name::HOP,
     refusal::{in_form_of, refusal},
@@ -31,10 +31,25 @@ use crate::http::reply::{
 use crate::hub::limits::MemoryBudgets;
 use crate::telemetry::{LimitName, Metrics, Route, Span, TraceContext, Traces};
 
+/// Finds the tenant with a host, in lower case, and a port.
+pub(crate) type FindHost = Box<dyn Fn(&str, u16) -> FoundHost + Send + Sync>;
+
+/// What a host that is not the gateway's is.
+pub(crate) enum FoundHost {
+    /// The host of a tenant.
+    Tenant(Arc<TenantHost>),
+    /// No tenant's.
+    None,
+    /// The tenants were not read yet.
+    Unknown,
+}
+
 /// Gate of the public listener.
 pub(crate) struct Gate {
     /// Allowed hosts and origins.
     allowed: Allowed,
+    /// Hosts of tenants.
+    hosts: FindHost,
     /// Proxies whose `X-Forwarded-For` is trusted.
     proxies: Vec<IpNet>,
     /// Largest request body in bytes.
@@ -50,7 +65,7 @@ pub(crate) struct Gate {
 impl Gate {
     /// Makes the gate.
     pub(crate) fn new(
-        allowed: Allowed,
+        (allowed, hosts): (Allowed, FindHost),
         proxies: Vec<IpNet>,
         max_body: u64,
         memory: Arc<MemoryBudgets>,
@@ -59,6 +74,7 @@ impl Gate {
     ) -> Arc<Self> {
         Arc::new(Self {
             allowed,
+            hosts,
             proxies,
             max_body,
             memory,
@@ -68,8 +84,9 @@ impl Gate {
         })
     }
 
-    /// Checks the head of a request, and returns its allowed origin, if it has one.
-    fn check(&self, head: &Parts, state: &BodyState) -> Result<Option<HeaderValue>, Response> {
+    /// Checks the head of a request, and returns its allowed origin, if it has one. A request to the host of a
+    /// tenant gets that as an extension.
+    fn check(&self, head: &mut Parts, state: &BodyState) -> Result<Option<HeaderValue>, Response> {
         let target = head
             .uri
             .path_and_query()
@@ -93,14 +110,21 @@ impl Gate {
             HostCheck::Ours => {}
             // Probes of a load balancer name the address of a pod.
             HostCheck::ForeignAddress if route_label(head.uri.path()) == Route::Health => {}
-            HostCheck::Foreign | HostCheck::ForeignAddress => {
+            HostCheck::Foreign => {
+                let host = self.tenant_host(head)?;
+                head.extensions.insert(host);
+            }
+            HostCheck::ForeignAddress => {
                 return Err(refusal(StatusCode::FORBIDDEN, "host not allowed"));
             }
             HostCheck::Malformed => return Err(refusal(StatusCode::BAD_REQUEST, "bad host")),
         }
+        let host = head.extensions.get::<Arc<TenantHost>>();
+        let is_of_host = host.is_some_and(|host| Allowed::is_origin_of(&head.headers, host.url()));
         let origin = match self.allowed.origin(&head.headers) {
             OriginCheck::Absent => None,
             OriginCheck::Ours => head.headers.get(ORIGIN).cloned(),
+            OriginCheck::Foreign if is_of_host => head.headers.get(ORIGIN).cloned(),
             // Responses of public paths contain nothing that a page may not know.
             OriginCheck::Foreign if cors::is_public(head.uri.path()) => None,
             OriginCheck::Foreign
@@ -118,6 +142,23 @@ impl Gate {
             refused
         })?;
         Ok(origin)
+    }
+
+    /// Finds the tenant whose host a request names.
+    fn tenant_host(&self, head: &Parts) -> Result<Arc<TenantHost>, Response> {
+        let named = self.allowed.named(&head.uri, &head.headers);
+        let found = named.map(|(host, port)| (self.hosts)(&host, port));
+        match found.unwrap_or(FoundHost::None) {
+            FoundHost::Tenant(host) => Ok(host),
+            FoundHost::None => Err(refusal(StatusCode::FORBIDDEN, "host not allowed")),
+            FoundHost::Unknown => {
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                let mut refused = refusal(status, "hosts of tenants are not known yet");
+                let headers = refused.headers_mut();
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                Err(refused)
+            }
+        }
     }
 
     /// Makes the response to an address that has too much under way.
@@ -187,7 +228,7 @@ impl Gate {
         if let Some(trace) = &trace {
             head.extensions.insert(trace.clone());
         }
-        let checked = self.check(&head, &state);
+        let checked = self.check(&mut head, &state);
         let response = match checked {
             Err(refused) => in_form_of(path, refused),
             Ok(origin) => {

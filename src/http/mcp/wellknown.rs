@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use axum::{
     body::Body,
-    extract::State,
+    extract::{Request, State},
     response::{IntoResponse, Response},
 };
 use http::{
-    HeaderMap, HeaderValue, Uri,
+    HeaderValue,
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
 
@@ -21,47 +21,42 @@ use crate::http::{
     reply::{McpRefusal, json::JSON},
 };
 use crate::{
-    config::Config,
     declare::{AuthMode, Tenant},
-    endpoint::{self, Endpoint},
+    endpoint::Site,
     error::Error,
 };
 
 /// Returns the issuer of a tenant's access tokens, if it has one.
-pub(crate) fn issuer(config: &Config, tenant: &Tenant) -> Option<String> {
+fn issuer(site: &Site<'_>, tenant: &Tenant) -> Option<String> {
     match &tenant.auth {
         AuthMode::None | AuthMode::Keys => None,
         AuthMode::External(external) => Some(external.issuer.clone()),
-        AuthMode::Builtin(_) => {
-            let default = config.default.as_ref();
-            Some(endpoint::issuer(&config.public_url, default, &tenant.name))
-        }
+        AuthMode::Builtin(_) => Some(site.issuer(&tenant.name)),
     }
 }
 
 /// GET: returns the metadata of the resource whose path follows.
 pub(crate) async fn protected_resource(
     State(front): State<Arc<Front>>,
-    uri: Uri,
-    headers: HeaderMap,
+    request: Request,
 ) -> Response {
-    let public_url = headers::public_url(&front.config, &uri, &headers);
-    document(&front, uri.path(), &public_url)
+    let place = (request.uri(), request.headers());
+    let (site, url) = headers::site(&front.config, request.extensions(), place);
+    document(&front, request.uri().path(), (site, &url))
         .unwrap_or_else(|| McpRefusal::from(Error::NoServer).into_response())
 }
 
-fn document(front: &Front, path: &str, public_url: &str) -> Option<Response> {
-    let config = &front.config;
-    let endpoint = Endpoint::of_metadata(path, public_url, config.default.as_ref())?;
+fn document(front: &Front, path: &str, (site, url): (Site<'_>, &str)) -> Option<Response> {
+    let endpoint = site.of_metadata(path)?;
     let tenant = front
         .snapshot
         .catalog()
         .tenants
         .get(endpoint.tenant)
         .cloned()?;
-    let issuer = issuer(config, &tenant)?;
+    let issuer = issuer(&site, &tenant)?;
     let mut document = serde_json::json!({
-        "resource": endpoint.url(public_url),
+        "resource": endpoint.url(url),
         "authorization_servers": [issuer],
         "bearer_methods_supported": ["header"],
     });

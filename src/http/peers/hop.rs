@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 
 use crate::{
     base::MacKeys,
-    http::reply::header_name::{TRACEPARENT, TRACESTATE},
+    http::reply::header_name::{TENANT_HOST, TRACEPARENT, TRACESTATE},
     protocol::{
         LAST_EVENT_ID, SESSION_ID,
         headers::{ARGUMENT_PREFIX, METHOD, NAME, PROTOCOL_VERSION},
@@ -26,7 +26,7 @@ pub(crate) const LABEL: &str = "lockgate hop v2";
 
 /// The header fields of the client that a hop carries, and its signature covers, besides those that
 /// mirror arguments. Another may hold a credential, and the owner reads none.
-static CARRIED: [HeaderName; 9] = [
+static CARRIED: [HeaderName; 10] = [
     header::ACCEPT,
     header::CONTENT_TYPE,
     HeaderName::from_static(SESSION_ID),
@@ -36,6 +36,7 @@ static CARRIED: [HeaderName; 9] = [
     HeaderName::from_static(NAME),
     TRACEPARENT,
     TRACESTATE,
+    TENANT_HOST,
 ];
 
 /// The header fields that a hop carries, in the order of the signature.

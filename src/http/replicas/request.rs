@@ -18,7 +18,7 @@ use crate::http::{
     reply::{
         McpRefusal,
         event_stream::EVENT_STREAM,
-        header_name::{HOP, KEEP_ALIVE, PROXY_CONNECTION, TRACEPARENT},
+        header_name::{HOP, KEEP_ALIVE, PROXY_CONNECTION, TENANT_HOST, TRACEPARENT},
         refusal::refusal,
     },
 };
@@ -26,7 +26,7 @@ use crate::{
     auth::Access,
     base::sha256,
     config::ClientAddress,
-    endpoint,
+    endpoint::{self, TenantHost},
     error::Error,
     hub::{CallError, ownership::LookupSource},
     protocol::{Body as Messages, Kind, LAST_EVENT_ID, Message},
@@ -176,6 +176,14 @@ impl ForwardedRequest {
         let mut headers = HeaderMap::with_capacity(carried.len());
         for (name, value) in carried {
             headers.append(name, value.clone());
+        }
+        let host = parts.extensions.get::<Arc<TenantHost>>();
+        let host = host.map(|host| HeaderValue::try_from(host.authority()));
+        if let Some(Ok(host)) = host {
+            headers.insert(TENANT_HOST, host);
+        } else {
+            // A client's own means nothing.
+            headers.remove(TENANT_HOST);
         }
         let target = parts.uri.path_and_query();
         let client = parts.extensions.get::<ClientAddress>();

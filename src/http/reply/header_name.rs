@@ -9,6 +9,8 @@ pub(crate) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// Proof of a forwarded request between replicas. The public listener refuses requests with it. A
 /// response with it comes from no route: the replica refused the hop.
 pub(crate) const HOP: HeaderName = HeaderName::from_static("lockgate-hop");
+/// Host of a tenant that the client of a forwarded request named.
+pub(crate) const TENANT_HOST: HeaderName = HeaderName::from_static("lockgate-host");
 /// Connection parameters of HTTP/1.0 (RFC 9112, appendix C.2.2).
 pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 /// Obsolete relative of `Connection`, which some clients send to proxies.

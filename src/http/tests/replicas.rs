@@ -21,7 +21,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::base::budget::Descriptors;
 use crate::http::{
     Front,
-    edge::{Allowed, App, Gate},
+    edge::{Allowed, App, FoundHost, Gate},
     listen::{
         Bounds, Connections,
         accept::{self, KEEP_ALIVE},
@@ -217,7 +217,7 @@ async fn serve(shared: Shared, reached: CancellationToken) -> (String, Replica, 
     let url = format!("http://{bound}");
     let allowed = Allowed::new(&url.parse().unwrap(), bound, false, &[], &[]).unwrap();
     let gate = Gate::new(
-        allowed,
+        (allowed, Box::new(|_, _| FoundHost::None)),
         Vec::new(),
         4 << 20,
         Arc::clone(front.hub.limits().memory()),

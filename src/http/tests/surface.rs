@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{ClientAddress, LoggedRequests};
-use crate::http::edge::Allowed;
+use crate::http::edge::{Allowed, FoundHost};
 use crate::http::edge::{App, Gate};
 use crate::http::listen::{
     Bounds, Connections,
@@ -71,7 +71,7 @@ async fn surface_of(max_connections: usize, memory: Arc<MemoryBudgets>) -> Surfa
     let app = App::of_public(
         routes,
         Gate::new(
-            allowed,
+            (allowed, Box::new(|_, _| FoundHost::None)),
             Vec::new(),
             MAX_BODY,
             memory,

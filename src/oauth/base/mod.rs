@@ -16,6 +16,6 @@ pub(crate) mod throttle;
 
 pub(crate) use self::form::Form;
 pub(crate) use self::refusal::{OauthRefusal, RefusalCode};
-pub(crate) use self::resource::{Resource, ResourceUrls};
+pub(crate) use self::resource::Resource;
 pub(crate) use self::secret::SecretKind;
 pub(crate) use self::throttle::Throttle;

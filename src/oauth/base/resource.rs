@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     declare::{OFFLINE_ACCESS, Tenant},
-    endpoint::{self, Endpoint, Form, Kind},
+    endpoint::{self, Endpoint, Form, Kind, Site},
 };
 
 /// A resource of a tenant.
@@ -19,21 +19,12 @@ pub(crate) struct Resource {
     pub(crate) url: String,
 }
 
-/// The URLs of all resources.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ResourceUrls<'p> {
-    /// The common prefix of all URLs.
-    pub(crate) public_url: &'p str,
-    /// Tenant and server that also have short URLs.
-    pub(crate) default: Option<&'p (String, String)>,
-}
-
 impl Resource {
     /// Returns the resource of `tenant` at the URL `text`; only URLs of a server match. The audience of
     /// tokens is the URL as the gateway writes it, with the name of this machine that the client uses.
-    pub(crate) fn named(place: ResourceUrls<'_>, tenant: &str, text: &str) -> Option<Self> {
-        let (public_url, path) = endpoint::split_url(place.public_url, text)?;
-        let endpoint = Endpoint::parse(path, place.default)?;
+    pub(crate) fn named(place: Site<'_>, tenant: &str, text: &str) -> Option<Self> {
+        let (public_url, path) = endpoint::split_url(place.url, text)?;
+        let endpoint = place.endpoint(path)?;
         if !endpoint.is_resource() || endpoint.tenant != tenant {
             return None;
         }
@@ -46,10 +37,8 @@ impl Resource {
     }
 
     /// Returns the resource of a request that names none, as requests of 2025-03-26 clients do.
-    pub(crate) fn unnamed(place: ResourceUrls<'_>, tenant: &Tenant) -> Option<Self> {
-        let mut names = tenant.servers.keys();
-        let only = names.next().filter(|_| names.next().is_none());
-        let server = tenant.default_server.as_ref().or(only)?;
+    pub(crate) fn unnamed(place: Site<'_>, tenant: &Tenant) -> Option<Self> {
+        let server = tenant.unnamed_server()?;
         let is_short = place
             .default
             .is_some_and(|(owner, short)| *owner == tenant.name && short == server);
@@ -58,9 +47,9 @@ impl Resource {
             form,
             ..Endpoint::new(&tenant.name, server, Kind::Mcp)
         };
-        let url = endpoint.url(place.public_url);
+        let url = endpoint.url(place.url);
         Some(Self {
-            server: server.clone(),
+            server: server.to_owned(),
             url,
         })
     }
@@ -92,17 +81,11 @@ mod tests {
     #[test]
     fn resources_are_compared_byte_for_byte_but_for_scheme_and_host() {
         let default = ("a".to_owned(), "x".to_owned());
-        let place = ResourceUrls {
-            public_url: "https://gw.test/base",
-            default: Some(&default),
-        };
+        let place = Site::of("https://gw.test/base", Some(&default), None);
         let of = |tenant, text| Resource::named(place, tenant, text).map(|found| found.server);
         let upper = Resource::named(place, "a", "HTTPS://GW.test/base/t/a/y/mcp").unwrap();
         assert_eq!(upper.url, "https://gw.test/base/t/a/y/mcp");
-        let root = ResourceUrls {
-            public_url: "https://gw.test:8443",
-            default: None,
-        };
+        let root = Site::of("https://gw.test:8443", None, None);
         let upper = Resource::named(root, "a", "https://GW.TEST:8443/t/a/y/sse").unwrap();
         assert_eq!(upper.url, "https://gw.test:8443/t/a/y/sse");
         for (text, server) in [
@@ -143,10 +126,7 @@ mod tests {
 
     #[test]
     fn a_resource_of_this_machine_has_the_name_that_the_client_uses() {
-        let local = ResourceUrls {
-            public_url: "http://127.0.0.1:8080",
-            default: None,
-        };
+        let local = Site::of("http://127.0.0.1:8080", None, None);
         for own in [
             "http://localhost:8080",
             "http://127.0.0.1:8080",

@@ -9,8 +9,9 @@ use url::Url;
 
 use crate::{
     declare::{OFFLINE_ACCESS, Tenant},
+    endpoint::Site,
     oauth::{
-        base::{Form, Resource, ResourceUrls, secret},
+        base::{Form, Resource, secret},
         clients::{Client, ClientProof, redirect},
     },
 };
@@ -187,7 +188,7 @@ impl RequestParameters {
     /// Parses all parameters other than client and redirect URI.
     pub(crate) fn read(
         parameters: &Form,
-        place: ResourceUrls<'_>,
+        place: Site<'_>,
         tenant: &Tenant,
     ) -> Result<Self, AuthorizationRefusal> {
         let invalid = |description| refusal("invalid_request", description);

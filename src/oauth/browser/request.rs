@@ -24,7 +24,7 @@ use crate::{
     declare::{Provider, User},
     oauth::{
         base::{
-            Form, ResourceUrls,
+            Form,
             posted::{collected, is_form},
             secret,
             throttle::account,
@@ -72,8 +72,8 @@ pub(super) type StepResult = Result<Response, StepRefusal>;
 impl BrowserRequest {
     /// Reads a request; `None` if its path belongs to no authorization server.
     pub(crate) fn of(oauth: &Oauth, parts: &Parts) -> Option<Self> {
-        let server = AuthorizationServer::at(&oauth.0, parts.uri.path())?;
-        let jar = CookieJar::of(&server.tenant.name, &oauth.0.config.public_url);
+        let server = AuthorizationServer::at(&oauth.0, parts.uri.path(), &parts.extensions)?;
+        let jar = CookieJar::of(&server.tenant.name, server.site(&oauth.0).url);
         let browser = jar.browser(&parts.headers);
         Some(Self {
             oauth: oauth.clone(),
@@ -102,7 +102,7 @@ impl BrowserRequest {
 
     /// Puts a path below the path of the public URL.
     fn below(&self, path: &str) -> String {
-        let base = endpoint::base_path(&self.oauth.0.config.public_url);
+        let base = endpoint::base_path(self.server.site(&self.oauth.0).url);
         format!("{base}{path}")
     }
 
@@ -129,7 +129,7 @@ impl BrowserRequest {
 
     /// Sets the browser's cookie.
     pub(super) fn set_cookie(&self, response: &mut Response, browser: &BrowserId) {
-        let jar = CookieJar::of(self.tenant(), &self.oauth.0.config.public_url);
+        let jar = CookieJar::of(self.tenant(), self.server.site(&self.oauth.0).url);
         let cookie = jar.cookie(browser, self.oauth.0.config.oauth.login);
         response.headers_mut().append(SET_COOKIE, cookie);
     }
@@ -154,12 +154,8 @@ impl BrowserRequest {
                 .map(str::to_owned),
             issuer: self.server.issuer.clone(),
         };
-        let config = &self.oauth.0.config;
-        let urls = ResourceUrls {
-            public_url: &config.public_url,
-            default: config.default.as_ref(),
-        };
-        match RequestParameters::read(&form, urls, &self.server.tenant) {
+        let site = self.server.site(&self.oauth.0);
+        match RequestParameters::read(&form, site, &self.server.tenant) {
             Ok(parameters) => Ok(AuthorizationRequest {
                 digest: parameters.digest(&redirect, &client.digest),
                 client,

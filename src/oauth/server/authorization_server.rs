@@ -6,12 +6,12 @@ use axum::{
     extract::FromRequestParts,
     response::{IntoResponse, Response},
 };
-use http::request::Parts;
+use http::{Extensions, request::Parts};
 
 use super::state::{Oauth, OauthState};
 use crate::{
     declare::{AllowedScopes, AuthMode, Builtin, OFFLINE_ACCESS, Tenant},
-    endpoint::{self, OauthEndpoint},
+    endpoint::{OauthEndpoint, Site, TenantHost},
     oauth::clients::{CLIENT_CREDENTIALS, Clients, GRANT_TYPES},
 };
 
@@ -22,36 +22,58 @@ pub(crate) struct AuthorizationServer {
     pub(crate) tenant: Arc<Tenant>,
     /// Its declaration.
     pub(crate) builtin: Arc<Builtin>,
-    /// Its issuer.
+    /// Its issuer, at the host of the request.
     pub(crate) issuer: String,
+    /// The host of the tenant that the request names.
+    host: Option<Arc<TenantHost>>,
 }
 
 impl AuthorizationServer {
     /// Returns the authorization server of a tenant; `None` if the tenant does not exist or does not
     /// have its own.
-    pub(crate) fn of(state: &OauthState, tenant: &str) -> Option<Self> {
+    fn of(state: &OauthState, host: Option<&Arc<TenantHost>>, tenant: &str) -> Option<Self> {
         let tenant = state.snapshot.catalog().tenants.get(tenant).cloned()?;
         let AuthMode::Builtin(builtin) = &tenant.auth else {
             return None;
         };
-        let config = &state.config;
         Some(Self {
             builtin: Arc::clone(builtin),
-            issuer: endpoint::issuer(&config.public_url, config.default.as_ref(), &tenant.name),
+            issuer: site(state, host).issuer(&tenant.name),
+            host: host.cloned(),
             tenant,
         })
     }
 
-    /// Returns the authorization server for a path below the public URL: `/t/{tenant}/oauth/…`, or
-    /// an alias path of the default tenant.
-    pub(crate) fn at(state: &OauthState, path: &str) -> Option<Self> {
-        let tenant = endpoint::oauth_tenant(path, state.config.default.as_ref())?;
-        Self::of(state, tenant)
+    /// Returns the authorization server for the path of a request: `/t/{tenant}/oauth/…`, or an alias path of
+    /// the default tenant or of the tenant whose host it names.
+    pub(crate) fn at(state: &OauthState, path: &str, extensions: &Extensions) -> Option<Self> {
+        let host = extensions.get();
+        let tenant = site(state, host).oauth_tenant(path)?;
+        Self::of(state, host, tenant)
+    }
+
+    /// Returns the authorization server whose issuer has this well-known path.
+    ///
+    /// The path of the public URL precedes only an inserted prefix. The proxy has removed it in front of an
+    /// appended suffix, as for every other endpoint.
+    pub(crate) fn described_at(
+        state: &OauthState,
+        path: &str,
+        extensions: &Extensions,
+    ) -> Option<Self> {
+        let host = extensions.get();
+        let tenant = site(state, host).issuer_tenant(path)?;
+        Self::of(state, host, tenant)
+    }
+
+    /// Returns the site of the request.
+    pub(crate) fn site<'s>(&'s self, state: &'s OauthState) -> Site<'s> {
+        site(state, self.host.as_ref())
     }
 
     /// Builds the URL of an endpoint.
     pub(crate) fn endpoint(&self, state: &OauthState, endpoint: OauthEndpoint<'_>) -> String {
-        endpoint.url(&state.config.public_url, &self.tenant.name)
+        endpoint.url(self.site(state).url, &self.tenant.name)
     }
 
     /// Returns the clients of the tenant.
@@ -116,11 +138,20 @@ impl AuthorizationServer {
     }
 }
 
+fn site<'s>(state: &'s OauthState, host: Option<&'s Arc<TenantHost>>) -> Site<'s> {
+    let config = &state.config;
+    Site::of(
+        &config.public_url,
+        config.default.as_ref(),
+        host.map(AsRef::as_ref),
+    )
+}
+
 impl FromRequestParts<Oauth> for AuthorizationServer {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, oauth: &Oauth) -> Result<Self, Response> {
-        let found = Self::at(&oauth.0, parts.uri.path());
+        let found = Self::at(&oauth.0, parts.uri.path(), &parts.extensions);
         found.ok_or_else(|| oauth.0.no_server().into_response())
     }
 }

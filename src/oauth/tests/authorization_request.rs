@@ -5,11 +5,6 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::*;
 use crate::{config::Format, manifest::reader};
 
-const PLACE: ResourceUrls<'static> = ResourceUrls {
-    public_url: "https://gw.test",
-    default: None,
-};
-
 fn tenant() -> Arc<Tenant> {
     let text = "tenants: {a: {auth: {mode: builtin, scopes: [\"files:read\"]}, \
         default_server: x, servers: {\
@@ -20,7 +15,8 @@ fn tenant() -> Arc<Tenant> {
 
 fn read(query: &str) -> Result<RequestParameters, &'static str> {
     let form = Form::parse(query).unwrap();
-    RequestParameters::read(&form, PLACE, &tenant()).map_err(|refusal| refusal.error)
+    RequestParameters::read(&form, Site::of("https://gw.test", None, None), &tenant())
+        .map_err(|refusal| refusal.error)
 }
 
 const GOOD: &str = "response_type=code&code_challenge_method=S256\

@@ -164,7 +164,7 @@ async fn by_assertion(
 ) -> Result<Client, OauthRefusal> {
     let endpoints = [OauthEndpoint::Token, OauthEndpoint::Revoke];
     let endpoints = endpoints.map(|endpoint| server.endpoint(state, endpoint));
-    let short = format!("{}/token", state.config.public_url);
+    let short = format!("{}/token", server.site(state).url);
     let ours = [&server.issuer, &endpoints[0], &endpoints[1], &short].map(String::as_str);
     let now = state.clock.now_ms() / 1000;
     let assertion = Assertion::parse(text, &ours, now).map_err(|why| {

@@ -10,7 +10,7 @@ use super::token::{Exchange, REFRESHES, millis};
 use crate::{
     database::oauth::Grant,
     declare::{OFFLINE_ACCESS, machine_subject},
-    oauth::base::{OauthRefusal, RefusalCode, Resource, ResourceUrls},
+    oauth::base::{OauthRefusal, RefusalCode, Resource},
 };
 
 impl Exchange<'_> {
@@ -54,11 +54,7 @@ impl Exchange<'_> {
 
     /// The resource of the request, or the default server of the tenant.
     fn resource(&self) -> Result<Resource, OauthRefusal> {
-        let config = &self.state.config;
-        let place = ResourceUrls {
-            public_url: &config.public_url,
-            default: config.default.as_ref(),
-        };
+        let place = self.server.site(self.state);
         let tenant = &self.server.tenant;
         let found = match self.form.get("resource") {
             Some(text) => Resource::named(place, &tenant.name, text),

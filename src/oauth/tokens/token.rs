@@ -21,7 +21,7 @@ use crate::{
         },
     },
     declare::AllowedScopes,
-    endpoint::{Endpoint, is_same_resource},
+    endpoint::is_same_resource,
     oauth::{
         base::{
             Form, OauthRefusal, RefusalCode, SecretKind,
@@ -235,8 +235,13 @@ impl Exchange<'_> {
     /// The resource is optional, but if present it must be that of the grant (RFC 8707, section
     /// 2.2).
     fn check_resource(&self, grant: &Grant) -> Result<(), OauthRefusal> {
-        let own =
-            |resource| is_same_resource(&self.state.config.public_url, &grant.resource, resource);
+        let site = self.server.site(self.state);
+        // The issuer of each host of a tenant is another one.
+        if site.endpoint_at(&grant.resource).is_none() {
+            let what = "the grant is for another host";
+            return Err(OauthRefusal::new(RefusalCode::InvalidGrant, what));
+        }
+        let own = |resource| is_same_resource(site.url, &grant.resource, resource);
         if self
             .form
             .get("resource")
@@ -251,9 +256,9 @@ impl Exchange<'_> {
     /// Those of the scopes that the subject of a grant may have now. A subject that may no longer use the server gets
     /// a token that the server refuses, and keeps its grant: groups come back.
     fn permitted(&self, grant: &Grant, scope: &str) -> String {
-        let (config, server) = (&self.state.config, self.server);
-        let default = config.default.as_ref();
-        let at = Endpoint::parse_url(&config.public_url, &grant.resource, default);
+        let server = self.server;
+        let site = server.site(self.state);
+        let at = site.endpoint_at(&grant.resource);
         let Some(name) = at.map(|endpoint| endpoint.server) else {
             return scope.to_owned();
         };

@@ -6,11 +6,11 @@ use reqwest::{Method, RequestBuilder, Response, StatusCode, header::HeaderMap};
 use serde_json::{Value, json};
 
 use crate::{
-    auth::external_tokens::{bearer, client_with},
+    auth::external_tokens::bearer,
     support::{
         harness::{
-            BOTH, Legacy, NEWEST, Session, child, client, json_of, opening, tool_call, until,
-            within,
+            BOTH, Legacy, NEWEST, Session, child, client, client_with, json_of, opening, tool_call,
+            until, within,
         },
         modern::{Modern, asked},
         served::Served,

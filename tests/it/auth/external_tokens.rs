@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 use crate::support::{
-    harness::{BOTH, NEWEST, Session, body, child, client, json_of, opening, until, within},
+    harness::{
+        BOTH, NEWEST, Session, body, child, client, client_with, json_of, opening, until, within,
+    },
     issuer::{Issuer, Key, Mood, Provider, now, signed, unsigned},
     served::Served,
 };
@@ -37,18 +39,6 @@ pub(crate) fn bearer(token: &str) -> reqwest::Client {
     let mut headers = HeaderMap::new();
     headers.insert("Authorization", format!("Bearer {token}").parse().unwrap());
     client_with(headers)
-}
-
-/// A client that sends these headers with every request.
-pub(crate) fn client_with(headers: HeaderMap) -> reqwest::Client {
-    reqwest::Client::builder()
-        .no_proxy()
-        .tls_certs_only([])
-        .redirect(reqwest::redirect::Policy::none())
-        .retry(reqwest::retry::never())
-        .default_headers(headers)
-        .build()
-        .unwrap()
 }
 
 async fn initialize(url: &str, token: &str) -> Response {

@@ -16,14 +16,14 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    auth::{api_keys, external_tokens::client_with},
+    auth::api_keys,
     oauth::pages::{self, ADA, consent_page, redeem},
     replicas::clocks::Faked,
     support::{
         browser::{Browser, Shown},
         cluster::Cluster,
         faulty::Mode,
-        harness::{client, until, within},
+        harness::{client, client_with, until, within},
         issuer::{Key, now},
         oauth_client::{self, App, BACK, VERIFIER, gateway, post, send},
         postgres::Postgres,

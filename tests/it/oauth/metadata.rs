@@ -8,10 +8,9 @@ use reqwest::{
 };
 use serde_json::json;
 
-use crate::auth::external_tokens::client_with;
 use crate::support::{
     browser::Browser,
-    harness::{NEWEST, Session, client, tool_call, within},
+    harness::{NEWEST, Session, client, client_with, tool_call, within},
     oauth_client::{Answer, App, gateway, said},
     served::Served,
 };

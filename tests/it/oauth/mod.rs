@@ -2,6 +2,7 @@
 
 pub(crate) mod client_metadata_documents;
 pub(crate) mod floods;
+pub(crate) mod hosts;
 pub(crate) mod logins;
 pub(crate) mod machines;
 pub(crate) mod metadata;

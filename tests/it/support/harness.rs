@@ -1,6 +1,7 @@
 //! A running gateway and a client of it; every wait has a deadline.
 
 use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     process::Stdio,
     sync::atomic::{AtomicU64, Ordering},
@@ -309,14 +310,26 @@ pub(crate) fn marked(marker: &str) -> Vec<u32> {
 /// It trusts no certificate: gateways of tests speak plain HTTP, and reading the system's
 /// certificates costs a debug build 30 ms of processor time per client.
 pub(crate) fn client() -> Client {
+    client_with(HeaderMap::new())
+}
+
+/// A client that sends these header fields with each request.
+pub(crate) fn client_with(headers: HeaderMap) -> Client {
     Client::builder()
+        .default_headers(headers)
         .no_proxy()
         .tls_certs_only([])
         .redirect(reqwest::redirect::Policy::none())
         .retry(reqwest::retry::never())
+        .resolve("a.localhost", LOCAL)
+        .resolve("b.localhost", LOCAL)
+        .resolve("c.localhost", LOCAL)
         .build()
         .unwrap()
 }
+
+/// Where hosts of tenants are found, at the port of each URL.
+const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// A client of the gateway, which sends the headers of its session as far as they are set.
 pub(crate) struct Session {

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use crate::{
     backend::{Refused, StartFailure},
-    declare::Full,
+    declare::{Full, Slots},
     error::{Error, Limit, Quota},
     protocol::{json as raw, jsonrpc},
 };
@@ -145,6 +145,11 @@ impl CallError {
                 "the backend keeps failing and is not started for a while",
                 "circuit_open",
             ),
+            Refused::Missing => Self::new(
+                -31005,
+                "a secret that the server needs is not set",
+                SECRET_MISSING,
+            ),
             Refused::Prepare => Self::new(
                 -31001,
                 "what the backend needs could not be prepared",
@@ -161,8 +166,9 @@ impl CallError {
             // A retry would get the same answer.
             Refused::Answered(_) => return Self::REFUSED,
         };
+        let is_retryable = !matches!(refused, Refused::Missing);
         Self {
-            is_retryable: true,
+            is_retryable,
             is_of_start: true,
             ..error
         }
@@ -186,7 +192,12 @@ impl CallError {
     /// Whether a raw error is one of these: the codes are no server's.
     pub(crate) fn is_own(error: &[u8]) -> bool {
         let code = raw::get(error, "code");
-        code.is_some_and(|code| matches!(code, b"-31001" | b"-31002" | b"-31003" | b"-31004"))
+        code.is_some_and(|code| {
+            matches!(
+                code,
+                b"-31001" | b"-31002" | b"-31003" | b"-31004" | b"-31005"
+            )
+        })
     }
 
     /// The error response to a request with this raw id.
@@ -210,6 +221,23 @@ impl CallError {
         self.line_of(id, &message, &data)
     }
 
+    /// The same for a start without a secret: names the slots of the server, not all of which are filled.
+    pub(crate) fn line_of_slots(self, id: &[u8], slots: &Slots) -> Bytes {
+        let names: Vec<String> = slots
+            .iter()
+            .map(|(name, slot)| match &slot.title {
+                Some(title) => format!("{name} ({title})"),
+                None => name.clone(),
+            })
+            .collect();
+        let message = format!("{}: it needs {}", self.message, names.join(", "));
+        let secrets: Vec<&String> = slots.keys().collect();
+        let data = json!({
+            "reason": self.reason, "retryable": self.is_retryable, "secrets": secrets,
+        });
+        self.line_of(id, &message, &data)
+    }
+
     fn line_of(self, id: &[u8], message: &str, data: &Json) -> Bytes {
         let mut line = BytesMut::new();
         let data = data.to_string();
@@ -217,6 +245,9 @@ impl CallError {
         line.freeze()
     }
 }
+
+/// The reason of a start without a secret.
+pub(crate) const SECRET_MISSING: &str = "secret_missing";
 
 /// The text for a client that came while the packages of its server are installed.
 const PREPARING: &str = "the packages of the server are still being installed";

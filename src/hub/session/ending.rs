@@ -11,7 +11,7 @@ use crate::{
     backend::dialect::{CallId, Legacy},
     error::Error,
     hub::{
-        call::{Call, CallError},
+        call::{Call, CallError, SECRET_MISSING},
         core::{Command, Transport},
         ownership::{Claim, STORE_AWAY},
         stream::{Answer, Pulse, StreamEnd},
@@ -162,6 +162,9 @@ impl Session {
     /// The response to a request that ends with an error of the gateway.
     pub(super) fn error_line(&self, error: CallError, id: &[u8]) -> Bytes {
         let server = self.client.server();
+        if error.reason == SECRET_MISSING {
+            return error.line_of_slots(id, &server.slots);
+        }
         let failure = error.is_of_start.then(|| self.core.pool.failure(server));
         match failure.flatten() {
             Some(failure) => error.line_of_start(id, &failure, self.core.config.is_run),

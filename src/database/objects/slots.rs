@@ -156,6 +156,17 @@ impl Secrets<'_> {
         rows.iter().map(stored).collect()
     }
 
+    /// The secrets of a holder for every server, without their values.
+    pub(crate) async fn of_holder(
+        self,
+        tenant: &str,
+        holder: &str,
+    ) -> Result<Vec<StoredSecret>, Error> {
+        let values = vec![tenant.into(), holder.into()];
+        let rows = self.pool.read(OF_HOLDER, values).await?;
+        rows.iter().map(stored).collect()
+    }
+
     /// The values that a child of a server may need.
     ///
     /// # Errors
@@ -358,6 +369,11 @@ const OF_SERVER: &str = "
        AND ($5 = 0 OR holder = $6)
      ORDER BY holder, name
      LIMIT $7";
+
+const OF_HOLDER: &str = "
+    SELECT server, holder, name, updated_ms
+      FROM secrets
+     WHERE tenant = $1 AND holder = $2";
 
 const VALUES: &str = "
     SELECT server, holder, name, value, updated_ms

@@ -17,5 +17,7 @@ mod specification;
 pub(crate) use self::packages::derive;
 pub(crate) use self::recipe::{Recipe, STORE, Start};
 pub(crate) use self::sandbox::{Confinement, Profile, Sockets, Tcp};
-pub(crate) use self::slots::{Holder, SECRET_MAX, SLOTS_MAX, Slot, SlotForm, Slots, is_slot_name};
+pub(crate) use self::slots::{
+    Holder, SECRET_MAX, SLOTS_MAX, Slot, SlotForm, Slots, is_secret, is_slot_name,
+};
 pub(crate) use self::specification::{Digest, Home, Launch};

@@ -52,6 +52,11 @@ pub(crate) fn is_slot_name(name: &str) -> bool {
     is_name && !is_reserved
 }
 
+/// Reports whether a text can be a secret: no variable can have a NUL.
+pub(crate) fn is_secret(text: &str) -> bool {
+    !text.is_empty() && text.len() <= SECRET_MAX && !text.contains('\0')
+}
+
 /// The most bytes of a slot's name.
 const NAME_MAX: usize = 64;
 

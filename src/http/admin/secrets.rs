@@ -17,7 +17,7 @@ use crate::{
     base::{Secret, moment},
     config::Wrong,
     database::{HolderAt, StoredSecret},
-    declare::{Document, Holder, SECRET_MAX},
+    declare::{Document, Holder, SECRET_MAX, is_secret},
     http::{Front, reply::Problem},
 };
 
@@ -180,11 +180,6 @@ fn value(document: &Document) -> Result<Secret, Problem> {
         Some(_) => invalid("is empty, too long, or has a NUL in it".to_owned()),
         None => invalid("is missing, or no text".to_owned()),
     }
-}
-
-/// Reports whether a text can be a secret: no variable can have a NUL.
-fn is_secret(text: &str) -> bool {
-    !text.is_empty() && text.len() <= SECRET_MAX && !text.contains('\0')
 }
 
 /// The largest body in bytes: JSON may write each of a value by six.

@@ -4,6 +4,7 @@ use std::{num::NonZeroU64, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use serde_json::{Value as Json, json};
+use uuid::Uuid;
 
 use crate::{
     backend::{Refused, StartFailure},
@@ -36,6 +37,25 @@ pub(crate) enum Status {
     Preparing,
     /// 429 with Retry-After, for a quota of the tenant.
     Limit(Full),
+}
+
+/// Where a caller fills the slots of a server, and how its client is told.
+pub(crate) struct Fill {
+    /// The account page.
+    pub(crate) url: String,
+    /// How the client is told.
+    pub(crate) way: FillWay,
+}
+
+/// How a client is told to visit a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FillWay {
+    /// By the text of the error alone.
+    Text,
+    /// By an error that becomes `input_required` (2026-07-28 mrtr).
+    Input,
+    /// By the code of its revision (2025-11-25 elicitation, "URL Elicitation Required Error").
+    Required,
 }
 
 impl Status {
@@ -221,8 +241,9 @@ impl CallError {
         self.line_of(id, &message, &data)
     }
 
-    /// The same for a start without a secret: names the slots of the server, not all of which are filled.
-    pub(crate) fn line_of_slots(self, id: &[u8], slots: &Slots) -> Bytes {
+    /// The same for a start without a secret: names the slots of the server, not all of which are filled, and
+    /// where the caller fills them.
+    pub(crate) fn line_of_slots(self, id: &[u8], slots: &Slots, fill: Option<&Fill>) -> Bytes {
         let names: Vec<String> = slots
             .iter()
             .map(|(name, slot)| match &slot.title {
@@ -230,12 +251,27 @@ impl CallError {
                 None => name.clone(),
             })
             .collect();
-        let message = format!("{}: it needs {}", self.message, names.join(", "));
+        let mut message = format!("{}: it needs {}", self.message, names.join(", "));
         let secrets: Vec<&String> = slots.keys().collect();
-        let data = json!({
+        let mut data = json!({
             "reason": self.reason, "retryable": self.is_retryable, "secrets": secrets,
         });
-        self.line_of(id, &message, &data)
+        let mut code = self.code;
+        if let Some(Fill { url, way }) = fill {
+            message.push_str("; set what is yours at ");
+            message.push_str(url);
+            data["url"] = url.as_str().into();
+            if *way != FillWay::Text {
+                data["elicitations"] = json!([{
+                    "mode": "url", "url": url, "message": message,
+                    "elicitationId": Uuid::new_v4().to_string(),
+                }]);
+            }
+            if *way == FillWay::Required {
+                code = URL_ELICITATION_REQUIRED;
+            }
+        }
+        Self { code, ..self }.line_of(id, &message, &data)
     }
 
     fn line_of(self, id: &[u8], message: &str, data: &Json) -> Bytes {
@@ -245,6 +281,9 @@ impl CallError {
         line.freeze()
     }
 }
+
+/// The code of `URLElicitationRequiredError` (2025-11-25 elicitation).
+const URL_ELICITATION_REQUIRED: i32 = -32042;
 
 /// The reason of a start without a secret.
 pub(crate) const SECRET_MISSING: &str = "secret_missing";

@@ -349,6 +349,8 @@ pub(crate) fn names(path: &str) -> (Option<&str>, Option<&str>) {
 pub(crate) enum OauthEndpoint<'p> {
     /// Authorization endpoint.
     Authorize,
+    /// Page on which people see and change what they have here.
+    Account,
     /// Target of the log-in form.
     Login,
     /// Target of the consent form.
@@ -378,6 +380,9 @@ impl<'p> OauthEndpoint<'p> {
             return Some(found);
         }
         let (_, rest) = of_tenant(path)?;
+        if rest == ACCOUNT {
+            return Some(Self::Account);
+        }
         Some(match rest.strip_prefix(OAUTH)? {
             "authorize" => Self::Authorize,
             "login" => Self::Login,
@@ -399,6 +404,7 @@ impl<'p> OauthEndpoint<'p> {
         let path = format!("{TENANTS}{tenant}/{OAUTH}");
         match self {
             Self::Authorize => path + "authorize",
+            Self::Account => format!("{TENANTS}{tenant}/{ACCOUNT}"),
             Self::Login => path + "login",
             Self::Consent => path + "consent",
             Self::Callback(provider) => path + "callback/" + provider,
@@ -422,7 +428,8 @@ impl<'p> OauthEndpoint<'p> {
             Self::Authorize => Some("/authorize"),
             Self::Register => Some("/register"),
             Self::Token => Some("/token"),
-            Self::Login
+            Self::Account
+            | Self::Login
             | Self::Consent
             | Self::Callback(_)
             | Self::Jwks
@@ -545,6 +552,8 @@ pub(crate) const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 const TENANTS: &str = "/t/";
 /// Path of a tenant's authorization server, below the tenant.
 const OAUTH: &str = "oauth/";
+/// Path of the account page below a tenant. No endpoint of a server has this form.
+const ACCOUNT: &str = "account";
 
 /// Returns the public URL as written, then with the other names of this machine if it has one of them.
 fn spellings(public_url: &str) -> impl Iterator<Item = Cow<'_, str>> {

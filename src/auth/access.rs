@@ -69,6 +69,21 @@ impl Access {
         self.from.filter(|_| self.basis == AccessBasis::Open)
     }
 
+    /// The name under which the caller's secrets are kept: the subject, with the issuer if that is not of this
+    /// gateway. It is the same by any client, and for an API key with the subject of a person. None without
+    /// authentication.
+    pub(crate) fn holder(&self) -> Option<String> {
+        let subject = self
+            .principal
+            .subject()
+            .filter(|subject| !subject.is_empty())?;
+        match self.basis {
+            AccessBasis::Open => None,
+            AccessBasis::ApiKey(_) | AccessBasis::Own(_) => Some(subject.to_owned()),
+            AccessBasis::Token => Some(format!("{}#{subject}", self.principal.issuer()?)),
+        }
+    }
+
     /// Whether anybody has the same: the tenant has no authentication.
     pub(crate) fn is_of_anybody(&self) -> bool {
         self.basis == AccessBasis::Open

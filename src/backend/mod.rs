@@ -8,6 +8,7 @@
 //! * `child`: launch, stdio, stop and registry of children
 //! * `admission`: slots for starts, and circuits after failures
 //! * `prepare`: installations that children start from
+//! * `delivery`: secrets that a child is started with
 //! * `starter`: starts of children within all limits
 //! * `warm`: children started ahead of sessions, kept until their server changes
 //! * `opening`: eras that each server understands, and the probe for the modern one
@@ -17,6 +18,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod child;
+mod delivery;
 pub(crate) mod dialect;
 pub(crate) mod guard;
 pub(crate) mod linux;
@@ -31,5 +33,6 @@ mod warm;
 pub(crate) use self::admission::{
     Cause, Circuit, NO_ANSWER, Refused, Stage, StartFailure, Verdict,
 };
-pub(crate) use self::pool::Pool;
+pub(crate) use self::delivery::{Delivered, SecretSource};
+pub(crate) use self::pool::{Pool, PoolSources};
 pub(crate) use self::starter::{Occasion, Place, Started};

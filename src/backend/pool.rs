@@ -14,6 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     admission::{Circuits, Refused, StartFailure, Verdict, spec},
     child::{ChildSeats, Launcher, Registry, TenantMemory},
+    delivery::SecretSource,
     opening::{Eras, Probed},
     prepare::{Preparations, Ready},
     starter::{Occasion, Started, Starter},
@@ -42,13 +43,27 @@ pub(crate) struct Pool {
     pub(crate) metrics: Arc<Metrics>,
 }
 
+/// What children take from the rest of the gateway.
+pub(crate) struct PoolSources {
+    /// Their seats.
+    pub(crate) seats: Arc<ChildSeats>,
+    /// The memory of their tenants.
+    pub(crate) memory: TenantMemory,
+    /// Their secrets.
+    pub(crate) secrets: SecretSource,
+}
+
 impl Pool {
     /// A pool without children; preparations run in `tracker` until `stop`.
     pub(crate) fn new(
         launcher: Launcher,
         bounds: gateway::Spawn,
         random: Arc<dyn SecureRandom + Send + Sync>,
-        (seats, memory): (Arc<ChildSeats>, TenantMemory),
+        PoolSources {
+            seats,
+            memory,
+            secrets,
+        }: PoolSources,
         (metrics, traces): (Arc<Metrics>, Traces),
         tracker: TaskTracker,
         stop: CancellationToken,
@@ -68,7 +83,7 @@ impl Pool {
             launcher,
             bounds,
             Arc::clone(&circuits),
-            (registry, memory),
+            (registry, memory, secrets),
             (Arc::clone(&metrics), traces),
             tracker.clone(),
         );

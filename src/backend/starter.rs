@@ -16,6 +16,7 @@ use super::{
         Verdict, is_shortage, spec,
     },
     child::{Child, Entry, Launcher, Owner, Registry, Seat, TenantMemory},
+    delivery::{SecretSource, deliver},
     prepare::Ready,
 };
 use crate::{
@@ -32,6 +33,7 @@ pub(super) struct Starter {
     slots: StartSlots,
     circuits: Arc<Circuits>,
     memory: TenantMemory,
+    secrets: SecretSource,
     /// Children that run.
     pub(super) registry: Arc<Registry>,
     pub(super) metrics: Arc<Metrics>,
@@ -49,6 +51,8 @@ pub(crate) struct Occasion {
     pub(crate) is_modern: bool,
     /// The one that it is for; none for a warm child, for which no other gives way.
     pub(crate) owner: Option<Owner>,
+    /// The one whose secrets it gets; none for a warm child, and where several people share it.
+    pub(crate) holder: Option<Arc<str>>,
 }
 
 /// A started child.
@@ -79,6 +83,8 @@ pub(crate) struct Place {
     cause: Option<Cause>,
     /// The trace of the request that it was started for.
     trace: Option<TraceContext>,
+    /// The one whose secrets it gets.
+    holder: Option<Arc<str>>,
 }
 
 impl Starter {
@@ -87,7 +93,7 @@ impl Starter {
         launcher: Launcher,
         bounds: gateway::Spawn,
         circuits: Arc<Circuits>,
-        (registry, memory): (Arc<Registry>, TenantMemory),
+        (registry, memory, secrets): (Arc<Registry>, TenantMemory, SecretSource),
         (metrics, traces): (Arc<Metrics>, Traces),
         tracker: TaskTracker,
     ) -> Self {
@@ -102,6 +108,7 @@ impl Starter {
             ),
             circuits,
             memory,
+            secrets,
             registry,
             metrics,
             traces,
@@ -126,6 +133,7 @@ impl Starter {
             cause,
             trace,
             owner,
+            holder,
             ..
         } = occasion;
         let (seats, tenant) = (&self.registry.seats, &server.tenant);
@@ -165,7 +173,7 @@ impl Starter {
         let Some(descriptors) = self.launcher.descriptors.child() else {
             return self.circuits.refuse(Refused::Busy);
         };
-        let entry = self.registry.add(server, restarts);
+        let entry = self.registry.add(server, holder.clone(), restarts);
         let place = Place {
             starter: Arc::clone(self),
             entry,
@@ -179,6 +187,7 @@ impl Starter {
             is_warm: false,
             cause,
             trace,
+            holder,
         };
         self.spawn(server, ready, place).await
     }
@@ -190,10 +199,16 @@ impl Starter {
         ready: Option<&Ready>,
         place: Place,
     ) -> Result<Started, Refused> {
-        let launch = match (ready, &server.recipe) {
+        let mut launch = match (ready, &server.recipe) {
             (Some(ready), Some(recipe)) => Cow::Owned(ready.launch(server, recipe)),
             _ => Cow::Borrowed(&server.launch),
         };
+        if !server.slots.is_empty() {
+            match (self.secrets)(server, place.holder.as_deref()).await {
+                Ok(delivery) => deliver(delivery, launch.to_mut()),
+                Err(refused) => return self.circuits.refuse(refused),
+            }
+        }
         let names = (&*server.tenant, &*server.name);
         match Child::spawn(&self.launcher, names, &launch, &server.limits).await {
             Ok(mut child) => {

@@ -14,7 +14,7 @@ use super::{
         Clients, Grants, Issuance, Logins, Revocations, Signing, SigningKeys, restored,
         signing_keys, sweep,
     },
-    objects::{Judge, Objects, repository},
+    objects::{Judge, Objects, Secrets, repository, slots},
     pool::{Audit, Error, Pool},
     vault::{KeySource, Sealer, Vault, rotation},
 };
@@ -143,6 +143,12 @@ impl Database {
         Objects { pool, vault, judge }
     }
 
+    /// Secrets in the slots of servers.
+    pub(crate) fn secrets(&self) -> Secrets<'_> {
+        let Parts { pool, vault, .. } = &*self.0;
+        Secrets { pool, vault }
+    }
+
     /// The audit trail, which a revocation is in before it is made.
     pub(crate) fn audit(&self) -> Audit<'_> {
         Audit {
@@ -227,6 +233,7 @@ impl Database {
         };
         repository::reseal(&mut transaction, &sealer).await?;
         signing_keys::reseal(&mut transaction, &sealer).await?;
+        slots::reseal(&mut transaction, &sealer).await?;
         let now_ms = self.0.pool.now_ms();
         rotation::keep_first(&mut transaction, &sealer, now_ms).await?;
         transaction.commit().await?;
@@ -271,6 +278,14 @@ impl<'a> ForOperators<'a> {
     pub(crate) fn grants(&self) -> Grants<'a> {
         Grants {
             pool: &self.0.reserved,
+        }
+    }
+
+    /// Secrets in the slots of servers.
+    pub(crate) fn secrets(&self) -> Secrets<'a> {
+        Secrets {
+            pool: &self.0.reserved,
+            vault: &self.0.vault,
         }
     }
 

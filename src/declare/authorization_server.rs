@@ -229,6 +229,19 @@ pub(crate) struct Issued {
     pub(crate) keys: HashMap<String, Arc<[PublicKey]>>,
     /// Revocations by tenant.
     pub(crate) revoked: HashMap<String, Arc<TenantRevocations>>,
+    /// The last changes of secrets, by their numbers.
+    pub(crate) secrets: Arc<BTreeMap<i64, SecretChange>>,
+}
+
+/// A change of the secrets of one holder for a server.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct SecretChange {
+    /// The tenant.
+    pub(crate) tenant: String,
+    /// The server.
+    pub(crate) server: String,
+    /// The holder; none for the tenant itself.
+    pub(crate) holder: Option<String>,
 }
 
 /// A public key of a tenant.

@@ -36,7 +36,7 @@ mod server;
 pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
     Allow, Builtin, DeclaredClient, GroupsClaim, Issued, Provider, ProviderKind, PublicKey,
-    Subject, User, machine_subject,
+    SecretChange, Subject, User, machine_subject,
 };
 pub(crate) use self::catalog::{Catalog, Tenant};
 pub(crate) use self::difference::{Change, ChangeKind, Prune, When};
@@ -45,7 +45,8 @@ pub(crate) use self::identity::{
     OperatorKeys, Servers,
 };
 pub(crate) use self::launch::{
-    Confinement, Digest, Home, Launch, Profile, Recipe, STORE, Sockets, Start, Tcp, derive,
+    Confinement, Digest, Holder, Home, Launch, Profile, Recipe, SECRET_MAX, SLOTS_MAX, STORE, Slot,
+    SlotForm, Slots, Sockets, Start, Tcp, derive, is_secret, is_slot_name,
 };
 pub(crate) use self::object::{
     Declared, Document, Kind, Object, ObjectName, PLACE, SecretMembers, Usage,

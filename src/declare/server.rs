@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use super::{
     identity::Grants,
-    launch::{Launch, Recipe},
+    launch::{Holder, Launch, Recipe, Slots},
     policy::{AllowedScopes, Policy},
     quotas::Room,
 };
@@ -20,6 +20,8 @@ pub(crate) struct Server {
     pub(crate) name: String,
     /// The program to start.
     pub(crate) launch: Launch,
+    /// The secrets that its children need besides.
+    pub(crate) slots: Slots,
     /// The preparation before the first start, if any.
     pub(crate) recipe: Option<Recipe>,
     /// The choice of response types.
@@ -56,6 +58,11 @@ impl Server {
             None => Some(AllowedScopes::All),
             Some(grants) => grants.scopes_of(subject, groups, client),
         }
+    }
+
+    /// Reports whether its children need secrets of this kind of holder.
+    pub(crate) fn has_slots(&self, holder: Holder) -> bool {
+        self.slots.values().any(|slot| slot.holder == holder)
     }
 
     /// The time limits of a call of `tool`, or those of the server.

@@ -59,6 +59,11 @@ impl Hub {
                 Some(_) => {}
             }
         }
+        let known = before.issued.secrets.last_key_value();
+        let newer = known.map_or(0, |(number, _)| number + 1);
+        for change in catalog.issued.secrets.range(newer..) {
+            core.pool.registry.secret_changed(change.1);
+        }
         for (tenant, revision) in excluded(&before, catalog) {
             core.shared_children.close(tenant, revision);
         }
@@ -88,6 +93,7 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 fn needs_restart(old: &Arc<Server>, new: &Arc<Server>) -> bool {
     !Arc::ptr_eq(old, new)
         && (old.launch != new.launch
+            || old.slots != new.slots
             || old.recipe != new.recipe
             || old.limits != new.limits
             || old.supervision.isolation != new.supervision.isolation)

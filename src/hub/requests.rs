@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     core::{
         Attach, COMMANDS, Command, Core, Delivery, Handle, SessionStores, Sessions, Stores,
-        ToolDigests, Transport, check_initialize, sweep,
+        ToolDigests, Transport, check_initialize, secret_source, sweep,
     },
     limits::{CallSeats, Limits, MemoryBudgets, Seats},
     ownership::{Claims, STORE_AWAY, Unresponsive, is_of, places},
@@ -25,7 +25,7 @@ use super::{
 use crate::{
     auth::{Access, policy},
     backend::{
-        Pool, StartFailure,
+        Pool, PoolSources, SecretSource, StartFailure,
         child::{ChildSeats, ChildStatus, Launcher, Restart, Wanted},
         prepare::PreparationStatus,
         shared::SharedChildren,
@@ -87,7 +87,11 @@ fn limits(
 fn pool(
     launcher: Launcher,
     config: &Config,
-    (random, memory): (&Arc<dyn SecureRandom + Send + Sync>, Arc<MemoryBudgets>),
+    (random, memory, secrets): (
+        &Arc<dyn SecureRandom + Send + Sync>,
+        Arc<MemoryBudgets>,
+        SecretSource,
+    ),
     (metrics, tracker, _): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
     traces: &Traces,
     drain: &CancellationToken,
@@ -97,7 +101,11 @@ fn pool(
         launcher,
         config.spawn,
         Arc::clone(random),
-        (seats, Arc::new(move |tenant: &str| memory.tenant(tenant))),
+        PoolSources {
+            seats,
+            memory: Arc::new(move |tenant: &str| memory.tenant(tenant)),
+            secrets,
+        },
         (Arc::clone(metrics), traces.clone()),
         tracker.clone(),
         drain.clone(),
@@ -127,7 +135,7 @@ impl Hub {
         let (pool, wanted) = pool(
             launcher,
             &config,
-            (&random, memory),
+            (&random, memory, secret_source(Arc::clone(&snapshot))),
             of_hub,
             &traces,
             &drain,

@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use url::Url;
+
 use super::{
     identity::grants,
     policy::policy,
@@ -17,8 +19,9 @@ use super::{
 use crate::{
     config::{Node, Value, Wrong},
     declare::{
-        Clocks, Home, Isolation, Launch, Limits, OnLoss, Recipe, Reply, ReplyMode, Room, STORE,
-        Server, ServerEra, Start, Supervision, derive,
+        Clocks, Holder, Home, Isolation, Launch, Limits, OnLoss, Recipe, Reply, ReplyMode, Room,
+        SLOTS_MAX, STORE, Server, ServerEra, Slot, SlotForm, Slots, Start, Supervision, derive,
+        is_slot_name,
     },
 };
 
@@ -31,7 +34,14 @@ impl Reader<'_> {
         fields.order(&[
             "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits",
         ]);
-        fields.order(&["sandbox", "prepare", "grants", "policy", "audit_calls"]);
+        fields.order(&[
+            "secrets",
+            "sandbox",
+            "prepare",
+            "grants",
+            "policy",
+            "audit_calls",
+        ]);
         let launch = self.launch(&fields);
         for name in ["command", "prepare"] {
             let place = fields.member(name).map(|node| node.place.clone());
@@ -43,6 +53,7 @@ impl Reader<'_> {
         let read = Server {
             tenant: tenant.to_owned(),
             name: server.to_owned(),
+            slots: slots(&fields, &launch),
             launch,
             recipe,
             clocks,
@@ -94,6 +105,7 @@ impl Reader<'_> {
             home: Home::Private,
             confinement: self.confinement(fields),
             prepared: None,
+            files: BTreeMap::new(),
             is_preparing: false,
         }
     }
@@ -144,6 +156,90 @@ fn variable<'p>() -> Parser<'p, String> {
         }
         Ok(())
     })
+}
+
+/// Reads the slots of a server whose children get the variables of `launch` besides.
+fn slots(server: &Fields<'_>, launch: &Launch) -> Slots {
+    let mut slots = Slots::new();
+    let entries = server
+        .key(
+            "secrets",
+            "Secrets that its children get, by the variables that have them. Their values are not here: people \
+             fill them in, and administrators.",
+        )
+        .entries(slot_name());
+    let Some(entries) = entries else {
+        return slots;
+    };
+    for (name, node) in entries.members() {
+        let fields = entries.table(name, node, "A secret.");
+        slots.insert(name.to_owned(), slot(&fields));
+        fields.end();
+        if launch.env.contains_key(name) {
+            let remedy = "leave it out of one of the two";
+            entries.wrong(name, &node.place, Wrong::new("is in env, too", remedy));
+        }
+    }
+    if slots.len() > SLOTS_MAX {
+        let what = format!("has more than {SLOTS_MAX} secrets");
+        let remedy = "leave out what no child needs";
+        server.wrong("secrets", entries.place(), Wrong::new(what, remedy));
+    }
+    slots
+}
+
+fn slot(fields: &Fields<'_>) -> Slot {
+    fields.require("for", "write for: principal, or for: tenant");
+    Slot {
+        holder: fields
+            .key(
+                "for",
+                "Whose it is: each principal has one of their own, which only their children get, or the tenant \
+                 has one for all.",
+            )
+            .optional(parse::choice(&HOLDERS))
+            .unwrap_or(Holder::Principal),
+        form: fields
+            .key(
+                "as",
+                "What the variable holds: the value (env), or the path of a private file with it (file).",
+            )
+            .read(SlotForm::Variable, parse::choice(&SLOT_FORMS)),
+        title: fields
+            .key("title", "Its name for people.")
+            .optional(parse::text().having("maxLength", TITLE_MAX).check(|text| title(text))),
+        help: fields
+            .key("help", "The https URL of a page that says how to get one.")
+            .optional(parse::text().having("format", "uri").check(|text| page(text))),
+    }
+}
+
+/// A name that a slot may have.
+fn slot_name<'p>() -> Parser<'p, String> {
+    let name = parse::text().having("pattern", "^[A-Za-z_][A-Za-z0-9_]{0,63}$");
+    name.check(|name| {
+        if is_slot_name(name) {
+            return Ok(());
+        }
+        let what = "is no name of a variable for a secret, or chooses what a program loads";
+        Err(Wrong::new(what, "write a name like GITHUB_TOKEN"))
+    })
+}
+
+fn title(text: &str) -> Result<(), Wrong> {
+    if text.is_empty() || text.chars().count() > TITLE_MAX {
+        let what = format!("is not of 1 to {TITLE_MAX} characters");
+        return Err(Wrong::new(what, "write what people call it"));
+    }
+    Ok(())
+}
+
+fn page(text: &str) -> Result<(), Wrong> {
+    let url = Url::parse(text).ok();
+    if url.is_some_and(|url| url.scheme() == "https" && url.username().is_empty()) {
+        return Ok(());
+    }
+    Err(Wrong::new("is no https URL", "write https://…"))
 }
 
 fn reply(server: &Fields<'_>) -> Reply {
@@ -349,6 +445,10 @@ fn absolute(text: &str) -> Result<Option<PathBuf>, Wrong> {
     }
 }
 
+const HOLDERS: [(&str, Holder); 2] = [("principal", Holder::Principal), ("tenant", Holder::Tenant)];
+const SLOT_FORMS: [(&str, SlotForm); 2] = [("env", SlotForm::Variable), ("file", SlotForm::File)];
+/// The most characters of a slot's title.
+const TITLE_MAX: usize = 80;
 const REPLY_MODES: [(&str, ReplyMode); 3] = [
     ("auto", ReplyMode::Auto),
     ("sse", ReplyMode::Sse),

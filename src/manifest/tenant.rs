@@ -9,7 +9,9 @@ use super::{
 };
 use crate::{
     config::{Node, Value, Wrong, address::authority},
-    declare::{AuthMode, Bounds, Catalog, Quotas, Room, Server, Tenant},
+    declare::{
+        AuthMode, Bounds, Catalog, Holder, Isolation, Quotas, Room, Server, Supervision, Tenant,
+    },
     protocol::{Revision, revision},
 };
 
@@ -119,13 +121,42 @@ impl Reader<'_> {
             let key = entries.path_of(server);
             let mut read = self.server(node, &key, tenant, server);
             read.room = room;
-            for (path, wrong) in useless_access(&read, auth) {
+            let found = useless_access(&read, auth).into_iter();
+            for (path, wrong) in found.chain(unsafe_slots(&read, auth)) {
                 self.wrong(wrong, &node.place, &format!("{key}.{path}"));
             }
             servers.insert(server.to_owned(), Arc::new(read));
         }
         servers
     }
+}
+
+/// Slots that would be filled with the secret of another person, or with none.
+fn unsafe_slots(server: &Server, auth: &AuthMode) -> Option<(&'static str, Wrong)> {
+    let is_personal = server.has_slots(Holder::Principal);
+    let wrong = match (&server.supervision, auth) {
+        _ if server.slots.is_empty() => return None,
+        (Supervision { warm: 1.., .. }, _) => Wrong::new(
+            "has secrets, which a child gets at its start, and warm children start for nobody",
+            "write warm: 0, or leave secrets out",
+        ),
+        (
+            Supervision {
+                isolation: Isolation::Tenant,
+                ..
+            },
+            _,
+        ) if is_personal => Wrong::new(
+            "has a secret for: principal, and isolation: tenant, by which several people share a child",
+            "write isolation: principal or session, or for: tenant",
+        ),
+        (_, AuthMode::None) if is_personal => Wrong::new(
+            "has a secret for: principal, and auth.mode is none, by which nobody is told apart",
+            "write another auth.mode, or for: tenant",
+        ),
+        _ => return None,
+    };
+    Some(("secrets", wrong))
 }
 
 fn version<'p>() -> Parser<'p, ()> {

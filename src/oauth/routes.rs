@@ -6,7 +6,7 @@ use axum::{
 };
 
 use super::{
-    browser::{authorize, callback, consent, login},
+    browser::{account, authorize, callback, consent, login},
     discovery, registration,
     server::Oauth,
     tokens::{revoke, token},
@@ -58,6 +58,10 @@ fn for_browsers() -> Router<Oauth> {
     let authorize = || get(authorize::begin).post(authorize::begin_by_form);
     let returned = OauthEndpoint::Callback("{provider}").path(TENANT);
     let routes = Router::new()
+        .route(
+            &OauthEndpoint::Account.path(TENANT),
+            get(account::show).post(account::change),
+        )
         .route(&OauthEndpoint::Login.path(TENANT), post(login::login))
         .route(&OauthEndpoint::Consent.path(TENANT), post(consent::consent))
         .route(&returned, get(callback::callback));

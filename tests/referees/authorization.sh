@@ -84,6 +84,10 @@ cat >"$work/manifest.json" <<JSON
         "one": {$server, "policy": {"scopes": {"extra_*": ["extra"]}}},
         "stepped": {$server, "policy": {"scopes": {"test_simple_text": ["extra"]}}},
         "two": {$server},
+        "personal": {$server, "secrets": {
+          "TOKEN": {"for": "principal", "title": "Token of the service", "help": "https://service.example/tokens"},
+          "CREDENTIALS": {"for": "principal", "as": "file"}
+        }},
         "polling": {$server, "reply": {"close_after": "300ms"}}
       }
     },

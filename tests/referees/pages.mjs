@@ -1,4 +1,4 @@
-// The pages of the authorization server in Chromium, as people see them: log-in, consent, errors; light
+// The pages of the authorization server in Chromium, as people see them: log-in, consent, account, errors; light
 // and dark, on a desktop and on a phone, and without JavaScript. Each is looked over by axe-core, kept
 // as a picture, and works to its end: the answer reaches a client that listens on loopback.
 // pages.mjs URL PROVIDER_URL: a server of a tenant with passwords, and one with the provider "people".
@@ -45,6 +45,7 @@ main(async () => {
     for (const story of [
       (page) => passwords(page, look, plain, listener),
       (page) => strangers(page, look, hostile),
+      (page) => account(page, look),
       (page) => mistakes(page, look, plain),
       (page) => provider(page, look, there, listener),
     ]) {
@@ -149,6 +150,33 @@ async function strangers(page, look, client) {
   const parameters = new URL(request.url()).searchParams;
   assert.equal(parameters.get('error'), 'access_denied');
   assert.equal(parameters.get('state'), 'referee');
+}
+
+/** What a person has here: a secret that is set, replaced and removed, without a mouse, and a log-in that ends. */
+async function account(page, look) {
+  const { origin, pathname } = new URL(url);
+  await page.goto(`${origin}/t/${pathname.split('/')[2]}/account`);
+  await look(page, 'account-log-in');
+  await page.getByLabel(/user ?name/i).fill('ada');
+  await page.getByLabel(/password/i).fill('correct horse battery');
+  await sent(page, () => page.keyboard.press('Enter'));
+  await look(page, 'account');
+  const secret = page.getByLabel('Token of the service', { exact: true });
+  await secret.focus();
+  await page.keyboard.type('a secret of the referee');
+  await sent(page, () => page.keyboard.press('Enter'));
+  await look(page, 'account-set');
+  assert.match(await page.innerText('[role=status]'), /saved/);
+  assert.ok(!(await page.content()).includes('a secret of the referee'), 'the page shows the secret');
+  await secret.focus();
+  await page.keyboard.press('Tab');
+  assert.equal(await page.evaluate(() => document.activeElement.innerText), 'Replace');
+  await page.keyboard.press('Tab');
+  assert.equal(await page.evaluate(() => document.activeElement.innerText), 'Remove');
+  await sent(page, () => page.keyboard.press('Enter'));
+  assert.match(await page.innerText('[role=status]'), /removed/);
+  await sent(page, () => page.getByRole('button', { name: /^sign out/i }).click());
+  assert.match(await page.innerText('h1'), /sign in/i);
 }
 
 async function mistakes(page, look, client) {

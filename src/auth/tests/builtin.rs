@@ -137,6 +137,7 @@ fn issued(keys: &[&Key]) -> Issued {
     Issued {
         keys: HashMap::from([("a".to_owned(), keys)]),
         revoked: HashMap::new(),
+        secrets: Arc::default(),
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) enum Refused {
     Circuit(Duration),
     /// The operating system refused the process.
     Spawn,
+    /// A secret that the server needs is not there.
+    Missing,
     /// The preparation of the server failed.
     Prepare,
     /// The preparation of the server takes longer than a start may.

@@ -6,8 +6,8 @@
 use std::{
     ffi::OsString,
     fs::{self, DirBuilder, File},
-    io,
-    os::unix::fs::{DirBuilderExt, chown},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, chown, fchown},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -22,7 +22,7 @@ use crate::backend::{
     sandbox::{Restrictions, Sandbox, Store, UidLease},
 };
 use crate::{
-    base::{budget::Descriptors, is_random_name, random_name},
+    base::{budget::Descriptors, is_random_name, private_file, random_name},
     declare::{Home, Launch, Limits},
 };
 
@@ -145,6 +145,15 @@ impl Launcher {
             Home::Private => {
                 let dir = self.work.join(random_name());
                 DirBuilder::new().mode(0o700).create(&dir)?;
+                let uid = lease.map(|lease| lease.uid);
+                for (name, content) in &launch.files {
+                    let file = dir.join(name);
+                    if let Err(error) = write_private(&file, content, uid) {
+                        Self::discard(&dir);
+                        return Err(error);
+                    }
+                    set(name, Some(file.into()));
+                }
                 set("LANG", Some("C.UTF-8".into()));
                 set("HOME", Some(dir.clone().into()));
                 set("TMPDIR", Some(dir.clone().into()));
@@ -179,7 +188,7 @@ impl Launcher {
         match self.add_restrictions(&mut request, (&name, uid), launch, limits) {
             Ok(()) => Ok(request),
             Err(error) => {
-                request.private.map(fs::remove_dir);
+                request.private.map(|dir| Self::discard(&dir));
                 Err(error)
             }
         }
@@ -211,6 +220,13 @@ impl Launcher {
         request.restrictions = restrictions;
         Ok(())
     }
+}
+
+/// Writes a file that only the child may read, before its directory belongs to the child.
+fn write_private(file: &Path, content: &str, uid: Option<u32>) -> io::Result<()> {
+    let mut written = private_file::create_new(file)?;
+    written.write_all(content.as_bytes())?;
+    uid.map_or(Ok(()), |uid| fchown(&written, Some(uid), Some(uid)))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use super::{
     usage::{Usage, below},
 };
 use crate::{
-    declare::Server,
+    declare::{SecretChange, Server},
     telemetry::{ChildState, Metrics},
 };
 
@@ -38,6 +38,8 @@ pub(crate) struct Entry {
     number: u64,
     tenant: String,
     server: String,
+    /// The one whose secrets it was started with.
+    holder: Option<Arc<str>>,
     born: Instant,
     guard: AtomicU32,
     state: AtomicU8,
@@ -101,11 +103,17 @@ impl Registry {
     }
 
     /// Adds a child that is about to start.
-    pub(crate) fn add(&self, server: &Server, restarts: u32) -> Arc<Entry> {
+    pub(crate) fn add(
+        &self,
+        server: &Server,
+        holder: Option<Arc<str>>,
+        restarts: u32,
+    ) -> Arc<Entry> {
         let entry = Arc::new(Entry {
             number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
             tenant: server.tenant.clone(),
             server: server.name.clone(),
+            holder,
             born: Instant::now(),
             guard: AtomicU32::new(0),
             state: AtomicU8::new(ChildState::Starting as u8),
@@ -162,14 +170,29 @@ impl Registry {
     /// Ends the children of a server, now or after their calls; returns their number. Sessions continue
     /// with new ones.
     pub(crate) fn restart(&self, tenant: &str, server: &str, mode: Restart) -> usize {
-        let selected = self.all(|entry| entry.tenant == tenant && entry.server == server);
-        for entry in &selected {
+        let selected = self.all(|entry| entry.names() == [tenant, server]);
+        Self::end(&selected, mode);
+        selected.len()
+    }
+
+    /// Ends the children that were started with secrets that have changed, after their calls.
+    pub(crate) fn secret_changed(&self, change: &SecretChange) {
+        let is_of = |entry: &Entry| match change.holder.as_deref() {
+            Some(holder) => entry.holder.as_deref() == Some(holder),
+            None => true,
+        };
+        let names = [&*change.tenant, &*change.server];
+        let selected = self.all(|entry| entry.names() == names && is_of(entry));
+        Self::end(&selected, Restart::Drain);
+    }
+
+    fn end(selected: &[Arc<Entry>], mode: Restart) {
+        for entry in selected {
             entry.restart.fetch_max(mode as u8, Ordering::Relaxed);
             if let Some(wake) = entry.wake.get() {
                 wake();
             }
         }
-        selected.len()
     }
 }
 

@@ -127,7 +127,7 @@ impl Child {
         } = match start(launcher) {
             Ok(started) => started,
             Err(error) => {
-                _ = request.private.map(std::fs::remove_dir);
+                _ = request.private.map(|dir| Launcher::discard(&dir));
                 _ = request.restrictions.group.map(std::fs::remove_dir);
                 _ = lease.map(UidLease::end);
                 return Err(error);

@@ -43,6 +43,7 @@ fn launch(command: &str) -> Launch {
         home: Home::Private,
         confinement: Confinement::default(),
         prepared: None,
+        files: BTreeMap::new(),
         is_preparing: false,
     }
 }

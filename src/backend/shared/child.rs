@@ -62,12 +62,23 @@ const WINDOW_MESSAGES: u32 = 4000;
 const STEP: u32 = 64;
 const WINDOW: Duration = Duration::from_millis(100);
 
+/// The one that a shared child is for.
+#[derive(Clone)]
+pub(crate) struct Whose {
+    /// The principal whose sessions share it; none for those of all.
+    pub(crate) principal: Option<Box<str>>,
+    /// The one whose seat it takes.
+    pub(crate) owner: Owner,
+    /// The one whose secrets it gets; none where several people share it.
+    pub(crate) holder: Option<Arc<str>>,
+}
+
 /// The task that owns a shared child.
 pub(super) struct SharedChild {
     pub(crate) pool: Arc<Pool>,
     pub(crate) server: Arc<Server>,
     /// The one that it is for.
-    pub(super) owner: Owner,
+    pub(super) whose: Whose,
     /// The revision that it is offered.
     pub(super) revision: Revision,
     pub(super) ids: Arc<IdBlocks>,
@@ -103,7 +114,8 @@ impl SharedChild {
     fn occasion(&self) -> Occasion {
         Occasion {
             cause: Some(self.revision.as_str().into()),
-            owner: Some(self.owner.clone()),
+            owner: Some(self.whose.owner.clone()),
+            holder: self.whose.holder.clone(),
             ..Occasion::default()
         }
     }

@@ -12,5 +12,6 @@ pub(crate) mod mailbox;
 mod placement;
 pub(crate) mod routing;
 
+pub(crate) use self::child::Whose;
 pub(crate) use self::mailbox::Loss;
 pub(crate) use self::placement::{Member, STABLE, SharedChildren};

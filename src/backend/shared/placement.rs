@@ -20,14 +20,13 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    child::SharedChild,
+    child::{SharedChild, Whose},
     mailbox::{Handle, INBOX, Initialized, Loss, MAILBOX, Outbox, Status, ToChild, ToSession},
     routing::Level,
 };
 use crate::backend::{
     Pool,
     admission::{Circuit, Refused, Spec, Verdict, spec},
-    child::Owner,
     dialect::{IdBlocks, IdLease},
 };
 use crate::{declare::Server, protocol::Revision};
@@ -108,8 +107,7 @@ impl SharedChildren {
         Some((number, IdLease::new(&self.ids, number)?))
     }
 
-    /// Joins a child of `server` that the sessions of `principal` share, or those of all principals
-    /// if none is given; a child that is started is for `owner`. Each revision has children of its own: a server knows by the revision what its
+    /// Joins a child of `server` that the sessions of a principal share, or those of all principals. Each revision has children of its own: a server knows by the revision what its
     /// client understands, such as kinds of content.
     ///
     /// # Errors
@@ -118,13 +116,13 @@ impl SharedChildren {
     pub(crate) async fn join(
         self: Arc<Self>,
         server: Arc<Server>,
-        (principal, owner): (Option<Box<str>>, Owner),
+        whose: Whose,
         revision: Revision,
         number: u32,
     ) -> Result<Member, Refused> {
-        let key = (spec(&server), principal, revision);
+        let key = (spec(&server), whose.principal.clone(), revision);
         for _ in 0..TRIES {
-            let handle = self.pick(&key, &server, &owner)?;
+            let handle = self.pick(&key, &server, &whose)?;
             let mut status = handle.status.clone();
             let settled = status
                 .wait_for(|status| !matches!(status, Status::Starting))
@@ -173,7 +171,7 @@ impl SharedChildren {
         self: &Arc<Self>,
         key: &Key,
         server: &Arc<Server>,
-        owner: &Owner,
+        whose: &Whose,
     ) -> Result<Handle, Refused> {
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -197,7 +195,7 @@ impl SharedChildren {
             (Verdict::After(wait), None) => Some(now + wait),
             (Verdict::Open(left), None) => return Err(Refused::Circuit(left)),
         };
-        let handle = self.start(key, (server, owner), group.restarts, not_before);
+        let handle = self.start(key, (server, whose), group.restarts, not_before);
         group.handles.push(handle.clone());
         Ok(handle)
     }
@@ -205,7 +203,7 @@ impl SharedChildren {
     fn start(
         self: &Arc<Self>,
         key: &Key,
-        (server, owner): (&Arc<Server>, &Owner),
+        (server, whose): (&Arc<Server>, &Whose),
         restarts: u32,
         not_before: Option<Instant>,
     ) -> Handle {
@@ -221,7 +219,7 @@ impl SharedChildren {
         let shared = SharedChild {
             pool: Arc::clone(&self.pool),
             server: Arc::clone(server),
-            owner: owner.clone(),
+            whose: whose.clone(),
             revision: key.2,
             ids: Arc::clone(&self.ids),
             mailbox: receiver,

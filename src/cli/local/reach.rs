@@ -117,6 +117,7 @@ fn launch(spec: &Json) -> Launch {
             ..Confinement::default()
         },
         prepared: None,
+        files: std::collections::BTreeMap::new(),
         is_preparing: false,
     }
 }

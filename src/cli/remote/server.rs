@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
+    io::{self, Read},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -20,7 +21,10 @@ use super::{
     table::{Column, plain, pretty, table},
 };
 use crate::{
-    cli::local::reach::{notes, quoted},
+    cli::local::{
+        prompt,
+        reach::{notes, quoted},
+    },
     config::{Format, Node, Value, gateway::environment, key_path},
 };
 
@@ -58,6 +62,23 @@ enum ServerCommand {
     Logs(Server),
     /// List the children of a server on the replica that answers
     Children(Server),
+    /// List the secrets that are set for a server, without their values
+    Secrets {
+        #[command(flatten)]
+        server: Server,
+        #[command(flatten)]
+        of: SecretOf,
+    },
+    /// Set a secret that a server needs; its value is asked for, or read from stdin
+    SetSecret {
+        #[command(flatten)]
+        secret: ServerSecret,
+    },
+    /// Remove a secret
+    RemoveSecret {
+        #[command(flatten)]
+        secret: ServerSecret,
+    },
 }
 
 /// Servers as a kind of object.
@@ -70,6 +91,26 @@ struct Server {
     tenant: String,
     /// The server
     name: String,
+}
+
+/// The one whose secret it is.
+#[derive(Args)]
+struct SecretOf {
+    /// Subject of the person whose secret it is; without it, the secret is the tenant's
+    #[arg(long, value_name = "SUBJECT")]
+    subject: Option<String>,
+}
+
+/// A secret of a server.
+#[derive(Args)]
+struct ServerSecret {
+    #[command(flatten)]
+    server: Server,
+    /// The secret, by its name in the declaration of the server
+    #[arg(value_name = "SECRET")]
+    secret: String,
+    #[command(flatten)]
+    of: SecretOf,
 }
 
 #[derive(Args)]
@@ -180,6 +221,14 @@ impl ServerArgs {
             ServerCommand::Restart { server, now } => restart(client, server, *now).await,
             ServerCommand::Logs(server) => logs(client, server).await,
             ServerCommand::Children(server) => children(client, server).await,
+            ServerCommand::Secrets { server, of } => secrets(client, server, of).await,
+            ServerCommand::SetSecret { secret } => {
+                let body = json!({"value": secret.value().await?});
+                secret.change(client, Method::PUT, Some(body)).await
+            }
+            ServerCommand::RemoveSecret { secret } => {
+                secret.change(client, Method::DELETE, None).await
+            }
         })
     }
 }
@@ -343,6 +392,53 @@ async fn children(client: &Client, server: &Server) -> Result<String, Error> {
     Ok(table(&CHILDREN, items.map_or(&[], Vec::as_slice)))
 }
 
+async fn secrets(client: &Client, server: &Server, of: &SecretOf) -> Result<String, Error> {
+    let (path, query) = (server.part("secrets"), of.query());
+    let items = client.items(&path, &query, usize::MAX).await?;
+    Ok(format_list(client, &items, &SECRETS))
+}
+
+impl SecretOf {
+    fn query(&self) -> Vec<(&'static str, String)> {
+        let subject = self.subject.iter().cloned();
+        subject.map(|subject| ("subject", subject)).collect()
+    }
+}
+
+impl ServerSecret {
+    /// Its new value: asked for on a terminal, or all of stdin but the end of its last line.
+    async fn value(&self) -> Result<String, Error> {
+        let wrong = |error: io::Error| Error::usage("SECRET", &error.to_string(), "write it again");
+        if prompt::is_possible() {
+            return prompt::new_secret(&self.secret).await.map_err(wrong);
+        }
+        let mut value = String::new();
+        let read = io::stdin().lock().take(MOST).read_to_string(&mut value);
+        read.map_err(wrong)?;
+        if value.ends_with('\n') {
+            value.pop();
+        }
+        Ok(value)
+    }
+
+    async fn change(
+        &self,
+        client: &Client,
+        method: Method,
+        body: Option<Json>,
+    ) -> Result<String, Error> {
+        let path = self.server.part("secrets");
+        let path: Vec<&str> = path.into_iter().chain([&*self.secret]).collect();
+        let options = RequestOptions {
+            query: self.of.query(),
+            body,
+            ..RequestOptions::default()
+        };
+        client.send(method, &path, options).await?;
+        Ok(String::new())
+    }
+}
+
 /// The document of a server with this command, whose words are literal.
 fn launch(command: &[String], variables: &[String]) -> Result<Json, Error> {
     let own = environment();
@@ -373,6 +469,13 @@ const COLUMNS: [Column; 6] = [
     ("URL", "/now/url"),
     ("COMMAND", "/spec/command"),
     ("ARGS", "/spec/args"),
+    ("UPDATED", "/updated"),
+];
+/// The most bytes that are read of a secret: more than a gateway takes.
+const MOST: u64 = 1 << 20;
+const SECRETS: [Column; 3] = [
+    ("NAME", "/name"),
+    ("SUBJECT", "/subject"),
     ("UPDATED", "/updated"),
 ];
 const CHILDREN: [Column; 8] = [

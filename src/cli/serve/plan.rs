@@ -130,6 +130,7 @@ pub(super) fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         home: Home::Caller,
         confinement: Confinement::default(),
         prepared: None,
+        files: BTreeMap::new(),
         is_preparing: false,
     };
     let manifest = command_line::single(launch, &config.server, &env)?;

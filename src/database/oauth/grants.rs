@@ -3,6 +3,8 @@
 //! One statement decides each one-time use: the caller whose update finds the row unused succeeds.
 //! Not here: revocations (`revocations`).
 
+use std::collections::HashMap;
+
 use uuid::Uuid;
 
 use super::revocations;
@@ -307,6 +309,18 @@ impl Grants<'_> {
         rows.iter().map(seen).collect()
     }
 
+    /// The times of the last refreshes of a subject's active grants, by their ids.
+    pub(crate) async fn refreshed(
+        self,
+        tenant: &str,
+        subject: &str,
+    ) -> Result<HashMap<Uuid, i64>, Error> {
+        let values = vec![tenant.into(), subject.into()];
+        let rows = self.pool.read(REFRESHED, values).await?;
+        let used = |row: &Row| Ok((row.get("id")?, row.get("used_ms")?));
+        rows.iter().map(used).collect()
+    }
+
     /// The grant of a known refresh token, revoked or not.
     pub(crate) async fn of_refresh(
         self,
@@ -456,6 +470,14 @@ const INSERT_REFRESH: &str = "
     VALUES ($1, $2, $3)";
 
 // For the lock, too.
+const REFRESHED: &str = "
+    SELECT grants.id, MAX(refresh_tokens.used_ms) AS used_ms
+      FROM grants
+      JOIN refresh_tokens ON refresh_tokens.grant_id = grants.id
+     WHERE grants.tenant = $1 AND grants.subject = $2
+       AND grants.revoked_ms IS NULL AND refresh_tokens.used_ms IS NOT NULL
+     GROUP BY grants.id";
+
 const HOLD_GRANT: &str = "
     UPDATE grants
        SET revoked_ms = revoked_ms

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
-    revocations::{GRANTS, KEPT_MS, KEY, KEYS},
+    revocations::{GRANTS, KEPT_MS, KEY, KEYS, SECRETS},
     signing_keys::{self, Signing},
 };
 use crate::{
@@ -66,6 +66,15 @@ impl Issuance<'_> {
                     is_keys = true;
                 }
                 KEYS => is_keys = true,
+                SECRETS => {
+                    let changes = Arc::make_mut(&mut issued.secrets);
+                    if let Ok(change) = serde_json::from_str(&value) {
+                        changes.insert(row.get("number")?, change);
+                    }
+                    while changes.len() > CHANGES {
+                        changes.pop_first();
+                    }
+                }
                 // Relevant only when a grant is written.
                 _ => {}
             }
@@ -113,12 +122,15 @@ fn forget(issued: &mut Issued, since_ms: i64) {
         .retain(|_, revoked| !(revoked.grants.is_empty() && revoked.keys.is_empty()));
 }
 
+/// The most changes of secrets that are kept: more than come while one snapshot is followed.
+const CHANGES: usize = 10_000;
+
 const REACHED: &str = "
     SELECT version, revocation
       FROM changes";
 
 const NEWER: &str = "
-    SELECT tenant, kind, value, at_ms
+    SELECT number, tenant, kind, value, at_ms
       FROM revocations
      WHERE number > $1
      ORDER BY number";

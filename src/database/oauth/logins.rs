@@ -5,7 +5,7 @@ use zeroize::Zeroizing;
 use crate::{
     base::hex,
     database::{
-        pool::{Error, Pool},
+        pool::{Error, Pool, Row},
         vault::{Place, Vault},
     },
 };
@@ -71,6 +71,28 @@ impl Logins<'_> {
         let text: String = row.get("person")?;
         let person = serde_json::from_str(&text);
         person.map_err(|error| Error::Bug(format!("a person: {error}")))
+    }
+
+    /// The browsers in which a subject is logged in, the newest first, by the SHA-256 of their cookies.
+    pub(crate) async fn of_subject(
+        self,
+        tenant: &str,
+        subject: &str,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Person)>, Error> {
+        let values = vec![
+            tenant.into(),
+            subject.into(),
+            self.pool.now_ms().into(),
+            i64::try_from(limit).unwrap_or(i64::MAX).into(),
+        ];
+        let rows = self.pool.read(OF_SUBJECT, values).await?;
+        let login = |row: &Row| {
+            let person = serde_json::from_str(&row.get::<String>("person")?);
+            let person = person.map_err(|error| Error::Bug(format!("a person: {error}")))?;
+            Ok((row.get("browser")?, person))
+        };
+        rows.iter().map(login).collect()
     }
 
     /// Ends a browser's log-in.
@@ -211,6 +233,13 @@ const LOGGED_IN: &str = "
     SELECT person
       FROM logins
      WHERE tenant = $1 AND browser = $2 AND expires_ms > $3";
+
+const OF_SUBJECT: &str = "
+    SELECT browser, person
+      FROM logins
+     WHERE tenant = $1 AND subject = $2 AND expires_ms > $3
+     ORDER BY expires_ms DESC
+     LIMIT $4";
 
 const LOG_OUT: &str = "
     DELETE FROM logins

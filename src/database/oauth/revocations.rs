@@ -7,7 +7,10 @@
 
 use uuid::Uuid;
 
-use crate::database::pool::{Error, Pool, Row, Transaction};
+use crate::{
+    database::pool::{Error, Pool, Row, Transaction},
+    declare::SecretChange,
+};
 
 /// The object of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -114,6 +117,17 @@ pub(crate) async fn number_keys(
     number(transaction, tenant, kind, removed.unwrap_or(""), now_ms).await
 }
 
+/// Announces changed secrets of a holder to replicas, which start its children again.
+pub(crate) async fn number_secret(
+    transaction: &mut Transaction,
+    change: &SecretChange,
+    now_ms: i64,
+) -> Result<(), Error> {
+    let value = serde_json::to_string(change);
+    let value = value.map_err(|error| Error::Bug(format!("a change of secrets: {error}")))?;
+    number(transaction, &change.tenant, SECRETS, &value, now_ms).await
+}
+
 async fn number_grants(
     transaction: &mut Transaction,
     tenant: &str,
@@ -171,6 +185,8 @@ const SUBJECT: &str = "subject";
 pub(super) const KEYS: &str = "keys";
 /// Row kind: changed signing keys, of which this one is invalid.
 pub(super) const KEY: &str = "key";
+/// Row kind: changed secrets of a holder, as JSON.
+pub(super) const SECRETS: &str = "secrets";
 
 const NEXT: &str = "
     UPDATE changes

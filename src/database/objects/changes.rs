@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
-use super::rows::{self, Loaded, Stored};
+use super::{
+    rows::{self, Loaded, Stored},
+    slots,
+};
 use crate::{
     database::{
         oauth::{Revoked, revocations},
@@ -88,6 +91,7 @@ pub(super) async fn write(
                 return Ok(());
             };
             end_issued(transaction, &old.name, now_ms).await?;
+            slots::forget(transaction, &old.name).await?;
             rows::delete(transaction, &old).await
         }
         (Some(object), Some(stored)) => {

@@ -344,7 +344,7 @@ const DELETE: &str = "
     RETURNING id";
 
 /// All kinds of records, as `docs/administration.md` lists them.
-pub(crate) const KINDS: [&str; 32] = [
+pub(crate) const KINDS: [&str; 35] = [
     "tenant.added",
     "tenant.changed",
     "tenant.removed",
@@ -366,6 +366,7 @@ pub(crate) const KINDS: [&str; 32] = [
     "provider.removed",
     "login",
     "login.refused",
+    "login.ended",
     "consent.given",
     "consent.denied",
     "grant.started",
@@ -373,6 +374,8 @@ pub(crate) const KINDS: [&str; 32] = [
     "grants.revoked",
     "signing_key.added",
     "signing_key.removed",
+    "secret.set",
+    "secret.removed",
     "session.ended",
     "server.restarted",
     "denied",

@@ -624,7 +624,7 @@ fn schema(migrations: [(i64, &'static str, &'static str); MIGRATIONS.len()]) -> 
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 3] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 4] = [
     (
         1,
         "control",
@@ -647,6 +647,14 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 3] = [
         [
             include_str!("../../../migrations/sqlite/0003_by_tenant.sql"),
             include_str!("../../../migrations/postgres/0003_by_tenant.sql"),
+        ],
+    ),
+    (
+        4,
+        "secrets",
+        [
+            include_str!("../../../migrations/sqlite/0004_secrets.sql"),
+            include_str!("../../../migrations/postgres/0004_secrets.sql"),
         ],
     ),
 ];

@@ -10,3 +10,4 @@ mod opening;
 mod revocations;
 mod secrets;
 mod signing_keys;
+mod slots;

@@ -238,6 +238,7 @@ mod tests {
             home: Home::Private,
             confinement: Confinement::default(),
             prepared: None,
+            files: BTreeMap::new(),
             is_preparing: false,
         }
     }

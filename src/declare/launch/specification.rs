@@ -16,6 +16,8 @@ pub(crate) struct Launch {
     pub(crate) args: Vec<String>,
     /// Its environment besides the fixed part; values may be secrets.
     pub(crate) env: BTreeMap<String, String>,
+    /// Contents of files in its private directory, by the variables with their paths; secrets.
+    pub(crate) files: BTreeMap<String, String>,
     /// Its working directory; none for a private one.
     pub(crate) cwd: Option<PathBuf>,
     /// The source of HOME and TMPDIR.
@@ -67,6 +69,7 @@ impl std::fmt::Debug for Launch {
             .field("command", &self.command)
             .field("args", &self.args.len())
             .field("env", &self.env.keys())
+            .field("files", &self.files.keys())
             .field("cwd", &self.cwd)
             .field("home", &self.home)
             .field("confinement", &self.confinement)

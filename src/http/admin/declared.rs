@@ -1,33 +1,39 @@
-//! Declared objects: tenants, servers, users, clients and identity providers.
+//! Declared objects: tenants, servers, users, clients and identity providers, and whole manifests.
 //!
 //! An object's `ETag` is the number of the change that wrote it; `If-Match` and `If-None-Match`
 //! make a change conditional (RFC 9110, section 13.1). Secrets are never shown: a secret reads as
-//! null, and a null that is written keeps it. Not here: API keys, and whole manifests.
+//! null, and a null that is written keeps it. Not here: API keys.
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header::ETAG};
+use http::{
+    HeaderMap, HeaderValue, StatusCode,
+    header::{CONTENT_TYPE, ETAG},
+};
 use serde_json::{Value as Json, json};
+use tokio::task::{JoinError, spawn_blocking};
 
 use super::{
     caller::Permission,
     issued,
     operation::{self, Call, Operation, OperationResult},
-    request::{PAGE, Path, expected, spec},
-    response::page,
+    request::{PAGE, Parameter, Path, body, expected, spec},
+    response::{ok, page},
     schema::{Schema, Shape, any_object, integer, nullable_text, object, text},
 };
 use crate::{
     auth::REGISTERED,
     base::moment,
+    config::Format,
     database::{self, Expected, objects::Stored},
-    declare::{Kind, Object, ObjectName},
+    declare::{Change, Declared, Kind, Object, ObjectName, Prune},
     http::{
         Front,
         reply::{Problem, answer},
     },
+    manifest::objects,
 };
 
-/// Operations on tenants, servers, users, clients and identity providers.
+/// Operations on tenants, servers, users, clients, identity providers and manifests.
 pub(super) fn operations() -> Vec<Operation> {
     vec![
         operation::get("/tenants", "listTenants", "Tenants that the caller sees")
@@ -66,6 +72,12 @@ pub(super) fn operations() -> Vec<Operation> {
             "Create or replace an identity provider (operators)",
         ),
         PROVIDERS.delete("deleteProvider", "Remove an identity provider (operators)"),
+        operation::post("/apply", "apply", "Apply a manifest (operators)")
+            .query(&[Parameter::Flag("prune"), Parameter::Flag("dry_run")])
+            .takes(&MANIFEST)
+            .gives(200, &APPLIED)
+            .fails(&[400, 404, 408, 409, 413, 415, 422])
+            .serve(Permission::Operator, apply),
     ]
 }
 
@@ -291,6 +303,65 @@ pub(super) fn tagged(status: StatusCode, stored: &Stored, body: &Json) -> Respon
     response
 }
 
+/// Applies a manifest: shows or stores its difference to the declared objects.
+async fn apply(call: Call) -> OperationResult {
+    let (is_dry, prune) = (call.query.flag("dry_run")?, call.query.flag("prune")?);
+    let prune = if prune { Prune::Remove } else { Prune::Keep };
+    let format = format_of(&call.headers)?;
+    let front = call.front;
+    let body = body(call.body, front.config.http.max_body).await?;
+    let parsed = spawn_blocking(move || parsed(&body, format)).await;
+    let bug = |error: JoinError| database::Error::Bug(format!("a body is not parsed: {error}"));
+    let wanted = parsed.map_err(bug)??;
+    let store = front.snapshot.database()?;
+    let changes = if is_dry {
+        store.objects().plan(&wanted, prune).await
+    } else {
+        store
+            .objects()
+            .apply(&wanted, prune, &call.caller.author())
+            .await
+    };
+    let changes = changes?;
+    if !is_dry {
+        refresh(&front).await;
+    }
+    let changes: Vec<Json> = changes.iter().map(change).collect();
+    Ok(ok(&json!({"changes": changes, "dry_run": is_dry})))
+}
+
+/// Parses a manifest, which takes long if it is large.
+fn parsed(body: &[u8], format: Format) -> Result<Declared, Problem> {
+    let text = std::str::from_utf8(body)
+        .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
+    let received = objects::parse_request("manifest", text, format);
+    Ok(received.map_err(Problem::invalid)?.declared)
+}
+
+fn change(change: &Change) -> Json {
+    json!({
+        "kind": change.name.kind().as_str(), "tenant": change.name.owner(),
+        "name": change.name.name(), "change": change.to_string(),
+    })
+}
+
+/// Returns the format of a manifest by its content type.
+fn format_of(headers: &HeaderMap) -> Result<Format, Problem> {
+    let value = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let essence = value.unwrap_or("").split(';').next().unwrap_or("").trim();
+    match essence {
+        "application/json" => Ok(Format::Json),
+        "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(Format::Yaml),
+        "application/toml" => Ok(Format::Toml),
+        _ => Err(Problem::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "Content-Type must be application/json, application/yaml or application/toml",
+        )),
+    }
+}
+
 /// Returns the members of the schema `Object`.
 pub(super) fn members() -> Vec<(&'static str, Json)> {
     vec![
@@ -320,6 +391,21 @@ static OBJECT: Schema = Schema {
 static OBJECTS: Schema = Schema {
     name: "Objects",
     shape: Shape::Page(&OBJECT),
+};
+
+static MANIFEST: Schema = Schema {
+    name: "Manifest",
+    shape: Shape::Manifest,
+};
+
+static APPLIED: Schema = Schema {
+    name: "Applied",
+    shape: Shape::Json(|| {
+        object(&[
+            ("changes", json!({"type": "array", "items": any_object()})),
+            ("dry_run", json!({"type": "boolean"})),
+        ])
+    }),
 };
 
 #[cfg(test)]

@@ -9,7 +9,6 @@
 //! * `caller`: authentication of callers, and permissions
 //! * `declared`: tenants, servers, users, clients and identity providers
 //! * `issued`: signing keys, grants, revocations and registered clients
-//! * `manifest`: application of whole manifests
 //! * `openapi`: `OpenAPI` document of a list of operations
 //! * `operation`: declaration of an operation, and its call by a request
 //! * `request`: parameters, conditions and documents of requests
@@ -17,13 +16,13 @@
 //! * `routes`: list of all operations, the router and the document
 //! * `running`: status, sessions, children, their logs, and quotas
 //! * `schema`: schemas of request and response bodies
+//! * `secrets`: secrets in the slots of servers
 
 mod api_keys;
 mod audit;
 mod caller;
 mod declared;
 mod issued;
-mod manifest;
 mod openapi;
 mod operation;
 mod request;
@@ -31,5 +30,6 @@ mod response;
 mod routes;
 mod running;
 mod schema;
+mod secrets;
 
 pub(crate) use self::routes::{document, routes};

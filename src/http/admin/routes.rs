@@ -16,9 +16,9 @@ use http::{
 };
 
 use super::{
-    api_keys, audit, declared, issued, manifest, openapi,
+    api_keys, audit, declared, issued, openapi,
     operation::{Operation, Shared},
-    running,
+    running, secrets,
 };
 use crate::http::{
     Front,
@@ -35,7 +35,7 @@ fn operations() -> Vec<Operation> {
     [
         declared::operations(),
         api_keys::operations(),
-        manifest::operations(),
+        secrets::operations(),
         running::operations(),
         audit::operations(),
         issued::operations(),

@@ -20,7 +20,12 @@ pub(super) fn is_own_form(head: &Parts, is_trustworthy: bool) -> bool {
     };
     let is_form = matches!(
         OauthEndpoint::parse(head.uri.path()),
-        Some(OauthEndpoint::Authorize | OauthEndpoint::Login | OauthEndpoint::Consent)
+        Some(
+            OauthEndpoint::Authorize
+                | OauthEndpoint::Account
+                | OauthEndpoint::Login
+                | OauthEndpoint::Consent
+        )
     );
     let lacks_metadata = !is_trustworthy && !head.headers.contains_key(SEC_FETCH_SITE);
     head.method == Method::POST
@@ -51,6 +56,7 @@ mod tests {
         let own: [&[&str]; 2] = [&["null"], &["same-origin"]];
         for path in [
             "/authorize",
+            "/t/a/account",
             "/t/a/oauth/login",
             "/t/a/oauth/consent",
             "/t/a/oauth/authorize",

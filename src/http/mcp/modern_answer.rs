@@ -15,7 +15,12 @@ use crate::http::{
 use crate::{
     declare::ReplyMode,
     hub::CallError,
-    protocol::{Accepts, Message, event::push_message, json as raw},
+    protocol::{
+        Accepts, Message,
+        event::push_message,
+        json as raw,
+        modern::{input_required, is_mirrored},
+    },
 };
 
 /// The forms of a response by the server's mode and the client's `Accept`.
@@ -79,6 +84,15 @@ pub(super) fn failed(
     accepts: Accepts,
 ) -> Response {
     let message = Message::parse(line).ok();
+    let may_visit = is_mirrored(&request.method) && request.caller.visits_urls();
+    let visits = message.as_ref().filter(|_| may_visit).and_then(|message| {
+        let access = request.caller.access;
+        front.stateless.visits(access, request.message, message)
+    });
+    if let Some((asks, ticket)) = visits {
+        let line = input_required(request.id(), &asks, &ticket, None);
+        return answered(front, request, line, accepts);
+    }
     let of_gateway = message.filter(|message| message.error().is_some_and(CallError::is_own));
     let line = match of_gateway {
         Some(message) => request.completion(None).complete(&message),

@@ -4,10 +4,11 @@ use std::{num::NonZeroU64, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use serde_json::{Value as Json, json};
+use uuid::Uuid;
 
 use crate::{
     backend::{Refused, StartFailure},
-    declare::Full,
+    declare::{Full, Slots},
     error::{Error, Limit, Quota},
     protocol::{json as raw, jsonrpc},
 };
@@ -36,6 +37,25 @@ pub(crate) enum Status {
     Preparing,
     /// 429 with Retry-After, for a quota of the tenant.
     Limit(Full),
+}
+
+/// Where a caller fills the slots of a server, and how its client is told.
+pub(crate) struct Fill {
+    /// The account page.
+    pub(crate) url: String,
+    /// How the client is told.
+    pub(crate) way: FillWay,
+}
+
+/// How a client is told to visit a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FillWay {
+    /// By the text of the error alone.
+    Text,
+    /// By an error that becomes `input_required` (2026-07-28 mrtr).
+    Input,
+    /// By the code of its revision (2025-11-25 elicitation, "URL Elicitation Required Error").
+    Required,
 }
 
 impl Status {
@@ -145,6 +165,11 @@ impl CallError {
                 "the backend keeps failing and is not started for a while",
                 "circuit_open",
             ),
+            Refused::Missing => Self::new(
+                -31005,
+                "a secret that the server needs is not set",
+                SECRET_MISSING,
+            ),
             Refused::Prepare => Self::new(
                 -31001,
                 "what the backend needs could not be prepared",
@@ -161,8 +186,9 @@ impl CallError {
             // A retry would get the same answer.
             Refused::Answered(_) => return Self::REFUSED,
         };
+        let is_retryable = !matches!(refused, Refused::Missing);
         Self {
-            is_retryable: true,
+            is_retryable,
             is_of_start: true,
             ..error
         }
@@ -186,7 +212,12 @@ impl CallError {
     /// Whether a raw error is one of these: the codes are no server's.
     pub(crate) fn is_own(error: &[u8]) -> bool {
         let code = raw::get(error, "code");
-        code.is_some_and(|code| matches!(code, b"-31001" | b"-31002" | b"-31003" | b"-31004"))
+        code.is_some_and(|code| {
+            matches!(
+                code,
+                b"-31001" | b"-31002" | b"-31003" | b"-31004" | b"-31005"
+            )
+        })
     }
 
     /// The error response to a request with this raw id.
@@ -210,6 +241,39 @@ impl CallError {
         self.line_of(id, &message, &data)
     }
 
+    /// The same for a start without a secret: names the slots of the server, not all of which are filled, and
+    /// where the caller fills them.
+    pub(crate) fn line_of_slots(self, id: &[u8], slots: &Slots, fill: Option<&Fill>) -> Bytes {
+        let names: Vec<String> = slots
+            .iter()
+            .map(|(name, slot)| match &slot.title {
+                Some(title) => format!("{name} ({title})"),
+                None => name.clone(),
+            })
+            .collect();
+        let mut message = format!("{}: it needs {}", self.message, names.join(", "));
+        let secrets: Vec<&String> = slots.keys().collect();
+        let mut data = json!({
+            "reason": self.reason, "retryable": self.is_retryable, "secrets": secrets,
+        });
+        let mut code = self.code;
+        if let Some(Fill { url, way }) = fill {
+            message.push_str("; set what is yours at ");
+            message.push_str(url);
+            data["url"] = url.as_str().into();
+            if *way != FillWay::Text {
+                data["elicitations"] = json!([{
+                    "mode": "url", "url": url, "message": message,
+                    "elicitationId": Uuid::new_v4().to_string(),
+                }]);
+            }
+            if *way == FillWay::Required {
+                code = URL_ELICITATION_REQUIRED;
+            }
+        }
+        Self { code, ..self }.line_of(id, &message, &data)
+    }
+
     fn line_of(self, id: &[u8], message: &str, data: &Json) -> Bytes {
         let mut line = BytesMut::new();
         let data = data.to_string();
@@ -217,6 +281,12 @@ impl CallError {
         line.freeze()
     }
 }
+
+/// The code of `URLElicitationRequiredError` (2025-11-25 elicitation).
+const URL_ELICITATION_REQUIRED: i32 = -32042;
+
+/// The reason of a start without a secret.
+pub(crate) const SECRET_MISSING: &str = "secret_missing";
 
 /// The text for a client that came while the packages of its server are installed.
 const PREPARING: &str = "the packages of the server are still being installed";

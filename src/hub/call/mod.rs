@@ -18,5 +18,5 @@ mod pings;
 pub(crate) use self::audit::Audited;
 pub(crate) use self::calls::{Ask, Call, Calls, Effect, NewAsk, Overdue};
 pub(crate) use self::clock::CallClock;
-pub(crate) use self::error::{CallError, quota};
+pub(crate) use self::error::{CallError, Fill, FillWay, SECRET_MISSING, quota};
 pub(crate) use self::pings::Pings;

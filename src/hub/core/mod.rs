@@ -5,6 +5,7 @@
 //!
 //! * `access`: lookup of a session by an access, and changes of the access since
 //! * `command`: commands to the task of a session
+//! * `secrets`: secrets of children, from the database
 //! * `sessions`: table of the sessions that this replica owns
 //! * `shared`: shared parts, and new session ids
 //! * `signals`: signals to a session
@@ -13,6 +14,7 @@
 
 mod access;
 mod command;
+mod secrets;
 mod sessions;
 mod shared;
 mod signals;
@@ -23,6 +25,7 @@ pub(crate) use self::access::{AccessChange, owner_of};
 pub(crate) use self::command::{
     Attach, COMMANDS, ChildUse, Command, Delivery, Transport, check_initialize,
 };
+pub(crate) use self::secrets::secret_source;
 pub(crate) use self::sessions::{Handle, Sessions};
 pub(crate) use self::shared::Core;
 pub(crate) use self::signals::{Signal, Signals};

@@ -9,14 +9,16 @@ use tokio::{sync::mpsc, time::Instant};
 use super::{lifetime::EndReason, ownership::refuse, task::Session};
 use crate::{
     backend::dialect::{CallId, Legacy},
+    declare::{AuthMode, Holder},
+    endpoint::OauthEndpoint,
     error::Error,
     hub::{
-        call::{Call, CallError},
+        call::{Call, CallError, Fill, FillWay, SECRET_MISSING},
         core::{Command, Transport},
         ownership::{Claim, STORE_AWAY},
         stream::{Answer, Pulse, StreamEnd},
     },
-    protocol::{Lacking, jsonrpc},
+    protocol::{Lacking, json, jsonrpc},
     telemetry::{Ended, Exit, Operation, Outcome, log_operation},
 };
 
@@ -162,11 +164,37 @@ impl Session {
     /// The response to a request that ends with an error of the gateway.
     pub(super) fn error_line(&self, error: CallError, id: &[u8]) -> Bytes {
         let server = self.client.server();
+        if error.reason == SECRET_MISSING {
+            return error.line_of_slots(id, &server.slots, self.fill().as_ref());
+        }
         let failure = error.is_of_start.then(|| self.core.pool.failure(server));
         match failure.flatten() {
             Some(failure) => error.line_of_start(id, &failure, self.core.config.is_run),
             None => error.line(id),
         }
+    }
+
+    /// Where the caller fills the slots of the server; none where an administrator does.
+    fn fill(&self) -> Option<Fill> {
+        let (tenant, server) = (self.client.tenant(), self.client.server());
+        let has_page = matches!(tenant.auth, AuthMode::Builtin(_));
+        if !has_page || !server.has_slots(Holder::Principal) {
+            return None;
+        }
+        let initialize = self.replay.initialize.as_ref();
+        let capabilities = initialize
+            .and_then(|initialize| json::get(initialize.params()?, "capabilities"))
+            .and_then(|capabilities| json::get(capabilities, "elicitation"));
+        let visits_urls = capabilities.is_some_and(|modes| json::get(modes, "url").is_some());
+        let is_stateless = self.client.transport() == Transport::Stateless;
+        let way = match (visits_urls, is_stateless) {
+            (true, true) => FillWay::Input,
+            // A client whose session has not begun has declared it, and cannot be asked for anything yet.
+            (true, false) if self.lifetime.is_ready() => FillWay::Required,
+            _ => FillWay::Text,
+        };
+        let url = OauthEndpoint::Account.url(&self.core.config.public_url, &tenant.name);
+        Some(Fill { url, way })
     }
 
     /// Ends every call in flight with an error of the gateway.

@@ -13,8 +13,10 @@ use super::{
 };
 use crate::{
     backend::{
-        Cause, Occasion, Refused, Started, Verdict, child::Owner, dialect::ServerMessage,
-        shared::Member,
+        Cause, Occasion, Refused, Started, Verdict,
+        child::Owner,
+        dialect::ServerMessage,
+        shared::{Member, Whose},
     },
     base::{hex, sha256},
     declare::Isolation,
@@ -54,6 +56,7 @@ impl Session {
                 trace: self.client.trace().cloned(),
                 is_modern: self.client.transport() == Transport::Stateless,
                 owner: Some(self.owner()),
+                holder: self.holder(),
             };
             return self.link.acquire(Box::pin(async move {
                 let started = pool.get(server, restarts, not_before, occasion).await;
@@ -61,10 +64,17 @@ impl Session {
             }));
         }
         let whose = if server.supervision.isolation == Isolation::Principal {
-            let principal = self.client.principal().key().into();
-            (Some(principal), self.owner())
+            Whose {
+                principal: Some(self.client.principal().key().into()),
+                owner: self.owner(),
+                holder: self.holder(),
+            }
         } else {
-            (None, Owner::Tenant)
+            Whose {
+                principal: None,
+                owner: Owner::Tenant,
+                holder: None,
+            }
         };
         let revision = self.revision_of_shared();
         if !self.client.revisions().contains(&revision) {
@@ -229,6 +239,10 @@ impl Session {
             self.link.serve_own(own);
         }
         let now = Instant::now();
+        if self.link.restart().is_some() {
+            // Requested while it started, before its owner could be woken.
+            self.wake_by(now);
+        }
         self.link.touch(now);
         let server = self.client.server();
         let (idle, ping) = (server.supervision.idle, server.clocks.ping);

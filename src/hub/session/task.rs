@@ -303,9 +303,18 @@ impl Session {
 
     /// The caller that its children are for; of a session that has ended, none.
     pub(super) fn owner(&self) -> Owner {
-        let published = || self.core.sessions.get(&self.id);
-        let handle = self.unpublished.clone().or_else(published);
+        let handle = self.handle();
         handle.map_or(Owner::Tenant, |handle| owner_of(&handle.access))
+    }
+
+    /// The one whose secrets its children get.
+    pub(super) fn holder(&self) -> Option<Arc<str>> {
+        Some(self.handle()?.access.holder()?.into())
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        let published = || self.core.sessions.get(&self.id);
+        self.unpublished.clone().or_else(published)
     }
 
     /// Removes the session from the table; false if it was not there.

@@ -175,6 +175,7 @@ fn run_reads_flags_by_the_same_path() {
         home: Home::Caller,
         confinement: Confinement::default(),
         prepared: None,
+        files: BTreeMap::new(),
         is_preparing: false,
     };
     let overrides = |set: &[&str]| {
@@ -272,4 +273,79 @@ fn the_store_is_named_only_where_there_is_one() {
         }
     }
     assert!(prepared("command: x, args: [\"$${prepared}\"]").is_ok());
+}
+
+fn tenant_of(auth: &str, keys: &str) -> Result<Manifest, Vec<Mistake>> {
+    yaml(&format!(
+        "tenants:\n  a:\n    auth: {{mode: {auth}}}\n    servers:\n      x: {{command: cat, {keys}}}\n"
+    ))
+}
+
+#[test]
+fn slots_are_read() {
+    let read = tenant_of(
+        "keys",
+        "secrets: {TOKEN: {for: principal, title: Token, help: \"https://x.test/\"}, \
+         KEY: {for: tenant, as: file}}",
+    );
+    let read = read.unwrap();
+    let (_, server) = read.catalog.find("a", "x").unwrap();
+    let token = &server.slots["TOKEN"];
+    assert_eq!(
+        (token.holder, token.form),
+        (Holder::Principal, SlotForm::Variable)
+    );
+    assert_eq!(token.title.as_deref(), Some("Token"));
+    assert_eq!(token.help.as_deref(), Some("https://x.test/"));
+    let key = &server.slots["KEY"];
+    assert_eq!((key.holder, key.form), (Holder::Tenant, SlotForm::File));
+}
+
+#[test]
+fn slots_are_refused_where_people_share_a_child() {
+    let own = "secrets: {TOKEN: {for: principal}}";
+    let all = "secrets: {TOKEN: {for: tenant}}";
+    for (auth, keys) in [
+        ("keys", format!("{own}, isolation: session")),
+        ("keys", format!("{own}, isolation: principal")),
+        ("keys", format!("{all}, isolation: tenant")),
+        ("none", all.to_owned()),
+    ] {
+        assert!(tenant_of(auth, &keys).is_ok(), "{auth} {keys}");
+    }
+    let mistakes = [
+        ("keys", format!("{own}, isolation: tenant")),
+        ("none", own.to_owned()),
+        ("keys", format!("{all}, warm: 1")),
+        ("keys", "secrets: {LD_PRELOAD: {for: principal}}".to_owned()),
+        ("keys", "secrets: {../x: {for: tenant}}".to_owned()),
+        ("keys", format!("{all}, env: {{TOKEN: x}}")),
+        ("keys", "secrets: {A: {}}".to_owned()),
+        (
+            "keys",
+            "secrets: {A: {for: tenant, title: \"\", help: \"http://x\"}}".to_owned(),
+        ),
+    ];
+    let mistakes = mistakes.map(|(auth, keys)| found(tenant_of(auth, &keys)).join("\n"));
+    insta::assert_snapshot!(mistakes.join("\n"), @r"
+    F:5: tenants.a.servers.x.secrets: has a secret for: principal, and isolation: tenant, by which several people share a child; write isolation: principal or session, or for: tenant
+    F:5: tenants.a.servers.x.secrets: has a secret for: principal, and auth.mode is none, by which nobody is told apart; write another auth.mode, or for: tenant
+    F:5: tenants.a.servers.x.secrets: has secrets, which a child gets at its start, and warm children start for nobody; write warm: 0, or leave secrets out
+    F:5: tenants.a.servers.x.secrets.LD_PRELOAD: is no name of a variable for a secret, or chooses what a program loads; write a name like GITHUB_TOKEN
+    F:5: tenants.a.servers.x.secrets.../x: is no name of a variable for a secret, or chooses what a program loads; write a name like GITHUB_TOKEN
+    F:5: tenants.a.servers.x.secrets.TOKEN: is in env, too; leave it out of one of the two
+    F:5: tenants.a.servers.x.secrets.A.for: is missing; write for: principal, or for: tenant
+    F:5: tenants.a.servers.x.secrets.A.title: is not of 1 to 80 characters; write what people call it
+    F:5: tenants.a.servers.x.secrets.A.help: is no https URL; write https://…
+    ");
+    let unknown = found(tenant_of("keys", "secrets: {A: {for: tenant, whose: x}}"));
+    assert!(unknown[0].contains("secrets.A.whose"), "{unknown:?}");
+    let many: Vec<String> = (0..17)
+        .map(|at| format!("A{at}: {{for: tenant}}"))
+        .collect();
+    let many = found(tenant_of(
+        "keys",
+        &format!("secrets: {{{}}}", many.join(", ")),
+    ));
+    assert!(many[0].contains("has more than 16 secrets"), "{many:?}");
 }

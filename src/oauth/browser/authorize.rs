@@ -94,7 +94,7 @@ impl BrowserRequest {
             flow.provider = Some(only.name.clone());
             return self.consent_page(authorization, flow, None, Some(only));
         }
-        self.login_page(authorization, &flow, None, StatusCode::OK)
+        self.login_page(Some(authorization), &flow, None, StatusCode::OK)
     }
 }
 

@@ -44,6 +44,9 @@ struct PendingLogin {
     verifier: String,
     /// The digest of the consent given before the redirect.
     allowed: [u8; 32],
+    /// Set if it leads to the account page.
+    #[serde(default)]
+    is_account: bool,
 }
 
 /// GET: handles the return from a provider.
@@ -62,10 +65,10 @@ pub(crate) async fn callback(
 }
 
 impl BrowserRequest {
-    /// Redirects a person who consented to the provider.
+    /// Redirects a person who consented, or wants to see the account page, to the provider.
     pub(crate) async fn redirect_to_provider(
         &self,
-        authorization: &AuthorizationRequest,
+        authorization: Option<&AuthorizationRequest>,
         flow: &Flow,
         provider: &Arc<Provider>,
     ) -> StepResult {
@@ -79,8 +82,8 @@ impl BrowserRequest {
             verifier: &verifier,
         };
         let identity = self.oauth.0.providers.of(provider);
-        let again =
-            authorization.parameters.prompt.login || authorization.parameters.max_age.is_some();
+        let again = authorization
+            .is_some_and(|of| of.parameters.prompt.login || of.parameters.max_age.is_some());
         let to = identity.authorization_url(&login, again).await;
         let to = to.map_err(|unknown| provider_error_page(provider, &unknown))?;
         // After the provider's metadata are known: without them the page stays valid.
@@ -91,7 +94,8 @@ impl BrowserRequest {
             provider: provider.name.clone(),
             nonce,
             verifier,
-            allowed: authorization.digest,
+            allowed: authorization.map_or([0; 32], |of| of.digest),
+            is_account: flow.is_account,
         };
         let content = Zeroizing::new(serde_json::to_vec(&pending).unwrap_or_default());
         let expires_ms = self.flow_expiry();
@@ -133,10 +137,14 @@ impl BrowserRequest {
         if fields.get("iss").is_some_and(|iss| !provider.may_name(iss)) {
             return Err(expired_log_in().into());
         }
-        let authorization = self.read(&pending.query).await?;
+        let authorization = match pending.is_account {
+            true => None,
+            false => Some(self.read(&pending.query).await?),
+        };
+        let authorization = authorization.as_ref();
         if let Some(error) = fields.get("error") {
             self.oauth.0.metrics.logins.add(Login::Refused);
-            return Err(provider_refusal(&provider, &authorization, error));
+            return Err(provider_refusal(&provider, authorization, error));
         }
         let code = fields.get("code").ok_or_else(expired_log_in)?;
         let callback = self.callback(&provider);
@@ -160,7 +168,7 @@ impl BrowserRequest {
             self.oauth.0.metrics.logins.add(outcome);
             provider_error_page(&provider, &unknown)
         })?;
-        self.complete_log_in(&provider, &authorization, &pending, found)
+        self.complete_log_in(&provider, authorization, &pending, found)
             .await
     }
 
@@ -168,7 +176,7 @@ impl BrowserRequest {
     async fn complete_log_in(
         &self,
         provider: &Provider,
-        authorization: &AuthorizationRequest,
+        authorization: Option<&AuthorizationRequest>,
         pending: &PendingLogin,
         found: ProviderIdentity,
     ) -> StepResult {
@@ -190,14 +198,21 @@ impl BrowserRequest {
             password: None,
         };
         let browser = self.log_in(&person).await?;
-        let step = if pending.allowed == authorization.digest {
-            self.record_consent(authorization, &person, StatusCode::FOUND)
-                .await
-        } else {
-            // The client's metadata changed meanwhile and need a new consent.
-            let (query, ends) = (pending.query.clone(), self.flow_expiry());
-            let flow = Flow::new(query, pending.is_short, &browser, ends);
-            self.consent_page(authorization, flow, Some(&person), None)
+        let step = match authorization {
+            None => {
+                let account = self.path(OauthEndpoint::Account);
+                Ok(redirect(StatusCode::FOUND, &account))
+            }
+            Some(authorization) if pending.allowed == authorization.digest => {
+                self.record_consent(authorization, &person, StatusCode::FOUND)
+                    .await
+            }
+            Some(authorization) => {
+                // The client's metadata changed meanwhile and need a new consent.
+                let (query, ends) = (pending.query.clone(), self.flow_expiry());
+                let flow = Flow::new(query, pending.is_short, &browser, ends);
+                self.consent_page(authorization, flow, Some(&person), None)
+            }
         };
         let mut response = self.respond(step, StatusCode::FOUND);
         self.set_cookie(&mut response, &browser);
@@ -231,7 +246,7 @@ fn expired_log_in() -> ErrorPage {
 /// Makes the response to the client after a provider's error, which is always `access_denied`.
 fn provider_refusal(
     provider: &Provider,
-    authorization: &AuthorizationRequest,
+    authorization: Option<&AuthorizationRequest>,
     error: &str,
 ) -> StepRefusal {
     let name = provider.name.as_str();
@@ -241,6 +256,9 @@ fn provider_refusal(
         error,
         "an identity provider lets nobody in"
     );
+    let Some(authorization) = authorization else {
+        return not_allowed(provider).into();
+    };
     let refusal = AuthorizationRefusal {
         error: "access_denied",
         description: "the identity provider did not log the person in",

@@ -118,7 +118,7 @@ impl BrowserRequest {
                 return self.consent_page(&authorization, flow, None, Some(&provider));
             }
             return self
-                .redirect_to_provider(&authorization, &flow, provider)
+                .redirect_to_provider(Some(&authorization), &flow, provider)
                 .await;
         }
         let Some(person) = self.person().await? else {

@@ -29,6 +29,9 @@ pub(super) struct Flow {
     expires_ms: i64,
     /// The chosen identity provider.
     pub(crate) provider: Option<String>,
+    /// Set if it leads to the account page: it belongs to no client and has no parameters.
+    #[serde(default)]
+    pub(super) is_account: bool,
     /// Digest of the contents of the consent page; `None` before that page.
     pub(super) shown: Option<[u8; 32]>,
 }
@@ -40,6 +43,8 @@ pub(super) enum FormKind {
     Login,
     /// The consent form.
     Consent,
+    /// The forms of the account page.
+    Account,
 }
 
 impl FormKind {
@@ -47,6 +52,7 @@ impl FormKind {
         match self {
             Self::Login => "log-in form",
             Self::Consent => "consent form",
+            Self::Account => "account form",
         }
     }
 }
@@ -61,7 +67,16 @@ impl Flow {
             browser: browser.hash(),
             expires_ms,
             provider: None,
+            is_account: false,
             shown: None,
+        }
+    }
+
+    /// Starts a flow to the account page in `browser`.
+    pub(super) fn for_account(browser: &BrowserId, expires_ms: i64) -> Self {
+        Self {
+            is_account: true,
+            ..Self::new(String::new(), false, browser, expires_ms)
         }
     }
 

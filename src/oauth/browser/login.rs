@@ -51,11 +51,16 @@ pub(crate) async fn login(
 impl BrowserRequest {
     async fn log_in_by_form(&self, fields: &Form) -> StepResult {
         let mut flow = self.open_form(fields, FormKind::Login)?;
-        let authorization = self.read(&flow.query).await?;
+        let authorization = self.read_flow(&flow).await?;
+        let authorization = authorization.as_ref();
         if let Some(name) = fields.get("provider") {
             let provider = self.provider(name).ok_or_else(provider_gone)?;
             flow.provider = Some(provider.name.clone());
-            return self.consent_page(&authorization, flow, None, Some(provider));
+            return match authorization {
+                Some(authorization) => self.consent_page(authorization, flow, None, Some(provider)),
+                // Nobody gets anything by this log-in but the person at this page.
+                None => self.redirect_to_provider(None, &flow, provider).await,
+            };
         }
         let name = fields.get("username").unwrap_or_default();
         let given = fields.get("password").unwrap_or_default();
@@ -74,7 +79,7 @@ impl BrowserRequest {
             return Err(ErrorPage::away("Too many people log in at this moment.").into());
         };
         let Some(user) = active.filter(|_| is_right) else {
-            return self.failed_log_in(&authorization, &flow, name).await;
+            return self.failed_log_in(authorization, &flow, name).await;
         };
         self.refund_attempt(name);
         let person = Person {
@@ -118,7 +123,7 @@ impl BrowserRequest {
     /// user names.
     async fn failed_log_in(
         &self,
-        authorization: &AuthorizationRequest,
+        authorization: Option<&AuthorizationRequest>,
         flow: &Flow,
         name: &str,
     ) -> StepResult {
@@ -184,7 +189,7 @@ impl BrowserRequest {
     /// Shows the log-in page, after a failed attempt with its error and its user name.
     pub(super) fn login_page(
         &self,
-        authorization: &AuthorizationRequest,
+        authorization: Option<&AuthorizationRequest>,
         flow: &Flow,
         failed: Option<(&str, &str)>,
         status: StatusCode,
@@ -193,8 +198,8 @@ impl BrowserRequest {
         let providers = self.server.builtin.providers.values();
         let page = LoginPage {
             tenant: self.tenant(),
-            client: shown(&authorization.client.title),
-            server: &authorization.parameters.resource.server,
+            client: authorization.map(|of| shown(&of.client.title)),
+            server: authorization.map_or("", |of| &of.parameters.resource.server),
             action: &self.path(OauthEndpoint::Login),
             form: &form,
             wrong: failed.map(|(wrong, _)| wrong),
@@ -205,8 +210,12 @@ impl BrowserRequest {
                 .collect(),
             style: STYLE,
         };
-        // With a stored consent the redirect to the client follows the log-in at once.
-        let target = FormTarget::Client(authorization.redirect.uri.clone());
+        let target = match authorization {
+            // With a stored consent the redirect to the client follows the log-in at once.
+            Some(of) => FormTarget::Client(of.redirect.uri.clone()),
+            None if page.providers.is_empty() => FormTarget::Own,
+            None => FormTarget::Provider,
+        };
         Ok(html(status, &page, &target))
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Not here: the routes (`oauth::routes`) and identity providers (`oauth::providers`).
 //!
+//! * `account`: account page: secrets, applications with access, log-ins
 //! * `authorization_request`: strict parser of an authorization request.
 //! * `authorize`: authorization endpoint.
 //! * `callback`: redirect to an identity provider and the return from it.
@@ -13,6 +14,7 @@
 //! * `pages`: HTML pages and their header fields.
 //! * `request`: browser request at a tenant, shared by all steps of a log-in.
 
+pub(crate) mod account;
 mod authorization_request;
 pub(crate) mod authorize;
 pub(crate) mod callback;

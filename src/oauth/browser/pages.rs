@@ -24,7 +24,8 @@ use crate::base::sha256;
 #[template(path = "login.html")]
 pub(super) struct LoginPage<'p> {
     pub(crate) tenant: &'p str,
-    pub(crate) client: String,
+    /// The client that wants to use a server; none before the account page.
+    pub(crate) client: Option<String>,
     pub(crate) server: &'p str,
     /// The path that its forms post to.
     pub(super) action: &'p str,
@@ -68,6 +69,64 @@ pub(super) struct ConsentPage<'p> {
     /// The provider at which the log-in continues.
     pub(crate) provider: Option<String>,
     pub(super) style: &'static str,
+}
+
+/// The account page.
+#[derive(Template)]
+#[template(path = "account.html")]
+pub(super) struct AccountPage<'p> {
+    pub(crate) tenant: &'p str,
+    pub(super) person: String,
+    /// The change that was just made.
+    pub(super) done: Option<&'static str>,
+    pub(super) action: &'p str,
+    pub(crate) form: &'p str,
+    pub(super) servers: Vec<ShownServer>,
+    pub(super) grants: Vec<ShownGrant>,
+    pub(super) logins: Vec<ShownLogin>,
+    /// The most bytes of a secret.
+    pub(super) secret_max: usize,
+    pub(super) style: &'static str,
+}
+
+/// A server that needs secrets of the person.
+pub(super) struct ShownServer {
+    pub(super) name: String,
+    pub(super) slots: Vec<ShownSlot>,
+}
+
+/// A secret that a server needs, without its value.
+pub(super) struct ShownSlot {
+    /// Unique on the page.
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) title: String,
+    /// An https URL.
+    pub(super) help: Option<String>,
+    pub(super) is_file: bool,
+    /// The time of its last change, if it is set.
+    pub(super) set: Option<String>,
+}
+
+/// An application with access.
+pub(super) struct ShownGrant {
+    pub(super) id: String,
+    pub(crate) client: String,
+    pub(crate) server: String,
+    pub(crate) scopes: Vec<String>,
+    pub(super) since: String,
+    /// The time of its last token.
+    pub(super) used: String,
+}
+
+/// A browser in which the person is logged in.
+pub(super) struct ShownLogin {
+    pub(super) id: String,
+    /// The method.
+    pub(super) by: String,
+    pub(super) since: String,
+    /// The browser that shows the page.
+    pub(super) is_here: bool,
 }
 
 /// The error page.
@@ -144,6 +203,8 @@ impl ErrorPage {
 pub(super) enum FormTarget {
     /// The page has no form.
     Nowhere,
+    /// The gateway.
+    Own,
     /// The gateway, then this redirect URI.
     Client(String),
     /// The gateway, then an identity provider.
@@ -156,6 +217,7 @@ impl FormTarget {
     fn directive(&self) -> String {
         match self {
             Self::Nowhere => "; form-action 'none'".to_owned(),
+            Self::Own => "; form-action 'self'".to_owned(),
             Self::Client(uri) => format!("; form-action 'self' {}", source(uri)),
             // A provider may redirect to hosts unknown in advance (another log-in behind it, a
             // company's own), and the directive applies to the whole chain. The page is safe

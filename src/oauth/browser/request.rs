@@ -108,6 +108,9 @@ impl BrowserRequest {
 
     /// Builds the URL at which a flow restarts with `query`.
     pub(crate) fn restart_url(&self, flow: &Flow, query: &str) -> String {
+        if flow.is_account {
+            return self.path(OauthEndpoint::Account);
+        }
         let alias = OauthEndpoint::Authorize.alias();
         let path = match alias.filter(|_| flow.is_short) {
             Some(alias) => self.below(alias),
@@ -164,6 +167,17 @@ impl BrowserRequest {
             }),
             Err(refusal) => Err(self.refuse(&client, redirect, refusal).await),
         }
+    }
+
+    /// Parses the authorization request of a flow; none of a flow to the account page.
+    pub(super) async fn read_flow(
+        &self,
+        flow: &Flow,
+    ) -> Result<Option<AuthorizationRequest>, StepRefusal> {
+        if flow.is_account {
+            return Ok(None);
+        }
+        self.read(&flow.query).await.map(Some)
     }
 
     /// Refuses a request that its sender may have made wrong on purpose: at the client, or on a page if nobody is
@@ -382,16 +396,29 @@ pub(super) fn not_found_page(oauth: &Oauth) -> Response {
 
 /// Reads the text of a submitted form.
 pub(super) async fn text(parts: &Parts, body: Body) -> Result<String, ErrorPage> {
+    text_within(parts, body, FORM).await
+}
+
+async fn text_within(parts: &Parts, body: Body, max: usize) -> Result<String, ErrorPage> {
     if parts.uri.query().is_some() || !is_form(&parts.headers) {
         return Err(unreadable());
     }
-    let bytes = collected(body, FORM).await.map_err(|_| unreadable())?;
+    let bytes = collected(body, max).await.map_err(|_| unreadable())?;
     String::from_utf8(bytes.into()).map_err(|_| unreadable())
 }
 
 /// Reads the fields of a submitted form, none of which may be repeated.
 pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, ErrorPage> {
-    let text = text(parts, body).await?;
+    fields_within(parts, body, FORM).await
+}
+
+/// The same of a form of at most `max` bytes.
+pub(super) async fn fields_within(
+    parts: &Parts,
+    body: Body,
+    max: usize,
+) -> Result<Form, ErrorPage> {
+    let text = text_within(parts, body, max).await?;
     let form = Form::parse(&text).map_err(|_| unreadable())?;
     let is_good = form.repeated(&[]).is_none();
     is_good.then_some(form).ok_or_else(unreadable)

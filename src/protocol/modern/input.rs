@@ -165,7 +165,8 @@ pub(super) fn push_input_requests(out: &mut BytesMut, requests: &[InputRequest])
 /// None for any other answer.
 pub(crate) fn url_elicitations(answer: &Message) -> Option<Vec<InputRequest>> {
     let error = answer.error()?;
-    if json::get(error, "code") != Some(URL_REQUIRED) {
+    let code = json::get(error, "code")?;
+    if ![URL_REQUIRED, SECRET_MISSING].contains(&code) {
         return None;
     }
     let mut items = json::Items::of(json::get(json::get(error, "data")?, "elicitations")?);
@@ -188,6 +189,8 @@ pub(crate) fn url_elicitations(answer: &Message) -> Option<Vec<InputRequest>> {
 
 /// The code of `URLElicitationRequiredError`.
 const URL_REQUIRED: &[u8] = b"-32042";
+/// The code of the gateway's own error that asks for a visit of the account page.
+const SECRET_MISSING: &[u8] = b"-31005";
 /// The most URLs of one answer.
 const MAX_URLS: usize = 16;
 

@@ -5,4 +5,5 @@ pub(crate) mod builtin_tokens;
 pub(crate) mod external_tokens;
 pub(crate) mod groups;
 pub(crate) mod policy;
+mod secrets;
 pub(crate) mod tenancy;

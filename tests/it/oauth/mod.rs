@@ -1,5 +1,6 @@
 //! Tests of the authorization server over the wire.
 
+mod account;
 pub(crate) mod client_metadata_documents;
 pub(crate) mod floods;
 pub(crate) mod hosts;

@@ -1,0 +1,158 @@
+//! Secrets in slots at rest: sealed, each in its own row, numbered for replicas.
+
+use super::fixture::{CANARY, Place, ada, on_both, put, server, tenant};
+use crate::base::Secret;
+use crate::database::{Database, Error, Filter, HolderAt, Value};
+use crate::declare::{Issued, SecretChange};
+
+on_both! {
+    secrets_open_in_their_own_row_alone
+    secrets_are_sealed_again_with_a_new_master_key
+    changes_of_secrets_are_numbered_and_recorded
+}
+
+const ADA: HolderAt<'static> = HolderAt {
+    tenant: "acme",
+    server: "files",
+    holder: Some("ada"),
+};
+const EVE: HolderAt<'static> = HolderAt {
+    holder: Some("eve"),
+    ..ADA
+};
+const ALL: HolderAt<'static> = HolderAt {
+    holder: None,
+    ..ADA
+};
+
+async fn declared(place: &Place) -> Database {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    for name in ["files", "other"] {
+        put(&store, server("acme", name, "x")).await;
+    }
+    store
+}
+
+async fn set(store: &Database, of: HolderAt<'_>, value: &str) {
+    let value = Secret::new(value.to_owned());
+    store
+        .secrets()
+        .put(of, "TOKEN", &value, &ada())
+        .await
+        .unwrap();
+}
+
+async fn value(store: &Database, of: HolderAt<'_>) -> Result<Option<String>, Error> {
+    let found = store.secrets().values(of).await?;
+    let kept = if of.holder.is_some() {
+        found.own
+    } else {
+        found.of_tenant
+    };
+    Ok(kept.get("TOKEN").map(|value| value.expose().to_owned()))
+}
+
+async fn secrets_open_in_their_own_row_alone(place: Place) {
+    let store = declared(&place).await;
+    for (of, text) in [(ADA, "of ada"), (EVE, "of eve"), (ALL, "of all")] {
+        set(&store, of, &format!("{CANARY} {text}")).await;
+    }
+    for (of, text) in [(ADA, "of ada"), (EVE, "of eve"), (ALL, "of all")] {
+        let found = value(&store, of).await.unwrap();
+        assert_eq!(found, Some(format!("{CANARY} {text}")));
+    }
+    let other = HolderAt {
+        server: "other",
+        ..ADA
+    };
+    assert_eq!(value(&store, other).await.unwrap(), None);
+    assert!(!place.holds(CANARY));
+    let pool = place.pool().await;
+    for moved in [
+        "UPDATE secrets SET value = (SELECT value FROM secrets WHERE holder = 'eve') WHERE holder = $1",
+        "UPDATE secrets SET server = 'other' WHERE holder = $1",
+    ] {
+        pool.write(moved, vec![Value::from("ada")]).await.unwrap();
+        for of in [ADA, other] {
+            let found = value(&store, of).await;
+            assert!(matches!(found, Ok(None) | Err(Error::Bug(_))), "{moved}");
+        }
+    }
+    pool.close().await;
+}
+
+async fn secrets_are_sealed_again_with_a_new_master_key(place: Place) {
+    let store = declared(&place).await;
+    // More than are read at once.
+    for at in 0..210 {
+        let holder = format!("person {at}");
+        let of = HolderAt {
+            holder: Some(&holder),
+            ..ADA
+        };
+        set(&store, of, &format!("value {at}")).await;
+    }
+    store.rotate().await.unwrap();
+    store.close().await;
+    let store = place.open().await;
+    for at in [0, 99, 100, 101, 209] {
+        let holder = format!("person {at}");
+        let of = HolderAt {
+            holder: Some(&holder),
+            ..ADA
+        };
+        let found = value(&store, of).await.unwrap();
+        assert_eq!(found, Some(format!("value {at}")));
+    }
+}
+
+async fn changes_of_secrets_are_numbered_and_recorded(place: Place) {
+    let store = declared(&place).await;
+    let issued = store.issued();
+    let (start, from) = issued.newer((&Issued::default(), 0)).await.unwrap();
+    set(&store, ADA, "1").await;
+    set(&store, ADA, "1").await;
+    set(&store, ALL, "2").await;
+    assert!(store.secrets().remove(ADA, "TOKEN", &ada()).await.unwrap());
+    assert!(!store.secrets().remove(ADA, "TOKEN", &ada()).await.unwrap());
+    let (after, to) = issued.newer((&start, from)).await.unwrap();
+    assert_eq!(to, from + 3, "the same value again is no change");
+    let change = |of: HolderAt<'_>| SecretChange {
+        tenant: of.tenant.to_owned(),
+        server: of.server.to_owned(),
+        holder: of.holder.map(str::to_owned),
+    };
+    let found: Vec<_> = after.secrets.values().cloned().collect();
+    assert_eq!(found, [change(ADA), change(ALL), change(ADA)]);
+    let page = store
+        .audit()
+        .page(&Filter::default(), None, 100)
+        .await
+        .unwrap();
+    let records = page.entries.iter().map(|entry| &entry.record);
+    let records = records.filter(|record| record.kind.starts_with("secret."));
+    let records: Vec<_> = records
+        .map(|record| {
+            format!(
+                "{} {} {}",
+                record.kind, record.target, record.detail["holder"]
+            )
+        })
+        .collect();
+    let target = "secret acme/files/TOKEN";
+    let wanted = [
+        format!("secret.removed {target} \"ada\""),
+        format!("secret.set {target} null"),
+        format!("secret.set {target} \"ada\""),
+    ];
+    assert_eq!(records, wanted);
+    // Without the server there is no slot.
+    let nowhere = HolderAt {
+        server: "none",
+        ..ADA
+    };
+    let value = Secret::new("x".to_owned());
+    let refused = store.secrets().put(nowhere, "TOKEN", &value, &ada()).await;
+    assert!(matches!(refused, Err(Error::NotFound)));
+}

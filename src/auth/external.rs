@@ -15,6 +15,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    introspection::{Introspected, is_opaque},
     jws::{KeyId, KeySet, Signature},
     jwt::{Claims, IssuedBy, Token},
     principals::Principal,
@@ -85,6 +86,17 @@ impl Issuers {
                 .ok_or(TokenError::Invalid("another audience"))
         };
         let hash = sha256(text.as_bytes());
+        if let Some(by) = settings.introspection.as_ref().filter(|_| is_opaque(text)) {
+            let (outbound, asked) = (&self.key_fetch.outbound, (&**settings, by));
+            let claims = issuer.introspected.claims(outbound, asked, (hash, text));
+            let claims = claims.await?;
+            is_meant(&claims)?;
+            return Ok(Arc::new(ExternalToken {
+                claims,
+                key: NO_KEY,
+                principal: OnceLock::new(),
+            }));
+        }
         if let Some(known) = issuer.recall(&hash).await {
             is_meant(&known.claims)?;
             return Ok(known);
@@ -94,7 +106,7 @@ impl Issuers {
         is_meant(&token.claims)?;
         let key = issuer.signer(&token).await?;
         let verified = Arc::new(ExternalToken {
-            claims: token.claims,
+            claims: Arc::new(token.claims),
             key,
             principal: OnceLock::new(),
         });
@@ -108,7 +120,7 @@ impl Issuers {
 /// A token with a valid signature.
 pub(super) struct ExternalToken {
     /// Its claims.
-    pub(super) claims: Claims,
+    pub(super) claims: Arc<Claims>,
     /// The signing key, on which its validity depends.
     key: KeyId,
     /// The principal at the first tenant that saw the token, almost always the only one.
@@ -136,6 +148,7 @@ struct Issuer {
     state: KeyStateLock,
     /// Verified tokens by SHA-256, so that a repeated token costs a hash.
     verified: VerifiedTokens<ExternalToken>,
+    introspected: Introspected,
 }
 
 #[expect(
@@ -175,6 +188,7 @@ impl Issuer {
                 missing: HashMap::new(),
             }),
             verified: VerifiedTokens::new(VERIFIED, VERIFIED_LIFE),
+            introspected: Introspected::new(),
         })
     }
 
@@ -379,6 +393,8 @@ fn jwks_uri(document: &[u8], issuer: &str) -> Result<String, &'static str> {
     }
 }
 
+/// The key of a token that no key has signed.
+const NO_KEY: KeyId = [0; 32];
 /// Maximum cached issuers, and their lifetime without a token.
 const ISSUERS: u64 = 1024;
 const ISSUER_IDLE: Duration = Duration::from_secs(24 * 3600);

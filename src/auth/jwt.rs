@@ -177,6 +177,33 @@ fn check_kind(payload: &Map<String, Value>, is_at_jwt: bool) -> Result<(), &'sta
     Ok(())
 }
 
+/// The claims that the issuer itself says of an opaque token (RFC 7662, section 2.2).
+///
+/// # Errors
+///
+/// The reason why it is no access token of that issuer that can be used here, for the log.
+pub(super) fn introspected(
+    said: &Map<String, Value>,
+    expected: ExpectedToken<'_>,
+) -> Result<Claims, &'static str> {
+    if string(said, "iss")?.is_some_and(|issuer| issuer != expected.issuer) {
+        return Err("another issuer");
+    }
+    // Whoever holds such a token has to prove a key, which is not asked for here (RFC 9449, section 6.2).
+    if said.contains_key("cnf") {
+        return Err("a token that is bound to a key");
+    }
+    let mut payload = said.clone();
+    // Nobody but the client itself is behind a token without a subject.
+    if let (None, Some(client)) = (said.get("sub"), said.get("client_id")) {
+        payload.insert("sub".to_owned(), client.clone());
+    }
+    // "OPTIONAL": it is asked about again before it could matter.
+    let never = Value::from(u64::MAX);
+    payload.entry("exp").or_insert(never);
+    claims(&payload, expected, false)
+}
+
 fn claims(
     payload: &Map<String, Value>,
     expected: ExpectedToken<'_>,

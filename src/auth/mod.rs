@@ -10,6 +10,7 @@
 //! * `builtin`: access tokens of the tenant's own authorization server.
 //! * `denials`: audit of denied requests, the repeated ones folded.
 //! * `external`: access tokens of other authorization servers, and their keys.
+//! * `introspection`: opaque access tokens, which their issuer is asked about.
 //! * `jws`: signatures and key sets.
 //! * `jwt`: access tokens as JWTs.
 //! * `policy`: the access policy of a server, applied to messages in both directions.
@@ -23,6 +24,7 @@ mod assertion;
 mod builtin;
 mod denials;
 mod external;
+mod introspection;
 pub(crate) mod jws;
 mod jwt;
 pub(crate) mod policy;

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{Hash, Hasher},
     sync::Arc,
 };
 
@@ -11,7 +12,7 @@ use super::{
     authorization_server::{Builtin, GroupsClaim},
     policy::AllowedScopes,
 };
-use crate::base::Table;
+use crate::base::{Secret, Table};
 
 /// The authentication mode of a tenant. API keys work in every mode but `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +62,25 @@ pub(crate) struct External {
     pub(crate) scopes_claim: Option<String>,
     /// Scopes that clients begin with; calls do not require them.
     pub(crate) scopes: Vec<String>,
+    /// How it is asked about opaque tokens; none if those are refused.
+    pub(crate) introspection: Option<Introspection>,
+}
+
+/// How an authorization server is asked about opaque tokens (RFC 7662).
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Introspection {
+    /// The endpoint; none for that of its metadata.
+    pub(crate) url: Option<String>,
+    /// The client ID of the gateway there.
+    pub(crate) client_id: String,
+    /// The secret of the gateway there.
+    pub(crate) client_secret: Secret,
+}
+
+impl Hash for Introspection {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.url, &self.client_id).hash(state);
+    }
 }
 
 impl External {

@@ -70,7 +70,8 @@ impl Kind {
     /// The members that are stored sealed.
     fn secrets(self) -> &'static [&'static str] {
         match self {
-            Self::Tenant | Self::ApiKey => &[],
+            Self::Tenant => &["introspection"],
+            Self::ApiKey => &[],
             Self::Server => &["env"],
             Self::User => &[PASSWORD, PASSWORD_HASH],
             Self::Client => &["secret"],

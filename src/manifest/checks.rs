@@ -156,7 +156,13 @@ pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake
     for tenant in manifest.tenants() {
         let key = format!("tenants.{}", tenant.name);
         match &tenant.auth {
-            AuthMode::External(external) => check(&format!("{key}.auth.issuer"), &external.issuer),
+            AuthMode::External(external) => {
+                check(&format!("{key}.auth.issuer"), &external.issuer);
+                let introspection = external.introspection.as_ref();
+                if let Some(url) = introspection.and_then(|by| by.url.as_ref()) {
+                    check(&format!("{key}.introspection.url"), url);
+                }
+            }
             AuthMode::Builtin(builtin) => {
                 for (name, provider) in &builtin.providers {
                     for (member, url) in provider.urls() {

@@ -9,10 +9,11 @@ use super::{
     reader::Reader,
     table::{Fields, Findings, Form, JsonSchema, Parser, parse},
 };
+use crate::base::Secret;
 use crate::config::{Mistake, Node, Value, Wrong, reader::nearest};
 use crate::declare::{
     ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grantees, Grants, GroupsClaim,
-    OperatorKey, Server, Servers,
+    Introspection, OperatorKey, Server, Servers,
 };
 
 impl OperatorKey {
@@ -43,6 +44,19 @@ impl Reader<'_> {
     /// Reads the mode of a tenant, with the declarations of its own authorization server. The
     /// default is `builtin`, which authenticates every caller.
     pub(crate) fn auth(&mut self, tenant: &Fields<'_>) -> AuthMode {
+        let introspection = self.introspection(tenant);
+        let found = self.auth_mode(tenant, introspection);
+        if let Some(node) = tenant.member("introspection")
+            && !matches!(found, AuthMode::External(_))
+        {
+            let what = "means nothing where auth.mode is not external";
+            let wrong = Wrong::new(what, "write auth: {mode: external}, or leave it out");
+            self.wrong(wrong, &node.place, &tenant.path_of("introspection"));
+        }
+        found
+    }
+
+    fn auth_mode(&mut self, tenant: &Fields<'_>, introspection: Option<Introspection>) -> AuthMode {
         let auth = tenant.key(
             "auth",
             "Authentication of callers; by default tokens of the tenant's own authorization \
@@ -63,7 +77,7 @@ impl Reader<'_> {
         let is_builtin = mode == "builtin";
         let builtin = self.builtin(tenant, is_builtin.then_some(&fields));
         let found = match mode {
-            "external" => AuthMode::External(Arc::new(self.external(&fields))),
+            "external" => AuthMode::External(Arc::new(self.external(&fields, introspection))),
             "keys" => AuthMode::Keys,
             "builtin" => AuthMode::Builtin(Arc::new(builtin)),
             _ => AuthMode::None,
@@ -75,7 +89,7 @@ impl Reader<'_> {
         found
     }
 
-    fn external(&mut self, fields: &Fields<'_>) -> External {
+    fn external(&mut self, fields: &Fields<'_>, introspection: Option<Introspection>) -> External {
         let remedy = "write the issuer as its tokens have it in iss, https://…";
         fields.require("issuer", remedy);
         let place = fields.member("issuer").map(|node| node.place.clone());
@@ -111,7 +125,48 @@ impl Reader<'_> {
                 )
                 .optional(scopes())
                 .unwrap_or_default(),
+            introspection,
         }
+    }
+
+    /// Reads how an external authorization server is asked about opaque tokens.
+    fn introspection(&self, tenant: &Fields<'_>) -> Option<Introspection> {
+        let fields = tenant
+            .key(
+                "introspection",
+                "How the external authorization server is asked about opaque tokens (RFC 7662); stored sealed, never \
+                 shown. Without it they are refused.",
+            )
+            .table()?;
+        fields.order(&["client_id", "client_secret"]);
+        for (key, remedy) in [
+            ("client_id", "write the client id of the gateway there"),
+            (
+                "client_secret",
+                "write the secret of the gateway there: ${env:NAME}",
+            ),
+        ] {
+            fields.require(key, remedy);
+        }
+        let client_id = fields
+            .key("client_id", "The client ID of the gateway at that server.")
+            .optional(word());
+        let secret = self.text().check(|text| not_empty(text));
+        let client_secret = fields
+            .key("client_secret", "The secret of the gateway at that server.")
+            .optional(secret.and(|text| Ok(Secret::new(text))));
+        let url = fields
+            .key(
+                "url",
+                "Its introspection endpoint; by default the one that its metadata name.",
+            )
+            .optional(issuer());
+        fields.end();
+        Some(Introspection {
+            url,
+            client_id: client_id?,
+            client_secret: client_secret?,
+        })
     }
 
     /// Reads the API keys of a tenant with the servers `known`.

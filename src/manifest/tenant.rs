@@ -59,6 +59,7 @@ impl Reader<'_> {
             "clients",
             "default_server",
             "hosts",
+            "introspection",
             "providers",
             "quotas",
         ]);

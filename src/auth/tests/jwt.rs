@@ -25,6 +25,7 @@ fn settings() -> External {
         scopes: Vec::new(),
         audiences: Vec::new(),
         scopes_claim: None,
+        introspection: None,
     }
 }
 
@@ -336,4 +337,53 @@ fn short_rsa_keys_are_ignored() {
     }
     let swapped = signed("RS256", Some("r"), &key, Alg::RS384);
     assert_eq!(check(&set(&n), &swapped), Signature::Bad);
+}
+
+#[test]
+fn what_an_issuer_says_of_an_opaque_token() {
+    let of = |said: Value| {
+        let said = said.as_object().cloned().unwrap();
+        introspected(&said, (&settings()).into())
+    };
+    let full = of(
+        json!({"active": true, "iss": "https://issuer.test", "sub": "ada", "client_id": "app",
+        "aud": ["a", "b"], "exp": 100, "scope": "x y", "groups": ["g"]}),
+    );
+    let full = full.unwrap();
+    assert_eq!(
+        (&*full.subject, full.client.as_deref()),
+        ("ada", Some("app"))
+    );
+    assert_eq!(
+        (full.audiences, &*full.scopes),
+        (
+            vec!["a".to_owned(), "b".to_owned()],
+            &["x".to_owned(), "y".to_owned()][..]
+        )
+    );
+    assert_eq!(full.expires, 100);
+    let machine = of(json!({"active": true, "client_id": "app", "aud": "a"})).unwrap();
+    assert_eq!(
+        (&*machine.subject, machine.client.as_deref()),
+        ("app", Some("app"))
+    );
+    assert!(machine.check_validity(u64::MAX - 1, IssuedBy::Us).is_ok());
+    for (said, why) in [
+        (json!({"active": true, "aud": "a"}), "no sub"),
+        (json!({"active": true, "sub": "ada"}), "no aud"),
+        (
+            json!({"active": true, "sub": "ada", "aud": "a", "iss": "https://other.test"}),
+            "another issuer",
+        ),
+        (
+            json!({"active": true, "sub": "ada", "aud": "a", "iss": 1}),
+            "a member that is no text",
+        ),
+        (
+            json!({"active": true, "sub": "ada", "aud": "a", "cnf": {"jkt": "x"}}),
+            "a token that is bound to a key",
+        ),
+    ] {
+        assert_eq!(of(said), Err(why));
+    }
 }

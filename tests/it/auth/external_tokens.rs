@@ -12,6 +12,7 @@ use crate::support::{
         BOTH, NEWEST, Session, body, child, client, client_with, json_of, opening, until, within,
     },
     issuer::{Issuer, Key, Mood, Provider, now, signed, unsigned},
+    oauth_client::send,
     served::Served,
 };
 
@@ -694,4 +695,91 @@ async fn a_browser_page_needs_no_token() {
         let refused = within("a refusal", stream).await.unwrap();
         assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
     }
+}
+
+/// A gateway whose tenant asks the issuer about opaque tokens.
+async fn asking(provider: &Provider, secret: &str) -> Served {
+    let auth = json!({"mode": "external", "issuer": provider.issuer, "scopes": ["files:read"]});
+    let asks = json!({"client_id": "introspector", "client_secret": secret});
+    let few = json!({"command": child(), "grants": {"groups": ["app-group"]}});
+    let tenants = json!({"opaque": {"auth": auth, "introspection": asks,
+        "servers": {"x": {"command": child()}, "y": {"command": child()}, "few": few}}});
+    let config = json!({"outbound": {"allow": ["127.0.0.0/8"]}});
+    Served::start(config, tenants).await
+}
+
+const INTROSPECTOR: &str = "a secret: of%20spaces";
+
+/// RFC 7662: the issuer says whether an opaque token is active, for whom, for which server and until when.
+#[tokio::test]
+async fn a_real_issuer_is_asked_about_opaque_tokens() {
+    let provider = Provider::start().await;
+    let gateway = asking(&provider, INTROSPECTOR).await;
+    let url = |server: &str| gateway.stranger("opaque", server).url;
+    let token = provider.token("app", &url("x"), "files:read").await;
+    assert!(!token.contains('.'), "{token}");
+    let mut session = Session::at(bearer(&token), url("x"));
+    session.initialize(NEWEST).await;
+    assert_eq!(session.text("echo", json!({"text": "hi"})).await, "hi");
+    assert_eq!(
+        status(&url("y"), &token).await.0,
+        StatusCode::UNAUTHORIZED,
+        "another audience"
+    );
+    let other = provider.token("other", &url("x"), "").await;
+    let mut thief = session.again();
+    thief.http = bearer(&other);
+    let stolen = thief.begin("counter", json!({})).await;
+    assert_eq!(stolen.status(), StatusCode::NOT_FOUND, "another client");
+    for (client, wanted) in [("app", TAKEN), ("other", StatusCode::NOT_FOUND)] {
+        let token = provider.token(client, &url("few"), "").await;
+        assert_eq!(status(&url("few"), &token).await.0, wanted, "{client}");
+    }
+    let revoked = provider.token("app", &url("x"), "").await;
+    provider.revoke("app", &revoked).await;
+    for bad in [&*revoked, "nobody-issued-this", &"x".repeat(5000)] {
+        assert_eq!(status(&url("x"), bad).await.0, StatusCode::UNAUTHORIZED);
+    }
+    let key = gateway.administrator();
+    let path = format!("{}/api/v1/tenants/opaque", gateway.origin());
+    let shown = send(Method::GET, &path, &key, None).await.body.to_string();
+    assert!(
+        shown.contains("external") && !shown.contains("of%20spaces"),
+        "{shown}"
+    );
+}
+
+/// An issuer that says nothing lets nobody in, and is not asked for each request.
+#[tokio::test]
+async fn an_issuer_that_does_not_answer_lets_no_opaque_token_in() {
+    let provider = Provider::start().await;
+    let (gateway, wrong) =
+        tokio::join!(asking(&provider, INTROSPECTOR), asking(&provider, "wrong"));
+    let url = gateway.stranger("opaque", "x").url;
+    let known = provider.token("app", &url, "").await;
+    let unknown = provider.token("app", &url, "").await;
+    assert_eq!(status(&url, &known).await.0, TAKEN);
+    let there = wrong.stranger("opaque", "x").url;
+    let token = provider.token("app", &there, "").await;
+    let refused = bearer(&token)
+        .get(&there)
+        .header("Accept", "text/event-stream")
+        .send();
+    let refused = within("a refusal", refused).await.unwrap();
+    assert_eq!(
+        refused.status(),
+        StatusCode::SERVICE_UNAVAILABLE,
+        "the gateway's own secret"
+    );
+    assert!(refused.headers().contains_key("retry-after"));
+    drop(provider);
+    assert_eq!(
+        status(&url, &unknown).await.0,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+    assert_eq!(
+        status(&url, &known).await.0,
+        TAKEN,
+        "what it has said is believed for a while"
+    );
 }

@@ -109,6 +109,24 @@ impl Provider {
             .to_owned()
     }
 
+    /// Revokes a token of the client `name`.
+    pub(crate) async fn revoke(&self, name: &str, token: &str) {
+        let pairs = [
+            ("client_id", name),
+            ("client_secret", "secret"),
+            ("token", token),
+        ];
+        let form = url::form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(pairs)
+            .finish();
+        let asked = client()
+            .post(format!("{}/token/revocation", self.issuer))
+            .header("Content-Type", "application/x-www-form-urlencoded")
+            .body(form);
+        let answer = within("a revocation", asked.send()).await.unwrap();
+        assert!(answer.status().is_success(), "{}", answer.status());
+    }
+
     /// Makes new keys sign from now on; the old keys stay in the set.
     pub(crate) async fn rotate(&mut self) {
         self.tell("rotate\n").await;

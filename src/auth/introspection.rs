@@ -1,0 +1,301 @@
+//! Opaque access tokens of another authorization server, which that server is asked about (RFC 7662).
+//!
+//! What it says is believed for a minute at most; while it does not answer, nobody with such a token gets in.
+//! Not here: tokens that can be read (`external`).
+
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use http::{
+    HeaderValue, StatusCode,
+    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
+};
+use moka::future::Cache;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+use url::form_urlencoded::byte_serialize;
+
+use super::{
+    external::TokenError,
+    jwt::{Claims, introspected},
+};
+use crate::{
+    base::Outbound,
+    declare::{External, Introspection},
+    endpoint::issuer_metadata_urls,
+};
+
+/// What an authorization server has said of tokens, by the SHA-256 of their text.
+pub(super) struct Introspected {
+    /// Claims of active tokens; none of others.
+    said: Cache<[u8; 32], Option<Arc<Claims>>>,
+    /// Turns of requests under way.
+    turns: Semaphore,
+    state: StateLock,
+}
+
+#[expect(
+    clippy::disallowed_types,
+    reason = "held for a few instructions, never across an await"
+)]
+type StateLock = std::sync::Mutex<State>;
+
+#[derive(Default)]
+struct State {
+    /// The endpoint that the metadata name, and the time at which they were read.
+    endpoint: Option<(Arc<str>, Instant)>,
+    /// Consecutive failures, and the time before which nothing is asked.
+    failures: u32,
+    again: Option<Instant>,
+}
+
+/// Reports whether a token cannot be read here: it is no JWT (RFC 7519, section 3).
+pub(super) fn is_opaque(text: &str) -> bool {
+    text.bytes().filter(|byte| *byte == b'.').count() != 2
+}
+
+impl Introspected {
+    pub(super) fn new() -> Self {
+        let said = Cache::builder()
+            .max_capacity(TOKENS)
+            .time_to_live(BELIEVED)
+            .build();
+        Self {
+            said,
+            turns: Semaphore::new(TURNS),
+            state: StateLock::default(),
+        }
+    }
+
+    /// The claims of an active token. Requests about the same token wait for one answer.
+    pub(super) async fn claims(
+        &self,
+        outbound: &Outbound,
+        (settings, by): (&External, &Introspection),
+        (hash, text): ([u8; 32], &str),
+    ) -> Result<Arc<Claims>, TokenError> {
+        let asked = async {
+            if text.len() > LONGEST {
+                return Ok(None);
+            }
+            self.ask(outbound, settings, by, text).await
+        };
+        let said = self.said.try_get_with(hash, asked).await;
+        let said = said.map_err(|wait: Arc<Duration>| TokenError::Unavailable(*wait))?;
+        said.ok_or(TokenError::Invalid("no active token"))
+    }
+
+    async fn ask(
+        &self,
+        outbound: &Outbound,
+        settings: &External,
+        by: &Introspection,
+        text: &str,
+    ) -> Result<Option<Arc<Claims>>, Duration> {
+        if let Some(wait) = self.wait() {
+            return Err(wait);
+        }
+        let Ok(Ok(_turn)) = timeout(DEADLINE, self.turns.acquire()).await else {
+            return Err(BACKOFF);
+        };
+        let answered = async {
+            let url = self.endpoint(outbound, settings, by).await?;
+            let request = request(&url, by, text).ok_or("credentials that cannot be sent")?;
+            let answer = outbound.exchange(request, ANSWER_BYTES).await;
+            let answer = answer.map_err(|error| error.to_string())?;
+            if answer.status() != StatusCode::OK {
+                return Err(format!("answered {}", answer.status().as_u16()));
+            }
+            let said: Map<String, Value> =
+                serde_json::from_slice(answer.body()).map_err(|_| "answered no object")?;
+            match said.get("active") {
+                Some(Value::Bool(true)) => Ok(Some(said)),
+                Some(Value::Bool(false)) => Ok(None),
+                _ => Err("answered without active".to_owned()),
+            }
+        };
+        match timeout(DEADLINE, answered)
+            .await
+            .unwrap_or_else(|_| Err("no answer in time".to_owned()))
+        {
+            Ok(said) => {
+                self.with(|state| (state.failures, state.again) = (0, None));
+                let claims = said.map(|said| introspected(&said, settings.into()));
+                Ok(claims.and_then(|claims| {
+                    let unusable = |why| tracing::debug!(why, "an introspected token is of no use");
+                    claims.map_err(unusable).ok().map(Arc::new)
+                }))
+            }
+            Err(why) => {
+                let issuer = settings.issuer.as_str();
+                tracing::warn!(
+                    issuer,
+                    why,
+                    "an authorization server says nothing of a token"
+                );
+                Err(self.fail())
+            }
+        }
+    }
+
+    /// The endpoint: the declared one, or that of the metadata.
+    async fn endpoint(
+        &self,
+        outbound: &Outbound,
+        settings: &External,
+        by: &Introspection,
+    ) -> Result<Arc<str>, String> {
+        if let Some(url) = &by.url {
+            return Ok(url.as_str().into());
+        }
+        let known = self.with(|state| state.endpoint.clone());
+        if let Some((url, read)) = known
+            && read.elapsed() < METADATA_FRESH
+        {
+            return Ok(url);
+        }
+        let mut last = "no metadata".to_owned();
+        for url in issuer_metadata_urls(&settings.issuer) {
+            let found = outbound.json(&url, METADATA_BYTES).await;
+            let found = found.map_err(|error| error.to_string());
+            match found.and_then(|document| endpoint_in(&document, &settings.issuer)) {
+                Ok(url) => {
+                    let url: Arc<str> = url.into();
+                    let read = (Arc::clone(&url), Instant::now());
+                    self.with(|state| state.endpoint = Some(read));
+                    return Ok(url);
+                }
+                Err(error) => last = format!("metadata: {error}"),
+            }
+        }
+        Err(last)
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The time until it may be asked again after a failure.
+    fn wait(&self) -> Option<Duration> {
+        let again = self.with(|state| state.again)?;
+        let left = again.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then(|| left.max(BACKOFF))
+    }
+
+    fn fail(&self) -> Duration {
+        self.with(|state| {
+            let wait = (BACKOFF * 2_u32.pow(state.failures.min(5))).min(BACKOFF_MAX);
+            state.failures += 1;
+            state.again = Some(Instant::now() + wait);
+            // The metadata may have changed.
+            state.endpoint = None;
+            wait
+        })
+    }
+}
+
+/// The request about a token (RFC 7662, section 2.1), with the credentials of the gateway (RFC 6749, section 2.3.1).
+fn request(url: &str, by: &Introspection, text: &str) -> Option<http::Request<Vec<u8>>> {
+    let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
+    let pair = format!(
+        "{}:{}",
+        encoded(&by.client_id),
+        encoded(by.client_secret.expose())
+    );
+    let mut basic = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(pair))).ok()?;
+    basic.set_sensitive(true);
+    let form = format!("token={}&token_type_hint=access_token", encoded(text));
+    http::Request::post(url)
+        .header(AUTHORIZATION, basic)
+        .header(ACCEPT, "application/json")
+        .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+        .body(form.into_bytes())
+        .ok()
+}
+
+/// The endpoint in metadata, whose issuer must match exactly (RFC 8414, section 3.3).
+fn endpoint_in(document: &[u8], issuer: &str) -> Result<String, String> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        issuer: String,
+        introspection_endpoint: String,
+    }
+    let metadata: Metadata =
+        serde_json::from_slice(document).map_err(|_| "no issuer or no introspection_endpoint")?;
+    if metadata.issuer == issuer {
+        Ok(metadata.introspection_endpoint)
+    } else {
+        Err("of another issuer".to_owned())
+    }
+}
+
+/// Most tokens that are remembered, with about 1 KiB each.
+const TOKENS: u64 = 10_000;
+/// The time for which an answer is believed.
+const BELIEVED: Duration = Duration::from_secs(60);
+/// Most requests under way: tokens that nobody issued must not become a flood there.
+const TURNS: usize = 32;
+/// The longest token that is asked about.
+const LONGEST: usize = 4096;
+/// The deadline of a turn, and of an answer.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// The delay after the first failure, doubled by each further one.
+const BACKOFF: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// The age from which metadata are read again.
+const METADATA_FRESH: Duration = Duration::from_secs(3600);
+const METADATA_BYTES: usize = 64 << 10;
+const ANSWER_BYTES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::introspection::*;
+    use crate::base::Secret;
+
+    #[test]
+    fn a_token_of_three_parts_is_read_and_any_other_asked_about() {
+        for (text, is) in [
+            ("a.b.c", false),
+            ("a", true),
+            ("a.b", true),
+            ("a.b.c.d.e", true),
+        ] {
+            assert_eq!(is_opaque(text), is, "{text}");
+        }
+    }
+
+    #[test]
+    fn requests_carry_encoded_credentials_and_one_token() {
+        let by = Introspection {
+            url: None,
+            client_id: "a b".to_owned(),
+            client_secret: Secret::new("c:d".to_owned()),
+        };
+        let request = request("https://i.test/x", &by, "t&token=u").unwrap();
+        let basic = format!("Basic {}", STANDARD.encode("a+b:c%3Ad"));
+        assert_eq!(request.headers()[AUTHORIZATION], basic);
+        let body = b"token=t%26token%3Du&token_type_hint=access_token";
+        assert_eq!(request.body(), body);
+    }
+
+    #[test]
+    fn the_endpoint_is_that_of_the_issuer() {
+        let of = |text: &str| endpoint_in(text.as_bytes(), "https://i.test");
+        let good = r#"{"issuer":"https://i.test","introspection_endpoint":"https://i.test/x"}"#;
+        assert_eq!(of(good).unwrap(), "https://i.test/x");
+        for bad in [
+            r#"{"issuer":"https://i.test/","introspection_endpoint":"https://i.test/x"}"#,
+            r#"{"issuer":"https://i.test"}"#,
+            "[]",
+        ] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -139,7 +139,8 @@ async fn collect(
 ) -> Result<Bytes, McpRefusal> {
     let expected = body.size_hint().exact();
     let expected = expected.and_then(|length| usize::try_from(length).ok());
-    // Most bodies are a single frame, which is not copied.
+    // Most bodies are a single frame, which is copied if it is small: it is a slice of the buffer that the
+    // connection was read into, which is several times as long and would stay as long as the request waits.
     let (mut pieces, mut joined) = (Vec::new(), BytesMut::new());
     // Bytes in all, and since others went first.
     let (mut length, mut fresh) = (0, 0);
@@ -175,7 +176,12 @@ async fn collect(
         }
     }
     if joined.is_empty() && pieces.len() == 1 {
-        return Ok(pieces.remove(0));
+        let body = pieces.remove(0);
+        return Ok(if body.len() <= SMALL {
+            Bytes::copy_from_slice(&body)
+        } else {
+            body
+        });
     }
     joined.reserve(length - joined.len());
     join(&mut joined, &mut pieces);
@@ -195,9 +201,26 @@ const CALL: u64 = 8 << 10;
 const STEP: usize = 256 << 10;
 /// Delay before a caller whose share is used up tries again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Longest body that is copied out of the buffer of its connection.
+const SMALL: usize = 2 << 10;
 /// Longest body that is read for the id of a refused request.
 const SHORT: u64 = 16 << 10;
 /// Turns of the task of a connection after which what has arrived of a body is here.
 const TURNS: usize = 3;
 /// Time limit for a body.
 const BODY: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::super::body::*;
+
+    /// A thousand requests that waited kept 8 KiB each for bodies of a hundred bytes.
+    #[tokio::test]
+    async fn a_small_body_lets_go_of_the_buffer_that_it_arrived_in() {
+        let mut buffer = BytesMut::zeroed(8 << 10).freeze();
+        let arrived = Body::from(buffer.split_to(100));
+        let body = whole(arrived, 1 << 20).await.unwrap();
+        assert_eq!(body.len(), 100);
+        assert!(buffer.is_unique());
+    }
+}

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::request::Parts;
-use http::{Method, StatusCode, Uri};
+use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use crate::config::LoggedRequests;
@@ -39,7 +39,7 @@ impl AccessLog {
         Line {
             log: self,
             method: head.method.clone(),
-            uri: head.uri.clone(),
+            path: head.uri.path().into(),
             address,
             began: Instant::now(),
         }
@@ -83,7 +83,8 @@ impl AccessLog {
 pub(super) struct Line<'l> {
     log: &'l AccessLog,
     method: Method,
-    uri: Uri,
+    /// A copy: the request lets go of its head while it waits.
+    path: Box<str>,
     address: IpAddr,
     began: Instant,
 }
@@ -91,7 +92,7 @@ pub(super) struct Line<'l> {
 impl Line<'_> {
     /// Returns the path of the request.
     pub(super) fn path(&self) -> &str {
-        self.uri.path()
+        &self.path
     }
 
     /// Writes the line of a request that was answered with `status`, in a trace.
@@ -103,7 +104,7 @@ impl Line<'_> {
         // Methods and paths are the client's text and may be long.
         let method = self.method.as_str();
         let method = method.get(..METHOD_MAX).unwrap_or(method);
-        let path = self.uri.path();
+        let path = &*self.path;
         let logged = path.char_indices().nth(PATH_MAX);
         let logged = logged.map_or(path, |(end, _)| &path[..end]);
         let (tenant, server) = names(logged);

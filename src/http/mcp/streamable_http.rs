@@ -40,7 +40,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
         Err(answer) => return answer,
     };
     let (parts, body) = request.into_parts();
-    take(&front, &admitted, &parts, body)
+    take(&front, &admitted, parts, body)
         .await
         .unwrap_or_else(IntoResponse::into_response)
 }
@@ -54,7 +54,7 @@ fn session(request: &Request) -> Option<String> {
 async fn take(
     front: &Arc<Front>,
     admitted: &Admitted,
-    parts: &Parts,
+    parts: Parts,
     body: Body,
 ) -> Result<Response, McpRefusal> {
     let (access, headers) = (&admitted.access, &parts.headers);
@@ -67,28 +67,36 @@ async fn take(
     }
     let messages = Messages::parse(body)?;
     if messages.is_modern() || is_modern(admitted, headers) {
-        return modern::take(front, admitted, parts, messages, accepts).await;
+        // Boxed, as it would double the room that every request takes.
+        return Box::pin(modern::take(front, admitted, &parts, messages, accepts)).await;
     }
     let id = messages.request_id().map(Box::<[u8]>::from);
-    let taken = deliver(front, admitted, headers, messages, accepts).await;
+    let taken = deliver(front, admitted, parts, messages, accepts).await;
     taken.map_err(|refused| refused.answering(id.as_deref()))
 }
 
 async fn deliver(
     front: &Front,
     admitted: &Admitted,
-    headers: &HeaderMap,
+    parts: Parts,
     messages: Messages,
     accepts: Accepts,
 ) -> Result<Response, McpRefusal> {
-    let access = &admitted.access;
+    let (access, headers) = (&admitted.access, &parts.headers);
     let header = headers::check_version(headers, access)?;
     let form = form(access.server().reply.mode, accepts, &messages);
     match messages {
         Messages::One(message)
             if message.method() == Method::Initialize && message.kind() == Kind::Request =>
         {
-            initialize(front, admitted, headers, message, (form, accepts)).await
+            Box::pin(initialize(
+                front,
+                admitted,
+                headers,
+                message,
+                (form, accepts),
+            ))
+            .await
         }
         messages => {
             let id = headers::session_id(headers)?;
@@ -104,6 +112,8 @@ async fn deliver(
                 )
                 .await;
             let pending = pending.map_err(|error| admitted.refusal(front, error))?;
+            // While a request waits, the buffer that its head was read into is the connection's again.
+            drop(parts);
             respond(front, access, accepts, pending.answer().await)
         }
     }

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::http::{
     admission::{Admitted, Front, body, headers},
-    peers::{BrokenResponse, Hop, ResponseBody, SendError},
+    peers::{BrokenResponse, Cluster, Hop, ResponseBody, SendError},
     reply::{McpRefusal, event_stream, json},
 };
 use crate::{
@@ -49,6 +49,17 @@ pub(crate) async fn to_owner(
     let Some(cluster) = &front.cluster else {
         return Ok(request);
     };
+    // Boxed, until it is over: a request that waits here keeps no room for it.
+    Box::pin(within(front, cluster, admitted, session_of, request)).await
+}
+
+async fn within(
+    front: &Arc<Front>,
+    cluster: &Arc<Cluster>,
+    admitted: &Admitted,
+    session_of: impl FnOnce(&Request) -> Option<String>,
+    request: Request,
+) -> Result<Request, Response> {
     let Some(session) = session_of(&request) else {
         return draining::to_successor(front, cluster, admitted, request).await;
     };

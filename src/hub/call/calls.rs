@@ -23,7 +23,8 @@ use crate::{
 /// Calls and asks that have not ended.
 #[derive(Default)]
 pub(crate) struct Calls {
-    calls: BTreeMap<CallId, Call>,
+    /// Boxed: a node of the map has room for eleven, and most sessions have one.
+    calls: BTreeMap<CallId, Box<Call>>,
     asks: HashMap<AskId, Ask>,
     /// Tasks that calls became: progress of a task still carries the token of its call.
     tasks: VecDeque<Task>,
@@ -172,12 +173,12 @@ impl Calls {
 
     /// Adds a call.
     pub(crate) fn begin(&mut self, id: CallId, call: Call) {
-        self.calls.insert(id, call);
+        self.calls.insert(id, Box::new(call));
     }
 
     /// Removes a call.
     pub(crate) fn end(&mut self, id: CallId) -> Option<Call> {
-        self.calls.remove(&id)
+        self.calls.remove(&id).map(|call| *call)
     }
 
     /// The raw id of the task whose result a call waits for.

@@ -33,7 +33,8 @@ pub(crate) struct Streams {
     pub(super) log: SessionLog,
     pub(super) limits: StreamLimits,
     last: StreamId,
-    pub(super) open: Table<StreamId, Stream>,
+    /// Boxed: most sessions have one, in a table with room for several.
+    pub(super) open: Table<StreamId, Box<Stream>>,
     pub(super) writes: Writes,
     /// Answers that wait for events of the listener, in the order of the events.
     answers: VecDeque<WaitingAnswer>,
@@ -65,7 +66,10 @@ impl Streams {
     ) -> Self {
         let epoch = log.owner.epoch();
         let writes = Writes::new(&log, fence, epoch);
-        let open = [(LISTENER_STREAM, Stream::new(0, None, false, epoch))];
+        let open = [(
+            LISTENER_STREAM,
+            Box::new(Stream::new(0, None, false, epoch)),
+        )];
         let open = Table::from_iter(open);
         let pulse = Arc::new(Pulse::new(log.owner.lapses()));
         Self {
@@ -97,7 +101,8 @@ impl Streams {
         if self.log.owner.is_alone() {
             return Ok(());
         }
-        let calls = self.open.get(&LISTENER_STREAM).map(Stream::open_calls);
+        let calls = self.open.get(&LISTENER_STREAM);
+        let calls = calls.map(|listener| listener.open_calls());
         let calls = calls.unwrap_or_default();
         self.write(LISTENER_STREAM, Write::Open { last: 0, calls })
     }
@@ -123,7 +128,7 @@ impl Streams {
             let mut known = Stream::known(last, self.writes.epoch());
             known.ids = ids.collect();
             calls.push((stream, known.ids.clone()));
-            self.open.insert(stream, known);
+            self.open.insert(stream, Box::new(known));
         }
         calls
     }
@@ -171,7 +176,7 @@ impl Streams {
             done: Vec::new(),
         };
         let stream = Stream::new(calls, Some(held), is_batch, self.writes.epoch());
-        self.open.insert(self.last, stream);
+        self.open.insert(self.last, Box::new(stream));
         self.last
     }
 
@@ -498,7 +503,8 @@ impl Streams {
 
     /// Ends every connection, to reconnect; the streams go on.
     pub(crate) fn disconnect_all(&mut self) {
-        self.open.values_mut().for_each(Stream::release);
+        let streams = self.open.values_mut();
+        streams.for_each(|stream| stream.release());
     }
 
     /// Wakes every connection, to check again whether it may be served.

@@ -43,8 +43,9 @@ pub(crate) const ENDED_STREAMS: usize = 256;
 /// socket, little enough to hold for each reader that does not read.
 pub(crate) const PAGE: usize = 32 * 1024;
 
-/// What an event takes beside its bytes.
-const ENTRY: usize = 64;
+/// What an event takes beside its bytes: its [`Entry`], with its part of the queue's free room, and what
+/// counts the references to its bytes.
+const ENTRY: usize = 128;
 /// What a stream with events takes in Redis beside them: the node of its radix tree, which is 4 KiB from
 /// its first event on (`stream-node-max-bytes`), and its key.
 const KEY: u64 = 5 << 10;
@@ -86,9 +87,14 @@ pub(super) struct Stream {
 /// A kept event.
 pub(super) struct Entry {
     since: Instant,
-    size: usize,
-    /// Empty without a copy.
-    event: Bytes,
+    event: Event,
+}
+
+/// What is here of an event.
+enum Event {
+    Here(Bytes),
+    /// Its size: the event is in a log elsewhere, and its copy is gone.
+    Elsewhere(usize),
 }
 
 impl SessionStreams {
@@ -212,7 +218,7 @@ impl SessionStreams {
     pub(crate) fn bytes(&self) -> usize {
         let gone = |stream: &Stream| {
             let gone = stream.events.iter().take(stream.without_copy);
-            gone.map(|entry| entry.size).sum::<usize>()
+            gone.map(Entry::size).sum::<usize>()
         };
         let streams = self.streams.values();
         streams.map(|stream| stream.bytes - gone(stream)).sum()
@@ -283,6 +289,15 @@ impl SessionStreams {
     }
 }
 
+impl Entry {
+    fn size(&self) -> usize {
+        match &self.event {
+            Event::Here(bytes) => bytes.len(),
+            Event::Elsewhere(size) => *size,
+        }
+    }
+}
+
 impl Stream {
     fn new(share: &LogShare) -> Self {
         let is_in_redis = share.copies.is_some();
@@ -327,10 +342,12 @@ impl Stream {
         if let Some(copies) = &mut self.copies {
             copies.add(weight(size));
         }
+        if self.events.len() == self.events.capacity() {
+            self.events.reserve_exact(more_than(self.events.len()));
+        }
         self.events.push_back(Entry {
             since: now,
-            size,
-            event,
+            event: Event::Here(event),
         });
     }
 
@@ -356,7 +373,17 @@ impl Stream {
             }
             self.drop_oldest();
         }
+        self.drop_room();
         self.drop_copies();
+    }
+
+    /// Gives room back that trimmed events have left: the queue of a stream which others have crowded out
+    /// would stay as long as it was at its longest.
+    fn drop_room(&mut self) {
+        let length = self.events.len();
+        if self.events.capacity() > length + 2 * more_than(length) {
+            self.events.shrink_to(length + more_than(length));
+        }
     }
 
     fn trim_old(&mut self, now: Instant, keep: Retention) {
@@ -372,13 +399,14 @@ impl Stream {
         let Some(oldest) = self.events.pop_front() else {
             return false;
         };
-        self.bytes -= oldest.size;
+        let size = oldest.size();
+        self.bytes -= size;
         self.trimmed += 1;
-        self.kept.give_back(weight(oldest.size) + self.key());
+        self.kept.give_back(weight(size) + self.key());
         if self.without_copy > 0 {
             self.without_copy -= 1;
         } else if let Some(copies) = &mut self.copies {
-            copies.give_back(weight(oldest.size));
+            copies.give_back(weight(size));
         }
         true
     }
@@ -393,8 +421,9 @@ impl Stream {
             && self.without_copy + 1 < self.events.len()
             && let Some(entry) = self.events.get_mut(self.without_copy)
         {
-            entry.event = Bytes::new();
-            copies.give_back(weight(entry.size));
+            let size = entry.size();
+            entry.event = Event::Elsewhere(size);
+            copies.give_back(weight(size));
             self.without_copy += 1;
         }
     }
@@ -407,25 +436,31 @@ impl Stream {
             return Err(trimmed);
         }
         let skip = usize::try_from(after - self.trimmed).unwrap_or(usize::MAX);
-        if skip < self.without_copy {
-            return Err(trimmed);
-        }
         let mut page = Page::default();
         let mut bytes = 0;
         for (number, entry) in (after + 1..).zip(self.events.iter().skip(skip)) {
-            bytes += entry.size;
+            let Event::Here(event) = &entry.event else {
+                return Err(trimmed);
+            };
+            bytes += event.len();
             if bytes > PAGE && !page.events.is_empty() {
                 return Ok(page);
             }
-            page.events.push((number, entry.event.clone()));
+            page.events.push((number, event.clone()));
         }
         page.is_end = self.is_ended;
         Ok(page)
     }
 }
 
+/// Free places of a queue of this length: fewer than the doubling of a queue leaves, as a thousand of them
+/// may be in memory.
+fn more_than(length: usize) -> usize {
+    (length / 4).max(4)
+}
+
 /// What an event of this size takes.
-const fn weight(size: usize) -> u64 {
+pub(super) const fn weight(size: usize) -> u64 {
     (size + ENTRY) as u64
 }
 

@@ -1,7 +1,10 @@
 //! Tests of `state::memory::log`.
 
 use super::super::log::*;
-use crate::{base::budget::Budget, state::LogShare};
+use crate::{
+    base::budget::Budget,
+    state::{LogShare, memory::streams::weight},
+};
 
 const KEEP: Retention = Retention {
     events: 3,
@@ -146,7 +149,7 @@ async fn the_size_of_a_log_is_that_of_the_kept_events() {
 /// A share of a budget that holds ten events with a byte each.
 fn small() -> LogShare {
     LogShare {
-        kept: Budget::new(2 * 10 * 65).share(),
+        kept: Budget::new(2 * 10 * weight(1)).share(),
         copies: None,
     }
 }
@@ -166,7 +169,7 @@ async fn a_sweep_trims_sessions_that_write_nothing() {
         write("quiet", number).await;
     }
     assert_eq!(log.size().bytes, 10);
-    let other = share.kept.hold(2 * 65);
+    let other = share.kept.hold(2 * weight(1));
     log.sweep();
     assert_eq!(log.size().bytes, 8);
     assert_eq!(read(&log, "quiet", 0, 2).await.0.len(), 8);

@@ -155,6 +155,27 @@ fn promise_5_a_share_bounds_a_session() {
     assert_eq!(share.kept.used(), 0);
 }
 
+/// A thousand clients that did not read left queues of thousands of places with a hundred events each.
+#[test]
+fn a_queue_gives_back_the_room_of_events_that_were_trimmed() {
+    let now = Instant::now();
+    let share = share(1000, None);
+    let mut streams = SessionStreams::new(share.clone());
+    let mut room = Vec::new();
+    for number in 1..=1000 {
+        append(&mut streams, 1, number, event(1), now, WIDE);
+        room.push(streams.streams[&1].events.capacity());
+    }
+    assert!(room[999] <= 1250, "{}", room[999]);
+    room.dedup();
+    assert!(room.len() <= 30, "moved {} times", room.len());
+    let _other = share.kept.hold(1990 * weight(1));
+    append(&mut streams, 1, 1001, event(1), now, WIDE);
+    let events = &streams.streams[&1].events;
+    assert!(events.len() <= 10, "{}", events.len());
+    assert!(events.capacity() <= 18, "{}", events.capacity());
+}
+
 #[test]
 fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     let now = Instant::now();

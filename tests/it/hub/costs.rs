@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use serde_json::json;
 use tokio::{process::Command, time::Instant};
 
 use crate::support::{
-    gauges::Gauge,
-    harness::{self, Gateway, Session},
+    gauges::{Gauge, OPS, metric},
+    harness::{self, Gateway, Session, until},
 };
 
 /// The time between two writes of log lines, at least.
@@ -17,6 +17,10 @@ const GATHER: Duration = Duration::from_millis(5);
 const ALLOCATIONS: u64 = 60;
 /// The bytes of an idle session.
 const IDLE: i64 = 29_000;
+/// The bytes of a request that waits for its answer.
+const WAITING: i64 = 31_000;
+/// What is drawn for it at least.
+const UNDER_WAY: i64 = 8 << 10;
 
 async fn calls(sessions: &[Session], count: usize) {
     let some = async |session: &Session| {
@@ -111,4 +115,34 @@ async fn an_idle_session_with_an_open_stream_holds_few_bytes() {
     let each = (bytes[1] - bytes[0]) / 60;
     println!("{each} bytes of an idle session");
     assert!((16 << 10..=IDLE).contains(&each), "{each} bytes");
+}
+
+/// 16 KiB of them are the buffers of hyper for its connection. The one that the head and the body came in
+/// is none of them.
+#[tokio::test]
+async fn a_request_that_waits_holds_few_bytes() {
+    let sets = ["server.isolation=tenant", "server.reply.mode=json", OPS];
+    let counted = Counted::start(&sets).await;
+    let gateway = &counted.gateway;
+    let mut sessions = Vec::new();
+    for _ in 0..80 {
+        sessions.push(gateway.session().await);
+    }
+    let (mut waiting, mut bytes) = (FuturesUnordered::new(), Vec::new());
+    let before = metric(gateway, "lockgate_requests_bytes ").await;
+    for count in [20, 80] {
+        let more = &sessions[waiting.len()..count];
+        waiting.extend(more.iter().map(|session| session.begin("hang", json!({}))));
+        let all = before + i64::try_from(count).unwrap() * UNDER_WAY;
+        let arrived = until("all are under way", || async {
+            metric(gateway, "lockgate_requests_bytes ").await >= all
+        });
+        tokio::select! {
+            () = arrived => bytes.push(counted.bytes()),
+            answer = waiting.next() => panic!("{answer:?}"),
+        }
+    }
+    let each = (bytes[1] - bytes[0]) / 60;
+    println!("{each} bytes of a request that waits");
+    assert!((16 << 10..=WAITING).contains(&each), "{each} bytes");
 }

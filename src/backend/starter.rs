@@ -133,7 +133,6 @@ impl Starter {
             cause,
             trace,
             owner,
-            holder,
             ..
         } = occasion;
         let (seats, tenant) = (&self.registry.seats, &server.tenant);
@@ -173,7 +172,7 @@ impl Starter {
         let Some(descriptors) = self.launcher.descriptors.child() else {
             return self.circuits.refuse(Refused::Busy);
         };
-        let entry = self.registry.add(server, holder.clone(), restarts);
+        let entry = self.registry.add(server, occasion.holder.clone(), restarts);
         let place = Place {
             starter: Arc::clone(self),
             entry,
@@ -187,7 +186,7 @@ impl Starter {
             is_warm: false,
             cause,
             trace,
-            holder,
+            holder: occasion.holder,
         };
         self.spawn(server, ready, place).await
     }

@@ -31,6 +31,13 @@ pub(crate) fn single(
         }
     }
     let mut server = reader.server(&tree, "server", RUN_TENANT, RUN_SERVER);
+    if !server.slots.is_empty() {
+        let wrong = Wrong::new(
+            "is for servers of a database, and run has none",
+            "give variables by --env",
+        );
+        reader.wrong(wrong, COMMAND_LINE, "server.secrets");
+    }
     server.launch.home = launch.home;
     // Not by way of the tree: the name of a directory need not be UTF-8.
     server.launch.cwd = server.launch.cwd.or(launch.cwd);

@@ -254,7 +254,8 @@ impl Session {
     pub(super) fn stop_idle_child(&mut self, now: Instant) -> Option<Instant> {
         let is_at_rest = self.lifetime.is_ready() && !self.calls.is_in_use();
         match self.link.restart() {
-            Some(Restart::Now) => self.replace_child(),
+            // A session whose server is gone is about to be told so, and stops its child in less time.
+            Some(Restart::Now) if self.is_declared() => self.replace_child(),
             Some(Restart::Drain) if is_at_rest => self.replace_child(),
             _ => {}
         }
@@ -343,6 +344,13 @@ impl Session {
         } else if self.link.restart().is_some() {
             self.wake_by(Instant::now());
         }
+    }
+
+    /// Whether its server is still there.
+    fn is_declared(&self) -> bool {
+        let (server, snapshot) = (self.client.server(), &self.core.snapshot);
+        let found = snapshot.catalog().find(&server.tenant, &server.name);
+        !snapshot.is_loaded() || found.is_some()
     }
 
     fn replace_child(&mut self) {

@@ -216,7 +216,13 @@ fn run_reads_flags_by_the_same_path() {
     assert_eq!(server.clocks_of(Some("t")).call.as_secs(), 1);
     assert_eq!(server.limits.files, 9);
     let wrong = overrides(&["reply.mod=json", "command.x=1", "policy=1", "clocks.call=x"]);
-    assert_eq!(found(single(launch, &wrong, &env())).len(), 4);
+    assert_eq!(found(single(launch.clone(), &wrong, &env())).len(), 4);
+    let slots = overrides(&["secrets.TOKEN.for=tenant"]);
+    let wrong = found(single(launch, &slots, &env()));
+    assert!(
+        wrong[0].contains("server.secrets") && wrong.len() == 1,
+        "{wrong:?}"
+    );
 }
 
 fn prepared(keys: &str) -> Result<(Launch, Option<Recipe>), Vec<String>> {

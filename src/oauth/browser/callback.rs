@@ -137,9 +137,10 @@ impl BrowserRequest {
         if fields.get("iss").is_some_and(|iss| !provider.may_name(iss)) {
             return Err(expired_log_in().into());
         }
-        let authorization = match pending.is_account {
-            true => None,
-            false => Some(self.read(&pending.query).await?),
+        let authorization = if pending.is_account {
+            None
+        } else {
+            Some(self.read(&pending.query).await?)
         };
         let authorization = authorization.as_ref();
         if let Some(error) = fields.get("error") {

@@ -16,6 +16,7 @@ use crate::{
         modern::Modern,
         oauth_client::{Answer, send},
         pair::Pair,
+        postgres::Postgres,
         served::Served,
     },
 };
@@ -330,6 +331,19 @@ async fn what_is_set_is_what_a_server_declares_for_that_holder() {
     )
     .await;
     assert_eq!(own.status, 403);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_child_starts_while_its_secrets_cannot_be_read() {
+    let (people, postgres) = (People::new(), Postgres::start());
+    let config = json!({"sql": {"url": postgres.url()}});
+    let gateway = Served::start(config, people.tenants.clone()).await;
+    set(&gateway, ("x", "TOKEN"), Some("ada"), "v").await;
+    drop(postgres);
+    let later = stranger(&gateway, &people.ada, "a/x");
+    let refused = later.post(&opening(NEWEST)).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key("retry-after"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,8 @@ use super::{
     assertion::{AssertedBasis, Assertion},
     builtin::{self, Groups, Tokens},
     denials::{self, Denials},
-    external::{self, Issuers, KeyFetch, TokenError},
+    external::{self, Issuers, KeyFetch},
+    jwt::TokenError,
     principals::{self, Principal, Principals},
 };
 use crate::{

@@ -17,7 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     introspection::{Introspected, is_opaque},
     jws::{KeyId, KeySet, Signature},
-    jwt::{Claims, IssuedBy, Token},
+    jwt::{Claims, IssuedBy, Token, TokenError},
     principals::Principal,
     verified_tokens::VerifiedTokens,
 };
@@ -44,15 +44,6 @@ pub(super) struct KeyFetch {
     pub(super) tracker: TaskTracker,
     /// Cancels fetch tasks.
     pub(super) stop: CancellationToken,
-}
-
-/// The reason why a token is not accepted.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum TokenError {
-    /// The token is invalid; the text is for the log.
-    Invalid(&'static str),
-    /// The issuer's keys are unavailable.
-    Unavailable(Duration),
 }
 
 impl Issuers {

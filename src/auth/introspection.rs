@@ -22,10 +22,7 @@ use tokio::{
 };
 use url::form_urlencoded::byte_serialize;
 
-use super::{
-    external::TokenError,
-    jwt::{Claims, introspected},
-};
+use super::jwt::{Claims, TokenError, introspected};
 use crate::{
     base::Outbound,
     declare::{External, Introspection},

@@ -68,6 +68,15 @@ impl IssuedBy {
     }
 }
 
+/// The reason why a token is not accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum TokenError {
+    /// The token is invalid; the text is for the log.
+    Invalid(&'static str),
+    /// The issuer's keys, or what it says, are unavailable.
+    Unavailable(Duration),
+}
+
 /// The supported claims of an access token.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Claims {

@@ -338,31 +338,34 @@ mod tests {
         parse("F", text, Format::Yaml, &BTreeMap::new())
     }
 
+    fn config(set: &[&str]) -> Config {
+        let set = set.iter().map(|set| (*set).to_owned()).collect();
+        let env = BTreeMap::from([("HOME".to_owned(), "/".to_owned())]);
+        Config::load(&Sources {
+            set,
+            env,
+            ..Sources::default()
+        })
+        .unwrap()
+    }
+
+    /// Tenants with these hosts.
+    fn with_hosts(a: &str, b: &str) -> Manifest {
+        let text = format!(
+            "tenants:\n  a: {{auth: {{mode: builtin}}, hosts: [{a}]}}\n  \
+             b: {{auth: {{mode: keys}}, hosts: [{b}]}}\n"
+        );
+        yaml(&text).unwrap()
+    }
+
     #[test]
     fn a_host_is_of_one_tenant_and_not_of_the_gateway() {
-        let config = |set: &[&str]| {
-            let set = set.iter().map(|set| (*set).to_owned()).collect();
-            let env = BTreeMap::from([("HOME".to_owned(), "/".to_owned())]);
-            Config::load(&Sources {
-                set,
-                env,
-                ..Sources::default()
-            })
-            .unwrap()
-        };
         let https = [
             "public_url=https://gw.test:8443",
             "http.allowed_hosts=[\"also.test:1\"]",
         ];
-        let of = |a: &str, b: &str| {
-            let text = format!(
-                "tenants:\n  a: {{auth: {{mode: builtin}}, hosts: [{a}]}}\n  \
-                 b: {{auth: {{mode: keys}}, hosts: [{b}]}}\n"
-            );
-            yaml(&text).unwrap()
-        };
         let says = |a: &str, b: &str, set: &[&str]| {
-            let found = check_hosts(&of(a, b), &config(set)).into_iter();
+            let found = check_hosts(&with_hosts(a, b), &config(set)).into_iter();
             found
                 .map(|mistake| format!("{}: {}", mistake.key, mistake.what))
                 .collect::<Vec<_>>()
@@ -396,7 +399,11 @@ mod tests {
         assert_eq!(says("a.test", "b.test", &[]), [what]);
         assert!(says("a.localhost", "b.test", &[]).is_empty());
         assert!(says("a.test", "b.test", &["auth.insecure=true"]).is_empty());
-        let known = of("c.test", "b.test").catalog;
+    }
+
+    #[test]
+    fn a_host_of_a_tenant_that_is_declared_elsewhere_is_taken() {
+        let known = with_hosts("c.test", "b.test").catalog;
         let known = Catalog::new(known.tenants, known.issued);
         let mut one = yaml("tenants: {d: {auth: {mode: keys}, hosts: [C.test, d.test]}}").unwrap();
         assert!(check_known_hosts(&one, &known).is_empty(), "all others go");
@@ -404,7 +411,7 @@ mod tests {
         let found = check_known_hosts(&one, &known);
         assert_eq!(found[0].what, "c.test is a host of tenant a");
         assert_eq!(found.len(), 1);
-        let mut both = of("b.test", "c.test");
+        let mut both = with_hosts("b.test", "c.test");
         both.others.tenants = 1;
         assert!(check_known_hosts(&both, &known).is_empty(), "they change");
         for host in [
@@ -423,16 +430,6 @@ mod tests {
 
     #[test]
     fn checks_against_the_configuration() {
-        let config = |set: &[&str]| {
-            let set = set.iter().map(|set| (*set).to_owned()).collect();
-            let env = BTreeMap::from([("HOME".to_owned(), "/".to_owned())]);
-            Config::load(&Sources {
-                set,
-                env,
-                ..Sources::default()
-            })
-            .unwrap()
-        };
         let two = yaml("tenants:\n  a: {auth: {mode: none}}\n  b: {auth: {mode: none}}\n").unwrap();
         let one = yaml(FULL).unwrap();
         let mut part = yaml(FULL).unwrap();

@@ -32,6 +32,27 @@ pub(super) enum Source {
     Stored(Option<ManifestFile>),
 }
 
+/// Judges declared states: against the configuration and this machine, and changes against the tenants that are
+/// known.
+fn judge_of(
+    config: &Config,
+    env: &BTreeMap<String, String>,
+    offer: Offer,
+    snapshot: &Arc<CurrentSnapshot>,
+) -> Judge {
+    let (own, search) = (config.clone(), path_of(env).to_owned());
+    let known = Arc::downgrade(snapshot);
+    Arc::new(move |manifest, when| {
+        let mut mistakes = checks::judge(manifest, when, &own, &search, &offer);
+        if when != When::Serving
+            && let Some(known) = known.upgrade()
+        {
+            mistakes.extend(checks::check_known_hosts(manifest, &known.catalog()));
+        }
+        mistakes
+    })
+}
+
 /// Reads the catalogue for the first time. The inner error lists the operator's mistakes.
 pub(super) async fn open(
     source: Source,
@@ -51,18 +72,8 @@ pub(super) async fn open(
         Source::Stored(manifest) => manifest,
     };
     let admin_key = config.storage.admin_key.as_ref();
-    let (own, search) = (config.clone(), path_of(env).to_owned());
     let snapshot = CurrentSnapshot::empty();
-    let known = Arc::downgrade(&snapshot);
-    let judge: Judge = Arc::new(move |manifest, when| {
-        let mut mistakes = checks::judge(manifest, when, &own, &search, &offer);
-        if when != When::Serving
-            && let Some(known) = known.upgrade()
-        {
-            mistakes.extend(checks::check_known_hosts(manifest, &known.catalog()));
-        }
-        mistakes
-    });
+    let judge = judge_of(config, env, offer, &snapshot);
     let opening = Opening::of(config, judge, snapshot.clock().clone());
     let (source, is_server) = (
         opening.keys.clone(),

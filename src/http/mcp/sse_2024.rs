@@ -78,7 +78,7 @@ async fn listen(
         }
     };
     let prefix = format!("{id}.");
-    let base = endpoint::base_path(admitted.public_url(&front));
+    let base = endpoint::base_path(admitted.public_url(front));
     let path = admitted.endpoint().with(Kind::Messages).path();
     let uri = format!("{base}{path}?session_id={id}");
     let mut first = BytesMut::new();

@@ -150,8 +150,8 @@ struct KnownServer {
 impl KnownServer {
     fn of(initialized: &Bytes) -> Self {
         let declared = |path: &[&str]| {
-            let path = ["capabilities"].iter().chain(path);
-            let found = path.fold(Some(&**initialized), |value, name| json::get(value?, name));
+            let mut path = ["capabilities"].iter().chain(path);
+            let found = path.try_fold(&**initialized, |value, name| json::get(value, name));
             found.is_some()
         };
         let info = json::get(initialized, "serverInfo");
@@ -276,8 +276,8 @@ impl Group {
         let is_over = members.iter().any(|member| member.commands.is_closed());
         let mut those = members.iter().filter(|one| one.is_for_one == is_alone);
         let is_free = |member: &&Arc<Member>| {
-            !member.commands.is_closed()
-                && !(is_alone && member.is_taken.swap(true, Ordering::AcqRel))
+            let is_taken = || is_alone && member.is_taken.swap(true, Ordering::AcqRel);
+            !member.commands.is_closed() && !is_taken()
         };
         let free = those.find(is_free).cloned();
         drop(members);

@@ -36,7 +36,7 @@ impl Stateless {
                 Err(line) => return Ok(Err(line)),
             },
         };
-        self.hear(&group, &lease.member, caller.access).await;
+        self.hear(group, &lease.member, caller.access).await;
         Ok(Ok(lease))
     }
 

@@ -38,7 +38,7 @@ impl Stateless {
         let group = self.group(caller);
         let changes = group.changes.reader();
         for member in group.alone() {
-            self.hear(&group, &member, caller.access).await;
+            self.hear(group, &member, caller.access).await;
         }
         let (sender, access) = (Arc::clone(&self.sender), caller.access.clone());
         let mut subscription = Subscription::new(sender, lease, access, filter, (changes, held));

@@ -1,5 +1,7 @@
 //! Hosts of tenants: there a tenant has the short URLs, an issuer of its own, and no other tenant is reached.
 
+#![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
+
 use reqwest::{
     StatusCode,
     header::{self, HeaderMap, HeaderName, HeaderValue},

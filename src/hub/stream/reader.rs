@@ -18,7 +18,7 @@ use crate::{
     base::budget::Budget,
     hub::limits::Seats,
     protocol::{Cursor, LISTENER_STREAM, Revision, StreamId},
-    state::Page,
+    state::{Page, StoreError},
 };
 
 /// The state of a stream, from its owner to its readers.
@@ -260,6 +260,11 @@ impl Reader {
         pulse.long_retry.notify_waiters();
     }
 
+    fn has_given_nothing(&self) -> bool {
+        let given = self.attachment.bytes.load(Ordering::Relaxed);
+        !self.attachment.is_named && given == 0
+    }
+
     fn id_of(&self, seq: u64) -> String {
         let cursor = Cursor {
             stream: self.stream,
@@ -313,6 +318,14 @@ impl Reader {
                         if !events.is_empty() {
                             return Next::Events(events);
                         }
+                        continue;
+                    }
+                    // The budget has taken events that nobody has read, and no id was sent by which the client
+                    // could ask for those that are left: it gets these, the answer among them.
+                    Err(StoreError::Trimmed { oldest })
+                        if oldest > self.cursor && self.has_given_nothing() =>
+                    {
+                        self.cursor = oldest;
                         continue;
                     }
                     // 2025-11-25 defines no error on an open stream; the resume gets 410.

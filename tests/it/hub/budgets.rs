@@ -442,7 +442,10 @@ async fn streams_in_redis_stay_within_their_budget() {
             let mut stream = session
                 .stream("slow", json!({"n": 1, "ms": 0}), json!(at))
                 .await;
-            assert_eq!(stream.messages().await.len(), 2);
+            // The budget may take the progress before it was read, and never the answer.
+            let messages = stream.messages().await;
+            let answer = messages.last().map(|(_, message)| &message["result"]);
+            assert!(answer.is_some_and(Value::is_object), "{messages:?}");
         }
     });
     join_all(calls).await;

@@ -74,7 +74,8 @@ pub(crate) async fn enter<F: Future<Output = Response>>(
 ) -> Response {
     let (mut parts, body) = request.into_parts();
     let admitted = match host_of_hop(&mut parts, &front) {
-        Ok(()) => Admitted::of(&parts, &front).await,
+        // Boxed: a request that waits for its answer has no use for this room.
+        Ok(()) => Box::pin(Admitted::of(&parts, &front)).await,
         Err(refused) => Err(refused),
     };
     let admitted = match admitted {

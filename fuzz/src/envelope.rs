@@ -1,7 +1,7 @@
 //! Any bytes as a request body: parsed or refused, and what is parsed can be spliced and
 //! spliced back without losing a byte.
 
-use crate::protocol::json::{MAX_DEPTH, Span};
+use crate::protocol::json::{Span, scanner::MAX_DEPTH};
 use crate::protocol::{Body, Kind, Message, Refusal};
 use bytes::{Bytes, BytesMut};
 use serde_json::{Value, value::RawValue};

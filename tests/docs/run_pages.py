@@ -345,7 +345,7 @@ def check_flags(binary, block):
             words = words[: words.index(stop)] if stop in words else words
         command = []
         for word in words:
-            if not re.fullmatch("[a-z]+", word) or help_of(binary, *command, word) is None or len(command) == 2:
+            if not re.fullmatch("[a-z]+(-[a-z]+)*", word) or help_of(binary, *command, word) is None or len(command) == 2:
                 break
             command.append(word)
         if words and not command and not words[0].startswith(("-", "__")):

@@ -4,7 +4,7 @@
 //! * `scanner`: strict scanner, which finds the spans of values and builds none
 
 mod members;
-mod scanner;
+pub(crate) mod scanner;
 
 pub(crate) use self::members::{
     canonical, decoded, each_member, get, is_named, member, members, push_members, push_string,

@@ -1,6 +1,6 @@
 //! Opaque access tokens of another authorization server, which that server is asked about (RFC 7662).
 //!
-//! What it says is believed for a minute at most; while it does not answer, nobody with such a token gets in.
+//! What it says is believed for a minute at most; while it does not answer, no such token is let in.
 //! Not here: tokens that can be read (`external`).
 
 use std::{
@@ -24,7 +24,7 @@ use url::form_urlencoded::byte_serialize;
 
 use super::jwt::{Claims, TokenError, introspected};
 use crate::{
-    base::Outbound,
+    base::{Outbound, OutboundError},
     declare::{External, Introspection},
     endpoint::issuer_metadata_urls,
 };
@@ -48,9 +48,35 @@ type StateLock = std::sync::Mutex<State>;
 struct State {
     /// The endpoint that the metadata name, and the time at which they were read.
     endpoint: Option<(Arc<str>, Instant)>,
-    /// Consecutive failures, and the time before which nothing is asked.
+    /// Consecutive failures that are of all tokens, and the time before which nothing is asked.
     failures: u32,
     again: Option<Instant>,
+}
+
+/// The reason why an authorization server has not said whether a token is active.
+enum Unsaid {
+    /// It is away, or refuses the gateway: no token can be asked about.
+    OfAll(String),
+    /// It has no answer for this token. Any caller can send such a token, so it must not be the end for others.
+    OfToken(String),
+}
+
+impl Unsaid {
+    fn of_all(why: impl Into<String>) -> Self {
+        Self::OfAll(why.into())
+    }
+
+    fn of_token(why: impl Into<String>) -> Self {
+        Self::OfToken(why.into())
+    }
+
+    /// Nothing but an answer of the server is about one token.
+    fn of_request(error: OutboundError) -> Self {
+        match error {
+            OutboundError::Response(what) => Self::OfToken(what),
+            error => Self::of_all(error.to_string()),
+        }
+    }
 }
 
 /// Reports whether a token cannot be read here: it is no JWT (RFC 7519, section 3).
@@ -103,25 +129,16 @@ impl Introspected {
             return Err(BACKOFF);
         };
         let answered = async {
-            let url = self.endpoint(outbound, settings, by).await?;
-            let request = request(&url, by, text).ok_or("credentials that cannot be sent")?;
+            let url = self.endpoint(outbound, settings, by).await;
+            let url = url.map_err(Unsaid::of_all)?;
+            let request = request(&url, by, text);
+            let request =
+                request.ok_or_else(|| Unsaid::of_all("credentials that cannot be sent"))?;
             let answer = outbound.exchange(request, ANSWER_BYTES).await;
-            let answer = answer.map_err(|error| error.to_string())?;
-            if answer.status() != StatusCode::OK {
-                return Err(format!("answered {}", answer.status().as_u16()));
-            }
-            let said: Map<String, Value> =
-                serde_json::from_slice(answer.body()).map_err(|_| "answered no object")?;
-            match said.get("active") {
-                Some(Value::Bool(true)) => Ok(Some(said)),
-                Some(Value::Bool(false)) => Ok(None),
-                _ => Err("answered without active".to_owned()),
-            }
+            said(&answer.map_err(Unsaid::of_request)?)
         };
-        match timeout(DEADLINE, answered)
-            .await
-            .unwrap_or_else(|_| Err("no answer in time".to_owned()))
-        {
+        let answered = timeout(DEADLINE, answered).await;
+        match answered.unwrap_or_else(|_| Err(Unsaid::of_all("no answer in time"))) {
             Ok(said) => {
                 self.with(|state| (state.failures, state.again) = (0, None));
                 let claims = said.map(|said| introspected(&said, settings.into()));
@@ -130,12 +147,16 @@ impl Introspected {
                     claims.map_err(unusable).ok().map(Arc::new)
                 }))
             }
-            Err(why) => {
+            Err(Unsaid::OfToken(why)) => {
+                tracing::debug!(why, "an authorization server has no answer for a token");
+                Err(BACKOFF)
+            }
+            Err(Unsaid::OfAll(why)) => {
                 let issuer = settings.issuer.as_str();
                 tracing::warn!(
                     issuer,
                     why,
-                    "an authorization server says nothing of a token"
+                    "an authorization server says nothing of tokens"
                 );
                 Err(self.fail())
             }
@@ -195,6 +216,27 @@ impl Introspected {
             state.endpoint = None;
             wait
         })
+    }
+}
+
+/// What an answer says of an active token; none of another one.
+fn said(answer: &http::Response<Vec<u8>>) -> Result<Option<Map<String, Value>>, Unsaid> {
+    match answer.status() {
+        StatusCode::OK => {}
+        // The gateway's own credentials are no good there (RFC 7662, section 2.3), or it asks too much.
+        status @ (StatusCode::UNAUTHORIZED
+        | StatusCode::FORBIDDEN
+        | StatusCode::TOO_MANY_REQUESTS) => {
+            return Err(Unsaid::of_all(format!("answered {}", status.as_u16())));
+        }
+        status => return Err(Unsaid::of_token(format!("answered {}", status.as_u16()))),
+    }
+    let said: Map<String, Value> = serde_json::from_slice(answer.body())
+        .map_err(|_| Unsaid::of_token("answered no object"))?;
+    match said.get("active") {
+        Some(Value::Bool(true)) => Ok(Some(said)),
+        Some(Value::Bool(false)) => Ok(None),
+        _ => Err(Unsaid::of_token("answered without active")),
     }
 }
 
@@ -266,6 +308,35 @@ mod tests {
         ] {
             assert_eq!(is_opaque(text), is, "{text}");
         }
+    }
+
+    #[test]
+    fn an_answer_about_one_token_is_no_failure_for_others() {
+        let of = |status: u16, body: &str| {
+            let answer = http::Response::builder().status(status);
+            match said(&answer.body(body.as_bytes().to_vec()).unwrap()) {
+                Ok(said) => Ok(said.is_some()),
+                Err(Unsaid::OfAll(_)) => Err("all"),
+                Err(Unsaid::OfToken(_)) => Err("token"),
+            }
+        };
+        for (status, body, expected) in [
+            (200, r#"{"active":true}"#, Ok(true)),
+            (200, r#"{"active":false}"#, Ok(false)),
+            (200, r#"{"active":"true"}"#, Err("token")),
+            (200, "{}", Err("token")),
+            (200, "[]", Err("token")),
+            (400, r#"{"error":"invalid_request"}"#, Err("token")),
+            (401, r#"{"error":"invalid_client"}"#, Err("all")),
+            (403, "{}", Err("all")),
+            (429, "{}", Err("all")),
+        ] {
+            assert_eq!(of(status, body), expected, "{status} {body}");
+        }
+        let broken = OutboundError::Response("answered 500".to_owned());
+        assert!(matches!(Unsaid::of_request(broken), Unsaid::OfToken(_)));
+        let away = OutboundError::Unreachable("refused".to_owned());
+        assert!(matches!(Unsaid::of_request(away), Unsaid::OfAll(_)));
     }
 
     #[test]

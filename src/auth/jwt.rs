@@ -198,12 +198,18 @@ pub(super) fn introspected(
     if string(said, "iss")?.is_some_and(|issuer| issuer != expected.issuer) {
         return Err("another issuer");
     }
-    // Whoever holds such a token has to prove a key, which is not asked for here (RFC 9449, section 6.2).
+    // The holder of such a token has to prove a key, which is not asked for here (RFC 9449, section 6.2).
     if said.contains_key("cnf") {
         return Err("a token that is bound to a key");
     }
+    // A server may say that refresh tokens are active, too (section 2.1).
+    let kind = string(said, "token_type")?;
+    if kind.is_some_and(|kind| !kind.eq_ignore_ascii_case("bearer")) {
+        return Err("a token that is no access token");
+    }
+    check_kind(said, true)?;
     let mut payload = said.clone();
-    // Nobody but the client itself is behind a token without a subject.
+    // The client itself is the subject of a token without one.
     if let (None, Some(client)) = (said.get("sub"), said.get("client_id")) {
         payload.insert("sub".to_owned(), client.clone());
     }

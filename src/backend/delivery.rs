@@ -26,9 +26,10 @@ pub(crate) struct Delivered {
     pub(crate) form: SlotForm,
 }
 
-/// Reads what a child of a server is started with for a holder; none is a child that is nobody's.
+/// Reads the secrets that a child of a server is started with: those of a holder, and of the tenant alone without
+/// one.
 ///
-/// It fails with `Missing` if anything that the server needs is not there.
+/// It fails with `Missing` if one that the server needs is not there.
 pub(crate) type SecretSource = Arc<
     dyn Fn(&Server, Option<&str>) -> BoxFuture<'static, Result<Delivery, Refused>> + Send + Sync,
 >;

@@ -383,6 +383,14 @@ fn what_an_issuer_says_of_an_opaque_token() {
             json!({"active": true, "sub": "ada", "aud": "a", "cnf": {"jkt": "x"}}),
             "a token that is bound to a key",
         ),
+        (
+            json!({"active": true, "sub": "ada", "aud": "a", "token_type": "refresh_token"}),
+            "a token that is no access token",
+        ),
+        (
+            json!({"active": true, "sub": "ada", "aud": "a", "token_type": "Bearer", "typ": "Refresh"}),
+            "a token that is no access token",
+        ),
     ] {
         assert_eq!(of(said), Err(why));
     }

@@ -107,8 +107,9 @@ impl SharedChildren {
         Some((number, IdLease::new(&self.ids, number)?))
     }
 
-    /// Joins a child of `server` that the sessions of a principal share, or those of all principals. Each revision has children of its own: a server knows by the revision what its
-    /// client understands, such as kinds of content.
+    /// Joins a child of `server` that the sessions of a principal share, or those of all principals. Each revision
+    /// has children of its own: a server knows by the revision what its client understands, such as kinds of
+    /// content.
     ///
     /// # Errors
     ///

@@ -92,7 +92,7 @@ impl Secrets<'_> {
             }
         } else if count(&transaction.run(COUNT, values).await?)? >= MOST {
             let what = format!("the tenant has {MOST} secrets, which is the most");
-            let remedy = "remove those that nobody uses";
+            let remedy = "remove those that no server needs";
             return Err(Error::Invalid(vec![
                 Wrong::new(what, remedy).at(PLACE, "value"),
             ]));

@@ -146,7 +146,6 @@ impl Admitted {
     async fn of(parts: &Parts, front: &Front) -> Result<Self, Instead> {
         let (path, config) = (parts.uri.path(), &front.config);
         let (headers, extensions) = (&parts.headers, &parts.extensions);
-        let catalog = &front.snapshot.catalog();
         // A hop was counted by the replica that forwarded it.
         let hop = extensions.get::<Hop>();
         let is_hop = hop.is_some();
@@ -156,6 +155,7 @@ impl Admitted {
         let no_server = || no_server(front);
         let (site, public_url) = headers::site(config, extensions, (&parts.uri, headers));
         let endpoint = site.endpoint(path).ok_or_else(no_server)?;
+        let catalog = &front.snapshot.catalog();
         let tenant = catalog.tenants.get(endpoint.tenant).ok_or_else(no_server)?;
         let credential = match hop {
             // The replica that forwarded it has verified the credentials, and kept them.

@@ -46,7 +46,7 @@ impl Sessions {
         self.read().contains_key(id)
     }
 
-    /// The session with this id, whoever it belongs to.
+    /// The session with this id, of any principal.
     pub(crate) fn get(&self, id: &SessionId) -> Option<Handle> {
         self.read().get(id).cloned()
     }

@@ -58,7 +58,7 @@ impl BrowserRequest {
             flow.provider = Some(provider.name.clone());
             return match authorization {
                 Some(authorization) => self.consent_page(authorization, flow, None, Some(provider)),
-                // Nobody gets anything by this log-in but the person at this page.
+                // This log-in lets in the person at this page alone, and no client.
                 None => self.redirect_to_provider(None, &flow, provider).await,
             };
         }

@@ -1,6 +1,7 @@
 //! Strict scanner over JSON text: finds the spans of values and builds none.
 //!
-//! It accepts exactly RFC 8259 text of bounded depth. Not here: members, keys and changes of objects (the door).
+//! It accepts exactly RFC 8259 text of bounded depth. Not here: members by their
+//! names, and changes of objects (`members`).
 
 use std::num::NonZeroU32;
 
@@ -515,7 +516,7 @@ const fn marks_of(word: u64) -> u64 {
 
 /// The number of bytes at the start of `text` that are plain string content. Eight are tested at a
 /// time: most bytes of messages are inside strings.
-pub(super) fn plain_length(text: &[u8]) -> usize {
+fn plain_length(text: &[u8]) -> usize {
     let mut at = 0;
     for chunk in text.as_chunks::<8>().0 {
         let marks = marks_of(u64::from_le_bytes(*chunk));
@@ -559,5 +560,178 @@ impl<'a> Items<'a> {
         }
         let item = scanner.value(1)?;
         Ok(Some(item.of(scanner.text)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::scanner::*;
+
+    fn check(text: &[u8]) -> Result<(), SyntaxError> {
+        std::str::from_utf8(text).map_err(|_| SyntaxError("UTF-8"))?;
+        let mut scanner = Scanner::new(text);
+        scanner.value(0)?;
+        scanner.finish()
+    }
+
+    #[test]
+    fn accepts_exactly_json() {
+        let good = [
+            "null",
+            " [ ] ",
+            "{}",
+            "{\"a\":[1,-0,2.5e+3,{\"b\":\"\\u00e9\\n\"}],\"c\":true}",
+            "\"\"",
+            "[[],[[]],{}]",
+            "0",
+            "-1.0E-2",
+            "{\"a\":0,\"b\":1234567,\"c\":12345678,\"d\":123456789,\"e\":12.5,\"f\":1e5}",
+            "{\"seven_b\":1234567,\"eight_by\":\"1234567\",\"nine_byte\":\"12345678\"}",
+        ];
+        for text in good {
+            assert_eq!(check(text.as_bytes()), Ok(()), "{text}");
+        }
+        let bad = [
+            "",
+            " ",
+            "nul",
+            "[1,]",
+            "{\"a\":}",
+            "{\"a\" 1}",
+            "{a:1}",
+            "[1 2]",
+            "{\"a\":1,}",
+            "01",
+            "{\"a\":01,\"b\":2222222}",
+            "{\"a\":0123456,\"b\":2}",
+            "{\"a\":1234567 1,\"b\":2}",
+            "{\"a\":1234567:\"b\":2}",
+            "{\"a\":12345678.,\"b\":2}",
+            "1.",
+            ".5",
+            "+1",
+            "1e",
+            "\"\t\"",
+            "\"\\x\"",
+            "\"\\u12g4\"",
+            "\"open",
+            "{} {}",
+            "]",
+            "[}",
+            "{]",
+            "\u{feff}{}",
+            "[1]x",
+            "'a'",
+            "NaN",
+        ];
+        for text in bad {
+            assert!(check(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn bounds_the_depth() {
+        let nested = |depth: usize| [vec![b'['; depth], vec![b']'; depth]].concat();
+        assert_eq!(check(&nested(MAX_DEPTH)), Ok(()));
+        assert_eq!(
+            check(&nested(MAX_DEPTH + 1)),
+            Err(SyntaxError("nested too deeply"))
+        );
+        let objects = |depth: usize| format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
+        assert_eq!(check(objects(MAX_DEPTH).as_bytes()), Ok(()));
+        assert!(check(objects(MAX_DEPTH + 1).as_bytes()).is_err());
+    }
+
+    fn any_json() -> impl Strategy<Value = serde_json::Value> {
+        use serde_json::Value;
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(6, 64, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                prop::collection::vec((any::<String>(), inner), 0..6)
+                    .prop_map(|members| Value::Object(members.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn accepts_whatever_serde_json_writes(value in any_json()) {
+            prop_assert_eq!(check(value.to_string().as_bytes()), Ok(()));
+            let pretty = serde_json::to_string_pretty(&value).unwrap();
+            prop_assert_eq!(check(pretty.as_bytes()), Ok(()));
+        }
+
+        #[test]
+        fn agrees_with_serde_json_on_damaged_text(
+            value in any_json(),
+            at in any::<prop::sample::Index>(),
+            byte in prop::sample::select(&b"{}[],:\"\\0123eE+-. tfn\x01u"[..]),
+        ) {
+            let mut text = value.to_string().into_bytes();
+            let at = at.index(text.len());
+            text[at] = byte;
+            if let Ok(text) = std::str::from_utf8(&text) {
+                let serde = serde_json::from_str::<&serde_json::value::RawValue>(text).is_ok();
+                prop_assert_eq!(check(text.as_bytes()).is_ok(), serde, "{}", text);
+            }
+        }
+
+        #[test]
+        fn plain_length_is_the_naive_one(text in prop::collection::vec(any::<u8>(), 0..64)) {
+            let naive = text.iter().take_while(|b| **b >= 0x20 && **b != b'"' && **b != b'\\').count();
+            prop_assert_eq!(plain_length(&text), naive);
+        }
+
+        #[test]
+        fn short_cuts_agree_with_serde_json(
+            tokens in prop::collection::vec(
+                prop::sample::select(&["1", "0", "234", "0", "5678901234", "-1", ".5", " ", ",", ",", ",",
+                    "[", "]", "[[[[[[[[[", "]]]]]]]]]", "[[[[[[[[", "]]]]]]]]", "{\"a\":", "}", "[1,2,3,4,5]"][..]),
+                0..40,
+            ),
+        ) {
+            let open = tokens.concat();
+            let closed = open.matches('[').count().saturating_sub(open.matches(']').count());
+            let text = format!("[{open}{}]", "]".repeat(closed));
+            let serde = serde_json::from_str::<serde_json::Value>(&text);
+            let too_deep = serde.as_ref().is_err_and(|error| error.to_string().contains("recursion"));
+            if !too_deep {
+                prop_assert_eq!(check(text.as_bytes()).is_ok(), serde.is_ok(), "{}", text);
+            }
+        }
+
+        #[test]
+        fn arrays_of_integers_agree_with_serde_json(
+            items in prop::collection::vec(
+                prop::sample::select(&["1,", "23,", "0,", "4567,", "890123456,", "1,", "2,", "3, ", "0", ","][..]),
+                0..20,
+            ),
+        ) {
+            let text = format!("[1,{}1]", items.concat());
+            let serde = serde_json::from_str::<serde_json::Value>(&text).is_ok();
+            prop_assert_eq!(check(text.as_bytes()).is_ok(), serde, "{}", text);
+        }
+
+        #[test]
+        fn the_depth_is_exact(arrays in 0_usize..140, objects in 0_usize..140, inner in 0_usize..140) {
+            let text = format!("{}{}{}0{}{}{}", "[".repeat(arrays), "{\"a\":".repeat(objects),
+                "[".repeat(inner), "]".repeat(inner), "}".repeat(objects), "]".repeat(arrays));
+            let expected = arrays + objects + inner <= MAX_DEPTH;
+            prop_assert_eq!(check(text.as_bytes()).is_ok(), expected);
+        }
+
+        #[test]
+        fn never_panics(text in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = check(&text);
+        }
     }
 }

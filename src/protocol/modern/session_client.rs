@@ -297,8 +297,8 @@ impl ServerAnswer {
         let mut separator = b'{';
         json::each_member(text, outcome, |key, value| {
             let key = key.of(text);
-            let known = MODERN_MEMBERS.iter();
-            match { known }.position(|name| json::is_named(key, name)) {
+            let mut known = MODERN_MEMBERS.iter();
+            match known.position(|name| json::is_named(key, name)) {
                 Some(0) => kind = Some(value.of(text)),
                 Some(_) => {}
                 None => {

@@ -24,8 +24,8 @@ pub(crate) const CACHE: &str = "lockgate/cache";
 
 /// Marks the result of an `initialize` that stands for a server of the modern era.
 pub(crate) const STATELESS: &str = "lockgate/stateless";
-/// Marks a request whose client gets what a server of the modern era asks as it asks, and makes the request again
-/// itself.
+/// Marks a request that says what its client is, to a server of the modern era: `true` if its client, of that era
+/// too, gets what the server asks as it asks, and makes the request again itself; `"asks"` if its session is asked.
 pub(crate) const CARRIES: &str = "lockgate/carries";
 /// The beginning of the keys that the gateway gives to itself, which no client may send.
 pub(crate) const OWN_PREFIX: &[u8] = b"lockgate/";

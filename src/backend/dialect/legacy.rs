@@ -14,6 +14,7 @@ use crate::base::Table;
 use crate::protocol::{
     ClientCapabilities, Kind, Lacking, Message, Method, Span, Trace, initialize, json,
     jsonrpc::{push_cancelled, push_error, push_request, push_result},
+    modern::ClientMeta,
 };
 
 /// Translation state of one child.
@@ -30,6 +31,8 @@ pub(crate) struct Legacy {
     own: OwnRequests,
     /// What the child may ask: it is answered at once if its client declared nothing of the kind.
     client: ClientCapabilities,
+    /// What a shared child is told of the client with each call during which it may ask.
+    told: Option<Box<ClientMeta>>,
     /// Tokens of calls and asks that became tasks: valid for the task's lifetime
     /// (2025-11-25 progress, "Task-augmented requests").
     tasks: VecDeque<(u64, Box<[u8]>)>,
@@ -58,6 +61,7 @@ impl Default for Legacy {
             asks: Table::default(),
             own: OwnRequests::default(),
             client: ClientCapabilities::default(),
+            told: None,
             tasks: VecDeque::new(),
             unwanted: VecDeque::new(),
         }
@@ -97,6 +101,14 @@ impl Legacy {
         self.unwanted.clear();
     }
 
+    /// Tells a shared child, which gets no `initialize` of the client, with each call what the client declared with
+    /// this one; nothing without one.
+    pub(crate) fn tell_with_calls(&mut self, initialize: Option<&Message>) {
+        self.client = initialize.map(ClientCapabilities::of).unwrap_or_default();
+        let meta = initialize.map(ClientMeta::of);
+        self.told = meta.filter(ClientMeta::may_be_asked).map(Box::new);
+    }
+
     /// Appends a client's request as a line, in this trace; returns its new id.
     pub(crate) fn request(
         &mut self,
@@ -118,6 +130,8 @@ impl Legacy {
         if message.method() == Method::Initialize {
             self.client = ClientCapabilities::of(message);
         }
+        let marked = self.told.as_ref().and_then(|client| client.marked(message));
+        let message = marked.as_ref().unwrap_or(message);
         let call = self.next();
         let number = call.to_string();
         let token = message.meta_progress_token();

@@ -32,6 +32,7 @@ mod translator;
 pub(crate) use self::era::{KnownEra, PROBE, is_modern, push_probe};
 pub(crate) use self::id_blocks::{IdBlocks, IdLease, OWN_IDS};
 pub(crate) use self::legacy::{Legacy, owe};
+pub(crate) use self::modern::asked_call;
 pub(crate) use self::own_requests::{OwnRequests, log_own_error};
 pub(crate) use self::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 pub(crate) use self::translator::{Opening, Translator};

@@ -16,7 +16,7 @@ use crate::declare::Isolation;
 use crate::protocol::{
     Kind, Message, Method, initialize, json,
     jsonrpc::{push_error, push_result},
-    modern::{self, CacheHint, ClientMeta, ServerAnswer, WantedInput},
+    modern::{self, CacheHint, ClientMeta, Mark, ServerAnswer, WantedInput},
 };
 
 /// The session of a stateless server.
@@ -209,9 +209,11 @@ impl Modern {
             Method::ToolsCall | Method::PromptsGet | Method::ResourcesRead
         );
         let length = to.server.len() - start;
-        if is_asked_back && modern::carries(message) {
+        let mark = Mark::of(message);
+        let may_be_asked = mark.map_or(self.client.may_be_asked(), |mark| mark == Mark::Asked);
+        if is_asked_back && mark == Some(Mark::Carried) {
             self.carried.insert(message.id().unwrap_or_default().into());
-        } else if is_asked_back && self.client.may_be_asked() && self.kept + length <= MAX_KEPT {
+        } else if is_asked_back && may_be_asked && self.kept + length <= MAX_KEPT {
             self.kept += length;
             let call = Call {
                 request: Bytes::copy_from_slice(&to.server[start..]),
@@ -459,6 +461,12 @@ fn retry_id(id: &[u8], round: u32) -> Vec<u8> {
 fn ask_id(id: &[u8], round: u32, at: usize) -> Vec<u8> {
     let numbers = format!(".{round}.{at}\"");
     [b"\"", id, numbers.as_bytes()].concat()
+}
+
+/// The call during which a server asks with this raw id, whose own id is a number.
+pub(crate) fn asked_call(id: &[u8]) -> Option<u64> {
+    let (call, [_, _]) = numbers(id)?;
+    str::from_utf8(call).ok()?.parse().ok()
 }
 
 /// The raw id of the call and the numbers behind it, of an id of this dialect.

@@ -31,7 +31,7 @@ use crate::backend::{
 };
 use crate::{
     declare::Server,
-    protocol::{Kind, Message, Revision, initialize},
+    protocol::{Kind, Message, Revision, initialize, modern},
     telemetry::{ChildState, Exit},
 };
 
@@ -195,6 +195,9 @@ impl RunningChild {
             .await
             .ok_or(Refused::Failed("backend_exited"))?
             .map_err(|_| Refused::Failed("timeout"))??;
+        if modern::is_stateless(&initialized.result) {
+            self.routing.let_ask();
+        }
         self.child.out().extend_from_slice(initialize::INITIALIZED);
         self.child.try_flush();
         Ok(initialized)

@@ -314,6 +314,17 @@ impl Member {
         }
     }
 
+    /// Waits until the task of the child has taken all messages.
+    pub(crate) async fn flush(&mut self) {
+        while !self.outbox.is_empty()
+            && let Ok(room) = self.mailbox.reserve().await
+            && let Some(message) = self.outbox.pop()
+        {
+            self.waiting.fetch_add(message.bytes(), Ordering::Relaxed);
+            room.send(message);
+        }
+    }
+
     /// Waits for the next message and sends queued ones meanwhile; cancel-safe.
     pub(crate) async fn next(&mut self) -> ToSession {
         loop {

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::backend::dialect::{IdBlocks, OWN_IDS, OwnRequests, owe};
+use crate::backend::dialect::{IdBlocks, OWN_IDS, OwnRequests, asked_call, owe};
 use crate::{
     declare::Isolation,
     protocol::{
@@ -40,6 +40,8 @@ pub(super) struct Routing {
     last: u64,
     /// Own requests that the child has not answered.
     own: OwnRequests,
+    /// Whether the child may ask during calls: its translator names the call by the id of what it asks.
+    may_ask: bool,
 }
 
 /// A subscription that the child has not confirmed.
@@ -76,7 +78,13 @@ impl Routing {
             level: None,
             last: 0,
             own: OwnRequests::default(),
+            may_ask: false,
         }
+    }
+
+    /// The child is a server of 2026-07-28, which asks during a call alone.
+    pub(super) fn let_ask(&mut self) {
+        self.may_ask = true;
     }
 
     /// Whether there is no session.
@@ -274,6 +282,9 @@ impl Routing {
 
     /// Recipients of a message of the child; responses of the gateway itself go to `out`.
     pub(super) fn route(&mut self, message: &Message, out: &mut BytesMut) -> Recipients {
+        if let Some(call) = self.asked_call(message) {
+            return self.asked(call, message, out);
+        }
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => match message.id().and_then(number) {
                 Some(id) if id < OWN_IDS => {
@@ -306,6 +317,30 @@ impl Routing {
             }
             (Kind::Notification, _) => Recipients::None,
         }
+    }
+
+    /// The call during which the child asks, or asks no longer.
+    fn asked_call(&self, message: &Message) -> Option<u64> {
+        let id = match (message.kind(), message.method()) {
+            (Kind::Request, _) => message.id(),
+            (Kind::Notification, Method::Cancelled) => {
+                let id = message.request_id();
+                id.map(|id| id.of(message.bytes()))
+            }
+            _ => None,
+        };
+        id.and_then(asked_call).filter(|_| self.may_ask)
+    }
+
+    fn asked(&self, call: u64, message: &Message, out: &mut BytesMut) -> Recipients {
+        let session = self.one(call);
+        if session == Recipients::None && message.kind() == Kind::Request {
+            let id = message.id().unwrap_or_default();
+            owe(out, |out| {
+                push_error(id, -32603, "the session has ended", None, out);
+            });
+        }
+        session
     }
 
     /// The session of an id or progress token.

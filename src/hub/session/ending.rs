@@ -41,6 +41,7 @@ impl Session {
             self.answer_start(Answer::Failed(line));
         }
         let claim = self.block_claims();
+        self.cancel_at_shared_child().await;
         self.fail_calls(error);
         self.flush_log().await;
         // After the last events: without the record its owner may not write them.
@@ -87,6 +88,17 @@ impl Session {
             self.stores.log.release(&self.id).await;
         } else {
             self.stores.log.forget(&self.id).await;
+        }
+    }
+
+    /// Cancels the calls in flight at a child that lives on, for others.
+    async fn cancel_at_shared_child(&mut self) {
+        if let Some(member) = self.link.shared() {
+            for call in self.calls.ids() {
+                Legacy::cancel(call, "the session has ended", member.out());
+            }
+            // One that does not read for so long is about to be ended.
+            let _ = tokio::time::timeout(GRACE, member.flush()).await;
         }
     }
 

@@ -312,6 +312,14 @@ impl Link {
         }
     }
 
+    /// The shared child.
+    pub(super) fn shared(&mut self) -> Option<&mut Member> {
+        match &mut self.state {
+            State::Shared(member) => Some(member),
+            _ => None,
+        }
+    }
+
     /// Sets the number of calls in flight.
     pub(super) fn set_calls(&mut self, calls: usize) {
         match &mut self.state {

@@ -253,6 +253,12 @@ impl Session {
     async fn join_shared(&mut self, member: Box<Member>) {
         let (capabilities, result) = {
             let mut result = initialize::without_tasks(&member.initialized.result);
+            // A server without sessions asks during one call, so that a shared child of it knows whom it asks. A
+            // client of its own era makes the call again itself.
+            let can_ask =
+                modern::is_stateless(&result) && self.client.transport() != Transport::Stateless;
+            let initialize = self.replay.initialize.as_ref().filter(|_| can_ask);
+            self.dialect.tell_with_calls(initialize);
             if self.client.transport() != Transport::Stateless {
                 result = modern::unmarked(&result);
             }

@@ -36,7 +36,7 @@ pub(crate) use self::request::{
     salient,
 };
 pub(crate) use self::session_client::{
-    ClientMeta, ServerAnswer, WantedInput, acknowledged_resources, carries, initialize_result,
+    ClientMeta, Mark, ServerAnswer, WantedInput, acknowledged_resources, initialize_result,
     is_stateless, push_ask, retry, server_capabilities, subscription_of, unmarked,
     without_subscription,
 };

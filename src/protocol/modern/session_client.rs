@@ -96,13 +96,29 @@ impl ClientMeta {
         out.extend_from_slice(b"}}");
     }
 
-    /// Appends a request of the client with its fields. One that carries what the server asks says itself what its
-    /// client is.
+    /// A request of the client, marked as one of a session that is asked, and with what the client is, for a child
+    /// that others use as well; none for one during which the client cannot be asked.
+    pub(crate) fn marked(&self, request: &Message) -> Option<Message> {
+        if !self.may_be_asked || !super::is_mirrored(&request.method_name()) {
+            return None;
+        }
+        let own = &self.members[self.version..self.without_level];
+        let members = [format!(r#""{CARRIES}":"asks""#).as_bytes(), own].concat();
+        let mut line = BytesMut::with_capacity(request.bytes().len() + members.len());
+        push_with_meta(
+            request,
+            &members,
+            |name| MODERN_KEYS.contains(&name),
+            &mut line,
+        );
+        Message::parse(line.freeze()).ok()
+    }
+
+    /// Appends a request of the client with its fields. One that is marked says itself what its client is.
     pub(crate) fn push(&self, request: &Message, out: &mut BytesMut) {
-        let text = request.bytes();
-        let is_carried = carries(request);
+        let is_marked = Mark::of(request).is_some();
         let is_dropped = |name: &str| match name {
-            CLIENT_CAPABILITIES | CLIENT_INFO => !is_carried,
+            CLIENT_CAPABILITIES | CLIENT_INFO => !is_marked,
             CARRIES => true,
             name => MODERN_KEYS.contains(&name),
         };
@@ -110,34 +126,12 @@ impl ClientMeta {
             &self.members[..self.version],
             &self.members[self.without_level..],
         );
-        let members = if is_carried {
+        let members = if is_marked {
             Cow::Owned([version, level].concat())
         } else {
             Cow::Borrowed(&*self.members)
         };
-        let cut = match (request.meta(), request.params_span()) {
-            (Some(meta), _) if meta.of(text).starts_with(b"{") => {
-                // The client's own fields come after those of its session.
-                out.extend_from_slice(&text[..=meta.start()]);
-                out.extend_from_slice(&members);
-                json::push_members(out, text, meta, is_dropped);
-                return out.extend_from_slice(&text[meta.end() - 1..]);
-            }
-            (Some(_), _) => None,
-            (None, Some(params)) => {
-                let meta = [b"\"_meta\":{", &*members, b"}"].concat();
-                json::with_member(text, params, "_meta", meta)
-            }
-            (None, None) => {
-                let params = [b"\"params\":{\"_meta\":{", &*members, b"}}"].concat();
-                json::with_member(text, Span::whole(text), "params", params)
-            }
-        };
-        match cut {
-            Some((span, added)) => request.splice(out, &[(span, &added)]),
-            // Parameters that are no object are an error of the client's, of which the server tells.
-            None => out.extend_from_slice(text),
-        }
+        push_with_meta(request, &members, is_dropped, out);
     }
 
     /// Appends a `server/discover` under a raw id.
@@ -174,6 +168,39 @@ impl ClientMeta {
     }
 }
 
+/// Appends a request with these members in `_meta`, in place of those that are dropped.
+fn push_with_meta(
+    request: &Message,
+    members: &[u8],
+    is_dropped: impl Fn(&str) -> bool,
+    out: &mut BytesMut,
+) {
+    let text = request.bytes();
+    let cut = match (request.meta(), request.params_span()) {
+        (Some(meta), _) if meta.of(text).starts_with(b"{") => {
+            // The client's own fields come after those of its session.
+            out.extend_from_slice(&text[..=meta.start()]);
+            out.extend_from_slice(members);
+            json::push_members(out, text, meta, is_dropped);
+            return out.extend_from_slice(&text[meta.end() - 1..]);
+        }
+        (Some(_), _) => None,
+        (None, Some(params)) => {
+            let meta = [b"\"_meta\":{", members, b"}"].concat();
+            json::with_member(text, params, "_meta", meta)
+        }
+        (None, None) => {
+            let params = [b"\"params\":{\"_meta\":{", members, b"}}"].concat();
+            json::with_member(text, Span::whole(text), "params", params)
+        }
+    };
+    match cut {
+        Some((span, added)) => request.splice(out, &[(span, &added)]),
+        // Parameters that are no object are an error of the client's, of which the server tells.
+        None => out.extend_from_slice(text),
+    }
+}
+
 fn push_member(members: &mut Vec<u8>, name: &str, value: &[u8]) {
     if !members.is_empty() {
         members.push(b',');
@@ -184,10 +211,24 @@ fn push_member(members: &mut Vec<u8>, name: &str, value: &[u8]) {
     members.extend_from_slice(value);
 }
 
-/// Whether a request is marked as one whose client gets what the server asks as it asks.
-pub(crate) fn carries(request: &Message) -> bool {
-    let meta = request.meta().map(|meta| meta.of(request.bytes()));
-    meta.is_some_and(|meta| json::get(meta, CARRIES) == Some(b"true"))
+/// The mark of a request, for a server of this era.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// Its client gets what the server asks as it asks, and makes the request again itself.
+    Carried,
+    /// Its session is asked.
+    Asked,
+}
+
+impl Mark {
+    /// The mark of a request.
+    pub(crate) fn of(request: &Message) -> Option<Self> {
+        let meta = request.meta()?.of(request.bytes());
+        match json::get(meta, CARRIES)? {
+            b"true" => Some(Self::Carried),
+            _ => Some(Self::Asked),
+        }
+    }
 }
 
 /// The result of an `initialize` that requested this raw revision, made of the raw result of

@@ -283,9 +283,73 @@ async fn sessions_share_a_server_without() {
         heard.message().await.unwrap().1["params"]["uri"],
         "test://one"
     );
-    // A shared server is told of no capabilities, so that it cannot ask.
-    let refused = one.call("ask", json!({})).await;
+}
+
+/// What a server without sessions asks belongs to one call, whose session is asked.
+#[tokio::test]
+async fn sessions_that_share_a_server_without_are_asked() {
+    let gateway = gateway("modern", &["server.isolation=tenant"]).await;
+    let (one, other) = (gateway.session().await, gateway.session().await);
+    let call = json!({"kind": "elicitation", "message": "Who?"});
+    let mut streams = Vec::new();
+    for session in [&one, &other] {
+        let mut stream = Events::of(session.begin("ask", call.clone()).await);
+        let (_, ask) = stream.message().await.unwrap();
+        assert_eq!(ask["method"], "elicitation/create", "{ask}");
+        assert_eq!(ask["params"]["message"], "Who?");
+        streams.push((session, stream, ask));
+    }
+    // Another session answers nothing in its place.
+    let reply = |ask: &Value, name: &str| {
+        let content = json!({"action": "accept", "content": {"name": name}});
+        json!({"jsonrpc": "2.0", "id": ask["id"], "result": content})
+    };
+    for (name, (session, mut stream, ask)) in ["one", "two"].iter().zip(streams) {
+        session.post(&reply(&ask, name)).await;
+        let answer = stream.message().await.unwrap().1;
+        let expected = json!({"first": reply(&ask, name)["result"]});
+        assert_eq!(text_of(&answer), expected.to_string());
+    }
+    let meta = meta_of(&one).await;
+    assert_eq!(
+        meta["io.modelcontextprotocol/clientInfo"]["name"], "it",
+        "its own: {meta}"
+    );
+    assert!(!meta.to_string().contains("lockgate/"), "{meta}");
+    assert_eq!(one.text("counter", json!({})).await, "1", "one child");
+    assert_eq!(other.text("counter", json!({})).await, "2", "one child");
+    // One that declared nothing is not asked.
+    let nobody = gateway.declaring(json!({})).await;
+    let refused = nobody.call("ask", json!({})).await;
     assert_eq!(refused["error"]["code"], -32603, "{refused}");
+    let listens = gateway.declaring(json!({"roots": {}})).await;
+    let refused = listens.call("ask", json!({"kind": "sampling"})).await;
+    assert_eq!(refused["error"]["code"], -32603, "{refused}");
+}
+
+/// The end of a session leaves nothing of its calls at a child that others use.
+#[tokio::test]
+async fn what_a_session_leaves_behind_at_a_shared_server_is_taken_back() {
+    let gateway = gateway("modern", &["server.isolation=tenant"]).await;
+    let stays = gateway.session().await;
+    for _ in 0..3 {
+        let goes = gateway.session().await;
+        // Two of these at once are more than the gateway keeps for one child.
+        let call = json!({"kind": "elicitation", "message": "x".repeat(3 << 20)});
+        let mut streams = Vec::new();
+        for _ in 0..4 {
+            let mut stream = Events::of(goes.begin("ask", call.clone()).await);
+            let (_, ask) = stream.message().await.unwrap();
+            assert_eq!(ask["method"], "elicitation/create", "{}", ask["error"]);
+            streams.push(stream);
+        }
+        assert_eq!(goes.delete().await.status(), 204);
+    }
+    let mut stream = Events::of(stays.begin("ask", json!({})).await);
+    assert_eq!(
+        stream.message().await.unwrap().1["method"],
+        "elicitation/create"
+    );
 }
 
 #[tokio::test]
@@ -391,7 +455,8 @@ async fn a_shared_server_without_sessions_is_asked_once_for_what_may_be_kept() {
     let caches = ["CHILD_ERA=modern", "CHILD_TTL=600000", "CHILD_SCOPE=public"];
     let tenant = ["server.isolation=tenant"];
     let gateway = Gateway::of(&tenant, &caches, &[&crate::support::harness::child()]).await;
-    let (session, client) = (gateway.session().await, Modern::at(&gateway.url));
+    // What a client declares the server may answer by, so that its reads are its own.
+    let (session, client) = (gateway.declaring(json!({})).await, Modern::at(&gateway.url));
     let read = json!({"uri": "test://one"});
     for (method, params) in [
         ("tools/list", json!({})),
@@ -402,7 +467,11 @@ async fn a_shared_server_without_sessions_is_asked_once_for_what_may_be_kept() {
     ] {
         let first = session.ask(method, params.clone()).await["result"].clone();
         assert!(first.is_object(), "{first}");
-        let again = gateway.session().await.ask(method, params.clone()).await;
+        let again = gateway
+            .declaring(json!({}))
+            .await
+            .ask(method, params.clone())
+            .await;
         assert_eq!(again["result"], first, "{method}");
         // A client with a session is told nothing of it.
         assert!(!first.to_string().contains("ttlMs"), "{first}");

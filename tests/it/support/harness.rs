@@ -243,6 +243,15 @@ impl Gateway {
         session.initialize(revision).await;
         session
     }
+
+    /// A session of a client that declares these capabilities.
+    pub(crate) async fn declaring(&self, capabilities: Value) -> Session {
+        let mut session = self.stranger();
+        let mut opening = opening(NEWEST);
+        opening["params"]["capabilities"] = capabilities;
+        session.begin_session(&opening).await;
+        session
+    }
 }
 
 impl Drop for Gateway {
@@ -364,7 +373,13 @@ impl Session {
 
     /// `initialize` and `notifications/initialized`.
     pub(crate) async fn initialize(&mut self, revision: &str) {
-        let response = self.post(&opening(revision)).await;
+        self.begin_session(&opening(revision)).await;
+    }
+
+    /// This `initialize`, and `notifications/initialized`.
+    pub(crate) async fn begin_session(&mut self, opening: &Value) {
+        let revision = opening["params"]["protocolVersion"].as_str().unwrap();
+        let response = self.post(opening).await;
         assert_eq!(response.status(), StatusCode::OK);
         let id = response.headers().get("mcp-session-id").cloned();
         self.opened = last(response).await;

@@ -203,15 +203,15 @@ impl Modern {
     /// Requests").
     fn call(&mut self, message: &Message, to: &mut To<'_>) {
         let start = to.server.len();
-        self.client.push(message, to.server);
         let is_asked_back = matches!(
             message.method(),
             Method::ToolsCall | Method::PromptsGet | Method::ResourcesRead
         );
+        let mark = is_asked_back.then(|| Mark::of(message)).flatten();
+        self.client.push(message, mark, to.server);
         let length = to.server.len() - start;
-        let mark = Mark::of(message);
         let may_be_asked = mark.map_or(self.client.may_be_asked(), |mark| mark == Mark::Asked);
-        if is_asked_back && mark == Some(Mark::Carried) {
+        if mark == Some(Mark::Carried) {
             self.carried.insert(message.id().unwrap_or_default().into());
         } else if is_asked_back && may_be_asked && self.kept + length <= MAX_KEPT {
             self.kept += length;

@@ -114,9 +114,9 @@ impl ClientMeta {
         Message::parse(line.freeze()).ok()
     }
 
-    /// Appends a request of the client with its fields. One that is marked says itself what its client is.
-    pub(crate) fn push(&self, request: &Message, out: &mut BytesMut) {
-        let is_marked = Mark::of(request).is_some();
+    /// Appends a request of the client with its fields. One with a mark says itself what its client is.
+    pub(crate) fn push(&self, request: &Message, mark: Option<Mark>, out: &mut BytesMut) {
+        let is_marked = mark.is_some();
         let is_dropped = |name: &str| match name {
             CLIENT_CAPABILITIES | CLIENT_INFO => !is_marked,
             CARRIES => true,

@@ -55,7 +55,7 @@ fn a_request_says_what_its_session_does_and_nothing_twice() {
         (r#"{"_meta":5}"#, r#"{"_meta":5}"#.to_owned()),
     ] {
         let mut line = BytesMut::new();
-        client.push(&message(call(params)), &mut line);
+        client.push(&message(call(params)), None, &mut line);
         assert_eq!(line, call(&expected));
     }
 }

@@ -15,7 +15,10 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     select,
-    sync::{mpsc, watch},
+    sync::{
+        mpsc::{self, error::TrySendError},
+        watch,
+    },
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -489,13 +492,12 @@ impl RunningChild {
         let recipients = self.routing.route(&message, self.child.out());
         self.child.try_flush();
         match recipients {
+            Recipients::Session(number) => {
+                // Nobody else holds it: a response is not copied.
+                let message = ToSession::Message(Box::new(message));
+                self.send(number, message).await;
+            }
             Recipients::Sessions(numbers) => {
-                if let [number] = numbers[..] {
-                    // Nobody else holds it: a response is not copied.
-                    return self
-                        .send(number, ToSession::Message(Box::new(message)))
-                        .await;
-                }
                 for number in numbers {
                     let message = ToSession::Message(Box::new(message.clone()));
                     self.send(number, message).await;
@@ -525,8 +527,15 @@ impl RunningChild {
         let Some(inbox) = self.members.get(&number) else {
             return self.count_dropped();
         };
-        // A session that does not read must not delay the others.
-        if !matches!(timeout(PATIENCE, inbox.send(message)).await, Ok(Ok(()))) {
+        let is_sent = match inbox.try_send(message) {
+            Ok(()) => true,
+            // A session that does not read must not delay the others.
+            Err(TrySendError::Full(message)) => {
+                matches!(timeout(PATIENCE, inbox.send(message)).await, Ok(Ok(())))
+            }
+            Err(TrySendError::Closed(_)) => false,
+        };
+        if !is_sent {
             self.leave(number);
         }
     }
@@ -538,16 +547,17 @@ impl RunningChild {
 
     /// End of a pause in reading, if the child sends too much.
     fn paced(&mut self) -> Option<Instant> {
-        let now = Instant::now();
         let (began, count) = &mut self.pace;
-        if now.duration_since(*began) >= WINDOW {
-            (*began, *count) = (now, 0);
-        }
         *count += 1;
         // Answers are paced by requests.
         let calls = u32::try_from(self.shared.load.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
-        (*count >= WINDOW_MESSAGES.saturating_add(calls.saturating_mul(64)))
-            .then_some(*began + WINDOW)
+        if *count < WINDOW_MESSAGES.saturating_add(calls.saturating_mul(64)) {
+            return None;
+        }
+        // The clock is read for many lines at once.
+        let (now, until) = (Instant::now(), *began + WINDOW);
+        (*began, *count) = (now.max(until), 0);
+        (until > now).then_some(until)
     }
 
     async fn end(self, reason: Exit) {

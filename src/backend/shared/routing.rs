@@ -56,6 +56,8 @@ struct PendingSubscription {
 /// Recipients of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Recipients {
+    /// This session alone.
+    Session(u32),
     /// These sessions, in the order of their numbers.
     Sessions(Vec<u32>),
     /// The gateway itself.
@@ -350,9 +352,7 @@ impl Routing {
 
     fn one(&self, call: u64) -> Recipients {
         match self.session(call) {
-            Some(number) if self.members.contains_key(&number) => {
-                Recipients::Sessions(vec![number])
-            }
+            Some(number) if self.members.contains_key(&number) => Recipients::Session(number),
             _ => Recipients::None,
         }
     }

@@ -30,9 +30,32 @@ const LOG: &str =
     r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}"#;
 
 #[test]
+fn what_is_asked_during_a_call_goes_to_its_session() {
+    let (mut routing, mut out) = of(Isolation::Tenant);
+    let asks = |call: u64| {
+        format!(r#"{{"jsonrpc":"2.0","id":"{call}.1.0","method":"elicitation/create"}}"#)
+    };
+    let withdrawn = format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":"{}.1.0"}}}}"#,
+        call(2, 7)
+    );
+    let mine = message(&asks(call(2, 7)));
+    assert_eq!(routing.route(&mine, &mut out), Recipients::Gateway);
+    assert!(told(&mut out).contains("-32601"), "with sessions it cannot");
+    routing.let_ask();
+    assert_eq!(routing.route(&mine, &mut out), Recipients::Session(2));
+    let withdrawn = message(&withdrawn);
+    assert_eq!(routing.route(&withdrawn, &mut out), Recipients::Session(2));
+    assert_eq!(told(&mut out), "");
+    let of_nobody = message(&asks(call(9, 1)));
+    assert_eq!(routing.route(&of_nobody, &mut out), Recipients::None);
+    assert!(told(&mut out).contains("-32603"), "the call ends");
+}
+
+#[test]
 fn each_message_goes_to_whom_it_belongs() {
     let all = || Recipients::Sessions(vec![1, 2, 3]);
-    let two = || Recipients::Sessions(vec![2]);
+    let two = || Recipients::Session(2);
     let id = call(2, 7);
     let answer = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#);
     let progress = format!(
@@ -267,7 +290,7 @@ fn a_refused_subscription_is_none() {
     );
     assert_eq!(
         routing.route(&message(&error), &mut out),
-        Recipients::Sessions(vec![1])
+        Recipients::Session(1)
     );
     assert!(!routing.is_subscribed());
 }

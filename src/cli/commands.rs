@@ -13,8 +13,8 @@ use super::{
     doctor::DoctorArgs,
     local::{check, database, demo, healthcheck, import, key},
     remote::{
-        self, ApplyArgs, AuditArgs, Clients, GrantArgs, ObjectArgs, Providers, ServerArgs,
-        SessionArgs, StatusArgs, TenantArgs, UserArgs,
+        self, ApplyArgs, AuditArgs, Clients, GrantArgs, LoginsArgs, ObjectArgs, Providers,
+        ServerArgs, SessionArgs, StatusArgs, TenantArgs, UserArgs,
     },
     serve::{RunArgs, ServeArgs, process},
 };
@@ -64,6 +64,8 @@ enum Command {
     Grant(GrantArgs),
     /// Sessions of a tenant
     Session(SessionArgs),
+    /// Attempts of clients to log in at a tenant, step by step
+    Logins(LoginsArgs),
     /// The audit trail
     Audit(AuditArgs),
     /// Print the description of the administration API (openapi.json)
@@ -136,6 +138,7 @@ pub fn main() -> ExitCode {
         Command::Provider(args) => args.run(),
         Command::Grant(args) => args.run(),
         Command::Session(args) => args.run(),
+        Command::Logins(args) => args.run(),
         Command::Audit(args) => args.run(),
         Command::Key(KeyCommand::Remote(command)) => command.run(),
         Command::Openapi { markdown: false } => {

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     oauth::{
-        Clients, Grants, Issuance, Logins, Revocations, Signing, SigningKeys, restored,
+        Attempts, Clients, Grants, Issuance, Logins, Revocations, Signing, SigningKeys, restored,
         signing_keys, sweep,
     },
     objects::{Judge, Objects, Secrets, repository, slots},
@@ -169,6 +169,13 @@ impl Database {
     /// Authorization codes, grants and refresh tokens.
     pub(crate) fn grants(&self) -> Grants<'_> {
         Grants { pool: &self.0.pool }
+    }
+
+    /// Steps of authorization attempts.
+    pub(crate) fn attempts(&self) -> Attempts<'_> {
+        Attempts {
+            pool: &self.0.reserved,
+        }
     }
 
     /// Log-ins and consents.

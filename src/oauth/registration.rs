@@ -23,7 +23,7 @@ use super::{
     },
     clients::{ClientAuthMethod, ClientMetadata, MetadataError, redirect},
     server::{
-        AuthorizationServer, Oauth, OauthState,
+        Attempt, AuthorizationServer, Oauth, OauthState, StepKind,
         attempt::{address, attempt, note},
     },
 };
@@ -38,7 +38,15 @@ pub(crate) async fn register(
 ) -> Response {
     let state = &*oauth.0;
     let address = address(request.extensions());
-    let attempted = add(state, &server, address, request);
+    let attempted = async {
+        let of = Attempt::default();
+        let result = add(state, &server, address, request, &of).await;
+        match &result {
+            Err(refusal) => of.refused(state, &server, address, refusal),
+            Ok(_) => of.tell(state, &server, address, StepKind::Registered, ""),
+        }
+        result
+    };
     attempt(state, &server, address, "register", Box::pin(attempted)).await
 }
 
@@ -110,6 +118,7 @@ async fn add(
     server: &AuthorizationServer,
     address: Option<IpAddr>,
     request: Request,
+    attempt: &Attempt,
 ) -> Result<Response, OauthRefusal> {
     if !server.builtin.registration {
         let what = "clients do not register themselves here";
@@ -120,6 +129,7 @@ async fn add(
     let (head, body) = request.into_parts();
     let all = object(&head, body).await?;
     let metadata = ClientMetadata::read(&all, ClientAuthMethod::Basic)?;
+    attempt.client(metadata.name.as_deref().unwrap_or_default());
     let uris = metadata.redirect_uris.iter();
     let hosts: std::collections::BTreeSet<&str> = uris.map(|uri| redirect::host(uri)).collect();
     for host in hosts {
@@ -148,6 +158,7 @@ async fn add(
         let what = "the tenant has too many registered clients";
         return Err(OauthRefusal::too_many(what, settings.client_unused));
     }
+    attempt.client_id(&row.client_id);
     let target = format!("client {}", row.client_id);
     let detail = json!({
         "client_name": metadata.name, "redirect_uris": metadata.redirect_uris,

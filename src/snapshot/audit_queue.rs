@@ -1,7 +1,7 @@
 //! The queue of audit records that belong to no change: denials, and calls of servers with call
-//! auditing.
+//! auditing; and of the steps of authorization attempts.
 //!
-//! One task writes the records in batches, so no request waits for the database. The queue is bounded
+//! One task writes them in batches, so no request waits for the database. The queue is bounded
 //! in records and in bytes. Records that find it full or the database unreachable are dropped and
 //! counted.
 
@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::current::CurrentSnapshot;
-use crate::database::Record;
+use crate::database::{Record, oauth::Step};
 
 /// The queue of audit records; clones share it.
 #[derive(Clone)]
@@ -37,6 +37,8 @@ pub(crate) type OnDropped = Arc<dyn Fn(u64) + Send + Sync>;
 enum Queued {
     /// A record to write.
     Record(Box<Record>),
+    /// A step to write.
+    Step(Box<Step>),
     /// A caller that waits until all earlier records are written.
     Flush(oneshot::Sender<()>),
 }
@@ -76,13 +78,21 @@ impl AuditQueue {
 
     /// Queues a record.
     pub(crate) fn add(&self, record: Record) {
+        self.queue(record.size(), Queued::Record(Box::new(record)));
+    }
+
+    /// Queues a step of an authorization attempt.
+    pub(crate) fn add_step(&self, step: Step) {
+        self.queue(step.size(), Queued::Step(Box::new(step)));
+    }
+
+    fn queue(&self, size: usize, queued: Queued) {
         let Some(sender) = &self.sender else {
             return;
         };
-        let size = record.size();
         let before = self.bytes.fetch_add(size, Ordering::Relaxed);
         let fits = before + size <= QUEUE_BYTES;
-        if !fits || sender.try_send(Queued::Record(Box::new(record))).is_err() {
+        if !fits || sender.try_send(queued).is_err() {
             self.bytes.fetch_sub(size, Ordering::Relaxed);
             (self.on_dropped)(1);
         }
@@ -134,10 +144,11 @@ impl Writer {
     }
 
     async fn write(&self, batch: Vec<Queued>) {
-        let (mut records, mut waiting) = (Vec::new(), Vec::new());
+        let (mut records, mut steps, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
         for queued in batch {
             match queued {
                 Queued::Record(record) => records.push(*record),
+                Queued::Step(step) => steps.push(*step),
                 Queued::Flush(done) => waiting.push(done),
             }
         }
@@ -156,10 +167,26 @@ impl Writer {
             // The waiting caller may have timed out.
             let _ = done.send(());
         }
+        // After those who wait for records.
+        self.write_steps(&steps).await;
+    }
+
+    /// Writes steps. They explain and prove nothing, so that those which are lost are not counted.
+    async fn write_steps(&self, steps: &[Step]) {
+        if steps.is_empty() {
+            return;
+        }
+        if let Ok(store) = self.snapshot.database()
+            && let Err(error) = store.attempts().add(steps).await
+        {
+            tracing::debug!(%error, "steps of authorization attempts are lost");
+        }
+        let size = steps.iter().map(Step::size).sum();
+        self.bytes.fetch_sub(size, Ordering::Relaxed);
     }
 }
 
-/// Maximum number of queued records.
+/// Maximum number of queued records and steps.
 const QUEUE: usize = 4096;
 /// Maximum bytes of queued records: 2 KiB for each, where most have less than one.
 const QUEUE_BYTES: usize = 8 << 20;

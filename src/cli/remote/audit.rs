@@ -1,11 +1,12 @@
-//! `lockgate audit`: the audit trail.
+//! `lockgate audit`: the audit trail. `lockgate logins`: attempts of clients to be let in.
 
 use std::process::ExitCode;
 
-use clap::{Args, builder::PossibleValuesParser};
+use clap::{Args, Subcommand, builder::PossibleValuesParser};
+use reqwest::Method;
 
 use super::{
-    client::{Client, Connection, Error, run},
+    client::{Client, Connection, Error, RequestOptions, run},
     object::format_list,
     table::{Column, plain},
 };
@@ -75,6 +76,76 @@ impl AuditArgs {
         })
     }
 }
+
+/// The command line of `lockgate logins`.
+#[derive(Args)]
+pub(crate) struct LoginsArgs {
+    #[command(subcommand)]
+    command: LoginsCommand,
+    #[command(flatten)]
+    to: Connection,
+}
+
+#[derive(Subcommand)]
+enum LoginsCommand {
+    /// List the attempts of the last day, the newest first, each with its last step
+    List {
+        /// The tenant
+        tenant: String,
+        /// Maximum number of attempts
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        limit: u16,
+    },
+    /// Show the steps of an attempt
+    Show {
+        /// The tenant
+        tenant: String,
+        /// Attempt id, as printed by list
+        id: String,
+    },
+}
+
+impl LoginsArgs {
+    /// Runs the command line.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(&self.to, async |client: &Client| match &self.command {
+            LoginsCommand::List { tenant, limit } => {
+                let path = ["tenants", tenant, "logins"];
+                let most = usize::from((*limit).max(1));
+                let items = client.items(&path, &[], most).await?;
+                Ok(format_list(client, &items, &LOGIN_COLUMNS))
+            }
+            LoginsCommand::Show { tenant, id } => {
+                let path = ["tenants", tenant, "logins", id];
+                let mut found = client
+                    .json(Method::GET, &path, RequestOptions::default())
+                    .await?;
+                let items = found["items"].take();
+                let items = items.as_array().map(Vec::as_slice).unwrap_or_default();
+                Ok(format_list(client, items, &STEP_COLUMNS))
+            }
+        })
+    }
+}
+
+const LOGIN_COLUMNS: [Column; 8] = [
+    ("ID", "/id"),
+    ("LATEST", "/latest"),
+    ("CLIENT", "/client"),
+    ("NAME", "/title"),
+    ("SERVER", "/server"),
+    ("SUBJECT", "/subject"),
+    ("STEP", "/step"),
+    ("REASON", "/reason"),
+];
+
+const STEP_COLUMNS: [Column; 5] = [
+    ("AT", "/at"),
+    ("STEP", "/step"),
+    ("SUBJECT", "/subject"),
+    ("ADDRESS", "/address"),
+    ("REASON", "/reason"),
+];
 
 const COLUMNS: [Column; 6] = [
     ("AT", "/at"),

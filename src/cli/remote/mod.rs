@@ -3,7 +3,7 @@
 //! Not here: commands without a gateway (`local`), and the API itself (`http::admin`).
 //!
 //! * `apply`: `lockgate apply`
-//! * `audit`: `lockgate audit`
+//! * `audit`: `lockgate audit` and `logins`
 //! * `client`: the HTTP client of the administration API, and the result of a command
 //! * `document`: documents in files and on stdin
 //! * `identity`: `lockgate user`, `client`, `provider` and `grant`
@@ -33,7 +33,7 @@ mod tenant;
 
 pub(crate) use self::{
     apply::ApplyArgs,
-    audit::AuditArgs,
+    audit::{AuditArgs, LoginsArgs},
     identity::{Clients, GrantArgs, Providers, UserArgs},
     keys::KeyCommand,
     object::ObjectArgs,

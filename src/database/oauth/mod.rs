@@ -2,6 +2,7 @@
 //!
 //! Not here: the protocol (`oauth` of the crate), lifetimes (`config::oauth`), and declared users and clients (`objects`).
 //!
+//! * `attempts`: steps of authorization attempts
 //! * `clients`: registered clients
 //! * `grants`: authorization codes, grants, and rotation of refresh tokens
 //! * `issued`: public keys and revocations, as replicas read them
@@ -11,6 +12,7 @@
 //! * `signing_keys`: signing keys of tenants
 //! * `sweep`: removal of expired rows
 
+mod attempts;
 mod clients;
 mod grants;
 mod issued;
@@ -20,6 +22,7 @@ pub(crate) mod revocations;
 pub(crate) mod signing_keys;
 pub(crate) mod sweep;
 
+pub(crate) use self::attempts::{Attempts, Step};
 pub(crate) use self::clients::{Clients, Registered};
 pub(crate) use self::grants::{
     Grant, GrantFilter, Grants, ListedGrant, NewCode, NewRefresh, Refreshed, Succession, TakenCode,

@@ -262,7 +262,7 @@ pub(crate) async fn append(
 
 /// Replaces NUL, which PostgreSQL rejects: a `sub` of a provider may contain one, and must not fail
 /// the other records of the batch.
-fn storable(text: &str) -> String {
+pub(crate) fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 

@@ -15,7 +15,9 @@ pub(crate) mod file;
 pub(crate) mod sql;
 mod value;
 
-pub(crate) use self::audit::{Audit, Author, Cursor, Entry, FIELD, Filter, KINDS, Record, cut};
+pub(crate) use self::audit::{
+    Audit, Author, Cursor, Entry, FIELD, Filter, KINDS, Record, cut, storable,
+};
 pub(crate) use self::error::Error;
 pub(crate) use self::file::HeldKey;
 pub(crate) use self::sql::{Pool, Row, Sql, SqlError, Transaction};

@@ -624,7 +624,7 @@ fn schema(migrations: [(i64, &'static str, &'static str); MIGRATIONS.len()]) -> 
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 4] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 5] = [
     (
         1,
         "control",
@@ -655,6 +655,14 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 4] = [
         [
             include_str!("../../../migrations/sqlite/0004_secrets.sql"),
             include_str!("../../../migrations/postgres/0004_secrets.sql"),
+        ],
+    ),
+    (
+        6,
+        "login steps",
+        [
+            include_str!("../../../migrations/sqlite/0006_login_steps.sql"),
+            include_str!("../../../migrations/postgres/0006_login_steps.sql"),
         ],
     ),
 ];

@@ -1,4 +1,4 @@
-//! Audit trail: a page of records as JSON, or all records as JSON lines.
+//! Audit trail: a page of records as JSON, or all records as JSON lines; and the attempts of clients to be let in.
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -10,17 +10,17 @@ use super::{
     caller::Permission,
     operation::{Call, Operation, OperationResult, get},
     request::Parameter,
-    response::{lines, page},
-    schema::{LINES, Schema, Shape, any_object, nullable_text, object, text},
+    response::{lines, ok, page},
+    schema::{self, LINES, Schema, Shape, any_object, nullable_text, object, text},
 };
 use crate::{
     base::moment,
     config::reader::nearest,
-    database::{self, Cursor, Database, Entry, Filter, KINDS, Record},
+    database::{self, Cursor, Database, Entry, Filter, KINDS, Record, oauth::Step},
     http::reply::Problem,
 };
 
-/// Operation that reads the audit trail.
+/// Operations that read the audit trail and attempts.
 pub(super) fn operations() -> Vec<Operation> {
     vec![
         get(
@@ -40,7 +40,85 @@ pub(super) fn operations() -> Vec<Operation> {
         .gives(200, &RECORDS)
         .fails(&[400, 404])
         .serve(Permission::Administrator, audit),
+        get(
+            "/tenants/{tenant}/logins",
+            "listLogins",
+            "Attempts of clients to be let in during the last day, the newest first, each with its last step",
+        )
+        .query(&[Parameter::Limit])
+        .gives(200, &LOGINS)
+        .fails(&[400, 404])
+        .serve(Permission::Issuer, logins),
+        get(
+            "/tenants/{tenant}/logins/{id}",
+            "showLogin",
+            "The steps of an attempt, the oldest first",
+        )
+        .gives(200, &STEPS)
+        .fails(&[404])
+        .serve(Permission::Issuer, login),
     ]
+}
+
+/// Lists attempts: the newest steps of the tenant, by attempt.
+async fn logins(call: Call) -> OperationResult {
+    let limit = call.query.limit()?;
+    let store = call.front.snapshot.database()?;
+    let steps = store.attempts().newest(call.path.tenant()).await?;
+    let mut attempts: Vec<Vec<&Step>> = Vec::new();
+    let mut places = std::collections::HashMap::new();
+    for step in &steps {
+        let place = *places.entry(&step.attempt).or_insert(attempts.len());
+        match attempts.get_mut(place) {
+            Some(attempt) => attempt.push(step),
+            None => attempts.push(vec![step]),
+        }
+    }
+    let items: Vec<Json> = attempts
+        .iter()
+        .take(limit)
+        .filter_map(|one| summary(one))
+        .collect();
+    Ok(ok(&json!({"items": items})))
+}
+
+/// An attempt whose steps are these, the newest first.
+fn summary(steps: &[&Step]) -> Option<Json> {
+    let (last, first) = (steps.first()?, steps.last()?);
+    let known = |of: fn(&Step) -> &String| {
+        let found = steps.iter().find(|step| !of(step).is_empty());
+        found.map(|step| of(step).as_str())
+    };
+    Some(json!({
+        "id": last.attempt, "began": moment(first.at_ms), "latest": moment(last.at_ms),
+        "client": known(|step| &step.client_id), "title": known(|step| &step.client),
+        "server": known(|step| &step.server), "subject": known(|step| &step.subject),
+        "address": known(|step| &step.address), "step": last.step, "reason": some(&last.reason),
+    }))
+}
+
+/// Shows the steps of an attempt.
+async fn login(call: Call) -> OperationResult {
+    let id = call.path.get("id").unwrap_or_default();
+    let store = call.front.snapshot.database()?;
+    let steps = store.attempts().of(call.path.tenant(), id).await?;
+    if steps.is_empty() {
+        return Err(Problem::no_such("attempt", id));
+    }
+    let items: Vec<Json> = steps.iter().map(shown).collect();
+    Ok(ok(&json!({"items": items})))
+}
+
+fn shown(step: &Step) -> Json {
+    json!({
+        "at": moment(step.at_ms), "step": step.step, "client": some(&step.client_id),
+        "title": some(&step.client), "server": some(&step.server), "subject": some(&step.subject),
+        "address": some(&step.address), "reason": some(&step.reason),
+    })
+}
+
+fn some(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
 async fn audit(call: Call) -> OperationResult {
@@ -139,6 +217,50 @@ static RECORD: Schema = Schema {
             ("detail", any_object()),
         ])
     }),
+};
+
+static LOGIN: Schema = Schema {
+    name: "LoginAttempt",
+    shape: Shape::Json(|| {
+        object(&[
+            ("id", text()),
+            ("began", schema::moment()),
+            ("latest", schema::moment()),
+            ("client", nullable_text()),
+            ("title", nullable_text()),
+            ("server", nullable_text()),
+            ("subject", nullable_text()),
+            ("address", nullable_text()),
+            ("step", text()),
+            ("reason", nullable_text()),
+        ])
+    }),
+};
+
+static LOGINS: Schema = Schema {
+    name: "LoginAttempts",
+    shape: Shape::List(&LOGIN),
+};
+
+static STEP: Schema = Schema {
+    name: "LoginStep",
+    shape: Shape::Json(|| {
+        object(&[
+            ("at", schema::moment()),
+            ("step", text()),
+            ("client", nullable_text()),
+            ("title", nullable_text()),
+            ("server", nullable_text()),
+            ("subject", nullable_text()),
+            ("address", nullable_text()),
+            ("reason", nullable_text()),
+        ])
+    }),
+};
+
+static STEPS: Schema = Schema {
+    name: "LoginSteps",
+    shape: Shape::List(&STEP),
 };
 
 static RECORDS: Schema = Schema {

@@ -29,7 +29,7 @@ use crate::{
     oauth::{
         base::{Form, secret},
         providers::{ProviderError, ProviderIdentity, ProviderLogin, WantedClaims},
-        server::Oauth,
+        server::{Oauth, StepKind},
     },
     telemetry::Login,
 };
@@ -104,6 +104,7 @@ impl BrowserRequest {
             .logins()
             .add_trip(self.tenant(), &key, &content, expires_ms)
             .await?;
+        self.tell(StepKind::SentToProvider, "");
         Ok(redirect(StatusCode::SEE_OTHER, to.as_str()))
     }
 
@@ -183,6 +184,7 @@ impl BrowserRequest {
     ) -> StepResult {
         let subject = format!("{}#{}", provider.issuer(), found.subject);
         let email = found.email.as_deref();
+        self.attempt.subject(&subject);
         if !provider.allow.admits(&found.subject, &found.groups, email) {
             let target = format!("tenant {}", self.tenant());
             let detail = serde_json::json!({"by": provider.name});

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     database::oauth::{Grant, NewCode, Person},
     declare::AllowedScopes,
-    oauth::base::secret,
+    oauth::{base::secret, server::StepKind},
 };
 
 impl BrowserRequest {
@@ -50,6 +50,8 @@ impl BrowserRequest {
             expires_ms: after(issuing.code),
         };
         self.store()?.grants().add_code(self.tenant(), &new).await?;
+        self.attempt.subject(&person.subject);
+        self.tell(StepKind::CodeSent, "");
         Ok(redirect(
             redirect_status,
             &authorization.redirect.with(&[("code", &code)]),

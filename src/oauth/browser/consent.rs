@@ -27,7 +27,7 @@ use crate::{
     oauth::{
         base::Form,
         clients::{ClientSource, redirect as client_redirect},
-        server::Oauth,
+        server::{Oauth, StepKind},
     },
 };
 
@@ -88,6 +88,7 @@ impl BrowserRequest {
             provider: provider.map(|provider| shown(&provider.title)),
             style: STYLE,
         };
+        self.tell(StepKind::AskedToConsent, "");
         let target = match provider {
             Some(_) => FormTarget::Provider,
             None => FormTarget::Client(authorization.redirect.uri.clone()),

@@ -27,7 +27,7 @@ use crate::{
     declare::password,
     oauth::{
         base::{Form, throttle::account},
-        server::{Oauth, OauthState},
+        server::{Oauth, OauthState, StepKind},
     },
     telemetry::{Denied, Login},
 };
@@ -116,6 +116,8 @@ impl BrowserRequest {
         self.audit("login", &person.subject, target, json!({"by": by}))
             .await;
         self.oauth.0.metrics.logins.add(Login::Success);
+        self.attempt.subject(&person.subject);
+        self.tell(StepKind::LoggedIn, "");
         Ok(browser)
     }
 
@@ -146,6 +148,10 @@ impl BrowserRequest {
             detail: "a wrong password, or a user who may not log in",
         });
         denials.settle().await;
+        self.tell(
+            StepKind::LogInFailed,
+            "a wrong password, or a user who may not log in",
+        );
         let wrong = "User name or password is wrong, or this user may not log in.";
         self.login_page(
             authorization,
@@ -210,6 +216,9 @@ impl BrowserRequest {
                 .collect(),
             style: STYLE,
         };
+        if failed.is_none() {
+            self.tell(StepKind::AskedToLogIn, "");
+        }
         let target = match authorization {
             // With a stored consent the redirect to the client follows the log-in at once.
             Some(of) => FormTarget::Client(of.redirect.uri.clone()),

@@ -30,7 +30,7 @@ use crate::{
             throttle::account,
         },
         clients::{Client, ClientError, ClientSource},
-        server::{AuthorizationServer, Oauth, attempt},
+        server::{Attempt, AuthorizationServer, Oauth, StepKind, attempt},
     },
 };
 
@@ -42,6 +42,8 @@ pub(super) struct BrowserRequest {
     pub(crate) browser: Option<BrowserId>,
     /// The client address.
     pub(crate) address: Option<IpAddr>,
+    /// The attempt that it belongs to.
+    pub(super) attempt: Attempt,
 }
 
 /// The refusal that a step ends with.
@@ -80,6 +82,7 @@ impl BrowserRequest {
             server,
             browser,
             address: attempt::address(&parts.extensions),
+            attempt: Attempt::default(),
         })
     }
 
@@ -123,11 +126,23 @@ impl BrowserRequest {
     pub(crate) fn respond(&self, step: StepResult, redirect_status: StatusCode) -> Response {
         match step {
             Ok(response) => response,
-            Err(StepRefusal::Page(page)) => page.page(self.tenant()),
+            Err(StepRefusal::Page(page)) => {
+                self.tell(StepKind::Refused, &format!("{}: {}", page.title, page.what));
+                page.page(self.tenant())
+            }
             Err(StepRefusal::Client(back, refusal)) => {
+                let reason = format!("{}: {}", refusal.error, refusal.description);
+                self.tell(StepKind::Refused, &reason);
                 redirect(redirect_status, &back.refusal_url(&refusal))
             }
         }
+    }
+
+    /// Keeps a step of the attempt.
+    pub(super) fn tell(&self, step: StepKind, reason: &str) {
+        let state = &self.oauth.0;
+        self.attempt
+            .tell(state, &self.server, self.address, step, reason);
     }
 
     /// Sets the browser's cookie.
@@ -146,6 +161,7 @@ impl BrowserRequest {
     /// no error is sent to the redirect URI.
     pub(crate) async fn read(&self, query: &str) -> Result<AuthorizationRequest, StepRefusal> {
         let form = Form::parse(query).map_err(|_| unreadable())?;
+        self.attempt.asked(&form);
         let (client, uri, sent) = self.find_client(&form).await?;
         let redirect = ClientRedirect {
             uri,
@@ -159,12 +175,15 @@ impl BrowserRequest {
         };
         let site = self.server.site(&self.oauth.0);
         match RequestParameters::read(&form, site, &self.server.tenant) {
-            Ok(parameters) => Ok(AuthorizationRequest {
-                digest: parameters.digest(&redirect, &client.digest),
-                client,
-                redirect,
-                parameters,
-            }),
+            Ok(parameters) => {
+                self.attempt.server(&parameters.resource.server);
+                Ok(AuthorizationRequest {
+                    digest: parameters.digest(&redirect, &client.digest),
+                    client,
+                    redirect,
+                    parameters,
+                })
+            }
             Err(refusal) => Err(self.refuse(&client, redirect, refusal).await),
         }
     }
@@ -257,6 +276,7 @@ impl BrowserRequest {
             (None, [only]) => Some(only.clone()),
             (None, _) => None,
         };
+        self.attempt.client(&client.title);
         let uri = uri.ok_or_else(|| {
             let what = "The answer is to go to an address (redirect_uri) that the application \
                         has not registered. Nothing was sent there.";
@@ -277,7 +297,7 @@ impl BrowserRequest {
             .logged_in(self.tenant(), &browser.hash())
             .await?;
         let builtin = &self.server.builtin;
-        Ok(person.filter(|person| match &person.provider {
+        let person = person.filter(|person| match &person.provider {
             None => builtin
                 .users
                 .get(&person.subject)
@@ -286,7 +306,11 @@ impl BrowserRequest {
                 let provider = builtin.providers.get(provider);
                 provider.is_some_and(|known| known.still_admits(&person.subject, &person.groups))
             }
-        }))
+        });
+        if let Some(person) = &person {
+            self.attempt.subject(&person.subject);
+        }
+        Ok(person)
     }
 
     /// Returns the expiry of a flow that starts now, in milliseconds since 1970.

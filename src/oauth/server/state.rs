@@ -38,6 +38,8 @@ pub(crate) struct OauthState {
     pub(crate) failures: Throttle,
     /// Registrations and their changes, by address, by client, by redirect host and in total.
     pub(crate) registrations: Throttle,
+    /// Steps of authorization attempts that are kept, by address and in total.
+    pub(crate) steps: Throttle,
     /// Log-ins, decisions and codes by address, refreshes by grant, assertions by client.
     pub(crate) writes: Throttle,
     /// Client ID metadata documents, cached.
@@ -73,6 +75,7 @@ impl Oauth {
             random: SystemRandom::new(),
             failures: Throttle::new(),
             registrations: Throttle::new(),
+            steps: Throttle::new(),
             writes: Throttle::new(),
             denials,
             metrics,

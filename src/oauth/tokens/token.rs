@@ -31,7 +31,7 @@ use crate::{
         },
         clients::{CLIENT_CREDENTIALS, Client},
         server::{
-            AuthorizationServer, Oauth, OauthState,
+            Attempt, AuthorizationServer, Oauth, OauthState, StepKind,
             attempt::{address, attempt, note},
         },
     },
@@ -44,10 +44,18 @@ pub(crate) async fn token(
     request: Request,
 ) -> Response {
     let state = &*oauth.0;
-    let (address, attempted) = (
-        address(request.extensions()),
-        exchange(state, &server, request),
-    );
+    let address = address(request.extensions());
+    let attempted = async {
+        let of = Attempt::default();
+        let result = exchange(state, &server, request, &of).await;
+        match &result {
+            Err(refusal) => of.refused(state, &server, address, refusal),
+            // A refresh token is no attempt to be let in.
+            Ok(_) if of.is_named() => of.tell(state, &server, address, StepKind::TokenIssued, ""),
+            Ok(_) => {}
+        }
+        result
+    };
     attempt(state, &server, address, "token", Box::pin(attempted)).await
 }
 
@@ -55,14 +63,18 @@ async fn exchange(
     state: &OauthState,
     server: &AuthorizationServer,
     request: Request,
+    attempt: &Attempt,
 ) -> Result<Response, OauthRefusal> {
     let (head, form) = posted(request).await?;
+    attempt.redeemed(&form);
     let grant_type = form.need("grant_type", "grant_type is missing")?;
     if !server.grant_types().contains(&grant_type) {
         let what = "the grant type is not supported";
         return Err(OauthRefusal::new(RefusalCode::UnsupportedGrantType, what));
     }
     let client = authenticate(state, server, &head, &form).await?;
+    attempt.client_id(&client.id);
+    attempt.client(&client.title);
     if form.count("resource") > 1 {
         let what = "a token is for one resource";
         return Err(OauthRefusal::new(RefusalCode::InvalidTarget, what));
@@ -81,7 +93,7 @@ async fn exchange(
     match grant_type {
         CLIENT_CREDENTIALS => exchange.client_credentials().await,
         "refresh_token" => exchange.refresh().await,
-        _ => exchange.redeem().await,
+        _ => exchange.redeem(attempt).await,
     }
 }
 
@@ -99,7 +111,7 @@ pub(super) struct Exchange<'r> {
 impl Exchange<'_> {
     /// Exchanges a code (RFC 6749, section 4.1.3). The code is consumed even if the request is
     /// refused.
-    async fn redeem(&self) -> Result<Response, OauthRefusal> {
+    async fn redeem(&self, attempt: &Attempt) -> Result<Response, OauthRefusal> {
         let text = self.form.need("code", "code is missing")?;
         let verifier = self
             .form
@@ -113,14 +125,20 @@ impl Exchange<'_> {
         {
             TakenCode::First(code) => code,
             TakenCode::Again { used_ms, code } => {
+                attempt.named_by(&code.challenge);
                 // OAuth 2.1, section 7.5.3: a stranger who found the code must not end the grant.
                 if self.is_for_this(&code, verifier) {
                     self.handle_replay(used_ms, code.grant.id).await?;
                 }
                 return Err(BAD_CODE);
             }
-            TakenCode::Unknown => return Err(BAD_CODE),
+            TakenCode::Unknown => {
+                attempt.named_by(&secret::challenge(verifier));
+                return Err(BAD_CODE);
+            }
         };
+        attempt.named_by(&code.challenge);
+        attempt.subject(&code.grant.subject);
         self.check_code(&code, verifier)?;
         let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
         let scope = self.permitted(&code.grant, &code.grant.scope);

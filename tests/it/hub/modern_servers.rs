@@ -649,6 +649,27 @@ async fn callers_that_share_a_server_without_sessions_are_asked() {
     assert_eq!(number_of(&nobody, "tools/call").await, 8, "one child");
 }
 
+/// A call that may be asked carries what it is asked, so that it needs no child of its own.
+#[tokio::test]
+async fn calls_that_may_be_asked_share_the_child_of_their_caller() {
+    let gateway = gateway("modern", &[]).await;
+    let client = Modern::at(&gateway.url).with(json!({"elicitation": {}}));
+    assert_eq!(client.text("counter", json!({})).await, "1");
+    let sleep = client.tool("sleep", json!({"ms": 500}));
+    let sleeps = client.post(&sleep);
+    let counts = async {
+        until("the other call", || async {
+            let received = client.text("received", json!({})).await;
+            received.contains("sleep")
+        })
+        .await;
+        client.text("counter", json!({})).await
+    };
+    let (slept, counted) = tokio::join!(sleeps, counts);
+    assert_eq!(slept.status(), 200);
+    assert_eq!(counted, "2", "one child");
+}
+
 /// What the gateway says to itself, no client may say.
 #[tokio::test]
 async fn keys_of_the_gateway_itself_are_refused() {

@@ -1,5 +1,5 @@
 //! Log-ins, tokens and clients over time: expiry, cookies, guessed passwords, clients with remote
-//! keys (RFC 7523), and an unreachable store.
+//! keys (RFC 7523), and an unreachable store; and what operators read of each attempt.
 
 use std::sync::Arc;
 
@@ -25,7 +25,8 @@ use crate::{
         faulty::Mode,
         harness::{client, client_with, until, within},
         issuer::{Key, now},
-        oauth_client::{self, App, BACK, VERIFIER, gateway, post, send},
+        oauth_client::{self, Answer, App, BACK, VERIFIER, gateway, post, register, send},
+        pair::Pair,
         postgres::Postgres,
         served::Served,
     },
@@ -367,7 +368,7 @@ async fn clients_sign_with_keys_that_are_elsewhere() {
     let file = site.certificate.path().to_str().unwrap();
     let config = json!({"outbound": {"allow": ["127.0.0.0/8"]}, "oauth": {"failures": 1000}});
     let gateway = Served::with(&[("SSL_CERT_FILE", file)], config, oauth_client::tenants()).await;
-    let made = oauth_client::register(&gateway, "a", &metadata).await;
+    let made = register(&gateway, "a", &metadata).await;
     for id in [made.text("client_id"), document] {
         site.put("/keys", &set(&first));
         let app = App::of(&gateway, "a", &id);
@@ -385,7 +386,7 @@ async fn clients_sign_with_keys_that_are_elsewhere() {
 }
 
 /// The answer of the token endpoint to a code of ada, with an assertion signed by `key`.
-async fn redeemed(app: &App, key: &Key, kid: &str) -> oauth_client::Answer {
+async fn redeemed(app: &App, key: &Key, kid: &str) -> Answer {
     let code = app.code(&[]).await;
     let issuer = format!("{}/t/{}", app.origin, app.tenant);
     let claims = json!({"iss": app.id, "sub": app.id, "aud": issuer, "exp": now() + 60,
@@ -402,4 +403,243 @@ async fn redeemed(app: &App, key: &Key, kid: &str) -> oauth_client::Answer {
         ("client_assertion", &assertion),
     ];
     post(&app.endpoint("token"), &fields).await
+}
+
+/// What an administrator of the gateway reads below `/tenants/{tenant}/logins`.
+async fn read(by: &(&Served, String), tenant: &str, more: &str) -> Answer {
+    let (gateway, key) = by;
+    let url = format!("{}/api/v1/tenants/{tenant}/logins{more}", gateway.origin());
+    send(Method::GET, &url, key, None).await
+}
+
+/// The attempts of tenant `a`, once there are so many.
+async fn attempts(by: &(&Served, String), count: usize) -> Vec<Value> {
+    let all = async || {
+        let list = read(by, "a", "").await;
+        assert_eq!(list.status, StatusCode::OK, "{}", list.body);
+        list.body["items"].as_array().unwrap().clone()
+    };
+    until("attempts", async || all().await.len() >= count).await;
+    all().await
+}
+
+/// The steps of an attempt, once the last is this one.
+async fn steps(by: &(&Served, String), id: &Value, last: &str) -> Vec<Value> {
+    let id = id.as_str().unwrap();
+    let all = async || {
+        let list = read(by, "a", &format!("/{id}")).await;
+        assert_eq!(list.status, StatusCode::OK, "{}", list.body);
+        list.body["items"].as_array().unwrap().clone()
+    };
+    until("the last step", async || {
+        all().await.last().is_some_and(|step| step["step"] == last)
+    })
+    .await;
+    all().await
+}
+
+fn names(steps: &[Value]) -> Vec<&str> {
+    let names = steps.iter().map(|step| step["step"].as_str().unwrap());
+    names.collect()
+}
+
+async fn an_attempt_is_told_step_by_step(config: Value) {
+    let gateway = pages::gateway(config, json!({})).await;
+    let by = &(&gateway, gateway.administrator());
+    let mut browser = Browser::new();
+    let login = browser.open(&pages::request(&gateway, &[])).await;
+    let wrong = [("username", "ada"), ("password", "battery staple")];
+    let refused = browser.submit(&login, &wrong).await;
+    assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    let sent = browser.submit(&login, &ADA).await;
+    let consent = browser.follow(sent, gateway.origin()).await;
+    let done = browser.submit(&consent, &[("decision", "allow")]).await;
+    let code = done.answer()["code"].clone();
+    let tokens = redeem(&gateway, &code, &[]).await;
+    let again = redeem(&gateway, &code, &[]).await;
+    assert_eq!(again["error"], "invalid_grant");
+    let listed = attempts(by, 1).await;
+    let steps = steps(by, &listed[0]["id"], "refused").await;
+    assert_eq!(
+        names(&steps),
+        [
+            "asked_to_log_in",
+            "log_in_failed",
+            "logged_in",
+            "asked_to_consent",
+            "code_sent",
+            "token_issued",
+            "refused",
+        ]
+    );
+    assert_eq!(steps[0]["subject"], Value::Null, "nobody is logged in");
+    assert_eq!(steps[2]["subject"], "ada");
+    assert_eq!(steps[0]["address"], "127.0.0.1");
+    let reason = steps[6]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("invalid_grant: "), "{reason}");
+    let listed = attempts(by, 1).await;
+    assert_eq!(listed.len(), 1, "one attempt: {listed:?}");
+    for (name, value) in [
+        ("client", "app"),
+        ("title", "The App"),
+        ("server", "x"),
+        ("subject", "ada"),
+        ("step", "refused"),
+    ] {
+        assert_eq!(listed[0][name], value, "{listed:?}");
+    }
+    // Nothing that lets anybody in, and nothing of other tenants.
+    let token = tokens["access_token"].as_str().unwrap();
+    let told = format!("{listed:?}{steps:?}");
+    for secret in [VERIFIER, &code, token, "battery staple", "correct horse"] {
+        assert!(!told.contains(secret), "{told}");
+    }
+    let id = listed[0]["id"].as_str().unwrap();
+    let other = read(by, "b", "").await;
+    assert_eq!(other.body["items"], json!([]));
+    let other = read(by, "b", &format!("/{id}")).await;
+    assert_eq!(other.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn an_attempt_is_told_step_by_step_on_sqlite() {
+    an_attempt_is_told_step_by_step(json!({})).await;
+}
+
+#[tokio::test]
+async fn an_attempt_is_told_step_by_step_on_postgres() {
+    let postgres = Postgres::start();
+    an_attempt_is_told_step_by_step(json!({"sql": {"url": postgres.url()}})).await;
+}
+
+/// What keeps clients out has its reason, also where nothing more is known of them.
+#[tokio::test]
+async fn each_refusal_has_its_reason() {
+    let gateway = pages::gateway(json!({}), json!({})).await;
+    let by = &(&gateway, gateway.administrator());
+    let open = async |changed: &[(&str, &str)]| {
+        let mut browser = Browser::new();
+        let page = browser.open(&pages::request(&gateway, changed)).await;
+        page.status
+    };
+    for (at, (changed, reason)) in [
+        (
+            [("client_id", "unknown")],
+            "neither registered nor declared",
+        ),
+        (
+            [("redirect_uri", "https://app.test/other")],
+            "has not registered",
+        ),
+        (
+            [("code_challenge_method", "plain")],
+            "code_challenge_method must be S256",
+        ),
+        (
+            [("resource", "https://else.test/mcp")],
+            "resource must be the URL of an MCP server",
+        ),
+        ([("response_type", "token")], "unsupported_response_type"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let challenge = format!("{at}{}", "a".repeat(42));
+        open(&[changed[0], ("code_challenge", &challenge)]).await;
+        let listed = attempts(by, at + 1).await;
+        assert_eq!(listed.len(), at + 1);
+        let told = &listed[0];
+        assert_eq!(told["step"], "refused", "{told}");
+        assert!(told["reason"].as_str().unwrap().contains(reason), "{told}");
+    }
+    // A verifier of something else is a step of the attempt whose code it came with.
+    let mut browser = Browser::new();
+    let consent = consent_page(&gateway, &mut browser, &pages::request(&gateway, &[])).await;
+    let done = browser.submit(&consent, &[("decision", "allow")]).await;
+    let other = "x".repeat(43);
+    let fields = [
+        ("grant_type", "authorization_code"),
+        ("code", &done.answer()["code"]),
+        ("client_id", "app"),
+        ("redirect_uri", pages::BACK),
+        ("code_verifier", &other),
+    ];
+    let url = format!("{}/t/a/oauth/token", gateway.origin());
+    let sent = post(&url, &fields).await;
+    sent.assert_refused(400, "invalid_grant");
+    let listed = attempts(by, 6).await;
+    assert_eq!(listed.len(), 6);
+    let steps = steps(by, &listed[0]["id"], "refused").await;
+    assert_eq!(steps.last().unwrap()["subject"], "ada");
+}
+
+/// A registration is an attempt of its own.
+#[tokio::test]
+async fn registrations_are_told() {
+    let gateway = pages::gateway(json!({}), json!({})).await;
+    let by = &(&gateway, gateway.administrator());
+    let metadata = json!({"client_name": "Mine", "redirect_uris": ["http://127.0.0.1/cb"]});
+    assert_eq!(register(&gateway, "a", &metadata).await.status, 201);
+    let wrong = json!({"client_name": "Wrong", "redirect_uris": ["http://far.test/cb"]});
+    assert_eq!(register(&gateway, "a", &wrong).await.status, 400);
+    let listed = attempts(by, 2).await;
+    assert_eq!(listed[1]["title"], "Mine");
+    assert_eq!(listed[1]["step"], "registered");
+    assert!(listed[1]["client"].as_str().unwrap().starts_with("c_"));
+    assert_eq!(listed[0]["step"], "refused");
+    assert!(
+        listed[0]["reason"]
+            .as_str()
+            .unwrap()
+            .contains("redirect_uri")
+    );
+    let few = read(by, "a", "?limit=1").await;
+    assert_eq!(few.body["items"].as_array().unwrap().len(), 1);
+}
+
+/// Nobody has to log in to cause a step: an address causes so many a minute.
+#[tokio::test]
+async fn steps_of_one_address_have_a_budget() {
+    let gateway = pages::gateway(json!({}), json!({})).await;
+    let by = &(&gateway, gateway.administrator());
+    let http = client();
+    for at in 0..80 {
+        let challenge = format!("{at:02}{}", "a".repeat(41));
+        let url = pages::request(&gateway, &[("code_challenge", &challenge)]);
+        let shown = within("a page", http.get(url).send()).await.unwrap();
+        assert_eq!(shown.status(), StatusCode::OK);
+    }
+    attempts(by, 60).await;
+    // Later ones would have been written before this record of the audit trail.
+    let metadata = json!({"client_name": "Mine", "redirect_uris": ["http://127.0.0.1/cb"]});
+    assert_eq!(register(&gateway, "a", &metadata).await.status, 201);
+    let trail = format!("{}/api/v1/audit?kind=client.registered", gateway.origin());
+    until("the record", async || {
+        let found = send(Method::GET, &trail, &gateway.administrator(), None).await;
+        found.body["items"].as_array().unwrap().len() == 1
+    })
+    .await;
+    assert_eq!(attempts(by, 60).await.len(), 60);
+}
+
+/// The steps of an attempt come from any replica and are read at any.
+#[tokio::test]
+async fn an_attempt_by_way_of_two_replicas_is_one() {
+    let pair = Pair::issuing(json!({})).await;
+    let [first, second] = pair.both();
+    let one = App::public(first, "a").await;
+    let code = one.code(&[]).await;
+    let other = App::of(second, "a", &one.id);
+    assert_eq!(other.redeem(&code, &[]).await.status, StatusCode::OK);
+    for replica in [first, second] {
+        let by = &(replica, first.administrator());
+        let listed = attempts(by, 2).await;
+        assert_eq!(
+            listed.len(),
+            2,
+            "the registration and the log-in: {listed:?}"
+        );
+        let steps = steps(by, &listed[0]["id"], "token_issued").await;
+        assert!(names(&steps).contains(&"asked_to_consent"));
+    }
 }

@@ -25,9 +25,10 @@ use super::{
 use crate::{
     auth::{Access, policy},
     backend::{
-        Pool, PoolSources, SecretSource, StartFailure,
+        Pool, PoolSources, StartFailure, TokenSource,
         child::{ChildSeats, ChildStatus, Launcher, Restart, Wanted},
         prepare::PreparationStatus,
+        renew_tokens,
         shared::SharedChildren,
     },
     config::Config,
@@ -57,6 +58,8 @@ pub(crate) struct HubParts {
     pub(crate) snapshot: Arc<CurrentSnapshot>,
     /// The audit trail.
     pub(crate) audit: AuditQueue,
+    /// The access tokens of people at upstreams.
+    pub(crate) tokens: TokenSource,
     /// The metrics of the gateway.
     pub(crate) metrics: Arc<Metrics>,
     /// The traces of the gateway.
@@ -87,12 +90,12 @@ fn limits(
 fn pool(
     launcher: Launcher,
     config: &Config,
-    (random, memory, secrets): (
+    (random, memory, (snapshot, tokens)): (
         &Arc<dyn SecureRandom + Send + Sync>,
         Arc<MemoryBudgets>,
-        SecretSource,
+        (&Arc<CurrentSnapshot>, TokenSource),
     ),
-    (metrics, tracker, _): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
+    (metrics, tracker, halt): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
     traces: &Traces,
     drain: &CancellationToken,
 ) -> (Arc<Pool>, mpsc::Receiver<Wanted>) {
@@ -104,12 +107,14 @@ fn pool(
         PoolSources {
             seats,
             memory: Arc::new(move |tenant: &str| memory.tenant(tenant)),
-            secrets,
+            secrets: secret_source(Arc::clone(snapshot), Arc::clone(&tokens)),
         },
         (Arc::clone(metrics), traces.clone()),
         tracker.clone(),
         drain.clone(),
     );
+    let renewing = renew_tokens(Arc::clone(&pool.registry), tokens, snapshot.clock().clone());
+    tracker.spawn(halt.clone().run_until_cancelled_owned(renewing));
     (Arc::new(pool), wanted)
 }
 
@@ -123,6 +128,7 @@ impl Hub {
             launcher,
             snapshot,
             audit,
+            tokens,
             metrics,
             traces,
             drain,
@@ -135,7 +141,7 @@ impl Hub {
         let (pool, wanted) = pool(
             launcher,
             &config,
-            (&random, memory, secret_source(Arc::clone(&snapshot))),
+            (&random, memory, (&snapshot, tokens)),
             of_hub,
             &traces,
             &drain,

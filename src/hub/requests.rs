@@ -90,14 +90,10 @@ fn limits(
 fn pool(
     launcher: Launcher,
     config: &Config,
-    (random, memory, (snapshot, tokens)): (
-        &Arc<dyn SecureRandom + Send + Sync>,
-        Arc<MemoryBudgets>,
-        (&Arc<CurrentSnapshot>, TokenSource),
-    ),
+    (random, memory): (&Arc<dyn SecureRandom + Send + Sync>, Arc<MemoryBudgets>),
+    (snapshot, tokens): (&Arc<CurrentSnapshot>, TokenSource),
     (metrics, tracker, halt): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
-    traces: &Traces,
-    drain: &CancellationToken,
+    (traces, drain): (&Traces, &CancellationToken),
 ) -> (Arc<Pool>, mpsc::Receiver<Wanted>) {
     let (seats, wanted) = ChildSeats::new(config.spawn.children);
     let pool = Pool::new(
@@ -114,7 +110,10 @@ fn pool(
         drain.clone(),
     );
     let renewing = renew_tokens(Arc::clone(&pool.registry), tokens, snapshot.clock().clone());
+    let renewing = drain.clone().run_until_cancelled_owned(renewing);
     tracker.spawn(halt.clone().run_until_cancelled_owned(renewing));
+    let seats = Arc::clone(&pool.registry.seats);
+    tracker.spawn(seats.watch([drain.clone(), halt.clone()]));
     (Arc::new(pool), wanted)
 }
 
@@ -141,16 +140,15 @@ impl Hub {
         let (pool, wanted) = pool(
             launcher,
             &config,
-            (&random, memory, (&snapshot, tokens)),
+            (&random, memory),
+            (&snapshot, tokens),
             of_hub,
-            &traces,
-            &drain,
+            (&traces, &drain),
         );
         let stops = || [drain.clone(), halt.clone()];
         let local = SessionStores::in_memory(&config);
         tracker.spawn(sweep(Arc::clone(&stores.log), stops()));
         tracker.spawn(sweep(Arc::clone(&local.log), stops()));
-        tracker.spawn(Arc::clone(&pool.registry.seats).watch(stops()));
         let [drained, halted] = stops();
         let shared_children =
             SharedChildren::new(Arc::clone(&pool), tracker.clone(), drained, halted);

@@ -414,11 +414,10 @@ mod tests {
              {{command: cat, secrets: {{T: {slot}}}}}\n"
         );
         let manifest = parse("F", &text, Format::Yaml, &std::collections::BTreeMap::new());
-        let mistakes = manifest.map(drop).map_err(|mistakes| {
+        manifest.map(drop).map_err(|mistakes| {
             let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
             lines.join("\n")
-        });
-        mistakes
+        })
     }
 
     const HUB: &str = "{hub: {issuer: \"https://hub.test\", client_id: c}}";

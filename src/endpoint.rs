@@ -357,6 +357,8 @@ pub(crate) enum OauthEndpoint<'p> {
     Consent,
     /// Redirect URI at an identity provider, by the provider's name.
     Callback(&'p str),
+    /// Redirect URI at an upstream, by the upstream's name.
+    Connected(&'p str),
     /// JWK set.
     Jwks,
     /// Dynamic client registration.
@@ -393,6 +395,7 @@ impl<'p> OauthEndpoint<'p> {
             "revoke" => Self::Revoke,
             other => match other.split_once('/')? {
                 ("callback", provider) => Self::Callback(provider),
+                ("connected", upstream) => Self::Connected(upstream),
                 ("register", client) => Self::Registration(client),
                 _ => return None,
             },
@@ -408,6 +411,7 @@ impl<'p> OauthEndpoint<'p> {
             Self::Login => path + "login",
             Self::Consent => path + "consent",
             Self::Callback(provider) => path + "callback/" + provider,
+            Self::Connected(upstream) => path + "connected/" + upstream,
             Self::Jwks => path + "jwks",
             Self::Register => path + "register",
             Self::Registration(client) => path + "register/" + client,
@@ -432,6 +436,7 @@ impl<'p> OauthEndpoint<'p> {
             | Self::Login
             | Self::Consent
             | Self::Callback(_)
+            | Self::Connected(_)
             | Self::Jwks
             | Self::Registration(_)
             | Self::Revoke => None,
@@ -899,7 +904,8 @@ mod tests {
         ) {
             let endpoint = [
                 OauthEndpoint::Authorize, OauthEndpoint::Login, OauthEndpoint::Consent,
-                OauthEndpoint::Callback(&text), OauthEndpoint::Jwks, OauthEndpoint::Register,
+                OauthEndpoint::Callback(&text), OauthEndpoint::Connected(&text), OauthEndpoint::Jwks,
+                OauthEndpoint::Register,
                 OauthEndpoint::Registration(&text), OauthEndpoint::Token, OauthEndpoint::Revoke,
             ][at];
             let path = endpoint.path(&tenant);

@@ -9,6 +9,7 @@
 //! * `admission`: slots for starts, and circuits after failures
 //! * `prepare`: installations that children start from
 //! * `delivery`: secrets that a child is started with
+//! * `renewal`: access tokens of children that run
 //! * `starter`: starts of children within all limits
 //! * `warm`: children started ahead of sessions, kept until their server changes
 //! * `opening`: eras that each server understands, and the probe for the modern one
@@ -25,6 +26,7 @@ pub(crate) mod linux;
 mod opening;
 mod pool;
 pub(crate) mod prepare;
+mod renewal;
 pub(crate) mod sandbox;
 pub(crate) mod shared;
 mod starter;
@@ -33,6 +35,7 @@ mod warm;
 pub(crate) use self::admission::{
     Cause, Circuit, NO_ANSWER, Refused, Stage, StartFailure, Verdict,
 };
-pub(crate) use self::delivery::{Delivered, SecretSource};
+pub(crate) use self::delivery::{Delivered, SecretSource, SlotValue, TokenOf, TokenSource};
 pub(crate) use self::pool::{Pool, PoolSources};
+pub(crate) use self::renewal::renew_tokens;
 pub(crate) use self::starter::{Occasion, Place, Started};

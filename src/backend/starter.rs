@@ -204,7 +204,7 @@ impl Starter {
         };
         if !server.slots.is_empty() {
             match (self.secrets)(server, place.holder.as_deref()).await {
-                Ok(delivery) => deliver(delivery, launch.to_mut()),
+                Ok(delivery) => deliver(delivery, launch.to_mut(), &place.entry),
                 Err(refused) => return self.circuits.refuse(refused),
             }
         }
@@ -214,6 +214,7 @@ impl Starter {
                 child.count_against(&(self.memory)(&server.tenant));
                 place.seat.started(child.pid());
                 place.entry.started(child.pid(), child.stderr().clone());
+                place.entry.keeps_files(child.private_files());
                 self.metrics.children.add(1);
                 Ok(Started { child, place })
             }

@@ -14,7 +14,7 @@ use super::{
     local::{check, database, demo, healthcheck, import, key},
     remote::{
         self, ApplyArgs, AuditArgs, Clients, GrantArgs, LoginsArgs, ObjectArgs, Providers,
-        ServerArgs, SessionArgs, StatusArgs, TenantArgs, UserArgs,
+        ServerArgs, SessionArgs, StatusArgs, TenantArgs, Upstreams, UserArgs,
     },
     serve::{RunArgs, ServeArgs, process},
 };
@@ -60,6 +60,8 @@ enum Command {
     Client(ObjectArgs<Clients>),
     /// Identity providers where users of a tenant log in
     Provider(ObjectArgs<Providers>),
+    /// Services whose access tokens people of a tenant connect
+    Upstream(ObjectArgs<Upstreams>),
     /// What people of a tenant granted to clients
     Grant(GrantArgs),
     /// Sessions of a tenant
@@ -136,6 +138,7 @@ pub fn main() -> ExitCode {
         Command::User(args) => args.run(),
         Command::Client(args) => args.run(),
         Command::Provider(args) => args.run(),
+        Command::Upstream(args) => args.run(),
         Command::Grant(args) => args.run(),
         Command::Session(args) => args.run(),
         Command::Logins(args) => args.run(),

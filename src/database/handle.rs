@@ -14,7 +14,7 @@ use super::{
         Attempts, Clients, Grants, Issuance, Logins, Revocations, Signing, SigningKeys, restored,
         signing_keys, sweep,
     },
-    objects::{Judge, Objects, Secrets, repository, slots},
+    objects::{Connections, Judge, Objects, Secrets, connections, repository, slots},
     pool::{Audit, Error, Pool},
     vault::{KeySource, Sealer, Vault, rotation},
 };
@@ -149,6 +149,12 @@ impl Database {
         Secrets { pool, vault }
     }
 
+    /// Connections of people to upstreams.
+    pub(crate) fn connections(&self) -> Connections<'_> {
+        let Parts { pool, vault, .. } = &*self.0;
+        Connections { pool, vault }
+    }
+
     /// The audit trail, which a revocation is in before it is made.
     pub(crate) fn audit(&self) -> Audit<'_> {
         Audit {
@@ -241,6 +247,7 @@ impl Database {
         repository::reseal(&mut transaction, &sealer).await?;
         signing_keys::reseal(&mut transaction, &sealer).await?;
         slots::reseal(&mut transaction, &sealer).await?;
+        connections::reseal(&mut transaction, &sealer).await?;
         let now_ms = self.0.pool.now_ms();
         rotation::keep_first(&mut transaction, &sealer, now_ms).await?;
         transaction.commit().await?;

@@ -1,4 +1,4 @@
-//! The declared parts of a tenant's authorization server: users, clients and identity providers.
+//! The declared parts of a tenant's authorization server: users, clients, identity providers and upstreams.
 //!
 //! Not here: registered clients and log-ins (`database/oauth`).
 
@@ -21,6 +21,8 @@ pub(crate) struct Builtin {
     pub(crate) clients: BTreeMap<String, Arc<DeclaredClient>>,
     /// Identity providers, by name.
     pub(crate) providers: BTreeMap<String, Arc<Provider>>,
+    /// Services whose access tokens people connect, by name.
+    pub(crate) upstreams: BTreeMap<String, Arc<Upstream>>,
     /// Scopes that clients begin with, besides those that every tool of a server requires.
     pub(crate) scopes: Vec<String>,
     /// Clients may register themselves (RFC 7591).
@@ -78,6 +80,86 @@ pub(crate) struct Provider {
     pub(crate) scopes: Vec<String>,
     /// The users that may log in.
     pub(crate) allow: Allow,
+}
+
+/// An OAuth service at which people have accounts of their own: servers get their access tokens.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Upstream {
+    /// The name in URLs and slots.
+    pub(crate) name: String,
+    /// The title shown to users.
+    pub(crate) title: String,
+    /// Where it is.
+    pub(crate) endpoints: UpstreamEndpoints,
+    /// The gateway's client id.
+    pub(crate) client_id: String,
+    /// The gateway's client secret.
+    pub(crate) client_secret: Option<Secret>,
+    /// The scopes that the gateway requests.
+    pub(crate) scopes: Vec<String>,
+    /// The audience of the access tokens (RFC 8707).
+    pub(crate) resource: Option<String>,
+}
+
+/// The endpoints of an upstream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum UpstreamEndpoints {
+    /// Those that the metadata of the issuer name.
+    Discovered {
+        /// The issuer, byte for byte.
+        issuer: String,
+    },
+    /// Those of the declaration.
+    Declared {
+        /// The authorization endpoint.
+        authorization: String,
+        /// The token endpoint.
+        token: String,
+        /// The revocation endpoint (RFC 7009).
+        revocation: Option<String>,
+        /// The introspection endpoint (RFC 7662).
+        introspection: Option<String>,
+    },
+}
+
+impl Upstream {
+    /// The URLs that the gateway requests, by their keys.
+    pub(crate) fn urls(&self) -> Vec<(&'static str, &str)> {
+        match &self.endpoints {
+            UpstreamEndpoints::Discovered { issuer } => vec![("issuer", issuer)],
+            UpstreamEndpoints::Declared {
+                authorization,
+                token,
+                revocation,
+                introspection,
+            } => {
+                let others = [
+                    ("revocation_endpoint", revocation),
+                    ("introspection_endpoint", introspection),
+                ];
+                let others = others
+                    .into_iter()
+                    .filter_map(|(key, url)| Some((key, url.as_deref()?)));
+                [
+                    ("authorization_endpoint", authorization.as_str()),
+                    ("token_endpoint", token.as_str()),
+                ]
+                .into_iter()
+                .chain(others)
+                .collect()
+            }
+        }
+    }
+
+    /// Names the issuer of its tokens and the client they are for. A connection of before another one was
+    /// declared by this name is worth nothing: its tokens must not go there.
+    pub(crate) fn authority(&self) -> String {
+        let server = match &self.endpoints {
+            UpstreamEndpoints::Discovered { issuer } => issuer,
+            UpstreamEndpoints::Declared { token, .. } => token,
+        };
+        serde_json::json!([server, self.client_id, self.resource]).to_string()
+    }
 }
 
 /// The claim of a token with the groups of its subject, and what they are called here.
@@ -233,13 +315,16 @@ pub(crate) struct Issued {
     pub(crate) secrets: Arc<BTreeMap<i64, SecretChange>>,
 }
 
-/// A change of the secrets of one holder for a server.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// A change of the secrets of one holder for a server, or of a connection to an upstream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct SecretChange {
     /// The tenant.
     pub(crate) tenant: String,
-    /// The server.
+    /// The server; empty for a connection, which is for all servers of the tenant.
     pub(crate) server: String,
+    /// The upstream of a connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) upstream: Option<String>,
     /// The holder; none for the tenant itself.
     pub(crate) holder: Option<String>,
 }

@@ -2,7 +2,7 @@
 //!
 //! Not here: how the model is read from text (`manifest`) or stored (`database`).
 //!
-//! * `authorization_server`: users, clients and identity providers of a tenant
+//! * `authorization_server`: users, clients, identity providers and upstreams of a tenant
 //! * `catalog`: the tenants that this gateway serves
 //! * `difference`: changes between two declared states, and the lines that `lockgate apply` prints
 //! * `hash_turns`: turns to hash passwords, in rotation among tenants
@@ -36,7 +36,7 @@ mod server;
 pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
     Allow, Builtin, DeclaredClient, GroupsClaim, Issued, Provider, ProviderKind, PublicKey,
-    SecretChange, Subject, User, machine_subject,
+    SecretChange, Subject, Upstream, UpstreamEndpoints, User, machine_subject,
 };
 pub(crate) use self::catalog::{Catalog, Tenant};
 pub(crate) use self::difference::{Change, ChangeKind, Prune, When};

@@ -1,4 +1,4 @@
-//! Declared objects: tenants, servers, users, clients, providers and API keys, one row each.
+//! Declared objects: tenants, servers, users, clients, providers, upstreams and API keys, one row each.
 //!
 //! An object is a subtree of the manifest as JSON, in the manifest's syntax. Not here: its reader
 //! (`manifest/objects`) and its storage (`database/objects`).
@@ -28,18 +28,21 @@ pub(crate) enum Kind {
     Client,
     /// An identity provider behind a tenant's authorization server.
     Provider,
+    /// A service whose access tokens people connect.
+    Upstream,
     /// An API key, of a tenant or of an operator.
     ApiKey,
 }
 
 impl Kind {
     /// Every kind; tenants first, because the others belong to one.
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Tenant,
         Self::Server,
         Self::User,
         Self::Client,
         Self::Provider,
+        Self::Upstream,
         Self::ApiKey,
     ];
 
@@ -51,6 +54,7 @@ impl Kind {
             Self::User => "user",
             Self::Client => "client",
             Self::Provider => "provider",
+            Self::Upstream => "upstream",
             Self::ApiKey => "api_key",
         }
     }
@@ -63,6 +67,7 @@ impl Kind {
             Self::User => "users",
             Self::Client => "clients",
             Self::Provider => "providers",
+            Self::Upstream => "upstreams",
             Self::ApiKey => "api_keys",
         }
     }
@@ -75,7 +80,7 @@ impl Kind {
             Self::Server => &["env"],
             Self::User => &[PASSWORD, PASSWORD_HASH],
             Self::Client => &["secret"],
-            Self::Provider => &["client_secret"],
+            Self::Provider | Self::Upstream => &["client_secret"],
         }
     }
 }

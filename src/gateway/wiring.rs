@@ -34,7 +34,7 @@ use crate::{
         routes,
     },
     hub::{Hub, HubParts, Stores, limits::MemoryBudgets, stateless::Stateless, tasks::Tasks},
-    oauth::Oauth,
+    oauth::{Oauth, UpstreamClient, Upstreams},
     snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
     state::redis::Redis,
     telemetry::{Health, Logs, Metrics, Traces, setup},
@@ -78,12 +78,12 @@ pub(crate) async fn run(
         .stores(cluster.as_deref(), keys, &disagreement)
         .await?;
     parts.observe(&stores, &audit);
-    let hub = parts.hub(stores, launcher, &audit);
+    let (outbound, upstreams) = parts.outbound();
+    let hub = parts.hub(stores, launcher, &audit, &upstreams);
     parts.rotate(sync.as_ref(), redis);
     parts.follow(sync, &hub, offer);
-    let outbound = parts.outbound();
     let front = parts.front(&hub, &audit, &outbound, cluster.clone());
-    let oauth = is_administered.then(|| parts.oauth(&front, outbound, audit));
+    let oauth = is_administered.then(|| parts.oauth(&front, (outbound, upstreams), audit));
     if let (Some(listener), Some(cluster)) = (listeners.cluster, cluster) {
         let app = routes::cluster(&front, cluster);
         let (stage, bounds) = (&parts.stages.cluster, bounds(REPLICAS));
@@ -249,7 +249,13 @@ impl Parts {
     }
 
     /// The hub, with all sessions.
-    fn hub(&self, stores: Stores, launcher: Launcher, audit: &AuditQueue) -> Hub {
+    fn hub(
+        &self,
+        stores: Stores,
+        launcher: Launcher,
+        audit: &AuditQueue,
+        upstreams: &Upstreams,
+    ) -> Hub {
         let sessions = &self.stages.sessions;
         let hub = Hub::new(HubParts {
             stores,
@@ -258,6 +264,7 @@ impl Parts {
             launcher,
             snapshot: Arc::clone(&self.snapshot),
             audit: audit.clone(),
+            tokens: upstreams.source(),
             metrics: Arc::clone(&self.metrics),
             traces: self.traces.clone(),
             drain: sessions.stop.clone(),
@@ -306,10 +313,13 @@ impl Parts {
         stage.tasks.spawn(rotating);
     }
 
-    /// The client for requests to others.
-    fn outbound(&self) -> Outbound {
+    /// The client for requests to others, and the connections of people to upstreams.
+    fn outbound(&self) -> (Outbound, Upstreams) {
         let settings = self.config.outbound.clone();
-        Outbound::through(settings.allow, settings.proxy)
+        let outbound = Outbound::through(settings.allow, settings.proxy);
+        let client = UpstreamClient::new(outbound.clone());
+        let (snapshot, tasks) = (Arc::clone(&self.snapshot), &self.stages.database.tasks);
+        (outbound, Upstreams::new(client, snapshot, tasks.clone()))
     }
 
     /// The state that all routes share.
@@ -351,11 +361,11 @@ impl Parts {
     }
 
     /// The authorization servers of all tenants.
-    fn oauth(&self, front: &Front, outbound: Outbound, audit: AuditQueue) -> Oauth {
+    fn oauth(&self, front: &Front, reached: (Outbound, Upstreams), audit: AuditQueue) -> Oauth {
         let oauth = Oauth::new(
             Arc::clone(&self.config),
             Arc::clone(&self.snapshot),
-            outbound,
+            reached,
             self.snapshot.clock().clone(),
             audit,
             front.auth.denials().clone(),

@@ -25,9 +25,10 @@ use super::{
 use crate::{
     auth::{Access, policy},
     backend::{
-        Pool, PoolSources, SecretSource, StartFailure,
+        Pool, PoolSources, StartFailure, TokenSource,
         child::{ChildSeats, ChildStatus, Launcher, Restart, Wanted},
         prepare::PreparationStatus,
+        renew_tokens,
         shared::SharedChildren,
     },
     config::Config,
@@ -57,6 +58,8 @@ pub(crate) struct HubParts {
     pub(crate) snapshot: Arc<CurrentSnapshot>,
     /// The audit trail.
     pub(crate) audit: AuditQueue,
+    /// The access tokens of people at upstreams.
+    pub(crate) tokens: TokenSource,
     /// The metrics of the gateway.
     pub(crate) metrics: Arc<Metrics>,
     /// The traces of the gateway.
@@ -87,14 +90,10 @@ fn limits(
 fn pool(
     launcher: Launcher,
     config: &Config,
-    (random, memory, secrets): (
-        &Arc<dyn SecureRandom + Send + Sync>,
-        Arc<MemoryBudgets>,
-        SecretSource,
-    ),
-    (metrics, tracker, _): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
-    traces: &Traces,
-    drain: &CancellationToken,
+    (random, memory): (&Arc<dyn SecureRandom + Send + Sync>, Arc<MemoryBudgets>),
+    (snapshot, tokens): (&Arc<CurrentSnapshot>, TokenSource),
+    (metrics, tracker, halt): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
+    (traces, drain): (&Traces, &CancellationToken),
 ) -> (Arc<Pool>, mpsc::Receiver<Wanted>) {
     let (seats, wanted) = ChildSeats::new(config.spawn.children);
     let pool = Pool::new(
@@ -104,12 +103,17 @@ fn pool(
         PoolSources {
             seats,
             memory: Arc::new(move |tenant: &str| memory.tenant(tenant)),
-            secrets,
+            secrets: secret_source(Arc::clone(snapshot), Arc::clone(&tokens)),
         },
         (Arc::clone(metrics), traces.clone()),
         tracker.clone(),
         drain.clone(),
     );
+    let renewing = renew_tokens(Arc::clone(&pool.registry), tokens, snapshot.clock().clone());
+    let renewing = drain.clone().run_until_cancelled_owned(renewing);
+    tracker.spawn(halt.clone().run_until_cancelled_owned(renewing));
+    let seats = Arc::clone(&pool.registry.seats);
+    tracker.spawn(seats.watch([drain.clone(), halt.clone()]));
     (Arc::new(pool), wanted)
 }
 
@@ -123,6 +127,7 @@ impl Hub {
             launcher,
             snapshot,
             audit,
+            tokens,
             metrics,
             traces,
             drain,
@@ -135,16 +140,15 @@ impl Hub {
         let (pool, wanted) = pool(
             launcher,
             &config,
-            (&random, memory, secret_source(Arc::clone(&snapshot))),
+            (&random, memory),
+            (&snapshot, tokens),
             of_hub,
-            &traces,
-            &drain,
+            (&traces, &drain),
         );
         let stops = || [drain.clone(), halt.clone()];
         let local = SessionStores::in_memory(&config);
         tracker.spawn(sweep(Arc::clone(&stores.log), stops()));
         tracker.spawn(sweep(Arc::clone(&local.log), stops()));
-        tracker.spawn(Arc::clone(&pool.registry.seats).watch(stops()));
         let [drained, halted] = stops();
         let shared_children =
             SharedChildren::new(Arc::clone(&pool), tracker.clone(), drained, halted);

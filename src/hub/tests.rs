@@ -86,6 +86,7 @@ impl Bench {
             launcher,
             snapshot: CurrentSnapshot::empty(),
             audit: AuditQueue::disabled(),
+            tokens: Arc::new(|_| Box::pin(async { Err(crate::backend::Refused::Missing) })),
             metrics: Arc::new(Metrics::new(None).unwrap()),
             traces: Traces::default(),
             drain: CancellationToken::new(),

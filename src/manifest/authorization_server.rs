@@ -43,10 +43,18 @@ impl Reader<'_> {
             .entries(parse::name());
         let providers = self.each(providers, Self::provider);
         self.distinct(tenant, &providers);
+        let upstreams = tenant
+            .key(
+                Kind::Upstream.plural(),
+                "Services whose access tokens servers get and people connect, by name.",
+            )
+            .entries(parse::name());
+        let upstreams = self.each(upstreams, Self::upstream);
         let builtin = Builtin {
             users,
             clients,
             providers,
+            upstreams,
             scopes: Vec::new(),
             registration: true,
             documents: true,
@@ -57,9 +65,9 @@ impl Reader<'_> {
         }
     }
 
-    /// Reports users, clients and providers without mode `builtin`.
+    /// Reports users, clients, providers and upstreams without mode `builtin`.
     pub(crate) fn useless_identities(&mut self, tenant: &Fields<'_>) {
-        for kind in [Kind::User, Kind::Client, Kind::Provider] {
+        for kind in [Kind::User, Kind::Client, Kind::Provider, Kind::Upstream] {
             let Some(node) = tenant.member(kind.plural()) else {
                 continue;
             };

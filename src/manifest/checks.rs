@@ -140,7 +140,7 @@ pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     open.map(mistake).collect()
 }
 
-/// Issuers and providers with http URLs require `outbound.allow`.
+/// Issuers, providers and upstreams with http URLs require `outbound.allow`.
 pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     if !config.outbound.allow.is_empty() {
         return Vec::new();
@@ -167,6 +167,11 @@ pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake
                 for (name, provider) in &builtin.providers {
                     for (member, url) in provider.urls() {
                         check(&format!("{key}.providers.{name}.{member}"), url);
+                    }
+                }
+                for (name, upstream) in &builtin.upstreams {
+                    for (member, url) in upstream.urls() {
+                        check(&format!("{key}.upstreams.{name}.{member}"), url);
                     }
                 }
             }

@@ -9,7 +9,7 @@
 //! * `interpolation`: `${env:NAME}`, `${file:PATH}` and `${prepared}`
 //! * `objects`: conversion between manifests and declared objects
 //! * `policy`: reader of `policy`
-//! * `provider`: reader of identity providers
+//! * `provider`: reader of identity providers and upstreams
 //! * `reader`: a manifest, its mistakes and their places
 //! * `sandbox`: reader of `sandbox`, and of the limits of a group of processes
 //! * `schema`: JSON schema of manifests, put together from the lines that read each key

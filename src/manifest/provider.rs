@@ -1,4 +1,4 @@
-//! Reader of the identity providers of a tenant.
+//! Reader of the identity providers and the upstreams of a tenant.
 //!
 //! Not here: checks of their URLs against the configuration (`checks`).
 
@@ -17,7 +17,9 @@ use super::{
 };
 use crate::base::Secret;
 use crate::config::{Node, Wrong, reader::choice};
-use crate::declare::{Allow, Kind, Provider, ProviderKind};
+use crate::declare::{
+    Allow, AuthMode, Holder, Kind, Provider, ProviderKind, Server, Upstream, UpstreamEndpoints,
+};
 
 impl Reader<'_> {
     /// Reads one provider.
@@ -83,12 +85,12 @@ impl Reader<'_> {
             text.check(|text| not_empty(text))
         };
         let client_id = fields
-            .key("client_id", "The client ID of the gateway at the provider.")
+            .key("client_id", "The client ID of the gateway there.")
             .optional(text());
         let client_secret = fields
             .key(
                 "client_secret",
-                "The client secret of the gateway at the provider; stored sealed, never shown.",
+                "The client secret of the gateway there; stored sealed, never shown.",
             )
             .optional(text().and(|text| Ok(Secret::new(text))));
         (client_id.unwrap_or_default(), client_secret)
@@ -248,6 +250,140 @@ fn web<'p>() -> Parser<'p, String> {
     })
 }
 
+impl Reader<'_> {
+    /// Reads one upstream.
+    pub(crate) fn upstream(&mut self, node: &Node, key: &str, name: &str) -> Upstream {
+        let fields = Fields::of(node, key, self.findings)
+            .described(
+                "An OAuth service that people connect; servers get their access tokens of it.",
+            )
+            .defined("upstream");
+        fields.order(&[
+            "title",
+            "issuer",
+            "authorization_endpoint",
+            "token_endpoint",
+        ]);
+        fields.order(&["revocation_endpoint", "introspection_endpoint"]);
+        fields.order(&["client_id", "client_secret", "scopes", "resource"]);
+        needed(&fields, "client_id", "write our client id there");
+        let name_for_people = fields
+            .key(
+                "title",
+                "The name on the account page; by default the upstream's name.",
+            )
+            .optional(title());
+        let endpoints = endpoints(&fields);
+        let (client_id, client_secret) = self.credentials(&fields);
+        let scopes = fields.key("scopes", "Requested scopes.").optional(scopes());
+        let resource = fields
+            .key(
+                "resource",
+                "The audience of the access tokens (RFC 8707), if the upstream takes it.",
+            )
+            .optional(web());
+        fields.end();
+        Upstream {
+            name: name.to_owned(),
+            title: name_for_people.unwrap_or_else(|| name.to_owned()),
+            endpoints,
+            client_id,
+            client_secret,
+            scopes: scopes.unwrap_or_default(),
+            resource,
+        }
+    }
+}
+
+fn endpoints(fields: &Fields<'_>) -> UpstreamEndpoints {
+    let issuer = fields
+        .key(
+            "issuer",
+            "The issuer, whose metadata name the endpoints (RFC 8414, OpenID Connect Discovery).",
+        )
+        .optional(issuer());
+    let endpoint = |key, what| fields.key(key, what).optional(web());
+    let authorization = endpoint(
+        "authorization_endpoint",
+        "The authorization endpoint, of an upstream without metadata.",
+    );
+    let token = endpoint(
+        "token_endpoint",
+        "The token endpoint, of an upstream without metadata.",
+    );
+    let revocation = endpoint(
+        "revocation_endpoint",
+        "The revocation endpoint (RFC 7009), of an upstream without metadata.",
+    );
+    let introspection = endpoint(
+        "introspection_endpoint",
+        "The introspection endpoint (RFC 7662), of an upstream without metadata.",
+    );
+    let names = [
+        "authorization_endpoint",
+        "token_endpoint",
+        "revocation_endpoint",
+        "introspection_endpoint",
+    ];
+    if fields.member("issuer").is_some() {
+        for (name, place) in names
+            .iter()
+            .filter_map(|name| Some((name, fields.place_of(name)?)))
+        {
+            let what = "stands beside issuer, whose metadata name it";
+            fields.wrong(name, place, Wrong::new(what, "keep one of the two"));
+        }
+        return UpstreamEndpoints::Discovered {
+            issuer: issuer.unwrap_or_default(),
+        };
+    }
+    for name in &names[..2] {
+        let remedy = "write its URL, https://…, or issuer of an upstream that has metadata";
+        needed(fields, name, remedy);
+    }
+    UpstreamEndpoints::Declared {
+        authorization: authorization.unwrap_or_default(),
+        token: token.unwrap_or_default(),
+        revocation,
+        introspection,
+    }
+}
+
+/// Slots of a server whose upstream is not there.
+pub(super) fn unknown_upstreams(server: &Server, auth: &AuthMode) -> Vec<(String, Wrong)> {
+    let slots = server.slots.iter();
+    let named = slots.filter_map(|(name, slot)| Some((name, slot, slot.upstream.as_deref()?)));
+    let wrong = named.filter_map(|(name, slot, upstream)| {
+        let key = format!("secrets.{name}.upstream");
+        let wrong = match auth {
+            AuthMode::Builtin(_) if slot.holder == Holder::Tenant => Wrong::new(
+                "stands beside for: tenant, and each person connects their own account",
+                "write for: principal, or leave upstream out",
+            ),
+            AuthMode::Builtin(builtin) if builtin.upstreams.contains_key(upstream) => return None,
+            AuthMode::Builtin(_) => {
+                let what = format!("names {upstream:?}, which is no upstream of the tenant");
+                Wrong::new(what, "declare it below upstreams, or name another one")
+            }
+            _ => Wrong::new(
+                "means nothing where auth.mode is not builtin: there is no page to connect it",
+                "write auth: {mode: builtin}, or leave upstream out",
+            ),
+        };
+        Some((key, wrong))
+    });
+    wrong.collect()
+}
+
+/// The name of the upstream that fills a slot.
+pub(super) fn upstream_of_slot(slot: &Fields<'_>) -> Option<String> {
+    slot.key(
+        "upstream",
+        "The upstream of the tenant whose access token it is: people connect it, and set no value.",
+    )
+    .optional(parse::name())
+}
+
 const OPENID: &str = "openid";
 const OAUTH: &str = "oauth";
 /// The forms of a provider.
@@ -266,3 +402,53 @@ static KINDS: [Form; 2] = [
     },
 ];
 const OPENID_SCOPES: [&str; 3] = ["openid", "profile", "email"];
+
+#[cfg(test)]
+mod tests {
+    use super::super::reader::parse;
+    use crate::config::Format;
+
+    fn read(auth: &str, upstreams: &str, slot: &str) -> Result<(), String> {
+        let text = format!(
+            "tenants:\n  a:\n    auth: {{mode: {auth}}}\n    upstreams: {upstreams}\n    servers:\n      x: \
+             {{command: cat, secrets: {{T: {slot}}}}}\n"
+        );
+        let manifest = parse("F", &text, Format::Yaml, &std::collections::BTreeMap::new());
+        manifest.map(drop).map_err(|mistakes| {
+            let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+            lines.join("\n")
+        })
+    }
+
+    const HUB: &str = "{hub: {issuer: \"https://hub.test\", client_id: c}}";
+    const SLOT: &str = "{for: principal, upstream: hub}";
+
+    #[test]
+    fn mistakes_of_upstreams_and_their_slots_are_named() {
+        read("builtin", HUB, SLOT).unwrap();
+        let plain = "{hub: {authorization_endpoint: \"https://hub.test/a\", token_endpoint: \"https://hub.test/t\", \
+                     client_id: c, client_secret: s, scopes: [repo], resource: \"https://api.test\", title: Hub, \
+                     introspection_endpoint: \"https://hub.test/i\"}}";
+        read("builtin", plain, SLOT).unwrap();
+        let both = "{hub: {issuer: \"https://hub.test\", token_endpoint: \"https://hub.test/t\", client_id: c}}";
+        let found = [
+            read("builtin", HUB, "{for: principal, upstream: other}"),
+            read("builtin", HUB, "{for: tenant, upstream: hub}"),
+            read("keys", "{}", SLOT),
+            read("keys", HUB, "{for: principal}"),
+            read("builtin", "{hub: {}}", SLOT),
+            read("builtin", both, SLOT),
+        ];
+        let found = found.map(|read| read.unwrap_err()).join("\n");
+        insta::assert_snapshot!(found, @r#"
+        F:6: tenants.a.servers.x.secrets.T.upstream: names "other", which is no upstream of the tenant; declare it below upstreams, or name another one
+        F:6: tenants.a.servers.x.secrets.T.upstream: stands beside for: tenant, and each person connects their own account; write for: principal, or leave upstream out
+        F:6: tenants.a.servers.x.secrets.T.upstream: means nothing where auth.mode is not builtin: there is no page to connect it; write auth: {mode: builtin}, or leave upstream out
+        F:4: tenants.a.upstreams.hub: means nothing where auth.mode is not builtin; write auth: {mode: builtin}, or leave it out
+        F:4: tenants.a.upstreams.hub.client_id: is missing; write our client id there
+        F:4: tenants.a.upstreams.hub.authorization_endpoint: is missing; write its URL, https://…, or issuer of an upstream that has metadata
+        F:4: tenants.a.upstreams.hub.token_endpoint: is missing; write its URL, https://…, or issuer of an upstream that has metadata
+        F:4: tenants.a.upstreams.hub.token_endpoint: stands beside issuer, whose metadata name it; keep one of the two
+        "#);
+    }
+}

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU64, sync::Arc};
 
 use super::{
     identity::{known_server, useless_access},
+    provider::unknown_upstreams,
     reader::Reader,
     table::{Entries, Fields, JsonSchema, Parser, parse},
 };
@@ -63,7 +64,7 @@ impl Reader<'_> {
             "providers",
             "quotas",
         ]);
-        fields.order(&["revisions", "servers", "users"]);
+        fields.order(&["revisions", "servers", "upstreams", "users"]);
         let auth = if fields.is_table {
             self.auth(&fields)
         } else {
@@ -123,7 +124,9 @@ impl Reader<'_> {
             let mut read = self.server(node, &key, tenant, server);
             read.room = room;
             let found = useless_access(&read, auth).into_iter();
-            for (path, wrong) in found.chain(unsafe_slots(&read, auth)) {
+            let found = found.chain(unsafe_slots(&read, auth));
+            let found = found.map(|(path, wrong)| (path.to_owned(), wrong));
+            for (path, wrong) in found.chain(unknown_upstreams(&read, auth)) {
                 self.wrong(wrong, &node.place, &format!("{key}.{path}"));
             }
             servers.insert(server.to_owned(), Arc::new(read));

@@ -7,6 +7,7 @@
 //! * `clients`: registered, declared and documented clients, and their metadata.
 //! * `providers`: log-in at external identity providers.
 //! * `server`: the state that all endpoints share, and the authorization server of one tenant.
+//! * `upstreams`: tokens of people at other services.
 //! * `tokens`: the token and revocation endpoints, client authentication, and JWTs.
 //! * `browser`: the authorization endpoint, log-in and consent pages.
 //! * `discovery`: authorization server metadata and the JWK set.
@@ -22,5 +23,7 @@ mod registration;
 mod routes;
 mod server;
 pub(crate) mod tokens;
+mod upstreams;
 
 pub(crate) use self::server::Oauth;
+pub(crate) use self::upstreams::{UpstreamClient, Upstreams};

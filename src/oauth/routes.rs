@@ -6,7 +6,7 @@ use axum::{
 };
 
 use super::{
-    browser::{account, authorize, callback, consent, login},
+    browser::{account, authorize, callback, connection, consent, login},
     discovery, registration,
     server::Oauth,
     tokens::{revoke, token},
@@ -57,6 +57,7 @@ fn for_clients() -> Router<Oauth> {
 fn for_browsers() -> Router<Oauth> {
     let authorize = || get(authorize::begin).post(authorize::begin_by_form);
     let returned = OauthEndpoint::Callback("{provider}").path(TENANT);
+    let connected = OauthEndpoint::Connected("{upstream}").path(TENANT);
     let routes = Router::new()
         .route(
             &OauthEndpoint::Account.path(TENANT),
@@ -64,7 +65,8 @@ fn for_browsers() -> Router<Oauth> {
         )
         .route(&OauthEndpoint::Login.path(TENANT), post(login::login))
         .route(&OauthEndpoint::Consent.path(TENANT), post(consent::consent))
-        .route(&returned, get(callback::callback));
+        .route(&returned, get(callback::callback))
+        .route(&connected, get(connection::connected));
     with_alias(routes, OauthEndpoint::Authorize, authorize)
 }
 

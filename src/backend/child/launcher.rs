@@ -222,8 +222,8 @@ impl Launcher {
     }
 }
 
-/// Writes a file that only the child may read, before its directory belongs to the child.
-fn write_private(file: &Path, content: &str, uid: Option<u32>) -> io::Result<()> {
+/// Writes a file that only the child may read.
+pub(super) fn write_private(file: &Path, content: &str, uid: Option<u32>) -> io::Result<()> {
     let mut written = private_file::create_new(file)?;
     written.write_all(content.as_bytes())?;
     uid.map_or(Ok(()), |uid| fchown(&written, Some(uid), Some(uid)))

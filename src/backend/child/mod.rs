@@ -10,6 +10,7 @@
 //! * `stop`: stop and kill of a child: the signals and the waits between them
 //! * `stderr`: kept and logged part of a child's stderr
 //! * `registry`: all children with state and usage
+//! * `tokens`: access tokens of a child, and their renewal in its files
 //! * `usage`: memory and processor time of a child's processes
 //! * `seats`: places among the children of a tenant, shared out to its callers
 
@@ -23,6 +24,7 @@ mod stdio;
 mod stop;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod usage;
 mod zygote;
 
@@ -31,5 +33,6 @@ pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
 pub(crate) use self::registry::{ChildStatus, Entry, Registry, Restart};
 pub(crate) use self::seats::{ChildSeats, Owner, Seat, Wanted};
 pub(crate) use self::stdio::{Child, ChildEvent, Exit};
+pub(crate) use self::tokens::AccessToken;
 #[cfg(test)]
 pub(crate) use self::zygote::Zygote;

@@ -12,11 +12,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
     seats::ChildSeats,
     stderr::Tail,
+    tokens::{AccessToken, ChildTokens, PrivateFiles},
     usage::{Usage, below},
 };
 use crate::{
@@ -30,6 +31,8 @@ pub(crate) struct Registry {
     /// Seats of their tenants.
     pub(crate) seats: Arc<ChildSeats>,
     last: AtomicU64,
+    /// Told when a child may have an old access token.
+    stale: Notify,
     metrics: Arc<Metrics>,
 }
 
@@ -40,6 +43,7 @@ pub(crate) struct Entry {
     server: String,
     /// The one whose secrets it was started with.
     holder: Option<Arc<str>>,
+    tokens: ChildTokens,
     born: Instant,
     guard: AtomicU32,
     state: AtomicU8,
@@ -98,6 +102,7 @@ impl Registry {
             entries: RwLock::default(),
             seats,
             last: AtomicU64::new(0),
+            stale: Notify::new(),
             metrics,
         }
     }
@@ -114,6 +119,7 @@ impl Registry {
             tenant: server.tenant.clone(),
             server: server.name.clone(),
             holder,
+            tokens: ChildTokens::new(&server.slots),
             born: Instant::now(),
             guard: AtomicU32::new(0),
             state: AtomicU8::new(ChildState::Starting as u8),
@@ -175,8 +181,17 @@ impl Registry {
         selected.len()
     }
 
-    /// Ends the children that were started with secrets that have changed, after their calls.
-    pub(crate) fn secret_changed(&self, change: &SecretChange) {
+    /// Ends the children that were started with secrets that have changed, after their calls; those of a
+    /// connection get the new access token first, where they can. `number` is that of the change.
+    pub(crate) fn secret_changed(&self, number: i64, change: &SecretChange) {
+        if let Some(upstream) = &change.upstream {
+            let holder = change.holder.as_deref();
+            let is_of = |entry: &Entry| entry.tenant == change.tenant && entry.holder() == holder;
+            for entry in self.all(is_of) {
+                entry.tokens.changed(upstream, number);
+            }
+            return self.stale.notify_one();
+        }
         let is_of = |entry: &Entry| match change.holder.as_deref() {
             Some(holder) => entry.holder.as_deref() == Some(holder),
             None => true,
@@ -184,6 +199,16 @@ impl Registry {
         let names = [&*change.tenant, &*change.server];
         let selected = self.all(|entry| entry.names() == names && is_of(entry));
         Self::end(&selected, Restart::Drain);
+    }
+
+    /// Children with access tokens, which are renewed.
+    pub(crate) fn with_tokens(&self) -> Vec<Arc<Entry>> {
+        self.all(|entry| !entry.tokens.is_empty() && entry.restart().is_none())
+    }
+
+    /// Waits until a child may have an old access token.
+    pub(crate) async fn stale(&self) {
+        self.stale.notified().await;
     }
 
     fn end(selected: &[Arc<Entry>], mode: Restart) {
@@ -205,6 +230,48 @@ impl Entry {
     /// The tenant and the server of the child.
     pub(crate) fn names(&self) -> [&str; 2] {
         [&self.tenant, &self.server]
+    }
+
+    /// The one whose secrets it was started with.
+    pub(crate) fn holder(&self) -> Option<&str> {
+        self.holder.as_deref()
+    }
+
+    /// The upstreams whose access tokens it needs newer, or to be looked at.
+    pub(crate) fn due_tokens(&self, now_ms: i64) -> Vec<String> {
+        self.tokens.due(now_ms)
+    }
+
+    /// Records the access token of an upstream that the child is started with.
+    pub(crate) fn started_with(&self, upstream: &str, token: &AccessToken) {
+        self.tokens.given(upstream, token);
+    }
+
+    /// Gives a running child the access token of an upstream, and restarts it after its calls where that
+    /// cannot be.
+    pub(crate) fn renew(&self, upstream: &str, token: &AccessToken) {
+        if !self.tokens.renew(upstream, token) {
+            self.drain();
+        }
+    }
+
+    /// The access token could not be read: not again before `at_ms`.
+    pub(crate) fn retry_token(&self, upstream: &str, at_ms: i64) {
+        self.tokens.retry(upstream, at_ms);
+    }
+
+    /// Restarts the child after its calls.
+    pub(crate) fn drain(&self) {
+        self.restart
+            .fetch_max(Restart::Drain as u8, Ordering::Relaxed);
+        if let Some(wake) = self.wake.get() {
+            wake();
+        }
+    }
+
+    /// Sets the private directory of a started child.
+    pub(crate) fn keeps_files(&self, files: Option<PrivateFiles>) {
+        self.tokens.keeps(files);
     }
 
     /// Sets the guard and the stderr of a started child.

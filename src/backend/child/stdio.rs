@@ -29,6 +29,7 @@ use super::held::Held;
 use super::launcher::Launcher;
 use super::lines::{CHUNK, Lines, Taken};
 use super::stderr::{Stderr, Tail};
+use super::tokens::PrivateFiles;
 use super::zygote::Guard;
 use crate::backend::dialect::Translator;
 use crate::backend::sandbox::UidLease;
@@ -151,6 +152,14 @@ impl Child {
         };
         child.try_flush();
         Ok(child)
+    }
+
+    /// Its private directory, where its secrets are rewritten.
+    pub(crate) fn private_files(&self) -> Option<PrivateFiles> {
+        Some(PrivateFiles {
+            dir: self.private.clone()?,
+            uid: self.lease.as_ref().map(|lease| lease.uid),
+        })
     }
 
     /// Counts what its pipes hold in this process against a share from now on.

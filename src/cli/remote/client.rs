@@ -407,7 +407,7 @@ fn check_names(path: &[&str]) -> Result<(), Error> {
             };
             let key = format!("tenants.{tenant}.{}", segment.replace('-', "_"));
             let checked = match *segment {
-                "servers" | "providers" | "api-keys" => named(one),
+                "servers" | "providers" | "upstreams" | "api-keys" => named(one),
                 _ => segment_name(one),
             };
             check(&key, one, checked)

@@ -1,4 +1,4 @@
-//! `lockgate user`, `client`, `provider` and `grant`: users, clients and identity providers of a
+//! `lockgate user`, `client`, `provider`, `upstream` and `grant`: users, clients, identity providers and upstreams of a
 //! tenant, and what people granted to clients.
 //!
 //! Passwords and secrets come from a prompt, stdin, the environment or a document, because other users of a
@@ -33,6 +33,9 @@ pub(crate) struct Clients;
 
 /// Identity providers as a kind of object.
 pub(crate) struct Providers;
+
+/// Upstreams as a kind of object.
+pub(crate) struct Upstreams;
 
 /// The command line of `lockgate grant`.
 #[derive(Args)]
@@ -307,6 +310,30 @@ impl Kind for Providers {
         add: "Declare an identity provider",
         remove: "Remove an identity provider, and invalidate everything issued through it",
         name: "The identity provider",
+    };
+
+    fn columns(_: &InTenant) -> &'static [Column] {
+        &PROVIDERS
+    }
+
+    async fn add(client: &Client, add: &AddProvider) -> Result<String, Error> {
+        let path = add.which.path(Self::SEGMENT)?;
+        declare(client, &path, document(&add.file)?, &add.how).await
+    }
+}
+
+impl Kind for Upstreams {
+    type Collection = InTenant;
+    type Name = NameInTenant;
+    type Add = AddProvider;
+
+    const SEGMENT: &'static str = "upstreams";
+    const HELP: Help = Help {
+        list: "List the upstreams of a tenant",
+        show: "Show an upstream, without its secret",
+        add: "Declare an upstream",
+        remove: "Remove an upstream, and the connections of people to it",
+        name: "The upstream",
     };
 
     fn columns(_: &InTenant) -> &'static [Column] {

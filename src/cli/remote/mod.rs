@@ -34,7 +34,7 @@ mod tenant;
 pub(crate) use self::{
     apply::ApplyArgs,
     audit::{AuditArgs, LoginsArgs},
-    identity::{Clients, GrantArgs, Providers, UserArgs},
+    identity::{Clients, GrantArgs, Providers, Upstreams, UserArgs},
     keys::KeyCommand,
     object::ObjectArgs,
     reference::reference,

@@ -199,11 +199,12 @@ fn refer(value: &mut Json, key: &str, variables: &mut BTreeMap<String, String>) 
 }
 
 /// The lists of a tenant in the API, and in a manifest.
-const LISTS: [(&str, &str); 5] = [
+const LISTS: [(&str, &str); 6] = [
     ("servers", "servers"),
     ("users", "users"),
     ("clients", "clients"),
     ("providers", "providers"),
+    ("upstreams", "upstreams"),
     ("api-keys", "api_keys"),
 ];
 

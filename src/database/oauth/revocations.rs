@@ -114,15 +114,17 @@ pub(crate) async fn number_keys(
     now_ms: i64,
 ) -> Result<(), Error> {
     let kind = if removed.is_some() { KEY } else { KEYS };
-    number(transaction, tenant, kind, removed.unwrap_or(""), now_ms).await
+    number(transaction, tenant, kind, removed.unwrap_or(""), now_ms).await?;
+    Ok(())
 }
 
-/// Announces changed secrets of a holder to replicas, which start its children again.
+/// Announces changed secrets of a holder to replicas, which start its children again; returns the number of the
+/// change.
 pub(crate) async fn number_secret(
     transaction: &mut Transaction,
     change: &SecretChange,
     now_ms: i64,
-) -> Result<(), Error> {
+) -> Result<i64, Error> {
     let value = serde_json::to_string(change);
     let value = value.map_err(|error| Error::Bug(format!("a change of secrets: {error}")))?;
     number(transaction, &change.tenant, SECRETS, &value, now_ms).await
@@ -145,10 +147,11 @@ async fn number_grants(
     if value.is_empty() {
         return Ok(());
     }
-    number(transaction, tenant, GRANTS, &value, now_ms).await
+    number(transaction, tenant, GRANTS, &value, now_ms).await?;
+    Ok(())
 }
 
-/// Writes one numbered row, last in its transaction: the lock on the row of `changes` until the
+/// Writes one numbered row and returns its number, last in its transaction: the lock on the row of `changes` until the
 /// commit keeps the numbers in order.
 async fn number(
     transaction: &mut Transaction,
@@ -156,7 +159,7 @@ async fn number(
     kind: &str,
     value: &str,
     now_ms: i64,
-) -> Result<(), Error> {
+) -> Result<i64, Error> {
     let next = transaction.run(NEXT, Vec::new()).await?;
     let next = next.first();
     let next: i64 = next
@@ -170,7 +173,7 @@ async fn number(
         now_ms.into(),
     ];
     transaction.run(INSERT, values).await?;
-    Ok(())
+    Ok(next)
 }
 
 /// The time that a revocation is kept: longer than the lifetime of access tokens, and of sessions

@@ -8,6 +8,7 @@ use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
 use super::{
+    connections,
     rows::{self, Loaded, Stored},
     slots,
 };
@@ -92,6 +93,7 @@ pub(super) async fn write(
             };
             end_issued(transaction, &old.name, now_ms).await?;
             slots::forget(transaction, &old.name).await?;
+            connections::forget(transaction, &old.name).await?;
             rows::delete(transaction, &old).await
         }
         (Some(object), Some(stored)) => {

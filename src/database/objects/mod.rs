@@ -3,17 +3,20 @@
 //! Not here: the model (`declare`), and the rows of the authorization server (`oauth`).
 //!
 //! * `changes`: changes of objects: edited, written, recorded
+//! * `connections`: connections of people to upstreams
 //! * `repository`: reads, checks and changes of declared objects
 //! * `rows`: objects as rows
 //! * `secrets`: secrets of objects: hashed, kept, hidden
 //! * `slots`: secrets in the slots of servers
 
 mod changes;
+pub(crate) mod connections;
 pub(crate) mod repository;
 mod rows;
 mod secrets;
 pub(crate) mod slots;
 
+pub(crate) use self::connections::{Connection, ConnectionAt, Connections, Tokens};
 pub(crate) use self::repository::{Expected, Judge, Newer, Objects};
 pub(crate) use self::rows::{Mark, Marks, Stored};
 pub(crate) use self::slots::{HolderAt, Secrets, StoredSecret};

@@ -224,7 +224,7 @@ fn owner(kind: Kind) -> &'static str {
         Kind::Tenant => "name",
         // As in its indexes.
         Kind::ApiKey => "COALESCE(tenant, '')",
-        Kind::Server | Kind::User | Kind::Client | Kind::Provider => "tenant",
+        Kind::Server | Kind::User | Kind::Client | Kind::Provider | Kind::Upstream => "tenant",
     }
 }
 
@@ -253,7 +253,9 @@ pub(crate) async fn insert(
             values.push(hash(new)?);
             Sql::from(INSERT_API_KEY)
         }
-        Kind::Server | Kind::User | Kind::Client | Kind::Provider => Sql::on(kind.plural(), INSERT),
+        Kind::Server | Kind::User | Kind::Client | Kind::Provider | Kind::Upstream => {
+            Sql::on(kind.plural(), INSERT)
+        }
     };
     transaction.run(sql, values).await?;
     Ok(())
@@ -414,6 +416,8 @@ const MARKS: &str = "
     SELECT tenant, COUNT(*), MAX(version) FROM clients GROUP BY tenant
      UNION ALL
     SELECT tenant, COUNT(*), MAX(version) FROM providers GROUP BY tenant
+     UNION ALL
+    SELECT tenant, COUNT(*), MAX(version) FROM upstreams GROUP BY tenant
      UNION ALL
     SELECT tenant, COUNT(*), MAX(version) FROM api_keys WHERE tenant IS NOT NULL GROUP BY tenant";
 

@@ -282,8 +282,10 @@ async fn changed(
         tenant: of.tenant.to_owned(),
         server: of.server.to_owned(),
         holder: of.holder.map(str::to_owned),
+        upstream: None,
     };
-    revocations::number_secret(transaction, &change, now_ms).await
+    revocations::number_secret(transaction, &change, now_ms).await?;
+    Ok(())
 }
 
 fn check_holder(holder: Option<&str>) -> Result<(), Error> {

@@ -344,7 +344,7 @@ const DELETE: &str = "
     RETURNING id";
 
 /// All kinds of records, as `docs/administration.md` lists them.
-pub(crate) const KINDS: [&str; 35] = [
+pub(crate) const KINDS: [&str; 41] = [
     "tenant.added",
     "tenant.changed",
     "tenant.removed",
@@ -364,6 +364,12 @@ pub(crate) const KINDS: [&str; 35] = [
     "provider.added",
     "provider.changed",
     "provider.removed",
+    "upstream.added",
+    "upstream.changed",
+    "upstream.removed",
+    "upstream.connected",
+    "upstream.disconnected",
+    "upstream.expired",
     "login",
     "login.ended",
     "login.refused",

@@ -6,12 +6,14 @@
 //! * `audit`: the audit trail
 //! * `error`: errors of database operations
 //! * `file`: a SQLite file that no gateway uses
+//! * `migrations`: the migrations of the schema
 //! * `sql`: connections, transactions and rows, on SQLite and PostgreSQL
 //! * `value`: values of statements
 
 pub(crate) mod audit;
 mod error;
 pub(crate) mod file;
+mod migrations;
 pub(crate) mod sql;
 mod value;
 

@@ -17,6 +17,7 @@ use sqlx::{
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
+use super::migrations::MIGRATIONS;
 use super::value::Value;
 use crate::{
     base::{Clock, private_file},
@@ -620,52 +621,6 @@ fn schema(migrations: [(i64, &'static str, &'static str); MIGRATIONS.len()]) -> 
     schema.set_ignore_missing(true);
     schema
 }
-
-/// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
-/// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
-/// the build host too.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 5] = [
-    (
-        1,
-        "control",
-        [
-            include_str!("../../../migrations/sqlite/0001_control.sql"),
-            include_str!("../../../migrations/postgres/0001_control.sql"),
-        ],
-    ),
-    (
-        2,
-        "oauth",
-        [
-            include_str!("../../../migrations/sqlite/0002_oauth.sql"),
-            include_str!("../../../migrations/postgres/0002_oauth.sql"),
-        ],
-    ),
-    (
-        3,
-        "by tenant",
-        [
-            include_str!("../../../migrations/sqlite/0003_by_tenant.sql"),
-            include_str!("../../../migrations/postgres/0003_by_tenant.sql"),
-        ],
-    ),
-    (
-        4,
-        "secrets",
-        [
-            include_str!("../../../migrations/sqlite/0004_secrets.sql"),
-            include_str!("../../../migrations/postgres/0004_secrets.sql"),
-        ],
-    ),
-    (
-        6,
-        "login steps",
-        [
-            include_str!("../../../migrations/sqlite/0006_login_steps.sql"),
-            include_str!("../../../migrations/postgres/0006_login_steps.sql"),
-        ],
-    ),
-];
 
 /// The time of the statement, not of the start of its transaction.
 const NOW: &str = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT";

@@ -1,6 +1,7 @@
 //! Tests of the database on SQLite and PostgreSQL.
 
 mod audit;
+mod connections;
 mod fixture;
 mod grants;
 mod logins;

@@ -122,6 +122,7 @@ async fn changes_of_secrets_are_numbered_and_recorded(place: Place) {
         tenant: of.tenant.to_owned(),
         server: of.server.to_owned(),
         holder: of.holder.map(str::to_owned),
+        upstream: None,
     };
     let found: Vec<_> = after.secrets.values().cloned().collect();
     assert_eq!(found, [change(ADA), change(ALL), change(ADA)]);

@@ -14,6 +14,8 @@ pub(crate) struct Slot {
     pub(crate) holder: Holder,
     /// The form in which a child gets it.
     pub(crate) form: SlotForm,
+    /// The upstream whose access token it is; none if a value is set.
+    pub(crate) upstream: Option<String>,
     /// The name that people see.
     pub(crate) title: Option<String>,
     /// The page that says how to get a value.

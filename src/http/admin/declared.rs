@@ -1,4 +1,4 @@
-//! Declared objects: tenants, servers, users, clients and identity providers, and whole manifests.
+//! Declared objects: tenants, servers, users, clients, identity providers and upstreams, and whole manifests.
 //!
 //! An object's `ETag` is the number of the change that wrote it; `If-Match` and `If-None-Match`
 //! make a change conditional (RFC 9110, section 13.1). Secrets are never shown: a secret reads as
@@ -33,7 +33,7 @@ use crate::{
     manifest::objects,
 };
 
-/// Operations on tenants, servers, users, clients, identity providers and manifests.
+/// Operations on tenants, servers, users, clients, identity providers, upstreams and manifests.
 pub(super) fn operations() -> Vec<Operation> {
     vec![
         operation::get("/tenants", "listTenants", "Tenants that the caller sees")
@@ -72,6 +72,13 @@ pub(super) fn operations() -> Vec<Operation> {
             "Create or replace an identity provider (operators)",
         ),
         PROVIDERS.delete("deleteProvider", "Remove an identity provider (operators)"),
+        UPSTREAMS.list("listUpstreams", "Upstreams of a tenant"),
+        UPSTREAMS.read("getUpstream", "An upstream"),
+        UPSTREAMS.put("putUpstream", "Create or replace an upstream (operators)"),
+        UPSTREAMS.delete(
+            "deleteUpstream",
+            "Remove an upstream with the connections to it (operators)",
+        ),
         operation::post("/apply", "apply", "Apply a manifest (operators)")
             .query(&[Parameter::Flag("prune"), Parameter::Flag("dry_run")])
             .takes(&MANIFEST)
@@ -130,6 +137,15 @@ static PROVIDERS: Collection = Collection {
     kind: Kind::Provider,
     path: "/tenants/{tenant}/providers",
     item: "/tenants/{tenant}/providers/{name}",
+    read_by: Permission::Tenant,
+    changed_by: Permission::OperatorOfTenant,
+};
+
+/// Only operators declare an upstream: the gateway connects to its addresses.
+static UPSTREAMS: Collection = Collection {
+    kind: Kind::Upstream,
+    path: "/tenants/{tenant}/upstreams",
+    item: "/tenants/{tenant}/upstreams/{name}",
     read_by: Permission::Tenant,
     changed_by: Permission::OperatorOfTenant,
 };

@@ -7,7 +7,7 @@
 //! * `api_keys`: API keys of tenants and of operators
 //! * `audit`: audit trail
 //! * `caller`: authentication of callers, and permissions
-//! * `declared`: tenants, servers, users, clients and identity providers
+//! * `declared`: tenants, servers, users, clients, identity providers and upstreams
 //! * `issued`: signing keys, grants, revocations and registered clients
 //! * `openapi`: `OpenAPI` document of a list of operations
 //! * `operation`: declaration of an operation, and its call by a request

@@ -146,9 +146,15 @@ fn holder_at<'c>(path: &'c Path, query: &'c Query) -> HolderAt<'c> {
 fn check_slot(caller: &Caller, path: &Path, query: &Query) -> Result<(), Problem> {
     let (tenant, server) = (path.tenant(), path.name());
     let found = caller.snapshot.catalog.find(tenant, server);
-    let found = found.and_then(|(_, server)| Some(server.slots.get(slot(path))?.holder));
+    let found = found.and_then(|(_, server)| server.slots.get(slot(path)).cloned());
     let missing = || Problem::no_such("secret", &format!("{tenant}/{server}/{}", slot(path)));
-    let wrong = match (found.ok_or_else(missing)?, query.get("subject")) {
+    let found = found.ok_or_else(missing)?;
+    if found.upstream.is_some() {
+        let what = "takes the access token of an upstream, and no value";
+        let wrong = Wrong::new(what, "let the person connect it on the account page");
+        return Err(Problem::invalid(vec![wrong.at("path", "secret")]));
+    }
+    let wrong = match (found.holder, query.get("subject")) {
         (Holder::Principal, None) => Wrong::new(
             "is missing: each principal has a secret of their own",
             "name the person whose secret it is",

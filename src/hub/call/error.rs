@@ -246,9 +246,10 @@ impl CallError {
     pub(crate) fn line_of_slots(self, id: &[u8], slots: &Slots, fill: Option<&Fill>) -> Bytes {
         let names: Vec<String> = slots
             .iter()
-            .map(|(name, slot)| match &slot.title {
-                Some(title) => format!("{name} ({title})"),
-                None => name.clone(),
+            .map(|(name, slot)| match (&slot.upstream, &slot.title) {
+                (Some(upstream), _) => format!("{name} (your account at {upstream})"),
+                (None, Some(title)) => format!("{name} ({title})"),
+                (None, None) => name.clone(),
             })
             .collect();
         let mut message = format!("{}: it needs {}", self.message, names.join(", "));
@@ -258,7 +259,9 @@ impl CallError {
         });
         let mut code = self.code;
         if let Some(Fill { url, way }) = fill {
-            message.push_str("; set what is yours at ");
+            let connects = slots.values().any(|slot| slot.upstream.is_some());
+            let how = if connects { "connect or set" } else { "set" };
+            message.push_str(&format!("; {how} what is yours at "));
             message.push_str(url);
             data["url"] = url.as_str().into();
             if *way != FillWay::Text {

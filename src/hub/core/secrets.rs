@@ -1,22 +1,22 @@
-//! Secrets of children: the values in the slots of a server, from the database.
+//! Secrets of children: the values in the slots of a server, from the database and from upstreams.
 //!
 //! Not here: their delivery (`backend/delivery`).
 
 use std::sync::Arc;
 
 use crate::{
-    backend::{Delivered, Refused, SecretSource},
+    backend::{Delivered, Refused, SecretSource, SlotValue, TokenOf, TokenSource},
     database::{self, HolderAt},
     declare::Holder,
     snapshot::CurrentSnapshot,
 };
 
 /// The source of the secrets of children.
-pub(crate) fn secret_source(snapshot: Arc<CurrentSnapshot>) -> SecretSource {
+pub(crate) fn secret_source(snapshot: Arc<CurrentSnapshot>, tokens: TokenSource) -> SecretSource {
     Arc::new(move |server, holder| {
         let (snapshot, slots) = (Arc::clone(&snapshot), server.slots.clone());
         let (tenant, server) = (server.tenant.clone(), server.name.clone());
-        let holder = holder.map(str::to_owned);
+        let (holder, tokens) = (holder.map(str::to_owned), Arc::clone(&tokens));
         Box::pin(async move {
             let of = HolderAt {
                 tenant: &tenant,
@@ -33,14 +33,23 @@ pub(crate) fn secret_source(snapshot: Arc<CurrentSnapshot>) -> SecretSource {
             })?;
             let mut delivery = Vec::with_capacity(slots.len());
             for (variable, slot) in slots {
-                let of = match slot.holder {
-                    Holder::Principal => &mut values.own,
-                    Holder::Tenant => &mut values.of_tenant,
+                let value = match (slot.upstream, slot.holder) {
+                    (Some(upstream), _) => {
+                        let of = TokenOf {
+                            tenant: tenant.clone(),
+                            upstream: upstream.clone(),
+                            holder: holder.clone().ok_or(Refused::Missing)?,
+                        };
+                        Some(SlotValue::Token(upstream, tokens(of).await?))
+                    }
+                    (None, Holder::Principal) => values.own.remove(&variable).map(SlotValue::Set),
+                    (None, Holder::Tenant) => {
+                        values.of_tenant.remove(&variable).map(SlotValue::Set)
+                    }
                 };
-                let value = of.remove(&variable).ok_or(Refused::Missing)?;
                 delivery.push(Delivered {
                     variable,
-                    value,
+                    value: value.ok_or(Refused::Missing)?,
                     form: slot.form,
                 });
             }

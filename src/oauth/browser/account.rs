@@ -57,12 +57,17 @@ pub(crate) async fn change(State(oauth): State<Oauth>, request: Request) -> Resp
 }
 
 /// A change that was made, as the page says it.
-const DONE: [(&str, &str); 4] = [
+const DONE: [(&str, &str); 6] = [
     (
         "set",
         "The secret is saved. Your next request to the server uses it.",
     ),
     ("removed", "The secret is removed."),
+    (
+        "connected",
+        "The account is connected. Your next request to the server uses it.",
+    ),
+    ("disconnected", "The account is not connected any more."),
     ("revoked", "The application has no access any more."),
     ("ended", "The log-in is ended."),
 ];
@@ -94,12 +99,18 @@ impl BrowserRequest {
             action: &self.path(OauthEndpoint::Account),
             form: &self.seal(&flow, FormKind::Account)?,
             servers: self.shown_servers(person).await?,
+            upstreams: self.shown_upstreams(person).await?,
             grants: self.shown_grants(person).await?,
             logins: self.shown_logins(person).await?,
             secret_max: SECRET_MAX,
             style: STYLE,
         };
-        Ok(html(StatusCode::OK, &page, &FormTarget::Own))
+        let target = if page.upstreams.is_empty() {
+            FormTarget::Own
+        } else {
+            FormTarget::Provider
+        };
+        Ok(html(StatusCode::OK, &page, &target))
     }
 
     /// The servers that the person may use and that need secrets of theirs.
@@ -117,6 +128,7 @@ impl BrowserRequest {
             .collect();
         let servers = self.server.tenant.servers.values();
         let servers = servers.filter(|server| self.may_fill(person, server));
+        let servers = servers.filter(|server| own_slots(server).next().is_some());
         let servers = servers.map(|server| {
             let slots = own_slots(server).map(|(name, slot)| ShownSlot {
                 id: format!("{}.{name}", server.name),
@@ -135,7 +147,7 @@ impl BrowserRequest {
     }
 
     /// Reports whether the person may use the server, by any client, and it needs a secret of theirs.
-    fn may_fill(&self, person: &Person, server: &Server) -> bool {
+    pub(super) fn may_fill(&self, person: &Person, server: &Server) -> bool {
         let builtin = self.server.builtin.subject(&person.subject, &person.groups);
         let may_use = builtin.is_ok_and(|known| {
             let groups = known.groups(&person.groups);
@@ -219,6 +231,8 @@ impl BrowserRequest {
             Some("set") => self.set_secret(&person, fields).await?,
             Some("remove") => self.remove_secret(&person, fields).await?,
             Some("revoke") => self.revoke_grant(&person, fields).await?,
+            Some("connect") => return self.depart(&person, fields).await,
+            Some("disconnect") => self.disconnect(&person, fields).await?,
             Some("end") => self.end_login(&person, fields).await?,
             _ => return Err(unknown().into()),
         };
@@ -335,7 +349,7 @@ impl BrowserRequest {
         Ok("ended")
     }
 
-    fn author(&self, person: &Person) -> Author {
+    pub(super) fn author(&self, person: &Person) -> Author {
         let mut author = Author::named(&person.subject);
         let address = self.address.map(|address| address.to_string());
         author.detail.insert("address".to_owned(), json!(address));
@@ -343,13 +357,14 @@ impl BrowserRequest {
     }
 }
 
+/// The slots that a person fills by a value; the others by a connection.
 fn own_slots(server: &Server) -> impl Iterator<Item = (&String, &Slot)> {
     let slots = server.slots.iter();
-    slots.filter(|(_, slot)| slot.holder == Holder::Principal)
+    slots.filter(|(_, slot)| slot.holder == Holder::Principal && slot.upstream.is_none())
 }
 
 /// A time for people: to the minute.
-fn day(ms: i64) -> String {
+pub(super) fn day(ms: i64) -> String {
     let text = moment(ms);
     let (day, time) = text.split_once('T').unwrap_or((&text, ""));
     format!("{day} {} UTC", time.get(..5).unwrap_or_default())
@@ -360,7 +375,7 @@ fn expired() -> ErrorPage {
     ErrorPage::bad("This page has expired", what, OPEN_AGAIN)
 }
 
-fn unknown() -> ErrorPage {
+pub(super) fn unknown() -> ErrorPage {
     let what = "What the form names is not here, or not any more. Nothing was changed.";
     ErrorPage::bad("This form cannot be read", what, OPEN_AGAIN)
 }

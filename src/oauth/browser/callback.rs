@@ -236,7 +236,7 @@ impl BrowserRequest {
     }
 
     /// Generates 256 random bits as text.
-    fn random(&self) -> Result<String, StepRefusal> {
+    pub(super) fn random(&self) -> Result<String, StepRefusal> {
         secret::plain(&self.oauth.0.random).ok_or_else(no_randomness)
     }
 }

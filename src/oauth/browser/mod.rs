@@ -7,6 +7,7 @@
 //! * `authorize`: authorization endpoint.
 //! * `callback`: redirect to an identity provider and the return from it.
 //! * `code`: issue of an authorization code at the end of a log-in.
+//! * `connection`: redirect to an upstream, the return from it, and the end of a connection.
 //! * `consent`: consent page and the decision that it records.
 //! * `cookie`: cookie that identifies a browser.
 //! * `flow`: sealed state of a log-in, carried in a hidden form field.
@@ -19,6 +20,7 @@ mod authorization_request;
 pub(crate) mod authorize;
 pub(crate) mod callback;
 mod code;
+pub(crate) mod connection;
 pub(crate) mod consent;
 mod cookie;
 mod flow;

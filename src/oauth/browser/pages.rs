@@ -82,6 +82,7 @@ pub(super) struct AccountPage<'p> {
     pub(super) action: &'p str,
     pub(crate) form: &'p str,
     pub(super) servers: Vec<ShownServer>,
+    pub(super) upstreams: Vec<ShownUpstream>,
     pub(super) grants: Vec<ShownGrant>,
     pub(super) logins: Vec<ShownLogin>,
     /// The most bytes of a secret.
@@ -93,6 +94,16 @@ pub(super) struct AccountPage<'p> {
 pub(super) struct ShownServer {
     pub(super) name: String,
     pub(super) slots: Vec<ShownSlot>,
+}
+
+/// An upstream whose access token servers of the person need.
+pub(super) struct ShownUpstream {
+    pub(super) name: String,
+    pub(super) title: String,
+    pub(super) servers: Vec<String>,
+    pub(super) scopes: Vec<String>,
+    /// The time of the last token, if it is connected.
+    pub(super) connected: Option<String>,
 }
 
 /// A secret that a server needs, without its value.
@@ -207,7 +218,7 @@ pub(super) enum FormTarget {
     Own,
     /// The gateway, then this redirect URI.
     Client(String),
-    /// The gateway, then an identity provider.
+    /// The gateway, then an identity provider or an upstream.
     Provider,
 }
 

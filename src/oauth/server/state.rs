@@ -13,6 +13,7 @@ use crate::{
         base::{OauthRefusal, RefusalCode, Throttle},
         clients::Documents,
         providers::Providers,
+        upstreams::Upstreams,
     },
     snapshot::{AuditQueue, CurrentSnapshot},
     telemetry::Metrics,
@@ -46,6 +47,8 @@ pub(crate) struct OauthState {
     pub(crate) documents: Documents,
     /// Identity providers.
     pub(crate) providers: Providers,
+    /// Connections of people to upstreams.
+    pub(crate) upstreams: Upstreams,
     /// Reports of denied attempts.
     pub(crate) denials: Denials,
     /// The metrics of the gateway.
@@ -57,7 +60,7 @@ impl Oauth {
     pub(crate) fn new(
         config: Arc<Config>,
         snapshot: Arc<CurrentSnapshot>,
-        outbound: Outbound,
+        (outbound, upstreams): (Outbound, Upstreams),
         clock: Clock,
         audit: AuditQueue,
         denials: Denials,
@@ -77,6 +80,7 @@ impl Oauth {
             registrations: Throttle::new(),
             steps: Throttle::new(),
             writes: Throttle::new(),
+            upstreams,
             denials,
             metrics,
         }))

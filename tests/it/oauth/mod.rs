@@ -12,3 +12,4 @@ pub(crate) mod providers;
 pub(crate) mod registration;
 pub(crate) mod rmcp;
 pub(crate) mod tokens;
+pub(crate) mod upstreams;

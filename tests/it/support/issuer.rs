@@ -142,6 +142,32 @@ impl Provider {
         self.tell(&format!("callback {url}\n")).await;
     }
 
+    /// Logs `name` in from now on.
+    pub(crate) async fn person(&mut self, name: &str) {
+        self.tell(&format!("person {name}\n")).await;
+    }
+
+    /// Sets the life of access tokens of people, in seconds.
+    pub(crate) async fn ttl(&mut self, seconds: u32) {
+        self.tell(&format!("ttl {seconds}\n")).await;
+    }
+
+    /// What the provider says about a token (RFC 7662).
+    pub(crate) async fn introspect(&self, token: &str) -> Value {
+        let form = url::form_urlencoded::Serializer::new(String::new())
+            .append_pair("token", token)
+            .finish();
+        let asked = client()
+            .post(format!("{}/token/introspection", self.issuer))
+            .header("Content-Type", "application/x-www-form-urlencoded")
+            .header(
+                "Authorization",
+                crate::support::oauth_client::basic("introspector", "a secret: of%20spaces"),
+            )
+            .body(form);
+        json_of(within("an introspection", asked.send()).await.unwrap()).await
+    }
+
     async fn tell(&mut self, what: &str) {
         self.stdin.write_all(what.as_bytes()).await.unwrap();
         within(

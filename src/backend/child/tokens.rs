@@ -1,0 +1,236 @@
+//! Access tokens of a child: which it has, and newer ones in its private files.
+//!
+//! Not here: the requests for tokens (`oauth/providers`), and the loop that renews them (`renewal`).
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::PathBuf,
+    sync::{OnceLock, PoisonError, RwLock, RwLockWriteGuard},
+};
+
+use super::launcher::write_private;
+use crate::{
+    base::Secret,
+    declare::{SlotForm, Slots},
+};
+
+/// An access token of a person at an upstream.
+#[derive(Clone)]
+pub(crate) struct AccessToken {
+    /// The token.
+    pub(crate) value: Secret,
+    /// The number of its change; a higher one is newer.
+    pub(crate) version: i64,
+    /// The time to look at it again: it is refreshed then, or its status asked. None if it does not expire.
+    pub(crate) look_ms: Option<i64>,
+}
+
+/// The private directory of a child.
+pub(crate) struct PrivateFiles {
+    /// The directory, which belongs to the child.
+    pub(crate) dir: PathBuf,
+    /// The uid of the child, if it has its own.
+    pub(crate) uid: Option<u32>,
+}
+
+/// The access tokens of a child.
+pub(super) struct ChildTokens {
+    by_upstream: RwLock<BTreeMap<String, State>>,
+    files: OnceLock<PrivateFiles>,
+}
+
+/// The access token of one upstream.
+#[derive(Default)]
+struct State {
+    /// The variables that have it, and their forms.
+    variables: Vec<(String, SlotForm)>,
+    /// The version that the child has; none before it starts.
+    given: Option<i64>,
+    /// The newest version that was announced.
+    announced: i64,
+    /// The time to look at it again.
+    look_ms: Option<i64>,
+    /// Not before this time, after a failure.
+    retry_ms: i64,
+}
+
+impl ChildTokens {
+    /// No tokens yet for the slots of a server.
+    pub(super) fn new(slots: &Slots) -> Self {
+        let mut by_upstream: BTreeMap<String, State> = BTreeMap::new();
+        for (variable, slot) in slots {
+            if let Some(upstream) = &slot.upstream {
+                let state = by_upstream.entry(upstream.clone()).or_default();
+                state.variables.push((variable.clone(), slot.form));
+            }
+        }
+        Self {
+            by_upstream: RwLock::new(by_upstream),
+            files: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        let all = self.by_upstream.read();
+        all.unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn all(&self) -> RwLockWriteGuard<'_, BTreeMap<String, State>> {
+        let all = self.by_upstream.write();
+        all.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the private directory.
+    pub(super) fn keeps(&self, files: Option<PrivateFiles>) {
+        if let Some(files) = files {
+            _ = self.files.set(files);
+        }
+    }
+
+    /// A newer token was announced, which may be before or after the child reads its own.
+    pub(super) fn changed(&self, upstream: &str, number: i64) {
+        if let Some(state) = self.all().get_mut(upstream) {
+            state.announced = state.announced.max(number);
+            state.retry_ms = 0;
+        }
+    }
+
+    /// The upstreams whose token of a started child is an old one, or is to be looked at.
+    pub(super) fn due(&self, now_ms: i64) -> Vec<String> {
+        let all = self.all();
+        let due = all.iter().filter(|(_, state)| state.is_due(now_ms));
+        due.map(|(upstream, _)| upstream.clone()).collect()
+    }
+
+    /// Records the token that a child is started with.
+    pub(super) fn given(&self, upstream: &str, token: &AccessToken) {
+        if let Some(state) = self.all().get_mut(upstream) {
+            (state.given, state.look_ms) = (Some(token.version), token.look_ms);
+        }
+    }
+
+    /// Writes a newer token into the files of the child; false if it has the token elsewhere, too, or the
+    /// files cannot be written.
+    pub(super) fn renew(&self, upstream: &str, token: &AccessToken) -> bool {
+        let mut all = self.all();
+        let Some(state) = all.get_mut(upstream) else {
+            return true;
+        };
+        let is_new = state.given.is_none_or(|given| given < token.version);
+        if is_new && !self.rewrite(&state.variables, &token.value) {
+            return false;
+        }
+        (state.given, state.look_ms) = (Some(token.version), token.look_ms);
+        true
+    }
+
+    pub(super) fn retry(&self, upstream: &str, at_ms: i64) {
+        if let Some(state) = self.all().get_mut(upstream) {
+            state.retry_ms = at_ms;
+        }
+    }
+
+    fn rewrite(&self, variables: &[(String, SlotForm)], value: &Secret) -> bool {
+        let mut forms = variables.iter();
+        let Some(files) = self
+            .files
+            .get()
+            .filter(|_| forms.all(|(_, form)| *form == SlotForm::File))
+        else {
+            return false;
+        };
+        let written = variables
+            .iter()
+            .try_for_each(|(name, _)| files.rewrite(name, value));
+        if let Err(error) = &written {
+            tracing::info!(%error, "a child cannot get a new access token by its file");
+        }
+        written.is_ok()
+    }
+}
+
+impl State {
+    fn is_due(&self, now_ms: i64) -> bool {
+        let is_old = self.given.is_some_and(|given| given < self.announced);
+        let is_looked_at =
+            self.given.is_some() && self.look_ms.is_some_and(|at_ms| at_ms <= now_ms);
+        (is_old || is_looked_at) && self.retry_ms <= now_ms
+    }
+}
+
+impl PrivateFiles {
+    /// Replaces the content of a file at once. The directory belongs to the child, which may have put links
+    /// there: a new file follows none, and a rename replaces a link.
+    fn rewrite(&self, name: &str, value: &Secret) -> io::Result<()> {
+        let new = self
+            .dir
+            .join(format!(".{name}-{}", uuid::Uuid::new_v4().simple()));
+        let written = write_private(&new, value.expose(), self.uid)
+            .and_then(|()| fs::rename(&new, self.dir.join(name)));
+        if written.is_err() {
+            _ = fs::remove_file(&new);
+        }
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tokens::*;
+    use crate::declare::{Holder, Slot};
+
+    fn tokens(form: SlotForm) -> ChildTokens {
+        let slot = Slot {
+            holder: Holder::Principal,
+            form,
+            upstream: Some("u".to_owned()),
+            title: None,
+            help: None,
+        };
+        ChildTokens::new(&Slots::from([("T".to_owned(), slot)]))
+    }
+
+    fn token(version: i64) -> AccessToken {
+        AccessToken {
+            value: Secret::new(format!("token {version}")),
+            version,
+            look_ms: Some(version * 10),
+        }
+    }
+
+    #[test]
+    fn a_token_is_due_when_it_is_old_or_to_be_looked_at() {
+        let tokens = tokens(SlotForm::Variable);
+        // Announced before the child has read its own: not due, since it does not run.
+        tokens.changed("u", 5);
+        assert!(tokens.due(1_000).is_empty());
+        tokens.given("u", &token(4));
+        assert_eq!(tokens.due(0), ["u"], "it was read before the change");
+        tokens.given("u", &token(5));
+        assert!(tokens.due(49).is_empty() && !tokens.due(50).is_empty());
+        tokens.retry("u", 60);
+        assert!(tokens.due(59).is_empty() && !tokens.due(60).is_empty());
+        tokens.changed("other", 9);
+        assert!(tokens.due(0).is_empty(), "that is no upstream of it");
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_no_link_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, victim) = (dir.path().join("T"), dir.path().join("victim"));
+        fs::write(&victim, "untouched").unwrap();
+        std::os::unix::fs::symlink(&victim, &file).unwrap();
+        let tokens = tokens(SlotForm::File);
+        tokens.given("u", &token(1));
+        assert!(!tokens.renew("u", &token(2)), "it has no directory yet");
+        tokens.keeps(Some(PrivateFiles {
+            dir: dir.path().to_owned(),
+            uid: None,
+        }));
+        assert!(tokens.renew("u", &token(2)));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "token 2");
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}

@@ -1,0 +1,194 @@
+//! Connections at rest: sealed, each in its own row, refreshed by one replica at a time.
+
+use serde_json::json;
+
+use super::fixture::{CANARY, Place, ada, object, on_both, put};
+use crate::base::Secret;
+use crate::database::{ConnectionAt, Database, Error, Expected, Tokens, Value};
+use crate::declare::{Issued, Kind, ObjectName};
+
+on_both! {
+    connections_open_in_their_own_row_alone
+    one_replica_at_a_time_has_the_lease_of_a_version
+    connections_are_sealed_again_and_go_with_their_upstream
+}
+
+const ADA: ConnectionAt<'static> = ConnectionAt {
+    tenant: "acme",
+    upstream: "hub",
+    holder: "ada",
+};
+const EVE: ConnectionAt<'static> = ConnectionAt {
+    holder: "eve",
+    ..ADA
+};
+
+async fn declared(place: &Place) -> Database {
+    let store = place.open().await;
+    let issuing = object(Kind::Tenant, &json!({"auth": {"mode": "builtin"}}));
+    put(&store, (ObjectName::tenant("acme"), issuing)).await;
+    for name in ["hub", "other"] {
+        let upstream = object(
+            Kind::Upstream,
+            &json!({"issuer": "https://hub.test", "client_id": "c"}),
+        );
+        put(
+            &store,
+            (ObjectName::of("acme", Kind::Upstream, name), upstream),
+        )
+        .await;
+    }
+    store
+}
+
+fn tokens(access: &str) -> Tokens {
+    Tokens {
+        access: Secret::new(access.to_owned()),
+        refresh: Some(Secret::new(format!("{access} refresh"))),
+        given_ms: 1_000,
+        expires_ms: Some(9_000),
+        authority: "hub".to_owned(),
+    }
+}
+
+async fn connect(store: &Database, of: ConnectionAt<'_>, access: &str) {
+    let kept = store.connections();
+    kept.put(of, &tokens(access), &ada()).await.unwrap();
+}
+
+async fn access(store: &Database, of: ConnectionAt<'_>) -> Result<Option<String>, Error> {
+    let found = store.connections().get(of).await?;
+    Ok(found.map(|found| found.tokens.access.expose().to_owned()))
+}
+
+async fn connections_open_in_their_own_row_alone(place: Place) {
+    let store = declared(&place).await;
+    for (of, text) in [(ADA, "of ada"), (EVE, "of eve")] {
+        connect(&store, of, &format!("{CANARY} {text}")).await;
+        let found = access(&store, of).await.unwrap();
+        assert_eq!(found, Some(format!("{CANARY} {text}")));
+    }
+    assert!(!place.holds(CANARY));
+    let other = ConnectionAt {
+        upstream: "other",
+        ..ADA
+    };
+    let pool = place.pool().await;
+    for moved in [
+        "UPDATE connections SET value = (SELECT value FROM connections WHERE holder = 'eve') WHERE holder = $1",
+        "UPDATE connections SET upstream = 'other' WHERE holder = $1",
+    ] {
+        pool.write(moved, vec![Value::from("ada")]).await.unwrap();
+        for of in [ADA, other] {
+            let found = access(&store, of).await;
+            assert!(matches!(found, Ok(None) | Err(Error::Bug(_))), "{moved}");
+        }
+    }
+    pool.close().await;
+    let nowhere = ConnectionAt {
+        upstream: "none",
+        ..ADA
+    };
+    let refused = store.connections().put(nowhere, &tokens("x"), &ada()).await;
+    assert!(matches!(refused, Err(Error::NotFound)));
+}
+
+async fn one_replica_at_a_time_has_the_lease_of_a_version(place: Place) {
+    let store = declared(&place).await;
+    let issued = store.issued();
+    let (start, from) = issued.newer((&Issued::default(), 0)).await.unwrap();
+    connect(&store, ADA, "first").await;
+    let kept = store.connections();
+    let first = kept.get(ADA).await.unwrap().unwrap();
+    assert_eq!(
+        first.tokens.refresh_ms(),
+        Some(7_000),
+        "a quarter of its life before the end"
+    );
+    let until_ms = i64::MAX;
+    assert!(kept.lease(ADA, first.version, until_ms).await.unwrap());
+    assert!(!kept.lease(ADA, first.version, until_ms).await.unwrap());
+    kept.end_lease(ADA, first.version, 0).await.unwrap();
+    assert!(kept.lease(ADA, first.version, until_ms).await.unwrap());
+    assert!(
+        kept.refreshed(ADA, first.version, &tokens("second"))
+            .await
+            .unwrap()
+    );
+    // What another replica knows is an old version now.
+    assert!(
+        !kept
+            .refreshed(ADA, first.version, &tokens("late"))
+            .await
+            .unwrap()
+    );
+    assert!(!kept.lease(ADA, first.version, until_ms).await.unwrap());
+    assert!(
+        !kept
+            .remove(ADA, Some(first.version), "upstream.expired", &ada())
+            .await
+            .unwrap()
+    );
+    let second = kept.get(ADA).await.unwrap().unwrap();
+    assert_eq!(second.tokens.access.expose(), "second");
+    assert!(second.version > first.version);
+    assert!(kept.lease(ADA, second.version, until_ms).await.unwrap());
+    // One of two replicas asks about the token.
+    assert!(kept.check(ADA, second.version, i64::MAX).await.unwrap());
+    assert!(!kept.check(ADA, second.version, 0).await.unwrap());
+    assert!(
+        kept.remove(ADA, None, "upstream.disconnected", &ada())
+            .await
+            .unwrap()
+    );
+    assert!(
+        !kept
+            .remove(ADA, None, "upstream.disconnected", &ada())
+            .await
+            .unwrap()
+    );
+    let (after, to) = issued.newer((&start, from)).await.unwrap();
+    assert_eq!(to, from + 3);
+    let numbers: Vec<_> = after.secrets.keys().copied().collect();
+    assert_eq!(numbers[..2], [first.version, second.version]);
+}
+
+async fn connections_are_sealed_again_and_go_with_their_upstream(place: Place) {
+    let store = declared(&place).await;
+    // More than are read at once.
+    for at in 0..110 {
+        let holder = format!("person {at}");
+        connect(
+            &store,
+            ConnectionAt {
+                holder: &holder,
+                ..ADA
+            },
+            &format!("token {at}"),
+        )
+        .await;
+    }
+    store.rotate().await.unwrap();
+    store.close().await;
+    let store = place.open().await;
+    for at in [0, 99, 100, 109] {
+        let holder = format!("person {at}");
+        let found = access(
+            &store,
+            ConnectionAt {
+                holder: &holder,
+                ..ADA
+            },
+        )
+        .await;
+        assert_eq!(found.unwrap(), Some(format!("token {at}")));
+    }
+    let hub = ObjectName::of("acme", Kind::Upstream, "hub");
+    let removed = store.objects().delete(&hub, Expected::Any, &ada()).await;
+    removed.unwrap();
+    let of = ConnectionAt {
+        holder: "person 0",
+        ..ADA
+    };
+    assert_eq!(access(&store, of).await.unwrap(), None);
+}

@@ -1,0 +1,390 @@
+//! Requests to upstreams: metadata, tokens, introspection and revocation.
+//!
+//! Not here: the turns of replicas and the stored tokens (`source`).
+
+use std::{sync::Arc, time::Duration};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use http::{
+    HeaderValue,
+    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
+};
+use moka::future::Cache;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use url::{Url, form_urlencoded::Serializer, form_urlencoded::byte_serialize};
+
+use crate::{
+    base::{Outbound, OutboundError, Secret},
+    database::Tokens,
+    declare::{Upstream, UpstreamEndpoints, is_secret},
+    endpoint::issuer_metadata_urls,
+    oauth::base::secret,
+};
+
+/// The client of all upstreams; clones share the cached metadata.
+#[derive(Clone)]
+pub(crate) struct UpstreamClient {
+    outbound: Outbound,
+    known: Cache<String, Arc<Endpoints>>,
+}
+
+/// The parameters of one redirect to an upstream; each value but the callback is random and used once.
+pub(crate) struct Departure<'d> {
+    /// The redirect URI at the gateway.
+    pub(crate) callback: &'d str,
+    /// Binds the response to the browser (RFC 6749, section 10.12).
+    pub(crate) state: &'d str,
+    /// Binds the code to the gateway (RFC 7636).
+    pub(crate) verifier: &'d str,
+}
+
+/// Reason why an upstream gave nothing; the texts are for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum UpstreamError {
+    /// It is unreachable or too slow.
+    Unavailable(String),
+    /// It says that code or refresh token are not valid (RFC 6749, section 5.2).
+    Ended,
+    /// Its response is invalid.
+    Invalid(String),
+}
+
+impl From<OutboundError> for UpstreamError {
+    fn from(error: OutboundError) -> Self {
+        match error {
+            OutboundError::Unreachable(what) | OutboundError::Response(what) => {
+                Self::Unavailable(what)
+            }
+            OutboundError::Url(what) => Self::Invalid(what.to_owned()),
+        }
+    }
+}
+
+/// The endpoints of an upstream, as metadata have them (RFC 8414, section 2).
+#[derive(Deserialize)]
+struct Endpoints {
+    issuer: Option<String>,
+    authorization_endpoint: String,
+    token_endpoint: String,
+    revocation_endpoint: Option<String>,
+    introspection_endpoint: Option<String>,
+    token_endpoint_auth_methods_supported: Option<Vec<String>>,
+    #[serde(default)]
+    authorization_response_iss_parameter_supported: bool,
+}
+
+impl Endpoints {
+    /// Basic, unless the upstream excludes it (RFC 6749, section 2.3.1). Without metadata in the body, as
+    /// documented by services of this kind.
+    fn takes_basic(&self) -> bool {
+        let methods = self.token_endpoint_auth_methods_supported.as_ref();
+        let is_basic = |all: &Vec<String>| all.iter().any(|one| one == "client_secret_basic");
+        self.issuer.is_some() && methods.is_none_or(is_basic)
+    }
+}
+
+impl UpstreamClient {
+    /// A client without metadata, which reaches upstreams through `outbound`.
+    pub(crate) fn new(outbound: Outbound) -> Self {
+        let cache = Cache::builder().max_capacity(ISSUERS).time_to_live(FRESH);
+        Self {
+            outbound,
+            known: cache.build(),
+        }
+    }
+
+    /// The URL at the upstream where the person allows the connection.
+    pub(crate) async fn authorization_url(
+        &self,
+        upstream: &Upstream,
+        departure: &Departure<'_>,
+    ) -> Result<Url, UpstreamError> {
+        let endpoints = self.endpoints(upstream).await?;
+        let invalid = || UpstreamError::Invalid("its authorization endpoint is no page".to_owned());
+        let mut url = Url::parse(&endpoints.authorization_endpoint).map_err(|_| invalid())?;
+        if !matches!(url.scheme(), "https" | "http") {
+            return Err(invalid());
+        }
+        let challenge = secret::challenge(departure.verifier);
+        let mut query = url.query_pairs_mut();
+        query
+            .append_pair("response_type", "code")
+            .append_pair("client_id", &upstream.client_id)
+            .append_pair("redirect_uri", departure.callback)
+            .append_pair("state", departure.state)
+            .append_pair("code_challenge", &challenge)
+            .append_pair("code_challenge_method", "S256");
+        if !upstream.scopes.is_empty() {
+            query.append_pair("scope", &upstream.scopes.join(" "));
+        }
+        if upstream.scopes.iter().any(|scope| scope == OFFLINE) {
+            // OpenID Connect Core, section 11: without it there is no refresh token.
+            query.append_pair("prompt", "consent");
+        }
+        if let Some(resource) = &upstream.resource {
+            query.append_pair("resource", resource);
+        }
+        drop(query);
+        Ok(url)
+    }
+
+    /// Reports whether a response may come from this upstream by its `iss` (RFC 9207, section 2.4). Each
+    /// upstream has a callback of its own besides (RFC 9700, section 4.4).
+    pub(crate) async fn is_from(
+        &self,
+        upstream: &Upstream,
+        iss: Option<&str>,
+    ) -> Result<bool, UpstreamError> {
+        let endpoints = self.endpoints(upstream).await?;
+        Ok(match (iss, &endpoints.issuer) {
+            (Some(iss), Some(issuer)) => iss == issuer,
+            (None, Some(_)) => !endpoints.authorization_response_iss_parameter_supported,
+            (_, None) => true,
+        })
+    }
+
+    /// Redeems the code of a person who returned.
+    pub(crate) async fn redeem(
+        &self,
+        upstream: &Upstream,
+        departure: &Departure<'_>,
+        code: &str,
+        now_ms: i64,
+    ) -> Result<Tokens, UpstreamError> {
+        let form = [
+            ("grant_type", "authorization_code"),
+            ("code", code),
+            ("redirect_uri", departure.callback),
+            ("code_verifier", departure.verifier),
+        ];
+        self.tokens(upstream, &form, now_ms).await
+    }
+
+    /// Gets new tokens for a refresh token, which the upstream may not take again.
+    pub(crate) async fn refresh(
+        &self,
+        upstream: &Upstream,
+        refresh: &Secret,
+        now_ms: i64,
+    ) -> Result<Tokens, UpstreamError> {
+        let form = [
+            ("grant_type", "refresh_token"),
+            ("refresh_token", refresh.expose()),
+        ];
+        let mut tokens = self.tokens(upstream, &form, now_ms).await?;
+        // RFC 6749, section 6: without a new one the old one stays valid.
+        tokens.refresh.get_or_insert_with(|| refresh.clone());
+        Ok(tokens)
+    }
+
+    async fn tokens(
+        &self,
+        upstream: &Upstream,
+        form: &[(&str, &str)],
+        now_ms: i64,
+    ) -> Result<Tokens, UpstreamError> {
+        let endpoints = self.endpoints(upstream).await?;
+        let mut form = form.to_vec();
+        form.extend(upstream.resource.as_deref().map(|url| ("resource", url)));
+        let url = &endpoints.token_endpoint;
+        let answer = self.ask(upstream, &endpoints, url, &form).await?;
+        read_tokens(upstream, &answer, now_ms)
+    }
+
+    /// Reports whether the upstream can be asked about tokens.
+    pub(crate) async fn introspects(&self, upstream: &Upstream) -> Result<bool, UpstreamError> {
+        let endpoints = self.endpoints(upstream).await?;
+        Ok(endpoints.introspection_endpoint.is_some())
+    }
+
+    /// Reports whether the upstream says that a token is active; none if it cannot be asked.
+    pub(crate) async fn is_active(
+        &self,
+        upstream: &Upstream,
+        token: &Secret,
+    ) -> Result<Option<bool>, UpstreamError> {
+        let endpoints = self.endpoints(upstream).await?;
+        let Some(url) = &endpoints.introspection_endpoint else {
+            return Ok(None);
+        };
+        let form = [
+            ("token", token.expose()),
+            ("token_type_hint", "access_token"),
+        ];
+        let answer = self.ask(upstream, &endpoints, url, &form).await?;
+        let active = answer.get("active").and_then(Value::as_bool);
+        let silent =
+            || UpstreamError::Invalid("it does not say whether a token is active".to_owned());
+        Ok(Some(active.ok_or_else(silent)?))
+    }
+
+    /// Revokes the tokens at the upstream, where it has an endpoint for it (RFC 7009).
+    pub(crate) async fn revoke(&self, upstream: &Upstream, tokens: &Tokens) {
+        let Ok(endpoints) = self.endpoints(upstream).await else {
+            return;
+        };
+        let Some(url) = &endpoints.revocation_endpoint else {
+            return;
+        };
+        // The access tokens of the grant end with it.
+        let (token, hint) = match &tokens.refresh {
+            Some(refresh) => (refresh, "refresh_token"),
+            None => (&tokens.access, "access_token"),
+        };
+        let form = [("token", token.expose()), ("token_type_hint", hint)];
+        // A success has no content.
+        _ = self.ask(upstream, &endpoints, url, &form).await;
+    }
+
+    /// Sends a form with the credentials of the gateway; the answer is an object, also an error.
+    async fn ask(
+        &self,
+        upstream: &Upstream,
+        endpoints: &Endpoints,
+        url: &str,
+        form: &[(&str, &str)],
+    ) -> Result<Map<String, Value>, UpstreamError> {
+        let invalid = |what: &str| UpstreamError::Invalid(format!("{url}: {what}"));
+        let request = request(upstream, endpoints.takes_basic(), url, form);
+        let request = request.ok_or_else(|| invalid("it cannot be asked"))?;
+        let answer = self.outbound.exchange(request, ANSWER).await?;
+        serde_json::from_slice(answer.body()).map_err(|_| invalid("no JSON object"))
+    }
+
+    /// The endpoints; concurrent callers share one fetch of metadata.
+    async fn endpoints(&self, upstream: &Upstream) -> Result<Arc<Endpoints>, UpstreamError> {
+        match &upstream.endpoints {
+            UpstreamEndpoints::Discovered { issuer } => {
+                let fetched = self
+                    .known
+                    .try_get_with(issuer.clone(), self.discover(issuer));
+                fetched.await.map_err(|error| (*error).clone())
+            }
+            UpstreamEndpoints::Declared {
+                authorization,
+                token,
+                revocation,
+                introspection,
+            } => Ok(Arc::new(Endpoints {
+                issuer: None,
+                authorization_endpoint: authorization.clone(),
+                token_endpoint: token.clone(),
+                revocation_endpoint: revocation.clone(),
+                introspection_endpoint: introspection.clone(),
+                token_endpoint_auth_methods_supported: None,
+                authorization_response_iss_parameter_supported: false,
+            })),
+        }
+    }
+
+    async fn discover(&self, issuer: &str) -> Result<Arc<Endpoints>, UpstreamError> {
+        let mut last = UpstreamError::Invalid("its issuer is no URL".to_owned());
+        for url in issuer_metadata_urls(issuer) {
+            let document = match self.outbound.json(&url, ANSWER).await {
+                Ok(document) => document,
+                // The next place may have them.
+                Err(error @ OutboundError::Response(_)) => {
+                    last = error.into();
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let lacking = |_| UpstreamError::Invalid("its metadata lack an endpoint".to_owned());
+            let found: Endpoints = serde_json::from_slice(&document).map_err(lacking)?;
+            // RFC 8414, section 3.3.
+            if found.issuer.as_deref() != Some(issuer) {
+                let what = "its metadata are of another issuer".to_owned();
+                return Err(UpstreamError::Invalid(what));
+            }
+            return Ok(Arc::new(found));
+        }
+        Err(last)
+    }
+}
+
+/// A form with the credentials of the gateway (RFC 6749, section 2.3.1).
+fn request(
+    upstream: &Upstream,
+    is_basic: bool,
+    url: &str,
+    form: &[(&str, &str)],
+) -> Option<http::Request<Vec<u8>>> {
+    let mut content = Serializer::new(String::new());
+    content.extend_pairs(form);
+    let mut request = http::Request::post(url)
+        .header(ACCEPT, "application/json")
+        .header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+    match &upstream.client_secret {
+        Some(secret) if is_basic => {
+            let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
+            let pair = format!(
+                "{}:{}",
+                encoded(&upstream.client_id),
+                encoded(secret.expose())
+            );
+            let basic = format!("Basic {}", STANDARD.encode(pair));
+            let mut basic = HeaderValue::try_from(basic).ok()?;
+            basic.set_sensitive(true);
+            request = request.header(AUTHORIZATION, basic);
+        }
+        secret => {
+            content.append_pair("client_id", &upstream.client_id);
+            if let Some(secret) = secret {
+                content.append_pair("client_secret", secret.expose());
+            }
+        }
+    }
+    request.body(content.finish().into_bytes()).ok()
+}
+
+/// Reads a token response (RFC 6749, sections 5.1 and 5.2), whatever its status: some services refuse with
+/// 200.
+fn read_tokens(
+    upstream: &Upstream,
+    answer: &Map<String, Value>,
+    now_ms: i64,
+) -> Result<Tokens, UpstreamError> {
+    let text = |name: &str| answer.get(name).and_then(Value::as_str);
+    let invalid = |what: &str| UpstreamError::Invalid(format!("its tokens: {what}"));
+    match text("error") {
+        Some("invalid_grant" | "bad_refresh_token") => return Err(UpstreamError::Ended),
+        Some(error) if REFUSALS.contains(&error) => return Err(invalid(error)),
+        Some(_) => return Err(invalid("refused")),
+        None => {}
+    }
+    let is_token = |text: &&str| is_secret(text);
+    let access = text("access_token").filter(is_token);
+    let access = access.ok_or_else(|| invalid("no access token"))?;
+    if !text("token_type").is_some_and(|kind| kind.eq_ignore_ascii_case("bearer")) {
+        return Err(invalid("no bearer token"));
+    }
+    let lasts_s = answer.get("expires_in").and_then(Value::as_i64);
+    let expires = |s: i64| now_ms.saturating_add(s.max(0).saturating_mul(1000));
+    Ok(Tokens {
+        access: Secret::new(access.to_owned()),
+        refresh: text("refresh_token")
+            .filter(is_token)
+            .map(|text| Secret::new(text.to_owned())),
+        given_ms: now_ms,
+        expires_ms: lasts_s.map(expires),
+        authority: upstream.authority(),
+    })
+}
+
+/// The scope by which an OpenID provider gives a refresh token.
+const OFFLINE: &str = "offline_access";
+/// Errors that are logged by their name; others may be anything.
+const REFUSALS: [&str; 5] = [
+    "invalid_client",
+    "invalid_request",
+    "invalid_scope",
+    "unauthorized_client",
+    "unsupported_grant_type",
+];
+/// Maximum upstreams with cached metadata.
+const ISSUERS: u64 = 256;
+/// Lifetime of cached metadata.
+const FRESH: Duration = Duration::from_secs(300);
+/// Maximum size of a response in bytes.
+const ANSWER: usize = 64 << 10;

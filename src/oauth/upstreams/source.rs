@@ -1,0 +1,245 @@
+//! Access tokens of people at upstreams: read, refreshed by one replica at a time, and looked at.
+//!
+//! Not here: the requests to upstreams (`client`), and the children that get the tokens (`backend`).
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep};
+use tokio_util::task::TaskTracker;
+
+use super::client::{UpstreamClient, UpstreamError};
+use crate::{
+    backend::{Refused, TokenOf, TokenSource, child::AccessToken},
+    base::Clock,
+    database::{self, Author, Connection, ConnectionAt},
+    declare::{AuthMode, Upstream},
+    snapshot::CurrentSnapshot,
+};
+
+/// The connections of people to upstreams; a handle.
+#[derive(Clone)]
+pub(crate) struct Upstreams {
+    /// The requests to upstreams.
+    pub(crate) client: UpstreamClient,
+    snapshot: Arc<CurrentSnapshot>,
+    clock: Clock,
+    /// A refresh that was begun is ended: its refresh token may be used up.
+    tracker: TaskTracker,
+}
+
+/// What became of an attempt.
+enum Step {
+    Done(AccessToken),
+    /// Read the connection again.
+    Again,
+}
+
+impl Upstreams {
+    /// The connections in the database of `snapshot`.
+    pub(crate) fn new(
+        client: UpstreamClient,
+        snapshot: Arc<CurrentSnapshot>,
+        tracker: TaskTracker,
+    ) -> Self {
+        let clock = snapshot.clock().clone();
+        Self {
+            client,
+            snapshot,
+            clock,
+            tracker,
+        }
+    }
+
+    /// The source of access tokens for children.
+    pub(crate) fn source(&self) -> TokenSource {
+        let upstreams = self.clone();
+        Arc::new(move |of| {
+            let (one, tracker) = (upstreams.clone(), upstreams.tracker.clone());
+            let task = tracker.spawn(async move { one.token(&of).await });
+            Box::pin(async move { task.await.unwrap_or(Err(Refused::Busy)) })
+        })
+    }
+
+    /// The upstream, as it is declared now.
+    fn upstream(&self, of: &TokenOf) -> Option<Arc<Upstream>> {
+        let catalog = self.snapshot.catalog();
+        match &catalog.tenants.get(&of.tenant)?.auth {
+            AuthMode::Builtin(builtin) => builtin.upstreams.get(&of.upstream).cloned(),
+            _ => None,
+        }
+    }
+
+    async fn token(&self, of: &TokenOf) -> Result<AccessToken, Refused> {
+        let upstream = self.upstream(of).ok_or(Refused::Missing)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let step = self.attempt(of, &upstream).await;
+            let step = step.map_err(|error| {
+                let (tenant, name) = (&of.tenant, &of.upstream);
+                tracing::warn!(tenant.id = tenant, upstream.name = name, %error, "a connection cannot be read");
+                Refused::Busy
+            })?;
+            match step? {
+                Step::Done(token) => return Ok(token),
+                Step::Again if Instant::now() >= deadline => return Err(Refused::Busy),
+                Step::Again => sleep(AGAIN).await,
+            }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        of: &TokenOf,
+        upstream: &Upstream,
+    ) -> Result<Result<Step, Refused>, database::Error> {
+        let (at, now_ms) = (place(of), self.clock.now_ms());
+        let found = self.snapshot.database()?.connections().get(at).await?;
+        let authority = upstream.authority();
+        let Some(known) = found.filter(|known| known.tokens.authority == authority) else {
+            return Ok(Err(Refused::Missing));
+        };
+        let is_due = known
+            .tokens
+            .refresh_ms()
+            .is_some_and(|at_ms| at_ms <= now_ms);
+        if is_due {
+            return self.refresh(at, upstream, &known, now_ms).await;
+        }
+        self.look(at, upstream, known, now_ms).await
+    }
+
+    /// Refreshes tokens, unless another replica does.
+    async fn refresh(
+        &self,
+        at: ConnectionAt<'_>,
+        upstream: &Upstream,
+        known: &Connection,
+        now_ms: i64,
+    ) -> Result<Result<Step, Refused>, database::Error> {
+        let (kept, version) = (self.snapshot.database()?.connections(), known.version);
+        let is_expired = known.tokens.expires_ms.is_some_and(|at_ms| at_ms <= now_ms);
+        let Some(refresh) = &known.tokens.refresh else {
+            if is_expired {
+                return self.end(at, version).await;
+            }
+            return Ok(Ok(Step::Done(given(known, known.tokens.expires_ms))));
+        };
+        if !kept.lease(at, version, now_ms + LEASE_MS).await? {
+            let valid = given(known, known.tokens.refresh_ms());
+            return Ok(Ok(if is_expired {
+                Step::Again
+            } else {
+                Step::Done(valid)
+            }));
+        }
+        match self.client.refresh(upstream, refresh, now_ms).await {
+            Ok(tokens) => {
+                kept.refreshed(at, version, &tokens).await?;
+                // This replica has not to wait until its own change is announced to it.
+                Ok(Ok(Step::Again))
+            }
+            Err(UpstreamError::Ended) => self.end(at, version).await,
+            Err(error) => {
+                warn(at, &error, "a connection cannot be refreshed");
+                kept.end_lease(at, version, self.clock.now_ms() + BACKOFF_MS)
+                    .await?;
+                let valid = given(known, known.tokens.refresh_ms());
+                Ok(if is_expired {
+                    Err(Refused::Busy)
+                } else {
+                    Ok(Step::Done(valid))
+                })
+            }
+        }
+    }
+
+    /// Asks the upstream now and then whether it has ended the access token (2025-03-26 authorization, "Session
+    /// Binding Requirements" 2). Where it cannot be asked, the next refresh tells.
+    async fn look(
+        &self,
+        at: ConnectionAt<'_>,
+        upstream: &Upstream,
+        known: Connection,
+        now_ms: i64,
+    ) -> Result<Result<Step, Refused>, database::Error> {
+        let (refresh_ms, version) = (known.tokens.refresh_ms(), known.version);
+        if matches!(self.client.introspects(upstream).await, Ok(false)) {
+            return Ok(Ok(Step::Done(given(&known, refresh_ms))));
+        }
+        let since_ms = now_ms - LOOK_MS;
+        let kept = self.snapshot.database()?.connections();
+        let mut checked_ms = known.checked_ms;
+        if checked_ms <= since_ms && kept.check(at, version, since_ms).await? {
+            match self.client.is_active(upstream, &known.tokens.access).await {
+                Ok(Some(false)) => return self.end(at, version).await,
+                Ok(_) => {}
+                Err(error) => warn(at, &error, "a token cannot be looked at"),
+            }
+            checked_ms = now_ms;
+        }
+        let next_ms = (checked_ms + LOOK_MS).max(now_ms + SHORT_MS);
+        let look_ms = refresh_ms.map_or(next_ms, |at_ms| at_ms.min(next_ms));
+        Ok(Ok(Step::Done(given(&known, Some(look_ms)))))
+    }
+
+    /// Ends a connection that the upstream does not honour any more.
+    async fn end(
+        &self,
+        at: ConnectionAt<'_>,
+        version: i64,
+    ) -> Result<Result<Step, Refused>, database::Error> {
+        let (kept, author) = (
+            self.snapshot.database()?.connections(),
+            Author::named(ACTOR),
+        );
+        let is_ended = kept
+            .remove(at, Some(version), "upstream.expired", &author)
+            .await?;
+        // Another version is another connection.
+        Ok(if is_ended {
+            Err(Refused::Missing)
+        } else {
+            Ok(Step::Again)
+        })
+    }
+}
+
+fn warn(at: ConnectionAt<'_>, error: &UpstreamError, what: &str) {
+    tracing::warn!(
+        tenant.id = at.tenant,
+        upstream.name = at.upstream,
+        ?error,
+        "{what}"
+    );
+}
+
+fn given(known: &Connection, look_ms: Option<i64>) -> AccessToken {
+    AccessToken {
+        value: known.tokens.access.clone(),
+        version: known.version,
+        look_ms,
+    }
+}
+
+fn place(of: &TokenOf) -> ConnectionAt<'_> {
+    ConnectionAt {
+        tenant: &of.tenant,
+        upstream: &of.upstream,
+        holder: &of.holder,
+    }
+}
+
+/// The actor of what the gateway does by itself.
+const ACTOR: &str = "upstream";
+/// The time that a start waits for the refresh of another replica.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The time between two looks at it.
+const AGAIN: Duration = Duration::from_millis(100);
+/// The time for which one replica alone refreshes, in milliseconds: longer than its requests may take.
+const LEASE_MS: i64 = 20_000;
+/// The time between two attempts at an upstream that is away, in milliseconds.
+const BACKOFF_MS: i64 = 5_000;
+/// The time for which the answer of an upstream about a token counts, in milliseconds.
+const LOOK_MS: i64 = 60_000;
+/// The least time between two looks of one child, in milliseconds.
+const SHORT_MS: i64 = 1_000;

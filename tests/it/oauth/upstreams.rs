@@ -1,0 +1,523 @@
+//! Upstreams: people connect their accounts at other services, and their children get the access tokens.
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::{
+    auth::{api_keys::key, external_tokens::bearer},
+    oauth::pages::{ADA, gateway},
+    support::{
+        browser::{Browser, Shown},
+        harness::{NEWEST, Session, child, json_of, opening, until},
+        issuer::Provider,
+        oauth_client::send,
+        pair::Pair,
+        postgres::Postgres,
+        served::Served,
+        stage::{Answer, Stage},
+    },
+};
+
+const EVE: [(&str, &str); 2] = [("username", "eve"), ("password", "correct horse")];
+/// The audience of the tokens of the real upstream, which gives opaque ones for it.
+const RESOURCE: &str = "https://api.test/opaque/";
+
+/// The upstreams of a tenant, and the API keys of its people.
+struct People {
+    ada: String,
+    eve: String,
+    tenant: Value,
+}
+
+impl People {
+    /// Servers `s`, which has the token of upstream `hub` in its environment, and `f`, in a file.
+    fn with(upstreams: Value) -> Self {
+        let [ada, eve] = [key(), key()];
+        let of =
+            |hash: &str, subject: &str| json!({"hash": hash, "subject": subject, "servers": ["*"]});
+        let slot = json!({"for": "principal", "upstream": "hub"});
+        let file = json!({"for": "principal", "upstream": "hub", "as": "file"});
+        let tenant = json!({
+            "api_keys": {"ada": of(&ada.1, "ada"), "eve": of(&eve.1, "eve")},
+            "upstreams": upstreams,
+            "servers": {
+                "s": {"command": child(), "secrets": {"TOKEN": slot}},
+                "f": {"command": child(), "secrets": {"TOKEN": file}},
+            },
+        });
+        Self {
+            ada: ada.0,
+            eve: eve.0,
+            tenant,
+        }
+    }
+}
+
+fn outbound(mut config: Value) -> Value {
+    config["outbound"] = json!({"allow": ["127.0.0.0/8"]});
+    config
+}
+
+fn real(provider: &Provider) -> Value {
+    json!({"hub": {"issuer": provider.issuer, "client_id": "gateway", "client_secret": "secret",
+        "title": "The Hub", "scopes": ["openid", "offline_access", "files:read"], "resource": RESOURCE}})
+}
+
+/// An upstream without metadata at a scripted server.
+fn scripted(stage: &Stage) -> Value {
+    let at = |path: &str| format!("{}{path}", stage.url);
+    json!({"authorization_endpoint": at("/authorize"), "token_endpoint": at("/token"),
+        "client_id": "gateway", "client_secret": "s3cret", "scopes": ["repo"]})
+}
+
+/// A token response.
+fn tokens(access: &str, expires_in: u32, refresh: &str) -> Value {
+    json!({"access_token": access, "token_type": "bearer", "expires_in": expires_in,
+        "refresh_token": refresh})
+}
+
+fn session(gateway: &Served, key: &str, server: &str) -> Session {
+    let url = format!("{}/t/a/{server}/mcp", gateway.origin());
+    Session::at(bearer(key), url)
+}
+
+async fn opened(gateway: &Served, key: &str, server: &str) -> Session {
+    let mut session = session(gateway, key, server);
+    session.initialize(NEWEST).await;
+    session
+}
+
+/// The error of an `initialize`.
+async fn refused(gateway: &Served, key: &str, server: &str) -> Value {
+    let answer = session(gateway, key, server).post(&opening(NEWEST)).await;
+    json_of(answer).await["error"].take()
+}
+
+/// The token in the environment of a child, or in its file.
+async fn token(session: &Session) -> String {
+    let answer = session.call("env", json!({})).await;
+    let text = answer["result"]["content"][0]["text"].as_str();
+    let env: Value = serde_json::from_str(text.unwrap_or("{}")).unwrap();
+    let value = env["TOKEN"].as_str().unwrap_or_default();
+    match std::fs::read_to_string(value) {
+        Ok(content) => content,
+        Err(_) => value.to_owned(),
+    }
+}
+
+async fn pid(session: &Session) -> Value {
+    let text = session.text("whoami", json!({})).await;
+    serde_json::from_str::<Value>(&text).unwrap()["pid"].take()
+}
+
+async fn account(gateway: &Served, browser: &mut Browser, who: &[(&str, &str)]) -> Shown {
+    let url = format!("{}/t/a/account", gateway.origin());
+    let page = browser.open(&url).await;
+    if page.text.contains("Your account") {
+        return page;
+    }
+    let sent = browser.submit(&page, who).await;
+    let account = sent.location().unwrap();
+    browser.open(&gateway_url(gateway, account.as_str())).await
+}
+
+/// A URL below the public URL, at this replica.
+fn gateway_url(gateway: &Served, url: &str) -> String {
+    url.replace("https://gw.test", gateway.origin())
+}
+
+/// Sends a form of the account page about upstream `hub`.
+async fn done(browser: &mut Browser, page: &Shown, what: &str) -> Shown {
+    let (action, form) = page.form("do");
+    let fields = [("form", form.as_str()), ("do", what), ("upstream", "hub")];
+    browser
+        .post(page.url.join(&action).unwrap().as_str(), &fields)
+        .await
+}
+
+/// Connects a person to the real upstream; the page that follows.
+async fn connected(
+    gateway: &Served,
+    provider: &Provider,
+    who: &[(&str, &str)],
+) -> (Browser, Shown) {
+    let mut browser = Browser::new();
+    let page = account(gateway, &mut browser, who).await;
+    assert!(page.text.contains("The Hub") && page.text.contains("is not connected"));
+    let sent = done(&mut browser, &page, "connect").await;
+    assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.text);
+    let back = browser.follow(sent, &provider.issuer).await;
+    let page = browser.follow(back, gateway.origin()).await;
+    assert!(
+        page.text.contains("The account is connected"),
+        "{}",
+        page.text
+    );
+    (browser, page)
+}
+
+/// Connects ada to the scripted upstream, which gives these tokens.
+async fn connected_to(stage: &Stage, gateway: &Served, given: Value) -> Browser {
+    let mut browser = Browser::new();
+    let page = account(gateway, &mut browser, &ADA).await;
+    stage.json("/token", given);
+    let sent = done(&mut browser, &page, "connect").await;
+    let returned = browser.open(&returning(gateway, "hub", &sent)).await;
+    assert_eq!(returned.status, StatusCode::FOUND, "{}", returned.text);
+    browser
+}
+
+/// The URL by which a person returns who departed by this redirect.
+fn returning(gateway: &Served, upstream: &str, sent: &Shown) -> String {
+    let state = &sent.answer()["state"];
+    format!(
+        "{}/t/a/oauth/connected/{upstream}?code=c&state={state}",
+        gateway.origin()
+    )
+}
+
+/// The kinds of the audit records about upstreams, newest first.
+async fn audited(gateway: &Served) -> Vec<String> {
+    let url = format!("{}/api/v1/audit?tenant=a", gateway.origin());
+    let records = send(Method::GET, &url, &gateway.administrator(), None).await;
+    let items = records.body["items"].as_array().unwrap().clone();
+    let kinds = items.iter().filter_map(|item| item["kind"].as_str());
+    let kinds = kinds.filter(|kind| kind.starts_with("upstream.") && !kind.ends_with("added"));
+    kinds.map(str::to_owned).collect()
+}
+
+async fn people_connect_their_own_accounts(config: Value) {
+    let mut provider = Provider::start().await;
+    let people = People::with(real(&provider));
+    let gateway = gateway(outbound(config), people.tenant.clone()).await;
+    let callback = format!("{}/t/a/oauth/connected/hub", gateway.origin());
+    provider.callback(&callback).await;
+    let missing = refused(&gateway, &people.ada, "s").await;
+    assert_eq!(missing["code"], -31005, "{missing}");
+    let text = missing["message"].as_str().unwrap();
+    assert!(
+        text.contains("your account at hub") && text.contains("/t/a/account"),
+        "{text}"
+    );
+    let (mut browser, page) = connected(&gateway, &provider, &ADA).await;
+    provider.person("eve").await;
+    connected(&gateway, &provider, &EVE).await;
+    let (ada, eve) = (
+        opened(&gateway, &people.ada, "s").await,
+        opened(&gateway, &people.eve, "f").await,
+    );
+    let both = [token(&ada).await, token(&eve).await];
+    for (token, subject) in both.iter().zip(["ada", "eve"]) {
+        let said = provider.introspect(token).await;
+        assert_eq!(said["active"], true, "{said}");
+        assert_eq!(
+            (&said["sub"], &said["aud"]),
+            (&json!(subject), &json!(RESOURCE)),
+            "{said}"
+        );
+        assert_eq!(said["scope"], "files:read", "{said}");
+    }
+    // The end here is the end there, for this person alone.
+    let page = done(&mut browser, &page, "disconnect").await;
+    let page = browser.follow(page, gateway.origin()).await;
+    assert!(
+        page.text.contains("not connected any more"),
+        "{}",
+        page.text
+    );
+    assert_eq!(provider.introspect(&both[0]).await["active"], false);
+    assert_eq!(provider.introspect(&both[1]).await["active"], true);
+    until("the end of the child", async || {
+        ada.call("env", json!({})).await["error"]["code"] == -31005
+    })
+    .await;
+    assert_eq!(token(&eve).await, both[1]);
+    let kinds = audited(&gateway).await;
+    assert_eq!(
+        kinds,
+        [
+            "upstream.disconnected",
+            "upstream.connected",
+            "upstream.connected"
+        ]
+    );
+    let page = account(&gateway, &mut browser, &ADA).await;
+    are_unseen(gateway, &both, page.text).await;
+}
+
+/// The tokens are in no audit record, log line or page.
+async fn are_unseen(mut gateway: Served, tokens: &[String], page: String) {
+    let url = format!("{}/api/v1/audit", gateway.origin());
+    let records = send(Method::GET, &url, &gateway.administrator(), None).await;
+    let logs = json!(gateway.end().await).to_string();
+    for place in [records.body.to_string(), page, logs] {
+        assert!(tokens.iter().all(|token| !place.contains(token)), "{place}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn people_connect_their_own_accounts_on_sqlite() {
+    people_connect_their_own_accounts(json!({})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn people_connect_their_own_accounts_on_postgres() {
+    let postgres = Postgres::start();
+    people_connect_their_own_accounts(json!({"sql": {"url": postgres.url()}})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_refreshed_before_it_expires() {
+    let mut provider = Provider::start().await;
+    let people = People::with(real(&provider));
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    let callback = format!("{}/t/a/oauth/connected/hub", gateway.origin());
+    provider.callback(&callback).await;
+    provider.ttl(8).await;
+    connected(&gateway, &provider, &ADA).await;
+    let [in_env, in_file] = [
+        opened(&gateway, &people.ada, "s").await,
+        opened(&gateway, &people.ada, "f").await,
+    ];
+    let (first, pids) = (
+        token(&in_env).await,
+        [pid(&in_env).await, pid(&in_file).await],
+    );
+    assert_eq!(token(&in_file).await, first);
+    provider.ttl(3600).await;
+    until("a new token in the file", async || {
+        token(&in_file).await != first
+    })
+    .await;
+    assert_eq!(audited(&gateway).await, ["upstream.connected"]);
+    let second = token(&in_file).await;
+    assert_eq!(provider.introspect(&second).await["sub"], "ada");
+    until("the new token in the environment", async || {
+        token(&in_env).await == second
+    })
+    .await;
+    // A file is rewritten below the running child; the environment of a process cannot be.
+    assert_eq!(pid(&in_file).await, pids[1]);
+    assert_ne!(pid(&in_env).await, pids[0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_refresh_a_token_once() {
+    let stage = Stage::start().await;
+    let people = People::with(json!({"hub": scripted(&stage)}));
+    let mut tenant = people.tenant.clone();
+    tenant["auth"] = json!({"mode": "builtin"});
+    tenant["users"] = json!({"ada": {"password": "correct horse"}});
+    let pair = Pair::of(outbound(json!({})), json!({"a": tenant})).await;
+    let [first, second] = pair.both();
+    connected_to(&stage, first, tokens("canary-1", 12, "r1")).await;
+    let [here, there] = [
+        opened(first, &people.ada, "s").await,
+        opened(second, &people.ada, "f").await,
+    ];
+    assert_eq!(
+        [token(&here).await, token(&there).await],
+        ["canary-1", "canary-1"]
+    );
+    stage.json("/token", tokens("canary-2", 3600, "r2"));
+    for session in [&here, &there] {
+        until("the new token", async || token(session).await == "canary-2").await;
+    }
+    let refreshes = stage.asked("POST /token");
+    let refreshes = refreshes
+        .iter()
+        .filter(|asked| asked.contains("refresh_token=r1"));
+    assert_eq!(refreshes.count(), 1, "a rotated token is used once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_the_upstream_ended_is_asked_for_again() {
+    let stage = Stage::start().await;
+    let people = People::with(json!({"hub": scripted(&stage)}));
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    connected_to(&stage, &gateway, tokens("canary-1", 4, "r1")).await;
+    let ada = opened(&gateway, &people.ada, "s").await;
+    // While it is away, a child that runs goes on, and none starts once the token has expired.
+    stage.set("/token", Answer::Json(503, json!({})));
+    until("an expired token", async || {
+        let answer = session(&gateway, &people.ada, "f")
+            .post(&opening(NEWEST))
+            .await;
+        answer.status() == StatusCode::SERVICE_UNAVAILABLE
+    })
+    .await;
+    assert_eq!(token(&ada).await, "canary-1");
+    stage.set(
+        "/token",
+        Answer::Json(400, json!({"error": "invalid_grant"})),
+    );
+    until("the end of the connection", async || {
+        ada.call("env", json!({})).await["error"]["code"] == -31005
+    })
+    .await;
+    assert_eq!(
+        audited(&gateway).await,
+        ["upstream.expired", "upstream.connected"]
+    );
+    connected_to(&stage, &gateway, tokens("canary-2", 3600, "r2")).await;
+    until("the new token", async || token(&ada).await == "canary-2").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_return_counts_once_for_the_person_and_the_upstream_that_it_began_with() {
+    let stage = Stage::start().await;
+    let mut people = People::with(json!({"hub": scripted(&stage), "other": scripted(&stage)}));
+    let other = json!({"for": "principal", "upstream": "other"});
+    people.tenant["servers"]["s"]["secrets"]["OTHER"] = other;
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    stage.json("/token", tokens("canary-1", 3600, "r1"));
+    let (mut ada, mut eve) = (Browser::new(), Browser::new());
+    let page = account(&gateway, &mut ada, &ADA).await;
+    account(&gateway, &mut eve, &EVE).await;
+    let mut nobody = Browser::new();
+    for browser in [&mut eve, &mut nobody] {
+        let sent = done(&mut ada, &page, "connect").await;
+        let refused = browser.open(&returning(&gateway, "hub", &sent)).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{}", refused.text);
+    }
+    // Another upstream, another tenant, another state, an error, and a return after the log-in has ended.
+    let sent = done(&mut ada, &page, "connect").await;
+    let url = returning(&gateway, "other", &sent);
+    assert_eq!(ada.open(&url).await.status, StatusCode::BAD_REQUEST);
+    let sent = done(&mut ada, &page, "connect").await;
+    let url = returning(&gateway, "hub", &sent);
+    let elsewhere = ada.open(&url.replace("/t/a/", "/t/b/")).await;
+    assert_eq!(elsewhere.status, StatusCode::BAD_REQUEST);
+    assert_eq!(
+        ada.open(&format!("{url}x")).await.status,
+        StatusCode::BAD_REQUEST
+    );
+    let denied = ada
+        .open(&url.replace("code=c", "error=access_denied"))
+        .await;
+    assert_eq!(denied.status, StatusCode::BAD_REQUEST);
+    assert!(denied.text.contains("did not allow it"), "{}", denied.text);
+    assert_eq!(stage.asked("POST /token").len(), 0, "no code was redeemed");
+    assert_eq!(refused(&gateway, &people.ada, "f").await["code"], -31005);
+    // The right one counts, once.
+    let sent = done(&mut ada, &page, "connect").await;
+    let url = returning(&gateway, "hub", &sent);
+    assert_eq!(ada.open(&url).await.status, StatusCode::FOUND);
+    assert_eq!(ada.open(&url).await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(stage.asked("POST /token").len(), 1);
+    assert_eq!(
+        token(&opened(&gateway, &people.ada, "f").await).await,
+        "canary-1"
+    );
+    // The other upstream of the server has no token: that of hub never goes there.
+    assert_eq!(refused(&gateway, &people.ada, "s").await["code"], -31005);
+    assert_eq!(refused(&gateway, &people.eve, "f").await["code"], -31005);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_return_from_another_issuer_is_refused() {
+    let stage = Stage::start().await;
+    let at = |path: &str| format!("{}{path}", stage.url);
+    let metadata = json!({"issuer": stage.url, "authorization_endpoint": at("/authorize"),
+        "token_endpoint": at("/token"), "authorization_response_iss_parameter_supported": true});
+    stage.json("/.well-known/oauth-authorization-server", metadata);
+    stage.json("/token", tokens("canary-1", 3600, "r1"));
+    let hub =
+        json!({"hub": {"issuer": stage.url, "client_id": "gateway", "client_secret": "s3cret"}});
+    let people = People::with(hub);
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    let mut ada = Browser::new();
+    let page = account(&gateway, &mut ada, &ADA).await;
+    for (iss, status) in [
+        (String::new(), StatusCode::BAD_REQUEST),
+        ("&iss=https://evil.test".to_owned(), StatusCode::BAD_REQUEST),
+        (format!("&iss={}", stage.url), StatusCode::FOUND),
+    ] {
+        let sent = done(&mut ada, &page, "connect").await;
+        let url = returning(&gateway, "hub", &sent) + &iss;
+        let returned = ada.open(&url).await;
+        assert_eq!(returned.status, status, "{iss} {}", returned.text);
+    }
+    assert_eq!(stage.asked("POST /token").len(), 1);
+    let asked = stage.asked("POST /token")[0].clone();
+    assert!(asked.contains("code_verifier=") && asked.contains("grant_type=authorization_code"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_never_goes_to_an_upstream_that_is_declared_later() {
+    let (stage, later) = (Stage::start().await, Stage::start().await);
+    let people = People::with(json!({"hub": scripted(&stage)}));
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    connected_to(&stage, &gateway, tokens("canary-1", 3600, "r1")).await;
+    assert_eq!(
+        token(&opened(&gateway, &people.ada, "s").await).await,
+        "canary-1"
+    );
+    later.json("/token", tokens("canary-2", 3600, "r2"));
+    let url = format!("{}/api/v1/tenants/a/upstreams/hub", gateway.origin());
+    let by = gateway.administrator();
+    let put = send(Method::PUT, &url, &by, Some(&scripted(&later))).await;
+    assert_eq!(put.status, StatusCode::OK, "{}", put.body);
+    assert_eq!(put.body["spec"]["client_secret"], Value::Null);
+    until("the new declaration", async || {
+        refused(&gateway, &people.ada, "f").await["code"] == -31005
+    })
+    .await;
+    let removed = send(Method::DELETE, &url, &by, None).await;
+    assert_eq!(
+        removed.status,
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "servers use it"
+    );
+    assert!(later.asked("").is_empty());
+    // No administrator fills such a slot by a value either.
+    let slot = format!(
+        "{}/api/v1/tenants/a/servers/s/secrets/TOKEN?subject=ada",
+        gateway.origin()
+    );
+    let set = send(Method::PUT, &slot, &by, Some(&json!({"value": "x"}))).await;
+    assert_eq!(set.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", set.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_not_active_ends_the_connection() {
+    let (stage, postgres) = (Stage::start().await, Postgres::start());
+    let mut hub = scripted(&stage);
+    hub["introspection_endpoint"] = json!(format!("{}/introspect", stage.url));
+    let people = People::with(json!({"hub": hub}));
+    let config = outbound(json!({"sql": {"url": postgres.url()}}));
+    let gateway = gateway(config, people.tenant.clone()).await;
+    let a_minute_later = || {
+        let sql = "UPDATE connections SET checked_ms = 0";
+        let done = postgres
+            .command("psql")
+            .args([&postgres.url(), "-c", sql])
+            .output();
+        assert!(done.unwrap().status.success());
+    };
+    connected_to(&stage, &gateway, tokens("canary-1", 3600, "r1")).await;
+    stage.json("/introspect", json!({"active": true}));
+    let ada = opened(&gateway, &people.ada, "s").await;
+    assert!(
+        stage.asked("POST /introspect").is_empty(),
+        "it has just come"
+    );
+    a_minute_later();
+    for _ in 0..3 {
+        opened(&gateway, &people.ada, "f").await;
+    }
+    let asked = stage.asked("POST /introspect");
+    assert_eq!(asked.len(), 1, "once a minute");
+    assert!(asked[0].contains("token=canary-1"));
+    stage.json("/introspect", json!({"active": false}));
+    a_minute_later();
+    assert_eq!(refused(&gateway, &people.ada, "f").await["code"], -31005);
+    until("the end of the child", async || {
+        ada.call("env", json!({})).await["error"]["code"] == -31005
+    })
+    .await;
+    assert_eq!(
+        audited(&gateway).await,
+        ["upstream.expired", "upstream.connected"]
+    );
+}

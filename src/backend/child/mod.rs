@@ -12,7 +12,9 @@
 //! * `registry`: all children with state and usage
 //! * `usage`: memory and processor time of a child's processes
 //! * `seats`: places among the children of a tenant, shared out to its callers
+//! * `capacity`: places among those of the gateway, shared out to tenants
 
+mod capacity;
 mod held;
 mod launcher;
 mod lines;
@@ -26,10 +28,11 @@ mod tests;
 mod usage;
 mod zygote;
 
+pub(crate) use self::capacity::{CapacityPlace, Holders, Wanted};
 pub(crate) use self::held::TenantMemory;
 pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
 pub(crate) use self::registry::{ChildStatus, Entry, Registry, Restart};
-pub(crate) use self::seats::{ChildSeats, Owner, Seat, Wanted};
+pub(crate) use self::seats::{ChildSeats, Owner, Seat};
 pub(crate) use self::stdio::{Child, ChildEvent, Exit};
 #[cfg(test)]
 pub(crate) use self::zygote::Zygote;

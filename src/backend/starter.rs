@@ -132,8 +132,7 @@ impl Starter {
             owner,
             ..
         } = occasion;
-        let (seats, tenant) = (&self.registry.seats, &server.tenant);
-        let is_warm = owner.is_none();
+        let (seats, tenant, is_warm) = (&self.registry.seats, &server.tenant, owner.is_none());
         let seat = match owner {
             Some(owner) => seats.take(tenant, &owner, server.room, deadline).await,
             None => seats.try_take(tenant, &Owner::Tenant, server.room),

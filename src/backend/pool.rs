@@ -201,6 +201,22 @@ impl Pool {
         self.warm.keep_only(wanted, halt, tracker);
     }
 
+    /// Ends a warm child of a tenant for another one; false if it has none.
+    pub(crate) async fn give_up_warm(&self, tenant: &str) -> bool {
+        let Some((server, Started { child, place })) = self.warm.take_any(tenant).await else {
+            return false;
+        };
+        place.give_way();
+        place.entry().set(ChildState::Stopping);
+        let metrics = Arc::clone(&self.metrics);
+        self.tracker.spawn(async move {
+            child.stop(server.clocks.stop).await;
+            metrics.child_exited(Exit::Stopped);
+            drop(place);
+        });
+        true
+    }
+
     /// The last failed start of a server that has not started since.
     pub(crate) fn failure(&self, server: &Server) -> Option<Arc<StartFailure>> {
         self.circuits.failures.of(server)

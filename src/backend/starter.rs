@@ -4,10 +4,7 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use super::{
@@ -15,7 +12,7 @@ use super::{
         Attempt, Cause, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots,
         Verdict, is_shortage, spec,
     },
-    child::{Child, Entry, Launcher, Owner, Registry, Seat, TenantMemory},
+    child::{CapacityPlace, Child, Entry, Launcher, Owner, Registry, Seat, TenantMemory},
     delivery::{SecretSource, deliver},
     prepare::Ready,
 };
@@ -69,7 +66,7 @@ pub(crate) struct Place {
     entry: Arc<Entry>,
     spec: Spec,
     seat: Seat,
-    _room: OwnedSemaphorePermit,
+    capacity: CapacityPlace,
     _descriptors: Drawn,
     /// Held until the child has answered its first request or failed to.
     slot: Option<StartSlot>,
@@ -135,7 +132,7 @@ impl Starter {
             owner,
             ..
         } = occasion;
-        let (seats, tenant) = (&self.registry.seats, &server.tenant);
+        let (seats, tenant, is_warm) = (&self.registry.seats, &server.tenant, owner.is_none());
         let seat = match owner {
             Some(owner) => seats.take(tenant, &owner, server.room, deadline).await,
             None => seats.try_take(tenant, &Owner::Tenant, server.room),
@@ -145,7 +142,7 @@ impl Starter {
             Err(full) => return self.circuits.refuse(Refused::Limit(full)),
         };
         let began = Instant::now();
-        let (room, slot, attempt) = loop {
+        let (capacity, slot, attempt) = loop {
             // Without a slot during a backoff: a server that fails delays no other.
             match self.circuits.peek(&spec, cause.as_ref()) {
                 Verdict::Now => {}
@@ -155,16 +152,16 @@ impl Starter {
                 }
                 Verdict::After(wait) => tokio::time::sleep(wait).await,
             }
-            let room = timeout_at(deadline, seats.room()).await;
+            let capacity = timeout_at(deadline, seats.place(tenant, is_warm)).await;
             // Who waits in line waits as long as a start may take, for those before it may take that.
             let in_line = deadline.max(began + server.clocks.start);
             let slot = timeout_at(in_line, self.slots.take(&server.tenant)).await;
-            let (Ok(room), Ok(slot)) = (room, slot) else {
+            let (Ok(capacity), Ok(slot)) = (capacity, slot) else {
                 return self.circuits.refuse(Refused::Busy);
             };
             // Failures of the meantime count.
             match self.circuits.try_start(&spec, cause.as_ref()) {
-                Ok(attempt) => break (room, slot, attempt),
+                Ok(attempt) => break (capacity, slot, attempt),
                 Err(Verdict::Open(left)) => return self.circuits.refuse(Refused::Circuit(left)),
                 Err(Verdict::After(_) | Verdict::Now) => {}
             }
@@ -178,7 +175,7 @@ impl Starter {
             entry,
             spec,
             seat,
-            _room: room,
+            capacity,
             _descriptors: descriptors,
             slot: Some(slot),
             attempt: Some(attempt),
@@ -314,6 +311,7 @@ impl Place {
     /// The child is about to end for the sake of another caller.
     pub(crate) fn give_way(&self) {
         self.seat.leave();
+        self.capacity.leave();
     }
 }
 

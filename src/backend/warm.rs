@@ -74,6 +74,22 @@ impl WarmChildren {
         started.await.ok()
     }
 
+    /// Takes a warm child of any server of a tenant.
+    pub(super) async fn take_any(&self, tenant: &str) -> Option<(Arc<Server>, Started)> {
+        let servers: Vec<_> = {
+            let queues = self.queues.read().unwrap_or_else(PoisonError::into_inner);
+            let all = queues.values().map(|queue| &queue.server);
+            let own = all.filter(|server| server.tenant == tenant);
+            own.cloned().collect()
+        };
+        for server in servers {
+            if let Some(started) = self.take(&server).await {
+                return Some((server, started));
+            }
+        }
+        None
+    }
+
     /// Keeps the declared number of warm children of each `wanted` server, and none of other servers,
     /// until `halt`.
     ///

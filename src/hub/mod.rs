@@ -9,7 +9,7 @@
 //! * `locate`: look-up of the replica that serves a session
 //! * `takeover`: takeover of a session whose owner is gone
 //! * `closing`: closing of this replica, and its successors
-//! * `reclaim`: children that one caller gives up for another one of its tenant
+//! * `reclaim`: children that one caller or tenant gives up for another one
 
 mod call;
 mod changes;

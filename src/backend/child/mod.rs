@@ -13,7 +13,9 @@
 //! * `tokens`: access tokens of a child, and their renewal in its files
 //! * `usage`: memory and processor time of a child's processes
 //! * `seats`: places among the children of a tenant, shared out to its callers
+//! * `capacity`: places among those of the gateway, shared out to tenants
 
+mod capacity;
 mod held;
 mod launcher;
 mod lines;
@@ -28,10 +30,11 @@ mod tokens;
 mod usage;
 mod zygote;
 
+pub(crate) use self::capacity::{CapacityPlace, Holders, Wanted};
 pub(crate) use self::held::TenantMemory;
 pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
 pub(crate) use self::registry::{ChildStatus, Entry, Registry, Restart};
-pub(crate) use self::seats::{ChildSeats, Owner, Seat, Wanted};
+pub(crate) use self::seats::{ChildSeats, Owner, Seat};
 pub(crate) use self::stdio::{Child, ChildEvent, Exit};
 pub(crate) use self::tokens::AccessToken;
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Seats: places among the children of the gateway and of a tenant, shared out to its callers, and their
-//! memory.
+//! Seats: places among the children of a tenant, shared out to its callers, and their memory.
 //!
 //! A caller may have all that nobody else wants. One that finds none asks for a seat of a caller that has
-//! more, and waits until it is free. Not here: which child gives way (`hub::reclaim`).
+//! more, and waits until it is free. Not here: the share of the tenant (`capacity`), and which child gives way
+//! (`hub::reclaim`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,18 +14,21 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    sync::{Notify, mpsc, oneshot},
     time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::usage::Usage;
+use super::{
+    capacity::{Capacity, CapacityPlace, Holders, Wanted},
+    usage::Usage,
+};
 use crate::declare::{Full, Room};
 
 /// The seats of all tenants.
 pub(crate) struct ChildSeats {
     /// Children and preparations of all tenants together.
-    room: Arc<Semaphore>,
+    capacity: Arc<Capacity>,
     tenants: RwLock<HashMap<String, TenantSeats>>,
     /// Resident bytes of the children of each tenant with a memory quota, as last measured.
     memory: RwLock<HashMap<String, u64>>,
@@ -62,16 +65,6 @@ pub(crate) enum Owner {
     Caller(Arc<str>),
 }
 
-/// A request for a seat of another caller.
-pub(crate) struct Wanted {
-    /// The tenant.
-    pub(crate) tenant: String,
-    /// The callers that have more, those with the most first.
-    pub(crate) holders: Vec<Arc<str>>,
-    /// Receives whether the child of one of them gives way.
-    pub(crate) reply: oneshot::Sender<bool>,
-}
-
 /// A seat of a tenant, freed by being dropped.
 pub(crate) struct Seat {
     seats: Arc<ChildSeats>,
@@ -100,7 +93,7 @@ impl ChildSeats {
     pub(crate) fn new(room: usize) -> (Arc<Self>, mpsc::Receiver<Wanted>) {
         let (wanted, requests) = mpsc::channel(MAX_WANTED);
         let seats = Self {
-            room: Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS))),
+            capacity: Capacity::new(room, wanted.clone()),
             tenants: RwLock::default(),
             memory: RwLock::default(),
             last: AtomicU64::new(0),
@@ -117,10 +110,10 @@ impl ChildSeats {
         self.last.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Waits for a place among the children of all tenants.
-    pub(crate) async fn room(&self) -> OwnedSemaphorePermit {
-        let room = Arc::clone(&self.room).acquire_owned().await;
-        room.expect("it is never closed")
+    /// Waits for a place among the children of all tenants, of which tenants with more give one up, but
+    /// not for a child that is kept warm.
+    pub(crate) async fn place(&self, tenant: &str, is_warm: bool) -> CapacityPlace {
+        self.capacity.take(tenant, is_warm).await
     }
 
     /// Takes a seat of a tenant for `owner`, before a start; until `deadline` it waits for the child of
@@ -143,12 +136,10 @@ impl ChildSeats {
         };
         let line = self.line_up(tenant, owner);
         let (reply, answer) = oneshot::channel();
-        let wanted = Wanted {
-            tenant: tenant.to_owned(),
-            holders: self.holders(tenant, owner),
-            reply,
-        };
-        if wanted.holders.is_empty() || self.wanted.try_send(wanted).is_err() {
+        let holders = self.holders(tenant, owner);
+        let is_alone = holders.is_empty();
+        let holders = Holders::Callers(tenant.to_owned(), holders);
+        if is_alone || self.wanted.try_send(Wanted { holders, reply }).is_err() {
             return Err(full);
         }
         if !matches!(timeout_at(deadline, answer).await, Ok(Ok(true))) {
@@ -415,7 +406,10 @@ mod tests {
         assert!((&mut second).now_or_never().is_none());
         for _ in 0..2 {
             let wanted = requests.recv().await.unwrap();
-            assert_eq!(wanted.holders, [Arc::<str>::from("hog")]);
+            let Holders::Callers(tenant, callers) = wanted.holders else {
+                panic!("nobody wants another tenant's");
+            };
+            assert_eq!((&*tenant, &*callers), ("a", &["hog".into()][..]));
             wanted.reply.send(true).unwrap();
         }
         assert!((&mut second).now_or_never().is_none());

@@ -299,10 +299,10 @@ impl Preparations {
         let seat = self.stop.run_until_cancelled(seat).await;
         let seat = seat.ok_or(Failure::Stopped)?;
         let seat = seat.map_err(|full| Failure::Refused(Refused::Limit(full)))?;
-        let room = timeout_at(until, seats.room());
-        let room = self.stop.run_until_cancelled(room).await;
-        let room = room.ok_or(Failure::Stopped)?;
-        let _room = room.map_err(|_| Failure::Refused(Refused::Busy))?;
+        let place = timeout_at(until, seats.place(&server.tenant, false));
+        let place = self.stop.run_until_cancelled(place).await;
+        let place = place.ok_or(Failure::Stopped)?;
+        let _place = place.map_err(|_| Failure::Refused(Refused::Busy))?;
         let descriptors = self.launcher.descriptors.child();
         let _descriptors = descriptors.ok_or(Failure::Refused(Refused::Busy))?;
         log_begin(server, recipe);

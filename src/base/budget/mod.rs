@@ -7,15 +7,18 @@
 //! * `turns`: turns of which one owner has at most three quarters
 //! * `descriptors`: open files, which connections and children share
 //! * `machine`: memory that the machine gives to this process
+//! * `room`: room of queues
 
 mod descriptors;
 mod machine;
+mod room;
 mod shares;
 mod tree;
 mod turns;
 
 pub(crate) use self::descriptors::Descriptors;
 pub(crate) use self::machine::machine_memory;
+pub(crate) use self::room::{drop_room, push_back};
 pub(crate) use self::shares::Shares;
 pub(crate) use self::tree::{Budget, Drawn};
 pub(crate) use self::turns::Turns;

@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Drain(oneshot::Sender<()>),
     /// Continue with this access, or end without one.
     Change(Option<Box<Access>>),
-    /// Give up the child for another caller, if this is all that it is used for; receives whether it is.
+    /// Give up the child for another caller or tenant, if this is all that it is used for; receives whether it is.
     GiveUp(ChildUse, oneshot::Sender<bool>),
 }
 
@@ -41,6 +41,9 @@ pub(crate) enum ChildUse {
     Unused,
     /// A call that waits for the next request of a client that knows no sessions.
     Parked,
+    /// None at the moment: its session has no request, but its client listens, or had one not long ago. Given
+    /// up for another tenant only.
+    Pausing,
 }
 
 /// A connection to attach to a stream.

@@ -312,11 +312,16 @@ impl Session {
         let last = read.map_or(self.lifetime.touched(), |at| {
             at.max(self.lifetime.touched())
         });
-        let is_unused = self.lifetime.is_ready()
-            && !self.calls.is_in_use()
-            && !self.streams.has_reader(now)
+        if !self.lifetime.is_ready() || self.calls.is_in_use() {
+            return None;
+        }
+        let is_unused = !self.streams.has_reader(now)
             && now.saturating_duration_since(last) >= self.time_out_of_use();
-        is_unused.then_some(ChildUse::Unused)
+        Some(if is_unused {
+            ChildUse::Unused
+        } else {
+            ChildUse::Pausing
+        })
     }
 
     /// The time after which a session without a request or a reader counts as out of use: a connection that

@@ -251,8 +251,9 @@ impl Session {
         let command = match command {
             Command::Change(access) => return self.change_access(access.as_deref()),
             Command::GiveUp(use_of_child, reply) => {
-                // One that waited in vain has been refused.
-                let _ = reply.send(self.give_up_child(use_of_child));
+                // One that waited in vain has been refused, and needs none.
+                let is_given = !reply.is_closed() && self.give_up_child(use_of_child);
+                let _ = reply.send(is_given);
                 return;
             }
             command => command,

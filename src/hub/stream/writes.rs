@@ -14,6 +14,7 @@ use bytes::Bytes;
 
 use super::session_log::SessionLog;
 use crate::{
+    base::budget::{Drawn, drop_room, push_back},
     protocol::StreamId,
     state::{BoxFuture, EventLog, Fence, LogShare, SessionId, StoreError, WriteTarget},
 };
@@ -27,6 +28,8 @@ pub(crate) struct Writes {
     epoch: u32,
     queue: VecDeque<Pending>,
     bytes: usize,
+    /// What is drawn for them.
+    drawn: Drawn,
     is_closed: bool,
 }
 
@@ -63,6 +66,10 @@ pub(crate) enum Write {
 const MAX_WRITES: usize = 512;
 const MAX_BYTES: usize = 512 * 1024;
 
+/// What a write takes beside its bytes: its places in this queue and the one of the log, with their free
+/// room, and the channel for its result.
+const WEIGHT: u64 = 512;
+
 impl Writes {
     pub(crate) fn new(log: &SessionLog, fence: Fence, epoch: u32) -> Self {
         Self {
@@ -73,6 +80,7 @@ impl Writes {
             epoch,
             queue: VecDeque::new(),
             bytes: 0,
+            drawn: log.share.memory().hold(0),
             is_closed: false,
         }
     }
@@ -84,8 +92,15 @@ impl Writes {
 
     /// Drops the writes under way; from now on nothing is written.
     pub(crate) fn close(&mut self) {
-        (self.is_closed, self.bytes) = (true, 0);
-        self.queue.clear();
+        self.is_closed = true;
+        _ = self.take();
+    }
+
+    /// Takes all writes under way.
+    fn take(&mut self) -> VecDeque<Pending> {
+        self.bytes = 0;
+        self.drawn.give_back(self.drawn.amount());
+        std::mem::take(&mut self.queue)
     }
 
     /// The epoch of the store that is written to.
@@ -98,9 +113,11 @@ impl Writes {
         self.queue.is_empty()
     }
 
-    /// Whether so much is under way that the child has to wait.
+    /// Whether so much is under way that the child has to wait: more than a session may have, or
+    /// anything while the share has no room for it.
     pub(crate) fn is_full(&self) -> bool {
-        self.queue.len() > MAX_WRITES || self.bytes > MAX_BYTES
+        let is_too_much = self.queue.len() > MAX_WRITES || self.bytes > MAX_BYTES;
+        is_too_much || !self.is_empty() && self.drawn.is_too_much()
     }
 
     /// Begins a write; returns it if it is acknowledged at once.
@@ -129,12 +146,13 @@ impl Writes {
         write: Write,
     ) {
         self.bytes += write.bytes();
+        self.drawn.add(write.weight());
         let pending = Pending {
             done,
             stream,
             write,
         };
-        self.queue.push_back(pending);
+        push_back(&mut self.queue, pending);
     }
 
     /// Waits for the oldest write under way; forever without one. Cancel-safe. A write that failed
@@ -152,17 +170,18 @@ impl Writes {
         let Some(pending) = self.queue.pop_front() else {
             return Err(StoreError::Fenced);
         };
+        drop_room(&mut self.queue);
         self.bytes -= pending.write.bytes();
+        self.drawn.give_back(pending.write.weight());
         done.map(|()| (pending.stream, pending.write))
     }
 
     /// Writes to another epoch of the store: `first`, then the writes that were under way.
     pub(crate) fn renew(&mut self, epoch: u32, first: impl IntoIterator<Item = (StreamId, Write)>) {
         self.epoch = epoch;
-        let left = std::mem::take(&mut self.queue).into_iter();
+        let left = self.take().into_iter();
         let left = left.map(|pending| (pending.stream, pending.write));
         let all: Vec<_> = first.into_iter().chain(left).collect();
-        self.bytes = 0;
         for (stream, write) in all {
             let done = self.begin(stream, &write);
             self.enqueue(done, stream, write);
@@ -195,5 +214,79 @@ impl Write {
             Self::Event { line, .. } => line.len(),
             Self::Open { .. } | Self::End => 0,
         }
+    }
+
+    fn weight(&self) -> u64 {
+        WEIGHT + self.bytes() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use super::super::writes::*;
+    use crate::{
+        base::budget::Budget,
+        state::memory::{MemoryLog, Retention},
+    };
+
+    fn writes(share: &Arc<Budget>) -> Writes {
+        let keep = Retention {
+            events: 1,
+            bytes: 1,
+            age: std::time::Duration::ZERO,
+        };
+        Writes {
+            log: Arc::new(MemoryLog::new(keep)),
+            session: SessionId("s".into()),
+            share: LogShare::plenty(),
+            fence: Fence(1),
+            epoch: 1,
+            queue: VecDeque::new(),
+            bytes: 0,
+            drawn: share.hold(0),
+            is_closed: false,
+        }
+    }
+
+    fn add(writes: &mut Writes, bytes: usize) {
+        let event = Write::Event {
+            number: 1,
+            line: vec![0; bytes].into(),
+            calls: None,
+        };
+        writes.enqueue(Box::pin(ready(Ok(()))), StreamId::default(), event);
+    }
+
+    /// A thousand sessions kept room for the most writes that they had ever had under way.
+    #[tokio::test]
+    async fn writes_give_back_their_room_and_what_was_drawn_for_them() {
+        let share = Budget::new(u64::MAX >> 1).share();
+        let mut writes = writes(&share);
+        for _ in 0..500 {
+            add(&mut writes, 10);
+        }
+        assert_eq!(share.used(), 500 * (WEIGHT + 10));
+        for _ in 0..499 {
+            writes.next().await.unwrap();
+        }
+        assert!(writes.queue.capacity() <= 9, "{}", writes.queue.capacity());
+        assert_eq!(share.used(), WEIGHT + 10);
+        writes.close();
+        assert_eq!((share.used(), writes.bytes), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn without_room_in_the_share_a_child_waits_for_each_write() {
+        let share = Budget::new(10_000).share();
+        let mut writes = writes(&share);
+        add(&mut writes, 1000);
+        assert!(!writes.is_full());
+        let others = share.hold(5000);
+        assert!(writes.is_full());
+        writes.next().await.unwrap();
+        assert!(!writes.is_full(), "it would wait forever");
+        drop(others);
     }
 }

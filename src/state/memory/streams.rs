@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
-    base::budget::Drawn,
+    base::budget::{Drawn, drop_room, push_back},
     protocol::StreamId,
     state::{Fence, LogShare, OpenStream, Page, StoreError, Streams},
 };
@@ -46,6 +46,8 @@ pub(crate) const PAGE: usize = 32 * 1024;
 /// What an event takes beside its bytes: its [`Entry`], with its part of the queue's free room, and what
 /// counts the references to its bytes.
 const ENTRY: usize = 128;
+/// What an event takes here whose copy is gone: its [`Entry`], with its part of the queue's free room.
+const PLACE: u64 = 64;
 /// What a stream with events takes in Redis beside them: the node of its radix tree, which is 4 KiB from
 /// its first event on (`stream-node-max-bytes`), and its key.
 const KEY: u64 = 5 << 10;
@@ -266,6 +268,18 @@ impl SessionStreams {
         }
     }
 
+    /// Removes events of a log elsewhere whose places here are beyond the share; called after
+    /// [`Self::sweep`] of all sessions, since their copies go first.
+    pub(crate) fn sweep_places(&mut self) {
+        let is_too_much =
+            |share: &LogShare| share.copies.as_ref().is_some_and(|all| all.left() < 0);
+        while is_too_much(&self.share) && self.drop_oldest_ended() {
+            self.is_short = true;
+        }
+        let open = self.streams.values_mut().filter(|stream| !stream.is_ended);
+        open.for_each(Stream::drop_places);
+    }
+
     /// Removes ended streams that are too many, too large together, or too old.
     pub(super) fn drop_ended(&mut self, now: Instant, keep: Retention) {
         while let Some((_, since, _)) = self.ended.front() {
@@ -342,13 +356,8 @@ impl Stream {
         if let Some(copies) = &mut self.copies {
             copies.add(weight(size));
         }
-        if self.events.len() == self.events.capacity() {
-            self.events.reserve_exact(more_than(self.events.len()));
-        }
-        self.events.push_back(Entry {
-            since: now,
-            event: Event::Here(event),
-        });
+        let event = Event::Here(event);
+        push_back(&mut self.events, Entry { since: now, event });
     }
 
     /// What the key of the stream takes if it is there for a single event.
@@ -373,17 +382,8 @@ impl Stream {
             }
             self.drop_oldest();
         }
-        self.drop_room();
+        drop_room(&mut self.events);
         self.drop_copies();
-    }
-
-    /// Gives room back that trimmed events have left: the queue of a stream which others have crowded out
-    /// would stay as long as it was at its longest.
-    fn drop_room(&mut self) {
-        let length = self.events.len();
-        if self.events.capacity() > length + 2 * more_than(length) {
-            self.events.shrink_to(length + more_than(length));
-        }
     }
 
     fn trim_old(&mut self, now: Instant, keep: Retention) {
@@ -403,11 +403,11 @@ impl Stream {
         self.bytes -= size;
         self.trimmed += 1;
         self.kept.give_back(weight(size) + self.key());
-        if self.without_copy > 0 {
-            self.without_copy -= 1;
-        } else if let Some(copies) = &mut self.copies {
-            copies.give_back(weight(size));
+        if let Some(copies) = &mut self.copies {
+            let has_copy = self.without_copy == 0;
+            copies.give_back(if has_copy { weight(size) } else { PLACE });
         }
+        self.without_copy = self.without_copy.saturating_sub(1);
         true
     }
 
@@ -423,9 +423,17 @@ impl Stream {
         {
             let size = entry.size();
             entry.event = Event::Elsewhere(size);
-            copies.give_back(weight(size));
+            copies.give_back(weight(size) - PLACE);
             self.without_copy += 1;
         }
+    }
+
+    /// Removes the oldest events while their places are beyond the share of the session.
+    fn drop_places(&mut self) {
+        while self.copies.as_ref().is_some_and(Drawn::is_too_much) && self.events.len() > 1 {
+            self.drop_oldest();
+        }
+        drop_room(&mut self.events);
     }
 
     pub(super) fn read(&self, after: u64) -> Result<Page, StoreError> {
@@ -451,12 +459,6 @@ impl Stream {
         page.is_end = self.is_ended;
         Ok(page)
     }
-}
-
-/// Free places of a queue of this length: fewer than the doubling of a queue leaves, as a thousand of them
-/// may be in memory.
-fn more_than(length: usize) -> usize {
-    (length / 4).max(4)
 }
 
 /// What an event of this size takes.

@@ -28,6 +28,7 @@ use super::{
     client::{Call, MARGIN, Redis},
     scripts::{Lua, ms},
 };
+use crate::base::budget::{drop_room, push_back};
 use crate::protocol::StreamId;
 use crate::state::{
     Fence, SessionId, StoreError, WriteTarget,
@@ -113,7 +114,7 @@ impl Queue {
     pub(crate) fn push(&self, write: Write) {
         let mut writes = self.locked();
         if !writes.is_closed {
-            writes.queue.push_back(write);
+            push_back(&mut writes.queue, write);
             drop(writes);
             self.added.notify_one();
         }
@@ -125,11 +126,12 @@ impl Queue {
         let mut writes = self.locked();
         while batch.len() < MAX_BATCH.0 && bytes < MAX_BATCH.1 {
             let Some(next) = writes.queue.pop_front() else {
-                return;
+                break;
             };
             bytes += next.operation.bytes();
             batch.push_back(next);
         }
+        drop_room(&mut writes.queue);
     }
 
     fn is_empty(&self) -> bool {
@@ -366,3 +368,32 @@ const MAX_BATCH: (usize, usize) = (1024, 128 * 1024);
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 /// The time limit of the last flush.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::super::appender::*;
+
+    #[test]
+    fn the_queue_gives_back_the_room_of_what_batches_took() {
+        let (queue, mut batch) = (Queue::default(), VecDeque::new());
+        for _ in 0..10_000 {
+            let at = At {
+                session: SessionId("s".into()),
+                stream: StreamId::default(),
+                fence: Fence(1),
+                epoch: 1,
+            };
+            queue.push(Write {
+                at,
+                operation: Operation::Barrier,
+                done: oneshot::channel().0,
+            });
+        }
+        while !queue.is_empty() {
+            queue.fill(&mut batch);
+            batch.clear();
+        }
+        let room = queue.locked().queue.capacity();
+        assert!(room <= 8, "{room}");
+    }
+}

@@ -66,11 +66,16 @@ impl Cache {
         })
     }
 
-    /// Drops copies that are too old or beyond the share of their session.
+    /// Drops copies that are too old or beyond the share of their session, and then events of which
+    /// there are too many for that.
     pub(super) fn sweep(&self) {
-        for tenure in self.all() {
-            let streams = &mut locked(&tenure).streams;
+        let all = self.all();
+        for tenure in &all {
+            let streams = &mut locked(tenure).streams;
             streams.sweep(Instant::now(), self.retention);
+        }
+        for tenure in &all {
+            locked(tenure).streams.sweep_places();
         }
     }
 

@@ -123,7 +123,7 @@ fn share(events: u64, copies: Option<u64>) -> LogShare {
     let streams = if copies.is_some() { 2 * STREAM } else { 0 };
     LogShare {
         kept: share(events * weight(1) + streams),
-        copies: copies.map(|events| share(events * weight(1))),
+        copies: copies.map(|copies| share(copies * weight(1) + (events - copies) * PLACE)),
     }
 }
 
@@ -189,7 +189,7 @@ fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     let copies = share.copies.as_ref().unwrap();
     assert_eq!(
         (copies.used(), share.kept.used()),
-        (3 * weight(1), 8 * weight(1) + 2 * STREAM)
+        (3 * weight(1) + 5 * PLACE, 8 * weight(1) + 2 * STREAM)
     );
     assert_eq!(streams.bytes(), 3);
     assert_eq!(streams.all_bytes(1), Some(8));
@@ -213,6 +213,36 @@ fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     assert_eq!(streams.all_bytes(1), Some(1), "the newest");
     drop(streams);
     assert_eq!((copies.used(), share.kept.used()), (0, STREAM));
+}
+
+/// A log of small events in Redis took more memory here than that of the copies.
+#[test]
+fn events_elsewhere_go_when_their_places_are_beyond_the_share() {
+    let now = Instant::now();
+    let share = share(8, Some(8));
+    let mut streams = SessionStreams::new(share.clone());
+    append(&mut streams, 1, 1, event(1), now, WIDE);
+    streams.end(1, now, WIDE);
+    for number in 1..=5 {
+        append(&mut streams, 2, number, event(1), now, WIDE);
+    }
+    let mut sweep = || {
+        streams.sweep(now, WIDE);
+        streams.sweep_places();
+        (streams.has(1), streams.streams[&2].events.len())
+    };
+    let copies = share.copies.as_ref().unwrap();
+    let copy = weight(1) - PLACE;
+    let mut others = copies.hold(2 * weight(1) + 3 * copy);
+    assert_eq!(sweep(), (true, 5), "copies go first");
+    others.add(copy + 1);
+    assert_eq!(sweep(), (false, 5), "then a stream that has ended");
+    others.add(weight(1));
+    assert_eq!(sweep(), (false, 4), "then the oldest events");
+    drop(others);
+    assert_eq!(append(&mut streams, 2, 6, event(1), now, WIDE), 2);
+    drop(streams);
+    assert_eq!(copies.used(), 0);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Shares of callers in the children of their tenant.
 
+use futures_util::future::join_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
@@ -153,4 +154,111 @@ async fn a_session_gives_way_once_it_is_out_of_use_and_continues_later() {
         quiet.call("counter", json!({})).await["result"].is_object()
     })
     .await;
+}
+
+/// Tenants without authentication, which share so many children of the gateway.
+async fn neighbours(children: u64, wait: &str, warm: u64) -> Served {
+    let tenant = |warm: u64| json!({"auth": {"mode": "none"}, "servers": {"main": {"command": child(), "warm": warm}}});
+    let tenants = json!({"a": tenant(warm), "b": tenant(0), "c": tenant(0)});
+    let config = json!({"spawn": {"children": children, "wait": wait}});
+    Served::start(config, tenants).await
+}
+
+/// The children of a tenant.
+async fn children_of(gateway: &Served, tenant: &str) -> usize {
+    let children = gateway.children().await;
+    children
+        .iter()
+        .filter(|one| one["tenant"] == tenant)
+        .count()
+}
+
+#[tokio::test]
+async fn a_tenant_with_all_children_of_the_gateway_gives_some_up_for_another() {
+    let gateway = neighbours(4, "1s", 0).await;
+    let listening = gateway.session("a", "main").await;
+    let events = listening.listen().await;
+    let mut sessions = vec![listening];
+    for _ in 0..3 {
+        sessions.push(gateway.session("a", "main").await);
+    }
+    let opened = async |tenant: &str| {
+        let response = gateway
+            .stranger(tenant, "main")
+            .post(&opening(NEWEST))
+            .await;
+        let is_refused = response.status() == StatusCode::SERVICE_UNAVAILABLE;
+        assert_eq!(is_refused, response.headers().contains_key("retry-after"));
+        response.status()
+    };
+    assert_eq!(opened("a").await, StatusCode::SERVICE_UNAVAILABLE);
+    let others = [
+        gateway.session("b", "main").await,
+        gateway.session("b", "main").await,
+    ];
+    for tenant in ["a", "b"] {
+        assert_eq!(children_of(&gateway, tenant).await, 2);
+        assert_eq!(opened(tenant).await, StatusCode::SERVICE_UNAVAILABLE);
+    }
+    // Its sessions are there, and each gets another child as soon as there is one.
+    for other in others {
+        other.delete().await;
+    }
+    for session in &sessions {
+        until("a child again", async || {
+            session.call("counter", json!({})).await["result"].is_object()
+        })
+        .await;
+    }
+    drop(events);
+}
+
+#[tokio::test]
+async fn calls_in_flight_keep_another_tenant_out_for_their_time_only() {
+    let gateway = neighbours(2, "30s", 0).await;
+    let sessions = [
+        gateway.session("a", "main").await,
+        gateway.session("a", "main").await,
+    ];
+    let [one, two] = &sessions;
+    let call = || json!({"ms": 1500});
+    let other = async {
+        until("both in use", async || {
+            let children = gateway.children().await;
+            children.iter().filter(|one| one["calls"] == 1).count() == 2
+        })
+        .await;
+        let other = within("a child", gateway.session("b", "main")).await;
+        other.text("echo", json!({"text": "b"})).await
+    };
+    let said = tokio::join!(one.text("sleep", call()), two.text("sleep", call()), other);
+    assert_eq!(said, ("slept".into(), "slept".into(), "b".into()));
+}
+
+#[tokio::test]
+async fn tenants_that_come_at_once_get_a_part_each() {
+    let gateway = neighbours(6, "30s", 0).await;
+    let mut held = Vec::new();
+    for _ in 0..6 {
+        held.push(gateway.session("a", "main").await);
+    }
+    let come = ["b", "c", "b", "c"].map(|tenant| gateway.session(tenant, "main"));
+    let _others = Box::pin(within("four children", join_all(come))).await;
+    for tenant in ["a", "b", "c"] {
+        assert_eq!(children_of(&gateway, tenant).await, 2, "{tenant}");
+    }
+}
+
+#[tokio::test]
+async fn warm_children_give_way_to_another_tenant() {
+    let gateway = neighbours(3, "30s", 3).await;
+    until("all are warm", async || {
+        children_of(&gateway, "a").await == 3
+    })
+    .await;
+    let other = within("a child", gateway.session("b", "main")).await;
+    assert_eq!(other.text("echo", json!({"text": "b"})).await, "b");
+    assert_eq!(children_of(&gateway, "a").await, 2);
+    let call = gateway.session("a", "main").await;
+    assert_eq!(call.text("counter", json!({})).await, "1");
 }

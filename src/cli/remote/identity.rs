@@ -286,7 +286,8 @@ impl Kind for Clients {
             });
             json!({
                 "kind": "registration", "name": one["id"].take(), "created": one["created"],
-                "updated": one["created"].take(), "expires": one["expires"].take(), "spec": spec,
+                "updated": one["created"].take(), "used": one["used"].take(),
+                "expires": one["expires"].take(), "spec": spec,
             })
         }));
         Ok(format_list(client, &items, &CLIENTS))
@@ -506,22 +507,24 @@ const USERS: [Column; 4] = [
     ("DISABLED", "/spec/disabled"),
     ("UPDATED", "/updated"),
 ];
-const CLIENTS: [Column; 5] = [
+const CLIENTS: [Column; 6] = [
     ("ID", "/name"),
     ("TITLE", "/spec/title"),
     ("REDIRECT_URIS", "/spec/redirect_uris"),
     ("UPDATED", "/updated"),
+    ("USED", "/used"),
     ("EXPIRES", "/expires"),
 ];
 /// The title that [`list_with_clients`] adds.
 pub(super) const CLIENT_TITLE: &str = "/client_title";
-const GRANTS: [Column; 7] = [
+const GRANTS: [Column; 8] = [
     ("ID", "/id"),
     ("SUBJECT", "/subject"),
     ("CLIENT", "/client"),
     ("NAME", CLIENT_TITLE),
     ("RESOURCE", "/resource"),
     ("SCOPE", "/scope"),
+    ("USED", "/used"),
     ("EXPIRES", "/expires"),
 ];
 const PROVIDERS: [Column; 4] = [

@@ -20,6 +20,15 @@ pub(crate) struct Registered {
     pub(crate) expires_ms: i64,
 }
 
+/// A registered client in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ListedClient {
+    /// The client.
+    pub(crate) client: Registered,
+    /// The time of its last token; none without an active grant.
+    pub(crate) used_ms: Option<i64>,
+}
+
 /// Registered clients of tenants.
 #[derive(Clone, Copy)]
 pub(crate) struct Clients<'a> {
@@ -61,7 +70,7 @@ impl Clients<'_> {
         tenant: &str,
         after: &str,
         limit: usize,
-    ) -> Result<Vec<Registered>, Error> {
+    ) -> Result<Vec<ListedClient>, Error> {
         let values = vec![
             tenant.into(),
             after.into(),
@@ -69,7 +78,13 @@ impl Clients<'_> {
             i64::try_from(limit).unwrap_or(i64::MAX).into(),
         ];
         let rows = self.pool.read(ALL, values).await?;
-        rows.iter().map(read).collect()
+        let listed = rows.iter().map(|row| {
+            Ok(ListedClient {
+                client: read(row)?,
+                used_ms: row.get("used_ms")?,
+            })
+        });
+        listed.collect()
     }
 
     /// Replaces metadata, secret, access token and expiry of a client; returns false if it does not
@@ -149,7 +164,13 @@ const ONE: &str = "
      WHERE tenant = $1 AND client_id = $2 AND expires_ms > $3";
 
 const ALL: &str = "
-    SELECT client_id, metadata, secret_hash, access_hash, created_ms, expires_ms
+    SELECT client_id, metadata, secret_hash, access_hash, created_ms, expires_ms,
+           (SELECT MAX(COALESCE(refresh_tokens.used_ms, grants.created_ms))
+              FROM grants
+              JOIN refresh_tokens ON refresh_tokens.grant_id = grants.id
+             WHERE grants.tenant = registrations.tenant
+               AND grants.client_id = registrations.client_id
+               AND grants.revoked_ms IS NULL) AS used_ms
       FROM registrations
      WHERE tenant = $1 AND client_id > $2 AND expires_ms > $3
      ORDER BY client_id

@@ -3,8 +3,6 @@
 //! One statement decides each one-time use: the caller whose update finds the row unused succeeds.
 //! Not here: revocations (`revocations`).
 
-use std::collections::HashMap;
-
 use uuid::Uuid;
 
 use super::revocations;
@@ -111,6 +109,8 @@ pub(crate) struct ListedGrant {
     pub(crate) grant: Grant,
     /// Time of creation, in milliseconds since 1970.
     pub(crate) created_ms: i64,
+    /// The time of its last token.
+    pub(crate) used_ms: i64,
 }
 
 /// A filter of grants; absent members match all.
@@ -304,21 +304,10 @@ impl Grants<'_> {
             Ok(ListedGrant {
                 grant: grant(row)?,
                 created_ms: row.get("created_ms")?,
+                used_ms: row.get("used_ms")?,
             })
         };
         rows.iter().map(seen).collect()
-    }
-
-    /// The times of the last refreshes of a subject's active grants, by their ids.
-    pub(crate) async fn refreshed(
-        self,
-        tenant: &str,
-        subject: &str,
-    ) -> Result<HashMap<Uuid, i64>, Error> {
-        let values = vec![tenant.into(), subject.into()];
-        let rows = self.pool.read(REFRESHED, values).await?;
-        let used = |row: &Row| Ok((row.get("id")?, row.get("used_ms")?));
-        rows.iter().map(used).collect()
     }
 
     /// The grant of a known refresh token, revoked or not.
@@ -470,14 +459,6 @@ const INSERT_REFRESH: &str = "
     VALUES ($1, $2, $3)";
 
 // For the lock, too.
-const REFRESHED: &str = "
-    SELECT grants.id, MAX(refresh_tokens.used_ms) AS used_ms
-      FROM grants
-      JOIN refresh_tokens ON refresh_tokens.grant_id = grants.id
-     WHERE grants.tenant = $1 AND grants.subject = $2
-       AND grants.revoked_ms IS NULL AND refresh_tokens.used_ms IS NOT NULL
-     GROUP BY grants.id";
-
 const HOLD_GRANT: &str = "
     UPDATE grants
        SET revoked_ms = revoked_ms
@@ -515,7 +496,9 @@ const GRANT_OF_MACHINE: &str = "
      LIMIT 1";
 
 const GRANTS_OF: &str = "
-    SELECT id, subject, groups, client_id, resource, scope, auth_ms, created_ms, expires_ms
+    SELECT id, subject, groups, client_id, resource, scope, auth_ms, created_ms, expires_ms,
+           COALESCE((SELECT MAX(used_ms) FROM refresh_tokens WHERE grant_id = grants.id),
+                    created_ms) AS used_ms
       FROM grants
      WHERE tenant = $1 AND revoked_ms IS NULL AND expires_ms > $2
        AND (CAST($3 AS TEXT) IS NULL OR subject = $3)

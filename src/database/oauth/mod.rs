@@ -23,7 +23,7 @@ pub(crate) mod signing_keys;
 pub(crate) mod sweep;
 
 pub(crate) use self::attempts::{Attempts, Step};
-pub(crate) use self::clients::{Clients, Registered};
+pub(crate) use self::clients::{Clients, ListedClient, Registered};
 pub(crate) use self::grants::{
     Grant, GrantFilter, Grants, ListedGrant, NewCode, NewRefresh, Refreshed, Succession, TakenCode,
 };

@@ -17,7 +17,7 @@ use crate::{
     config::Wrong,
     database::{
         self, Expected, Record,
-        oauth::{GrantFilter, ListedGrant, ListedKey, Registered, Revoked, Schedule},
+        oauth::{GrantFilter, ListedClient, ListedGrant, ListedKey, Revoked, Schedule},
     },
     declare::Document,
     http::{
@@ -175,7 +175,8 @@ fn grant(seen: &ListedGrant) -> Json {
     json!({
         "id": grant.id.to_string(), "subject": grant.subject, "client": grant.client_id,
         "resource": grant.resource, "scope": grant.scope, "created": moment(seen.created_ms),
-        "authenticated": moment(grant.auth_ms), "expires": moment(grant.expires_ms),
+        "authenticated": moment(grant.auth_ms), "used": moment(seen.used_ms),
+        "expires": moment(grant.expires_ms),
     })
 }
 
@@ -192,16 +193,17 @@ async fn registrations(call: Call) -> OperationResult {
     let is_more = found.len() > limit;
     found.truncate(limit);
     let next = found.last().filter(|_| is_more);
-    let next = next.map(|last| last.client_id.clone());
+    let next = next.map(|last| last.client.client_id.clone());
     Ok(page(found.iter().map(registration).collect(), next))
 }
 
-fn registration(client: &Registered) -> Json {
+fn registration(listed: &ListedClient) -> Json {
+    let client = &listed.client;
     let metadata: Json = serde_json::from_str(&client.metadata).unwrap_or_default();
     json!({
         "id": client.client_id, "title": metadata["client_name"],
         "redirect_uris": metadata["redirect_uris"], "created": moment(client.created_ms),
-        "expires": moment(client.expires_ms),
+        "used": listed.used_ms.map(moment), "expires": moment(client.expires_ms),
     })
 }
 
@@ -317,6 +319,7 @@ static GRANT: Schema = Schema {
             ("scope", text()),
             ("created", schema::moment()),
             ("authenticated", schema::moment()),
+            ("used", schema::moment()),
             ("expires", schema::moment()),
         ])
     }),
@@ -335,6 +338,7 @@ static REGISTRATION: Schema = Schema {
             ("title", nullable_text()),
             ("redirect_uris", texts()),
             ("created", schema::moment()),
+            ("used", nullable_moment()),
             ("expires", schema::moment()),
         ])
     }),

@@ -157,20 +157,16 @@ impl BrowserRequest {
     }
 
     async fn shown_grants(&self, person: &Person) -> Result<Vec<ShownGrant>, StepRefusal> {
-        let store = self.store()?;
-        let used = store
-            .grants()
-            .refreshed(self.tenant(), &person.subject)
-            .await?;
         let mut grants = Vec::new();
-        for ListedGrant { grant, created_ms } in self.grants_of(person).await? {
+        for listed in self.grants_of(person).await? {
+            let grant = listed.grant;
             grants.push(ShownGrant {
                 id: grant.id.to_string(),
                 client: shown(&self.client_title(&grant.client_id).await?),
                 server: grant.resource,
                 scopes: grant.scope.split(' ').map(str::to_owned).collect(),
-                since: day(created_ms),
-                used: day(used.get(&grant.id).copied().unwrap_or(created_ms)),
+                since: day(listed.created_ms),
+                used: day(listed.used_ms),
             });
         }
         Ok(grants)

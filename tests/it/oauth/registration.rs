@@ -104,8 +104,28 @@ async fn registered_clients_are_listed() {
         let page = json_of(within("a page", page).await.unwrap()).await;
         assert_eq!(page["items"][0]["id"], **id, "{page}");
         assert_eq!(page["next"].is_string(), at == 0, "{page}");
+        assert_eq!(page["items"][0]["used"], Value::Null, "{page}");
         url = format!("{url}&after={id}");
     }
+}
+
+/// When a client and a grant were used last.
+#[tokio::test]
+async fn the_last_use_of_clients_and_grants_is_listed() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    let tokens = app.tokens().await;
+    let used = async |segment: &str| {
+        let url = format!("{}/api/v1/tenants/a/{segment}", gateway.origin());
+        let list = send(Method::GET, &url, &gateway.administrator(), None).await;
+        let one = &list.body["items"][0];
+        one["used"].as_str().unwrap().to_owned()
+    };
+    let (client, grant) = (used("registrations").await, used("grants").await);
+    let again = app.refresh(&tokens.text("refresh_token"), &[]).await;
+    assert_eq!(again.status, StatusCode::OK);
+    assert_ne!(used("registrations").await, client);
+    assert_ne!(used("grants").await, grant);
 }
 
 fn files(dir: &std::path::Path) -> Vec<Vec<u8>> {

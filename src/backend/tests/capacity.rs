@@ -20,14 +20,19 @@ fn take(capacity: &Arc<Capacity>, tenant: &str, count: usize) -> Vec<CapacityPla
         .collect()
 }
 
-/// The tenants that are asked for a child.
-fn asked(requests: &mut Requests, is_given: bool) -> Option<Vec<String>> {
-    let wanted = requests.try_recv().ok()?;
+/// Answers a request; the tenants that are asked for a child.
+fn answered(wanted: Wanted, is_given: bool) -> Vec<String> {
     let Holders::Tenants(tenants) = wanted.holders else {
         panic!("callers were asked");
     };
     wanted.reply.send(is_given).unwrap();
-    Some(tenants)
+    tenants
+}
+
+/// The tenants that have been asked for a child, which one gives up.
+fn asked(requests: &mut Requests) -> Option<Vec<String>> {
+    let wanted = requests.try_recv().ok()?;
+    Some(answered(wanted, true))
 }
 
 #[tokio::test]
@@ -37,12 +42,12 @@ async fn a_tenant_has_all_that_no_other_wants_and_gives_up_what_is_more_than_ano
     assert_eq!(held.len(), 4);
     let mut own = Box::pin(capacity.take("a", false));
     assert!((&mut own).now_or_never().is_none());
-    assert!(asked(&mut requests, true).is_none(), "nobody has more");
+    assert!(asked(&mut requests).is_none(), "nobody has more");
     let mut of_b = Vec::new();
     for _ in 0..2 {
         let mut newcomer = Box::pin(capacity.take("b", false));
         assert!((&mut newcomer).now_or_never().is_none());
-        assert_eq!(asked(&mut requests, true), Some(vec!["a".to_owned()]));
+        assert_eq!(asked(&mut requests), Some(vec!["a".to_owned()]));
         held[0].leave();
         held.remove(0);
         assert!((&mut own).now_or_never().is_none(), "it has more");
@@ -51,7 +56,7 @@ async fn a_tenant_has_all_that_no_other_wants_and_gives_up_what_is_more_than_ano
     // Two each: nobody gives another one up.
     let mut third = Box::pin(capacity.take("b", false));
     assert!((&mut third).now_or_never().is_none());
-    assert!(asked(&mut requests, true).is_none());
+    assert!(asked(&mut requests).is_none());
     of_b.pop();
     assert!((&mut own).now_or_never().is_none());
     third.await;
@@ -65,17 +70,14 @@ async fn those_that_have_more_are_asked_until_one_gives_way() {
     let _of_c = take(&capacity, "c", 1);
     let mut newcomer = Box::pin(capacity.take("b", false));
     for is_given in [false, false, true] {
-        let pause = sleep(PAUSE);
-        assert!((&mut newcomer).now_or_never().is_none());
-        assert_eq!(asked(&mut requests, is_given), Some(vec!["a".to_owned()]));
-        assert!((&mut newcomer).now_or_never().is_none());
-        pause.await;
+        let wanted = select! {
+            wanted = requests.recv() => wanted.unwrap(),
+            _ = &mut newcomer => panic!("none is free"),
+        };
+        assert_eq!(answered(wanted, is_given), ["a"]);
     }
     assert!((&mut newcomer).now_or_never().is_none());
-    assert!(
-        asked(&mut requests, true).is_none(),
-        "one gives way already"
-    );
+    assert!(asked(&mut requests).is_none(), "one gives way already");
     held.pop();
     assert!(newcomer.now_or_never().is_some());
 }

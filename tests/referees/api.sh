@@ -66,6 +66,7 @@ cat >"$work/known.toml" <<'TOML'
 [parameters]
 "path.tenant" = "a"
 "path.name" = "x"
+"path.id" = "0"
 TOML
 : >"$work/any.toml"
 ask "$work/known.toml" --exclude-method DELETE

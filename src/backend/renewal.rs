@@ -1,11 +1,18 @@
 //! Renewal of access tokens: of children that run, before their tokens expire and after other replicas got
 //! new ones.
 //!
-//! Not here: the requests to upstreams, and the turns of replicas (`oauth/providers`).
+//! Not here: the requests to upstreams, and the turns of replicas (`oauth/upstreams`).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
-use futures_util::{StreamExt, stream};
+use futures_util::{
+    StreamExt,
+    stream::{self, FuturesUnordered},
+};
 
 use super::{
     admission::Refused,
@@ -14,42 +21,77 @@ use super::{
 };
 use crate::base::Clock;
 
-/// Renews the access tokens of children, until it is dropped.
+/// A tenant and its upstream.
+type UpstreamAt = (String, String);
+
+/// Renews the access tokens of children, until it is dropped. Each upstream has its own turns, so that one that
+/// is slow delays the tokens of no other.
 pub(crate) async fn renew_tokens(registry: Arc<Registry>, tokens: TokenSource, clock: Clock) {
+    let (mut busy, mut under_way) = (BTreeSet::new(), FuturesUnordered::new());
     loop {
-        _ = tokio::time::timeout(TICK, registry.stale()).await;
-        let now_ms = clock.now_ms();
-        let due = registry.with_tokens().into_iter().flat_map(|entry| {
-            let upstreams = entry.due_tokens(now_ms).into_iter();
-            upstreams.map(move |upstream| (Arc::clone(&entry), upstream))
-        });
-        // Side by side, so that an upstream that is away delays no other.
-        stream::iter(due)
-            .for_each_concurrent(PARALLEL, |(entry, upstream)| {
-                renew(entry, upstream, &tokens, &clock)
-            })
-            .await;
+        let looked = tokio::time::timeout(TICK, registry.stale());
+        tokio::select! {
+            Some(at) = under_way.next() => {
+                busy.remove(&at);
+            }
+            _ = looked => {
+                for (at, entries) in due(&registry, clock.now_ms()) {
+                    if busy.insert(at.clone()) {
+                        under_way.push(renew_all(at, entries, &tokens, &clock));
+                    }
+                }
+            }
+        }
     }
 }
 
-async fn renew(entry: Arc<Entry>, upstream: String, tokens: &TokenSource, clock: &Clock) {
-    let ([tenant, _], Some(holder)) = (entry.names(), entry.holder()) else {
+/// The children whose token is due, by upstream.
+fn due(registry: &Registry, now_ms: i64) -> BTreeMap<UpstreamAt, Vec<Arc<Entry>>> {
+    let mut due: BTreeMap<UpstreamAt, Vec<Arc<Entry>>> = BTreeMap::new();
+    for entry in registry.with_tokens() {
+        for upstream in entry.due_tokens(now_ms) {
+            let at = (entry.names()[0].to_owned(), upstream);
+            due.entry(at).or_default().push(Arc::clone(&entry));
+        }
+    }
+    due
+}
+
+async fn renew_all(
+    at: UpstreamAt,
+    entries: Vec<Arc<Entry>>,
+    tokens: &TokenSource,
+    clock: &Clock,
+) -> UpstreamAt {
+    stream::iter(entries)
+        .for_each_concurrent(PARALLEL, |entry| renew(entry, &at, tokens, clock))
+        .await;
+    at
+}
+
+async fn renew(
+    entry: Arc<Entry>,
+    (tenant, upstream): &UpstreamAt,
+    tokens: &TokenSource,
+    clock: &Clock,
+) {
+    let Some(holder) = entry.holder() else {
         return;
     };
     let of = TokenOf {
-        tenant: tenant.to_owned(),
+        tenant: tenant.clone(),
         upstream: upstream.clone(),
         holder: holder.to_owned(),
     };
     match tokens(of).await {
         Ok(token) => {
-            entry.renew(&upstream, &token);
+            entry.renew(upstream, &token);
             // What another replica refreshes, or could not be refreshed, stays due.
-            entry.retry_token(&upstream, clock.now_ms() + AGAIN_MS);
+            entry.retry_token(upstream, clock.now_ms() + AGAIN_MS);
         }
         // The next request is told to connect it again.
         Err(Refused::Missing) => entry.drain(),
-        Err(_) => entry.retry_token(&upstream, clock.now_ms() + AGAIN_MS),
+        Err(_) => entry.retry_token(upstream, clock.now_ms() + AGAIN_MS),
     }
 }
 
@@ -57,5 +99,82 @@ async fn renew(entry: Arc<Entry>, upstream: String, tokens: &TokenSource, clock:
 const TICK: Duration = Duration::from_secs(1);
 /// The time between two looks at the token of one child that stays due, in milliseconds.
 const AGAIN_MS: i64 = 1_000;
-/// The most tokens that are renewed at a time.
+/// The most tokens of one upstream that are renewed at a time.
 const PARALLEL: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::super::{
+        child::{AccessToken, ChildSeats},
+        renewal::*,
+    };
+    use crate::{
+        base::Secret, config::Format, declare::Server, manifest::reader::parse, telemetry::Metrics,
+    };
+
+    fn server(tenant: &str) -> Arc<Server> {
+        let text = format!(
+            "tenants: {{{tenant}: {{auth: {{mode: builtin}}, upstreams: {{u: {{issuer: \"https://u.test\", \
+             client_id: c}}}}, servers: {{x: {{command: cat, secrets: {{T: {{for: principal, upstream: u}}}}}}}}}}}}"
+        );
+        let manifest = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap();
+        manifest.catalog.find(tenant, "x").unwrap().1
+    }
+
+    fn token(version: i64) -> AccessToken {
+        AccessToken {
+            value: Secret::new("t".to_owned()),
+            version,
+            look_ms: None,
+        }
+    }
+
+    /// The upstream of a tenant that answers nobody must not let the tokens of another tenant expire.
+    #[tokio::test]
+    async fn a_slow_upstream_delays_no_other() {
+        let (seats, _requests) = ChildSeats::new(100);
+        let registry = Arc::new(Registry::new(seats, Arc::new(Metrics::new(None).unwrap())));
+        let (ask, mut asked) = mpsc::channel(64);
+        let mut children = Vec::new();
+        let mut start = |tenant: &str, holder: &str| {
+            let child = registry.add(&server(tenant), Some(holder.into()), 0);
+            child.started_with(
+                "u",
+                &AccessToken {
+                    look_ms: Some(0),
+                    ..token(1)
+                },
+            );
+            children.push(child);
+        };
+        (0..2 * PARALLEL).for_each(|at| start("slow", &format!("p{at}")));
+        let tokens: TokenSource = Arc::new(move |of| {
+            let is_slow = of.tenant == "slow";
+            ask.try_send(of.tenant).unwrap();
+            Box::pin(async move {
+                if is_slow {
+                    std::future::pending::<()>().await;
+                }
+                Ok(token(2))
+            })
+        });
+        let story = async {
+            for _ in 0..PARALLEL {
+                assert_eq!(asked.recv().await.unwrap(), "slow");
+            }
+            start("quick", "ada");
+            assert_eq!(
+                asked.recv().await.unwrap(),
+                "quick",
+                "the other has its turns"
+            );
+        };
+        let renewing = renew_tokens(Arc::clone(&registry), tokens, Clock::system());
+        tokio::select! {
+            () = renewing => unreachable!("it goes on"),
+            told = tokio::time::timeout(TICK * 10, story) => told.unwrap(),
+        }
+    }
+}

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     oauth::{
-        Attempts, Clients, Grants, Issuance, Logins, Revocations, Signing, SigningKeys, restored,
+        Clients, Grants, Issuance, LoginSteps, Logins, Revocations, Signing, SigningKeys, restored,
         signing_keys, sweep,
     },
     objects::{Connections, Judge, Objects, Secrets, connections, repository, slots},
@@ -177,9 +177,9 @@ impl Database {
         Grants { pool: &self.0.pool }
     }
 
-    /// Steps of authorization attempts.
-    pub(crate) fn attempts(&self) -> Attempts<'_> {
-        Attempts {
+    /// Steps of attempts of clients to be let in.
+    pub(crate) fn login_steps(&self) -> LoginSteps<'_> {
+        LoginSteps {
             pool: &self.0.reserved,
         }
     }

@@ -177,9 +177,9 @@ impl Writer {
             return;
         }
         if let Ok(store) = self.snapshot.database()
-            && let Err(error) = store.attempts().add(steps).await
+            && let Err(error) = store.login_steps().add(steps).await
         {
-            tracing::debug!(%error, "steps of authorization attempts are lost");
+            tracing::debug!(%error, "steps of attempts to log in are lost");
         }
         let size = steps.iter().map(Step::size).sum();
         self.bytes.fetch_sub(size, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! Access tokens of a child: which it has, and newer ones in its private files.
 //!
-//! Not here: the requests for tokens (`oauth/providers`), and the loop that renews them (`renewal`).
+//! Not here: the requests for tokens (`oauth/upstreams`), and the loop that renews them (`renewal`).
 
 use std::{
     collections::BTreeMap,

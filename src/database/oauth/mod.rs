@@ -2,7 +2,7 @@
 //!
 //! Not here: the protocol (`oauth` of the crate), lifetimes (`config::oauth`), and declared users and clients (`objects`).
 //!
-//! * `attempts`: steps of authorization attempts
+//! * `login_steps`: steps of attempts of clients to be let in
 //! * `clients`: registered clients
 //! * `grants`: authorization codes, grants, and rotation of refresh tokens
 //! * `issued`: public keys and revocations, as replicas read them
@@ -12,22 +12,22 @@
 //! * `signing_keys`: signing keys of tenants
 //! * `sweep`: removal of expired rows
 
-mod attempts;
 mod clients;
 mod grants;
 mod issued;
+mod login_steps;
 mod logins;
 pub(crate) mod restored;
 pub(crate) mod revocations;
 pub(crate) mod signing_keys;
 pub(crate) mod sweep;
 
-pub(crate) use self::attempts::{Attempts, Step};
 pub(crate) use self::clients::{Clients, ListedClient, Registered};
 pub(crate) use self::grants::{
     Grant, GrantFilter, Grants, ListedGrant, NewCode, NewRefresh, Refreshed, Succession, TakenCode,
 };
 pub(crate) use self::issued::Issuance;
+pub(crate) use self::login_steps::{LoginSteps, Step};
 pub(crate) use self::logins::{Logins, Person};
 pub(crate) use self::revocations::{Revocations, Revoked};
 pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};

@@ -3,7 +3,7 @@
 //! In small batches, so that no writer waits long. Not here: how often (`snapshot::upkeep`), and
 //! the audit trail (`pool/audit`).
 
-use super::{attempts, revocations::KEPT_MS, signing_keys};
+use super::{login_steps, revocations::KEPT_MS, signing_keys};
 use crate::database::pool::{Error, Pool, Value};
 
 /// Removes some expired rows; returns true if there may be more.
@@ -14,7 +14,6 @@ pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
         let values: Vec<Value> = vec![(now_ms - kept_ms).into()];
         is_more |= pool.write(*sql, values).await?.len() == PART;
     }
-    is_more |= pool.write(attempts::SURPLUS, Vec::new()).await?.len() == PART;
     let mut transaction = pool.begin_unserialized().await?;
     if signing_keys::forget(&mut transaction, now_ms).await? > 0 {
         transaction.commit().await?;
@@ -96,7 +95,7 @@ const EXPIRED: &[(&str, i64)] = &[
         "DELETE FROM login_steps
           WHERE id IN (SELECT id FROM login_steps WHERE at_ms < $1 ORDER BY at_ms LIMIT 1000)
          RETURNING id",
-        attempts::KEPT_MS,
+        login_steps::KEPT_MS,
     ),
 ];
 

@@ -2,7 +2,7 @@
 //!
 //! A change is numbered like a revocation, so that all replicas give the new token to the children that
 //! run, and its number is the version of the connection. Not here: the requests to upstreams
-//! (`oauth/providers`).
+//! (`oauth/upstreams`).
 
 use serde_json::{Value as Json, json};
 use zeroize::Zeroizing;
@@ -123,7 +123,7 @@ impl Connections<'_> {
         if transaction.run(UPSTREAM, upstream).await?.is_empty() {
             return Err(Error::NotFound);
         }
-        let count = transaction.run(COUNT, vec![of.tenant.into()]).await?;
+        let count = transaction.run(COUNT_OTHERS, key(of)).await?;
         let count = count.first().map(|row| row.get::<i64>("count"));
         if count.transpose()?.unwrap_or(0) >= MOST {
             let what = format!("the tenant has {MOST} connections, which is the most");
@@ -397,10 +397,10 @@ const UPSTREAM: &str = "
       FROM upstreams
      WHERE tenant = $1 AND name = $2";
 
-const COUNT: &str = "
+const COUNT_OTHERS: &str = "
     SELECT COUNT(*) AS count
       FROM connections
-     WHERE tenant = $1";
+     WHERE tenant = $1 AND NOT (upstream = $2 AND holder = $3)";
 
 const PUT: &str = "
     INSERT INTO connections (tenant, upstream, holder, value, version, lease_ms, checked_ms, updated_ms)

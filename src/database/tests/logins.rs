@@ -8,7 +8,7 @@ use super::fixture::{Place, on_both, patient};
 use super::oauth_fixture::{
     BEGIN, DAY, SECOND, code, granted, later, open, person, registered, revoked,
 };
-use crate::database::oauth::{Registered, Revoked};
+use crate::database::oauth::{Registered, Revoked, Step};
 
 on_both! {
     registered_clients_are_added_replaced_and_removed
@@ -16,6 +16,53 @@ on_both! {
     one_time_values_are_taken_once
     forms_are_sealed
     expired_rows_are_swept
+    steps_of_attempts_are_the_newest_of_a_day
+}
+
+/// A flood at one tenant costs no other its steps, and no tenant more than its share.
+async fn steps_of_attempts_are_the_newest_of_a_day(place: Place) {
+    let [store, _] = open(&place).await;
+    let step = |tenant: &str, at: i64| Step {
+        tenant: tenant.to_owned(),
+        attempt: format!("{at}"),
+        at_ms: 1_000_000 + at,
+        step: "refused".to_owned(),
+        client_id: String::new(),
+        client: String::new(),
+        server: String::new(),
+        subject: String::new(),
+        address: String::new(),
+        reason: "a\0b".to_owned(),
+    };
+    let steps = store.login_steps();
+    steps.add(&[step("b", 0), step("gone", 0)]).await.unwrap();
+    for batch in 0..9 {
+        let many: Vec<Step> = (0..250).map(|at| step("a", batch * 250 + at)).collect();
+        steps.add(&many).await.unwrap();
+    }
+    let newest = steps.newest("a").await.unwrap();
+    assert_eq!(newest.len(), 2000);
+    assert_eq!(
+        (&*newest[0].attempt, &*newest[1999].attempt),
+        ("2249", "250")
+    );
+    assert!(
+        steps.of("a", "249").await.unwrap().is_empty(),
+        "it is removed"
+    );
+    assert_eq!(steps.of("a", "250").await.unwrap().len(), 1);
+    assert_eq!(steps.newest("b").await.unwrap()[0].reason, "a\u{fffd}b");
+    assert!(
+        steps.newest("gone").await.unwrap().is_empty(),
+        "no such tenant"
+    );
+    later(&place, DAY + SECOND);
+    assert!(steps.newest("b").await.unwrap().is_empty(), "a day later");
+    while store.sweep().await.unwrap() {}
+    place
+        .now_ms
+        .store(1_000_000, std::sync::atomic::Ordering::Relaxed);
+    assert!(steps.newest("b").await.unwrap().is_empty(), "they are gone");
 }
 
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]

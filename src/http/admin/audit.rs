@@ -64,7 +64,7 @@ pub(super) fn operations() -> Vec<Operation> {
 async fn logins(call: Call) -> OperationResult {
     let limit = call.query.limit()?;
     let store = call.front.snapshot.database()?;
-    let steps = store.attempts().newest(call.path.tenant()).await?;
+    let steps = store.login_steps().newest(call.path.tenant()).await?;
     let mut attempts: Vec<Vec<&Step>> = Vec::new();
     let mut places = std::collections::HashMap::new();
     for step in &steps {
@@ -101,7 +101,7 @@ fn summary(steps: &[&Step]) -> Option<Json> {
 async fn login(call: Call) -> OperationResult {
     let id = call.path.get("id").unwrap_or_default();
     let store = call.front.snapshot.database()?;
-    let steps = store.attempts().of(call.path.tenant(), id).await?;
+    let steps = store.login_steps().of(call.path.tenant(), id).await?;
     if steps.is_empty() {
         return Err(Problem::no_such("attempt", id));
     }

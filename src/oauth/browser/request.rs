@@ -138,8 +138,11 @@ impl BrowserRequest {
         }
     }
 
-    /// Keeps a step of the attempt.
+    /// Keeps a step of the attempt. Only a refusal is worth one without a client, as on the way to the account page.
     pub(super) fn tell(&self, step: StepKind, reason: &str) {
+        if step != StepKind::Refused && !self.attempt.has_client() {
+            return;
+        }
         let state = &self.oauth.0;
         self.attempt
             .tell(state, &self.server, self.address, step, reason);

@@ -652,9 +652,16 @@ async fn callers_that_share_a_server_without_sessions_are_asked() {
 /// A call that may be asked carries what it is asked, so that it needs no child of its own.
 #[tokio::test]
 async fn calls_that_may_be_asked_share_the_child_of_their_caller() {
+    let plain = gateway("modern", &[]).await;
+    assert_eq!(Modern::at(&plain.url).text("counter", json!({})).await, "1");
     let gateway = gateway("modern", &[]).await;
     let client = Modern::at(&gateway.url).with(json!({"elicitation": {}}));
     assert_eq!(client.text("counter", json!({})).await, "1");
+    assert_eq!(
+        gateway.descendants().len(),
+        plain.descendants().len(),
+        "no child more than for a client that cannot be asked"
+    );
     let sleep = client.tool("sleep", json!({"ms": 500}));
     let sleeps = client.post(&sleep);
     let counts = async {

@@ -1,7 +1,9 @@
-//! Steps of authorization attempts: what happened when a client asked to be let in.
+//! Steps of attempts of clients to be let in.
 //!
 //! They are kept for a day, and the newest of each tenant alone. Not here: which steps there are
-//! (`oauth::server::attempts`), and their way here (`snapshot::audit_queue`).
+//! (`oauth/server/login_attempt`), and their way here (`snapshot/audit_queue`).
+
+use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
@@ -70,12 +72,12 @@ impl Step {
 
 /// The steps of a database.
 #[derive(Clone, Copy)]
-pub(crate) struct Attempts<'a> {
+pub(crate) struct LoginSteps<'a> {
     pub(crate) pool: &'a Pool,
 }
 
-impl Attempts<'_> {
-    /// Adds steps, all or none.
+impl LoginSteps<'_> {
+    /// Adds steps, all or none, and removes the oldest of their tenants beyond those that are kept.
     pub(crate) async fn add(self, steps: &[Step]) -> Result<(), Error> {
         let mut transaction = self.pool.begin_unserialized().await?;
         for step in steps {
@@ -83,6 +85,11 @@ impl Attempts<'_> {
             let texts = step.texts().into_iter();
             values.extend(texts.map(|text| storable(text).into()));
             transaction.run(INSERT, values).await?;
+        }
+        let tenants: BTreeSet<&str> = steps.iter().map(|step| &*step.tenant).collect();
+        for tenant in tenants {
+            let values = vec![tenant.into(), KEPT.into()];
+            transaction.run(REMOVE_SURPLUS, values).await?;
         }
         Ok(transaction.commit().await?)
     }
@@ -149,13 +156,11 @@ const OF_ATTEMPT: &str = "
      WHERE tenant = $1 AND attempt = $2 AND at_ms >= $3
      ORDER BY at_ms, id";
 
-/// Removes the steps of each tenant that are more than it keeps.
-pub(super) const SURPLUS: &str = "
+/// Removes some of the steps of a tenant that are more than it keeps: a batch adds fewer.
+const REMOVE_SURPLUS: &str = "
     DELETE FROM login_steps
      WHERE id IN (SELECT id
-                    FROM (SELECT id, ROW_NUMBER() OVER (PARTITION BY tenant
-                                                            ORDER BY at_ms DESC, id DESC) AS place
-                            FROM login_steps) AS placed
-                   WHERE place > 2000
-                   LIMIT 1000)
-    RETURNING id";
+                    FROM login_steps
+                   WHERE tenant = $1
+                   ORDER BY at_ms DESC, id DESC
+                   LIMIT 1000 OFFSET $2)";

@@ -113,6 +113,11 @@ impl Attempt {
         self.id.get().is_some()
     }
 
+    /// Whether a client asks.
+    pub(crate) fn has_client(&self) -> bool {
+        self.client_id.get().is_some()
+    }
+
     /// Keeps the refusal of a request.
     pub(crate) fn refused(
         &self,

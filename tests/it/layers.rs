@@ -25,7 +25,7 @@ const LINES: usize = 700;
 /// Outside crates, and the only places that may name them.
 const PLACES: &[(&str, &[&str])] = &[
     ("axum::", &["http/", "oauth/"]),
-    ("h2::", &["http/peers/connections.rs"]),
+    ("h2::", &["http/peers/connection.rs"]),
     ("hyper::", &["http/"]),
     ("hyper_util::", &["http/"]),
     ("http_body", &["http/", "oauth/"]),

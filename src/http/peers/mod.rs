@@ -3,13 +3,15 @@
 //! Not here: which replica owns a session (`hub::locate`), forwarding (`replicas`).
 //!
 //! * `cluster`: this replica in the cluster
-//! * `connections`: HTTP/2 connections to other replicas
+//! * `connection`: one HTTP/2 connection to another replica
+//! * `connections`: the connections to all of them
 //! * `hop`: the signed header of a forwarded request
 //! * `proof`: what a peer proves on a new connection
 //! * `received`: hops that were received, each of which counts once
 //! * `signed_body`: the body of a hop, compared to its signed digest
 
 mod cluster;
+mod connection;
 mod connections;
 pub(crate) mod hop;
 mod proof;
@@ -17,7 +19,8 @@ mod received;
 mod signed_body;
 
 pub(crate) use self::cluster::{Cluster, mark_refused};
+pub(crate) use self::connection::{BrokenResponse, ResponseBody, SendError};
 #[cfg(test)]
 pub(crate) use self::connections::MAX_CONCURRENT;
-pub(crate) use self::connections::{BrokenResponse, Peers, ResponseBody, SendError};
+pub(crate) use self::connections::Peers;
 pub(crate) use self::hop::{Hop, HopKeys, SignedRequest, carried};

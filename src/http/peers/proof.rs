@@ -6,9 +6,8 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Request};
-use http_body_util::Full;
-use hyper::client::conn::http2::SendRequest;
 
+use super::connection::{Connection, SendError};
 use crate::{
     http::reply::header_name::HOP,
     state::{ReplicaKeys, identity},
@@ -18,8 +17,8 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProofError {
     /// The connection failed.
-    #[error("{0}")]
-    Connection(#[from] hyper::Error),
+    #[error("the connection broke")]
+    Connection(SendError),
     /// The system has no randomness, or the address is none.
     #[error("no challenge could be made")]
     NoChallenge,
@@ -34,7 +33,7 @@ pub(super) enum ProofError {
 ///
 /// There is none.
 pub(super) async fn demand(
-    sender: &mut SendRequest<Full<Bytes>>,
+    mut connection: Connection,
     keys: &ReplicaKeys,
     address: &str,
 ) -> Result<(), ProofError> {
@@ -42,9 +41,10 @@ pub(super) async fn demand(
     let request = Request::builder()
         .uri(format!("http://{address}/"))
         .header(HOP, format!("{CHALLENGE}{challenge}"))
-        .body(Full::default());
+        .body(Bytes::new());
     let request = request.map_err(|_| ProofError::NoChallenge)?;
-    let response = sender.send_request(request).await?;
+    let response = connection.send(request).await;
+    let response = response.map_err(ProofError::Connection)?;
     let proof = response.headers().get(HOP);
     let proof = proof.and_then(|proof| proof.to_str().ok()?.strip_prefix(PROOF));
     let is_proved = proof.is_some_and(|proof| keys.is_proof(proof, &challenge, address));

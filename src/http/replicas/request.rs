@@ -9,7 +9,6 @@ use http::{
     header::{self, CONTENT_TYPE},
     request::Parts,
 };
-use http_body_util::Full;
 use tokio::time::Instant;
 
 use crate::http::{
@@ -120,7 +119,7 @@ impl Forwarding {
         to: &Replica,
         forwarded: &ForwardedRequest,
         span: Option<&TraceContext>,
-    ) -> Option<http::Request<Full<Bytes>>> {
+    ) -> Option<http::Request<Bytes>> {
         let mut own = forwarded.headers.clone();
         if let Some(span) = span {
             own.insert(TRACEPARENT, HeaderValue::try_from(span.parent()).ok()?);
@@ -144,7 +143,7 @@ impl Forwarding {
         let request = http::Request::builder()
             .method(forwarded.method.clone())
             .uri(uri);
-        let mut request = request.body(Full::new(forwarded.body.clone())).ok()?;
+        let mut request = request.body(forwarded.body.clone()).ok()?;
         let headers = request.headers_mut();
         *headers = own;
         if !forwarded.body.is_empty() {

@@ -11,7 +11,6 @@ use std::{
 use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
 use http::Request;
-use http_body_util::Full;
 use tokio::{
     io::{AsyncReadExt, copy_bidirectional},
     net::{TcpListener, TcpStream},
@@ -123,7 +122,7 @@ impl Bench {
         path: &str,
     ) -> Result<http::Response<crate::http::peers::ResponseBody>, SendError> {
         let request = Request::builder().uri(format!("http://{address}{path}"));
-        let request = request.body(Full::default()).unwrap();
+        let request = request.body(Bytes::new()).unwrap();
         self.peers.send(address, request).await
     }
 

@@ -1,0 +1,293 @@
+//! One connection to another replica: HTTP/2 with prior knowledge, by `h2` itself.
+//!
+//! A request goes to the connection with its body in one step, so that both are one write here and one
+//! read there; the task of the connection wakes the request itself when there is a response. Not here:
+//! which connection a request takes, and the proof of a peer before it gets one.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::{Ping, PingPong, RecvStream, client};
+use http::{Request, Response};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::OwnedSemaphorePermit,
+    time::{sleep, timeout},
+};
+use tokio_util::{
+    sync::{CancellationToken, WaitForCancellationFutureOwned},
+    task::TaskTracker,
+};
+
+/// An open connection; a handle. It ends once there is neither a handle nor a response.
+#[derive(Clone)]
+pub(super) struct Connection {
+    requests: client::SendRequest<Bytes>,
+    state: Arc<ConnectionState>,
+}
+
+/// What is known of a connection.
+#[derive(Default)]
+struct ConnectionState {
+    /// Whether it takes no more requests.
+    is_closed: AtomicBool,
+    /// Whether the peer did not answer a ping.
+    is_silent: AtomicBool,
+}
+
+/// Reason why a request has no response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendError {
+    /// The connection was refused: no replica saw the request.
+    Refused,
+    /// There was no connection, or the replica never took the request.
+    NotTaken,
+    /// The limit of concurrent requests is reached; the replica did not see the request.
+    Full,
+    /// The request was sent and may have been executed.
+    Broken,
+    /// The request was sent, and the replica does not respond: it is frozen or cut off.
+    Silent,
+}
+
+/// Body of a response. It holds its permit for a concurrent request until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ResponseBody {
+    body: RecvStream,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// The connection broke before the end of the response.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the connection to another replica broke")]
+pub(crate) struct BrokenResponse;
+
+/// Reason why a connection could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error("{0}")]
+    Socket(io::Error),
+    #[error("{0}")]
+    Handshake(h2::Error),
+}
+
+impl Connection {
+    /// Connects to `address`. The connection runs as a task of `tracker` and breaks at `stop`.
+    ///
+    /// # Errors
+    ///
+    /// Nobody listens there, or speaks another protocol.
+    pub(super) async fn open(
+        address: &str,
+        tracker: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Result<Self, ConnectError> {
+        let stream = TcpStream::connect(address)
+            .await
+            .map_err(ConnectError::Socket)?;
+        let set = stream.set_nodelay(true);
+        set.map_err(ConnectError::Socket)?;
+        let stream = StoppableStream {
+            stream,
+            stop: Box::pin(stop.child_token().cancelled_owned()),
+        };
+        let mut builder = client::Builder::new();
+        builder
+            // A slow reader stops only its own stream, because the shared window is never used up.
+            // h2's budget for small waiting frames is half of that window.
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .initial_window_size(STREAM_WINDOW)
+            .max_header_list_size(HEADERS_MAX)
+            .max_send_buffer_size(64 << 10)
+            .enable_push(false);
+        let handshake = builder.handshake(stream).await;
+        let (requests, mut connection) = handshake.map_err(ConnectError::Handshake)?;
+        let state = Arc::new(ConnectionState::default());
+        let (pings, known) = (connection.ping_pong(), Arc::clone(&state));
+        let address: Arc<str> = address.into();
+        tracker.spawn(async move {
+            tokio::select! {
+                ended = &mut connection => if let Err(error) = ended {
+                    tracing::debug!(%address, %error, "the connection to a replica ended");
+                },
+                () = silence(pings) => {
+                    known.is_silent.store(true, Ordering::Release);
+                    tracing::debug!(%address, "a replica answers no pings");
+                }
+            }
+            known.is_closed.store(true, Ordering::Release);
+            // Only now do the requests on it learn that it is gone.
+            drop(connection);
+        });
+        Ok(Self { requests, state })
+    }
+
+    /// Returns whether it takes no more requests, as far as is known.
+    pub(super) fn is_closed(&self) -> bool {
+        self.state.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Sends a request and waits for the head of the response.
+    ///
+    /// # Errors
+    ///
+    /// The reason why there is no response.
+    pub(super) async fn send(
+        &mut self,
+        request: Request<Bytes>,
+    ) -> Result<Response<RecvStream>, SendError> {
+        let (parts, body) = request.into_parts();
+        let head = Request::from_parts(parts, ());
+        let sent = self.requests.send_request(head, body.is_empty());
+        let Ok((response, mut rest)) = sent else {
+            // The peer ended the connection, or asked for no more on it.
+            self.state.is_closed.store(true, Ordering::Release);
+            return Err(SendError::NotTaken);
+        };
+        if !body.is_empty() {
+            // It is in memory whole: h2 keeps what the peer has no window for yet.
+            let sent = rest.send_data(body, true);
+            sent.map_err(|error| self.classify(&error))?;
+        }
+        response.await.map_err(|error| self.classify(&error))
+    }
+
+    /// Classifies the error of a request that was handed to the connection, by whether the peer may
+    /// have taken it (RFC 9113, sections 6.8 and 8.7).
+    fn classify(&self, error: &h2::Error) -> SendError {
+        if self.state.is_silent.load(Ordering::Acquire) {
+            return SendError::Silent;
+        }
+        let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        // h2 reports this error only for streams above the last one that the peer names.
+        let is_behind = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+        if error.is_remote() && (is_refused || is_behind) {
+            SendError::NotTaken
+        } else {
+            SendError::Broken
+        }
+    }
+}
+
+impl ResponseBody {
+    /// The body of a response to a request that has `permit`.
+    pub(super) fn new(body: RecvStream, permit: OwnedSemaphorePermit) -> Self {
+        Self {
+            body,
+            _permit: permit,
+        }
+    }
+
+    /// Returns the next bytes, or `None` at the end. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, BrokenResponse> {
+        loop {
+            match self.body.data().await {
+                Some(Ok(data)) => {
+                    let read = self.body.flow_control().release_capacity(data.len());
+                    read.map_err(|_| BrokenResponse)?;
+                    if !data.is_empty() {
+                        return Ok(Some(data));
+                    }
+                }
+                None if self.body.is_end_stream() => return Ok(None),
+                Some(Err(_)) | None => return Err(BrokenResponse),
+            }
+        }
+    }
+}
+
+/// Returns once the peer does not answer a ping: it is frozen or cut off, also where the connection is
+/// idle.
+async fn silence(pings: Option<PingPong>) {
+    if let Some(mut pings) = pings {
+        loop {
+            sleep(PING).await;
+            match timeout(PONG, pings.ping(Ping::opaque())).await {
+                Ok(Ok(_)) => {}
+                // The connection ended, which it tells itself.
+                Ok(Err(_)) => break,
+                Err(_) => return,
+            }
+        }
+    }
+    std::future::pending().await
+}
+
+/// A socket that fails at `stop`, together with all requests on it.
+struct StoppableStream {
+    stream: TcpStream,
+    stop: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl StoppableStream {
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.stop.as_mut().poll(cx).is_ready() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for StoppableStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for StoppableStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+/// Silence after which a ping is sent.
+const PING: Duration = Duration::from_secs(1);
+/// Time limit for the response to a ping.
+const PONG: Duration = Duration::from_secs(3);
+/// The largest window that HTTP/2 allows.
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// Bytes buffered here for a slow client; further events stay in the owner's log.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// Bytes of the header fields of a response.
+const HEADERS_MAX: u32 = 16 << 10;

@@ -1,5 +1,6 @@
-//! The `lockgate` program, which counts the allocations of all its threads: the tests read their number, and
-//! the bytes that are allocated now, from the file that `COUNTED` names, in the byte order of the machine.
+//! The `lockgate` program, which counts the allocations of all its threads: the tests read their number,
+//! the bytes that are allocated now, and those of all allocations so far, from the file that `COUNTED` names, in
+//! the byte order of the machine.
 
 use std::{
     alloc::{GlobalAlloc, Layout},
@@ -21,6 +22,8 @@ struct Count {
     allocations: AtomicU64,
     /// Bytes that are allocated now, from the first look on.
     bytes: AtomicU64,
+    /// Bytes of all allocations.
+    allocated: AtomicU64,
 }
 
 fn count(more: usize, less: usize) {
@@ -29,6 +32,7 @@ fn count(more: usize, less: usize) {
             .allocations
             .fetch_add(u64::from(more > 0), Ordering::Relaxed);
         count.bytes.fetch_add(more as u64, Ordering::Relaxed);
+        count.allocated.fetch_add(more as u64, Ordering::Relaxed);
         count.bytes.fetch_sub(less as u64, Ordering::Relaxed);
     }
 }

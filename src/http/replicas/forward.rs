@@ -49,19 +49,8 @@ pub(crate) async fn to_owner(
     let Some(cluster) = &front.cluster else {
         return Ok(request);
     };
-    // Boxed, until it is over: a request that waits here keeps no room for it.
-    Box::pin(within(front, cluster, admitted, session_of, request)).await
-}
-
-async fn within(
-    front: &Arc<Front>,
-    cluster: &Arc<Cluster>,
-    admitted: &Admitted,
-    session_of: impl FnOnce(&Request) -> Option<String>,
-    request: Request,
-) -> Result<Request, Response> {
     let Some(session) = session_of(&request) else {
-        return draining::to_successor(front, cluster, admitted, request).await;
+        return Box::pin(draining::to_successor(front, cluster, admitted, request)).await;
     };
     let is_hop = request.extensions().get::<Hop>().is_some();
     let is_resume = request.headers().contains_key(LAST_EVENT_ID);
@@ -76,6 +65,18 @@ async fn within(
         }
         Err(error) => Err(error),
     };
+    // Boxed, until it is over: a request that is served here keeps no room for it.
+    Box::pin(forward(front, cluster, admitted, (session, owner), request)).await
+}
+
+/// Forwards a request to the owner of its session, or to what is next after the error.
+async fn forward(
+    front: &Arc<Front>,
+    cluster: &Arc<Cluster>,
+    admitted: &Admitted,
+    (session, owner): (String, Result<Replica, Error>),
+    request: Request,
+) -> Result<Request, Response> {
     let owner = match owner {
         // This replica claims no more sessions; a successor does.
         Err(Error::Draining) => front.hub.successors().await.pop().ok_or(Error::Draining),
@@ -93,14 +94,14 @@ async fn within(
         session,
         request: ForwardedRequest::of(&parts, body.clone()),
     };
-    let forward = async {
+    let answer = async {
         match owner {
             Ok(owner) => forwarding.send_with_retries(owner).await,
             Err(error) => Some(forwarding.without_owner(error).await),
         }
     };
     let response = tokio::select! {
-        response = forward => response,
+        response = answer => response,
         () = cluster.halt.cancelled() => Some(forwarding.owner_lost()),
     };
     match response {

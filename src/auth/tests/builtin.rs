@@ -106,6 +106,7 @@ fn declared() -> Builtin {
         redirect_uris: Vec::new(),
         secret: None,
         jwks: None,
+        workload: None,
     };
     Builtin {
         users: [user("ada", false), user("eve", true)].into(),

@@ -182,24 +182,25 @@ async fn by_assertion(
     if !is_signed(state, server, keys, &assertion).await? {
         return Err(REFUSED);
     }
-    // Recorded after the signature check, so that unsigned assertions cannot fill the record.
-    let by = ("assertion", &server.tenant.name, &client.id);
+    let used = replay_key("client_assertion", &assertion.client, &assertion.id);
+    let is_first = use_once(state, server, &client.id, (&used, assertion.expires));
+    is_first.await?.then_some(client).ok_or(REFUSED)
+}
+
+/// Records the use of an assertion of a client, and reports whether it is the first. Called after the signature
+/// check, so that unsigned assertions cannot fill the record.
+pub(super) async fn use_once(
+    state: &OauthState,
+    server: &AuthorizationServer,
+    client: &str,
+    (used, expires): (&[u8; 32], i64),
+) -> Result<bool, OauthRefusal> {
+    let by = ("assertion", &server.tenant.name, client);
     let budget = state.writes.spend(&by, ASSERTIONS);
     budget.map_err(|retry| OauthRefusal::too_many("too many assertions", retry))?;
-    let store = state.snapshot.database()?;
-    let used = replay_key(&assertion);
-    let until_ms = assertion
-        .expires
-        .saturating_add(REPLAY_MARGIN)
-        .saturating_mul(1000);
-    if !store
-        .logins()
-        .use_once(&server.tenant.name, &used, until_ms)
-        .await?
-    {
-        return Err(REFUSED);
-    }
-    Ok(client)
+    let until_ms = expires.saturating_add(REPLAY_MARGIN).saturating_mul(1000);
+    let logins = state.snapshot.database()?.logins();
+    Ok(logins.use_once(&server.tenant.name, used, until_ms).await?)
 }
 
 async fn is_signed(
@@ -239,10 +240,11 @@ fn is_signed_by(set: &KeySet, by: &Assertion<'_>) -> bool {
     matches!(set.check(&by.jws), Signature::By(_))
 }
 
-/// Returns the key under which a used assertion is recorded, distinct for each client.
-fn replay_key(assertion: &Assertion<'_>) -> [u8; 32] {
+/// Returns the key under which a used assertion is recorded, distinct for each purpose and each of those whose ids
+/// are unique.
+pub(super) fn replay_key(purpose: &str, owner: &str, id: &str) -> [u8; 32] {
     let mut digest = Sha256::new();
-    for part in ["client_assertion", &assertion.client, &assertion.id] {
+    for part in [purpose, owner, id] {
         digest.add_part(part.as_bytes());
     }
     digest.finish()

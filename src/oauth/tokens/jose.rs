@@ -114,19 +114,7 @@ impl<'t> Assertion<'t> {
             return Err("iss and sub differ");
         }
         check_audience(&payload, audiences)?;
-        let expires = whole(&payload, "exp")?.ok_or("no exp")?;
-        let leeway = i64::from(LEEWAY_S);
-        if expires <= now.saturating_sub(leeway) {
-            return Err("expired");
-        }
-        if expires > now.saturating_add(AHEAD + leeway) {
-            return Err("it would hold for too long");
-        }
-        for name in ["nbf", "iat"] {
-            if whole(&payload, name)?.is_some_and(|at| at > now.saturating_add(leeway)) {
-                return Err("not valid yet");
-            }
-        }
+        let expires = check_times(&payload, now, AHEAD)?;
         let id = need("jti")?;
         if id.len() > ID_MAX {
             return Err("a jti that is too long");
@@ -140,8 +128,33 @@ impl<'t> Assertion<'t> {
     }
 }
 
+/// Returns the expiry of an assertion that is valid at `now`, and for `ahead` seconds at most (RFC 7523, section 3).
+pub(super) fn check_times(
+    payload: &Map<String, Value>,
+    now: i64,
+    ahead: i64,
+) -> Result<i64, &'static str> {
+    let expires = whole(payload, "exp")?.ok_or("no exp")?;
+    let leeway = i64::from(LEEWAY_S);
+    if expires <= now.saturating_sub(leeway) {
+        return Err("expired");
+    }
+    if expires > now.saturating_add(ahead + leeway) {
+        return Err("it would hold for too long");
+    }
+    for name in ["nbf", "iat"] {
+        if whole(payload, name)?.is_some_and(|at| at > now.saturating_add(leeway)) {
+            return Err("not valid yet");
+        }
+    }
+    Ok(expires)
+}
+
 /// Requires this server as the only audience, because another one could replay the assertion here.
-fn check_audience(payload: &Map<String, Value>, ours: &[&str]) -> Result<(), &'static str> {
+pub(super) fn check_audience(
+    payload: &Map<String, Value>,
+    ours: &[&str],
+) -> Result<(), &'static str> {
     let named = payload.get("aud").map(strings).ok_or("no aud")??;
     let is_ours = |audience: &String| ours.contains(&audience.as_str());
     if named.is_empty() || !named.iter().all(is_ours) {

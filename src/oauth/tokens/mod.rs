@@ -7,11 +7,13 @@
 //! * `jose`: signing of access tokens and parsing of client assertions.
 //! * `revoke`: the revocation endpoint.
 //! * `token`: the token endpoint, which exchanges codes and refresh tokens.
+//! * `workload`: workloads, which prove themselves by tokens of their platform.
 
 mod client_authentication;
 mod client_credentials;
 mod jose;
 pub(crate) mod revoke;
 pub(crate) mod token;
+mod workload;
 
 pub(crate) use self::jose::ASSERTIONS;

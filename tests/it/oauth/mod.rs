@@ -13,3 +13,4 @@ pub(crate) mod registration;
 pub(crate) mod rmcp;
 pub(crate) mod tokens;
 pub(crate) mod upstreams;
+mod workloads;

@@ -232,6 +232,8 @@ pub(crate) enum ProviderKind {
         issuer: String,
         /// The groups of its users.
         groups: GroupsClaim,
+        /// Its identity assertions (ID-JAG) let clients act for its users, without a log-in here.
+        vouches: bool,
     },
     /// OAuth 2.0 without OpenID, like GitHub: a request with the access token identifies the user.
     OAuth {
@@ -395,6 +397,11 @@ impl Provider {
         match &self.kind {
             ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
         }
+    }
+
+    /// Reports whether its identity assertions (ID-JAG) let clients act for its users.
+    pub(crate) fn vouches(&self) -> bool {
+        matches!(self.kind, ProviderKind::OpenId { vouches: true, .. })
     }
 
     /// Reports whether a response of the provider may name `iss` (RFC 9207). Where `issuer` is only
@@ -563,6 +570,7 @@ mod tests {
                         name: "groups".to_owned(),
                         map: None,
                     },
+                    vouches: false,
                 },
                 client_id: "gw".to_owned(),
                 client_secret: None,

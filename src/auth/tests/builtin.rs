@@ -89,6 +89,7 @@ fn provider(issuer: &str) -> Arc<Provider> {
                 name: "groups".to_owned(),
                 map: None,
             },
+            vouches: false,
         },
         client_id: "gw".to_owned(),
         client_secret: None,

@@ -93,9 +93,14 @@ impl AuthorizationServer {
         let machines = has(|client| client.is_machine && client.workload.is_none());
         let machines = machines.then_some(CLIENT_CREDENTIALS);
         let workloads = has(|client| client.workload.is_some());
-        let assertions = workloads.then_some(JWT_BEARER);
+        let assertions = (workloads || self.is_vouched_to()).then_some(JWT_BEARER);
         let all = GRANT_TYPES.into_iter().chain(machines);
         all.chain(assertions).collect()
+    }
+
+    /// Reports whether the identity assertions (ID-JAG) of a provider let clients act for its people.
+    pub(crate) fn is_vouched_to(&self) -> bool {
+        self.builtin.providers.values().any(|one| one.vouches())
     }
 
     /// Returns the scopes that a person, or a client itself, may have for a server of the tenant with a client; `None` if it may not use

@@ -128,6 +128,12 @@ impl<'t> Assertion<'t> {
     }
 }
 
+/// Reports whether an assertion is an identity assertion (ID-JAG), by its header.
+pub(super) fn is_id_jag(header: &Map<String, Value>) -> bool {
+    let kind = string(header, "typ").ok().flatten();
+    kind.is_some_and(|kind| kind.eq_ignore_ascii_case("oauth-id-jag+jwt"))
+}
+
 /// Returns the expiry of an assertion that is valid at `now`, and for `ahead` seconds at most (RFC 7523, section 3).
 pub(super) fn check_times(
     payload: &Map<String, Value>,
@@ -163,7 +169,7 @@ pub(super) fn check_audience(
     Ok(())
 }
 
-fn whole(payload: &Map<String, Value>, name: &str) -> Result<Option<i64>, &'static str> {
+pub(super) fn whole(payload: &Map<String, Value>, name: &str) -> Result<Option<i64>, &'static str> {
     let moment = numeric_date(payload, name)?;
     Ok(moment.map(|moment| i64::try_from(moment).unwrap_or(i64::MAX)))
 }

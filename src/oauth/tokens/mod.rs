@@ -4,6 +4,7 @@
 //!
 //! * `client_authentication`: verification of secrets and signed assertions of clients.
 //! * `client_credentials`: tokens of clients that act for themselves.
+//! * `id_jag`: identity assertions, by which a provider lets a client act for a person.
 //! * `jose`: signing of access tokens and parsing of client assertions.
 //! * `revoke`: the revocation endpoint.
 //! * `token`: the token endpoint, which exchanges codes and refresh tokens.
@@ -11,6 +12,7 @@
 
 mod client_authentication;
 mod client_credentials;
+mod id_jag;
 mod jose;
 pub(crate) mod revoke;
 pub(crate) mod token;

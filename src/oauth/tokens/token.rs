@@ -72,9 +72,11 @@ async fn exchange(
         let what = "the grant type is not supported";
         return Err(OauthRefusal::new(RefusalCode::UnsupportedGrantType, what));
     }
-    let client = match grant_type {
-        JWT_BEARER => workload::authenticate(state, server, (&head, &form), attempt).await?,
-        _ => authenticate(state, server, &head, &form).await?,
+    let is_workload = grant_type == JWT_BEARER && workload::is_presented(&form);
+    let client = if is_workload {
+        workload::authenticate(state, server, (&head, &form), attempt).await?
+    } else {
+        authenticate(state, server, &head, &form).await?
     };
     attempt.client_id(&client.id);
     attempt.client(&client.title);
@@ -94,6 +96,7 @@ async fn exchange(
         now_ms: state.clock.now_ms(),
     };
     match grant_type {
+        JWT_BEARER if !is_workload => exchange.id_jag(attempt).await,
         CLIENT_CREDENTIALS | JWT_BEARER => exchange.client_credentials().await,
         "refresh_token" => exchange.refresh().await,
         _ => exchange.redeem(attempt).await,
@@ -331,7 +334,7 @@ impl Exchange<'_> {
     }
 
     /// Extends the expiry of a registered client after its use.
-    async fn renew_client(&self) -> Result<(), database::Error> {
+    pub(super) async fn renew_client(&self) -> Result<(), database::Error> {
         let used = self.state.config.oauth.client_used;
         let tenant = &self.server.tenant.name;
         self.client

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::{
     client_authentication::{replay_key, use_once},
-    jose::{check_audience, check_times},
+    jose::{check_audience, check_times, is_id_jag},
 };
 use crate::{
     auth::{
@@ -38,6 +38,13 @@ struct PlatformToken<'t> {
 /// A declared client that is a workload.
 #[derive(Clone, Copy)]
 struct Candidate<'c>(&'c DeclaredClient, &'c Workload);
+
+/// Reports whether the assertion of a request is to be that of a workload: any that is none of a person.
+pub(super) fn is_presented(form: &Form) -> bool {
+    let text = form.get("assertion").unwrap_or_default();
+    let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
+    !parse_unverified(text, &algorithms).is_ok_and(|(header, ..)| is_id_jag(&header))
+}
 
 /// Authenticates the workload that presents a token of its platform.
 ///

@@ -4,6 +4,7 @@ mod account;
 pub(crate) mod client_metadata_documents;
 pub(crate) mod floods;
 pub(crate) mod hosts;
+mod id_jag;
 pub(crate) mod logins;
 pub(crate) mod machines;
 pub(crate) mod metadata;

@@ -325,7 +325,7 @@ async fn every_check_of_a_workload_is_made() {
             bad
         );
     }
-    for kind in ["at+jwt", "oauth-id-jag+jwt", "logout+jwt"] {
+    for kind in ["at+jwt", "logout+jwt"] {
         let header = json!({"alg": "ES256", "typ": kind, "kid": "k"}).to_string();
         let other = key.sign_as(&header, &of(&[]).to_string());
         assert_eq!(reason(&gateway, &other, &[]).await, "another type of token");

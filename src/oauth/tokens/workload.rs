@@ -173,17 +173,18 @@ impl<'t> PlatformToken<'t> {
         if signed.is_empty() {
             return Err(refused("the assertion is for another audience"));
         }
-        let wrong = |Candidate(client, workload): &Candidate<'_>| {
-            let wrong = self.wrong_claim(workload)?;
-            attempt.client_id(&client.id);
-            attempt.detail(format!("{wrong} is not as declared"));
-            Some(())
-        };
-        let mut fitting = signed.into_iter().filter(|one| wrong(one).is_none());
+        let fits = |one: &&Candidate<'_>| self.wrong_claim(one.1).is_none();
+        let mut fitting = signed.iter().filter(fits);
         match (fitting.next(), fitting.next()) {
-            (Some(one), None) => Ok(one),
-            (None, _) => Err(refused("a claim is not as declared")),
+            (Some(one), None) => Ok(*one),
             (Some(_), Some(_)) => Err(refused("several workloads fit: name one by client_id")),
+            (None, _) => {
+                let wrong = signed.iter().filter_map(|Candidate(client, workload)| {
+                    Some(format!("{}: {}", client.id, self.wrong_claim(workload)?))
+                });
+                attempt.detail(wrong.collect::<Vec<_>>().join(", "));
+                Err(refused("a claim is not as declared"))
+            }
         }
     }
 

@@ -391,7 +391,7 @@ async fn every_check_of_a_workload_is_made() {
         let kept = send(Method::GET, &logins, &gateway.administrator(), None).await;
         kept.body
             .to_string()
-            .contains("a claim is not as declared (ref is not as declared)")
+            .contains("a claim is not as declared (ci: ref, deploy: environment)")
     })
     .await;
 }

@@ -101,7 +101,7 @@ impl Workload {
             let values = self.claims.get(*owner);
             values.is_some_and(|values| values.iter().all(is_telling))
         };
-        (!owners.iter().any(|owner| tells(owner))).then_some(owners)
+        (!owners.iter().any(tells)).then_some(owners)
     }
 }
 

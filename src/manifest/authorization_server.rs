@@ -151,19 +151,16 @@ impl Reader<'_> {
         let title = fields
             .key("title", "The name on the consent page; by default the ID.")
             .optional(title());
-        let grants = fields
-            .key(
-                "grant_types",
-                "How it gets tokens (RFC 7591, section 2): for people by authorization_code, with refresh_token, and for itself \
-                 by client_credentials.",
-            )
-            .optional(grant_types());
+        let grants = fields.key(
+            "grant_types",
+            "How it gets tokens (RFC 7591, section 2): for people by authorization_code, with refresh_token, and for itself \
+             by client_credentials.",
+        );
+        let grants = grants.optional(grant_types());
         let workload = workload(&fields);
-        let grants = match (grants, &workload) {
-            (Some(grants), _) => grants,
-            (None, Some(_)) => Vec::new(),
-            (None, None) => vec![GrantType::Code, GrantType::Refresh],
-        };
+        let people = vec![GrantType::Code, GrantType::Refresh];
+        let none = workload.as_ref().map(|_| Vec::new());
+        let grants = grants.or(none).unwrap_or(people);
         let redirect_uris = fields
             .key(
                 "redirect_uris",

@@ -269,7 +269,7 @@ mod tests {
         let header = json!({"alg": "RS256"});
         let one = token(&header, &claims).unwrap();
         assert!(
-            !one.ends_with(".c2ln"),
+            !one.contains("c2ln"),
             "another signature of the same is the same: {one}"
         );
         assert_ne!(

@@ -183,20 +183,21 @@ async fn by_assertion(
         return Err(REFUSED);
     }
     let used = replay_key("client_assertion", &assertion.client, &assertion.id);
-    let is_first = use_once(state, server, &client.id, (&used, assertion.expires));
+    let once = (&used, assertion.expires);
+    let is_first = use_once(state, server, (&client.id, ASSERTIONS), once);
     is_first.await?.then_some(client).ok_or(REFUSED)
 }
 
-/// Records the use of an assertion of a client, and reports whether it is the first. Called after the signature
-/// check, so that unsigned assertions cannot fill the record.
+/// Records the use of an assertion of a client, which has `bound` of them in a minute, and reports whether it is the
+/// first. Called after the signature check, so that unsigned assertions cannot fill the record.
 pub(super) async fn use_once(
     state: &OauthState,
     server: &AuthorizationServer,
-    client: &str,
+    (client, bound): (&str, u32),
     (used, expires): (&[u8; 32], i64),
 ) -> Result<bool, OauthRefusal> {
     let by = ("assertion", &server.tenant.name, client);
-    let budget = state.writes.spend(&by, ASSERTIONS);
+    let budget = state.writes.spend(&by, bound);
     budget.map_err(|retry| OauthRefusal::too_many("too many assertions", retry))?;
     let until_ms = expires.saturating_add(REPLAY_MARGIN).saturating_mul(1000);
     let logins = state.snapshot.database()?.logins();
@@ -264,7 +265,7 @@ const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-be
 
 /// Maximum assertions of one client per minute, each of which is recorded. A client may act for
 /// thousands of people.
-const ASSERTIONS: u32 = 6000;
+pub(super) const ASSERTIONS: u32 = 6000;
 
 /// A digest that no secret has.
 const NO_DIGEST: [u8; 32] = [0; 32];

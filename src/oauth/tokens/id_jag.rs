@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::{
-    client_authentication::{replay_key, use_once},
+    client_authentication::{ASSERTIONS, replay_key, use_once},
     jose::{check_audience, check_times, is_id_jag, whole},
     token::{Exchange, REFRESHES, millis},
 };
@@ -77,7 +77,8 @@ impl Exchange<'_> {
         let budget = self.state.writes.spend(&by, REFRESHES);
         budget.map_err(|retry| OauthRefusal::too_many("too many tokens", retry))?;
         let used = replay_key("id-jag", &jag.issuer, &jag.id);
-        let is_first = use_once(self.state, self.server, client, (&used, jag.expires));
+        let once = (&used, jag.expires);
+        let is_first = use_once(self.state, self.server, (client, ASSERTIONS), once);
         if !is_first.await? {
             return Err(refused("the assertion was used before"));
         }

@@ -39,7 +39,7 @@ struct PlatformToken<'t> {
 #[derive(Clone, Copy)]
 struct Candidate<'c>(&'c DeclaredClient, &'c Workload);
 
-/// Reports whether the assertion of a request is to be that of a workload: any that is none of a person.
+/// Reports whether the assertion of a request has to be that of a workload: it is no identity assertion.
 pub(super) fn is_presented(form: &Form) -> bool {
     let text = form.get("assertion").unwrap_or_default();
     let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
@@ -81,7 +81,8 @@ pub(super) async fn authenticate(
     let Candidate(declared, workload) = token.meant(server, signed, attempt)?;
     if !workload.is_reusable {
         let used = replay_key("workload", &token.issuer, &token.id);
-        let is_first = use_once(state, server, &declared.id, (&used, token.expires));
+        let once = (&used, token.expires);
+        let is_first = use_once(state, server, (&declared.id, TOKENS), once);
         if !is_first.await? {
             return Err(refused("the assertion was used before"));
         }
@@ -207,6 +208,8 @@ fn refused(what: &'static str) -> OauthRefusal {
     OauthRefusal::new(RefusalCode::InvalidGrant, what)
 }
 
+/// Maximum tokens of one workload per minute, each of which is recorded for as long as it lives.
+const TOKENS: u32 = 300;
 /// Maximum lifetime of a platform's token in seconds: some hold as long as a job, or a day.
 const AHEAD: i64 = 24 * 3600;
 

@@ -13,7 +13,7 @@ use super::{
     assertion::{AssertedBasis, Assertion},
     builtin::{self, Groups, Tokens},
     denials::{self, Denials},
-    external::{self, Issuers, KeyFetch},
+    external::{self, Issuers, KeyFetch, TrustedIssuers},
     jwt::TokenError,
     principals::{self, Principal, Principals},
 };
@@ -245,6 +245,11 @@ impl Verifier {
             clock,
             asked,
         }))
+    }
+
+    /// The keys of the issuers that tenants trust.
+    pub(crate) fn issuers(&self) -> &TrustedIssuers {
+        self.0.issuers.trusted()
     }
 
     /// Reports of denied requests.

@@ -1,4 +1,4 @@
-//! Access tokens of other authorization servers, and the keys that verify them.
+//! Access tokens of other authorization servers, and the keys of issuers.
 //!
 //! Tokens do not influence requests: metadata comes from the issuer that the operator declared,
 //! keys from the `jwks_uri` of that metadata (RFC 8414, section 2).
@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     introspection::{Introspected, is_opaque},
-    jws::{KeyId, KeySet, Signature},
+    jws::{Jws, KeyId, KeySet, Signature},
     jwt::{Claims, IssuedBy, Token, TokenError},
     principals::Principal,
     verified_tokens::VerifiedTokens,
@@ -32,18 +32,8 @@ use crate::{
 pub(super) struct Issuers {
     /// Tenants with equal settings share an issuer's public keys. Access is decided per tenant.
     known: Cache<Arc<External>, Arc<Issuer>>,
-    key_fetch: KeyFetch,
-}
-
-/// Dependencies of key fetches.
-#[derive(Clone)]
-pub(super) struct KeyFetch {
-    /// The HTTP client.
-    pub(super) outbound: Outbound,
-    /// The tracker of fetch tasks.
-    pub(super) tracker: TaskTracker,
-    /// Cancels fetch tasks.
-    pub(super) stop: CancellationToken,
+    trusted: TrustedIssuers,
+    outbound: Outbound,
 }
 
 impl Issuers {
@@ -52,7 +42,17 @@ impl Issuers {
             .max_capacity(ISSUERS)
             .time_to_idle(ISSUER_IDLE)
             .build();
-        Self { known, key_fetch }
+        let outbound = key_fetch.outbound.clone();
+        Self {
+            known,
+            trusted: TrustedIssuers::new(key_fetch),
+            outbound,
+        }
+    }
+
+    /// The keys of issuers, also of those whose tokens are no access tokens here.
+    pub(super) fn trusted(&self) -> &TrustedIssuers {
+        &self.trusted
     }
 
     /// Verifies an access token of the issuer for a resource that `is_audience` accepts.
@@ -63,7 +63,7 @@ impl Issuers {
         now: u64,
         is_audience: impl Fn(&str) -> bool,
     ) -> Result<Arc<ExternalToken>, TokenError> {
-        let make = async { Issuer::new(Arc::clone(settings), self.key_fetch.clone()) };
+        let make = async { Arc::new(Issuer::new(self.trusted.keys(&settings.issuer).await)) };
         let issuer = self.known.get_with_by_ref(settings, make).await;
         let is_meant = |claims: &Claims| {
             let validity = claims.check_validity(now, IssuedBy::Another);
@@ -78,7 +78,7 @@ impl Issuers {
         };
         let hash = sha256(text.as_bytes());
         if let Some(by) = settings.introspection.as_ref().filter(|_| is_opaque(text)) {
-            let (outbound, asked) = (&self.key_fetch.outbound, (&**settings, by));
+            let (outbound, asked) = (&self.outbound, (&**settings, by));
             // Boxed, as it would triple the room that the admission of every request takes.
             let claims = Box::pin(issuer.introspected.claims(outbound, asked, (hash, text)));
             let claims = claims.await?;
@@ -96,7 +96,7 @@ impl Issuers {
         let token = Token::parse(text, (&**settings).into()).map_err(TokenError::Invalid)?;
         // Checked before the keys, so that a useless token causes no request to the issuer.
         is_meant(&token.claims)?;
-        let key = issuer.signer(&token).await?;
+        let key = issuer.keys.signer(&token.jws).await?;
         let verified = Arc::new(ExternalToken {
             claims: Arc::new(token.claims),
             key,
@@ -135,12 +135,78 @@ impl ExternalToken {
 
 /// One issuer.
 struct Issuer {
-    settings: Arc<External>,
-    key_fetch: KeyFetch,
-    state: KeyStateLock,
+    keys: Arc<IssuerKeys>,
     /// Verified tokens by SHA-256, so that a repeated token costs a hash.
     verified: VerifiedTokens<ExternalToken>,
     introspected: Introspected,
+}
+
+impl Issuer {
+    fn new(keys: Arc<IssuerKeys>) -> Self {
+        Self {
+            keys,
+            verified: VerifiedTokens::new(VERIFIED, VERIFIED_LIFE),
+            introspected: Introspected::new(),
+        }
+    }
+
+    /// A cached token, unless its key has been removed since.
+    async fn recall(&self, hash: &KeyId) -> Option<Arc<ExternalToken>> {
+        let known = self.verified.get(hash).await?;
+        let keys = self.keys.current()?;
+        if keys.has(&known.key) {
+            return Some(known);
+        }
+        self.verified.remove(hash).await;
+        None
+    }
+}
+
+/// The issuers whose tokens are accepted, by their URLs; a handle. Tenants with the same issuer share its keys:
+/// access is decided per tenant.
+#[derive(Clone)]
+pub(crate) struct TrustedIssuers {
+    known: Cache<String, Arc<IssuerKeys>>,
+    key_fetch: KeyFetch,
+}
+
+/// Dependencies of key fetches.
+#[derive(Clone)]
+pub(super) struct KeyFetch {
+    /// The HTTP client.
+    pub(super) outbound: Outbound,
+    /// The tracker of fetch tasks.
+    pub(super) tracker: TaskTracker,
+    /// Cancels fetch tasks.
+    pub(super) stop: CancellationToken,
+}
+
+impl TrustedIssuers {
+    fn new(key_fetch: KeyFetch) -> Self {
+        let known = Cache::builder()
+            .max_capacity(ISSUERS)
+            .time_to_idle(ISSUER_IDLE)
+            .build();
+        Self { known, key_fetch }
+    }
+
+    /// The keys of an issuer.
+    async fn keys(&self, issuer: &str) -> Arc<IssuerKeys> {
+        let make = async { IssuerKeys::new(issuer, self.key_fetch.clone()) };
+        self.known.get_with_by_ref(issuer, make).await
+    }
+
+    /// Verifies that an issuer signed a token.
+    pub(crate) async fn verify(&self, issuer: &str, jws: &Jws<'_>) -> Result<(), TokenError> {
+        self.keys(issuer).await.signer(jws).await.map(drop)
+    }
+}
+
+/// The keys of one issuer.
+struct IssuerKeys {
+    issuer: String,
+    key_fetch: KeyFetch,
+    state: KeyStateLock,
 }
 
 #[expect(
@@ -165,11 +231,11 @@ struct KeyState {
     missing: HashMap<String, Instant>,
 }
 
-impl Issuer {
-    fn new(settings: Arc<External>, key_fetch: KeyFetch) -> Arc<Self> {
+impl IssuerKeys {
+    fn new(issuer: &str, key_fetch: KeyFetch) -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self {
-            settings,
+            issuer: issuer.to_owned(),
             key_fetch,
             state: KeyStateLock::new(KeyState {
                 keys: None,
@@ -179,24 +245,11 @@ impl Issuer {
                 allowance: (ALLOWANCE, now),
                 missing: HashMap::new(),
             }),
-            verified: VerifiedTokens::new(VERIFIED, VERIFIED_LIFE),
-            introspected: Introspected::new(),
         })
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut KeyState) -> T) -> T {
         act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// A cached token, unless its key has been removed since.
-    async fn recall(self: &Arc<Self>, hash: &KeyId) -> Option<Arc<ExternalToken>> {
-        let known = self.verified.get(hash).await?;
-        let keys = self.current()?;
-        if keys.has(&known.key) {
-            return Some(known);
-        }
-        self.verified.remove(hash).await;
-        None
     }
 
     /// The keys, if recent enough to use; stale keys are refreshed in the background.
@@ -213,20 +266,22 @@ impl Issuer {
     }
 
     /// The key that signed a token.
-    async fn signer(self: &Arc<Self>, token: &Token<'_>) -> Result<KeyId, TokenError> {
+    async fn signer(self: &Arc<Self>, jws: &Jws<'_>) -> Result<KeyId, TokenError> {
         let keys = match self.current() {
             Some(keys) => keys,
             None => self.first().await?,
         };
-        let outcome = match keys.check(&token.jws) {
-            Signature::NoKey if self.may_fetch_for(token.kid()) => match self.newer(&keys).await {
-                Some(keys) => {
-                    let outcome = keys.check(&token.jws);
-                    self.remember(token.kid(), &outcome);
-                    outcome
+        let outcome = match keys.check(jws) {
+            Signature::NoKey if self.may_fetch_for(jws.kid.as_deref()) => {
+                match self.newer(&keys).await {
+                    Some(keys) => {
+                        let outcome = keys.check(jws);
+                        self.remember(jws.kid.as_deref(), &outcome);
+                        outcome
+                    }
+                    None => Signature::NoKey,
                 }
-                None => Signature::NoKey,
-            },
+            }
             outcome => outcome,
         };
         match outcome {
@@ -337,7 +392,7 @@ impl Issuer {
                     let wait = BACKOFF * 2_u32.pow(state.failures.min(5));
                     state.failures += 1;
                     state.again = now + wait.min(BACKOFF_MAX);
-                    let issuer = self.settings.issuer.as_str();
+                    let issuer = self.issuer.as_str();
                     tracing::warn!(issuer, error, "the keys of an issuer cannot be fetched");
                 }
             }
@@ -347,9 +402,9 @@ impl Issuer {
     /// Fetches metadata, then keys.
     async fn fetch_keys(&self) -> Result<KeySet, String> {
         let mut last = "no metadata".to_owned();
-        for url in issuer_metadata_urls(&self.settings.issuer) {
+        for url in issuer_metadata_urls(&self.issuer) {
             match self.key_fetch.outbound.json(&url, METADATA_BYTES).await {
-                Ok(document) => match jwks_uri(&document, &self.settings.issuer) {
+                Ok(document) => match jwks_uri(&document, &self.issuer) {
                     Ok(uri) => {
                         let keys = self.key_fetch.outbound.json(&uri, KEYS_BYTES).await;
                         let keys = keys.map_err(|error| format!("jwks_uri: {error}"))?;
@@ -387,13 +442,13 @@ fn jwks_uri(document: &[u8], issuer: &str) -> Result<String, &'static str> {
 
 /// The key of a token that no key has signed.
 const NO_KEY: KeyId = [0; 32];
-/// Maximum cached issuers, and their lifetime without a token.
-const ISSUERS: u64 = 1024;
-const ISSUER_IDLE: Duration = Duration::from_secs(24 * 3600);
 /// Maximum cached tokens of one issuer; about 1 KiB each.
 const VERIFIED: u64 = 10_000;
 /// Upper bound for tokens with a later expiry.
 const VERIFIED_LIFE: Duration = Duration::from_secs(3600);
+/// Maximum cached issuers, and their lifetime without a token.
+const ISSUERS: u64 = 1024;
+const ISSUER_IDLE: Duration = Duration::from_secs(24 * 3600);
 /// Age from which keys are refreshed, so that removed ones are noticed.
 const KEYS_FRESH: Duration = Duration::from_secs(300);
 /// Age from which keys are no longer used.

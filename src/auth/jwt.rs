@@ -70,7 +70,7 @@ impl IssuedBy {
 
 /// The reason why a token is not accepted.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum TokenError {
+pub(crate) enum TokenError {
     /// The token is invalid; the text is for the log.
     Invalid(&'static str),
     /// The issuer's keys, or what it says, are unavailable.

@@ -9,7 +9,7 @@
 //! * `assertion`: the caller of a request that another replica forwards.
 //! * `builtin`: access tokens of the tenant's own authorization server.
 //! * `denials`: audit of denied requests, the repeated ones folded.
-//! * `external`: access tokens of other authorization servers, and their keys.
+//! * `external`: access tokens of other authorization servers, and the keys of issuers.
 //! * `introspection`: opaque access tokens, which their issuer is asked about.
 //! * `jws`: signatures and key sets.
 //! * `jwt`: access tokens as JWTs.
@@ -35,6 +35,8 @@ pub(crate) use self::access::{Access, AccessRefusal, Credential, Verifier};
 pub(crate) use self::administrator::{ADMIN_SCOPE, Administrator, AdministratorRefusal};
 pub(crate) use self::builtin::REGISTERED;
 pub(crate) use self::denials::{Caller, Denial, Denials};
+pub(crate) use self::external::TrustedIssuers;
 pub(crate) use self::jws::{Jws, KeySet, Signature};
+pub(crate) use self::jwt::TokenError;
 pub(crate) use self::policy::{Listed, PolicyRefusal};
 pub(crate) use self::principals::Principal;

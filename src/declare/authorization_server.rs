@@ -55,12 +55,54 @@ pub(crate) struct DeclaredClient {
     pub(crate) title: String,
     /// The redirect URIs, compared exactly; none if it gets no codes.
     pub(crate) redirect_uris: Vec<String>,
-    /// It gets tokens for itself, by its credentials (RFC 6749, section 4.4).
+    /// It gets tokens for itself: by its credentials (RFC 6749, section 4.4), or as a workload.
     pub(crate) is_machine: bool,
     /// The secret of a confidential client; none for a public client or one with keys.
     pub(crate) secret: Option<Secret>,
     /// The public keys of a client that authenticates by signed assertions, as a JWK Set.
     pub(crate) jwks: Option<String>,
+    /// The tokens of its platform by which it proves itself, instead of credentials of its own.
+    pub(crate) workload: Option<Workload>,
+}
+
+/// A job or a service whose platform signs tokens for it, which are assertions here (RFC 7523, section 2.1).
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Workload {
+    /// The issuer of the tokens, byte for byte.
+    pub(crate) issuer: String,
+    /// Their audience; none for the issuer of the tenant.
+    pub(crate) audience: Option<String>,
+    /// The keys of the issuer as a JWK Set; none for those that its metadata name.
+    pub(crate) jwks: Option<String>,
+    /// The values that claims may have, at least one claim; a `*` at the end stands for any rest.
+    pub(crate) claims: BTreeMap<String, Vec<String>>,
+    /// A token may be presented again until it expires.
+    pub(crate) is_reusable: bool,
+}
+
+impl Workload {
+    /// Reports whether one of the values of a claim is `text`.
+    pub(crate) fn admits(values: &[String], text: &str) -> bool {
+        values.iter().any(|value| match value.strip_suffix('*') {
+            Some(start) => text.starts_with(start),
+            None => text == value,
+        })
+    }
+
+    /// The claims of which one must tell whose workloads these are, where the issuer signs for the public and none
+    /// of them does.
+    pub(crate) fn lacks_owner(&self) -> Option<&'static [&'static str]> {
+        let known = PUBLIC_PLATFORMS.iter();
+        let (_, owners) = known
+            .into_iter()
+            .find(|(issuer, _)| *issuer == self.issuer)?;
+        let is_telling = |value: &String| !value.ends_with('*') || value.ends_with("/*");
+        let tells = |owner: &&str| {
+            let values = self.claims.get(*owner);
+            values.is_some_and(|values| values.iter().all(is_telling))
+        };
+        (!owners.iter().any(tells)).then_some(owners)
+    }
 }
 
 /// An identity provider where users of the tenant log in.
@@ -190,6 +232,8 @@ pub(crate) enum ProviderKind {
         issuer: String,
         /// The groups of its users.
         groups: GroupsClaim,
+        /// Its identity assertions (ID-JAG) let clients act for its users, without a log-in here.
+        vouches: bool,
     },
     /// OAuth 2.0 without OpenID, like GitHub: a request with the access token identifies the user.
     OAuth {
@@ -355,6 +399,11 @@ impl Provider {
         }
     }
 
+    /// Reports whether its identity assertions (ID-JAG) let clients act for its users.
+    pub(crate) fn vouches(&self) -> bool {
+        matches!(self.kind, ProviderKind::OpenId { vouches: true, .. })
+    }
+
     /// Reports whether a response of the provider may name `iss` (RFC 9207). Where `issuer` is only
     /// the name in subjects, the provider may name any URL below the host of its pages. Each
     /// provider has a separate callback, so responses cannot be confused (RFC 9700, section 4.4).
@@ -429,6 +478,35 @@ const PUBLIC_SEGMENTS: [&str; 4] = [
     "9188040d-6c67-4c5b-b112-36a304b66dad",
 ];
 
+/// Platforms that sign tokens for workloads of everybody, with the claims that tell whose they are.
+const PUBLIC_PLATFORMS: [(&str, &[&str]); 4] = [
+    (
+        "https://token.actions.githubusercontent.com",
+        &[
+            "sub",
+            "repository",
+            "repository_id",
+            "repository_owner",
+            "repository_owner_id",
+        ],
+    ),
+    (
+        "https://gitlab.com",
+        &[
+            "sub",
+            "project_path",
+            "project_id",
+            "namespace_path",
+            "namespace_id",
+        ],
+    ),
+    ("https://accounts.google.com", &["sub", "email"]),
+    (
+        "https://agent.buildkite.com",
+        &["sub", "organization_slug", "organization_id"],
+    ),
+];
+
 #[cfg(test)]
 mod tests {
     use super::super::authorization_server::*;
@@ -492,6 +570,7 @@ mod tests {
                         name: "groups".to_owned(),
                         map: None,
                     },
+                    vouches: false,
                 },
                 client_id: "gw".to_owned(),
                 client_secret: None,

@@ -36,7 +36,7 @@ mod server;
 pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
     Allow, Builtin, DeclaredClient, GroupsClaim, Issued, Provider, ProviderKind, PublicKey,
-    SecretChange, Subject, Upstream, UpstreamEndpoints, User, machine_subject,
+    SecretChange, Subject, Upstream, UpstreamEndpoints, User, Workload, machine_subject,
 };
 pub(crate) use self::catalog::{Catalog, Tenant};
 pub(crate) use self::difference::{Change, ChangeKind, Prune, When};

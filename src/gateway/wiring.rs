@@ -365,7 +365,7 @@ impl Parts {
         let oauth = Oauth::new(
             Arc::clone(&self.config),
             Arc::clone(&self.snapshot),
-            reached,
+            (reached.0, reached.1, front.auth.issuers().clone()),
             self.snapshot.clock().clone(),
             audit,
             front.auth.denials().clone(),

@@ -8,14 +8,14 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde_json::Value as Json;
 
 use super::{
-    identity::{scopes, word},
+    identity::{issuer, not_empty, scopes, word},
     reader::Reader,
     table::{Entries, Fields, Findings, JsonSchema, Parser, parse},
 };
 use crate::base::Secret;
 use crate::config::{Node, Value, Wrong, reader::name};
 use crate::declare::{
-    Builtin, DeclaredClient, Kind, PASSWORD, PASSWORD_HASH, User,
+    Builtin, DeclaredClient, Kind, PASSWORD, PASSWORD_HASH, User, Workload,
     password::{check_hash, check_password},
     redirect::check_redirect_uri,
 };
@@ -151,14 +151,16 @@ impl Reader<'_> {
         let title = fields
             .key("title", "The name on the consent page; by default the ID.")
             .optional(title());
-        let grants = fields
-            .key(
-                "grant_types",
-                "How it gets tokens (RFC 7591, section 2): for people by authorization_code, with refresh_token, and for itself \
-                 by client_credentials.",
-            )
-            .optional(grant_types());
-        let grants = grants.unwrap_or_else(|| vec![GrantType::Code, GrantType::Refresh]);
+        let grants = fields.key(
+            "grant_types",
+            "How it gets tokens (RFC 7591, section 2): for people by authorization_code, with refresh_token, and for itself \
+             by client_credentials.",
+        );
+        let grants = grants.optional(grant_types());
+        let workload = workload(&fields);
+        let people = vec![GrantType::Code, GrantType::Refresh];
+        let none = workload.as_ref().map(|_| Vec::new());
+        let grants = grants.or(none).unwrap_or(people);
         let redirect_uris = fields
             .key(
                 "redirect_uris",
@@ -172,7 +174,10 @@ impl Reader<'_> {
                  never shown.",
             )
             .optional(client_secret(self.text()));
-        let jwks = jwks(&fields);
+        let jwks = jwks(
+            &fields,
+            "The public keys of a client that signs assertions (private_key_jwt), instead of a secret.",
+        );
         if secret.is_some() && jwks.is_some() {
             let what = "stands beside secret: a client proves itself in one way";
             let wrong = Wrong::new(what, "keep one of the two");
@@ -194,9 +199,10 @@ impl Reader<'_> {
             id: id.to_owned(),
             title: title.unwrap_or_else(|| id.to_owned()),
             redirect_uris: redirect_uris.filter(|_| has_code).unwrap_or_default(),
-            is_machine,
+            is_machine: is_machine || workload.is_some(),
             secret,
             jwks,
+            workload,
         }
     }
 }
@@ -244,14 +250,138 @@ fn grant_types<'p>() -> Parser<'p, Vec<GrantType>> {
     ]))
 }
 
-/// The public keys of a client (RFC 7517), as JSON.
-fn jwks(client: &Fields<'_>) -> Option<String> {
-    let jwks = client.key(
-        "jwks",
-        "The public keys of a client that signs assertions (private_key_jwt), instead of a secret.",
+/// Reads how the platform of a client that is a workload signs for it.
+fn workload(client: &Fields<'_>) -> Option<Workload> {
+    let fields = client
+        .key(
+            "workload",
+            "A job or a service that proves itself by tokens of its platform (RFC 7523), instead of a secret: Kubernetes, \
+             GitHub Actions, GitLab CI.",
+        )
+        .table()?
+        .defined("workload");
+    fields.order(&["issuer", "audience", "claims"]);
+    for key in ["secret", "jwks", "grant_types", "redirect_uris"] {
+        if let Some(place) = client.place_of(key) {
+            let what = "stands beside workload: the tokens of its platform are all that it has";
+            client.wrong(key, place, Wrong::new(what, "keep one of the two"));
+        }
+    }
+    needed(&fields, "issuer", "write the iss of the tokens, https://…");
+    let remedy = "tell by a claim whose workload it is: claims: {repository: acme/app}";
+    needed(&fields, "claims", remedy);
+    let issuer = fields
+        .key("issuer", "The issuer of the tokens, byte for byte.")
+        .optional(issuer());
+    let audience = fields
+        .key(
+            "audience",
+            "Their audience; by default the issuer URL of the tenant.",
+        )
+        .optional(word());
+    let claims = claims(&fields);
+    let is_reusable = fields
+        .key(
+            "reusable",
+            "A token may be presented again until it expires, as Kubernetes writes them; otherwise each is good once.",
+        )
+        .read(false, parse::flag());
+    let jwks = jwks(
+        &fields,
+        "The public keys of the issuer, where the gateway cannot ask it; by default those that its metadata name.",
     );
+    let workload = Workload {
+        issuer: issuer.unwrap_or_default(),
+        audience,
+        jwks,
+        claims,
+        is_reusable,
+    };
+    if let Some(owners) = workload
+        .lacks_owner()
+        .filter(|_| !workload.claims.is_empty())
+    {
+        let what = "let everybody in: this issuer signs for the public";
+        let remedy = format!("name the owner in one of {}", owners.join(", "));
+        fields.wrong("claims", &fields.place, Wrong::new(what, remedy));
+    }
+    fields.end();
+    Some(workload)
+}
+
+/// The values that claims of a token may have.
+fn claims(workload: &Fields<'_>) -> BTreeMap<String, Vec<String>> {
+    let claim = parse::text().having("minLength", 1).check(|name| {
+        not_empty(name)?;
+        if ["iss", "aud", "exp", "nbf", "iat", "jti"].contains(&name.as_str()) {
+            return Err(Wrong::new(
+                "is checked in any case",
+                "name a claim that tells workloads apart",
+            ));
+        }
+        Ok(())
+    });
+    let entries = workload
+        .key(
+            "claims",
+            "Claims that the tokens must have, at least one: a text, or a list of which one must be the claim. A * at the \
+             end stands for any rest.",
+        )
+        .entries(claim);
+    let mut all = BTreeMap::new();
+    let Some(entries) = entries else {
+        return all;
+    };
+    for (name, node) in entries.members() {
+        if let Some(values) = entries.read(name, node, claim_values()) {
+            all.insert(name.to_owned(), values);
+        }
+    }
+    if workload.member("claims").is_some() && entries.members().next().is_none() {
+        let remedy = "tell by a claim whose workload it is: {repository: acme/app}";
+        workload.wrong(
+            "claims",
+            entries.place(),
+            Wrong::new("names no claim", remedy),
+        );
+    }
+    all
+}
+
+/// A text, or a list of texts, which match something but not everything.
+fn claim_values<'p>() -> Parser<'p, Vec<String>> {
+    let value = || {
+        word().check(|text| match text.as_str() {
+            "*" => Err(Wrong::new(
+                "is true of every token",
+                "write what it begins with, or leave it out",
+            )),
+            _ => Ok(()),
+        })
+    };
+    let many = move || {
+        let many = parse::set(value()).having("minItems", 1);
+        many.check(|values| match values.as_slice() {
+            [] => Err(Wrong::new(
+                "names no value",
+                "write one, or leave the claim out",
+            )),
+            _ => Ok(()),
+        })
+    };
+    let schema =
+        move || JsonSchema::default().with_any("anyOf", vec![value().schema(), many().schema()]);
+    Parser::new(schema, move |node| match &node.value {
+        Value::List(_) => many().parse(node),
+        _ => Ok(vec![value().parse(node)?]),
+    })
+}
+
+/// Public keys (RFC 7517), as JSON.
+fn jwks(client: &Fields<'_>, about: &'static str) -> Option<String> {
+    let jwks = client.key("jwks", about);
     let fields = jwks.table()?;
-    fields.require("keys", "list the client's public keys");
+    fields.require("keys", "list the public keys");
     let keys = parse::list(public_key()).having("minItems", 1);
     let keys = keys.check(|keys| match keys.as_slice() {
         [] => Err(Wrong::new("holds no key", "write one, or leave jwks out")),

@@ -140,7 +140,7 @@ pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     open.map(mistake).collect()
 }
 
-/// Issuers, providers and upstreams with http URLs require `outbound.allow`.
+/// Issuers, providers, workloads and upstreams with http URLs require `outbound.allow`.
 pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     if !config.outbound.allow.is_empty() {
         return Vec::new();
@@ -167,6 +167,15 @@ pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake
                 for (name, provider) in &builtin.providers {
                     for (member, url) in provider.urls() {
                         check(&format!("{key}.providers.{name}.{member}"), url);
+                    }
+                }
+                for (name, client) in &builtin.clients {
+                    let asked = client.workload.iter().filter(|of| of.jwks.is_none());
+                    for workload in asked {
+                        check(
+                            &format!("{key}.clients.{name}.workload.issuer"),
+                            &workload.issuer,
+                        );
                     }
                 }
                 for (name, upstream) in &builtin.upstreams {

@@ -126,6 +126,13 @@ fn openid(fields: &Fields<'_>) -> ProviderKind {
             .optional(issuer())
             .unwrap_or_default(),
         groups: groups_claim(fields),
+        vouches: fields
+            .key(
+                "id_jag",
+                "Its identity assertions (ID-JAG) let clients act for its people without a log-in here: MCP's extension \
+                 io.modelcontextprotocol/enterprise-managed-authorization.",
+            )
+            .read(false, parse::flag()),
     }
 }
 

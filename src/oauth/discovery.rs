@@ -97,6 +97,10 @@ fn metadata(state: &OauthState, server: &AuthorizationServer) -> Value {
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["EdDSA"],
     });
+    if server.is_vouched_to() {
+        // Identity assertion authorization grant, "Authorization Server Metadata".
+        all["authorization_grant_profiles_supported"] = json!([ID_JAG_PROFILE]);
+    }
     if server.builtin.registration {
         all["registration_endpoint"] = endpoint(OauthEndpoint::Register).into();
     }
@@ -109,6 +113,9 @@ fn offers_documents(state: &OauthState, server: &AuthorizationServer) -> bool {
     let builtin = &server.builtin;
     builtin.documents && (state.documents.are_reachable() || !builtin.registration)
 }
+
+/// The profile of the grant type of assertions whose assertions are ID-JAGs.
+const ID_JAG_PROFILE: &str = "urn:ietf:params:oauth:grant-profile:id-jag";
 
 /// Makes a cacheable JSON response with an entity tag.
 fn cacheable(request: &HeaderMap, text: &str, cache_control: &'static str) -> Response {

@@ -97,10 +97,11 @@ cat >"$work/manifest.json" <<JSON
       "providers": {
         "people": {
           "title": "People", "issuer": "$issuer", "client_id": "lockgate", "client_secret": "secret",
-          "scopes": ["openid", "email", "profile"]
+          "scopes": ["openid", "email", "profile"], "id_jag": true
         }
       },
-      "servers": {"one": {$server}}
+      "clients": {"assistant": {"redirect_uris": ["https://assistant.example/callback"], "secret": "$machine_secret"}},
+      "servers": {"one": {$server, "policy": {"scopes": {"extra_*": ["extra"]}}}}
     },
     "main": {
       "users": {"ada": {"password": "correct horse battery"}},
@@ -183,6 +184,7 @@ for version in 1 2; do
   check "machine-secret-ts$version" "$node" oauth-machine.mjs "$version" "$one/mcp" "$machine_secret"
   check "machine-key-ts$version" "$node" oauth-machine.mjs "$version" "$one/mcp" --key "$work/machine.jwk"
 done
+check enterprise "$node" oauth-enterprise.mjs "$url/t/house/one/mcp" "$issuer" "$machine_secret"
 # Another name of this machine than that of public_url.
 check step-up-localhost "$node" oauth-stepup.mjs 2 "${url/127.0.0.1/localhost}/t/acme/stepped/mcp" test_simple_text
 check step-up-python "$python" py_stepup.py "$url/t/acme/stepped/mcp" test_simple_text

@@ -89,6 +89,7 @@ fn provider(issuer: &str) -> Arc<Provider> {
                 name: "groups".to_owned(),
                 map: None,
             },
+            vouches: false,
         },
         client_id: "gw".to_owned(),
         client_secret: None,
@@ -106,6 +107,7 @@ fn declared() -> Builtin {
         redirect_uris: Vec::new(),
         secret: None,
         jwks: None,
+        workload: None,
     };
     Builtin {
         users: [user("ada", false), user("eve", true)].into(),

@@ -234,6 +234,25 @@ impl Grants<'_> {
         Ok((new, true))
     }
 
+    /// Stores a grant that has no refresh token. Returns false if all grants of the person were revoked after the
+    /// person was authenticated.
+    pub(crate) async fn add(self, tenant: &str, grant: &Grant) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin_unserialized().await?;
+        let values = grant_values(tenant, grant, self.pool.now_ms());
+        transaction.run(INSERT_GRANT, values).await?;
+        // Behind the insertion: a revocation that does not see the grant is seen here.
+        let person = vec![
+            tenant.into(),
+            grant.subject.as_str().into(),
+            grant.auth_ms.into(),
+        ];
+        if !transaction.run(REVOKED_SUBJECT, person).await?.is_empty() {
+            return Ok(false);
+        }
+        transaction.commit().await?;
+        Ok(true)
+    }
+
     /// Uses a refresh token of `client_id`.
     pub(crate) async fn refresh(
         self,

@@ -112,6 +112,7 @@ fn reads_every_key() {
             name: "groups".to_owned(),
             map: None,
         },
+        vouches: false,
     };
     assert_eq!((corp.title.as_str(), &corp.kind), ("corp", &openid));
     assert_eq!(corp.scopes, ["openid", "profile", "email"]);
@@ -227,7 +228,7 @@ fn all_mistakes_at_once() {
         F:11: tenants.a.clients.https://a.test/c.redirect_uris: "https://a.test/#": a redirect URI has a fragment; write https://…, http:// on loopback, or an app's own scheme
         F:14: tenants.a.clients.leaky.title: is empty; write a name
         F:14: tenants.a.clients.leaky.jwks.keys: holds a private key; write its public members alone, and make a new pair
-        F:16: tenants.a.clients.none.jwks.keys: is missing; list the client's public keys
+        F:16: tenants.a.clients.none.jwks.keys: is missing; list the public keys
         F:16: tenants.a.clients.none.redirect_uris: is missing; list where its answers go
         F:15: tenants.a.clients.odd.jwks.keys: holds a key whose kty is none of RSA, EC, OKP; write the public half of a key pair
         F:18: tenants.a.providers.Corp: "Corp" is not a name; use a-z, 0-9 and -, at most 63, the first not -
@@ -243,7 +244,7 @@ fn all_mistakes_at_once() {
         F:28: tenants.a.providers.github.allow.domains: "X.com" is no domain; write it like example.com, in small letters
         F:20: tenants.a.providers.google.client_secret: is empty; write a name
         F:20: tenants.a.providers.google.allow: is missing or empty, and this provider knows everybody of the world; say who may come in: allow: {domains: [example.com]} or subjects
-        F:19: tenants.a.providers.one.token_url: unknown key; known here: kind, title, issuer, client_id, client_secret, scopes, allow, groups_claim, groups_map
+        F:19: tenants.a.providers.one.token_url: unknown key; known here: kind, title, issuer, client_id, client_secret, scopes, allow, groups_claim, groups_map, id_jag
         F:19: tenants.a.providers.one.client_id: is empty; write a name
         F:30: tenants.a.providers.saml.kind: "saml" is none of openid, oauth; write one of them
         F:30: tenants.a.providers.saml.client_id: is missing; write our client id there
@@ -252,6 +253,79 @@ fn all_mistakes_at_once() {
         F:3: tenants.a.auth.registration: a number where true or false is expected; write true or false
         F:3: tenants.a.auth.scopes: "a b" is no scope; write one scope an item, without blanks, quotes and backslashes
         "###);
+}
+
+#[test]
+fn a_workload_is_told_by_its_claims() {
+    let with = |workload: &str| {
+        let text = format!("tenants: {{a: {{clients: {{ci: {{workload: {workload}}}}}}}}}");
+        read(&text).map(|tenant| {
+            let AuthMode::Builtin(builtin) = &tenant.auth else {
+                panic!("{:?}", tenant.auth)
+            };
+            Arc::clone(&builtin.clients["ci"])
+        })
+    };
+    let github = "issuer: \"https://token.actions.githubusercontent.com\"";
+    let found = with(&format!(
+        "{{{github}, claims: {{repository: acme/app, ref: [refs/heads/main, refs/tags/v*]}}}}"
+    ));
+    let found = found.unwrap();
+    assert!(found.is_machine && found.redirect_uris.is_empty());
+    let workload = found.workload.as_ref().unwrap();
+    assert_eq!((workload.is_reusable, &workload.audience), (false, &None));
+    let refs = &workload.claims["ref"];
+    for (text, wanted) in [
+        ("refs/heads/main", true),
+        ("refs/heads/main2", false),
+        ("refs/tags/v", true),
+        ("refs/tags/v1", true),
+        ("refs/tags/x", false),
+        ("", false),
+    ] {
+        assert_eq!(Workload::admits(refs, text), wanted, "{text}");
+    }
+    for (claims, is_enough) in [
+        ("{ref: refs/heads/main}", false),
+        (
+            "{job_workflow_ref: \"acme/app/.github/workflows/x.yml@main\"}",
+            false,
+        ),
+        ("{sub: \"repo:*\"}", false),
+        ("{repository: \"acme*\"}", false),
+        ("{repository: [acme/app, \"a*\"]}", false),
+        ("{repository: \"acme/*\"}", true),
+        ("{sub: \"repo:acme/*\"}", true),
+        ("{repository_owner_id: \"1\"}", true),
+    ] {
+        let found = with(&format!("{{{github}, claims: {claims}}}"));
+        assert_eq!(found.is_ok(), is_enough, "{claims}");
+    }
+    let mistakes = [
+        "{}".to_owned(),
+        format!("{{{github}, claims: {{}}}}"),
+        "{issuer: \"https://k.test\", claims: {aud: x, sub: \"*\", a: [], b: 1}, audience: \"\"}".to_owned(),
+        "{issuer: k, claims: {sub: x}, jwks: {keys: []}, title: x}}, two: {secret: \"a secret of 32 bytes\", workload: {issuer: \"https://k.test\", claims: {sub: a}}, grant_types: [client_credentials], redirect_uris: [\"https://a.test\"]".to_owned(),
+    ];
+    let found = mistakes
+        .map(|workload| with(&workload).unwrap_err())
+        .join("\n");
+    insta::assert_snapshot!(found, @r###"
+    F:1: tenants.a.clients.ci.workload.issuer: is missing; write the iss of the tokens, https://…
+    F:1: tenants.a.clients.ci.workload.claims: is missing; tell by a claim whose workload it is: claims: {repository: acme/app}
+    F:1: tenants.a.clients.ci.workload.claims: names no claim; tell by a claim whose workload it is: {repository: acme/app}
+    F:1: tenants.a.clients.ci.workload.audience: is empty; write a name
+    F:1: tenants.a.clients.ci.workload.claims.a: names no value; write one, or leave the claim out
+    F:1: tenants.a.clients.ci.workload.claims.aud: is checked in any case; name a claim that tells workloads apart
+    F:1: tenants.a.clients.ci.workload.claims.b: a number where a text is expected; put it in quotes
+    F:1: tenants.a.clients.ci.workload.claims.sub: is true of every token; write what it begins with, or leave it out
+    F:1: tenants.a.clients.ci.workload.title: unknown key; known here: issuer, audience, claims, reusable, jwks
+    F:1: tenants.a.clients.ci.workload.issuer: "k" is no URL; write the issuer as its tokens have it in iss, https://…
+    F:1: tenants.a.clients.ci.workload.jwks.keys: holds no key; write one, or leave jwks out
+    F:1: tenants.a.clients.two.secret: stands beside workload: the tokens of its platform are all that it has; keep one of the two
+    F:1: tenants.a.clients.two.grant_types: stands beside workload: the tokens of its platform are all that it has; keep one of the two
+    F:1: tenants.a.clients.two.redirect_uris: stands beside workload: the tokens of its platform are all that it has; keep one of the two
+    "###);
 }
 
 #[test]

@@ -99,8 +99,13 @@ impl OauthRefusal {
 
     /// A temporary failure: the client may retry in a second.
     pub(crate) const fn later(what: &'static str) -> Self {
+        Self::away(what, SOON)
+    }
+
+    /// A dependency is away: the client may retry after `retry`.
+    pub(crate) const fn away(what: &'static str, retry: Duration) -> Self {
         let mut refusal = Self::new(RefusalCode::Unavailable, what);
-        refusal.retry = Some(SOON);
+        refusal.retry = Some(retry);
         refusal
     }
 

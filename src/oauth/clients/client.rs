@@ -70,6 +70,8 @@ pub(crate) enum ClientProof {
     },
     /// A JWT signed with one of these keys.
     Keys(Keys),
+    /// Tokens of its platform, which are no credentials of a client but assertions (RFC 7523, section 2.1).
+    Workload,
 }
 
 /// The reason why no client was found.
@@ -156,6 +158,7 @@ impl Client {
 
     fn declared(client: &Arc<DeclaredClient>) -> Self {
         let proof = match (&client.secret, &client.jwks) {
+            _ if client.workload.is_some() => ClientProof::Workload,
             (Some(text), _) => ClientProof::Secret {
                 hash: secret::hash(text.expose()),
                 methods: &[ClientAuthMethod::Basic, ClientAuthMethod::Post],

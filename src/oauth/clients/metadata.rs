@@ -162,6 +162,8 @@ impl ClientMetadata {
 pub(crate) const GRANT_TYPES: [&str; 2] = ["authorization_code", "refresh_token"];
 /// The grant type of clients that act for themselves, which an operator declares.
 pub(crate) const CLIENT_CREDENTIALS: &str = "client_credentials";
+/// The grant type of assertions (RFC 7523, section 2.1).
+pub(crate) const JWT_BEARER: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 
 fn redirect_uris(all: &Map<String, Value>) -> Result<Vec<String>, MetadataError> {
     let given = all.get("redirect_uris").and_then(Value::as_array);

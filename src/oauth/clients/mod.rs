@@ -16,6 +16,7 @@ pub(crate) mod redirect;
 
 pub(crate) use self::client::{Client, ClientError, ClientProof, ClientSource, Clients};
 pub(crate) use self::metadata::{
-    CLIENT_CREDENTIALS, ClientAuthMethod, ClientMetadata, GRANT_TYPES, Keys, MetadataError,
+    CLIENT_CREDENTIALS, ClientAuthMethod, ClientMetadata, GRANT_TYPES, JWT_BEARER, Keys,
+    MetadataError,
 };
 pub(crate) use self::metadata_document::{DocumentError, Documents};

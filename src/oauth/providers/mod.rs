@@ -15,4 +15,5 @@ mod provider;
 mod transport;
 
 pub(crate) use self::implementations::Providers;
+pub(crate) use self::openid::identity;
 pub(crate) use self::provider::{ProviderError, ProviderIdentity, ProviderLogin, WantedClaims};

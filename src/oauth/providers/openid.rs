@@ -111,7 +111,7 @@ impl OpenIdProvider {
     /// Its issuer, and its claim with groups.
     fn declared(&self) -> (&str, Option<&GroupsClaim>) {
         match &self.provider.kind {
-            ProviderKind::OpenId { issuer, groups } => (issuer, Some(groups)),
+            ProviderKind::OpenId { issuer, groups, .. } => (issuer, Some(groups)),
             ProviderKind::OAuth { issuer, .. } => (issuer, None),
         }
     }
@@ -210,33 +210,42 @@ impl OpenIdProvider {
         }
         Ok(claims)
     }
+}
 
-    fn identity(&self, claims: &Map<String, Value>) -> Result<ProviderIdentity, ProviderError> {
-        let (_, wanted) = self.declared();
-        let wrong = |what: &str| ProviderError::Invalid(format!("its claims: {what}"));
-        let subject = string(claims, "sub").map_err(wrong)?;
-        let found = wanted.and_then(|wanted| Some((wanted, declared(claims, &wanted.name)?)));
-        let groups = match found {
-            Some((wanted, claim)) => {
-                let claimed = strings(claim).map_err(wrong)?;
-                wanted.groups(&claimed).cloned().collect()
-            }
-            None => Vec::new(),
-        };
-        let is_verified = match claims.get("email_verified") {
-            Some(Value::Bool(is)) => *is,
-            // Some providers send a string.
-            Some(Value::String(text)) => text == "true",
-            _ => false,
-        };
-        let email = claims.get("email").and_then(Value::as_str);
-        Ok(ProviderIdentity {
-            subject: subject.unwrap_or_default().to_owned(),
-            title: title(claims, &["name", "preferred_username", "email"]),
-            groups,
-            email: email.filter(|_| is_verified).map(str::to_owned),
-        })
+/// The person of verified claims, whose groups are in the claim `wanted`.
+///
+/// # Errors
+///
+/// The reason why they are invalid, for the log.
+pub(crate) fn identity(
+    claims: &Map<String, Value>,
+    wanted: Option<&GroupsClaim>,
+) -> Result<ProviderIdentity, &'static str> {
+    let subject = string(claims, "sub")?.unwrap_or_default();
+    if !(1..=SUBJECT).contains(&subject.len()) {
+        return Err("no sub, or one that is too long");
     }
+    let found = wanted.and_then(|wanted| Some((wanted, declared(claims, &wanted.name)?)));
+    let groups = match found {
+        Some((wanted, claim)) => {
+            let claimed = strings(claim)?;
+            wanted.groups(&claimed).cloned().collect()
+        }
+        None => Vec::new(),
+    };
+    let is_verified = match claims.get("email_verified") {
+        Some(Value::Bool(is)) => *is,
+        // Some providers send a string.
+        Some(Value::String(text)) => text == "true",
+        _ => false,
+    };
+    let email = claims.get("email").and_then(Value::as_str);
+    Ok(ProviderIdentity {
+        subject: subject.to_owned(),
+        title: title(claims, &["name", "preferred_username", "email"]),
+        groups,
+        email: email.filter(|_| is_verified).map(str::to_owned),
+    })
 }
 
 /// Expected claims of an ID token (OpenID Connect Core, section 3.1.3.7).
@@ -367,7 +376,9 @@ impl IdentityProvider for OpenIdProvider {
             let claims = self.claims(text, &metadata, login.nonce).await?;
             let token = answer.access_token().secret();
             let claims = self.complete(claims, document, token, wanted).await?;
-            self.identity(&claims)
+            let (_, groups) = self.declared();
+            let wrong = |what| ProviderError::Invalid(format!("its claims: {what}"));
+            identity(&claims, groups).map_err(wrong)
         })
     }
 }

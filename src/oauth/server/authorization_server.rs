@@ -10,9 +10,9 @@ use http::{Extensions, request::Parts};
 
 use super::state::{Oauth, OauthState};
 use crate::{
-    declare::{AllowedScopes, AuthMode, Builtin, OFFLINE_ACCESS, Tenant},
+    declare::{AllowedScopes, AuthMode, Builtin, DeclaredClient, OFFLINE_ACCESS, Tenant},
     endpoint::{OauthEndpoint, Site, TenantHost},
-    oauth::clients::{CLIENT_CREDENTIALS, Clients, GRANT_TYPES},
+    oauth::clients::{CLIENT_CREDENTIALS, Clients, GRANT_TYPES, JWT_BEARER},
 };
 
 /// Authorization server of one tenant, for the duration of one request.
@@ -86,12 +86,21 @@ impl AuthorizationServer {
         }
     }
 
-    /// Returns the grant types of its clients; that of machines only if an operator declared one.
+    /// Returns the grant types of its clients; those of machines only if an operator declared one.
     pub(crate) fn grant_types(&self) -> Vec<&'static str> {
-        let mut clients = self.builtin.clients.values();
-        let machines = clients.any(|client| client.is_machine);
+        let has =
+            |is: fn(&DeclaredClient) -> bool| self.builtin.clients.values().any(|one| is(one));
+        let machines = has(|client| client.is_machine && client.workload.is_none());
         let machines = machines.then_some(CLIENT_CREDENTIALS);
-        GRANT_TYPES.into_iter().chain(machines).collect()
+        let workloads = has(|client| client.workload.is_some());
+        let assertions = (workloads || self.is_vouched_to()).then_some(JWT_BEARER);
+        let all = GRANT_TYPES.into_iter().chain(machines);
+        all.chain(assertions).collect()
+    }
+
+    /// Reports whether the identity assertions (ID-JAG) of a provider let clients act for its people.
+    pub(crate) fn is_vouched_to(&self) -> bool {
+        self.builtin.providers.values().any(|one| one.vouches())
     }
 
     /// Returns the scopes that a person, or a client itself, may have for a server of the tenant with a client; `None` if it may not use

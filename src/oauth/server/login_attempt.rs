@@ -59,6 +59,7 @@ pub(crate) struct Attempt {
     client: OnceLock<String>,
     server: OnceLock<String>,
     subject: OnceLock<String>,
+    detail: OnceLock<String>,
 }
 
 impl Attempt {
@@ -108,6 +109,11 @@ impl Attempt {
         let _ = self.subject.set(subject.to_owned());
     }
 
+    /// What operators alone are told beside the reason of a refusal.
+    pub(crate) fn detail(&self, text: String) {
+        let _ = self.detail.set(text);
+    }
+
     /// Whether the request names it.
     pub(crate) fn is_named(&self) -> bool {
         self.id.get().is_some()
@@ -126,7 +132,10 @@ impl Attempt {
         address: Option<IpAddr>,
         refusal: &OauthRefusal,
     ) {
-        let reason = format!("{}: {}", refusal.code().name(), refusal.what());
+        let mut reason = format!("{}: {}", refusal.code().name(), refusal.what());
+        if let Some(detail) = self.detail.get() {
+            reason = format!("{reason} ({detail})");
+        }
         self.tell(state, server, address, StepKind::Refused, &reason);
     }
 

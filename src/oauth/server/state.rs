@@ -5,7 +5,7 @@ use std::sync::Arc;
 use aws_lc_rs::rand::SystemRandom;
 
 use crate::{
-    auth::Denials,
+    auth::{Denials, TrustedIssuers},
     base::{Clock, Outbound},
     config::Config,
     declare::AuthMode,
@@ -47,6 +47,8 @@ pub(crate) struct OauthState {
     pub(crate) documents: Documents,
     /// Identity providers.
     pub(crate) providers: Providers,
+    /// Issuers of assertions, by their keys.
+    pub(crate) issuers: TrustedIssuers,
     /// Connections of people to upstreams.
     pub(crate) upstreams: Upstreams,
     /// Reports of denied attempts.
@@ -60,7 +62,7 @@ impl Oauth {
     pub(crate) fn new(
         config: Arc<Config>,
         snapshot: Arc<CurrentSnapshot>,
-        (outbound, upstreams): (Outbound, Upstreams),
+        (outbound, upstreams, issuers): (Outbound, Upstreams, TrustedIssuers),
         clock: Clock,
         audit: AuditQueue,
         denials: Denials,
@@ -81,6 +83,7 @@ impl Oauth {
             steps: Throttle::new(),
             writes: Throttle::new(),
             upstreams,
+            issuers,
             denials,
             metrics,
         }))

@@ -182,24 +182,26 @@ async fn by_assertion(
     if !is_signed(state, server, keys, &assertion).await? {
         return Err(REFUSED);
     }
-    // Recorded after the signature check, so that unsigned assertions cannot fill the record.
-    let by = ("assertion", &server.tenant.name, &client.id);
-    let budget = state.writes.spend(&by, ASSERTIONS);
+    let used = replay_key("client_assertion", &assertion.client, &assertion.id);
+    let once = (&used, assertion.expires);
+    let is_first = use_once(state, server, (&client.id, ASSERTIONS), once);
+    is_first.await?.then_some(client).ok_or(REFUSED)
+}
+
+/// Records the use of an assertion of a client, which has `bound` of them in a minute, and reports whether it is the
+/// first. Called after the signature check, so that unsigned assertions cannot fill the record.
+pub(super) async fn use_once(
+    state: &OauthState,
+    server: &AuthorizationServer,
+    (client, bound): (&str, u32),
+    (used, expires): (&[u8; 32], i64),
+) -> Result<bool, OauthRefusal> {
+    let by = ("assertion", &server.tenant.name, client);
+    let budget = state.writes.spend(&by, bound);
     budget.map_err(|retry| OauthRefusal::too_many("too many assertions", retry))?;
-    let store = state.snapshot.database()?;
-    let used = replay_key(&assertion);
-    let until_ms = assertion
-        .expires
-        .saturating_add(REPLAY_MARGIN)
-        .saturating_mul(1000);
-    if !store
-        .logins()
-        .use_once(&server.tenant.name, &used, until_ms)
-        .await?
-    {
-        return Err(REFUSED);
-    }
-    Ok(client)
+    let until_ms = expires.saturating_add(REPLAY_MARGIN).saturating_mul(1000);
+    let logins = state.snapshot.database()?.logins();
+    Ok(logins.use_once(&server.tenant.name, used, until_ms).await?)
 }
 
 async fn is_signed(
@@ -239,10 +241,11 @@ fn is_signed_by(set: &KeySet, by: &Assertion<'_>) -> bool {
     matches!(set.check(&by.jws), Signature::By(_))
 }
 
-/// Returns the key under which a used assertion is recorded, distinct for each client.
-fn replay_key(assertion: &Assertion<'_>) -> [u8; 32] {
+/// Returns the key under which a used assertion is recorded, distinct for each purpose and each of those whose ids
+/// are unique.
+pub(super) fn replay_key(purpose: &str, owner: &str, id: &str) -> [u8; 32] {
     let mut digest = Sha256::new();
-    for part in ["client_assertion", &assertion.client, &assertion.id] {
+    for part in [purpose, owner, id] {
         digest.add_part(part.as_bytes());
     }
     digest.finish()
@@ -262,7 +265,7 @@ const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-be
 
 /// Maximum assertions of one client per minute, each of which is recorded. A client may act for
 /// thousands of people.
-const ASSERTIONS: u32 = 6000;
+pub(super) const ASSERTIONS: u32 = 6000;
 
 /// A digest that no secret has.
 const NO_DIGEST: [u8; 32] = [0; 32];

@@ -114,19 +114,7 @@ impl<'t> Assertion<'t> {
             return Err("iss and sub differ");
         }
         check_audience(&payload, audiences)?;
-        let expires = whole(&payload, "exp")?.ok_or("no exp")?;
-        let leeway = i64::from(LEEWAY_S);
-        if expires <= now.saturating_sub(leeway) {
-            return Err("expired");
-        }
-        if expires > now.saturating_add(AHEAD + leeway) {
-            return Err("it would hold for too long");
-        }
-        for name in ["nbf", "iat"] {
-            if whole(&payload, name)?.is_some_and(|at| at > now.saturating_add(leeway)) {
-                return Err("not valid yet");
-            }
-        }
+        let expires = check_times(&payload, now, AHEAD)?;
         let id = need("jti")?;
         if id.len() > ID_MAX {
             return Err("a jti that is too long");
@@ -140,8 +128,39 @@ impl<'t> Assertion<'t> {
     }
 }
 
+/// Reports whether an assertion is an identity assertion (ID-JAG), by its header.
+pub(super) fn is_id_jag(header: &Map<String, Value>) -> bool {
+    let kind = string(header, "typ").ok().flatten();
+    kind.is_some_and(|kind| kind.eq_ignore_ascii_case("oauth-id-jag+jwt"))
+}
+
+/// Returns the expiry of an assertion that is valid at `now`, and for `ahead` seconds at most (RFC 7523, section 3).
+pub(super) fn check_times(
+    payload: &Map<String, Value>,
+    now: i64,
+    ahead: i64,
+) -> Result<i64, &'static str> {
+    let expires = whole(payload, "exp")?.ok_or("no exp")?;
+    let leeway = i64::from(LEEWAY_S);
+    if expires <= now.saturating_sub(leeway) {
+        return Err("expired");
+    }
+    if expires > now.saturating_add(ahead + leeway) {
+        return Err("it would hold for too long");
+    }
+    for name in ["nbf", "iat"] {
+        if whole(payload, name)?.is_some_and(|at| at > now.saturating_add(leeway)) {
+            return Err("not valid yet");
+        }
+    }
+    Ok(expires)
+}
+
 /// Requires this server as the only audience, because another one could replay the assertion here.
-fn check_audience(payload: &Map<String, Value>, ours: &[&str]) -> Result<(), &'static str> {
+pub(super) fn check_audience(
+    payload: &Map<String, Value>,
+    ours: &[&str],
+) -> Result<(), &'static str> {
     let named = payload.get("aud").map(strings).ok_or("no aud")??;
     let is_ours = |audience: &String| ours.contains(&audience.as_str());
     if named.is_empty() || !named.iter().all(is_ours) {
@@ -150,7 +169,7 @@ fn check_audience(payload: &Map<String, Value>, ours: &[&str]) -> Result<(), &'s
     Ok(())
 }
 
-fn whole(payload: &Map<String, Value>, name: &str) -> Result<Option<i64>, &'static str> {
+pub(super) fn whole(payload: &Map<String, Value>, name: &str) -> Result<Option<i64>, &'static str> {
     let moment = numeric_date(payload, name)?;
     Ok(moment.map(|moment| i64::try_from(moment).unwrap_or(i64::MAX)))
 }

@@ -4,14 +4,18 @@
 //!
 //! * `client_authentication`: verification of secrets and signed assertions of clients.
 //! * `client_credentials`: tokens of clients that act for themselves.
+//! * `id_jag`: identity assertions, by which a provider lets a client act for a person.
 //! * `jose`: signing of access tokens and parsing of client assertions.
 //! * `revoke`: the revocation endpoint.
 //! * `token`: the token endpoint, which exchanges codes and refresh tokens.
+//! * `workload`: workloads, which prove themselves by tokens of their platform.
 
 mod client_authentication;
 mod client_credentials;
+mod id_jag;
 mod jose;
 pub(crate) mod revoke;
 pub(crate) mod token;
+mod workload;
 
 pub(crate) use self::jose::ASSERTIONS;

@@ -12,7 +12,7 @@ use axum::{
 use http::StatusCode;
 use serde_json::json;
 
-use super::{client_authentication::authenticate, jose::AccessToken};
+use super::{client_authentication::authenticate, jose::AccessToken, workload};
 use crate::{
     database::{
         self, Database,
@@ -29,7 +29,7 @@ use crate::{
             refusal::{NO_RANDOM, answer},
             secret,
         },
-        clients::{CLIENT_CREDENTIALS, Client},
+        clients::{CLIENT_CREDENTIALS, Client, JWT_BEARER},
         server::{
             Attempt, AuthorizationServer, Oauth, OauthState, StepKind,
             attempt::{address, attempt, note},
@@ -72,7 +72,12 @@ async fn exchange(
         let what = "the grant type is not supported";
         return Err(OauthRefusal::new(RefusalCode::UnsupportedGrantType, what));
     }
-    let client = authenticate(state, server, &head, &form).await?;
+    let is_workload = grant_type == JWT_BEARER && workload::is_presented(&form);
+    let client = if is_workload {
+        workload::authenticate(state, server, (&head, &form), attempt).await?
+    } else {
+        authenticate(state, server, &head, &form).await?
+    };
     attempt.client_id(&client.id);
     attempt.client(&client.title);
     if form.count("resource") > 1 {
@@ -91,7 +96,8 @@ async fn exchange(
         now_ms: state.clock.now_ms(),
     };
     match grant_type {
-        CLIENT_CREDENTIALS => exchange.client_credentials().await,
+        JWT_BEARER if !is_workload => exchange.id_jag(attempt).await,
+        CLIENT_CREDENTIALS | JWT_BEARER => exchange.client_credentials().await,
         "refresh_token" => exchange.refresh().await,
         _ => exchange.redeem(attempt).await,
     }
@@ -328,7 +334,7 @@ impl Exchange<'_> {
     }
 
     /// Extends the expiry of a registered client after its use.
-    async fn renew_client(&self) -> Result<(), database::Error> {
+    pub(super) async fn renew_client(&self) -> Result<(), database::Error> {
         let used = self.state.config.oauth.client_used;
         let tenant = &self.server.tenant.name;
         self.client

@@ -1,0 +1,287 @@
+//! Workloads: clients that prove themselves by tokens of their platform (RFC 7523, sections 2.1 and 3).
+//!
+//! Not here: the tokens that they get (`client_credentials`).
+
+use std::collections::BTreeMap;
+
+use http::{header::AUTHORIZATION, request::Parts};
+use serde_json::{Map, Value};
+
+use super::{
+    client_authentication::{replay_key, use_once},
+    jose::{check_audience, check_times, is_id_jag},
+};
+use crate::{
+    auth::{
+        Jws, KeySet, Signature, TokenError,
+        jws::{declared, parse_unverified, string},
+    },
+    declare::{ALGORITHMS, DeclaredClient, Workload},
+    oauth::{
+        base::{Form, OauthRefusal, RefusalCode},
+        clients::{Client, ClientError},
+        server::{Attempt, AuthorizationServer, OauthState},
+    },
+};
+
+/// A token of a platform, with its signature not yet verified.
+struct PlatformToken<'t> {
+    issuer: String,
+    claims: Map<String, Value>,
+    /// Expiry, in seconds since 1970.
+    expires: i64,
+    /// What is good once: its `jti`, else all that is signed.
+    id: String,
+    jws: Jws<'t>,
+}
+
+/// A declared client that is a workload.
+#[derive(Clone, Copy)]
+struct Candidate<'c>(&'c DeclaredClient, &'c Workload);
+
+/// Reports whether the assertion of a request has to be that of a workload: it is no identity assertion.
+pub(super) fn is_presented(form: &Form) -> bool {
+    let text = form.get("assertion").unwrap_or_default();
+    let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
+    !parse_unverified(text, &algorithms).is_ok_and(|(header, ..)| is_id_jag(&header))
+}
+
+/// Authenticates the workload that presents a token of its platform.
+///
+/// # Errors
+///
+/// `invalid_grant` with the failed check. Nothing that an operator declared decides before the signature is
+/// verified, so that strangers cannot find out what is declared.
+pub(super) async fn authenticate(
+    state: &OauthState,
+    server: &AuthorizationServer,
+    (head, form): (&Parts, &Form),
+    attempt: &Attempt,
+) -> Result<Client, OauthRefusal> {
+    let credentials = ["client_secret", "client_assertion"];
+    let is_in_form = credentials.iter().any(|name| form.get(name).is_some());
+    if is_in_form || head.headers.contains_key(AUTHORIZATION) {
+        let what = "a workload proves itself by its assertion alone";
+        return Err(OauthRefusal::new(RefusalCode::InvalidRequest, what));
+    }
+    let text = form.need("assertion", "assertion is missing")?;
+    let now = state.clock.now_ms() / 1000;
+    let token = PlatformToken::parse(text, now).map_err(refused)?;
+    let trusted = server.builtin.clients.values().filter_map(|client| {
+        let workload = client.workload.as_ref()?;
+        let is_named = form.get("client_id").is_none_or(|id| id == client.id);
+        (is_named && workload.issuer == token.issuer).then_some(Candidate(client, workload))
+    });
+    let trusted: Vec<Candidate<'_>> = trusted.collect();
+    if trusted.is_empty() {
+        attempt.detail(format!("the issuer is {}", token.issuer));
+        return Err(refused("no such workload has tokens of this issuer"));
+    }
+    let signed = token.signed(state, trusted).await?;
+    let Candidate(declared, workload) = token.meant(server, signed, attempt)?;
+    if !workload.is_reusable {
+        let used = replay_key("workload", &token.issuer, &token.id);
+        let once = (&used, token.expires);
+        let is_first = use_once(state, server, (&declared.id, TOKENS), once);
+        if !is_first.await? {
+            return Err(refused("the assertion was used before"));
+        }
+    }
+    match server.clients(state).find(&declared.id).await {
+        Ok(client) => Ok(client),
+        Err(ClientError::Unavailable(failure)) => Err(failure.into()),
+        Err(_) => Err(refused("no such workload")),
+    }
+}
+
+impl<'t> PlatformToken<'t> {
+    /// Parses a token that is valid at `now` (RFC 7523, section 3).
+    fn parse(text: &'t str, now: i64) -> Result<Self, &'static str> {
+        let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
+        let (header, claims, jws) = parse_unverified(text, &algorithms)?;
+        let kind = string(&header, "typ")?.unwrap_or("JWT");
+        // Any other type is another kind of token (RFC 8725, section 3.11).
+        if !kind.eq_ignore_ascii_case("JWT") {
+            return Err("another type of token");
+        }
+        let issuer = string(&claims, "iss")?.ok_or("no iss")?.to_owned();
+        string(&claims, "sub")?.ok_or("no sub")?;
+        let expires = check_times(&claims, now, AHEAD)?;
+        let id = string(&claims, "jti")?.map(|id| format!("jti {id}"));
+        let signed = text.rsplit_once('.').map_or(text, |(signed, _)| signed);
+        let id = id.unwrap_or_else(|| signed.to_owned());
+        Ok(Self {
+            issuer,
+            claims,
+            expires,
+            id,
+            jws,
+        })
+    }
+
+    /// Returns those of the workloads whose platform has signed it.
+    async fn signed<'c>(
+        &self,
+        state: &OauthState,
+        trusted: Vec<Candidate<'c>>,
+    ) -> Result<Vec<Candidate<'c>>, OauthRefusal> {
+        let (mut known, mut signed) = (BTreeMap::new(), Vec::new());
+        for candidate in trusted {
+            let jwks = candidate.1.jwks.as_deref();
+            let is_signed = match known.get(&jwks) {
+                Some(is) => *is,
+                None => self.is_signed(state, jwks).await?,
+            };
+            known.insert(jwks, is_signed);
+            signed.extend(is_signed.then_some(candidate));
+        }
+        if signed.is_empty() {
+            return Err(refused("the signature is of no key of the issuer"));
+        }
+        Ok(signed)
+    }
+
+    async fn is_signed(
+        &self,
+        state: &OauthState,
+        jwks: Option<&str>,
+    ) -> Result<bool, OauthRefusal> {
+        if let Some(jwks) = jwks {
+            let set = KeySet::parse(jwks.as_bytes());
+            return Ok(set.is_ok_and(|set| matches!(set.check(&self.jws), Signature::By(_))));
+        }
+        match state.issuers.verify(&self.issuer, &self.jws).await {
+            Ok(()) => Ok(true),
+            Err(TokenError::Invalid(_)) => Ok(false),
+            Err(TokenError::Unavailable(retry)) => Err(OauthRefusal::away(
+                "the keys of the issuer cannot be fetched",
+                retry,
+            )),
+        }
+    }
+
+    /// Returns the one of the workloads that it is for, and of.
+    fn meant<'c>(
+        &self,
+        server: &AuthorizationServer,
+        mut signed: Vec<Candidate<'c>>,
+        attempt: &Attempt,
+    ) -> Result<Candidate<'c>, OauthRefusal> {
+        signed.retain(|Candidate(_, workload)| {
+            let audience = workload.audience.as_ref().unwrap_or(&server.issuer);
+            check_audience(&self.claims, &[audience]).is_ok()
+        });
+        if signed.is_empty() {
+            return Err(refused("the assertion is for another audience"));
+        }
+        let fits = |one: &&Candidate<'_>| self.wrong_claim(one.1).is_none();
+        let mut fitting = signed.iter().filter(fits);
+        match (fitting.next(), fitting.next()) {
+            (Some(one), None) => Ok(*one),
+            (Some(_), Some(_)) => Err(refused("several workloads fit: name one by client_id")),
+            (None, _) => {
+                let wrong = signed.iter().filter_map(|Candidate(client, workload)| {
+                    Some(format!("{}: {}", client.id, self.wrong_claim(workload)?))
+                });
+                attempt.detail(wrong.collect::<Vec<_>>().join(", "));
+                Err(refused("a claim is not as declared"))
+            }
+        }
+    }
+
+    /// Returns the first declared claim that it does not have with a declared value.
+    fn wrong_claim<'w>(&self, workload: &'w Workload) -> Option<&'w str> {
+        let is_wrong = |(name, values): &(&String, &Vec<String>)| {
+            let text = match declared(&self.claims, name) {
+                Some(Value::String(text)) => text.clone(),
+                Some(plain @ (Value::Bool(_) | Value::Number(_))) => plain.to_string(),
+                _ => return true,
+            };
+            !Workload::admits(values, &text)
+        };
+        let wrong = workload.claims.iter().find(is_wrong);
+        wrong.map(|(name, _)| name.as_str())
+    }
+}
+
+fn refused(what: &'static str) -> OauthRefusal {
+    OauthRefusal::new(RefusalCode::InvalidGrant, what)
+}
+
+/// Maximum tokens of one workload per minute, each of which is recorded for as long as it lives.
+const TOKENS: u32 = 300;
+/// Maximum lifetime of a platform's token in seconds: some hold as long as a job, or a day.
+const AHEAD: i64 = 24 * 3600;
+
+#[cfg(test)]
+mod tests {
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+    use serde_json::json;
+
+    use super::*;
+
+    fn token(header: &Value, claims: &Value) -> Result<String, &'static str> {
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let text = format!("{}.{}.c2ln", part(header), part(claims));
+        PlatformToken::parse(&text, 10_000).map(|token| token.id)
+    }
+
+    #[test]
+    fn tokens_of_platforms_are_told_from_others() {
+        let header = json!({"alg": "RS256", "typ": "JWT"});
+        let claims =
+            json!({"iss": "https://ci.test", "sub": "a", "aud": "b", "exp": 10_300, "jti": "1"});
+        assert_eq!(token(&header, &claims).as_deref(), Ok("jti 1"));
+        for (name, value, wanted) in [
+            ("iss", Value::Null, "a member that is no text"),
+            ("sub", Value::Null, "a member that is no text"),
+            ("exp", json!(9_940), "expired"),
+            ("exp", json!(10_061 + AHEAD), "it would hold for too long"),
+            ("nbf", json!(10_061), "not valid yet"),
+            ("iat", json!(10_061), "not valid yet"),
+            ("jti", json!(1), "a member that is no text"),
+        ] {
+            let mut claims = claims.clone();
+            claims[name] = value;
+            assert_eq!(token(&header, &claims), Err(wanted), "{name}");
+        }
+        for name in ["iss", "sub", "exp"] {
+            let mut claims = claims.clone();
+            claims.as_object_mut().unwrap().remove(name);
+            assert!(token(&header, &claims).is_err(), "{name}");
+        }
+        for (header, wanted) in [
+            (
+                json!({"alg": "RS256", "typ": "at+jwt"}),
+                "another type of token",
+            ),
+            (
+                json!({"alg": "RS256", "typ": "oauth-id-jag+jwt"}),
+                "another type of token",
+            ),
+            (json!({"alg": "HS256"}), "an algorithm that is not allowed"),
+            (json!({"alg": "none"}), "an algorithm that is not allowed"),
+        ] {
+            assert_eq!(token(&header, &claims), Err(wanted), "{header}");
+        }
+    }
+
+    #[test]
+    fn a_token_without_jti_is_known_by_what_is_signed() {
+        let claims = json!({"iss": "https://ci.test", "sub": "a", "aud": "b", "exp": 10_300});
+        let header = json!({"alg": "RS256"});
+        let one = token(&header, &claims).unwrap();
+        assert!(
+            !one.contains("c2ln"),
+            "another signature of the same is the same: {one}"
+        );
+        assert_ne!(
+            one,
+            token(
+                &header,
+                &json!({"iss": "https://ci.test", "sub": "b", "exp": 10_300})
+            )
+            .unwrap()
+        );
+    }
+}

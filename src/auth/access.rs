@@ -360,7 +360,7 @@ impl Verifier {
                     Ok(verified) => Ok(Authenticated::by_token(tenant, issuer, &verified)),
                     Err(TokenError::Invalid(why)) => Err(bad(why)),
                     Err(TokenError::Unavailable(retry)) => Err(AccessRefusal::Later(Error::Busy {
-                        what: "the keys of the authorization server cannot be fetched",
+                        what: "the authorization server cannot be asked for its keys, or about the token",
                         retry,
                     })),
                 }

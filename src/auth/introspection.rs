@@ -22,7 +22,10 @@ use tokio::{
 };
 use url::form_urlencoded::byte_serialize;
 
-use super::jwt::{Claims, TokenError, introspected};
+use super::{
+    jws::members,
+    jwt::{Claims, TokenError, introspected},
+};
 use crate::{
     base::{Outbound, OutboundError},
     declare::{External, Introspection},
@@ -231,8 +234,8 @@ fn said(answer: &http::Response<Vec<u8>>) -> Result<Option<Map<String, Value>>, 
         }
         status => return Err(Unsaid::of_token(format!("answered {}", status.as_u16()))),
     }
-    let said: Map<String, Value> = serde_json::from_slice(answer.body())
-        .map_err(|_| Unsaid::of_token("answered no object"))?;
+    let said = members(answer.body());
+    let said = said.ok_or(Unsaid::of_token("answered no object, or a name twice"))?;
     match said.get("active") {
         Some(Value::Bool(true)) => Ok(Some(said)),
         Some(Value::Bool(false)) => Ok(None),
@@ -326,6 +329,7 @@ mod tests {
             (200, r#"{"active":"true"}"#, Err("token")),
             (200, "{}", Err("token")),
             (200, "[]", Err("token")),
+            (200, r#"{"active":false,"active":true}"#, Err("token")),
             (400, r#"{"error":"invalid_request"}"#, Err("token")),
             (401, r#"{"error":"invalid_client"}"#, Err("all")),
             (403, "{}", Err("all")),

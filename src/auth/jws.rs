@@ -145,9 +145,14 @@ pub(crate) fn numeric_date(
 /// A part of a token: an object without repeated names.
 fn object(part: &str) -> Result<Map<String, Value>, &'static str> {
     let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| "no base64url")?;
-    match serde_json::from_slice(&bytes) {
-        Ok(Strict(Value::Object(members))) => Ok(members),
-        _ => Err("no JSON object, or a name twice"),
+    members(&bytes).ok_or("no JSON object, or a name twice")
+}
+
+/// The members of a JSON object without repeated names.
+pub(super) fn members(json: &[u8]) -> Option<Map<String, Value>> {
+    match serde_json::from_slice(json) {
+        Ok(Strict(Value::Object(members))) => Some(members),
+        _ => None,
     }
 }
 

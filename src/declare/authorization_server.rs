@@ -78,6 +78,8 @@ pub(crate) struct Provider {
     pub(crate) client_secret: Option<Secret>,
     /// The scopes that the gateway requests.
     pub(crate) scopes: Vec<String>,
+    /// More parameters of its authorization requests, by name.
+    pub(crate) authorization_parameters: BTreeMap<String, String>,
     /// The users that may log in.
     pub(crate) allow: Allow,
 }
@@ -97,6 +99,8 @@ pub(crate) struct Upstream {
     pub(crate) client_secret: Option<Secret>,
     /// The scopes that the gateway requests.
     pub(crate) scopes: Vec<String>,
+    /// More parameters of its authorization requests, by name.
+    pub(crate) authorization_parameters: BTreeMap<String, String>,
     /// The audience of the access tokens (RFC 8707).
     pub(crate) resource: Option<String>,
 }
@@ -496,6 +500,7 @@ mod tests {
                 client_id: "gw".to_owned(),
                 client_secret: None,
                 scopes: Vec::new(),
+                authorization_parameters: BTreeMap::new(),
                 allow: rule,
             };
             let found = provider.still_admits(subject, &list(&["eng"]));

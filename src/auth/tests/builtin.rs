@@ -93,6 +93,7 @@ fn provider(issuer: &str) -> Arc<Provider> {
         client_id: "gw".to_owned(),
         client_secret: None,
         scopes: Vec::new(),
+        authorization_parameters: BTreeMap::new(),
         allow: Allow::default(),
     })
 }

@@ -101,12 +101,15 @@ impl IdentityProvider for OauthProvider {
             let verifier = PkceCodeVerifier::new(login.verifier.to_owned());
             let state = || CsrfToken::new(login.state.to_owned());
             let scopes = self.provider.scopes.iter().cloned().map(Scope::new);
-            let (url, _) = client
+            let request = client
                 .authorize_url(state)
                 .add_scopes(scopes)
-                .set_pkce_challenge(PkceCodeChallenge::from_code_verifier_sha256(&verifier))
-                .url();
-            Ok(url)
+                .set_pkce_challenge(PkceCodeChallenge::from_code_verifier_sha256(&verifier));
+            let more = &self.provider.authorization_parameters;
+            let request = more.iter().fold(request, |request, (name, value)| {
+                request.add_extra_param(name, value)
+            });
+            Ok(request.url().0)
         })
     }
 

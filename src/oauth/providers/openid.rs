@@ -116,6 +116,25 @@ impl OpenIdProvider {
         }
     }
 
+    /// The declared `prompt`, with that for a fresh log-in (OpenID Connect Core, section 3.1.2.1).
+    fn prompt(&self, again: bool) -> Option<String> {
+        let declared = self.provider.authorization_parameters.get(PROMPT);
+        let words = declared.map_or("", String::as_str);
+        if !again {
+            return declared.cloned();
+        }
+        // `none` stands alone.
+        let others = words
+            .split(' ')
+            .filter(|word| !matches!(*word, "" | "none" | "login"));
+        Some(
+            std::iter::once("login")
+                .chain(others)
+                .collect::<Vec<_>>()
+                .join(" "),
+        )
+    }
+
     /// Metadata and keys; concurrent callers share one fetch.
     async fn metadata(&self) -> Result<Arc<ProviderMetadata>, ProviderError> {
         let (issuer, _) = self.declared();
@@ -328,8 +347,13 @@ impl IdentityProvider for OpenIdProvider {
                 .add_scopes(scopes)
                 .add_extra_param("nonce", login.nonce)
                 .set_pkce_challenge(PkceCodeChallenge::from_code_verifier_sha256(&verifier));
-            if again {
-                request = request.add_extra_param("prompt", "login");
+            for (name, value) in &self.provider.authorization_parameters {
+                if name != PROMPT {
+                    request = request.add_extra_param(name, value);
+                }
+            }
+            if let Some(prompt) = self.prompt(again) {
+                request = request.add_extra_param(PROMPT, prompt);
             }
             Ok(request.url().0)
         })
@@ -386,6 +410,7 @@ impl MetadataDocument {
     }
 }
 
+const PROMPT: &str = "prompt";
 /// Maximum providers with cached metadata.
 const ISSUERS: u64 = 256;
 /// Lifetime of cached metadata. The first token of a new key refreshes it sooner.

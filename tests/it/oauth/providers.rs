@@ -396,6 +396,28 @@ async fn another_account_is_asked_for_at_the_provider() {
     assert_eq!(claims["sub"], format!("{}#2", hostile.stage.url));
 }
 
+/// An operator adds parameters, and those of a log-in that has to be a fresh one stay.
+#[tokio::test]
+async fn a_provider_is_asked_with_more_parameters() {
+    let hostile = Hostile::start().await;
+    for (prompt, fresh) in [("consent", "login consent"), ("none", "login")] {
+        let mut provider = openid(&hostile.stage.url);
+        provider["authorization_parameters"] = json!({"access_type": "offline", "prompt": prompt});
+        let gateway = behind(json!({}), json!({"acme": provider})).await;
+        for (parameters, wanted) in [(&[][..], prompt), (&[("max_age", "0")], fresh)] {
+            let mut browser = Browser::new();
+            let login = browser.open(&request(&gateway, parameters)).await;
+            let consent = browser.submit(&login, &[("provider", "acme")]).await;
+            let sent = browser.submit(&consent, &ALLOW).await;
+            let answer = sent.answer();
+            assert_eq!(answer["access_type"], "offline");
+            assert_eq!(answer["prompt"], wanted);
+            let url = sent.location().unwrap();
+            assert_eq!(url.as_str().matches("prompt=").count(), 1, "{url}");
+        }
+    }
+}
+
 /// A client that changes during the log-in at the provider is shown again.
 #[tokio::test]
 async fn a_client_that_changes_meanwhile_is_shown_again() {

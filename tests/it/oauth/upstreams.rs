@@ -444,6 +444,28 @@ async fn a_return_from_another_issuer_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_is_asked_with_more_parameters() {
+    let stage = Stage::start().await;
+    let mut hub = scripted(&stage);
+    hub["scopes"] = json!(["offline_access"]);
+    let mut ada = Browser::new();
+    let mut asked = async |hub: &Value| {
+        let people = People::with(json!({"hub": hub}));
+        let gateway = gateway(outbound(json!({})), people.tenant).await;
+        let page = account(&gateway, &mut ada, &ADA).await;
+        done(&mut ada, &page, "connect").await
+    };
+    assert_eq!(asked(&hub).await.answer()["prompt"], "consent");
+    hub["authorization_parameters"] = json!({"access_type": "offline", "prompt": "select_account"});
+    let sent = asked(&hub).await;
+    let answer = sent.answer();
+    assert_eq!(answer["access_type"], "offline");
+    assert_eq!(answer["prompt"], "select_account");
+    let url = sent.location().unwrap();
+    assert_eq!(url.as_str().matches("prompt=").count(), 1, "{url}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_token_never_goes_to_an_upstream_that_is_declared_later() {
     let (stage, later) = (Stage::start().await, Stage::start().await);
     let people = People::with(json!({"hub": scripted(&stage)}));

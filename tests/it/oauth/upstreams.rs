@@ -502,7 +502,7 @@ async fn a_token_never_goes_to_an_upstream_that_is_declared_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_is_not_active_ends_the_connection() {
+async fn a_token_that_is_not_active_is_refreshed_or_ends_the_connection() {
     let (stage, postgres) = (Stage::start().await, Postgres::start());
     let mut hub = scripted(&stage);
     hub["introspection_endpoint"] = json!(format!("{}/introspect", stage.url));
@@ -532,6 +532,23 @@ async fn a_token_that_is_not_active_ends_the_connection() {
     assert_eq!(asked.len(), 1, "once a minute");
     assert!(asked[0].contains("token=canary-1"));
     stage.json("/introspect", json!({"active": false}));
+    // While the upstream cannot refresh it, nobody gets a token that has ended.
+    stage.set("/token", Answer::Json(503, json!({})));
+    a_minute_later();
+    for _ in 0..2 {
+        let answer = session(&gateway, &people.ada, "f")
+            .post(&opening(NEWEST))
+            .await;
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    stage.json("/token", tokens("canary-2", 3600, "r2"));
+    until("another token", async || token(&ada).await == "canary-2").await;
+    assert_eq!(audited(&gateway).await, ["upstream.connected"]);
+    // The refresh token has ended, too.
+    stage.set(
+        "/token",
+        Answer::Json(400, json!({"error": "invalid_grant"})),
+    );
     a_minute_later();
     assert_eq!(refused(&gateway, &people.ada, "f").await["code"], -31005);
     until("the end of the child", async || {

@@ -28,6 +28,21 @@ pub(crate) struct Person {
     pub(crate) password: Option<[u8; 32]>,
 }
 
+impl Person {
+    /// The text of a row.
+    pub(super) fn text(&self) -> Result<String, Error> {
+        let text = serde_json::to_string(self);
+        text.map_err(|error| Error::Bug(format!("a person: {error}")))
+    }
+
+    /// The person of a row.
+    pub(super) fn of_row(row: &Row) -> Result<Self, Error> {
+        let text: String = row.get("person")?;
+        let person = serde_json::from_str(&text);
+        person.map_err(|error| Error::Bug(format!("a person: {error}")))
+    }
+}
+
 /// Log-ins, consents and one-time values of tenants.
 #[derive(Clone, Copy)]
 pub(crate) struct Logins<'a> {
@@ -44,13 +59,11 @@ impl Logins<'_> {
         person: &Person,
         expires_ms: i64,
     ) -> Result<(), Error> {
-        let text = serde_json::to_string(person);
-        let text = text.map_err(|error| Error::Bug(format!("a person: {error}")))?;
         let values = vec![
             tenant.into(),
             browser.into(),
             person.subject.as_str().into(),
-            text.into(),
+            person.text()?.into(),
             expires_ms.into(),
         ];
         self.pool.write(LOG_IN, values).await?;
@@ -65,12 +78,7 @@ impl Logins<'_> {
     ) -> Result<Option<Person>, Error> {
         let values = vec![tenant.into(), browser.into(), self.pool.now_ms().into()];
         let rows = self.pool.read(LOGGED_IN, values).await?;
-        let Some(row) = rows.first() else {
-            return Ok(None);
-        };
-        let text: String = row.get("person")?;
-        let person = serde_json::from_str(&text);
-        person.map_err(|error| Error::Bug(format!("a person: {error}")))
+        rows.first().map(Person::of_row).transpose()
     }
 
     /// The browsers in which a subject is logged in, the newest first, by the SHA-256 of their cookies.
@@ -87,11 +95,7 @@ impl Logins<'_> {
             i64::try_from(limit).unwrap_or(i64::MAX).into(),
         ];
         let rows = self.pool.read(OF_SUBJECT, values).await?;
-        let login = |row: &Row| {
-            let person = serde_json::from_str(&row.get::<String>("person")?);
-            let person = person.map_err(|error| Error::Bug(format!("a person: {error}")))?;
-            Ok((row.get("browser")?, person))
-        };
+        let login = |row: &Row| Ok((row.get("browser")?, Person::of_row(row)?));
         rows.iter().map(login).collect()
     }
 

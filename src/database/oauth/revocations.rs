@@ -5,6 +5,7 @@
 //! single grants, so that no clock decides which tokens are revoked. Not here: reading by replicas
 //! (`issued`).
 
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::{
@@ -77,6 +78,7 @@ pub(crate) async fn end(
         }
         Revoked::Subject(subject) => {
             let values = || vec![tenant.into(), subject.as_str().into()];
+            transaction.run(DELETE_IDENTITY, values()).await?;
             transaction.run(DELETE_LOGINS, values()).await?;
             transaction
                 .run(DELETE_CONSENTS_OF_SUBJECT, values())
@@ -128,6 +130,28 @@ pub(crate) async fn number_secret(
     let value = serde_json::to_string(change);
     let value = value.map_err(|error| Error::Bug(format!("a change of secrets: {error}")))?;
     number(transaction, &change.tenant, SECRETS, &value, now_ms).await
+}
+
+/// Announces the groups of a subject to replicas: they are those of all its access tokens.
+pub(super) async fn number_groups(
+    transaction: &mut Transaction,
+    tenant: &str,
+    (subject, groups): (&str, &[String]),
+    now_ms: i64,
+) -> Result<(), Error> {
+    let value = json!([subject, groups]).to_string();
+    number(transaction, tenant, GROUPS, &value, now_ms).await?;
+    Ok(())
+}
+
+/// Reports whether replicas know groups of a subject.
+pub(super) async fn has_groups(
+    transaction: &mut Transaction,
+    tenant: &str,
+    subject: &str,
+) -> Result<bool, Error> {
+    let values = vec![tenant.into(), format!("[{},", json!(subject)).into()];
+    Ok(!transaction.run(HAS_GROUPS, values).await?.is_empty())
 }
 
 async fn number_grants(
@@ -184,6 +208,8 @@ pub(super) const KEPT_MS: i64 = 24 * 3600 * 1000 + 3600 * 1000;
 pub(super) const GRANTS: &str = "grants";
 /// Row kind: a subject, whose codes ended.
 const SUBJECT: &str = "subject";
+/// Row kind: the groups of a subject, as JSON.
+pub(super) const GROUPS: &str = "groups";
 /// Row kind: changed signing keys of a tenant.
 pub(super) const KEYS: &str = "keys";
 /// Row kind: changed signing keys, of which this one is invalid.
@@ -213,6 +239,17 @@ const DELETE_CODES_OF_CLIENT: &str = "
 const DELETE_CODES_OF_SUBJECT: &str = "
     DELETE FROM codes
      WHERE tenant = $1 AND subject = $2";
+
+const DELETE_IDENTITY: &str = "
+    DELETE FROM identities
+     WHERE tenant = $1 AND subject = $2";
+
+const HAS_GROUPS: &str = "
+    SELECT number
+      FROM revocations
+     WHERE tenant = $1 AND kind = 'groups'
+       AND SUBSTR(value, 1, LENGTH(CAST($2 AS TEXT))) = $2
+     LIMIT 1";
 
 const DELETE_LOGINS: &str = "
     DELETE FROM logins

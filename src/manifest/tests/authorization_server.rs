@@ -206,7 +206,7 @@ fn all_mistakes_at_once() {
         .unwrap_err();
     assert!(!found.contains("s3cret"), "{found}");
     insta::assert_snapshot!(found, @r###"
-        F:3: tenants.a.auth.issuer: unknown key; known here: mode, scopes, registration, documents
+        F:3: tenants.a.auth.issuer: unknown key; known here: mode, scopes, registration, documents, recheck
         F:5: tenants.a.users.Ada: "Ada" is no name of a user; use a-z, 0-9 and -, or an e-mail address in small letters
         F:5: tenants.a.users.Ada.password: is shorter than 8 letters; choose a longer one, of at most 1024 bytes
         F:6: tenants.a.users.a#b: "a#b" is no name of a user; use a-z, 0-9 and -, or an e-mail address in small letters

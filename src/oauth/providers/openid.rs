@@ -7,8 +7,9 @@ use std::{sync::Arc, time::Duration};
 use moka::future::Cache;
 use oauth2::{
     AuthType, AuthUrl, AuthorizationCode, Client, ClientId, ClientSecret, CsrfToken,
-    EndpointNotSet, ExtraTokenFields, PkceCodeChallenge, PkceCodeVerifier, RedirectUrl, Scope,
-    StandardRevocableToken, StandardTokenResponse, TokenResponse, TokenUrl,
+    EndpointNotSet, EndpointSet, ExtraTokenFields, PkceCodeChallenge, PkceCodeVerifier,
+    RedirectUrl, RefreshToken, Scope, StandardRevocableToken, StandardTokenResponse, TokenResponse,
+    TokenUrl,
     basic::{
         BasicClient, BasicErrorResponse, BasicRevocationErrorResponse,
         BasicTokenIntrospectionResponse, BasicTokenType,
@@ -20,10 +21,13 @@ use url::Url;
 
 use super::{
     provider::{
-        ANSWER, IdentityProvider, ProviderError, ProviderFuture, ProviderIdentity, ProviderLogin,
-        SUBJECT, WantedClaims, title,
+        ANSWER, AskedAgain, IdentityProvider, ProviderError, ProviderFuture, ProviderIdentity,
+        ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
     },
-    transport::{OutboundClient, exchange_error, get_with_token, url},
+    transport::{
+        OutboundClient, exchange_error, get_with_old_token, get_with_token, given, refresh_error,
+        url,
+    },
 };
 use crate::{
     auth::{
@@ -31,7 +35,8 @@ use crate::{
         jws::{declared, numeric_date, parse_unverified, string, strings},
     },
     base::{Clock, LEEWAY_S, Outbound, Secret},
-    declare::{ALGORITHMS, GroupsClaim, Provider, ProviderKind},
+    database::Tokens,
+    declare::{ALGORITHMS, GroupsClaim, OFFLINE_ACCESS, Provider, ProviderKind},
 };
 
 /// Cached metadata of providers by issuer; clones share it.
@@ -59,6 +64,7 @@ struct MetadataDocument {
     token_endpoint: String,
     jwks_uri: String,
     userinfo_endpoint: Option<String>,
+    scopes_supported: Option<Vec<String>>,
     token_endpoint_auth_methods_supported: Option<Vec<String>>,
 }
 
@@ -71,7 +77,7 @@ struct IdField {
 impl ExtraTokenFields for IdField {}
 
 /// The crate's client, for token responses with an ID token.
-type IdClient = Client<
+type IdClient<Token = EndpointNotSet> = Client<
     BasicErrorResponse,
     StandardTokenResponse<IdField, BasicTokenType>,
     BasicTokenIntrospectionResponse,
@@ -81,7 +87,7 @@ type IdClient = Client<
     EndpointNotSet,
     EndpointNotSet,
     EndpointNotSet,
-    EndpointNotSet,
+    Token,
 >;
 
 /// An OpenID Connect provider.
@@ -143,6 +149,7 @@ impl OpenIdProvider {
         fetched.await.map_err(|error| match &*error {
             ProviderError::Unavailable(what) => ProviderError::Unavailable(what.clone()),
             ProviderError::Invalid(what) => ProviderError::Invalid(what.clone()),
+            ProviderError::Ended => ProviderError::Ended,
         })
     }
 
@@ -167,13 +174,13 @@ impl OpenIdProvider {
         Ok(Arc::new(ProviderMetadata { document, keys }))
     }
 
-    /// Verifies an ID token of this log-in and returns its claims. An unknown key may be new, so
+    /// Verifies an ID token, of the log-in with this nonce, and returns its claims. An unknown key may be new, so
     /// metadata and keys are fetched once more.
     async fn claims(
         &self,
         text: &str,
         metadata: &Arc<ProviderMetadata>,
-        nonce: &str,
+        nonce: Option<&str>,
     ) -> Result<Map<String, Value>, ProviderError> {
         let wrong = |what: &str| ProviderError::Invalid(format!("its ID token: {what}"));
         let (issuer, _) = self.declared();
@@ -230,6 +237,61 @@ impl OpenIdProvider {
         Ok(claims)
     }
 
+    fn token_client(
+        &self,
+        document: &MetadataDocument,
+    ) -> Result<IdClient<EndpointSet>, ProviderError> {
+        let client = IdClient::new(ClientId::new(self.provider.client_id.clone()))
+            .set_token_uri(url(&document.token_endpoint).map(TokenUrl::from_url)?)
+            .set_auth_type(document.auth_type());
+        let secret = self.provider.client_secret.as_ref().map(Secret::expose);
+        Ok(match secret {
+            Some(secret) => client.set_client_secret(ClientSecret::new(secret.to_owned())),
+            None => client,
+        })
+    }
+
+    /// The provider's word by old tokens; `renewed` are those in their place.
+    async fn again(
+        &self,
+        tokens: &Tokens,
+        wanted: WantedClaims,
+        renewed: &mut Option<ProviderTokens>,
+    ) -> Result<Option<ProviderIdentity>, ProviderError> {
+        let metadata = self.metadata().await?;
+        let document = &metadata.document;
+        let place = document.userinfo_endpoint.as_ref();
+        let Some(refresh) = &tokens.refresh else {
+            let Some(place) = place else {
+                return Ok(None);
+            };
+            let token = tokens.access.expose();
+            let claims = get_with_old_token(&self.outbound, place, token).await?;
+            return self.identity(&claims).map(Some);
+        };
+        let refresh = RefreshToken::new(refresh.expose().to_owned());
+        let http = OutboundClient(&self.outbound);
+        let client = self.token_client(document)?;
+        let answer = client.exchange_refresh_token(&refresh).request_async(&http);
+        let answer = answer.await.map_err(refresh_error)?;
+        *renewed = Some(given(&answer));
+        let token = answer.access_token().secret();
+        // Section 12.2: the response may be without one.
+        let Some(text) = &answer.extra_fields().id_token else {
+            let Some(place) = place else {
+                return Ok(None);
+            };
+            let claims = get_with_token(&self.outbound, place, token).await?;
+            return self.identity(&claims).map(Some);
+        };
+        let claims = self.claims(text, &metadata, None).await?;
+        let claims = self.complete(claims, document, token, wanted).await?;
+        let mut identity = self.identity(&claims)?;
+        // As at a log-in: where the ID token could have them, an absent claim is an empty one.
+        identity.groups.get_or_insert_default();
+        Ok(Some(identity))
+    }
+
     fn identity(&self, claims: &Map<String, Value>) -> Result<ProviderIdentity, ProviderError> {
         let (_, wanted) = self.declared();
         let wrong = |what: &str| ProviderError::Invalid(format!("its claims: {what}"));
@@ -238,9 +300,9 @@ impl OpenIdProvider {
         let groups = match found {
             Some((wanted, claim)) => {
                 let claimed = strings(claim).map_err(wrong)?;
-                wanted.groups(&claimed).cloned().collect()
+                Some(wanted.groups(&claimed).cloned().collect())
             }
-            None => Vec::new(),
+            None => None,
         };
         let is_verified = match claims.get("email_verified") {
             Some(Value::Bool(is)) => *is,
@@ -262,7 +324,8 @@ impl OpenIdProvider {
 struct ExpectedIdToken<'e> {
     issuer: &'e str,
     client: &'e str,
-    nonce: &'e str,
+    /// None of a refreshed one (section 12.2).
+    nonce: Option<&'e str>,
     /// In seconds since 1970.
     now: u64,
 }
@@ -289,7 +352,7 @@ impl ExpectedIdToken<'_> {
             Some(party) if party != self.client => return Err("another azp"),
             _ => {}
         }
-        if string(claims, "nonce")? != Some(self.nonce) {
+        if self.nonce.is_some() && string(claims, "nonce")? != self.nonce {
             return Err("another nonce");
         }
         let subject = string(claims, "sub")?.unwrap_or_default();
@@ -341,7 +404,15 @@ impl IdentityProvider for OpenIdProvider {
                 .scopes
                 .iter()
                 .filter(|scope| *scope != "openid");
-            let scopes = openid.chain(others.cloned()).map(Scope::new);
+            // Section 11. Many providers give a refresh token without `prompt=consent`; for others an operator adds it.
+            let offline = login.is_kept && metadata.document.gives_offline();
+            let is_asked = self
+                .provider
+                .scopes
+                .iter()
+                .any(|scope| scope == OFFLINE_ACCESS);
+            let offline = (offline && !is_asked).then(|| OFFLINE_ACCESS.to_owned());
+            let scopes = openid.chain(others.cloned()).chain(offline).map(Scope::new);
             let mut request = client
                 .authorize_url(state)
                 .add_scopes(scopes)
@@ -364,17 +435,12 @@ impl IdentityProvider for OpenIdProvider {
         login: &'a ProviderLogin<'a>,
         code: &'a str,
         wanted: WantedClaims,
-    ) -> ProviderFuture<'a, Result<ProviderIdentity, ProviderError>> {
+    ) -> ProviderFuture<'a, Result<(ProviderIdentity, ProviderTokens), ProviderError>> {
         Box::pin(async move {
             let metadata = self.metadata().await?;
             let document = &metadata.document;
-            let mut client = IdClient::new(ClientId::new(self.provider.client_id.clone()))
-                .set_token_uri(url(&document.token_endpoint).map(TokenUrl::from_url)?)
-                .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?)
-                .set_auth_type(document.auth_type());
-            if let Some(secret) = self.provider.client_secret.as_ref().map(Secret::expose) {
-                client = client.set_client_secret(ClientSecret::new(secret.to_owned()));
-            }
+            let callback = url(login.callback).map(RedirectUrl::from_url)?;
+            let client = self.token_client(document)?.set_redirect_uri(callback);
             let http = OutboundClient(&self.outbound);
             let answer = client
                 .exchange_code(AuthorizationCode::new(code.to_owned()))
@@ -383,20 +449,38 @@ impl IdentityProvider for OpenIdProvider {
                 .await
                 .map_err(exchange_error)?;
             let no_token = || ProviderError::Invalid("it gave no ID token".to_owned());
-            let text = answer
-                .extra_fields()
-                .id_token
-                .as_ref()
-                .ok_or_else(no_token)?;
-            let claims = self.claims(text, &metadata, login.nonce).await?;
+            let text = &answer.extra_fields().id_token;
+            let text = text.as_ref().ok_or_else(no_token)?;
+            let claims = self.claims(text, &metadata, Some(login.nonce)).await?;
             let token = answer.access_token().secret();
             let claims = self.complete(claims, document, token, wanted).await?;
-            self.identity(&claims)
+            Ok((self.identity(&claims)?, given(&answer)))
+        })
+    }
+
+    fn ask_again<'a>(
+        &'a self,
+        tokens: &'a Tokens,
+        wanted: WantedClaims,
+    ) -> ProviderFuture<'a, AskedAgain> {
+        Box::pin(async move {
+            let mut renewed = None;
+            let word = self.again(tokens, wanted, &mut renewed).await;
+            AskedAgain {
+                tokens: renewed,
+                word,
+            }
         })
     }
 }
 
 impl MetadataDocument {
+    /// Reports whether the provider has a scope for refresh tokens.
+    fn gives_offline(&self) -> bool {
+        let scopes = self.scopes_supported.iter().flatten();
+        scopes.into_iter().any(|scope| scope == OFFLINE_ACCESS)
+    }
+
     /// The authentication method by OpenID Connect Core, section 9: Basic, unless the provider
     /// excludes it.
     fn auth_type(&self) -> AuthType {
@@ -430,7 +514,7 @@ mod tests {
         let expected = ExpectedIdToken {
             issuer: "https://idp.test",
             client: "us",
-            nonce: "n",
+            nonce: Some("n"),
             now: 10_000,
         };
         expected.check(header.as_object().unwrap(), claims.as_object().unwrap())

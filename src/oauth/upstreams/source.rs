@@ -24,7 +24,7 @@ pub(crate) struct Upstreams {
     snapshot: Arc<CurrentSnapshot>,
     clock: Clock,
     /// A refresh that was begun is ended: its refresh token may be used up.
-    tracker: TaskTracker,
+    pub(crate) tracker: TaskTracker,
 }
 
 /// What became of an attempt.

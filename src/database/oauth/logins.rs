@@ -5,7 +5,7 @@ use zeroize::Zeroizing;
 use crate::{
     base::hex,
     database::{
-        pool::{Error, Pool, Row},
+        pool::{Error, Pool, Row, Value},
         vault::{Place, Vault},
     },
 };
@@ -21,6 +21,9 @@ pub(crate) struct Person {
     pub(crate) groups: Vec<String>,
     /// The provider's name; none for local users.
     pub(crate) provider: Option<String>,
+    /// The session at the provider, after the issuer of the provider; none if it does not name it.
+    #[serde(default)]
+    pub(crate) session: Option<String>,
     /// Time of the log-in, in milliseconds since 1970.
     pub(crate) auth_ms: i64,
     /// The SHA-256 of a local user's password hash: a new password ends the log-in.
@@ -64,6 +67,7 @@ impl Logins<'_> {
             browser.into(),
             person.subject.as_str().into(),
             person.text()?.into(),
+            Value::Text(person.session.clone()),
             expires_ms.into(),
         ];
         self.pool.write(LOG_IN, values).await?;
@@ -227,11 +231,11 @@ fn trip_row(tenant: &str, key: &[u8; 32]) -> String {
 }
 
 const LOG_IN: &str = "
-    INSERT INTO logins (tenant, browser, subject, person, expires_ms)
-    VALUES ($1, $2, $3, $4, $5)
+    INSERT INTO logins (tenant, browser, subject, person, session, expires_ms)
+    VALUES ($1, $2, $3, $4, $5, $6)
     ON CONFLICT (tenant, browser)
     DO UPDATE SET subject = excluded.subject, person = excluded.person,
-                  expires_ms = excluded.expires_ms";
+                  session = excluded.session, expires_ms = excluded.expires_ms";
 
 const LOGGED_IN: &str = "
     SELECT person
@@ -268,7 +272,7 @@ const TAKE_TRIP: &str = "
      WHERE tenant = $1 AND state = $2 AND expires_ms > $3
     RETURNING content";
 
-const USE_ONCE: &str = "
+pub(super) const USE_ONCE: &str = "
     INSERT INTO used (tenant, value, expires_ms)
     VALUES ($1, $2, $3)
     ON CONFLICT (tenant, value) DO NOTHING

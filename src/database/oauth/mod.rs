@@ -32,5 +32,5 @@ pub(crate) use self::identities::{Identities, Identity, IdentityAt};
 pub(crate) use self::issued::Issuance;
 pub(crate) use self::login_steps::{LoginSteps, Step};
 pub(crate) use self::logins::{Logins, Person};
-pub(crate) use self::revocations::{Revocations, Revoked};
+pub(crate) use self::revocations::{LoggedOut, Revocations, Revoked};
 pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};

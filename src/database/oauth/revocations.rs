@@ -5,11 +5,14 @@
 //! single grants, so that no clock decides which tokens are revoked. Not here: reading by replicas
 //! (`issued`).
 
+use std::slice;
+
 use serde_json::json;
 use uuid::Uuid;
 
+use super::logins::USE_ONCE;
 use crate::{
-    database::pool::{Error, Pool, Row, Transaction},
+    database::pool::{Error, Pool, Record, Row, Transaction, Value, audit},
     declare::SecretChange,
 };
 
@@ -23,6 +26,20 @@ pub(crate) enum Revoked {
     /// All grants of a client, and every consent to it.
     Client(String),
     /// All grants and consents of a subject.
+    Subject(String),
+}
+
+/// What a person logged out of at an identity provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LoggedOut {
+    /// One session there; with a subject also log-ins of the person of which the provider named no session.
+    Session {
+        /// The session, after the issuer of the provider.
+        session: String,
+        /// The subject of the person.
+        subject: Option<String>,
+    },
+    /// All sessions of a subject.
     Subject(String),
 }
 
@@ -43,6 +60,56 @@ impl Revocations<'_> {
         transaction.commit().await?;
         Ok(is_changed)
     }
+
+    /// Ends the log-ins and grants of a logout at an identity provider. Returns false if the value `once`, which is
+    /// stored until a time, was used before.
+    pub(crate) async fn log_out(
+        self,
+        tenant: &str,
+        what: &LoggedOut,
+        (once, until_ms): (&[u8; 32], i64),
+        record: &Record,
+    ) -> Result<bool, Error> {
+        let now_ms = self.pool.now_ms();
+        let mut transaction = self.pool.begin_unserialized().await?;
+        let values = vec![tenant.into(), once.into(), until_ms.into()];
+        if transaction.run(USE_ONCE, values).await?.is_empty() {
+            return Ok(false);
+        }
+        audit::append(&mut transaction, now_ms, slice::from_ref(record)).await?;
+        match what {
+            LoggedOut::Session { session, subject } => {
+                let of = (session.as_str(), subject.as_ref());
+                end_session(&mut transaction, tenant, of, now_ms).await?;
+            }
+            LoggedOut::Subject(subject) => {
+                let person = Revoked::Subject(subject.clone());
+                end(&mut transaction, tenant, &person, now_ms).await?;
+            }
+        }
+        transaction.commit().await?;
+        Ok(true)
+    }
+}
+
+/// Ends the log-ins of a session at an identity provider, with their grants.
+async fn end_session(
+    transaction: &mut Transaction,
+    tenant: &str,
+    (session, subject): (&str, Option<&String>),
+    now_ms: i64,
+) -> Result<(), Error> {
+    let values = || vec![tenant.into(), session.into(), Value::Text(subject.cloned())];
+    for sql in [DELETE_LOGINS_OF_SESSION, DELETE_CODES_OF_SESSION] {
+        transaction.run(sql, values()).await?;
+    }
+    let mut all = values();
+    all.push(now_ms.into());
+    let ended = transaction.run(END_OF_SESSION, all).await?;
+    number_grants(transaction, tenant, &ended, now_ms).await?;
+    // A code of a log-in that has just ended may still be in use.
+    number(transaction, tenant, SESSION, session, now_ms).await?;
+    Ok(())
 }
 
 /// Revokes within a transaction; returns false if there was nothing to revoke.
@@ -210,6 +277,8 @@ pub(super) const GRANTS: &str = "grants";
 const SUBJECT: &str = "subject";
 /// Row kind: the groups of a subject, as JSON.
 pub(super) const GROUPS: &str = "groups";
+/// Row kind: a session at an identity provider, whose codes ended.
+const SESSION: &str = "session";
 /// Row kind: changed signing keys of a tenant.
 pub(super) const KEYS: &str = "keys";
 /// Row kind: changed signing keys, of which this one is invalid.
@@ -288,4 +357,21 @@ const END_OF_SUBJECT: &str = "
     UPDATE grants
        SET revoked_ms = $3
      WHERE tenant = $1 AND subject = $2 AND revoked_ms IS NULL
+    RETURNING id";
+
+const DELETE_LOGINS_OF_SESSION: &str = "
+    DELETE FROM logins
+     WHERE tenant = $1
+       AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))";
+
+const DELETE_CODES_OF_SESSION: &str = "
+    DELETE FROM codes
+     WHERE tenant = $1
+       AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))";
+
+const END_OF_SESSION: &str = "
+    UPDATE grants
+       SET revoked_ms = $4
+     WHERE tenant = $1 AND revoked_ms IS NULL
+       AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))
     RETURNING id";

@@ -3,12 +3,12 @@
 use serde_json::json;
 use uuid::Uuid;
 
-use super::fixture::{CANARY, Place, ada, object, on_both, put};
-use super::oauth_fixture::{BEGIN, DAY, code, granted, later, open, person, revoked};
+use super::fixture::{CANARY, Place, ada, object, on_both, put, record};
+use super::oauth_fixture::{BEGIN, DAY, code, granted, later, open, person, refresh, revoked};
 use crate::base::Secret;
 use crate::database::{
     Database, Error, Expected, Tokens, Value,
-    oauth::{IdentityAt, Revoked},
+    oauth::{IdentityAt, LoggedOut, Revoked},
 };
 use crate::declare::{Issued, Kind, ObjectName};
 
@@ -17,6 +17,7 @@ on_both! {
     one_replica_at_a_time_asks_by_the_tokens_of_a_version
     told_groups_reach_grants_log_ins_and_replicas
     identities_are_sealed_again_and_go_with_what_they_belong_to
+    no_grant_begins_after_the_logout_of_its_session
 }
 
 const ADA: IdentityAt<'static> = IdentityAt {
@@ -114,25 +115,17 @@ async fn one_replica_at_a_time_asks_by_the_tokens_of_a_version(place: Place) {
         access(&store, ADA).await.unwrap().as_deref(),
         Some("second")
     );
+    // A restored copy does not ask in the name of the original.
+    store.end_issued().await.unwrap();
+    assert_eq!(access(&store, ADA).await.unwrap(), None);
 }
 
 async fn told_groups_reach_grants_log_ins_and_replicas(place: Place) {
     let [store, other] = open(&place).await;
-    let issued = async || {
-        other
-            .issued()
-            .newer((&Issued::default(), 0))
-            .await
-            .unwrap()
-            .0
-    };
     let of_replica = async || {
-        let issued = issued().await;
-        let told = issued
-            .revoked
-            .get("a")
-            .and_then(|of| of.groups.get(ADA.subject).cloned());
-        told.map(|(groups, _)| groups.to_vec())
+        let (issued, _) = other.issued().newer((&Issued::default(), 0)).await.unwrap();
+        let (groups, _) = issued.revoked.get("a")?.groups.get(ADA.subject)?;
+        Some(groups.to_vec())
     };
     assert!(
         !keep(&store, ADA, "x", &["eng"]).await,
@@ -243,4 +236,36 @@ async fn identities_are_sealed_again_and_go_with_what_they_belong_to(place: Plac
         [is_there(0).await, is_there(1).await, is_there(2).await],
         [false, false, false]
     );
+}
+
+/// A code that is issued while its log-in ends.
+async fn no_grant_begins_after_the_logout_of_its_session(place: Place) {
+    let [store, _] = open(&place).await;
+    let session = |name: &str| Some(format!("https://idp.test#{name}"));
+    let what = LoggedOut::Session {
+        session: session("s").unwrap(),
+        subject: None,
+    };
+    let record = record(Some("a"), "identity.ended", "provider");
+    let revocations = store.revocations();
+    for is_first in [true, false] {
+        let once = (&[7; 32], i64::MAX);
+        let done = revocations.log_out("a", &what, once, &record).await;
+        assert_eq!(done.unwrap(), is_first);
+    }
+    for (number, session, begins) in [
+        (1, session("s"), false),
+        (2, session("t"), true),
+        (3, None, true),
+    ] {
+        let mut new = code(number);
+        new.grant.session = session;
+        store.grants().add_code("a", &new).await.unwrap();
+        store.grants().take_code("a", &new.hash).await.unwrap();
+        let began = store
+            .grants()
+            .start("a", &new, &refresh(&[number; 32]))
+            .await;
+        assert_eq!(began.unwrap(), begins, "{number}");
+    }
 }

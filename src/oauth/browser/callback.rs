@@ -200,6 +200,9 @@ impl BrowserRequest {
             subject,
             groups,
             provider: Some(provider.name.clone()),
+            session: found
+                .session
+                .map(|session| format!("{}#{session}", provider.issuer())),
             auth_ms: self.now_ms(),
             password: None,
         };

@@ -3,6 +3,7 @@
 //! Not here: the log-in of an identified person (`oauth::browser`).
 //!
 //! * `implementations`: choice of the implementation for a declared provider.
+//! * `logout_token`: claims of logout tokens.
 //! * `oauth`: providers with OAuth 2.0 alone.
 //! * `openid`: OpenID Connect providers.
 //! * `provider`: the seam and its contract.
@@ -10,6 +11,7 @@
 //! * `transport`: requests to providers, through the guarded outbound client.
 
 mod implementations;
+mod logout_token;
 mod oauth;
 mod openid;
 mod provider;
@@ -18,6 +20,6 @@ mod transport;
 
 pub(crate) use self::implementations::Providers;
 pub(crate) use self::provider::{
-    ProviderError, ProviderIdentity, ProviderLogin, ProviderTokens, WantedClaims,
+    LogoutToken, ProviderError, ProviderIdentity, ProviderLogin, ProviderTokens, WantedClaims,
 };
 pub(crate) use self::standing::{Standing, StandingOf, Standings};

@@ -13,7 +13,7 @@ use url::Url;
 
 use super::{
     provider::{
-        AskedAgain, IdentityProvider, ProviderError, ProviderFuture, ProviderIdentity,
+        AskedAgain, IdentityProvider, LogoutToken, ProviderError, ProviderFuture, ProviderIdentity,
         ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
     },
     transport::{
@@ -120,6 +120,7 @@ impl OauthProvider {
             subject: subject.ok_or_else(missing)?,
             title: title(user, &["name", "login", "username", "email"]),
             groups: None,
+            session: None,
             // The response does not say whether an address is verified.
             email: None,
         })
@@ -189,6 +190,14 @@ impl IdentityProvider for OauthProvider {
                 word,
             }
         })
+    }
+
+    fn logout_token<'a>(
+        &'a self,
+        _text: &'a str,
+    ) -> ProviderFuture<'a, Result<LogoutToken, ProviderError>> {
+        let what = "it speaks no OpenID".to_owned();
+        Box::pin(async { Err(ProviderError::Invalid(what)) })
     }
 }
 

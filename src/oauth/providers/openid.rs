@@ -20,9 +20,10 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use super::{
+    logout_token,
     provider::{
-        ANSWER, AskedAgain, IdentityProvider, ProviderError, ProviderFuture, ProviderIdentity,
-        ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
+        ANSWER, AskedAgain, IdentityProvider, LogoutToken, ProviderError, ProviderFuture,
+        ProviderIdentity, ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
     },
     transport::{
         OutboundClient, exchange_error, get_with_old_token, get_with_token, given, refresh_error,
@@ -55,6 +56,8 @@ impl MetadataCache {
 struct ProviderMetadata {
     document: MetadataDocument,
     keys: KeySet,
+    /// The time of the fetch, in milliseconds since 1970.
+    fetched_ms: i64,
 }
 
 #[derive(Deserialize)]
@@ -171,41 +174,63 @@ impl OpenIdProvider {
         let keys = self.outbound.json(&document.jwks_uri, KEYS).await?;
         let keys = KeySet::parse(&keys)
             .map_err(|what| ProviderError::Invalid(format!("its keys cannot be read: {what}")))?;
-        Ok(Arc::new(ProviderMetadata { document, keys }))
+        Ok(Arc::new(ProviderMetadata {
+            document,
+            keys,
+            fetched_ms: self.clock.now_ms(),
+        }))
     }
 
-    /// Verifies an ID token, of the log-in with this nonce, and returns its claims. An unknown key may be new, so
-    /// metadata and keys are fetched once more.
+    /// Verifies an ID token, of the log-in with this nonce, and returns its claims.
     async fn claims(
         &self,
         text: &str,
-        metadata: &Arc<ProviderMetadata>,
         nonce: Option<&str>,
     ) -> Result<Map<String, Value>, ProviderError> {
-        let wrong = |what: &str| ProviderError::Invalid(format!("its ID token: {what}"));
         let (issuer, _) = self.declared();
         let expected = ExpectedIdToken {
             issuer,
             client: &self.provider.client_id,
             nonce,
-            now: u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0),
+            now: self.now_s(),
         };
+        let check = |header: &_, claims: &_| expected.check(header, claims);
+        let (claims, ()) = self.verified(text, 0, check).await?;
+        Ok(claims)
+    }
+
+    /// Verifies a token of the provider, whose claims pass `check`. An unknown key may be new, so metadata and keys
+    /// are fetched once more, unless they are younger than that many milliseconds.
+    async fn verified<T>(
+        &self,
+        text: &str,
+        young_ms: i64,
+        check: impl Fn(&Map<String, Value>, &Map<String, Value>) -> Result<T, &'static str>,
+    ) -> Result<(Map<String, Value>, T), ProviderError> {
+        let wrong = |what: &str| ProviderError::Invalid(format!("its token: {what}"));
         // Claims are checked first, so that a useless token does not cause a fetch.
         let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
         let (header, claims, jws) = parse_unverified(text, &algorithms).map_err(wrong)?;
-        expected.check(&header, &claims).map_err(wrong)?;
+        let checked = check(&header, &claims).map_err(wrong)?;
+        let metadata = self.metadata().await?;
+        let age_ms = self.clock.now_ms().saturating_sub(metadata.fetched_ms);
         let outcome = match metadata.keys.check(&jws) {
-            Signature::NoKey => {
+            Signature::NoKey if age_ms >= young_ms => {
+                let (issuer, _) = self.declared();
                 self.known.0.invalidate(issuer).await;
                 self.metadata().await?.keys.check(&jws)
             }
             outcome => outcome,
         };
         match outcome {
-            Signature::By(_) => Ok(claims),
+            Signature::By(_) => Ok((claims, checked)),
             Signature::Bad => Err(wrong("a bad signature")),
             Signature::NoKey => Err(wrong("an unknown key")),
         }
+    }
+
+    fn now_s(&self) -> u64 {
+        u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0)
     }
 
     /// Adds wanted claims that the ID token lacks from the user info endpoint (OpenID Connect Core,
@@ -284,7 +309,7 @@ impl OpenIdProvider {
             let claims = get_with_token(&self.outbound, place, token).await?;
             return self.identity(&claims).map(Some);
         };
-        let claims = self.claims(text, &metadata, None).await?;
+        let claims = self.claims(text, None).await?;
         let claims = self.complete(claims, document, token, wanted).await?;
         let mut identity = self.identity(&claims)?;
         // As at a log-in: where the ID token could have them, an absent claim is an empty one.
@@ -311,11 +336,14 @@ impl OpenIdProvider {
             _ => false,
         };
         let email = claims.get("email").and_then(Value::as_str);
+        let session = claims.get("sid").and_then(Value::as_str);
+        let session = session.filter(|text| (1..=SUBJECT).contains(&text.len()));
         Ok(ProviderIdentity {
             subject: subject.unwrap_or_default().to_owned(),
             title: title(claims, &["name", "preferred_username", "email"]),
             groups,
             email: email.filter(|_| is_verified).map(str::to_owned),
+            session: session.map(str::to_owned),
         })
     }
 }
@@ -451,7 +479,7 @@ impl IdentityProvider for OpenIdProvider {
             let no_token = || ProviderError::Invalid("it gave no ID token".to_owned());
             let text = &answer.extra_fields().id_token;
             let text = text.as_ref().ok_or_else(no_token)?;
-            let claims = self.claims(text, &metadata, Some(login.nonce)).await?;
+            let claims = self.claims(text, Some(login.nonce)).await?;
             let token = answer.access_token().secret();
             let claims = self.complete(claims, document, token, wanted).await?;
             Ok((self.identity(&claims)?, given(&answer)))
@@ -470,6 +498,20 @@ impl IdentityProvider for OpenIdProvider {
                 tokens: renewed,
                 word,
             }
+        })
+    }
+
+    fn logout_token<'a>(
+        &'a self,
+        text: &'a str,
+    ) -> ProviderFuture<'a, Result<LogoutToken, ProviderError>> {
+        Box::pin(async move {
+            let (issuer, _) = self.declared();
+            let of = (issuer, self.provider.client_id.as_str());
+            let check =
+                |header: &_, claims: &_| logout_token::read(header, claims, of, self.now_s());
+            let (_, token) = self.verified(text, REFETCH_MS, check).await?;
+            Ok(token)
         })
     }
 }
@@ -499,6 +541,8 @@ const PROMPT: &str = "prompt";
 const ISSUERS: u64 = 256;
 /// Lifetime of cached metadata. The first token of a new key refreshes it sooner.
 const FRESH: Duration = Duration::from_secs(300);
+/// The time between two fetches that tokens of strangers can cause, in milliseconds.
+const REFETCH_MS: i64 = 15_000;
 /// Maximum size of a key set in bytes.
 const KEYS: usize = 256 << 10;
 /// Maximum age of an ID token in seconds.

@@ -42,6 +42,8 @@ pub(crate) struct ProviderIdentity {
     pub(crate) groups: Option<Vec<String>>,
     /// A verified e-mail address. It does not identify a person, since it may be reassigned.
     pub(crate) email: Option<String>,
+    /// The person's session there, if the provider names it (OpenID Connect Back-Channel Logout 1.0, section 2.1).
+    pub(crate) session: Option<String>,
 }
 
 /// The tokens of a person that a provider gave.
@@ -60,6 +62,19 @@ pub(crate) struct AskedAgain {
     pub(crate) tokens: Option<ProviderTokens>,
     /// The person, if it described them.
     pub(crate) word: Result<Option<ProviderIdentity>, ProviderError>,
+}
+
+/// What a provider ends: a session there, a person, or a session of a person.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct LogoutToken {
+    /// The person at the provider.
+    pub(crate) subject: Option<String>,
+    /// The session at the provider.
+    pub(crate) session: Option<String>,
+    /// Its `jti`, valid for one use.
+    pub(crate) id: String,
+    /// The time from which it is refused, in seconds since 1970.
+    pub(crate) expires_s: i64,
 }
 
 /// The claims that are needed beside the subject; others are not requested.
@@ -104,9 +119,11 @@ impl From<OutboundError> for ProviderError {
 ///    `Invalid`.
 /// 3. `ask_again` answers `Ended` only if the provider itself refuses the tokens; new tokens are returned whatever
 ///    follows, since the old ones may be used up.
-/// 4. Only `ProviderIdentity::subject`, together with the issuer, identifies a person.
-/// 5. All end within a bounded time; an unreachable provider is `Unavailable`.
-/// 6. No redirect and no URL of the provider is followed, except those that its operator or its own
+/// 4. `logout_token` returns only what the provider itself has signed for the gateway just now. Anybody can cause it, so
+///    what it fetches is bounded.
+/// 5. Only `ProviderIdentity::subject`, together with the issuer, identifies a person.
+/// 6. All end within a bounded time; an unreachable provider is `Unavailable`.
+/// 7. No redirect and no URL of the provider is followed, except those that its operator or its own
 ///    metadata name, as far as `outbound` allows them.
 pub(crate) trait IdentityProvider: Send + Sync {
     /// Builds the URL of the provider's log-in; `again` requests a fresh log-in.
@@ -130,6 +147,12 @@ pub(crate) trait IdentityProvider: Send + Sync {
         tokens: &'a Tokens,
         wanted: WantedClaims,
     ) -> ProviderFuture<'a, AskedAgain>;
+
+    /// Verifies a logout token of the provider.
+    fn logout_token<'a>(
+        &'a self,
+        text: &'a str,
+    ) -> ProviderFuture<'a, Result<LogoutToken, ProviderError>>;
 }
 
 /// Returns the first non-blank text among these members.

@@ -1,4 +1,4 @@
-//! Standing of people at their identity providers: they are asked again when their last word is old.
+//! Standing of people at their identity providers, which are asked again and log people out.
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -11,8 +11,8 @@ use crate::{
     support::{
         browser::{Browser, Shown},
         harness::{child, client, until, within},
-        issuer::{Key, Provider},
-        oauth_client::{App, send},
+        issuer::{Key, Provider, now, unsigned},
+        oauth_client::{App, post, send},
         pair::Pair,
         postgres::Postgres,
         served::Served,
@@ -180,34 +180,49 @@ async fn a_real_provider_is_asked_again_on_postgres() {
     a_real_provider_is_asked_again(on(&postgres)).await;
 }
 
-/// Two applications of a person refresh at two replicas at the same time.
-#[tokio::test(flavor = "multi_thread")]
-async fn replicas_ask_a_provider_once() {
-    let hostile = Hostile::start().await;
+/// Two replicas whose tenant has a scripted provider.
+async fn pair(hostile: &Hostile) -> Pair {
     let mut declared = tenant("1h", openid(&hostile.stage.url));
     declared["auth"]["mode"] = json!("builtin");
     declared["users"] = json!({"ada": {"password": "correct horse"}});
     declared["clients"] = json!({"app": {"title": "The App", "redirect_uris": [BACK]}});
     let config = json!({"outbound": {"allow": ["127.0.0.0/8"]}});
-    let pair = Pair::of(config, json!({"a": declared})).await;
-    let [first, second] = pair.both();
-    let at = |url: &str| url.replace("https://gw.test", first.origin());
+    Pair::of(config, json!({"a": declared})).await
+}
+
+/// The claims of a refreshed ID token.
+fn person(hostile: &Hostile) -> Value {
+    json!({"iss": hostile.stage.url, "sub": "1", "aud": "gateway", "iat": now(), "exp": now() + 300,
+        "groups": ["eng"]})
+}
+
+/// The refresh tokens of two grants of one log-in at a replica.
+async fn granted_twice(hostile: &Hostile, first: &Served) -> Vec<String> {
     let resource = ("resource", "https://gw.test/t/a/x/mcp");
     let mut browser = Browser::new();
     let login = browser.open(&request(first, &[resource])).await;
     let consent = browser.submit(&login, &[("provider", "acme")]).await;
     let sent = browser.submit(&consent, &ALLOW).await;
-    let claims = hostile.claims(&sent);
-    give(&hostile, &claims, Some("r1"));
+    give(hostile, &hostile.claims(&sent), Some("r1"));
     let done = returned(first, &mut browser, &sent, "&code=c").await;
-    let again = browser.open(&at(&request(first, &[resource]))).await;
+    let again = browser.open(&request(first, &[resource])).await;
     let mut refresh = Vec::new();
     for shown in [done, again] {
         let tokens = redeem(first, &shown.answer()["code"], &[]).await;
         refresh.push(text(&tokens, "refresh_token").to_owned());
     }
+    refresh
+}
+
+/// Two applications of a person refresh at two replicas at the same time.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_ask_a_provider_once() {
+    let hostile = Hostile::start().await;
+    let pair = pair(&hostile).await;
+    let [first, second] = pair.both();
+    let refresh = granted_twice(&hostile, first).await;
     age(&pair.postgres, 24 * 60);
-    give(&hostile, &claims, Some("r2"));
+    give(&hostile, &person(&hostile), Some("r2"));
     let (here, there) = (App::of(first, "a", "app"), App::of(second, "a", "app"));
     let (one, two) = tokio::join!(
         here.refresh(&refresh[0], &[]),
@@ -237,6 +252,7 @@ async fn the_last_word_of_a_provider_that_is_away_holds_for_a_while() {
     refresh = app.refresh(&refresh, &[]).await.text("refresh_token");
     assert_eq!(asked(), 1, "its word is new");
     for answer in [
+        Answer::Slow,
         Answer::Json(503, json!({})),
         Answer::Json(401, json!({"error": "invalid_client"})),
         Answer::Json(
@@ -245,7 +261,6 @@ async fn the_last_word_of_a_provider_that_is_away_holds_for_a_while() {
         ),
     ] {
         hostile.stage.set("/token", answer);
-        age(&postgres, 0);
         let before = asked();
         age(&postgres, 70);
         refresh = app.refresh(&refresh, &[]).await.text("refresh_token");
@@ -254,6 +269,7 @@ async fn the_last_word_of_a_provider_that_is_away_holds_for_a_while() {
         let refused = app.refresh(&refresh, &[]).await;
         refused.assert_refused(503, "temporarily_unavailable");
         assert!(refused.headers.contains_key("retry-after"));
+        age(&postgres, 0);
         let page = browser.open(&request(&gateway, &[])).await;
         assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
         // The grant and its token stay.
@@ -268,6 +284,38 @@ async fn the_last_word_of_a_provider_that_is_away_holds_for_a_while() {
             .location()
             .is_some()
     );
+    assert!(ended(&gateway).await.is_empty());
+}
+
+/// A request that was begun must end nothing, although its outcome cannot be stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_out_because_the_database_goes_away_meanwhile() {
+    let (hostile, mut postgres) = (Hostile::start().await, Postgres::start());
+    let gateway = gateway(on(&postgres), "1h", openid(&hostile.stage.url)).await;
+    let (claims, tokens, _) = logged_in(&gateway, &hostile, Some("r1")).await;
+    let (app, refresh) = (
+        App::of(&gateway, "a", "app"),
+        text(&tokens, "refresh_token"),
+    );
+    age(&postgres, 180);
+    hostile.stage.set("/token", Answer::Slow);
+    let away = async {
+        until("it is asked", async || {
+            hostile.stage.asked("POST /token").len() == 2
+        })
+        .await;
+        postgres.pause();
+    };
+    let (refused, ()) = tokio::join!(app.refresh(refresh, &[]), away);
+    refused.assert_refused(503, "temporarily_unavailable");
+    give(&hostile, &claims, Some("r2"));
+    postgres.resume();
+    // Otherwise the lease of the request that was lost has to end first.
+    age(&postgres, 0);
+    until("it goes on", async || {
+        app.refresh(refresh, &[]).await.status == StatusCode::OK
+    })
+    .await;
     assert!(ended(&gateway).await.is_empty());
 }
 
@@ -431,4 +479,247 @@ async fn a_provider_without_openid_is_asked_by_its_access_token() {
     let before = stage.asked("GET /user").len();
     app.refresh(&refresh, &[]).await.text("refresh_token");
     assert_eq!(stage.asked("GET /user").len(), before);
+}
+
+/// The body of a logout token of a scripted provider.
+fn logout(hostile: &Hostile, id: &str, more: &Value) -> Value {
+    let mut claims = json!({"iss": hostile.stage.url, "aud": "gateway", "iat": now(), "exp": now() + 120,
+        "jti": id, "events": {"http://schemas.openid.net/event/backchannel-logout": {}}});
+    for (name, value) in more.as_object().unwrap() {
+        claims[name] = value.clone();
+    }
+    claims
+}
+
+/// Sends a logout token to the gateway.
+async fn sent(gateway: &Served, token: &str) -> crate::support::oauth_client::Answer {
+    let url = format!("{}/t/a/oauth/logout/acme", gateway.origin());
+    post(&url, &[("logout_token", token)]).await
+}
+
+/// Logs a person in whose session at the provider has this name.
+async fn logged_in_with(gateway: &Served, hostile: &Hostile, session: &str) -> (Value, Browser) {
+    let mut browser = Browser::new();
+    let sent = departed(gateway, &mut browser, "acme").await;
+    let mut claims = hostile.claims(&sent);
+    if !session.is_empty() {
+        claims["sid"] = json!(session);
+    }
+    give(hostile, &claims, Some("r"));
+    let done = returned(gateway, &mut browser, &sent, "&code=c").await;
+    let tokens = redeem(gateway, &done.answer()["code"], &[]).await;
+    (tokens, browser)
+}
+
+/// Whether tokens and log-in are good; both are, or none.
+async fn is_in(gateway: &Served, (tokens, browser): &mut (Value, Browser)) -> bool {
+    let access = text(tokens, "access_token");
+    let is_in = browser
+        .open(&request(gateway, &[]))
+        .await
+        .location()
+        .is_some();
+    if is_in {
+        assert_eq!(status(gateway, access).await, StatusCode::BAD_REQUEST);
+        return true;
+    }
+    until("the end of the token", async || {
+        status(gateway, access).await == StatusCode::UNAUTHORIZED
+    })
+    .await;
+    let refresh = text(tokens, "refresh_token");
+    let refused = App::of(gateway, "a", "app").refresh(refresh, &[]).await;
+    refused.assert_refused(400, "invalid_grant");
+    false
+}
+
+async fn a_logout_ends_what_it_names(config: Value) {
+    let hostile = Hostile::start().await;
+    let gateway = gateway(config, "1h", openid(&hostile.stage.url)).await;
+    let mut people = Vec::new();
+    for session in ["s1", "s2", "", "s3"] {
+        people.push(logged_in_with(&gateway, &hostile, session).await);
+    }
+    let url = &hostile.stage.url;
+    for (at, (more, wanted)) in [
+        (json!({"sid": "s"}), [true, true, true, true]),
+        (json!({"sid": "s1"}), [false, true, true, true]),
+        // The provider did not name the session of the third log-in, so it may be this one.
+        (
+            json!({"sub": "1", "sid": "s2"}),
+            [false, false, false, true],
+        ),
+        (
+            json!({"sub": "2", "sid": "s4"}),
+            [false, false, false, true],
+        ),
+        (json!({"sub": "2"}), [false, false, false, true]),
+        (json!({"sub": "1"}), [false, false, false, false]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let token = hostile.signed(&logout(&hostile, &format!("j{at}"), &more));
+        let answer = sent(&gateway, &token).await;
+        assert_eq!(
+            (answer.status, &answer.body),
+            (StatusCode::OK, &Value::Null)
+        );
+        answer.assert_not_kept();
+        for (person, is_wanted) in people.iter_mut().zip(wanted) {
+            assert_eq!(is_in(&gateway, person).await, is_wanted, "{more}");
+        }
+    }
+    let details = ended(&gateway).await;
+    assert_eq!(details.len(), 6);
+    assert_eq!(
+        details[0],
+        json!({"by": "acme", "why": "logged out there", "subject": format!("{url}#1")})
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_logout_ends_what_it_names_on_sqlite() {
+    a_logout_ends_what_it_names(json!({})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_logout_ends_what_it_names_on_postgres() {
+    let postgres = Postgres::start();
+    a_logout_ends_what_it_names(on(&postgres)).await;
+}
+
+/// Nothing but a fresh logout token of the provider, for this gateway and for the first time, ends anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn logout_tokens_are_believed_only_if_all_of_them_is_right() {
+    let hostile = Hostile::start().await;
+    let config = json!({"oauth": {"failures": 1000}});
+    let gateway = gateway(config, "1h", openid(&hostile.stage.url)).await;
+    let mut person = logged_in_with(&gateway, &hostile, "s1").await;
+    let good = logout(&hostile, "j", &json!({"sub": "1"}));
+    let changed = |name: &str, value: Value| {
+        let mut claims = good.clone();
+        claims[name] = value;
+        hostile.signed(&claims)
+    };
+    let header = json!({"alg": "ES256", "kid": "k"}).to_string();
+    let id_token = json!({"iss": hostile.stage.url, "sub": "1", "aud": "gateway", "iat": now(),
+        "exp": now() + 300, "nonce": "n", "jti": "j"});
+    let mut tokens = vec![
+        changed("iss", json!("https://idp.test")),
+        changed("aud", json!("another")),
+        changed("iat", json!(now() - 3600)),
+        changed("exp", json!(now() - 120)),
+        changed("events", json!({})),
+        changed("nonce", json!("n")),
+        changed("jti", Value::Null),
+        changed("jti", json!("j".repeat(9000))),
+        hostile.signed(&id_token),
+        Key::new("k").sign_as(&header, &good.to_string()),
+        unsigned(&json!({"alg": "none"}).to_string(), &good.to_string()) + ".",
+        String::new(),
+        "x".to_owned(),
+    ];
+    // Keys that strangers invent cause no request to the provider.
+    let fetched = || hostile.stage.asked("GET /keys").len();
+    let before = fetched();
+    for kid in 0..20 {
+        let header = json!({"alg": "ES256", "kid": format!("k{kid}")}).to_string();
+        tokens.push(Key::new("k").sign_as(&header, &good.to_string()));
+    }
+    for token in &tokens {
+        let answer = sent(&gateway, token).await;
+        answer.assert_refused(400, "invalid_request");
+    }
+    assert_eq!(fetched(), before);
+    let elsewhere = format!("{}/t/a/oauth/logout/other", gateway.origin());
+    let token = hostile.signed(&good);
+    post(&elsewhere, &[("logout_token", &token)])
+        .await
+        .assert_refused(400, "invalid_request");
+    assert!(is_in(&gateway, &mut person).await);
+    assert!(ended(&gateway).await.is_empty());
+    assert_eq!(sent(&gateway, &token).await.status, StatusCode::OK);
+    assert!(!is_in(&gateway, &mut person).await);
+    // It counts once.
+    let mut person = logged_in_with(&gateway, &hostile, "s2").await;
+    sent(&gateway, &token)
+        .await
+        .assert_refused(400, "invalid_request");
+    assert!(is_in(&gateway, &mut person).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_logout_counts_at_all_replicas_once() {
+    let hostile = Hostile::start().await;
+    let pair = pair(&hostile).await;
+    let [first, second] = pair.both();
+    let refresh = granted_twice(&hostile, first).await;
+    let app = App::of(second, "a", "app");
+    let tokens = app.refresh(&refresh[0], &[]).await;
+    let reached = async |access: &str| {
+        let url = format!("{}/t/a/x/mcp", second.origin());
+        let asked = client()
+            .get(url)
+            .bearer_auth(access)
+            .header("Accept", "text/event-stream");
+        within("a status", asked.send()).await.unwrap().status()
+    };
+    let access = tokens.text("access_token");
+    assert_eq!(reached(&access).await, StatusCode::BAD_REQUEST);
+    let token = hostile.signed(&logout(&hostile, "j", &json!({"sub": "1"})));
+    let (one, two) = tokio::join!(sent(first, &token), sent(second, &token));
+    let mut both = [one.status.as_u16(), two.status.as_u16()];
+    both.sort_unstable();
+    assert_eq!(both, [200, 400]);
+    until("the end of the token", async || {
+        reached(&access).await == StatusCode::UNAUTHORIZED
+    })
+    .await;
+    for token in [tokens.text("refresh_token"), refresh[1].clone()] {
+        app.refresh(&token, &[])
+            .await
+            .assert_refused(400, "invalid_grant");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_logout_at_a_real_provider_is_one_here() {
+    let mut provider = Provider::start().await;
+    let mut acme = openid(&provider.issuer);
+    acme["scopes"] = json!(["openid", "groups"]);
+    let gateway = gateway(json!({}), "1h", acme).await;
+    let callback = format!("{}/t/a/oauth/callback/acme", gateway.origin());
+    provider.callback(&callback).await;
+    let [mut here, mut elsewhere] = [Browser::new(), Browser::new()];
+    let mut people = Vec::new();
+    for browser in [&mut here, &mut elsewhere] {
+        let sent = departed(&gateway, browser, "acme").await;
+        let back = browser.follow(sent, &provider.issuer).await;
+        let done = browser.follow(back, gateway.origin()).await;
+        people.push(redeem(&gateway, &done.answer()["code"], &[]).await);
+    }
+    let asked = here.open(&format!("{}/session/end", provider.issuer)).await;
+    let xsrf = asked.text.split("name=\"xsrf\" value=\"").nth(1).unwrap();
+    let fields = [("xsrf", xsrf.split('"').next().unwrap()), ("logout", "yes")];
+    let confirm = format!("{}/session/end/confirm", provider.issuer);
+    here.post(&confirm, &fields).await;
+    until("the end of the token", async || {
+        status(&gateway, text(&people[0], "access_token")).await == StatusCode::UNAUTHORIZED
+    })
+    .await;
+    let page = here.open(&request(&gateway, &[])).await;
+    assert!(page.text.contains("name=\"password\""), "{}", page.text);
+    // The session of the other browser goes on.
+    let access = text(&people[1], "access_token");
+    assert_eq!(status(&gateway, access).await, StatusCode::BAD_REQUEST);
+    assert!(
+        elsewhere
+            .open(&request(&gateway, &[]))
+            .await
+            .location()
+            .is_some()
+    );
+    let details = ended(&gateway).await;
+    assert_eq!(details.len(), 1, "{details:?}");
 }

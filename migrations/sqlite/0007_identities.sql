@@ -7,7 +7,7 @@ CREATE TABLE identities (
     -- As told last, as JSON.
     groups     TEXT,
     value      BLOB   NOT NULL,
-    -- Counts the log-ins.
+    -- Counts the tokens.
     version    BIGINT NOT NULL,
     -- Until then one replica asks the provider, or none tries again.
     lease_ms   BIGINT NOT NULL,

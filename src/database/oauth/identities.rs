@@ -37,7 +37,7 @@ pub(crate) struct IdentityAt<'i> {
 pub(crate) struct Identity {
     /// The tokens that the provider gave.
     pub(crate) tokens: Tokens,
-    /// The number of the log-in that it is of.
+    /// The number of the tokens.
     pub(crate) version: i64,
     /// The time of the provider's last word, in milliseconds since 1970.
     pub(crate) checked_ms: i64,
@@ -88,16 +88,22 @@ impl Identities<'_> {
         }))
     }
 
-    /// Takes the lease to ask the provider by the tokens of this version until `until_ms`; false if another replica has
-    /// it. A rotated refresh token that is used twice may end the person's session there (RFC 9700, section 4.14.2).
+    /// Takes the lease to ask the provider by the tokens of `known` until `until_ms`; false if another replica has it, or
+    /// had it since `known` was read. A rotated refresh token that is used twice may end the person's session there (RFC
+    /// 9700, section 4.14.2).
     pub(crate) async fn lease(
         self,
         of: IdentityAt<'_>,
-        version: i64,
+        known: &Identity,
         until_ms: i64,
     ) -> Result<bool, Error> {
         let mut values = key(of);
-        values.extend([version.into(), until_ms.into(), self.pool.now_ms().into()]);
+        values.extend([
+            known.version.into(),
+            until_ms.into(),
+            self.pool.now_ms().into(),
+            known.checked_ms.into(),
+        ]);
         Ok(!self.pool.write(LEASE, values).await?.is_empty())
     }
 
@@ -114,19 +120,22 @@ impl Identities<'_> {
         Ok(())
     }
 
-    /// Stores renewed tokens of this version, for which this replica has the lease.
+    /// Stores renewed tokens of this version, for which this replica has the lease; returns their version, or none after
+    /// another log-in.
     pub(crate) async fn renew(
         self,
         of: IdentityAt<'_>,
         version: i64,
         tokens: &Tokens,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<i64>, Error> {
         let mut transaction = self.pool.begin_unserialized().await?;
         let sealed = self.sealed(&mut transaction, of, tokens).await?;
         let mut values = key(of);
         values.extend([version.into(), Some(sealed).into()]);
-        transaction.run(RENEW, values).await?;
-        Ok(transaction.commit().await?)
+        let renewed = transaction.run(RENEW, values).await?;
+        transaction.commit().await?;
+        let version = renewed.first().map(|row| row.get("version"));
+        Ok(version.transpose()?)
     }
 
     /// Stores the provider's word that the person may come in, and the groups, where it told them; returns true if open
@@ -324,7 +333,7 @@ const ONE: &str = "
 const LEASE: &str = "
     UPDATE identities
        SET lease_ms = $4
-     WHERE tenant = $1 AND subject = $2 AND version = $3 AND lease_ms <= $5
+     WHERE tenant = $1 AND subject = $2 AND version = $3 AND lease_ms <= $5 AND checked_ms = $6
     RETURNING version";
 
 const END_LEASE: &str = "
@@ -334,8 +343,9 @@ const END_LEASE: &str = "
 
 const RENEW: &str = "
     UPDATE identities
-       SET value = $4
-     WHERE tenant = $1 AND subject = $2 AND version = $3";
+       SET value = $4, version = version + 1
+     WHERE tenant = $1 AND subject = $2 AND version = $3
+    RETURNING version";
 
 const VOUCH: &str = "
     UPDATE identities

@@ -87,34 +87,37 @@ async fn one_replica_at_a_time_asks_by_the_tokens_of_a_version(place: Place) {
     keep(&store, ADA, "first", &[]).await;
     let (kept, there) = (store.identities(), other.identities());
     let first = kept.get(ADA).await.unwrap().unwrap();
-    assert!(kept.lease(ADA, first.version, i64::MAX).await.unwrap());
-    assert!(!there.lease(ADA, first.version, i64::MAX).await.unwrap());
+    assert!(kept.lease(ADA, &first, i64::MAX).await.unwrap());
+    assert!(!there.lease(ADA, &first, i64::MAX).await.unwrap());
     kept.end_lease(ADA, first.version, 0).await.unwrap();
-    assert!(there.lease(ADA, first.version, i64::MAX).await.unwrap());
+    assert!(there.lease(ADA, &first, i64::MAX).await.unwrap());
     // Renewed tokens leave the lease and the age of the word; the word ends both.
-    there
-        .renew(ADA, first.version, &tokens("renewed"))
-        .await
-        .unwrap();
+    let renewed = there.renew(ADA, first.version, &tokens("renewed")).await;
+    let renewed = renewed.unwrap().unwrap();
+    there.end_lease(ADA, renewed, 0).await.unwrap();
+    assert!(
+        !kept.lease(ADA, &first, i64::MAX).await.unwrap(),
+        "old tokens"
+    );
     later(&place, DAY);
-    let found = kept.get(ADA).await.unwrap().unwrap();
-    assert_eq!(found.tokens.access.expose(), "renewed");
-    assert_eq!((found.version, found.checked_ms), (first.version, BEGIN));
-    assert!(!kept.lease(ADA, first.version, i64::MAX).await.unwrap());
+    let second = kept.get(ADA).await.unwrap().unwrap();
+    assert_eq!(second.tokens.access.expose(), "renewed");
+    assert_eq!((second.version, second.checked_ms), (renewed, BEGIN));
     there.vouch(ADA, None).await.unwrap();
-    let found = kept.get(ADA).await.unwrap().unwrap();
-    assert_eq!(found.checked_ms, BEGIN + DAY);
-    assert!(kept.lease(ADA, first.version, i64::MAX).await.unwrap());
+    assert!(
+        !kept.lease(ADA, &second, i64::MAX).await.unwrap(),
+        "an old word"
+    );
+    let third = kept.get(ADA).await.unwrap().unwrap();
+    assert_eq!(third.checked_ms, BEGIN + DAY);
+    assert!(kept.lease(ADA, &third, i64::MAX).await.unwrap());
     // A log-in of meanwhile is another version, which nothing of before changes.
     keep(&other, ADA, "second", &[]).await;
-    kept.renew(ADA, first.version, &tokens("late"))
-        .await
-        .unwrap();
-    assert!(!kept.end(ADA, first.version, &ada()).await.unwrap());
-    assert_eq!(
-        access(&store, ADA).await.unwrap().as_deref(),
-        Some("second")
-    );
+    let late = kept.renew(ADA, third.version, &tokens("late")).await;
+    assert_eq!(late.unwrap(), None);
+    assert!(!kept.end(ADA, third.version, &ada()).await.unwrap());
+    let found = access(&store, ADA).await.unwrap();
+    assert_eq!(found.as_deref(), Some("second"));
     // A restored copy does not ask in the name of the original.
     store.end_issued().await.unwrap();
     assert_eq!(access(&store, ADA).await.unwrap(), None);

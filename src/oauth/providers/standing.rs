@@ -163,7 +163,7 @@ impl Standings {
     /// None while another replica asks.
     async fn attempt(&self, of: &StandingOf) -> Result<Option<Standing>, database::Error> {
         let (kept, now_ms) = (self.identities()?, self.clock.now_ms());
-        let Some(known) = kept.get(of.at()).await? else {
+        let Some(mut known) = kept.get(of.at()).await? else {
             return Ok(Some(Standing::Good(None)));
         };
         let (age, recheck) = (now_ms.saturating_sub(known.checked_ms), millis(of.recheck));
@@ -172,13 +172,10 @@ impl Standings {
         }
         // The last word holds for as long again, so that a provider that is away for a while ends nothing.
         let held = (age < recheck.saturating_mul(2)).then_some(Standing::Good(None));
-        if !kept
-            .lease(of.at(), known.version, now_ms + LEASE_MS)
-            .await?
-        {
+        if !kept.lease(of.at(), &known, now_ms + LEASE_MS).await? {
             return Ok(held);
         }
-        match self.renew(kept, of, &known).await? {
+        match self.renew(kept, of, &mut known).await? {
             Ok(standing) => Ok(Some(standing)),
             Err(error) => {
                 let (tenant, provider) = (&of.tenant, &of.provider.name);
@@ -200,7 +197,7 @@ impl Standings {
         &self,
         kept: Identities<'_>,
         of: &StandingOf,
-        known: &Identity,
+        known: &mut Identity,
     ) -> Result<Result<Standing, ProviderError>, database::Error> {
         let provider = self.providers.of(&of.provider);
         let asked = provider.ask_again(&known.tokens, of.wanted).await;
@@ -208,7 +205,8 @@ impl Standings {
             let mut tokens = of.kept(given, self.clock.now_ms());
             // RFC 6749, section 6: without a new one the old one stays valid.
             tokens.refresh = tokens.refresh.or_else(|| known.tokens.refresh.clone());
-            kept.renew(of.at(), known.version, &tokens).await?;
+            let renewed = kept.renew(of.at(), known.version, &tokens).await?;
+            known.version = renewed.unwrap_or(known.version);
         }
         let told = match asked.word {
             Err(ProviderError::Ended) => {

@@ -359,6 +359,8 @@ pub(crate) enum OauthEndpoint<'p> {
     Callback(&'p str),
     /// Redirect URI at an upstream, by the upstream's name.
     Connected(&'p str),
+    /// Target of logout tokens of an identity provider, by the provider's name.
+    Logout(&'p str),
     /// JWK set.
     Jwks,
     /// Dynamic client registration.
@@ -396,6 +398,7 @@ impl<'p> OauthEndpoint<'p> {
             other => match other.split_once('/')? {
                 ("callback", provider) => Self::Callback(provider),
                 ("connected", upstream) => Self::Connected(upstream),
+                ("logout", provider) => Self::Logout(provider),
                 ("register", client) => Self::Registration(client),
                 _ => return None,
             },
@@ -412,6 +415,7 @@ impl<'p> OauthEndpoint<'p> {
             Self::Consent => path + "consent",
             Self::Callback(provider) => path + "callback/" + provider,
             Self::Connected(upstream) => path + "connected/" + upstream,
+            Self::Logout(provider) => path + "logout/" + provider,
             Self::Jwks => path + "jwks",
             Self::Register => path + "register",
             Self::Registration(client) => path + "register/" + client,
@@ -437,6 +441,7 @@ impl<'p> OauthEndpoint<'p> {
             | Self::Consent
             | Self::Callback(_)
             | Self::Connected(_)
+            | Self::Logout(_)
             | Self::Jwks
             | Self::Registration(_)
             | Self::Revoke => None,
@@ -904,7 +909,8 @@ mod tests {
         ) {
             let endpoint = [
                 OauthEndpoint::Authorize, OauthEndpoint::Login, OauthEndpoint::Consent,
-                OauthEndpoint::Callback(&text), OauthEndpoint::Connected(&text), OauthEndpoint::Jwks,
+                OauthEndpoint::Callback(&text), OauthEndpoint::Connected(&text),
+                OauthEndpoint::Logout(&text), OauthEndpoint::Jwks,
                 OauthEndpoint::Register,
                 OauthEndpoint::Registration(&text), OauthEndpoint::Token, OauthEndpoint::Revoke,
             ][at];

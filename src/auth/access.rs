@@ -23,7 +23,7 @@ use crate::{
     declare::{
         AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, External, Issued, Policy, Server, Tenant,
     },
-    endpoint::{self, Site},
+    endpoint::{self, Site, TenantHost},
     error::Error,
     snapshot::{AuditQueue, LastPollAttempt},
     telemetry::{Denied, Metrics},
@@ -43,6 +43,7 @@ pub(crate) struct Access {
     groups: Groups,
     basis: AccessBasis,
     from: Option<IpAddr>,
+    host: Option<Arc<TenantHost>>,
 }
 
 /// The credential that an access rests on.
@@ -68,6 +69,11 @@ impl Access {
     /// authentication.
     pub(crate) fn anonymous_from(&self) -> Option<IpAddr> {
         self.from.filter(|_| self.basis == AccessBasis::Open)
+    }
+
+    /// The host of the tenant that the request named; none at the public URL.
+    pub(crate) fn host(&self) -> Option<&Arc<TenantHost>> {
+        self.host.as_ref()
     }
 
     /// The name under which the caller's secrets are kept: the subject, with the issuer if that is not of this
@@ -213,6 +219,8 @@ pub(crate) struct AccessRequest<'r> {
     pub(crate) credential: Credential<'r>,
     /// The client address.
     pub(crate) from: Option<IpAddr>,
+    /// The host of the tenant that it names.
+    pub(crate) host: Option<&'r Arc<TenantHost>>,
     /// The kind of endpoint, for the audit.
     pub(crate) route: &'static str,
 }
@@ -290,6 +298,7 @@ impl Verifier {
         let access = server.and_then(|server| known.access(tenant, server));
         let at_address = |access| Access {
             from: request.from,
+            host: request.host.cloned(),
             ..access
         };
         access.map(at_address).ok_or_else(|| {
@@ -552,6 +561,7 @@ impl Authenticated {
             groups: self.groups.clone(),
             basis: self.basis.clone(),
             from: None,
+            host: None,
         })
     }
 }
@@ -574,8 +584,12 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
         key: None,
     };
     let renewed = known.renewed(catalog, &tenant)?.access(&tenant, &server)?;
-    let from = access.from;
-    Some(Access { from, ..renewed })
+    let (from, host) = (access.from, access.host.clone());
+    Some(Access {
+        from,
+        host,
+        ..renewed
+    })
 }
 
 /// Delay before a retry while revocations are being read.
@@ -595,6 +609,7 @@ impl Access {
             groups: Groups::default(),
             basis: AccessBasis::Token,
             from: None,
+            host: None,
         }
     }
 

@@ -199,6 +199,12 @@ pub(super) fn groups(
         return Err("a client that is gone");
     }
     let subject = principal.subject().ok_or("no sub")?;
+    let told = issued.revoked.get(tenant);
+    let told = told.and_then(|known| known.groups.get(subject));
+    let claimed = match told {
+        Some((groups, _)) => &Groups::Claimed(Arc::clone(groups)),
+        None => claimed,
+    };
     Ok(match builtin.subject(subject, claimed)? {
         Subject::User(user) => Groups::Declared(user),
         Subject::OfProvider => claimed.clone(),

@@ -11,8 +11,8 @@ use std::{
 
 use super::{
     oauth::{
-        Clients, Grants, Issuance, LoginSteps, Logins, Revocations, Signing, SigningKeys, restored,
-        signing_keys, sweep,
+        Clients, Grants, Identities, Issuance, LoginSteps, Logins, Revocations, Signing,
+        SigningKeys, identities, restored, signing_keys, sweep,
     },
     objects::{Connections, Judge, Objects, Secrets, connections, repository, slots},
     pool::{Audit, Error, Pool},
@@ -190,6 +190,12 @@ impl Database {
         Logins { pool, vault }
     }
 
+    /// People who logged in at identity providers.
+    pub(crate) fn identities(&self) -> Identities<'_> {
+        let Parts { pool, vault, .. } = &*self.0;
+        Identities { pool, vault }
+    }
+
     /// Signing keys.
     pub(crate) fn signing_keys(&self) -> SigningKeys<'_> {
         let Parts {
@@ -223,9 +229,9 @@ impl Database {
         sweep::sweep(&self.0.pool).await
     }
 
-    /// Removes some consents to removed clients; returns true if there may be more.
-    pub(crate) async fn sweep_consents(&self) -> Result<bool, Error> {
-        sweep::sweep_consents(&self.0.pool).await
+    /// Removes some rows that belong to nothing any more; returns true if there may be more.
+    pub(crate) async fn sweep_orphans(&self) -> Result<bool, Error> {
+        sweep::sweep_orphans(&self.0.pool).await
     }
 
     /// Seals every secret again: with a new key if the gateway owns the key file, else with the
@@ -248,6 +254,7 @@ impl Database {
         signing_keys::reseal(&mut transaction, &sealer).await?;
         slots::reseal(&mut transaction, &sealer).await?;
         connections::reseal(&mut transaction, &sealer).await?;
+        identities::reseal(&mut transaction, &sealer).await?;
         let now_ms = self.0.pool.now_ms();
         rotation::keep_first(&mut transaction, &sealer, now_ms).await?;
         transaction.commit().await?;

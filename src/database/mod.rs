@@ -21,8 +21,9 @@ pub(crate) mod vault;
 
 pub(crate) use self::handle::{Database, Location, Opening};
 pub(crate) use self::objects::{
-    Connection, ConnectionAt, Expected, HolderAt, Judge, Mark, Marks, Newer, StoredSecret, Tokens,
+    Connection, ConnectionAt, Expected, HolderAt, Judge, Mark, Marks, Newer, StoredSecret,
 };
 pub(crate) use self::pool::{Author, Cursor, Entry, Error, FIELD, Filter, KINDS, Record, cut};
 #[cfg(test)]
 pub(crate) use self::pool::{Pool, Value};
+pub(crate) use self::vault::Tokens;

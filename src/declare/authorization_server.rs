@@ -5,6 +5,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use url::Url;
@@ -29,6 +30,8 @@ pub(crate) struct Builtin {
     pub(crate) registration: bool,
     /// A client id may be the URL of a metadata document.
     pub(crate) documents: bool,
+    /// The age at which the word of an identity provider about a person is asked for again; zero is never.
+    pub(crate) recheck: Duration,
 }
 
 /// A user who logs in with a password.
@@ -120,6 +123,8 @@ pub(crate) struct Provider {
     pub(crate) client_secret: Option<Secret>,
     /// The scopes that the gateway requests.
     pub(crate) scopes: Vec<String>,
+    /// More parameters of its authorization requests, by name.
+    pub(crate) authorization_parameters: BTreeMap<String, String>,
     /// The users that may log in.
     pub(crate) allow: Allow,
 }
@@ -139,6 +144,8 @@ pub(crate) struct Upstream {
     pub(crate) client_secret: Option<Secret>,
     /// The scopes that the gateway requests.
     pub(crate) scopes: Vec<String>,
+    /// More parameters of its authorization requests, by name.
+    pub(crate) authorization_parameters: BTreeMap<String, String>,
     /// The audience of the access tokens (RFC 8707).
     pub(crate) resource: Option<String>,
 }
@@ -285,15 +292,30 @@ impl Provider {
     /// Reports whether the rules still admit a user who logged in before. E-mail addresses are not
     /// stored, so rules on them are checked at the next log-in.
     pub(crate) fn still_admits(&self, subject: &str, groups: &[String]) -> bool {
-        let own = subject.strip_prefix(self.issuer());
-        own.and_then(|rest| rest.strip_prefix('#'))
-            .is_some_and(|own| {
-                !self.allow.domains.is_empty() || self.allow.admits(own, groups, None)
-            })
+        self.own_subject(subject).is_some_and(|own| {
+            !self.allow.domains.is_empty() || self.allow.admits(own, groups, None)
+        })
+    }
+
+    /// The subject at the provider; none for that of another one.
+    pub(crate) fn own_subject<'s>(&self, subject: &'s str) -> Option<&'s str> {
+        subject.strip_prefix(self.issuer())?.strip_prefix('#')
+    }
+
+    /// Names what gives its tokens and the client they are for. Those of before another one was declared by this
+    /// name must not go there.
+    pub(crate) fn authority(&self) -> String {
+        serde_json::json!([self.urls(), self.client_id]).to_string()
     }
 }
 
 impl Builtin {
+    /// The provider of a subject, by its issuer.
+    pub(crate) fn provider_of(&self, subject: &str) -> Option<&Arc<Provider>> {
+        let is_of = |provider: &&Arc<Provider>| provider.own_subject(subject).is_some();
+        self.providers.values().find(is_of)
+    }
+
     /// Finds a subject of tokens, by its name and by the groups that a token or grant claims.
     ///
     /// # Errors
@@ -389,6 +411,8 @@ pub(crate) struct TenantRevocations {
     pub(crate) grants: HashMap<Uuid, i64>,
     /// Removed signing keys by their `kid`, with the time.
     pub(crate) keys: HashMap<String, i64>,
+    /// The groups that an identity provider told last of a subject, with the time; those of older tokens do not count.
+    pub(crate) groups: HashMap<String, (Arc<[String]>, i64)>,
 }
 
 impl Provider {
@@ -575,6 +599,7 @@ mod tests {
                 client_id: "gw".to_owned(),
                 client_secret: None,
                 scopes: Vec::new(),
+                authorization_parameters: BTreeMap::new(),
                 allow: rule,
             };
             let found = provider.still_admits(subject, &list(&["eng"]));

@@ -32,7 +32,6 @@ mod quotas;
 pub(crate) mod redirect;
 mod server;
 
-#[cfg(test)]
 pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
     Allow, Builtin, DeclaredClient, GroupsClaim, Issued, Provider, ProviderKind, PublicKey,

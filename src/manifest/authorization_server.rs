@@ -3,7 +3,7 @@
 //! Every mistake names its key and a remedy, and no secret. Not here: identity providers
 //! (`provider`).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde_json::Value as Json;
 
@@ -58,6 +58,7 @@ impl Reader<'_> {
             scopes: Vec::new(),
             registration: true,
             documents: true,
+            recheck: RECHECK,
         };
         match auth {
             Some(auth) => with_settings(builtin, auth),
@@ -223,6 +224,12 @@ fn with_settings(builtin: Builtin, auth: &Fields<'_>) -> Builtin {
                 "A client ID may be the URL of a metadata document.",
             )
             .read(builtin.documents, parse::flag()),
+        recheck: auth
+            .key(
+                "recheck",
+                "The age at which an identity provider is asked about a person again, when a client refreshes.",
+            )
+            .read(builtin.recheck, parse::duration()),
         scopes: auth
             .key(
                 "scopes",
@@ -233,6 +240,9 @@ fn with_settings(builtin: Builtin, auth: &Fields<'_>) -> Builtin {
         ..builtin
     }
 }
+
+/// The default of `recheck`.
+const RECHECK: Duration = Duration::from_hours(1);
 
 /// How a declared client gets tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -30,7 +30,7 @@ impl Reader<'_> {
             .defined("provider");
         let is_openid = fields.form("kind", &KINDS, word) == OPENID;
         fields.order(&["kind", "title", "issuer", "client_id", "client_secret"]);
-        fields.order(&["scopes", "allow"]);
+        fields.order(&["scopes", AUTHORIZATION_PARAMETERS, "allow"]);
         needed(&fields, "client_id", "write our client id there");
         let kind = if is_openid {
             openid(&fields)
@@ -51,6 +51,7 @@ impl Reader<'_> {
             client_id,
             client_secret,
             scopes: requested_scopes(&fields, is_openid),
+            authorization_parameters: authorization_parameters(&fields),
             allow: allow(&fields, is_openid),
         };
         if provider.allow.is_empty() && provider.is_public() {
@@ -190,6 +191,62 @@ fn requested_scopes(fields: &Fields<'_>, is_openid: bool) -> Vec<String> {
         .read(default, scopes)
 }
 
+/// Reads the parameters that an operator adds to authorization requests, such as Google's `access_type`.
+fn authorization_parameters(fields: &Fields<'_>) -> BTreeMap<String, String> {
+    let entries = fields
+        .key(
+            AUTHORIZATION_PARAMETERS,
+            "More parameters of authorization requests, for example access_type: offline for a refresh token of Google.",
+        )
+        .entries(parameter_name());
+    let Some(entries) = entries else {
+        return BTreeMap::new();
+    };
+    let read = |(name, node)| Some((String::from(name), entries.read(name, node, parameter())?));
+    let parameters: BTreeMap<_, _> = entries.members().filter_map(read).collect();
+    if parameters.len() > MOST_PARAMETERS {
+        let wrong = Wrong::new(
+            format!("has more than {MOST_PARAMETERS} parameters"),
+            "leave some out",
+        );
+        fields.wrong(AUTHORIZATION_PARAMETERS, entries.place(), wrong);
+    }
+    parameters
+}
+
+fn parameter_name<'p>() -> Parser<'p, String> {
+    let name = parse::text().having("pattern", "^[A-Za-z0-9_.~-]{1,64}$");
+    name.check(|text| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.~-".contains(&byte);
+        if !(1..=64).contains(&text.len()) || !text.bytes().all(is_plain) {
+            let remedy = "use letters, digits, _, ., ~ and -, at most 64";
+            return Err(Wrong::new(
+                format!("{text:?} is no name of a parameter"),
+                remedy,
+            ));
+        }
+        if OWN_PARAMETERS.contains(&text.as_str()) {
+            let what = "is a parameter that the gateway itself sends, or that it could not follow";
+            return Err(Wrong::new(what, "leave it out"));
+        }
+        Ok(())
+    })
+}
+
+fn parameter<'p>() -> Parser<'p, String> {
+    let text = parse::text()
+        .having("minLength", 1)
+        .having("maxLength", 1024);
+    let text = text.having("description", "Its value.");
+    text.check(|text| match text.len() {
+        1..=1024 => Ok(()),
+        _ => Err(Wrong::new(
+            "is empty, or longer than 1024 bytes",
+            "write its value",
+        )),
+    })
+}
+
 fn allow(provider: &Fields<'_>, is_openid: bool) -> Allow {
     let allow = provider.key(
         "allow",
@@ -273,6 +330,7 @@ impl Reader<'_> {
         ]);
         fields.order(&["revocation_endpoint", "introspection_endpoint"]);
         fields.order(&["client_id", "client_secret", "scopes", "resource"]);
+        fields.order(&[AUTHORIZATION_PARAMETERS]);
         needed(&fields, "client_id", "write our client id there");
         let name_for_people = fields
             .key(
@@ -289,6 +347,7 @@ impl Reader<'_> {
                 "The audience of the access tokens (RFC 8707), if the upstream takes it.",
             )
             .optional(web());
+        let authorization_parameters = authorization_parameters(&fields);
         fields.end();
         Upstream {
             name: name.to_owned(),
@@ -297,6 +356,7 @@ impl Reader<'_> {
             client_id,
             client_secret,
             scopes: scopes.unwrap_or_default(),
+            authorization_parameters,
             resource,
         }
     }
@@ -408,6 +468,27 @@ static KINDS: [Form; 2] = [
         is_default: false,
     },
 ];
+const AUTHORIZATION_PARAMETERS: &str = "authorization_parameters";
+const MOST_PARAMETERS: usize = 16;
+/// Parameters that are the gateway's own, or that would change what its response is (RFC 6749, section 4.1.1; OpenID
+/// Connect Core, section 3.1.2.1; RFC 7636; RFC 8707; RFC 9101; RFC 9449).
+const OWN_PARAMETERS: [&str; 15] = [
+    "client_id",
+    "client_secret",
+    "redirect_uri",
+    "response_type",
+    "response_mode",
+    "scope",
+    "state",
+    "nonce",
+    "code_challenge",
+    "code_challenge_method",
+    "resource",
+    "request",
+    "request_uri",
+    "registration",
+    "dpop_jkt",
+];
 const OPENID_SCOPES: [&str; 3] = ["openid", "profile", "email"];
 
 #[cfg(test)]
@@ -437,6 +518,20 @@ mod tests {
                      client_id: c, client_secret: s, scopes: [repo], resource: \"https://api.test\", title: Hub, \
                      introspection_endpoint: \"https://hub.test/i\"}}";
         read("builtin", plain, SLOT).unwrap();
+        let hub =
+            |more: &str| format!("{{hub: {{issuer: \"https://hub.test\", client_id: c, {more}}}}}");
+        read(
+            "builtin",
+            &hub("authorization_parameters: {access_type: offline, prompt: consent}"),
+            SLOT,
+        )
+        .unwrap();
+        let many: Vec<_> = (0..17).map(|at| format!("p{at}: x")).collect();
+        let many = hub(&format!(
+            "authorization_parameters: {{{}}}",
+            many.join(", ")
+        ));
+        let own = "authorization_parameters: {state: x, \"a b\": x, login_hint: \"\", max_age: 1}";
         let both = "{hub: {issuer: \"https://hub.test\", token_endpoint: \"https://hub.test/t\", client_id: c}}";
         let found = [
             read("builtin", HUB, "{for: principal, upstream: other}"),
@@ -445,6 +540,8 @@ mod tests {
             read("keys", HUB, "{for: principal}"),
             read("builtin", "{hub: {}}", SLOT),
             read("builtin", both, SLOT),
+            read("builtin", &hub(own), SLOT),
+            read("builtin", &many, SLOT),
         ];
         let found = found.map(|read| read.unwrap_err()).join("\n");
         insta::assert_snapshot!(found, @r#"
@@ -456,6 +553,11 @@ mod tests {
         F:4: tenants.a.upstreams.hub.authorization_endpoint: is missing; write its URL, https://…, or issuer of an upstream that has metadata
         F:4: tenants.a.upstreams.hub.token_endpoint: is missing; write its URL, https://…, or issuer of an upstream that has metadata
         F:4: tenants.a.upstreams.hub.token_endpoint: stands beside issuer, whose metadata name it; keep one of the two
+        F:4: tenants.a.upstreams.hub.authorization_parameters.a b: "a b" is no name of a parameter; use letters, digits, _, ., ~ and -, at most 64
+        F:4: tenants.a.upstreams.hub.authorization_parameters.login_hint: is empty, or longer than 1024 bytes; write its value
+        F:4: tenants.a.upstreams.hub.authorization_parameters.max_age: a number where a text is expected; put it in quotes
+        F:4: tenants.a.upstreams.hub.authorization_parameters.state: is a parameter that the gateway itself sends, or that it could not follow; leave it out
+        F:4: tenants.a.upstreams.hub.authorization_parameters: has more than 16 parameters; leave some out
         "#);
     }
 }

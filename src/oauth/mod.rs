@@ -11,6 +11,7 @@
 //! * `tokens`: the token and revocation endpoints, client authentication, and JWTs.
 //! * `browser`: the authorization endpoint, log-in and consent pages.
 //! * `discovery`: authorization server metadata and the JWK set.
+//! * `logout`: logouts at identity providers.
 //! * `registration`: dynamic client registration and its management.
 //! * `routes`: every endpoint, on one page.
 
@@ -18,6 +19,7 @@ mod base;
 pub(crate) mod browser;
 mod clients;
 mod discovery;
+mod logout;
 mod providers;
 mod registration;
 mod routes;

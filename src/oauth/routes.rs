@@ -7,7 +7,7 @@ use axum::{
 
 use super::{
     browser::{account, authorize, callback, connection, consent, login},
-    discovery, registration,
+    discovery, logout, registration,
     server::Oauth,
     tokens::{revoke, token},
 };
@@ -39,7 +39,7 @@ fn for_discovery() -> Router<Oauth> {
         .route(&OauthEndpoint::Jwks.path(TENANT), get(discovery::keys))
 }
 
-/// Registration, tokens and revocation.
+/// Registration, tokens, revocation, and logout tokens of providers.
 fn for_clients() -> Router<Oauth> {
     let managed = get(registration::read)
         .put(registration::replace)
@@ -48,6 +48,8 @@ fn for_clients() -> Router<Oauth> {
     let revoked = OauthEndpoint::Revoke.path(TENANT);
     let routes = Router::new().route(&one, managed);
     let routes = routes.route(&revoked, post(revoke::revoke));
+    let logged_out = OauthEndpoint::Logout("{provider}").path(TENANT);
+    let routes = routes.route(&logged_out, post(logout::logout));
     let register = || post(registration::register);
     let routes = with_alias(routes, OauthEndpoint::Register, register);
     with_alias(routes, OauthEndpoint::Token, || post(token::token))

@@ -23,8 +23,8 @@ pub(super) struct Upkeep {
     oauth: OauthSettings,
     /// The time of the next removal of expired rows.
     sweep_at: Instant,
-    /// The time of the next removal of consents to removed clients.
-    consents_at: Instant,
+    /// The time of the next removal of rows that belong to nothing any more.
+    orphans_at: Instant,
     /// The time of the next check of the age of signing keys.
     rotate_at: Instant,
 }
@@ -37,7 +37,7 @@ impl Upkeep {
             prune_at: Instant::now(),
             oauth: config.oauth.clone(),
             sweep_at: Instant::now(),
-            consents_at: Instant::now(),
+            orphans_at: Instant::now(),
             rotate_at: Instant::now(),
         }
     }
@@ -62,8 +62,8 @@ impl Upkeep {
         if Instant::now() >= self.sweep_at && !database.sweep().await? {
             self.sweep_at = Instant::now() + SWEEP_INTERVAL;
         }
-        if Instant::now() >= self.consents_at && !database.sweep_consents().await? {
-            self.consents_at = Instant::now() + CONSENTS_INTERVAL;
+        if Instant::now() >= self.orphans_at && !database.sweep_orphans().await? {
+            self.orphans_at = Instant::now() + ORPHANS_INTERVAL;
         }
         Ok(())
     }
@@ -110,8 +110,8 @@ impl Upkeep {
 
 /// The interval between removals of old rows: what clients have written goes soon after its end.
 const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
-/// The interval between removals of consents to removed clients, for which there is no index.
-const CONSENTS_INTERVAL: Duration = Duration::from_hours(1);
+/// The interval between removals of rows that belong to nothing any more, for which there is no index.
+const ORPHANS_INTERVAL: Duration = Duration::from_hours(1);
 /// The maximum interval between checks of the age of signing keys.
 const ROTATION_CHECK: Duration = Duration::from_mins(1);
 

@@ -94,6 +94,7 @@ fn provider(issuer: &str) -> Arc<Provider> {
         client_id: "gw".to_owned(),
         client_secret: None,
         scopes: Vec::new(),
+        authorization_parameters: BTreeMap::new(),
         allow: Allow::default(),
     })
 }
@@ -358,6 +359,7 @@ fn subject_client_and_grant_of_a_token_must_still_exist() {
         let revoked = TenantRevocations {
             grants: HashMap::from([(grant, 1)]),
             keys: HashMap::from([(kid.to_owned(), 1)]),
+            ..TenantRevocations::default()
         };
         Issued {
             revoked: HashMap::from([(tenant.to_owned(), Arc::new(revoked))]),

@@ -24,6 +24,8 @@ pub(crate) struct Grant {
     pub(crate) resource: String,
     /// Scopes, separated by spaces.
     pub(crate) scope: String,
+    /// The session of the log-in at the identity provider; none if it did not name it.
+    pub(crate) session: Option<String>,
     /// Time of the log-in, in milliseconds since 1970.
     pub(crate) auth_ms: i64,
     /// Expiry of the grant, regardless of refreshes.
@@ -143,6 +145,7 @@ impl Grants<'_> {
             grant.client_id.as_str().into(),
             grant.resource.as_str().into(),
             grant.scope.as_str().into(),
+            session(grant),
             grant.auth_ms.into(),
             grant.expires_ms.into(),
             code.redirect_uri.as_str().into(),
@@ -193,11 +196,12 @@ impl Grants<'_> {
         if transaction.run(HOLD_CODE, held).await?.is_empty() {
             return Ok(false);
         }
-        // The user logged in before all of their grants were revoked.
+        // The user logged in before all of their grants were revoked, or those of this log-in.
         let person = vec![
             tenant.into(),
             grant.subject.as_str().into(),
             grant.auth_ms.into(),
+            session(grant),
         ];
         if !transaction.run(REVOKED_SUBJECT, person).await?.is_empty() {
             return Ok(false);
@@ -390,6 +394,7 @@ fn grant(row: &Row) -> Result<Grant, Error> {
         client_id: row.get("client_id")?,
         resource: row.get("resource")?,
         scope: row.get("scope")?,
+        session: row.get("session")?,
         auth_ms: row.get("auth_ms")?,
         expires_ms: row.get("expires_ms")?,
     })
@@ -405,6 +410,7 @@ fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
             client_id: row.get("client_id")?,
             resource: row.get("resource")?,
             scope: row.get("scope")?,
+            session: row.get("session")?,
             auth_ms: row.get("auth_ms")?,
             expires_ms: row.get("grant_ms")?,
         },
@@ -424,10 +430,15 @@ fn grant_values(tenant: &str, grant: &Grant, now_ms: i64) -> Vec<Value> {
         grant.client_id.as_str().into(),
         grant.resource.as_str().into(),
         grant.scope.as_str().into(),
+        session(grant),
         grant.auth_ms.into(),
         now_ms.into(),
         grant.expires_ms.into(),
     ]
+}
+
+fn session(grant: &Grant) -> Value {
+    Value::Text(grant.session.clone())
 }
 
 fn groups_text(grant: &Grant) -> String {
@@ -437,18 +448,18 @@ fn groups_text(grant: &Grant) -> String {
 
 const INSERT_CODE: &str = "
     INSERT INTO codes (hash, tenant, grant_id, subject, groups, client_id, resource, scope,
-                       auth_ms, grant_ms, redirect_uri, challenge, expires_ms)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+                       session, auth_ms, grant_ms, redirect_uri, challenge, expires_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
 
 const TAKE_CODE: &str = "
     UPDATE codes
        SET used_ms = $3
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NULL
-    RETURNING grant_id, subject, groups, client_id, resource, scope, auth_ms, grant_ms,
+    RETURNING grant_id, subject, groups, client_id, resource, scope, session, auth_ms, grant_ms,
               redirect_uri, challenge, expires_ms";
 
 const USED_CODE: &str = "
-    SELECT used_ms, grant_id, subject, groups, client_id, resource, scope, auth_ms, grant_ms,
+    SELECT used_ms, grant_id, subject, groups, client_id, resource, scope, session, auth_ms, grant_ms,
            redirect_uri, challenge, expires_ms
       FROM codes
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL";
@@ -463,13 +474,14 @@ const HOLD_CODE: &str = "
 const REVOKED_SUBJECT: &str = "
     SELECT number
       FROM revocations
-     WHERE tenant = $1 AND kind = 'subject' AND value = $2 AND at_ms >= $3
+     WHERE tenant = $1 AND at_ms >= $3
+       AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4)
      LIMIT 1";
 
 const INSERT_GRANT: &str = "
-    INSERT INTO grants (id, tenant, subject, groups, client_id, resource, scope, auth_ms,
-                        created_ms, expires_ms)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+    INSERT INTO grants (id, tenant, subject, groups, client_id, resource, scope, session,
+                        auth_ms, created_ms, expires_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
     ON CONFLICT (id) DO NOTHING
     RETURNING id";
 
@@ -483,7 +495,7 @@ const HOLD_GRANT: &str = "
        SET revoked_ms = revoked_ms
      WHERE id = (SELECT grant_id FROM refresh_tokens WHERE hash = $1)
        AND tenant = $2 AND client_id = $3 AND revoked_ms IS NULL AND expires_ms > $4
-    RETURNING id, subject, groups, client_id, resource, scope, auth_ms, expires_ms";
+    RETURNING id, subject, groups, client_id, resource, scope, session, auth_ms, expires_ms";
 
 const USE_REFRESH: &str = "
     UPDATE refresh_tokens
@@ -500,14 +512,14 @@ const USED_REFRESH: &str = "
      WHERE hash = $1";
 
 const GRANT_OF_REFRESH: &str = "
-    SELECT grants.id AS id, subject, groups, client_id, resource, scope, auth_ms,
+    SELECT grants.id AS id, subject, groups, client_id, resource, scope, session, auth_ms,
            grants.expires_ms AS expires_ms
       FROM refresh_tokens
       JOIN grants ON grants.id = refresh_tokens.grant_id
      WHERE refresh_tokens.hash = $1 AND grants.tenant = $2";
 
 const GRANT_OF_MACHINE: &str = "
-    SELECT id, subject, groups, client_id, resource, scope, auth_ms, expires_ms
+    SELECT id, subject, groups, client_id, resource, scope, session, auth_ms, expires_ms
       FROM grants
      WHERE tenant = $1 AND client_id = $2 AND subject = $3 AND resource = $4
        AND revoked_ms IS NULL AND expires_ms > $5
@@ -515,7 +527,7 @@ const GRANT_OF_MACHINE: &str = "
      LIMIT 1";
 
 const GRANTS_OF: &str = "
-    SELECT id, subject, groups, client_id, resource, scope, auth_ms, created_ms, expires_ms,
+    SELECT id, subject, groups, client_id, resource, scope, session, auth_ms, created_ms, expires_ms,
            COALESCE((SELECT MAX(used_ms) FROM refresh_tokens WHERE grant_id = grants.id),
                     created_ms) AS used_ms
       FROM grants

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
-    revocations::{GRANTS, KEPT_MS, KEY, KEYS, SECRETS},
+    revocations::{GRANTS, GROUPS, KEPT_MS, KEY, KEYS, SECRETS},
     signing_keys::{self, Signing},
 };
 use crate::{
     database::pool::{Error, Pool, Row},
-    declare::Issued,
+    declare::{Issued, TenantRevocations},
 };
 
 /// The numbers of the last changes.
@@ -60,6 +60,12 @@ impl Issuance<'_> {
                     let revoked = Arc::make_mut(of.entry(tenant).or_default());
                     revoked.grants.extend(ids(&value).map(|id| (id, at_ms)));
                 }
+                GROUPS => {
+                    if let Ok((subject, groups)) = serde_json::from_str::<(_, Vec<_>)>(&value) {
+                        let revoked = Arc::make_mut(of.entry(tenant).or_default());
+                        revoked.groups.insert(subject, (groups.into(), at_ms));
+                    }
+                }
                 KEY => {
                     let revoked = Arc::make_mut(of.entry(tenant).or_default());
                     revoked.keys.insert(value, at_ms);
@@ -106,20 +112,17 @@ fn ids(value: &str) -> impl Iterator<Item = Uuid> + '_ {
 fn forget(issued: &mut Issued, since_ms: i64) {
     let is_old = |at_ms: &i64| *at_ms < since_ms;
     for revoked in issued.revoked.values_mut() {
-        if revoked
-            .grants
-            .values()
-            .chain(revoked.keys.values())
-            .any(is_old)
-        {
+        let grants = revoked.grants.values().chain(revoked.keys.values());
+        let mut times = grants.chain(revoked.groups.values().map(|(_, at_ms)| at_ms));
+        if times.any(is_old) {
             let revoked = Arc::make_mut(revoked);
             revoked.grants.retain(|_, at_ms| !is_old(at_ms));
             revoked.keys.retain(|_, at_ms| !is_old(at_ms));
+            revoked.groups.retain(|_, (_, at_ms)| !is_old(at_ms));
         }
     }
-    issued
-        .revoked
-        .retain(|_, revoked| !(revoked.grants.is_empty() && revoked.keys.is_empty()));
+    let is_over = |revoked: &TenantRevocations| *revoked == TenantRevocations::default();
+    issued.revoked.retain(|_, revoked| !is_over(revoked));
 }
 
 /// The most changes of secrets that are kept: more than come while one snapshot is followed.

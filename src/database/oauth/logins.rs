@@ -5,7 +5,7 @@ use zeroize::Zeroizing;
 use crate::{
     base::hex,
     database::{
-        pool::{Error, Pool, Row},
+        pool::{Error, Pool, Row, Value},
         vault::{Place, Vault},
     },
 };
@@ -21,11 +21,29 @@ pub(crate) struct Person {
     pub(crate) groups: Vec<String>,
     /// The provider's name; none for local users.
     pub(crate) provider: Option<String>,
+    /// The session at the provider, after the issuer of the provider; none if it does not name it.
+    #[serde(default)]
+    pub(crate) session: Option<String>,
     /// Time of the log-in, in milliseconds since 1970.
     pub(crate) auth_ms: i64,
     /// The SHA-256 of a local user's password hash: a new password ends the log-in.
     #[serde(default)]
     pub(crate) password: Option<[u8; 32]>,
+}
+
+impl Person {
+    /// The text of a row.
+    pub(super) fn text(&self) -> Result<String, Error> {
+        let text = serde_json::to_string(self);
+        text.map_err(|error| Error::Bug(format!("a person: {error}")))
+    }
+
+    /// The person of a row.
+    pub(super) fn of_row(row: &Row) -> Result<Self, Error> {
+        let text: String = row.get("person")?;
+        let person = serde_json::from_str(&text);
+        person.map_err(|error| Error::Bug(format!("a person: {error}")))
+    }
 }
 
 /// Log-ins, consents and one-time values of tenants.
@@ -44,13 +62,12 @@ impl Logins<'_> {
         person: &Person,
         expires_ms: i64,
     ) -> Result<(), Error> {
-        let text = serde_json::to_string(person);
-        let text = text.map_err(|error| Error::Bug(format!("a person: {error}")))?;
         let values = vec![
             tenant.into(),
             browser.into(),
             person.subject.as_str().into(),
-            text.into(),
+            person.text()?.into(),
+            Value::Text(person.session.clone()),
             expires_ms.into(),
         ];
         self.pool.write(LOG_IN, values).await?;
@@ -65,12 +82,7 @@ impl Logins<'_> {
     ) -> Result<Option<Person>, Error> {
         let values = vec![tenant.into(), browser.into(), self.pool.now_ms().into()];
         let rows = self.pool.read(LOGGED_IN, values).await?;
-        let Some(row) = rows.first() else {
-            return Ok(None);
-        };
-        let text: String = row.get("person")?;
-        let person = serde_json::from_str(&text);
-        person.map_err(|error| Error::Bug(format!("a person: {error}")))
+        rows.first().map(Person::of_row).transpose()
     }
 
     /// The browsers in which a subject is logged in, the newest first, by the SHA-256 of their cookies.
@@ -87,11 +99,7 @@ impl Logins<'_> {
             i64::try_from(limit).unwrap_or(i64::MAX).into(),
         ];
         let rows = self.pool.read(OF_SUBJECT, values).await?;
-        let login = |row: &Row| {
-            let person = serde_json::from_str(&row.get::<String>("person")?);
-            let person = person.map_err(|error| Error::Bug(format!("a person: {error}")))?;
-            Ok((row.get("browser")?, person))
-        };
+        let login = |row: &Row| Ok((row.get("browser")?, Person::of_row(row)?));
         rows.iter().map(login).collect()
     }
 
@@ -223,11 +231,11 @@ fn trip_row(tenant: &str, key: &[u8; 32]) -> String {
 }
 
 const LOG_IN: &str = "
-    INSERT INTO logins (tenant, browser, subject, person, expires_ms)
-    VALUES ($1, $2, $3, $4, $5)
+    INSERT INTO logins (tenant, browser, subject, person, session, expires_ms)
+    VALUES ($1, $2, $3, $4, $5, $6)
     ON CONFLICT (tenant, browser)
     DO UPDATE SET subject = excluded.subject, person = excluded.person,
-                  expires_ms = excluded.expires_ms";
+                  session = excluded.session, expires_ms = excluded.expires_ms";
 
 const LOGGED_IN: &str = "
     SELECT person
@@ -264,7 +272,7 @@ const TAKE_TRIP: &str = "
      WHERE tenant = $1 AND state = $2 AND expires_ms > $3
     RETURNING content";
 
-const USE_ONCE: &str = "
+pub(super) const USE_ONCE: &str = "
     INSERT INTO used (tenant, value, expires_ms)
     VALUES ($1, $2, $3)
     ON CONFLICT (tenant, value) DO NOTHING

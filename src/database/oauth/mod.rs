@@ -1,10 +1,11 @@
-//! Rows of the authorization server: grants, clients, log-ins, signing keys, revocations.
+//! Rows of the authorization server: grants, clients, log-ins, identities, signing keys, revocations.
 //!
 //! Not here: the protocol (`oauth` of the crate), lifetimes (`config::oauth`), and declared users and clients (`objects`).
 //!
 //! * `login_steps`: steps of attempts of clients to be let in
 //! * `clients`: registered clients
 //! * `grants`: authorization codes, grants, and rotation of refresh tokens
+//! * `identities`: last words of identity providers about people
 //! * `issued`: public keys and revocations, as replicas read them
 //! * `logins`: log-ins of browsers, consents, and log-ins in progress
 //! * `restored`: end of all that a restored database says was issued
@@ -14,6 +15,7 @@
 
 mod clients;
 mod grants;
+pub(crate) mod identities;
 mod issued;
 mod login_steps;
 mod logins;
@@ -26,8 +28,9 @@ pub(crate) use self::clients::{Clients, ListedClient, Registered};
 pub(crate) use self::grants::{
     Grant, GrantFilter, Grants, ListedGrant, NewCode, NewRefresh, Refreshed, Succession, TakenCode,
 };
+pub(crate) use self::identities::{Identities, Identity, IdentityAt};
 pub(crate) use self::issued::Issuance;
 pub(crate) use self::login_steps::{LoginSteps, Step};
 pub(crate) use self::logins::{Logins, Person};
-pub(crate) use self::revocations::{Revocations, Revoked};
+pub(crate) use self::revocations::{LoggedOut, Revocations, Revoked};
 pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};

@@ -10,7 +10,7 @@ use crate::database::pool::{Error, Pool};
 pub(crate) async fn end_issued(pool: &Pool) -> Result<usize, Error> {
     let mut transaction = pool.begin().await?;
     let grants = transaction.run(GRANTS, Vec::new()).await?;
-    for sql in [CODES, LOGINS, CONSENTS, TRIPS, SIGNING_KEYS] {
+    for sql in [CODES, LOGINS, IDENTITIES, CONSENTS, TRIPS, SIGNING_KEYS] {
         transaction.run(sql, Vec::new()).await?;
     }
     transaction.commit().await?;
@@ -23,6 +23,8 @@ const GRANTS: &str = "
     RETURNING id";
 const CODES: &str = "DELETE FROM codes";
 const LOGINS: &str = "DELETE FROM logins";
+/// Their refresh tokens are those of the original, which may use them up.
+const IDENTITIES: &str = "DELETE FROM identities";
 const CONSENTS: &str = "DELETE FROM consents";
 const TRIPS: &str = "DELETE FROM trips";
 /// Access tokens also of grants that began after the copy was made.

@@ -5,10 +5,14 @@
 //! single grants, so that no clock decides which tokens are revoked. Not here: reading by replicas
 //! (`issued`).
 
+use std::slice;
+
+use serde_json::json;
 use uuid::Uuid;
 
+use super::logins::USE_ONCE;
 use crate::{
-    database::pool::{Error, Pool, Row, Transaction},
+    database::pool::{Error, Pool, Record, Row, Transaction, Value, audit},
     declare::SecretChange,
 };
 
@@ -22,6 +26,20 @@ pub(crate) enum Revoked {
     /// All grants of a client, and every consent to it.
     Client(String),
     /// All grants and consents of a subject.
+    Subject(String),
+}
+
+/// What a person logged out of at an identity provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LoggedOut {
+    /// One session there; with a subject also log-ins of the person of which the provider named no session.
+    Session {
+        /// The session, after the issuer of the provider.
+        session: String,
+        /// The subject of the person.
+        subject: Option<String>,
+    },
+    /// All sessions of a subject.
     Subject(String),
 }
 
@@ -42,6 +60,56 @@ impl Revocations<'_> {
         transaction.commit().await?;
         Ok(is_changed)
     }
+
+    /// Ends the log-ins and grants of a logout at an identity provider. Returns false if the value `once`, which is
+    /// stored until a time, was used before.
+    pub(crate) async fn log_out(
+        self,
+        tenant: &str,
+        what: &LoggedOut,
+        (once, until_ms): (&[u8; 32], i64),
+        record: &Record,
+    ) -> Result<bool, Error> {
+        let now_ms = self.pool.now_ms();
+        let mut transaction = self.pool.begin_unserialized().await?;
+        let values = vec![tenant.into(), once.into(), until_ms.into()];
+        if transaction.run(USE_ONCE, values).await?.is_empty() {
+            return Ok(false);
+        }
+        audit::append(&mut transaction, now_ms, slice::from_ref(record)).await?;
+        match what {
+            LoggedOut::Session { session, subject } => {
+                let of = (session.as_str(), subject.as_ref());
+                end_session(&mut transaction, tenant, of, now_ms).await?;
+            }
+            LoggedOut::Subject(subject) => {
+                let person = Revoked::Subject(subject.clone());
+                end(&mut transaction, tenant, &person, now_ms).await?;
+            }
+        }
+        transaction.commit().await?;
+        Ok(true)
+    }
+}
+
+/// Ends the log-ins of a session at an identity provider, with their grants.
+async fn end_session(
+    transaction: &mut Transaction,
+    tenant: &str,
+    (session, subject): (&str, Option<&String>),
+    now_ms: i64,
+) -> Result<(), Error> {
+    let values = || vec![tenant.into(), session.into(), Value::Text(subject.cloned())];
+    for sql in [DELETE_LOGINS_OF_SESSION, DELETE_CODES_OF_SESSION] {
+        transaction.run(sql, values()).await?;
+    }
+    let mut all = values();
+    all.push(now_ms.into());
+    let ended = transaction.run(END_OF_SESSION, all).await?;
+    number_grants(transaction, tenant, &ended, now_ms).await?;
+    // A code of a log-in that has just ended may still be in use.
+    number(transaction, tenant, SESSION, session, now_ms).await?;
+    Ok(())
 }
 
 /// Revokes within a transaction; returns false if there was nothing to revoke.
@@ -77,6 +145,7 @@ pub(crate) async fn end(
         }
         Revoked::Subject(subject) => {
             let values = || vec![tenant.into(), subject.as_str().into()];
+            transaction.run(DELETE_IDENTITY, values()).await?;
             transaction.run(DELETE_LOGINS, values()).await?;
             transaction
                 .run(DELETE_CONSENTS_OF_SUBJECT, values())
@@ -128,6 +197,28 @@ pub(crate) async fn number_secret(
     let value = serde_json::to_string(change);
     let value = value.map_err(|error| Error::Bug(format!("a change of secrets: {error}")))?;
     number(transaction, &change.tenant, SECRETS, &value, now_ms).await
+}
+
+/// Announces the groups of a subject to replicas: they are those of all its access tokens.
+pub(super) async fn number_groups(
+    transaction: &mut Transaction,
+    tenant: &str,
+    (subject, groups): (&str, &[String]),
+    now_ms: i64,
+) -> Result<(), Error> {
+    let value = json!([subject, groups]).to_string();
+    number(transaction, tenant, GROUPS, &value, now_ms).await?;
+    Ok(())
+}
+
+/// Reports whether replicas know groups of a subject.
+pub(super) async fn has_groups(
+    transaction: &mut Transaction,
+    tenant: &str,
+    subject: &str,
+) -> Result<bool, Error> {
+    let values = vec![tenant.into(), format!("[{},", json!(subject)).into()];
+    Ok(!transaction.run(HAS_GROUPS, values).await?.is_empty())
 }
 
 async fn number_grants(
@@ -184,6 +275,10 @@ pub(super) const KEPT_MS: i64 = 24 * 3600 * 1000 + 3600 * 1000;
 pub(super) const GRANTS: &str = "grants";
 /// Row kind: a subject, whose codes ended.
 const SUBJECT: &str = "subject";
+/// Row kind: the groups of a subject, as JSON.
+pub(super) const GROUPS: &str = "groups";
+/// Row kind: a session at an identity provider, whose codes ended.
+const SESSION: &str = "session";
 /// Row kind: changed signing keys of a tenant.
 pub(super) const KEYS: &str = "keys";
 /// Row kind: changed signing keys, of which this one is invalid.
@@ -213,6 +308,17 @@ const DELETE_CODES_OF_CLIENT: &str = "
 const DELETE_CODES_OF_SUBJECT: &str = "
     DELETE FROM codes
      WHERE tenant = $1 AND subject = $2";
+
+const DELETE_IDENTITY: &str = "
+    DELETE FROM identities
+     WHERE tenant = $1 AND subject = $2";
+
+const HAS_GROUPS: &str = "
+    SELECT number
+      FROM revocations
+     WHERE tenant = $1 AND kind = 'groups'
+       AND SUBSTR(value, 1, LENGTH(CAST($2 AS TEXT))) = $2
+     LIMIT 1";
 
 const DELETE_LOGINS: &str = "
     DELETE FROM logins
@@ -251,4 +357,21 @@ const END_OF_SUBJECT: &str = "
     UPDATE grants
        SET revoked_ms = $3
      WHERE tenant = $1 AND subject = $2 AND revoked_ms IS NULL
+    RETURNING id";
+
+const DELETE_LOGINS_OF_SESSION: &str = "
+    DELETE FROM logins
+     WHERE tenant = $1
+       AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))";
+
+const DELETE_CODES_OF_SESSION: &str = "
+    DELETE FROM codes
+     WHERE tenant = $1
+       AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))";
+
+const END_OF_SESSION: &str = "
+    UPDATE grants
+       SET revoked_ms = $4
+     WHERE tenant = $1 AND revoked_ms IS NULL
+       AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))
     RETURNING id";

@@ -21,10 +21,14 @@ pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
     Ok(is_more)
 }
 
-/// Removes some consents to removed clients, which takes a look at every consent; returns true if
-/// there may be more.
-pub(crate) async fn sweep_consents(pool: &Pool) -> Result<bool, Error> {
-    Ok(pool.write(LOST_CONSENTS, Vec::new()).await?.len() == PART)
+/// Removes some consents to removed clients, and identities without log-in and grant, which takes a look at
+/// every one; returns true if there may be more.
+pub(crate) async fn sweep_orphans(pool: &Pool) -> Result<bool, Error> {
+    let consents = pool.write(LOST_CONSENTS, Vec::new()).await?.len();
+    // An identity is there before its log-in.
+    let values = vec![(pool.now_ms() - HOUR_MS).into()];
+    let identities = pool.write(LOST_IDENTITIES, values).await?.len();
+    Ok(consents.max(identities) == PART)
 }
 
 /// Maximum rows that a statement removes.
@@ -112,3 +116,22 @@ const LOST_CONSENTS: &str = "
                                      AND registrations.client_id = consents.client_id)
                 LIMIT 1000)
     RETURNING client_id";
+
+/// Identities of people who have nothing here any more.
+const LOST_IDENTITIES: &str = "
+    DELETE FROM identities
+     WHERE (tenant, subject) IN (
+               SELECT tenant, subject
+                 FROM identities
+                WHERE checked_ms < $1
+                  AND NOT EXISTS (SELECT 1
+                                    FROM logins
+                                   WHERE logins.tenant = identities.tenant
+                                     AND logins.subject = identities.subject)
+                  AND NOT EXISTS (SELECT 1
+                                    FROM grants
+                                   WHERE grants.tenant = identities.tenant
+                                     AND grants.subject = identities.subject
+                                     AND revoked_ms IS NULL)
+                LIMIT 1000)
+    RETURNING subject";

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     database::{
-        oauth::{Revoked, revocations},
+        oauth::{Revoked, identities, revocations},
         pool::{Author, Error, Record, Transaction},
         vault::Sealer,
     },
@@ -94,6 +94,7 @@ pub(super) async fn write(
             end_issued(transaction, &old.name, now_ms).await?;
             slots::forget(transaction, &old.name).await?;
             connections::forget(transaction, &old.name).await?;
+            identities::forget(transaction, &old.name).await?;
             rows::delete(transaction, &old).await
         }
         (Some(object), Some(stored)) => {

@@ -4,16 +4,15 @@
 //! run, and its number is the version of the connection. Not here: the requests to upstreams
 //! (`oauth/upstreams`).
 
-use serde_json::{Value as Json, json};
-use zeroize::Zeroizing;
+use serde_json::json;
 
 use super::super::{
     oauth::revocations,
     pool::{Author, Error, Pool, Record, Row, Transaction, Value, audit},
-    vault::{Keyring, Place, Sealer, Vault},
+    vault::{Keyring, Place, Sealer, Tokens, Vault},
 };
 use crate::{
-    base::{Random, Secret},
+    base::Random,
     config::Wrong,
     declare::{Kind, ObjectName, PLACE, SecretChange},
 };
@@ -34,21 +33,6 @@ pub(crate) struct ConnectionAt<'c> {
     pub(crate) upstream: &'c str,
     /// The subject of the person.
     pub(crate) holder: &'c str,
-}
-
-/// The tokens of a connection.
-#[derive(Clone)]
-pub(crate) struct Tokens {
-    /// The access token.
-    pub(crate) access: Secret,
-    /// The refresh token, if the upstream gave one.
-    pub(crate) refresh: Option<Secret>,
-    /// The time at which the upstream gave the access token, in milliseconds since 1970.
-    pub(crate) given_ms: i64,
-    /// The time at which the access token expires, if the upstream said it.
-    pub(crate) expires_ms: Option<i64>,
-    /// The upstream and the client that they are for.
-    pub(crate) authority: String,
 }
 
 /// A stored connection.
@@ -73,37 +57,6 @@ pub(crate) struct StoredConnection {
 
 /// The most connections of one tenant, which backups and changes of the master key have to carry.
 const MOST: i64 = 20_000;
-
-impl Tokens {
-    /// The time from which the access token is refreshed: a minute before it expires, or a quarter of a
-    /// shorter life.
-    pub(crate) fn refresh_ms(&self) -> Option<i64> {
-        let expires_ms = self.expires_ms?;
-        let life = expires_ms.saturating_sub(self.given_ms).max(0);
-        Some(expires_ms.saturating_sub(EARLY_MS.min(life / 4)))
-    }
-
-    fn to_json(&self) -> Zeroizing<String> {
-        let refresh = self.refresh.as_ref().map(Secret::expose);
-        let all = json!({
-            "access": self.access.expose(), "refresh": refresh, "given_ms": self.given_ms,
-            "expires_ms": self.expires_ms, "authority": self.authority,
-        });
-        Zeroizing::new(all.to_string())
-    }
-
-    fn of_json(plain: &[u8]) -> Option<Self> {
-        let all: Json = serde_json::from_slice(plain).ok()?;
-        let text = |name: &str| all[name].as_str().map(str::to_owned);
-        Some(Self {
-            access: Secret::new(text("access")?),
-            refresh: text("refresh").map(Secret::new),
-            given_ms: all["given_ms"].as_i64()?,
-            expires_ms: all["expires_ms"].as_i64(),
-            authority: text("authority")?,
-        })
-    }
-}
 
 impl Connections<'_> {
     /// Stores the tokens of a new connection in place of an old one.
@@ -388,9 +341,6 @@ fn place(row: &str) -> Place<'_> {
 fn broken() -> Error {
     Error::Bug("the seal of a connection".to_owned())
 }
-
-/// The most time before its end that an access token is refreshed, in milliseconds.
-const EARLY_MS: i64 = 60_000;
 
 const UPSTREAM: &str = "
     SELECT name

@@ -344,7 +344,7 @@ const DELETE: &str = "
     RETURNING id";
 
 /// All kinds of records, as `docs/administration.md` lists them.
-pub(crate) const KINDS: [&str; 41] = [
+pub(crate) const KINDS: [&str; 42] = [
     "tenant.added",
     "tenant.changed",
     "tenant.removed",
@@ -373,6 +373,7 @@ pub(crate) const KINDS: [&str; 41] = [
     "login",
     "login.ended",
     "login.refused",
+    "identity.ended",
     "consent.given",
     "consent.denied",
     "grant.started",

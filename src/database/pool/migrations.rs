@@ -5,7 +5,7 @@
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 6] = [
+pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 8] = [
     (
         1,
         "control",
@@ -52,6 +52,22 @@ pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 6] = [
         [
             include_str!("../../../migrations/sqlite/0006_login_steps.sql"),
             include_str!("../../../migrations/postgres/0006_login_steps.sql"),
+        ],
+    ),
+    (
+        7,
+        "identities",
+        [
+            include_str!("../../../migrations/sqlite/0007_identities.sql"),
+            include_str!("../../../migrations/postgres/0007_identities.sql"),
+        ],
+    ),
+    (
+        8,
+        "provider sessions",
+        [
+            include_str!("../../../migrations/sqlite/0008_provider_sessions.sql"),
+            include_str!("../../../migrations/postgres/0008_provider_sessions.sql"),
         ],
     ),
 ];

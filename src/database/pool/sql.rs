@@ -603,18 +603,18 @@ fn meaning(error: &sqlx::Error) -> SqlError {
 
 /// The schema of a SQLite file.
 pub(super) fn sqlite_schema() -> Migrator {
-    schema(MIGRATIONS.map(|(number, name, [sqlite, _])| (number, name, sqlite)))
+    schema(|[sqlite, _]| sqlite)
 }
 
 /// The schema in PostgreSQL.
 fn postgres_schema() -> Migrator {
-    schema(MIGRATIONS.map(|(number, name, [_, postgres])| (number, name, postgres)))
+    schema(|[_, postgres]| postgres)
 }
 
 /// The migrations of this build. An older build still starts after a newer one has added some.
-fn schema(migrations: [(i64, &'static str, &'static str); MIGRATIONS.len()]) -> Migrator {
-    let migrations = migrations.map(|(number, name, sql)| {
-        let (kind, sql) = (MigrationType::Simple, SqlSafeStr::into_sql_str(sql));
+fn schema(of: fn([&'static str; 2]) -> &'static str) -> Migrator {
+    let migrations = MIGRATIONS.map(|(number, name, both)| {
+        let (kind, sql) = (MigrationType::Simple, SqlSafeStr::into_sql_str(of(both)));
         Migration::new(number, name.into(), kind, sql, false)
     });
     let mut schema = Migrator::with_migrations(migrations.into());

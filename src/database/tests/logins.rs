@@ -399,7 +399,7 @@ async fn expired_rows_are_swept(place: Place) {
     assert_eq!(counts().await, [1, 2, 2, 1, 1, 2, 0, 0, 0]);
     later(&place, 3600 * SECOND);
     store.sweep().await.unwrap();
-    assert!(!store.sweep_consents().await.unwrap());
+    assert!(!store.sweep_orphans().await.unwrap());
     assert_eq!(counts().await, [1, 1, 1, 1, 0, 1, 0, 0, 0]);
     later(&place, 2 * DAY);
     assert!(!store.sweep().await.unwrap());

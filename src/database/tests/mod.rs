@@ -4,6 +4,7 @@ mod audit;
 mod connections;
 mod fixture;
 mod grants;
+mod identities;
 mod logins;
 mod oauth_fixture;
 mod objects;

@@ -49,6 +49,7 @@ pub(super) fn code(number: u8) -> NewCode {
             client_id: "c_app".to_owned(),
             resource: "https://gw.test/t/a/x/mcp".to_owned(),
             scope: "r w".to_owned(),
+            session: None,
             auth_ms: BEGIN,
             expires_ms: BEGIN + 90 * DAY,
         },
@@ -109,6 +110,7 @@ pub(super) fn person(subject: &str) -> Person {
         title: subject.to_owned(),
         groups: Vec::new(),
         provider: None,
+        session: None,
         auth_ms: BEGIN,
         password: Some([7; 32]),
     }

@@ -175,6 +175,7 @@ impl Admitted {
             site,
             credential,
             from: extensions.get::<ClientAddress>().map(|from| from.0),
+            host: extensions.get(),
             route: endpoint.kind.name(),
         };
         let access = front.auth.admit(catalog, &access_request).await;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::{
     auth::{Access, Principal},
     declare::{Policy, Server, Tenant},
+    endpoint::TenantHost,
     hub::core::Transport,
     protocol::{Revision, revision},
     telemetry::{Metrics, ServerOperations, TraceContext},
@@ -19,6 +20,7 @@ pub(super) struct Client {
     policy: Arc<Policy>,
     operations: Arc<ServerOperations>,
     trace: Option<TraceContext>,
+    host: Option<Arc<TenantHost>>,
 }
 
 impl Client {
@@ -33,6 +35,7 @@ impl Client {
             server: Arc::clone(access.server()),
             policy: Arc::clone(access.policy()),
             trace: None,
+            host: access.host().cloned(),
         }
     }
 
@@ -68,6 +71,11 @@ impl Client {
     /// The access policy of the sender of the latest body.
     pub(super) fn policy(&self) -> &Arc<Policy> {
         &self.policy
+    }
+
+    /// The host of the tenant at which the session began at this replica; none at the public URL.
+    pub(super) fn host(&self) -> Option<&TenantHost> {
+        self.host.as_deref()
     }
 
     /// The durations of the operations of the server.

@@ -10,7 +10,7 @@ use super::{lifetime::EndReason, ownership::refuse, task::Session};
 use crate::{
     backend::dialect::{CallId, Legacy},
     declare::{AuthMode, Holder},
-    endpoint::OauthEndpoint,
+    endpoint::{OauthEndpoint, TenantHost},
     error::Error,
     hub::{
         call::{Call, CallError, Fill, FillWay, SECRET_MISSING},
@@ -205,7 +205,10 @@ impl Session {
             (true, false) if self.lifetime.is_ready() => FillWay::Required,
             _ => FillWay::Text,
         };
-        let url = OauthEndpoint::Account.url(&self.core.config.public_url, &tenant.name);
+        // Each host has cookies of its own, so the person is logged in there.
+        let host = self.client.host().map(TenantHost::url);
+        let site = host.unwrap_or(&self.core.config.public_url);
+        let url = OauthEndpoint::Account.url(site, &tenant.name);
         Some(Fill { url, way })
     }
 

@@ -48,6 +48,8 @@ pub(crate) enum RefusalCode {
     InvalidClientMetadata,
     /// The registration access token is invalid (RFC 6750).
     InvalidToken,
+    /// A logout token is invalid (OpenID Connect Back-Channel Logout 1.0, section 2.8).
+    InvalidLogoutToken,
     /// The body is too long.
     TooLarge,
     /// No authorization server or resource exists at this path.
@@ -68,7 +70,7 @@ impl RefusalCode {
     const fn parts(self) -> (StatusCode, &'static str) {
         let bad = StatusCode::BAD_REQUEST;
         match self {
-            Self::InvalidRequest => (bad, "invalid_request"),
+            Self::InvalidRequest | Self::InvalidLogoutToken => (bad, "invalid_request"),
             Self::UnauthorizedClient => (bad, "unauthorized_client"),
             Self::InvalidClient => (StatusCode::UNAUTHORIZED, "invalid_client"),
             Self::InvalidGrant => (bad, "invalid_grant"),
@@ -205,6 +207,7 @@ mod tests {
             RefusalCode::InvalidRedirectUri,
             RefusalCode::InvalidClientMetadata,
             RefusalCode::InvalidToken,
+            RefusalCode::InvalidLogoutToken,
             RefusalCode::TooLarge,
             RefusalCode::NotFound,
             RefusalCode::TooMany,
@@ -225,6 +228,7 @@ mod tests {
         InvalidRedirectUri: 400 invalid_redirect_uri
         InvalidClientMetadata: 400 invalid_client_metadata
         InvalidToken: 401 invalid_token
+        InvalidLogoutToken: 400 invalid_request
         TooLarge: 413 invalid_request
         NotFound: 404 not_found
         TooMany: 429 temporarily_unavailable

@@ -28,7 +28,7 @@ use crate::{
     endpoint::OauthEndpoint,
     oauth::{
         base::{Form, secret},
-        providers::{ProviderError, ProviderIdentity, ProviderLogin, WantedClaims},
+        providers::{ProviderError, ProviderIdentity, ProviderLogin, ProviderTokens},
         server::{Oauth, StepKind},
     },
     telemetry::Login,
@@ -80,6 +80,7 @@ impl BrowserRequest {
             state: &state,
             nonce: &nonce,
             verifier: &verifier,
+            is_kept: !self.server.builtin.recheck.is_zero(),
         };
         let identity = self.oauth.0.providers.of(provider);
         let again = authorization
@@ -155,10 +156,11 @@ impl BrowserRequest {
             state,
             nonce: &pending.nonce,
             verifier: &pending.verifier,
+            is_kept: false,
         };
         let identity = self.oauth.0.providers.of(&provider);
         let found = identity
-            .identify(&login, code, self.wanted_claims(&provider))
+            .identify(&login, code, self.server.wanted_claims(&provider))
             .await;
         let found = found.map_err(|unknown| {
             let is_down = matches!(unknown, ProviderError::Unavailable(_));
@@ -180,12 +182,13 @@ impl BrowserRequest {
         provider: &Provider,
         authorization: Option<&AuthorizationRequest>,
         pending: &PendingLogin,
-        found: ProviderIdentity,
+        (found, given): (ProviderIdentity, ProviderTokens),
     ) -> StepResult {
         let subject = format!("{}#{}", provider.issuer(), found.subject);
         let email = found.email.as_deref();
         self.attempt.subject(&subject);
-        if !provider.allow.admits(&found.subject, &found.groups, email) {
+        let groups = found.groups.unwrap_or_default();
+        if !provider.allow.admits(&found.subject, &groups, email) {
             let target = format!("tenant {}", self.tenant());
             let detail = serde_json::json!({"by": provider.name});
             self.audit("login.refused", &subject, target, detail).await;
@@ -195,11 +198,18 @@ impl BrowserRequest {
         let person = Person {
             title: found.title.unwrap_or_else(|| found.subject.clone()),
             subject,
-            groups: found.groups,
+            groups,
             provider: Some(provider.name.clone()),
+            session: found
+                .session
+                .map(|session| format!("{}#{session}", provider.issuer())),
             auth_ms: self.now_ms(),
             password: None,
         };
+        if let Some(of) = self.server.standing_of(&person.subject) {
+            let standings = &self.oauth.0.standings;
+            standings.keep(&of, &person.groups, given).await?;
+        }
         let browser = self.log_in(&person).await?;
         let step = match authorization {
             None => {
@@ -220,19 +230,6 @@ impl BrowserRequest {
         let mut response = self.respond(step, StatusCode::FOUND);
         self.set_cookie(&mut response, &browser);
         Ok(response)
-    }
-
-    /// Returns the claims on which access depends, in addition to the subject.
-    fn wanted_claims(&self, provider: &Provider) -> WantedClaims {
-        let mut servers = self.server.tenant.servers.values();
-        let has_groups = servers.any(|server| {
-            let grants = server.grants.as_ref();
-            server.policy.has_groups() || grants.is_some_and(|grants| !grants.groups.is_empty())
-        });
-        WantedClaims {
-            groups: has_groups || !provider.allow.groups.is_empty(),
-            email: !provider.allow.domains.is_empty(),
-        }
     }
 
     /// Generates 256 random bits as text.
@@ -276,7 +273,8 @@ fn provider_error_page(provider: &Provider, unknown: &ProviderError) -> ErrorPag
             tracing::warn!(provider = name, why, "an identity provider does not answer");
             ErrorPage::away("The identity provider does not answer.")
         }
-        ProviderError::Invalid(why) => {
+        ProviderError::Invalid(_) | ProviderError::Ended => {
+            let why = tracing::field::debug(unknown);
             tracing::warn!(provider = name, why, "an identity provider is not believed");
             let what = "The answer of the identity provider is not valid. You are not signed in.";
             let remedy = "Connect again from your application. If this goes on, an administrator \

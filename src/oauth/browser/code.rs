@@ -42,6 +42,7 @@ impl BrowserRequest {
                 client_id: authorization.client.id.clone(),
                 resource: authorization.parameters.resource.url.clone(),
                 scope: self.granted_scopes(authorization, &allowed).join(" "),
+                session: person.session.clone(),
                 auth_ms: person.auth_ms,
                 expires_ms: after(issuing.refresh_max),
             },

@@ -87,6 +87,7 @@ impl BrowserRequest {
             title: user.name.clone(),
             groups: Vec::new(),
             provider: None,
+            session: None,
             auth_ms: self.now_ms(),
             password: password_digest(user),
         };

@@ -30,6 +30,7 @@ use crate::{
             throttle::account,
         },
         clients::{Client, ClientError, ClientSource},
+        providers::Standing,
         server::{Attempt, AuthorizationServer, Oauth, StepKind, attempt},
     },
 };
@@ -310,10 +311,29 @@ impl BrowserRequest {
                 provider.is_some_and(|known| known.still_admits(&person.subject, &person.groups))
             }
         });
-        if let Some(person) = &person {
-            self.attempt.subject(&person.subject);
+        let Some(person) = person else {
+            return Ok(None);
+        };
+        self.attempt.subject(&person.subject);
+        self.standing(person).await
+    }
+
+    /// Returns the person, as the identity provider knows them now; `None` if it lets them in no more.
+    async fn standing(&self, mut person: Person) -> Result<Option<Person>, StepRefusal> {
+        let Some(of) = self.server.standing_of(&person.subject) else {
+            return Ok(Some(person));
+        };
+        match self.oauth.0.standings.ask(of).await? {
+            Standing::Good(groups) => {
+                person.groups = groups.unwrap_or(person.groups);
+                Ok(Some(person))
+            }
+            Standing::Ended => Ok(None),
+            Standing::Unknown => {
+                let what = "The identity provider, which has to be asked about you again, does not answer.";
+                Err(ErrorPage::away(what).into())
+            }
         }
-        Ok(person)
     }
 
     /// Returns the expiry of a flow that starts now, in milliseconds since 1970.

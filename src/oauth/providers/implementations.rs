@@ -12,7 +12,8 @@ use crate::{
     declare::{Provider, ProviderKind},
 };
 
-/// Dependencies and caches that the implementations share.
+/// Dependencies and caches that the implementations share; a handle.
+#[derive(Clone)]
 pub(crate) struct Providers {
     outbound: Outbound,
     clock: Clock,

@@ -4,21 +4,26 @@
 use std::sync::Arc;
 
 use oauth2::{
-    AuthType, AuthUrl, AuthorizationCode, ClientId, ClientSecret, CsrfToken, PkceCodeChallenge,
-    PkceCodeVerifier, RedirectUrl, Scope, TokenResponse, TokenUrl, basic::BasicClient,
+    AuthType, AuthUrl, AuthorizationCode, ClientId, ClientSecret, CsrfToken, EndpointNotSet,
+    EndpointSet, PkceCodeChallenge, PkceCodeVerifier, RedirectUrl, RefreshToken, Scope, TokenUrl,
+    basic::BasicClient,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 use url::Url;
 
 use super::{
     provider::{
-        IdentityProvider, ProviderError, ProviderFuture, ProviderIdentity, ProviderLogin, SUBJECT,
-        WantedClaims, title,
+        AskedAgain, IdentityProvider, LogoutToken, ProviderError, ProviderFuture, ProviderIdentity,
+        ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
     },
-    transport::{OutboundClient, exchange_error, get_with_token, url},
+    transport::{
+        OutboundClient, exchange_error, get_with_old_token, get_with_token, given, refresh_error,
+        url,
+    },
 };
 use crate::{
     base::{Outbound, Secret},
+    database::Tokens,
     declare::{Provider, ProviderKind},
 };
 
@@ -62,12 +67,46 @@ impl OauthProvider {
         }
     }
 
-    async fn user(
+    fn token_client(&self, endpoints: &Endpoints<'_>) -> Result<TokenClient, ProviderError> {
+        let client = BasicClient::new(ClientId::new(self.provider.client_id.clone()))
+            .set_token_uri(url(endpoints.token_url).map(TokenUrl::from_url)?)
+            // As documented by providers of this kind.
+            .set_auth_type(AuthType::RequestBody);
+        let secret = self.provider.client_secret.as_ref().map(Secret::expose);
+        Ok(match secret {
+            Some(secret) => client.set_client_secret(ClientSecret::new(secret.to_owned())),
+            None => client,
+        })
+    }
+
+    /// The person's word by old tokens; `renewed` are those in their place.
+    async fn again(
         &self,
+        tokens: &Tokens,
+        renewed: &mut Option<ProviderTokens>,
+    ) -> Result<Option<ProviderIdentity>, ProviderError> {
+        let endpoints = self.endpoints()?;
+        let place = endpoints.user_url;
+        let user = match &tokens.refresh {
+            None => get_with_old_token(&self.outbound, place, tokens.access.expose()).await?,
+            Some(refresh) => {
+                let refresh = RefreshToken::new(refresh.expose().to_owned());
+                let http = OutboundClient(&self.outbound);
+                let client = self.token_client(&endpoints)?;
+                let answer = client.exchange_refresh_token(&refresh).request_async(&http);
+                let given = given(&answer.await.map_err(refresh_error)?);
+                let token = &renewed.insert(given).access;
+                get_with_token(&self.outbound, place, token.expose()).await?
+            }
+        };
+        Self::identity(&endpoints, &user).map(Some)
+    }
+
+    /// The person that the user endpoint describes.
+    fn identity(
         endpoints: &Endpoints<'_>,
-        token: &str,
+        user: &Map<String, Value>,
     ) -> Result<ProviderIdentity, ProviderError> {
-        let user = get_with_token(&self.outbound, endpoints.user_url, token).await?;
         let subject = match user.get(endpoints.subject_member) {
             Some(Value::String(text)) => Some(text.clone()),
             // GitHub's ids are numbers.
@@ -79,8 +118,9 @@ impl OauthProvider {
             || ProviderError::Invalid(format!("user_url: no {}", endpoints.subject_member));
         Ok(ProviderIdentity {
             subject: subject.ok_or_else(missing)?,
-            title: title(&user, &["name", "login", "username", "email"]),
-            groups: Vec::new(),
+            title: title(user, &["name", "login", "username", "email"]),
+            groups: None,
+            session: None,
             // The response does not say whether an address is verified.
             email: None,
         })
@@ -101,12 +141,15 @@ impl IdentityProvider for OauthProvider {
             let verifier = PkceCodeVerifier::new(login.verifier.to_owned());
             let state = || CsrfToken::new(login.state.to_owned());
             let scopes = self.provider.scopes.iter().cloned().map(Scope::new);
-            let (url, _) = client
+            let request = client
                 .authorize_url(state)
                 .add_scopes(scopes)
-                .set_pkce_challenge(PkceCodeChallenge::from_code_verifier_sha256(&verifier))
-                .url();
-            Ok(url)
+                .set_pkce_challenge(PkceCodeChallenge::from_code_verifier_sha256(&verifier));
+            let more = &self.provider.authorization_parameters;
+            let request = more.iter().fold(request, |request, (name, value)| {
+                request.add_extra_param(name, value)
+            });
+            Ok(request.url().0)
         })
     }
 
@@ -115,17 +158,11 @@ impl IdentityProvider for OauthProvider {
         login: &'a ProviderLogin<'a>,
         code: &'a str,
         _wanted: WantedClaims,
-    ) -> ProviderFuture<'a, Result<ProviderIdentity, ProviderError>> {
+    ) -> ProviderFuture<'a, Result<(ProviderIdentity, ProviderTokens), ProviderError>> {
         Box::pin(async move {
             let endpoints = self.endpoints()?;
-            let mut client = BasicClient::new(ClientId::new(self.provider.client_id.clone()))
-                .set_token_uri(url(endpoints.token_url).map(TokenUrl::from_url)?)
-                .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?)
-                // As documented by providers of this kind.
-                .set_auth_type(AuthType::RequestBody);
-            if let Some(secret) = self.provider.client_secret.as_ref().map(Secret::expose) {
-                client = client.set_client_secret(ClientSecret::new(secret.to_owned()));
-            }
+            let callback = url(login.callback).map(RedirectUrl::from_url)?;
+            let client = self.token_client(&endpoints)?.set_redirect_uri(callback);
             let http = OutboundClient(&self.outbound);
             let answer = client
                 .exchange_code(AuthorizationCode::new(code.to_owned()))
@@ -133,7 +170,37 @@ impl IdentityProvider for OauthProvider {
                 .request_async(&http)
                 .await
                 .map_err(exchange_error)?;
-            self.user(&endpoints, answer.access_token().secret()).await
+            let given = given(&answer);
+            let token = given.access.expose();
+            let user = get_with_token(&self.outbound, endpoints.user_url, token).await?;
+            Ok((Self::identity(&endpoints, &user)?, given))
         })
     }
+
+    fn ask_again<'a>(
+        &'a self,
+        tokens: &'a Tokens,
+        _wanted: WantedClaims,
+    ) -> ProviderFuture<'a, AskedAgain> {
+        Box::pin(async move {
+            let mut renewed = None;
+            let word = self.again(tokens, &mut renewed).await;
+            AskedAgain {
+                tokens: renewed,
+                word,
+            }
+        })
+    }
+
+    fn logout_token<'a>(
+        &'a self,
+        _text: &'a str,
+    ) -> ProviderFuture<'a, Result<LogoutToken, ProviderError>> {
+        let what = "it speaks no OpenID".to_owned();
+        Box::pin(async { Err(ProviderError::Invalid(what)) })
+    }
 }
+
+/// The crate's client with a token endpoint.
+type TokenClient =
+    BasicClient<EndpointNotSet, EndpointNotSet, EndpointNotSet, EndpointNotSet, EndpointSet>;

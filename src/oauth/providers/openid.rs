@@ -7,8 +7,9 @@ use std::{sync::Arc, time::Duration};
 use moka::future::Cache;
 use oauth2::{
     AuthType, AuthUrl, AuthorizationCode, Client, ClientId, ClientSecret, CsrfToken,
-    EndpointNotSet, ExtraTokenFields, PkceCodeChallenge, PkceCodeVerifier, RedirectUrl, Scope,
-    StandardRevocableToken, StandardTokenResponse, TokenResponse, TokenUrl,
+    EndpointNotSet, EndpointSet, ExtraTokenFields, PkceCodeChallenge, PkceCodeVerifier,
+    RedirectUrl, RefreshToken, Scope, StandardRevocableToken, StandardTokenResponse, TokenResponse,
+    TokenUrl,
     basic::{
         BasicClient, BasicErrorResponse, BasicRevocationErrorResponse,
         BasicTokenIntrospectionResponse, BasicTokenType,
@@ -19,11 +20,15 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use super::{
+    logout_token,
     provider::{
-        ANSWER, IdentityProvider, ProviderError, ProviderFuture, ProviderIdentity, ProviderLogin,
-        SUBJECT, WantedClaims, title,
+        ANSWER, AskedAgain, IdentityProvider, LogoutToken, ProviderError, ProviderFuture,
+        ProviderIdentity, ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
     },
-    transport::{OutboundClient, exchange_error, get_with_token, url},
+    transport::{
+        OutboundClient, exchange_error, get_with_old_token, get_with_token, given, refresh_error,
+        url,
+    },
 };
 use crate::{
     auth::{
@@ -31,7 +36,8 @@ use crate::{
         jws::{declared, numeric_date, parse_unverified, string, strings},
     },
     base::{Clock, LEEWAY_S, Outbound, Secret},
-    declare::{ALGORITHMS, GroupsClaim, Provider, ProviderKind},
+    database::Tokens,
+    declare::{ALGORITHMS, GroupsClaim, OFFLINE_ACCESS, Provider, ProviderKind},
 };
 
 /// Cached metadata of providers by issuer; clones share it.
@@ -50,6 +56,8 @@ impl MetadataCache {
 struct ProviderMetadata {
     document: MetadataDocument,
     keys: KeySet,
+    /// The time of the fetch, in milliseconds since 1970.
+    fetched_ms: i64,
 }
 
 #[derive(Deserialize)]
@@ -59,6 +67,7 @@ struct MetadataDocument {
     token_endpoint: String,
     jwks_uri: String,
     userinfo_endpoint: Option<String>,
+    scopes_supported: Option<Vec<String>>,
     token_endpoint_auth_methods_supported: Option<Vec<String>>,
 }
 
@@ -71,7 +80,7 @@ struct IdField {
 impl ExtraTokenFields for IdField {}
 
 /// The crate's client, for token responses with an ID token.
-type IdClient = Client<
+type IdClient<Token = EndpointNotSet> = Client<
     BasicErrorResponse,
     StandardTokenResponse<IdField, BasicTokenType>,
     BasicTokenIntrospectionResponse,
@@ -81,7 +90,7 @@ type IdClient = Client<
     EndpointNotSet,
     EndpointNotSet,
     EndpointNotSet,
-    EndpointNotSet,
+    Token,
 >;
 
 /// An OpenID Connect provider.
@@ -116,6 +125,25 @@ impl OpenIdProvider {
         }
     }
 
+    /// The declared `prompt`, with that for a fresh log-in (OpenID Connect Core, section 3.1.2.1).
+    fn prompt(&self, again: bool) -> Option<String> {
+        let declared = self.provider.authorization_parameters.get(PROMPT);
+        let words = declared.map_or("", String::as_str);
+        if !again {
+            return declared.cloned();
+        }
+        // `none` stands alone.
+        let others = words
+            .split(' ')
+            .filter(|word| !matches!(*word, "" | "none" | "login"));
+        Some(
+            std::iter::once("login")
+                .chain(others)
+                .collect::<Vec<_>>()
+                .join(" "),
+        )
+    }
+
     /// Metadata and keys; concurrent callers share one fetch.
     async fn metadata(&self) -> Result<Arc<ProviderMetadata>, ProviderError> {
         let (issuer, _) = self.declared();
@@ -124,6 +152,7 @@ impl OpenIdProvider {
         fetched.await.map_err(|error| match &*error {
             ProviderError::Unavailable(what) => ProviderError::Unavailable(what.clone()),
             ProviderError::Invalid(what) => ProviderError::Invalid(what.clone()),
+            ProviderError::Ended => ProviderError::Ended,
         })
     }
 
@@ -145,41 +174,63 @@ impl OpenIdProvider {
         let keys = self.outbound.json(&document.jwks_uri, KEYS).await?;
         let keys = KeySet::parse(&keys)
             .map_err(|what| ProviderError::Invalid(format!("its keys cannot be read: {what}")))?;
-        Ok(Arc::new(ProviderMetadata { document, keys }))
+        Ok(Arc::new(ProviderMetadata {
+            document,
+            keys,
+            fetched_ms: self.clock.now_ms(),
+        }))
     }
 
-    /// Verifies an ID token of this log-in and returns its claims. An unknown key may be new, so
-    /// metadata and keys are fetched once more.
+    /// Verifies an ID token, of the log-in with this nonce, and returns its claims.
     async fn claims(
         &self,
         text: &str,
-        metadata: &Arc<ProviderMetadata>,
-        nonce: &str,
+        nonce: Option<&str>,
     ) -> Result<Map<String, Value>, ProviderError> {
-        let wrong = |what: &str| ProviderError::Invalid(format!("its ID token: {what}"));
         let (issuer, _) = self.declared();
         let expected = ExpectedIdToken {
             issuer,
             client: &self.provider.client_id,
             nonce,
-            now: u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0),
+            now: self.now_s(),
         };
+        let check = |header: &_, claims: &_| expected.check(header, claims);
+        let (claims, ()) = self.verified(text, 0, check).await?;
+        Ok(claims)
+    }
+
+    /// Verifies a token of the provider, whose claims pass `check`. An unknown key may be new, so metadata and keys
+    /// are fetched once more, unless they are younger than that many milliseconds.
+    async fn verified<T>(
+        &self,
+        text: &str,
+        young_ms: i64,
+        check: impl Fn(&Map<String, Value>, &Map<String, Value>) -> Result<T, &'static str>,
+    ) -> Result<(Map<String, Value>, T), ProviderError> {
+        let wrong = |what: &str| ProviderError::Invalid(format!("its token: {what}"));
         // Claims are checked first, so that a useless token does not cause a fetch.
         let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
         let (header, claims, jws) = parse_unverified(text, &algorithms).map_err(wrong)?;
-        expected.check(&header, &claims).map_err(wrong)?;
+        let checked = check(&header, &claims).map_err(wrong)?;
+        let metadata = self.metadata().await?;
+        let age_ms = self.clock.now_ms().saturating_sub(metadata.fetched_ms);
         let outcome = match metadata.keys.check(&jws) {
-            Signature::NoKey => {
+            Signature::NoKey if age_ms >= young_ms => {
+                let (issuer, _) = self.declared();
                 self.known.0.invalidate(issuer).await;
                 self.metadata().await?.keys.check(&jws)
             }
             outcome => outcome,
         };
         match outcome {
-            Signature::By(_) => Ok(claims),
+            Signature::By(_) => Ok((claims, checked)),
             Signature::Bad => Err(wrong("a bad signature")),
             Signature::NoKey => Err(wrong("an unknown key")),
         }
+    }
+
+    fn now_s(&self) -> u64 {
+        u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0)
     }
 
     /// Adds wanted claims that the ID token lacks from the user info endpoint (OpenID Connect Core,
@@ -210,6 +261,67 @@ impl OpenIdProvider {
         }
         Ok(claims)
     }
+
+    fn token_client(
+        &self,
+        document: &MetadataDocument,
+    ) -> Result<IdClient<EndpointSet>, ProviderError> {
+        let client = IdClient::new(ClientId::new(self.provider.client_id.clone()))
+            .set_token_uri(url(&document.token_endpoint).map(TokenUrl::from_url)?)
+            .set_auth_type(document.auth_type());
+        let secret = self.provider.client_secret.as_ref().map(Secret::expose);
+        Ok(match secret {
+            Some(secret) => client.set_client_secret(ClientSecret::new(secret.to_owned())),
+            None => client,
+        })
+    }
+
+    /// The provider's word by old tokens; `renewed` are those in their place.
+    async fn again(
+        &self,
+        tokens: &Tokens,
+        wanted: WantedClaims,
+        renewed: &mut Option<ProviderTokens>,
+    ) -> Result<Option<ProviderIdentity>, ProviderError> {
+        let metadata = self.metadata().await?;
+        let document = &metadata.document;
+        let place = document.userinfo_endpoint.as_ref();
+        let Some(refresh) = &tokens.refresh else {
+            let Some(place) = place else {
+                return Ok(None);
+            };
+            let token = tokens.access.expose();
+            let claims = get_with_old_token(&self.outbound, place, token).await?;
+            return self.identity(&claims).map(Some);
+        };
+        let refresh = RefreshToken::new(refresh.expose().to_owned());
+        let http = OutboundClient(&self.outbound);
+        let client = self.token_client(document)?;
+        let answer = client.exchange_refresh_token(&refresh).request_async(&http);
+        let answer = answer.await.map_err(refresh_error)?;
+        *renewed = Some(given(&answer));
+        let token = answer.access_token().secret();
+        // Section 12.2: the response may be without one.
+        let Some(text) = &answer.extra_fields().id_token else {
+            let Some(place) = place else {
+                return Ok(None);
+            };
+            let claims = get_with_token(&self.outbound, place, token).await?;
+            return self.identity(&claims).map(Some);
+        };
+        let claims = self.claims(text, None).await?;
+        let claims = self.complete(claims, document, token, wanted).await?;
+        let mut identity = self.identity(&claims)?;
+        // As at a log-in: where the ID token could have them, an absent claim is an empty one.
+        identity.groups.get_or_insert_default();
+        Ok(Some(identity))
+    }
+
+    fn identity(&self, claims: &Map<String, Value>) -> Result<ProviderIdentity, ProviderError> {
+        let (_, groups) = self.declared();
+        let wrong = |what| ProviderError::Invalid(format!("its claims: {what}"));
+        identity(claims, groups).map_err(wrong)
+    }
 }
 
 /// The person of verified claims, whose groups are in the claim `wanted`.
@@ -229,9 +341,9 @@ pub(crate) fn identity(
     let groups = match found {
         Some((wanted, claim)) => {
             let claimed = strings(claim)?;
-            wanted.groups(&claimed).cloned().collect()
+            Some(wanted.groups(&claimed).cloned().collect())
         }
-        None => Vec::new(),
+        None => None,
     };
     let is_verified = match claims.get("email_verified") {
         Some(Value::Bool(is)) => *is,
@@ -240,11 +352,14 @@ pub(crate) fn identity(
         _ => false,
     };
     let email = claims.get("email").and_then(Value::as_str);
+    let session = claims.get("sid").and_then(Value::as_str);
+    let session = session.filter(|text| (1..=SUBJECT).contains(&text.len()));
     Ok(ProviderIdentity {
         subject: subject.to_owned(),
         title: title(claims, &["name", "preferred_username", "email"]),
         groups,
         email: email.filter(|_| is_verified).map(str::to_owned),
+        session: session.map(str::to_owned),
     })
 }
 
@@ -252,7 +367,8 @@ pub(crate) fn identity(
 struct ExpectedIdToken<'e> {
     issuer: &'e str,
     client: &'e str,
-    nonce: &'e str,
+    /// None of a refreshed one (section 12.2).
+    nonce: Option<&'e str>,
     /// In seconds since 1970.
     now: u64,
 }
@@ -279,7 +395,7 @@ impl ExpectedIdToken<'_> {
             Some(party) if party != self.client => return Err("another azp"),
             _ => {}
         }
-        if string(claims, "nonce")? != Some(self.nonce) {
+        if self.nonce.is_some() && string(claims, "nonce")? != self.nonce {
             return Err("another nonce");
         }
         let subject = string(claims, "sub")?.unwrap_or_default();
@@ -331,14 +447,27 @@ impl IdentityProvider for OpenIdProvider {
                 .scopes
                 .iter()
                 .filter(|scope| *scope != "openid");
-            let scopes = openid.chain(others.cloned()).map(Scope::new);
+            // Section 11. Many providers give a refresh token without `prompt=consent`; for others an operator adds it.
+            let offline = login.is_kept && metadata.document.gives_offline();
+            let is_asked = self
+                .provider
+                .scopes
+                .iter()
+                .any(|scope| scope == OFFLINE_ACCESS);
+            let offline = (offline && !is_asked).then(|| OFFLINE_ACCESS.to_owned());
+            let scopes = openid.chain(others.cloned()).chain(offline).map(Scope::new);
             let mut request = client
                 .authorize_url(state)
                 .add_scopes(scopes)
                 .add_extra_param("nonce", login.nonce)
                 .set_pkce_challenge(PkceCodeChallenge::from_code_verifier_sha256(&verifier));
-            if again {
-                request = request.add_extra_param("prompt", "login");
+            for (name, value) in &self.provider.authorization_parameters {
+                if name != PROMPT {
+                    request = request.add_extra_param(name, value);
+                }
+            }
+            if let Some(prompt) = self.prompt(again) {
+                request = request.add_extra_param(PROMPT, prompt);
             }
             Ok(request.url().0)
         })
@@ -349,17 +478,12 @@ impl IdentityProvider for OpenIdProvider {
         login: &'a ProviderLogin<'a>,
         code: &'a str,
         wanted: WantedClaims,
-    ) -> ProviderFuture<'a, Result<ProviderIdentity, ProviderError>> {
+    ) -> ProviderFuture<'a, Result<(ProviderIdentity, ProviderTokens), ProviderError>> {
         Box::pin(async move {
             let metadata = self.metadata().await?;
             let document = &metadata.document;
-            let mut client = IdClient::new(ClientId::new(self.provider.client_id.clone()))
-                .set_token_uri(url(&document.token_endpoint).map(TokenUrl::from_url)?)
-                .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?)
-                .set_auth_type(document.auth_type());
-            if let Some(secret) = self.provider.client_secret.as_ref().map(Secret::expose) {
-                client = client.set_client_secret(ClientSecret::new(secret.to_owned()));
-            }
+            let callback = url(login.callback).map(RedirectUrl::from_url)?;
+            let client = self.token_client(document)?.set_redirect_uri(callback);
             let http = OutboundClient(&self.outbound);
             let answer = client
                 .exchange_code(AuthorizationCode::new(code.to_owned()))
@@ -368,22 +492,52 @@ impl IdentityProvider for OpenIdProvider {
                 .await
                 .map_err(exchange_error)?;
             let no_token = || ProviderError::Invalid("it gave no ID token".to_owned());
-            let text = answer
-                .extra_fields()
-                .id_token
-                .as_ref()
-                .ok_or_else(no_token)?;
-            let claims = self.claims(text, &metadata, login.nonce).await?;
+            let text = &answer.extra_fields().id_token;
+            let text = text.as_ref().ok_or_else(no_token)?;
+            let claims = self.claims(text, Some(login.nonce)).await?;
             let token = answer.access_token().secret();
             let claims = self.complete(claims, document, token, wanted).await?;
-            let (_, groups) = self.declared();
-            let wrong = |what| ProviderError::Invalid(format!("its claims: {what}"));
-            identity(&claims, groups).map_err(wrong)
+            Ok((self.identity(&claims)?, given(&answer)))
+        })
+    }
+
+    fn ask_again<'a>(
+        &'a self,
+        tokens: &'a Tokens,
+        wanted: WantedClaims,
+    ) -> ProviderFuture<'a, AskedAgain> {
+        Box::pin(async move {
+            let mut renewed = None;
+            let word = self.again(tokens, wanted, &mut renewed).await;
+            AskedAgain {
+                tokens: renewed,
+                word,
+            }
+        })
+    }
+
+    fn logout_token<'a>(
+        &'a self,
+        text: &'a str,
+    ) -> ProviderFuture<'a, Result<LogoutToken, ProviderError>> {
+        Box::pin(async move {
+            let (issuer, _) = self.declared();
+            let of = (issuer, self.provider.client_id.as_str());
+            let check =
+                |header: &_, claims: &_| logout_token::read(header, claims, of, self.now_s());
+            let (_, token) = self.verified(text, REFETCH_MS, check).await?;
+            Ok(token)
         })
     }
 }
 
 impl MetadataDocument {
+    /// Reports whether the provider has a scope for refresh tokens.
+    fn gives_offline(&self) -> bool {
+        let scopes = self.scopes_supported.iter().flatten();
+        scopes.into_iter().any(|scope| scope == OFFLINE_ACCESS)
+    }
+
     /// The authentication method by OpenID Connect Core, section 9: Basic, unless the provider
     /// excludes it.
     fn auth_type(&self) -> AuthType {
@@ -397,10 +551,13 @@ impl MetadataDocument {
     }
 }
 
+const PROMPT: &str = "prompt";
 /// Maximum providers with cached metadata.
 const ISSUERS: u64 = 256;
 /// Lifetime of cached metadata. The first token of a new key refreshes it sooner.
 const FRESH: Duration = Duration::from_secs(300);
+/// The time between two fetches that tokens of strangers can cause, in milliseconds.
+const REFETCH_MS: i64 = 15_000;
 /// Maximum size of a key set in bytes.
 const KEYS: usize = 256 << 10;
 /// Maximum age of an ID token in seconds.
@@ -416,7 +573,7 @@ mod tests {
         let expected = ExpectedIdToken {
             issuer: "https://idp.test",
             client: "us",
-            nonce: "n",
+            nonce: Some("n"),
             now: 10_000,
         };
         expected.check(header.as_object().unwrap(), claims.as_object().unwrap())

@@ -3,12 +3,15 @@
 //! Not here: the log-in of an identified person (`oauth::browser`), and the two implementations
 //! (`openid`, `oauth`).
 
-use std::{future::Future, pin::Pin};
+use std::{future::Future, pin::Pin, time::Duration};
 
 use serde_json::Value;
 use url::Url;
 
-use crate::base::OutboundError;
+use crate::{
+    base::{OutboundError, Secret},
+    database::Tokens,
+};
 
 /// A future that the seam returns.
 pub(crate) type ProviderFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -24,6 +27,8 @@ pub(crate) struct ProviderLogin<'j> {
     pub(crate) nonce: &'j str,
     /// Binds the code to the gateway (RFC 7636).
     pub(crate) verifier: &'j str,
+    /// Whether to ask for a refresh token.
+    pub(crate) is_kept: bool,
 }
 
 /// A person as a provider identifies them.
@@ -33,10 +38,43 @@ pub(crate) struct ProviderIdentity {
     pub(crate) subject: String,
     /// The name to show.
     pub(crate) title: Option<String>,
-    /// Group memberships.
-    pub(crate) groups: Vec<String>,
+    /// Group memberships; none if the provider does not tell them.
+    pub(crate) groups: Option<Vec<String>>,
     /// A verified e-mail address. It does not identify a person, since it may be reassigned.
     pub(crate) email: Option<String>,
+    /// The person's session there, if the provider names it (OpenID Connect Back-Channel Logout 1.0, section 2.1).
+    pub(crate) session: Option<String>,
+}
+
+/// The tokens of a person that a provider gave.
+pub(crate) struct ProviderTokens {
+    /// The access token.
+    pub(crate) access: Secret,
+    /// The refresh token, if there is one.
+    pub(crate) refresh: Option<Secret>,
+    /// The lifetime of the access token, if the provider told it.
+    pub(crate) lasts: Option<Duration>,
+}
+
+/// What became of asking a provider about a person again.
+pub(crate) struct AskedAgain {
+    /// New tokens in place of those by which it was asked, whatever its word.
+    pub(crate) tokens: Option<ProviderTokens>,
+    /// The person, if it described them.
+    pub(crate) word: Result<Option<ProviderIdentity>, ProviderError>,
+}
+
+/// What a provider ends: a session there, a person, or a session of a person.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct LogoutToken {
+    /// The person at the provider.
+    pub(crate) subject: Option<String>,
+    /// The session at the provider.
+    pub(crate) session: Option<String>,
+    /// Its `jti`, valid for one use.
+    pub(crate) id: String,
+    /// The time from which it is refused, in seconds since 1970.
+    pub(crate) expires_s: i64,
 }
 
 /// The claims that are needed beside the subject; others are not requested.
@@ -55,6 +93,8 @@ pub(crate) enum ProviderError {
     Unavailable(String),
     /// The provider's response is invalid; the text is for the log.
     Invalid(String),
+    /// The provider does not honour the tokens of the person any more.
+    Ended,
 }
 
 impl From<OutboundError> for ProviderError {
@@ -77,9 +117,13 @@ impl From<OutboundError> for ProviderError {
 /// 2. `identify` returns a `ProviderIdentity` only if the provider itself, over a connection of the
 ///    gateway, confirms it for this log-in: another nonce, verifier, audience or issuer is
 ///    `Invalid`.
-/// 3. Only `ProviderIdentity::subject`, together with the issuer, identifies a person.
-/// 4. Both end within a bounded time; an unreachable provider is `Unavailable`.
-/// 5. No redirect and no URL of the provider is followed, except those that its operator or its own
+/// 3. `ask_again` answers `Ended` only if the provider itself refuses the tokens; new tokens are returned whatever
+///    follows, since the old ones may be used up.
+/// 4. `logout_token` returns only what the provider itself has signed for the gateway just now. Anybody can cause it, so
+///    what it fetches is bounded.
+/// 5. Only `ProviderIdentity::subject`, together with the issuer, identifies a person.
+/// 6. All end within a bounded time; an unreachable provider is `Unavailable`.
+/// 7. No redirect and no URL of the provider is followed, except those that its operator or its own
 ///    metadata name, as far as `outbound` allows them.
 pub(crate) trait IdentityProvider: Send + Sync {
     /// Builds the URL of the provider's log-in; `again` requests a fresh log-in.
@@ -95,7 +139,20 @@ pub(crate) trait IdentityProvider: Send + Sync {
         login: &'a ProviderLogin<'a>,
         code: &'a str,
         wanted: WantedClaims,
-    ) -> ProviderFuture<'a, Result<ProviderIdentity, ProviderError>>;
+    ) -> ProviderFuture<'a, Result<(ProviderIdentity, ProviderTokens), ProviderError>>;
+
+    /// Asks about a person again who logged in before, by tokens of that log-in.
+    fn ask_again<'a>(
+        &'a self,
+        tokens: &'a Tokens,
+        wanted: WantedClaims,
+    ) -> ProviderFuture<'a, AskedAgain>;
+
+    /// Verifies a logout token of the provider.
+    fn logout_token<'a>(
+        &'a self,
+        text: &'a str,
+    ) -> ProviderFuture<'a, Result<LogoutToken, ProviderError>>;
 }
 
 /// Returns the first non-blank text among these members.

@@ -50,7 +50,7 @@ pub(crate) async fn attempt(
     let reason = match refusal.code() {
         RefusalCode::InvalidClient => Denied::BadClient,
         RefusalCode::InvalidGrant => Denied::BadGrant,
-        RefusalCode::InvalidToken => Denied::BadToken,
+        RefusalCode::InvalidToken | RefusalCode::InvalidLogoutToken => Denied::BadToken,
         _ => return refusal.into_response(),
     };
     state.failures.note(&account);

@@ -10,9 +10,12 @@ use http::{Extensions, request::Parts};
 
 use super::state::{Oauth, OauthState};
 use crate::{
-    declare::{AllowedScopes, AuthMode, Builtin, DeclaredClient, OFFLINE_ACCESS, Tenant},
+    declare::{AllowedScopes, AuthMode, Builtin, DeclaredClient, OFFLINE_ACCESS, Provider, Tenant},
     endpoint::{OauthEndpoint, Site, TenantHost},
-    oauth::clients::{CLIENT_CREDENTIALS, Clients, GRANT_TYPES, JWT_BEARER},
+    oauth::{
+        clients::{CLIENT_CREDENTIALS, Clients, GRANT_TYPES, JWT_BEARER},
+        providers::{StandingOf, WantedClaims},
+    },
 };
 
 /// Authorization server of one tenant, for the duration of one request.
@@ -114,6 +117,31 @@ impl AuthorizationServer {
         let person = self.builtin.subject(subject, claimed).ok()?;
         let server = self.tenant.servers.get(server)?;
         server.scopes_of(subject, person.groups(claimed), Some(client))
+    }
+
+    /// Returns a person of an identity provider, whose standing can be asked for.
+    pub(crate) fn standing_of(&self, subject: &str) -> Option<StandingOf> {
+        let provider = self.builtin.provider_of(subject)?;
+        Some(StandingOf {
+            tenant: self.tenant.name.clone(),
+            provider: Arc::clone(provider),
+            subject: subject.to_owned(),
+            wanted: self.wanted_claims(provider),
+            recheck: self.builtin.recheck,
+        })
+    }
+
+    /// Returns the claims on which access depends, in addition to the subject.
+    pub(crate) fn wanted_claims(&self, provider: &Provider) -> WantedClaims {
+        let mut servers = self.tenant.servers.values();
+        let has_groups = servers.any(|server| {
+            let grants = server.grants.as_ref();
+            server.policy.has_groups() || grants.is_some_and(|grants| !grants.groups.is_empty())
+        });
+        WantedClaims {
+            groups: has_groups || !provider.allow.groups.is_empty(),
+            email: !provider.allow.domains.is_empty(),
+        }
     }
 
     /// Returns those of the scopes that `allowed` includes; `offline_access` if it includes none of them, since the

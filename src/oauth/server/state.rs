@@ -12,7 +12,7 @@ use crate::{
     oauth::{
         base::{OauthRefusal, RefusalCode, Throttle},
         clients::Documents,
-        providers::Providers,
+        providers::{Providers, Standings},
         upstreams::Upstreams,
     },
     snapshot::{AuditQueue, CurrentSnapshot},
@@ -49,6 +49,8 @@ pub(crate) struct OauthState {
     pub(crate) providers: Providers,
     /// Issuers of assertions, by their keys.
     pub(crate) issuers: TrustedIssuers,
+    /// Standing of people at them.
+    pub(crate) standings: Standings,
     /// Connections of people to upstreams.
     pub(crate) upstreams: Upstreams,
     /// Reports of denied attempts.
@@ -70,11 +72,14 @@ impl Oauth {
     ) -> Self {
         let is_probed = !config.outbound.probe.is_empty();
         let known = config.oauth.known_clients.clone();
+        let providers = Providers::new(outbound.clone(), clock.clone());
+        let tracker = upstreams.tracker.clone();
         Self(Arc::new(OauthState {
             config,
+            standings: Standings::new(providers.clone(), Arc::clone(&snapshot), tracker),
             snapshot,
-            documents: Documents::new(outbound.clone(), known, is_probed),
-            providers: Providers::new(outbound, clock.clone()),
+            documents: Documents::new(outbound, known, is_probed),
+            providers,
             clock,
             audit,
             random: SystemRandom::new(),

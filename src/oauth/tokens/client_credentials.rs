@@ -38,6 +38,7 @@ impl Exchange<'_> {
             client_id: client.clone(),
             resource: resource.url,
             scope: scope.clone(),
+            session: None,
             auth_ms: self.now_ms,
             expires_ms: self.now_ms.saturating_add(millis(settings.refresh_max)),
         };

@@ -89,6 +89,7 @@ impl Exchange<'_> {
             client_id: client.clone(),
             resource: resource.url,
             scope,
+            session: None,
             auth_ms: self.now_ms.min(jag.issued.saturating_mul(1000)),
             // It ends with its only token.
             expires_ms: self.now_ms + millis(self.state.config.oauth.access),
@@ -167,7 +168,8 @@ impl Exchange<'_> {
         let subject = format!("{}#{}", provider.issuer(), found.subject);
         attempt.subject(&subject);
         let email = found.email.as_deref();
-        if !provider.allow.admits(&found.subject, &found.groups, email) {
+        let groups = found.groups.unwrap_or_default();
+        if !provider.allow.admits(&found.subject, &groups, email) {
             let (target, detail) = (
                 format!("tenant {}", self.server.tenant.name),
                 json!({"by": provider.name}),
@@ -186,7 +188,7 @@ impl Exchange<'_> {
         }
         Ok(Vouched {
             subject,
-            groups: found.groups,
+            groups,
             provider: provider.name.clone(),
         })
     }

@@ -30,6 +30,7 @@ use crate::{
             secret,
         },
         clients::{CLIENT_CREDENTIALS, Client, JWT_BEARER},
+        providers::Standing,
         server::{
             Attempt, AuthorizationServer, Oauth, OauthState, StepKind,
             attempt::{address, attempt, note},
@@ -209,6 +210,7 @@ impl Exchange<'_> {
         let known = known.ok_or(BAD_REFRESH)?;
         self.check_resource(&known)?;
         let scope = narrowed(&known.scope, self.form.get("scope"))?;
+        let known = self.in_good_standing(known).await?;
         let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
@@ -233,6 +235,22 @@ impl Exchange<'_> {
         self.renew_client().await?;
         let scope = self.permitted(&grant, &scope);
         self.issue(&grant, &groups, &scope, Some(&next))
+    }
+
+    /// Returns a grant with the groups that its person has at the identity provider now. The provider is asked before the
+    /// token is used, so that a client may come again while the provider is away.
+    async fn in_good_standing(&self, mut grant: Grant) -> Result<Grant, OauthRefusal> {
+        let Some(of) = self.server.standing_of(&grant.subject) else {
+            return Ok(grant);
+        };
+        match self.state.standings.ask(of).await? {
+            Standing::Good(groups) => grant.groups = groups.unwrap_or(grant.groups),
+            Standing::Ended => return Err(BAD_REFRESH),
+            Standing::Unknown => {
+                return Err(OauthRefusal::later("the identity provider does not answer"));
+            }
+        }
+        Ok(grant)
     }
 
     /// Uses a refresh token, within the budget of its grant. A retry gets the successor that is

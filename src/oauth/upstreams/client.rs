@@ -118,10 +118,13 @@ impl UpstreamClient {
         if !upstream.scopes.is_empty() {
             query.append_pair("scope", &upstream.scopes.join(" "));
         }
-        if upstream.scopes.iter().any(|scope| scope == OFFLINE) {
+        let more = &upstream.authorization_parameters;
+        let is_offline = upstream.scopes.iter().any(|scope| scope == OFFLINE);
+        if is_offline && !more.contains_key("prompt") {
             // OpenID Connect Core, section 11: without it there is no refresh token.
             query.append_pair("prompt", "consent");
         }
+        query.extend_pairs(more);
         if let Some(resource) = &upstream.resource {
             query.append_pair("resource", resource);
         }

@@ -24,7 +24,7 @@ pub(crate) struct Upstreams {
     snapshot: Arc<CurrentSnapshot>,
     clock: Clock,
     /// A refresh that was begun is ended: its refresh token may be used up.
-    tracker: TaskTracker,
+    pub(crate) tracker: TaskTracker,
 }
 
 /// What became of an attempt.
@@ -159,7 +159,7 @@ impl Upstreams {
         &self,
         at: ConnectionAt<'_>,
         upstream: &Upstream,
-        known: Connection,
+        mut known: Connection,
         now_ms: i64,
     ) -> Result<Result<Step, Refused>, database::Error> {
         let (refresh_ms, version) = (known.tokens.refresh_ms(), known.version);
@@ -171,7 +171,13 @@ impl Upstreams {
         let mut checked_ms = known.checked_ms;
         if checked_ms <= since_ms && kept.check(at, version, since_ms).await? {
             match self.client.is_active(upstream, &known.tokens.access).await {
-                Ok(Some(false)) => return self.end(at, version).await,
+                Ok(Some(false)) => {
+                    // It ended early, and leaves its refresh token good (RFC 7009, section 2.1): it has expired, for
+                    // the children of all replicas, and is refreshed.
+                    known.tokens.expires_ms = Some(now_ms);
+                    kept.refreshed(at, version, &known.tokens).await?;
+                    return Ok(Ok(Step::Again));
+                }
                 Ok(_) => {}
                 Err(error) => warn(at, &error, "a token cannot be looked at"),
             }

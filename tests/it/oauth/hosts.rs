@@ -8,8 +8,9 @@ use reqwest::{
 };
 use serde_json::{Value, json};
 
+use crate::auth::{api_keys::key, external_tokens::bearer};
 use crate::support::{
-    harness::{NEWEST, Session, child, client, client_with, until, within},
+    harness::{NEWEST, Session, child, client, client_with, json_of, opening, until, within},
     oauth_client::{Answer, App, BACK, post, said, send, tenants},
     pair::Pair,
     served::Served,
@@ -240,4 +241,24 @@ async fn a_session_at_a_host_is_reached_through_any_replica() {
         .post(&json!({"jsonrpc": "2.0", "id": 1, "method": "ping"}))
         .await;
     assert_eq!(foreign.status(), StatusCode::NOT_FOUND);
+}
+
+/// A person is logged in at each host apart, so a session leads to the page at the host where it was opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_account_page_is_at_the_host_of_the_session() {
+    let (key, hash) = key();
+    let mut all = with_hosts();
+    all["a"]["api_keys"] = json!({"ada": {"hash": hash, "subject": "ada", "servers": ["*"]}});
+    all["a"]["servers"]["y"]["secrets"] = json!({"TOKEN": {"for": "principal"}});
+    let gateway = Served::start(json!({}), all).await;
+    for site in [&*at(&gateway, "a.localhost"), gateway.origin()] {
+        let session = Session::at(bearer(&key), format!("{site}/t/a/y/mcp"));
+        let refused = json_of(session.post(&opening(NEWEST)).await).await;
+        assert_eq!(refused["error"]["code"], -31005, "{refused}");
+        let text = refused["error"]["message"].as_str().unwrap();
+        assert!(
+            text.contains(&format!("{site}/t/a/account")),
+            "{site}: {text}"
+        );
+    }
 }

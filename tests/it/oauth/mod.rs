@@ -12,6 +12,7 @@ pub(crate) mod pages;
 pub(crate) mod providers;
 pub(crate) mod registration;
 pub(crate) mod rmcp;
+mod standing;
 pub(crate) mod tokens;
 pub(crate) mod upstreams;
 mod workloads;

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-const ALLOW: [(&str, &str); 1] = [("decision", "allow")];
+pub(crate) const ALLOW: [(&str, &str); 1] = [("decision", "allow")];
 
 /// A gateway with these providers, and with the local user ada.
 pub(crate) async fn behind(mut config: Value, providers: Value) -> Served {
@@ -27,7 +27,7 @@ pub(crate) async fn behind(mut config: Value, providers: Value) -> Served {
     gateway(config, more).await
 }
 
-fn openid(issuer: &str) -> Value {
+pub(crate) fn openid(issuer: &str) -> Value {
     json!({"kind": "openid", "issuer": issuer, "client_id": "gateway", "client_secret": "secret",
         "title": "Acme", "scopes": ["openid", "profile", "email"]})
 }
@@ -43,7 +43,7 @@ pub(crate) async fn chosen(gateway: &Served, browser: &mut Browser, name: &str) 
 }
 
 /// The redirect of a browser to a provider.
-async fn departed(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
+pub(crate) async fn departed(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
     let consent = chosen(gateway, browser, name).await;
     let sent = browser.submit(&consent, &ALLOW).await;
     assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.text);
@@ -103,20 +103,20 @@ async fn a_real_provider_logs_people_in_on_postgres() {
 }
 
 /// A scripted provider.
-struct Hostile {
-    stage: Stage,
+pub(crate) struct Hostile {
+    pub(crate) stage: Stage,
     key: Key,
 }
 
 impl Hostile {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let (stage, key) = (Stage::start().await, Key::new("k"));
         stage.json("/.well-known/openid-configuration", Self::metadata(&stage));
         stage.json("/keys", json!({"keys": [key.public()]}));
         Self { stage, key }
     }
 
-    fn metadata(stage: &Stage) -> Value {
+    pub(crate) fn metadata(stage: &Stage) -> Value {
         let at = |path: &str| format!("{}{path}", stage.url);
         json!({"issuer": stage.url, "authorization_endpoint": at("/authorize"),
             "token_endpoint": at("/token"), "jwks_uri": at("/keys"),
@@ -124,7 +124,7 @@ impl Hostile {
     }
 
     /// The claims of a valid ID token for the log-in of the redirect `sent`.
-    fn claims(&self, sent: &Shown) -> Value {
+    pub(crate) fn claims(&self, sent: &Shown) -> Value {
         json!({"iss": self.stage.url, "sub": "1", "aud": "gateway", "nonce": sent.answer()["nonce"],
             "iat": now(), "exp": now() + 300, "email": "ada@acme.test", "email_verified": true,
             "groups": ["eng"]})
@@ -136,14 +136,19 @@ impl Hostile {
         self.stage.json("/token", tokens);
     }
 
-    fn signed(&self, claims: &Value) -> String {
+    pub(crate) fn signed(&self, claims: &Value) -> String {
         let header = json!({"alg": "ES256", "kid": "k"});
         self.key.sign_as(&header.to_string(), &claims.to_string())
     }
 }
 
 /// Returns a browser from the provider to the callback.
-async fn returned(gateway: &Served, browser: &mut Browser, sent: &Shown, more: &str) -> Shown {
+pub(crate) async fn returned(
+    gateway: &Served,
+    browser: &mut Browser,
+    sent: &Shown,
+    more: &str,
+) -> Shown {
     let state = &sent.answer()["state"];
     let url = format!("{}/t/a/oauth/callback/acme", gateway.origin());
     browser.open(&format!("{url}?state={state}{more}")).await
@@ -394,6 +399,28 @@ async fn another_account_is_asked_for_at_the_provider() {
     let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
     let claims = claims(&redeem(&gateway, &done.answer()["code"], &[]).await);
     assert_eq!(claims["sub"], format!("{}#2", hostile.stage.url));
+}
+
+/// An operator adds parameters, and those of a log-in that has to be a fresh one stay.
+#[tokio::test]
+async fn a_provider_is_asked_with_more_parameters() {
+    let hostile = Hostile::start().await;
+    for (prompt, fresh) in [("consent", "login consent"), ("none", "login")] {
+        let mut provider = openid(&hostile.stage.url);
+        provider["authorization_parameters"] = json!({"access_type": "offline", "prompt": prompt});
+        let gateway = behind(json!({}), json!({"acme": provider})).await;
+        for (parameters, wanted) in [(&[][..], prompt), (&[("max_age", "0")], fresh)] {
+            let mut browser = Browser::new();
+            let login = browser.open(&request(&gateway, parameters)).await;
+            let consent = browser.submit(&login, &[("provider", "acme")]).await;
+            let sent = browser.submit(&consent, &ALLOW).await;
+            let answer = sent.answer();
+            assert_eq!(answer["access_type"], "offline");
+            assert_eq!(answer["prompt"], wanted);
+            let url = sent.location().unwrap();
+            assert_eq!(url.as_str().matches("prompt=").count(), 1, "{url}");
+        }
+    }
 }
 
 /// A client that changes during the log-in at the provider is shown again.

@@ -176,6 +176,14 @@ fn returning(gateway: &Served, upstream: &str, sent: &Shown) -> String {
     )
 }
 
+fn sql(postgres: &Postgres, statement: &str) {
+    let done = postgres
+        .command("psql")
+        .args([&postgres.url(), "-c", statement])
+        .output();
+    assert!(done.unwrap().status.success());
+}
+
 /// The kinds of the audit records about upstreams, newest first.
 async fn audited(gateway: &Served) -> Vec<String> {
     let url = format!("{}/api/v1/audit?tenant=a", gateway.origin());
@@ -444,6 +452,126 @@ async fn a_return_from_another_issuer_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_is_asked_with_more_parameters() {
+    let stage = Stage::start().await;
+    let mut hub = scripted(&stage);
+    hub["scopes"] = json!(["offline_access"]);
+    let mut ada = Browser::new();
+    let mut asked = async |hub: &Value| {
+        let people = People::with(json!({"hub": hub}));
+        let gateway = gateway(outbound(json!({})), people.tenant).await;
+        let page = account(&gateway, &mut ada, &ADA).await;
+        done(&mut ada, &page, "connect").await
+    };
+    assert_eq!(asked(&hub).await.answer()["prompt"], "consent");
+    hub["authorization_parameters"] = json!({"access_type": "offline", "prompt": "select_account"});
+    let sent = asked(&hub).await;
+    let answer = sent.answer();
+    assert_eq!(answer["access_type"], "offline");
+    assert_eq!(answer["prompt"], "select_account");
+    let url = sent.location().unwrap();
+    assert_eq!(url.as_str().matches("prompt=").count(), 1, "{url}");
+}
+
+/// Whoever gets the name of a user again gets nothing that the user was connected to.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_user_leaves_no_connection() {
+    let stage = Stage::start().await;
+    let people = People::with(json!({"hub": scripted(&stage)}));
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    connected_to(&stage, &gateway, tokens("canary-1", 3600, "r1")).await;
+    let ada = opened(&gateway, &people.ada, "s").await;
+    assert_eq!(token(&ada).await, "canary-1");
+    let url = format!("{}/api/v1/tenants/a/users/ada", gateway.origin());
+    let by = gateway.administrator();
+    let removed = send(Method::DELETE, &url, &by, None).await;
+    assert!(removed.status.is_success(), "{}", removed.body);
+    let again = json!({"password": "correct horse"});
+    let put = send(Method::PUT, &url, &by, Some(&again)).await;
+    assert!(put.status.is_success(), "{}", put.body);
+    assert_eq!(refused(&gateway, &people.ada, "f").await["code"], -31005);
+    connected_to(&stage, &gateway, tokens("canary-2", 3600, "r2")).await;
+    assert_eq!(
+        token(&opened(&gateway, &people.ada, "f").await).await,
+        "canary-2"
+    );
+}
+
+/// A start that needs a token from an upstream that does not answer ends in time, and delays no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_upstream_delays_the_starts_that_need_it_alone() {
+    let (slow, quick) = (Stage::start().await, Stage::start().await);
+    let mut people = People::with(json!({"hub": scripted(&slow), "other": scripted(&quick)}));
+    let other = json!({"for": "principal", "upstream": "other"});
+    people.tenant["servers"]["s"]["secrets"] = json!({"TOKEN": other});
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    let mut browser = connected_to(&slow, &gateway, tokens("canary-1", 0, "r1")).await;
+    let page = account(&gateway, &mut browser, &ADA).await;
+    quick.json("/token", tokens("canary-2", 3600, "r2"));
+    let (action, form) = page.form("do");
+    let fields = [
+        ("form", form.as_str()),
+        ("do", "connect"),
+        ("upstream", "other"),
+    ];
+    let sent = browser
+        .post(page.url.join(&action).unwrap().as_str(), &fields)
+        .await;
+    browser.open(&returning(&gateway, "other", &sent)).await;
+    slow.set("/token", Answer::Slow);
+    let waiting = session(&gateway, &people.ada, "f");
+    let starts = async {
+        let (opening, began) = (opening(NEWEST), tokio::time::Instant::now());
+        let status = waiting.post(&opening).await.status();
+        (status, began.elapsed())
+    };
+    let others = async {
+        until("the start begins", async || {
+            slow.asked("POST /token").len() == 2
+        })
+        .await;
+        token(&opened(&gateway, &people.ada, "s").await).await
+    };
+    let ((status, took), token) = tokio::join!(starts, others);
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(took < std::time::Duration::from_secs(15), "{took:?}");
+    assert_eq!(token, "canary-2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_outlives_a_database_that_goes_away_while_it_is_refreshed() {
+    let (stage, mut postgres) = (Stage::start().await, Postgres::start());
+    let people = People::with(json!({"hub": scripted(&stage)}));
+    let config = outbound(json!({"sql": {"url": postgres.url()}}));
+    let gateway = gateway(config, people.tenant.clone()).await;
+    connected_to(&stage, &gateway, tokens("canary-1", 0, "r1")).await;
+    stage.set("/token", Answer::Slow);
+    let waiting = session(&gateway, &people.ada, "f");
+    let away = async {
+        until("it is asked", async || {
+            stage.asked("POST /token").len() == 2
+        })
+        .await;
+        postgres.pause();
+    };
+    let opening = opening(NEWEST);
+    let (refused, ()) = tokio::join!(waiting.post(&opening), away);
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    stage.json("/token", tokens("canary-2", 3600, "r2"));
+    postgres.resume();
+    // Otherwise the lease of the request that was lost has to end first.
+    sql(&postgres, "UPDATE connections SET lease_ms = 0");
+    until("it goes on", async || {
+        let answer = session(&gateway, &people.ada, "f").post(&opening).await;
+        answer.status() == StatusCode::OK
+    })
+    .await;
+    let ada = opened(&gateway, &people.ada, "f").await;
+    assert_eq!(token(&ada).await, "canary-2");
+    assert_eq!(audited(&gateway).await, ["upstream.connected"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_token_never_goes_to_an_upstream_that_is_declared_later() {
     let (stage, later) = (Stage::start().await, Stage::start().await);
     let people = People::with(json!({"hub": scripted(&stage)}));
@@ -480,21 +608,14 @@ async fn a_token_never_goes_to_an_upstream_that_is_declared_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_is_not_active_ends_the_connection() {
+async fn a_token_that_is_not_active_is_refreshed_or_ends_the_connection() {
     let (stage, postgres) = (Stage::start().await, Postgres::start());
     let mut hub = scripted(&stage);
     hub["introspection_endpoint"] = json!(format!("{}/introspect", stage.url));
     let people = People::with(json!({"hub": hub}));
     let config = outbound(json!({"sql": {"url": postgres.url()}}));
     let gateway = gateway(config, people.tenant.clone()).await;
-    let a_minute_later = || {
-        let sql = "UPDATE connections SET checked_ms = 0";
-        let done = postgres
-            .command("psql")
-            .args([&postgres.url(), "-c", sql])
-            .output();
-        assert!(done.unwrap().status.success());
-    };
+    let a_minute_later = || sql(&postgres, "UPDATE connections SET checked_ms = 0");
     connected_to(&stage, &gateway, tokens("canary-1", 3600, "r1")).await;
     stage.json("/introspect", json!({"active": true}));
     let ada = opened(&gateway, &people.ada, "s").await;
@@ -510,6 +631,23 @@ async fn a_token_that_is_not_active_ends_the_connection() {
     assert_eq!(asked.len(), 1, "once a minute");
     assert!(asked[0].contains("token=canary-1"));
     stage.json("/introspect", json!({"active": false}));
+    // While the upstream cannot refresh it, nobody gets a token that has ended.
+    stage.set("/token", Answer::Json(503, json!({})));
+    a_minute_later();
+    for _ in 0..2 {
+        let answer = session(&gateway, &people.ada, "f")
+            .post(&opening(NEWEST))
+            .await;
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    stage.json("/token", tokens("canary-2", 3600, "r2"));
+    until("another token", async || token(&ada).await == "canary-2").await;
+    assert_eq!(audited(&gateway).await, ["upstream.connected"]);
+    // The refresh token has ended, too.
+    stage.set(
+        "/token",
+        Answer::Json(400, json!({"error": "invalid_grant"})),
+    );
     a_minute_later();
     assert_eq!(refused(&gateway, &people.ada, "f").await["code"], -31005);
     until("the end of the child", async || {

@@ -147,6 +147,16 @@ impl Provider {
         self.tell(&format!("person {name}\n")).await;
     }
 
+    /// Gives everybody these groups, separated by commas.
+    pub(crate) async fn groups(&mut self, names: &str) {
+        self.tell(&format!("groups {names}\n")).await;
+    }
+
+    /// Disables everybody's account.
+    pub(crate) async fn disable(&mut self) {
+        self.tell("disable\n").await;
+    }
+
     /// Sets the life of access tokens of people, in seconds.
     pub(crate) async fn ttl(&mut self, seconds: u32) {
         self.tell(&format!("ttl {seconds}\n")).await;

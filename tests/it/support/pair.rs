@@ -17,7 +17,7 @@ pub(crate) struct Pair {
     second: Served,
     first: Served,
     pub(crate) redis: Redis,
-    _postgres: Postgres,
+    pub(crate) postgres: Postgres,
 }
 
 impl Pair {
@@ -44,7 +44,7 @@ impl Pair {
             second,
             first,
             redis,
-            _postgres: postgres,
+            postgres,
         };
         for replica in pair.both() {
             until("a replica that is ready", || async {

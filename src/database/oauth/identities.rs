@@ -1,0 +1,400 @@
+//! Identities: the last word of identity providers about people, and the tokens by which they are asked again, sealed.
+//!
+//! There is one row for each person who logged in at a provider. Not here: the requests to providers
+//! (`oauth/providers`).
+
+use serde_json::json;
+
+use super::{
+    super::{
+        pool::{Author, Error, Pool, Record, Row, Transaction, Value, audit},
+        vault::{Place, Sealer, Tokens, Vault},
+    },
+    logins::Person,
+    revocations::{self, Revoked},
+};
+use crate::declare::{Kind, ObjectName};
+
+/// Identities of people at the providers of tenants.
+#[derive(Clone, Copy)]
+pub(crate) struct Identities<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) vault: &'a Vault,
+}
+
+/// The place of an identity.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IdentityAt<'i> {
+    /// The tenant.
+    pub(crate) tenant: &'i str,
+    /// The provider.
+    pub(crate) provider: &'i str,
+    /// The subject of the person, which begins with the issuer of the provider.
+    pub(crate) subject: &'i str,
+}
+
+/// A stored identity.
+pub(crate) struct Identity {
+    /// The tokens that the provider gave.
+    pub(crate) tokens: Tokens,
+    /// The number of the tokens.
+    pub(crate) version: i64,
+    /// The time of the provider's last word, in milliseconds since 1970.
+    pub(crate) checked_ms: i64,
+}
+
+impl Identities<'_> {
+    /// Stores the tokens and the groups of a log-in, in place of those of an earlier one; returns true if open sessions
+    /// have to learn the groups.
+    pub(crate) async fn put(
+        self,
+        of: IdentityAt<'_>,
+        tokens: &Tokens,
+        groups: &[String],
+    ) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin_unserialized().await?;
+        let sealed = self.sealed(&mut transaction, of, tokens).await?;
+        let mut values = key(of);
+        values.extend([
+            of.provider.into(),
+            Some(sealed).into(),
+            self.pool.now_ms().into(),
+        ]);
+        transaction.run(PUT, values).await?;
+        let is_changed = self.tell(&mut transaction, of, groups).await?;
+        transaction.commit().await?;
+        Ok(is_changed)
+    }
+
+    /// The identity; none without a log-in.
+    ///
+    /// # Errors
+    ///
+    /// `Bug` for tokens that do not open.
+    pub(crate) async fn get(self, of: IdentityAt<'_>) -> Result<Option<Identity>, Error> {
+        let mut values = key(of);
+        values.push(of.provider.into());
+        let rows = self.pool.read(ONE, values).await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let (at, sealed) = (row_of(of), row.get::<Vec<u8>>("value")?);
+        let plain = self.vault.open(place(&at), &sealed);
+        let tokens = plain.and_then(|plain| Tokens::of_json(&plain));
+        Ok(Some(Identity {
+            tokens: tokens.ok_or_else(broken)?,
+            version: row.get("version")?,
+            checked_ms: row.get("checked_ms")?,
+        }))
+    }
+
+    /// Takes the lease to ask the provider by the tokens of `known` until `until_ms`; false if another replica has it, or
+    /// had it since `known` was read. A rotated refresh token that is used twice may end the person's session there (RFC
+    /// 9700, section 4.14.2).
+    pub(crate) async fn lease(
+        self,
+        of: IdentityAt<'_>,
+        known: &Identity,
+        until_ms: i64,
+    ) -> Result<bool, Error> {
+        let mut values = key(of);
+        values.extend([
+            known.version.into(),
+            until_ms.into(),
+            self.pool.now_ms().into(),
+            known.checked_ms.into(),
+        ]);
+        Ok(!self.pool.write(LEASE, values).await?.is_empty())
+    }
+
+    /// Changes the end of the lease that this replica has.
+    pub(crate) async fn end_lease(
+        self,
+        of: IdentityAt<'_>,
+        version: i64,
+        at_ms: i64,
+    ) -> Result<(), Error> {
+        let mut values = key(of);
+        values.extend([version.into(), at_ms.into()]);
+        self.pool.write(END_LEASE, values).await?;
+        Ok(())
+    }
+
+    /// Stores renewed tokens of this version, for which this replica has the lease; returns their version, or none after
+    /// another log-in.
+    pub(crate) async fn renew(
+        self,
+        of: IdentityAt<'_>,
+        version: i64,
+        tokens: &Tokens,
+    ) -> Result<Option<i64>, Error> {
+        let mut transaction = self.pool.begin_unserialized().await?;
+        let sealed = self.sealed(&mut transaction, of, tokens).await?;
+        let mut values = key(of);
+        values.extend([version.into(), Some(sealed).into()]);
+        let renewed = transaction.run(RENEW, values).await?;
+        transaction.commit().await?;
+        let version = renewed.first().map(|row| row.get("version"));
+        Ok(version.transpose()?)
+    }
+
+    /// Stores the provider's word that the person may come in, and the groups, where it told them; returns true if open
+    /// sessions have to learn these.
+    pub(crate) async fn vouch(
+        self,
+        of: IdentityAt<'_>,
+        groups: Option<&[String]>,
+    ) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut values = key(of);
+        values.push(self.pool.now_ms().into());
+        transaction.run(VOUCH, values).await?;
+        let is_changed = match groups {
+            Some(groups) => self.tell(&mut transaction, of, groups).await?,
+            None => false,
+        };
+        transaction.commit().await?;
+        Ok(is_changed)
+    }
+
+    /// Ends an identity of this version with all that the person has here, because the provider's word has ended;
+    /// returns false if it is another one.
+    pub(crate) async fn end(
+        self,
+        of: IdentityAt<'_>,
+        version: i64,
+        author: &Author,
+    ) -> Result<bool, Error> {
+        let now_ms = self.pool.now_ms();
+        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut values = key(of);
+        values.push(version.into());
+        if transaction.run(DELETE, values).await?.is_empty() {
+            return Ok(false);
+        }
+        let target = format!("tenant {}", of.tenant);
+        let mut detail = author.detail.clone();
+        detail.insert("subject".to_owned(), of.subject.into());
+        let record = Record::new(
+            Some(of.tenant),
+            "identity.ended",
+            &author.actor,
+            &target,
+            detail.into(),
+        );
+        audit::append(&mut transaction, now_ms, &[record]).await?;
+        let person = Revoked::Subject(of.subject.to_owned());
+        revocations::end(&mut transaction, of.tenant, &person, now_ms).await?;
+        transaction.commit().await?;
+        Ok(true)
+    }
+
+    /// Gives what the person has here other groups, and announces them; false if they are the same.
+    async fn tell(
+        self,
+        transaction: &mut Transaction,
+        of: IdentityAt<'_>,
+        groups: &[String],
+    ) -> Result<bool, Error> {
+        let text = json!(groups).to_string();
+        let with = |text: &str| {
+            let mut values = key(of);
+            values.push(text.into());
+            values
+        };
+        let before = transaction.run(GROUPS, key(of)).await?;
+        let before: Option<String> = before.first().map_or(Ok(None), |row| row.get("groups"))?;
+        if before.as_ref() == Some(&text) {
+            return Ok(false);
+        }
+        transaction.run(SET_GROUPS, with(&text)).await?;
+        for row in transaction.run(LOGINS, key(of)).await? {
+            let browser: Vec<u8> = row.get("browser")?;
+            let mut person = Person::of_row(&row)?;
+            person.groups = groups.to_vec();
+            let values = vec![
+                of.tenant.into(),
+                Some(browser).into(),
+                person.text()?.into(),
+            ];
+            transaction.run(SET_PERSON, values).await?;
+        }
+        let grants = transaction.run(SET_GRANTS, with(&text)).await?;
+        let is_known = before.is_some()
+            || !grants.is_empty()
+            || revocations::has_groups(transaction, of.tenant, of.subject).await?;
+        if is_known {
+            // Access tokens that were issued before have the old ones.
+            let now_ms = self.pool.now_ms();
+            revocations::number_groups(transaction, of.tenant, (of.subject, groups), now_ms)
+                .await?;
+        }
+        Ok(is_known)
+    }
+
+    async fn sealed(
+        self,
+        transaction: &mut Transaction,
+        of: IdentityAt<'_>,
+        tokens: &Tokens,
+    ) -> Result<Vec<u8>, Error> {
+        // Tokens sealed under a rotated master key could not be opened.
+        let keys = self.vault.current_keys(transaction).await?;
+        let (row, plain) = (row_of(of), tokens.to_json());
+        let sealed = keys.seal(&self.vault.random, place(&row), plain.as_bytes());
+        sealed.ok_or_else(Error::no_randomness)
+    }
+}
+
+/// Removes the identities of a removed provider.
+pub(crate) async fn forget(
+    transaction: &mut Transaction,
+    removed: &ObjectName,
+) -> Result<(), Error> {
+    if removed.kind() == Kind::Provider {
+        let tenant = removed.owner().unwrap_or_default();
+        let values = vec![tenant.into(), removed.name().into()];
+        transaction.run(FORGET_PROVIDER, values).await?;
+    }
+    Ok(())
+}
+
+/// Seals the tokens of every identity again.
+pub(crate) async fn reseal(
+    transaction: &mut Transaction,
+    Sealer { keys, random }: &Sealer<'_>,
+) -> Result<(), Error> {
+    let mut after = vec!["".into(), "".into()];
+    loop {
+        let rows = transaction.run(PART, after).await?;
+        let Some(last) = rows.last() else {
+            return Ok(());
+        };
+        let [tenant, _, subject] = names(last)?;
+        after = vec![tenant.into(), subject.into()];
+        for row in &rows {
+            let ([tenant, provider, subject], sealed) = (names(row)?, row.get::<Vec<u8>>("value")?);
+            let of = IdentityAt {
+                tenant: &tenant,
+                provider: &provider,
+                subject: &subject,
+            };
+            let at = row_of(of);
+            let plain = keys.open(place(&at), &sealed).map_err(|_| broken())?;
+            let sealed = keys.seal(*random, place(&at), &plain);
+            let mut values = key(of);
+            values.push(Some(sealed.ok_or_else(Error::no_randomness)?).into());
+            transaction.run(RESEAL, values).await?;
+        }
+    }
+}
+
+fn names(row: &Row) -> Result<[String; 3], Error> {
+    Ok([
+        row.get("tenant")?,
+        row.get("provider")?,
+        row.get("subject")?,
+    ])
+}
+
+fn key(of: IdentityAt<'_>) -> Vec<Value> {
+    vec![of.tenant.into(), of.subject.into()]
+}
+
+/// The row of an identity in its seal; JSON keeps the parts apart.
+fn row_of(of: IdentityAt<'_>) -> String {
+    json!([of.tenant, of.provider, of.subject]).to_string()
+}
+
+fn place(row: &str) -> Place<'_> {
+    Place {
+        table: "identities",
+        row,
+        column: "value",
+    }
+}
+
+fn broken() -> Error {
+    Error::Bug("the seal of an identity".to_owned())
+}
+
+const PUT: &str = "
+    INSERT INTO identities (tenant, subject, provider, value, version, lease_ms, checked_ms)
+    VALUES ($1, $2, $3, $4, 0, 0, $5)
+    ON CONFLICT (tenant, subject)
+    DO UPDATE SET provider = excluded.provider, value = excluded.value, version = identities.version + 1,
+                  lease_ms = 0, checked_ms = excluded.checked_ms";
+
+const ONE: &str = "
+    SELECT value, version, checked_ms
+      FROM identities
+     WHERE tenant = $1 AND subject = $2 AND provider = $3";
+
+const LEASE: &str = "
+    UPDATE identities
+       SET lease_ms = $4
+     WHERE tenant = $1 AND subject = $2 AND version = $3 AND lease_ms <= $5 AND checked_ms = $6
+    RETURNING version";
+
+const END_LEASE: &str = "
+    UPDATE identities
+       SET lease_ms = $4
+     WHERE tenant = $1 AND subject = $2 AND version = $3";
+
+const RENEW: &str = "
+    UPDATE identities
+       SET value = $4, version = version + 1
+     WHERE tenant = $1 AND subject = $2 AND version = $3
+    RETURNING version";
+
+const VOUCH: &str = "
+    UPDATE identities
+       SET checked_ms = $3, lease_ms = 0
+     WHERE tenant = $1 AND subject = $2";
+
+const DELETE: &str = "
+    DELETE FROM identities
+     WHERE tenant = $1 AND subject = $2 AND version = $3
+    RETURNING version";
+
+const GROUPS: &str = "
+    SELECT groups
+      FROM identities
+     WHERE tenant = $1 AND subject = $2";
+
+const SET_GROUPS: &str = "
+    UPDATE identities
+       SET groups = $3
+     WHERE tenant = $1 AND subject = $2";
+
+const LOGINS: &str = "
+    SELECT browser, person
+      FROM logins
+     WHERE tenant = $1 AND subject = $2";
+
+const SET_PERSON: &str = "
+    UPDATE logins
+       SET person = $3
+     WHERE tenant = $1 AND browser = $2";
+
+const SET_GRANTS: &str = "
+    UPDATE grants
+       SET groups = $3
+     WHERE tenant = $1 AND subject = $2 AND revoked_ms IS NULL AND groups <> $3
+    RETURNING id";
+
+const PART: &str = "
+    SELECT tenant, provider, subject, value
+      FROM identities
+     WHERE (tenant, subject) > ($1, $2)
+     ORDER BY tenant, subject
+     LIMIT 100";
+
+const RESEAL: &str = "
+    UPDATE identities
+       SET value = $3
+     WHERE tenant = $1 AND subject = $2";
+
+const FORGET_PROVIDER: &str = "
+    DELETE FROM identities
+     WHERE tenant = $1 AND provider = $2";

@@ -1,0 +1,274 @@
+//! Identities at rest: sealed, each in its own row, asked about by one replica at a time, gone with their people.
+
+use serde_json::json;
+use uuid::Uuid;
+
+use super::fixture::{CANARY, Place, ada, object, on_both, put, record};
+use super::oauth_fixture::{BEGIN, DAY, code, granted, later, open, person, refresh, revoked};
+use crate::base::Secret;
+use crate::database::{
+    Database, Error, Expected, Tokens, Value,
+    oauth::{IdentityAt, LoggedOut, Revoked},
+};
+use crate::declare::{Issued, Kind, ObjectName};
+
+on_both! {
+    identities_open_in_their_own_row_alone
+    one_replica_at_a_time_asks_by_the_tokens_of_a_version
+    told_groups_reach_grants_log_ins_and_replicas
+    identities_are_sealed_again_and_go_with_what_they_belong_to
+    no_grant_begins_after_the_logout_of_its_session
+}
+
+const ADA: IdentityAt<'static> = IdentityAt {
+    tenant: "a",
+    provider: "corp",
+    subject: "https://idp.test#ada",
+};
+const EVE: IdentityAt<'static> = IdentityAt {
+    subject: "https://idp.test#eve",
+    ..ADA
+};
+
+fn tokens(access: &str) -> Tokens {
+    Tokens {
+        access: Secret::new(access.to_owned()),
+        refresh: Some(Secret::new(format!("{access} refresh"))),
+        given_ms: 1_000,
+        expires_ms: None,
+        authority: "corp".to_owned(),
+    }
+}
+
+fn list(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+async fn keep(store: &Database, of: IdentityAt<'_>, access: &str, groups: &[&str]) -> bool {
+    let kept = store.identities();
+    kept.put(of, &tokens(access), &list(groups)).await.unwrap()
+}
+
+async fn access(store: &Database, of: IdentityAt<'_>) -> Result<Option<String>, Error> {
+    let found = store.identities().get(of).await?;
+    Ok(found.map(|found| found.tokens.access.expose().to_owned()))
+}
+
+async fn identities_open_in_their_own_row_alone(place: Place) {
+    let [store, _] = open(&place).await;
+    for (of, text) in [(ADA, "of ada"), (EVE, "of eve")] {
+        keep(&store, of, &format!("{CANARY} {text}"), &[]).await;
+        let found = access(&store, of).await.unwrap();
+        assert_eq!(found, Some(format!("{CANARY} {text}")));
+    }
+    assert!(!place.holds(CANARY));
+    let other = IdentityAt {
+        provider: "other",
+        ..ADA
+    };
+    assert_eq!(access(&store, other).await.unwrap(), None);
+    let pool = place.pool().await;
+    for moved in [
+        "UPDATE identities SET value = (SELECT value FROM identities WHERE subject = 'https://idp.test#eve')
+          WHERE subject = $1",
+        "UPDATE identities SET provider = 'other' WHERE subject = $1",
+    ] {
+        pool.write(moved, vec![Value::from(ADA.subject)]).await.unwrap();
+        for of in [ADA, other] {
+            let found = access(&store, of).await;
+            assert!(matches!(found, Ok(None) | Err(Error::Bug(_))), "{moved}");
+        }
+    }
+    pool.close().await;
+}
+
+async fn one_replica_at_a_time_asks_by_the_tokens_of_a_version(place: Place) {
+    let [store, other] = open(&place).await;
+    keep(&store, ADA, "first", &[]).await;
+    let (kept, there) = (store.identities(), other.identities());
+    let first = kept.get(ADA).await.unwrap().unwrap();
+    assert!(kept.lease(ADA, &first, i64::MAX).await.unwrap());
+    assert!(!there.lease(ADA, &first, i64::MAX).await.unwrap());
+    kept.end_lease(ADA, first.version, 0).await.unwrap();
+    assert!(there.lease(ADA, &first, i64::MAX).await.unwrap());
+    // Renewed tokens leave the lease and the age of the word; the word ends both.
+    let renewed = there.renew(ADA, first.version, &tokens("renewed")).await;
+    let renewed = renewed.unwrap().unwrap();
+    there.end_lease(ADA, renewed, 0).await.unwrap();
+    assert!(
+        !kept.lease(ADA, &first, i64::MAX).await.unwrap(),
+        "old tokens"
+    );
+    later(&place, DAY);
+    let second = kept.get(ADA).await.unwrap().unwrap();
+    assert_eq!(second.tokens.access.expose(), "renewed");
+    assert_eq!((second.version, second.checked_ms), (renewed, BEGIN));
+    there.vouch(ADA, None).await.unwrap();
+    assert!(
+        !kept.lease(ADA, &second, i64::MAX).await.unwrap(),
+        "an old word"
+    );
+    let third = kept.get(ADA).await.unwrap().unwrap();
+    assert_eq!(third.checked_ms, BEGIN + DAY);
+    assert!(kept.lease(ADA, &third, i64::MAX).await.unwrap());
+    // A log-in of meanwhile is another version, which nothing of before changes.
+    keep(&other, ADA, "second", &[]).await;
+    let late = kept.renew(ADA, third.version, &tokens("late")).await;
+    assert_eq!(late.unwrap(), None);
+    assert!(!kept.end(ADA, third.version, &ada()).await.unwrap());
+    let found = access(&store, ADA).await.unwrap();
+    assert_eq!(found.as_deref(), Some("second"));
+    // A restored copy does not ask in the name of the original.
+    store.end_issued().await.unwrap();
+    assert_eq!(access(&store, ADA).await.unwrap(), None);
+}
+
+async fn told_groups_reach_grants_log_ins_and_replicas(place: Place) {
+    let [store, other] = open(&place).await;
+    let of_replica = async || {
+        let (issued, _) = other.issued().newer((&Issued::default(), 0)).await.unwrap();
+        let (groups, _) = issued.revoked.get("a")?.groups.get(ADA.subject)?;
+        Some(groups.to_vec())
+    };
+    assert!(
+        !keep(&store, ADA, "x", &["eng"]).await,
+        "nothing has other groups"
+    );
+    let mut new = code(1);
+    new.grant.subject = ADA.subject.to_owned();
+    new.grant.groups = list(&["eng"]);
+    granted(&store, &new, &[1; 32]).await;
+    let mut person = person(ADA.subject);
+    person.groups = list(&["eng"]);
+    let logins = store.logins();
+    logins
+        .log_in("a", &[1; 32], &person, i64::MAX)
+        .await
+        .unwrap();
+    assert_eq!(of_replica().await, None);
+    let kept = store.identities();
+    assert!(!kept.vouch(ADA, Some(&list(&["eng"]))).await.unwrap());
+    assert!(kept.vouch(ADA, Some(&list(&["ops"]))).await.unwrap());
+    assert_eq!(of_replica().await, Some(list(&["ops"])));
+    let grant = store
+        .grants()
+        .of_refresh("a", &[1; 32])
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(grant.groups, list(&["ops"]));
+    let known = logins.logged_in("a", &[1; 32]).await.unwrap().unwrap();
+    assert_eq!(known.groups, list(&["ops"]));
+    // What replicas were told holds until they are told otherwise, also after another log-in.
+    store
+        .revocations()
+        .revoke("a", &Revoked::Subject(ADA.subject.to_owned()))
+        .await
+        .unwrap();
+    assert_eq!(
+        access(&store, ADA).await.unwrap(),
+        None,
+        "it went with the person"
+    );
+    assert!(keep(&store, ADA, "x", &["eng"]).await);
+    assert_eq!(of_replica().await, Some(list(&["eng"])));
+    assert!(!keep(&store, EVE, "x", &["eng"]).await);
+    // After a day no token has any other groups.
+    later(&place, 2 * DAY);
+    assert_eq!(of_replica().await, None);
+}
+
+async fn identities_are_sealed_again_and_go_with_what_they_belong_to(place: Place) {
+    let [store, _] = open(&place).await;
+    let builtin = object(Kind::Tenant, &json!({"auth": {"mode": "builtin"}}));
+    put(&store, (ObjectName::tenant("a"), builtin)).await;
+    let provider = object(
+        Kind::Provider,
+        &json!({"issuer": "https://idp.test", "client_id": "c"}),
+    );
+    let corp = ObjectName::of("a", Kind::Provider, "corp");
+    put(&store, (corp.clone(), provider)).await;
+    // More than are read at once.
+    let of = |subject: &'static str| IdentityAt { subject, ..ADA };
+    let all: Vec<&'static str> = (0..110).map(|at| &*format!("i#{at}").leak()).collect();
+    for subject in &all {
+        keep(&store, of(subject), subject, &[]).await;
+    }
+    store.rotate().await.unwrap();
+    store.close().await;
+    let store = place.open().await;
+    for at in [0, 99, 100, 109] {
+        let found = access(&store, of(all[at])).await.unwrap();
+        assert_eq!(found.as_deref(), Some(all[at]));
+    }
+    // The sweep leaves those with a log-in or a grant, and new ones.
+    store
+        .logins()
+        .log_in("a", &[1; 32], &person(all[0]), i64::MAX)
+        .await
+        .unwrap();
+    let mut new = code(1);
+    new.grant.subject = all[1].to_owned();
+    let grant: Uuid = granted(&store, &new, &[1; 32]).await;
+    later(&place, DAY / 2);
+    keep(&store, of(all[2]), all[2], &[]).await;
+    while store.sweep_orphans().await.unwrap() {}
+    let is_there = async |at: usize| access(&store, of(all[at])).await.unwrap().is_some();
+    assert_eq!(
+        [
+            is_there(0).await,
+            is_there(1).await,
+            is_there(2).await,
+            is_there(3).await
+        ],
+        [true, true, true, false]
+    );
+    // The end of an identity is the end of all that the person has.
+    let known = store.identities().get(of(all[1])).await.unwrap().unwrap();
+    assert!(
+        store
+            .identities()
+            .end(of(all[1]), known.version, &ada())
+            .await
+            .unwrap()
+    );
+    assert!(revoked(&store).await.contains(&grant));
+    let removed = store.objects().delete(&corp, Expected::Any, &ada()).await;
+    removed.unwrap();
+    assert_eq!(
+        [is_there(0).await, is_there(1).await, is_there(2).await],
+        [false, false, false]
+    );
+}
+
+/// A code that is issued while its log-in ends.
+async fn no_grant_begins_after_the_logout_of_its_session(place: Place) {
+    let [store, _] = open(&place).await;
+    let session = |name: &str| Some(format!("https://idp.test#{name}"));
+    let what = LoggedOut::Session {
+        session: session("s").unwrap(),
+        subject: None,
+    };
+    let record = record(Some("a"), "identity.ended", "provider");
+    let revocations = store.revocations();
+    for is_first in [true, false] {
+        let once = (&[7; 32], i64::MAX);
+        let done = revocations.log_out("a", &what, once, &record).await;
+        assert_eq!(done.unwrap(), is_first);
+    }
+    for (number, session, begins) in [
+        (1, session("s"), false),
+        (2, session("t"), true),
+        (3, None, true),
+    ] {
+        let mut new = code(number);
+        new.grant.session = session;
+        store.grants().add_code("a", &new).await.unwrap();
+        store.grants().take_code("a", &new.hash).await.unwrap();
+        let began = store
+            .grants()
+            .start("a", &new, &refresh(&[number; 32]))
+            .await;
+        assert_eq!(began.unwrap(), begins, "{number}");
+    }
+}

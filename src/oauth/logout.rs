@@ -1,0 +1,120 @@
+//! Back-channel logout: an identity provider ends the log-ins and grants of a person (OpenID Connect Back-Channel
+//! Logout 1.0).
+//!
+//! Not here: the verification of logout tokens (`providers`), and the end of grants (`database::oauth::revocations`).
+
+use axum::{
+    body::Body,
+    extract::{self, Request},
+    response::Response,
+};
+use serde_json::json;
+
+use super::{
+    base::{OauthRefusal, RefusalCode, posted::posted, refusal::forbid_storing},
+    providers::{LogoutToken, ProviderError},
+    server::{
+        AuthorizationServer, Oauth, OauthState,
+        attempt::{address, attempt},
+    },
+};
+use crate::{
+    base::Sha256,
+    database::{Record, oauth::LoggedOut},
+    declare::Provider,
+};
+
+/// POST: handles the logout token of a provider.
+pub(crate) async fn logout(
+    extract::State(oauth): extract::State<Oauth>,
+    extract::Path((_, provider)): extract::Path<(String, String)>,
+    server: AuthorizationServer,
+    request: Request,
+) -> Response {
+    let state = &*oauth.0;
+    let address = address(request.extensions());
+    let attempted = log_out(state, &server, &provider, request);
+    attempt(state, &server, address, "logout", Box::pin(attempted)).await
+}
+
+async fn log_out(
+    state: &OauthState,
+    server: &AuthorizationServer,
+    provider: &str,
+    request: Request,
+) -> Result<Response, OauthRefusal> {
+    let (_, form) = posted(request).await?;
+    let text = form.need("logout_token", "logout_token is missing")?;
+    let provider = server.builtin.providers.get(provider).ok_or(BAD_TOKEN)?;
+    let token = state.providers.of(provider).logout_token(text).await;
+    let token = token.map_err(|error| refused(provider, &error))?;
+    let ended = end(state, server, provider, &token).await;
+    ended.map_err(|refusal| match refusal.code() {
+        // Section 2.8: also if the logout failed.
+        RefusalCode::Unavailable => OauthRefusal::new(RefusalCode::InvalidRequest, refusal.what()),
+        _ => refusal,
+    })?;
+    let mut response = Response::new(Body::empty());
+    forbid_storing(response.headers_mut());
+    Ok(response)
+}
+
+async fn end(
+    state: &OauthState,
+    server: &AuthorizationServer,
+    provider: &Provider,
+    token: &LogoutToken,
+) -> Result<(), OauthRefusal> {
+    let there = |name: &String| format!("{}#{name}", provider.issuer());
+    let what = match (&token.session, &token.subject) {
+        (Some(session), subject) => LoggedOut::Session {
+            session: there(session),
+            subject: subject.as_ref().map(there),
+        },
+        (None, Some(subject)) => LoggedOut::Subject(there(subject)),
+        (None, None) => return Err(BAD_TOKEN),
+    };
+    let tenant = &server.tenant.name;
+    let detail = json!({
+        "by": provider.name, "why": "logged out there", "subject": token.subject.as_ref().map(there),
+    });
+    let target = format!("tenant {tenant}");
+    let record = Record::new(Some(tenant), "identity.ended", "provider", &target, detail);
+    let until_ms = token.expires_s.saturating_mul(1000);
+    let once = (&replay_key(provider, token), until_ms);
+    let revocations = state.snapshot.database()?.revocations();
+    if !revocations.log_out(tenant, &what, once, &record).await? {
+        return Err(BAD_TOKEN);
+    }
+    Ok(state.snapshot.refresh_issued().await?)
+}
+
+/// The key under which a used token is recorded.
+fn replay_key(provider: &Provider, token: &LogoutToken) -> [u8; 32] {
+    let mut digest = Sha256::new();
+    for part in ["logout_token", provider.issuer(), &token.id] {
+        digest.add_part(part.as_bytes());
+    }
+    digest.finish()
+}
+
+fn refused(provider: &Provider, error: &ProviderError) -> OauthRefusal {
+    tracing::warn!(
+        provider = provider.name,
+        ?error,
+        "a logout token is not accepted"
+    );
+    match error {
+        ProviderError::Unavailable(_) => {
+            let what = "the keys of the provider cannot be fetched";
+            OauthRefusal::new(RefusalCode::InvalidLogoutToken, what)
+        }
+        ProviderError::Invalid(_) | ProviderError::Ended => BAD_TOKEN,
+    }
+}
+
+/// The refusal of a logout token, the same for every reason.
+const BAD_TOKEN: OauthRefusal = OauthRefusal::new(
+    RefusalCode::InvalidLogoutToken,
+    "the logout token is not valid here, or was used",
+);

@@ -1,0 +1,279 @@
+//! Standing of people at their identity providers: when a provider's last word is old, it is asked again, by one
+//! replica at a time (OpenID Connect Core, section 12).
+//!
+//! Not here: the requests (`openid`, `oauth`), and the stored tokens (`database`).
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep};
+use tokio_util::task::TaskTracker;
+
+use super::{
+    implementations::Providers,
+    provider::{ProviderError, ProviderTokens, WantedClaims},
+};
+use crate::{
+    base::Clock,
+    database::{
+        self, Author, Tokens,
+        oauth::{Identities, Identity, IdentityAt},
+    },
+    declare::Provider,
+    snapshot::CurrentSnapshot,
+};
+
+/// The standing of the people of all tenants; a handle.
+#[derive(Clone)]
+pub(crate) struct Standings {
+    providers: Providers,
+    snapshot: Arc<CurrentSnapshot>,
+    clock: Clock,
+    /// A request that was begun is ended: its refresh token may be used up.
+    tracker: TaskTracker,
+}
+
+/// A person whom a provider identified.
+#[derive(Clone)]
+pub(crate) struct StandingOf {
+    /// The tenant.
+    pub(crate) tenant: String,
+    /// The provider, as it is declared now.
+    pub(crate) provider: Arc<Provider>,
+    /// The subject of the person here.
+    pub(crate) subject: String,
+    /// The claims on which access depends.
+    pub(crate) wanted: WantedClaims,
+    /// The age at which the provider's word is asked for again; zero is never.
+    pub(crate) recheck: Duration,
+}
+
+/// The provider's word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The person may come in; with these groups, if the provider was asked and told them.
+    Good(Option<Vec<String>>),
+    /// The provider lets the person in no more, and all that the person had here has ended.
+    Ended,
+    /// The provider does not answer, and its last word is too old.
+    Unknown,
+}
+
+impl StandingOf {
+    fn at(&self) -> IdentityAt<'_> {
+        IdentityAt {
+            tenant: &self.tenant,
+            provider: &self.provider.name,
+            subject: &self.subject,
+        }
+    }
+
+    /// What is stored of tokens that the provider gave.
+    fn kept(&self, given: ProviderTokens, now_ms: i64) -> Tokens {
+        let expires = |lasts: Duration| now_ms.saturating_add(millis(lasts));
+        Tokens {
+            access: given.access,
+            refresh: given.refresh,
+            given_ms: now_ms,
+            expires_ms: given.lasts.map(expires),
+            authority: self.provider.authority(),
+        }
+    }
+
+    /// Reports whether the provider can be asked by these tokens.
+    fn is_askable(&self, tokens: &Tokens, now_ms: i64) -> bool {
+        let is_alive = tokens.expires_ms.is_none_or(|at_ms| at_ms > now_ms);
+        // Tokens of before another provider was declared by this name never go there.
+        tokens.authority == self.provider.authority() && (tokens.refresh.is_some() || is_alive)
+    }
+}
+
+impl Standings {
+    /// The standing as the database of `snapshot` has it, and as `providers` say.
+    pub(crate) fn new(
+        providers: Providers,
+        snapshot: Arc<CurrentSnapshot>,
+        tracker: TaskTracker,
+    ) -> Self {
+        let clock = snapshot.clock().clone();
+        Self {
+            providers,
+            snapshot,
+            clock,
+            tracker,
+        }
+    }
+
+    /// Keeps what the provider told and gave at a log-in.
+    pub(crate) async fn keep(
+        &self,
+        of: &StandingOf,
+        groups: &[String],
+        given: ProviderTokens,
+    ) -> Result<(), database::Error> {
+        if of.recheck.is_zero() {
+            return Ok(());
+        }
+        let (kept, at) = (self.identities()?, of.at());
+        let tokens = of.kept(given, self.clock.now_ms());
+        let has_none = tokens.refresh.is_none();
+        if has_none {
+            tracing::info!(
+                tenant.id = of.tenant,
+                provider = of.provider.name,
+                "an identity provider gave no refresh token: it can be asked about this person again only while \
+                 its access token lasts"
+            );
+        }
+        // Some give a refresh token only at the first log-in.
+        let before = kept.get(at).await?.map(|known| known.tokens);
+        let is_better = before
+            .is_some_and(|known| known.refresh.is_some() && known.authority == tokens.authority);
+        let is_changed = if has_none && is_better {
+            kept.vouch(at, Some(groups)).await?
+        } else {
+            kept.put(at, &tokens, groups).await?
+        };
+        if is_changed {
+            self.snapshot.refresh_issued().await?;
+        }
+        Ok(())
+    }
+
+    /// The standing of a person, for which the provider is asked if its last word is old.
+    pub(crate) async fn ask(&self, of: StandingOf) -> Result<Standing, database::Error> {
+        if of.recheck.is_zero() {
+            return Ok(Standing::Good(None));
+        }
+        let one = self.clone();
+        let task = self.tracker.spawn(async move { one.wait(&of).await });
+        task.await.unwrap_or(Ok(Standing::Unknown))
+    }
+
+    async fn wait(&self, of: &StandingOf) -> Result<Standing, database::Error> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.attempt(of).await? {
+                Some(standing) => return Ok(standing),
+                None if Instant::now() >= deadline => return Ok(Standing::Unknown),
+                None => sleep(AGAIN).await,
+            }
+        }
+    }
+
+    /// None while another replica asks.
+    async fn attempt(&self, of: &StandingOf) -> Result<Option<Standing>, database::Error> {
+        let (kept, now_ms) = (self.identities()?, self.clock.now_ms());
+        let Some(mut known) = kept.get(of.at()).await? else {
+            return Ok(Some(Standing::Good(None)));
+        };
+        let (age, recheck) = (now_ms.saturating_sub(known.checked_ms), millis(of.recheck));
+        if age < recheck || !of.is_askable(&known.tokens, now_ms) {
+            return Ok(Some(Standing::Good(None)));
+        }
+        // The last word holds for as long again, so that a provider that is away for a while ends nothing.
+        let held = (age < recheck.saturating_mul(2)).then_some(Standing::Good(None));
+        if !kept.lease(of.at(), &known, now_ms + LEASE_MS).await? {
+            return Ok(held);
+        }
+        match self.renew(kept, of, &mut known).await? {
+            Ok(standing) => Ok(Some(standing)),
+            Err(error) => {
+                let (tenant, provider) = (&of.tenant, &of.provider.name);
+                tracing::warn!(
+                    tenant.id = tenant,
+                    provider,
+                    ?error,
+                    "an identity provider cannot be asked about a person again"
+                );
+                let again_ms = self.clock.now_ms() + BACKOFF_MS;
+                kept.end_lease(of.at(), known.version, again_ms).await?;
+                Ok(Some(held.unwrap_or(Standing::Unknown)))
+            }
+        }
+    }
+
+    /// Asks the provider.
+    async fn renew(
+        &self,
+        kept: Identities<'_>,
+        of: &StandingOf,
+        known: &mut Identity,
+    ) -> Result<Result<Standing, ProviderError>, database::Error> {
+        let provider = self.providers.of(&of.provider);
+        let asked = provider.ask_again(&known.tokens, of.wanted).await;
+        if let Some(given) = asked.tokens {
+            let mut tokens = of.kept(given, self.clock.now_ms());
+            // RFC 6749, section 6: without a new one the old one stays valid.
+            tokens.refresh = tokens.refresh.or_else(|| known.tokens.refresh.clone());
+            let renewed = kept.renew(of.at(), known.version, &tokens).await?;
+            known.version = renewed.unwrap_or(known.version);
+        }
+        let told = match asked.word {
+            Err(ProviderError::Ended) => {
+                return self.end(kept, of, known, "ended there").await.map(Ok);
+            }
+            Err(error) => return Ok(Err(error)),
+            Ok(told) => told,
+        };
+        let mut groups = None;
+        if let Some(told) = told {
+            // OpenID Connect Core, section 12.2: the word is about another person.
+            if Some(told.subject.as_str()) != of.provider.own_subject(&of.subject) {
+                let what = "its answer is about another sub".to_owned();
+                return Ok(Err(ProviderError::Invalid(what)));
+            }
+            let email = told.email.as_deref();
+            let of_now = told.groups.as_deref().unwrap_or_default();
+            if told.groups.is_some() && !of.provider.allow.admits(&told.subject, of_now, email) {
+                return self
+                    .end(kept, of, known, "not admitted any more")
+                    .await
+                    .map(Ok);
+            }
+            groups = told.groups;
+        }
+        if kept.vouch(of.at(), groups.as_deref()).await? {
+            self.snapshot.refresh_issued().await?;
+        }
+        Ok(Ok(Standing::Good(groups)))
+    }
+
+    async fn end(
+        &self,
+        kept: Identities<'_>,
+        of: &StandingOf,
+        known: &Identity,
+        why: &str,
+    ) -> Result<Standing, database::Error> {
+        let mut author = Author::named(ACTOR);
+        author
+            .detail
+            .insert("by".to_owned(), of.provider.name.as_str().into());
+        author.detail.insert("why".to_owned(), why.into());
+        // Another version is a log-in of just now.
+        if !kept.end(of.at(), known.version, &author).await? {
+            return Ok(Standing::Good(None));
+        }
+        self.snapshot.refresh_issued().await?;
+        Ok(Standing::Ended)
+    }
+
+    fn identities(&self) -> Result<Identities<'_>, database::Error> {
+        Ok(self.snapshot.database()?.identities())
+    }
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The actor of what the gateway does by itself.
+const ACTOR: &str = "provider";
+/// The time that a request waits for the answer to another replica.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The time between two looks at it.
+const AGAIN: Duration = Duration::from_millis(100);
+/// The time for which one replica alone asks, in milliseconds: longer than its requests may take.
+const LEASE_MS: i64 = 30_000;
+/// The time between two attempts at a provider that is away, in milliseconds.
+const BACKOFF_MS: i64 = 5_000;

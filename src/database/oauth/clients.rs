@@ -121,7 +121,7 @@ impl Clients<'_> {
 
     /// Removes a client and revokes its grants; returns false if it does not exist.
     pub(crate) async fn remove(self, tenant: &str, client_id: &str) -> Result<bool, Error> {
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = self.pool.begin().await?;
         let values = vec![tenant.into(), client_id.into()];
         if transaction.run(DELETE, values).await?.is_empty() {
             return Ok(false);

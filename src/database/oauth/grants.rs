@@ -5,7 +5,7 @@
 
 use uuid::Uuid;
 
-use super::revocations;
+use super::revocations::{HOLD_OFF, Revocations, Revoked};
 use crate::database::pool::{Error, Pool, Row, Transaction, Value};
 
 /// A grant: the consent of a user to a client's use of a resource.
@@ -215,13 +215,14 @@ impl Grants<'_> {
         Ok(true)
     }
 
-    /// The grant of a client for itself that lasts until `until_ms` at least, or `new`, which is stored then.
+    /// The grant of a client for itself that lasts until `until_ms` at least, or `new`, which is added then; none if
+    /// [`Self::add`] refuses it.
     pub(crate) async fn of_machine(
         self,
         tenant: &str,
         new: Grant,
         until_ms: i64,
-    ) -> Result<(Grant, bool), Error> {
+    ) -> Result<Option<(Grant, bool)>, Error> {
         let values = vec![
             tenant.into(),
             new.client_id.as_str().into(),
@@ -231,28 +232,30 @@ impl Grants<'_> {
         ];
         let known = self.pool.read(GRANT_OF_MACHINE, values).await?;
         if let Some(row) = known.first() {
-            return Ok((grant(row)?, false));
+            // A revocation names it, and with it its tokens.
+            return Ok(Some((grant(row)?, false)));
         }
-        let values = grant_values(tenant, &new, self.pool.now_ms());
-        self.pool.write(INSERT_GRANT, values).await?;
-        Ok((new, true))
+        let is_added = self.add(tenant, &new).await?;
+        Ok(is_added.then_some((new, true)))
     }
 
-    /// Stores a grant that has no refresh token. Returns false if all grants of the person were revoked after the
-    /// person was authenticated.
+    /// Stores a grant that has no refresh token. Returns false if all grants of the subject or the client were revoked
+    /// after the subject was authenticated.
     pub(crate) async fn add(self, tenant: &str, grant: &Grant) -> Result<bool, Error> {
         let mut transaction = self.pool.begin_unserialized().await?;
-        let values = grant_values(tenant, grant, self.pool.now_ms());
-        transaction.run(INSERT_GRANT, values).await?;
-        // Behind the insertion: a revocation that does not see the grant is seen here.
-        let person = vec![
+        // A revocation is seen here, or sees the grant.
+        transaction.run(HOLD_OFF, Vec::new()).await?;
+        let values = vec![
             tenant.into(),
             grant.subject.as_str().into(),
+            grant.client_id.as_str().into(),
             grant.auth_ms.into(),
         ];
-        if !transaction.run(REVOKED_SUBJECT, person).await?.is_empty() {
+        if !transaction.run(REVOKED, values).await?.is_empty() {
             return Ok(false);
         }
+        let values = grant_values(tenant, grant, self.pool.now_ms());
+        transaction.run(INSERT_GRANT, values).await?;
         transaction.commit().await?;
         Ok(true)
     }
@@ -287,8 +290,16 @@ impl Grants<'_> {
             match used {
                 None => return Ok(Refreshed::Refused),
                 Some(used) if now_ms - used.at_ms > succession.grace_ms => {
-                    revocations::end_grant(&mut transaction, tenant, grant.id, now_ms).await?;
-                    Refreshed::Reused { grant: grant.id }
+                    // Revocations take their own lock first.
+                    drop(transaction);
+                    let (pool, grant) = (self.pool, grant.id);
+                    let all = Revoked::Grant(grant);
+                    let is_ended = Revocations { pool }.revoke(tenant, &all).await?;
+                    return Ok(if is_ended {
+                        Refreshed::Reused { grant }
+                    } else {
+                        Refreshed::Refused
+                    });
                 }
                 Some(used) if used.is_successor_used => return Ok(Refreshed::Refused),
                 Some(used) => Refreshed::Good {
@@ -476,6 +487,13 @@ const REVOKED_SUBJECT: &str = "
       FROM revocations
      WHERE tenant = $1 AND at_ms >= $3
        AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4)
+     LIMIT 1";
+
+const REVOKED: &str = "
+    SELECT number
+      FROM revocations
+     WHERE tenant = $1 AND at_ms >= $4
+       AND ((kind = 'subject' AND value = $2) OR (kind = 'client' AND value = $3))
      LIMIT 1";
 
 const INSERT_GRANT: &str = "

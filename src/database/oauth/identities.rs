@@ -165,8 +165,8 @@ impl Identities<'_> {
         version: i64,
         author: &Author,
     ) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin().await?;
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
         let mut values = key(of);
         values.push(version.into());
         if transaction.run(DELETE, values).await?.is_empty() {

@@ -54,8 +54,9 @@ impl Revocations<'_> {
     /// revocation. The log-ins of a subject end too. After a client or a subject is revoked, the
     /// consent page is shown again. Returns false if there was nothing to revoke.
     pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
+        // With the lock first: a grant that begins at this instant is seen here, or sees the revocation (`HOLD_OFF`).
+        let mut transaction = self.pool.begin().await?;
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
         let is_changed = end(&mut transaction, tenant, what, now_ms).await?;
         transaction.commit().await?;
         Ok(is_changed)
@@ -70,8 +71,8 @@ impl Revocations<'_> {
         (once, until_ms): (&[u8; 32], i64),
         record: &Record,
     ) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin().await?;
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
         let values = vec![tenant.into(), once.into(), until_ms.into()];
         if transaction.run(USE_ONCE, values).await?.is_empty() {
             return Ok(false);
@@ -112,7 +113,7 @@ async fn end_session(
     Ok(())
 }
 
-/// Revokes within a transaction; returns false if there was nothing to revoke.
+/// Revokes within a transaction of [`Pool::begin`]; returns false if there was nothing to revoke.
 pub(crate) async fn end(
     transaction: &mut Transaction,
     tenant: &str,
@@ -141,6 +142,8 @@ pub(crate) async fn end(
             all.push(now_ms.into());
             let ended = transaction.run(END_OF_CLIENT, all).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
+            // A client that was authenticated before may be about to get a grant.
+            number(transaction, tenant, CLIENT, client, now_ms).await?;
             Ok(!(consents.is_empty() && codes.is_empty() && ended.is_empty()))
         }
         Revoked::Subject(subject) => {
@@ -163,7 +166,7 @@ pub(crate) async fn end(
 }
 
 /// Ends a grant, once; returns false if it has ended.
-pub(super) async fn end_grant(
+async fn end_grant(
     transaction: &mut Transaction,
     tenant: &str,
     id: Uuid,
@@ -279,12 +282,20 @@ const SUBJECT: &str = "subject";
 pub(super) const GROUPS: &str = "groups";
 /// Row kind: a session at an identity provider, whose codes ended.
 const SESSION: &str = "session";
+/// Row kind: a client, whose grants ended.
+const CLIENT: &str = "client";
 /// Row kind: changed signing keys of a tenant.
 pub(super) const KEYS: &str = "keys";
 /// Row kind: changed signing keys, of which this one is invalid.
 pub(super) const KEY: &str = "key";
 /// Row kind: changed secrets of a holder, as JSON.
 pub(super) const SECRETS: &str = "secrets";
+
+/// Changes nothing, but waits for the transactions of [`Pool::begin`] and holds them off until the commit.
+pub(super) const HOLD_OFF: &str = "
+    UPDATE changes
+       SET revocation = revocation
+     WHERE revocation < 0";
 
 const NEXT: &str = "
     UPDATE changes

@@ -10,12 +10,15 @@ use super::oauth_fixture::{
     BEGIN, DAY, SECOND, code, granted, later, open, refresh, revoked, succession, successor,
 };
 use crate::database::Error;
-use crate::database::oauth::{GrantFilter, NewRefresh, Refreshed, Revoked, TakenCode};
+use crate::database::oauth::{Grant, GrantFilter, NewRefresh, Refreshed, Revoked, TakenCode};
+use crate::declare::machine_subject;
 
 on_both! {
     a_code_is_taken_once
     a_code_of_another_tenant_is_unknown
     a_grant_begins_once_and_not_after_a_revocation
+    a_grant_without_a_code_does_not_begin_beside_a_revocation
+    no_machine_keeps_a_grant_that_a_revocation_meets
     a_refresh_token_has_one_successor
     a_refresh_token_is_of_one_client
     a_used_refresh_token_ends_its_grant_after_the_grace
@@ -110,6 +113,69 @@ async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
     let mut fresh = code(6);
     fresh.grant.auth_ms = BEGIN + 1;
     granted(&store, &fresh, &[6; 32]).await;
+}
+
+/// A new grant of a client for itself, which was authenticated at `auth_ms`.
+fn of_machine(client: &str, auth_ms: i64) -> Grant {
+    Grant {
+        subject: machine_subject(client),
+        client_id: client.to_owned(),
+        auth_ms,
+        ..code(0).grant
+    }
+}
+
+async fn a_grant_without_a_code_does_not_begin_beside_a_revocation(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut now = BEGIN;
+    for what in [
+        Revoked::Client("ci".to_owned()),
+        Revoked::Subject(machine_subject("ci")),
+    ] {
+        other.revocations().revoke("a", &what).await.unwrap();
+        let asked = |tenant, client, auth_ms| {
+            let grants = store.grants();
+            grants.of_machine(tenant, of_machine(client, auth_ms), BEGIN + DAY)
+        };
+        assert_eq!(asked("a", "ci", now).await.unwrap(), None, "{what:?}");
+        for (tenant, client) in [("b", "ci"), ("a", "cd")] {
+            let begun = asked(tenant, client, now).await.unwrap();
+            assert!(begun.is_some(), "{what:?}: {tenant} {client}");
+        }
+        // Asked for after the revocation.
+        let begun = asked("a", "ci", now + 1).await.unwrap();
+        let (grant, is_new) = begun.unwrap();
+        assert!(is_new);
+        let known = asked("a", "ci", now + 2).await.unwrap();
+        assert_eq!(known, Some((grant, false)));
+        now += SECOND;
+        later(&place, SECOND);
+    }
+    // The access of a client for people.
+    let of_person = |client_id: &str| Grant {
+        client_id: client_id.to_owned(),
+        ..code(0).grant
+    };
+    assert!(!store.grants().add("a", &of_person("ci")).await.unwrap());
+    assert!(store.grants().add("a", &of_person("cd")).await.unwrap());
+}
+
+async fn no_machine_keeps_a_grant_that_a_revocation_meets(place: Place) {
+    let stores = open(&place).await;
+    for number in 0..rounds() {
+        let client = format!("ci{number}");
+        let begins = (0..8).map(|_| {
+            let grants = stores[0].grants();
+            let (client, until_ms) = (&client, BEGIN + 90 * DAY);
+            // No known grant lasts until then, so that each is a new one.
+            patient(move || grants.of_machine("a", of_machine(client, BEGIN), until_ms))
+        });
+        let what = Revoked::Client(client.clone());
+        let ending = patient(|| stores[1].revocations().revoke("a", &what));
+        tokio::join!(join_all(begins), ending);
+        let kept = stores[0].grants().list("a", GrantFilter::default(), 9);
+        assert!(kept.await.unwrap().is_empty(), "{client}");
+    }
 }
 
 async fn a_refresh_token_has_one_successor(place: Place) {

@@ -111,11 +111,6 @@ async fn a_revocation_ends_its_grants_and_no_others(place: Place) {
         .revoke("a", &Revoked::Grant(ids[3]))
         .await
         .unwrap();
-    store
-        .revocations()
-        .revoke("a", &Revoked::Client("c_app".to_owned()))
-        .await
-        .unwrap();
     assert_eq!(store.issued().reached().await.unwrap(), before);
     let only = GrantFilter {
         subject: Some("eve"),

@@ -45,7 +45,9 @@ impl Exchange<'_> {
         let until_ms = self.now_ms + millis(settings.access);
         let tenant = &server.tenant.name;
         let stored = self.store.grants().of_machine(tenant, new, until_ms).await;
-        let (grant, is_new) = stored?;
+        let what = "the access of the client was revoked meanwhile";
+        let refused = OauthRefusal::new(RefusalCode::InvalidGrant, what);
+        let (grant, is_new) = stored?.ok_or(refused)?;
         let answer = self.issue(&grant, &[], &scope, None)?;
         if is_new {
             self.note_started(&grant).await;

@@ -95,7 +95,9 @@ impl Exchange<'_> {
             expires_ms: self.now_ms + millis(self.state.config.oauth.access),
         };
         if !self.store.grants().add(tenant, &grant).await? {
-            return Err(refused("the access of the person was revoked since"));
+            return Err(refused(
+                "the access of the person or the client was revoked since",
+            ));
         }
         self.renew_client().await?;
         let answer = self.issue(&grant, &grant.groups, &grant.scope, None)?;

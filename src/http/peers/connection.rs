@@ -220,7 +220,7 @@ async fn silence(pings: Option<PingPong>) {
             }
         }
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// A socket that fails at `stop`, together with all requests on it.

@@ -63,7 +63,9 @@ impl Issuers {
         now: u64,
         is_audience: impl Fn(&str) -> bool,
     ) -> Result<Arc<ExternalToken>, TokenError> {
-        let make = async { Arc::new(Issuer::new(self.trusted.keys(&settings.issuer).await)) };
+        // Boxed, here and below, as it would triple the room that the admission of every request takes.
+        let keys = || Box::pin(self.trusted.keys(&settings.issuer));
+        let make = async { Arc::new(Issuer::new(keys().await)) };
         let issuer = self.known.get_with_by_ref(settings, make).await;
         let is_meant = |claims: &Claims| {
             let validity = claims.check_validity(now, IssuedBy::Another);
@@ -79,7 +81,6 @@ impl Issuers {
         let hash = sha256(text.as_bytes());
         if let Some(by) = settings.introspection.as_ref().filter(|_| is_opaque(text)) {
             let (outbound, asked) = (&self.outbound, (&**settings, by));
-            // Boxed, as it would triple the room that the admission of every request takes.
             let claims = Box::pin(issuer.introspected.claims(outbound, asked, (hash, text)));
             let claims = claims.await?;
             is_meant(&claims)?;

@@ -39,17 +39,22 @@ fn checked(path: &Path) -> anyhow::Result<Result<(), Wrong>> {
 
 /// Creates a private directory, or makes an existing one private.
 pub(super) fn private(path: &Path) -> anyhow::Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .with_context(|| format!("cannot create the directory {}", path.display()))?;
+    made(path)?;
     if fs::metadata(path)?.mode() & OTHERS_MODE != 0 {
         // The directory existed. Children with another uid must not enter it.
         fs::set_permissions(path, Permissions::from_mode(0o700))
             .with_context(|| format!("cannot close the directory {}", path.display()))?;
     }
     Ok(())
+}
+
+/// Creates a directory for the gateway alone, with those on the way, unless it exists.
+pub(super) fn made(path: &Path) -> anyhow::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("cannot create the directory {}", path.display()))
 }
 
 fn metadata(path: &Path) -> anyhow::Result<Option<Metadata>> {

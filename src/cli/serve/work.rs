@@ -6,7 +6,7 @@
 use std::{
     fs::{self, File, Permissions},
     io,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -106,10 +106,14 @@ impl Work {
 }
 
 /// Makes and locks a temporary directory. Another gateway that looks for leftovers may remove it before
-/// it is locked.
+/// it is locked; then it is made anew, and nobody else can have made it.
 fn locked(path: &Path) -> anyhow::Result<File> {
+    if let Some(parent) = path.parent() {
+        private_dir::made(parent)?;
+    }
     loop {
-        private_dir::private(path)?;
+        let made = fs::DirBuilder::new().mode(0o700).create(path);
+        made.with_context(|| format!("cannot make the directory {}", path.display()))?;
         let cannot = || format!("cannot lock the directory {}", path.display());
         let Ok(dir) = open(path) else { continue };
         flock(&dir, FlockOperation::LockExclusive).with_context(cannot)?;
@@ -169,6 +173,8 @@ const LONGEST_WORK: usize = 60 - 1 - RANDOM_NAME;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::super::work::*;
     use crate::config::Sources;
 
@@ -206,6 +212,33 @@ mod tests {
             assert!(private.as_os_str().len() <= 60, "{}", private.display());
             assert!(private.join(socket).as_os_str().len() <= 107);
         }
+    }
+
+    #[test]
+    fn gateways_that_start_at_once_are_not_in_each_others_way() {
+        let tmp = tempfile::tempdir().unwrap();
+        let new = || Work::Temporary(tmp.path().join(format!("{PREFIX}{}", random_name())));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        new().remove_leftovers();
+                    }
+                });
+            }
+            for _ in 0..1000 {
+                let work = new();
+                let made = work.make(&Offer::none());
+                let is_there = work.path().is_dir();
+                if made.is_err() || !is_there {
+                    is_over.store(true, Ordering::Relaxed);
+                }
+                assert!(is_there, "{:#}", made.err().unwrap());
+                made.unwrap();
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]

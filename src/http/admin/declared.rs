@@ -25,7 +25,7 @@ use crate::{
     base::moment,
     config::Format,
     database::{self, Expected, objects::Stored},
-    declare::{Change, Declared, Kind, Object, ObjectName, Prune},
+    declare::{Change, Declared, Document, Kind, Object, ObjectName, Prune},
     http::{
         Front,
         reply::{Problem, answer},
@@ -124,6 +124,7 @@ static USERS: Collection = Collection {
     changed_by: Permission::Tenant,
 };
 
+/// Only operators declare a client whose issuer the gateway asks for its keys ([`is_asked`]).
 static CLIENTS: Collection = Collection {
     kind: Kind::Client,
     path: "/tenants/{tenant}/clients",
@@ -233,6 +234,10 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
     let name = object_name(&call.path, kind);
     let expected = expected(&call.headers)?;
     let document = spec(front, &caller.administrator, &call.headers, call.body).await?;
+    if kind == Kind::Client && is_asked(&document) && !caller.administrator.is_operator() {
+        let text = "this is for operators: the gateway asks the issuer of a workload for its keys, unless jwks has them";
+        return Err(Problem::new(StatusCode::FORBIDDEN, text));
+    }
     let (object, author) = (Object::new(kind, document), caller.author());
     let store = front.snapshot.database()?;
     let any = expected.unwrap_or(Expected::Any);
@@ -245,6 +250,13 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
         StatusCode::OK
     };
     Ok(tagged(status, &put.stored, &shown(&put.stored)))
+}
+
+/// Reports whether a client is a workload of an issuer whose keys the gateway fetches: from addresses of whoever
+/// declares it.
+fn is_asked(client: &Document) -> bool {
+    let workload = client.get("workload");
+    workload.is_some_and(|workload| !workload.get("jwks").is_some_and(Json::is_object))
 }
 
 async fn delete(call: Call, kind: Kind) -> OperationResult {

@@ -155,9 +155,9 @@ impl Connection {
             return Err(SendError::NotTaken);
         };
         if !body.is_empty() {
-            // It is in memory whole: h2 keeps what the peer has no window for yet.
-            let sent = rest.send_data(body, true);
-            sent.map_err(|error| self.classify(&error))?;
+            // It is in memory whole: h2 keeps what the peer has no window for yet. Where the stream has ended
+            // already, as below a GOAWAY of this instant, the response tells why.
+            let _ = rest.send_data(body, true);
         }
         response.await.map_err(|error| self.classify(&error))
     }
@@ -281,7 +281,7 @@ impl AsyncWrite for StoppableStream {
     }
 }
 
-/// Silence after which a ping is sent.
+/// Time between a response to a ping and the next ping.
 const PING: Duration = Duration::from_secs(1);
 /// Time limit for the response to a ping.
 const PONG: Duration = Duration::from_secs(3);

@@ -388,6 +388,31 @@ async fn changes_without_a_condition_do_not_meet(ground: Ground) {
     );
 }
 
+/// The gateway asks the issuer of a workload for its keys, unless they are declared.
+async fn an_operator_declares_who_is_asked(operator: &Admin, replica: &Replica) {
+    let builtin = json!({"auth": {"mode": "builtin"}});
+    assert_eq!(operator.put("/tenants/d", builtin).await.0, 201);
+    let x = operator.put("/tenants/d/servers/x", server("d")).await;
+    assert_eq!(x.0, 201);
+    let admin = Admin::with(replica, &operator.key("d", "boss", &["admin"]).await);
+    let mut client = json!({"workload": {"issuer": "https://ci.test", "claims": {"sub": "job"}}});
+    let place = "/tenants/d/clients/ci";
+    for jwks in [None, Some(json!(null)), Some(json!("{}"))] {
+        if let Some(jwks) = jwks {
+            client["workload"]["jwks"] = jwks;
+        }
+        let (status, said) = admin.put(place, client.clone()).await;
+        assert_eq!(status, 403, "{said}");
+    }
+    client["workload"]["jwks"] = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "k",
+        "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]});
+    let (status, said) = admin.put(place, client.clone()).await;
+    assert_eq!(status, 201, "{said}");
+    client["workload"].as_object_mut().unwrap().remove("jwks");
+    let (status, said) = operator.put(place, client).await;
+    assert_eq!(status, 200, "{said}");
+}
+
 async fn a_tenants_administrator_sees_its_own(ground: Ground) {
     let replica = ground.serve(&[]).await;
     let operator = Admin::first(&ground, &replica);
@@ -463,6 +488,7 @@ async fn a_tenants_administrator_sees_its_own(ground: Ground) {
             .0,
         403
     );
+    an_operator_declares_who_is_asked(&operator, &replica).await;
     assert_eq!(
         admin
             .put("/tenants/c", json!({"auth": {"mode": "none"}}))

@@ -249,6 +249,15 @@ impl Child {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
+    /// The next event of its stdout if it was read already.
+    pub(crate) fn next_ready(&mut self) -> Option<ChildEvent> {
+        // The lines of a translator may lead to lines for the child, which `next` writes.
+        if self.translator.is_some() {
+            return None;
+        }
+        self.take_line()
+    }
+
     /// Waits for the end of a warm child: its stderr is drained, its stdout stays in the pipe.
     pub(crate) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Exit> {
         self.poll_stdin(cx);

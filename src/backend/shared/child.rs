@@ -14,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::{
-    select,
+    pin, select,
     sync::{
         mpsc::{self, error::TrySendError},
         watch,
@@ -284,20 +284,19 @@ impl RunningChild {
         let mut tick = Instant::now() + TICK;
         let mut paced: Option<Instant> = None;
         let wake = Arc::clone(&self.wake);
+        // One for all rounds: its registration costs more than a look at its deadline.
+        let alarm = sleep_until(tick);
+        pin!(alarm);
         loop {
+            let due = paced.unwrap_or(tick);
+            if alarm.deadline() != due {
+                alarm.as_mut().reset(due);
+            }
             select! {
                 biased;
                 () = halt.cancelled() => return Loss::Idle,
                 message = self.shared.mailbox.recv(), if !self.is_full() => match message {
-                    Some(message) => {
-                        self.handle_session(message).await;
-                        while !self.is_full()
-                            && let Ok(message) = self.shared.mailbox.try_recv()
-                        {
-                            self.handle_session(message).await;
-                        }
-                        self.child.try_flush();
-                    }
+                    Some(message) => self.handle_sessions(message).await,
                     None => return Loss::Idle,
                 },
                 event = self.child.next(), if paced.is_none() => match event {
@@ -314,7 +313,7 @@ impl RunningChild {
                     ChildEvent::Closed | ChildEvent::Exited(_) => return Loss::Crash,
                 },
                 () = wake.notified() => {}
-                () = sleep_until(paced.unwrap_or(tick)) => {
+                () = &mut alarm => {
                     paced = None;
                     tick = Instant::now() + TICK;
                     match self.tick(tick - TICK) {
@@ -412,6 +411,17 @@ impl RunningChild {
         let names = (&*server.tenant, &*server.name);
         let own = self.routing.own_requests();
         own.sweep((now, limit), names, self.child.out());
+        self.child.try_flush();
+    }
+
+    /// Handles this message of a session and those that wait behind it, and writes what they led to.
+    async fn handle_sessions(&mut self, first: ToChild) {
+        self.handle_session(first).await;
+        while !self.is_full()
+            && let Ok(message) = self.shared.mailbox.try_recv()
+        {
+            self.handle_session(message).await;
+        }
         self.child.try_flush();
     }
 

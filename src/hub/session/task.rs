@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio::{
     pin, select,
     sync::mpsc,
+    task::yield_now,
     time::{Instant, sleep_until},
 };
 
@@ -15,7 +16,7 @@ use super::{
     client::Client,
     lease::{Lease, lapse},
     lifetime::{Activity, DISCONNECTED, EndReason, Lifetime, LifetimeLimits},
-    link::Link,
+    link::{BackendEvent, Link},
     pacing::Pacing,
     record::{ReplayState, Takeover},
 };
@@ -64,8 +65,11 @@ pub(crate) struct Session {
 /// The most streams of a session that many clients share.
 const MANY_STREAMS: usize = 1 << 16;
 
-/// Commands handled before the lines to the child are flushed.
+/// Commands handled before the lines to the backend are written, and events of the backend handled in turn.
 const BATCH: usize = 32;
+
+/// Calls in flight from which on more requests may be about to come, so that they share a write.
+const CROWD: usize = 4;
 
 impl Session {
     /// A session that begins.
@@ -197,22 +201,8 @@ impl Session {
                 written = self.streams.written(), if !self.streams.is_flushed() => {
                     self.handle_write(written);
                 }
-                Some(command) = commands.recv() => {
-                    let (mut next, mut room) = (Some(command), BATCH);
-                    while let Some(command) = next {
-                        self.command(command).await;
-                        room -= 1;
-                        let goes_on = room > 0 && self.may_serve();
-                        next = if goes_on { commands.try_recv().ok() } else { None };
-                    }
-                    self.link.try_flush();
-                }
-                event = self.link.next(), if self.may_read_child() => {
-                    if let Some(rest) = self.handle_backend(event) {
-                        rest.await;
-                    }
-                    self.pacing.others_first().await;
-                }
+                Some(command) = commands.recv() => self.commands(command, &mut commands).await,
+                event = self.link.next(), if self.may_read_child() => self.events(event).await,
                 written = self.lease.write_done(), if self.lease.is_writing() => {
                     self.record_written(written);
                 }
@@ -228,6 +218,47 @@ impl Session {
         let was_published = self.unpublish();
         self.place = SessionPlace::default();
         Box::pin(self.finish(&mut commands, was_published)).await;
+    }
+
+    /// Handles this command and those that wait behind it, and writes to the backend what they led to.
+    ///
+    /// With many calls in flight it lets the connections that are ready go first, once: their requests
+    /// share the write, which costs more than all the rest of a request here.
+    async fn commands(&mut self, first: Command, commands: &mut mpsc::Receiver<Command>) {
+        let (mut next, mut room) = (Some(first), BATCH);
+        let mut is_crowded = self.calls.count() >= CROWD;
+        while let Some(command) = next {
+            self.command(command).await;
+            room -= 1;
+            if room == 0 || !self.may_serve() {
+                break;
+            }
+            next = commands.try_recv().ok();
+            if next.is_none() && std::mem::take(&mut is_crowded) {
+                yield_now().await;
+                next = commands.try_recv().ok();
+            }
+        }
+        self.link.try_flush();
+    }
+
+    /// Handles this event of the backend and those that it has ready.
+    async fn events(&mut self, first: BackendEvent) {
+        let (mut next, mut room) = (Some(first), BATCH);
+        while let Some(event) = next {
+            if let Some(rest) = self.handle_backend(event) {
+                rest.await;
+            }
+            self.pacing.others_first().await;
+            room -= 1;
+            let goes_on =
+                room > 0 && self.may_serve() && self.may_read_child() && !self.lifetime.is_over();
+            next = if goes_on {
+                self.link.next_ready()
+            } else {
+                None
+            };
+        }
     }
 
     fn signalled(&mut self, signal: Signal) {
@@ -272,7 +303,7 @@ impl Session {
             }
             Command::Drain(done) => {
                 self.lifetime.close();
-                let _ = done.send(());
+                let _ = done.send(Ok(()));
             }
             Command::Change(_) | Command::GiveUp(..) => {}
         }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use serde_json::json;
-use tokio::{process::Command, time::Instant};
+use tokio::{io::AsyncReadExt, process::Command, time::Instant};
 
 use crate::support::{
     gauges::{Gauge, OPS, metric},
-    harness::{self, Gateway, Session, until},
+    harness::{self, Gateway, Session, tool_call, until, within},
+    wire::{connect, head},
 };
 
 /// The time between two writes of log lines, at least.
@@ -53,6 +54,48 @@ async fn a_call_takes_two_writes_and_a_read_and_its_log_line_none() {
     assert!(writes <= 1600 * 9 / 4 + of_the_log, "{writes} writes");
     let lines = gateway.stderr();
     assert!(lines.matches("tools/call echo").count() >= 1600, "{lines}");
+}
+
+/// Requests that are there at once are written to the child together, though each came by a connection of
+/// its own.
+#[tokio::test]
+async fn requests_at_once_share_their_write_to_the_child() {
+    // With one processor it is decided who goes first.
+    let args = harness::run_args(&["server.reply.mode=json"], &[]);
+    let gateway = Gateway::through(&["taskset", "-c", "0"], &args, &[&harness::child()]).await;
+    let (gauge, session) = (Gauge::of(&gateway), gateway.session().await);
+    let mut sockets = Vec::new();
+    for _ in 0..32 {
+        sockets.push(connect(&gateway).await);
+    }
+    let request = |id: usize| {
+        let call = tool_call(id.into(), "echo", json!({"text": "x"})).to_string();
+        let fields = format!(
+            "Content-Type: application/json\r\nContent-Length: {}\r\n",
+            call.len()
+        );
+        head(&gateway, &session, "POST /mcp", &fields) + &call
+    };
+    let (mut writes, mut log, mut chunk) = (0, 0, [0; 4096]);
+    for round in 0..100 {
+        let ((_, before), began) = (gauge.reads_and_writes(), Instant::now());
+        let requests: Vec<String> = (0..32).map(|at| request(round * 32 + at + 10)).collect();
+        for (socket, request) in sockets.iter().zip(&requests) {
+            assert_eq!(socket.try_write(request.as_bytes()).unwrap(), request.len());
+        }
+        for socket in &mut sockets {
+            let count = within("an answer", socket.read(&mut chunk)).await.unwrap();
+            let answer = std::str::from_utf8(&chunk[..count]).unwrap();
+            assert!(
+                answer.starts_with("HTTP/1.1 200") && answer.ends_with('}'),
+                "{answer}"
+            );
+        }
+        writes += gauge.reads_and_writes().1 - before;
+        log += u64::try_from(began.elapsed().as_millis() / GATHER.as_millis()).unwrap() + 2;
+    }
+    println!("{writes} writes, at most {log} of them of the log");
+    assert!(writes <= 3200 * 5 / 3, "{writes} writes");
 }
 
 /// A gateway that counts its allocations: `examples/counted.rs`.

@@ -59,11 +59,6 @@ impl Hub {
                 Some(_) => {}
             }
         }
-        let known = before.issued.secrets.last_key_value();
-        let newer = known.map_or(0, |(number, _)| number + 1);
-        for change in catalog.issued.secrets.range(newer..) {
-            core.pool.registry.secret_changed(*change.0, change.1);
-        }
         for (tenant, revision) in excluded(&before, catalog) {
             core.shared_children.close(tenant, revision);
         }

@@ -66,6 +66,7 @@ impl Hub {
             Restart::Drain => Command::Drain(done),
         };
         let sent = handle.commands.send(command).await;
+        // One whose record a silent store still has is over as well: its task is gone, and removes it later.
         sent.is_ok() && ended.await.is_ok()
     }
 }

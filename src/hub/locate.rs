@@ -74,6 +74,10 @@ impl Hub {
                     if self.claim(access, &id, found.record).await? {
                         return Ok(Place::Here);
                     }
+                    if is_late {
+                        // It ended while the store was silent, and its record is about to be removed.
+                        return Err(STORE_AWAY);
+                    }
                 }
                 // The session is being taken over, or has just ended.
                 RecordedOwner::Here => sleep(RETRY).await,

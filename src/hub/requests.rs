@@ -112,6 +112,8 @@ fn pool(
     let renewing = renew_tokens(Arc::clone(&pool.registry), tokens, snapshot.clock().clone());
     let renewing = drain.clone().run_until_cancelled_owned(renewing);
     tracker.spawn(halt.clone().run_until_cancelled_owned(renewing));
+    let registry = Arc::clone(&pool.registry);
+    snapshot.on_secret_change(move |number, change| registry.secret_changed(number, change));
     let seats = Arc::clone(&pool.registry.seats);
     tracker.spawn(seats.watch([drain.clone(), halt.clone()]));
     (Arc::new(pool), wanted)
@@ -445,7 +447,7 @@ impl Hub {
             .send(Command::End(done))
             .await
             .map_err(|_| Error::NoSession)?;
-        ended.await.map_err(|_| Error::NoSession)
+        ended.await.unwrap_or(Err(Error::NoSession))
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::{
 use crate::{
     base::Clock,
     database::{self, Database, Marks, Newer},
-    declare::{Catalog, Issued, OperatorKeys, When},
+    declare::{Catalog, Issued, OperatorKeys, SecretChange, When},
 };
 
 /// The declared and issued state at one moment.
@@ -52,7 +52,12 @@ pub(crate) struct CurrentSnapshot {
     woken: Notify,
     /// The time of the database, where replicas share one; else the system's.
     clock: Clock,
+    /// Told of each change of a secret before whoever made it has an answer.
+    on_secret_change: OnceLock<OnSecretChange>,
 }
+
+/// Receives a change of a secret and its number.
+type OnSecretChange = Box<dyn Fn(i64, &SecretChange) + Send + Sync>;
 
 /// The begin of the last poll that the database answered, or could not be reached for; clones share
 /// it.
@@ -116,6 +121,7 @@ impl CurrentSnapshot {
             last_poll: LastPollAttempt::never(),
             woken: Notify::new(),
             clock: Clock::system(),
+            on_secret_change: OnceLock::new(),
         })
     }
 
@@ -147,6 +153,14 @@ impl CurrentSnapshot {
     /// Subscribes to new snapshots. Of several in quick succession, only the last may arrive.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.changed.subscribe()
+    }
+
+    /// Tells `receive` of each change of a secret from now on. It must not wait.
+    pub(crate) fn on_secret_change(
+        &self,
+        receive: impl Fn(i64, &SecretChange) + Send + Sync + 'static,
+    ) {
+        let _ = self.on_secret_change.set(Box::new(receive));
     }
 
     /// Starts the next poll at once: another replica has announced a change.
@@ -319,9 +333,21 @@ impl CurrentSnapshot {
             }
             let new = Arc::new(new);
             self.snapshot.store(Arc::clone(&new));
+            self.tell_secret_changes(&current.catalog.issued, &new.catalog.issued);
             *current = new;
             true
         });
+    }
+
+    fn tell_secret_changes(&self, known: &Issued, new: &Issued) {
+        let Some(receive) = self.on_secret_change.get() else {
+            return;
+        };
+        let last = known.secrets.last_key_value();
+        let first = last.map_or(0, |(number, _)| number + 1);
+        for (number, change) in new.secrets.range(first..) {
+            receive(*number, change);
+        }
     }
 }
 

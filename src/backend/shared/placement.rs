@@ -130,6 +130,8 @@ impl SharedChildren {
                 .await
                 .map(|status| status.clone());
             let initialized = match settled {
+                // A secret that it was started with has changed meanwhile.
+                Ok(Status::Ready(initialized)) if initialized.entry.restart().is_some() => continue,
                 Ok(Status::Ready(initialized)) => initialized,
                 Ok(Status::Failed(refused)) => return Err(refused),
                 Ok(Status::Starting) | Err(_) => continue,
@@ -286,8 +288,12 @@ impl Handle {
     }
 
     fn is_open(&self) -> bool {
-        let has_failed = matches!(&*self.status.borrow(), Status::Failed(_));
-        !self.mailbox.is_closed() && !self.is_closing.load(Ordering::Relaxed) && !has_failed
+        let may_serve = match &*self.status.borrow() {
+            Status::Starting => true,
+            Status::Ready(initialized) => initialized.entry.restart().is_none(),
+            Status::Failed(_) => false,
+        };
+        !self.mailbox.is_closed() && !self.is_closing.load(Ordering::Relaxed) && may_serve
     }
 }
 
@@ -346,6 +352,11 @@ impl Member {
         }
     }
 
+    /// The next message if it is here already.
+    pub(crate) fn next_ready(&mut self) -> Option<ToSession> {
+        self.inbox.try_recv().ok()
+    }
+
     /// Subscribes or unsubscribes.
     pub(crate) fn subscription(
         &mut self,
@@ -376,6 +387,11 @@ impl Member {
     fn post(&mut self, message: ToChild) {
         self.outbox.push(message);
         self.try_flush();
+    }
+
+    /// Whether the child is to be replaced.
+    pub(crate) fn is_to_be_replaced(&self) -> bool {
+        self.initialized.entry.restart().is_some()
     }
 
     /// Requests a ping of the child.

@@ -22,10 +22,10 @@ pub(crate) enum Command {
     Deliver(Box<Delivery>),
     /// Attach a connection to a stream.
     Attach(Box<Attach>),
-    /// End; acknowledged once no request can find the session.
-    End(oneshot::Sender<()>),
+    /// End; acknowledged once no request can find the session, or with the reason why one still may.
+    End(oneshot::Sender<Result<(), Error>>),
     /// End when the calls have ended; acknowledged at once.
-    Drain(oneshot::Sender<()>),
+    Drain(oneshot::Sender<Result<(), Error>>),
     /// Continue with this access, or end without one.
     Change(Option<Box<Access>>),
     /// Give up the child for another caller or tenant, if this is all that it is used for; receives whether it is.

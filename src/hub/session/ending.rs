@@ -19,6 +19,7 @@ use crate::{
         stream::{Answer, Pulse, StreamEnd},
     },
     protocol::{Lacking, json, jsonrpc},
+    state::StoreError,
     telemetry::{Ended, Exit, Operation, Outcome, log_operation},
 };
 
@@ -45,8 +46,7 @@ impl Session {
         self.fail_calls(error);
         self.flush_log().await;
         // After the last events: without the record its owner may not write them.
-        self.unregister().await;
-        drop(claim);
+        self.unregister(claim).await;
         let has_successor = self.has_successor();
         if has_successor && reason == EndReason::Drained {
             // Before its readers have gone: requests to other replicas can claim the session.
@@ -139,13 +139,38 @@ impl Session {
     }
 
     /// Removes the record, unless another replica continues the session.
-    async fn unregister(&mut self) {
+    async fn unregister(&mut self, claim: Option<Claim>) {
+        let mut is_removed = true;
         if !self.stores.owner.is_alone() && !self.has_successor() {
-            // In a store that is away the record ends with its time to live.
             let fence = self.lease.fence();
-            let _ = self.stores.directory.remove(&self.id, fence).await;
+            let removed = self.stores.directory.remove(&self.id, fence).await;
+            is_removed = !matches!(removed, Err(StoreError::Away));
+            if !is_removed {
+                self.remove_later(claim);
+            }
         }
-        self.lifetime.notify_waiters();
+        self.lifetime
+            .notify_waiters(|| is_removed.then_some(()).ok_or(STORE_AWAY));
+    }
+
+    /// Removes the record when the store is back: a session that was ended must not live on elsewhere. The
+    /// claim keeps requests from continuing it here meanwhile. Each ends with the time to live of its record,
+    /// and there are no more of them than there were sessions, since none begins without the store.
+    fn remove_later(&self, claim: Option<Claim>) {
+        let (owner, directory) = (
+            Arc::clone(&self.stores.owner),
+            Arc::clone(&self.stores.directory),
+        );
+        let (id, fence, halt) = (self.id.clone(), self.lease.fence(), self.core.halt.clone());
+        let removed = tokio::time::timeout(self.ttl(), async move {
+            let _claim = claim;
+            while let Err(StoreError::Away) = directory.remove(&id, fence).await {
+                owner.renewed().await;
+            }
+        });
+        self.core
+            .tracker
+            .spawn(async move { halt.run_until_cancelled(removed).await });
     }
 
     /// Waits until the log has acknowledged the last writes.

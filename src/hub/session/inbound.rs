@@ -61,6 +61,7 @@ impl Session {
             reply,
         } = delivery;
         self.log_header(header);
+        self.replace_stale_backend();
         let mut calls = calls.into_iter();
         self.client.set_policy(policy);
         self.client.set_trace(trace);

@@ -53,6 +53,11 @@ impl Lease {
         self.fence
     }
 
+    /// Whether the directory has the session: until then no other replica can own it.
+    pub(super) fn is_registered(&self) -> bool {
+        self.written.is_some()
+    }
+
     /// The record was inserted into the directory.
     pub(super) fn inserted(&mut self) {
         self.written = Some(Instant::now());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
+    error::Error,
     hub::{core::Transport, stream::Answer},
     protocol::Revision,
     telemetry::TraceContext,
@@ -26,7 +27,7 @@ pub(super) struct Lifetime {
     /// Whether an administrator closes the session once its calls have ended.
     is_closing: bool,
     /// The requests that wait for the end.
-    waiters: Vec<oneshot::Sender<()>>,
+    waiters: Vec<oneshot::Sender<Result<(), Error>>>,
 }
 
 /// The configured limits of the lifetime.
@@ -270,14 +271,14 @@ impl Lifetime {
     }
 
     /// Adds a request that waits for the end.
-    pub(super) fn add_waiter(&mut self, waiter: oneshot::Sender<()>) {
+    pub(super) fn add_waiter(&mut self, waiter: oneshot::Sender<Result<(), Error>>) {
         self.waiters.push(waiter);
     }
 
     /// Answers the requests that wait for the end.
-    pub(super) fn notify_waiters(&mut self) {
+    pub(super) fn notify_waiters(&mut self, ended: impl Fn() -> Result<(), Error>) {
         for waiter in self.waiters.drain(..) {
-            let _ = waiter.send(());
+            let _ = waiter.send(ended());
         }
     }
 }

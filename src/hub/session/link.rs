@@ -160,6 +160,15 @@ impl Link {
         }
     }
 
+    /// The next event of the backend if it is here already.
+    pub(super) fn next_ready(&mut self) -> Option<BackendEvent> {
+        match &mut self.state {
+            State::Ready(own) => own.child.next_ready().map(BackendEvent::Own),
+            State::Shared(member) => member.next_ready().map(BackendEvent::Shared),
+            State::Absent | State::Acquiring(_) | State::Initializing { .. } => None,
+        }
+    }
+
     /// Whether there is no backend, and none is being acquired.
     pub(super) fn is_absent(&self) -> bool {
         matches!(self.state, State::Absent)
@@ -333,6 +342,15 @@ impl Link {
     pub(super) fn give_way(&self) {
         if let State::Ready(own) = &self.state {
             own.place.give_way();
+        }
+    }
+
+    /// Whether the backend that serves the session is to be replaced.
+    pub(super) fn is_to_be_replaced(&self) -> bool {
+        match &self.state {
+            State::Ready(own) => own.place.entry().restart().is_some(),
+            State::Shared(member) => member.is_to_be_replaced(),
+            State::Absent | State::Acquiring(_) | State::Initializing { .. } => false,
         }
     }
 

@@ -21,7 +21,7 @@ use super::{lease::is_served, lifetime::EndReason, record::SessionRecord, task::
 use crate::{
     error::Error,
     hub::{
-        core::{Command, or_never},
+        core::{Command, Transport, or_never},
         ownership::STORE_AWAY,
         stream::Answer,
     },
@@ -86,7 +86,10 @@ impl Session {
                 Some(command) = commands.recv() => match command {
                     // A lost access takes effect without the store.
                     Command::Change(access) => self.change_access(access.as_deref()),
-                    command => deferred.extend(refuse(command, || STORE_AWAY)),
+                    command => {
+                        deferred.extend(refuse(command, || STORE_AWAY));
+                        self.end_unborn();
+                    }
                 },
                 () = sleep_until(retry), if is_valid => {}
                 () = self.stores.owner.renewed() => {}
@@ -103,8 +106,18 @@ impl Session {
         }
     }
 
+    /// Ends a session whose `initialize` was refused: its client does not know it, and begins another one.
+    fn end_unborn(&mut self) {
+        if self.lifetime.is_new() && self.client.transport() != Transport::Sse2024 {
+            self.lifetime.end(EndReason::Failed);
+        }
+    }
+
     /// Reads the owner of the session.
     async fn confirm(&mut self) -> Result<(), StoreError> {
+        if !self.lease.is_registered() {
+            return self.confirm_unregistered().await;
+        }
         let (mut lapses, stores) = (self.stores.owner.lapses(), &self.stores);
         let found = stores.directory.find(&self.id).await?;
         match found {
@@ -133,6 +146,16 @@ impl Session {
         Ok(())
     }
 
+    /// The same for a session that the directory does not have yet: nobody else can own it.
+    async fn confirm_unregistered(&mut self) -> Result<(), StoreError> {
+        let epoch = self.stores.owner.beat().await?.epoch;
+        if epoch != self.streams.epoch() {
+            self.streams.renew(epoch);
+        }
+        self.set_confirmed(self.stores.owner.lapses());
+        Ok(())
+    }
+
     fn set_confirmed(&self, lapses: u32) {
         let confirmed = &self.streams.pulse().confirmed;
         confirmed.store(lapses, Ordering::Release);
@@ -148,7 +171,8 @@ impl Session {
         SessionRecord::encode(self.client.transport(), revision, &self.replay)
     }
 
-    fn ttl(&self) -> Duration {
+    /// The time to live of the record.
+    pub(super) fn ttl(&self) -> Duration {
         let idle = self.core.config.session.idle;
         if idle.is_zero() { DAY } else { idle }
     }

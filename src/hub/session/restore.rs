@@ -331,6 +331,30 @@ impl Session {
         (keep_alive * 4).min(DISCONNECTED)
     }
 
+    /// Leaves a backend that is to be replaced, unless a call needs it; before each request: whoever has just
+    /// changed a secret gets a child that was started with it.
+    pub(super) fn replace_stale_backend(&mut self) {
+        if !self.link.is_to_be_replaced() || !self.lifetime.is_ready() || self.calls.is_in_use() {
+            return;
+        }
+        if self.link.is_own() {
+            self.replace_child();
+        } else {
+            self.leave_shared(Loss::Restart);
+        }
+    }
+
+    fn leave_shared(&mut self, loss: Loss) {
+        self.unlink();
+        self.dialect.forget();
+        let is_restart = loss == Loss::Restart;
+        self.replay.is_stale |= is_restart;
+        // An idle child is replaced only if the client has subscribed meanwhile.
+        if (is_restart || !self.replay.subscriptions.is_empty()) && self.is_awaited() {
+            self.acquire_backend();
+        }
+    }
+
     /// Once no call is in flight: leaves a shared child that is about to end, or checks the
     /// session's own child for a restart.
     pub(super) fn leave_if_idle(&mut self) {
@@ -338,14 +362,7 @@ impl Session {
             return;
         }
         if let Some(loss) = self.link.closing() {
-            self.unlink();
-            self.dialect.forget();
-            let is_restart = loss == Loss::Restart;
-            self.replay.is_stale |= is_restart;
-            // An idle child is replaced only if the client has subscribed meanwhile.
-            if (is_restart || !self.replay.subscriptions.is_empty()) && self.is_awaited() {
-                self.acquire_backend();
-            }
+            self.leave_shared(loss);
         } else if self.link.restart().is_some() {
             self.wake_by(Instant::now());
         }

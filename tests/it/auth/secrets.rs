@@ -235,6 +235,27 @@ async fn a_new_secret_replaces_the_child_and_keeps_the_session() {
     }
 }
 
+/// Whoever has just set a secret uses it with the next request, at a child of their own and at a shared one.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_request_behind_a_new_secret_has_it() {
+    let people = People::new();
+    let gateway = Served::start(json!({}), people.tenants.clone()).await;
+    for server in ["x", "own"] {
+        set(&gateway, (server, "TOKEN"), Some("ada"), "first").await;
+        let path = format!("a/{server}");
+        let ada = session(&gateway, &people.ada, &path).await;
+        let mut modern = Modern::at(&format!("{}/t/{path}/mcp", gateway.origin()));
+        modern.token = Some(people.ada.clone());
+        for round in 0..10 {
+            let value = format!("value {round}");
+            set(&gateway, (server, "TOKEN"), Some("ada"), &value).await;
+            assert_eq!(token(&ada).await, value, "{server}");
+            let text = modern.text("env", json!({})).await;
+            assert!(text.contains(&value), "{server}: {text}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_that_changes_while_its_child_starts_reaches_the_session() {
     let people = People::new();

@@ -16,12 +16,13 @@ use crate::{
         cluster::{Cluster, place},
         faulty::{Faulty, Mode},
         harness::{
-            DEADLINE, Events, NEWEST, Session, client, is_stream, json_of, opening, text_of,
+            DEADLINE, Events, NEWEST, Session, child, client, is_stream, json_of, opening, text_of,
             tool_call, until, within,
         },
         oauth_client::App,
         postgres::Postgres,
         redis::{Kind, Redis},
+        served::Served,
     },
 };
 
@@ -443,4 +444,56 @@ async fn a_redis_that_failed_over_to_an_empty_one_is_filled_again() {
         status == StatusCode::NOT_FOUND
     })
     .await;
+}
+
+/// An end that Redis could not be told is no success, and holds all the same: at no replica does the session
+/// live again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_is_deleted_while_redis_is_silent_stays_gone() {
+    for silence in [Mode::Stall, Mode::Cut] {
+        let ground = Ground::new().await;
+        ground.way.set(silence);
+        // Its owner still has its lease, so that it ends the session.
+        assert_is_away(&ground.ways[0][0].delete().await);
+        ground.way.set(Mode::Pass);
+        for way in &ground.ways[0] {
+            until("the session is unknown", || async {
+                let status = way.begin("counter", json!({})).await.status();
+                assert!([404, 503].contains(&status.as_u16()), "{status}");
+                status == StatusCode::NOT_FOUND
+            })
+            .await;
+        }
+        assert_eq!(ground.ways[1][0].text("counter", json!({})).await, "1");
+    }
+}
+
+/// No other replica can own a session that Redis does not know yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_begins_while_redis_is_silent_begins_late() {
+    let redis = Redis::start(Kind::Redis);
+    let way = Faulty::before(&place(&redis.url())).await;
+    let config = json!({
+        "redis": {"url": format!("redis://{}/0", way.address)}, "cluster": {"listen": "127.0.0.1:0"},
+    });
+    // Longer than a lease.
+    let slow = json!({"command": child(), "env": {"CHILD_START_MS": "6000"}});
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": slow}}});
+    let gateway = Served::start(config, tenants).await;
+    let is_ready = async || gateway.ops("/readyz").await.contains("\"ready\"");
+    until("a replica that is ready", &is_ready).await;
+    let url = format!("{}/t/a/x/mcp", gateway.origin());
+    let mut session = Session::at(client(), url);
+    let begins = session.initialize(NEWEST);
+    let falls_silent = async {
+        until("a child starts", || async {
+            !gateway.children().await.is_empty()
+        })
+        .await;
+        way.set(Mode::Stall);
+        until("the lease lapses", || async { !is_ready().await }).await;
+        way.set(Mode::Pass);
+    };
+    tokio::join!(begins, falls_silent);
+    assert_eq!(session.text("counter", json!({})).await, "1");
 }

@@ -10,6 +10,13 @@ use std::{
 use arc_swap::ArcSwapOption;
 use tokio::time::Instant;
 
+/// The processor time of this thread, for tests of how long something takes: the machine may be busy.
+#[cfg(test)]
+pub(crate) fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// The tolerated difference of clocks, for the times in tokens of others, in seconds.
 pub(crate) const LEEWAY_S: u32 = 60;
 

@@ -32,6 +32,8 @@ mod table;
 pub(crate) mod terminal;
 mod watched_files;
 
+#[cfg(test)]
+pub(crate) use self::clock::processor_time;
 pub(crate) use self::clock::{Clock, LEEWAY_S, moment};
 pub(crate) use self::digest::{MacKeys, Sha256, hex, sha256};
 pub(crate) use self::hidden_paths::HiddenPaths;

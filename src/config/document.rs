@@ -468,7 +468,7 @@ mod tests {
             .map(|n| format!(r#"{{"name": "n{n}", "text": "{}"}}"#, "x".repeat(80)))
             .collect();
         let text = format!("[{}]", members.join(","));
-        let began = tokio::time::Instant::now();
+        let began = crate::base::processor_time();
         for format in [Format::Json, Format::Toml] {
             let text = match format {
                 Format::Toml => format!("items = {}", text.replace("\": ", "\" = ")),
@@ -477,7 +477,7 @@ mod tests {
             let (node, errors) = format.parse("F", &text);
             assert!(node.is_some() && errors.is_empty(), "{errors:?}");
         }
-        let took = began.elapsed();
+        let took = crate::base::processor_time().saturating_sub(began);
         assert!(took < std::time::Duration::from_secs(10), "{took:?}");
     }
 

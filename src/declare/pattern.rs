@@ -393,9 +393,10 @@ mod tests {
     fn long_texts_take_one_pass() {
         let pattern = Pattern::parse("*,a*,b*,c*,d*?e*,x").unwrap();
         let text = ",a".repeat(32_000);
-        let began = tokio::time::Instant::now();
+        let began = crate::base::processor_time();
         assert!(!pattern.matches(&text));
-        assert!(began.elapsed() < std::time::Duration::from_millis(250));
+        let took = crate::base::processor_time().saturating_sub(began);
+        assert!(took < std::time::Duration::from_millis(250));
     }
 
     #[test]

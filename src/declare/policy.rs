@@ -429,11 +429,12 @@ mod tests {
             json!({"resources": {"allow": ["file:///public/*"], "deny": ["*/../*", "*p*"]}}),
         ] {
             let names = Policy::of(&policy).resources;
-            let began = tokio::time::Instant::now();
+            let began = crate::base::processor_time();
             for _ in 0..500 {
                 assert!(!names.allows_template(&template));
             }
-            assert!(began.elapsed() < std::time::Duration::from_secs(2));
+            let took = crate::base::processor_time().saturating_sub(began);
+            assert!(took < std::time::Duration::from_secs(2));
         }
     }
 

@@ -577,12 +577,6 @@ mod tests {
         Ok(Arc::clone(&manifest.catalog.tenants["a"]))
     }
 
-    /// Processor time of this thread: the machine may be busy with other tests.
-    fn processor() -> std::time::Duration {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        std::time::Duration::try_from(time).unwrap()
-    }
-
     /// Names of no server took as long as keys times servers: a minute for twenty thousand.
     #[test]
     fn many_keys_of_unknown_servers_take_no_time() {
@@ -595,9 +589,9 @@ mod tests {
             let key = format!("hash: \"sha256:{at:064x}\", subject: ada, servers: [x{at:06}]");
             text.push_str(&format!("      k{at}: {{{key}}}\n"));
         }
-        let began = processor();
+        let began = crate::base::processor_time();
         let mistakes = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap_err();
-        let took = processor().checked_sub(began).unwrap();
+        let took = crate::base::processor_time().checked_sub(began).unwrap();
         assert_eq!(mistakes.len(), 2000);
         let first = mistakes[0].to_string();
         assert!(

@@ -6,7 +6,8 @@ set -euo pipefail
 binary=$(realpath "${1:?usage: api.sh LOCKGATE_BINARY}")
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${REFEREE_API_PYTHON:-python3}
-work=$(mktemp -d)
+# In memory where there is room: what is asked here writes a row each, and other steps keep the disk busy.
+work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 gateway=
 
 finish() {
@@ -53,12 +54,18 @@ done
 # One worker: Python 3.11 parses its own source for hypothesis, and two threads of it may fail at that.
 rc=0
 ask() {
-  timeout --kill-after=5 "${REFEREE_API_LIMIT:-240}" \
+  local began=$SECONDS part=0
+  timeout --kill-after=5 "${REFEREE_API_LIMIT:-600}" \
     "$(dirname "$python")/schemathesis" --config-file "$1" run "$url/api/openapi.json" --url "$url" \
     --header "Authorization: Bearer $LOCKGATE_KEY" --no-color --warnings off \
     --phases examples,coverage,fuzzing --mode all --max-examples 20 --workers 1 \
     --checks not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,response_headers_conformance \
-    --generation-deterministic "${@:2}" || rc=$?
+    --request-timeout 60 --generation-deterministic "${@:2}" || part=$?
+  if [ "$part" != 0 ]; then
+    rc=$part
+    echo "FAILED with $1 after $((SECONDS - began)) s (exit $part; 124 and 137: out of time)"
+    tail -n 20 "$work/err"
+  fi
 }
 
 # First what is there, so that answers have something in them; then whatever names may be made up.

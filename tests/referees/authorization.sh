@@ -13,7 +13,7 @@ pattern=${2:-.}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 node=$(realpath "$here/node_modules/.bin/node")
 python=$(command -v "${REFEREE_PYTHON:-python3}")
-limit=${REFEREE_LIMIT:-180}
+limit=${REFEREE_LIMIT:-400}
 jobs=${REFEREE_JOBS:-3}
 work=$(mktemp -d)
 started=()
@@ -168,7 +168,7 @@ drain() { while [ "${#pending[@]}" -gt 0 ]; do collect; done; }
 cd "$here"
 one=$url/t/acme/one
 # The long ones first.
-limit=400 check suites "$here/oauth-suites.sh" "$one/mcp" "$url/t/acme/polling/mcp"
+limit=900 check suites "$here/oauth-suites.sh" "$one/mcp" "$url/t/acme/polling/mcp"
 check authlab "$python" py_authlab.py "$one/mcp"
 check remote-mcp "$node" oauth-remote.mjs "$one/mcp"
 check remote-sse "$node" oauth-remote.mjs "$one/sse"

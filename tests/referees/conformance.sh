@@ -42,7 +42,7 @@ checks() {
 
 # The set of a revision: set_of REVISION URL FOLDER
 set_of() {
-  timeout 170 "$node" "$new" server --url "$2" --requirements "$1" -o "$out/$3" >"$out/log" 2>&1 || true
+  timeout 400 "$node" "$new" server --url "$2" --requirements "$1" -o "$out/$3" >"$out/log" 2>&1 || true
 }
 
 # Starts the server for the capabilities with which one of the scenarios gives it 600 ms: warm URL
@@ -71,7 +71,7 @@ fi
 if [ "$url" = --tasks ]; then
   for scenario in lifecycle capability-negotiation wire-fields request-state-removal mrtr-input \
     request-headers dispatch-and-envelope mrtr-composition; do
-    timeout 60 "$node" "$new" server --url "$2" --scenario "tasks-$scenario" \
+    timeout 150 "$node" "$new" server --url "$2" --scenario "tasks-$scenario" \
       --spec-version 2026-07-28 --force -o "$out/tasks" >"$out/log" 2>&1 || true
   done
   verdict 'scenarios of the tasks extension: 41 x SUCCESS' "$(checks "$out/tasks" clean 41)"
@@ -82,7 +82,7 @@ set_of 2025-11-25 "$url" set
 verdict 'conformance 0.2.0-alpha.12, set of 2025-11-25: 30/30' "$(checks "$out/set" required 30)"
 
 if [ "${3:-}" != newest ]; then
-  timeout 170 "$node" "$old" server --url "$url" --suite all --spec-version 2025-11-25 \
+  timeout 400 "$node" "$old" server --url "$url" --suite all --spec-version 2025-11-25 \
     -o "$out/all" >"$out/log" 2>&1 || true
   verdict 'conformance 0.1.16, suite all: 32/32' "$(checks "$out/all" all 32)"
 fi
@@ -98,11 +98,11 @@ verdict 'http-header-validation' "$(checks "$out/modern" clean 14 http-header-va
 verdict 'http-custom-header-server-validation' \
   "$(checks "$out/modern" clean 10 http-custom-header-server-validation)"
 
-timeout 60 "$node" "$new" server --url "$polling_url" --scenario server-sse-polling \
+timeout 150 "$node" "$new" server --url "$polling_url" --scenario server-sse-polling \
   --spec-version 2025-11-25 -o "$out/polling" >"$out/log" 2>&1 || true
 verdict 'server-sse-polling: 3 x SUCCESS, no WARNING' "$(checks "$out/polling" clean 3)"
 
-timeout 60 "$node" "$new" server --url "$url" --scenario server-session-lifecycle \
+timeout 150 "$node" "$new" server --url "$url" --scenario server-session-lifecycle \
   --spec-version 2025-11-25 -o "$out/lifecycle" >"$out/log" 2>&1 || true
 verdict 'server-session-lifecycle' "$(checks "$out/lifecycle" clean 1)"
 

@@ -11,7 +11,7 @@ pattern=${2:-.}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 node=$(realpath "$here/node_modules/.bin/node")
 python=${REFEREE_PYTHON:-python3}
-limit=${REFEREE_LIMIT:-180}
+limit=${REFEREE_LIMIT:-400}
 work=$(mktemp -d)
 replicas=
 conformance=
@@ -82,7 +82,7 @@ export CONTROL
 url=$base/t/acme/one/mcp
 
 # The long one beside the others; who kills replicas runs alone.
-limit=400 run conformance "$here/conformance.sh" "$url" "$base/t/acme/polling/mcp" newest &
+limit=900 run conformance "$here/conformance.sh" "$url" "$base/t/acme/polling/mcp" newest &
 conformance=$!
 check ts-streamable "$node" ts-streamable.mjs "$url" --backend fixture
 check ts-sse "$node" ts-sse.mjs "${url%/mcp}/sse" --backend fixture

@@ -12,7 +12,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 node="$here/node_modules/.bin/node"
 python=${REFEREE_PYTHON:-python3}
 everything="$here/node_modules/@modelcontextprotocol/server-everything/dist/index.js"
-limit=${REFEREE_LIMIT:-90}
+limit=${REFEREE_LIMIT:-240}
 jobs=${REFEREE_JOBS:-3}
 work=$(mktemp -d)
 gateways=()
@@ -141,18 +141,18 @@ fixture_url=$url
 start polling --set server.reply.close_after=300ms -- "$node_real" "$(realpath "$fixture")"
 # The long one first.
 if [ -n "$url" ] && [ -n "$fixture_url" ]; then
-  limit=400 check conformance "$here/conformance.sh" "$fixture_url" "$url"
+  limit=900 check conformance "$here/conformance.sh" "$fixture_url" "$url"
 fi
 for era in legacy modern; do
   start "tasks-$era" --set server.reply.task_after=300ms -- \
     "$node_real" "$(realpath "$fixture")" --era "$era"
-  if [ -n "$url" ]; then limit=400 check "conformance/tasks-$era" "$here/conformance.sh" --tasks "$url"; fi
+  if [ -n "$url" ]; then limit=900 check "conformance/tasks-$era" "$here/conformance.sh" --tasks "$url"; fi
 done
 start legacy -- "$node_real" "$(realpath "$fixture")" --era legacy
 legacy_url=$url
 start modern -- "$node_real" "$(realpath "$fixture")" --era modern
 if [ -n "$url" ] && [ -n "$legacy_url" ]; then
-  limit=400 check conformance/eras "$here/conformance.sh" --eras "$legacy_url" "$url"
+  limit=900 check conformance/eras "$here/conformance.sh" --eras "$legacy_url" "$url"
 fi
 clients modern fixture
 url=$fixture_url

@@ -136,7 +136,7 @@ impl ChildSeats {
         };
         let line = self.line_up(tenant, owner);
         let (reply, answer) = oneshot::channel();
-        let holders = self.holders(tenant, owner);
+        let holders = self.holders(tenant, owner, line.number);
         let is_alone = holders.is_empty();
         let holders = Holders::Callers(tenant.to_owned(), holders);
         if is_alone || self.wanted.try_send(Wanted { holders, reply }).is_err() {
@@ -223,8 +223,9 @@ impl ChildSeats {
     }
 
     /// The callers of a tenant that have more children than `owner`, also after they have given one to it;
-    /// those with the most first. `owner` is in line.
-    fn holders(&self, tenant: &str, owner: &Owner) -> Vec<Arc<str>> {
+    /// those with the most first. `owner` is in line as `number`: starts of it that wait behind that one take
+    /// nothing from it.
+    fn holders(&self, tenant: &str, owner: &Owner, number: u64) -> Vec<Arc<str>> {
         let tenants = self.tenants();
         let Some(of_tenant) = tenants.get(tenant) else {
             return Vec::new();
@@ -234,8 +235,9 @@ impl ChildSeats {
         for owner in stays.map(|taken| &taken.owner) {
             *counts.entry(owner).or_default() += 1;
         }
-        let waiting = of_tenant.line.values().filter(|waiting| *waiting == owner);
-        let own = counts.get(owner).copied().unwrap_or(0) + waiting.count();
+        let earlier = of_tenant.line.range(..=number);
+        let waiting = earlier.filter(|(_, waiting)| *waiting == owner).count();
+        let own = counts.get(owner).copied().unwrap_or(0) + waiting;
         let mut more: Vec<_> = counts
             .into_iter()
             .filter_map(|(owner, count)| match owner {
@@ -375,7 +377,7 @@ mod tests {
             [("two", 2), ("three", 3), ("one", 1)].map(|(name, count)| take(&caller(name), count));
         let asked = |owner: &Owner| {
             let line = seats.line_up("a", owner);
-            let holders = seats.holders("a", owner);
+            let holders = seats.holders("a", owner, line.number);
             drop(line);
             holders.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
@@ -386,6 +388,11 @@ mod tests {
         // One that waits already has that one as good as taken.
         let line = seats.line_up("a", &caller("none"));
         assert_eq!(asked(&caller("none")), ["three"]);
+        // Those that come later do not count.
+        let later = seats.line_up("a", &caller("none"));
+        let holders = seats.holders("a", &caller("none"), line.number);
+        assert_eq!(holders.len(), 2, "{holders:?}");
+        drop(later);
         // A child that gives way is as good as gone.
         held[1][0].leave();
         assert!(asked(&caller("none")).is_empty());

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     auth::api_keys::key,
     support::{
+        gauges::{OPS, metric},
         harness::{Events, Gateway, NEWEST, Session, is_stream, last, text_of, tool_call, until},
         modern::{Modern, asked},
         served::Served,
@@ -393,10 +394,15 @@ async fn a_session_based_server_is_asked_once_which_era_it_is_of() {
 #[tokio::test]
 async fn a_server_that_ends_of_the_probe_is_started_without_it() {
     let child = crate::support::harness::child();
-    let gateway = Gateway::of(&[], &["CHILD_UPSET=1"], &[&child]).await;
+    let gateway = Gateway::of(&[OPS], &["CHILD_UPSET=1"], &[&child]).await;
     for number in 0..2 {
         let received = newcomer(&gateway, number).text("received", json!({})).await;
         assert!(!received.contains("server/discover"), "{received}");
+    }
+    // To end of a probe is no failure, after which starts would be put off.
+    for (cause, count) in [("failed_start", 0), ("crashed", 0), ("stopped", 1)] {
+        let name = format!("lockgate_children_exits_total{{cause=\"{cause}\"}}");
+        assert_eq!(metric(&gateway, &name).await, count, "{cause}");
     }
 }
 

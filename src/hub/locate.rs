@@ -40,7 +40,10 @@ impl Hub {
     ) -> Result<Place, Error> {
         let core = &self.0;
         if core.owner.is_alone() || core.sessions.has(id) {
-            return core.find(access, id).map(|_| Place::Here);
+            return match core.find(access, id) {
+                Err(Error::NoSession) => Err(self.foreign().await),
+                found => found.map(|_| Place::Here),
+            };
         }
         core.owner.check()?;
         let id = SessionId(id.into());
@@ -110,13 +113,22 @@ impl Hub {
     /// The error for a session that has ended here.
     pub(crate) async fn gone(&self, access: &Access, id: &str) -> Error {
         if self.0.owner.is_alone() || self.0.sessions.has(id) {
-            return Error::NoSession;
+            return self.foreign().await;
         }
         match self.0.directory.find(&SessionId(id.into())).await {
             Ok(Some(found)) if is_of(&found, access) => Error::Moved,
             Ok(_) => Error::NoSession,
             Err(_) => STORE_AWAY,
         }
+    }
+
+    /// The error for a session of this replica that is not the caller's: that for an id which nobody has, so that
+    /// they cannot be told apart while the directory is out of reach either.
+    async fn foreign(&self) -> Error {
+        if self.0.owner.is_alone() {
+            return Error::NoSession;
+        }
+        self.missing().await
     }
 
     /// The error for an id that the directory does not have. After a loss of the store's data the

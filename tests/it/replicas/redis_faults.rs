@@ -157,6 +157,14 @@ impl Ground {
                 assert_is_away(&way.delete().await);
                 assert_is_away(&way.begin("counter", json!({})).await);
             }
+            // A session of others looks as one that nobody has.
+            for other in &self.ways[1 - at] {
+                let mut foreign = ways[0].again();
+                (foreign.id, foreign.revision) = (other.id.clone(), other.revision.clone());
+                assert_is_away(&foreign.begin("counter", json!({})).await);
+                foreign.url.clone_from(&ways[1].url);
+                assert_is_away(&foreign.begin("counter", json!({})).await);
+            }
             let mut stranger = ways[0].again();
             (stranger.id, stranger.revision) = (None, None);
             assert_is_away(&stranger.post(&opening(NEWEST)).await);

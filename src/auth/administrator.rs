@@ -99,7 +99,7 @@ impl Verifier {
             Credential::None => {
                 return deny(AdministratorRefusal::NoToken, at, "", none, "no token");
             }
-            Credential::Malformed | Credential::Asserted(_) => {
+            Credential::Malformed | Credential::Bound { .. } | Credential::Asserted(_) => {
                 return deny(AdministratorRefusal::BadToken, at, "", bad, "malformed");
             }
             Credential::Bearer(text) => text,

@@ -104,7 +104,8 @@ impl Admitted {
         let challenge = match &error {
             Error::Scopes(scopes) => {
                 let metadata = self.resource_metadata(front);
-                Some(challenge::insufficient_scope(metadata.as_deref(), scopes))
+                let metadata = metadata.as_deref();
+                Some(challenge::insufficient_scope(metadata, scopes, self.access.is_bound()))
             }
             _ => None,
         };
@@ -170,19 +171,19 @@ impl Admitted {
             return Err(Instead::Page(Box::new(page)));
         }
         let access_request = access::AccessRequest {
-            tenant: endpoint.tenant,
-            server: endpoint.server,
+            endpoint,
             site,
+            public_url: &public_url,
+            method: parts.method.as_str(),
             credential,
             from: extensions.get::<ClientAddress>().map(|from| from.0),
             host: extensions.get(),
-            route: endpoint.kind.name(),
         };
         let access = front.auth.admit(catalog, &access_request).await;
         let access = access.map_err(|refused| match refused {
             AccessRefusal::NoServer => no_server(),
-            AccessRefusal::Unknown { tenant, had_token } => {
-                challenge::unauthorized(&public_url, &endpoint, &tenant, had_token).into()
+            AccessRefusal::Unknown { tenant, rejected } => {
+                challenge::unauthorized(&public_url, &endpoint, &tenant, rejected).into()
             }
             AccessRefusal::Later(error) => error.into(),
         })?;

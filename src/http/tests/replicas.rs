@@ -278,7 +278,10 @@ fn front(
     });
     let auth = Verifier::new(
         &shared.config,
-        Outbound::new(Vec::new()),
+        (
+            Outbound::new(Vec::new()),
+            Arc::clone(hub.limits().limiter()),
+        ),
         (
             Clock::system(),
             AuditQueue::disabled(),

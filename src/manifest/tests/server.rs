@@ -116,7 +116,7 @@ tenants:
     insta::assert_snapshot!(found(yaml(text)).join("\n"), @r###"
         F:2: version: is a version that this build does not know; write version: 1
         F:4: tenants.Acme: "Acme" is not a name; use a-z, 0-9 and -, at most 63, the first not -
-        F:8: tenants.Acme.people: unknown key; known here: api_keys, auth, clients, default_server, hosts, introspection, providers, quotas, revisions, servers, upstreams, users
+        F:8: tenants.Acme.people: unknown key; known here: api_keys, auth, clients, default_server, dpop, hosts, introspection, providers, quotas, revisions, servers, upstreams, users
         F:5: tenants.Acme.auth.mode: "bultin" is no mode; write auth: {mode: builtin}, {mode: external, issuer: URL}, {mode: keys} or {mode: none}
         F:20: tenants.Acme.servers.files: also at F:10; keep one of the two
         F:11: tenants.Acme.servers.files.command: is empty; write the program to start

@@ -37,6 +37,13 @@ pub(crate) struct Client {
     pub(crate) proof: ClientProof,
 }
 
+impl Client {
+    /// Whether it has no credential, so that anybody can name its id.
+    pub(crate) fn is_public(&self) -> bool {
+        matches!(self.proof, ClientProof::None)
+    }
+}
+
 /// The source of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ClientSource {

@@ -528,8 +528,7 @@ impl Verifier {
 fn is_resource(request: &AccessRequest<'_>, text: &str) -> bool {
     let named = request.endpoint;
     request.site.endpoint_at(text).is_some_and(|endpoint| {
-        endpoint.is_resource()
-            && (endpoint.tenant, endpoint.server) == (named.tenant, named.server)
+        endpoint.is_resource() && (endpoint.tenant, endpoint.server) == (named.tenant, named.server)
     })
 }
 

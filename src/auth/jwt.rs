@@ -7,9 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::{Map, Value};
 
-use super::jose::{
-    Jws, Thumbprint, declared, numeric_date, parse_unverified, string, strings,
-};
+use super::jose::{Jws, Thumbprint, declared, numeric_date, parse_unverified, string, strings};
 use crate::{
     base::LEEWAY_S,
     declare::{Algorithm, External},
@@ -289,7 +287,8 @@ fn holder(payload: &Map<String, Value>) -> Result<Option<Thumbprint>, &'static s
     let only = members.filter(|members| members.len() == 1);
     let key = only.and_then(|members| members.get("jkt")?.as_str());
     let key = key.and_then(Thumbprint::parse);
-    key.map(Some).ok_or("a token that is bound to what cannot be proved here")
+    key.map(Some)
+        .ok_or("a token that is bound to what cannot be proved here")
 }
 
 /// Claims of ID tokens (`nonce` and the hashes), of logout and security event tokens (`events`).

@@ -11,7 +11,8 @@ use super::{
 use crate::{
     config::{Node, Value, Wrong, address::authority},
     declare::{
-        AuthMode, Bounds, Catalog, Dpop, Holder, Isolation, Quotas, Room, Server, Supervision, Tenant,
+        AuthMode, Bounds, Catalog, Dpop, Holder, Isolation, Quotas, Room, Server, Supervision,
+        Tenant,
     },
     protocol::{Revision, revision},
 };
@@ -226,10 +227,7 @@ fn host<'p>() -> Parser<'p, (String, Option<u16>)> {
 }
 
 /// The words of `dpop`.
-const DPOP: [(&str, Dpop); 2] = [
-    ("optional", Dpop::Optional),
-    ("required", Dpop::Required),
-];
+const DPOP: [(&str, Dpop); 2] = [("optional", Dpop::Optional), ("required", Dpop::Required)];
 
 /// The longest name of a host (RFC 1035, section 2.3.4).
 const MAX_HOST: usize = 253;

@@ -66,7 +66,10 @@ mod tests {
         ] {
             assert!(is_same(same, called) && is_same(called, same), "{same}");
         }
-        assert!(is_same("https://gw.test/a%c3%bc", "https://gw.test/a%C3%BC"));
+        assert!(is_same(
+            "https://gw.test/a%c3%bc",
+            "https://gw.test/a%C3%BC"
+        ));
         assert!(is_same("https://gw.test", "https://gw.test/"));
         for other in [
             "",

@@ -114,7 +114,11 @@ mod tests {
             with("use", json!("enc")),
             with("key_ops", json!(["encrypt"])),
         ] {
-            assert_eq!(refused(&jwk), "the jwk is no key that is supported", "{jwk}");
+            assert_eq!(
+                refused(&jwk),
+                "the jwk is no key that is supported",
+                "{jwk}"
+            );
         }
     }
 }

@@ -432,7 +432,10 @@ fn tokens_are_bound_to_a_key_or_refused() {
     let header = r#"{"alg":"ES256","typ":"JWT"}"#;
     assert!(parsed(header, &bound.to_string()).is_err());
     bound["cnf"] = json!({"jkt": jkt});
-    assert_eq!(parsed(header, &bound.to_string()).unwrap().holder, Some(key));
+    assert_eq!(
+        parsed(header, &bound.to_string()).unwrap().holder,
+        Some(key)
+    );
     let said = json!({"active": true, "sub": "ada", "aud": "a", "token_type": "DPoP",
         "cnf": {"jkt": jkt}});
     let said = introspected(said.as_object().unwrap(), (&settings()).into());

@@ -2,9 +2,7 @@
 
 use aws_lc_rs::{
     rand::SystemRandom,
-    signature::{
-        ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _,
-    },
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _},
 };
 use jsonwebtoken::{Algorithm as Alg, EncodingKey, crypto};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
@@ -53,7 +51,8 @@ impl Holder {
     }
 
     fn sign(&self, header: &Value, claims: &Value) -> String {
-        let [header, claims] = [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part.to_string()));
+        let [header, claims] =
+            [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part.to_string()));
         let text = format!("{header}.{claims}");
         let signature = crypto::sign(text.as_bytes(), &self.private, self.alg).unwrap();
         format!("{text}.{signature}")
@@ -118,8 +117,16 @@ fn each_claim_counts() {
         ("jti", json!("j".repeat(257)), "jti is too long"),
         ("htm", json!("GET"), "htm is not the method of the request"),
         ("htm", json!("post"), "htm is not the method of the request"),
-        ("htu", json!("https://gw.test/t/a/y/mcp"), "htu is not the URL of the request"),
-        ("htu", json!("http://gw.test/t/a/x/mcp"), "htu is not the URL of the request"),
+        (
+            "htu",
+            json!("https://gw.test/t/a/y/mcp"),
+            "htu is not the URL of the request",
+        ),
+        (
+            "htu",
+            json!("http://gw.test/t/a/x/mcp"),
+            "htu is not the URL of the request",
+        ),
         ("iat", json!("now"), "a time that is no number"),
         ("iat", json!(NOW + 11), "iat is in the future"),
         ("iat", json!(NOW - 61), "the proof is too old"),
@@ -129,7 +136,11 @@ fn each_claim_counts() {
         ("ath", json!(1), "a member that is no text"),
         ("x", json!("x".repeat(4096)), "the proof is too long"),
     ] {
-        assert_eq!(refused(&with(name, value.clone())), wanted, "{name} {value}");
+        assert_eq!(
+            refused(&with(name, value.clone())),
+            wanted,
+            "{name} {value}"
+        );
     }
     for (name, value) in [
         ("iat", json!(NOW + 10)),
@@ -156,11 +167,23 @@ fn each_part_of_the_header_counts() {
         assert_eq!(headed("typ", json!(typ)), "typ is not dpop+jwt");
     }
     for alg in ["none", "HS256", "ES384", "RS512", "es256"] {
-        assert_eq!(headed("alg", json!(alg)), "an algorithm that is not allowed");
+        assert_eq!(
+            headed("alg", json!(alg)),
+            "an algorithm that is not allowed"
+        );
     }
-    assert_eq!(headed("alg", json!("EdDSA")), "the signature is not of the jwk");
-    assert_eq!(headed("jwk", other.jwk.clone()), "the signature is not of the jwk");
-    assert_eq!(headed("crit", json!(["exp"])), "a header that is not understood");
+    assert_eq!(
+        headed("alg", json!("EdDSA")),
+        "the signature is not of the jwk"
+    );
+    assert_eq!(
+        headed("jwk", other.jwk.clone()),
+        "the signature is not of the jwk"
+    );
+    assert_eq!(
+        headed("crit", json!(["exp"])),
+        "a header that is not understood"
+    );
     let mut private = holder.jwk.clone();
     private["d"] = json!("AQAB");
     assert_eq!(headed("jwk", private), "the jwk has a private part");

@@ -186,7 +186,14 @@ async fn a_refresh_token_has_one_successor(place: Place) {
     let uses = (0..50_u8).map(|number| {
         let store = &stores[usize::from(number) % 2];
         let next = succession(&[1; 32], number);
-        async move { patient(|| store.grants().refresh("a", ("c_app", None), &[1; 32], &next)).await }
+        async move {
+            patient(|| {
+                store
+                    .grants()
+                    .refresh("a", ("c_app", None), &[1; 32], &next)
+            })
+            .await
+        }
     });
     let uses: Vec<Refreshed> = join_all(uses).await;
     let mut salts: Vec<u8> = uses
@@ -393,7 +400,9 @@ async fn codes_and_refresh_tokens_are_never_spent_twice(place: Place) {
             let uses = (0..10_u8).map(|user| {
                 let (store, token) = (&stores[usize::from(user) % 2], &token);
                 let next = succession(token, user);
-                async move { patient(|| store.grants().refresh("a", ("c_app", None), token, &next)).await }
+                async move {
+                    patient(|| store.grants().refresh("a", ("c_app", None), token, &next)).await
+                }
             });
             let salts = join_all(uses)
                 .await

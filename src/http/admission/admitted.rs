@@ -105,7 +105,11 @@ impl Admitted {
             Error::Scopes(scopes) => {
                 let metadata = self.resource_metadata(front);
                 let metadata = metadata.as_deref();
-                Some(challenge::insufficient_scope(metadata, scopes, self.access.is_bound()))
+                Some(challenge::insufficient_scope(
+                    metadata,
+                    scopes,
+                    self.access.is_bound(),
+                ))
             }
             _ => None,
         };

@@ -223,7 +223,10 @@ impl RequestParameters {
         }
         let challenge = challenge(text("code_challenge"), text("code_challenge_method"))?;
         let jkt = text("dpop_jkt").map(str::to_owned);
-        if jkt.as_ref().is_some_and(|jkt| Thumbprint::parse(jkt).is_none()) {
+        if jkt
+            .as_ref()
+            .is_some_and(|jkt| Thumbprint::parse(jkt).is_none())
+        {
             return Err(invalid("dpop_jkt is no thumbprint"));
         }
         let max_age = match text("max_age").map(str::parse) {

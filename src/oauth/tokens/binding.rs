@@ -45,7 +45,9 @@ pub(super) fn proof(
     let Some(text) = offered(&head.headers).map_err(invalid)? else {
         return match server.tenant.dpop {
             Dpop::Optional => Ok(None),
-            Dpop::Required => Err(invalid("a proof is required: tokens are bound to a key here")),
+            Dpop::Required => Err(invalid(
+                "a proof is required: tokens are bound to a key here",
+            )),
         };
     };
     let request = ProvenRequest {

@@ -158,7 +158,9 @@ impl Exchange<'_> {
         attempt.named_by(&code.challenge);
         attempt.subject(&code.grant.subject);
         self.check_code(&code, verifier)?;
-        code.grant.jkt = self.refresh_key(&code.grant)?.filter(|_| self.client.is_public());
+        code.grant.jkt = self
+            .refresh_key(&code.grant)?
+            .filter(|_| self.client.is_public());
         let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
         let scope = self.permitted(&code.grant, &code.grant.scope);
         let refresh = secret::generate(&self.state.random, SecretKind::Refresh).ok_or(NO_RANDOM)?;

@@ -94,7 +94,10 @@ async fn a_value_is_good_once_at_whichever_replica(limiters: &[&Arc<dyn Limiter>
     assert_eq!(first.count(), 1, "{uses:?}");
     let short = Duration::from_millis(50);
     assert_eq!(once(0, 4, short).await, Use::First);
-    until("it is forgotten", async || once(1, 4, short).await == Use::First).await;
+    until("it is forgotten", async || {
+        once(1, 4, short).await == Use::First
+    })
+    .await;
 }
 
 /// The limiter of one live replica.

@@ -71,13 +71,11 @@ pub(crate) fn claims_with(method: &str, url: &str, token: &str) -> Value {
     claims
 }
 
-/// A client that sends a token of the scheme DPoP and these proofs with each request.
-pub(crate) fn proving(token: &str, proofs: &[&str]) -> reqwest::Client {
+/// A client that sends a token of the scheme DPoP and this proof with each request.
+pub(crate) fn proving(token: &str, proof: &str) -> reqwest::Client {
     let mut headers = HeaderMap::new();
     headers.insert("Authorization", format!("DPoP {token}").parse().unwrap());
-    for proof in proofs {
-        headers.append("DPoP", proof.parse().unwrap());
-    }
+    headers.insert("DPoP", proof.parse().unwrap());
     client_with(headers)
 }
 

@@ -18,6 +18,7 @@ use super::{
     jose::Thumbprint,
     jwt::TokenError,
     principals::{self, Principal, Principals},
+    request::{AccessRefusal, AccessRequest, Credential, Rejected},
 };
 use crate::{
     base::{Clock, Outbound},
@@ -26,7 +27,7 @@ use crate::{
         AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, Dpop, External, Issued, Policy, Server,
         Tenant,
     },
-    endpoint::{self, Endpoint, Site, TenantHost},
+    endpoint::{self, TenantHost},
     error::Error,
     snapshot::{AuditQueue, LastPollAttempt},
     state::Limiter,
@@ -169,55 +170,6 @@ impl Access {
     }
 }
 
-/// The credential of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Credential<'r> {
-    /// The request has no credential.
-    None,
-    /// A bearer token: an API key, or an access token.
-    Bearer(&'r str),
-    /// A token of the scheme DPoP, which is bound to a key (RFC 9449, section 7.1).
-    Bound {
-        /// The access token.
-        token: &'r str,
-        /// The proof that comes with it, or the reason why none counts.
-        proof: Result<&'r str, &'static str>,
-    },
-    /// A malformed `Authorization` header.
-    Malformed,
-    /// The caller, as the replica says that verified the credentials ([`Access::caller`]).
-    Asserted(&'r str),
-}
-
-/// The reason why access is refused.
-#[derive(Debug)]
-pub(crate) enum AccessRefusal {
-    /// The server does not exist, or not for this caller.
-    NoServer,
-    /// The caller is not authenticated and gets a challenge.
-    Unknown {
-        /// The tenant whose issuer the challenge names.
-        tenant: Arc<Tenant>,
-        /// What was refused.
-        rejected: Rejected,
-    },
-    /// The decision is temporarily impossible.
-    Later(Error),
-}
-
-/// The credential that is refused, on which the challenge depends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rejected {
-    /// The request had none.
-    Nothing,
-    /// A bearer token.
-    Bearer,
-    /// A token of the scheme DPoP.
-    Bound,
-    /// The proof of such a token, for this reason.
-    Proof(&'static str),
-}
-
 /// Verifier of requests; a handle.
 #[derive(Clone)]
 pub(crate) struct Verifier(pub(crate) Arc<VerifierState>);
@@ -239,24 +191,6 @@ impl VerifierState {
     pub(crate) fn now(&self) -> u64 {
         u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0)
     }
-}
-
-/// An unverified request for a server.
-pub(crate) struct AccessRequest<'r> {
-    /// The endpoint that its path names.
-    pub(crate) endpoint: Endpoint<'r>,
-    /// What its URL begins with.
-    pub(crate) site: Site<'r>,
-    /// The same, in the spelling of the client.
-    pub(crate) public_url: &'r str,
-    /// Its method.
-    pub(crate) method: &'r str,
-    /// Credential of the request.
-    pub(crate) credential: Credential<'r>,
-    /// The client address.
-    pub(crate) from: Option<IpAddr>,
-    /// The host of the tenant that it names.
-    pub(crate) host: Option<&'r Arc<TenantHost>>,
 }
 
 impl Verifier {
@@ -424,7 +358,7 @@ impl Verifier {
         (request, text): (&AccessRequest<'_>, &str),
     ) -> Result<(Authenticated, Option<Thumbprint>), TokenError> {
         let now = self.0.now();
-        let is_audience = |text: &str| is_resource(request, text);
+        let is_audience = |text: &str| request.is_for(text);
         match &tenant.auth {
             AuthMode::None | AuthMode::Keys => Err(TokenError::Invalid("no API key")),
             AuthMode::Builtin(builtin) => {
@@ -521,15 +455,6 @@ impl Verifier {
             detail,
         });
     }
-}
-
-/// Reports whether `text` is a URL of the requested server, byte for byte (RFC 8707, section 2) but for the names of
-/// this machine: at the host of the request. `/messages` is part of `/sse`.
-fn is_resource(request: &AccessRequest<'_>, text: &str) -> bool {
-    let named = request.endpoint;
-    request.site.endpoint_at(text).is_some_and(|endpoint| {
-        endpoint.is_resource() && (endpoint.tenant, endpoint.server) == (named.tenant, named.server)
-    })
 }
 
 /// A principal with valid credentials.

@@ -8,10 +8,11 @@ use std::{fs, io, path::Path, sync::Arc};
 use aws_lc_rs::rand::SystemRandom;
 
 use super::{
-    access::{Credential, Verifier},
+    access::Verifier,
     api_key,
     denials::{Caller, Denial},
     principals::by_key,
+    request::Credential,
 };
 use crate::{
     base::private_file,

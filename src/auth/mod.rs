@@ -16,6 +16,7 @@
 //! * `jwt`: access tokens as JWTs.
 //! * `policy`: the access policy of a server, applied to messages in both directions.
 //! * `principals`: principals, interned.
+//! * `request`: requests before the decision, and refusals.
 //! * `verified_tokens`: cache of verified tokens, until they expire.
 
 pub(crate) mod access;
@@ -31,9 +32,10 @@ pub(crate) mod jose;
 mod jwt;
 pub(crate) mod policy;
 mod principals;
+mod request;
 mod verified_tokens;
 
-pub(crate) use self::access::{Access, AccessRefusal, Credential, Rejected, Verifier};
+pub(crate) use self::access::{Access, Verifier};
 pub(crate) use self::administrator::{ADMIN_SCOPE, Administrator, AdministratorRefusal};
 pub(crate) use self::builtin::REGISTERED;
 pub(crate) use self::denials::{Caller, Denial, Denials};
@@ -43,3 +45,4 @@ pub(crate) use self::jose::{Jws, KeySet, Signature, Thumbprint};
 pub(crate) use self::jwt::TokenError;
 pub(crate) use self::policy::{Listed, PolicyRefusal};
 pub(crate) use self::principals::Principal;
+pub(crate) use self::request::{AccessRefusal, AccessRequest, Credential, Rejected};

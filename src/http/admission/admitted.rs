@@ -14,7 +14,7 @@ use crate::http::{
     reply::{McpRefusal, header_name::TENANT_HOST, page, rate_limit},
 };
 use crate::{
-    auth::{Access, AccessRefusal, Credential, access},
+    auth::{Access, AccessRefusal, AccessRequest, Credential},
     config::{ClientAddress, address::authority},
     declare::AuthMode,
     endpoint::{Endpoint, Form, Kind, TenantHost},
@@ -174,7 +174,7 @@ impl Admitted {
             let page = page::page(endpoint, &public_url, has_keys);
             return Err(Instead::Page(Box::new(page)));
         }
-        let access_request = access::AccessRequest {
+        let access_request = AccessRequest {
             endpoint,
             site,
             public_url: &public_url,

@@ -9,7 +9,7 @@ use super::super::{
 };
 use crate::{
     config::{Config, Format, Mistake, Sources},
-    declare::{AuthMode, Confinement},
+    declare::{AuthMode, Confinement, Dpop},
     protocol::{Revision, revision},
 };
 
@@ -139,6 +139,33 @@ tenants:
         F:7: tenants.Acme.revisions: "2027-07-28" is no revision that this build serves; choose among 2026-07-28, 2025-11-25, 2025-06-18, 2025-03-26, 2024-11-05
         F:21: tenants.b: a number where a table is expected; write a table
         "###);
+}
+
+#[test]
+fn keys_are_required_where_there_are_tokens() {
+    let of = |auth: &str, dpop: &str| {
+        yaml(&format!("tenants: {{a: {{auth: {{{auth}}}, servers: {{}}{dpop}}}}}"))
+    };
+    let external = "mode: external, issuer: \"https://i.test\"";
+    for auth in ["mode: builtin", external] {
+        for (dpop, wanted) in [
+            ("", Dpop::Optional),
+            (", dpop: optional", Dpop::Optional),
+            (", dpop: required", Dpop::Required),
+        ] {
+            let read = of(auth, dpop).unwrap();
+            assert_eq!(read.catalog.tenants["a"].dpop, wanted, "{auth} {dpop}");
+        }
+    }
+    for auth in ["mode: keys", "mode: none"] {
+        assert!(of(auth, ", dpop: optional").is_ok());
+        let wanted = "F:1: tenants.a.dpop: is for access tokens, which there are none of in this auth.mode; \
+            write auth: {mode: builtin} or {mode: external}, or leave it out";
+        assert_eq!(found(of(auth, ", dpop: required")), [wanted]);
+    }
+    let wrong = found(of("mode: builtin", ", dpop: always"));
+    let wanted = "F:1: tenants.a.dpop: \"always\" is none of optional, required; write one of them";
+    assert_eq!(wrong, [wanted]);
 }
 
 #[test]

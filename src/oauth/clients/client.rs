@@ -35,6 +35,8 @@ pub(crate) struct Client {
     pub(crate) digest: [u8; 32],
     /// Its credential.
     pub(crate) proof: ClientProof,
+    /// Whether its access tokens are always bound to a key.
+    pub(crate) is_bound: bool,
 }
 
 impl Client {
@@ -180,6 +182,7 @@ impl Client {
             redirect_uris: client.redirect_uris.clone(),
             digest: digest(&client.title, &client.redirect_uris),
             proof,
+            is_bound: false,
         }
     }
 
@@ -211,6 +214,7 @@ impl Client {
             redirect_uris: metadata.redirect_uris,
             digest,
             proof,
+            is_bound: metadata.is_bound,
         })
     }
 
@@ -232,6 +236,7 @@ impl Client {
             redirect_uris: metadata.redirect_uris.clone(),
             digest: document.digest,
             proof,
+            is_bound: metadata.is_bound,
         }
     }
 }

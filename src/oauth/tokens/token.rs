@@ -13,13 +13,12 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::{
-    binding::{self, Binding},
+    binding::{Binding, RequestProof},
     client_authentication::authenticate,
     jose::AccessToken,
     workload,
 };
 use crate::{
-    auth::Proof,
     database::{
         self, Database,
         oauth::{
@@ -80,7 +79,7 @@ async fn exchange(
         return Err(OauthRefusal::new(RefusalCode::UnsupportedGrantType, what));
     }
     // Before anything is used up, so that a client may come again with another proof.
-    let proof = binding::proof(state, server, &head)?;
+    let proof = RequestProof::of(state, server, &head)?;
     let is_workload = grant_type == JWT_BEARER && workload::is_presented(&form);
     let client = if is_workload {
         workload::authenticate(state, server, (&head, &form), attempt).await?
@@ -89,6 +88,7 @@ async fn exchange(
     };
     attempt.client_id(&client.id);
     attempt.client(&client.title);
+    proof.check_client(&client)?;
     if form.count("resource") > 1 {
         let what = "a token is for one resource";
         return Err(OauthRefusal::new(RefusalCode::InvalidTarget, what));
@@ -119,8 +119,8 @@ pub(super) struct Exchange<'r> {
     pub(super) server: &'r AuthorizationServer,
     pub(super) client: &'r Client,
     pub(super) form: &'r Form,
-    /// The proof of the request, not used yet.
-    pub(super) proof: Option<Proof>,
+    /// Its proof, not used yet.
+    proof: RequestProof,
     pub(super) store: &'r Database,
     key: SigningKey,
     pub(super) now_ms: i64,
@@ -145,7 +145,7 @@ impl Exchange<'_> {
             TakenCode::Again { used_ms, code } => {
                 attempt.named_by(&code.challenge);
                 // OAuth 2.1, section 7.5.3: a stranger who found the code must not end the grant.
-                if self.is_for_this(&code, verifier) && self.has_key_of(&code.grant) {
+                if self.is_for_this(&code, verifier) && self.proof.has_key_of(&code.grant) {
                     self.handle_replay(used_ms, code.grant.id).await?;
                 }
                 return Err(BAD_CODE);
@@ -158,9 +158,9 @@ impl Exchange<'_> {
         attempt.named_by(&code.challenge);
         attempt.subject(&code.grant.subject);
         self.check_code(&code, verifier)?;
-        code.grant.jkt = self
-            .refresh_key(&code.grant)?
-            .filter(|_| self.client.is_public());
+        // Of a client that is not public the code alone was bound.
+        let jkt = self.proof.refresh_key(self.client, &code.grant)?;
+        code.grant.jkt = jkt.filter(|_| self.client.is_public());
         let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
         let scope = self.permitted(&code.grant, &code.grant.scope);
         let refresh = secret::generate(&self.state.random, SecretKind::Refresh).ok_or(NO_RANDOM)?;
@@ -183,7 +183,7 @@ impl Exchange<'_> {
         if code.expires_ms <= self.now_ms || !self.is_for_this(code, verifier) {
             return Err(BAD_CODE);
         }
-        if !self.has_key_of(&code.grant) {
+        if !self.proof.has_key_of(&code.grant) {
             return Err(OTHER_KEY);
         }
         self.check_resource(&code.grant)
@@ -228,7 +228,7 @@ impl Exchange<'_> {
         let known = known.ok_or(BAD_REFRESH)?;
         self.check_resource(&known)?;
         let scope = narrowed(&known.scope, self.form.get("scope"))?;
-        let jkt = self.refresh_key(&known)?;
+        let jkt = self.proof.refresh_key(self.client, &known)?;
         let known = self.in_good_standing(known).await?;
         let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
@@ -373,6 +373,12 @@ impl Exchange<'_> {
     /// The expiry of a new refresh token that stays unused; the grant may expire sooner.
     fn idle_until(&self) -> i64 {
         self.now_ms + millis(self.state.config.oauth.refresh_idle)
+    }
+
+    /// Uses the proof of the request, once everything else about it is right.
+    pub(super) async fn bind(&self) -> Result<Binding, OauthRefusal> {
+        let tenant = &self.server.tenant.name;
+        self.proof.bind(self.state, tenant, self.client).await
     }
 
     /// Extends the expiry of a registered client after its use.

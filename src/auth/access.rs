@@ -397,10 +397,10 @@ impl Verifier {
         let proof = Proof::verify(offered.map_err(wrong)?, of, self.0.now()).map_err(wrong)?;
         proof.check_token(text, holder).map_err(wrong)?;
         let used = self.0.proofs.take(Arc::clone(caller), &proof).await;
-        match used.map_err(AccessRefusal::Later)? {
-            true => Ok(()),
-            false => Err(wrong("the proof was used before")),
+        if used.map_err(AccessRefusal::Later)? {
+            return Ok(());
         }
+        Err(wrong("the proof was used before"))
     }
 
     /// Reports a caller whose credentials are refused.

@@ -176,10 +176,7 @@ fn each_part_of_the_header_counts() {
         headed("alg", json!("EdDSA")),
         "the signature is not of the jwk"
     );
-    assert_eq!(
-        headed("jwk", other.jwk.clone()),
-        "the signature is not of the jwk"
-    );
+    assert_eq!(headed("jwk", other.jwk), "the signature is not of the jwk");
     assert_eq!(
         headed("crit", json!(["exp"])),
         "a header that is not understood"

@@ -144,7 +144,9 @@ tenants:
 #[test]
 fn keys_are_required_where_there_are_tokens() {
     let of = |auth: &str, dpop: &str| {
-        yaml(&format!("tenants: {{a: {{auth: {{{auth}}}, servers: {{}}{dpop}}}}}"))
+        yaml(&format!(
+            "tenants: {{a: {{auth: {{{auth}}}, servers: {{}}{dpop}}}}}"
+        ))
     };
     let external = "mode: external, issuer: \"https://i.test\"";
     for auth in ["mode: builtin", external] {

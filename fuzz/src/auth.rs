@@ -1,13 +1,13 @@
 //! `src/auth`: the parts that read tokens.
 
 #[expect(dead_code, reason = "the targets use a part of it")]
-#[path = "../../src/auth/jws.rs"]
-pub(crate) mod jws;
+#[path = "../../src/auth/jose/mod.rs"]
+pub(crate) mod jose;
 #[expect(dead_code, reason = "the targets use a part of it")]
 #[path = "../../src/auth/jwt.rs"]
 mod jwt;
 
-use self::jws::{KeySet, Signature};
+use self::jose::{KeySet, Signature};
 use self::jwt::{ExpectedToken, IssuedBy, Token};
 use crate::declare::ALGORITHMS;
 

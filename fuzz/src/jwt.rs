@@ -11,7 +11,7 @@ use aws_lc_rs::signature::{
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
-use crate::auth::jws::KeySet;
+use crate::auth::jose::KeySet;
 use crate::auth::{accepted, accepted_own};
 use crate::base::LEEWAY_S;
 

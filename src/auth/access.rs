@@ -13,19 +13,24 @@ use super::{
     assertion::{AssertedBasis, Assertion},
     builtin::{self, Groups, Tokens},
     denials::{self, Denials},
+    dpop::{Proof, ProvenRequest, UsedProofs},
     external::{self, Issuers, KeyFetch, TrustedIssuers},
+    jose::Thumbprint,
     jwt::TokenError,
     principals::{self, Principal, Principals},
+    request::{AccessRefusal, AccessRequest, Credential, Rejected},
 };
 use crate::{
     base::{Clock, Outbound},
     config::Config,
     declare::{
-        AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, External, Issued, Policy, Server, Tenant,
+        AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, Dpop, External, Issued, Policy, Server,
+        Tenant,
     },
-    endpoint::{self, Site, TenantHost},
+    endpoint::{self, TenantHost},
     error::Error,
     snapshot::{AuditQueue, LastPollAttempt},
+    state::Limiter,
     telemetry::{Denied, Metrics},
 };
 
@@ -42,6 +47,8 @@ pub(crate) struct Access {
     policy: Arc<Policy>,
     groups: Groups,
     basis: AccessBasis,
+    /// Whether a key was proved, to which the token is bound.
+    is_bound: bool,
     from: Option<IpAddr>,
     host: Option<Arc<TenantHost>>,
 }
@@ -96,6 +103,11 @@ impl Access {
         self.basis == AccessBasis::Open
     }
 
+    /// Whether the credential is a token that is bound to a key, which was proved.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.is_bound
+    }
+
     /// The tenant whose server it is.
     pub(crate) fn tenant(&self) -> &Arc<Tenant> {
         &self.tenant
@@ -138,6 +150,7 @@ impl Access {
                 AccessBasis::Token => AssertedBasis::Token,
                 AccessBasis::Own(basis) => AssertedBasis::Own(basis.numbers()),
             },
+            is_bound: self.is_bound,
         };
         assertion.encode()
     }
@@ -151,38 +164,10 @@ impl Access {
         let basis = AccessBasis::Own(own.joined(theirs)?);
         Some(Self {
             basis,
+            is_bound: self.is_bound && other.is_bound,
             ..self.clone()
         })
     }
-}
-
-/// The credential of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Credential<'r> {
-    /// The request has no credential.
-    None,
-    /// A bearer token: an API key, or an access token.
-    Bearer(&'r str),
-    /// A malformed `Authorization` header.
-    Malformed,
-    /// The caller, as the replica says that verified the credentials ([`Access::caller`]).
-    Asserted(&'r str),
-}
-
-/// The reason why access is refused.
-#[derive(Debug)]
-pub(crate) enum AccessRefusal {
-    /// The server does not exist, or not for this caller.
-    NoServer,
-    /// The caller is not authenticated and gets a challenge.
-    Unknown {
-        /// The tenant whose issuer the challenge names.
-        tenant: Arc<Tenant>,
-        /// Set if the request had a credential.
-        had_token: bool,
-    },
-    /// The decision is temporarily impossible.
-    Later(Error),
 }
 
 /// Verifier of requests; a handle.
@@ -195,6 +180,7 @@ pub(crate) struct VerifierState {
     issuers: Issuers,
     tokens: Tokens,
     principals: Principals,
+    proofs: UsedProofs,
     pub(crate) denials: Denials,
     clock: Clock,
     asked: LastPollAttempt,
@@ -207,30 +193,12 @@ impl VerifierState {
     }
 }
 
-/// An unverified request for a server.
-pub(crate) struct AccessRequest<'r> {
-    /// Name of the tenant in the path.
-    pub(crate) tenant: &'r str,
-    /// Name of the server in the path.
-    pub(crate) server: &'r str,
-    /// What its URL begins with.
-    pub(crate) site: Site<'r>,
-    /// Credential of the request.
-    pub(crate) credential: Credential<'r>,
-    /// The client address.
-    pub(crate) from: Option<IpAddr>,
-    /// The host of the tenant that it names.
-    pub(crate) host: Option<&'r Arc<TenantHost>>,
-    /// The kind of endpoint, for the audit.
-    pub(crate) route: &'static str,
-}
-
 impl Verifier {
-    /// Makes a verifier that fetches keys through `outbound`. Its tasks belong to `tracker` and end
-    /// at `stop`. `asked` tells the age of the known revocations.
+    /// Makes a verifier that fetches keys through `outbound`, and remembers proofs in `limiter`. Its tasks
+    /// belong to `tracker` and end at `stop`. `asked` tells the age of the known revocations.
     pub(crate) fn new(
         config: &Config,
-        outbound: Outbound,
+        (outbound, limiter): (Outbound, Arc<dyn Limiter>),
         (clock, audit, asked): (Clock, AuditQueue, LastPollAttempt),
         metrics: &Arc<Metrics>,
         tracker: &TaskTracker,
@@ -249,6 +217,7 @@ impl Verifier {
             issuers: Issuers::new(fetch),
             tokens: Tokens::new(),
             principals: Principals::default(),
+            proofs: UsedProofs::new(limiter),
             denials,
             clock,
             asked,
@@ -258,6 +227,11 @@ impl Verifier {
     /// The keys of the issuers that tenants trust.
     pub(crate) fn issuers(&self) -> &TrustedIssuers {
         self.0.issuers.trusted()
+    }
+
+    /// The proofs of possession that were used.
+    pub(crate) fn proofs(&self) -> &UsedProofs {
+        &self.0.proofs
     }
 
     /// Reports of denied requests.
@@ -277,7 +251,7 @@ impl Verifier {
     ) -> Result<Access, AccessRefusal> {
         let tenant = catalog
             .tenants
-            .get(request.tenant)
+            .get(request.endpoint.tenant)
             .ok_or(AccessRefusal::NoServer)?;
         let decision = self.decide(catalog, tenant, request).await;
         if decision.is_err() {
@@ -293,7 +267,7 @@ impl Verifier {
         tenant: &Arc<Tenant>,
         request: &AccessRequest<'_>,
     ) -> Result<Access, AccessRefusal> {
-        let server = tenant.servers.get(request.server);
+        let server = tenant.servers.get(request.endpoint.server);
         let known = self.identify(catalog, tenant, request).await?;
         let access = server.and_then(|server| known.access(tenant, server));
         let at_address = |access| Access {
@@ -323,18 +297,19 @@ impl Verifier {
                 self.0.principals.anonymous(tenant),
             ));
         }
-        let unknown = |had_token, reason, detail| {
-            self.deny(request, denials::Caller::At(request.from), reason, detail);
-            AccessRefusal::Unknown {
-                tenant: Arc::clone(tenant),
-                had_token,
+        let rejected = match request.credential {
+            Credential::None => Rejected::Nothing,
+            Credential::Bound { .. } => Rejected::Bound,
+            Credential::Bearer(_) | Credential::Malformed | Credential::Asserted(_) => {
+                Rejected::Bearer
             }
         };
-        let bad = |detail| unknown(true, Denied::BadToken, detail);
-        let text = match request.credential {
-            Credential::None => return Err(unknown(false, Denied::NoToken, "no token")),
+        let bad = |detail| self.unknown((tenant, request), rejected, detail);
+        let (text, offered) = match request.credential {
+            Credential::None => return Err(bad("no token")),
             Credential::Malformed => return Err(bad("malformed")),
-            Credential::Bearer(text) => text,
+            Credential::Bearer(text) => (text, None),
+            Credential::Bound { token, proof } => (token, Some(proof)),
             Credential::Asserted(text) => {
                 self.check_revocations(&tenant.auth)?;
                 let known = Authenticated::asserted(&tenant.name, text);
@@ -342,38 +317,107 @@ impl Verifier {
                 return renewed.ok_or_else(|| bad("no longer valid at this replica"));
             }
         };
-        let now = self.0.now();
         if api_key::has_prefix(text) {
+            let now = self.0.now();
             let found = api_key::digest(text).and_then(|hash| api_key::find(tenant, hash, now));
+            let found = found.filter(|_| offered.is_none());
             let (hash, key) = found.ok_or_else(|| bad("an API key that is not known here"))?;
             let principal = self.0.principals.by_key(tenant, hash, &key);
             return Ok(Authenticated::by_key(principal, hash, &key));
         }
-        let is_audience = |text: &str| is_resource(request, text);
+        self.check_revocations(&tenant.auth)?;
+        let known = self.by_token(catalog, tenant, (request, text)).await;
+        let (known, holder) = known.map_err(|wrong| match wrong {
+            TokenError::Invalid(why) => bad(why),
+            TokenError::Unavailable(retry) => AccessRefusal::Later(Error::Busy {
+                what: "the authorization server cannot be asked for its keys, or about the token",
+                retry,
+            }),
+        })?;
+        // In whatever cache the token was found: each request proves its key anew.
+        match (offered, holder) {
+            (None, None) if tenant.dpop == Dpop::Required => Err(bad("a token without a key")),
+            (None, None) => Ok(known),
+            // RFC 9449, section 7.1: it must not be taken for a bearer token.
+            (None, Some(_)) => Err(bad("a token that is bound to a key, as a bearer token")),
+            (Some(_), None) => Err(bad("a token without a key, as one that is bound to one")),
+            (Some(offered), Some(holder)) => {
+                let of = (known.principal.account(), text, holder);
+                // Boxed, as most requests have no use for this room.
+                Box::pin(self.prove((tenant, request), offered, of)).await?;
+                Ok(known)
+            }
+        }
+    }
+
+    /// Verifies an access token; returns its principal, and the key that its holder has to prove.
+    async fn by_token(
+        &self,
+        catalog: &Catalog,
+        tenant: &Arc<Tenant>,
+        (request, text): (&AccessRequest<'_>, &str),
+    ) -> Result<(Authenticated, Option<Thumbprint>), TokenError> {
+        let now = self.0.now();
+        let is_audience = |text: &str| request.is_for(text);
         match &tenant.auth {
-            AuthMode::None | AuthMode::Keys => Err(bad("no API key")),
+            AuthMode::None | AuthMode::Keys => Err(TokenError::Invalid("no API key")),
             AuthMode::Builtin(builtin) => {
-                self.check_revocations(&tenant.auth)?;
                 let (tokens, at) = (&self.0.tokens, (&**tenant, &*catalog.issued));
                 let issuers = || (request.site.issuer(&tenant.name), self.issuer(&tenant.name));
                 let verified = tokens.verify(at, issuers, text, now, is_audience).await;
-                let known = verified.and_then(|verified| {
-                    Authenticated::by_own_token((tenant, builtin), &catalog.issued, &verified)
-                });
-                known.map_err(bad)
+                let verified = verified.map_err(TokenError::Invalid)?;
+                let of = (&**tenant, &**builtin);
+                let known = Authenticated::by_own_token(of, &catalog.issued, &verified);
+                Ok((known.map_err(TokenError::Invalid)?, verified.claims.holder))
             }
             AuthMode::External(issuer) => {
                 let issuers = &self.0.issuers;
                 let is_audience = |text: &str| is_audience(text) || issuer.is_audience(text);
-                match issuers.verify(issuer, text, now, is_audience).await {
-                    Ok(verified) => Ok(Authenticated::by_token(tenant, issuer, &verified)),
-                    Err(TokenError::Invalid(why)) => Err(bad(why)),
-                    Err(TokenError::Unavailable(retry)) => Err(AccessRefusal::Later(Error::Busy {
-                        what: "the authorization server cannot be asked for its keys, or about the token",
-                        retry,
-                    })),
-                }
+                let verified = issuers.verify(issuer, text, now, is_audience).await?;
+                let known = Authenticated::by_token(tenant, issuer, &verified);
+                Ok((known, verified.claims.holder))
             }
+        }
+    }
+
+    /// Uses the proof of a caller for the access token `text`, which is bound to `holder`.
+    async fn prove(
+        &self,
+        at: (&Arc<Tenant>, &AccessRequest<'_>),
+        offered: Result<&str, &'static str>,
+        (caller, text, holder): (&Arc<str>, &str, Thumbprint),
+    ) -> Result<(), AccessRefusal> {
+        let (_, request) = at;
+        let wrong = |why| self.unknown(at, Rejected::Proof(why), why);
+        let url = request.endpoint.url(request.public_url);
+        let of = ProvenRequest {
+            method: request.method,
+            url: &url,
+        };
+        let proof = Proof::verify(offered.map_err(wrong)?, of, self.0.now()).map_err(wrong)?;
+        proof.check_token(text, holder).map_err(wrong)?;
+        let used = self.0.proofs.take(Arc::clone(caller), &proof).await;
+        if used.map_err(AccessRefusal::Later)? {
+            return Ok(());
+        }
+        Err(wrong("the proof was used before"))
+    }
+
+    /// Reports a caller whose credentials are refused.
+    fn unknown(
+        &self,
+        (tenant, request): (&Arc<Tenant>, &AccessRequest<'_>),
+        rejected: Rejected,
+        detail: &'static str,
+    ) -> AccessRefusal {
+        let reason = match rejected {
+            Rejected::Nothing => Denied::NoToken,
+            Rejected::Bearer | Rejected::Bound | Rejected::Proof(_) => Denied::BadToken,
+        };
+        self.deny(request, denials::Caller::At(request.from), reason, detail);
+        AccessRefusal::Unknown {
+            tenant: Arc::clone(tenant),
+            rejected,
         }
     }
 
@@ -403,23 +447,14 @@ impl Verifier {
     ) {
         self.0.denials.report(denials::Denial {
             who,
-            tenant: request.tenant.into(),
-            server: request.server.into(),
-            route: request.route,
+            tenant: request.endpoint.tenant.into(),
+            server: request.endpoint.server.into(),
+            route: request.endpoint.kind.name(),
             reason,
             user: None,
             detail,
         });
     }
-}
-
-/// Reports whether `text` is a URL of the requested server, byte for byte (RFC 8707, section 2) but for the names of
-/// this machine: at the host of the request. `/messages` is part of `/sse`.
-fn is_resource(request: &AccessRequest<'_>, text: &str) -> bool {
-    request.site.endpoint_at(text).is_some_and(|endpoint| {
-        endpoint.is_resource()
-            && (endpoint.tenant, endpoint.server) == (request.tenant, request.server)
-    })
 }
 
 /// A principal with valid credentials.
@@ -428,6 +463,8 @@ struct Authenticated {
     scopes: Arc<[String]>,
     groups: Groups,
     basis: AccessBasis,
+    /// Whether a key was proved, to which the token is bound.
+    is_bound: bool,
     /// The API key, which lists its servers.
     key: Option<Arc<ApiKey>>,
 }
@@ -439,6 +476,7 @@ impl Authenticated {
             scopes: Arc::default(),
             groups: Groups::default(),
             basis: AccessBasis::Open,
+            is_bound: false,
             key: None,
         }
     }
@@ -449,6 +487,7 @@ impl Authenticated {
             scopes: Arc::clone(&key.scopes),
             groups: Groups::default(),
             basis: AccessBasis::ApiKey(hash),
+            is_bound: false,
             key: Some(Arc::clone(key)),
         }
     }
@@ -463,6 +502,7 @@ impl Authenticated {
                 Some(_) => issuer.groups.groups(&claims.groups).cloned().collect(),
             }),
             basis: AccessBasis::Token,
+            is_bound: verified.claims.holder.is_some(),
             key: None,
         }
     }
@@ -480,6 +520,7 @@ impl Authenticated {
             scopes: Arc::clone(&verified.claims.scopes),
             groups: builtin::groups(at, issued, principal, basis, &claimed)?,
             basis: AccessBasis::Own(basis.clone()),
+            is_bound: verified.claims.holder.is_some(),
             key: None,
         })
     }
@@ -499,6 +540,7 @@ impl Authenticated {
                 AssertedBasis::Token => AccessBasis::Token,
                 AssertedBasis::Own(all) => AccessBasis::Own(builtin::GrantBasis::of_numbers(all)),
             },
+            is_bound: said.is_bound,
             key: None,
         })
     }
@@ -506,6 +548,10 @@ impl Authenticated {
     /// The same principal as of this catalog; `None` if its credentials are no longer valid. Expiry is
     /// not checked.
     fn renewed(self, catalog: &Catalog, tenant: &Tenant) -> Option<Self> {
+        let is_token = matches!(self.basis, AccessBasis::Token | AccessBasis::Own(_));
+        if is_token && !self.is_bound && tenant.dpop == Dpop::Required {
+            return None;
+        }
         let renewed = match (&self.basis, &tenant.auth) {
             (AccessBasis::Open, AuthMode::None) => Self::anonymous(principals::anonymous(tenant)),
             (
@@ -560,6 +606,7 @@ impl Authenticated {
             policy: policy.of_caller(&self.groups, &allowed),
             groups: self.groups.clone(),
             basis: self.basis.clone(),
+            is_bound: self.is_bound,
             from: None,
             host: None,
         })
@@ -581,6 +628,7 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
         },
         groups: access.groups.clone(),
         basis: access.basis.clone(),
+        is_bound: access.is_bound,
         key: None,
     };
     let renewed = known.renewed(catalog, &tenant)?.access(&tenant, &server)?;
@@ -608,6 +656,7 @@ impl Access {
             policy: Arc::clone(&server.policy),
             groups: Groups::default(),
             basis: AccessBasis::Token,
+            is_bound: false,
             from: None,
             host: None,
         }
@@ -663,6 +712,7 @@ mod tests {
             scopes: Arc::default(),
             groups: Groups::Claimed(groups.iter().map(|group| (*group).to_owned()).collect()),
             basis: AccessBasis::Token,
+            is_bound: false,
             key: None,
         };
         known.access(&tenant, &server)

@@ -8,10 +8,11 @@ use std::{fs, io, path::Path, sync::Arc};
 use aws_lc_rs::rand::SystemRandom;
 
 use super::{
-    access::{Credential, Verifier},
+    access::Verifier,
     api_key,
     denials::{Caller, Denial},
     principals::by_key,
+    request::Credential,
 };
 use crate::{
     base::private_file,
@@ -99,7 +100,7 @@ impl Verifier {
             Credential::None => {
                 return deny(AdministratorRefusal::NoToken, at, "", none, "no token");
             }
-            Credential::Malformed | Credential::Asserted(_) => {
+            Credential::Malformed | Credential::Bound { .. } | Credential::Asserted(_) => {
                 return deny(AdministratorRefusal::BadToken, at, "", bad, "malformed");
             }
             Credential::Bearer(text) => text,

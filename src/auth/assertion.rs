@@ -16,6 +16,9 @@ pub(super) struct Assertion {
     pub(super) scopes: Vec<String>,
     pub(super) groups: Vec<String>,
     pub(super) basis: AssertedBasis,
+    /// Whether a key was proved with the token. Replicas of an older release do not say so.
+    #[serde(default)]
+    pub(super) is_bound: bool,
 }
 
 /// The credential that was verified, by what can be revoked of it.

@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     introspection::{Introspected, is_opaque},
-    jws::{Jws, KeyId, KeySet, Signature},
+    jose::{Jws, KeyId, KeySet, Signature},
     jwt::{Claims, IssuedBy, Token, TokenError},
     principals::Principal,
     verified_tokens::VerifiedTokens,

@@ -23,7 +23,7 @@ use tokio::{
 use url::form_urlencoded::byte_serialize;
 
 use super::{
-    jws::members,
+    jose::members,
     jwt::{Claims, TokenError, introspected},
 };
 use crate::{

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::{Map, Value};
 
-use super::jws::{Jws, declared, numeric_date, parse_unverified, string, strings};
+use super::jose::{Jws, Thumbprint, declared, numeric_date, parse_unverified, string, strings};
 use crate::{
     base::LEEWAY_S,
     declare::{Algorithm, External},
@@ -94,6 +94,8 @@ pub(super) struct Claims {
     pub(super) scopes: Arc<[String]>,
     /// The groups claim that the operator declared.
     pub(super) groups: Arc<[String]>,
+    /// `cnf`: the key that its holder has to prove.
+    pub(super) holder: Option<Thumbprint>,
 }
 
 impl Claims {
@@ -175,6 +177,8 @@ fn check_kind(payload: &Map<String, Value>, is_at_jwt: bool) -> Result<(), &'sta
     }
     let is_foreign = |claim, own: [&str; 3]| match payload.get(claim) {
         None => false,
+        // Keycloak states the type of bound tokens so.
+        Some(Value::String(kind)) if claim == "typ" && kind == "DPoP" => !is_bound(payload),
         Some(Value::String(kind)) => !own.contains(&kind.to_ascii_lowercase().as_str()),
         Some(_) => true,
     };
@@ -198,13 +202,11 @@ pub(super) fn introspected(
     if string(said, "iss")?.is_some_and(|issuer| issuer != expected.issuer) {
         return Err("another issuer");
     }
-    // The holder of such a token has to prove a key, which is not asked for here (RFC 9449, section 6.2).
-    if said.contains_key("cnf") {
-        return Err("a token that is bound to a key");
-    }
     // A server may say that refresh tokens are active, too (section 2.1).
-    let kind = string(said, "token_type")?;
-    if kind.is_some_and(|kind| !kind.eq_ignore_ascii_case("bearer")) {
+    let is_type = |kind: &str| {
+        kind.eq_ignore_ascii_case("bearer") || kind.eq_ignore_ascii_case("dpop") && is_bound(said)
+    };
+    if !string(said, "token_type")?.is_none_or(is_type) {
         return Err("a token that is no access token");
     }
     check_kind(said, true)?;
@@ -267,7 +269,26 @@ fn claims(
             .transpose()?
             .unwrap_or_default()
             .into(),
+        holder: holder(payload)?,
     })
+}
+
+fn is_bound(payload: &Map<String, Value>) -> bool {
+    payload.contains_key("cnf")
+}
+
+/// The key that the holder of a token has to prove (RFC 9449, section 6). Any other confirmation, as that of a
+/// certificate (RFC 8705), cannot be asked for here, and without it the token is worth nothing (RFC 7800, section 3.1).
+fn holder(payload: &Map<String, Value>) -> Result<Option<Thumbprint>, &'static str> {
+    let Some(confirmation) = payload.get("cnf") else {
+        return Ok(None);
+    };
+    let members = confirmation.as_object();
+    let only = members.filter(|members| members.len() == 1);
+    let key = only.and_then(|members| members.get("jkt")?.as_str());
+    let key = key.and_then(Thumbprint::parse);
+    key.map(Some)
+        .ok_or("a token that is bound to what cannot be proved here")
 }
 
 /// Claims of ID tokens (`nonce` and the hashes), of logout and security event tokens (`events`).

@@ -9,12 +9,14 @@
 //! * `assertion`: the caller of a request that another replica forwards.
 //! * `builtin`: access tokens of the tenant's own authorization server.
 //! * `denials`: audit of denied requests, the repeated ones folded.
+//! * `dpop`: proofs of the possession of a key (RFC 9449).
 //! * `external`: access tokens of other authorization servers, and the keys of issuers.
 //! * `introspection`: opaque access tokens, which their issuer is asked about.
-//! * `jws`: signatures and key sets.
+//! * `jose`: signed tokens, key sets, and thumbprints of keys.
 //! * `jwt`: access tokens as JWTs.
 //! * `policy`: the access policy of a server, applied to messages in both directions.
 //! * `principals`: principals, interned.
+//! * `request`: requests before the decision, and refusals.
 //! * `verified_tokens`: cache of verified tokens, until they expire.
 
 pub(crate) mod access;
@@ -23,20 +25,24 @@ pub(crate) mod api_key;
 mod assertion;
 mod builtin;
 mod denials;
+pub(crate) mod dpop;
 mod external;
 mod introspection;
-pub(crate) mod jws;
+pub(crate) mod jose;
 mod jwt;
 pub(crate) mod policy;
 mod principals;
+mod request;
 mod verified_tokens;
 
-pub(crate) use self::access::{Access, AccessRefusal, Credential, Verifier};
+pub(crate) use self::access::{Access, Verifier};
 pub(crate) use self::administrator::{ADMIN_SCOPE, Administrator, AdministratorRefusal};
 pub(crate) use self::builtin::REGISTERED;
 pub(crate) use self::denials::{Caller, Denial, Denials};
+pub(crate) use self::dpop::{Proof, ProvenRequest, UsedProofs};
 pub(crate) use self::external::TrustedIssuers;
-pub(crate) use self::jws::{Jws, KeySet, Signature};
+pub(crate) use self::jose::{Jws, KeySet, Signature, Thumbprint};
 pub(crate) use self::jwt::TokenError;
 pub(crate) use self::policy::{Listed, PolicyRefusal};
 pub(crate) use self::principals::Principal;
+pub(crate) use self::request::{AccessRefusal, AccessRequest, Credential, Rejected};

@@ -14,7 +14,7 @@ use crate::endpoint::TenantHost;
 use crate::protocol::Revision;
 
 use super::authorization_server::Issued;
-use super::identity::{ApiKeys, AuthMode};
+use super::identity::{ApiKeys, AuthMode, Dpop};
 use super::quotas::Quotas;
 use super::server::Server;
 
@@ -107,6 +107,8 @@ pub(crate) struct Tenant {
     pub(crate) name: String,
     /// The authentication of callers.
     pub(crate) auth: AuthMode,
+    /// Whether access tokens have to be bound to a key.
+    pub(crate) dpop: Dpop,
     /// Its API keys.
     pub(crate) api_keys: ApiKeys,
     /// The server of requests that name none.

@@ -47,6 +47,16 @@ impl AuthMode {
     }
 }
 
+/// Whether access tokens have to be bound to a key of the client (DPoP, RFC 9449). API keys never are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Dpop {
+    /// The client chooses; a bound token is good with a proof alone.
+    #[default]
+    Optional,
+    /// Other tokens are neither issued nor accepted.
+    Required,
+}
+
 /// An external authorization server, and the form of its access tokens.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct External {

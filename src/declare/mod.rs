@@ -40,8 +40,8 @@ pub(crate) use self::authorization_server::{
 pub(crate) use self::catalog::{Catalog, Tenant};
 pub(crate) use self::difference::{Change, ChangeKind, Prune, When};
 pub(crate) use self::identity::{
-    ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grantees, Grants, Introspection,
-    OperatorKey, OperatorKeys, Servers,
+    ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, Dpop, External, Grantees, Grants,
+    Introspection, OperatorKey, OperatorKeys, Servers,
 };
 pub(crate) use self::launch::{
     Confinement, Digest, Holder, Home, Launch, Profile, Recipe, SECRET_MAX, SLOTS_MAX, STORE, Slot,

@@ -334,7 +334,7 @@ impl Parts {
         let sessions = &self.stages.sessions;
         let auth = Verifier::new(
             &self.config,
-            outbound.clone(),
+            (outbound.clone(), Arc::clone(hub.limits().limiter())),
             (
                 snapshot.clock().clone(),
                 audit.clone(),
@@ -365,10 +365,10 @@ impl Parts {
         let oauth = Oauth::new(
             Arc::clone(&self.config),
             Arc::clone(&self.snapshot),
-            (reached.0, reached.1, front.auth.issuers().clone()),
+            (reached.0, reached.1),
+            &front.auth,
             self.snapshot.clock().clone(),
             audit,
-            front.auth.denials().clone(),
             Arc::clone(&self.metrics),
         );
         let stage = &self.stages.sessions;

@@ -9,7 +9,7 @@ use super::{
     reader::{Manifest, Reader, server_key},
     table::Findings,
 };
-use crate::declare::{ApiKeys, AuthMode, Catalog, Launch, Quotas, Tenant};
+use crate::declare::{ApiKeys, AuthMode, Catalog, Dpop, Launch, Quotas, Tenant};
 use crate::{
     base::Table,
     config::{Mistake, Node, Override, RUN_SERVER, RUN_TENANT, Value, Wrong},
@@ -44,6 +44,7 @@ pub(crate) fn single(
     let tenant = Tenant {
         name: RUN_TENANT.to_owned(),
         auth: AuthMode::None,
+        dpop: Dpop::default(),
         api_keys: ApiKeys::default(),
         default_server: Some(RUN_SERVER.to_owned()),
         hosts: Vec::new(),

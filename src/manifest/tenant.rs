@@ -11,7 +11,8 @@ use super::{
 use crate::{
     config::{Node, Value, Wrong, address::authority},
     declare::{
-        AuthMode, Bounds, Catalog, Holder, Isolation, Quotas, Room, Server, Supervision, Tenant,
+        AuthMode, Bounds, Catalog, Dpop, Holder, Isolation, Quotas, Room, Server, Supervision,
+        Tenant,
     },
     protocol::{Revision, revision},
 };
@@ -59,6 +60,7 @@ impl Reader<'_> {
             "auth",
             "clients",
             "default_server",
+            "dpop",
             "hosts",
             "introspection",
             "providers",
@@ -70,6 +72,7 @@ impl Reader<'_> {
         } else {
             AuthMode::None
         };
+        let dpop = self.dpop(&fields, &auth);
         let quotas = quotas(&fields);
         let room = quotas.tenant.room();
         let servers = self.servers(&fields, tenant, room, &auth);
@@ -96,6 +99,7 @@ impl Reader<'_> {
         Tenant {
             name: tenant.to_owned(),
             auth,
+            dpop,
             api_keys,
             default_server: default_server.flatten(),
             hosts: hosts.unwrap_or_default(),
@@ -104,6 +108,27 @@ impl Reader<'_> {
             quotas,
             servers,
         }
+    }
+
+    /// Reads whether access tokens are bound to keys.
+    fn dpop(&self, tenant: &Fields<'_>, auth: &AuthMode) -> Dpop {
+        let read = tenant
+            .key(
+                "dpop",
+                "Whether access tokens have to be bound to a key of the client (RFC 9449): required, or as the client \
+                 chooses. API keys are not.",
+            )
+            .read(Dpop::default(), parse::choice(&DPOP));
+        if let Some(place) = tenant.place_of("dpop")
+            && read == Dpop::Required
+            && !auth.has_issuer()
+        {
+            let what = "is for access tokens, which there are none of in this auth.mode";
+            let remedy = "write auth: {mode: builtin} or {mode: external}, or leave it out";
+            let wrong = Wrong::new(what, remedy);
+            self.wrong(wrong, place, &tenant.path_of("dpop"));
+        }
+        read
     }
 
     /// Reads the servers of a tenant, whose children share `room`.
@@ -200,6 +225,9 @@ fn host<'p>() -> Parser<'p, (String, Option<u16>)> {
         Ok((host, port))
     })
 }
+
+/// The words of `dpop`.
+const DPOP: [(&str, Dpop); 2] = [("optional", Dpop::Optional), ("required", Dpop::Required)];
 
 /// The longest name of a host (RFC 1035, section 2.3.4).
 const MAX_HOST: usize = 253;

@@ -20,7 +20,7 @@ use super::{
     server::{AuthorizationServer, Oauth, OauthState},
     tokens::ASSERTIONS,
 };
-use crate::{declare::PublicKey, endpoint::OauthEndpoint};
+use crate::{auth::dpop::PROOF_ALGORITHMS, declare::PublicKey, endpoint::OauthEndpoint};
 
 /// GET: the metadata of the issuer with this well-known URL.
 pub(super) async fn document(
@@ -91,6 +91,7 @@ fn metadata(state: &OauthState, server: &AuthorizationServer) -> Value {
         "revocation_endpoint_auth_methods_supported": methods,
         "revocation_endpoint_auth_signing_alg_values_supported": ASSERTIONS,
         "code_challenge_methods_supported": ["S256"],
+        "dpop_signing_alg_values_supported": PROOF_ALGORITHMS,
         "authorization_response_iss_parameter_supported": true,
         "client_id_metadata_document_supported": offers_documents(state, server),
         // Required by OpenID Connect Discovery, section 3, although there are no ID tokens.

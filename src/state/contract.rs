@@ -379,6 +379,17 @@ impl Drop for Seat {
     }
 }
 
+/// The use of a value that is good once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// The first within its window.
+    First,
+    /// A later one.
+    Again,
+    /// There is no room to remember it.
+    Full,
+}
+
 /// The use of limits by account.
 ///
 /// 1. `draw` gives at most `wanted`, and to one account over any `t` seconds at most `rate * (1 +
@@ -391,6 +402,8 @@ impl Drop for Seat {
 /// 5. Unused accounts are forgotten.
 /// 6. The caller spends its allotment without a request, and does not wait for a draw: a slow draw
 ///    delays no call.
+/// 7. `once` gives [`Use::First`] once for a value within `window`, under any concurrency. A value is forgotten
+///    after that, and what has no room is [`Use::Full`] and not remembered.
 pub(crate) trait Limiter: Send + Sync {
     /// Draws an allotment from an account that refills at `rate` per second.
     fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> BoxFuture<'static, u64>;
@@ -402,4 +415,7 @@ pub(crate) trait Limiter: Send + Sync {
 
     /// Takes a seat.
     fn enter(self: Arc<Self>, account: Account, most: u64) -> BoxFuture<'static, Option<Seat>>;
+
+    /// Uses a value, a digest that tells purposes apart.
+    fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use>;
 }

@@ -17,6 +17,6 @@ mod tests;
 
 pub(crate) use self::contract::{
     Account, BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, Limiter, LogShare, LogSize,
-    OpenStream, Page, Record, Replica, Seat, SessionId, StoreError, Streams, WriteTarget,
+    OpenStream, Page, Record, Replica, Seat, SessionId, StoreError, Streams, Use, WriteTarget,
 };
 pub(crate) use self::identity::ReplicaKeys;

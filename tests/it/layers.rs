@@ -69,7 +69,7 @@ const PLACES: &[(&str, &[&str])] = &[
         &["gateway/cluster.rs", "hub/core/stores.rs", "state/redis/"],
     ),
     ("notify::", &["snapshot/"]),
-    ("jsonwebtoken::", &["auth/jws.rs", "oauth/tokens/"]),
+    ("jsonwebtoken::", &["auth/jose/", "oauth/tokens/"]),
     (
         "askama::",
         &["http/reply/page.rs", "oauth/browser/pages.rs"],

@@ -10,7 +10,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm as Alg, EncodingKey, crypto};
 use serde_json::json;
 
-use super::super::jws::{KeySet, Signature, TOKEN_MAX};
+use super::super::jose::{KeySet, Signature, TOKEN_MAX};
 use super::*;
 use crate::declare::{ALGORITHMS, GroupsClaim};
 
@@ -381,7 +381,11 @@ fn what_an_issuer_says_of_an_opaque_token() {
         ),
         (
             json!({"active": true, "sub": "ada", "aud": "a", "cnf": {"jkt": "x"}}),
-            "a token that is bound to a key",
+            "a token that is bound to what cannot be proved here",
+        ),
+        (
+            json!({"active": true, "sub": "ada", "aud": "a", "token_type": "DPoP"}),
+            "a token that is no access token",
         ),
         (
             json!({"active": true, "sub": "ada", "aud": "a", "token_type": "refresh_token"}),
@@ -394,4 +398,46 @@ fn what_an_issuer_says_of_an_opaque_token() {
     ] {
         assert_eq!(of(said), Err(why));
     }
+}
+
+/// RFC 7800, RFC 8705 and RFC 9449, section 6: what the holder of a token has to prove.
+#[test]
+fn tokens_are_bound_to_a_key_or_refused() {
+    let jkt = "0ZcOCORZNYy-DWpqq30jZyJGHTN0d2HglBV3uiguA4I";
+    let key = Thumbprint::parse(jkt).unwrap();
+    let of = |cnf: Value| {
+        let mut payload = payload();
+        payload["cnf"] = cnf;
+        parsed(r#"{"alg":"ES256","typ":"at+jwt"}"#, &payload.to_string())
+    };
+    assert_eq!(of(json!({"jkt": jkt})).unwrap().holder, Some(key));
+    for cnf in [
+        Value::Null,
+        json!({}),
+        json!(jkt),
+        json!({"jkt": 1}),
+        json!({"jkt": "x"}),
+        json!({"jkt": format!("{jkt}=")}),
+        json!({"x5t#S256": jkt}),
+        json!({"jkt": jkt, "x5t#S256": jkt}),
+        json!({"jwk": {"kty": "EC"}}),
+        json!({"kid": "k"}),
+    ] {
+        let why = "a token that is bound to what cannot be proved here";
+        assert_eq!(of(cnf.clone()).unwrap_err(), why, "{cnf}");
+    }
+    // Keycloak says so in the payload too, and in the answer to introspection.
+    let mut bound = payload();
+    bound["typ"] = json!("DPoP");
+    let header = r#"{"alg":"ES256","typ":"JWT"}"#;
+    assert!(parsed(header, &bound.to_string()).is_err());
+    bound["cnf"] = json!({"jkt": jkt});
+    assert_eq!(
+        parsed(header, &bound.to_string()).unwrap().holder,
+        Some(key)
+    );
+    let said = json!({"active": true, "sub": "ada", "aud": "a", "token_type": "DPoP",
+        "cnf": {"jkt": jkt}});
+    let said = introspected(said.as_object().unwrap(), (&settings()).into());
+    assert_eq!(said.unwrap().holder, Some(key));
 }

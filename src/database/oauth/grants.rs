@@ -26,6 +26,8 @@ pub(crate) struct Grant {
     pub(crate) scope: String,
     /// The session of the log-in at the identity provider; none if it did not name it.
     pub(crate) session: Option<String>,
+    /// The thumbprint of the key to which its refresh tokens are bound; of a code, the key that has to redeem it.
+    pub(crate) jkt: Option<String>,
     /// Time of the log-in, in milliseconds since 1970.
     pub(crate) auth_ms: i64,
     /// Expiry of the grant, regardless of refreshes.
@@ -146,6 +148,7 @@ impl Grants<'_> {
             grant.resource.as_str().into(),
             grant.scope.as_str().into(),
             session(grant),
+            jkt(grant),
             grant.auth_ms.into(),
             grant.expires_ms.into(),
             code.redirect_uri.as_str().into(),
@@ -260,18 +263,25 @@ impl Grants<'_> {
         Ok(true)
     }
 
-    /// Uses a refresh token of `client_id`.
+    /// Uses a refresh token of `client_id`, and binds its grant to the key `jkt`, if it is not bound to one. A token
+    /// that is bound to another key, or is and comes without one, is refused.
     pub(crate) async fn refresh(
         self,
         tenant: &str,
-        client_id: &str,
+        (client_id, jkt): (&str, Option<&str>),
         hash: &[u8; 32],
         succession: &Succession,
     ) -> Result<Refreshed, Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin_unserialized().await?;
         // The lock on the grant's row decides: another use, or a revocation, waits.
-        let values = vec![hash.into(), tenant.into(), client_id.into(), now_ms.into()];
+        let values = vec![
+            hash.into(),
+            tenant.into(),
+            client_id.into(),
+            now_ms.into(),
+            Value::Text(jkt.map(str::to_owned)),
+        ];
         let held = transaction.run(HOLD_GRANT, values).await?;
         let Some(row) = held.first() else {
             return Ok(Refreshed::Refused);
@@ -406,6 +416,7 @@ fn grant(row: &Row) -> Result<Grant, Error> {
         resource: row.get("resource")?,
         scope: row.get("scope")?,
         session: row.get("session")?,
+        jkt: row.get("jkt")?,
         auth_ms: row.get("auth_ms")?,
         expires_ms: row.get("expires_ms")?,
     })
@@ -422,6 +433,7 @@ fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
             resource: row.get("resource")?,
             scope: row.get("scope")?,
             session: row.get("session")?,
+            jkt: row.get("jkt")?,
             auth_ms: row.get("auth_ms")?,
             expires_ms: row.get("grant_ms")?,
         },
@@ -442,6 +454,7 @@ fn grant_values(tenant: &str, grant: &Grant, now_ms: i64) -> Vec<Value> {
         grant.resource.as_str().into(),
         grant.scope.as_str().into(),
         session(grant),
+        jkt(grant),
         grant.auth_ms.into(),
         now_ms.into(),
         grant.expires_ms.into(),
@@ -452,6 +465,10 @@ fn session(grant: &Grant) -> Value {
     Value::Text(grant.session.clone())
 }
 
+fn jkt(grant: &Grant) -> Value {
+    Value::Text(grant.jkt.clone())
+}
+
 fn groups_text(grant: &Grant) -> String {
     // Serialising texts cannot fail.
     serde_json::to_string(&grant.groups).unwrap_or_default()
@@ -459,19 +476,19 @@ fn groups_text(grant: &Grant) -> String {
 
 const INSERT_CODE: &str = "
     INSERT INTO codes (hash, tenant, grant_id, subject, groups, client_id, resource, scope,
-                       session, auth_ms, grant_ms, redirect_uri, challenge, expires_ms)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+                       session, jkt, auth_ms, grant_ms, redirect_uri, challenge, expires_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)";
 
 const TAKE_CODE: &str = "
     UPDATE codes
        SET used_ms = $3
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NULL
-    RETURNING grant_id, subject, groups, client_id, resource, scope, session, auth_ms, grant_ms,
-              redirect_uri, challenge, expires_ms";
+    RETURNING grant_id, subject, groups, client_id, resource, scope, session, jkt, auth_ms,
+              grant_ms, redirect_uri, challenge, expires_ms";
 
 const USED_CODE: &str = "
-    SELECT used_ms, grant_id, subject, groups, client_id, resource, scope, session, auth_ms, grant_ms,
-           redirect_uri, challenge, expires_ms
+    SELECT used_ms, grant_id, subject, groups, client_id, resource, scope, session, jkt, auth_ms,
+           grant_ms, redirect_uri, challenge, expires_ms
       FROM codes
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL";
 
@@ -498,8 +515,8 @@ const REVOKED: &str = "
 
 const INSERT_GRANT: &str = "
     INSERT INTO grants (id, tenant, subject, groups, client_id, resource, scope, session,
-                        auth_ms, created_ms, expires_ms)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+                        jkt, auth_ms, created_ms, expires_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
     ON CONFLICT (id) DO NOTHING
     RETURNING id";
 
@@ -507,13 +524,14 @@ const INSERT_REFRESH: &str = "
     INSERT INTO refresh_tokens (hash, grant_id, expires_ms)
     VALUES ($1, $2, $3)";
 
-// For the lock, too.
+// For the lock, too. Once bound to a key, a grant stays so.
 const HOLD_GRANT: &str = "
     UPDATE grants
-       SET revoked_ms = revoked_ms
+       SET jkt = COALESCE(jkt, $5)
      WHERE id = (SELECT grant_id FROM refresh_tokens WHERE hash = $1)
        AND tenant = $2 AND client_id = $3 AND revoked_ms IS NULL AND expires_ms > $4
-    RETURNING id, subject, groups, client_id, resource, scope, session, auth_ms, expires_ms";
+       AND (jkt IS NULL OR jkt = $5)
+    RETURNING id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, expires_ms";
 
 const USE_REFRESH: &str = "
     UPDATE refresh_tokens
@@ -530,14 +548,14 @@ const USED_REFRESH: &str = "
      WHERE hash = $1";
 
 const GRANT_OF_REFRESH: &str = "
-    SELECT grants.id AS id, subject, groups, client_id, resource, scope, session, auth_ms,
+    SELECT grants.id AS id, subject, groups, client_id, resource, scope, session, jkt, auth_ms,
            grants.expires_ms AS expires_ms
       FROM refresh_tokens
       JOIN grants ON grants.id = refresh_tokens.grant_id
      WHERE refresh_tokens.hash = $1 AND grants.tenant = $2";
 
 const GRANT_OF_MACHINE: &str = "
-    SELECT id, subject, groups, client_id, resource, scope, session, auth_ms, expires_ms
+    SELECT id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, expires_ms
       FROM grants
      WHERE tenant = $1 AND client_id = $2 AND subject = $3 AND resource = $4
        AND revoked_ms IS NULL AND expires_ms > $5
@@ -545,7 +563,8 @@ const GRANT_OF_MACHINE: &str = "
      LIMIT 1";
 
 const GRANTS_OF: &str = "
-    SELECT id, subject, groups, client_id, resource, scope, session, auth_ms, created_ms, expires_ms,
+    SELECT id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, created_ms,
+           expires_ms,
            COALESCE((SELECT MAX(used_ms) FROM refresh_tokens WHERE grant_id = grants.id),
                     created_ms) AS used_ms
       FROM grants

@@ -21,6 +21,7 @@ on_both! {
     no_machine_keeps_a_grant_that_a_revocation_meets
     a_refresh_token_has_one_successor
     a_refresh_token_is_of_one_client
+    a_refresh_token_is_of_one_key
     a_used_refresh_token_ends_its_grant_after_the_grace
     codes_and_refresh_tokens_are_never_spent_twice
 }
@@ -185,7 +186,14 @@ async fn a_refresh_token_has_one_successor(place: Place) {
     let uses = (0..50_u8).map(|number| {
         let store = &stores[usize::from(number) % 2];
         let next = succession(&[1; 32], number);
-        async move { patient(|| store.grants().refresh("a", "c_app", &[1; 32], &next)).await }
+        async move {
+            patient(|| {
+                store
+                    .grants()
+                    .refresh("a", ("c_app", None), &[1; 32], &next)
+            })
+            .await
+        }
     });
     let uses: Vec<Refreshed> = join_all(uses).await;
     let mut salts: Vec<u8> = uses
@@ -209,7 +217,7 @@ async fn a_refresh_token_has_one_successor(place: Place) {
     let second = successor(&[1; 32], salt);
     let used = stores[1]
         .grants()
-        .refresh("a", "c_app", &second, &succession(&second, 7))
+        .refresh("a", ("c_app", None), &second, &succession(&second, 7))
         .await;
     assert!(
         matches!(used, Ok(Refreshed::Good { salt, .. }) if salt == [7; 32]),
@@ -217,14 +225,14 @@ async fn a_refresh_token_has_one_successor(place: Place) {
     );
     let late = stores[0]
         .grants()
-        .refresh("a", "c_app", &[1; 32], &succession(&[1; 32], 99))
+        .refresh("a", ("c_app", None), &[1; 32], &succession(&[1; 32], 99))
         .await;
     assert_eq!(late.unwrap(), Refreshed::Refused);
     assert!(revoked(&stores[0]).await.is_empty());
     let third = successor(&second, 7);
     let used = stores[0]
         .grants()
-        .refresh("a", "c_app", &third, &succession(&third, 8))
+        .refresh("a", ("c_app", None), &third, &succession(&third, 8))
         .await;
     assert!(matches!(used, Ok(Refreshed::Good { .. })), "{used:?}");
 }
@@ -240,7 +248,7 @@ async fn a_refresh_token_is_of_one_client(place: Place) {
     ] {
         let refused = store
             .grants()
-            .refresh(tenant, client, &hash, &next)
+            .refresh(tenant, (client, None), &hash, &next)
             .await
             .unwrap();
         assert_eq!(refused, Refreshed::Refused, "{tenant} {client}");
@@ -255,7 +263,7 @@ async fn a_refresh_token_is_of_one_client(place: Place) {
     later(&place, 30 * DAY);
     let expired = store
         .grants()
-        .refresh("a", "c_app", &[1; 32], &next)
+        .refresh("a", ("c_app", None), &[1; 32], &next)
         .await
         .unwrap();
     assert_eq!(expired, Refreshed::Refused);
@@ -273,10 +281,48 @@ async fn a_refresh_token_is_of_one_client(place: Place) {
     later(&place, SECOND);
     let ended = store
         .grants()
-        .refresh("a", "c_app", &[3; 32], &next)
+        .refresh("a", ("c_app", None), &[3; 32], &next)
         .await
         .unwrap();
     assert_eq!(ended, Refreshed::Refused);
+}
+
+/// RFC 9449, section 5.
+async fn a_refresh_token_is_of_one_key(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut bound = code(1);
+    bound.grant.jkt = Some("k".to_owned());
+    granted(&store, &bound, &[1; 32]).await;
+    granted(&store, &code(2), &[2; 32]).await;
+    let of = store.grants().of_refresh("a", &[1; 32]).await.unwrap();
+    assert_eq!(of.unwrap().jkt.as_deref(), Some("k"));
+    let refreshed = |token: [u8; 32], jkt, salt| {
+        let (grants, next) = (other.grants(), succession(&token, salt));
+        async move {
+            let used = grants.refresh("a", ("c_app", jkt), &token, &next).await;
+            match used.unwrap() {
+                Refreshed::Good { grant, .. } => Ok(grant.jkt),
+                refused => Err(refused),
+            }
+        }
+    };
+    let (own, k) = (Some("k"), Some("k".to_owned()));
+    for jkt in [None, Some("l"), Some("")] {
+        let stolen = refreshed([1; 32], jkt, 1).await;
+        assert_eq!(stolen, Err(Refreshed::Refused), "{jkt:?}");
+    }
+    assert_eq!(refreshed([1; 32], own, 1).await, Ok(k.clone()));
+    // The retry of a request, too.
+    assert_eq!(refreshed([1; 32], None, 2).await, Err(Refreshed::Refused));
+    assert_eq!(refreshed([1; 32], own, 2).await, Ok(k.clone()));
+    // One that is bound to none is bound to the first.
+    assert_eq!(refreshed([2; 32], None, 1).await, Ok(None));
+    let second = successor(&[2; 32], 1);
+    assert_eq!(refreshed(second, own, 1).await, Ok(k.clone()));
+    let third = successor(&second, 1);
+    let stolen = refreshed(third, Some("l"), 1).await;
+    assert_eq!(stolen, Err(Refreshed::Refused));
+    assert_eq!(refreshed(third, own, 1).await, Ok(k));
 }
 
 async fn a_used_refresh_token_ends_its_grant_after_the_grace(place: Place) {
@@ -285,13 +331,13 @@ async fn a_used_refresh_token_ends_its_grant_after_the_grace(place: Place) {
     let kept = granted(&store, &code(2), &[2; 32]).await;
     let first = store
         .grants()
-        .refresh("a", "c_app", &[1; 32], &succession(&[1; 32], 1))
+        .refresh("a", ("c_app", None), &[1; 32], &succession(&[1; 32], 1))
         .await;
     assert!(matches!(first, Ok(Refreshed::Good { .. })), "{first:?}");
     later(&place, 60 * SECOND);
     let in_time = other
         .grants()
-        .refresh("a", "c_app", &[1; 32], &succession(&[1; 32], 2))
+        .refresh("a", ("c_app", None), &[1; 32], &succession(&[1; 32], 2))
         .await;
     assert!(
         matches!(in_time, Ok(Refreshed::Good { salt, .. }) if salt == [1; 32]),
@@ -300,7 +346,7 @@ async fn a_used_refresh_token_ends_its_grant_after_the_grace(place: Place) {
     later(&place, 1);
     let reused = other
         .grants()
-        .refresh("a", "c_app", &[1; 32], &succession(&[1; 32], 3))
+        .refresh("a", ("c_app", None), &[1; 32], &succession(&[1; 32], 3))
         .await;
     assert_eq!(reused.unwrap(), Refreshed::Reused { grant: id });
     assert_eq!(revoked(&store).await, HashSet::from([id]));
@@ -308,7 +354,7 @@ async fn a_used_refresh_token_ends_its_grant_after_the_grace(place: Place) {
     for token in [[1; 32], next] {
         let dead = store
             .grants()
-            .refresh("a", "c_app", &token, &succession(&token, 4))
+            .refresh("a", ("c_app", None), &token, &succession(&token, 4))
             .await;
         assert_eq!(dead.unwrap(), Refreshed::Refused);
     }
@@ -354,7 +400,9 @@ async fn codes_and_refresh_tokens_are_never_spent_twice(place: Place) {
             let uses = (0..10_u8).map(|user| {
                 let (store, token) = (&stores[usize::from(user) % 2], &token);
                 let next = succession(token, user);
-                async move { patient(|| store.grants().refresh("a", "c_app", token, &next)).await }
+                async move {
+                    patient(|| store.grants().refresh("a", ("c_app", None), token, &next)).await
+                }
             });
             let salts = join_all(uses)
                 .await

@@ -50,6 +50,7 @@ pub(super) fn code(number: u8) -> NewCode {
             resource: "https://gw.test/t/a/x/mcp".to_owned(),
             scope: "r w".to_owned(),
             session: None,
+            jkt: None,
             auth_ms: BEGIN,
             expires_ms: BEGIN + 90 * DAY,
         },

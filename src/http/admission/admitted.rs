@@ -14,7 +14,7 @@ use crate::http::{
     reply::{McpRefusal, header_name::TENANT_HOST, page, rate_limit},
 };
 use crate::{
-    auth::{Access, AccessRefusal, Credential, access},
+    auth::{Access, AccessRefusal, AccessRequest, Credential},
     config::{ClientAddress, address::authority},
     declare::AuthMode,
     endpoint::{Endpoint, Form, Kind, TenantHost},
@@ -104,7 +104,12 @@ impl Admitted {
         let challenge = match &error {
             Error::Scopes(scopes) => {
                 let metadata = self.resource_metadata(front);
-                Some(challenge::insufficient_scope(metadata.as_deref(), scopes))
+                let metadata = metadata.as_deref();
+                Some(challenge::insufficient_scope(
+                    metadata,
+                    scopes,
+                    self.access.is_bound(),
+                ))
             }
             _ => None,
         };
@@ -169,20 +174,20 @@ impl Admitted {
             let page = page::page(endpoint, &public_url, has_keys);
             return Err(Instead::Page(Box::new(page)));
         }
-        let access_request = access::AccessRequest {
-            tenant: endpoint.tenant,
-            server: endpoint.server,
+        let access_request = AccessRequest {
+            endpoint,
             site,
+            public_url: &public_url,
+            method: parts.method.as_str(),
             credential,
             from: extensions.get::<ClientAddress>().map(|from| from.0),
             host: extensions.get(),
-            route: endpoint.kind.name(),
         };
         let access = front.auth.admit(catalog, &access_request).await;
         let access = access.map_err(|refused| match refused {
             AccessRefusal::NoServer => no_server(),
-            AccessRefusal::Unknown { tenant, had_token } => {
-                challenge::unauthorized(&public_url, &endpoint, &tenant, had_token).into()
+            AccessRefusal::Unknown { tenant, rejected } => {
+                challenge::unauthorized(&public_url, &endpoint, &tenant, rejected).into()
             }
             AccessRefusal::Later(error) => error.into(),
         })?;

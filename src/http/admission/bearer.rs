@@ -1,10 +1,13 @@
-//! Bearer credentials of a request (RFC 6750).
+//! Credentials of a request: bearer tokens (RFC 6750), and tokens that are bound to a key (RFC 9449, section 7.1).
 //!
 //! Not here: their verification (`auth`), and challenges (`challenge`).
 
 use http::{HeaderMap, HeaderValue, StatusCode, header::AUTHORIZATION};
 
-use crate::{auth::Credential, http::reply::McpRefusal};
+use crate::{
+    auth::{Credential, dpop::offered},
+    http::reply::McpRefusal,
+};
 
 /// Reads the credential of a request from its header, never from query or body (2025-11-25
 /// authorization, "Token Requirements").
@@ -21,7 +24,8 @@ pub(crate) fn credential(headers: &HeaderMap) -> Result<Credential<'_>, McpRefus
     let Some((scheme, token)) = split(value) else {
         return Ok(Credential::None);
     };
-    if !scheme.eq_ignore_ascii_case("bearer") {
+    let is_bound = scheme.eq_ignore_ascii_case("dpop");
+    if !is_bound && !scheme.eq_ignore_ascii_case("bearer") {
         // Other schemes are not supported.
         return Ok(Credential::None);
     }
@@ -32,6 +36,13 @@ pub(crate) fn credential(headers: &HeaderMap) -> Result<Credential<'_>, McpRefus
     };
     if token.is_empty() || !token.bytes().all(is_token) {
         return Ok(Credential::Malformed);
+    }
+    if is_bound {
+        let proof = match offered(headers) {
+            Ok(proof) => proof.ok_or("there is no proof"),
+            Err(why) => Err(why),
+        };
+        return Ok(Credential::Bound { token, proof });
     }
     Ok(Credential::Bearer(token))
 }
@@ -57,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn only_bearer_credentials_count() {
+    fn only_two_schemes_count() {
         let bearer = "Bearer(\"abc\")";
         for (value, wanted) in [
             (&b"Bearer abc"[..], bearer),
@@ -73,11 +84,18 @@ mod tests {
             (b"abc", "None"),
             (b"", "None"),
             (b"Bearer\xff abc", "None"),
+            (b"DPoP", "Malformed"),
+            (b"DPoP a b", "Malformed"),
+            (
+                b"dpop abc",
+                "Bound { token: \"abc\", proof: Err(\"there is no proof\") }",
+            ),
         ] {
             assert_eq!(read(&[value]).unwrap(), wanted, "{value:?}");
         }
         assert_eq!(read(&[]).unwrap(), "None");
         assert!(read(&[b"Bearer abc", b"Bearer abc"]).is_err());
         assert!(read(&[b"Bearer abc", b"Basic abc"]).is_err());
+        assert!(read(&[b"Bearer abc", b"DPoP abc"]).is_err());
     }
 }

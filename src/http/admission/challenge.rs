@@ -1,36 +1,60 @@
-//! `WWW-Authenticate` challenges (RFC 6750), with metadata and scopes.
+//! `WWW-Authenticate` challenges (RFC 6750; RFC 9449, section 7.1), with metadata and scopes.
 
 use http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE};
 
-use crate::{declare::Tenant, endpoint::Endpoint, http::reply::McpRefusal};
+use crate::{
+    auth::{Rejected, dpop::PROOF_ALGORITHMS},
+    declare::Tenant,
+    endpoint::Endpoint,
+    http::reply::McpRefusal,
+};
 
-/// Makes a 401. It tells where to get credentials, and whether the token of the request was refused.
+/// Makes a 401. It tells where to get credentials, and whether the credential of the request was refused.
 pub(crate) fn unauthorized(
     public_url: &str,
     endpoint: &Endpoint<'_>,
     tenant: &Tenant,
-    had_token: bool,
+    rejected: Rejected,
 ) -> McpRefusal {
-    let mut members = Vec::new();
-    // The scheme is never alone (RFC 6750, section 3), and there is no metadata to name.
+    let text = "credentials are needed, or are not good here";
+    let refused = McpRefusal::http(StatusCode::UNAUTHORIZED, text);
+    let bearer_error = (rejected == Rejected::Bearer).then_some("invalid_token");
     if !tenant.auth.has_issuer() {
-        members.push(format!("realm=\"{REALM}\""));
+        // The scheme is never alone (RFC 6750, section 3), and there is no metadata to name.
+        let error = match rejected {
+            Rejected::Nothing => "",
+            _ => ", error=\"invalid_token\"",
+        };
+        return with(refused, format!("Bearer realm=\"{REALM}\"{error}"));
     }
-    if had_token {
-        members.push("error=\"invalid_token\"".to_owned());
-    }
-    if tenant.auth.has_issuer() {
-        let url = endpoint.metadata_url(public_url);
+    let url = endpoint.metadata_url(public_url);
+    let scopes = baseline_scopes(tenant, endpoint.server).join(" ");
+    let challenge = |scheme: &str, error: Option<&str>, more: Option<String>| {
+        let mut members = Vec::new();
+        members.extend(error.map(|error| format!("error=\"{error}\"")));
+        members.extend(more);
         members.push(format!("resource_metadata=\"{url}\""));
-        let scopes = baseline_scopes(tenant, endpoint.server).join(" ");
         if !scopes.is_empty() {
             members.push(format!("scope=\"{scopes}\""));
         }
-    }
-    let challenge = format!("Bearer {}", members.join(", "));
-    let text = "credentials are needed, or are not good here";
-    let refused = McpRefusal::http(StatusCode::UNAUTHORIZED, text);
-    // Paths are canonical and scopes are tokens, so the value is always well-formed.
+        format!("{scheme} {}", members.join(", "))
+    };
+    // First, since there are clients that read one challenge alone.
+    let refused = with(refused, challenge("Bearer", bearer_error, None));
+    let algorithms = format!("algs=\"{}\"", PROOF_ALGORITHMS.join(" "));
+    let (error, more) = match rejected {
+        Rejected::Nothing | Rejected::Bearer => (None, algorithms),
+        Rejected::Bound => (Some("invalid_token"), algorithms),
+        Rejected::Proof(why) => (
+            Some("invalid_dpop_proof"),
+            format!("error_description=\"{why}\", {algorithms}"),
+        ),
+    };
+    with(refused, challenge("DPoP", error, Some(more)))
+}
+
+/// Adds a challenge. Paths are canonical, scopes are tokens and reasons plain, so the value is always well-formed.
+fn with(refused: McpRefusal, challenge: String) -> McpRefusal {
     match HeaderValue::try_from(challenge) {
         Ok(challenge) => refused.with(WWW_AUTHENTICATE, challenge),
         Err(_) => refused,
@@ -50,6 +74,7 @@ pub(crate) fn baseline_scopes<'t>(tenant: &'t Tenant, server: &str) -> Vec<&'t s
 pub(crate) fn insufficient_scope(
     resource_metadata: Option<&str>,
     scopes: &[String],
+    is_bound: bool,
 ) -> HeaderValue {
     // Scopes of a token are the issuer's text, and one that is no `scope-token` would end the quotes.
     let is_allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
@@ -58,7 +83,9 @@ pub(crate) fn insufficient_scope(
         .filter(|scope| scope.bytes().all(is_allowed) && *scope != OFFLINE_ACCESS)
         .map(String::as_str);
     let scopes = valid.collect::<Vec<_>>().join(" ");
-    let mut text = format!(r#"Bearer error="insufficient_scope", scope="{scopes}""#);
+    // That of the request (RFC 9449, section 7.1).
+    let scheme = if is_bound { "DPoP" } else { "Bearer" };
+    let mut text = format!(r#"{scheme} error="insufficient_scope", scope="{scopes}""#);
     if let Some(url) = resource_metadata {
         text.push_str(&format!(r#", resource_metadata="{url}""#));
     }
@@ -96,12 +123,13 @@ mod tests {
         let challenge = insufficient_scope(
             Some("https://g/.well-known/oauth-protected-resource"),
             &scopes,
+            false,
         );
         assert_eq!(
             challenge,
             r#"Bearer error="insufficient_scope", scope="files:read files:write", resource_metadata="https://g/.well-known/oauth-protected-resource""#
         );
-        assert_eq!(insufficient_scope(Some("a\nb"), &scopes), BARE);
+        assert_eq!(insufficient_scope(Some("a\nb"), &scopes, false), BARE);
     }
 
     #[test]

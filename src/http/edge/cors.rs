@@ -103,10 +103,11 @@ fn is_token(byte: u8) -> bool {
 }
 
 /// Header fields that MCP clients send.
-const REQUEST_HEADERS: [&str; 8] = [
+const REQUEST_HEADERS: [&str; 9] = [
     "content-type",
     "accept",
     "authorization",
+    "dpop",
     SESSION_ID,
     PROTOCOL_VERSION,
     LAST_EVENT_ID,

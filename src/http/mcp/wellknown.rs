@@ -21,7 +21,8 @@ use crate::http::{
     reply::{McpRefusal, json::JSON},
 };
 use crate::{
-    declare::{AuthMode, Tenant},
+    auth::dpop::PROOF_ALGORITHMS,
+    declare::{AuthMode, Dpop, Tenant},
     endpoint::Site,
     error::Error,
 };
@@ -59,7 +60,11 @@ fn document(front: &Front, path: &str, (site, url): (Site<'_>, &str)) -> Option<
         "resource": endpoint.url(url),
         "authorization_servers": [issuer],
         "bearer_methods_supported": ["header"],
+        "dpop_signing_alg_values_supported": PROOF_ALGORITHMS,
     });
+    if tenant.dpop == Dpop::Required {
+        document["dpop_bound_access_tokens_required"] = true.into();
+    }
     let scopes = challenge::baseline_scopes(&tenant, endpoint.server);
     if !scopes.is_empty() {
         document["scopes_supported"] = scopes.into();

@@ -276,9 +276,10 @@ fn front(
         halt: stop.clone(),
         tracker: tracker.clone(),
     });
+    let limiter = Arc::clone(hub.limits().limiter());
     let auth = Verifier::new(
         &shared.config,
-        Outbound::new(Vec::new()),
+        (Outbound::new(Vec::new()), limiter),
         (
             Clock::system(),
             AuditQueue::disabled(),

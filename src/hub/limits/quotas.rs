@@ -143,6 +143,11 @@ impl Limits {
         })
     }
 
+    /// The limiter, which other replicas may share.
+    pub(crate) fn limiter(&self) -> &Arc<dyn Limiter> {
+        &self.limiter
+    }
+
     /// The budgets of memory.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudgets> {
         &self.memory

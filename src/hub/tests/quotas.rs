@@ -7,7 +7,11 @@ use tokio::sync::Semaphore;
 
 use super::super::allotments::MAX_ACCOUNTS;
 use super::super::quotas::*;
-use crate::{config::Format, manifest::reader, state::BoxFuture};
+use crate::{
+    config::Format,
+    manifest::reader,
+    state::{BoxFuture, Use},
+};
 
 /// A limiter that answers draws and seats only with a permit of the test, like a slow store.
 struct Slow {
@@ -28,6 +32,10 @@ impl Limiter for Slow {
             self.answers.acquire().await.unwrap().forget();
             Arc::clone(&self.limiter).enter(account, most).await
         })
+    }
+
+    fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use> {
+        Arc::clone(&self.limiter).once(value, window)
     }
 }
 

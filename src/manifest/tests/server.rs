@@ -9,7 +9,7 @@ use super::super::{
 };
 use crate::{
     config::{Config, Format, Mistake, Sources},
-    declare::{AuthMode, Confinement},
+    declare::{AuthMode, Confinement, Dpop},
     protocol::{Revision, revision},
 };
 
@@ -116,7 +116,7 @@ tenants:
     insta::assert_snapshot!(found(yaml(text)).join("\n"), @r###"
         F:2: version: is a version that this build does not know; write version: 1
         F:4: tenants.Acme: "Acme" is not a name; use a-z, 0-9 and -, at most 63, the first not -
-        F:8: tenants.Acme.people: unknown key; known here: api_keys, auth, clients, default_server, hosts, introspection, providers, quotas, revisions, servers, upstreams, users
+        F:8: tenants.Acme.people: unknown key; known here: api_keys, auth, clients, default_server, dpop, hosts, introspection, providers, quotas, revisions, servers, upstreams, users
         F:5: tenants.Acme.auth.mode: "bultin" is no mode; write auth: {mode: builtin}, {mode: external, issuer: URL}, {mode: keys} or {mode: none}
         F:20: tenants.Acme.servers.files: also at F:10; keep one of the two
         F:11: tenants.Acme.servers.files.command: is empty; write the program to start
@@ -139,6 +139,35 @@ tenants:
         F:7: tenants.Acme.revisions: "2027-07-28" is no revision that this build serves; choose among 2026-07-28, 2025-11-25, 2025-06-18, 2025-03-26, 2024-11-05
         F:21: tenants.b: a number where a table is expected; write a table
         "###);
+}
+
+#[test]
+fn keys_are_required_where_there_are_tokens() {
+    let of = |auth: &str, dpop: &str| {
+        yaml(&format!(
+            "tenants: {{a: {{auth: {{{auth}}}, servers: {{}}{dpop}}}}}"
+        ))
+    };
+    let external = "mode: external, issuer: \"https://i.test\"";
+    for auth in ["mode: builtin", external] {
+        for (dpop, wanted) in [
+            ("", Dpop::Optional),
+            (", dpop: optional", Dpop::Optional),
+            (", dpop: required", Dpop::Required),
+        ] {
+            let read = of(auth, dpop).unwrap();
+            assert_eq!(read.catalog.tenants["a"].dpop, wanted, "{auth} {dpop}");
+        }
+    }
+    for auth in ["mode: keys", "mode: none"] {
+        assert!(of(auth, ", dpop: optional").is_ok());
+        let wanted = "F:1: tenants.a.dpop: is for access tokens, which there are none of in this auth.mode; \
+            write auth: {mode: builtin} or {mode: external}, or leave it out";
+        assert_eq!(found(of(auth, ", dpop: required")), [wanted]);
+    }
+    let wrong = found(of("mode: builtin", ", dpop: always"));
+    let wanted = "F:1: tenants.a.dpop: \"always\" is none of optional, required; write one of them";
+    assert_eq!(wrong, [wanted]);
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub(crate) enum RefusalCode {
     InvalidClient,
     /// A code or refresh token is invalid, or belongs to another client.
     InvalidGrant,
+    /// The proof of the possession of a key is missing or invalid (RFC 9449, section 5).
+    InvalidDpopProof,
     /// The client may not use the grant type.
     UnauthorizedClient,
     /// The grant type is not supported.
@@ -74,6 +76,7 @@ impl RefusalCode {
             Self::UnauthorizedClient => (bad, "unauthorized_client"),
             Self::InvalidClient => (StatusCode::UNAUTHORIZED, "invalid_client"),
             Self::InvalidGrant => (bad, "invalid_grant"),
+            Self::InvalidDpopProof => (bad, "invalid_dpop_proof"),
             Self::UnsupportedGrantType => (bad, "unsupported_grant_type"),
             Self::InvalidScope => (bad, "invalid_scope"),
             Self::InvalidTarget => (bad, "invalid_target"),
@@ -201,6 +204,7 @@ mod tests {
             RefusalCode::InvalidRequest,
             RefusalCode::InvalidClient,
             RefusalCode::InvalidGrant,
+            RefusalCode::InvalidDpopProof,
             RefusalCode::UnsupportedGrantType,
             RefusalCode::InvalidScope,
             RefusalCode::InvalidTarget,
@@ -222,6 +226,7 @@ mod tests {
         InvalidRequest: 400 invalid_request
         InvalidClient: 401 invalid_client
         InvalidGrant: 400 invalid_grant
+        InvalidDpopProof: 400 invalid_dpop_proof
         UnsupportedGrantType: 400 unsupported_grant_type
         InvalidScope: 400 invalid_scope
         InvalidTarget: 400 invalid_target

@@ -8,6 +8,7 @@ use std::{borrow::Cow, collections::BTreeSet};
 use url::Url;
 
 use crate::{
+    auth::Thumbprint,
     declare::{OFFLINE_ACCESS, Tenant},
     endpoint::Site,
     oauth::{
@@ -167,6 +168,8 @@ pub(super) struct RequestParameters {
     pub(crate) scopes: BTreeSet<String>,
     /// The S256 challenge.
     pub(crate) challenge: String,
+    /// The thumbprint of the key that has to redeem the code (RFC 9449, section 10).
+    pub(super) jkt: Option<String>,
     /// The requested prompts.
     pub(super) prompt: Prompt,
     /// Maximum age of the log-in in seconds.
@@ -219,6 +222,13 @@ impl RequestParameters {
             return Err(invalid("response_mode must be query"));
         }
         let challenge = challenge(text("code_challenge"), text("code_challenge_method"))?;
+        let jkt = text("dpop_jkt").map(str::to_owned);
+        if jkt
+            .as_ref()
+            .is_some_and(|jkt| Thumbprint::parse(jkt).is_none())
+        {
+            return Err(invalid("dpop_jkt is no thumbprint"));
+        }
         let max_age = match text("max_age").map(str::parse) {
             None => None,
             Some(Ok(seconds)) => Some(seconds),
@@ -235,6 +245,7 @@ impl RequestParameters {
             resource,
             scopes,
             challenge,
+            jkt,
             prompt: prompt(text("prompt"))?,
             max_age,
         })

@@ -43,6 +43,7 @@ impl BrowserRequest {
                 resource: authorization.parameters.resource.url.clone(),
                 scope: self.granted_scopes(authorization, &allowed).join(" "),
                 session: person.session.clone(),
+                jkt: authorization.parameters.jkt.clone(),
                 auth_ms: person.auth_ms,
                 expires_ms: after(issuing.refresh_max),
             },

@@ -35,6 +35,15 @@ pub(crate) struct Client {
     pub(crate) digest: [u8; 32],
     /// Its credential.
     pub(crate) proof: ClientProof,
+    /// Whether its access tokens are always bound to a key.
+    pub(crate) is_bound: bool,
+}
+
+impl Client {
+    /// Whether it has no credential, so that anybody can name its id.
+    pub(crate) fn is_public(&self) -> bool {
+        matches!(self.proof, ClientProof::None)
+    }
 }
 
 /// The source of a client.
@@ -173,6 +182,7 @@ impl Client {
             redirect_uris: client.redirect_uris.clone(),
             digest: digest(&client.title, &client.redirect_uris),
             proof,
+            is_bound: false,
         }
     }
 
@@ -204,6 +214,7 @@ impl Client {
             redirect_uris: metadata.redirect_uris,
             digest,
             proof,
+            is_bound: metadata.is_bound,
         })
     }
 
@@ -225,6 +236,7 @@ impl Client {
             redirect_uris: metadata.redirect_uris.clone(),
             digest: document.digest,
             proof,
+            is_bound: metadata.is_bound,
         }
     }
 }

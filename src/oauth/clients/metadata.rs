@@ -22,6 +22,8 @@ pub(crate) struct ClientMetadata {
     pub(crate) uri: Option<String>,
     /// Its public keys, for `private_key_jwt`.
     pub(crate) keys: Option<Keys>,
+    /// Whether its access tokens are always bound to a key (RFC 9449, section 5.2).
+    pub(crate) is_bound: bool,
     /// Metadata that is stored only to be returned.
     others: Map<String, Value>,
 }
@@ -121,6 +123,7 @@ impl ClientMetadata {
             name: text(all, "client_name", SHORT)?.map(str::to_owned),
             uri: page(all, "client_uri")?.map(str::to_owned),
             keys: keys(all, method)?,
+            is_bound: is_bound(all)?,
             others,
         })
     }
@@ -145,6 +148,9 @@ impl ClientMetadata {
         if let Some(uri) = &self.uri {
             set("client_uri", uri.as_str().into());
         }
+        if self.is_bound {
+            set(BOUND, true.into());
+        }
         match &self.keys {
             Some(Keys::Inline(set_)) => {
                 set("jwks", serde_json::from_str(set_).unwrap_or_default());
@@ -158,12 +164,24 @@ impl ClientMetadata {
     }
 }
 
+/// The metadata of clients whose tokens are always bound to a key.
+const BOUND: &str = "dpop_bound_access_tokens";
 /// The grant types of every client.
 pub(crate) const GRANT_TYPES: [&str; 2] = ["authorization_code", "refresh_token"];
 /// The grant type of clients that act for themselves, which an operator declares.
 pub(crate) const CLIENT_CREDENTIALS: &str = "client_credentials";
 /// The grant type of assertions (RFC 7523, section 2.1).
 pub(crate) const JWT_BEARER: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
+
+fn is_bound(all: &Map<String, Value>) -> Result<bool, MetadataError> {
+    match all.get(BOUND) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => Err(MetadataError::Metadata(
+            "dpop_bound_access_tokens is neither true nor false",
+        )),
+    }
+}
 
 fn redirect_uris(all: &Map<String, Value>) -> Result<Vec<String>, MetadataError> {
     let given = all.get("redirect_uris").and_then(Value::as_array);

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::provider::{LogoutToken, SUBJECT};
 use crate::{
-    auth::jws::{numeric_date, string, strings},
+    auth::jose::{numeric_date, string, strings},
     base::LEEWAY_S,
 };
 

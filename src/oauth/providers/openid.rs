@@ -33,7 +33,7 @@ use super::{
 use crate::{
     auth::{
         KeySet, Signature,
-        jws::{declared, numeric_date, parse_unverified, string, strings},
+        jose::{declared, numeric_date, parse_unverified, string, strings},
     },
     base::{Clock, LEEWAY_S, Outbound, Secret},
     database::Tokens,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use aws_lc_rs::rand::SystemRandom;
 
 use crate::{
-    auth::{Denials, TrustedIssuers},
+    auth::{Denials, TrustedIssuers, UsedProofs, Verifier},
     base::{Clock, Outbound},
     config::Config,
     declare::AuthMode,
@@ -49,6 +49,8 @@ pub(crate) struct OauthState {
     pub(crate) providers: Providers,
     /// Issuers of assertions, by their keys.
     pub(crate) issuers: TrustedIssuers,
+    /// Proofs of possession that were used.
+    pub(crate) proofs: UsedProofs,
     /// Standing of people at them.
     pub(crate) standings: Standings,
     /// Connections of people to upstreams.
@@ -64,10 +66,10 @@ impl Oauth {
     pub(crate) fn new(
         config: Arc<Config>,
         snapshot: Arc<CurrentSnapshot>,
-        (outbound, upstreams, issuers): (Outbound, Upstreams, TrustedIssuers),
+        (outbound, upstreams): (Outbound, Upstreams),
+        auth: &Verifier,
         clock: Clock,
         audit: AuditQueue,
-        denials: Denials,
         metrics: Arc<Metrics>,
     ) -> Self {
         let is_probed = !config.outbound.probe.is_empty();
@@ -88,8 +90,9 @@ impl Oauth {
             steps: Throttle::new(),
             writes: Throttle::new(),
             upstreams,
-            issuers,
-            denials,
+            issuers: auth.issuers().clone(),
+            proofs: auth.proofs().clone(),
+            denials: auth.denials().clone(),
             metrics,
         }))
     }

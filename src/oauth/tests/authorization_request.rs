@@ -31,6 +31,14 @@ fn a_plain_request_is_for_the_default_server_and_the_scopes_to_begin_with() {
 }
 
 #[test]
+fn a_code_may_be_for_one_key() {
+    let jkt = "0ZcOCORZNYy-DWpqq30jZyJGHTN0d2HglBV3uiguA4I";
+    let bound = read(&format!("{GOOD}&dpop_jkt={jkt}")).unwrap();
+    assert_eq!(bound.jkt.as_deref(), Some(jkt));
+    assert_eq!(read(GOOD).unwrap().jkt, None);
+}
+
+#[test]
 fn unknown_scopes_are_ignored() {
     let of = |more: &str| read(&format!("{GOOD}&{more}")).map(|read| read.scope());
     assert_eq!(of("scope=files:read+x").as_deref(), Ok("files:read"));
@@ -63,6 +71,11 @@ fn invalid_requests_get_the_right_error_code() {
         ("max_age=x", "invalid_request"),
         ("max_age=-1", "invalid_request"),
         ("prompt=none+login", "invalid_request"),
+        ("dpop_jkt=x", "invalid_request"),
+        (
+            "dpop_jkt=E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-c%3D",
+            "invalid_request",
+        ),
     ] {
         assert_eq!(read(&format!("{GOOD}&{more}")), Err(error), "{more}");
     }

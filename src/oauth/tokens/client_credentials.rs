@@ -39,16 +39,18 @@ impl Exchange<'_> {
             resource: resource.url,
             scope: scope.clone(),
             session: None,
+            jkt: None,
             auth_ms: self.now_ms,
             expires_ms: self.now_ms.saturating_add(millis(settings.refresh_max)),
         };
         let until_ms = self.now_ms + millis(settings.access);
+        let binding = self.bind().await?;
         let tenant = &server.tenant.name;
         let stored = self.store.grants().of_machine(tenant, new, until_ms).await;
         let what = "the access of the client was revoked meanwhile";
         let refused = OauthRefusal::new(RefusalCode::InvalidGrant, what);
         let (grant, is_new) = stored?.ok_or(refused)?;
-        let answer = self.issue(&grant, &[], &scope, None)?;
+        let answer = self.issue(&grant, &[], &scope, (None, binding))?;
         if is_new {
             self.note_started(&grant).await;
         }

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     auth::{
         Jws, TokenError,
-        jws::{parse_unverified, string, strings},
+        jose::{parse_unverified, string, strings},
     },
     database::oauth::Grant,
     declare::{ALGORITHMS, AllowedScopes, OFFLINE_ACCESS, Provider, ProviderKind},
@@ -76,6 +76,7 @@ impl Exchange<'_> {
         let by = ("id-jag", tenant, client, &person.subject);
         let budget = self.state.writes.spend(&by, REFRESHES);
         budget.map_err(|retry| OauthRefusal::too_many("too many tokens", retry))?;
+        let binding = self.bind().await?;
         let used = replay_key("id-jag", &jag.issuer, &jag.id);
         let once = (&used, jag.expires);
         let is_first = use_once(self.state, self.server, (client, ASSERTIONS), once);
@@ -90,6 +91,7 @@ impl Exchange<'_> {
             resource: resource.url,
             scope,
             session: None,
+            jkt: None,
             auth_ms: self.now_ms.min(jag.issued.saturating_mul(1000)),
             // It ends with its only token.
             expires_ms: self.now_ms + millis(self.state.config.oauth.access),
@@ -100,7 +102,7 @@ impl Exchange<'_> {
             ));
         }
         self.renew_client().await?;
-        let answer = self.issue(&grant, &grant.groups, &grant.scope, None)?;
+        let answer = self.issue(&grant, &grant.groups, &grant.scope, (None, binding))?;
         let (target, by) = (
             format!("tenant {tenant}"),
             json!({"by": person.provider, "client": client}),

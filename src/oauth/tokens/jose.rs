@@ -8,8 +8,8 @@ use uuid::Uuid;
 
 use crate::{
     auth::{
-        Jws,
-        jws::{numeric_date, parse_unverified, string, strings},
+        Jws, Thumbprint,
+        jose::{numeric_date, parse_unverified, string, strings},
     },
     base::LEEWAY_S,
     database::oauth::{Grant, SigningKey},
@@ -30,6 +30,8 @@ pub(super) struct AccessToken<'t> {
     pub(crate) issued: i64,
     /// Expiry, in seconds since 1970.
     pub(crate) expires: i64,
+    /// The key that its holder has to prove.
+    pub(super) holder: Option<Thumbprint>,
 }
 
 impl AccessToken<'_> {
@@ -55,6 +57,10 @@ impl AccessToken<'_> {
         });
         if !self.scope.is_empty() {
             claims["scope"] = self.scope.into();
+        }
+        if let Some(holder) = self.holder {
+            // RFC 9449, section 6.1.
+            claims["cnf"] = json!({ "jkt": holder.text() });
         }
         encode(&header, &claims, &EncodingKey::from_ed_der(&key.pkcs8)).ok()
     }

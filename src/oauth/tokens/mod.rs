@@ -2,6 +2,7 @@
 //!
 //! Not here: verification of access tokens by MCP endpoints (`auth`).
 //!
+//! * `binding`: proofs of a key, to which tokens are bound (DPoP).
 //! * `client_authentication`: verification of secrets and signed assertions of clients.
 //! * `client_credentials`: tokens of clients that act for themselves.
 //! * `id_jag`: identity assertions, by which a provider lets a client act for a person.
@@ -10,6 +11,7 @@
 //! * `token`: the token endpoint, which exchanges codes and refresh tokens.
 //! * `workload`: workloads, which prove themselves by tokens of their platform.
 
+mod binding;
 mod client_authentication;
 mod client_credentials;
 mod id_jag;

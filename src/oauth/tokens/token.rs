@@ -12,7 +12,12 @@ use axum::{
 use http::StatusCode;
 use serde_json::json;
 
-use super::{client_authentication::authenticate, jose::AccessToken, workload};
+use super::{
+    binding::{Binding, RequestProof},
+    client_authentication::authenticate,
+    jose::AccessToken,
+    workload,
+};
 use crate::{
     database::{
         self, Database,
@@ -73,6 +78,8 @@ async fn exchange(
         let what = "the grant type is not supported";
         return Err(OauthRefusal::new(RefusalCode::UnsupportedGrantType, what));
     }
+    // Before anything is used up, so that a client may come again with another proof.
+    let proof = RequestProof::of(state, server, &head)?;
     let is_workload = grant_type == JWT_BEARER && workload::is_presented(&form);
     let client = if is_workload {
         workload::authenticate(state, server, (&head, &form), attempt).await?
@@ -81,6 +88,7 @@ async fn exchange(
     };
     attempt.client_id(&client.id);
     attempt.client(&client.title);
+    proof.check_client(&client)?;
     if form.count("resource") > 1 {
         let what = "a token is for one resource";
         return Err(OauthRefusal::new(RefusalCode::InvalidTarget, what));
@@ -91,6 +99,7 @@ async fn exchange(
         server,
         client: &client,
         form: &form,
+        proof,
         store,
         // Read first, so that no code is consumed for which no token can be signed.
         key: store.signing_keys().current(&server.tenant.name).await?,
@@ -110,6 +119,8 @@ pub(super) struct Exchange<'r> {
     pub(super) server: &'r AuthorizationServer,
     pub(super) client: &'r Client,
     pub(super) form: &'r Form,
+    /// Its proof, not used yet.
+    proof: RequestProof,
     pub(super) store: &'r Database,
     key: SigningKey,
     pub(super) now_ms: i64,
@@ -124,17 +135,17 @@ impl Exchange<'_> {
             .form
             .need("code_verifier", "code_verifier is missing")?;
         let tenant = &self.server.tenant.name;
-        let code = match self
+        let mut code = match self
             .store
             .grants()
             .take_code(tenant, &secret::hash(text))
             .await?
         {
-            TakenCode::First(code) => code,
+            TakenCode::First(code) => *code,
             TakenCode::Again { used_ms, code } => {
                 attempt.named_by(&code.challenge);
                 // OAuth 2.1, section 7.5.3: a stranger who found the code must not end the grant.
-                if self.is_for_this(&code, verifier) {
+                if self.is_for_this(&code, verifier) && self.proof.has_key_of(&code.grant) {
                     self.handle_replay(used_ms, code.grant.id).await?;
                 }
                 return Err(BAD_CODE);
@@ -147,6 +158,9 @@ impl Exchange<'_> {
         attempt.named_by(&code.challenge);
         attempt.subject(&code.grant.subject);
         self.check_code(&code, verifier)?;
+        // Of a client that is not public the code alone was bound.
+        let jkt = self.proof.refresh_key(self.client, &code.grant)?;
+        code.grant.jkt = jkt.filter(|_| self.client.is_public());
         let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
         let scope = self.permitted(&code.grant, &code.grant.scope);
         let refresh = secret::generate(&self.state.random, SecretKind::Refresh).ok_or(NO_RANDOM)?;
@@ -154,11 +168,12 @@ impl Exchange<'_> {
             hash: secret::hash(&refresh),
             expires_ms: self.idle_until(),
         };
+        let binding = self.bind().await?;
         if !self.store.grants().start(tenant, &code, &first).await? {
             return Err(BAD_CODE);
         }
         self.renew_client().await?;
-        let answer = self.issue(&code.grant, &groups, &scope, Some(&refresh))?;
+        let answer = self.issue(&code.grant, &groups, &scope, (Some(&refresh), binding))?;
         self.note_started(&code.grant).await;
         Ok(answer)
     }
@@ -167,6 +182,9 @@ impl Exchange<'_> {
     fn check_code(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
         if code.expires_ms <= self.now_ms || !self.is_for_this(code, verifier) {
             return Err(BAD_CODE);
+        }
+        if !self.proof.has_key_of(&code.grant) {
+            return Err(OTHER_KEY);
         }
         self.check_resource(&code.grant)
     }
@@ -210,6 +228,7 @@ impl Exchange<'_> {
         let known = known.ok_or(BAD_REFRESH)?;
         self.check_resource(&known)?;
         let scope = narrowed(&known.scope, self.form.get("scope"))?;
+        let jkt = self.proof.refresh_key(self.client, &known)?;
         let known = self.in_good_standing(known).await?;
         let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
@@ -222,7 +241,9 @@ impl Exchange<'_> {
             },
             grace_ms: millis(self.state.config.oauth.grace),
         };
-        let (grant, salt) = match self.succeed(&known, &hash, &succession).await? {
+        let binding = self.bind().await?;
+        let used = self.succeed(&known, jkt.as_deref(), &hash, &succession);
+        let (grant, salt) = match used.await? {
             Refreshed::Good { grant, salt } => (grant, salt),
             Refreshed::Refused => return Err(BAD_REFRESH),
             Refreshed::Reused { grant } => {
@@ -234,7 +255,7 @@ impl Exchange<'_> {
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
         self.renew_client().await?;
         let scope = self.permitted(&grant, &scope);
-        self.issue(&grant, &groups, &scope, Some(&next))
+        self.issue(&grant, &groups, &scope, (Some(&next), binding))
     }
 
     /// Returns a grant with the groups that its person has at the identity provider now. The provider is asked before the
@@ -258,15 +279,17 @@ impl Exchange<'_> {
     async fn succeed(
         &self,
         grant: &Grant,
+        jkt: Option<&str>,
         hash: &[u8; 32],
         succession: &Succession,
     ) -> Result<Refreshed, OauthRefusal> {
         let (writes, by) = (&self.state.writes, ("grant", grant.id));
         let budget = writes.spend(&by, REFRESHES);
         budget.map_err(|retry| OauthRefusal::too_many("too many refreshes", retry))?;
-        let (tenant, client) = (&self.server.tenant.name, &self.client.id);
+        let (tenant, client) = (&self.server.tenant.name, self.client.id.as_str());
         let grants = self.store.grants();
-        let used = grants.refresh(tenant, client, hash, succession).await;
+        let used = grants.refresh(tenant, (client, jkt), hash, succession);
+        let used = used.await;
         let is_own = |salt: &[u8; 32]| *salt == succession.salt;
         if !matches!(&used, Ok(Refreshed::Good { salt, .. }) if is_own(salt)) {
             writes.refund(&by);
@@ -317,7 +340,7 @@ impl Exchange<'_> {
         grant: &Grant,
         groups: &[String],
         scope: &str,
-        refresh: Option<&str>,
+        (refresh, binding): (Option<&str>, Binding),
     ) -> Result<Response, OauthRefusal> {
         let until_ms = self.now_ms + millis(self.state.config.oauth.access);
         let (issued, expires) = (self.now_ms / 1000, until_ms.min(grant.expires_ms) / 1000);
@@ -328,13 +351,14 @@ impl Exchange<'_> {
             scope,
             issued,
             expires,
+            holder: binding.key(),
         };
         let token = token.sign(&self.key).ok_or_else(|| {
             tracing::error!("a signing key cannot sign");
             OauthRefusal::later("nothing can be signed now")
         })?;
         let mut body = json!({
-            "access_token": token, "token_type": "Bearer", "expires_in": expires - issued,
+            "access_token": token, "token_type": binding.token_type(), "expires_in": expires - issued,
         });
         if let Some(refresh) = refresh {
             body["refresh_token"] = refresh.into();
@@ -349,6 +373,12 @@ impl Exchange<'_> {
     /// The expiry of a new refresh token that stays unused; the grant may expire sooner.
     fn idle_until(&self) -> i64 {
         self.now_ms + millis(self.state.config.oauth.refresh_idle)
+    }
+
+    /// Uses the proof of the request, once everything else about it is right.
+    pub(super) async fn bind(&self) -> Result<Binding, OauthRefusal> {
+        let tenant = &self.server.tenant.name;
+        self.proof.bind(self.state, tenant, self.client).await
     }
 
     /// Extends the expiry of a registered client after its use.
@@ -428,6 +458,11 @@ pub(super) const REFRESHES: u32 = 300;
 const BAD_CODE: OauthRefusal = OauthRefusal::new(
     RefusalCode::InvalidGrant,
     "the code is not known, has ended, or is not for this request",
+);
+/// Refusal of a code that an authorization request has bound to a key (RFC 9449, section 10).
+const OTHER_KEY: OauthRefusal = OauthRefusal::new(
+    RefusalCode::InvalidGrant,
+    "the code is bound to a key that the request does not prove",
 );
 /// Refusal of an invalid refresh token, the same for every reason.
 const BAD_REFRESH: OauthRefusal = OauthRefusal::new(

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     auth::{
         Jws, KeySet, Signature, TokenError,
-        jws::{declared, parse_unverified, string},
+        jose::{declared, parse_unverified, string},
     },
     declare::{ALGORITHMS, DeclaredClient, Workload},
     oauth::{

@@ -6,18 +6,21 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::Poll,
+    time::Duration,
 };
 
 use tokio::time::Instant;
 
+use super::uses::Uses;
 use crate::base;
-use crate::state::{Account, BoxFuture, Limiter, Seat};
+use crate::state::{Account, BoxFuture, Limiter, Seat, Use};
 
 /// Limits in memory; no lock is held across an await.
 pub(crate) struct MemoryLimiter {
     clock: Box<Clock>,
     buckets: RwLock<Table<Bucket>>,
     counts: RwLock<Table<Arc<AtomicU64>>>,
+    uses: Uses,
 }
 
 /// The source of the current time.
@@ -73,6 +76,7 @@ impl MemoryLimiter {
             clock: Box::new(clock),
             buckets: RwLock::default(),
             counts: RwLock::default(),
+            uses: Uses::default(),
         }
     }
 
@@ -135,6 +139,11 @@ impl Limiter for MemoryLimiter {
         let seat = self.seat(&account, most);
         Box::pin(std::future::ready(seat))
     }
+
+    fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use> {
+        let used = self.uses.take(value, window, (self.clock)());
+        Box::pin(std::future::ready(used))
+    }
 }
 
 /// The smallest table worth sweeping.
@@ -142,8 +151,6 @@ const MIN_SWEEP: usize = 1024;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::super::limiter::*;
 
     fn account(name: &str) -> Account {

@@ -3,10 +3,12 @@
 //! * `limiter`: limits
 //! * `log`: event log and directory
 //! * `streams`: what is kept of the streams of one session
+//! * `uses`: values that are good once
 
 mod limiter;
 mod log;
 mod streams;
+mod uses;
 
 pub(crate) use self::limiter::MemoryLimiter;
 pub(crate) use self::log::{EPOCH, MemoryDirectory, MemoryLog};

@@ -10,7 +10,10 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -26,7 +29,7 @@ use super::{
     scripts::{Lua, ms},
 };
 use crate::base::{hex, sha256};
-use crate::state::{Account, BoxFuture, Limiter, Seat, memory::MemoryLimiter};
+use crate::state::{Account, BoxFuture, Limiter, Seat, Use, memory::MemoryLimiter};
 
 /// The limits of all replicas together.
 ///
@@ -35,10 +38,14 @@ use crate::state::{Account, BoxFuture, Limiter, Seat, memory::MemoryLimiter};
 ///    after each change, and all of them from time to time, so that lost numbers are restored.
 ///    Replicas without a heartbeat do not count. While Redis is away, an account has as many seats
 ///    as this replica knows of.
+/// 3. A value is used here first, then in Redis. While Redis is away, it is good once at each replica.
 pub(crate) struct RedisLimiter {
     redis: Redis,
     local: Arc<MemoryLimiter>,
     seats: Arc<Seats>,
+    boot: Arc<str>,
+    /// Counts the uses of values by this replica.
+    uses: AtomicU64,
 }
 
 impl RedisLimiter {
@@ -52,7 +59,7 @@ impl RedisLimiter {
         let seats = Arc::new(Seats::default());
         let reporter = Reporter {
             redis: redis.clone(),
-            boot,
+            boot: Arc::clone(&boot),
             seats: Arc::clone(&seats),
         };
         tracker.spawn(async move {
@@ -64,6 +71,8 @@ impl RedisLimiter {
             redis,
             local: Arc::new(MemoryLimiter::default()),
             seats,
+            boot,
+            uses: AtomicU64::new(0),
         }
     }
 }
@@ -86,6 +95,25 @@ impl Limiter for RedisLimiter {
             let (given, seat) = oneshot::channel();
             self.seats.request(account, SeatRequest { most, given });
             seat.await.ok().flatten()
+        })
+    }
+
+    fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use> {
+        Box::pin(async move {
+            // A value that this replica knows costs no request, and Redis may have lost it.
+            let here = Arc::clone(&self.local).once(value, window).await;
+            if here != Use::First {
+                return here;
+            }
+            let key = self.redis.key(&format!("once:{}", hex(&value[..16])));
+            let number = self.uses.fetch_add(1, Ordering::Relaxed);
+            let call = Call::new(Lua::Once, &[&key]);
+            let call = call.arg(format!("{} {number}", self.boot)).arg(ms(window));
+            let first = self.redis.call(call).await.ok();
+            match first.and_then(|first| bool::from_redis_value(first).ok()) {
+                Some(false) => Use::Again,
+                Some(true) | None => Use::First,
+            }
         })
     }
 }

@@ -18,10 +18,11 @@ pub(crate) enum Lua {
     Read,
     Draw,
     Seats,
+    Once,
 }
 
 impl Lua {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Beat,
         Self::Insert,
         Self::Find,
@@ -31,6 +32,7 @@ impl Lua {
         Self::Read,
         Self::Draw,
         Self::Seats,
+        Self::Once,
     ];
 
     const fn text(self) -> &'static str {
@@ -44,11 +46,12 @@ impl Lua {
             Self::Read => include_str!("read.lua"),
             Self::Draw => include_str!("draw.lua"),
             Self::Seats => include_str!("seats.lua"),
+            Self::Once => include_str!("once.lua"),
         }
     }
 
     pub(super) fn script(self) -> &'static Script {
-        static SCRIPTS: LazyLock<[Script; 9]> =
+        static SCRIPTS: LazyLock<[Script; 10]> =
             LazyLock::new(|| Lua::ALL.map(|lua| Script::new(lua.text())));
         &SCRIPTS[self as usize]
     }

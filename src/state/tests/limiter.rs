@@ -7,7 +7,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::contract::{KINDS, Kind, Server, redis, replica, until};
 use crate::state::{
-    Account, Directory, Limiter, Seat,
+    Account, Directory, Limiter, Seat, Use,
     memory::MemoryLimiter,
     redis::{Redis, RedisDirectory, RedisLimiter},
 };
@@ -77,6 +77,29 @@ async fn a_rate_is_kept_whoever_draws(limiters: &[&Arc<dyn Limiter>]) {
     assert_eq!(Arc::clone(limiter).draw(account("b"), 10, 1).await, 0);
 }
 
+/// `limiters` are those of all replicas.
+async fn a_value_is_good_once_at_whichever_replica(limiters: &[&Arc<dyn Limiter>]) {
+    let minute = Duration::from_secs(60);
+    let once = |at: usize, value: u8, window| {
+        Arc::clone(limiters[at % limiters.len()]).once([value; 32], window)
+    };
+    assert_eq!(once(0, 1, minute).await, Use::First);
+    for at in 0..4 {
+        assert_eq!(once(at, 1, minute).await, Use::Again);
+    }
+    assert_eq!(once(1, 2, minute).await, Use::First, "another value");
+    let uses = (0..50).map(|at| once(at, 3, minute));
+    let uses = futures_util::future::join_all(uses).await;
+    let first = uses.iter().filter(|used| **used == Use::First);
+    assert_eq!(first.count(), 1, "{uses:?}");
+    let short = Duration::from_millis(50);
+    assert_eq!(once(0, 4, short).await, Use::First);
+    until("it is forgotten", async || {
+        once(1, 4, short).await == Use::First
+    })
+    .await;
+}
+
 /// The limiter of one live replica.
 struct Side {
     limiter: Arc<dyn Limiter>,
@@ -129,6 +152,7 @@ async fn memory_keeps_the_promises() {
     seats_are_as_many_as_allowed_and_come_back(&limiter).await;
     many_tasks_take_no_more_than_there_is(&limiter).await;
     a_rate_is_kept_whoever_draws(&[&limiter]).await;
+    a_value_is_good_once_at_whichever_replica(&[&limiter]).await;
 }
 
 #[tokio::test]
@@ -141,7 +165,9 @@ async fn redis_keeps_the_promises_of_a_limiter() {
         );
         seats_are_as_many_as_allowed_and_come_back(&one.limiter).await;
         many_tasks_take_no_more_than_there_is(&two.limiter).await;
-        a_rate_is_kept_whoever_draws(&[&one.limiter, &two.limiter]).await;
+        let both = [&one.limiter, &two.limiter];
+        a_rate_is_kept_whoever_draws(&both).await;
+        a_value_is_good_once_at_whichever_replica(&both).await;
         one.end().await;
         two.end().await;
         let left = || {
@@ -193,6 +219,8 @@ async fn while_redis_is_away_a_replica_counts_for_itself() {
     server.kill();
     let second = one.enter(2).await;
     assert!(second.is_some() && one.enter(2).await.is_none());
+    let once = || Arc::clone(&one.limiter).once([1; 32], Duration::from_secs(60));
+    assert_eq!((once().await, once().await), (Use::First, Use::Again));
     let draw = || Arc::clone(&one.limiter).draw(account("a"), 10, 100);
     assert_eq!((draw().await, draw().await), (10, 0));
     drop(second);

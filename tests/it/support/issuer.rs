@@ -88,6 +88,20 @@ impl Provider {
 
     /// An access token for `resource`, by client credentials: its subject is the client.
     pub(crate) async fn token(&self, name: &str, resource: &str, scope: &str) -> String {
+        self.issued(name, (resource, scope), None).await
+    }
+
+    /// A token that is bound to the key of a proof (RFC 9449).
+    pub(crate) async fn bound_token(&self, name: &str, resource: &str, proof: &str) -> String {
+        self.issued(name, (resource, ""), Some(proof)).await
+    }
+
+    async fn issued(
+        &self,
+        name: &str,
+        (resource, scope): (&str, &str),
+        proof: Option<&str>,
+    ) -> String {
         let pairs = [
             ("grant_type", "client_credentials"),
             ("client_id", name),
@@ -98,10 +112,13 @@ impl Provider {
         let form = url::form_urlencoded::Serializer::new(String::new())
             .extend_pairs(pairs)
             .finish();
-        let asked = client()
+        let mut asked = client()
             .post(format!("{}/token", self.issuer))
             .header("Content-Type", "application/x-www-form-urlencoded")
             .body(form);
+        if let Some(proof) = proof {
+            asked = asked.header("DPoP", proof);
+        }
         let answer = json_of(within("a token", asked.send()).await.unwrap()).await;
         let token = answer["access_token"].as_str();
         token

@@ -5,6 +5,7 @@ pub(crate) mod browser;
 pub(crate) mod cluster;
 pub(crate) mod collector;
 pub(crate) mod cutter;
+pub(crate) mod dpop;
 pub(crate) mod faulty;
 pub(crate) mod gauges;
 pub(crate) mod harness;

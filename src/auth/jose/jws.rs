@@ -1,6 +1,6 @@
 //! Signatures and key sets (RFC 7515, 7517), without I/O.
 //!
-//! Not here: claims (`jwt`), and the fetching of keys.
+//! Not here: claims (`auth::jwt`), and the fetching of keys (`auth::external`).
 
 use std::{collections::HashSet, fmt};
 
@@ -20,13 +20,13 @@ pub(crate) struct Jws<'t> {
     /// The signature part.
     signature: &'t str,
     algorithm: Algorithm,
-    pub(super) kid: Option<String>,
+    pub(crate) kid: Option<String>,
 }
 
 impl Jws<'_> {
     /// Verifies the signature with this Ed25519 key. The key determines the algorithm; the token
     /// does not.
-    pub(super) fn is_signed_by(&self, public: &[u8; 32]) -> bool {
+    pub(crate) fn is_signed_by(&self, public: &[u8; 32]) -> bool {
         let Ok(signature) = URL_SAFE_NO_PAD.decode(self.signature) else {
             return false;
         };
@@ -149,7 +149,7 @@ fn object(part: &str) -> Result<Map<String, Value>, &'static str> {
 }
 
 /// The members of a JSON object without repeated names.
-pub(super) fn members(json: &[u8]) -> Option<Map<String, Value>> {
+pub(crate) fn members(json: &[u8]) -> Option<Map<String, Value>> {
     match serde_json::from_slice(json) {
         Ok(Strict(Value::Object(members))) => Some(members),
         _ => None,
@@ -236,7 +236,7 @@ pub(crate) struct KeySet {
 /// The identity of a key, independent of its `kid`.
 pub(crate) type KeyId = [u8; 32];
 
-struct Key {
+pub(super) struct Key {
     kid: Option<String>,
     /// The algorithms that it may verify.
     algorithms: Vec<Algorithm>,
@@ -268,7 +268,7 @@ impl KeySet {
     }
 
     /// Reports whether the set contains a key.
-    pub(super) fn has(&self, id: &KeyId) -> bool {
+    pub(crate) fn has(&self, id: &KeyId) -> bool {
         self.ids.contains(id)
     }
 
@@ -287,7 +287,7 @@ impl KeySet {
         if meant.peek().is_none() {
             return Signature::NoKey;
         }
-        let fits = |key: &&Key| key.algorithms.contains(&token.algorithm);
+        let fits = |key: &&Key| key.fits(token);
         let signer = meant.filter(fits).take(TRIES).find(|key| key.made(token));
         match signer {
             Some(key) => Signature::By(key.id),
@@ -299,7 +299,8 @@ impl KeySet {
 }
 
 impl Key {
-    fn parse(jwk: &Value) -> Option<Self> {
+    /// Parses a public key; none if it is not supported, or not for signatures.
+    pub(super) fn parse(jwk: &Value) -> Option<Self> {
         let text = |name: &str| jwk.get(name).and_then(Value::as_str);
         if text("use").is_some_and(|purpose| purpose != "sig") {
             return None;
@@ -354,7 +355,13 @@ impl Key {
         })
     }
 
-    fn made(&self, token: &Jws<'_>) -> bool {
+    /// Reports whether the key is for the algorithm of a token.
+    pub(super) fn fits(&self, token: &Jws<'_>) -> bool {
+        self.algorithms.contains(&token.algorithm)
+    }
+
+    /// Verifies the signature of a token whose algorithm fits.
+    pub(super) fn made(&self, token: &Jws<'_>) -> bool {
         let algorithm = match token.algorithm {
             Algorithm::Rs256 => Alg::RS256,
             Algorithm::Rs384 => Alg::RS384,
@@ -380,7 +387,7 @@ const RSA: [Algorithm; 6] = [
     Algorithm::Ps512,
 ];
 /// Maximum size of a token in bytes: proxies accept no larger header field.
-pub(super) const TOKEN_MAX: usize = 8 << 10;
+pub(crate) const TOKEN_MAX: usize = 8 << 10;
 /// Maximum size of a key id in bytes.
 const KID_MAX: usize = 256;
 /// Maximum keys of one issuer.

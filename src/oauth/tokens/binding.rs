@@ -1,0 +1,144 @@
+//! Binding of tokens to a key of the client, by the proof in a token request (RFC 9449, sections 5 and 10).
+//!
+//! Not here: the proof itself, and bound tokens at MCP endpoints (`auth`).
+
+use http::{header::HOST, request::Parts, uri::Authority};
+
+use crate::{
+    auth::{Proof, ProvenRequest, Thumbprint, dpop::offered},
+    database::oauth::Grant,
+    declare::Dpop,
+    endpoint::{OauthEndpoint, spelled},
+    error::Error,
+    oauth::{
+        base::{OauthRefusal, RefusalCode},
+        clients::Client,
+        server::{AuthorizationServer, OauthState},
+    },
+};
+
+/// The key to which an access token is bound; none for a bearer token. A proof was used for it.
+#[derive(Clone, Copy)]
+pub(super) struct Binding(Option<Thumbprint>);
+
+impl Binding {
+    /// The key.
+    pub(super) fn key(&self) -> Option<Thumbprint> {
+        self.0
+    }
+
+    /// `token_type` of the token (section 5; RFC 6750, section 6.1.1).
+    pub(super) fn token_type(self) -> &'static str {
+        match self.0 {
+            Some(_) => "DPoP",
+            None => "Bearer",
+        }
+    }
+}
+
+/// The proof of a token request, not used yet; none if it has none.
+pub(super) struct RequestProof(Option<Proof>);
+
+impl RequestProof {
+    /// Verifies the proof of a request.
+    pub(super) fn of(
+        state: &OauthState,
+        server: &AuthorizationServer,
+        head: &Parts,
+    ) -> Result<Self, OauthRefusal> {
+        let Some(text) = offered(&head.headers).map_err(invalid)? else {
+            return match server.tenant.dpop {
+                Dpop::Optional => Ok(Self(None)),
+                Dpop::Required => Err(invalid(
+                    "a proof is required: tokens are bound to a key here",
+                )),
+            };
+        };
+        let request = ProvenRequest {
+            method: head.method.as_str(),
+            url: &url(state, server, head),
+        };
+        let now = u64::try_from(state.clock.now_ms() / 1000).unwrap_or(0);
+        let proof = Proof::verify(text, request, now).map_err(invalid)?;
+        Ok(Self(Some(proof)))
+    }
+
+    /// Refuses a client without a proof whose tokens are always bound, as its metadata say (section 5.2).
+    pub(super) fn check_client(&self, client: &Client) -> Result<(), OauthRefusal> {
+        if client.is_bound && self.0.is_none() {
+            let what = "a proof is required: the client has said that it always has one";
+            return Err(invalid(what));
+        }
+        Ok(())
+    }
+
+    /// Uses the proof, once everything else about the request is right. Whoever gets that far was counted.
+    pub(super) async fn bind(
+        &self,
+        state: &OauthState,
+        tenant: &str,
+        client: &Client,
+    ) -> Result<Binding, OauthRefusal> {
+        let Some(proof) = &self.0 else {
+            return Ok(Binding(None));
+        };
+        let owner = format!("{tenant}/{}", client.id);
+        match state.proofs.take(owner.into(), proof).await {
+            Ok(true) => Ok(Binding(Some(proof.key()))),
+            Ok(false) => Err(invalid("the proof was used before")),
+            Err(Error::Limit { what, retry }) => Err(OauthRefusal::too_many(what, retry)),
+            Err(_) => Err(OauthRefusal::later("no proof can be remembered now")),
+        }
+    }
+
+    /// The thumbprint of its key.
+    fn key(&self) -> Option<String> {
+        self.0.as_ref().map(|proof| proof.key().text())
+    }
+
+    /// Reports whether it is of the key to which an authorization request has bound a code.
+    pub(super) fn has_key_of(&self, code: &Grant) -> bool {
+        code.jkt.is_none() || code.jkt == self.key()
+    }
+
+    /// The key to which the refresh tokens of a grant are bound from now on: those of public clients, since others
+    /// prove themselves by their credentials (section 5).
+    ///
+    /// # Errors
+    ///
+    /// They are bound already, and it is of no key or of another one.
+    pub(super) fn refresh_key(
+        &self,
+        client: &Client,
+        grant: &Grant,
+    ) -> Result<Option<String>, OauthRefusal> {
+        let own = self.key();
+        match (&grant.jkt, &own) {
+            (None, _) => Ok(own.filter(|_| client.is_public())),
+            (Some(_), None) => Err(invalid(
+                "a proof is required: the refresh token is bound to a key",
+            )),
+            (Some(_), Some(_)) if grant.jkt == own => Ok(own),
+            (Some(_), Some(_)) => Err(OauthRefusal::new(
+                RefusalCode::InvalidGrant,
+                "the refresh token is bound to another key",
+            )),
+        }
+    }
+}
+
+/// The URL of a token request, as the client has it.
+fn url(state: &OauthState, server: &AuthorizationServer, head: &Parts) -> String {
+    let host = head.headers.get(HOST).and_then(|host| host.to_str().ok());
+    let host = head.uri.authority().map(Authority::as_str).or(host);
+    let base = spelled(server.site(state).url, host.unwrap_or_default());
+    let endpoint = OauthEndpoint::Token;
+    match endpoint.alias().filter(|alias| *alias == head.uri.path()) {
+        Some(alias) => format!("{base}{alias}"),
+        None => endpoint.url(&base, &server.tenant.name),
+    }
+}
+
+const fn invalid(what: &'static str) -> OauthRefusal {
+    OauthRefusal::new(RefusalCode::InvalidDpopProof, what)
+}

@@ -184,6 +184,7 @@ for version in 1 2; do
   check "machine-secret-ts$version" "$node" oauth-machine.mjs "$version" "$one/mcp" "$machine_secret"
   check "machine-key-ts$version" "$node" oauth-machine.mjs "$version" "$one/mcp" --key "$work/machine.jwk"
 done
+check dpop "$node" oauth-dpop.mjs "$one/mcp" "$machine_secret"
 check enterprise "$node" oauth-enterprise.mjs "$url/t/house/one/mcp" "$issuer" "$machine_secret"
 # Another name of this machine than that of public_url.
 check step-up-localhost "$node" oauth-stepup.mjs 2 "${url/127.0.0.1/localhost}/t/acme/stepped/mcp" test_simple_text

@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
 use super::target;
 use crate::{
-    auth::jose::{EmbeddedKey, Thumbprint, numeric_date, parse_unverified, string},
+    auth::jose::{EmbeddedKey, Thumbprint, numeric_date, parse_with_key, string},
     base::{Sha256, sha256},
     declare::Algorithm,
 };
@@ -44,7 +44,7 @@ impl Proof {
         if text.len() > PROOF_MAX {
             return Err("the proof is too long");
         }
-        let (header, claims, jws) = parse_unverified(text, &ALGORITHMS)?;
+        let (header, claims, jws) = parse_with_key(text, &ALGORITHMS)?;
         if string(&header, "typ")? != Some("dpop+jwt") {
             return Err("typ is not dpop+jwt");
         }
@@ -114,7 +114,7 @@ impl Proof {
 }
 
 /// The `alg` values of proofs that metadata offer.
-pub(crate) const PROOF_ALGORITHMS: [&str; 4] = ["ES256", "EdDSA", "RS256", "PS256"];
+pub(crate) const PROOF_ALGORITHMS: [&str; 5] = ["ES256", "Ed25519", "EdDSA", "RS256", "PS256"];
 
 const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::Es256,

@@ -56,6 +56,29 @@ pub(crate) fn parse_unverified<'t>(
     text: &'t str,
     algorithms: &[Algorithm],
 ) -> Result<Unverified<'t>, &'static str> {
+    parse_as(text, algorithms, |name| name)
+}
+
+/// Parses a JWT that carries its key, as [`parse_unverified`] does. Its `alg` may be a name of RFC 9864.
+///
+/// # Errors
+///
+/// The reason why it is invalid, for its author.
+pub(crate) fn parse_with_key<'t>(
+    text: &'t str,
+    algorithms: &[Algorithm],
+) -> Result<Unverified<'t>, &'static str> {
+    parse_as(text, algorithms, |name| match name {
+        "Ed25519" => "EdDSA",
+        name => name,
+    })
+}
+
+fn parse_as<'t>(
+    text: &'t str,
+    algorithms: &[Algorithm],
+    named: fn(&str) -> &str,
+) -> Result<Unverified<'t>, &'static str> {
     if text.len() > TOKEN_MAX {
         return Err("too long");
     }
@@ -63,6 +86,7 @@ pub(crate) fn parse_unverified<'t>(
     let (header, payload) = signed.split_once('.').ok_or("no JWT")?;
     let header = object(header)?;
     let algorithm = string(&header, "alg")?.ok_or("no alg")?;
+    let algorithm = named(algorithm);
     let known = ALGORITHMS.iter().find(|(name, _)| *name == algorithm);
     let algorithm = known.map(|(_, algorithm)| *algorithm);
     let algorithm = algorithm.filter(|algorithm| algorithms.contains(algorithm));

@@ -12,8 +12,8 @@ mod thumbprint;
 
 pub(crate) use self::embedded_key::EmbeddedKey;
 pub(crate) use self::jws::{
-    Jws, KeyId, KeySet, Signature, declared, members, numeric_date, parse_unverified, string,
-    strings,
+    Jws, KeyId, KeySet, Signature, declared, members, numeric_date, parse_unverified,
+    parse_with_key, string, strings,
 };
 pub(crate) use self::thumbprint::Thumbprint;
 

@@ -19,6 +19,8 @@ struct Holder {
     private: EncodingKey,
     jwk: Value,
     alg: Alg,
+    /// `alg` in the header.
+    name: &'static str,
 }
 
 impl Holder {
@@ -32,6 +34,7 @@ impl Holder {
             private: EncodingKey::from_ec_der(pkcs8.as_ref()),
             jwk: json!({"kty": "EC", "crv": "P-256", "x": x, "y": y}),
             alg: Alg::ES256,
+            name: "ES256",
         }
     }
 
@@ -43,11 +46,12 @@ impl Holder {
             private: EncodingKey::from_ed_der(pkcs8.as_ref()),
             jwk: json!({"kty": "OKP", "crv": "Ed25519", "x": x}),
             alg: Alg::EdDSA,
+            name: "EdDSA",
         }
     }
 
     fn header(&self) -> Value {
-        json!({"typ": "dpop+jwt", "alg": format!("{:?}", self.alg), "jwk": self.jwk})
+        json!({"typ": "dpop+jwt", "alg": self.name, "jwk": self.jwk})
     }
 
     fn sign(&self, header: &Value, claims: &Value) -> String {
@@ -84,7 +88,11 @@ fn verify(text: &str) -> Result<Proof, &'static str> {
 
 #[test]
 fn a_proof_is_of_a_key_for_a_request() {
-    for holder in [Holder::es256(), Holder::ed25519()] {
+    let renamed = Holder {
+        name: "Ed25519",
+        ..Holder::ed25519()
+    };
+    for holder in [Holder::es256(), Holder::ed25519(), renamed] {
         let proof = verify(&holder.proof(&claims())).unwrap();
         assert_eq!(proof.key(), holder.thumbprint());
         let again = verify(&holder.proof(&claims())).unwrap();

@@ -47,7 +47,10 @@ fn challenges(refused: &Response) -> [String; 2] {
     let all: Vec<String> = all.map(|one| one.to_str().unwrap().to_owned()).collect();
     let [bearer, dpop] = all.try_into().unwrap();
     assert!(bearer.starts_with("Bearer ") && dpop.starts_with("DPoP "));
-    assert!(dpop.contains(r#"algs="ES256 EdDSA RS256 PS256""#), "{dpop}");
+    assert!(
+        dpop.contains(r#"algs="ES256 Ed25519 EdDSA RS256 PS256""#),
+        "{dpop}"
+    );
     assert!(dpop.contains("resource_metadata="), "{dpop}");
     [bearer, dpop]
 }
@@ -110,7 +113,7 @@ async fn a_client_with_a_key_logs_in_calls_and_refreshes() {
         let algorithms = &document(&at(path)).await["dpop_signing_alg_values_supported"];
         assert_eq!(
             algorithms,
-            &json!(["ES256", "EdDSA", "RS256", "PS256"]),
+            &json!(["ES256", "Ed25519", "EdDSA", "RS256", "PS256"]),
             "{path}"
         );
     }
@@ -281,7 +284,10 @@ async fn a_stolen_token_is_worth_nothing_without_the_key() {
 }
 
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "each way to be wrong, and what is left unused")]
+#[expect(
+    clippy::too_many_lines,
+    reason = "each way to be wrong, and what is left unused"
+)]
 async fn a_token_request_needs_a_good_proof_or_none() {
     let gateway = gateway(json!({})).await;
     let (app, prover) = (App::public(&gateway, "a").await, Prover::new());
@@ -438,7 +444,61 @@ async fn an_authorization_request_binds_its_code_to_a_key() {
     assert_eq!(tokens.text("token_type"), "DPoP");
 }
 
-/// The tenants of [`tenants`], of which `a` requires proofs, with a key of the API.
+/// The URL in a proof is the one that the client calls: at the tenant's host, or by another name of this machine.
+#[tokio::test]
+async fn a_proof_names_the_url_that_the_client_calls() {
+    let mut declared = tenants();
+    declared["a"]["hosts"] = json!(["a.localhost"]);
+    let gateway = Served::start(json!({}), declared).await;
+    let (app, prover) = (App::public(&gateway, "a").await, Prover::new());
+    let public = gateway.origin();
+    for name in ["127.0.0.1", "localhost", "a.localhost"] {
+        let origin = public.replace("127.0.0.1", name);
+        let app = App {
+            origin: origin.clone(),
+            ..app.clone()
+        };
+        let code = app
+            .code(&[("resource", &format!("{origin}/t/a/x/mcp"))])
+            .await;
+        let other = if name == "127.0.0.1" {
+            "localhost"
+        } else {
+            "127.0.0.1"
+        };
+        let endpoint = app.endpoint("token");
+        let elsewhere = prover.for_token(&endpoint.replace(name, other));
+        let refused = with_proof(&app, &elsewhere).redeem(&code, &[]).await;
+        refused.assert_refused(400, "invalid_dpop_proof");
+        let by = with_proof(&app, &prover.for_token(&endpoint));
+        let token = by.redeem(&code, &[]).await.text("access_token");
+        let url = format!("{origin}/t/a/x/mcp");
+        let elsewhere = prover.with_token("GET", &url.replace(name, other), &token);
+        assert_eq!(status(&url, &token, &elsewhere).await, 401, "{name}");
+        let proof = prover.with_token("GET", &url, &token);
+        assert_eq!(status(&url, &token, &proof).await, GOOD, "{name}");
+    }
+    // The short path at the host is another URL.
+    let short = format!("{}/token", public.replace("127.0.0.1", "a.localhost"));
+    let asked = async |proof: String| {
+        let asked = client().post(&short).header("DPoP", proof);
+        let asked = asked.header("Content-Type", "application/x-www-form-urlencoded");
+        let form = format!(
+            "client_id={}&grant_type=refresh_token&refresh_token=lgr_x",
+            app.id
+        );
+        Answer::of(within("an answer", asked.body(form).send()).await.unwrap()).await
+    };
+    let long = short.replace("/token", "/t/a/oauth/token");
+    asked(prover.for_token(&long))
+        .await
+        .assert_refused(400, "invalid_dpop_proof");
+    asked(prover.for_token(&short))
+        .await
+        .assert_refused(400, "invalid_grant");
+}
+
+/// The tenants of [`tenants`], of which `a` requires proofs.
 fn requiring() -> Value {
     let mut declared = tenants();
     declared["a"]["dpop"] = json!("required");

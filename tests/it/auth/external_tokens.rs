@@ -263,7 +263,8 @@ async fn metadata_of_each_url() {
             json_of(answer).await,
             json!({"resource": format!("{base}{path}"), "authorization_servers": [issuer.url],
                 "bearer_methods_supported": ["header"], "scopes_supported": ["files:read"],
-                "dpop_signing_alg_values_supported": ["ES256", "EdDSA", "RS256", "PS256"]})
+                "dpop_signing_alg_values_supported":
+                    ["ES256", "Ed25519", "EdDSA", "RS256", "PS256"]})
         );
         // The challenge names this document.
         let refused = client().get(format!("{base}{path}")).send();

@@ -82,7 +82,7 @@ pub(crate) async fn run(
     let hub = parts.hub(stores, launcher, &audit, &upstreams);
     parts.rotate(sync.as_ref(), redis);
     parts.follow(sync, &hub, offer);
-    let front = parts.front(&hub, &audit, &outbound, cluster.clone());
+    let front = parts.front(&hub, &audit, (&outbound, &upstreams), cluster.clone());
     let oauth = is_administered.then(|| parts.oauth(&front, (outbound, upstreams), audit));
     if let (Some(listener), Some(cluster)) = (listeners.cluster, cluster) {
         let app = routes::cluster(&front, cluster);
@@ -327,7 +327,7 @@ impl Parts {
         &self,
         hub: &Hub,
         audit: &AuditQueue,
-        outbound: &Outbound,
+        (outbound, upstreams): (&Outbound, &Upstreams),
         cluster: Option<Arc<Cluster>>,
     ) -> Arc<Front> {
         let snapshot = Arc::clone(&self.snapshot);
@@ -350,6 +350,7 @@ impl Parts {
             tasks: Tasks::new(hub.clone()),
             auth,
             snapshot,
+            upstreams: upstreams.clone(),
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),
             traces: self.traces.clone(),

@@ -40,6 +40,7 @@ use crate::{
     config::{Config, Format, LoggedRequests, Sources},
     hub::{Hub, HubParts, Patience, Stores, ownership::ReplicaLease, retention},
     manifest::reader,
+    oauth::{UpstreamClient, Upstreams},
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
@@ -300,6 +301,11 @@ fn front(
         tasks: crate::hub::tasks::Tasks::new(hub.clone()),
         hub,
         auth,
+        upstreams: Upstreams::new(
+            UpstreamClient::new(Outbound::new(Vec::new())),
+            Arc::clone(&snapshot),
+            tracker.clone(),
+        ),
         snapshot,
         config: Arc::clone(&shared.config),
         metrics: Arc::clone(metrics),

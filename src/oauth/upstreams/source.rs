@@ -60,17 +60,47 @@ impl Upstreams {
         })
     }
 
+    /// Ends a connection here, and at the upstream where it has an endpoint for that; returns false if there is none.
+    pub(crate) async fn disconnect(
+        &self,
+        of: ConnectionAt<'_>,
+        author: &Author,
+    ) -> Result<bool, database::Error> {
+        let kept = self.snapshot.database()?.for_operators().connections();
+        // One whose tokens do not open can still be ended.
+        let known = kept.get(of).await.ok().flatten();
+        if !kept
+            .remove(of, None, "upstream.disconnected", author)
+            .await?
+        {
+            return Ok(false);
+        }
+        self.snapshot.refresh_issued().await?;
+        let upstream = self.upstream(of.tenant, of.upstream);
+        let tokens = known.map(|known| known.tokens);
+        if let (Some(upstream), Some(tokens)) = (upstream, tokens)
+            && tokens.authority == upstream.authority()
+        {
+            let client = self.client.clone();
+            let revoking = async move { client.revoke(&upstream, &tokens).await };
+            // It goes on when the request that wanted it does not.
+            _ = self.tracker.spawn(revoking).await;
+        }
+        Ok(true)
+    }
+
     /// The upstream, as it is declared now.
-    fn upstream(&self, of: &TokenOf) -> Option<Arc<Upstream>> {
+    fn upstream(&self, tenant: &str, name: &str) -> Option<Arc<Upstream>> {
         let catalog = self.snapshot.catalog();
-        match &catalog.tenants.get(&of.tenant)?.auth {
-            AuthMode::Builtin(builtin) => builtin.upstreams.get(&of.upstream).cloned(),
+        match &catalog.tenants.get(tenant)?.auth {
+            AuthMode::Builtin(builtin) => builtin.upstreams.get(name).cloned(),
             _ => None,
         }
     }
 
     async fn token(&self, of: &TokenOf) -> Result<AccessToken, Refused> {
-        let upstream = self.upstream(of).ok_or(Refused::Missing)?;
+        let upstream = self.upstream(&of.tenant, &of.upstream);
+        let upstream = upstream.ok_or(Refused::Missing)?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             let step = self.attempt(of, &upstream).await;

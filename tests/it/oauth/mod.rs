@@ -2,6 +2,7 @@
 
 mod account;
 pub(crate) mod client_metadata_documents;
+mod connections;
 pub(crate) mod floods;
 pub(crate) mod hosts;
 mod id_jag;

@@ -34,7 +34,7 @@ use crate::{
         routes,
     },
     hub::{Hub, HubParts, Stores, limits::MemoryBudgets, stateless::Stateless, tasks::Tasks},
-    oauth::{Oauth, UpstreamClient, Upstreams},
+    oauth::{Oauth, Upstreams},
     snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
     state::redis::Redis,
     telemetry::{Health, Logs, Metrics, Traces, setup},
@@ -317,9 +317,9 @@ impl Parts {
     fn outbound(&self) -> (Outbound, Upstreams) {
         let settings = self.config.outbound.clone();
         let outbound = Outbound::through(settings.allow, settings.proxy);
-        let client = UpstreamClient::new(outbound.clone());
         let (snapshot, tasks) = (Arc::clone(&self.snapshot), &self.stages.database.tasks);
-        (outbound, Upstreams::new(client, snapshot, tasks.clone()))
+        let upstreams = Upstreams::new(outbound.clone(), snapshot, tasks.clone());
+        (outbound, upstreams)
     }
 
     /// The state that all routes share.

@@ -40,7 +40,7 @@ use crate::{
     config::{Config, Format, LoggedRequests, Sources},
     hub::{Hub, HubParts, Patience, Stores, ownership::ReplicaLease, retention},
     manifest::reader,
-    oauth::{UpstreamClient, Upstreams},
+    oauth::Upstreams,
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
@@ -302,7 +302,7 @@ fn front(
         hub,
         auth,
         upstreams: Upstreams::new(
-            UpstreamClient::new(Outbound::new(Vec::new())),
+            Outbound::new(Vec::new()),
             Arc::clone(&snapshot),
             tracker.clone(),
         ),

@@ -360,7 +360,7 @@ impl BrowserRequest {
 /// The slots that a person fills by a value; the others by a connection.
 fn own_slots(server: &Server) -> impl Iterator<Item = (&String, &Slot)> {
     let slots = server.slots.iter();
-    slots.filter(|(_, slot)| slot.holder == Holder::Principal && slot.upstream.is_none())
+    slots.filter(|(_, slot)| slot.holder == Holder::Principal && slot.token.is_none())
 }
 
 /// A time for people: to the minute.

@@ -111,10 +111,7 @@ impl BrowserRequest {
         let servers = self.server.tenant.servers.values();
         let servers = servers.filter(|one| server.is_none_or(|server| one.name == server));
         for server in servers.filter(|server| self.may_fill(person, server)) {
-            let names = server
-                .slots
-                .values()
-                .filter_map(|slot| slot.upstream.as_ref());
+            let names = server.slots.values().filter_map(|slot| slot.upstream());
             for (name, upstream) in names.filter_map(|name| declared.get_key_value(name)) {
                 let (_, servers) = needed.entry(name).or_insert((upstream, Vec::new()));
                 if servers.last() != Some(&server.name) {

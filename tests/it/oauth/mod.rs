@@ -3,6 +3,7 @@
 mod account;
 pub(crate) mod client_metadata_documents;
 mod connections;
+mod exchange;
 pub(crate) mod floods;
 pub(crate) mod hosts;
 mod id_jag;

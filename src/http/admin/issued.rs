@@ -27,8 +27,14 @@ use crate::{
     },
 };
 
-/// Operations on signing keys, grants and revocations.
+/// Operations on signing keys, grants, revocations and connections.
 pub(super) fn operations() -> Vec<Operation> {
+    let mut all = of_grants();
+    all.extend(of_connections());
+    all
+}
+
+fn of_grants() -> Vec<Operation> {
     let keys = "/tenants/{tenant}/signing-keys";
     vec![
         get(
@@ -84,6 +90,11 @@ pub(super) fn operations() -> Vec<Operation> {
         .takes(&REVOCATION)
         .fails(&[400, 404, 408, 409, 413, 415, 422])
         .serve(Permission::Issuer, revoke),
+    ]
+}
+
+fn of_connections() -> Vec<Operation> {
+    vec![
         get(
             "/tenants/{tenant}/connections",
             "listConnections",
@@ -304,7 +315,7 @@ async fn connections(call: Call) -> OperationResult {
         let authority = upstream.map(|upstream| upstream.authority());
         json!({
             "upstream": stored.upstream, "subject": stored.holder,
-            "state": state(stored, authority, now_ms), "connected": moment(stored.connected_ms),
+            "state": state(stored, authority.as_ref(), now_ms), "connected": moment(stored.connected_ms),
             "refreshed": moment(stored.updated_ms), "expires": stored.expires_ms.map(moment),
         })
     };
@@ -312,9 +323,9 @@ async fn connections(call: Call) -> OperationResult {
 }
 
 /// What a connection is worth to an upstream of this authority.
-fn state(stored: &StoredConnection, authority: Option<String>, now_ms: i64) -> &'static str {
+fn state(stored: &StoredConnection, authority: Option<&String>, now_ms: i64) -> &'static str {
     let [connected, expired, obsolete] = CONNECTION_STATES;
-    if authority.is_none() || stored.authority != authority {
+    if authority.is_none() || stored.authority.as_ref() != authority {
         return obsolete;
     }
     let is_over = stored.expires_ms.is_some_and(|at_ms| at_ms <= now_ms);

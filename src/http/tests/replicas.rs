@@ -301,11 +301,7 @@ fn front(
         tasks: crate::hub::tasks::Tasks::new(hub.clone()),
         hub,
         auth,
-        upstreams: Upstreams::new(
-            Outbound::new(Vec::new()),
-            Arc::clone(&snapshot),
-            tracker.clone(),
-        ),
+        upstreams: upstreams(&snapshot, tracker),
         snapshot,
         config: Arc::clone(&shared.config),
         metrics: Arc::clone(metrics),
@@ -315,6 +311,14 @@ fn front(
         health: Health::default(),
         began: Instant::now(),
     }
+}
+
+fn upstreams(snapshot: &Arc<CurrentSnapshot>, tracker: &TaskTracker) -> Upstreams {
+    Upstreams::new(
+        Outbound::new(Vec::new()),
+        Arc::clone(snapshot),
+        tracker.clone(),
+    )
 }
 
 /// Starts two replicas with shared state.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     base::Secret,
-    declare::{Launch, Server, SlotForm},
+    declare::{Launch, Server, SlotForm, TokenFrom},
 };
 
 /// The secrets that one child is started with.
@@ -33,8 +33,8 @@ pub(crate) struct Delivered {
 pub(crate) enum SlotValue {
     /// One that was set.
     Set(Secret),
-    /// The access token of an upstream.
-    Token(String, AccessToken),
+    /// An access token of the person.
+    Token(TokenFrom, AccessToken),
 }
 
 /// Reads the secrets that a child of a server is started with: those of a holder, and of the tenant alone without
@@ -45,20 +45,20 @@ pub(crate) type SecretSource = Arc<
     dyn Fn(&Server, Option<&str>) -> BoxFuture<'static, Result<Delivery, Refused>> + Send + Sync,
 >;
 
-/// Gives the access token of a person of a tenant at an upstream, refreshed if that is due.
+/// Gives an access token of a person of a tenant, renewed if that is due.
 ///
-/// It fails with `Missing` without a connection, and with `Busy` while the upstream is away and the token has
-/// expired.
+/// It fails with `Missing` if the person has none to give, and with `Busy` while the service that gives it is away and
+/// the token has expired.
 pub(crate) type TokenSource =
     Arc<dyn Fn(TokenOf) -> BoxFuture<'static, Result<AccessToken, Refused>> + Send + Sync>;
 
-/// The person and the upstream of an access token.
+/// The person and the origin of an access token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TokenOf {
     /// The tenant.
     pub(crate) tenant: String,
-    /// The upstream.
-    pub(crate) upstream: String,
+    /// The origin.
+    pub(crate) from: TokenFrom,
     /// The subject of the person.
     pub(crate) holder: String,
 }
@@ -77,8 +77,8 @@ pub(super) fn deliver(delivery: Delivery, launch: &mut Launch, entry: &Entry) {
         };
         let value = match value {
             SlotValue::Set(value) => value,
-            SlotValue::Token(upstream, token) => {
-                entry.started_with(&upstream, &token);
+            SlotValue::Token(from, token) => {
+                entry.started_with(&from, &token);
                 token.value
             }
         };

@@ -19,13 +19,13 @@ use super::{
     child::{Entry, Registry},
     delivery::{TokenOf, TokenSource},
 };
-use crate::base::Clock;
+use crate::{base::Clock, declare::TokenFrom};
 
-/// A tenant and its upstream.
-type UpstreamAt = (String, String);
+/// A tenant and an origin of tokens.
+type OriginAt = (String, TokenFrom);
 
-/// Renews the access tokens of children, until it is dropped. Each upstream has its own turns, so that one that
-/// is slow delays the tokens of no other.
+/// Renews the access tokens of children, until it is dropped. Each origin has its own turns, so that one that is
+/// slow delays the tokens of no other.
 pub(crate) async fn renew_tokens(registry: Arc<Registry>, tokens: TokenSource, clock: Clock) {
     let (mut busy, mut under_way) = (BTreeSet::new(), FuturesUnordered::new());
     loop {
@@ -45,12 +45,12 @@ pub(crate) async fn renew_tokens(registry: Arc<Registry>, tokens: TokenSource, c
     }
 }
 
-/// The children whose token is due, by upstream.
-fn due(registry: &Registry, now_ms: i64) -> BTreeMap<UpstreamAt, Vec<Arc<Entry>>> {
-    let mut due: BTreeMap<UpstreamAt, Vec<Arc<Entry>>> = BTreeMap::new();
+/// The children whose token is due, by its origin.
+fn due(registry: &Registry, now_ms: i64) -> BTreeMap<OriginAt, Vec<Arc<Entry>>> {
+    let mut due: BTreeMap<OriginAt, Vec<Arc<Entry>>> = BTreeMap::new();
     for entry in registry.with_tokens() {
-        for upstream in entry.due_tokens(now_ms) {
-            let at = (entry.names()[0].to_owned(), upstream);
+        for from in entry.due_tokens(now_ms) {
+            let at = (entry.names()[0].to_owned(), from);
             due.entry(at).or_default().push(Arc::clone(&entry));
         }
     }
@@ -58,40 +58,35 @@ fn due(registry: &Registry, now_ms: i64) -> BTreeMap<UpstreamAt, Vec<Arc<Entry>>
 }
 
 async fn renew_all(
-    at: UpstreamAt,
+    at: OriginAt,
     entries: Vec<Arc<Entry>>,
     tokens: &TokenSource,
     clock: &Clock,
-) -> UpstreamAt {
+) -> OriginAt {
     stream::iter(entries)
         .for_each_concurrent(PARALLEL, |entry| renew(entry, &at, tokens, clock))
         .await;
     at
 }
 
-async fn renew(
-    entry: Arc<Entry>,
-    (tenant, upstream): &UpstreamAt,
-    tokens: &TokenSource,
-    clock: &Clock,
-) {
+async fn renew(entry: Arc<Entry>, (tenant, from): &OriginAt, tokens: &TokenSource, clock: &Clock) {
     let Some(holder) = entry.holder() else {
         return;
     };
     let of = TokenOf {
         tenant: tenant.clone(),
-        upstream: upstream.clone(),
+        from: from.clone(),
         holder: holder.to_owned(),
     };
     match tokens(of).await {
         Ok(token) => {
-            entry.renew(upstream, &token);
+            entry.renew(from, &token);
             // What another replica refreshes, or could not be refreshed, stays due.
-            entry.retry_token(upstream, clock.now_ms() + AGAIN_MS);
+            entry.retry_token(from, clock.now_ms() + AGAIN_MS);
         }
         // The next request is told to connect it again.
         Err(Refused::Missing) => entry.drain(),
-        Err(_) => entry.retry_token(upstream, clock.now_ms() + AGAIN_MS),
+        Err(_) => entry.retry_token(from, clock.now_ms() + AGAIN_MS),
     }
 }
 
@@ -99,7 +94,7 @@ async fn renew(
 const TICK: Duration = Duration::from_secs(1);
 /// The time between two looks at the token of one child that stays due, in milliseconds.
 const AGAIN_MS: i64 = 1_000;
-/// The most tokens of one upstream that are renewed at a time.
+/// The most tokens of one origin that are renewed at a time.
 const PARALLEL: usize = 16;
 
 #[cfg(test)]
@@ -141,7 +136,7 @@ mod tests {
         let mut start = |tenant: &str, holder: &str| {
             let child = registry.add(&server(tenant), Some(holder.into()), 0);
             child.started_with(
-                "u",
+                &TokenFrom::Upstream("u".to_owned()),
                 &AccessToken {
                     look_ms: Some(0),
                     ..token(1)

@@ -13,8 +13,8 @@ use super::{
     doctor::DoctorArgs,
     local::{check, database, demo, healthcheck, import, key},
     remote::{
-        self, ApplyArgs, AuditArgs, Clients, GrantArgs, LoginsArgs, ObjectArgs, Providers,
-        ServerArgs, SessionArgs, StatusArgs, TenantArgs, Upstreams, UserArgs,
+        self, ApplyArgs, AuditArgs, Clients, ConnectionArgs, GrantArgs, LoginsArgs, ObjectArgs,
+        Providers, ServerArgs, SessionArgs, StatusArgs, TenantArgs, Upstreams, UserArgs,
     },
     serve::{RunArgs, ServeArgs, process},
 };
@@ -62,6 +62,8 @@ enum Command {
     Provider(ObjectArgs<Providers>),
     /// Services whose access tokens people of a tenant connect
     Upstream(ObjectArgs<Upstreams>),
+    /// Connections of people of a tenant to upstreams
+    Connection(ConnectionArgs),
     /// What people of a tenant granted to clients
     Grant(GrantArgs),
     /// Sessions of a tenant
@@ -139,6 +141,7 @@ pub fn main() -> ExitCode {
         Command::Client(args) => args.run(),
         Command::Provider(args) => args.run(),
         Command::Upstream(args) => args.run(),
+        Command::Connection(args) => args.run(),
         Command::Grant(args) => args.run(),
         Command::Session(args) => args.run(),
         Command::Logins(args) => args.run(),

@@ -295,6 +295,14 @@ impl<'a> ForOperators<'a> {
         }
     }
 
+    /// Connections of people to upstreams.
+    pub(crate) fn connections(&self) -> Connections<'a> {
+        Connections {
+            pool: &self.0.reserved,
+            vault: &self.0.vault,
+        }
+    }
+
     /// Grants.
     pub(crate) fn grants(&self) -> Grants<'a> {
         Grants {

@@ -21,7 +21,8 @@ pub(crate) mod vault;
 
 pub(crate) use self::handle::{Database, Location, Opening};
 pub(crate) use self::objects::{
-    Connection, ConnectionAt, Expected, HolderAt, Judge, Mark, Marks, Newer, StoredSecret,
+    Connection, ConnectionAt, ConnectionFilter, Expected, HolderAt, Judge, Mark, Marks, Newer,
+    StoredConnection, StoredSecret,
 };
 pub(crate) use self::pool::{Author, Cursor, Entry, Error, FIELD, Filter, KINDS, Record, cut};
 #[cfg(test)]

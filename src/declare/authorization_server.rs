@@ -125,6 +125,8 @@ pub(crate) struct Provider {
     pub(crate) scopes: Vec<String>,
     /// More parameters of its authorization requests, by name.
     pub(crate) authorization_parameters: BTreeMap<String, String>,
+    /// The audiences for which it is asked for access tokens of its people (RFC 8693).
+    pub(crate) exchange: Vec<String>,
     /// The users that may log in.
     pub(crate) allow: Allow,
 }
@@ -600,6 +602,7 @@ mod tests {
                 client_secret: None,
                 scopes: Vec::new(),
                 authorization_parameters: BTreeMap::new(),
+                exchange: Vec::new(),
                 allow: rule,
             };
             let found = provider.still_admits(subject, &list(&["eng"]));

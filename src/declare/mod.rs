@@ -45,7 +45,7 @@ pub(crate) use self::identity::{
 };
 pub(crate) use self::launch::{
     Confinement, Digest, Holder, Home, Launch, Profile, Recipe, SECRET_MAX, SLOTS_MAX, STORE, Slot,
-    SlotForm, Slots, Sockets, Start, Tcp, derive, is_secret, is_slot_name,
+    SlotForm, Slots, Sockets, Start, Tcp, TokenFrom, derive, is_secret, is_slot_name,
 };
 pub(crate) use self::object::{
     Declared, Document, Kind, Object, ObjectName, PLACE, SecretMembers, Usage,

@@ -34,7 +34,7 @@ use crate::{
         routes,
     },
     hub::{Hub, HubParts, Stores, limits::MemoryBudgets, stateless::Stateless, tasks::Tasks},
-    oauth::{Oauth, UpstreamClient, Upstreams},
+    oauth::{Oauth, Upstreams},
     snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
     state::redis::Redis,
     telemetry::{Health, Logs, Metrics, Traces, setup},
@@ -82,7 +82,7 @@ pub(crate) async fn run(
     let hub = parts.hub(stores, launcher, &audit, &upstreams);
     parts.rotate(sync.as_ref(), redis);
     parts.follow(sync, &hub, offer);
-    let front = parts.front(&hub, &audit, &outbound, cluster.clone());
+    let front = parts.front(&hub, &audit, (&outbound, &upstreams), cluster.clone());
     let oauth = is_administered.then(|| parts.oauth(&front, (outbound, upstreams), audit));
     if let (Some(listener), Some(cluster)) = (listeners.cluster, cluster) {
         let app = routes::cluster(&front, cluster);
@@ -317,9 +317,9 @@ impl Parts {
     fn outbound(&self) -> (Outbound, Upstreams) {
         let settings = self.config.outbound.clone();
         let outbound = Outbound::through(settings.allow, settings.proxy);
-        let client = UpstreamClient::new(outbound.clone());
         let (snapshot, tasks) = (Arc::clone(&self.snapshot), &self.stages.database.tasks);
-        (outbound, Upstreams::new(client, snapshot, tasks.clone()))
+        let upstreams = Upstreams::new(outbound.clone(), snapshot, tasks.clone());
+        (outbound, upstreams)
     }
 
     /// The state that all routes share.
@@ -327,7 +327,7 @@ impl Parts {
         &self,
         hub: &Hub,
         audit: &AuditQueue,
-        outbound: &Outbound,
+        (outbound, upstreams): (&Outbound, &Upstreams),
         cluster: Option<Arc<Cluster>>,
     ) -> Arc<Front> {
         let snapshot = Arc::clone(&self.snapshot);
@@ -350,6 +350,7 @@ impl Parts {
             tasks: Tasks::new(hub.clone()),
             auth,
             snapshot,
+            upstreams: upstreams.clone(),
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),
             traces: self.traces.clone(),

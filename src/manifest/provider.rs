@@ -18,7 +18,8 @@ use super::{
 use crate::base::Secret;
 use crate::config::{Node, Wrong, reader::choice};
 use crate::declare::{
-    Allow, AuthMode, Holder, Kind, Provider, ProviderKind, Server, Upstream, UpstreamEndpoints,
+    Allow, AuthMode, Holder, Kind, Provider, ProviderKind, Server, Slot, TokenFrom, Upstream,
+    UpstreamEndpoints,
 };
 
 impl Reader<'_> {
@@ -30,7 +31,7 @@ impl Reader<'_> {
             .defined("provider");
         let is_openid = fields.form("kind", &KINDS, word) == OPENID;
         fields.order(&["kind", "title", "issuer", "client_id", "client_secret"]);
-        fields.order(&["scopes", AUTHORIZATION_PARAMETERS, "allow"]);
+        fields.order(&["scopes", AUTHORIZATION_PARAMETERS, EXCHANGE, "allow"]);
         needed(&fields, "client_id", "write our client id there");
         let kind = if is_openid {
             openid(&fields)
@@ -52,6 +53,7 @@ impl Reader<'_> {
             client_secret,
             scopes: requested_scopes(&fields, is_openid),
             authorization_parameters: authorization_parameters(&fields),
+            exchange: exchange(&fields),
             allow: allow(&fields, is_openid),
         };
         if provider.allow.is_empty() && provider.is_public() {
@@ -247,6 +249,50 @@ fn parameter<'p>() -> Parser<'p, String> {
     })
 }
 
+/// Reads the audiences for which the provider gives access tokens of its people.
+fn exchange(provider: &Fields<'_>) -> Vec<String> {
+    let exchange = provider.key(
+        EXCHANGE,
+        "The provider is asked for access tokens of its people for other audiences (RFC 8693), which slots name.",
+    );
+    let Some(fields) = exchange.table() else {
+        return Vec::new();
+    };
+    let fields = fields.defined("exchange");
+    needed(
+        &fields,
+        "audiences",
+        "list the audiences that slots may name",
+    );
+    let several = parse::set(audience())
+        .having("minItems", 1)
+        .having("maxItems", MOST_AUDIENCES);
+    let several = several.check(|audiences| match audiences.len() {
+        1..=MOST_AUDIENCES => Ok(()),
+        _ => Err(Wrong::new(
+            format!("has none, or more than {MOST_AUDIENCES}"),
+            "list those that slots name",
+        )),
+    });
+    let audiences = fields
+        .key("audiences", "The audiences for which it may be asked.")
+        .optional(several);
+    fields.end();
+    audiences.unwrap_or_default()
+}
+
+/// The name of a service at which a token is used (RFC 8693, section 2.1): a URL, or a client ID.
+fn audience<'p>() -> Parser<'p, String> {
+    let text = word().having("maxLength", AUDIENCE_MAX);
+    text.check(|text| {
+        if text.len() > AUDIENCE_MAX || text.chars().any(char::is_control) {
+            let what = format!("is longer than {AUDIENCE_MAX} bytes, or not of one line");
+            return Err(Wrong::new(what, "write it as the provider knows it"));
+        }
+        Ok(())
+    })
+}
+
 fn allow(provider: &Fields<'_>, is_openid: bool) -> Allow {
     let allow = provider.key(
         "allow",
@@ -416,39 +462,90 @@ fn endpoints(fields: &Fields<'_>) -> UpstreamEndpoints {
     }
 }
 
-/// Slots of a server whose upstream is not there.
-pub(super) fn unknown_upstreams(server: &Server, auth: &AuthMode) -> Vec<(String, Wrong)> {
+/// Slots of a server whose access tokens nobody gives.
+pub(super) fn useless_tokens(server: &Server, auth: &AuthMode) -> Vec<(String, Wrong)> {
     let slots = server.slots.iter();
-    let named = slots.filter_map(|(name, slot)| Some((name, slot, slot.upstream.as_deref()?)));
-    let wrong = named.filter_map(|(name, slot, upstream)| {
-        let key = format!("secrets.{name}.upstream");
-        let wrong = match auth {
-            AuthMode::Builtin(_) if slot.holder == Holder::Tenant => Wrong::new(
-                "stands beside for: tenant, and each person connects their own account",
-                "write for: principal, or leave upstream out",
-            ),
-            AuthMode::Builtin(builtin) if builtin.upstreams.contains_key(upstream) => return None,
-            AuthMode::Builtin(_) => {
-                let what = format!("names {upstream:?}, which is no upstream of the tenant");
-                Wrong::new(what, "declare it below upstreams, or name another one")
-            }
-            _ => Wrong::new(
-                "means nothing where auth.mode is not builtin: there is no page to connect it",
-                "write auth: {mode: builtin}, or leave upstream out",
-            ),
-        };
-        Some((key, wrong))
+    let named = slots.filter_map(|(name, slot)| Some((name, slot, slot.token.as_ref()?)));
+    let wrong = named.filter_map(|(name, slot, token)| match token {
+        TokenFrom::Upstream(upstream) => {
+            let wrong = unknown_upstream(slot, upstream, auth)?;
+            Some((format!("secrets.{name}.upstream"), wrong))
+        }
+        TokenFrom::Exchange(audience) => {
+            let wrong = unknown_audience(slot, audience, auth)?;
+            Some((format!("secrets.{name}.{EXCHANGE}"), wrong))
+        }
     });
     wrong.collect()
 }
 
-/// The name of the upstream that fills a slot.
-pub(super) fn upstream_of_slot(slot: &Fields<'_>) -> Option<String> {
-    slot.key(
-        "upstream",
-        "The upstream of the tenant whose access token it is: people connect it, and set no value.",
-    )
-    .optional(parse::name())
+fn unknown_upstream(slot: &Slot, upstream: &str, auth: &AuthMode) -> Option<Wrong> {
+    Some(match auth {
+        AuthMode::Builtin(_) if slot.holder == Holder::Tenant => Wrong::new(
+            "stands beside for: tenant, and each person connects their own account",
+            "write for: principal, or leave upstream out",
+        ),
+        AuthMode::Builtin(builtin) if builtin.upstreams.contains_key(upstream) => return None,
+        AuthMode::Builtin(_) => {
+            let what = format!("names {upstream:?}, which is no upstream of the tenant");
+            Wrong::new(what, "declare it below upstreams, or name another one")
+        }
+        _ => Wrong::new(
+            "means nothing where auth.mode is not builtin: there is no page to connect it",
+            "write auth: {mode: builtin}, or leave upstream out",
+        ),
+    })
+}
+
+fn unknown_audience(slot: &Slot, audience: &str, auth: &AuthMode) -> Option<Wrong> {
+    let AuthMode::Builtin(builtin) = auth else {
+        return Some(Wrong::new(
+            "means nothing where auth.mode is not builtin: nobody logs in here at a provider",
+            "write auth: {mode: builtin}, or leave exchange out",
+        ));
+    };
+    let mut all = builtin.providers.values();
+    if slot.holder == Holder::Tenant {
+        return Some(Wrong::new(
+            "stands beside for: tenant, and each person has a token of their own",
+            "write for: principal, or leave exchange out",
+        ));
+    }
+    if builtin.recheck.is_zero() {
+        return Some(Wrong::new(
+            "needs the access tokens of people, which are not kept where auth.recheck is 0s",
+            "write another auth.recheck, or leave exchange out",
+        ));
+    }
+    if all.any(|provider| provider.exchange.iter().any(|one| one == audience)) {
+        return None;
+    }
+    let what = format!("names {audience:?}, for which no provider of the tenant is asked");
+    let remedy = "add it to exchange.audiences of a provider, or name another one";
+    Some(Wrong::new(what, remedy))
+}
+
+/// The origin of the access token that fills a slot.
+pub(super) fn token_of_slot(slot: &Fields<'_>) -> Option<TokenFrom> {
+    let upstream = slot
+        .key(
+            "upstream",
+            "The upstream of the tenant whose access token it is: people connect it, and set no value.",
+        )
+        .optional(parse::name());
+    let exchanged = slot
+        .key(
+            EXCHANGE,
+            "The audience of the access token that it is: the person's identity provider gives it for the one of the \
+             log-in (RFC 8693), and nobody sets a value.",
+        )
+        .optional(audience());
+    if let Some(place) = slot.place_of(EXCHANGE).filter(|_| upstream.is_some()) {
+        let wrong = Wrong::new("stands beside upstream", "keep one of the two");
+        slot.wrong(EXCHANGE, place, wrong);
+    }
+    let upstream = upstream.map(TokenFrom::Upstream);
+    upstream.or(exchanged.map(TokenFrom::Exchange))
 }
 
 const OPENID: &str = "openid";
@@ -469,6 +566,10 @@ static KINDS: [Form; 2] = [
     },
 ];
 const AUTHORIZATION_PARAMETERS: &str = "authorization_parameters";
+const EXCHANGE: &str = "exchange";
+const MOST_AUDIENCES: usize = 16;
+/// Maximum size of an audience in bytes.
+const AUDIENCE_MAX: usize = 1024;
 const MOST_PARAMETERS: usize = 16;
 /// Parameters that are the gateway's own, or that would change what its response is (RFC 6749, section 4.1.1; OpenID
 /// Connect Core, section 3.1.2.1; RFC 7636; RFC 8707; RFC 9101; RFC 9449).
@@ -510,6 +611,54 @@ mod tests {
 
     const HUB: &str = "{hub: {issuer: \"https://hub.test\", client_id: c}}";
     const SLOT: &str = "{for: principal, upstream: hub}";
+
+    #[test]
+    fn mistakes_of_exchanged_tokens_are_named() {
+        let tenant = |auth: &str, exchange: &str, slot: &str| {
+            let text = format!(
+                "tenants:\n  a:\n    auth: {auth}\n    providers: {{corp: {{issuer: \"https://idp.test\", client_id: \
+                 c{exchange}}}}}\n    servers:\n      x: {{command: cat, {slot}}}\n"
+            );
+            let manifest = parse("F", &text, Format::Yaml, &std::collections::BTreeMap::new());
+            manifest.map(drop).map_err(|mistakes| {
+                let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+                lines.join("\n")
+            })
+        };
+        let builtin = "{mode: builtin}";
+        let audiences = ", exchange: {audiences: [\"https://api.test\"]}";
+        let of = |more: &str| format!("secrets: {{T: {{exchange: \"https://api.test\", {more}}}}}");
+        let own = of("for: principal");
+        tenant(builtin, audiences, &own).unwrap();
+        tenant(builtin, audiences, &of("for: principal, as: file")).unwrap();
+        let shared = format!("{own}, isolation: tenant");
+        let found = [
+            tenant(builtin, "", &own),
+            tenant(builtin, ", exchange: {}", "args: []"),
+            tenant(builtin, ", exchange: {audiences: []}", "args: []"),
+            tenant(
+                builtin,
+                ", exchange: {audiences: [\"a\\nb\", \"\"]}",
+                "args: []",
+            ),
+            tenant(builtin, audiences, &of("for: tenant")),
+            tenant(builtin, audiences, &of("for: principal, upstream: hub")),
+            tenant("{mode: builtin, recheck: 0s}", audiences, &own),
+            tenant(builtin, audiences, &shared),
+        ];
+        let found = found.map(|read| read.unwrap_err()).join("\n");
+        insta::assert_snapshot!(found, @r#"
+        F:6: tenants.a.servers.x.secrets.T.exchange: names "https://api.test", for which no provider of the tenant is asked; add it to exchange.audiences of a provider, or name another one
+        F:4: tenants.a.providers.corp.exchange.audiences: is missing; list the audiences that slots may name
+        F:4: tenants.a.providers.corp.exchange.audiences: has none, or more than 16; list those that slots name
+        F:4: tenants.a.providers.corp.exchange.audiences: is longer than 1024 bytes, or not of one line; write it as the provider knows it
+        F:6: tenants.a.servers.x.secrets.T.exchange: stands beside for: tenant, and each person has a token of their own; write for: principal, or leave exchange out
+        F:6: tenants.a.servers.x.secrets.T.exchange: stands beside upstream; keep one of the two
+        F:6: tenants.a.servers.x.secrets.T.upstream: names "hub", which is no upstream of the tenant; declare it below upstreams, or name another one
+        F:6: tenants.a.servers.x.secrets.T.exchange: needs the access tokens of people, which are not kept where auth.recheck is 0s; write another auth.recheck, or leave exchange out
+        F:6: tenants.a.servers.x.secrets: has a secret for: principal, and isolation: tenant, by which several people share a child; write isolation: principal or session, or for: tenant
+        "#);
+    }
 
     #[test]
     fn mistakes_of_upstreams_and_their_slots_are_named() {

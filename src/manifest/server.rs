@@ -12,7 +12,7 @@ use url::Url;
 use super::{
     identity::grants,
     policy::policy,
-    provider::upstream_of_slot,
+    provider::token_of_slot,
     reader::Reader,
     sandbox::group_limits,
     table::{Fields, JsonSchema, Parser, parse},
@@ -209,7 +209,7 @@ fn slot(fields: &Fields<'_>) -> Slot {
         title: fields
             .key("title", "Its name for people.")
             .optional(parse::text().having("maxLength", TITLE_MAX).check(|text| title(text))),
-        upstream: upstream_of_slot(fields),
+        token: token_of_slot(fields),
         help: fields
             .key("help", "The https URL of a page that says how to get one.")
             .optional(parse::text().having("format", "uri").check(|text| page(text))),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU64, sync::Arc};
 
 use super::{
     identity::{known_server, useless_access},
-    provider::unknown_upstreams,
+    provider::useless_tokens,
     reader::Reader,
     table::{Entries, Fields, JsonSchema, Parser, parse},
 };
@@ -151,7 +151,7 @@ impl Reader<'_> {
             let found = useless_access(&read, auth).into_iter();
             let found = found.chain(unsafe_slots(&read, auth));
             let found = found.map(|(path, wrong)| (path.to_owned(), wrong));
-            for (path, wrong) in found.chain(unknown_upstreams(&read, auth)) {
+            for (path, wrong) in found.chain(useless_tokens(&read, auth)) {
                 self.wrong(wrong, &node.place, &format!("{key}.{path}"));
             }
             servers.insert(server.to_owned(), Arc::new(read));

@@ -7,7 +7,7 @@
 //! * `clients`: registered, declared and documented clients, and their metadata.
 //! * `providers`: log-in at external identity providers.
 //! * `server`: the state that all endpoints share, and the authorization server of one tenant.
-//! * `upstreams`: tokens of people at other services.
+//! * `upstreams`: tokens of people at other services, and for other audiences of their identity providers.
 //! * `tokens`: the token and revocation endpoints, client authentication, and JWTs.
 //! * `browser`: the authorization endpoint, log-in and consent pages.
 //! * `discovery`: authorization server metadata and the JWK set.
@@ -28,4 +28,4 @@ pub(crate) mod tokens;
 mod upstreams;
 
 pub(crate) use self::server::Oauth;
-pub(crate) use self::upstreams::{UpstreamClient, Upstreams};
+pub(crate) use self::upstreams::Upstreams;

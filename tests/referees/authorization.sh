@@ -43,6 +43,7 @@ url=http://127.0.0.1:$port
 
 mkfifo "$work/people"
 "$node" "$here/../fixtures/issuer/people.mjs" "$url/t/house/oauth/callback/people" \
+  "$url/t/acme/oauth/connected/people" \
   <"$work/people" >"$work/people.out" 2>"$work/people.err" &
 started+=("$!")
 exec {people_stdin}>"$work/people"
@@ -80,8 +81,15 @@ cat >"$work/manifest.json" <<JSON
         "machine": {"grant_types": ["client_credentials"], "secret": "$machine_secret"},
         "signer": {"grant_types": ["client_credentials"], "jwks": {"keys": [$machine_key]}}
       },
+      "upstreams": {
+        "people": {
+          "title": "People", "issuer": "$issuer", "client_id": "lockgate", "client_secret": "secret",
+          "scopes": ["openid", "email"]
+        }
+      },
       "servers": {
         "one": {$server, "policy": {"scopes": {"extra_*": ["extra"]}}},
+        "connected": {$server, "secrets": {"TOKEN": {"for": "principal", "upstream": "people"}}},
         "stepped": {$server, "policy": {"scopes": {"test_simple_text": ["extra"]}}},
         "two": {$server},
         "personal": {$server, "secrets": {
@@ -200,7 +208,7 @@ for kind in mcp sse; do
   check "python-$kind-provider" "$python" py_oauth.py "$url/t/house/one/$kind" --provider people
 done
 if [ -e pages.mjs ]; then
-  limit=300 check pages "$node" pages.mjs "$one/mcp" "$url/t/house/one/mcp"
+  limit=300 check pages "$node" pages.mjs "$one/mcp" "$url/t/house/one/mcp" "$url/t/acme/connected/mcp"
 fi
 drain
 if ! kill -0 "$gateway" 2>/dev/null; then

@@ -1,7 +1,8 @@
 // The pages of the authorization server in Chromium, as people see them: log-in, consent, account, errors; light
 // and dark, on a desktop and on a phone, and without JavaScript. Each is looked over by axe-core, kept
 // as a picture, and works to its end: the answer reaches a client that listens on loopback.
-// pages.mjs URL PROVIDER_URL: a server of a tenant with passwords, and one with the provider "people".
+// pages.mjs URL PROVIDER_URL CONNECTED_URL: a server of a tenant with passwords, one with the provider "people", and
+// one of the first tenant that needs an account at the upstream "people".
 // CHROMIUM (default: chromium), REFEREE_SCREENSHOTS (default: a folder that is named at the end).
 import assert from 'node:assert/strict';
 import { mkdirSync, mkdtempSync } from 'node:fs';
@@ -13,7 +14,7 @@ import axe from 'axe-core';
 import { chromium } from 'playwright-core';
 import { main } from './common.mjs';
 
-const [url, providerUrl] = process.argv.slice(2);
+const [url, providerUrl, connectedUrl] = process.argv.slice(2);
 const SHAPES = {
   desktop: { viewport: { width: 1280, height: 800 } },
   phone: { viewport: { width: 360, height: 740 }, deviceScaleFactor: 2, isMobile: true, hasTouch: true },
@@ -48,6 +49,7 @@ main(async () => {
       (page) => account(page, look),
       (page) => mistakes(page, look, plain),
       (page) => provider(page, look, there, listener),
+      (page) => connecting(page, look, plain, listener),
     ]) {
       const context = await browser.newContext(settings);
       await story(await opened(context));
@@ -213,6 +215,38 @@ async function provider(page, look, client, listener) {
   await sent(page, () => page.locator('button[type=submit]').click());
   const parameters = await answer;
   assert.deepEqual([...parameters.keys()].sort(), ['code', 'iss', 'state']);
+}
+
+/** An account at another service that is connected at consent, without a mouse, and disconnected on the account page. */
+async function connecting(page, look, client, listener) {
+  const answer = listener.next();
+  await page.goto(client.ask({ resource: connectedUrl }));
+  await page.getByLabel(/user ?name/i).fill('ada');
+  await page.getByLabel(/password/i).fill('correct horse battery');
+  await sent(page, () => page.keyboard.press('Enter'));
+  await look(page, 'consent-connect');
+  assert.match(await page.innerText('[role=group]'), /People is not connected/);
+  await page.keyboard.press('Tab');
+  assert.equal(await page.evaluate(() => document.activeElement.innerText), 'Connect People');
+  await sent(page, () => page.keyboard.press('Enter'));
+  // Theirs: a name, then their own question.
+  await page.locator('input[name=login]').fill('grace');
+  await page.locator('input[name=password]').fill('x');
+  await sent(page, () => page.locator('button[type=submit]').click());
+  await sent(page, () => page.locator('button[type=submit]').click());
+  // Their pages want fonts from elsewhere.
+  page.complaints.length = 0;
+  await look(page, 'consent-connected');
+  assert.match(await page.innerText('[role=group]'), /People is connected/);
+  assert.equal(await page.getByRole('button', { name: /^connect/i }).count(), 0);
+  await sent(page, () => page.getByRole('button', { name: /^allow/i }).click());
+  const parameters = await answer;
+  assert.deepEqual([...parameters.keys()].sort(), ['code', 'iss', 'state']);
+  const { origin, pathname } = new URL(connectedUrl);
+  await page.goto(`${origin}/t/${pathname.split('/')[2]}/account`);
+  await look(page, 'account-connected');
+  await sent(page, () => page.getByRole('button', { name: /^disconnect/i }).click());
+  assert.match(await page.innerText('[role=status]'), /not connected/);
 }
 
 /** No page shows itself inside another (P82). */

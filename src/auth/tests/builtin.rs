@@ -95,6 +95,7 @@ fn provider(issuer: &str) -> Arc<Provider> {
         client_secret: None,
         scopes: Vec::new(),
         authorization_parameters: BTreeMap::new(),
+        exchange: Vec::new(),
         allow: Allow::default(),
     })
 }

@@ -21,7 +21,7 @@ use super::{
     usage::{Usage, below},
 };
 use crate::{
-    declare::{SecretChange, Server},
+    declare::{SecretChange, Server, TokenFrom},
     telemetry::{ChildState, Metrics},
 };
 
@@ -185,10 +185,11 @@ impl Registry {
     /// connection get the new access token first, where they can. `number` is that of the change.
     pub(crate) fn secret_changed(&self, number: i64, change: &SecretChange) {
         if let Some(upstream) = &change.upstream {
+            let from = TokenFrom::Upstream(upstream.clone());
             let holder = change.holder.as_deref();
             let is_of = |entry: &Entry| entry.tenant == change.tenant && entry.holder() == holder;
             for entry in self.all(is_of) {
-                entry.tokens.changed(upstream, number);
+                entry.tokens.changed(&from, number);
             }
             return self.stale.notify_one();
         }
@@ -237,27 +238,26 @@ impl Entry {
         self.holder.as_deref()
     }
 
-    /// The upstreams whose access tokens it needs newer, or to be looked at.
-    pub(crate) fn due_tokens(&self, now_ms: i64) -> Vec<String> {
+    /// The origins whose access tokens it needs newer, or to be looked at.
+    pub(crate) fn due_tokens(&self, now_ms: i64) -> Vec<TokenFrom> {
         self.tokens.due(now_ms)
     }
 
-    /// Records the access token of an upstream that the child is started with.
-    pub(crate) fn started_with(&self, upstream: &str, token: &AccessToken) {
-        self.tokens.given(upstream, token);
+    /// Records an access token that the child is started with.
+    pub(crate) fn started_with(&self, from: &TokenFrom, token: &AccessToken) {
+        self.tokens.given(from, token);
     }
 
-    /// Gives a running child the access token of an upstream, and restarts it after its calls where that
-    /// cannot be.
-    pub(crate) fn renew(&self, upstream: &str, token: &AccessToken) {
-        if !self.tokens.renew(upstream, token) {
+    /// Gives a running child a newer access token, and restarts it after its calls where that cannot be.
+    pub(crate) fn renew(&self, from: &TokenFrom, token: &AccessToken) {
+        if !self.tokens.renew(from, token) {
             self.drain();
         }
     }
 
     /// The access token could not be read: not again before `at_ms`.
-    pub(crate) fn retry_token(&self, upstream: &str, at_ms: i64) {
-        self.tokens.retry(upstream, at_ms);
+    pub(crate) fn retry_token(&self, from: &TokenFrom, at_ms: i64) {
+        self.tokens.retry(from, at_ms);
     }
 
     /// Restarts the child after its calls.

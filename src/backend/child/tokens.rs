@@ -12,10 +12,10 @@ use std::{
 use super::launcher::write_private;
 use crate::{
     base::Secret,
-    declare::{SlotForm, Slots},
+    declare::{SlotForm, Slots, TokenFrom},
 };
 
-/// An access token of a person at an upstream.
+/// An access token of a person.
 #[derive(Clone)]
 pub(crate) struct AccessToken {
     /// The token.
@@ -36,11 +36,11 @@ pub(crate) struct PrivateFiles {
 
 /// The access tokens of a child.
 pub(super) struct ChildTokens {
-    by_upstream: RwLock<BTreeMap<String, State>>,
+    by_origin: RwLock<BTreeMap<TokenFrom, State>>,
     files: OnceLock<PrivateFiles>,
 }
 
-/// The access token of one upstream.
+/// The access token of one origin.
 #[derive(Default)]
 struct State {
     /// The variables that have it, and their forms.
@@ -58,26 +58,26 @@ struct State {
 impl ChildTokens {
     /// No tokens yet for the slots of a server.
     pub(super) fn new(slots: &Slots) -> Self {
-        let mut by_upstream: BTreeMap<String, State> = BTreeMap::new();
+        let mut by_origin: BTreeMap<TokenFrom, State> = BTreeMap::new();
         for (variable, slot) in slots {
-            if let Some(upstream) = &slot.upstream {
-                let state = by_upstream.entry(upstream.clone()).or_default();
+            if let Some(from) = &slot.token {
+                let state = by_origin.entry(from.clone()).or_default();
                 state.variables.push((variable.clone(), slot.form));
             }
         }
         Self {
-            by_upstream: RwLock::new(by_upstream),
+            by_origin: RwLock::new(by_origin),
             files: OnceLock::new(),
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        let all = self.by_upstream.read();
+        let all = self.by_origin.read();
         all.unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    fn all(&self) -> RwLockWriteGuard<'_, BTreeMap<String, State>> {
-        let all = self.by_upstream.write();
+    fn all(&self) -> RwLockWriteGuard<'_, BTreeMap<TokenFrom, State>> {
+        let all = self.by_origin.write();
         all.unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -89,32 +89,32 @@ impl ChildTokens {
     }
 
     /// A newer token was announced, which may be before or after the child reads its own.
-    pub(super) fn changed(&self, upstream: &str, number: i64) {
-        if let Some(state) = self.all().get_mut(upstream) {
+    pub(super) fn changed(&self, from: &TokenFrom, number: i64) {
+        if let Some(state) = self.all().get_mut(from) {
             state.announced = state.announced.max(number);
             state.retry_ms = 0;
         }
     }
 
-    /// The upstreams whose token of a started child is an old one, or is to be looked at.
-    pub(super) fn due(&self, now_ms: i64) -> Vec<String> {
+    /// The origins whose token of a started child is an old one, or is to be looked at.
+    pub(super) fn due(&self, now_ms: i64) -> Vec<TokenFrom> {
         let all = self.all();
         let due = all.iter().filter(|(_, state)| state.is_due(now_ms));
-        due.map(|(upstream, _)| upstream.clone()).collect()
+        due.map(|(from, _)| from.clone()).collect()
     }
 
     /// Records the token that a child is started with.
-    pub(super) fn given(&self, upstream: &str, token: &AccessToken) {
-        if let Some(state) = self.all().get_mut(upstream) {
+    pub(super) fn given(&self, from: &TokenFrom, token: &AccessToken) {
+        if let Some(state) = self.all().get_mut(from) {
             (state.given, state.look_ms) = (Some(token.version), token.look_ms);
         }
     }
 
     /// Writes a newer token into the files of the child; false if it has the token elsewhere, too, or the
     /// files cannot be written.
-    pub(super) fn renew(&self, upstream: &str, token: &AccessToken) -> bool {
+    pub(super) fn renew(&self, from: &TokenFrom, token: &AccessToken) -> bool {
         let mut all = self.all();
-        let Some(state) = all.get_mut(upstream) else {
+        let Some(state) = all.get_mut(from) else {
             return true;
         };
         let is_new = state.given.is_none_or(|given| given < token.version);
@@ -125,8 +125,8 @@ impl ChildTokens {
         true
     }
 
-    pub(super) fn retry(&self, upstream: &str, at_ms: i64) {
-        if let Some(state) = self.all().get_mut(upstream) {
+    pub(super) fn retry(&self, from: &TokenFrom, at_ms: i64) {
+        if let Some(state) = self.all().get_mut(from) {
             state.retry_ms = at_ms;
         }
     }
@@ -180,11 +180,15 @@ mod tests {
     use super::super::tokens::*;
     use crate::declare::{Holder, Slot};
 
+    fn u() -> TokenFrom {
+        TokenFrom::Upstream("u".to_owned())
+    }
+
     fn tokens(form: SlotForm) -> ChildTokens {
         let slot = Slot {
             holder: Holder::Principal,
             form,
-            upstream: Some("u".to_owned()),
+            token: Some(u()),
             title: None,
             help: None,
         };
@@ -203,16 +207,16 @@ mod tests {
     fn a_token_is_due_when_it_is_old_or_to_be_looked_at() {
         let tokens = tokens(SlotForm::Variable);
         // Announced before the child has read its own: not due, since it does not run.
-        tokens.changed("u", 5);
+        tokens.changed(&u(), 5);
         assert!(tokens.due(1_000).is_empty());
-        tokens.given("u", &token(4));
-        assert_eq!(tokens.due(0), ["u"], "it was read before the change");
-        tokens.given("u", &token(5));
+        tokens.given(&u(), &token(4));
+        assert_eq!(tokens.due(0), [u()], "it was read before the change");
+        tokens.given(&u(), &token(5));
         assert!(tokens.due(49).is_empty() && !tokens.due(50).is_empty());
-        tokens.retry("u", 60);
+        tokens.retry(&u(), 60);
         assert!(tokens.due(59).is_empty() && !tokens.due(60).is_empty());
-        tokens.changed("other", 9);
-        assert!(tokens.due(0).is_empty(), "that is no upstream of it");
+        tokens.changed(&TokenFrom::Exchange("u".to_owned()), 9);
+        assert!(tokens.due(0).is_empty(), "that is no origin of it");
     }
 
     #[test]
@@ -222,13 +226,13 @@ mod tests {
         fs::write(&victim, "untouched").unwrap();
         std::os::unix::fs::symlink(&victim, &file).unwrap();
         let tokens = tokens(SlotForm::File);
-        tokens.given("u", &token(1));
-        assert!(!tokens.renew("u", &token(2)), "it has no directory yet");
+        tokens.given(&u(), &token(1));
+        assert!(!tokens.renew(&u(), &token(2)), "it has no directory yet");
         tokens.keeps(Some(PrivateFiles {
             dir: dir.path().to_owned(),
             uid: None,
         }));
-        assert!(tokens.renew("u", &token(2)));
+        assert!(tokens.renew(&u(), &token(2)));
         assert_eq!(fs::read_to_string(&file).unwrap(), "token 2");
         assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);

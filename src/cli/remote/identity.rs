@@ -1,5 +1,5 @@
-//! `lockgate user`, `client`, `provider`, `upstream` and `grant`: users, clients, identity providers and upstreams of a
-//! tenant, and what people granted to clients.
+//! `lockgate user`, `client`, `provider`, `upstream`, `connection` and `grant`: users, clients, identity providers and
+//! upstreams of a tenant, the connections of people to these, and what people granted to clients.
 //!
 //! Passwords and secrets come from a prompt, stdin, the environment or a document, because other users of a
 //! machine can read arguments. Not here: API keys (`keys`).
@@ -16,7 +16,7 @@ use super::{
     document::document,
     object::{
         Help, InTenant, Kind, NameInTenant, ObjectCommand, Place, Replacement, change, declare,
-        format_list,
+        format_list, list,
     },
     table::Column,
 };
@@ -115,6 +115,73 @@ impl GrantArgs {
                 };
                 let path = ["tenants", tenant, "revocations"];
                 to.send(Method::POST, &path, options).await?;
+                Ok(String::new())
+            }
+        })
+    }
+}
+
+/// The command line of `lockgate connection`.
+#[derive(Args)]
+pub(crate) struct ConnectionArgs {
+    #[command(subcommand)]
+    command: ConnectionCommand,
+    #[command(flatten)]
+    to: Connection,
+}
+
+#[derive(Subcommand)]
+enum ConnectionCommand {
+    /// List the connections of people to upstreams, without their tokens
+    List {
+        /// The tenant
+        tenant: String,
+        /// Only connections of this person
+        #[arg(long, visible_alias = "user", value_name = "NAME")]
+        subject: Option<String>,
+        /// Only connections to this upstream
+        #[arg(long, value_name = "NAME")]
+        upstream: Option<String>,
+    },
+    /// End the connection of a person to an upstream, here and there
+    Remove {
+        /// The tenant
+        tenant: String,
+        /// The upstream
+        upstream: String,
+        /// The person, as printed by list
+        #[arg(value_name = "SUBJECT")]
+        subject: String,
+    },
+}
+
+impl ConnectionArgs {
+    /// Runs the command line.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(&self.to, async |to: &Client| match &self.command {
+            ConnectionCommand::List {
+                tenant,
+                subject,
+                upstream,
+            } => {
+                let query = [("subject", subject), ("upstream", upstream)];
+                let query = query.into_iter();
+                let query = query.filter_map(|(name, value)| Some((name, value.clone()?)));
+                let query: Vec<_> = query.collect();
+                let path = ["tenants", tenant, "connections"];
+                list(to, &path, &query, &CONNECTIONS).await
+            }
+            ConnectionCommand::Remove {
+                tenant,
+                upstream,
+                subject,
+            } => {
+                let options = RequestOptions {
+                    query: vec![("subject", subject.clone())],
+                    ..RequestOptions::default()
+                };
+                let path = ["tenants", tenant, "connections", upstream];
+                to.send(Method::DELETE, &path, options).await?;
                 Ok(String::new())
             }
         })
@@ -525,6 +592,14 @@ const GRANTS: [Column; 8] = [
     ("RESOURCE", "/resource"),
     ("SCOPE", "/scope"),
     ("USED", "/used"),
+    ("EXPIRES", "/expires"),
+];
+const CONNECTIONS: [Column; 6] = [
+    ("UPSTREAM", "/upstream"),
+    ("SUBJECT", "/subject"),
+    ("STATE", "/state"),
+    ("CONNECTED", "/connected"),
+    ("REFRESHED", "/refreshed"),
     ("EXPIRES", "/expires"),
 ];
 const PROVIDERS: [Column; 4] = [

@@ -6,7 +6,7 @@
 //! * `audit`: `lockgate audit` and `logins`
 //! * `client`: the HTTP client of the administration API, and the result of a command
 //! * `document`: documents in files and on stdin
-//! * `identity`: `lockgate user`, `client`, `provider` and `grant`
+//! * `identity`: `lockgate user`, `client`, `provider`, `upstream`, `connection` and `grant`
 //! * `keys`: `lockgate key`, on a gateway
 //! * `object`: list, show, add and remove, for every kind of declared object; the columns of a list
 //!   are in the file of its command
@@ -34,7 +34,7 @@ mod tenant;
 pub(crate) use self::{
     apply::ApplyArgs,
     audit::{AuditArgs, LoginsArgs},
-    identity::{Clients, GrantArgs, Providers, Upstreams, UserArgs},
+    identity::{Clients, ConnectionArgs, GrantArgs, Providers, Upstreams, UserArgs},
     keys::KeyCommand,
     object::ObjectArgs,
     reference::reference,

@@ -51,10 +51,33 @@ pub(crate) struct Connection {
 pub(crate) struct StoredConnection {
     /// The upstream.
     pub(crate) upstream: String,
-    /// The time of its last change, in milliseconds since 1970.
+    /// The subject of the person.
+    pub(crate) holder: String,
+    /// The time at which the person connected, in milliseconds since 1970.
+    pub(crate) connected_ms: i64,
+    /// The time of its last tokens.
     pub(crate) updated_ms: i64,
+    /// The time at which the access token expires, if that was said.
+    pub(crate) expires_ms: Option<i64>,
+    /// Whether the access token can be refreshed.
+    pub(crate) is_refreshable: bool,
+    /// The service and the client that the tokens are for; none if they do not open.
+    pub(crate) authority: Option<String>,
 }
 
+/// The connections to list.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ConnectionFilter<'f> {
+    /// To this upstream.
+    pub(crate) upstream: Option<&'f str>,
+    /// Of this person.
+    pub(crate) holder: Option<&'f str>,
+    /// Behind that of this upstream and this person.
+    pub(crate) after: (&'f str, &'f str),
+}
+
+/// The most upstreams of one person that are read.
+const OF_ONE: usize = 1_000;
 /// The most connections of one tenant, which backups and changes of the master key have to carry.
 const MOST: i64 = 20_000;
 
@@ -118,15 +141,53 @@ impl Connections<'_> {
         tenant: &str,
         holder: &str,
     ) -> Result<Vec<StoredConnection>, Error> {
-        let values = vec![tenant.into(), holder.into()];
-        let rows = self.pool.read(OF_HOLDER, values).await?;
-        let stored = rows.iter().map(|row| {
-            Ok(StoredConnection {
-                upstream: row.get("upstream")?,
-                updated_ms: row.get("updated_ms")?,
-            })
+        let filter = ConnectionFilter {
+            holder: Some(holder),
+            ..ConnectionFilter::default()
+        };
+        self.list(tenant, filter, OF_ONE).await
+    }
+
+    /// Connections of a tenant, by upstream and person.
+    pub(crate) async fn list(
+        self,
+        tenant: &str,
+        filter: ConnectionFilter<'_>,
+        limit: usize,
+    ) -> Result<Vec<StoredConnection>, Error> {
+        let own = |text: Option<&str>| Value::Text(text.map(str::to_owned));
+        let values = vec![
+            tenant.into(),
+            own(filter.upstream),
+            own(filter.holder),
+            filter.after.0.into(),
+            filter.after.1.into(),
+            i64::try_from(limit).unwrap_or(i64::MAX).into(),
+        ];
+        let rows = self.pool.read(LIST, values).await?;
+        rows.iter().map(|row| self.stored(tenant, row)).collect()
+    }
+
+    fn stored(self, tenant: &str, row: &Row) -> Result<StoredConnection, Error> {
+        let (upstream, holder): (String, String) = (row.get("upstream")?, row.get("holder")?);
+        let at = row_of(ConnectionAt {
+            tenant,
+            upstream: &upstream,
+            holder: &holder,
         });
-        stored.collect()
+        let plain = self.vault.open(place(&at), &row.get::<Vec<u8>>("value")?);
+        let tokens = plain.and_then(|plain| Tokens::of_json(&plain));
+        Ok(StoredConnection {
+            upstream,
+            holder,
+            connected_ms: row.get("connected_ms")?,
+            updated_ms: row.get("updated_ms")?,
+            expires_ms: tokens.as_ref().and_then(|tokens| tokens.expires_ms),
+            is_refreshable: tokens
+                .as_ref()
+                .is_some_and(|tokens| tokens.refresh.is_some()),
+            authority: tokens.map(|tokens| tokens.authority),
+        })
     }
 
     /// Takes the lease to refresh this version until `until_ms`; false if another replica has it, or the
@@ -353,21 +414,26 @@ const COUNT_OTHERS: &str = "
      WHERE tenant = $1 AND NOT (upstream = $2 AND holder = $3)";
 
 const PUT: &str = "
-    INSERT INTO connections (tenant, upstream, holder, value, version, lease_ms, checked_ms, updated_ms)
-    VALUES ($1, $2, $3, $4, 0, 0, $5, $5)
+    INSERT INTO connections (tenant, upstream, holder, value, version, lease_ms, checked_ms, updated_ms, connected_ms)
+    VALUES ($1, $2, $3, $4, 0, 0, $5, $5, $5)
     ON CONFLICT (tenant, upstream, holder)
     DO UPDATE SET value = excluded.value, lease_ms = 0, checked_ms = excluded.checked_ms,
-                  updated_ms = excluded.updated_ms";
+                  updated_ms = excluded.updated_ms, connected_ms = excluded.connected_ms";
 
 const ONE: &str = "
     SELECT value, version, checked_ms
       FROM connections
      WHERE tenant = $1 AND upstream = $2 AND holder = $3";
 
-const OF_HOLDER: &str = "
-    SELECT upstream, updated_ms
+const LIST: &str = "
+    SELECT upstream, holder, value, connected_ms, updated_ms
       FROM connections
-     WHERE tenant = $1 AND holder = $2";
+     WHERE tenant = $1
+       AND (CAST($2 AS TEXT) IS NULL OR upstream = $2)
+       AND (CAST($3 AS TEXT) IS NULL OR holder = $3)
+       AND (upstream, holder) > ($4, $5)
+     ORDER BY upstream, holder
+     LIMIT $6";
 
 const LEASE: &str = "
     UPDATE connections

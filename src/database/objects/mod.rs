@@ -16,7 +16,9 @@ mod rows;
 mod secrets;
 pub(crate) mod slots;
 
-pub(crate) use self::connections::{Connection, ConnectionAt, Connections};
+pub(crate) use self::connections::{
+    Connection, ConnectionAt, ConnectionFilter, Connections, StoredConnection,
+};
 pub(crate) use self::repository::{Expected, Judge, Newer, Objects};
 pub(crate) use self::rows::{Mark, Marks, Stored};
 pub(crate) use self::slots::{HolderAt, Secrets, StoredSecret};

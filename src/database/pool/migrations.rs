@@ -78,4 +78,12 @@ pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 9] = [
             include_str!("../../../migrations/postgres/0009_dpop.sql"),
         ],
     ),
+    (
+        10,
+        "connected",
+        [
+            include_str!("../../../migrations/sqlite/0010_connected.sql"),
+            include_str!("../../../migrations/postgres/0010_connected.sql"),
+        ],
+    ),
 ];

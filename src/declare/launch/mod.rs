@@ -18,6 +18,6 @@ pub(crate) use self::packages::derive;
 pub(crate) use self::recipe::{Recipe, STORE, Start};
 pub(crate) use self::sandbox::{Confinement, Profile, Sockets, Tcp};
 pub(crate) use self::slots::{
-    Holder, SECRET_MAX, SLOTS_MAX, Slot, SlotForm, Slots, is_secret, is_slot_name,
+    Holder, SECRET_MAX, SLOTS_MAX, Slot, SlotForm, Slots, TokenFrom, is_secret, is_slot_name,
 };
 pub(crate) use self::specification::{Digest, Home, Launch};

@@ -14,12 +14,31 @@ pub(crate) struct Slot {
     pub(crate) holder: Holder,
     /// The form in which a child gets it.
     pub(crate) form: SlotForm,
-    /// The upstream whose access token it is; none if a value is set.
-    pub(crate) upstream: Option<String>,
+    /// The origin of the access token that it is; none if a value is set.
+    pub(crate) token: Option<TokenFrom>,
     /// The name that people see.
     pub(crate) title: Option<String>,
     /// The page that says how to get a value.
     pub(crate) help: Option<String>,
+}
+
+/// The origin of an access token of a person.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum TokenFrom {
+    /// The person's connection to this upstream.
+    Upstream(String),
+    /// The person's identity provider, which gives one for this audience (RFC 8693).
+    Exchange(String),
+}
+
+impl Slot {
+    /// The upstream whose access token it is.
+    pub(crate) fn upstream(&self) -> Option<&String> {
+        match &self.token {
+            Some(TokenFrom::Upstream(upstream)) => Some(upstream),
+            _ => None,
+        }
+    }
 }
 
 /// The one whose secret fills a slot.

@@ -1,4 +1,5 @@
-//! Signing keys, grants, revocations and registered clients of a tenant's authorization server.
+//! Signing keys, grants, revocations, registered clients and connections to upstreams of a tenant's authorization
+//! server.
 
 use axum::response::IntoResponse;
 use http::StatusCode;
@@ -16,18 +17,24 @@ use crate::{
     base::moment,
     config::Wrong,
     database::{
-        self, Expected, Record,
+        self, ConnectionAt, ConnectionFilter, Expected, Record, StoredConnection,
         oauth::{GrantFilter, ListedClient, ListedGrant, ListedKey, Revoked, Schedule},
     },
-    declare::Document,
+    declare::{AuthMode, Document},
     http::{
         Front,
         reply::{Problem, answer},
     },
 };
 
-/// Operations on signing keys, grants and revocations.
+/// Operations on signing keys, grants, revocations and connections.
 pub(super) fn operations() -> Vec<Operation> {
+    let mut all = of_grants();
+    all.extend(of_connections());
+    all
+}
+
+fn of_grants() -> Vec<Operation> {
     let keys = "/tenants/{tenant}/signing-keys";
     vec![
         get(
@@ -83,6 +90,34 @@ pub(super) fn operations() -> Vec<Operation> {
         .takes(&REVOCATION)
         .fails(&[400, 404, 408, 409, 413, 415, 422])
         .serve(Permission::Issuer, revoke),
+    ]
+}
+
+fn of_connections() -> Vec<Operation> {
+    vec![
+        get(
+            "/tenants/{tenant}/connections",
+            "listConnections",
+            "Connections of a tenant's people to upstreams, without their tokens",
+        )
+        .query(&[
+            Parameter::Text("subject"),
+            Parameter::Text("upstream"),
+            Parameter::Limit,
+            Parameter::Text("after"),
+        ])
+        .gives(200, &CONNECTIONS)
+        .fails(&[400, 404])
+        .serve(Permission::Tenant, connections),
+        delete(
+            "/tenants/{tenant}/connections/{upstream}",
+            "deleteConnection",
+            "End the connection of a person to an upstream, here and there; children with its token end after their \
+             calls",
+        )
+        .query(&[Parameter::Text("subject")])
+        .fails(&[400, 404, 422])
+        .serve(Permission::Tenant, disconnect),
     ]
 }
 
@@ -248,6 +283,76 @@ async fn revoke(call: Call) -> OperationResult {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// Lists the connections of a tenant's people.
+async fn connections(call: Call) -> OperationResult {
+    let (limit, query, tenant) = (call.query.limit()?, &call.query, call.path.tenant());
+    // An upstream has no slash in its name.
+    let after = query.get("after").unwrap_or_default();
+    let filter = ConnectionFilter {
+        upstream: query.get("upstream"),
+        holder: query.get("subject"),
+        after: after.split_once('/').unwrap_or_default(),
+    };
+    let store = call.front.snapshot.database()?;
+    let now_ms = call.front.snapshot.clock().now_ms();
+    // One connection more than the limit shows that there is another page.
+    let mut found = store
+        .for_operators()
+        .connections()
+        .list(tenant, filter, limit + 1)
+        .await?;
+    let is_more = found.len() > limit;
+    found.truncate(limit);
+    let next = found.last().filter(|_| is_more);
+    let next = next.map(|last| format!("{}/{}", last.upstream, last.holder));
+    let found_tenant = call.caller.snapshot.catalog.tenants.get(tenant);
+    let upstreams = found_tenant.and_then(|tenant| match &tenant.auth {
+        AuthMode::Builtin(builtin) => Some(&builtin.upstreams),
+        _ => None,
+    });
+    let shown = |stored: &StoredConnection| {
+        let upstream = upstreams.and_then(|all| all.get(&stored.upstream));
+        let authority = upstream.map(|upstream| upstream.authority());
+        json!({
+            "upstream": stored.upstream, "subject": stored.holder,
+            "state": state(stored, authority.as_ref(), now_ms), "connected": moment(stored.connected_ms),
+            "refreshed": moment(stored.updated_ms), "expires": stored.expires_ms.map(moment),
+        })
+    };
+    Ok(page(found.iter().map(shown).collect(), next))
+}
+
+/// What a connection is worth to an upstream of this authority.
+fn state(stored: &StoredConnection, authority: Option<&String>, now_ms: i64) -> &'static str {
+    let [connected, expired, obsolete] = CONNECTION_STATES;
+    if authority.is_none() || stored.authority.as_ref() != authority {
+        return obsolete;
+    }
+    let is_over = stored.expires_ms.is_some_and(|at_ms| at_ms <= now_ms);
+    if is_over && !stored.is_refreshable {
+        return expired;
+    }
+    connected
+}
+
+/// Ends the connection of a person.
+async fn disconnect(call: Call) -> OperationResult {
+    let Some(holder) = call.query.get("subject") else {
+        let wrong = Wrong::new("is missing", "name the person whose connection it is");
+        return Err(Problem::invalid(vec![wrong.at("query", "subject")]));
+    };
+    let of = ConnectionAt {
+        tenant: call.path.tenant(),
+        upstream: call.path.get("upstream").unwrap_or_default(),
+        holder,
+    };
+    let author = call.caller.author();
+    if !call.front.upstreams.disconnect(of, &author).await? {
+        return Err(Problem::not_found());
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
 fn record(caller: &Caller, tenant: &str, kind: &str, target: &str) -> Record {
     let actor = &caller.administrator.actor;
     Record::new(Some(tenant), kind, actor, target, json!({}))
@@ -347,6 +452,32 @@ static REGISTRATION: Schema = Schema {
 static REGISTRATIONS: Schema = Schema {
     name: "Registrations",
     shape: Shape::Page(&REGISTRATION),
+};
+
+/// A usable connection, one whose access token has expired for good, and one to an upstream that has been declared
+/// otherwise since.
+const CONNECTION_STATES: [&str; 3] = ["connected", "expired", "obsolete"];
+
+static CONNECTION: Schema = Schema {
+    name: "Connection",
+    shape: Shape::Json(|| {
+        object(&[
+            ("upstream", text()),
+            ("subject", text()),
+            (
+                "state",
+                json!({"type": "string", "enum": CONNECTION_STATES}),
+            ),
+            ("connected", schema::moment()),
+            ("refreshed", schema::moment()),
+            ("expires", nullable_moment()),
+        ])
+    }),
+};
+
+static CONNECTIONS: Schema = Schema {
+    name: "Connections",
+    shape: Shape::Page(&CONNECTION),
 };
 
 static REVOCATION: Schema = Schema {

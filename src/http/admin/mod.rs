@@ -8,7 +8,7 @@
 //! * `audit`: audit trail
 //! * `caller`: authentication of callers, and permissions
 //! * `declared`: tenants, servers, users, clients, identity providers and upstreams
-//! * `issued`: signing keys, grants, revocations and registered clients
+//! * `issued`: signing keys, grants, revocations, registered clients and connections to upstreams
 //! * `openapi`: `OpenAPI` document of a list of operations
 //! * `operation`: declaration of an operation, and its call by a request
 //! * `request`: parameters, conditions and documents of requests

@@ -17,7 +17,7 @@ use crate::{
     base::{Secret, moment},
     config::Wrong,
     database::{HolderAt, StoredSecret},
-    declare::{Document, Holder, SECRET_MAX, is_secret},
+    declare::{Document, Holder, SECRET_MAX, TokenFrom, is_secret},
     http::{Front, reply::Problem},
 };
 
@@ -149,9 +149,17 @@ fn check_slot(caller: &Caller, path: &Path, query: &Query) -> Result<(), Problem
     let found = found.and_then(|(_, server)| server.slots.get(slot(path)).cloned());
     let missing = || Problem::no_such("secret", &format!("{tenant}/{server}/{}", slot(path)));
     let found = found.ok_or_else(missing)?;
-    if found.upstream.is_some() {
-        let what = "takes the access token of an upstream, and no value";
-        let wrong = Wrong::new(what, "let the person connect it on the account page");
+    let wrong = found.token.as_ref().map(|from| match from {
+        TokenFrom::Upstream(_) => Wrong::new(
+            "takes the access token of an upstream, and no value",
+            "let the person connect it on the account page",
+        ),
+        TokenFrom::Exchange(_) => Wrong::new(
+            "takes an access token of the person's identity provider, and no value",
+            "let the person log in with the provider",
+        ),
+    });
+    if let Some(wrong) = wrong {
         return Err(Problem::invalid(vec![wrong.at("path", "secret")]));
     }
     let wrong = match (found.holder, query.get("subject")) {

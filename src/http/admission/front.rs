@@ -10,6 +10,7 @@ use crate::{
     auth::{Access, Verifier},
     config::Config,
     hub::{Hub, stateless::Stateless, tasks::Tasks},
+    oauth::Upstreams,
     snapshot::CurrentSnapshot,
     telemetry::{Health, Metrics, Traces},
 };
@@ -26,6 +27,8 @@ pub(crate) struct Front {
     pub(crate) auth: Verifier,
     /// Current tenants and servers.
     pub(crate) snapshot: Arc<CurrentSnapshot>,
+    /// Connections of people to upstreams, which administrators end.
+    pub(crate) upstreams: Upstreams,
     /// Configuration of the gateway.
     pub(crate) config: Arc<Config>,
     /// Metrics.

@@ -40,6 +40,7 @@ use crate::{
     config::{Config, Format, LoggedRequests, Sources},
     hub::{Hub, HubParts, Patience, Stores, ownership::ReplicaLease, retention},
     manifest::reader,
+    oauth::Upstreams,
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
@@ -301,6 +302,7 @@ fn front(
         tasks: crate::hub::tasks::Tasks::new(hub.clone()),
         hub,
         auth,
+        upstreams: upstreams(&snapshot, tracker),
         snapshot,
         config: Arc::clone(&shared.config),
         metrics: Arc::clone(metrics),
@@ -310,6 +312,14 @@ fn front(
         health: Health::default(),
         began: Instant::now(),
     }
+}
+
+fn upstreams(snapshot: &Arc<CurrentSnapshot>, tracker: &TaskTracker) -> Upstreams {
+    Upstreams::new(
+        Outbound::new(Vec::new()),
+        Arc::clone(snapshot),
+        tracker.clone(),
+    )
 }
 
 /// Starts two replicas with shared state.

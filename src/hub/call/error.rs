@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::{
     backend::{Refused, StartFailure},
-    declare::{Full, Slots},
+    declare::{Full, Slots, TokenFrom},
     error::{Error, Limit, Quota},
     protocol::{json as raw, jsonrpc},
 };
@@ -246,8 +246,13 @@ impl CallError {
     pub(crate) fn line_of_slots(self, id: &[u8], slots: &Slots, fill: Option<&Fill>) -> Bytes {
         let names: Vec<String> = slots
             .iter()
-            .map(|(name, slot)| match (&slot.upstream, &slot.title) {
-                (Some(upstream), _) => format!("{name} (your account at {upstream})"),
+            .map(|(name, slot)| match (&slot.token, &slot.title) {
+                (Some(TokenFrom::Upstream(upstream)), _) => {
+                    format!("{name} (your account at {upstream})")
+                }
+                (Some(TokenFrom::Exchange(_)), _) => {
+                    format!("{name} (a token of your identity provider)")
+                }
                 (None, Some(title)) => format!("{name} ({title})"),
                 (None, None) => name.clone(),
             })
@@ -259,9 +264,9 @@ impl CallError {
         });
         let mut code = self.code;
         if let Some(Fill { url, way }) = fill {
-            let connects = slots.values().any(|slot| slot.upstream.is_some());
-            let how = if connects { "connect or set" } else { "set" };
-            message.push_str(&format!("; {how} what is yours at "));
+            message.push_str("; ");
+            message.push_str(how_to_fill(slots));
+            message.push(' ');
             message.push_str(url);
             data["url"] = url.as_str().into();
             if *way != FillWay::Text {
@@ -283,6 +288,23 @@ impl CallError {
         jsonrpc::push_error(id, self.code, message, Some(&data), &mut line);
         line.freeze()
     }
+}
+
+/// How a person fills the slots of a server at the account page.
+fn how_to_fill(slots: &Slots) -> &'static str {
+    let is_any = |is: fn(&Option<TokenFrom>) -> bool| slots.values().any(|slot| is(&slot.token));
+    let connects = is_any(|token| matches!(token, Some(TokenFrom::Upstream(_))));
+    let sets = is_any(Option::is_none);
+    if is_any(|token| matches!(token, Some(TokenFrom::Exchange(_)))) {
+        return match (connects, sets) {
+            (false, false) => "sign in again with your identity provider at",
+            _ => "sign in again with your identity provider, and connect or set what is yours, at",
+        };
+    }
+    if connects {
+        return "connect or set what is yours at";
+    }
+    "set what is yours at"
 }
 
 /// The code of `URLElicitationRequiredError` (2025-11-25 elicitation).

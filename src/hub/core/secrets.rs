@@ -1,4 +1,5 @@
-//! Secrets of children: the values in the slots of a server, from the database and from upstreams.
+//! Secrets of children: the values in the slots of a server, from the database, from upstreams and from
+//! identity providers.
 //!
 //! Not here: their delivery (`backend/delivery`).
 
@@ -33,14 +34,14 @@ pub(crate) fn secret_source(snapshot: Arc<CurrentSnapshot>, tokens: TokenSource)
             })?;
             let mut delivery = Vec::with_capacity(slots.len());
             for (variable, slot) in slots {
-                let value = match (slot.upstream, slot.holder) {
-                    (Some(upstream), _) => {
+                let value = match (slot.token, slot.holder) {
+                    (Some(from), _) => {
                         let of = TokenOf {
                             tenant: tenant.clone(),
-                            upstream: upstream.clone(),
+                            from: from.clone(),
                             holder: holder.clone().ok_or(Refused::Missing)?,
                         };
-                        Some(SlotValue::Token(upstream, tokens(of).await?))
+                        Some(SlotValue::Token(from, tokens(of).await?))
                     }
                     (None, Holder::Principal) => values.own.remove(&variable).map(SlotValue::Set),
                     (None, Holder::Tenant) => {

@@ -244,7 +244,7 @@ fn all_mistakes_at_once() {
         F:28: tenants.a.providers.github.allow.domains: "X.com" is no domain; write it like example.com, in small letters
         F:20: tenants.a.providers.google.client_secret: is empty; write a name
         F:20: tenants.a.providers.google.allow: is missing or empty, and this provider knows everybody of the world; say who may come in: allow: {domains: [example.com]} or subjects
-        F:19: tenants.a.providers.one.token_url: unknown key; known here: kind, title, issuer, client_id, client_secret, scopes, authorization_parameters, allow, groups_claim, groups_map, id_jag
+        F:19: tenants.a.providers.one.token_url: unknown key; known here: kind, title, issuer, client_id, client_secret, scopes, authorization_parameters, exchange, allow, groups_claim, groups_map, id_jag
         F:19: tenants.a.providers.one.client_id: is empty; write a name
         F:30: tenants.a.providers.saml.kind: "saml" is none of openid, oauth; write one of them
         F:30: tenants.a.providers.saml.client_id: is missing; write our client id there

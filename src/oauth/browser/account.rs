@@ -99,7 +99,7 @@ impl BrowserRequest {
             action: &self.path(OauthEndpoint::Account),
             form: &self.seal(&flow, FormKind::Account)?,
             servers: self.shown_servers(person).await?,
-            upstreams: self.shown_upstreams(person).await?,
+            upstreams: self.shown_upstreams(person, None).await?,
             grants: self.shown_grants(person).await?,
             logins: self.shown_logins(person).await?,
             secret_max: SECRET_MAX,
@@ -227,7 +227,11 @@ impl BrowserRequest {
             Some("set") => self.set_secret(&person, fields).await?,
             Some("remove") => self.remove_secret(&person, fields).await?,
             Some("revoke") => self.revoke_grant(&person, fields).await?,
-            Some("connect") => return self.depart(&person, fields).await,
+            Some("connect") => {
+                let upstream = self.named_upstream(&person, fields)?;
+                let departed = self.depart(&person, &upstream, None).await?;
+                return departed.map_err(StepRefusal::from);
+            }
             Some("disconnect") => self.disconnect(&person, fields).await?,
             Some("end") => self.end_login(&person, fields).await?,
             _ => return Err(unknown().into()),
@@ -356,7 +360,7 @@ impl BrowserRequest {
 /// The slots that a person fills by a value; the others by a connection.
 fn own_slots(server: &Server) -> impl Iterator<Item = (&String, &Slot)> {
     let slots = server.slots.iter();
-    slots.filter(|(_, slot)| slot.holder == Holder::Principal && slot.upstream.is_none())
+    slots.filter(|(_, slot)| slot.holder == Holder::Principal && slot.token.is_none())
 }
 
 /// A time for people: to the minute.

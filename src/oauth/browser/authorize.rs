@@ -53,7 +53,7 @@ impl BrowserRequest {
             if prompt.none {
                 return refused("login_required", "nobody is logged in").await;
             }
-            let mut response = self.begin_log_in(&authorization, flow)?;
+            let mut response = self.begin_log_in(&authorization, flow).await?;
             self.set_cookie(&mut response, &browser);
             return Ok(response);
         };
@@ -69,10 +69,11 @@ impl BrowserRequest {
             return refused("consent_required", "the person was not asked yet").await;
         }
         self.consent_page(&authorization, flow, Some(&person), None)
+            .await
     }
 
     /// Reports whether the person has allowed this very request before.
-    async fn has_consented(
+    pub(super) async fn has_consented(
         &self,
         authorization: &AuthorizationRequest,
         person: &Person,
@@ -86,13 +87,19 @@ impl BrowserRequest {
 
     /// Shows the log-in page. With a single provider and no passwords, its consent page comes
     /// first.
-    fn begin_log_in(&self, authorization: &AuthorizationRequest, mut flow: Flow) -> StepResult {
+    async fn begin_log_in(
+        &self,
+        authorization: &AuthorizationRequest,
+        mut flow: Flow,
+    ) -> StepResult {
         let mut providers = self.server.builtin.providers.values();
         if let (Some(only), None, false) =
             (providers.next(), providers.next(), self.has_passwords())
         {
             flow.provider = Some(only.name.clone());
-            return self.consent_page(authorization, flow, None, Some(only));
+            return self
+                .consent_page(authorization, flow, None, Some(only))
+                .await;
         }
         self.login_page(Some(authorization), &flow, None, StatusCode::OK)
     }

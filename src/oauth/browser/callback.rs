@@ -15,6 +15,7 @@ use zeroize::Zeroizing;
 
 use super::{
     authorization_request::{AuthorizationRefusal, AuthorizationRequest},
+    cookie::BrowserId,
     flow::Flow,
     pages::{ErrorPage, redirect},
     request::{
@@ -216,20 +217,35 @@ impl BrowserRequest {
                 let account = self.path(OauthEndpoint::Account);
                 Ok(redirect(StatusCode::FOUND, &account))
             }
-            Some(authorization) if pending.allowed == authorization.digest => {
-                self.record_consent(authorization, &person, StatusCode::FOUND)
-                    .await
-            }
             Some(authorization) => {
-                // The client's metadata changed meanwhile and need a new consent.
-                let (query, ends) = (pending.query.clone(), self.flow_expiry());
-                let flow = Flow::new(query, pending.is_short, &browser, ends);
-                self.consent_page(authorization, flow, Some(&person), None)
+                self.complete_consent(authorization, pending, &browser, &person)
+                    .await
             }
         };
         let mut response = self.respond(step, StatusCode::FOUND);
         self.set_cookie(&mut response, &browser);
         Ok(response)
+    }
+
+    /// Completes a flow to which a person consented before it was known who they are. The page is shown again if
+    /// the client's metadata changed meanwhile, and if it has accounts to connect, of which it could not know.
+    async fn complete_consent(
+        &self,
+        authorization: &AuthorizationRequest,
+        pending: &PendingLogin,
+        browser: &BrowserId,
+        person: &Person,
+    ) -> StepResult {
+        let is_given = pending.allowed == authorization.digest;
+        if is_given && !self.has_to_connect(authorization, person).await? {
+            return self
+                .record_consent(authorization, person, StatusCode::FOUND)
+                .await;
+        }
+        let (query, ends) = (pending.query.clone(), self.flow_expiry());
+        let flow = Flow::new(query, pending.is_short, browser, ends);
+        self.consent_page(authorization, flow, Some(person), None)
+            .await
     }
 
     /// Generates 256 random bits as text.

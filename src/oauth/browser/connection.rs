@@ -17,11 +17,13 @@ use zeroize::Zeroizing;
 
 use super::{
     account::{day, unknown},
+    authorization_request::without_log_in_prompt,
+    flow::Flow,
     pages::{ErrorPage, ShownUpstream, redirect, shown},
     request::{BrowserRequest, StepRefusal, StepResult, not_found_page, unreadable},
 };
 use crate::{
-    database::{ConnectionAt, oauth::Person},
+    database::{ConnectionAt, Tokens, oauth::Person},
     declare::Upstream,
     endpoint::OauthEndpoint,
     oauth::{
@@ -40,6 +42,17 @@ struct PendingConnection {
     holder: String,
     /// The upstream and the client as declared then.
     authority: String,
+    /// The consent that the person returns to; the account page without one.
+    #[serde(default)]
+    consent: Option<PendingConsent>,
+}
+
+/// A consent whose decision is to be taken after a return.
+#[derive(Serialize, Deserialize)]
+struct PendingConsent {
+    /// The parameters of the authorization request, as received.
+    query: String,
+    is_short: bool,
 }
 
 /// GET: handles the return from an upstream.
@@ -58,18 +71,23 @@ pub(crate) async fn connected(
 }
 
 impl BrowserRequest {
-    /// The upstreams that servers of the person need.
+    /// The upstreams that servers of the person need, or this one.
     pub(super) async fn shown_upstreams(
         &self,
         person: &Person,
+        server: Option<&str>,
     ) -> Result<Vec<ShownUpstream>, StepRefusal> {
-        let needed = self.needed_upstreams(person);
+        let needed = self.needed_upstreams(person, server);
         if needed.is_empty() {
             return Ok(Vec::new());
         }
         let kept = self.store()?.connections();
         let kept = kept.of_holder(self.tenant(), &person.subject).await?;
-        let since = |name: &str| kept.iter().find(|known| known.upstream == name);
+        // What an upstream of that name gave before it was declared anew is worth nothing.
+        let since = |name: &str, upstream: &Upstream| {
+            let mut of_now = kept.iter().filter(|known| known.upstream == name);
+            of_now.find(|known| known.authority.as_ref() == Some(&upstream.authority()))
+        };
         let upstreams = needed
             .into_iter()
             .map(|(name, (upstream, servers))| ShownUpstream {
@@ -77,21 +95,23 @@ impl BrowserRequest {
                 title: shown(&upstream.title),
                 servers,
                 scopes: upstream.scopes.clone(),
-                connected: since(name).map(|known| day(known.updated_ms)),
+                connected: since(name, upstream).map(|known| day(known.updated_ms)),
             });
         Ok(upstreams.collect())
     }
 
-    /// The upstreams, each with the servers of the person that need it.
-    fn needed_upstreams(&self, person: &Person) -> BTreeMap<&str, (&Arc<Upstream>, Vec<String>)> {
+    /// The upstreams, each with the servers of the person that need it: all, or this one.
+    fn needed_upstreams(
+        &self,
+        person: &Person,
+        server: Option<&str>,
+    ) -> BTreeMap<&str, (&Arc<Upstream>, Vec<String>)> {
         let mut needed: BTreeMap<&str, (&Arc<Upstream>, Vec<String>)> = BTreeMap::new();
         let declared = &self.server.builtin.upstreams;
         let servers = self.server.tenant.servers.values();
+        let servers = servers.filter(|one| server.is_none_or(|server| one.name == server));
         for server in servers.filter(|server| self.may_fill(person, server)) {
-            let names = server
-                .slots
-                .values()
-                .filter_map(|slot| slot.upstream.as_ref());
+            let names = server.slots.values().filter_map(|slot| slot.upstream());
             for (name, upstream) in names.filter_map(|name| declared.get_key_value(name)) {
                 let (_, servers) = needed.entry(name).or_insert((upstream, Vec::new()));
                 if servers.last() != Some(&server.name) {
@@ -102,33 +122,62 @@ impl BrowserRequest {
         needed
     }
 
-    /// The upstream that a form names, if a server of the person needs it.
-    fn named_upstream(&self, person: &Person, fields: &Form) -> Result<Arc<Upstream>, StepRefusal> {
-        let name = fields.get("upstream").unwrap_or_default();
-        let needed = self.needed_upstreams(person);
-        let (upstream, _) = needed.get(name).ok_or_else(unknown)?;
-        Ok(Arc::clone(upstream))
+    /// The upstream of this name, if a server of the person needs it, or this one.
+    pub(super) fn needed_upstream(
+        &self,
+        person: &Person,
+        server: Option<&str>,
+        name: &str,
+    ) -> Option<Arc<Upstream>> {
+        let needed = self.needed_upstreams(person, server);
+        needed.get(name).map(|(upstream, _)| Arc::clone(upstream))
     }
 
-    /// Redirects a person to an upstream.
-    pub(super) async fn depart(&self, person: &Person, fields: &Form) -> StepResult {
-        let upstream = self.named_upstream(person, fields)?;
+    /// The upstream that a form of the account page names.
+    pub(super) fn named_upstream(
+        &self,
+        person: &Person,
+        fields: &Form,
+    ) -> Result<Arc<Upstream>, StepRefusal> {
+        let name = fields.get("upstream").unwrap_or_default();
+        let upstream = self.needed_upstream(person, None, name);
+        Ok(upstream.ok_or_else(unknown)?)
+    }
+
+    /// Redirects a person to an upstream, from the account page or from the consent of a flow, whose decision it
+    /// takes; the inner error is that of the upstream.
+    pub(super) async fn depart(
+        &self,
+        person: &Person,
+        upstream: &Upstream,
+        consent: Option<&Flow>,
+    ) -> Result<Result<Response, ErrorPage>, StepRefusal> {
         let browser = self.browser.as_ref().ok_or_else(expired)?;
         let (state, verifier) = (self.random()?, self.random()?);
-        let callback = self.callback_of_upstream(&upstream);
+        let callback = self.callback_of_upstream(upstream);
         let departure = Departure {
             callback: &callback,
             state: &state,
             verifier: &verifier,
         };
         let client = &self.oauth.0.upstreams.client;
-        let to = client.authorization_url(&upstream, &departure).await;
-        let to = to.map_err(|error| failed(&upstream, &error))?;
+        let to = match client.authorization_url(upstream, &departure).await {
+            Ok(to) => to,
+            Err(error) => return Ok(Err(failed(upstream, &error))),
+        };
+        if let Some(flow) = consent {
+            // After the upstream's metadata are known: without them the page stays valid.
+            self.take_decision(flow).await?;
+        }
         let pending = PendingConnection {
             upstream: upstream.name.clone(),
             verifier,
             holder: person.subject.clone(),
             authority: upstream.authority(),
+            consent: consent.map(|flow| PendingConsent {
+                query: flow.query.clone(),
+                is_short: flow.is_short,
+            }),
         };
         let content = Zeroizing::new(serde_json::to_vec(&pending).unwrap_or_default());
         let (key, expires_ms) = (browser.login_key(&state), self.flow_expiry());
@@ -136,7 +185,7 @@ impl BrowserRequest {
         logins
             .add_trip(self.tenant(), &key, &content, expires_ms)
             .await?;
-        Ok(redirect(StatusCode::SEE_OTHER, to.as_str()))
+        Ok(Ok(redirect(StatusCode::SEE_OTHER, to.as_str())))
     }
 
     /// The redirect URI, byte for byte as registered at the upstream.
@@ -157,32 +206,68 @@ impl BrowserRequest {
         let person = person.filter(|person| person.subject == pending.holder);
         let person = person.ok_or_else(expired)?;
         let client = &self.oauth.0.upstreams.client;
-        let is_from = client.is_from(&upstream, fields.get("iss")).await;
-        if !is_from.map_err(|error| failed(&upstream, &error))? {
-            return Err(expired().into());
-        }
-        let Some(code) = fields.get("code") else {
-            return Err(refused(&upstream).into());
+        let redeemed = match client.is_from(&upstream, fields.get("iss")).await {
+            Ok(true) => self.redeem(&upstream, &pending, &fields).await,
+            Ok(false) => return Err(expired().into()),
+            Err(error) => Err(failed(&upstream, &error)),
         };
-        let callback = self.callback_of_upstream(&upstream);
+        let Some(consent) = pending.consent else {
+            self.keep_tokens(&upstream, &person, &redeemed?).await?;
+            let account = self.path(OauthEndpoint::Account);
+            return Ok(redirect(
+                StatusCode::FOUND,
+                &format!("{account}?done=connected"),
+            ));
+        };
+        let browser = self.browser.as_ref().ok_or_else(expired)?;
+        let flow = Flow::new(consent.query, consent.is_short, browser, self.flow_expiry());
+        match redeemed {
+            Ok(tokens) => {
+                self.keep_tokens(&upstream, &person, &tokens).await?;
+                // The log-in that the request may demand came before its consent.
+                let again = self.restart_url(&flow, &without_log_in_prompt(&flow.query));
+                Ok(redirect(StatusCode::FOUND, &again))
+            }
+            Err(failed) => {
+                let authorization = self.read(&flow.query).await?;
+                self.consent_page_after(&failed, &authorization, flow, &person)
+                    .await
+            }
+        }
+    }
+
+    /// The tokens for the code that an upstream sent with a person.
+    async fn redeem(
+        &self,
+        upstream: &Upstream,
+        pending: &PendingConnection,
+        fields: &Form,
+    ) -> Result<Tokens, ErrorPage> {
+        let code = fields.get("code").ok_or_else(|| refused(upstream))?;
+        let callback = self.callback_of_upstream(upstream);
         let departure = Departure {
             callback: &callback,
-            state,
+            state: fields.get("state").unwrap_or_default(),
             verifier: &pending.verifier,
         };
+        let client = &self.oauth.0.upstreams.client;
         let tokens = client
-            .redeem(&upstream, &departure, code, self.now_ms())
+            .redeem(upstream, &departure, code, self.now_ms())
             .await;
-        let tokens = tokens.map_err(|error| failed(&upstream, &error))?;
-        let at = self.connection_at(&upstream, &person);
-        let (kept, author) = (self.store()?.connections(), self.author(&person));
-        kept.put(at, &tokens, &author).await?;
+        tokens.map_err(|error| failed(upstream, &error))
+    }
+
+    async fn keep_tokens(
+        &self,
+        upstream: &Upstream,
+        person: &Person,
+        tokens: &Tokens,
+    ) -> Result<(), StepRefusal> {
+        let at = self.connection_at(upstream, person);
+        let (kept, author) = (self.store()?.connections(), self.author(person));
+        kept.put(at, tokens, &author).await?;
         self.oauth.0.snapshot.refresh_issued().await?;
-        let account = self.path(OauthEndpoint::Account);
-        Ok(redirect(
-            StatusCode::FOUND,
-            &format!("{account}?done=connected"),
-        ))
+        Ok(())
     }
 
     /// What this browser departed for, once.
@@ -210,25 +295,8 @@ impl BrowserRequest {
         fields: &Form,
     ) -> Result<&'static str, StepRefusal> {
         let upstream = self.named_upstream(person, fields)?;
-        let (at, kept) = (
-            self.connection_at(&upstream, person),
-            self.store()?.connections(),
-        );
-        let known = kept.get(at).await?;
-        let author = self.author(person);
-        kept.remove(at, None, "upstream.disconnected", &author)
-            .await?;
-        self.oauth.0.snapshot.refresh_issued().await?;
-        let tokens = known.map(|known| known.tokens);
-        let tokens = tokens.filter(|tokens| tokens.authority == upstream.authority());
-        if let Some(tokens) = tokens {
-            self.oauth
-                .0
-                .upstreams
-                .client
-                .revoke(&upstream, &tokens)
-                .await;
-        }
+        let (at, author) = (self.connection_at(&upstream, person), self.author(person));
+        self.oauth.0.upstreams.disconnect(at, &author).await?;
         Ok("disconnected")
     }
 

@@ -3,7 +3,10 @@
 //! A consent is stored for a person, a client and everything that the page showed. If only a provider
 //! can identify the person, the page comes before the redirect. Otherwise an existing session at the
 //! provider would admit any client without consent (2025-11-25 security best practices, "Confused
-//! Deputy Problem"). A decision is taken once.
+//! Deputy Problem"). A decision is taken once; a redirect to an upstream takes it, and the return begins another.
+//! Whether the person's accounts are connected is no part of what they consent to.
+
+use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
@@ -15,7 +18,7 @@ use serde_json::json;
 use super::{
     authorization_request::{AuthorizationRefusal, AuthorizationRequest, with_log_in_prompt},
     flow::{Flow, FormKind},
-    pages::{ConsentPage, ErrorPage, FormTarget, STYLE, html, redirect, shown},
+    pages::{ConsentPage, ErrorPage, FormTarget, STYLE, ShownUpstream, html, redirect, shown},
     request::{
         BrowserRequest, RECONNECT, StepRefusal, StepResult, fields, not_found_page, provider_gone,
     },
@@ -46,12 +49,49 @@ pub(crate) async fn consent(State(oauth): State<Oauth>, request: Request) -> Res
 
 impl BrowserRequest {
     /// Shows the consent page.
-    pub(super) fn consent_page(
+    pub(super) async fn consent_page(
         &self,
         authorization: &AuthorizationRequest,
-        mut flow: Flow,
+        flow: Flow,
         person: Option<&Person>,
-        provider: Option<&std::sync::Arc<Provider>>,
+        provider: Option<&Arc<Provider>>,
+    ) -> StepResult {
+        let upstreams = match person {
+            Some(person) => self.upstreams_of(authorization, person).await?,
+            None => Vec::new(),
+        };
+        self.consent_page_with((upstreams, None), authorization, flow, (person, provider))
+    }
+
+    /// Shows the consent page again, because an account was not connected.
+    pub(super) async fn consent_page_after(
+        &self,
+        failed: &ErrorPage,
+        authorization: &AuthorizationRequest,
+        flow: Flow,
+        person: &Person,
+    ) -> StepResult {
+        let upstreams = self.upstreams_of(authorization, person).await?;
+        let accounts = (upstreams, Some(&*failed.what));
+        self.consent_page_with(accounts, authorization, flow, (Some(person), None))
+    }
+
+    /// The upstreams that the server needs of the person.
+    async fn upstreams_of(
+        &self,
+        authorization: &AuthorizationRequest,
+        person: &Person,
+    ) -> Result<Vec<ShownUpstream>, StepRefusal> {
+        let server = &authorization.parameters.resource.server;
+        self.shown_upstreams(person, Some(server)).await
+    }
+
+    fn consent_page_with(
+        &self,
+        (upstreams, failed): (Vec<ShownUpstream>, Option<&str>),
+        authorization: &AuthorizationRequest,
+        mut flow: Flow,
+        (person, provider): (Option<&Person>, Option<&Arc<Provider>>),
     ) -> StepResult {
         // Whom a provider will identify is not known yet: the code has what that person may have.
         let allowed = match person {
@@ -86,12 +126,16 @@ impl BrowserRequest {
             form: &form,
             person: person.map(|person| shown(&person.title)),
             provider: provider.map(|provider| shown(&provider.title)),
+            upstreams,
+            failed,
             style: STYLE,
         };
         self.tell(StepKind::AskedToConsent, "");
-        let target = match provider {
-            Some(_) => FormTarget::Provider,
-            None => FormTarget::Client(authorization.redirect.uri.clone()),
+        let leads_elsewhere = provider.is_some() || page.upstreams.iter().any(is_unconnected);
+        let target = if leads_elsewhere {
+            FormTarget::Provider
+        } else {
+            FormTarget::Client(authorization.redirect.uri.clone())
         };
         Ok(html(StatusCode::OK, &page, &target))
     }
@@ -99,6 +143,9 @@ impl BrowserRequest {
     async fn decide(&self, fields: &Form) -> StepResult {
         let flow = self.open_form(fields, FormKind::Consent)?;
         let authorization = self.read(&flow.query).await?;
+        if let Some(upstream) = fields.get("connect") {
+            return self.connect(&authorization, flow, upstream).await;
+        }
         match fields.get("decision") {
             Some("allow") => self.allow(authorization, flow).await,
             Some("deny") => self.deny(&authorization, &flow).await,
@@ -115,8 +162,10 @@ impl BrowserRequest {
             let provider = self.provider(name).ok_or_else(provider_gone)?;
             // Changes since the page was shown need a new consent.
             if flow.shown != Some(authorization.digest) {
-                let provider = std::sync::Arc::clone(provider);
-                return self.consent_page(&authorization, flow, None, Some(&provider));
+                let provider = Arc::clone(provider);
+                return self
+                    .consent_page(&authorization, flow, None, Some(&provider))
+                    .await;
             }
             return self
                 .redirect_to_provider(Some(&authorization), &flow, provider)
@@ -129,11 +178,57 @@ impl BrowserRequest {
         };
         let allowed = self.allowed_scopes(&authorization, &person)?;
         if flow.shown != Some(self.consent_digest(&authorization, &allowed)) {
-            return self.consent_page(&authorization, flow, Some(&person), None);
+            return self
+                .consent_page(&authorization, flow, Some(&person), None)
+                .await;
         }
         self.take_decision(&flow).await?;
         self.record_consent(&authorization, &person, StatusCode::SEE_OTHER)
             .await
+    }
+
+    /// Redirects a person to an upstream that the server needs, from where they return to this consent.
+    async fn connect(
+        &self,
+        authorization: &AuthorizationRequest,
+        flow: Flow,
+        name: &str,
+    ) -> StepResult {
+        let Some(person) = self.person().await? else {
+            let again = self.restart_url(&flow, &flow.query);
+            return Ok(redirect(StatusCode::SEE_OTHER, &again));
+        };
+        // The page shows upstreams only to a person who is known.
+        let server =
+            Some(&*authorization.parameters.resource.server).filter(|_| flow.provider.is_none());
+        let upstream = server.and_then(|server| self.needed_upstream(&person, Some(server), name));
+        let Some(upstream) = upstream else {
+            let what = "The server does not need this account, or not any more.";
+            return Err(ErrorPage::bad("This form cannot be read", what, RECONNECT).into());
+        };
+        match self.depart(&person, &upstream, Some(&flow)).await? {
+            Ok(departed) => Ok(departed),
+            Err(failed) => {
+                self.consent_page_after(&failed, authorization, flow, &person)
+                    .await
+            }
+        }
+    }
+
+    /// Reports whether the server needs an account of the person that is not connected, and the person has not
+    /// allowed this request before, with the page in view.
+    pub(super) async fn has_to_connect(
+        &self,
+        authorization: &AuthorizationRequest,
+        person: &Person,
+    ) -> Result<bool, StepRefusal> {
+        let upstreams = self.upstreams_of(authorization, person).await?;
+        if !upstreams.iter().any(is_unconnected) {
+            return Ok(false);
+        }
+        let allowed = self.allowed_scopes(authorization, person)?;
+        let digest = self.consent_digest(authorization, &allowed);
+        Ok(!self.has_consented(authorization, person, &digest).await?)
     }
 
     /// Stores the consent and completes the flow.
@@ -196,4 +291,8 @@ impl BrowserRequest {
         self.set_cookie(&mut response, &browser);
         Ok(response)
     }
+}
+
+fn is_unconnected(upstream: &ShownUpstream) -> bool {
+    upstream.connected.is_none()
 }

@@ -57,7 +57,10 @@ impl BrowserRequest {
             let provider = self.provider(name).ok_or_else(provider_gone)?;
             flow.provider = Some(provider.name.clone());
             return match authorization {
-                Some(authorization) => self.consent_page(authorization, flow, None, Some(provider)),
+                Some(authorization) => {
+                    self.consent_page(authorization, flow, None, Some(provider))
+                        .await
+                }
                 // This log-in lets in the person at this page alone, and no client.
                 None => self.redirect_to_provider(None, &flow, provider).await,
             };

@@ -68,6 +68,10 @@ pub(super) struct ConsentPage<'p> {
     pub(super) person: Option<String>,
     /// The provider at which the log-in continues.
     pub(crate) provider: Option<String>,
+    /// The upstreams at which the server acts for the person.
+    pub(super) upstreams: Vec<ShownUpstream>,
+    /// The reason why an account was not connected just now.
+    pub(super) failed: Option<&'p str>,
     pub(super) style: &'static str,
 }
 
@@ -412,6 +416,14 @@ mod tests {
             form: hostile,
             person: Some(hostile.to_owned()),
             provider: Some(hostile.to_owned()),
+            upstreams: vec![ShownUpstream {
+                name: hostile.to_owned(),
+                title: shown(hostile),
+                servers: Vec::new(),
+                scopes: Vec::new(),
+                connected: None,
+            }],
+            failed: Some(hostile),
             style: STYLE,
         };
         let text = page.render().unwrap();

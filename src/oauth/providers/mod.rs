@@ -21,6 +21,7 @@ mod transport;
 pub(crate) use self::implementations::Providers;
 pub(crate) use self::openid::identity;
 pub(crate) use self::provider::{
-    LogoutToken, ProviderError, ProviderIdentity, ProviderLogin, ProviderTokens, WantedClaims,
+    ExchangeError, LogoutToken, ProviderError, ProviderIdentity, ProviderLogin, ProviderTokens,
+    WantedClaims,
 };
-pub(crate) use self::standing::{Standing, StandingOf, Standings};
+pub(crate) use self::standing::{HeldToken, Standing, StandingOf, Standings};

@@ -13,12 +13,12 @@ use url::Url;
 
 use super::{
     provider::{
-        AskedAgain, IdentityProvider, LogoutToken, ProviderError, ProviderFuture, ProviderIdentity,
-        ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
+        AskedAgain, ExchangeError, IdentityProvider, LogoutToken, ProviderError, ProviderFuture,
+        ProviderIdentity, ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
     },
     transport::{
-        OutboundClient, exchange_error, get_with_old_token, get_with_token, given, refresh_error,
-        url,
+        OutboundClient, exchange, exchange_error, get_with_old_token, get_with_token, given,
+        refresh_error, url,
     },
 };
 use crate::{
@@ -189,6 +189,19 @@ impl IdentityProvider for OauthProvider {
                 tokens: renewed,
                 word,
             }
+        })
+    }
+
+    fn exchange<'a>(
+        &'a self,
+        subject: &'a Secret,
+        audience: &'a str,
+    ) -> ProviderFuture<'a, Result<ProviderTokens, ExchangeError>> {
+        Box::pin(async move {
+            let endpoints = self.endpoints()?;
+            // As its codes are redeemed.
+            let at = (&*self.provider, endpoints.token_url, false);
+            exchange(&self.outbound, at, subject, audience).await
         })
     }
 

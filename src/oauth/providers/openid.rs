@@ -22,12 +22,13 @@ use url::Url;
 use super::{
     logout_token,
     provider::{
-        ANSWER, AskedAgain, IdentityProvider, LogoutToken, ProviderError, ProviderFuture,
-        ProviderIdentity, ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
+        ANSWER, AskedAgain, ExchangeError, IdentityProvider, LogoutToken, ProviderError,
+        ProviderFuture, ProviderIdentity, ProviderLogin, ProviderTokens, SUBJECT, WantedClaims,
+        title,
     },
     transport::{
-        OutboundClient, exchange_error, get_with_old_token, get_with_token, given, refresh_error,
-        url,
+        OutboundClient, exchange, exchange_error, get_with_old_token, get_with_token, given,
+        refresh_error, url,
     },
 };
 use crate::{
@@ -513,6 +514,20 @@ impl IdentityProvider for OpenIdProvider {
                 tokens: renewed,
                 word,
             }
+        })
+    }
+
+    fn exchange<'a>(
+        &'a self,
+        subject: &'a Secret,
+        audience: &'a str,
+    ) -> ProviderFuture<'a, Result<ProviderTokens, ExchangeError>> {
+        Box::pin(async move {
+            let metadata = self.metadata().await?;
+            let document = &metadata.document;
+            let is_basic = matches!(document.auth_type(), AuthType::BasicAuth);
+            let at = (&*self.provider, document.token_endpoint.as_str(), is_basic);
+            exchange(&self.outbound, at, subject, audience).await
         })
     }
 

@@ -11,6 +11,7 @@ use url::Url;
 use crate::{
     base::{OutboundError, Secret},
     database::Tokens,
+    declare::{Provider, Tenant},
 };
 
 /// A future that the seam returns.
@@ -86,6 +87,21 @@ pub(crate) struct WantedClaims {
     pub(crate) email: bool,
 }
 
+impl WantedClaims {
+    /// Those on which access to the servers of a tenant depends.
+    pub(crate) fn of(tenant: &Tenant, provider: &Provider) -> Self {
+        let mut servers = tenant.servers.values();
+        let has_groups = servers.any(|server| {
+            let grants = server.grants.as_ref();
+            server.policy.has_groups() || grants.is_some_and(|grants| !grants.groups.is_empty())
+        });
+        Self {
+            groups: has_groups || !provider.allow.groups.is_empty(),
+            email: !provider.allow.domains.is_empty(),
+        }
+    }
+}
+
 /// Reason why a provider did not identify the person.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProviderError {
@@ -95,6 +111,21 @@ pub(crate) enum ProviderError {
     Invalid(String),
     /// The provider does not honour the tokens of the person any more.
     Ended,
+}
+
+/// Reason why a provider gave no token for another audience.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ExchangeError {
+    /// The provider refuses it, by this error (RFC 8693, section 2.2.2).
+    Refused(&'static str),
+    /// The provider is away, or its answer is invalid.
+    Failed(ProviderError),
+}
+
+impl<E: Into<ProviderError>> From<E> for ExchangeError {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
 }
 
 impl From<OutboundError> for ProviderError {
@@ -121,9 +152,11 @@ impl From<OutboundError> for ProviderError {
 ///    follows, since the old ones may be used up.
 /// 4. `logout_token` returns only what the provider itself has signed for the gateway just now. Anybody can cause it, so
 ///    what it fetches is bounded.
-/// 5. Only `ProviderIdentity::subject`, together with the issuer, identifies a person.
-/// 6. All end within a bounded time; an unreachable provider is `Unavailable`.
-/// 7. No redirect and no URL of the provider is followed, except those that its operator or its own
+/// 5. `exchange` sends the token to the token endpoint alone, and gives only what is an access token by the answer. Its
+///    caller has checked that the provider may be asked for the audience.
+/// 6. Only `ProviderIdentity::subject`, together with the issuer, identifies a person.
+/// 7. All end within a bounded time; an unreachable provider is `Unavailable`.
+/// 8. No redirect and no URL of the provider is followed, except those that its operator or its own
 ///    metadata name, as far as `outbound` allows them.
 pub(crate) trait IdentityProvider: Send + Sync {
     /// Builds the URL of the provider's log-in; `again` requests a fresh log-in.
@@ -147,6 +180,13 @@ pub(crate) trait IdentityProvider: Send + Sync {
         tokens: &'a Tokens,
         wanted: WantedClaims,
     ) -> ProviderFuture<'a, AskedAgain>;
+
+    /// Exchanges an access token that the provider gave of a person for one of another audience (RFC 8693).
+    fn exchange<'a>(
+        &'a self,
+        subject: &'a Secret,
+        audience: &'a str,
+    ) -> ProviderFuture<'a, Result<ProviderTokens, ExchangeError>>;
 
     /// Verifies a logout token of the provider.
     fn logout_token<'a>(

@@ -13,12 +13,12 @@ use super::{
     provider::{ProviderError, ProviderTokens, WantedClaims},
 };
 use crate::{
-    base::Clock,
+    base::{Clock, Secret},
     database::{
         self, Author, Tokens,
         oauth::{Identities, Identity, IdentityAt},
     },
-    declare::Provider,
+    declare::{Builtin, Provider, Tenant},
     snapshot::CurrentSnapshot,
 };
 
@@ -58,7 +58,29 @@ pub(crate) enum Standing {
     Unknown,
 }
 
+/// What there is of an access token that a provider gave of a person.
+pub(crate) enum HeldToken {
+    /// One that has not expired.
+    Alive(Secret),
+    /// None: the person has to log in again.
+    Gone,
+    /// One that has expired, and the provider does not answer.
+    Unknown,
+}
+
 impl StandingOf {
+    /// The person of a provider with this subject.
+    pub(crate) fn of(tenant: &Tenant, builtin: &Builtin, subject: &str) -> Option<Self> {
+        let provider = builtin.provider_of(subject)?;
+        Some(Self {
+            tenant: tenant.name.clone(),
+            provider: Arc::clone(provider),
+            subject: subject.to_owned(),
+            wanted: WantedClaims::of(tenant, provider),
+            recheck: builtin.recheck,
+        })
+    }
+
     fn at(&self) -> IdentityAt<'_> {
         IdentityAt {
             tenant: &self.tenant,
@@ -149,6 +171,71 @@ impl Standings {
         task.await.unwrap_or(Ok(Standing::Unknown))
     }
 
+    /// Reports whether tokens are kept that the provider gave of a person.
+    pub(crate) async fn has_tokens(&self, of: &StandingOf) -> Result<bool, database::Error> {
+        let found = self.identities()?.get(of.at()).await?;
+        Ok(found.is_some_and(|known| known.tokens.authority == of.provider.authority()))
+    }
+
+    /// The access token that the provider gave of a person, refreshed if that is due, or if it is the one that the
+    /// provider refused just now: by one replica at a time, which learns the provider's word on the way.
+    pub(crate) async fn access_token(
+        &self,
+        of: &StandingOf,
+        refused: Option<&Secret>,
+    ) -> Result<HeldToken, database::Error> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.hold(of, refused).await? {
+                Some(held) => return Ok(held),
+                None if Instant::now() >= deadline => return Ok(HeldToken::Unknown),
+                None => sleep(AGAIN).await,
+            }
+        }
+    }
+
+    /// None while another replica refreshes a token that has ended.
+    async fn hold(
+        &self,
+        of: &StandingOf,
+        refused: Option<&Secret>,
+    ) -> Result<Option<HeldToken>, database::Error> {
+        let (kept, now_ms) = (self.identities()?, self.clock.now_ms());
+        let Some(mut known) = kept.get(of.at()).await? else {
+            return Ok(Some(HeldToken::Gone));
+        };
+        if !of.is_askable(&known.tokens, now_ms) {
+            return Ok(Some(HeldToken::Gone));
+        }
+        let has_come = |at_ms: Option<i64>| at_ms.is_some_and(|at_ms| at_ms <= now_ms);
+        let access = known.tokens.access.clone();
+        let is_over = has_come(known.tokens.expires_ms) || refused == Some(&access);
+        let alive = (!is_over).then_some(HeldToken::Alive(access));
+        if known.tokens.refresh.is_none() {
+            return Ok(Some(alive.unwrap_or(HeldToken::Gone)));
+        }
+        if alive.is_some() && !has_come(known.tokens.refresh_ms()) {
+            return Ok(alive);
+        }
+        if !kept.lease(of.at(), &known, now_ms + LEASE_MS).await? {
+            return Ok(alive);
+        }
+        match self.renew(kept, of, &mut known).await? {
+            Ok(Standing::Ended) => Ok(Some(HeldToken::Gone)),
+            Ok(_) => {
+                let renewed = kept.get(of.at()).await?;
+                let renewed = renewed.map(|known| HeldToken::Alive(known.tokens.access));
+                Ok(Some(renewed.unwrap_or(HeldToken::Gone)))
+            }
+            Err(error) => {
+                warn(of, &error);
+                let again_ms = self.clock.now_ms() + BACKOFF_MS;
+                kept.end_lease(of.at(), known.version, again_ms).await?;
+                Ok(Some(alive.unwrap_or(HeldToken::Unknown)))
+            }
+        }
+    }
+
     async fn wait(&self, of: &StandingOf) -> Result<Standing, database::Error> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -178,13 +265,7 @@ impl Standings {
         match self.renew(kept, of, &mut known).await? {
             Ok(standing) => Ok(Some(standing)),
             Err(error) => {
-                let (tenant, provider) = (&of.tenant, &of.provider.name);
-                tracing::warn!(
-                    tenant.id = tenant,
-                    provider,
-                    ?error,
-                    "an identity provider cannot be asked about a person again"
-                );
+                warn(of, &error);
                 let again_ms = self.clock.now_ms() + BACKOFF_MS;
                 kept.end_lease(of.at(), known.version, again_ms).await?;
                 Ok(Some(held.unwrap_or(Standing::Unknown)))
@@ -261,6 +342,16 @@ impl Standings {
     fn identities(&self) -> Result<Identities<'_>, database::Error> {
         Ok(self.snapshot.database()?.identities())
     }
+}
+
+fn warn(of: &StandingOf, error: &ProviderError) {
+    let (tenant, provider) = (&of.tenant, &of.provider.name);
+    tracing::warn!(
+        tenant.id = tenant,
+        provider,
+        ?error,
+        "an identity provider cannot be asked about a person again"
+    );
 }
 
 fn millis(time: Duration) -> i64 {

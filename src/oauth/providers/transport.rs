@@ -1,5 +1,7 @@
 //! Requests to identity providers, through the guarded outbound client.
 
+use std::time::Duration;
+
 use http::{
     StatusCode,
     header::{ACCEPT, AUTHORIZATION},
@@ -12,8 +14,12 @@ use oauth2::{
 use serde_json::{Map, Value};
 use url::Url;
 
-use super::provider::{ANSWER, ProviderError, ProviderFuture, ProviderTokens};
-use crate::base::{Outbound, OutboundError, Secret};
+use super::provider::{ANSWER, ExchangeError, ProviderError, ProviderFuture, ProviderTokens};
+use crate::{
+    base::{Outbound, OutboundError, Secret},
+    declare::{Provider, is_secret},
+    oauth::base::ClientAt,
+};
 
 /// The HTTP client of the `oauth2` crate: the guarded outbound client.
 pub(super) struct OutboundClient<'o>(pub(super) &'o Outbound);
@@ -84,6 +90,63 @@ pub(super) fn given<F: ExtraTokenFields>(
     }
 }
 
+/// Exchanges an access token of a person for one of another audience (RFC 8693, section 2.1), at the token endpoint of
+/// `provider`, which takes Basic or not.
+pub(super) async fn exchange(
+    outbound: &Outbound,
+    (provider, url, is_basic): (&Provider, &str, bool),
+    subject: &Secret,
+    audience: &str,
+) -> Result<ProviderTokens, ExchangeError> {
+    let form = [
+        ("grant_type", TOKEN_EXCHANGE),
+        ("subject_token", subject.expose()),
+        ("subject_token_type", ACCESS_TOKEN),
+        ("audience", audience),
+        ("requested_token_type", ACCESS_TOKEN),
+    ];
+    let client = ClientAt {
+        id: &provider.client_id,
+        secret: provider.client_secret.as_ref(),
+        is_basic,
+    };
+    let unasked = || ProviderError::Invalid(format!("{url}: it cannot be asked"));
+    let request = client.form(url, &form).ok_or_else(unasked)?;
+    let answer = outbound.exchange(request, ANSWER).await?;
+    let is_success = answer.status() == StatusCode::OK;
+    let body: Value = serde_json::from_slice(answer.body()).unwrap_or_default();
+    exchanged(is_success, &body)
+}
+
+/// Reads the answer to an exchange (RFC 8693, section 2.2).
+fn exchanged(is_success: bool, body: &Value) -> Result<ProviderTokens, ExchangeError> {
+    let text = |name: &str| body[name].as_str();
+    let invalid = |what: &str| ProviderError::Invalid(format!("its answer to an exchange: {what}"));
+    if let Some(error) = text("error") {
+        let known = EXCHANGE_REFUSALS.into_iter().find(|known| *known == error);
+        // Another text may be anything.
+        return Err(ExchangeError::Refused(known.unwrap_or("another error")));
+    }
+    if !is_success {
+        return Err(invalid("neither a token nor an error").into());
+    }
+    if text("issued_token_type") != Some(ACCESS_TOKEN) {
+        return Err(invalid("another type of token than was requested").into());
+    }
+    // Section 2.2.1: N_A is for tokens that no resource takes as access tokens.
+    if !text("token_type").is_some_and(|kind| kind.eq_ignore_ascii_case("bearer")) {
+        return Err(invalid("no bearer token").into());
+    }
+    let access = text("access_token").filter(|text| is_secret(text));
+    let access = access.ok_or_else(|| invalid("no access token"))?;
+    Ok(ProviderTokens {
+        access: Secret::new(access.to_owned()),
+        // One exchange is as good as another: what could be kept is not.
+        refresh: None,
+        lasts: body["expires_in"].as_u64().map(Duration::from_secs),
+    })
+}
+
 /// The JSON object that a provider returns to the holder of `token`, which it gave just now.
 pub(super) async fn get_with_token(
     outbound: &Outbound,
@@ -119,6 +182,23 @@ pub(super) async fn get_with_old_token(
     serde_json::from_slice(answer.body()).map_err(|_| wrong("no JSON object"))
 }
 
+/// The grant type of an exchange (RFC 8693, section 2.1).
+const TOKEN_EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
+/// The type of access tokens (RFC 8693, section 3).
+const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
+/// Errors that are logged by their names (RFC 6749, section 5.2; RFC 8693, section 2.2.2).
+const EXCHANGE_REFUSALS: [&str; 10] = [
+    "access_denied",
+    "interaction_required",
+    "invalid_client",
+    "invalid_grant",
+    "invalid_request",
+    "invalid_scope",
+    "invalid_target",
+    "invalid_token",
+    "unauthorized_client",
+    "unsupported_grant_type",
+];
 /// Errors by which a provider says that a person has to log in again (RFC 6749, section 5.2; OpenID Connect Core, section
 /// 3.1.2.6, which Entra ID's token endpoint has, too). GitHub has a name of its own.
 const ENDED: [&str; 5] = [
@@ -128,3 +208,58 @@ const ENDED: [&str; 5] = [
     "login_required",
     "consent_required",
 ];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_exchange_gives_an_access_token_or_a_reason() {
+        let good = json!({"access_token": "t", "issued_token_type": ACCESS_TOKEN, "token_type": "Bearer",
+            "expires_in": 60, "refresh_token": "r"});
+        let given = exchanged(true, &good).unwrap();
+        assert_eq!(given.access, Secret::new("t".to_owned()));
+        assert_eq!(
+            (given.refresh, given.lasts),
+            (None, Some(Duration::from_secs(60)))
+        );
+        let jwt = "urn:ietf:params:oauth:token-type:jwt";
+        let refresh = "urn:ietf:params:oauth:token-type:refresh_token";
+        for (name, value) in [
+            ("access_token", json!("")),
+            ("access_token", json!("a\u{0}b")),
+            ("access_token", json!("x".repeat(17 << 10))),
+            ("access_token", json!(1)),
+            ("issued_token_type", Value::Null),
+            ("issued_token_type", json!(jwt)),
+            ("issued_token_type", json!(refresh)),
+            ("token_type", json!("N_A")),
+            ("token_type", json!("DPoP")),
+            ("token_type", Value::Null),
+        ] {
+            let mut wrong = good.clone();
+            wrong[name] = value.clone();
+            let found = exchanged(true, &wrong).err();
+            assert!(
+                matches!(
+                    found,
+                    Some(ExchangeError::Failed(ProviderError::Invalid(_)))
+                ),
+                "{name}: {value}"
+            );
+        }
+        assert!(exchanged(false, &good).is_err());
+        for (error, wanted) in [
+            ("invalid_target", "invalid_target"),
+            ("a secret of the provider", "another error"),
+        ] {
+            // Some refuse with 200.
+            for is_success in [false, true] {
+                let found = exchanged(is_success, &json!({"error": error, "access_token": "t"}));
+                assert_eq!(found.err(), Some(ExchangeError::Refused(wanted)));
+            }
+        }
+    }
+}

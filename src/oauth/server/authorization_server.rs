@@ -121,27 +121,12 @@ impl AuthorizationServer {
 
     /// Returns a person of an identity provider, whose standing can be asked for.
     pub(crate) fn standing_of(&self, subject: &str) -> Option<StandingOf> {
-        let provider = self.builtin.provider_of(subject)?;
-        Some(StandingOf {
-            tenant: self.tenant.name.clone(),
-            provider: Arc::clone(provider),
-            subject: subject.to_owned(),
-            wanted: self.wanted_claims(provider),
-            recheck: self.builtin.recheck,
-        })
+        StandingOf::of(&self.tenant, &self.builtin, subject)
     }
 
     /// Returns the claims on which access depends, in addition to the subject.
     pub(crate) fn wanted_claims(&self, provider: &Provider) -> WantedClaims {
-        let mut servers = self.tenant.servers.values();
-        let has_groups = servers.any(|server| {
-            let grants = server.grants.as_ref();
-            server.policy.has_groups() || grants.is_some_and(|grants| !grants.groups.is_empty())
-        });
-        WantedClaims {
-            groups: has_groups || !provider.allow.groups.is_empty(),
-            email: !provider.allow.domains.is_empty(),
-        }
+        WantedClaims::of(&self.tenant, provider)
     }
 
     /// Returns those of the scopes that `allowed` includes; `offline_access` if it includes none of them, since the

@@ -74,11 +74,11 @@ impl Oauth {
     ) -> Self {
         let is_probed = !config.outbound.probe.is_empty();
         let known = config.oauth.known_clients.clone();
-        let providers = Providers::new(outbound.clone(), clock.clone());
-        let tracker = upstreams.tracker.clone();
+        let exchanges = &upstreams.exchanges;
+        let (providers, standings) = (exchanges.providers.clone(), exchanges.standings.clone());
         Self(Arc::new(OauthState {
             config,
-            standings: Standings::new(providers.clone(), Arc::clone(&snapshot), tracker),
+            standings,
             snapshot,
             documents: Documents::new(outbound, known, is_probed),
             providers,

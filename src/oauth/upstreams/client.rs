@@ -4,22 +4,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use base64::{Engine, engine::general_purpose::STANDARD};
-use http::{
-    HeaderValue,
-    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
-};
 use moka::future::Cache;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use url::{Url, form_urlencoded::Serializer, form_urlencoded::byte_serialize};
+use url::Url;
 
 use crate::{
     base::{Outbound, OutboundError, Secret},
     database::Tokens,
     declare::{Upstream, UpstreamEndpoints, is_secret},
     endpoint::issuer_metadata_urls,
-    oauth::base::secret,
+    oauth::base::{ClientAt, secret},
 };
 
 /// The client of all upstreams; clones share the cached metadata.
@@ -249,7 +244,12 @@ impl UpstreamClient {
         form: &[(&str, &str)],
     ) -> Result<Map<String, Value>, UpstreamError> {
         let invalid = |what: &str| UpstreamError::Invalid(format!("{url}: {what}"));
-        let request = request(upstream, endpoints.takes_basic(), url, form);
+        let client = ClientAt {
+            id: &upstream.client_id,
+            secret: upstream.client_secret.as_ref(),
+            is_basic: endpoints.takes_basic(),
+        };
+        let request = client.form(url, form);
         let request = request.ok_or_else(|| invalid("it cannot be asked"))?;
         let answer = self.outbound.exchange(request, ANSWER).await?;
         serde_json::from_slice(answer.body()).map_err(|_| invalid("no JSON object"))
@@ -304,41 +304,6 @@ impl UpstreamClient {
         }
         Err(last)
     }
-}
-
-/// A form with the credentials of the gateway (RFC 6749, section 2.3.1).
-fn request(
-    upstream: &Upstream,
-    is_basic: bool,
-    url: &str,
-    form: &[(&str, &str)],
-) -> Option<http::Request<Vec<u8>>> {
-    let mut content = Serializer::new(String::new());
-    content.extend_pairs(form);
-    let mut request = http::Request::post(url)
-        .header(ACCEPT, "application/json")
-        .header(CONTENT_TYPE, "application/x-www-form-urlencoded");
-    match &upstream.client_secret {
-        Some(secret) if is_basic => {
-            let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
-            let pair = format!(
-                "{}:{}",
-                encoded(&upstream.client_id),
-                encoded(secret.expose())
-            );
-            let basic = format!("Basic {}", STANDARD.encode(pair));
-            let mut basic = HeaderValue::try_from(basic).ok()?;
-            basic.set_sensitive(true);
-            request = request.header(AUTHORIZATION, basic);
-        }
-        secret => {
-            content.append_pair("client_id", &upstream.client_id);
-            if let Some(secret) = secret {
-                content.append_pair("client_secret", secret.expose());
-            }
-        }
-    }
-    request.body(content.finish().into_bytes()).ok()
 }
 
 /// Reads a token response (RFC 6749, sections 5.1 and 5.2), whatever its status: some services refuse with

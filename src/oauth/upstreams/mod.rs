@@ -4,10 +4,12 @@
 //! Not here: the pages (`oauth::browser`), the rows (`database`), and the delivery to children (`backend`).
 //!
 //! * `client`: requests to upstreams, through the guarded outbound client
+//! * `exchange`: tokens for other audiences, exchanged at people's identity providers
 //! * `source`: access tokens of people: read, refreshed by one replica at a time, looked at
 
 mod client;
+mod exchange;
 mod source;
 
-pub(crate) use self::client::{Departure, UpstreamClient, UpstreamError};
+pub(crate) use self::client::{Departure, UpstreamError};
 pub(crate) use self::source::Upstreams;

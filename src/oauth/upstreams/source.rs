@@ -7,12 +7,15 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 
-use super::client::{UpstreamClient, UpstreamError};
+use super::{
+    client::{UpstreamClient, UpstreamError},
+    exchange::Exchanges,
+};
 use crate::{
     backend::{Refused, TokenOf, TokenSource, child::AccessToken},
-    base::Clock,
+    base::{Clock, Outbound},
     database::{self, Author, Connection, ConnectionAt},
-    declare::{AuthMode, Upstream},
+    declare::{AuthMode, TokenFrom, Upstream},
     snapshot::CurrentSnapshot,
 };
 
@@ -21,6 +24,8 @@ use crate::{
 pub(crate) struct Upstreams {
     /// The requests to upstreams.
     pub(crate) client: UpstreamClient,
+    /// Tokens of identity providers for other audiences.
+    pub(crate) exchanges: Exchanges,
     snapshot: Arc<CurrentSnapshot>,
     clock: Clock,
     /// A refresh that was begun is ended: its refresh token may be used up.
@@ -35,15 +40,16 @@ enum Step {
 }
 
 impl Upstreams {
-    /// The connections in the database of `snapshot`.
+    /// The connections in the database of `snapshot`; others are reached through `outbound`.
     pub(crate) fn new(
-        client: UpstreamClient,
+        outbound: Outbound,
         snapshot: Arc<CurrentSnapshot>,
         tracker: TaskTracker,
     ) -> Self {
         let clock = snapshot.clock().clone();
         Self {
-            client,
+            client: UpstreamClient::new(outbound.clone()),
+            exchanges: Exchanges::new(outbound, Arc::clone(&snapshot), tracker.clone()),
             snapshot,
             clock,
             tracker,
@@ -60,22 +66,67 @@ impl Upstreams {
         })
     }
 
+    /// Ends a connection here, and at the upstream where it has an endpoint for that; returns false if there is none.
+    pub(crate) async fn disconnect(
+        &self,
+        of: ConnectionAt<'_>,
+        author: &Author,
+    ) -> Result<bool, database::Error> {
+        let kept = self.snapshot.database()?.for_operators().connections();
+        // One whose tokens do not open can still be ended.
+        let known = kept.get(of).await.ok().flatten();
+        if !kept
+            .remove(of, None, "upstream.disconnected", author)
+            .await?
+        {
+            return Ok(false);
+        }
+        self.snapshot.refresh_issued().await?;
+        let upstream = self.upstream(of.tenant, of.upstream);
+        let tokens = known.map(|known| known.tokens);
+        if let (Some(upstream), Some(tokens)) = (upstream, tokens)
+            && tokens.authority == upstream.authority()
+        {
+            let client = self.client.clone();
+            let revoking = async move { client.revoke(&upstream, &tokens).await };
+            // It goes on when the request that wanted it does not.
+            _ = self.tracker.spawn(revoking).await;
+        }
+        Ok(true)
+    }
+
     /// The upstream, as it is declared now.
-    fn upstream(&self, of: &TokenOf) -> Option<Arc<Upstream>> {
+    fn upstream(&self, tenant: &str, name: &str) -> Option<Arc<Upstream>> {
         let catalog = self.snapshot.catalog();
-        match &catalog.tenants.get(&of.tenant)?.auth {
-            AuthMode::Builtin(builtin) => builtin.upstreams.get(&of.upstream).cloned(),
+        match &catalog.tenants.get(tenant)?.auth {
+            AuthMode::Builtin(builtin) => builtin.upstreams.get(name).cloned(),
             _ => None,
         }
     }
 
     async fn token(&self, of: &TokenOf) -> Result<AccessToken, Refused> {
-        let upstream = self.upstream(of).ok_or(Refused::Missing)?;
+        match &of.from {
+            TokenFrom::Exchange(audience) => self.exchanges.token(of, audience).await,
+            TokenFrom::Upstream(upstream) => {
+                let at = ConnectionAt {
+                    tenant: &of.tenant,
+                    upstream,
+                    holder: &of.holder,
+                };
+                self.connected(at).await
+            }
+        }
+    }
+
+    /// The access token of a connection.
+    async fn connected(&self, at: ConnectionAt<'_>) -> Result<AccessToken, Refused> {
+        let upstream = self.upstream(at.tenant, at.upstream);
+        let upstream = upstream.ok_or(Refused::Missing)?;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let step = self.attempt(of, &upstream).await;
+            let step = self.attempt(at, &upstream).await;
             let step = step.map_err(|error| {
-                let (tenant, name) = (&of.tenant, &of.upstream);
+                let (tenant, name) = (at.tenant, at.upstream);
                 tracing::warn!(tenant.id = tenant, upstream.name = name, %error, "a connection cannot be read");
                 Refused::Busy
             })?;
@@ -89,10 +140,10 @@ impl Upstreams {
 
     async fn attempt(
         &self,
-        of: &TokenOf,
+        at: ConnectionAt<'_>,
         upstream: &Upstream,
     ) -> Result<Result<Step, Refused>, database::Error> {
-        let (at, now_ms) = (place(of), self.clock.now_ms());
+        let now_ms = self.clock.now_ms();
         let found = self.snapshot.database()?.connections().get(at).await?;
         let authority = upstream.authority();
         let Some(known) = found.filter(|known| known.tokens.authority == authority) else {
@@ -224,14 +275,6 @@ fn given(known: &Connection, look_ms: Option<i64>) -> AccessToken {
         value: known.tokens.access.clone(),
         version: known.version,
         look_ms,
-    }
-}
-
-fn place(of: &TokenOf) -> ConnectionAt<'_> {
-    ConnectionAt {
-        tenant: &of.tenant,
-        upstream: &of.upstream,
-        holder: &of.holder,
     }
 }
 

@@ -760,7 +760,8 @@ async fn without_a_key_there_is_nothing(ground: Ground) {
             .replace("{name}", "x")
             .replace("{id}", "x")
             .replace("{kid}", "x")
-            .replace("{secret}", "x");
+            .replace("{secret}", "x")
+            .replace("{upstream}", "x");
         for method in methods.as_object().unwrap().keys() {
             let method: Method = method.to_uppercase().parse().unwrap();
             for (who, wanted) in [

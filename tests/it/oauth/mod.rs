@@ -2,6 +2,8 @@
 
 mod account;
 pub(crate) mod client_metadata_documents;
+mod connections;
+mod exchange;
 pub(crate) mod floods;
 pub(crate) mod hosts;
 mod id_jag;

@@ -18,20 +18,20 @@ use crate::{
     },
 };
 
-const EVE: [(&str, &str); 2] = [("username", "eve"), ("password", "correct horse")];
+pub(super) const EVE: [(&str, &str); 2] = [("username", "eve"), ("password", "correct horse")];
 /// The audience of the tokens of the real upstream, which gives opaque ones for it.
-const RESOURCE: &str = "https://api.test/opaque/";
+pub(super) const RESOURCE: &str = "https://api.test/opaque/";
 
 /// The upstreams of a tenant, and the API keys of its people.
-struct People {
-    ada: String,
-    eve: String,
-    tenant: Value,
+pub(super) struct People {
+    pub(super) ada: String,
+    pub(super) eve: String,
+    pub(super) tenant: Value,
 }
 
 impl People {
     /// Servers `s`, which has the token of upstream `hub` in its environment, and `f`, in a file.
-    fn with(upstreams: Value) -> Self {
+    pub(super) fn with(upstreams: Value) -> Self {
         let [ada, eve] = [key(), key()];
         let of =
             |hash: &str, subject: &str| json!({"hash": hash, "subject": subject, "servers": ["*"]});
@@ -53,48 +53,48 @@ impl People {
     }
 }
 
-fn outbound(mut config: Value) -> Value {
+pub(super) fn outbound(mut config: Value) -> Value {
     config["outbound"] = json!({"allow": ["127.0.0.0/8"]});
     config
 }
 
-fn real(provider: &Provider) -> Value {
+pub(super) fn real(provider: &Provider) -> Value {
     json!({"hub": {"issuer": provider.issuer, "client_id": "gateway", "client_secret": "secret",
         "title": "The Hub", "scopes": ["openid", "offline_access", "files:read"], "resource": RESOURCE}})
 }
 
 /// An upstream without metadata at a scripted server.
-fn scripted(stage: &Stage) -> Value {
+pub(super) fn scripted(stage: &Stage) -> Value {
     let at = |path: &str| format!("{}{path}", stage.url);
     json!({"authorization_endpoint": at("/authorize"), "token_endpoint": at("/token"),
         "client_id": "gateway", "client_secret": "s3cret", "scopes": ["repo"]})
 }
 
 /// A token response.
-fn tokens(access: &str, expires_in: u32, refresh: &str) -> Value {
+pub(super) fn tokens(access: &str, expires_in: u32, refresh: &str) -> Value {
     json!({"access_token": access, "token_type": "bearer", "expires_in": expires_in,
         "refresh_token": refresh})
 }
 
-fn session(gateway: &Served, key: &str, server: &str) -> Session {
+pub(super) fn session(gateway: &Served, key: &str, server: &str) -> Session {
     let url = format!("{}/t/a/{server}/mcp", gateway.origin());
     Session::at(bearer(key), url)
 }
 
-async fn opened(gateway: &Served, key: &str, server: &str) -> Session {
+pub(super) async fn opened(gateway: &Served, key: &str, server: &str) -> Session {
     let mut session = session(gateway, key, server);
     session.initialize(NEWEST).await;
     session
 }
 
 /// The error of an `initialize`.
-async fn refused(gateway: &Served, key: &str, server: &str) -> Value {
+pub(super) async fn refused(gateway: &Served, key: &str, server: &str) -> Value {
     let answer = session(gateway, key, server).post(&opening(NEWEST)).await;
     json_of(answer).await["error"].take()
 }
 
 /// The token in the environment of a child, or in its file.
-async fn token(session: &Session) -> String {
+pub(super) async fn token(session: &Session) -> String {
     let answer = session.call("env", json!({})).await;
     let text = answer["result"]["content"][0]["text"].as_str();
     let env: Value = serde_json::from_str(text.unwrap_or("{}")).unwrap();
@@ -105,12 +105,16 @@ async fn token(session: &Session) -> String {
     }
 }
 
-async fn pid(session: &Session) -> Value {
+pub(super) async fn pid(session: &Session) -> Value {
     let text = session.text("whoami", json!({})).await;
     serde_json::from_str::<Value>(&text).unwrap()["pid"].take()
 }
 
-async fn account(gateway: &Served, browser: &mut Browser, who: &[(&str, &str)]) -> Shown {
+pub(super) async fn account(
+    gateway: &Served,
+    browser: &mut Browser,
+    who: &[(&str, &str)],
+) -> Shown {
     let url = format!("{}/t/a/account", gateway.origin());
     let page = browser.open(&url).await;
     if page.text.contains("Your account") {
@@ -122,7 +126,7 @@ async fn account(gateway: &Served, browser: &mut Browser, who: &[(&str, &str)]) 
 }
 
 /// A URL below the public URL, at this replica.
-fn gateway_url(gateway: &Served, url: &str) -> String {
+pub(super) fn gateway_url(gateway: &Served, url: &str) -> String {
     url.replace("https://gw.test", gateway.origin())
 }
 
@@ -157,7 +161,7 @@ async fn connected(
 }
 
 /// Connects ada to the scripted upstream, which gives these tokens.
-async fn connected_to(stage: &Stage, gateway: &Served, given: Value) -> Browser {
+pub(super) async fn connected_to(stage: &Stage, gateway: &Served, given: Value) -> Browser {
     let mut browser = Browser::new();
     let page = account(gateway, &mut browser, &ADA).await;
     stage.json("/token", given);
@@ -168,7 +172,7 @@ async fn connected_to(stage: &Stage, gateway: &Served, given: Value) -> Browser 
 }
 
 /// The URL by which a person returns who departed by this redirect.
-fn returning(gateway: &Served, upstream: &str, sent: &Shown) -> String {
+pub(super) fn returning(gateway: &Served, upstream: &str, sent: &Shown) -> String {
     let state = &sent.answer()["state"];
     format!(
         "{}/t/a/oauth/connected/{upstream}?code=c&state={state}",
@@ -185,7 +189,7 @@ fn sql(postgres: &Postgres, statement: &str) {
 }
 
 /// The kinds of the audit records about upstreams, newest first.
-async fn audited(gateway: &Served) -> Vec<String> {
+pub(super) async fn audited(gateway: &Served) -> Vec<String> {
     let url = format!("{}/api/v1/audit?tenant=a", gateway.origin());
     let records = send(Method::GET, &url, &gateway.administrator(), None).await;
     let items = records.body["items"].as_array().unwrap().clone();
@@ -254,7 +258,7 @@ async fn people_connect_their_own_accounts(config: Value) {
 }
 
 /// The tokens are in no audit record, log line or page.
-async fn are_unseen(mut gateway: Served, tokens: &[String], page: String) {
+pub(super) async fn are_unseen(mut gateway: Served, tokens: &[String], page: String) {
     let url = format!("{}/api/v1/audit", gateway.origin());
     let records = send(Method::GET, &url, &gateway.administrator(), None).await;
     let logs = json!(gateway.end().await).to_string();

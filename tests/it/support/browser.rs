@@ -52,6 +52,15 @@ impl Browser {
             .await
     }
 
+    /// Sends the consent form of a page with fields that it does not have.
+    pub(crate) async fn submit_anyway(&mut self, page: &Shown, fields: &[(&str, &str)]) -> Shown {
+        let (action, form) = page.form("decision");
+        let mut all = vec![("form", form.as_str())];
+        all.extend_from_slice(fields);
+        self.post(page.url.join(&action).unwrap().as_str(), &all)
+            .await
+    }
+
     /// Posts these fields as a form.
     pub(crate) async fn post(&mut self, url: &str, fields: &[(&str, &str)]) -> Shown {
         let body = url::form_urlencoded::Serializer::new(String::new())
@@ -86,6 +95,15 @@ impl Browser {
     /// Copies all cookies of another browser.
     pub(crate) fn steal(&mut self, other: &Self) {
         self.cookies = other.cookies.clone();
+    }
+
+    /// Has the cookies of one origin for another, as one gateway behind two addresses.
+    pub(crate) fn know_as(&mut self, origin: &str, other: &str) {
+        let own = self.cookies.iter().filter(|((of, _), _)| of == origin);
+        let same: Vec<_> = own
+            .map(|((_, name), value)| ((other.to_owned(), name.clone()), value.clone()))
+            .collect();
+        self.cookies.extend(same);
     }
 
     async fn send(&mut self, url: &str, request: reqwest::RequestBuilder) -> Shown {

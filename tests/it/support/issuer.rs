@@ -179,6 +179,16 @@ impl Provider {
         self.tell(&format!("ttl {seconds}\n")).await;
     }
 
+    /// Refuses every exchange of a token by this error from now on.
+    pub(crate) async fn refuse(&mut self, error: &str) {
+        self.tell(&format!("refuse {error}\n")).await;
+    }
+
+    /// Ends the access token that was exchanged last.
+    pub(crate) async fn forget(&mut self) {
+        self.tell("forget\n").await;
+    }
+
     /// What the provider says about a token (RFC 7662).
     pub(crate) async fn introspect(&self, token: &str) -> Value {
         let form = url::form_urlencoded::Serializer::new(String::new())

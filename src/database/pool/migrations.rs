@@ -5,7 +5,7 @@
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 9] = [
+pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 10] = [
     (
         1,
         "control",

@@ -335,11 +335,7 @@ impl Parts {
         let auth = Verifier::new(
             &self.config,
             outbound.clone(),
-            (
-                snapshot.clock().clone(),
-                audit.clone(),
-                snapshot.last_poll().clone(),
-            ),
+            (&snapshot, audit.clone()),
             &self.metrics,
             &sessions.tasks,
             &sessions.stop,
@@ -371,6 +367,7 @@ impl Parts {
             front.auth.denials().clone(),
             Arc::clone(&self.metrics),
         );
+        front.auth.ask_about_people(Arc::new(oauth.clone()));
         let stage = &self.stages.sessions;
         let probing = oauth.clone().probe();
         let probing = stage.stop.clone().run_until_cancelled_owned(probing);

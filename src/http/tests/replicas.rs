@@ -279,11 +279,7 @@ fn front(
     let auth = Verifier::new(
         &shared.config,
         Outbound::new(Vec::new()),
-        (
-            Clock::system(),
-            AuditQueue::disabled(),
-            snapshot.last_poll().clone(),
-        ),
+        (&snapshot, AuditQueue::disabled()),
         metrics,
         tracker,
         stop,

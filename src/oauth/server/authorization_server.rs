@@ -1,20 +1,22 @@
 //! Authorization server of one tenant, extracted from the path of a request.
 
-use std::sync::Arc;
+use std::{future::ready, sync::Arc};
 
 use axum::{
     extract::FromRequestParts,
     response::{IntoResponse, Response},
 };
+use futures_util::future::BoxFuture;
 use http::{Extensions, request::Parts};
 
 use super::state::{Oauth, OauthState};
 use crate::{
+    auth::{People, PersonStanding},
     declare::{AllowedScopes, AuthMode, Builtin, DeclaredClient, OFFLINE_ACCESS, Provider, Tenant},
     endpoint::{OauthEndpoint, Site, TenantHost},
     oauth::{
         clients::{CLIENT_CREDENTIALS, Clients, GRANT_TYPES, JWT_BEARER},
-        providers::{StandingOf, WantedClaims},
+        providers::{Standing, StandingOf, WantedClaims},
     },
 };
 
@@ -121,27 +123,12 @@ impl AuthorizationServer {
 
     /// Returns a person of an identity provider, whose standing can be asked for.
     pub(crate) fn standing_of(&self, subject: &str) -> Option<StandingOf> {
-        let provider = self.builtin.provider_of(subject)?;
-        Some(StandingOf {
-            tenant: self.tenant.name.clone(),
-            provider: Arc::clone(provider),
-            subject: subject.to_owned(),
-            wanted: self.wanted_claims(provider),
-            recheck: self.builtin.recheck,
-        })
+        standing_of(&self.tenant, &self.builtin, subject)
     }
 
     /// Returns the claims on which access depends, in addition to the subject.
     pub(crate) fn wanted_claims(&self, provider: &Provider) -> WantedClaims {
-        let mut servers = self.tenant.servers.values();
-        let has_groups = servers.any(|server| {
-            let grants = server.grants.as_ref();
-            server.policy.has_groups() || grants.is_some_and(|grants| !grants.groups.is_empty())
-        });
-        WantedClaims {
-            groups: has_groups || !provider.allow.groups.is_empty(),
-            email: !provider.allow.domains.is_empty(),
-        }
+        wanted_claims(&self.tenant, provider)
     }
 
     /// Returns those of the scopes that `allowed` includes; `offline_access` if it includes none of them, since the
@@ -172,6 +159,51 @@ impl AuthorizationServer {
         let mut scopes = self.tenant.baseline_scopes(self.tenant.servers.values());
         scopes.sort_unstable();
         scopes
+    }
+}
+
+fn standing_of(tenant: &Tenant, builtin: &Builtin, subject: &str) -> Option<StandingOf> {
+    let provider = builtin.provider_of(subject)?;
+    Some(StandingOf {
+        tenant: tenant.name.clone(),
+        provider: Arc::clone(provider),
+        subject: subject.to_owned(),
+        wanted: wanted_claims(tenant, provider),
+        recheck: builtin.recheck,
+    })
+}
+
+fn wanted_claims(tenant: &Tenant, provider: &Provider) -> WantedClaims {
+    let mut servers = tenant.servers.values();
+    let has_groups = servers.any(|server| {
+        let grants = server.grants.as_ref();
+        server.policy.has_groups() || grants.is_some_and(|grants| !grants.groups.is_empty())
+    });
+    WantedClaims {
+        groups: has_groups || !provider.allow.groups.is_empty(),
+        email: !provider.allow.domains.is_empty(),
+    }
+}
+
+/// For API keys that people made, which are asked about as tokens are at a refresh.
+impl People for Oauth {
+    fn standing<'p>(
+        &'p self,
+        tenant: &'p Tenant,
+        builtin: &'p Builtin,
+        subject: &'p str,
+    ) -> BoxFuture<'p, PersonStanding> {
+        let Some(of) = standing_of(tenant, builtin, subject) else {
+            return Box::pin(ready(PersonStanding::Good));
+        };
+        Box::pin(async {
+            match self.0.standings.ask(of).await {
+                Ok(Standing::Good(_)) => PersonStanding::Good,
+                Ok(Standing::Ended) => PersonStanding::Ended,
+                Ok(Standing::Unknown) => PersonStanding::Unknown,
+                Err(_) => PersonStanding::NoStore,
+            }
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    api_key,
+    api_key::{self, OwnKeyCallers, People, PresentedKey},
     assertion::{AssertedBasis, Assertion},
     builtin::{self, Groups, Tokens},
     denials::{self, Denials},
@@ -24,12 +24,12 @@ use crate::{
     base::{Clock, Outbound},
     config::Config,
     declare::{
-        AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, Dpop, External, Issued, Policy, Server,
-        Tenant,
+        AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, Dpop, External, Issued, OwnKey, Policy,
+        Server, Tenant,
     },
     endpoint::{self, TenantHost},
     error::Error,
-    snapshot::{AuditQueue, LastPollAttempt},
+    snapshot::{AuditQueue, CurrentSnapshot, LastPollAttempt},
     state::Limiter,
     telemetry::{Denied, Metrics},
 };
@@ -60,6 +60,8 @@ enum AccessBasis {
     Open,
     /// The API key with this hash.
     ApiKey([u8; 32]),
+    /// The API key with this hash, which its person made.
+    OwnKey([u8; 32]),
     /// A token of another authorization server, the principal's issuer.
     Token,
     /// A token of the tenant's own authorization server.
@@ -93,7 +95,9 @@ impl Access {
             .filter(|subject| !subject.is_empty())?;
         match self.basis {
             AccessBasis::Open => None,
-            AccessBasis::ApiKey(_) | AccessBasis::Own(_) => Some(subject.to_owned()),
+            AccessBasis::ApiKey(_) | AccessBasis::OwnKey(_) | AccessBasis::Own(_) => {
+                Some(subject.to_owned())
+            }
             AccessBasis::Token => Some(format!("{}#{subject}", self.principal.issuer()?)),
         }
     }
@@ -147,6 +151,7 @@ impl Access {
             basis: match &self.basis {
                 AccessBasis::Open => AssertedBasis::Open,
                 AccessBasis::ApiKey(hash) => AssertedBasis::ApiKey(*hash),
+                AccessBasis::OwnKey(hash) => AssertedBasis::OwnKey(*hash),
                 AccessBasis::Token => AssertedBasis::Token,
                 AccessBasis::Own(basis) => AssertedBasis::Own(basis.numbers()),
             },
@@ -158,10 +163,16 @@ impl Access {
     /// Extends this access by the basis of `other`, which has the same principal. Returns `None` if
     /// that adds nothing.
     pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
-        let (AccessBasis::Own(own), AccessBasis::Own(theirs)) = (&self.basis, &other.basis) else {
-            return None;
+        let basis = match (&self.basis, &other.basis) {
+            (AccessBasis::Own(own), AccessBasis::Own(theirs)) => {
+                AccessBasis::Own(own.joined(theirs)?)
+            }
+            // Another value of the key: the one before may end.
+            (AccessBasis::OwnKey(own), AccessBasis::OwnKey(theirs)) if own != theirs => {
+                AccessBasis::OwnKey(*theirs)
+            }
+            _ => return None,
         };
-        let basis = AccessBasis::Own(own.joined(theirs)?);
         Some(Self {
             basis,
             is_bound: self.is_bound && other.is_bound,
@@ -181,6 +192,7 @@ pub(crate) struct VerifierState {
     tokens: Tokens,
     principals: Principals,
     proofs: UsedProofs,
+    pub(super) own_keys: OwnKeyCallers,
     pub(crate) denials: Denials,
     clock: Clock,
     asked: LastPollAttempt,
@@ -195,11 +207,11 @@ impl VerifierState {
 
 impl Verifier {
     /// Makes a verifier that fetches keys through `outbound`, and remembers proofs in `limiter`. Its tasks
-    /// belong to `tracker` and end at `stop`. `asked` tells the age of the known revocations.
+    /// belong to `tracker` and end at `stop`.
     pub(crate) fn new(
         config: &Config,
         (outbound, limiter): (Outbound, Arc<dyn Limiter>),
-        (clock, audit, asked): (Clock, AuditQueue, LastPollAttempt),
+        (snapshot, audit): (&Arc<CurrentSnapshot>, AuditQueue),
         metrics: &Arc<Metrics>,
         tracker: &TaskTracker,
         stop: &CancellationToken,
@@ -218,9 +230,10 @@ impl Verifier {
             tokens: Tokens::new(),
             principals: Principals::default(),
             proofs: UsedProofs::new(limiter),
+            own_keys: OwnKeyCallers::new(snapshot, tracker, stop),
             denials,
-            clock,
-            asked,
+            clock: snapshot.clock().clone(),
+            asked: snapshot.last_poll().clone(),
         }))
     }
 
@@ -232,6 +245,11 @@ impl Verifier {
     /// The proofs of possession that were used.
     pub(crate) fn proofs(&self) -> &UsedProofs {
         &self.0.proofs
+    }
+
+    /// Sets who is asked about people whose API keys are used.
+    pub(crate) fn ask_about_people(&self, people: Arc<dyn People>) {
+        self.0.own_keys.ask(people);
     }
 
     /// Reports of denied requests.
@@ -318,12 +336,11 @@ impl Verifier {
             }
         };
         if api_key::has_prefix(text) {
-            let now = self.0.now();
-            let found = api_key::digest(text).and_then(|hash| api_key::find(tenant, hash, now));
-            let found = found.filter(|_| offered.is_none());
-            let (hash, key) = found.ok_or_else(|| bad("an API key that is not known here"))?;
-            let principal = self.0.principals.by_key(tenant, hash, &key);
-            return Ok(Authenticated::by_key(principal, hash, &key));
+            if offered.is_some() {
+                return Err(bad("an API key, as a token that is bound to a key"));
+            }
+            let known = self.identify_key(catalog, tenant, text).await?;
+            return known.ok_or_else(|| bad("an API key that is not known here"));
         }
         self.check_revocations(&tenant.auth)?;
         let known = self.by_token(catalog, tenant, (request, text)).await;
@@ -421,6 +438,36 @@ impl Verifier {
         }
     }
 
+    /// The principal behind an API key; none for a key that is not known, or not good any more.
+    async fn identify_key(
+        &self,
+        catalog: &Catalog,
+        tenant: &Arc<Tenant>,
+        text: &str,
+    ) -> Result<Option<Authenticated>, AccessRefusal> {
+        let Some(hash) = api_key::digest(text) else {
+            return Ok(None);
+        };
+        if let Some((hash, key)) = api_key::find(tenant, hash, self.0.now()) {
+            let principal = self.0.principals.by_key(tenant, hash, &key);
+            return Ok(Some(Authenticated::by_key(principal, hash, &key)));
+        }
+        let AuthMode::Builtin(builtin) = &tenant.auth else {
+            return Ok(None);
+        };
+        if builtin.own_keys.is_none() {
+            return Ok(None);
+        }
+        self.check_revocations(&tenant.auth)?;
+        let (own_keys, issuer) = (&self.0.own_keys, || self.issuer(&tenant.name));
+        // Boxed: other requests have no use for this room.
+        let known = Box::pin(own_keys.find(&catalog.issued, (tenant, builtin), hash, issuer)).await;
+        let known = known.map_err(AccessRefusal::Later)?;
+        Ok(known.map(|(principal, key, groups)| {
+            Authenticated::by_own_key(principal, (hash, key), groups)
+        }))
+    }
+
     /// Checks that this replica knows what was revoked of a tenant's own tokens: after a pause, some
     /// may be missing.
     fn check_revocations(&self, auth: &AuthMode) -> Result<(), AccessRefusal> {
@@ -466,7 +513,7 @@ struct Authenticated {
     /// Whether a key was proved, to which the token is bound.
     is_bound: bool,
     /// The API key, which lists its servers.
-    key: Option<Arc<ApiKey>>,
+    key: Option<PresentedKey>,
 }
 
 impl Authenticated {
@@ -488,7 +535,22 @@ impl Authenticated {
             groups: Groups::default(),
             basis: AccessBasis::ApiKey(hash),
             is_bound: false,
-            key: Some(Arc::clone(key)),
+            key: Some(PresentedKey::Declared(Arc::clone(key))),
+        }
+    }
+
+    fn by_own_key(
+        principal: Principal,
+        (hash, key): ([u8; 32], Arc<OwnKey>),
+        groups: Groups,
+    ) -> Self {
+        Self {
+            principal,
+            scopes: Arc::clone(&key.scopes),
+            groups,
+            basis: AccessBasis::OwnKey(hash),
+            is_bound: false,
+            key: Some(PresentedKey::Own(key)),
         }
     }
 
@@ -537,6 +599,7 @@ impl Authenticated {
             basis: match said.basis {
                 AssertedBasis::Open => AccessBasis::Open,
                 AssertedBasis::ApiKey(hash) => AccessBasis::ApiKey(hash),
+                AssertedBasis::OwnKey(hash) => AccessBasis::OwnKey(hash),
                 AssertedBasis::Token => AccessBasis::Token,
                 AssertedBasis::Own(all) => AccessBasis::Own(builtin::GrantBasis::of_numbers(all)),
             },
@@ -561,6 +624,14 @@ impl Authenticated {
                 let key = tenant.api_keys.get(hash)?;
                 Self::by_key(principals::by_key(tenant, key), *hash, key)
             }
+            (AccessBasis::OwnKey(hash), AuthMode::Builtin(builtin)) => {
+                let (key, groups) = api_key::own(&catalog.issued, (tenant, builtin), hash)?;
+                let of = (Some(key.subject.as_str()), Some(key.name.as_str()));
+                if of != (self.principal.subject(), self.principal.client()) {
+                    return None;
+                }
+                return Some(Self::by_own_key(self.principal, (*hash, key), groups));
+            }
             (AccessBasis::Own(basis), AuthMode::Builtin(builtin)) => {
                 let at = (tenant.name.as_str(), &**builtin);
                 let (principal, claimed) = (&self.principal, &self.groups);
@@ -580,11 +651,13 @@ impl Authenticated {
 
     /// The access, if the principal may use `server`.
     fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
-        let reaches = |key: &Arc<ApiKey>| key.servers.contains(&server.name);
-        let (subject, client) = (self.principal.subject(), self.principal.client());
+        let reaches = |key: &PresentedKey| key.servers().contains(&server.name);
         if !self.key.as_ref().is_none_or(reaches) {
             return None;
         }
+        let is_own = self.key.as_ref().is_some_and(PresentedKey::is_own);
+        let subject = self.principal.subject();
+        let client = self.principal.client().filter(|_| !is_own);
         let allowed = match subject {
             Some(subject) => server.scopes_of(subject, &self.groups, client)?,
             // Without authentication there is no subject, and grants cannot tell principals apart.

@@ -1,16 +1,29 @@
-//! API keys: generation, syntax and lookup.
+//! API keys: generation, syntax and lookup, and the callers with keys that people made for themselves.
 //!
 //! A key is `lgk_`, 43 random letters and digits (256 bits), and a checksum of 6. The prefix lets
 //! scanners find leaked keys, and the checksum spares the lookup of mistyped ones. Only the SHA-256 of
 //! the whole text is stored: that suffices for a random secret, and a lookup by it leaks nothing
 //! through timing.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use aws_lc_rs::{error::Unspecified, rand::SecureRandom};
+use futures_util::future::BoxFuture;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::base::{hex, sha256};
-use crate::declare::{ApiKey, Tenant};
+use super::{builtin::Groups, principals::Principal};
+use crate::base::{Table, hex, sha256};
+use crate::database::oauth::OwnKeyAt;
+use crate::declare::{ApiKey, Builtin, Issued, OwnKey, Servers, Subject, Tenant};
+use crate::error::Error;
+use crate::snapshot::CurrentSnapshot;
 
 /// Generates a key; its text is shown once and not stored.
 pub(crate) fn generate(random: &dyn SecureRandom) -> Result<String, Unspecified> {
@@ -51,6 +64,285 @@ pub(super) fn find(tenant: &Tenant, hash: [u8; 32], now: u64) -> Option<([u8; 32
     is_valid.then(|| (hash, Arc::clone(key)))
 }
 
+/// The key with this hash that a person made, with the groups that the person has now, if they may come in and the
+/// tenant lets people have keys. Its end is not checked.
+pub(super) fn own(
+    issued: &Issued,
+    (tenant, builtin): (&Tenant, &Builtin),
+    hash: &[u8; 32],
+) -> Option<(Arc<OwnKey>, Groups)> {
+    builtin.own_keys?;
+    let key = issued.own_keys.get(&tenant.name)?.get(hash)?;
+    let groups = match builtin.subject(&key.subject, &key.groups).ok()? {
+        Subject::User(user) => Groups::Declared(user),
+        Subject::OfProvider => Groups::Claimed(Arc::clone(&key.groups)),
+        Subject::Machine => return None,
+    };
+    Some((Arc::clone(key), groups))
+}
+
+/// An API key that a caller has.
+pub(super) enum PresentedKey {
+    /// One that is declared, which grants may name.
+    Declared(Arc<ApiKey>),
+    /// One that its person made: only the person counts.
+    Own(Arc<OwnKey>),
+}
+
+impl PresentedKey {
+    /// The servers that it is for.
+    pub(super) fn servers(&self) -> &Servers {
+        match self {
+            Self::Declared(key) => &key.servers,
+            Self::Own(key) => &key.servers,
+        }
+    }
+
+    /// Reports whether its person made it.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self, Self::Own(_))
+    }
+}
+
+/// The standing of people at their identity providers.
+pub(crate) trait People: Send + Sync {
+    /// The standing of a person of a tenant. The provider is asked, if its last word is old.
+    fn standing<'p>(
+        &'p self,
+        tenant: &'p Tenant,
+        builtin: &'p Builtin,
+        subject: &'p str,
+    ) -> BoxFuture<'p, PersonStanding>;
+}
+
+/// The standing of a person.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PersonStanding {
+    /// The person may come in.
+    Good,
+    /// The provider lets the person in no more.
+    Ended,
+    /// The provider does not answer, and its last word is too old.
+    Unknown,
+    /// The database, which has its last word, does not answer.
+    NoStore,
+}
+
+/// Callers with keys that people made. They are read on every request with such a key, never locked across an await.
+pub(super) struct OwnKeyCallers {
+    known: RwLock<Table<[u8; 32], Arc<OwnKeyCaller>>>,
+    snapshot: Arc<CurrentSnapshot>,
+    people: OnceLock<Arc<dyn People>>,
+    uses: mpsc::Sender<Use>,
+}
+
+/// The caller with a value of a key, as long as the key does not change.
+struct OwnKeyCaller {
+    key: Arc<OwnKey>,
+    principal: Principal,
+    /// One request asks about the person; the others wait for it.
+    turn: Semaphore,
+    /// The time of the last good word about the person, in milliseconds since 1970.
+    word_ms: AtomicI64,
+    /// Until then it is not asked for again.
+    good_ms: AtomicI64,
+    /// Until then a failure is not tried again.
+    failed_ms: AtomicI64,
+    /// The hour of the last use that was told.
+    hour_ms: AtomicI64,
+}
+
+/// The use of a key in an hour.
+struct Use {
+    tenant: String,
+    key: Arc<OwnKey>,
+    hour_ms: i64,
+}
+
+impl OwnKeyCallers {
+    /// Nobody yet. The task that notes uses belongs to `tracker` and ends at `stop`.
+    pub(super) fn new(
+        snapshot: &Arc<CurrentSnapshot>,
+        tracker: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Self {
+        let (uses, told) = mpsc::channel(USES);
+        let noting = note(told, Arc::clone(snapshot));
+        tracker.spawn(stop.clone().run_until_cancelled_owned(noting));
+        Self {
+            known: RwLock::default(),
+            snapshot: Arc::clone(snapshot),
+            people: OnceLock::new(),
+            uses,
+        }
+    }
+
+    /// Sets who is asked about people.
+    pub(super) fn ask(&self, people: Arc<dyn People>) {
+        // Nobody is asked before all is wired, and there is one authorization server.
+        let _ = self.people.set(people);
+    }
+
+    /// The caller with the key of this hash; none if it is not known, or not good now. `issuer` names the principal.
+    pub(super) async fn find(
+        &self,
+        issued: &Issued,
+        (tenant, builtin): (&Tenant, &Builtin),
+        hash: [u8; 32],
+        issuer: impl Fn() -> String,
+    ) -> Result<Option<(Principal, Arc<OwnKey>, Groups)>, Error> {
+        let good = |issued: &Issued| {
+            let (key, groups) = own(issued, (tenant, builtin), &hash)?;
+            let is_good = key.holds(&hash, builtin.own_keys.as_ref()?, self.now_ms());
+            is_good.then_some((key, groups))
+        };
+        let Some((mut key, mut groups)) = good(issued) else {
+            return Ok(None);
+        };
+        let caller = self.caller(tenant, hash, &key, issuer);
+        let is_asked = !builtin.recheck.is_zero() && builtin.provider_of(&key.subject).is_some();
+        if is_asked && self.now_ms() >= caller.good_ms.load(Ordering::Acquire) {
+            if !self.ask_about(tenant, builtin, &caller).await? {
+                return Ok(None);
+            }
+            // The provider may have told other groups.
+            let Some(now) = good(&self.snapshot.catalog().issued) else {
+                return Ok(None);
+            };
+            (key, groups) = now;
+        }
+        self.note_use(tenant, &caller);
+        Ok(Some((caller.principal.clone(), key, groups)))
+    }
+
+    fn caller(
+        &self,
+        tenant: &Tenant,
+        hash: [u8; 32],
+        key: &Arc<OwnKey>,
+        issuer: impl Fn() -> String,
+    ) -> Arc<OwnKeyCaller> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let found = known.get(&hash).map(Arc::clone);
+        drop(known);
+        let is_of = |caller: &Arc<OwnKeyCaller>| caller.principal.tenant() == tenant.name;
+        let found = found.filter(is_of);
+        // It holds the key, so that no other has its address.
+        if let Some(caller) = found.as_ref().filter(|one| Arc::ptr_eq(&one.key, key)) {
+            return Arc::clone(caller);
+        }
+        let (subject, name) = (Some(key.subject.as_str()), Some(key.name.as_str()));
+        let hour_ms = found.map_or(0, |before| before.hour_ms.load(Ordering::Acquire));
+        let new = Arc::new(OwnKeyCaller {
+            key: Arc::clone(key),
+            principal: Principal::new(&tenant.name, Some(&issuer()), subject, name),
+            turn: Semaphore::new(1),
+            word_ms: AtomicI64::new(0),
+            good_ms: AtomicI64::new(0),
+            failed_ms: AtomicI64::new(0),
+            hour_ms: AtomicI64::new(hour_ms),
+        });
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= CALLERS {
+            known.clear();
+        }
+        known.insert(hash, Arc::clone(&new));
+        new
+    }
+
+    /// Asks about the person of a key, as a refresh of a token does; false if they may not come in any more.
+    async fn ask_about(
+        &self,
+        tenant: &Tenant,
+        builtin: &Builtin,
+        caller: &OwnKeyCaller,
+    ) -> Result<bool, Error> {
+        let _turn = caller.turn.acquire().await;
+        let now_ms = self.now_ms();
+        if now_ms < caller.good_ms.load(Ordering::Acquire) {
+            return Ok(true);
+        }
+        if now_ms < caller.failed_ms.load(Ordering::Acquire) {
+            return Err(UNASKED);
+        }
+        let standing = match self.people.get() {
+            Some(people) => people.standing(tenant, builtin, &caller.key.subject).await,
+            None => PersonStanding::NoStore,
+        };
+        let now_ms = self.now_ms();
+        let word_ms = caller.word_ms.load(Ordering::Acquire);
+        match standing {
+            PersonStanding::Good => {
+                let held = builtin.recheck.min(HELD);
+                caller.word_ms.store(now_ms, Ordering::Release);
+                caller
+                    .good_ms
+                    .store(now_ms + millis(held), Ordering::Release);
+                Ok(true)
+            }
+            PersonStanding::Ended => Ok(false),
+            // As access tokens, which nobody asks about until they end.
+            PersonStanding::NoStore if now_ms - word_ms < millis(WITHOUT_STORE) => {
+                caller
+                    .good_ms
+                    .store(now_ms + millis(AGAIN), Ordering::Release);
+                Ok(true)
+            }
+            PersonStanding::Unknown | PersonStanding::NoStore => {
+                caller
+                    .failed_ms
+                    .store(now_ms + millis(AGAIN), Ordering::Release);
+                Err(UNASKED)
+            }
+        }
+    }
+
+    /// Tells the first use of an hour. Where too many are under way, the next request tells it.
+    fn note_use(&self, tenant: &Tenant, caller: &OwnKeyCaller) {
+        let now_ms = self.now_ms();
+        let hour_ms = now_ms - now_ms.rem_euclid(HOUR_MS);
+        let before_ms = caller.hour_ms.swap(hour_ms, Ordering::AcqRel);
+        if before_ms == hour_ms {
+            return;
+        }
+        let used = self.uses.try_reserve().map(|place| {
+            place.send(Use {
+                tenant: tenant.name.clone(),
+                key: Arc::clone(&caller.key),
+                hour_ms,
+            });
+        });
+        if used.is_err() {
+            caller.hour_ms.store(before_ms, Ordering::Release);
+        }
+    }
+
+    fn now_ms(&self) -> i64 {
+        self.snapshot.clock().now_ms()
+    }
+}
+
+/// Writes uses of keys, one after the other.
+async fn note(mut told: mpsc::Receiver<Use>, snapshot: Arc<CurrentSnapshot>) {
+    while let Some(used) = told.recv().await {
+        let Ok(database) = snapshot.database() else {
+            continue;
+        };
+        let at = OwnKeyAt {
+            tenant: &used.tenant,
+            name: &used.key.name,
+            subject: Some(&used.key.subject),
+        };
+        if let Err(failure) = database.own_keys().note_use(at, used.hour_ms).await {
+            tracing::debug!(%failure, "the use of an API key is not noted");
+        }
+    }
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
 /// The digest of a well-formed key.
 pub(crate) fn hash_of(text: &str) -> Option<[u8; 32]> {
     is_well_formed(text).then(|| sha256(text.as_bytes()))
@@ -83,6 +375,23 @@ fn checksum(body: &str) -> String {
     sum.map(char::from).iter().collect()
 }
 
+/// The longest time for which a good word about a person is not looked at again.
+const HELD: Duration = Duration::from_mins(1);
+/// The longest time for which the last good word counts while the database is away: the life of access tokens.
+const WITHOUT_STORE: Duration = Duration::from_mins(15);
+/// The time between two attempts to hear about a person.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Nothing can be said about the person of a key now.
+const UNASKED: Error = Error::Busy {
+    what: "the identity provider has to be asked about the person of the key, and does not answer",
+    retry: AGAIN,
+};
+/// An hour, in milliseconds: uses are noted once in each.
+const HOUR_MS: i64 = 3600 * 1000;
+/// The most uses that wait to be noted.
+const USES: usize = 1024;
+/// The most callers in memory: about 500 bytes each.
+const CALLERS: usize = 100_000;
 /// The prefix of every key.
 const PREFIX: &str = "lgk_";
 /// 62^43 is more than 2^256.
@@ -93,9 +402,12 @@ const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmno
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use aws_lc_rs::rand::SystemRandom;
 
     use super::*;
+    use crate::{config::Format, declare::AuthMode, manifest::reader::parse};
 
     #[test]
     fn mistyped_keys_are_not_recognised() {
@@ -117,6 +429,47 @@ mod tests {
         for odd in ["", "lgk_", "lgk_é", &"é".repeat(53), &format!("{key}0")] {
             assert!(!is_well_formed(odd), "{odd}");
         }
+    }
+
+    fn tenant(auth: &str) -> Arc<Tenant> {
+        let text = format!(
+            "tenants: {{a: {{auth: {{{auth}}}, users: {{ada: {{groups: [eng]}}, bob: {{disabled: true}}}}}}}}"
+        );
+        let read = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap();
+        Arc::clone(&read.catalog.tenants["a"])
+    }
+
+    fn of(tenant: &Tenant, subject: &str) -> Option<Vec<String>> {
+        let AuthMode::Builtin(builtin) = &tenant.auth else {
+            panic!("{:?}", tenant.auth)
+        };
+        let key = OwnKey {
+            name: "k_1".to_owned(),
+            subject: subject.to_owned(),
+            groups: vec!["old".to_owned()].into(),
+            scopes: Arc::default(),
+            servers: Servers::All,
+            hash: [1; 32],
+            previous: None,
+            since_ms: 0,
+            expires_ms: 1,
+        };
+        let mut issued = Issued::default();
+        let keys = [([1; 32], Arc::new(key))].into_iter().collect();
+        issued.own_keys.insert("a".to_owned(), Arc::new(keys));
+        assert!(own(&issued, (tenant, builtin), &[2; 32]).is_none());
+        let (_, groups) = own(&issued, (tenant, builtin), &[1; 32])?;
+        Some(groups.to_vec())
+    }
+
+    #[test]
+    fn own_keys_are_worth_their_person() {
+        let allowed = tenant("own_keys: {}");
+        assert_eq!(of(&allowed, "ada"), Some(vec!["eng".to_owned()]));
+        for nobody in ["bob", "eve", "client#ada", "https://idp.test#ada"] {
+            assert_eq!(of(&allowed, nobody), None, "{nobody}");
+        }
+        assert_eq!(of(&tenant("mode: builtin"), "ada"), None);
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(super) enum AssertedBasis {
     Open,
     /// The SHA-256 digest of an API key.
     ApiKey([u8; 32]),
+    /// The SHA-256 digest of an API key that a person made.
+    OwnKey([u8; 32]),
     /// A token of another authorization server.
     Token,
     /// Grant and signing key of a token of the tenant's own authorization server.

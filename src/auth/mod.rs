@@ -5,7 +5,7 @@
 //!
 //! * `access`: the decision on each request, and the proof of it.
 //! * `administrator`: administrators, and the first operator's key.
-//! * `api_key`: API keys: generation, syntax and check.
+//! * `api_key`: API keys: generation, syntax and check, and those that people made.
 //! * `assertion`: the caller of a request that another replica forwards.
 //! * `builtin`: access tokens of the tenant's own authorization server.
 //! * `denials`: audit of denied requests, the repeated ones folded.
@@ -37,6 +37,7 @@ mod verified_tokens;
 
 pub(crate) use self::access::{Access, Verifier};
 pub(crate) use self::administrator::{ADMIN_SCOPE, Administrator, AdministratorRefusal};
+pub(crate) use self::api_key::{People, PersonStanding};
 pub(crate) use self::builtin::REGISTERED;
 pub(crate) use self::denials::{Caller, Denial, Denials};
 pub(crate) use self::dpop::{Proof, ProvenRequest, UsedProofs};

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     oauth::{
-        Clients, Grants, Identities, Issuance, LoginSteps, Logins, Revocations, Signing,
+        Clients, Grants, Identities, Issuance, LoginSteps, Logins, OwnKeys, Revocations, Signing,
         SigningKeys, identities, restored, signing_keys, sweep,
     },
     objects::{Connections, Judge, Objects, Secrets, connections, repository, slots},
@@ -196,6 +196,11 @@ impl Database {
         Identities { pool, vault }
     }
 
+    /// API keys that people made for themselves.
+    pub(crate) fn own_keys(&self) -> OwnKeys<'_> {
+        OwnKeys { pool: &self.0.pool }
+    }
+
     /// Signing keys.
     pub(crate) fn signing_keys(&self) -> SigningKeys<'_> {
         let Parts {
@@ -306,6 +311,13 @@ impl<'a> ForOperators<'a> {
     /// Grants.
     pub(crate) fn grants(&self) -> Grants<'a> {
         Grants {
+            pool: &self.0.reserved,
+        }
+    }
+
+    /// API keys that people made for themselves.
+    pub(crate) fn own_keys(&self) -> OwnKeys<'a> {
+        OwnKeys {
             pool: &self.0.reserved,
         }
     }

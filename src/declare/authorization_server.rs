@@ -32,6 +32,19 @@ pub(crate) struct Builtin {
     pub(crate) documents: bool,
     /// The age at which the word of an identity provider about a person is asked for again; zero is never.
     pub(crate) recheck: Duration,
+    /// The rules for API keys that people make for themselves; none if they may not.
+    pub(crate) own_keys: Option<OwnKeyRules>,
+}
+
+/// The rules for API keys that people make for themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnKeyRules {
+    /// The most keys of a person at a time.
+    pub(crate) max: u32,
+    /// The longest life of a value.
+    pub(crate) ttl: Duration,
+    /// The time for which the value before a rotation stays good.
+    pub(crate) overlap: Duration,
 }
 
 /// A user who logs in with a password.
@@ -370,17 +383,6 @@ impl Subject {
             Self::Machine => &[],
         }
     }
-}
-
-/// Public keys and revocations, which decide whether a token of this gateway is valid.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Issued {
-    /// The public keys of each tenant: next, current and previous.
-    pub(crate) keys: HashMap<String, Arc<[PublicKey]>>,
-    /// Revocations by tenant.
-    pub(crate) revoked: HashMap<String, Arc<TenantRevocations>>,
-    /// The last changes of secrets, by their numbers.
-    pub(crate) secrets: Arc<BTreeMap<i64, SecretChange>>,
 }
 
 /// A change of the secrets of one holder for a server, or of a connection to an upstream.

@@ -13,8 +13,7 @@ use crate::base::Table;
 use crate::endpoint::TenantHost;
 use crate::protocol::Revision;
 
-use super::authorization_server::Issued;
-use super::identity::{ApiKeys, AuthMode, Dpop};
+use super::identity::{ApiKeys, AuthMode, Dpop, Issued};
 use super::quotas::Quotas;
 use super::server::Server;
 

@@ -9,7 +9,9 @@ use std::{
 };
 
 use super::{
-    authorization_server::{Builtin, GroupsClaim},
+    authorization_server::{
+        Builtin, GroupsClaim, OwnKeyRules, PublicKey, SecretChange, TenantRevocations,
+    },
     policy::AllowedScopes,
 };
 use crate::base::{Secret, Table};
@@ -155,6 +157,64 @@ pub(crate) struct ApiKey {
     pub(crate) expires: Option<u64>,
 }
 
+/// Public keys and revocations, which decide whether a token of this gateway is valid.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Issued {
+    /// The public keys of each tenant: next, current and previous.
+    pub(crate) keys: HashMap<String, Arc<[PublicKey]>>,
+    /// Revocations by tenant.
+    pub(crate) revoked: HashMap<String, Arc<TenantRevocations>>,
+    /// The last changes of secrets, by their numbers.
+    pub(crate) secrets: Arc<BTreeMap<i64, SecretChange>>,
+    /// The API keys that people made for themselves, by tenant.
+    pub(crate) own_keys: HashMap<String, Arc<OwnKeys>>,
+}
+
+/// The keys that people of a tenant made for themselves, by the SHA-256 of their values.
+pub(crate) type OwnKeys = Table<[u8; 32], Arc<OwnKey>>;
+
+/// An API key that a person made: it acts as that person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnKey {
+    /// Its name, which is the client id of its callers; begins with [`OWN_KEY`].
+    pub(crate) name: String,
+    /// The person.
+    pub(crate) subject: String,
+    /// The groups that the identity provider told last; those of a local user are declared.
+    pub(crate) groups: Arc<[String]>,
+    /// The scopes that the person chose, of which it has those that the person may have at the time of a call.
+    pub(crate) scopes: Arc<[String]>,
+    /// The servers that the person chose.
+    pub(crate) servers: Servers,
+    /// The SHA-256 of its value.
+    pub(crate) hash: [u8; 32],
+    /// The value before the last rotation, and the end of its overlap.
+    pub(crate) previous: Option<([u8; 32], i64)>,
+    /// The time of its value, in milliseconds since 1970.
+    pub(crate) since_ms: i64,
+    /// The end that the person chose.
+    pub(crate) expires_ms: i64,
+}
+
+impl OwnKey {
+    /// Its end: a tenant may have shortened the life of keys since it was made.
+    pub(crate) fn ends_ms(&self, rules: &OwnKeyRules) -> i64 {
+        let ttl_ms = i64::try_from(rules.ttl.as_millis()).unwrap_or(i64::MAX);
+        self.expires_ms.min(self.since_ms.saturating_add(ttl_ms))
+    }
+
+    /// Reports whether the value with this hash is good at a time.
+    pub(crate) fn holds(&self, hash: &[u8; 32], rules: &OwnKeyRules, now_ms: i64) -> bool {
+        match &self.previous {
+            Some((previous, until_ms)) if previous == hash => now_ms < *until_ms,
+            _ => self.hash == *hash && now_ms < self.ends_ms(rules),
+        }
+    }
+}
+
+/// The prefix of their names, which names of declared keys cannot have.
+pub(crate) const OWN_KEY: &str = "k_";
+
 /// The API keys of operators, by the SHA-256 of their text.
 pub(crate) type OperatorKeys = HashMap<[u8; 32], OperatorKey>;
 
@@ -175,7 +235,7 @@ impl OperatorKey {
 }
 
 /// The servers that an API key may use.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Servers {
     /// All servers of the tenant, now and later.
     All,
@@ -184,6 +244,14 @@ pub(crate) enum Servers {
 }
 
 impl Servers {
+    /// Their names; none for all.
+    pub(crate) fn names(&self) -> Option<&BTreeSet<String>> {
+        match self {
+            Self::All => None,
+            Self::Named(names) => Some(names),
+        }
+    }
+
     /// Reports whether `server` is among them.
     pub(crate) fn contains(&self, server: &str) -> bool {
         match self {

@@ -34,14 +34,14 @@ mod server;
 
 pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
-    Allow, Builtin, DeclaredClient, GroupsClaim, Issued, Provider, ProviderKind, PublicKey,
+    Allow, Builtin, DeclaredClient, GroupsClaim, OwnKeyRules, Provider, ProviderKind, PublicKey,
     SecretChange, Subject, Upstream, UpstreamEndpoints, User, Workload, machine_subject,
 };
 pub(crate) use self::catalog::{Catalog, Tenant};
 pub(crate) use self::difference::{Change, ChangeKind, Prune, When};
 pub(crate) use self::identity::{
     ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, Dpop, External, Grantees, Grants,
-    Introspection, OperatorKey, OperatorKeys, Servers,
+    Introspection, Issued, OWN_KEY, OperatorKey, OperatorKeys, OwnKey, OwnKeys, Servers,
 };
 pub(crate) use self::launch::{
     Confinement, Digest, Holder, Home, Launch, Profile, Recipe, SECRET_MAX, SLOTS_MAX, STORE, Slot,

@@ -335,11 +335,7 @@ impl Parts {
         let auth = Verifier::new(
             &self.config,
             (outbound.clone(), Arc::clone(hub.limits().limiter())),
-            (
-                snapshot.clock().clone(),
-                audit.clone(),
-                snapshot.last_poll().clone(),
-            ),
+            (&snapshot, audit.clone()),
             &self.metrics,
             &sessions.tasks,
             &sessions.stop,
@@ -372,6 +368,7 @@ impl Parts {
             audit,
             Arc::clone(&self.metrics),
         );
+        front.auth.ask_about_people(Arc::new(oauth.clone()));
         let stage = &self.stages.sessions;
         let probing = oauth.clone().probe();
         let probing = stage.stop.clone().run_until_cancelled_owned(probing);

@@ -15,7 +15,7 @@ use super::{
 use crate::base::Secret;
 use crate::config::{Node, Value, Wrong, reader::name};
 use crate::declare::{
-    Builtin, DeclaredClient, Kind, PASSWORD, PASSWORD_HASH, User, Workload,
+    Builtin, DeclaredClient, Kind, OwnKeyRules, PASSWORD, PASSWORD_HASH, User, Workload,
     password::{check_hash, check_password},
     redirect::check_redirect_uri,
 };
@@ -59,6 +59,7 @@ impl Reader<'_> {
             registration: true,
             documents: true,
             recheck: RECHECK,
+            own_keys: None,
         };
         match auth {
             Some(auth) => with_settings(builtin, auth),
@@ -237,9 +238,56 @@ fn with_settings(builtin: Builtin, auth: &Fields<'_>) -> Builtin {
             )
             .optional(scopes())
             .unwrap_or_default(),
+        own_keys: own_keys(auth),
         ..builtin
     }
 }
+
+/// Reads the rules for API keys that people make for themselves.
+fn own_keys(auth: &Fields<'_>) -> Option<OwnKeyRules> {
+    let fields = auth
+        .key(
+            "own_keys",
+            "API keys that people make for themselves on their account page; absent means that they may not.",
+        )
+        .table()?;
+    let max = parse::count(1).having("maximum", OWN_KEYS_MAX);
+    let max = max.check(|max: &u32| match *max {
+        ..=OWN_KEYS_MAX => Ok(()),
+        _ => Err(Wrong::new(
+            "is too many",
+            format!("write {OWN_KEYS_MAX} at most"),
+        )),
+    });
+    let ttl = parse::duration().check(|ttl| {
+        if ttl.is_zero() {
+            return Err(Wrong::new("is off", "write a duration, as 90d"));
+        }
+        Ok(())
+    });
+    let rules = OwnKeyRules {
+        max: fields
+            .key("max", "The most keys of a person at a time.")
+            .read(5, max),
+        ttl: fields
+            .key(
+                "ttl",
+                "The longest life of a key, which begins again when its value is rotated.",
+            )
+            .read(Duration::from_hours(90 * 24), ttl),
+        overlap: fields
+            .key(
+                "overlap",
+                "The time for which the value before a rotation stays good.",
+            )
+            .read(Duration::from_hours(24), parse::duration()),
+    };
+    fields.end();
+    Some(rules)
+}
+
+/// The most keys that a tenant may let a person have: they are on one page.
+const OWN_KEYS_MAX: u32 = 100;
 
 /// The default of `recheck`.
 const RECHECK: Duration = Duration::from_hours(1);

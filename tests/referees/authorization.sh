@@ -75,7 +75,7 @@ cat >"$work/manifest.json" <<JSON
   "tenants": {
     "acme": {
       "users": {"ada": {"password": "correct horse battery"}, "bob": {"password": "correct horse battery"}},
-      "auth": {"mode": "builtin", "scopes": ["mcp"]},
+      "auth": {"mode": "builtin", "scopes": ["mcp"], "own_keys": {}},
       "default_server": "one",
       "clients": {
         "machine": {"grant_types": ["client_credentials"], "secret": "$machine_secret"},

@@ -177,8 +177,36 @@ async function account(page, look) {
   assert.equal(await page.evaluate(() => document.activeElement.innerText), 'Remove');
   await sent(page, () => page.keyboard.press('Enter'));
   assert.match(await page.innerText('[role=status]'), /removed/);
+  await keys(page, look);
   await sent(page, () => page.getByRole('button', { name: /^sign out/i }).click());
   assert.match(await page.innerText('h1'), /sign in/i);
+}
+
+/** A key of one's own, made by the keyboard alone, shown once, rotated and removed. */
+async function keys(page, look) {
+  await page.getByLabel('What it is for').focus();
+  await page.keyboard.type(HOSTILE.slice(0, 60).replace('\u0007', ''));
+  await page.keyboard.press('Tab');
+  assert.equal(await page.evaluate(() => document.activeElement.name), 'all-servers');
+  await page.keyboard.press('Space');
+  const life = page.getByLabel('Good for');
+  await life.selectOption({ label: '7 days' });
+  await life.focus();
+  await page.keyboard.press('Tab');
+  const made = await sent(page, () => page.keyboard.press('Enter'));
+  assert.equal(made.status(), 200);
+  assert.equal(made.headers()['cache-control'], 'no-store');
+  await look(page, 'account-key');
+  const shown = await page.innerText('[role=status] code');
+  assert.match(shown, /^lgk_[0-9A-Za-z]{49}$/);
+  assert.equal(await page.locator('b, script').count(), 0, 'markup of the label');
+  await page.goto(page.url());
+  assert.ok(!(await page.content()).includes('lgk_'), 'the page shows the key again');
+  await sent(page, () => page.getByRole('button', { name: /^rotate/i }).click());
+  await look(page, 'account-key-rotated');
+  assert.notEqual(await page.innerText('[role=status] code'), shown);
+  await sent(page, () => page.getByRole('button', { name: /^remove the api key/i }).click());
+  assert.match(await page.innerText('[role=status]'), /removed/);
 }
 
 async function mistakes(page, look, client) {

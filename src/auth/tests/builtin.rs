@@ -142,6 +142,7 @@ fn issued(keys: &[&Key]) -> Issued {
         keys: HashMap::from([("a".to_owned(), keys)]),
         revoked: HashMap::new(),
         secrets: Arc::default(),
+        own_keys: HashMap::new(),
     }
 }
 

@@ -242,12 +242,13 @@ async fn create(client: &Client, path: &[&str], body: Option<Json>) -> Result<St
     Ok(format!("{key}\n"))
 }
 
-const KEYS: [Column; 5] = [
+const KEYS: [Column; 6] = [
     ("NAME", "/name"),
     ("SUBJECT", "/spec/subject"),
     ("SERVERS", "/spec/servers"),
     ("SCOPES", "/spec/scopes"),
     ("EXPIRES", "/spec/expires"),
+    ("LABEL", "/spec/label"),
 ];
 const OPERATORS: [Column; 3] = [
     ("NAME", "/name"),

@@ -506,7 +506,7 @@ const REVOKED_SUBJECT: &str = "
        AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4)
      LIMIT 1";
 
-const REVOKED: &str = "
+pub(super) const REVOKED: &str = "
     SELECT number
       FROM revocations
      WHERE tenant = $1 AND at_ms >= $4

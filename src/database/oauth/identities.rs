@@ -11,6 +11,7 @@ use super::{
         vault::{Place, Sealer, Tokens, Vault},
     },
     logins::Person,
+    own_keys,
     revocations::{self, Revoked},
 };
 use crate::declare::{Kind, ObjectName};
@@ -220,16 +221,17 @@ impl Identities<'_> {
             transaction.run(SET_PERSON, values).await?;
         }
         let grants = transaction.run(SET_GRANTS, with(&text)).await?;
+        let (person, now_ms) = ((of.subject, text.as_str()), self.pool.now_ms());
+        let has_keys = own_keys::tell(transaction, of.tenant, person, now_ms).await?;
         let is_known = before.is_some()
             || !grants.is_empty()
             || revocations::has_groups(transaction, of.tenant, of.subject).await?;
         if is_known {
             // Access tokens that were issued before have the old ones.
-            let now_ms = self.pool.now_ms();
             revocations::number_groups(transaction, of.tenant, (of.subject, groups), now_ms)
                 .await?;
         }
-        Ok(is_known)
+        Ok(is_known || has_keys)
     }
 
     async fn sealed(

@@ -2,12 +2,13 @@
 //!
 //! Not here: revocation itself (`revocations`), and the private keys (`signing_keys`).
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use uuid::Uuid;
 
 use super::{
-    revocations::{GRANTS, GROUPS, KEPT_MS, KEY, KEYS, SECRETS},
+    own_keys,
+    revocations::{GRANTS, GROUPS, KEPT_MS, KEY, KEYS, OWN_KEYS, SECRETS},
     signing_keys::{self, Signing},
 };
 use crate::{
@@ -50,6 +51,7 @@ impl Issuance<'_> {
         let newer = transaction.run(NEWER, vec![known_to.into()]).await?;
         // Every number had a row: a missing one was swept, and may have been of a key.
         is_keys |= i64::try_from(newer.len()).unwrap_or(i64::MAX) < number - known_to;
+        let (is_unknown, mut own_keys) = (is_keys, BTreeSet::new());
         for row in newer {
             let tenant: String = row.get("tenant")?;
             let (kind, value): (String, String) = (row.get("kind")?, row.get("value")?);
@@ -72,6 +74,7 @@ impl Issuance<'_> {
                     is_keys = true;
                 }
                 KEYS => is_keys = true,
+                OWN_KEYS => _ = own_keys.insert((tenant, value)),
                 SECRETS => {
                     let changes = Arc::make_mut(&mut issued.secrets);
                     if let Ok(change) = serde_json::from_str(&value) {
@@ -85,7 +88,16 @@ impl Issuance<'_> {
                 _ => {}
             }
         }
+        if is_unknown {
+            own_keys::read(&mut transaction, &mut issued, None).await?;
+        } else {
+            // Those of a tenant come before those of its people.
+            for (tenant, subject) in &own_keys {
+                own_keys::read(&mut transaction, &mut issued, Some((tenant, subject))).await?;
+            }
+        }
         forget(&mut issued, since_ms);
+        own_keys::drop_expired(&mut issued, self.pool.now_ms());
         if is_keys {
             self.cache.changed();
             issued.keys = signing_keys::public_keys(&mut transaction).await?;

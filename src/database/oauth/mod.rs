@@ -8,6 +8,7 @@
 //! * `identities`: last words of identity providers about people
 //! * `issued`: public keys and revocations, as replicas read them
 //! * `logins`: log-ins of browsers, consents, and log-ins in progress
+//! * `own_keys`: API keys that people made for themselves
 //! * `restored`: end of all that a restored database says was issued
 //! * `revocations`: revocations, numbered for replicas
 //! * `signing_keys`: signing keys of tenants
@@ -19,6 +20,7 @@ pub(crate) mod identities;
 mod issued;
 mod login_steps;
 mod logins;
+pub(crate) mod own_keys;
 pub(crate) mod restored;
 pub(crate) mod revocations;
 pub(crate) mod signing_keys;
@@ -32,5 +34,8 @@ pub(crate) use self::identities::{Identities, Identity, IdentityAt};
 pub(crate) use self::issued::Issuance;
 pub(crate) use self::login_steps::{LoginSteps, Step};
 pub(crate) use self::logins::{Logins, Person};
+pub(crate) use self::own_keys::{
+    ListedOwnKey, NewOwnKey, OwnKeyAt, OwnKeyBounds, OwnKeyChange, OwnKeys,
+};
 pub(crate) use self::revocations::{LoggedOut, Revocations, Revoked};
 pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};

@@ -10,7 +10,15 @@ use crate::database::pool::{Error, Pool};
 pub(crate) async fn end_issued(pool: &Pool) -> Result<usize, Error> {
     let mut transaction = pool.begin().await?;
     let grants = transaction.run(GRANTS, Vec::new()).await?;
-    for sql in [CODES, LOGINS, IDENTITIES, CONSENTS, TRIPS, SIGNING_KEYS] {
+    for sql in [
+        CODES,
+        LOGINS,
+        IDENTITIES,
+        OWN_KEYS,
+        CONSENTS,
+        TRIPS,
+        SIGNING_KEYS,
+    ] {
         transaction.run(sql, Vec::new()).await?;
     }
     transaction.commit().await?;
@@ -25,6 +33,8 @@ const CODES: &str = "DELETE FROM codes";
 const LOGINS: &str = "DELETE FROM logins";
 /// Their refresh tokens are those of the original, which may use them up.
 const IDENTITIES: &str = "DELETE FROM identities";
+/// Nobody can be asked about these people any more, whose subjects begin with the issuer. Those of local users are told.
+const OWN_KEYS: &str = "DELETE FROM own_keys WHERE subject LIKE '%#%'";
 const CONSENTS: &str = "DELETE FROM consents";
 const TRIPS: &str = "DELETE FROM trips";
 /// Access tokens also of grants that began after the copy was made.

@@ -154,6 +154,10 @@ pub(crate) async fn end(
                 .run(DELETE_CONSENTS_OF_SUBJECT, values())
                 .await?;
             transaction.run(DELETE_CODES_OF_SUBJECT, values()).await?;
+            let keys = transaction.run(DELETE_OWN_KEYS, values()).await?;
+            if !keys.is_empty() {
+                number_own_keys(transaction, tenant, subject, now_ms).await?;
+            }
             let mut all = values();
             all.push(now_ms.into());
             let ended = transaction.run(END_OF_SUBJECT, all).await?;
@@ -211,6 +215,17 @@ pub(super) async fn number_groups(
 ) -> Result<(), Error> {
     let value = json!([subject, groups]).to_string();
     number(transaction, tenant, GROUPS, &value, now_ms).await?;
+    Ok(())
+}
+
+/// Announces changed API keys of a person to replicas; of all people of the tenant without a subject.
+pub(super) async fn number_own_keys(
+    transaction: &mut Transaction,
+    tenant: &str,
+    subject: &str,
+    now_ms: i64,
+) -> Result<(), Error> {
+    number(transaction, tenant, OWN_KEYS, subject, now_ms).await?;
     Ok(())
 }
 
@@ -288,6 +303,8 @@ const CLIENT: &str = "client";
 pub(super) const KEYS: &str = "keys";
 /// Row kind: changed signing keys, of which this one is invalid.
 pub(super) const KEY: &str = "key";
+/// Row kind: changed API keys of a person.
+pub(super) const OWN_KEYS: &str = "own_keys";
 /// Row kind: changed secrets of a holder, as JSON.
 pub(super) const SECRETS: &str = "secrets";
 
@@ -323,6 +340,11 @@ const DELETE_CODES_OF_SUBJECT: &str = "
 const DELETE_IDENTITY: &str = "
     DELETE FROM identities
      WHERE tenant = $1 AND subject = $2";
+
+const DELETE_OWN_KEYS: &str = "
+    DELETE FROM own_keys
+     WHERE tenant = $1 AND subject = $2
+    RETURNING name";
 
 const HAS_GROUPS: &str = "
     SELECT number

@@ -21,7 +21,7 @@ pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
     Ok(is_more)
 }
 
-/// Removes some consents to removed clients, and identities without log-in and grant, which takes a look at
+/// Removes some consents to removed clients, and identities without log-in, grant and key, which takes a look at
 /// every one; returns true if there may be more.
 pub(crate) async fn sweep_orphans(pool: &Pool) -> Result<bool, Error> {
     let consents = pool.write(LOST_CONSENTS, Vec::new()).await?.len();
@@ -59,6 +59,13 @@ const EXPIRED: &[(&str, i64)] = &[
         "DELETE FROM grants
           WHERE id IN (SELECT id FROM grants WHERE expires_ms < $1 ORDER BY expires_ms LIMIT 1000)
          RETURNING id",
+        HOUR_MS,
+    ),
+    (
+        "DELETE FROM own_keys
+          WHERE (tenant, name) IN (SELECT tenant, name FROM own_keys
+                                    WHERE expires_ms < $1 ORDER BY expires_ms LIMIT 1000)
+         RETURNING name",
         HOUR_MS,
     ),
     (
@@ -133,5 +140,9 @@ const LOST_IDENTITIES: &str = "
                                    WHERE grants.tenant = identities.tenant
                                      AND grants.subject = identities.subject
                                      AND revoked_ms IS NULL)
+                  AND NOT EXISTS (SELECT 1
+                                    FROM own_keys
+                                   WHERE own_keys.tenant = identities.tenant
+                                     AND own_keys.subject = identities.subject)
                 LIMIT 1000)
     RETURNING subject";

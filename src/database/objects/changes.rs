@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     database::{
-        oauth::{Revoked, identities, revocations},
+        oauth::{Revoked, identities, own_keys, revocations},
         pool::{Author, Error, Record, Transaction},
         vault::Sealer,
     },
@@ -138,7 +138,10 @@ async fn end_issued(
 ) -> Result<(), Error> {
     match (name.kind(), name.owner()) {
         // Its rows are removed with it; this number makes replicas drop its keys from memory.
-        (Kind::Tenant, _) => revocations::number_keys(transaction, name.name(), None, now_ms).await,
+        (Kind::Tenant, _) => {
+            own_keys::forget(transaction, name.name(), now_ms).await?;
+            revocations::number_keys(transaction, name.name(), None, now_ms).await
+        }
         (Kind::User, Some(tenant)) => {
             let person = Revoked::Subject(name.name().to_owned());
             revocations::end(transaction, tenant, &person, now_ms).await?;

@@ -62,7 +62,13 @@ pub(crate) async fn api_keys(file: &Path) -> Result<Vec<HeldKey>, SqlError> {
     let opened = SqliteConnection::connect_with(&options);
     let mut connection = timed(STATEMENT, opened).await?;
     let listed = sqlx::query_as(API_KEYS).fetch_all(&mut connection);
-    let listed: Vec<(Option<String>, String, String)> = timed(MIGRATION, listed).await?;
+    let mut listed: Vec<(Option<String>, String, String)> = timed(MIGRATION, listed).await?;
+    let has_own = sqlx::query(HAS_OWN_KEYS).fetch_optional(&mut connection);
+    if timed(STATEMENT, has_own).await?.is_some() {
+        let own = sqlx::query_as(OWN_KEYS).fetch_all(&mut connection);
+        let own: Vec<(Option<String>, String, String)> = timed(MIGRATION, own).await?;
+        listed.extend(own);
+    }
     timed(STATEMENT, connection.close()).await?;
     let held = |(tenant, name, hash)| HeldKey { tenant, name, hash };
     Ok(listed.into_iter().map(held).collect())
@@ -71,6 +77,17 @@ pub(crate) async fn api_keys(file: &Path) -> Result<Vec<HeldKey>, SqlError> {
 const API_KEYS: &str = "
     SELECT tenant, name, hash
       FROM api_keys
+     ORDER BY tenant, name";
+
+const HAS_OWN_KEYS: &str = "
+    SELECT name
+      FROM sqlite_master
+     WHERE type = 'table' AND name = 'own_keys'";
+
+/// Those that people made, with their person.
+const OWN_KEYS: &str = "
+    SELECT tenant, name || ' of ' || subject AS name, LOWER(HEX(hash)) AS hash
+      FROM own_keys
      ORDER BY tenant, name";
 
 /// Puts what the log of a file still has into the file, which no process may use meanwhile.

@@ -5,7 +5,7 @@
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 10] = [
+pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 11] = [
     (
         1,
         "control",
@@ -84,6 +84,14 @@ pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 10] = [
         [
             include_str!("../../../migrations/sqlite/0010_connected.sql"),
             include_str!("../../../migrations/postgres/0010_connected.sql"),
+        ],
+    ),
+    (
+        11,
+        "own keys",
+        [
+            include_str!("../../../migrations/sqlite/0011_own_keys.sql"),
+            include_str!("../../../migrations/postgres/0011_own_keys.sql"),
         ],
     ),
 ];

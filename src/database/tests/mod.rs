@@ -9,6 +9,7 @@ mod logins;
 mod oauth_fixture;
 mod objects;
 mod opening;
+mod own_keys;
 mod revocations;
 mod secrets;
 mod signing_keys;

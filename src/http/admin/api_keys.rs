@@ -18,14 +18,17 @@ use crate::{
     auth::{Administrator, api_key},
     config::Wrong,
     database::{self, Expected, objects::Stored},
-    declare::{Document, Kind, Object, ObjectName, OperatorKey},
+    declare::{Document, Kind, OWN_KEY, Object, ObjectName, OperatorKey},
     http::{Front, reply::Problem},
 };
 
 /// Operations on API keys.
 pub(super) fn operations() -> Vec<Operation> {
     vec![
-        KEYS.list("listKeys", "API keys of a tenant"),
+        KEYS.list(
+            "listKeys",
+            "API keys of a tenant, also those that people made",
+        ),
         post(
             KEYS.path,
             "makeKey",
@@ -37,7 +40,10 @@ pub(super) fn operations() -> Vec<Operation> {
         .serve(KEYS.changed_by, create),
         KEYS.read("getKey", "An API key"),
         KEYS.put("putKey", "Create or replace an API key by its hash"),
-        KEYS.delete("deleteKey", "Remove an API key"),
+        KEYS.delete(
+            "deleteKey",
+            "Remove an API key, also one that a person made",
+        ),
         post(
             "/tenants/{tenant}/api-keys/{name}/rotate",
             "rotateKey",
@@ -103,6 +109,10 @@ async fn create(call: Call) -> OperationResult {
 /// Replaces the text of a key; the old text is invalid from the response on.
 async fn rotate(call: Call) -> OperationResult {
     let name = object_name(&call.path, Kind::ApiKey);
+    if name.name().starts_with(OWN_KEY) {
+        let text = "a person made this key for themselves, and can rotate it on the account page";
+        return Err(Problem::new(StatusCode::CONFLICT, text));
+    }
     let change = |old: Option<&Stored>| {
         let old = old.map(|old| old.object.spec.clone());
         old.ok_or(database::Error::NotFound)

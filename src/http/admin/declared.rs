@@ -25,7 +25,7 @@ use crate::{
     base::moment,
     config::Format,
     database::{self, Expected, objects::Stored},
-    declare::{Change, Declared, Document, Kind, Object, ObjectName, Prune},
+    declare::{Change, Declared, Document, Kind, OWN_KEY, Object, ObjectName, Prune},
     http::{
         Front,
         reply::{Problem, answer},
@@ -213,15 +213,26 @@ async fn list(call: Call, kind: Kind) -> OperationResult {
     );
     let store = call.front.snapshot.database()?;
     // One object more than the limit shows that there is another page.
-    let mut found = store.objects().list(kind, tenant, after, limit + 1).await?;
+    let found = store.objects().list(kind, tenant, after, limit + 1).await?;
+    let named = found.iter();
+    let mut found: Vec<(String, Json)> = named
+        .map(|stored| (stored.name.name().to_owned(), shown(stored)))
+        .collect();
+    if let (Kind::ApiKey, Some(tenant)) = (kind, tenant) {
+        found.extend(issued::own_keys(store, tenant, after, limit + 1).await?);
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+    }
     let is_more = found.len() > limit;
     found.truncate(limit);
     let last = found.last().filter(|_| is_more);
-    let next = last.map(|stored| stored.name.name().to_owned());
-    Ok(page(found.iter().map(shown).collect(), next))
+    let next = last.map(|(name, _)| name.clone());
+    Ok(page(found.into_iter().map(|(_, one)| one).collect(), next))
 }
 
 async fn read(call: Call, kind: Kind) -> OperationResult {
+    if is_own_key(&call.path, kind) {
+        return issued::show_own_key(call).await;
+    }
     let store = call.front.snapshot.database()?;
     let name = object_name(&call.path, kind);
     let found = store.objects().get(&name).await?;
@@ -263,6 +274,9 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
     if kind == Kind::Client && call.path.name().starts_with(REGISTERED) {
         return issued::remove_client(call).await;
     }
+    if is_own_key(&call.path, kind) {
+        return issued::remove_own_key(call).await;
+    }
     let expected = expected(&call.headers)?;
     let is_conditional = expected.is_some();
     let store = call.front.snapshot.database()?;
@@ -275,6 +289,11 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
     })?;
     refresh(&call.front).await;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Reports whether a path names an API key that a person made.
+fn is_own_key(path: &Path, kind: Kind) -> bool {
+    kind == Kind::ApiKey && path.get("tenant").is_some() && path.name().starts_with(OWN_KEY)
 }
 
 /// The problem of a change of one object without a condition.

@@ -1,5 +1,5 @@
 //! Signing keys, grants, revocations, registered clients and connections to upstreams of a tenant's authorization
-//! server.
+//! server, and API keys that people made.
 
 use axum::response::IntoResponse;
 use http::StatusCode;
@@ -14,11 +14,14 @@ use super::{
     schema::{self, Schema, Shape, nullable_moment, nullable_text, object, text, texts},
 };
 use crate::{
-    base::moment,
+    base::{hex, moment},
     config::Wrong,
     database::{
-        self, ConnectionAt, ConnectionFilter, Expected, Record, StoredConnection,
-        oauth::{GrantFilter, ListedClient, ListedGrant, ListedKey, Revoked, Schedule},
+        self, ConnectionAt, ConnectionFilter, Database, Expected, Record, StoredConnection,
+        oauth::{
+            GrantFilter, ListedClient, ListedGrant, ListedKey, ListedOwnKey, OwnKeyAt, Revoked,
+            Schedule,
+        },
     },
     declare::{AuthMode, Document},
     http::{
@@ -262,6 +265,76 @@ pub(super) async fn remove_client(call: Call) -> OperationResult {
         .await?;
     refresh_issued(&call.front).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// The API keys of a tenant that people made, by name, after `after`.
+pub(super) async fn own_keys(
+    database: &Database,
+    tenant: &str,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<Vec<(String, Json)>, Problem> {
+    let keys = database.for_operators().own_keys();
+    let after = after.unwrap_or_default();
+    let found = keys.list(tenant, None, after, limit).await?;
+    let named = found.iter();
+    Ok(named
+        .map(|listed| (listed.key.name.clone(), own_key(tenant, listed)))
+        .collect())
+}
+
+/// Shows an API key that a person made, in the form of a declared one.
+fn own_key(tenant: &str, listed: &ListedOwnKey) -> Json {
+    let key = &listed.key;
+    let servers = key.servers.names();
+    let servers = servers.map_or(json!(["*"]), |names| json!(names));
+    let mut spec = json!({
+        "label": listed.label, "subject": key.subject, "servers": servers, "scopes": &*key.scopes,
+        "expires": moment(key.expires_ms), "hash": format!("sha256:{}", hex(&key.hash)),
+    });
+    if let Some(used_ms) = listed.used_ms {
+        spec["used"] = moment(used_ms).into();
+    }
+    json!({
+        "kind": "api_key", "tenant": tenant, "name": key.name, "version": listed.version,
+        "created": moment(listed.created_ms), "updated": moment(key.since_ms), "spec": spec,
+    })
+}
+
+/// Shows the API key in the path, which a person made.
+pub(super) async fn show_own_key(call: Call) -> OperationResult {
+    let (tenant, name) = (call.path.tenant(), call.path.name());
+    let keys = call.front.snapshot.database()?.for_operators().own_keys();
+    let found = keys.get(at(tenant, name)).await?;
+    let listed = found.ok_or_else(|| no_own_key(tenant, name))?;
+    Ok(ok(&own_key(tenant, &listed)))
+}
+
+/// Removes the API key in the path, which a person made.
+pub(super) async fn remove_own_key(call: Call) -> OperationResult {
+    // Its version counts values: no expected version matches.
+    if !matches!(expected(&call.headers)?, None | Some(Expected::Present)) {
+        return Err(Problem::of(database::Error::Conflict, true));
+    }
+    let (tenant, name) = (call.path.tenant(), call.path.name());
+    let keys = call.front.snapshot.database()?.for_operators().own_keys();
+    if !keys.remove(at(tenant, name), &call.caller.author()).await? {
+        return Err(no_own_key(tenant, name));
+    }
+    refresh_issued(&call.front).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+fn at<'k>(tenant: &'k str, name: &'k str) -> OwnKeyAt<'k> {
+    OwnKeyAt {
+        tenant,
+        name,
+        subject: None,
+    }
+}
+
+fn no_own_key(tenant: &str, name: &str) -> Problem {
+    Problem::no_such("api key", &format!("{tenant}/{name}"))
 }
 
 /// Ends a grant, or all grants of a client or a subject.

@@ -281,11 +281,7 @@ fn front(
     let auth = Verifier::new(
         &shared.config,
         (Outbound::new(Vec::new()), limiter),
-        (
-            Clock::system(),
-            AuditQueue::disabled(),
-            snapshot.last_poll().clone(),
-        ),
+        (&snapshot, AuditQueue::disabled()),
         metrics,
         tracker,
         stop,

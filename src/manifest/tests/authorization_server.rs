@@ -48,7 +48,7 @@ fn reads_every_key() {
     let found = builtin(
         r#"tenants:
   a:
-    auth: {mode: builtin, scopes: [b, a], registration: false, documents: false}
+    auth: {mode: builtin, scopes: [b, a], registration: false, documents: false, own_keys: {max: 100, ttl: 7d}}
     users:
       ada: {password_hash: "${env:HASH}", groups: [g, h, g], admin: false}
       bob@example.com: {password: "${env:SECRET}", disabled: true}
@@ -84,6 +84,9 @@ fn reads_every_key() {
     );
     assert_eq!(found.scopes, ["b", "a"]);
     assert!(!found.registration && !found.documents);
+    let rules = found.own_keys.unwrap();
+    let (week, day) = (Duration::from_hours(7 * 24), Duration::from_hours(24));
+    assert_eq!((rules.max, rules.ttl, rules.overlap), (100, week, day));
     let ada = &found.users["ada"];
     assert_eq!(ada.password.as_ref().unwrap().expose(), HASH);
     assert_eq!(
@@ -164,6 +167,7 @@ fn everything_has_its_default() {
     for text in ["tenants: {a: {}}", "tenants: {a: {auth: {mode: builtin}}}"] {
         let found = builtin(text);
         assert!(found.registration && found.documents, "{text}");
+        assert_eq!(found.own_keys, None, "{text}");
         assert!(found.users.is_empty() && found.scopes.is_empty());
     }
 }
@@ -174,7 +178,7 @@ fn all_mistakes_at_once() {
     let found = read(
             r#"tenants:
   a:
-    auth: {scopes: ["a b"], registration: 1, issuer: x}
+    auth: {scopes: ["a b"], registration: 1, issuer: x, own_keys: {max: 101, ttl: 0s, most: 1}}
     users:
       Ada: {password: "${env:SHORT}"}
       "a#b": {admin: true, groups: [""], password_hash: "s3cret"}
@@ -207,7 +211,7 @@ fn all_mistakes_at_once() {
         .unwrap_err();
     assert!(!found.contains("s3cret"), "{found}");
     insta::assert_snapshot!(found, @r###"
-        F:3: tenants.a.auth.issuer: unknown key; known here: mode, scopes, registration, documents, recheck
+        F:3: tenants.a.auth.issuer: unknown key; known here: mode, scopes, registration, documents, recheck, own_keys
         F:5: tenants.a.users.Ada: "Ada" is no name of a user; use a-z, 0-9 and -, or an e-mail address in small letters
         F:5: tenants.a.users.Ada.password: is shorter than 8 letters; choose a longer one, of at most 1024 bytes
         F:6: tenants.a.users.a#b: "a#b" is no name of a user; use a-z, 0-9 and -, or an e-mail address in small letters
@@ -252,6 +256,9 @@ fn all_mistakes_at_once() {
         F:19: tenants.a.providers.one.issuer: has the issuer of Corp: their subjects would be the same; keep one of the two
         F:3: tenants.a.auth.registration: a number where true or false is expected; write true or false
         F:3: tenants.a.auth.scopes: "a b" is no scope; write one scope an item, without blanks, quotes and backslashes
+        F:3: tenants.a.auth.own_keys.most: unknown key; known here: max, ttl, overlap
+        F:3: tenants.a.auth.own_keys.max: is too many; write 100 at most
+        F:3: tenants.a.auth.own_keys.ttl: is off; write a duration, as 90d
         "###);
 }
 

@@ -34,6 +34,12 @@ impl Form {
         Some(value.as_str()).filter(|value| !value.is_empty())
     }
 
+    /// The rest of the names that begin with `prefix`, of parameters with a value.
+    pub(crate) fn names<'f>(&'f self, prefix: &'f str) -> impl Iterator<Item = &'f str> {
+        let named = self.0.iter().filter(|(_, value)| !value.is_empty());
+        named.filter_map(move |(name, _)| name.strip_prefix(prefix))
+    }
+
     /// The number of parameters with this name.
     pub(crate) fn count(&self, name: &str) -> usize {
         self.0.iter().filter(|(own, _)| own == name).count()

@@ -2,7 +2,7 @@
 //! a person changes and ends them there.
 //!
 //! A form is sealed for one browser, like those of a log-in, so that no other site and no other person's
-//! page can send it. Not here: the log-in itself (`login`, `callback`), and the page (`pages`).
+//! page can send it. Not here: the log-in itself (`login`, `callback`), API keys (`own_keys`), and the page (`pages`).
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use uuid::Uuid;
 use super::{
     flow::{Flow, FormKind},
     pages::{
-        AccountPage, ErrorPage, FormTarget, STYLE, ShownGrant, ShownLogin, ShownServer, ShownSlot,
-        html, redirect, shown,
+        AccountPage, ErrorPage, FormTarget, NewKey, STYLE, ShownGrant, ShownLogin, ShownServer,
+        ShownSlot, html, redirect, shown,
     },
     request::{BrowserRequest, StepRefusal, StepResult, fields_within, not_found_page},
 };
@@ -28,7 +28,7 @@ use crate::{
         Author, HolderAt, Record,
         oauth::{GrantFilter, ListedGrant, Person, Revoked},
     },
-    declare::{Holder, SECRET_MAX, Server, Slot, SlotForm, is_secret},
+    declare::{AllowedScopes, Holder, SECRET_MAX, Server, Slot, SlotForm, is_secret},
     endpoint::OauthEndpoint,
     oauth::{base::Form, server::Oauth},
 };
@@ -57,7 +57,7 @@ pub(crate) async fn change(State(oauth): State<Oauth>, request: Request) -> Resp
 }
 
 /// A change that was made, as the page says it.
-const DONE: [(&str, &str); 6] = [
+const DONE: [(&str, &str); 9] = [
     (
         "set",
         "The secret is saved. Your next request to the server uses it.",
@@ -70,6 +70,19 @@ const DONE: [(&str, &str); 6] = [
     ("disconnected", "The account is not connected any more."),
     ("revoked", "The application has no access any more."),
     ("ended", "The log-in is ended."),
+    (
+        "key-removed",
+        "The API key is removed: nothing can use it any more.",
+    ),
+    (
+        "key-again",
+        "This form was sent before, and it counts once. A key is shown only in the first answer: if you did not see \
+         it, remove it and make another one.",
+    ),
+    (
+        "key-gone",
+        "The API key is not here any more. Nothing was changed.",
+    ),
 ];
 
 impl BrowserRequest {
@@ -86,10 +99,17 @@ impl BrowserRequest {
         };
         let done = query.strip_prefix("done=");
         let done = DONE.into_iter().find(|(name, _)| Some(*name) == done);
-        self.account_page(&person, done.map(|(_, text)| text)).await
+        let done = done.map(|(_, text)| text);
+        self.account_page(&person, done, None).await
     }
 
-    async fn account_page(&self, person: &Person, done: Option<&'static str>) -> StepResult {
+    /// The page, with a new value of an API key, which nothing shows again.
+    pub(super) async fn account_page(
+        &self,
+        person: &Person,
+        done: Option<&'static str>,
+        new_key: Option<NewKey>,
+    ) -> StepResult {
         let browser = self.browser.as_ref().ok_or_else(expired)?;
         let flow = Flow::for_account(browser, self.flow_expiry());
         let page = AccountPage {
@@ -100,6 +120,8 @@ impl BrowserRequest {
             form: &self.seal(&flow, FormKind::Account)?,
             servers: self.shown_servers(person).await?,
             upstreams: self.shown_upstreams(person, None).await?,
+            new_key,
+            keys: self.shown_keys(person).await?,
             grants: self.shown_grants(person).await?,
             logins: self.shown_logins(person).await?,
             secret_max: SECRET_MAX,
@@ -148,12 +170,18 @@ impl BrowserRequest {
 
     /// Reports whether the person may use the server, by any client, and it needs a secret of theirs.
     pub(super) fn may_fill(&self, person: &Person, server: &Server) -> bool {
-        let builtin = self.server.builtin.subject(&person.subject, &person.groups);
-        let may_use = builtin.is_ok_and(|known| {
-            let groups = known.groups(&person.groups);
-            server.scopes_of(&person.subject, groups, None).is_some()
-        });
-        may_use && server.has_slots(Holder::Principal)
+        self.allowed_to(person, server).is_some() && server.has_slots(Holder::Principal)
+    }
+
+    /// The scopes that the person may have for the server, by any client; `None` if they may not use it.
+    pub(super) fn allowed_to<'s>(
+        &self,
+        person: &Person,
+        server: &'s Server,
+    ) -> Option<AllowedScopes<'s>> {
+        let builtin = &self.server.builtin;
+        let known = builtin.subject(&person.subject, &person.groups).ok()?;
+        server.scopes_of(&person.subject, known.groups(&person.groups), None)
     }
 
     async fn shown_grants(&self, person: &Person) -> Result<Vec<ShownGrant>, StepRefusal> {
@@ -217,7 +245,7 @@ impl BrowserRequest {
 
     async fn change_account(&self, fields: &Form) -> StepResult {
         let form = self.open_form(fields, FormKind::Account);
-        form.map_err(|_| expired())?;
+        let form = form.map_err(|_| expired())?;
         let page = self.path(OauthEndpoint::Account);
         let Some(person) = self.person().await? else {
             return Ok(redirect(StatusCode::SEE_OTHER, &page));
@@ -232,6 +260,9 @@ impl BrowserRequest {
                 let departed = self.depart(&person, &upstream, None).await?;
                 return departed.map_err(StepRefusal::from);
             }
+            Some("make-key") => return self.make_key(&person, &form, fields).await,
+            Some("rotate-key") => return self.rotate_key(&person, &form, fields).await,
+            Some("remove-key") => self.remove_key(&person, fields).await?,
             Some("disconnect") => self.disconnect(&person, fields).await?,
             Some("end") => self.end_login(&person, fields).await?,
             _ => return Err(unknown().into()),
@@ -380,7 +411,8 @@ pub(super) fn unknown() -> ErrorPage {
     ErrorPage::bad("This form cannot be read", what, OPEN_AGAIN)
 }
 
-const OPEN_AGAIN: &str = "Open your account page again. Cookies must be allowed for this site.";
+pub(super) const OPEN_AGAIN: &str =
+    "Open your account page again. Cookies must be allowed for this site.";
 /// The most grants, and log-ins, of a page.
 const LISTED: usize = 100;
 /// The largest form in bytes: each byte of a secret may be written by three, and the sealed flow.

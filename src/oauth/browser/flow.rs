@@ -26,7 +26,7 @@ pub(super) struct Flow {
     /// The digest of the browser's cookie.
     browser: [u8; 32],
     /// Its expiry, in milliseconds since 1970.
-    expires_ms: i64,
+    pub(super) expires_ms: i64,
     /// The chosen identity provider.
     pub(crate) provider: Option<String>,
     /// Set if it leads to the account page: it belongs to no client and has no parameters.
@@ -92,6 +92,15 @@ impl Flow {
         }
         let (logins, value) = (store.logins(), digest.finish());
         logins.use_once(tenant, &value, self.expires_ms).await
+    }
+
+    /// The hash by which a form of the flow counts once for a purpose.
+    pub(super) fn once(&self, purpose: &str) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for part in [&b"form"[..], &self.id, purpose.as_bytes()] {
+            digest.add_part(part);
+        }
+        digest.finish()
     }
 
     /// Seals the flow for a hidden field; `None` if the system has no randomness.

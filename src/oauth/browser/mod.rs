@@ -12,6 +12,7 @@
 //! * `cookie`: cookie that identifies a browser.
 //! * `flow`: sealed state of a log-in, carried in a hidden form field.
 //! * `login`: password form and choice of an identity provider.
+//! * `own_keys`: API keys that people make for themselves, on the account page.
 //! * `pages`: HTML pages and their header fields.
 //! * `request`: browser request at a tenant, shared by all steps of a log-in.
 
@@ -25,5 +26,6 @@ pub(crate) mod consent;
 mod cookie;
 mod flow;
 pub(crate) mod login;
+mod own_keys;
 mod pages;
 mod request;

@@ -17,7 +17,7 @@ use http::{
 };
 use url::Url;
 
-use crate::base::sha256;
+use crate::base::{Secret, sha256};
 
 /// The log-in page.
 #[derive(Template)]
@@ -87,6 +87,10 @@ pub(super) struct AccountPage<'p> {
     pub(crate) form: &'p str,
     pub(super) servers: Vec<ShownServer>,
     pub(super) upstreams: Vec<ShownUpstream>,
+    /// A value of an API key, which is shown once.
+    pub(super) new_key: Option<NewKey>,
+    /// The API keys of the person; none where the tenant has none.
+    pub(super) keys: Option<ShownKeys>,
     pub(super) grants: Vec<ShownGrant>,
     pub(super) logins: Vec<ShownLogin>,
     /// The most bytes of a secret.
@@ -121,6 +125,52 @@ pub(super) struct ShownSlot {
     pub(super) is_file: bool,
     /// The time of its last change, if it is set.
     pub(super) set: Option<String>,
+}
+
+/// A new value of an API key.
+pub(super) struct NewKey {
+    pub(super) label: String,
+    /// The value.
+    pub(super) text: Secret,
+    /// The end of the value before, if there was one.
+    pub(super) overlap: Option<String>,
+}
+
+/// The API keys of a person.
+pub(super) struct ShownKeys {
+    pub(super) keys: Vec<ShownKey>,
+    /// What a new key may be; none if there can be none.
+    pub(super) choices: Option<KeyChoices>,
+    /// The most keys of a person.
+    pub(super) max: u32,
+}
+
+/// An API key of a person, without its value.
+pub(super) struct ShownKey {
+    pub(super) name: String,
+    pub(super) label: String,
+    /// Empty for all.
+    pub(super) servers: Vec<String>,
+    pub(super) scopes: Vec<String>,
+    pub(super) since: String,
+    /// The hour of its last use.
+    pub(super) used: Option<String>,
+    pub(super) ends: String,
+    pub(super) has_ended: bool,
+    /// The end of the value before the last rotation, as long as that is good.
+    pub(super) overlap: Option<String>,
+}
+
+/// What a new API key may be.
+pub(super) struct KeyChoices {
+    pub(super) servers: Vec<String>,
+    /// The number of servers that are not listed.
+    pub(super) more_servers: usize,
+    pub(super) scopes: Vec<String>,
+    /// Seconds, and what they are called.
+    pub(super) lives: Vec<(u64, String)>,
+    /// The most characters of a label.
+    pub(super) label_max: usize,
 }
 
 /// An application with access.

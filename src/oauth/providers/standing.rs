@@ -133,6 +133,11 @@ impl Standings {
         given: ProviderTokens,
     ) -> Result<(), database::Error> {
         if of.recheck.is_zero() {
+            // The provider is not asked again, so that API keys have the groups of the last log-in.
+            let own_keys = self.snapshot.database()?.own_keys();
+            if own_keys.tell(&of.tenant, &of.subject, groups).await? {
+                self.snapshot.refresh_issued().await?;
+            }
             return Ok(());
         }
         let (kept, at) = (self.identities()?, of.at());

@@ -1,20 +1,22 @@
 //! Authorization server of one tenant, extracted from the path of a request.
 
-use std::sync::Arc;
+use std::{future::ready, sync::Arc};
 
 use axum::{
     extract::FromRequestParts,
     response::{IntoResponse, Response},
 };
+use futures_util::future::BoxFuture;
 use http::{Extensions, request::Parts};
 
 use super::state::{Oauth, OauthState};
 use crate::{
+    auth::{People, PersonStanding},
     declare::{AllowedScopes, AuthMode, Builtin, DeclaredClient, OFFLINE_ACCESS, Provider, Tenant},
     endpoint::{OauthEndpoint, Site, TenantHost},
     oauth::{
         clients::{CLIENT_CREDENTIALS, Clients, GRANT_TYPES, JWT_BEARER},
-        providers::{StandingOf, WantedClaims},
+        providers::{Standing, StandingOf, WantedClaims},
     },
 };
 
@@ -157,6 +159,28 @@ impl AuthorizationServer {
         let mut scopes = self.tenant.baseline_scopes(self.tenant.servers.values());
         scopes.sort_unstable();
         scopes
+    }
+}
+
+/// For API keys that people made, which are asked about as tokens are at a refresh.
+impl People for Oauth {
+    fn standing<'p>(
+        &'p self,
+        tenant: &'p Tenant,
+        builtin: &'p Builtin,
+        subject: &'p str,
+    ) -> BoxFuture<'p, PersonStanding> {
+        let Some(of) = StandingOf::of(tenant, builtin, subject) else {
+            return Box::pin(ready(PersonStanding::Good));
+        };
+        Box::pin(async {
+            match self.0.standings.ask(of).await {
+                Ok(Standing::Good(_)) => PersonStanding::Good,
+                Ok(Standing::Ended) => PersonStanding::Ended,
+                Ok(Standing::Unknown) => PersonStanding::Unknown,
+                Err(_) => PersonStanding::NoStore,
+            }
+        })
     }
 }
 

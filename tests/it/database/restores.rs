@@ -6,10 +6,19 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::support::{
-    harness::within,
-    oauth_client::{App, gateway, send},
-    served::Served,
+use crate::{
+    auth::external_tokens::bearer,
+    oauth::{
+        account::{changed, signed_in},
+        own_keys::{made, names_in},
+        pages::ADA,
+    },
+    support::{
+        browser::Browser,
+        harness::{NEWEST, Session, opening, within},
+        oauth_client::{App, gateway, send, tenants},
+        served::Served,
+    },
 };
 
 /// Runs a command on a data directory.
@@ -83,5 +92,44 @@ async fn a_restored_copy_revives_no_grant_and_names_keys_that_came_back() {
             "newer than the copy"
         );
         again.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_people_that_came_back_are_named() {
+    let mut tenants = tenants();
+    tenants["a"]["auth"]["own_keys"] = json!({});
+    let mut first = Served::start(config(None), tenants).await;
+    let data = first.data();
+    let mut browser = Browser::new();
+    let mut page = signed_in(&first, &mut browser, &ADA).await;
+    let mut keys = Vec::new();
+    for label in ["gone", "stays"] {
+        let fields = [
+            ("do", "make-key"),
+            ("label", label),
+            ("server.x", "yes"),
+            ("life", "86400"),
+        ];
+        let (key, next) = made(&mut browser, &page, &fields).await;
+        page = next;
+        keys.push(key);
+    }
+    let names = names_in(&page);
+    let copy = data.with_file_name("copy.db");
+    let copy = copy.to_str().unwrap();
+    run(&data, &["backup", copy]).await;
+    let remove = [("do", "remove-key"), ("key", names[0].as_str())];
+    changed(&first, &mut browser, &page, &remove).await;
+    first.stop().await;
+    let said = run(&data, &["restore", copy]).await;
+    let line = format!("key {} of ada of tenant a", names[0]);
+    assert!(said.contains(&line) && !said.contains(&names[1]), "{said}");
+    let again = Served::with(&[], config(Some(&data)), Value::Null).await;
+    for key in &keys {
+        let url = format!("{}/t/a/x/mcp", again.origin());
+        let session = Session::at(bearer(key), url);
+        let opened = within("an answer", session.post(&opening(NEWEST))).await;
+        assert_eq!(opened.status(), StatusCode::OK);
     }
 }

@@ -33,14 +33,18 @@ fn slots() -> Value {
     json!({"servers": {"s": server, "one": one, "closed": closed}})
 }
 
-const EVE: [(&str, &str); 2] = [("username", "eve"), ("password", "correct horse")];
+pub(crate) const EVE: [(&str, &str); 2] = [("username", "eve"), ("password", "correct horse")];
 
-fn page_of(gateway: &Served, tenant: &str) -> String {
+pub(crate) fn page_of(gateway: &Served, tenant: &str) -> String {
     format!("{}/t/{tenant}/account", gateway.origin())
 }
 
 /// The account page after the log-in of a person.
-async fn signed_in(gateway: &Served, browser: &mut Browser, who: &[(&str, &str)]) -> Shown {
+pub(crate) async fn signed_in(
+    gateway: &Served,
+    browser: &mut Browser,
+    who: &[(&str, &str)],
+) -> Shown {
     let login = browser.open(&page_of(gateway, "a")).await;
     assert_eq!(login.status, StatusCode::OK, "{}", login.text);
     login.assert_guarded();
@@ -52,7 +56,7 @@ async fn signed_in(gateway: &Served, browser: &mut Browser, who: &[(&str, &str)]
 }
 
 /// Sends a form of the page with these fields; the page that follows.
-async fn changed(
+pub(crate) async fn changed(
     gateway: &Served,
     browser: &mut Browser,
     page: &Shown,
@@ -63,7 +67,7 @@ async fn changed(
     browser.follow(sent, gateway.origin()).await
 }
 
-async fn sent(browser: &mut Browser, page: &Shown, fields: &[(&str, &str)]) -> Shown {
+pub(crate) async fn sent(browser: &mut Browser, page: &Shown, fields: &[(&str, &str)]) -> Shown {
     let (action, form) = page.form("do");
     let mut all = vec![("form", form.as_str())];
     all.extend_from_slice(fields);
@@ -71,7 +75,7 @@ async fn sent(browser: &mut Browser, page: &Shown, fields: &[(&str, &str)]) -> S
     browser.post(url.as_str(), &all).await
 }
 
-fn set<'f>(server: &'f str, secret: &'f str, value: &'f str) -> [(&'f str, &'f str); 4] {
+pub(crate) fn set<'f>(server: &'f str, secret: &'f str, value: &'f str) -> [(&'f str, &'f str); 4] {
     [
         ("do", "set"),
         ("server", server),

@@ -1,6 +1,6 @@
 //! Tests of the authorization server over the wire.
 
-mod account;
+pub(crate) mod account;
 pub(crate) mod client_metadata_documents;
 mod connections;
 mod exchange;
@@ -10,6 +10,7 @@ mod id_jag;
 pub(crate) mod logins;
 pub(crate) mod machines;
 pub(crate) mod metadata;
+pub(crate) mod own_keys;
 pub(crate) mod pages;
 pub(crate) mod providers;
 pub(crate) mod registration;

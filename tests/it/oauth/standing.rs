@@ -4,13 +4,15 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::{
+    auth::external_tokens::bearer,
     oauth::{
+        account, own_keys,
         pages::{self, BACK, claims, redeem, request},
         providers::{ALLOW, Hostile, departed, openid, returned},
     },
     support::{
         browser::{Browser, Shown},
-        harness::{child, client, until, within},
+        harness::{NEWEST, Session, child, client, until, within},
         issuer::{Key, Provider, now, unsigned},
         oauth_client::{App, post, send},
         pair::Pair,
@@ -425,6 +427,82 @@ async fn providers_are_asked_by_what_they_gave() {
     let next = app.refresh(text(&tokens, "refresh_token"), &[]).await;
     assert_eq!(next.status, StatusCode::OK, "{}", next.body);
     assert_eq!(hostile.stage.asked("POST /token").len(), before);
+}
+
+/// An API key that a person made is asked about as a refresh token is.
+async fn an_own_key_holds_as_long_as_the_word_of_a_provider(config: Value) {
+    let hostile = Hostile::start().await;
+    let mut declared = tenant(ALWAYS, openid(&hostile.stage.url));
+    declared["auth"]["own_keys"] = json!({});
+    let gateway = serving(config, declared).await;
+    let (mut claims, _, mut browser) = logged_in(&gateway, &hostile, Some("r1")).await;
+    give(&hostile, &claims, None);
+    let page = browser.open(&account::page_of(&gateway, "a")).await;
+    let fields = [
+        ("do", "make-key"),
+        ("label", "job"),
+        ("server.x", "yes"),
+        ("life", "86400"),
+    ];
+    let (key, _) = own_keys::made(&mut browser, &page, &fields).await;
+    let asked = || hostile.stage.asked("POST /token").len();
+    // The provider is asked at a use, and the groups of its answer count for it.
+    for (groups, wanted) in [
+        ("eng", StatusCode::BAD_REQUEST),
+        ("ops", StatusCode::NOT_FOUND),
+        ("eng", StatusCode::BAD_REQUEST),
+    ] {
+        claims["groups"] = json!([groups]);
+        give(&hostile, &claims, None);
+        let before = asked();
+        assert_eq!(status(&gateway, &key).await, wanted, "{groups}");
+        assert!(asked() > before);
+    }
+    // While it is away, the key is good for as long as the last word, and then neither refused nor let in.
+    hostile.stage.set("/token", Answer::Json(500, json!({})));
+    until("nobody knows", async || {
+        status(&gateway, &key).await == StatusCode::SERVICE_UNAVAILABLE
+    })
+    .await;
+    let before = asked();
+    for _ in 0..20 {
+        assert_eq!(
+            status(&gateway, &key).await,
+            StatusCode::SERVICE_UNAVAILABLE
+        );
+    }
+    assert!(asked() <= before + 1, "requests wait for the next attempt");
+    give(&hostile, &claims, None);
+    until("it is back", async || {
+        status(&gateway, &key).await == StatusCode::BAD_REQUEST
+    })
+    .await;
+    assert!(ended(&gateway).await.is_empty());
+    // A person whom it lets in no more has no key, on open streams neither.
+    let mut session = Session::at(bearer(&key), format!("{}/t/a/x/mcp", gateway.origin()));
+    session.initialize(NEWEST).await;
+    let mut open = session.listen().await;
+    let refused = Answer::Json(400, json!({"error": "invalid_grant"}));
+    hostile.stage.set("/token", refused);
+    assert_eq!(status(&gateway, &key).await, StatusCode::UNAUTHORIZED);
+    within("the end of the stream", open.rest()).await;
+    give(&hostile, &claims, None);
+    assert_eq!(status(&gateway, &key).await, StatusCode::UNAUTHORIZED);
+    assert_eq!(ended(&gateway).await.len(), 1);
+    // Nor does it come back with the person.
+    logged_in(&gateway, &hostile, Some("r1")).await;
+    assert_eq!(status(&gateway, &key).await, StatusCode::UNAUTHORIZED);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_own_key_holds_as_long_as_the_word_of_a_provider_on_sqlite() {
+    an_own_key_holds_as_long_as_the_word_of_a_provider(json!({})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_own_key_holds_as_long_as_the_word_of_a_provider_on_postgres() {
+    let postgres = Postgres::start();
+    an_own_key_holds_as_long_as_the_word_of_a_provider(on(&postgres)).await;
 }
 
 /// Access tokens of providers without OpenID may not expire.

@@ -92,6 +92,13 @@ impl Browser {
         found.map(|(_, value)| value.clone())
     }
 
+    /// All cookies, as a header of a request has them.
+    pub(crate) fn pair(&self) -> String {
+        let pairs = self.cookies.iter();
+        let pairs = pairs.map(|((_, name), value)| format!("{name}={value}"));
+        pairs.collect::<Vec<_>>().join("; ")
+    }
+
     /// Copies all cookies of another browser.
     pub(crate) fn steal(&mut self, other: &Self) {
         self.cookies = other.cookies.clone();

@@ -1,0 +1,339 @@
+//! API keys that people made: bounded, known to replicas, gone with their people.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::fixture::{Place, ada, on_both, put, tenant};
+use super::oauth_fixture::{BEGIN, DAY, SECOND, add_tenant, later, open};
+use crate::base::Secret;
+use crate::database::{
+    Database, Expected, Tokens,
+    oauth::{IdentityAt, NewOwnKey, OwnKeyAt, OwnKeyBounds, OwnKeyChange, Revoked},
+};
+use crate::declare::{Issued, ObjectName, OwnKey, OwnKeyRules, Servers};
+
+on_both! {
+    a_key_is_made_once_and_within_bounds
+    a_rotated_key_has_two_values_for_a_while
+    replicas_read_what_changed
+    keys_go_with_their_people_and_tenants
+    groups_that_a_provider_tells_reach_keys
+    the_use_of_a_key_is_noted_forwards
+}
+
+const RULES: OwnKeyRules = OwnKeyRules {
+    max: 2,
+    ttl: Duration::from_hours(30 * 24),
+    overlap: Duration::from_hours(24),
+};
+const BOUNDS: OwnKeyBounds = OwnKeyBounds {
+    person: 2,
+    tenant: NonZeroU64::new(3),
+};
+
+fn new(number: u8, subject: &str, days: i64) -> NewOwnKey {
+    NewOwnKey {
+        label: format!("key {number}"),
+        auth_ms: BEGIN,
+        key: OwnKey {
+            name: format!("k_{number}"),
+            subject: subject.to_owned(),
+            groups: vec!["staff".to_owned()].into(),
+            scopes: vec!["r".to_owned(), "w".to_owned()].into(),
+            servers: Servers::Named(BTreeSet::from(["x".to_owned()])),
+            hash: [number; 32],
+            previous: None,
+            since_ms: BEGIN,
+            expires_ms: BEGIN + days * DAY,
+        },
+    }
+}
+
+async fn add(store: &Database, new: NewOwnKey, once: u8) -> OwnKeyChange {
+    let (keys, once) = (store.own_keys(), (&[once; 32], BEGIN + DAY));
+    keys.add("a", new, BOUNDS, once, &ada()).await.unwrap()
+}
+
+async fn made(store: &Database, number: u8, subject: &str) {
+    let made = add(store, new(number, subject, 10), number).await;
+    assert!(matches!(made, OwnKeyChange::Done(_)), "{made:?}");
+}
+
+fn at<'k>(name: &'k str, subject: Option<&'k str>) -> OwnKeyAt<'k> {
+    OwnKeyAt {
+        tenant: "a",
+        name,
+        subject,
+    }
+}
+
+async fn names(store: &Database, subject: Option<&str>) -> Vec<String> {
+    let listed = store.own_keys().list("a", subject, "", 10).await.unwrap();
+    listed.into_iter().map(|listed| listed.key.name).collect()
+}
+
+/// What a replica knows, which reads on from what it knew.
+struct Replica(Database, Issued, i64);
+
+impl Replica {
+    fn new(store: &Database) -> Self {
+        Self(store.clone(), Issued::default(), 0)
+    }
+
+    async fn read(&mut self) -> &mut Self {
+        let newer = self.0.issued().newer((&self.1, self.2)).await.unwrap();
+        (self.1, self.2) = newer;
+        self
+    }
+
+    fn key(&self, hash: u8) -> Option<Arc<OwnKey>> {
+        self.1.own_keys.get("a")?.get(&[hash; 32]).cloned()
+    }
+
+    fn hashes(&self) -> Vec<u8> {
+        let known = self.1.own_keys.get("a");
+        let mut all: Vec<u8> = known
+            .iter()
+            .flat_map(|known| known.keys().map(|hash| hash[0]))
+            .collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+async fn a_key_is_made_once_and_within_bounds(place: Place) {
+    let [store, _] = open(&place).await;
+    made(&store, 1, "ada").await;
+    let again = add(&store, new(2, "ada", 10), 1).await;
+    assert!(matches!(again, OwnKeyChange::Again), "{again:?}");
+    made(&store, 2, "ada").await;
+    let full = add(&store, new(3, "ada", 10), 3).await;
+    assert!(matches!(full, OwnKeyChange::PersonFull), "{full:?}");
+    // A refusal uses nothing up.
+    made(&store, 3, "eve").await;
+    let full = add(&store, new(4, "bob", 10), 4).await;
+    assert!(matches!(full, OwnKeyChange::TenantFull), "{full:?}");
+    assert_eq!(names(&store, Some("ada")).await, ["k_1", "k_2"]);
+    assert_eq!(names(&store, None).await, ["k_1", "k_2", "k_3"]);
+    // What has ended takes no room, and goes.
+    later(&place, 11 * DAY);
+    assert!(names(&store, None).await.is_empty());
+    let mut late = new(5, "ada", 20);
+    late.auth_ms = BEGIN + 11 * DAY;
+    let once = (&[5; 32], i64::MAX);
+    let done = store.own_keys().add("a", late, BOUNDS, once, &ada()).await;
+    assert!(matches!(done.unwrap(), OwnKeyChange::Done(_)));
+    while store.sweep().await.unwrap() {}
+    assert!(
+        store
+            .own_keys()
+            .get(at("k_1", None))
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert_eq!(names(&store, None).await, ["k_5"]);
+}
+
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+async fn a_rotated_key_has_two_values_for_a_while(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut replica = Replica::new(&other);
+    made(&store, 1, "ada").await;
+    later(&place, 4 * DAY);
+    let rotate = async |hash: u8, subject, once: u8| {
+        let once = (&[once; 32], i64::MAX);
+        let keys = store.own_keys();
+        let at = at("k_1", Some(subject));
+        keys.rotate(at, &[hash; 32], &RULES, once, &ada())
+            .await
+            .unwrap()
+    };
+    assert!(matches!(rotate(9, "eve", 8).await, OwnKeyChange::Gone));
+    let OwnKeyChange::Done(listed) = rotate(9, "ada", 9).await else {
+        panic!("it is there");
+    };
+    assert!(matches!(rotate(10, "ada", 9).await, OwnKeyChange::Again));
+    let now_ms = BEGIN + 4 * DAY;
+    assert_eq!((listed.version, listed.created_ms), (2, BEGIN));
+    assert_eq!(
+        listed.key.expires_ms,
+        now_ms + 10 * DAY,
+        "as long as before"
+    );
+    assert_eq!(listed.key.previous, Some(([1; 32], now_ms + DAY)));
+    let known = replica.read().await.key(9).unwrap();
+    assert_eq!(known, replica.key(1).unwrap());
+    assert_eq!(*known, listed.key);
+    for (hash, at_ms, is_good) in [
+        (1, now_ms + DAY - 1, true),
+        (1, now_ms + DAY, false),
+        (9, now_ms + 10 * DAY - 1, true),
+        (9, now_ms + 10 * DAY, false),
+        (2, now_ms, false),
+    ] {
+        assert_eq!(
+            known.holds(&[hash; 32], &RULES, at_ms),
+            is_good,
+            "{hash} {at_ms}"
+        );
+    }
+    let short = OwnKeyRules {
+        ttl: Duration::from_hours(24),
+        ..RULES
+    };
+    assert!(!known.holds(&[9; 32], &short, now_ms + DAY));
+    // The value before does not outlive its own end, nor the life that the tenant allows now.
+    later(&place, 10 * DAY - SECOND);
+    let end_ms = listed.key.expires_ms;
+    let keys = store.own_keys();
+    let once = (&[11; 32], i64::MAX);
+    let at = at("k_1", Some("ada"));
+    let OwnKeyChange::Done(listed) = keys
+        .rotate(at, &[11; 32], &short, once, &ada())
+        .await
+        .unwrap()
+    else {
+        panic!("it is there");
+    };
+    assert_eq!(listed.key.previous, Some(([9; 32], end_ms)));
+    assert_eq!(listed.key.expires_ms, end_ms - SECOND + DAY);
+    assert_eq!(
+        replica.read().await.hashes(),
+        [9, 11],
+        "the first value is gone"
+    );
+}
+
+async fn replicas_read_what_changed(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut replica = Replica::new(&other);
+    made(&store, 1, "ada").await;
+    replica.read().await;
+    made(&store, 2, "eve").await;
+    let before = replica.read().await.key(1).unwrap();
+    assert_eq!(replica.hashes(), [1, 2]);
+    assert_eq!(
+        before.servers,
+        Servers::Named(BTreeSet::from(["x".to_owned()]))
+    );
+    assert_eq!(&*before.scopes, ["r", "w"]);
+    let keys = store.own_keys();
+    assert!(!keys.remove(at("k_2", Some("ada")), &ada()).await.unwrap());
+    assert!(keys.remove(at("k_2", None), &ada()).await.unwrap());
+    assert!(!keys.remove(at("k_2", None), &ada()).await.unwrap());
+    assert_eq!(replica.read().await.hashes(), [1]);
+    assert!(
+        Arc::ptr_eq(&before, &replica.key(1).unwrap()),
+        "it was not read again"
+    );
+    let mut new = new(3, "eve", 10);
+    new.key.servers = Servers::All;
+    add(&store, new, 3).await;
+    assert_eq!(replica.read().await.key(3).unwrap().servers, Servers::All);
+    assert_eq!(Replica::new(&other).read().await.hashes(), [1, 3]);
+    // One that missed numbers, because they were swept, reads all.
+    let mut late = Replica::new(&other);
+    late.read().await;
+    assert!(keys.remove(at("k_3", None), &ada()).await.unwrap());
+    later(&place, 3 * DAY);
+    while store.sweep().await.unwrap() {}
+    assert_eq!(late.read().await.hashes(), [1]);
+    // Expired ones are dropped with the next change.
+    later(&place, 8 * DAY);
+    let gone = Revoked::Subject("bob".to_owned());
+    store.revocations().revoke("a", &gone).await.unwrap();
+    assert!(late.read().await.hashes().is_empty());
+}
+
+async fn keys_go_with_their_people_and_tenants(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut replica = Replica::new(&other);
+    made(&store, 1, "ada").await;
+    made(&store, 2, "eve").await;
+    made(&store, 3, "https://idp.test#ada").await;
+    assert_eq!(replica.read().await.hashes(), [1, 2, 3]);
+    let gone = Revoked::Subject("ada".to_owned());
+    store.revocations().revoke("a", &gone).await.unwrap();
+    assert_eq!(replica.read().await.hashes(), [2, 3]);
+    assert_eq!(names(&store, None).await, ["k_2", "k_3"]);
+    // Nor does a form of a page of before make one.
+    let late = add(&store, new(4, "ada", 10), 4).await;
+    assert!(matches!(late, OwnKeyChange::Gone), "{late:?}");
+    // A copy knows of no provider who could be asked; the keys of others are told.
+    store.end_issued().await.unwrap();
+    assert_eq!(names(&store, None).await, ["k_2"]);
+    // A tenant of the same name inherits none.
+    let name = ObjectName::tenant("a");
+    store
+        .objects()
+        .delete(&name, Expected::Any, &ada())
+        .await
+        .unwrap();
+    add_tenant(&store, "a").await;
+    assert!(replica.read().await.hashes().is_empty());
+    assert!(names(&store, None).await.is_empty());
+}
+
+async fn groups_that_a_provider_tells_reach_keys(place: Place) {
+    let [store, other] = open(&place).await;
+    put(&store, tenant("a")).await;
+    let mut replica = Replica::new(&other);
+    let subject = "https://idp.test#ada";
+    let of = IdentityAt {
+        tenant: "a",
+        provider: "corp",
+        subject,
+    };
+    let list =
+        |names: &[&str]| -> Vec<String> { names.iter().map(|name| (*name).to_owned()).collect() };
+    let tokens = Tokens {
+        access: Secret::new("at".to_owned()),
+        refresh: None,
+        given_ms: BEGIN,
+        expires_ms: None,
+        authority: "corp".to_owned(),
+    };
+    let kept = store.identities();
+    kept.put(of, &tokens, &list(&["eng"])).await.unwrap();
+    // The page was opened before the provider told these.
+    made(&store, 1, subject).await;
+    assert_eq!(&*replica.read().await.key(1).unwrap().groups, ["eng"]);
+    assert!(kept.vouch(of, Some(&list(&["ops"]))).await.unwrap());
+    assert_eq!(&*replica.read().await.key(1).unwrap().groups, ["ops"]);
+    assert!(!kept.vouch(of, Some(&list(&["ops"]))).await.unwrap());
+    // Where the provider is not asked again, a log-in tells them.
+    let keys = store.own_keys();
+    assert!(keys.tell("a", subject, &list(&["new"])).await.unwrap());
+    let before = replica.read().await.2;
+    assert_eq!(&*replica.key(1).unwrap().groups, ["new"]);
+    assert!(!keys.tell("a", subject, &list(&["new"])).await.unwrap());
+    assert_eq!(replica.read().await.2, before, "nothing was written");
+    // Without a log-in and a grant, the word of the provider is kept for the key.
+    later(&place, DAY / 2);
+    while store.sweep_orphans().await.unwrap() {}
+    assert!(kept.get(of).await.unwrap().is_some());
+    keys.remove(at("k_1", None), &ada()).await.unwrap();
+    while store.sweep_orphans().await.unwrap() {}
+    assert!(kept.get(of).await.unwrap().is_none());
+}
+
+async fn the_use_of_a_key_is_noted_forwards(place: Place) {
+    let [store, other] = open(&place).await;
+    made(&store, 1, "ada").await;
+    let mut replica = Replica::new(&other);
+    let number = replica.read().await.2;
+    for (hour_ms, wanted) in [
+        (7_200_000, 7_200_000),
+        (3_600_000, 7_200_000),
+        (9_000_000, 9_000_000),
+    ] {
+        let at = at("k_1", Some("ada"));
+        store.own_keys().note_use(at, hour_ms).await.unwrap();
+        let found = store.own_keys().get(at).await.unwrap().unwrap();
+        assert_eq!(found.used_ms, Some(wanted));
+    }
+    assert_eq!(replica.read().await.2, number, "no replica reads it again");
+}

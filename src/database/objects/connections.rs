@@ -426,7 +426,9 @@ const ONE: &str = "
      WHERE tenant = $1 AND upstream = $2 AND holder = $3";
 
 const LIST: &str = "
-    SELECT upstream, holder, value, connected_ms, updated_ms
+    SELECT upstream, holder, value, updated_ms,
+           -- A replica of an earlier version does not write it.
+           CASE WHEN connected_ms = 0 THEN updated_ms ELSE connected_ms END AS connected_ms
       FROM connections
      WHERE tenant = $1
        AND (CAST($2 AS TEXT) IS NULL OR upstream = $2)

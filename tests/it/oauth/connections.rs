@@ -11,15 +11,18 @@ use super::{
         real, refused, returning, scripted, token, tokens,
     },
 };
-use crate::support::{
-    browser::{Browser, Shown},
-    harness::until,
-    issuer::Provider,
-    oauth_client::send,
-    pair::Pair,
-    postgres::Postgres,
-    served::Served,
-    stage::{Answer, Stage},
+use crate::{
+    cli::commands::{Said, stranger},
+    support::{
+        browser::{Browser, Shown},
+        harness::{until, within},
+        issuer::Provider,
+        oauth_client::send,
+        pair::Pair,
+        postgres::Postgres,
+        served::Served,
+        stage::{Answer, Stage},
+    },
 };
 
 const CONNECT: [(&str, &str); 1] = [("connect", "hub")];
@@ -317,6 +320,16 @@ async fn administered(
     (answer.status, answer.body)
 }
 
+/// What `lockgate connection` prints for an operator.
+async fn told(gateway: &Served, args: &[&str]) -> String {
+    let url = gateway.origin().to_owned();
+    let mut command = stranger(&[&["connection"], args, &["--url", &url]].concat());
+    command.env("LOCKGATE_KEY", gateway.administrator());
+    let said = Said::of(within("a command", command.output()).await.unwrap());
+    assert_eq!(said.code, 0, "{args:?}: {}", said.err);
+    said.out
+}
+
 #[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn administrators_list_and_end_connections(config: Value) {
     let stage = Stage::start().await;
@@ -442,13 +455,25 @@ async fn administrators_list_and_end_connections(config: Value) {
         let (status, body) = administered(&gateway, by, method.clone(), path).await;
         assert_eq!(status, wanted, "{method} {path}: {body}");
     }
+    let listed = told(&gateway, &["list", "a", "--subject", "eve"]).await;
+    assert!(
+        listed.contains("SUBJECT") && listed.contains("expired") && !listed.contains("ada"),
+        "{listed}"
+    );
+    assert_eq!(told(&gateway, &["remove", "a", "hub", "eve"]).await, "");
+    let (_, left) = administered(&gateway, &operator, Method::GET, "a/connections").await;
+    assert_eq!(left["items"].as_array().unwrap().len(), 1, "{left}");
+    let revoked = stage.asked("POST /revoke");
+    assert!(
+        revoked.len() == 1 && revoked[0].contains("token=canary-2"),
+        "it has no refresh token: {revoked:?}"
+    );
     assert_eq!(token(&ada).await, "canary-1");
-    assert!(stage.asked("POST /revoke").is_empty());
     let (status, _) = administered(&gateway, &own.0, Method::DELETE, item).await;
     assert_eq!(status, StatusCode::NO_CONTENT);
     let revoked = stage.asked("POST /revoke");
     assert!(
-        revoked.len() == 1 && revoked[0].contains("token=canary-r1"),
+        revoked.len() == 2 && revoked[1].contains("token=canary-r1"),
         "{revoked:?}"
     );
     until("the end of the child", async || {
@@ -460,6 +485,7 @@ async fn administrators_list_and_end_connections(config: Value) {
     assert_eq!(
         audited(&gateway).await,
         [
+            "upstream.disconnected",
             "upstream.disconnected",
             "upstream.connected",
             "upstream.connected"

@@ -1,6 +1,6 @@
 //! `src/auth`: the parts that read tokens.
 
-#[expect(dead_code, reason = "the targets use a part of it")]
+#[expect(dead_code, unused_imports, reason = "the targets use a part of it")]
 #[path = "../../src/auth/jose/mod.rs"]
 pub(crate) mod jose;
 #[expect(dead_code, reason = "the targets use a part of it")]

@@ -1,37 +1,28 @@
-//! Access decisions: the verifier of requests and the proof that it makes.
+//! Callers with valid credentials, and what they may use.
 //!
-//! Methods of the hub take an [`Access`], which only this module can make: an unchecked call does
-//! not compile. `api_key`, `builtin` and `external` identify the principal behind a bearer
-//! credential; this file decides which servers the principal may use.
+//! Methods of the hub take an [`Access`], which only this module can make: an unchecked call does not
+//! compile. A hop to another replica carries an assertion of the caller under its signature
+//! (`http::peers::hop`), so that credentials stay here and its content is trusted there. What was declared,
+//! granted or revoked meanwhile counts all the same: that replica decides with its own catalog. Not here:
+//! the check of the credentials (`verifier`).
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc};
 
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    api_key::{self, OwnKeyCallers, People, PresentedKey},
-    assertion::{AssertedBasis, Assertion},
-    builtin::{self, Groups, Tokens},
-    denials::{self, Denials},
-    dpop::{Proof, ProvenRequest, UsedProofs},
-    external::{self, Issuers, KeyFetch, TrustedIssuers},
-    jose::Thumbprint,
-    jwt::TokenError,
-    principals::{self, Principal, Principals},
-    request::{AccessRefusal, AccessRequest, Credential, Rejected},
+    api_key::{self, PresentedKey},
+    builtin::{self, Groups},
+    external,
+    principals::{self, Principal},
 };
 use crate::{
-    base::{Clock, Outbound},
-    config::Config,
     declare::{
         AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, Dpop, External, Issued, OwnKey, Policy,
         Server, Tenant,
     },
-    endpoint::{self, TenantHost},
-    error::Error,
-    snapshot::{AuditQueue, CurrentSnapshot, LastPollAttempt},
-    state::Limiter,
-    telemetry::{Denied, Metrics},
+    endpoint::TenantHost,
 };
 
 /// Proof that a principal may use a server.
@@ -105,6 +96,11 @@ impl Access {
     /// Whether anybody has the same: the tenant has no authentication.
     pub(crate) fn is_of_anybody(&self) -> bool {
         self.basis == AccessBasis::Open
+    }
+
+    /// The same for a request from this address that names this host of the tenant.
+    pub(super) fn placed(self, from: Option<IpAddr>, host: Option<Arc<TenantHost>>) -> Self {
+        Self { from, host, ..self }
     }
 
     /// Whether the credential is a token that is bound to a key, which was proved.
@@ -181,332 +177,9 @@ impl Access {
     }
 }
 
-/// Verifier of requests; a handle.
-#[derive(Clone)]
-pub(crate) struct Verifier(pub(crate) Arc<VerifierState>);
-
-pub(crate) struct VerifierState {
-    public_url: String,
-    default: Option<(String, String)>,
-    issuers: Issuers,
-    tokens: Tokens,
-    principals: Principals,
-    proofs: UsedProofs,
-    pub(super) own_keys: OwnKeyCallers,
-    pub(crate) denials: Denials,
-    clock: Clock,
-    asked: LastPollAttempt,
-}
-
-impl VerifierState {
-    /// Returns the wall-clock time in seconds since 1970.
-    pub(crate) fn now(&self) -> u64 {
-        u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0)
-    }
-}
-
-impl Verifier {
-    /// Makes a verifier that fetches keys through `outbound`, and remembers proofs in `limiter`. Its tasks
-    /// belong to `tracker` and end at `stop`.
-    pub(crate) fn new(
-        config: &Config,
-        (outbound, limiter): (Outbound, Arc<dyn Limiter>),
-        (snapshot, audit): (&Arc<CurrentSnapshot>, AuditQueue),
-        metrics: &Arc<Metrics>,
-        tracker: &TaskTracker,
-        stop: &CancellationToken,
-    ) -> Self {
-        let denials = Denials::new(Arc::clone(metrics), audit);
-        tracker.spawn(denials.clone().watch(stop.clone()));
-        let fetch = KeyFetch {
-            outbound,
-            tracker: tracker.clone(),
-            stop: stop.clone(),
-        };
-        Self(Arc::new(VerifierState {
-            public_url: config.public_url.clone(),
-            default: config.default.clone(),
-            issuers: Issuers::new(fetch),
-            tokens: Tokens::new(),
-            principals: Principals::default(),
-            proofs: UsedProofs::new(limiter),
-            own_keys: OwnKeyCallers::new(snapshot, tracker, stop),
-            denials,
-            clock: snapshot.clock().clone(),
-            asked: snapshot.last_poll().clone(),
-        }))
-    }
-
-    /// The keys of the issuers that tenants trust.
-    pub(crate) fn issuers(&self) -> &TrustedIssuers {
-        self.0.issuers.trusted()
-    }
-
-    /// The proofs of possession that were used.
-    pub(crate) fn proofs(&self) -> &UsedProofs {
-        &self.0.proofs
-    }
-
-    /// Sets who is asked about people whose API keys are used.
-    pub(crate) fn ask_about_people(&self, people: Arc<dyn People>) {
-        self.0.own_keys.ask(people);
-    }
-
-    /// Reports of denied requests.
-    pub(crate) fn denials(&self) -> &Denials {
-        &self.0.denials
-    }
-
-    /// Decides whether a request may use the server that it names.
-    ///
-    /// # Errors
-    ///
-    /// The refusal, which has been reported.
-    pub(crate) async fn admit(
-        &self,
-        catalog: &Catalog,
-        request: &AccessRequest<'_>,
-    ) -> Result<Access, AccessRefusal> {
-        let tenant = catalog
-            .tenants
-            .get(request.endpoint.tenant)
-            .ok_or(AccessRefusal::NoServer)?;
-        let decision = self.decide(catalog, tenant, request).await;
-        if decision.is_err() {
-            // The denial is in the audit trail before the response is sent.
-            self.0.denials.settle().await;
-        }
-        decision
-    }
-
-    async fn decide(
-        &self,
-        catalog: &Catalog,
-        tenant: &Arc<Tenant>,
-        request: &AccessRequest<'_>,
-    ) -> Result<Access, AccessRefusal> {
-        let server = tenant.servers.get(request.endpoint.server);
-        let known = self.identify(catalog, tenant, request).await?;
-        let access = server.and_then(|server| known.access(tenant, server));
-        let at_address = |access| Access {
-            from: request.from,
-            host: request.host.cloned(),
-            ..access
-        };
-        access.map(at_address).ok_or_else(|| {
-            // Without authentication there are no denials.
-            if known.basis != AccessBasis::Open {
-                let who = denials::Caller::Known(known.principal);
-                self.deny(request, who, Denied::NoGrant, "no grant for this server");
-            }
-            AccessRefusal::NoServer
-        })
-    }
-
-    /// Authenticates the principal behind the request.
-    async fn identify(
-        &self,
-        catalog: &Catalog,
-        tenant: &Arc<Tenant>,
-        request: &AccessRequest<'_>,
-    ) -> Result<Authenticated, AccessRefusal> {
-        if tenant.auth == AuthMode::None {
-            return Ok(Authenticated::anonymous(
-                self.0.principals.anonymous(tenant),
-            ));
-        }
-        let rejected = match request.credential {
-            Credential::None => Rejected::Nothing,
-            Credential::Bound { .. } => Rejected::Bound,
-            Credential::Bearer(_) | Credential::Malformed | Credential::Asserted(_) => {
-                Rejected::Bearer
-            }
-        };
-        let bad = |detail| self.unknown((tenant, request), rejected, detail);
-        let (text, offered) = match request.credential {
-            Credential::None => return Err(bad("no token")),
-            Credential::Malformed => return Err(bad("malformed")),
-            Credential::Bearer(text) => (text, None),
-            Credential::Bound { token, proof } => (token, Some(proof)),
-            Credential::Asserted(text) => {
-                self.check_revocations(&tenant.auth)?;
-                let known = Authenticated::asserted(&tenant.name, text);
-                let renewed = known.and_then(|known| known.renewed(catalog, tenant));
-                return renewed.ok_or_else(|| bad("no longer valid at this replica"));
-            }
-        };
-        if api_key::has_prefix(text) {
-            if offered.is_some() {
-                return Err(bad("an API key, as a token that is bound to a key"));
-            }
-            let known = self.identify_key(catalog, tenant, text).await?;
-            return known.ok_or_else(|| bad("an API key that is not known here"));
-        }
-        self.check_revocations(&tenant.auth)?;
-        let known = self.by_token(catalog, tenant, (request, text)).await;
-        let (known, holder) = known.map_err(|wrong| match wrong {
-            TokenError::Invalid(why) => bad(why),
-            TokenError::Unavailable(retry) => AccessRefusal::Later(Error::Busy {
-                what: "the authorization server cannot be asked for its keys, or about the token",
-                retry,
-            }),
-        })?;
-        // In whatever cache the token was found: each request proves its key anew.
-        match (offered, holder) {
-            (None, None) if tenant.dpop == Dpop::Required => Err(bad("a token without a key")),
-            (None, None) => Ok(known),
-            // RFC 9449, section 7.1: it must not be taken for a bearer token.
-            (None, Some(_)) => Err(bad("a token that is bound to a key, as a bearer token")),
-            (Some(_), None) => Err(bad("a token without a key, as one that is bound to one")),
-            (Some(offered), Some(holder)) => {
-                let of = (known.principal.account(), text, holder);
-                // Boxed, as most requests have no use for this room.
-                Box::pin(self.prove((tenant, request), offered, of)).await?;
-                Ok(known)
-            }
-        }
-    }
-
-    /// Verifies an access token; returns its principal, and the key that its holder has to prove.
-    async fn by_token(
-        &self,
-        catalog: &Catalog,
-        tenant: &Arc<Tenant>,
-        (request, text): (&AccessRequest<'_>, &str),
-    ) -> Result<(Authenticated, Option<Thumbprint>), TokenError> {
-        let now = self.0.now();
-        let is_audience = |text: &str| request.is_for(text);
-        match &tenant.auth {
-            AuthMode::None | AuthMode::Keys => Err(TokenError::Invalid("no API key")),
-            AuthMode::Builtin(builtin) => {
-                let (tokens, at) = (&self.0.tokens, (&**tenant, &*catalog.issued));
-                let issuers = || (request.site.issuer(&tenant.name), self.issuer(&tenant.name));
-                let verified = tokens.verify(at, issuers, text, now, is_audience).await;
-                let verified = verified.map_err(TokenError::Invalid)?;
-                let of = (&**tenant, &**builtin);
-                let known = Authenticated::by_own_token(of, &catalog.issued, &verified);
-                Ok((known.map_err(TokenError::Invalid)?, verified.claims.holder))
-            }
-            AuthMode::External(issuer) => {
-                let issuers = &self.0.issuers;
-                let is_audience = |text: &str| is_audience(text) || issuer.is_audience(text);
-                let verified = issuers.verify(issuer, text, now, is_audience).await?;
-                let known = Authenticated::by_token(tenant, issuer, &verified);
-                Ok((known, verified.claims.holder))
-            }
-        }
-    }
-
-    /// Uses the proof of a caller for the access token `text`, which is bound to `holder`.
-    async fn prove(
-        &self,
-        at: (&Arc<Tenant>, &AccessRequest<'_>),
-        offered: Result<&str, &'static str>,
-        (caller, text, holder): (&Arc<str>, &str, Thumbprint),
-    ) -> Result<(), AccessRefusal> {
-        let (_, request) = at;
-        let wrong = |why| self.unknown(at, Rejected::Proof(why), why);
-        let url = request.endpoint.url(request.public_url);
-        let of = ProvenRequest {
-            method: request.method,
-            url: &url,
-        };
-        let proof = Proof::verify(offered.map_err(wrong)?, of, self.0.now()).map_err(wrong)?;
-        proof.check_token(text, holder).map_err(wrong)?;
-        let used = self.0.proofs.take(Arc::clone(caller), &proof).await;
-        if used.map_err(AccessRefusal::Later)? {
-            return Ok(());
-        }
-        Err(wrong("the proof was used before"))
-    }
-
-    /// Reports a caller whose credentials are refused.
-    fn unknown(
-        &self,
-        (tenant, request): (&Arc<Tenant>, &AccessRequest<'_>),
-        rejected: Rejected,
-        detail: &'static str,
-    ) -> AccessRefusal {
-        let reason = match rejected {
-            Rejected::Nothing => Denied::NoToken,
-            Rejected::Bearer | Rejected::Bound | Rejected::Proof(_) => Denied::BadToken,
-        };
-        self.deny(request, denials::Caller::At(request.from), reason, detail);
-        AccessRefusal::Unknown {
-            tenant: Arc::clone(tenant),
-            rejected,
-        }
-    }
-
-    /// The principal behind an API key; none for a key that is not known, or not good any more.
-    async fn identify_key(
-        &self,
-        catalog: &Catalog,
-        tenant: &Arc<Tenant>,
-        text: &str,
-    ) -> Result<Option<Authenticated>, AccessRefusal> {
-        let Some(hash) = api_key::digest(text) else {
-            return Ok(None);
-        };
-        if let Some((hash, key)) = api_key::find(tenant, hash, self.0.now()) {
-            let principal = self.0.principals.by_key(tenant, hash, &key);
-            return Ok(Some(Authenticated::by_key(principal, hash, &key)));
-        }
-        let AuthMode::Builtin(builtin) = &tenant.auth else {
-            return Ok(None);
-        };
-        if builtin.own_keys.is_none() {
-            return Ok(None);
-        }
-        self.check_revocations(&tenant.auth)?;
-        let (own_keys, issuer) = (&self.0.own_keys, || self.issuer(&tenant.name));
-        // Boxed: other requests have no use for this room.
-        let known = Box::pin(own_keys.find(&catalog.issued, (tenant, builtin), hash, issuer)).await;
-        let known = known.map_err(AccessRefusal::Later)?;
-        Ok(known.map(|(principal, key, groups)| {
-            Authenticated::by_own_key(principal, (hash, key), groups)
-        }))
-    }
-
-    /// Checks that this replica knows what was revoked of a tenant's own tokens: after a pause, some
-    /// may be missing.
-    fn check_revocations(&self, auth: &AuthMode) -> Result<(), AccessRefusal> {
-        if !matches!(auth, AuthMode::Builtin(_)) || self.0.asked.is_recent() {
-            return Ok(());
-        }
-        Err(AccessRefusal::Later(Error::Busy {
-            what: "what was revoked is being read",
-            retry: AGAIN,
-        }))
-    }
-
-    /// The issuer of a tenant's own tokens at the public URL, which names its principals at every host.
-    fn issuer(&self, tenant: &str) -> String {
-        endpoint::issuer(&self.0.public_url, self.0.default.as_ref(), tenant)
-    }
-
-    fn deny(
-        &self,
-        request: &AccessRequest<'_>,
-        who: denials::Caller,
-        reason: Denied,
-        detail: &'static str,
-    ) {
-        self.0.denials.report(denials::Denial {
-            who,
-            tenant: request.endpoint.tenant.into(),
-            server: request.endpoint.server.into(),
-            route: request.endpoint.kind.name(),
-            reason,
-            user: None,
-            detail,
-        });
-    }
-}
-
 /// A principal with valid credentials.
-struct Authenticated {
-    principal: Principal,
+pub(super) struct Authenticated {
+    pub(super) principal: Principal,
     scopes: Arc<[String]>,
     groups: Groups,
     basis: AccessBasis,
@@ -517,7 +190,7 @@ struct Authenticated {
 }
 
 impl Authenticated {
-    fn anonymous(principal: Principal) -> Self {
+    pub(super) fn anonymous(principal: Principal) -> Self {
         Self {
             principal,
             scopes: Arc::default(),
@@ -528,7 +201,7 @@ impl Authenticated {
         }
     }
 
-    fn by_key(principal: Principal, hash: [u8; 32], key: &Arc<ApiKey>) -> Self {
+    pub(super) fn by_key(principal: Principal, hash: [u8; 32], key: &Arc<ApiKey>) -> Self {
         Self {
             principal,
             scopes: Arc::clone(&key.scopes),
@@ -539,7 +212,7 @@ impl Authenticated {
         }
     }
 
-    fn by_own_key(
+    pub(super) fn by_own_key(
         principal: Principal,
         (hash, key): ([u8; 32], Arc<OwnKey>),
         groups: Groups,
@@ -554,7 +227,11 @@ impl Authenticated {
         }
     }
 
-    fn by_token(tenant: &Tenant, issuer: &External, verified: &external::ExternalToken) -> Self {
+    pub(super) fn by_token(
+        tenant: &Tenant,
+        issuer: &External,
+        verified: &external::ExternalToken,
+    ) -> Self {
         let claims = &verified.claims;
         Self {
             principal: verified.principal(&tenant.name, &issuer.issuer),
@@ -569,7 +246,7 @@ impl Authenticated {
         }
     }
 
-    fn by_own_token(
+    pub(super) fn by_own_token(
         (tenant, builtin): (&Tenant, &Builtin),
         issued: &Issued,
         verified: &builtin::OwnToken,
@@ -588,7 +265,7 @@ impl Authenticated {
     }
 
     /// The caller of a tenant, as another replica says; `None` for a text that none has written.
-    fn asserted(tenant: &str, text: &str) -> Option<Self> {
+    pub(super) fn asserted(tenant: &str, text: &str) -> Option<Self> {
         let said = Assertion::decode(text)?;
         let [issuer, subject, client] =
             [&said.issuer, &said.subject, &said.client].map(|text| text.as_deref());
@@ -610,7 +287,7 @@ impl Authenticated {
 
     /// The same principal as of this catalog; `None` if its credentials are no longer valid. Expiry is
     /// not checked.
-    fn renewed(self, catalog: &Catalog, tenant: &Tenant) -> Option<Self> {
+    pub(super) fn renewed(self, catalog: &Catalog, tenant: &Tenant) -> Option<Self> {
         let is_token = matches!(self.basis, AccessBasis::Token | AccessBasis::Own(_));
         if is_token && !self.is_bound && tenant.dpop == Dpop::Required {
             return None;
@@ -649,8 +326,13 @@ impl Authenticated {
         (renewed.principal == self.principal).then_some(renewed)
     }
 
+    /// Whether there was a credential.
+    pub(super) fn has_credential(&self) -> bool {
+        self.basis != AccessBasis::Open
+    }
+
     /// The access, if the principal may use `server`.
-    fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
+    pub(super) fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
         let reaches = |key: &PresentedKey| key.servers().contains(&server.name);
         if !self.key.as_ref().is_none_or(reaches) {
             return None;
@@ -705,16 +387,50 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
         key: None,
     };
     let renewed = known.renewed(catalog, &tenant)?.access(&tenant, &server)?;
-    let (from, host) = (access.from, access.host.clone());
-    Some(Access {
-        from,
-        host,
-        ..renewed
-    })
+    Some(renewed.placed(access.from, access.host.clone()))
 }
 
-/// Delay before a retry while revocations are being read.
-const AGAIN: Duration = Duration::from_secs(1);
+/// What identifies a caller without credentials.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Assertion {
+    issuer: Option<String>,
+    subject: Option<String>,
+    client: Option<String>,
+    scopes: Vec<String>,
+    groups: Vec<String>,
+    basis: AssertedBasis,
+    /// Whether a key was proved with the token. Replicas of an older release do not say so.
+    #[serde(default)]
+    is_bound: bool,
+}
+
+/// The credential that was verified, by what can be revoked of it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum AssertedBasis {
+    /// There was none: the tenant has no authentication.
+    Open,
+    /// The SHA-256 digest of an API key.
+    ApiKey([u8; 32]),
+    /// The SHA-256 digest of an API key that a person made.
+    OwnKey([u8; 32]),
+    /// A token of another authorization server.
+    Token,
+    /// Grant and signing key of a token of the tenant's own authorization server.
+    Own(Vec<(u128, String)>),
+}
+
+impl Assertion {
+    /// Writes it as base64url.
+    fn encode(&self) -> String {
+        // Texts and numbers: serialization cannot fail.
+        URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).unwrap_or_default())
+    }
+
+    /// Reads it; `None` for anything else.
+    fn decode(text: &str) -> Option<Self> {
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok()
+    }
+}
 
 #[cfg(test)]
 impl Access {

@@ -8,11 +8,11 @@ use std::{fs, io, path::Path, sync::Arc};
 use aws_lc_rs::rand::SystemRandom;
 
 use super::{
-    access::Verifier,
     api_key,
     denials::{Caller, Denial},
     principals::by_key,
     request::Credential,
+    verifier::Verifier,
 };
 use crate::{
     base::private_file,

@@ -3,10 +3,9 @@
 //!
 //! Not here: issue of tokens (`oauth`), and HTTP responses to refusals (`http`).
 //!
-//! * `access`: the decision on each request, and the proof of it.
+//! * `access`: callers with valid credentials, and the proof of what they may use.
 //! * `administrator`: administrators, and the first operator's key.
 //! * `api_key`: API keys: generation, syntax and check, and those that people made.
-//! * `assertion`: the caller of a request that another replica forwards.
 //! * `builtin`: access tokens of the tenant's own authorization server.
 //! * `denials`: audit of denied requests, the repeated ones folded.
 //! * `dpop`: proofs of the possession of a key (RFC 9449).
@@ -18,11 +17,11 @@
 //! * `principals`: principals, interned.
 //! * `request`: requests before the decision, and refusals.
 //! * `verified_tokens`: cache of verified tokens, until they expire.
+//! * `verifier`: the decision on each request.
 
 pub(crate) mod access;
 pub(crate) mod administrator;
 pub(crate) mod api_key;
-mod assertion;
 mod builtin;
 mod denials;
 pub(crate) mod dpop;
@@ -34,8 +33,9 @@ pub(crate) mod policy;
 mod principals;
 mod request;
 mod verified_tokens;
+mod verifier;
 
-pub(crate) use self::access::{Access, Verifier};
+pub(crate) use self::access::Access;
 pub(crate) use self::administrator::{ADMIN_SCOPE, Administrator, AdministratorRefusal};
 pub(crate) use self::api_key::{People, PersonStanding};
 pub(crate) use self::builtin::REGISTERED;
@@ -47,3 +47,4 @@ pub(crate) use self::jwt::TokenError;
 pub(crate) use self::policy::{Listed, PolicyRefusal};
 pub(crate) use self::principals::Principal;
 pub(crate) use self::request::{AccessRefusal, AccessRequest, Credential, Rejected};
+pub(crate) use self::verifier::Verifier;

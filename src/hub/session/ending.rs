@@ -4,7 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    select,
+    sync::mpsc,
+    time::{Instant, sleep},
+};
 
 use super::{lifetime::EndReason, ownership::refuse, task::Session};
 use crate::{
@@ -154,23 +158,32 @@ impl Session {
     }
 
     /// Removes the record when the store is back: a session that was ended must not live on elsewhere. The
-    /// claim keeps requests from continuing it here meanwhile. Each ends with the time to live of its record,
-    /// and there are no more of them than there were sessions, since none begins without the store.
+    /// claim keeps requests from continuing it here meanwhile. Each ends with the time to live of its record, or
+    /// with the gateway, and there are no more of them than there were sessions, since none begins without the store.
     fn remove_later(&self, claim: Option<Claim>) {
         let (owner, directory) = (
             Arc::clone(&self.stores.owner),
             Arc::clone(&self.stores.directory),
         );
-        let (id, fence, halt) = (self.id.clone(), self.lease.fence(), self.core.halt.clone());
+        let (id, fence) = (self.id.clone(), self.lease.fence());
+        let (drain, halt) = (self.core.drain.clone(), self.core.halt.clone());
         let removed = tokio::time::timeout(self.ttl(), async move {
             let _claim = claim;
             while let Err(StoreError::Away) = directory.remove(&id, fence).await {
                 owner.renewed().await;
             }
         });
-        self.core
-            .tracker
-            .spawn(async move { halt.run_until_cancelled(removed).await });
+        self.core.tracker.spawn(async move {
+            let ends = async {
+                drain.cancelled().await;
+                sleep(GRACE).await;
+            };
+            select! {
+                _ = removed => {}
+                () = ends => {}
+                () = halt.cancelled() => {}
+            }
+        });
     }
 
     /// Waits until the log has acknowledged the last writes.

@@ -4,6 +4,7 @@
 use std::{cell::Cell, time::Duration};
 
 use reqwest::{Response, StatusCode};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::{
     task::JoinHandle,
@@ -474,6 +475,18 @@ async fn a_session_that_is_deleted_while_redis_is_silent_stays_gone() {
         }
         assert_eq!(ground.ways[1][0].text("counter", json!({})).await, "1");
     }
+}
+
+/// What it could not tell Redis keeps no replica from its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_ends_in_time_though_redis_is_away() {
+    let mut ground = Ground::new().await;
+    ground.way.set(Mode::Cut);
+    assert_is_away(&ground.ways[0][0].delete().await);
+    ground.replicas.node(0).signal(Signal::TERM);
+    let began = Instant::now();
+    assert_eq!(ground.replicas.wait(0).await, Some(0));
+    assert!(began.elapsed() < Duration::from_secs(10));
 }
 
 /// No other replica can own a session that Redis does not know yet.

@@ -26,7 +26,7 @@ pub(crate) enum Credential<'r> {
     },
     /// A malformed `Authorization` header.
     Malformed,
-    /// The caller, as the replica says that verified the credentials ([`Access::caller`]).
+    /// The caller, as the replica says that verified the credentials ([`super::Access::caller`]).
     Asserted(&'r str),
 }
 

@@ -301,7 +301,8 @@ async fn a_killed_replica_loses_no_event_and_its_calls_end() {
     });
     // Before that, the other replica would begin the call itself, and wait for it at its end.
     until("its owner has it", || async {
-        here.text("received", json!({})).await.contains("hang")
+        let received = here.text("received", json!({})).await;
+        received.contains(r#"\"hang\""#)
     })
     .await;
     let began = Instant::now();

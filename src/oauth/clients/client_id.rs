@@ -13,7 +13,9 @@ use url::Url;
 /// The reason why it is none, for people.
 pub(crate) fn parse(id: &str) -> Result<Url, &'static str> {
     let url = Url::parse(id).map_err(|_| "the client id is no URL")?;
-    if url.as_str() != id || id.len() > ID_MAX {
+    // A backslash belongs to no URI (RFC 3986, appendix A), and some parsers take it for a slash; in a query this one
+    // leaves it as it is.
+    if url.as_str() != id || id.contains('\\') || id.len() > ID_MAX {
         return Err("the client id is a URL that is too long, or not in its usual form");
     }
     if url.fragment().is_some() || url.path() == "/" {

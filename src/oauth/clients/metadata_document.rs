@@ -419,6 +419,7 @@ mod tests {
             "https://APP.test/c",
             "https://app.test:443/c",
             "https://app.test\\c",
+            "https://app.test/c?d\\e",
             "https://user@app.test/c",
             "https://u:p@app.test/c",
             "https:app.test/c",

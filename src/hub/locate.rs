@@ -122,8 +122,8 @@ impl Hub {
         }
     }
 
-    /// The error for a session of this replica that is not the caller's: that for an id which nobody has, so that
-    /// they cannot be told apart while the directory is out of reach either.
+    /// The error for a session of this replica that is not the caller's: that for an unknown id, so that the two
+    /// cannot be told apart while the directory is out of reach either.
     async fn foreign(&self) -> Error {
         if self.0.owner.is_alone() {
             return Error::NoSession;

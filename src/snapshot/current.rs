@@ -52,7 +52,7 @@ pub(crate) struct CurrentSnapshot {
     woken: Notify,
     /// The time of the database, where replicas share one; else the system's.
     clock: Clock,
-    /// Told of each change of a secret before whoever made it has an answer.
+    /// Told of each change of a secret before the request that made it is answered.
     on_secret_change: OnceLock<OnSecretChange>,
 }
 

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use futures_util::future::join_all;
 use uuid::Uuid;
 
-use super::fixture::{Place, on_both, patient};
-use super::oauth_fixture::{
-    BEGIN, DAY, SECOND, code, granted, later, open, refresh, revoked, succession, successor,
+use super::fixture::{
+    BEGIN, DAY, Place, SECOND, code, granted, later, on_both, open, patient, refresh, revoked,
+    succession, successor,
 };
 use crate::database::Error;
 use crate::database::oauth::{Grant, GrantFilter, NewRefresh, Refreshed, Revoked, TakenCode};

@@ -3,8 +3,10 @@
 use serde_json::json;
 use uuid::Uuid;
 
-use super::fixture::{CANARY, Place, ada, object, on_both, put, record};
-use super::oauth_fixture::{BEGIN, DAY, code, granted, later, open, person, refresh, revoked};
+use super::fixture::{
+    BEGIN, CANARY, DAY, Place, ada, code, granted, later, object, on_both, open, person, put,
+    record, refresh, revoked,
+};
 use crate::base::Secret;
 use crate::database::{
     Database, Error, Expected, Tokens, Value,

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use futures_util::future::join_all;
 
-use super::fixture::{Place, on_both, patient};
-use super::oauth_fixture::{
-    BEGIN, DAY, SECOND, code, granted, later, open, person, registered, revoked,
+use super::fixture::{
+    BEGIN, DAY, Place, SECOND, code, granted, later, on_both, open, patient, person, registered,
+    revoked,
 };
 use crate::database::oauth::{Registered, Revoked, Step};
 

@@ -6,7 +6,6 @@ mod fixture;
 mod grants;
 mod identities;
 mod logins;
-mod oauth_fixture;
 mod objects;
 mod opening;
 mod own_keys;

@@ -5,8 +5,9 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fixture::{Place, ada, on_both, put, tenant};
-use super::oauth_fixture::{BEGIN, DAY, SECOND, add_tenant, later, open};
+use super::fixture::{
+    BEGIN, DAY, Place, SECOND, ada, add_tenant, later, on_both, open, put, tenant,
+};
 use crate::base::Secret;
 use crate::database::{
     Database, Expected, Tokens,

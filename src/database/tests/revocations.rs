@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use super::fixture::{Place, on_both, patient};
-use super::oauth_fixture::{BEGIN, DAY, add_tenant, code, granted, later, open, person, revoked};
+use super::fixture::{
+    BEGIN, DAY, Place, add_tenant, code, granted, later, on_both, open, patient, person, revoked,
+};
 use crate::database::oauth::{GrantFilter, Revoked, TakenCode};
 use crate::database::{Author, Expected};
 use crate::declare::{Issued, Kind, Object, ObjectName};

@@ -4,8 +4,7 @@ use std::collections::HashSet;
 
 use futures_util::future::join_all;
 
-use super::fixture::{Place, on_both};
-use super::oauth_fixture::{DAY, SECOND, later, open};
+use super::fixture::{DAY, Place, SECOND, later, on_both, open};
 use crate::config::{Config, Sources};
 use crate::database::oauth::Schedule;
 use crate::database::{Author, Error, Filter};

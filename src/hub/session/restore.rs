@@ -331,8 +331,8 @@ impl Session {
         (keep_alive * 4).min(DISCONNECTED)
     }
 
-    /// Leaves a backend that is to be replaced, unless a call needs it; before each request: whoever has just
-    /// changed a secret gets a child that was started with it.
+    /// Leaves a backend that is to be replaced, unless a call needs it. Called before each request, so that the
+    /// request behind a new secret gets a child that was started with it.
     pub(super) fn replace_stale_backend(&mut self) {
         if !self.link.is_to_be_replaced() || !self.lifetime.is_ready() || self.calls.is_in_use() {
             return;

@@ -235,7 +235,7 @@ async fn a_new_secret_replaces_the_child_and_keeps_the_session() {
     }
 }
 
-/// Whoever has just set a secret uses it with the next request, at a child of their own and at a shared one.
+/// The next request behind a new secret uses it, at a child of its own and at a shared one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_request_behind_a_new_secret_has_it() {
     let people = People::new();

@@ -158,7 +158,7 @@ impl Ground {
                 assert_is_away(&way.delete().await);
                 assert_is_away(&way.begin("counter", json!({})).await);
             }
-            // A session of others looks as one that nobody has.
+            // A session of others looks like an unknown one.
             for other in &self.ways[1 - at] {
                 let mut foreign = ways[0].again();
                 (foreign.id, foreign.revision) = (other.id.clone(), other.revision.clone());

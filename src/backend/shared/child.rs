@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     mailbox::{Initialized, Loss, Status, ToChild, ToSession},
+    pace::Pace,
     routing::{Recipients, Routing, refuse, salvage_call},
 };
 use crate::backend::{
@@ -59,11 +60,11 @@ const EXIT: Duration = Duration::from_secs(1);
 /// Why a child that lives on did not become ready.
 const CLOSED: &str = "it closed its stdout";
 
-/// Unsolicited messages of a child per window, as for a child of one session.
-const WINDOW_MESSAGES: u32 = 4000;
-/// The lines in a window after which others go first: a fraction of a millisecond.
+/// Events of the child handled in turn.
+const BATCH: usize = 32;
+
+/// The lines after which others go first: a fraction of a millisecond.
 const STEP: u32 = 64;
-const WINDOW: Duration = Duration::from_millis(100);
 
 /// The one that a shared child is for.
 #[derive(Clone)]
@@ -106,7 +107,9 @@ struct RunningChild {
     probe: Option<Instant>,
     /// The time of the last periodic ping.
     pinged: Instant,
-    pace: (Instant, u32),
+    pace: Pace,
+    /// Its lines since others went first.
+    lines: u32,
     wake: Arc<tokio::sync::Notify>,
     /// Reason of the planned end, and the time until which it waits for the sessions.
     closing: Option<(Loss, Instant)>,
@@ -147,7 +150,8 @@ impl SharedChild {
             used: now,
             probe: None,
             pinged: now,
-            pace: (now, 0),
+            pace: Pace::new(now),
+            lines: 0,
             wake: Arc::default(),
             closing: None,
         };
@@ -299,18 +303,9 @@ impl RunningChild {
                     Some(message) => self.handle_sessions(message).await,
                     None => return Loss::Idle,
                 },
-                event = self.child.next(), if paced.is_none() => match event {
-                    event @ (ChildEvent::Line(_) | ChildEvent::Translated) => {
-                        if let ChildEvent::Line(line) = event {
-                            self.handle_line(line).await;
-                        }
-                        paced = self.paced();
-                        if self.pace.1.is_multiple_of(STEP) {
-                            self.child.others_first().await;
-                        }
-                    }
-                    ChildEvent::TooLong => return Loss::TooLong,
-                    ChildEvent::Closed | ChildEvent::Exited(_) => return Loss::Crash,
+                event = self.child.next(), if paced.is_none() => match self.events(event).await {
+                    Ok(pause) => paced = pause,
+                    Err(loss) => return loss,
                 },
                 () = wake.notified() => {}
                 () = &mut alarm => {
@@ -490,15 +485,46 @@ impl RunningChild {
         self.child.try_flush();
     }
 
-    async fn handle_line(&mut self, line: Bytes) {
+    /// Handles this event of the child and those that it has ready. Returns the end of the pause in reading
+    /// that they cause, or as an error the reason why the child has ended.
+    async fn events(&mut self, first: ChildEvent) -> Result<Option<Instant>, Loss> {
+        let (mut next, mut room) = (Some(first), BATCH);
+        while let Some(event) = next {
+            let is_answer = match event {
+                ChildEvent::Line(line) => self.handle_line(line).await,
+                ChildEvent::Translated => false,
+                ChildEvent::TooLong => return Err(Loss::TooLong),
+                ChildEvent::Closed | ChildEvent::Exited(_) => return Err(Loss::Crash),
+            };
+            // Answers are paced by requests, and invented ones by the sessions that get them.
+            if !is_answer && let Some(until) = self.paced() {
+                return Ok(Some(until));
+            }
+            self.lines += 1;
+            if self.lines == STEP {
+                self.lines = 0;
+                self.child.others_first().await;
+            }
+            room -= 1;
+            next = (room > 0).then(|| self.child.next_ready()).flatten();
+        }
+        Ok(None)
+    }
+
+    /// Returns whether a session gets it as an answer to a call.
+    async fn handle_line(&mut self, line: Bytes) -> bool {
         self.probe = None;
         match Message::parse_line(line) {
             Ok(message) => self.handle_message(message).await,
-            Err(line) => self.handle_invalid_line(&line).await,
+            Err(line) => {
+                self.handle_invalid_line(&line).await;
+                false
+            }
         }
     }
 
-    async fn handle_message(&mut self, message: Message) {
+    async fn handle_message(&mut self, message: Message) -> bool {
+        let is_response = matches!(message.kind(), Kind::Result | Kind::Error);
         let recipients = self.routing.route(&message, self.child.out());
         self.child.try_flush();
         match recipients {
@@ -506,6 +532,7 @@ impl RunningChild {
                 // Nobody else holds it: a response is not copied.
                 let message = ToSession::Message(Box::new(message));
                 self.send(number, message).await;
+                return is_response;
             }
             Recipients::Sessions(numbers) => {
                 for number in numbers {
@@ -522,6 +549,7 @@ impl RunningChild {
             }
             Recipients::None => self.count_dropped(),
         }
+        false
     }
 
     async fn handle_invalid_line(&mut self, line: &[u8]) {
@@ -557,17 +585,8 @@ impl RunningChild {
 
     /// End of a pause in reading, if the child sends too much.
     fn paced(&mut self) -> Option<Instant> {
-        let (began, count) = &mut self.pace;
-        *count += 1;
-        // Answers are paced by requests.
-        let calls = u32::try_from(self.shared.load.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
-        if *count < WINDOW_MESSAGES.saturating_add(calls.saturating_mul(64)) {
-            return None;
-        }
-        // The clock is read for many lines at once.
-        let (now, until) = (Instant::now(), *began + WINDOW);
-        (*began, *count) = (now.max(until), 0);
-        (until > now).then_some(until)
+        let calls = self.shared.load.load(Ordering::Relaxed);
+        self.pace.count(calls, Instant::now)
     }
 
     async fn end(self, reason: Exit) {

@@ -5,10 +5,12 @@
 //! * `placement`: the shared child that a session joins
 //! * `child`: the task that owns a shared child
 //! * `mailbox`: messages between sessions and a shared child
+//! * `pace`: the lines that a shared child may write within a window
 //! * `routing`: recipients of the messages of a shared child
 
 mod child;
 pub(crate) mod mailbox;
+mod pace;
 mod placement;
 pub(crate) mod routing;
 

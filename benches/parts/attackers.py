@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from urllib.parse import urlsplit
 
 from .common import INITIALIZE
 
@@ -171,7 +172,7 @@ async def registrations(host, path):
             await asyncio.sleep(0.2)
             return
         made = json.loads(made)
-        uri = made["registration_client_uri"].split(host, 1)[1]
+        uri = urlsplit(made["registration_client_uri"]).path
         more = f"Authorization: Bearer {made['registration_access_token']}\r\n"
         same = json.dumps(wanted | {"client_id": made["client_id"]}).encode()
         while True:

@@ -137,7 +137,7 @@ fn mac(key: &hmac::Key, session: &str, cursor: &[u8]) -> [u8; MAC] {
 /// Appends an event with a message; without an id it leaves the position of its reader as it is. `data` is one
 /// line (see `message`), so that it cannot end the event.
 pub(crate) fn push_message(out: &mut BytesMut, id: &str, data: &[u8]) {
-    out.reserve(id.len() + data.len() + 32);
+    out.reserve(event_room(id.len(), data));
     out.put_slice(b"event: message\n");
     if !id.is_empty() {
         out.put_slice(b"id: ");
@@ -147,6 +147,11 @@ pub(crate) fn push_message(out: &mut BytesMut, id: &str, data: &[u8]) {
     out.put_slice(b"data: ");
     out.put_slice(data);
     out.put_slice(b"\n\n");
+}
+
+/// The most bytes of an event with an id of this length.
+pub(crate) const fn event_room(id: usize, data: &[u8]) -> usize {
+    id + data.len() + 32
 }
 
 /// Appends the priming event, which gives a client its first cursor: an id, empty data (2025-11-25

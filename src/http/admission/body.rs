@@ -162,7 +162,7 @@ async fn collect(
             return Err(McpRefusal::http(StatusCode::SERVICE_UNAVAILABLE, text));
         }
         fresh += data.len();
-        if let Some(share) = share.filter(|_| fresh >= STEP) {
+        if let Some(share) = share.filter(|share| fresh >= STEP || share.is_busy()) {
             fresh = 0;
             share.others_first().await;
         }

@@ -36,7 +36,7 @@ use crate::{
     },
     protocol::{
         KEEP_ALIVE, Revision,
-        event::{push_message, push_retry},
+        event::{event_room, push_message, push_retry},
         json,
     },
     telemetry::Metrics,
@@ -380,7 +380,12 @@ impl SessionStream {
     fn part(&mut self, next: Next) -> Part {
         match next {
             Next::Events(events) => {
-                let mut chunk = BytesMut::new();
+                let prefix = self.prefix.len();
+                let room = events
+                    .iter()
+                    .map(|(id, data)| event_room(prefix + id.len(), data));
+                // Not grown step by step: a client that does not read keeps all of the buffer.
+                let mut chunk = BytesMut::with_capacity(room.sum());
                 if let Some((_, last)) = events.last()
                     && !self.reading.is_listener()
                 {
@@ -436,7 +441,7 @@ impl SessionStream {
 /// Media type of server-sent events.
 pub(crate) const EVENT_STREAM: &str = "text/event-stream";
 /// Bytes of events that are handed to hyper before the client takes them.
-const MAX_UNSENT: usize = 32 << 10;
+const MAX_UNSENT: usize = 16 << 10;
 /// Shortest delay before clients ask again for a stream that ended without a result. The next stream
 /// that begins resets it to the usual delay, and so do those that are open.
 const RETRY_AFTER_END: Duration = Duration::from_secs(15);

@@ -56,6 +56,14 @@ impl Pacing {
         }
     }
 
+    /// Waits for a turn where other tasks of the client, or of its tenant, do: a thousand sessions that are
+    /// woken at once are not worked on at once.
+    pub(super) async fn wait_in_line(&self) {
+        if self.share.is_busy() {
+            self.share.others_first().await;
+        }
+    }
+
     /// The share of the client, for work on one event that takes long.
     pub(super) fn share(&self) -> &Budget {
         &self.share

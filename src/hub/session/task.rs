@@ -199,6 +199,7 @@ impl Session {
                 // Before branches that may be ready again and again: a busy session has clocks too.
                 () = &mut alarm => self.tick(),
                 written = self.streams.written(), if !self.streams.is_flushed() => {
+                    self.pacing.wait_in_line().await;
                     self.handle_write(written);
                 }
                 Some(command) = commands.recv() => self.commands(command, &mut commands).await,
@@ -244,6 +245,7 @@ impl Session {
 
     /// Handles this event of the backend and those that it has ready.
     async fn events(&mut self, first: BackendEvent) {
+        self.pacing.wait_in_line().await;
         let (mut next, mut room) = (Some(first), BATCH);
         while let Some(event) = next {
             if let Some(rest) = self.handle_backend(event) {

@@ -41,13 +41,13 @@ pub(crate) const ENDED_STREAMS: usize = 256;
 
 /// Maximum bytes of one `read`, but for a single event that is larger: enough for each write to a
 /// socket, little enough to hold for each reader that does not read.
-pub(crate) const PAGE: usize = 32 * 1024;
+pub(crate) const PAGE: usize = 8 * 1024;
 
 /// What an event takes beside its bytes: its [`Entry`], with its part of the queue's free room, and what
 /// counts the references to its bytes.
 const ENTRY: usize = 128;
-/// What an event takes here whose copy is gone: its [`Entry`], with its part of the queue's free room.
-const PLACE: u64 = 64;
+/// What an event takes here whose copy is gone: its [`Place`], with its part of the queue's free room.
+const PLACE: u64 = 16;
 /// What a stream with events takes in Redis beside them: the node of its radix tree, which is 4 KiB from
 /// its first event on (`stream-node-max-bytes`), and its key.
 const KEY: u64 = 5 << 10;
@@ -71,13 +71,15 @@ pub(crate) struct SessionStreams {
 /// The kept events of one stream.
 pub(super) struct Stream {
     pub(super) events: VecDeque<Entry>,
+    /// Those before them, if the log is elsewhere and their copies are gone.
+    elsewhere: VecDeque<Place>,
+    /// What the times of `elsewhere` count from.
+    born: Instant,
     pub(super) bytes: usize,
     /// What is drawn for them.
     kept: Drawn,
     /// What is drawn for their copies, if the log is elsewhere.
     copies: Option<Drawn>,
-    /// The number of events, from the oldest on, that have no copy any more.
-    without_copy: usize,
     /// The number of trimmed events; the first kept event has the next number.
     pub(super) trimmed: u64,
     /// How many of them were appended by another replica.
@@ -86,17 +88,19 @@ pub(super) struct Stream {
     is_ended: bool,
 }
 
-/// A kept event.
+/// An event that is here.
 pub(super) struct Entry {
     since: Instant,
-    event: Event,
+    event: Bytes,
 }
 
-/// What is here of an event.
-enum Event {
-    Here(Bytes),
-    /// Its size: the event is in a log elsewhere, and its copy is gone.
-    Elsewhere(usize),
+/// What is left here of an event in a log elsewhere: as little as there can be, since a log of many small
+/// events has a place for each.
+struct Place {
+    /// The milliseconds from the birth of the stream to the event.
+    since: u32,
+    /// Its bytes, of which no line has as many as fit.
+    size: u32,
 }
 
 impl SessionStreams {
@@ -160,7 +164,10 @@ impl SessionStreams {
     fn unended(&mut self, id: StreamId) -> Result<&mut Stream, StoreError> {
         self.highest = self.highest.max(id);
         let share = &self.share;
-        let stream = self.streams.entry(id).or_insert_with(|| Stream::new(share));
+        let stream = self
+            .streams
+            .entry(id)
+            .or_insert_with(|| Stream::new(share, Instant::now()));
         if stream.is_ended {
             return Err(StoreError::Fenced);
         }
@@ -174,6 +181,7 @@ impl SessionStreams {
         };
         stream.is_ended = true;
         stream.events.shrink_to_fit();
+        stream.elsewhere.shrink_to_fit();
         let bytes = stream.bytes;
         self.ended.push_back((id, now, bytes));
         self.ended_bytes += bytes;
@@ -218,12 +226,11 @@ impl SessionStreams {
 
     /// The bytes of all streams, as far as they are in this process.
     pub(crate) fn bytes(&self) -> usize {
-        let gone = |stream: &Stream| {
-            let gone = stream.events.iter().take(stream.without_copy);
-            gone.map(Entry::size).sum::<usize>()
+        let here = |stream: &Stream| {
+            let events = stream.events.iter();
+            events.map(|entry| entry.event.len()).sum::<usize>()
         };
-        let streams = self.streams.values();
-        streams.map(|stream| stream.bytes - gone(stream)).sum()
+        self.streams.values().map(here).sum()
     }
 
     /// The bytes of a stream, if all its events were appended here.
@@ -257,6 +264,7 @@ impl SessionStreams {
         }
         for stream in self.streams.values_mut() {
             stream.drop_copies();
+            stream.drop_room();
             if stream.is_ended {
                 continue;
             }
@@ -303,24 +311,16 @@ impl SessionStreams {
     }
 }
 
-impl Entry {
-    fn size(&self) -> usize {
-        match &self.event {
-            Event::Here(bytes) => bytes.len(),
-            Event::Elsewhere(size) => *size,
-        }
-    }
-}
-
 impl Stream {
-    fn new(share: &LogShare) -> Self {
+    fn new(share: &LogShare, now: Instant) -> Self {
         let is_in_redis = share.copies.is_some();
         Self {
             events: VecDeque::new(),
+            elsewhere: VecDeque::new(),
+            born: now,
             bytes: 0,
             kept: share.kept.hold(if is_in_redis { FIELDS } else { 0 }),
             copies: share.copies.as_ref().map(|copies| copies.hold(0)),
-            without_copy: 0,
             trimmed: 0,
             foreign: 0,
             calls: Bytes::new(),
@@ -329,7 +329,12 @@ impl Stream {
     }
 
     fn last(&self) -> u64 {
-        self.trimmed + self.events.len() as u64
+        self.trimmed + self.count() as u64
+    }
+
+    /// The number of kept events, here and elsewhere.
+    pub(super) fn count(&self) -> usize {
+        self.elsewhere.len() + self.events.len()
     }
 
     /// The number of the oldest event left after a local trim; 0 without one.
@@ -356,13 +361,12 @@ impl Stream {
         if let Some(copies) = &mut self.copies {
             copies.add(weight(size));
         }
-        let event = Event::Here(event);
         push_back(&mut self.events, Entry { since: now, event });
     }
 
     /// What the key of the stream takes if it is there for a single event.
     fn key(&self) -> u64 {
-        if self.copies.is_some() && self.events.is_empty() {
+        if self.copies.is_some() && self.count() == 0 {
             KEY
         } else {
             0
@@ -373,41 +377,54 @@ impl Stream {
     fn trim(&mut self, now: Instant, keep: Retention) {
         self.trim_old(now, keep);
         // The newest event always stays, as no client has received it yet.
-        while self.events.len() > 1 {
-            let is_too_much = self.events.len() > keep.events
-                || self.bytes > keep.bytes
-                || self.kept.is_too_much();
+        while self.count() > 1 {
+            let is_too_much =
+                self.count() > keep.events || self.bytes > keep.bytes || self.kept.is_too_much();
             if !is_too_much {
                 break;
             }
             self.drop_oldest();
         }
-        drop_room(&mut self.events);
         self.drop_copies();
+        self.drop_room();
+    }
+
+    fn drop_room(&mut self) {
+        drop_room(&mut self.events);
+        drop_room(&mut self.elsewhere);
     }
 
     fn trim_old(&mut self, now: Instant, keep: Retention) {
-        while self.events.len() > 1
-            && let Some(oldest) = self.events.front()
-            && now.duration_since(oldest.since) > keep.age
+        while self.count() > 1
+            && let Some(since) = self.oldest_since()
+            && now.duration_since(since) > keep.age
         {
             self.drop_oldest();
         }
     }
 
+    /// The time of the oldest event.
+    fn oldest_since(&self) -> Option<Instant> {
+        match self.elsewhere.front() {
+            Some(place) => Some(self.born + Duration::from_millis(place.since.into())),
+            None => self.events.front().map(|entry| entry.since),
+        }
+    }
+
     fn drop_oldest(&mut self) -> bool {
-        let Some(oldest) = self.events.pop_front() else {
+        let (size, here) = if let Some(place) = self.elsewhere.pop_front() {
+            (place.size as usize, PLACE)
+        } else if let Some(oldest) = self.events.pop_front() {
+            (oldest.event.len(), weight(oldest.event.len()))
+        } else {
             return false;
         };
-        let size = oldest.size();
         self.bytes -= size;
         self.trimmed += 1;
         self.kept.give_back(weight(size) + self.key());
         if let Some(copies) = &mut self.copies {
-            let has_copy = self.without_copy == 0;
-            copies.give_back(if has_copy { weight(size) } else { PLACE });
+            copies.give_back(here);
         }
-        self.without_copy = self.without_copy.saturating_sub(1);
         true
     }
 
@@ -418,22 +435,25 @@ impl Stream {
             return;
         };
         while copies.is_too_much()
-            && self.without_copy + 1 < self.events.len()
-            && let Some(entry) = self.events.get_mut(self.without_copy)
+            && self.events.len() > 1
+            && let Some(entry) = self.events.pop_front()
         {
-            let size = entry.size();
-            entry.event = Event::Elsewhere(size);
-            copies.give_back(weight(size) - PLACE);
-            self.without_copy += 1;
+            let age = entry.since.saturating_duration_since(self.born);
+            let place = Place {
+                since: u32::try_from(age.as_millis()).unwrap_or(u32::MAX),
+                size: u32::try_from(entry.event.len()).unwrap_or(u32::MAX),
+            };
+            copies.give_back(weight(entry.event.len()) - PLACE);
+            push_back(&mut self.elsewhere, place);
         }
     }
 
     /// Removes the oldest events while their places are beyond the share of the session.
     fn drop_places(&mut self) {
-        while self.copies.as_ref().is_some_and(Drawn::is_too_much) && self.events.len() > 1 {
+        while self.copies.as_ref().is_some_and(Drawn::is_too_much) && self.count() > 1 {
             self.drop_oldest();
         }
-        drop_room(&mut self.events);
+        self.drop_room();
     }
 
     pub(super) fn read(&self, after: u64) -> Result<Page, StoreError> {
@@ -444,17 +464,17 @@ impl Stream {
             return Err(trimmed);
         }
         let skip = usize::try_from(after - self.trimmed).unwrap_or(usize::MAX);
+        let Some(skip) = skip.checked_sub(self.elsewhere.len()) else {
+            return Err(trimmed);
+        };
         let mut page = Page::default();
         let mut bytes = 0;
         for (number, entry) in (after + 1..).zip(self.events.iter().skip(skip)) {
-            let Event::Here(event) = &entry.event else {
-                return Err(trimmed);
-            };
-            bytes += event.len();
+            bytes += entry.event.len();
             if bytes > PAGE && !page.events.is_empty() {
                 return Ok(page);
             }
-            page.events.push((number, event.clone()));
+            page.events.push((number, entry.event.clone()));
         }
         page.is_end = self.is_ended;
         Ok(page)

@@ -229,7 +229,7 @@ fn events_elsewhere_go_when_their_places_are_beyond_the_share() {
     let mut sweep = || {
         streams.sweep(now, WIDE);
         streams.sweep_places();
-        (streams.has(1), streams.streams[&2].events.len())
+        (streams.has(1), streams.streams[&2].count())
     };
     let copies = share.copies.as_ref().unwrap();
     let copy = weight(1) - PLACE;

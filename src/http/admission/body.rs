@@ -223,4 +223,21 @@ mod tests {
         assert_eq!(body.len(), 100);
         assert!(buffer.is_unique());
     }
+
+    #[tokio::test]
+    async fn the_parts_of_a_body_wait_in_line_while_others_of_the_tenant_do() {
+        let tenant = Budget::new(1 << 20).share();
+        let collected = |body| Box::pin(collect(body, 1 << 20, Some(&tenant), |_| true));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut alone = collected(Body::from("a body"));
+        assert!(alone.as_mut().poll(&mut context).is_ready());
+        let mut busy: Vec<_> = (0..4).map(|_| Box::pin(tenant.others_first())).collect();
+        for one in &mut busy {
+            assert!(one.as_mut().poll(&mut context).is_pending());
+        }
+        let mut waiting = collected(Body::from("a body"));
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        drop(busy);
+        assert_eq!(waiting.await.unwrap(), "a body");
+    }
 }

@@ -127,3 +127,31 @@ impl Pacing {
         ends.into_iter().flatten().min()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use super::super::pacing::*;
+
+    #[tokio::test]
+    async fn events_wait_in_line_while_other_tasks_of_the_tenant_do() {
+        let tenant = Budget::new(1 << 20).share();
+        let pacing = Pacing::new(Instant::now(), tenant.share());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(
+            Box::pin(pacing.wait_in_line())
+                .as_mut()
+                .poll(&mut context)
+                .is_ready()
+        );
+        let mut busy: Vec<_> = (0..4).map(|_| Box::pin(tenant.others_first())).collect();
+        for one in &mut busy {
+            assert!(one.as_mut().poll(&mut context).is_pending());
+        }
+        let mut waiting = Box::pin(pacing.wait_in_line());
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        drop(busy);
+        waiting.await;
+    }
+}

@@ -332,6 +332,13 @@ impl Stream {
         self.trimmed + self.count() as u64
     }
 
+    /// The bytes of its queues.
+    #[cfg(test)]
+    pub(super) fn room(&self) -> u64 {
+        let events = self.events.capacity() * size_of::<Entry>();
+        (events + self.elsewhere.capacity() * size_of::<Place>()) as u64
+    }
+
     /// The number of kept events, here and elsewhere.
     pub(super) fn count(&self) -> usize {
         self.elsewhere.len() + self.events.len()

@@ -215,6 +215,31 @@ fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     assert_eq!((copies.used(), share.kept.used()), (0, STREAM));
 }
 
+/// A thousand streams of small events took 40 MiB more than their copies.
+#[test]
+fn what_is_left_of_an_event_elsewhere_takes_little_room() {
+    let now = Instant::now();
+    let share = share(1000, Some(1));
+    let mut streams = SessionStreams::new(share.clone());
+    for number in 1..=1000 {
+        let then = now + Duration::from_millis(number);
+        append(&mut streams, 1, number, event(1), then, WIDE);
+    }
+    let stream = &streams.streams[&1];
+    assert_eq!((stream.count(), stream.events.len()), (1000, 1));
+    let room = stream.room();
+    let copies = share.copies.as_ref().unwrap().used();
+    assert!(
+        room <= copies,
+        "{room} bytes, of which {copies} are counted"
+    );
+    assert!(room <= 16 * 1000, "{room} bytes");
+    // It is as old as the event.
+    streams.sweep(now + WIDE.age + Duration::from_millis(500), WIDE);
+    let left = streams.streams[&1].count();
+    assert!((490..=510).contains(&left), "{left}");
+}
+
 /// A log of small events in Redis took more memory here than that of the copies.
 #[test]
 fn events_elsewhere_go_when_their_places_are_beyond_the_share() {

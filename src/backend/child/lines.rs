@@ -16,6 +16,8 @@ pub(super) struct Lines {
     scanned: usize,
     /// Room for the next read, in bytes.
     room: usize,
+    /// Reads of short lines in a row that were full.
+    full: u32,
     /// Limit of a line, in bytes.
     limit: usize,
     /// State of stdout.
@@ -56,6 +58,7 @@ impl Lines {
             read: BytesMut::new(),
             scanned: 0,
             room: CHUNK,
+            full: 0,
             limit,
             output: Output::Lines,
             has_arrays: false,
@@ -92,10 +95,19 @@ impl Lines {
     /// Adapts the size of reads after one into [`Self::room`]; they stay small while many children are read:
     /// what is read waits until it is its turn.
     pub(super) fn was_read(&mut self, is_one_of_many: bool) {
-        if self.read.len() == self.read.capacity() && !is_one_of_many {
-            // The read was full: read larger pieces.
+        if self.read.len() < self.read.capacity() || is_one_of_many {
+            return;
+        }
+        // The read was full: larger pieces of a long line, and of short ones once they are seen to be taken.
+        self.full += 1;
+        if self.full >= FULL || memchr::memchr(b'\n', &self.read).is_none() {
             self.room = PIPE;
         }
+    }
+
+    /// Small reads again: what was read is not taken at once.
+    pub(super) fn slow_down(&mut self) {
+        (self.room, self.full) = (CHUNK, 0);
     }
 
     /// Appends bytes that were read elsewhere.
@@ -106,7 +118,8 @@ impl Lines {
     /// Releases the memory of an empty buffer, until the next read.
     pub(super) fn release(&mut self) {
         if self.read.is_empty() {
-            (self.read, self.room) = (BytesMut::new(), CHUNK);
+            self.read = BytesMut::new();
+            self.slow_down();
         }
     }
 
@@ -205,6 +218,8 @@ impl Lines {
 pub(super) const CHUNK: usize = 4 << 10;
 /// Default capacity of a pipe.
 const PIPE: usize = 64 << 10;
+/// Full reads in a row after which they are larger: a thousand sessions that wait for their log have read less.
+const FULL: u32 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -238,7 +253,7 @@ mod tests {
     fn reads_stay_small_while_many_children_are_read() {
         for (is_one_of_many, least, most) in [(true, 0, CHUNK), (false, PIPE, 4 * PIPE)] {
             let (mut lines, mut taken) = (Lines::new(99), 0);
-            for _ in 0..10 {
+            for _ in 0..20 {
                 let room = lines.room();
                 taken = taken.max(room.capacity());
                 // The last line is not complete.
@@ -249,6 +264,35 @@ mod tests {
             }
             assert!((least..=most).contains(&taken), "{taken}");
         }
+    }
+
+    /// A thousand sessions that waited for Redis had 64 KiB each of what their children had printed.
+    #[test]
+    fn reads_are_small_again_after_a_pause() {
+        let mut lines = Lines::new(99);
+        let mut read = |is_slow: bool| {
+            let room = lines.room();
+            let size = room.capacity();
+            room.resize(size, b'\n');
+            lines.was_read(false);
+            while lines.take(false).is_some() {}
+            if is_slow {
+                lines.slow_down();
+            }
+            size
+        };
+        assert!((0..100).all(|_| read(true) == CHUNK));
+        assert!((0..FULL).all(|_| read(false) == CHUNK));
+        assert_eq!(read(false), PIPE);
+    }
+
+    #[test]
+    fn a_long_line_is_read_in_large_pieces_at_once() {
+        let mut lines = Lines::new(1 << 20);
+        let room = lines.room();
+        room.resize(room.capacity(), b'x');
+        lines.was_read(false);
+        assert!(lines.room().capacity() >= PIPE);
     }
 
     #[test]

@@ -258,6 +258,11 @@ impl Child {
         self.take_line()
     }
 
+    /// Its stdout is not read for a while: from then on it is read in small pieces.
+    pub(crate) fn slow_down(&mut self) {
+        self.lines.slow_down();
+    }
+
     /// Waits for the end of a warm child: its stderr is drained, its stdout stays in the pipe.
     pub(crate) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Exit> {
         self.poll_stdin(cx);

@@ -169,6 +169,13 @@ impl Link {
         }
     }
 
+    /// The session's own child is not read for a while.
+    pub(super) fn slow_down(&mut self) {
+        if let State::Ready(own) = &mut self.state {
+            own.child.slow_down();
+        }
+    }
+
     /// Whether there is no backend, and none is being acquired.
     pub(super) fn is_absent(&self) -> bool {
         matches!(self.state, State::Absent)

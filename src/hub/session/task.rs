@@ -261,6 +261,9 @@ impl Session {
                 None
             };
         }
+        if !self.may_read_child() {
+            self.link.slow_down();
+        }
     }
 
     fn signalled(&mut self, signal: Signal) {

@@ -227,6 +227,9 @@ fn claims(
     is_at_jwt: bool,
 ) -> Result<Claims, &'static str> {
     let subject = string(payload, "sub")?.filter(|subject| !subject.is_empty());
+    if subject.is_some_and(|subject| subject.contains('\0')) {
+        return Err("a NUL in sub, which no database keeps");
+    }
     let named = |name| {
         let client = string(payload, name)?;
         Ok::<_, &str>(client.filter(|client| !client.is_empty()))

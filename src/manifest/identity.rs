@@ -221,7 +221,7 @@ impl Reader<'_> {
         }
         let subject = fields
             .key("subject", "The subject that it acts for.")
-            .optional(word());
+            .optional(word().check(|subject| printable(subject)));
         let scopes = fields
             .key(
                 "scopes",
@@ -520,6 +520,15 @@ pub(crate) fn word<'p>() -> Parser<'p, String> {
     parse::text()
         .having("minLength", 1)
         .check(|text| not_empty(text))
+}
+
+/// A database keeps no NUL, and what shows the name no control characters.
+fn printable(name: &str) -> Result<(), Wrong> {
+    if name.chars().any(char::is_control) {
+        Err(Wrong::new("holds a control character", "leave it out"))
+    } else {
+        Ok(())
+    }
 }
 
 pub(crate) fn not_empty(text: &str) -> Result<(), Wrong> {

@@ -27,8 +27,8 @@ use super::{
         attempt::{address, attempt, note},
     },
 };
-use crate::database::oauth::Registered;
 use crate::endpoint::OauthEndpoint;
+use crate::{auth::jose::members, database::oauth::Registered};
 
 /// POST: registers a client.
 pub(crate) async fn register(
@@ -352,8 +352,8 @@ async fn object(head: &Parts, body: Body) -> Result<Map<String, Value>, OauthRef
         return Err(wrong("the body is not application/json"));
     }
     let body = collected(body, BODY_MAX).await?;
-    let read = serde_json::from_slice(&body);
-    read.map_err(|_| wrong("the body is no JSON object"))
+    // Of a name that is there twice one reader might take the first value, and another the last.
+    members(&body).ok_or_else(|| wrong("the body is no JSON object, or has a name twice"))
 }
 
 /// The only bearer token of a request.

@@ -199,6 +199,7 @@ fn other_token_types_in_the_claims_are_refused() {
         ("iss", json!("https://ISSUER.test")),
         ("iss", json!(["https://issuer.test"])),
         ("sub", json!("")),
+        ("sub", json!("a\0b")),
         ("sub", json!(7)),
         ("aud", json!(7)),
         ("aud", json!(["a", 7])),

@@ -112,6 +112,10 @@ impl Gate {
             HostCheck::ForeignAddress if route_label(head.uri.path()) == Route::Health => {}
             HostCheck::Foreign => {
                 let host = self.tenant_host(head)?;
+                // There no other tenant is reached, by nobody.
+                if is_administration(head.uri.path()) {
+                    return Err(refusal(StatusCode::NOT_FOUND, "not found"));
+                }
                 head.extensions.insert(host);
             }
             HostCheck::ForeignAddress => {
@@ -282,6 +286,12 @@ fn route_label(path: &str) -> Route {
         return Route::Health;
     }
     Kind::of(path).map_or(Route::Other, label_of)
+}
+
+/// Returns whether a path is one of the administration API.
+fn is_administration(path: &str) -> bool {
+    path.strip_prefix("/api")
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Returns the label of requests to an MCP endpoint.

@@ -107,9 +107,14 @@ impl BrowserRequest {
             ClientSource::Document { host, date } => (Some(host.as_str()), date.as_deref()),
             ClientSource::Declared | ClientSource::Registered { .. } => (None, None),
         };
+        // A name of which nothing can be seen is none.
+        let client = match shown(&authorization.client.title) {
+            title if title.is_empty() => redirect_host.clone(),
+            title => title,
+        };
         let page = ConsentPage {
             tenant: self.tenant(),
-            client: shown(&authorization.client.title),
+            client,
             document_host,
             document_date,
             redirect_host: &redirect_host,

@@ -237,6 +237,9 @@ fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Key
     let here = all.get("jwks").filter(|set| !set.is_null());
     match (here, at) {
         _ if method != ClientAuthMethod::Jwt => Ok(None),
+        (Some(set), None) if has_private_key(set) => {
+            Err(MetadataError::Metadata("jwks has a private key"))
+        }
         (Some(set), None) => {
             let text = set.to_string();
             let known = KeySet::parse(text.as_bytes()).ok();
@@ -249,6 +252,16 @@ fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Key
             "private_key_jwt takes either jwks or jwks_uri",
         )),
     }
+}
+
+/// Whether a key of the set has members that only its owner may know (RFC 7518, section 6).
+fn has_private_key(set: &Value) -> bool {
+    let keys = set.get("keys").and_then(Value::as_array);
+    let is_private = |key: &Value| {
+        let mut private = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"].into_iter();
+        private.any(|name| key.get(name).is_some())
+    };
+    keys.is_some_and(|keys| keys.iter().any(is_private))
 }
 
 /// Returns an optional text. Null and an empty text, which many clients send, count as absent.
@@ -424,6 +437,11 @@ mod tests {
 
     #[test]
     fn keys_come_from_one_source() {
+        let private = || {
+            let mut key = key();
+            key["d"] = json!("AAAA");
+            key
+        };
         let jwt = |more: Value| {
             let mut all = with("token_endpoint_auth_method", json!("private_key_jwt"));
             all.as_object_mut()
@@ -441,6 +459,7 @@ mod tests {
             json!({}),
             json!({"jwks": {"keys": []}}),
             json!({"jwks": {"keys": [{"kty": "oct", "k": "AAAA"}]}}),
+            json!({"jwks": {"keys": [key(), private()]}}),
             json!({"jwks": 1}),
             json!({"jwks_uri": "http://app.test/jwks"}),
             json!({"jwks": {"keys": [key()]}, "jwks_uri": "https://app.test/jwks"}),

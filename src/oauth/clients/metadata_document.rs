@@ -15,7 +15,7 @@ use std::{
 };
 
 use moka::{Expiry, future::Cache};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
@@ -25,7 +25,7 @@ use url::Url;
 use super::client_id;
 use super::metadata::{ClientAuthMethod, ClientMetadata, MetadataError};
 use crate::{
-    auth::KeySet,
+    auth::{KeySet, jose::members},
     base::{
         Outbound, OutboundError,
         budget::{Budget, Shares},
@@ -263,8 +263,8 @@ impl Documents {
 
 /// Parses a document (draft, section 4).
 fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
-    let all: Map<String, Value> =
-        serde_json::from_slice(bytes).map_err(|_| "the client's document is no JSON object")?;
+    let all =
+        members(bytes).ok_or("the client's document is no JSON object, or has a name twice")?;
     if all.get("client_id").and_then(Value::as_str) != Some(id) {
         return Err("the client's document is about another client");
     }

@@ -325,6 +325,14 @@ impl OpenIdProvider {
     }
 }
 
+fn check_subject(subject: &str) -> Result<(), &'static str> {
+    // No database keeps a NUL.
+    if subject.contains('\0') || !(1..=SUBJECT).contains(&subject.len()) {
+        return Err("no sub, or one that is too long or has a NUL");
+    }
+    Ok(())
+}
+
 /// The person of verified claims, whose groups are in the claim `wanted`.
 ///
 /// # Errors
@@ -335,9 +343,7 @@ pub(crate) fn identity(
     wanted: Option<&GroupsClaim>,
 ) -> Result<ProviderIdentity, &'static str> {
     let subject = string(claims, "sub")?.unwrap_or_default();
-    if !(1..=SUBJECT).contains(&subject.len()) {
-        return Err("no sub, or one that is too long");
-    }
+    check_subject(subject)?;
     let found = wanted.and_then(|wanted| Some((wanted, declared(claims, &wanted.name)?)));
     let groups = match found {
         Some((wanted, claim)) => {
@@ -400,9 +406,7 @@ impl ExpectedIdToken<'_> {
             return Err("another nonce");
         }
         let subject = string(claims, "sub")?.unwrap_or_default();
-        if !(1..=SUBJECT).contains(&subject.len()) {
-            return Err("no sub, or one that is too long");
-        }
+        check_subject(subject)?;
         let (expires, issued) = (numeric_date(claims, "exp")?, numeric_date(claims, "iat")?);
         let leeway = u64::from(LEEWAY_S);
         if self.now >= expires.ok_or("no exp")?.saturating_add(leeway) {
@@ -618,11 +622,20 @@ mod tests {
             ("azp", json!("them"), Err("another azp")),
             ("nonce", json!("m"), Err("another nonce")),
             ("nonce", json!(""), Err("another nonce")),
-            ("sub", json!(""), Err("no sub, or one that is too long")),
+            (
+                "sub",
+                json!("a\0b"),
+                Err("no sub, or one that is too long or has a NUL"),
+            ),
+            (
+                "sub",
+                json!(""),
+                Err("no sub, or one that is too long or has a NUL"),
+            ),
             (
                 "sub",
                 json!("x".repeat(256)),
-                Err("no sub, or one that is too long"),
+                Err("no sub, or one that is too long or has a NUL"),
             ),
             ("sub", json!(1), Err("a member that is no text")),
             ("exp", json!(9_941), Ok(())),

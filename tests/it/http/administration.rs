@@ -864,6 +864,8 @@ async fn a_nul_is_refused(ground: Ground) {
         let body = json!({name: "a\0b"});
         assert_eq!(admin.post("/tenants/a/revocations", body).await.0, 422);
     }
+    let key = json!({"name": "k", "subject": "a\0b", "servers": ["*"]});
+    assert_eq!(admin.post("/tenants/a/api-keys", key).await.0, 422);
     let oauth = format!("{}/t/a/oauth", replica.http);
     let asked = client().get(format!("{oauth}/authorize?client_id=c_%00"));
     let shown = within("a page", asked.send()).await.unwrap();

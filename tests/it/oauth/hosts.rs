@@ -64,6 +64,17 @@ async fn a_host_has_the_documents_of_its_tenant_alone() {
                 assert_eq!(other.status, StatusCode::NOT_FOUND, "{path}");
             }
         }
+        for path in [
+            "/api/v1/tenants/b/users",
+            "/api/v1/status",
+            "/api/v1/openapi.json",
+        ] {
+            assert_eq!(
+                get(&format!("{host}{path}")).await.status,
+                StatusCode::NOT_FOUND,
+                "{path}"
+            );
+        }
         for path in ["/mcp".to_owned(), format!("/t/{tenant}/y/mcp")] {
             let metadata = format!("{host}/.well-known/oauth-protected-resource{path}");
             let found = get(&metadata).await.body;

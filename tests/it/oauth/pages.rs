@@ -905,6 +905,25 @@ impl Registered {
     }
 }
 
+/// The consent page said "Allow to use x?".
+#[tokio::test]
+async fn a_client_whose_name_cannot_be_seen_is_shown_by_its_host() {
+    let gateway = plain().await;
+    for name in [" ", "\u{200b}", "\u{3164}"] {
+        let registered = Registered::new(&gateway, name).await;
+        let url = request(&gateway, &[("client_id", registered.id.as_str())]);
+        let page = consent_page(&gateway, &mut Browser::new(), &url).await;
+        assert!(
+            !page.text.contains("<bdi></bdi>"),
+            "{name:?}: {}",
+            page.text
+        );
+        let host = url::Url::parse(BACK).unwrap();
+        let host = host.host_str().unwrap();
+        assert!(page.text.contains(&format!("<bdi>{host}")), "{}", page.text);
+    }
+}
+
 /// A client that changes between the consent page and the decision is shown again.
 #[tokio::test]
 async fn a_client_that_changes_is_asked_about_again() {

@@ -191,7 +191,9 @@ async fn invalid_registrations_are_refused() {
         Answer::of(within("an answer", asked.send()).await.unwrap()).await
     };
     let (json, text) = ("application/json", minimal().to_string());
+    let twice = text.replacen('{', r#"{"redirect_uris":["https://other.example/cb"],"#, 1);
     for (kind, body) in [
+        (json, &*twice),
         (json, "{"),
         (json, "[]"),
         (json, "\"x\""),

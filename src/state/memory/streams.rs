@@ -46,8 +46,9 @@ pub(crate) const PAGE: usize = 8 * 1024;
 /// What an event takes beside its bytes: its [`Entry`], with its part of the queue's free room, and what
 /// counts the references to its bytes.
 const ENTRY: usize = 128;
-/// What an event takes here whose copy is gone: its [`Place`], with its part of the queue's free room.
-const PLACE: u64 = 16;
+/// What an event takes here whose copy is gone: its [`Place`], with its part of the queue's free room, and of
+/// what a queue that grows leaves behind.
+const PLACE: u64 = 24;
 /// What a stream with events takes in Redis beside them: the node of its radix tree, which is 4 KiB from
 /// its first event on (`stream-node-max-bytes`), and its key.
 const KEY: u64 = 5 << 10;

@@ -25,7 +25,10 @@ impl EmbeddedKey {
     pub(crate) fn parse(jwk: &Value) -> Result<Self, &'static str> {
         let members = jwk.as_object().ok_or("the jwk is no object")?;
         // Whoever sends it has shown the key to all who read the request.
-        if PRIVATE.iter().any(|name| members.contains_key(*name)) {
+        if PRIVATE_MEMBERS
+            .iter()
+            .any(|name| members.contains_key(*name))
+        {
             return Err("the jwk has a private part");
         }
         let text = |name: &str| members.get(name).and_then(Value::as_str);
@@ -57,7 +60,7 @@ impl EmbeddedKey {
 }
 
 /// Private members of keys (RFC 7518, sections 6.2.2, 6.3.2 and 6.4.1).
-const PRIVATE: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
+pub(crate) const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
 /// Longest modulus of RSA in base64url: 4096 bits.
 const RSA_MAX: usize = 683;
 
@@ -97,7 +100,7 @@ mod tests {
             jwk[name] = value;
             jwk
         };
-        for name in PRIVATE {
+        for name in PRIVATE_MEMBERS {
             let jwk = with(name, json!("AQAB"));
             assert_eq!(refused(&jwk), "the jwk has a private part", "{name}");
         }

@@ -16,7 +16,7 @@ pub(super) struct Lines {
     scanned: usize,
     /// Room for the next read, in bytes.
     room: usize,
-    /// Reads of short lines in a row that were full.
+    /// Full reads since the buffer was empty, or its child was slowed down.
     full: u32,
     /// Limit of a line, in bytes.
     limit: usize,
@@ -218,7 +218,7 @@ impl Lines {
 pub(super) const CHUNK: usize = 4 << 10;
 /// Default capacity of a pipe.
 const PIPE: usize = 64 << 10;
-/// Full reads in a row after which they are larger: a thousand sessions that wait for their log have read less.
+/// Full reads after which they are larger: a thousand sessions that wait for their log have read less.
 const FULL: u32 = 16;
 
 #[cfg(test)]

@@ -112,7 +112,7 @@ impl Gate {
             HostCheck::ForeignAddress if route_label(head.uri.path()) == Route::Health => {}
             HostCheck::Foreign => {
                 let host = self.tenant_host(head)?;
-                // There no other tenant is reached, by nobody.
+                // No other tenant is reached there, whatever the key.
                 if is_administration(head.uri.path()) {
                     return Err(refusal(StatusCode::NOT_FOUND, "not found"));
                 }

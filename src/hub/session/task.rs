@@ -199,11 +199,13 @@ impl Session {
                 // Before branches that may be ready again and again: a busy session has clocks too.
                 () = &mut alarm => self.tick(),
                 written = self.streams.written(), if !self.streams.is_flushed() => {
-                    self.pacing.wait_in_line().await;
                     self.handle_write(written);
+                    self.pacing.wait_in_line().await;
                 }
                 Some(command) = commands.recv() => self.commands(command, &mut commands).await,
-                event = self.link.next(), if self.may_read_child() => self.events(event).await,
+                event = self.link.next(), if self.may_read_child() => {
+                    self.events(event, &mut commands).await;
+                }
                 written = self.lease.write_done(), if self.lease.is_writing() => {
                     self.record_written(written);
                 }
@@ -243,9 +245,16 @@ impl Session {
         self.link.try_flush();
     }
 
-    /// Handles this event of the backend and those that it has ready.
-    async fn events(&mut self, first: BackendEvent) {
+    /// Handles this event of the backend and those that it has ready, in the turn of its tenant.
+    async fn events(&mut self, first: BackendEvent, commands: &mut mpsc::Receiver<Command>) {
         self.pacing.wait_in_line().await;
+        // The lease may have lapsed in line.
+        while !self.may_serve() && !self.lifetime.is_over() {
+            Box::pin(self.wait_for_lease(commands)).await;
+        }
+        if self.lifetime.is_over() {
+            return;
+        }
         let (mut next, mut room) = (Some(first), BATCH);
         while let Some(event) = next {
             if let Some(rest) = self.handle_backend(event) {

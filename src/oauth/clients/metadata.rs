@@ -7,7 +7,10 @@ use serde_json::{Map, Value, json};
 use url::Url;
 
 use super::redirect;
-use crate::{auth::KeySet, declare::redirect::check_redirect_uri};
+use crate::{
+    auth::{KeySet, jose::PRIVATE_MEMBERS},
+    declare::redirect::check_redirect_uri,
+};
 
 /// The supported metadata of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,13 +257,10 @@ fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Key
     }
 }
 
-/// Whether a key of the set has members that only its owner may know (RFC 7518, section 6).
+/// Whether a key of the set has members that only its owner may know.
 fn has_private_key(set: &Value) -> bool {
     let keys = set.get("keys").and_then(Value::as_array);
-    let is_private = |key: &Value| {
-        let mut private = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"].into_iter();
-        private.any(|name| key.get(name).is_some())
-    };
+    let is_private = |key: &Value| PRIVATE_MEMBERS.iter().any(|name| key.get(name).is_some());
     keys.is_some_and(|keys| keys.iter().any(is_private))
 }
 

@@ -49,6 +49,8 @@ const ENTRY: usize = 128;
 /// What an event takes here whose copy is gone: its [`Place`], with its part of the queue's free room, and of
 /// what a queue that grows leaves behind.
 const PLACE: u64 = 24;
+/// How exactly the time of an event is known whose copy is gone.
+const TICK: Duration = Duration::from_millis(100);
 /// What a stream with events takes in Redis beside them: the node of its radix tree, which is 4 KiB from
 /// its first event on (`stream-node-max-bytes`), and its key.
 const KEY: u64 = 5 << 10;
@@ -98,7 +100,7 @@ pub(super) struct Entry {
 /// What is left here of an event in a log elsewhere: as little as there can be, since a log of many small
 /// events has a place for each.
 struct Place {
-    /// The milliseconds from the birth of the stream to the event.
+    /// The time from the birth of the stream to the event, in [`TICK`]s, rounded up: 13 years fit.
     since: u32,
     /// Its bytes, of which no line has as many as fit.
     size: u32,
@@ -414,7 +416,7 @@ impl Stream {
     /// The time of the oldest event.
     fn oldest_since(&self) -> Option<Instant> {
         match self.elsewhere.front() {
-            Some(place) => Some(self.born + Duration::from_millis(place.since.into())),
+            Some(place) => Some(self.born + TICK * place.since),
             None => self.events.front().map(|entry| entry.since),
         }
     }
@@ -448,7 +450,8 @@ impl Stream {
         {
             let age = entry.since.saturating_duration_since(self.born);
             let place = Place {
-                since: u32::try_from(age.as_millis()).unwrap_or(u32::MAX),
+                since: u32::try_from(age.as_millis().div_ceil(TICK.as_millis()))
+                    .unwrap_or(u32::MAX),
                 size: u32::try_from(entry.event.len()).unwrap_or(u32::MAX),
             };
             copies.give_back(weight(entry.event.len()) - PLACE);

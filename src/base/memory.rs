@@ -1,8 +1,9 @@
-//! Allocator of the gateway, and its memory, which threads give back.
+//! Allocator of the gateway, its memory, which threads give back, and futures on the heap.
 
 use std::{
     alloc::{GlobalAlloc, Layout},
     cell::Cell,
+    pin::Pin,
     time::Duration,
 };
 
@@ -71,6 +72,17 @@ unsafe impl GlobalAlloc for Allocator {
         // SAFETY: the caller has `block` from this allocator.
         unsafe { mi_free(block.cast()) }
     }
+}
+
+/// A future on the heap, made where it stays.
+///
+/// `Box::pin(future)` makes it on the stack and copies all of it, the room for what it does later too: of each
+/// request 10 KiB, into memory that no cache has. Here the memory is there before the future is, so that only
+/// what the future begins with is written.
+#[inline]
+pub(crate) fn pinned<F>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    let place = Box::new_uninit();
+    Box::into_pin(Box::write(place, make()))
 }
 
 /// Gives back what other threads have freed of this thread's memory, at most once in [`PAUSE`]; for a

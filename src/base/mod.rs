@@ -6,7 +6,7 @@
 //! * `clock`: wall-clock time, corrected by the clock of the database, and its text
 //! * `digest`: SHA-256, message authentication codes with it, and hexadecimal text
 //! * `hidden_paths`: paths of the gateway's own files, which no child may see
-//! * `memory`: memory of the allocator, which idle threads give back
+//! * `memory`: memory of the allocator, which idle threads give back, and futures on the heap
 //! * `outbound`: HTTP client for addresses named by others
 //! * `private_file`: files that only their owner may read
 //! * `progress`: a line on a terminal that is drawn again while work is under way

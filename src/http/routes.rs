@@ -19,6 +19,7 @@ use super::{
     peers::Cluster,
     reply::{McpRefusal, page, refusal::refusal},
 };
+use crate::base::memory::pinned;
 use crate::endpoint::{self, Kind, PROTECTED_RESOURCE};
 use crate::telemetry::Health;
 
@@ -28,9 +29,9 @@ fn endpoints(front: &Arc<Front>) -> Endpoints {
     Arc::new(move |kind, request| {
         let front = Arc::clone(&front);
         match kind {
-            Kind::Mcp => Box::pin(mcp(front, request)),
-            Kind::Sse => Box::pin(sse(front, request)),
-            Kind::Messages => Box::pin(messages(front, request)),
+            Kind::Mcp => pinned(|| mcp(front, request)),
+            Kind::Sse => pinned(|| sse(front, request)),
+            Kind::Messages => pinned(|| messages(front, request)),
         }
     })
 }

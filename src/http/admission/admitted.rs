@@ -15,6 +15,7 @@ use crate::http::{
 };
 use crate::{
     auth::{Access, AccessRefusal, AccessRequest, Credential},
+    base::memory::pinned,
     config::{ClientAddress, address::authority},
     declare::AuthMode,
     endpoint::{Endpoint, Form, Kind, TenantHost},
@@ -75,7 +76,7 @@ pub(crate) async fn enter<F: Future<Output = Response>>(
     let (mut parts, body) = request.into_parts();
     let admitted = match host_of_hop(&mut parts, &front) {
         // Boxed: a request that waits for its answer has no use for this room.
-        Ok(()) => Box::pin(Admitted::of(&parts, &front)).await,
+        Ok(()) => pinned(|| Admitted::of(&parts, &front)).await,
         Err(refused) => Err(refused),
     };
     let admitted = match admitted {

@@ -33,6 +33,7 @@ use super::activity::{Activity, Open};
 use super::connections::{Admission, Connections};
 use super::tls::TlsReload;
 use super::wire::Wire;
+use crate::base::memory::pinned;
 use crate::http::edge::{App, STREAM_WINDOW};
 
 /// Limits of one listener.
@@ -285,7 +286,7 @@ fn call(
     request: Request<Incoming>,
     open: Option<Open>,
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
-    Box::pin(async move {
+    pinned(|| async move {
         let response = app.answer(peer, request.map(Body::new)).await;
         Ok(match open {
             Some(open) => open.until_sent(response),

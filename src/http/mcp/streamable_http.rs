@@ -20,6 +20,7 @@ use crate::http::{
 };
 use crate::{
     auth::Access,
+    base::memory::pinned,
     declare::ReplyMode,
     error::Error,
     hub::{Answer, Form, Transport, stream::Reader},
@@ -68,7 +69,7 @@ async fn take(
     let messages = Messages::parse(body)?;
     if messages.is_modern() || is_modern(admitted, headers) {
         // Boxed, as it would double the room that every request takes.
-        return Box::pin(modern::take(front, admitted, &parts, messages, accepts)).await;
+        return pinned(|| modern::take(front, admitted, &parts, messages, accepts)).await;
     }
     let id = messages.request_id().map(Box::<[u8]>::from);
     let taken = deliver(front, admitted, parts, messages, accepts).await;

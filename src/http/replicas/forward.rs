@@ -28,6 +28,7 @@ use crate::http::{
 };
 use crate::{
     auth::Access,
+    base::memory::pinned,
     endpoint,
     error::Error,
     hub::ownership::{LookupSource, Place},
@@ -66,7 +67,7 @@ pub(crate) async fn to_owner(
         Err(error) => Err(error),
     };
     // Boxed, until it is over: a request that is served here keeps no room for it.
-    Box::pin(forward(front, cluster, admitted, (session, owner), request)).await
+    pinned(|| forward(front, cluster, admitted, (session, owner), request)).await
 }
 
 /// Forwards a request to the owner of its session, or to what is next after the error.

@@ -13,7 +13,7 @@ use std::{
     pin::{Pin, pin},
     process::ExitStatus,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -84,13 +84,13 @@ pub(crate) struct Child {
     /// Whether the child closed stdin while messages were queued, which is not reported yet.
     is_stdin_lost: bool,
     /// None once it has ended.
-    stdout: Option<Receiver>,
+    pub(super) stdout: Option<Receiver>,
     /// None once it has ended.
     stderr: Option<Receiver>,
     /// Bytes not yet written to stdin.
     pub(super) queue: BytesMut,
     /// Bytes read from stdout and not yet returned.
-    lines: Lines,
+    pub(super) lines: Lines,
     /// Lines that are returned before them.
     ahead: VecDeque<Bytes>,
     /// Until its owner can speak to it directly.
@@ -98,7 +98,9 @@ pub(crate) struct Child {
     /// Kept and logged part of stderr.
     errors: Stderr,
     /// What its pipes hold here; none if it is not counted.
-    held: Option<Held>,
+    pub(super) held: Option<Held>,
+    /// Whether it has waited in the line of its tenant for its next read of stdout.
+    pub(super) had_turn: bool,
     /// Exit status of the guard.
     exit: Option<ExitStatus>,
     /// Private directory, removed by the guard, or by the gateway if the guard failed.
@@ -146,6 +148,7 @@ impl Child {
             translator: None,
             errors: Stderr::new(label, size(limits.stderr)),
             held: None,
+            had_turn: false,
             exit: None,
             private: request.private,
             lease,
@@ -245,8 +248,18 @@ impl Child {
     }
 
     /// Waits for the next event and serves the pipes meanwhile; cancel-safe.
+    ///
+    /// Its stdout is read in the turn of its tenant, where others of that stand in line: what a thousand
+    /// children print stays in their pipes, and neither they nor their sessions have work until then.
     pub(crate) async fn next(&mut self) -> ChildEvent {
-        poll_fn(|cx| self.poll_next(cx)).await
+        loop {
+            if let Some(event) = poll_fn(|cx| self.poll_next(cx)).await {
+                return event;
+            }
+            // Awaited nowhere else: a turn that is had and not used would hold up the line.
+            self.others_first().await;
+            self.had_turn = true;
+        }
     }
 
     /// The next event of its stdout if it was read already.
@@ -279,7 +292,8 @@ impl Child {
         self.guard.poll_end(cx)
     }
 
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<ChildEvent> {
+    /// The next event; none if the next read of stdout has to wait in line.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<ChildEvent>> {
         loop {
             // A child with much output must not starve the others of this worker.
             let turn = ready!(coop::poll_proceed(cx));
@@ -291,15 +305,18 @@ impl Child {
             }
             if let Some(event) = event {
                 turn.made_progress();
-                return Poll::Ready(event);
+                return Poll::Ready(Some(event));
             }
             self.poll_stderr(cx);
+            if self.has_to_wait() {
+                return Poll::Ready(None);
+            }
             match self.poll_stdout(cx) {
                 Poll::Ready(()) => turn.made_progress(),
                 // After all of its output.
                 Poll::Pending if std::mem::take(&mut self.is_stdin_lost) => {
                     turn.made_progress();
-                    return Poll::Ready(ChildEvent::Closed);
+                    return Poll::Ready(Some(ChildEvent::Closed));
                 }
                 Poll::Pending => {
                     let status = ready!(self.poll_guard(cx));
@@ -313,7 +330,7 @@ impl Child {
                         }
                         self.drain();
                     } else {
-                        return Poll::Ready(ChildEvent::Exited(self.exit(status)));
+                        return Poll::Ready(Some(ChildEvent::Exited(self.exit(status))));
                     }
                 }
             }
@@ -365,6 +382,16 @@ impl Child {
         Some(first.map_or(ChildEvent::Translated, ChildEvent::Line))
     }
 
+    /// Whether there is something to read from stdout, and others of the tenant stand in line.
+    fn has_to_wait(&self) -> bool {
+        let is_crowded = self.held.as_ref().is_some_and(Held::is_one_of_many);
+        let is_readable = |stdout: &Receiver| {
+            let mut nobody = Context::from_waker(Waker::noop());
+            pin!(stdout.readable()).poll(&mut nobody).is_ready()
+        };
+        !self.had_turn && is_crowded && self.stdout.as_ref().is_some_and(is_readable)
+    }
+
     /// Reads once; stays pending after the end of stdout.
     fn poll_stdout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let bytes = self.held();
@@ -376,6 +403,7 @@ impl Child {
             ready!(held.poll_room(cx));
         }
         let result = pin!(stdout.read_buf(self.lines.room())).poll(cx);
+        self.had_turn = false;
         match result {
             Poll::Ready(Ok(1..)) => {
                 let is_one_of_many = self.held.as_ref().is_some_and(Held::is_one_of_many);

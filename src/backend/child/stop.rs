@@ -52,9 +52,11 @@ impl Child {
     /// Waits until the queue is written; returns early at the child's end.
     async fn flushed(&mut self) -> Option<Exit> {
         poll_fn(|cx| match self.poll_next(cx) {
-            Poll::Ready(ChildEvent::Exited(exit)) => Poll::Ready(Some(exit)),
+            Poll::Ready(Some(ChildEvent::Exited(exit))) => Poll::Ready(Some(exit)),
             _ if self.queue.is_empty() => Poll::Ready(None),
-            Poll::Ready(_) => {
+            Poll::Ready(event) => {
+                // What it prints now is worked on by nobody.
+                self.had_turn |= event.is_none();
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
@@ -65,6 +67,8 @@ impl Child {
 
     /// Waits for the child's end and discards its output.
     pub(crate) async fn ended(&mut self) -> Exit {
+        // What is discarded is work for nobody: it stands in no line.
+        self.held = None;
         loop {
             if let ChildEvent::Exited(exit) = self.next().await {
                 return exit;

@@ -11,7 +11,7 @@ use super::{
     zygote::Zygote,
 };
 use crate::backend::sandbox::Sandbox;
-use crate::base::budget::Descriptors;
+use crate::base::budget::{Budget, Descriptors};
 use crate::declare::{Confinement, Home, Launch, Limits};
 
 const LIMITS: Limits = Limits {
@@ -375,6 +375,42 @@ async fn lines_of_all_sizes_come_whole() {
     );
     assert!(matches!(event(&mut child).await, ChildEvent::TooLong));
     child.kill().await;
+}
+
+/// A thousand children that printed were read at once, before the requests of other tenants.
+#[tokio::test]
+async fn a_child_is_read_in_the_turn_of_its_tenant() {
+    let (mut child, _work) = start().await;
+    let tenant = Budget::new(1 << 30).share();
+    child.count_against(&tenant);
+    call(&mut child, "echo", json!({"text": "x"})).await;
+    let mut line: Vec<_> = (0..4).map(|_| Box::pin(tenant.others_first())).collect();
+    for one in &mut line {
+        assert!(futures_util::poll!(one).is_pending());
+    }
+    write(&mut child, "echo", json!({"text": "y"}));
+    let begun = Instant::now();
+    while rustix::io::ioctl_fionread(child.stdout.as_ref().unwrap()).unwrap() == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "no answer");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // The runtime has to know it too.
+    child.stdout.as_ref().unwrap().readable().await.unwrap();
+    assert!(futures_util::poll!(Box::pin(child.next())).is_pending());
+    assert!(child.lines.len() == 0, "it was read");
+    // Its turn is its own, whoever stands behind it.
+    let mut next = Box::pin(event(&mut child));
+    assert!(futures_util::poll!(&mut next).is_pending());
+    let mut behind = Box::pin(tenant.others_first());
+    assert!(futures_util::poll!(&mut behind).is_pending());
+    line.pop();
+    assert!(matches!(next.await, ChildEvent::Line(_)));
+    let killed = Instant::now();
+    child.kill().await;
+    assert!(
+        killed.elapsed() < Duration::from_secs(5),
+        "it stood in line to end"
+    );
 }
 
 #[tokio::test]

@@ -245,9 +245,12 @@ impl Session {
         self.link.try_flush();
     }
 
-    /// Handles this event of the backend and those that it has ready, in the turn of its tenant.
+    /// Handles this event of the backend and those that it has ready, in the turn of its tenant: a child of its
+    /// own was read in it.
     async fn events(&mut self, first: BackendEvent, commands: &mut mpsc::Receiver<Command>) {
-        self.pacing.wait_in_line().await;
+        if self.link.is_shared() {
+            self.pacing.wait_in_line().await;
+        }
         // The lease may have lapsed in line.
         while !self.may_serve() && !self.lifetime.is_over() {
             Box::pin(self.wait_for_lease(commands)).await;

@@ -177,7 +177,12 @@ pub(crate) struct Reader {
     attachment: Arc<Attachment>,
     revision: Option<Revision>,
     seats: Seats,
+    /// Events taken since others went first.
+    taken: usize,
 }
+
+/// The events of a reader after which others go first: about a page.
+const STEP: usize = 64;
 
 /// The next step of a reader.
 #[derive(Debug)]
@@ -211,6 +216,7 @@ impl Reader {
             attachment,
             revision,
             seats: Seats::new(),
+            taken: 0,
         }
     }
 
@@ -282,6 +288,7 @@ impl Reader {
 
     /// Waits for the next step. Cancel-safe: nothing is taken before it is returned.
     pub(crate) async fn next(&mut self) -> Next {
+        let mut has_turn = false;
         loop {
             if self.is_over {
                 return Next::Finished;
@@ -309,6 +316,11 @@ impl Reader {
             }
             self.is_displaced = !is_attached;
             if is_attached && tail.last > self.cursor {
+                if !has_turn && self.has_to_wait() {
+                    self.budget().others_first().await;
+                    (self.taken, has_turn) = (0, true);
+                    continue;
+                }
                 match self.log.read(self.stream, self.cursor).await {
                     Ok(page) if page.events.is_empty() && page.is_end => return Next::Finished,
                     // A log without an event that it has acknowledged: not to be asked again at once.
@@ -343,6 +355,12 @@ impl Reader {
         }
     }
 
+    /// Whether others go first: it has had its turn, or others of its tenant stand in line. A thousand
+    /// connections to which servers send without end are not written to at once.
+    fn has_to_wait(&self) -> bool {
+        self.taken >= STEP || self.budget().is_busy()
+    }
+
     /// Whether this replica may serve the session now.
     fn is_served(&self) -> bool {
         let confirmed = &self.attachment.pulse.confirmed;
@@ -355,6 +373,7 @@ impl Reader {
         let acknowledged = page.events.partition_point(is_acknowledged);
         self.is_over = page.is_end && acknowledged == page.events.len();
         page.events.truncate(acknowledged);
+        self.taken += page.events.len();
         let bytes: usize = page.events.iter().map(|(_, event)| event.len()).sum();
         if let Some((last, _)) = page.events.last() {
             self.cursor = *last;

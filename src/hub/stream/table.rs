@@ -582,17 +582,18 @@ impl Streams {
 
 #[cfg(test)]
 mod tests {
-    use std::future::ready;
+    use std::{future::ready, task::Poll};
 
     use tokio::sync::{Semaphore, SemaphorePermit};
 
     use super::super::table::*;
     use crate::{
-        hub::ownership::ReplicaLease,
+        hub::{ownership::ReplicaLease, stream::Next},
         protocol::EventKey,
         state::{
-            BoxFuture, EventLog, LogShare, Page, SessionId, WriteTarget, contract::LogSize,
-            memory::MemoryDirectory,
+            BoxFuture, EventLog, LogShare, Page, SessionId, WriteTarget,
+            contract::LogSize,
+            memory::{MemoryDirectory, MemoryLog, Retention},
         },
     };
 
@@ -661,9 +662,13 @@ mod tests {
     }
 
     fn streams(permits: &Arc<Semaphore>) -> Streams {
+        streams_in(Arc::new(Slow(Arc::clone(permits))))
+    }
+
+    fn streams_in(log: Arc<dyn EventLog>) -> Streams {
         let owner = ReplicaLease::alone(Arc::new(MemoryDirectory::default()), 1);
         let log = SessionLog {
-            log: Arc::new(Slow(Arc::clone(permits))),
+            log,
             owner: Arc::new(owner),
             key: EventKey::new(&[0; 32]),
             session: SessionId("s".into()),
@@ -693,6 +698,40 @@ mod tests {
             Ok(Answer::Json(line)) => Some(String::from_utf8(line.to_vec()).unwrap()),
             _ => None,
         }
+    }
+
+    /// A thousand connections that were written to without end went before the requests of other tenants.
+    #[tokio::test]
+    async fn readers_with_many_events_stand_in_line() {
+        let keep = Retention {
+            events: 1000,
+            bytes: 1 << 20,
+            age: Duration::from_secs(60),
+        };
+        let mut streams = streams_in(Arc::new(MemoryLog::new(keep)));
+        let mut reader = streams.attach(None).await.unwrap().unwrap();
+        let share = Arc::clone(reader.budget());
+        let mut send = |count: usize| {
+            for _ in 0..count {
+                streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+            }
+        };
+        // Others stand in line.
+        let mut line: Vec<_> = (0..4).map(|_| Box::pin(share.others_first())).collect();
+        for one in &mut line {
+            assert!(futures_util::poll!(one).is_pending());
+        }
+        send(1);
+        assert!(futures_util::poll!(Box::pin(reader.next())).is_pending());
+        drop(line);
+        assert!(matches!(reader.next().await, Next::Events(events) if events.len() == 1));
+        // It has had its turn.
+        send(100);
+        let first = futures_util::poll!(Box::pin(reader.next()));
+        assert!(matches!(first, Poll::Ready(Next::Events(events)) if events.len() == 100));
+        send(1);
+        assert!(futures_util::poll!(Box::pin(reader.next())).is_pending());
+        assert!(matches!(reader.next().await, Next::Events(events) if events.len() == 1));
     }
 
     #[tokio::test]

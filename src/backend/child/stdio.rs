@@ -90,7 +90,7 @@ pub(crate) struct Child {
     /// Bytes not yet written to stdin.
     pub(super) queue: BytesMut,
     /// Bytes read from stdout and not yet returned.
-    pub(super) lines: Lines,
+    lines: Lines,
     /// Lines that are returned before them.
     ahead: VecDeque<Bytes>,
     /// Until its owner can speak to it directly.
@@ -256,9 +256,10 @@ impl Child {
             if let Some(event) = poll_fn(|cx| self.poll_next(cx)).await {
                 return event;
             }
-            // Awaited nowhere else: a turn that is had and not used would hold up the line.
-            self.others_first().await;
+            // Once for each read: a session whose requests come all the time would be sent back for ever. Awaited
+            // nowhere else, as a turn that is had and not used would hold up the line.
             self.had_turn = true;
+            self.others_first().await;
         }
     }
 

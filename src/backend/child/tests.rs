@@ -1,6 +1,6 @@
 //! Tests of real children behind the real guard.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, os::fd::AsFd, path::PathBuf, sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
@@ -388,23 +388,34 @@ async fn a_child_is_read_in_the_turn_of_its_tenant() {
     for one in &mut line {
         assert!(futures_util::poll!(one).is_pending());
     }
-    write(&mut child, "echo", json!({"text": "y"}));
-    let begun = Instant::now();
-    while rustix::io::ioctl_fionread(child.stdout.as_ref().unwrap()).unwrap() == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "no answer");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    // The runtime has to know it too.
-    child.stdout.as_ref().unwrap().readable().await.unwrap();
-    assert!(futures_util::poll!(Box::pin(child.next())).is_pending());
-    assert!(child.lines.len() == 0, "it was read");
-    // Its turn is its own, whoever stands behind it.
+    let prints = async |child: &mut Child| {
+        write(child, "echo", json!({"text": "y"}));
+        let (stdout, begun) = (child.stdout.as_ref().unwrap(), Instant::now());
+        while rustix::io::ioctl_fionread(stdout).unwrap() == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "no answer");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // The runtime has to know it too.
+        stdout.readable().await.unwrap();
+    };
+    prints(&mut child).await;
+    let printed = child.stdout.as_ref().unwrap().as_fd();
+    let printed = printed.try_clone_to_owned().unwrap();
     let mut next = Box::pin(event(&mut child));
     assert!(futures_util::poll!(&mut next).is_pending());
+    assert!(
+        rustix::io::ioctl_fionread(&printed).unwrap() > 0,
+        "it was read"
+    );
+    // Its turn is its own, whoever stands behind it.
     let mut behind = Box::pin(tenant.others_first());
     assert!(futures_util::poll!(&mut behind).is_pending());
     line.pop();
     assert!(matches!(next.await, ChildEvent::Line(_)));
+    // What its session has to do meanwhile does not send it back.
+    prints(&mut child).await;
+    assert!(futures_util::poll!(Box::pin(child.next())).is_pending());
+    assert!(matches!(event(&mut child).await, ChildEvent::Line(_)));
     let killed = Instant::now();
     child.kill().await;
     assert!(

@@ -74,11 +74,11 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// A future on the heap, made where it stays.
+/// A future on the heap, built in place.
 ///
-/// `Box::pin(future)` makes it on the stack and copies all of it, the room for what it does later too: of each
-/// request 10 KiB, into memory that no cache has. Here the memory is there before the future is, so that only
-/// what the future begins with is written.
+/// `Box::pin(future)` builds it on the stack and copies all of it, with the room for its later states: 9 KiB for
+/// each request, to memory that is in no cache. Here the memory is allocated first, so that only what the future
+/// begins with is written.
 #[inline]
 pub(crate) fn pinned<F>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     let place = Box::new_uninit();

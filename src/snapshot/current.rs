@@ -288,9 +288,14 @@ impl CurrentSnapshot {
     /// Those of the database.
     pub(crate) async fn poll(&self) -> Result<i64, database::Error> {
         let began = Instant::now();
-        let reached = in_time(POLL_TIMEOUT, async {
-            self.database()?.issued().reached().await
-        });
+        // Behind a standstill no token is good until the database has been asked: one that answers slowly must
+        // not count as unreachable, which would make revoked tokens good again.
+        let limit = if self.last_poll.is_recent() {
+            POLL_TIMEOUT
+        } else {
+            READ_TIMEOUT
+        };
+        let reached = in_time(limit, async { self.database()?.issued().reached().await });
         let reached = reached.await;
         if let Ok(reached) = &reached
             && self.is_loaded()
@@ -351,10 +356,11 @@ impl CurrentSnapshot {
     }
 }
 
-/// The timeout of a poll. Two of them are shorter than [`MAX_POLL_AGE`], so that a hanging database
-/// counts as unreachable.
+/// The timeout of a poll while the last one is recent. Two of them are shorter than [`MAX_POLL_AGE`], so that a
+/// hanging database counts as unreachable.
 const POLL_TIMEOUT: Duration = Duration::from_millis(800);
-/// The timeout of the read that follows a poll if there are new revocations: that of a statement.
+/// The timeout of the read that follows a poll if there are new revocations, and of the first poll behind a
+/// standstill: that of a statement.
 /// With a shorter one, a database that answers each statement slowly would never be read, and no
 /// token would be accepted again.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);

@@ -441,7 +441,7 @@ impl SessionStream {
 /// Media type of server-sent events.
 pub(crate) const EVENT_STREAM: &str = "text/event-stream";
 /// Bytes of events that are handed to hyper before the client takes them.
-const MAX_UNSENT: usize = 12 << 10;
+const MAX_UNSENT: usize = 16 << 10;
 /// Shortest delay before clients ask again for a stream that ended without a result. The next stream
 /// that begins resets it to the usual delay, and so do those that are open.
 const RETRY_AFTER_END: Duration = Duration::from_secs(15);

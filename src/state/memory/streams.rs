@@ -41,7 +41,7 @@ pub(crate) const ENDED_STREAMS: usize = 256;
 
 /// Maximum bytes of one `read`, but for a single event that is larger: enough for each write to a
 /// socket, little enough to hold for each reader that does not read.
-pub(crate) const PAGE: usize = 6 * 1024;
+pub(crate) const PAGE: usize = 8 * 1024;
 
 /// What an event takes beside its bytes: its [`Entry`], with its part of the queue's free room, and what
 /// counts the references to its bytes.

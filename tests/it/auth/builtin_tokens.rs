@@ -480,6 +480,30 @@ async fn an_answer_from_before_a_standstill_is_not_believed() {
     assert_eq!(last, 401);
 }
 
+/// A poll that takes longer than usual behind a standstill made revoked tokens good again.
+#[tokio::test]
+async fn a_slow_database_is_waited_for_behind_a_standstill() {
+    let (ground, way) = Ground::postgres_by_way(json!({})).await;
+    let app = App::public(ground.first(), "a").await;
+    let gone = app.tokens().await;
+    let token = gone.text("access_token");
+    assert_eq!(ground.statuses(&token).await, [GOOD; 2]);
+    ground.last().send(Signal::STOP);
+    assert_eq!(
+        app.revoke(&gone.text("refresh_token")).await,
+        StatusCode::OK
+    );
+    sleep(Duration::from_millis(2500)).await;
+    way.set(Mode::Delay(Duration::from_millis(220)));
+    ground.last().send(Signal::CONT);
+    let (began, mut last) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(15) && last != 401 {
+        last = status(ground.last(), &token).await;
+        assert!(matches!(last, 401 | 503), "{last}");
+    }
+    assert_eq!(last, 401);
+}
+
 /// A poll of a slow database is answered in time, and the read after it takes longer than that.
 #[tokio::test]
 async fn revocations_are_read_from_a_slow_database() {

@@ -535,6 +535,9 @@ const PUBLIC_PLATFORMS: [(&str, &[&str]); 4] = [
     ),
 ];
 
+/// Private members of keys (RFC 7518, sections 6.2.2, 6.3.2 and 6.4.1), which no public key has.
+pub(crate) const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
+
 #[cfg(test)]
 mod tests {
     use super::super::authorization_server::*;

@@ -34,8 +34,9 @@ mod server;
 
 pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
-    Allow, Builtin, DeclaredClient, GroupsClaim, OwnKeyRules, Provider, ProviderKind, PublicKey,
-    SecretChange, Subject, Upstream, UpstreamEndpoints, User, Workload, machine_subject,
+    Allow, Builtin, DeclaredClient, GroupsClaim, OwnKeyRules, PRIVATE_MEMBERS, Provider,
+    ProviderKind, PublicKey, SecretChange, Subject, Upstream, UpstreamEndpoints, User, Workload,
+    machine_subject,
 };
 pub(crate) use self::catalog::{Catalog, Tenant};
 pub(crate) use self::difference::{Change, ChangeKind, Prune, When};

@@ -94,7 +94,7 @@ fn check_https(text: &str, rest: &str) -> Result<(), &'static str> {
 }
 
 /// Checks a private-use scheme (RFC 8252, section 7.1). Schemes should contain a dot, but many apps
-/// use their plain names, which no list could enumerate. Only schemes that browsers handle
+/// use their plain names, which no list could enumerate. Only schemes that browsers and systems handle
 /// themselves are refused.
 fn check_private(text: &str, scheme: &str, rest: &str) -> Result<(), &'static str> {
     let begins = scheme.starts_with(|letter: char| letter.is_ascii_lowercase());
@@ -103,7 +103,8 @@ fn check_private(text: &str, scheme: &str, rest: &str) -> Result<(), &'static st
     if !begins || scheme.len() < 2 || !scheme.bytes().all(is_name) {
         return Err("a redirect URI has no scheme, or one in capitals");
     }
-    if RESERVED.contains(&scheme) {
+    // All of Windows' own begin so; several of them run programs.
+    if RESERVED.contains(&scheme) || scheme.starts_with("ms-") {
         return Err("a redirect URI has a scheme that is nobody's own");
     }
     if rest.trim_matches('/').is_empty() {
@@ -116,17 +117,25 @@ fn check_private(text: &str, scheme: &str, rest: &str) -> Result<(), &'static st
 }
 
 /// Schemes that browsers and systems handle themselves.
-const RESERVED: [&str; 36] = [
+const RESERVED: [&str; 70] = [
     "about",
     "acap",
+    "afp",
+    "app-prefs",
+    "app-settings",
+    "applescript",
     "blob",
+    "callto",
     "chrome",
     "chrome-extension",
     "cid",
+    "content",
     "data",
     "dav",
     "dns",
     "edge",
+    "facetime",
+    "facetime-audio",
     "file",
     "filesystem",
     "ftp",
@@ -134,25 +143,51 @@ const RESERVED: [&str; 36] = [
     "geo",
     "git",
     "gopher",
+    "hcp",
+    "help",
     "imap",
     "intent",
+    "its",
     "jar",
     "javascript",
     "ldap",
     "mailto",
+    "market",
+    "mhtml",
+    "mk",
     "mms",
+    "moz-extension",
+    "news",
     "nfs",
+    "nntp",
+    "prefs",
+    "rdp",
+    "res",
     "resource",
+    "rlogin",
+    "search",
+    "search-ms",
     "sftp",
-    "sms",
+    "shell",
+    "shortcuts",
+    "sip",
+    "sips",
     "smb",
+    "sms",
+    "snews",
     "ssh",
     "tel",
+    "telnet",
     "urn",
     "vbscript",
     "view-source",
+    "vnc",
+    "webcal",
     "ws",
     "wss",
+    "x-apple.systempreferences",
+    "x-help-script",
+    "x-man-page",
 ];
 
 /// Maximum bytes of a redirect URI.
@@ -199,7 +234,7 @@ mod tests {
         }
     }
 
-    const BAD: [&str; 82] = [
+    const BAD: [&str; 86] = [
         "",
         "app.test/cb",
         "/cb",
@@ -273,6 +308,10 @@ mod tests {
         "tel:1",
         "urn:ietf:wg:oauth:2.0:oob",
         "view-source:https://app.test/",
+        "ms-msdt:/id%20PCWDiagnostic",
+        "search-ms:query=x",
+        "shell:startup",
+        "x-apple.systempreferences:com.apple.preference",
         "intent://x",
         "x://y",
         "1x://y",

@@ -15,7 +15,8 @@ use super::{
 use crate::base::Secret;
 use crate::config::{Node, Value, Wrong, reader::name};
 use crate::declare::{
-    Builtin, DeclaredClient, Kind, OwnKeyRules, PASSWORD, PASSWORD_HASH, User, Workload,
+    Builtin, DeclaredClient, Kind, OwnKeyRules, PASSWORD, PASSWORD_HASH, PRIVATE_MEMBERS, User,
+    Workload,
     password::{check_hash, check_password},
     redirect::check_redirect_uri,
 };
@@ -609,7 +610,7 @@ fn parse_public_key(node: &Node) -> Result<Json, Wrong> {
         let what = "holds a key whose kty is none of RSA, EC, OKP";
         return Err(Wrong::new(what, "write the public half of a key pair"));
     }
-    if ["d", "p", "q", "k"].into_iter().any(has) {
+    if PRIVATE_MEMBERS.into_iter().any(has) {
         let what = "holds a private key";
         return Err(Wrong::new(
             what,

@@ -9,6 +9,7 @@ use super::{
     jws::{Jws, Key},
     thumbprint::Thumbprint,
 };
+use crate::declare::PRIVATE_MEMBERS;
 
 /// A public key that a token carries.
 pub(crate) struct EmbeddedKey {
@@ -59,8 +60,6 @@ impl EmbeddedKey {
     }
 }
 
-/// Private members of keys (RFC 7518, sections 6.2.2, 6.3.2 and 6.4.1).
-pub(crate) const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
 /// Longest modulus of RSA in base64url: 4096 bits.
 const RSA_MAX: usize = 683;
 

@@ -10,7 +10,7 @@ mod embedded_key;
 mod jws;
 mod thumbprint;
 
-pub(crate) use self::embedded_key::{EmbeddedKey, PRIVATE_MEMBERS};
+pub(crate) use self::embedded_key::EmbeddedKey;
 pub(crate) use self::jws::{
     Jws, KeyId, KeySet, Signature, declared, members, numeric_date, parse_unverified,
     parse_with_key, string, strings,

@@ -189,7 +189,7 @@ fn all_mistakes_at_once() {
       https://a.test/c: {redirect_uris: ["https://a.test/#"]}
       a b: {redirect_uris: ["javascript:alert(1)"], secret: "${env:SHORT}"}
       both: {redirect_uris: ["https://a.test"], secret: "${env:SECRET}", jwks: {keys: [{kty: EC}]}}
-      leaky: {redirect_uris: ["https://a.test"], title: "", jwks: {keys: [{kty: EC, d: s3cret}]}}
+      leaky: {redirect_uris: ["https://a.test"], title: "", jwks: {keys: [{kty: EC, dp: s3cret}]}}
       odd: {redirect_uris: ["https://a.test"], jwks: {keys: [{kty: oct, k: s3cret}]}}
       none: {jwks: {}}
     providers:

@@ -8,8 +8,8 @@ use url::Url;
 
 use super::redirect;
 use crate::{
-    auth::{KeySet, jose::PRIVATE_MEMBERS},
-    declare::redirect::check_redirect_uri,
+    auth::KeySet,
+    declare::{PRIVATE_MEMBERS, redirect::check_redirect_uri},
 };
 
 /// The supported metadata of a client.

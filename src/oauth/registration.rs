@@ -59,7 +59,7 @@ pub(crate) async fn read(
     let (state, address) = (&*oauth.0, address(request.extensions()));
     let attempted = async {
         let (head, _) = request.into_parts();
-        let managed = ManagedClient::find(state, &server, &head).await?;
+        let managed = ManagedClient::find(state, &server, address, &head).await?;
         Ok(managed.answer(state, &server, &managed.metadata, None))
     };
     attempt(state, &server, address, "register", Box::pin(attempted)).await
@@ -74,7 +74,7 @@ pub(crate) async fn replace(
     let (state, address) = (&*oauth.0, address(request.extensions()));
     let attempted = async {
         let (head, body) = request.into_parts();
-        let managed = ManagedClient::find(state, &server, &head).await?;
+        let managed = ManagedClient::find(state, &server, address, &head).await?;
         let all = object(&head, body).await?;
         managed.replace(state, &server, address, &all).await
     };
@@ -90,7 +90,7 @@ pub(crate) async fn remove(
     let (state, address) = (&*oauth.0, address(request.extensions()));
     let attempted = async {
         let (head, _) = request.into_parts();
-        let managed = ManagedClient::find(state, &server, &head).await?;
+        let managed = ManagedClient::find(state, &server, address, &head).await?;
         let (tenant, id) = (&server.tenant.name, &managed.row.client_id);
         if !state
             .snapshot
@@ -200,14 +200,20 @@ struct ManagedClient {
 }
 
 impl ManagedClient {
-    /// Finds the client in the path. A wrong token gets the same refusal whether the client exists
-    /// or not.
+    /// Finds the client in the path, as often as its address may ask. A wrong token gets the same refusal whether
+    /// the client exists or not.
     async fn find(
         state: &OauthState,
         server: &AuthorizationServer,
+        address: Option<IpAddr>,
         head: &Parts,
     ) -> Result<Self, OauthRefusal> {
         check_query(head)?;
+        // Before the database is asked, whose processor an outsider would have to himself.
+        let of_address = ("managed", "", "", throttle::account(address));
+        let spent = state.registrations.spend(&of_address, MANAGED);
+        let what = "too many requests about registrations";
+        spent.map_err(|retry| OauthRefusal::too_many(what, retry))?;
         let id = head.uri.path().rsplit('/').next().unwrap_or_default();
         let access = bearer(&head.headers).ok_or(BAD_TOKEN)?;
         let offered = secret::hash(access);
@@ -374,5 +380,7 @@ const BAD_TOKEN: OauthRefusal = OauthRefusal::new(
 
 /// Maximum changes of one registration per minute.
 const CHANGES: u32 = 10;
+/// Maximum requests of an address per minute that read, change or remove registrations.
+const MANAGED: u32 = 300;
 /// Maximum size of client metadata in bytes.
 const BODY_MAX: usize = 64 << 10;

@@ -113,6 +113,36 @@ async fn changes_count_as_registrations_of_their_address() {
     assert_eq!(recorded(&gateway, "client.changed").await, 3);
 }
 
+/// Forty clients that changed nothing of their registrations kept the database and a processor busy.
+#[tokio::test]
+async fn an_address_asks_about_registrations_300_times_a_minute() {
+    let gateway = gateway(json!({})).await;
+    let made = register(&gateway, "a", &json!({"redirect_uris": [BACK]})).await;
+    let (url, token) = (
+        made.text("registration_client_uri"),
+        made.text("registration_access_token"),
+    );
+    let same = json!({"client_id": made.text("client_id"), "redirect_uris": [BACK]});
+    let mut refused = Vec::new();
+    for _ in 0..100 {
+        for (method, token, body) in [
+            (Method::PUT, token.as_str(), Some(&same)),
+            (Method::GET, token.as_str(), None),
+            (Method::GET, "wrong", None),
+        ] {
+            refused.push(send(method, &url, token, body).await.status.as_u16());
+        }
+    }
+    let (good, wrong): (Vec<u16>, Vec<u16>) = refused.iter().partition(|status| **status == 200);
+    assert_eq!((good.len(), wrong), (200, vec![401; 100]));
+    for method in [Method::GET, Method::PUT, Method::DELETE] {
+        let answer = send(method, &url, &token, Some(&same)).await;
+        answer.assert_refused(429, "temporarily_unavailable");
+        let retry: u64 = answer.header("retry-after").parse().unwrap();
+        assert!((1..=60).contains(&retry), "{retry}");
+    }
+}
+
 /// 9,969 records in 5 s were possible with one form.
 #[tokio::test]
 async fn a_consent_form_is_taken_once() {

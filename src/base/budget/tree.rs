@@ -1,12 +1,15 @@
 //! Budgets: trees of shares, and what is drawn from them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use bytes::Bytes;
-use tokio::{sync::Semaphore, task::yield_now};
+use tokio::{sync::Semaphore, task::yield_now, time::Instant};
 
 /// A node in a tree of budgets: the root has the total, the others are the shares of owners, which may
 /// have shares below them.
@@ -22,6 +25,8 @@ pub(crate) struct Budget {
     used: AtomicU64,
     /// Tasks of the owner that wait for a processor with more work.
     turns: Semaphore,
+    /// Until when the owner pauses, in microseconds since [`BEGAN`].
+    paced: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -37,6 +42,7 @@ impl Budget {
             place: Place::Root { total },
             used: AtomicU64::new(0),
             turns: Semaphore::new(TURNS),
+            paced: AtomicU64::new(0),
         })
     }
 
@@ -46,6 +52,7 @@ impl Budget {
             place: Place::Below(Arc::clone(self)),
             used: AtomicU64::new(0),
             turns: Semaphore::new(TURNS),
+            paced: AtomicU64::new(0),
         })
     }
 
@@ -141,6 +148,25 @@ impl Budget {
         false
     }
 
+    /// Counts work that nobody waits for, and returns the time before which the owner does no more of it: its
+    /// tasks together do as much as one that takes `cost` for each piece, and all owners of the share above it
+    /// twice as much. At most [`PAUSE`] from now on.
+    pub(crate) fn pace(&self, cost: Duration) -> Instant {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let (now, mut cost) = (micros(BEGAN.elapsed()), micros(cost));
+        let latest = now + micros(PAUSE);
+        let (mut until, mut node) = (now, self);
+        while let Place::Below(above) = &node.place {
+            let next = |at: u64| at.max(now).saturating_add(cost).min(latest);
+            let paced = node
+                .paced
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(next(at)));
+            until = until.max(paced.map_or(now, next));
+            (node, cost) = (above, cost / 2);
+        }
+        *BEGAN + Duration::from_micros(until)
+    }
+
     fn each(&self, change: impl Fn(&Self)) {
         let mut node = self;
         change(node);
@@ -225,6 +251,12 @@ impl AsRef<[u8]> for Held {
 
 /// Tasks of a share, with more work, in the runtime's queue at a time.
 const TURNS: usize = 4;
+
+/// The longest pause of [`Budget::pace`].
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// What the times of pauses count from.
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 fn signed(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
@@ -354,6 +386,28 @@ mod tests {
         assert!(share.is_busy() && caller.is_busy() && !other.is_busy());
         drop(held);
         assert!(!caller.is_busy());
+    }
+
+    #[test]
+    fn an_owner_pauses_for_all_that_its_tasks_do_and_others_for_half_of_it() {
+        let tenant = Budget::new(1).share();
+        let (one, two, other) = (tenant.share(), tenant.share(), Budget::new(1).share());
+        let began = Instant::now();
+        let cost = Duration::from_millis(100);
+        let pause = |share: &Arc<Budget>| (share.pace(cost) - began).as_millis();
+        let is_about = |pause: u128, wanted: u128| (wanted..wanted + 50).contains(&pause);
+        for wanted in [100, 200, 300, 400, 500, 600, 700, 800] {
+            let pause = pause(&one);
+            assert!(is_about(pause, wanted), "{pause}");
+        }
+        let pause_of_next = pause(&two);
+        assert!(is_about(pause_of_next, 450), "{pause_of_next}");
+        assert!(is_about(pause(&other), 100));
+        for _ in 0..100 {
+            pause(&one);
+        }
+        let longest = pause(&one);
+        assert!(is_about(longest, 2000), "{longest}");
     }
 
     proptest! {

@@ -313,8 +313,16 @@ impl Session {
     ) -> Result<(), StoreError> {
         self.streams.message(stream, line)?;
         // A shared child waits for no session: retention ends readers that are behind.
-        if !self.link.is_shared() && self.streams.is_behind(stream) {
+        if self.link.is_shared() {
+            return Ok(());
+        }
+        if self.streams.is_behind(stream) {
             self.wait_for_readers(now);
+        }
+        if self.streams.is_unread(stream)
+            && let Some(until) = self.pacing.count_unread()
+        {
+            self.wake_by(until);
         }
         Ok(())
     }

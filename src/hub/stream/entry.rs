@@ -15,6 +15,7 @@ use super::{
     answer::{Answer, Form},
     reader::{Attachment, Pulse, Reader, TailSender},
 };
+use crate::state::memory::{ENTRY, PAGE};
 
 /// The limits of the streams of a session.
 #[derive(Clone, Copy, Debug)]
@@ -164,15 +165,31 @@ impl Stream {
         }
     }
 
-    /// Whether the attached connection is so far behind that retention may overtake it.
-    pub(crate) fn is_behind(&self, limits: StreamLimits) -> bool {
+    /// Whether the attached connection is so far behind that retention may overtake it: half of what the limits
+    /// allow, or of what the log has `room` for.
+    pub(crate) fn is_behind(&self, limits: StreamLimits, room: Option<u64>) -> bool {
         self.attachments.last().is_some_and(|attachment| {
             let last = self.tail.get().last;
             let events = last.saturating_sub(attachment.written.load(Ordering::Relaxed));
             let bytes = self
                 .bytes
                 .saturating_sub(attachment.bytes.load(Ordering::Relaxed));
-            events > limits.events / 2 || bytes > limits.bytes / 2
+            let held = bytes + events * ENTRY as u64;
+            events > limits.events / 2
+                || bytes > limits.bytes / 2
+                || room.is_some_and(|room| held > (room / 2).max(LEAST))
         })
     }
+
+    /// Whether no connection takes its events, and many have not been taken.
+    pub(crate) fn is_unread(&self) -> bool {
+        (self.attachments.is_empty() || self.is_given_up)
+            && self.tail.get().last.saturating_sub(self.written()) > UNTAKEN
+    }
 }
+
+/// Bytes by which a connection may be behind, however little room the log has: it takes as much at once.
+const LEAST: u64 = PAGE as u64;
+
+/// Events that a connection which comes back finds without any pause.
+const UNTAKEN: u64 = 512;

@@ -45,6 +45,9 @@ pub(crate) struct Streams {
     metrics: Arc<Metrics>,
 }
 
+/// What is left of a share that is full: less than the next events take.
+const FULL: i64 = 4 << 10;
+
 /// The answers that wait for the log beyond which the child is not read: each may be as long as a line.
 const MAX_ANSWERS: usize = 4;
 
@@ -521,23 +524,37 @@ impl Streams {
 
     /// Whether a reader of a stream is so far behind that the child has to wait for it.
     pub(crate) fn is_behind(&self, id: StreamId) -> bool {
-        self.open
-            .get(&id)
-            .is_some_and(|stream| !stream.is_given_up && stream.is_behind(self.limits))
+        let is_behind = |stream: &Stream| stream.is_behind(self.limits, self.room());
+        let stream = self.open.get(&id);
+        stream.is_some_and(|stream| !stream.is_given_up && is_behind(stream))
+    }
+
+    /// Whether no connection takes the events of a stream.
+    pub(crate) fn is_unread(&self, id: StreamId) -> bool {
+        self.open.get(&id).is_some_and(|stream| stream.is_unread())
+    }
+
+    /// What the log holds of the session, if its share has no room for more: each further event pushes out an
+    /// older one.
+    fn room(&self) -> Option<u64> {
+        let kept = &self.log.share.kept;
+        (kept.left() < FULL).then(|| kept.used())
     }
 
     /// Stops waiting for connections that are behind; retention will end them.
     pub(crate) fn give_up(&mut self) {
+        let room = self.room();
         for stream in self.open.values_mut() {
-            stream.is_given_up = stream.is_behind(self.limits);
+            stream.is_given_up = stream.is_behind(self.limits, room);
         }
     }
 
     /// Whether any reader is so far behind that the child has to wait for it.
     pub(crate) fn is_any_behind(&self) -> bool {
+        let room = self.room();
         self.open
             .values()
-            .any(|stream| !stream.is_given_up && stream.is_behind(self.limits))
+            .any(|stream| !stream.is_given_up && stream.is_behind(self.limits, room))
     }
 
     /// Whether event `number` of a stream was handed to a connection.
@@ -588,6 +605,7 @@ mod tests {
 
     use super::super::table::*;
     use crate::{
+        base::budget::Budget,
         hub::{ownership::ReplicaLease, stream::Next},
         protocol::EventKey,
         state::{
@@ -666,13 +684,17 @@ mod tests {
     }
 
     fn streams_in(log: Arc<dyn EventLog>) -> Streams {
+        streams_of(log, LogShare::plenty())
+    }
+
+    fn streams_of(log: Arc<dyn EventLog>, share: LogShare) -> Streams {
         let owner = ReplicaLease::alone(Arc::new(MemoryDirectory::default()), 1);
         let log = SessionLog {
             log,
             owner: Arc::new(owner),
             key: EventKey::new(&[0; 32]),
             session: SessionId("s".into()),
-            share: LogShare::plenty(),
+            share,
             withdrawn: Arc::default(),
         };
         let limits = StreamLimits {
@@ -700,15 +722,73 @@ mod tests {
         }
     }
 
-    /// A thousand connections that were written to without end went before the requests of other tenants.
-    #[tokio::test]
-    async fn readers_with_many_events_stand_in_line() {
-        let keep = Retention {
+    fn memory() -> Arc<dyn EventLog> {
+        Arc::new(MemoryLog::new(Retention {
             events: 1000,
             bytes: 1 << 20,
             age: Duration::from_secs(60),
+        }))
+    }
+
+    /// Where a thousand sessions shared the log, none waited for its reader before retention overtook it.
+    #[tokio::test]
+    async fn a_reader_is_behind_before_a_full_share_pushes_out_what_it_has_not_taken() {
+        let share = LogShare {
+            kept: Budget::new(80 << 10).share(),
+            copies: None,
         };
-        let mut streams = streams_in(Arc::new(MemoryLog::new(keep)));
+        let mut streams = streams_of(memory(), share);
+        let mut reader = streams.attach(None).await.unwrap().unwrap();
+        // The log keeps 40 KiB of the session, what an event takes beside its bytes included.
+        for round in 0..3 {
+            let mut sent = 0;
+            while !streams.is_behind(LISTENER_STREAM) && sent < 1000 {
+                let line = "x".repeat(100).into();
+                streams.message(LISTENER_STREAM, line).unwrap();
+                sent += 1;
+            }
+            assert!((30..170).contains(&sent), "{sent} in round {round}");
+            assert!(streams.is_any_behind());
+            while sent > 0 {
+                match reader.next().await {
+                    Next::Events(events) => sent -= events.len(),
+                    _ => panic!("overtaken with {sent} events left in round {round}"),
+                }
+            }
+            assert!(!streams.is_any_behind());
+        }
+        for _ in 0..100 {
+            let line = "x".repeat(100).into();
+            streams.message(LISTENER_STREAM, line).unwrap();
+        }
+        streams.give_up();
+        assert!(!streams.is_any_behind());
+    }
+
+    #[tokio::test]
+    async fn events_are_unread_once_many_were_taken_by_no_connection() {
+        let mut streams = streams_in(memory());
+        let send = |streams: &mut Streams, count: usize| {
+            for _ in 0..count {
+                streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+            }
+        };
+        send(&mut streams, 512);
+        assert!(!streams.is_unread(LISTENER_STREAM));
+        send(&mut streams, 1);
+        assert!(streams.is_unread(LISTENER_STREAM));
+        let reader = streams.attach(None).await.unwrap().unwrap();
+        send(&mut streams, 900);
+        assert!(!streams.is_unread(LISTENER_STREAM), "it is waited for");
+        streams.give_up();
+        assert!(streams.is_unread(LISTENER_STREAM));
+        drop(reader);
+    }
+
+    /// A thousand connections that were written to without end went before the requests of other tenants.
+    #[tokio::test]
+    async fn readers_with_many_events_stand_in_line() {
+        let mut streams = streams_in(memory());
         let mut reader = streams.attach(None).await.unwrap().unwrap();
         let share = Arc::clone(reader.budget());
         let mut send = |count: usize| {

@@ -12,4 +12,4 @@ mod uses;
 
 pub(crate) use self::limiter::MemoryLimiter;
 pub(crate) use self::log::{EPOCH, MemoryDirectory, MemoryLog};
-pub(crate) use self::streams::{ENDED_STREAMS, PAGE, Retention, SessionStreams};
+pub(crate) use self::streams::{ENDED_STREAMS, ENTRY, PAGE, Retention, SessionStreams};

@@ -45,7 +45,7 @@ pub(crate) const PAGE: usize = 8 * 1024;
 
 /// What an event takes beside its bytes: its [`Entry`], with its part of the queue's free room, and what
 /// counts the references to its bytes.
-const ENTRY: usize = 128;
+pub(crate) const ENTRY: usize = 128;
 /// What an event takes here whose copy is gone: its [`Place`], with its part of the queue's free room, and of
 /// what a queue that grows leaves behind.
 const PLACE: u64 = 24;

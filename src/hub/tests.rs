@@ -12,6 +12,7 @@ use std::{
 
 use aws_lc_rs::rand::SystemRandom;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -217,6 +218,35 @@ async fn two_principals_with_the_same_ids_get_their_own() {
         }
     };
     tokio::join!(rounds(&ada, "ada"), rounds(&bob, "bob"));
+    bench.end().await;
+}
+
+/// 660,000 events a second were read, for clients that took none of them, while another tenant waited.
+#[tokio::test]
+async fn a_child_whose_events_nobody_takes_is_read_at_the_pace_of_its_caller() {
+    let bench = Bench::new(&json!({}));
+    let ada = bench.open("ada").await;
+    // Others of the same caller have had all that it may have for a while.
+    let caller = bench.hub.limits().memory().caller(&ada.access);
+    let until = caller.pace(Duration::from_secs(2));
+    let answer = ada.call("flood", &json!({"n": 700})).await;
+    assert_eq!(answer["result"]["content"][0]["text"], "started");
+    let metrics = &bench.hub.0.metrics;
+    let is_read = |events: u64| {
+        let (shown, name) = (metrics.render(), "lockgate_events_total ");
+        let shown = shown.lines().find_map(|line| line.strip_prefix(name));
+        shown.is_some_and(|shown| shown.parse::<u64>().unwrap() >= events)
+    };
+    let mut clock = tokio::time::interval(Duration::from_millis(5));
+    // 512 without a pause, and as many as are paid for at once.
+    while !is_read(576) {
+        clock.tick().await;
+    }
+    assert!(Instant::now() < until, "too slow to tell");
+    while !is_read(700) {
+        clock.tick().await;
+    }
+    assert!(Instant::now() >= until);
     bench.end().await;
 }
 

@@ -15,4 +15,5 @@ mod policy;
 #[path = "../../src/declare/redirect.rs"]
 pub(crate) mod redirect;
 
+pub(crate) use self::authorization_server::PRIVATE_MEMBERS;
 pub(crate) use self::identity::{ALGORITHMS, Algorithm, External};

@@ -312,18 +312,7 @@ impl Session {
         now: Instant,
     ) -> Result<(), StoreError> {
         self.streams.message(stream, line)?;
-        // A shared child waits for no session: retention ends readers that are behind.
-        if self.link.is_shared() {
-            return Ok(());
-        }
-        if self.streams.is_behind(stream) {
-            self.wait_for_readers(now);
-        }
-        if self.streams.is_unread(stream)
-            && let Some(until) = self.pacing.count_unread()
-        {
-            self.wake_by(until);
-        }
+        self.pace_child(stream, now);
         Ok(())
     }
 

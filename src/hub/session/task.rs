@@ -33,7 +33,7 @@ use crate::{
         limits::SessionPlace,
         stream::{SessionLog, StreamLimits, Streams},
     },
-    protocol::LISTENER_STREAM,
+    protocol::{LISTENER_STREAM, StreamId},
     state::{Fence, SessionId},
     telemetry::SESSION_STREAMS,
 };
@@ -413,8 +413,24 @@ impl Session {
         }
     }
 
-    /// Stops reading the child for a moment: a connection that reads is far behind.
-    pub(super) fn wait_for_readers(&mut self, now: Instant) {
+    /// Stops reading the child for a moment if the connection that takes the events of a stream is far behind, or
+    /// if there is none.
+    pub(super) fn pace_child(&mut self, stream: StreamId, now: Instant) {
+        // A shared child waits for no session: retention ends readers that are behind.
+        if self.link.is_shared() {
+            return;
+        }
+        if self.streams.is_behind(stream) {
+            self.wait_for_readers(now);
+        }
+        if self.streams.is_unread(stream)
+            && let Some(until) = self.pacing.count_unread()
+        {
+            self.wake_by(until);
+        }
+    }
+
+    fn wait_for_readers(&mut self, now: Instant) {
         if let Some(until) = self.pacing.wait_for_readers(now) {
             self.streams.pulse().set_awaited(true);
             self.wake_by(until);

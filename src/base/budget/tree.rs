@@ -148,23 +148,35 @@ impl Budget {
         false
     }
 
-    /// Counts work that nobody waits for, and returns the time before which the owner does no more of it: its
-    /// tasks together do as much as one that takes `cost` for each piece, and all owners of the share above it
-    /// twice as much. At most [`PAUSE`] from now on.
+    /// Counts work that nobody waits for, and returns the time before which the owner does no more of it, at most
+    /// [`PAUSE`] from now on: its tasks together do as much as one that takes `cost` for each piece.
+    ///
+    /// All owners of the share above it do about twice as much: a piece is the dearer, the further they are
+    /// beyond that. The price is the same for all, so that one that wants little waits for itself alone.
     pub(crate) fn pace(&self, cost: Duration) -> Instant {
+        let now = BEGAN.elapsed();
+        *BEGAN + now + self.pace_at(cost, now)
+    }
+
+    fn pace_at(&self, cost: Duration, now: Duration) -> Duration {
+        let dearer = match &self.place {
+            Place::Below(above) if matches!(above.place, Place::Below(_)) => {
+                above.advance(cost / 2, now).as_secs_f64() * DEARER
+            }
+            _ => 0.0,
+        };
+        self.advance(cost.mul_f64(1.0 + dearer), now)
+    }
+
+    /// Adds to what the owner has done; returns how far it is ahead of the time.
+    fn advance(&self, cost: Duration, now: Duration) -> Duration {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let (now, mut cost) = (micros(BEGAN.elapsed()), micros(cost));
+        let (now, cost) = (micros(now), micros(cost));
         let latest = now + micros(PAUSE);
-        let (mut until, mut node) = (now, self);
-        while let Place::Below(above) = &node.place {
-            let next = |at: u64| at.max(now).saturating_add(cost).min(latest);
-            let paced = node
-                .paced
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(next(at)));
-            until = until.max(paced.map_or(now, next));
-            (node, cost) = (above, cost / 2);
-        }
-        *BEGAN + Duration::from_micros(until)
+        let next = |at: u64| at.max(now).saturating_add(cost).min(latest);
+        let order = Ordering::Relaxed;
+        let before = self.paced.fetch_update(order, order, |at| Some(next(at)));
+        Duration::from_micros(before.map_or(now, next) - now)
     }
 
     fn each(&self, change: impl Fn(&Self)) {
@@ -254,6 +266,9 @@ const TURNS: usize = 4;
 
 /// The longest pause of [`Budget::pace`].
 const PAUSE: Duration = Duration::from_secs(2);
+
+/// How much dearer a piece is for each second that the share above is ahead.
+const DEARER: f64 = 64.0;
 
 /// What the times of pauses count from.
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -389,25 +404,61 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_pauses_for_all_that_its_tasks_do_and_others_for_half_of_it() {
-        let tenant = Budget::new(1).share();
-        let (one, two, other) = (tenant.share(), tenant.share(), Budget::new(1).share());
-        let began = Instant::now();
-        let cost = Duration::from_millis(100);
-        let pause = |share: &Arc<Budget>| (share.pace(cost) - began).as_millis();
-        let is_about = |pause: u128, wanted: u128| (wanted..wanted + 50).contains(&pause);
-        for wanted in [100, 200, 300, 400, 500, 600, 700, 800] {
-            let pause = pause(&one);
-            assert!(is_about(pause, wanted), "{pause}");
+    fn an_owner_pauses_for_all_that_its_tasks_do() {
+        let (share, cost) = (Budget::new(1).share(), Duration::from_millis(100));
+        let at = |now: u64| share.pace_at(cost, Duration::from_millis(now)).as_millis();
+        assert_eq!([at(0), at(0), at(50), at(1000)], [100, 200, 250, 100]);
+        let longest = (0..100).map(|_| at(1000)).max();
+        assert_eq!(longest, Some(2000));
+        assert_eq!(at(2500), 600);
+        let now = Instant::now();
+        let paused = Budget::new(1).share().pace(cost) - now;
+        assert!((100..2000).contains(&paused.as_millis()), "{paused:?}");
+    }
+
+    /// Where the share above had one line for all, two owners that did without end held up the others for two
+    /// seconds each time.
+    #[test]
+    fn owners_pace_each_other_and_one_that_wants_little_hardly_waits() {
+        let cost = Duration::from_micros(1600);
+        for (owners, tasks) in [(1, 1), (1, 100), (2, 50), (100, 10)] {
+            let tenant = Budget::new(1).share();
+            let greedy: Vec<_> = (0..owners).map(|_| tenant.share()).collect();
+            let modest = tenant.share();
+            // The next times at which each of the tasks goes on; the last one is the modest owner's.
+            let mut next = vec![Duration::ZERO; owners * tasks + 1];
+            let (mut pieces, mut longest) = (0_u32, Duration::ZERO);
+            for now in (0..10_000).map(Duration::from_millis) {
+                for (at, next) in next
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(_, next)| **next <= now)
+                {
+                    if let Some(owner) = greedy.get(at / tasks) {
+                        *next = now + owner.pace_at(cost, now);
+                        pieces += 1;
+                    } else {
+                        let pause = modest.pace_at(cost, now);
+                        longest = longest.max(pause);
+                        *next = now + pause + Duration::from_secs(1);
+                    }
+                }
+            }
+            // Ten seconds of one owner are 6,250 pieces, and of all together twice as many.
+            let (least, most) = if owners == 1 {
+                (3_500, 6_600)
+            } else {
+                (9_000, 15_000)
+            };
+            assert!(
+                (least..most).contains(&pieces),
+                "{pieces} of {owners} × {tasks}"
+            );
+            assert!(
+                longest <= Duration::from_millis(250),
+                "{longest:?} of {owners} × {tasks}"
+            );
         }
-        let pause_of_next = pause(&two);
-        assert!(is_about(pause_of_next, 450), "{pause_of_next}");
-        assert!(is_about(pause(&other), 100));
-        for _ in 0..100 {
-            pause(&one);
-        }
-        let longest = pause(&one);
-        assert!(is_about(longest, 2000), "{longest}");
     }
 
     proptest! {

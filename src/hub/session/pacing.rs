@@ -19,8 +19,8 @@ const WINDOW: Duration = Duration::from_millis(100);
 /// The events of a child after which others go first: a fraction of a millisecond.
 const STEP: u32 = 64;
 
-/// What an event that no connection takes costs its caller: 40,000 of them a second are read for one, and 80,000
-/// for a tenant. A thousand sessions whose clients do not read would have both processors to themselves.
+/// What an event that no connection takes costs its caller: 40,000 of them a second are read for one, and about
+/// 80,000 for a tenant. A thousand sessions whose clients do not read would have both processors to themselves.
 const UNREAD: Duration = Duration::from_micros(25);
 
 /// The pauses in reading a child.
@@ -156,8 +156,7 @@ mod tests {
     /// A thousand sessions whose clients did not read had both processors to themselves.
     #[test]
     fn events_that_nobody_takes_are_read_at_the_pace_of_their_caller() {
-        let tenant = Budget::new(1 << 20).share();
-        let caller = tenant.share();
+        let caller = Budget::new(1 << 20).share();
         let now = Instant::now();
         let mut sessions = [(); 100].map(|()| Pacing::new(now, Arc::clone(&caller)));
         let mut last = None;

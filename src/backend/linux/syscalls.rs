@@ -1,4 +1,5 @@
-//! System calls that need unsafe code: clone, exec, signals, descriptors, mounts, Landlock's version, BPF.
+//! System calls that need unsafe code: clone, exec, signals, descriptors, mounts, Landlock's version, BPF, an
+//! option of sockets.
 //!
 //! The only file with unsafe code. Not here: the order of the calls (`guard`).
 
@@ -53,6 +54,22 @@ pub(crate) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clo
 /// Forks this process into a child of its own parent.
 pub(crate) fn clone_sibling() -> io::Result<Clone> {
     clone(libc::CLONE_PARENT, None)
+}
+
+/// Limits what the kernel takes of the output of a socket beyond what it has sent, in bytes. Accepted sockets have
+/// the limit of their listener.
+pub(crate) fn limit_unsent(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    let (at, size) = ((&raw const bytes).cast(), size_of_val(&bytes));
+    let size = libc::socklen_t::try_from(size).map_err(io::Error::other)?;
+    let (socket, level) = (socket.as_raw_fd(), libc::IPPROTO_TCP);
+    #[expect(unsafe_code, reason = "rustix has no such option")]
+    // SAFETY: the option is an int, which lives longer than the call.
+    let result = unsafe { libc::setsockopt(socket, level, libc::TCP_NOTSENT_LOWAT, at, size) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Version of the Landlock ABI; 0 if the kernel has none.

@@ -3,6 +3,7 @@
 use std::{
     io::{ErrorKind, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsFd,
     sync::Arc,
 };
 
@@ -12,6 +13,7 @@ use url::Url;
 
 use crate::endpoint::Kind;
 use crate::{
+    backend::linux::syscalls::limit_unsent,
     config::{Config, Wrong},
     gateway::{ClusterListener, Listeners},
     http::reply::page::snippets,
@@ -45,7 +47,8 @@ pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<L
 
 /// Binds the address of a key. There is no fallback to another port.
 async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
+    let bound = TcpListener::bind(address).await;
+    let listener = bound.map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::AddrInUse if key == "http.listen" => {
                 "end what has it, or write another port: --listen ADDR"
@@ -58,8 +61,16 @@ async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result
         };
         let what = format!("cannot listen on {address}: {error}");
         anyhow::Error::msg(Wrong::new(what, remedy).at(config.place(key), key))
-    })
+    })?;
+    if let Err(error) = limit_unsent(listener.as_fd(), UNSENT) {
+        tracing::debug!(%error, "cannot limit what the kernel takes for a connection");
+    }
+    Ok(listener)
 }
+
+/// What the kernel takes of a connection's output beyond what it has sent: enough to send without a pause. Without
+/// a limit it takes megabytes for a client that does not read, beside all budgets.
+const UNSENT: u32 = 64 << 10;
 
 /// The ports of the listeners, which children may not reach.
 pub(super) fn ports(listeners: &Listeners) -> anyhow::Result<Vec<u16>> {

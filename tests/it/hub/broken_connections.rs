@@ -148,6 +148,39 @@ async fn what_a_later_connection_took_is_not_lost_for_an_earlier_one() {
     assert_eq!(numbers, (1..=200).collect::<Vec<_>>());
 }
 
+/// Bytes that the kernel has of the gateway's output to the connection from this port, and has not delivered.
+fn undelivered(port: u16) -> usize {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let remote = format!(":{port:04X}");
+    let row = table.lines().map(str::split_whitespace).find_map(|fields| {
+        let fields: Vec<_> = fields.collect();
+        fields[2].ends_with(&remote).then_some(fields[4])
+    });
+    let (waiting, _) = row.unwrap().split_once(':').unwrap();
+    usize::from_str_radix(waiting, 16).unwrap()
+}
+
+/// The kernel took a megabyte for each connection that nobody read, and could take four, beside all budgets.
+#[tokio::test]
+async fn what_a_client_does_not_read_waits_in_the_log_and_not_in_the_kernel() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    // With two calls in flight, log messages go to the listener.
+    let hang = session.begin("hang", json!({})).await;
+    let socket = deaf(&session).await;
+    let port = socket.local_addr().unwrap().port();
+    let args = json!({"n": 240, "text": "x".repeat(8000)});
+    assert_eq!(session.text("burst", args).await, "sent");
+    let gauge = Gauge::of(&gateway);
+    until("a standstill", || async {
+        gauge.load(Duration::from_millis(200)).await < 0.1
+    })
+    .await;
+    let waiting = undelivered(port);
+    assert!((32 << 10..=128 << 10).contains(&waiting), "{waiting}");
+    drop((hang, socket));
+}
+
 /// A listener whose client reads only the status, with a small receive buffer.
 pub(crate) async fn deaf(session: &Session) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();

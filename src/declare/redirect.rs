@@ -103,7 +103,7 @@ fn check_private(text: &str, scheme: &str, rest: &str) -> Result<(), &'static st
     if !begins || scheme.len() < 2 || !scheme.bytes().all(is_name) {
         return Err("a redirect URI has no scheme, or one in capitals");
     }
-    // All of Windows' own begin so; several of them run programs.
+    // Windows handles those that begin so itself, and several of them run programs.
     if RESERVED.contains(&scheme) || scheme.starts_with("ms-") {
         return Err("a redirect URI has a scheme that is nobody's own");
     }

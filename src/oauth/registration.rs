@@ -209,7 +209,7 @@ impl ManagedClient {
         head: &Parts,
     ) -> Result<Self, OauthRefusal> {
         check_query(head)?;
-        // Before the database is asked, whose processor an outsider would have to himself.
+        // Before the database is asked, which one address could keep busy.
         let of_address = ("managed", "", "", throttle::account(address));
         let spent = state.registrations.spend(&of_address, MANAGED);
         let what = "too many requests about registrations";

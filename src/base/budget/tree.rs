@@ -416,8 +416,7 @@ mod tests {
         assert!((100..2000).contains(&paused.as_millis()), "{paused:?}");
     }
 
-    /// Where the share above had one line for all, two owners that did without end held up the others for two
-    /// seconds each time.
+    /// With one line for all owners of a share, two that never stop would hold up each of the others for two seconds.
     #[test]
     fn owners_pace_each_other_and_one_that_wants_little_hardly_waits() {
         let cost = Duration::from_micros(1600);

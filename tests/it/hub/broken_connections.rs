@@ -160,7 +160,7 @@ fn undelivered(port: u16) -> usize {
     usize::from_str_radix(waiting, 16).unwrap()
 }
 
-/// The kernel took a megabyte for each connection that nobody read, and could take four, beside all budgets.
+/// The kernel took two megabytes for each connection that nobody read, and could take four, beside all budgets.
 #[tokio::test]
 async fn what_a_client_does_not_read_waits_in_the_log_and_not_in_the_kernel() {
     let gateway = Gateway::start(&[]).await;

@@ -338,7 +338,7 @@ impl Key {
             ("RSA", _) => {
                 let (n, e) = (text("n")?, text("e")?);
                 let bytes = URL_SAFE_NO_PAD.decode(n).ok()?;
-                if bytes.len() < RSA_MIN {
+                if bytes.len() < RSA_MIN || !is_exponent(e) {
                     return None;
                 }
                 (DecodingKey::from_rsa_components(n, e), &RSA, [n, e])
@@ -420,3 +420,14 @@ const KEYS_MAX: usize = 64;
 const TRIES: usize = 8;
 /// Minimum size of an RSA modulus in bytes: 2048 bits.
 const RSA_MIN: usize = 256;
+
+/// Whether this is the base64url of an exponent that keys have: odd, from 3 (RFC 8017 section 3.1) to the 33
+/// bits that verification takes. Signatures for an exponent of 1 need no private key.
+fn is_exponent(e: &str) -> bool {
+    let bytes = URL_SAFE_NO_PAD.decode(e).unwrap_or_default();
+    let value = bytes.iter().try_fold(0_u64, |value, byte| {
+        let value = value << 8 | u64::from(*byte);
+        (value < 1 << 33).then_some(value)
+    });
+    value.is_some_and(|value| value >= 3 && value % 2 == 1)
+}

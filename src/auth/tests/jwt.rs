@@ -338,6 +338,23 @@ fn short_rsa_keys_are_ignored() {
     }
     let swapped = signed("RS256", Some("r"), &key, Alg::RS384);
     assert_eq!(check(&set(&n), &swapped), Signature::Bad);
+    // A signature for the exponent 1 is the padded digest itself.
+    let exponents: &[(&[u8], bool)] = &[
+        (&[3], true),
+        (&[0, 1, 0, 1], true),
+        (&[1, 0xff, 0xff, 0xff, 0xff], true),
+        (&[2, 0, 0, 0, 1], false),
+        (&[1, 0, 0, 0, 0, 0, 0, 0, 3], false),
+        (&[1, 0, 0], false),
+        (&[1], false),
+        (&[0], false),
+        (&[], false),
+    ];
+    for (e, is_key) in exponents {
+        let jwk = json!({"keys": [{"kty": "RSA", "n": number(&n), "e": number(e)}]});
+        let keys = KeySet::parse(jwk.to_string().as_bytes());
+        assert_eq!(keys.is_ok_and(|keys| !keys.is_empty()), *is_key, "{e:?}");
+    }
 }
 
 #[test]

@@ -47,7 +47,7 @@ pub(super) fn operations() -> Vec<Operation> {
         post(
             "/tenants/{tenant}/api-keys/{name}/rotate",
             "rotateKey",
-            "Replace the text of an API key",
+            "Replace the text of an API key; sessions that the former one began end",
         )
         .gives(201, &CREATED_KEY)
         .fails(&[404, 409])

@@ -72,8 +72,11 @@ pub(crate) fn check_version(
     access: &Access,
 ) -> Result<Option<Revision>, McpRefusal> {
     match Version::parse(single(headers, VERSION)?) {
-        // Requests of modern revisions come here on HTTP+SSE only, which has none.
-        Version::Modern => Err(no_session_id()),
+        // Requests of modern revisions come here on HTTP+SSE only.
+        Version::Modern => Err(McpRefusal::http(
+            StatusCode::BAD_REQUEST,
+            "HTTP+SSE has no such MCP-Protocol-Version; POST to the MCP endpoint",
+        )),
         Version::Unknown => Err(McpRefusal::http(
             StatusCode::BAD_REQUEST,
             "no such MCP-Protocol-Version",

@@ -131,6 +131,7 @@ on_both! {
     an_operator_runs_a_tenant
     changes_are_conditional
     changes_without_a_condition_do_not_meet
+    a_rotated_key_ends_what_its_former_value_began
     a_tenants_administrator_sees_its_own
     secrets_are_kept_and_never_shown
     removed_objects_are_gone_within_five_seconds
@@ -386,6 +387,29 @@ async fn changes_without_a_condition_do_not_meet(ground: Ground) {
         (status, &said["detail"]),
         (404, &json!("there is no tenant b"))
     );
+}
+
+/// A value is replaced because somebody else may have it, and they may have sessions.
+async fn a_rotated_key_ends_what_its_former_value_began(ground: Ground) {
+    let replica = ground.serve(&[]).await;
+    let admin = Admin::first(&ground, &replica);
+    admin.tenant("a", server("one")).await;
+    let former = admin.key("a", "ci", &[]).await;
+    let mut one = session(&replica, "a", &former).await;
+    let mut listener = one.listen().await;
+    let (status, made) = admin.post("/tenants/a/api-keys/ci/rotate", json!({})).await;
+    assert_eq!(status, 201, "{made}");
+    within("the end of its stream", async {
+        while listener.next().await.is_some() {}
+    })
+    .await;
+    let call = json!({"text": "x"});
+    assert_eq!(one.begin("echo", call.clone()).await.status(), 401);
+    let present = made["key"].as_str().unwrap();
+    one.http = bearer(present);
+    assert_eq!(one.begin("echo", call).await.status(), 404);
+    session(&replica, "a", present).await;
+    replica.stop().await;
 }
 
 /// The gateway asks the issuer of a workload for its keys, unless they are declared.

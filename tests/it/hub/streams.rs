@@ -388,6 +388,14 @@ async fn a_client_of_both_transports_finds_http_sse() {
     assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(refused.headers()["allow"], "GET");
     assert!(gateway.descendants().is_empty());
+    // A revision that it has not is named, and where that is.
+    let modern = client.http.get(&client.url);
+    let modern = modern.header("Accept", "text/event-stream");
+    let modern = modern.header("MCP-Protocol-Version", "2026-07-28");
+    let refused = within("an answer", modern.send()).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+    let text = json_of(refused).await["error"]["message"].to_string();
+    assert!(text.contains("POST to the MCP endpoint"), "{text}");
     let mut legacy = Legacy::connect(&gateway, None).await;
     assert!(legacy.initialize().await["result"].is_object());
 }

@@ -198,7 +198,7 @@ fn join(joined: &mut BytesMut, pieces: &mut Vec<Bytes>) {
 /// What a call takes beside its body: its entry in the session, and its answer, if that is no longer.
 const CALL: u64 = 8 << 10;
 /// Bytes of a body after which others go first: a fraction of a millisecond.
-const STEP: usize = 256 << 10;
+const STEP: usize = 64 << 10;
 /// Delay before a caller whose share is used up tries again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Longest body that is copied out of the buffer of its connection.

@@ -40,7 +40,13 @@ impl<S: AsyncRead + Unpin> Wire<S> {
     /// Discards input until the peer closes, the time is over or the limit is reached.
     fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut scratch = [MaybeUninit::uninit(); DISCARD_CHUNK];
+        let step = self.discarded + DISCARD_STEP;
         while self.discarded < DISCARD_MAX {
+            if self.discarded >= step {
+                // Others go first: the peer may send as fast as this is done.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             let mut buf = ReadBuf::uninit(&mut scratch);
             match Pin::new(self.io.inner_mut()).poll_read(cx, &mut buf) {
                 Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
@@ -107,5 +113,50 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Wire<S> {
 const LINGER: Duration = Duration::from_secs(1);
 /// Limit of discarded bytes, beyond which the peer gets a reset.
 const DISCARD_MAX: usize = 16 << 20;
+/// Bytes discarded at a time: some ten microseconds.
+const DISCARD_STEP: usize = 32 << 10;
 /// Size of the buffer, which lies on the stack of the worker and not in the connection.
 const DISCARD_CHUNK: usize = 8 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    /// A peer that sent as fast as its input was discarded kept a worker for a millisecond at a time.
+    #[tokio::test]
+    async fn input_is_discarded_in_steps_and_up_to_a_limit() {
+        let (stream, mut peer) = tokio::io::duplex(DISCARD_MAX + DISCARD_STEP);
+        let all = vec![0; DISCARD_MAX + DISCARD_STEP];
+        peer.write_all(&all).await.unwrap();
+        let mut wire = Wire::new(stream);
+        let mut context = Context::from_waker(Waker::noop());
+        // The runtime's own limit is not what this is about.
+        tokio::task::unconstrained(async {
+            let mut steps = 0;
+            while Pin::new(&mut wire).poll_shutdown(&mut context).is_pending() {
+                steps += 1;
+                assert_eq!(wire.discarded, steps * DISCARD_STEP);
+            }
+            assert_eq!(steps, DISCARD_MAX / DISCARD_STEP - 1);
+            assert_eq!(wire.discarded, DISCARD_MAX);
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_closes_is_discarded_to_its_end() {
+        let (stream, mut peer) = tokio::io::duplex(1 << 20);
+        peer.write_all(&vec![0; 3 * DISCARD_STEP]).await.unwrap();
+        drop(peer);
+        let mut wire = Wire::new(stream);
+        // Each step wakes its task for the next one.
+        let closed = std::future::poll_fn(|cx| Pin::new(&mut wire).poll_shutdown(cx));
+        let closed = tokio::time::timeout(LINGER * 5, closed).await;
+        closed.expect("nothing woke it").unwrap();
+        assert_eq!(wire.discarded, 3 * DISCARD_STEP);
+    }
+}

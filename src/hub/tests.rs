@@ -229,7 +229,7 @@ async fn a_child_whose_events_nobody_takes_is_read_at_the_pace_of_its_caller() {
     // Others of the same caller have had all that it may have for a while.
     let caller = bench.hub.limits().memory().caller(&ada.access);
     let until = caller.pace(Duration::from_secs(2));
-    let answer = ada.call("flood", &json!({"n": 700})).await;
+    let answer = ada.call("flood", &json!({"n": 200})).await;
     assert_eq!(answer["result"]["content"][0]["text"], "started");
     let metrics = &bench.hub.0.metrics;
     let is_read = |events: u64| {
@@ -238,12 +238,12 @@ async fn a_child_whose_events_nobody_takes_is_read_at_the_pace_of_its_caller() {
         shown.is_some_and(|shown| shown.parse::<u64>().unwrap() >= events)
     };
     let mut clock = tokio::time::interval(Duration::from_millis(5));
-    // 512 without a pause, and as many as are paid for at once.
-    while !is_read(576) {
+    // 64 without a pause, and as many as are paid for at once.
+    while !is_read(80) {
         clock.tick().await;
     }
     assert!(Instant::now() < until, "too slow to tell");
-    while !is_read(700) {
+    while !is_read(200) {
         clock.tick().await;
     }
     assert!(Instant::now() >= until);

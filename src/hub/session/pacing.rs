@@ -19,9 +19,12 @@ const WINDOW: Duration = Duration::from_millis(100);
 /// The events of a child after which others go first: a fraction of a millisecond.
 const STEP: u32 = 64;
 
-/// What an event that no connection takes costs its caller: 40,000 of them a second are read for one, and about
-/// 80,000 for a tenant. A thousand sessions whose clients do not read would have both processors to themselves.
-const UNREAD: Duration = Duration::from_micros(25);
+/// What an event that no connection takes costs its caller: 10,000 of them a second are read for one, and about
+/// 20,000 for a tenant. A thousand sessions whose clients do not read would have both processors to themselves.
+const UNREAD: Duration = Duration::from_micros(100);
+
+/// Such events that are paid for together: fewer than of those that somebody takes, because a pause has an end.
+const UNREAD_STEP: u32 = 16;
 
 /// The pauses in reading a child.
 pub(super) struct Pacing {
@@ -97,11 +100,11 @@ impl Pacing {
     /// Counts an event that no connection takes. Returns the end of the pause that it causes.
     pub(super) fn count_unread(&mut self) -> Option<Instant> {
         self.unread += 1;
-        if self.unread < STEP {
+        if self.unread < UNREAD_STEP {
             return None;
         }
         self.unread = 0;
-        let until = self.share.pace(UNREAD * STEP);
+        let until = self.share.pace(UNREAD * UNREAD_STEP);
         self.burst_until = self.burst_until.max(Some(until));
         Some(until)
     }
@@ -161,14 +164,14 @@ mod tests {
         let mut sessions = [(); 100].map(|()| Pacing::new(now, Arc::clone(&caller)));
         let mut last = None;
         for pacing in &mut sessions {
-            for at in 1..=STEP {
+            for at in 1..=UNREAD_STEP {
                 let until = pacing.count_unread();
-                assert_eq!(until.is_some(), at == STEP);
+                assert_eq!(until.is_some(), at == UNREAD_STEP);
                 last = last.max(until);
             }
             assert!(pacing.is_paused());
         }
-        // 6,400 events at 40,000 a second.
+        // 1,600 events at 10,000 a second.
         let pause = last.unwrap() - now;
         assert!((160..240).contains(&pause.as_millis()), "{pause:?}");
         sessions[99].sweep_burst(now + pause / 2);

@@ -192,4 +192,4 @@ impl Stream {
 const LEAST: u64 = PAGE as u64;
 
 /// Events that a connection which comes back finds without any pause.
-const UNTAKEN: u64 = 512;
+const UNTAKEN: u64 = 64;

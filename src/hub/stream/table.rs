@@ -773,7 +773,7 @@ mod tests {
                 streams.message(LISTENER_STREAM, "{}".into()).unwrap();
             }
         };
-        send(&mut streams, 512);
+        send(&mut streams, 64);
         assert!(!streams.is_unread(LISTENER_STREAM));
         send(&mut streams, 1);
         assert!(streams.is_unread(LISTENER_STREAM));

@@ -30,6 +30,8 @@ pub(crate) struct Writes {
     bytes: usize,
     /// What is drawn for them.
     drawn: Drawn,
+    /// Whether there were as many as a child waits for while the share has no room, and some are left.
+    is_waited_for: bool,
     is_closed: bool,
 }
 
@@ -65,6 +67,10 @@ pub(crate) enum Write {
 /// The writes and the bytes under way beyond which the child is not read.
 const MAX_WRITES: usize = 512;
 const MAX_BYTES: usize = 512 * 1024;
+/// The writes and the bytes that a child waits for while the share has no room: as one, they cost the store little
+/// more than the first.
+const FEW_WRITES: usize = 4;
+const FEW_BYTES: usize = 2 * 1024;
 
 /// What a write takes beside its bytes: its places in this queue and the one of the log, with their free
 /// room while they grow, the channel for its result, and the rounding of the allocator. Measured with a
@@ -82,6 +88,7 @@ impl Writes {
             queue: VecDeque::new(),
             bytes: 0,
             drawn: log.share.memory().hold(0),
+            is_waited_for: false,
             is_closed: false,
         }
     }
@@ -100,6 +107,7 @@ impl Writes {
     /// Takes all writes under way.
     fn take(&mut self) -> VecDeque<Pending> {
         self.bytes = 0;
+        self.is_waited_for = false;
         self.drawn.give_back(self.drawn.amount());
         std::mem::take(&mut self.queue)
     }
@@ -114,11 +122,11 @@ impl Writes {
         self.queue.is_empty()
     }
 
-    /// Whether so much is under way that the child has to wait: more than a session may have, or
-    /// anything while the share has no room for it.
+    /// Whether so much is under way that the child has to wait: more than a session may have, or, while the share
+    /// has no room for it, any of a few that were written together.
     pub(crate) fn is_full(&self) -> bool {
         let is_too_much = self.queue.len() > MAX_WRITES || self.bytes > MAX_BYTES;
-        is_too_much || !self.is_empty() && self.drawn.is_too_much()
+        is_too_much || self.is_waited_for && self.drawn.is_too_much()
     }
 
     /// Begins a write; returns it if it is acknowledged at once.
@@ -154,6 +162,7 @@ impl Writes {
             write,
         };
         push_back(&mut self.queue, pending);
+        self.is_waited_for |= self.queue.len() >= FEW_WRITES || self.bytes >= FEW_BYTES;
     }
 
     /// Waits for the oldest write under way; forever without one. Cancel-safe. A write that failed
@@ -172,6 +181,7 @@ impl Writes {
             return Err(StoreError::Fenced);
         };
         drop_room(&mut self.queue);
+        self.is_waited_for &= !self.queue.is_empty();
         self.bytes -= pending.write.bytes();
         self.drawn.give_back(pending.write.weight());
         done.map(|()| (pending.stream, pending.write))
@@ -247,6 +257,7 @@ mod tests {
             queue: VecDeque::new(),
             bytes: 0,
             drawn: share.hold(0),
+            is_waited_for: false,
             is_closed: false,
         }
     }
@@ -279,15 +290,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_room_in_the_share_a_child_waits_for_each_write() {
-        let share = Budget::new(10_000).share();
+    async fn without_room_in_the_share_a_child_waits_for_a_few_writes() {
+        let share = Budget::new(30_000).share();
         let mut writes = writes(&share);
-        add(&mut writes, 1000);
-        assert!(!writes.is_full());
-        let others = share.hold(5000);
+        let fill = |writes: &mut Writes, bytes| {
+            let mut count = 0;
+            while !writes.is_full() {
+                add(writes, bytes);
+                count += 1;
+            }
+            count
+        };
+        add(&mut writes, 2500);
+        assert!(!writes.is_full(), "there is room");
+        let others = share.hold(20_000);
         assert!(writes.is_full());
         writes.next().await.unwrap();
-        assert!(!writes.is_full(), "it would wait forever");
+        for round in 0..3 {
+            assert_eq!(fill(&mut writes, 100), 4, "small ones, in round {round}");
+            for left in (0..4).rev() {
+                writes.next().await.unwrap();
+                assert_eq!(writes.is_full(), left > 0, "all of them are waited for");
+            }
+            assert_eq!(fill(&mut writes, 2500), 1, "a large one, in round {round}");
+            writes.next().await.unwrap();
+            assert!(!writes.is_full(), "it would wait forever");
+        }
+        assert_eq!(fill(&mut writes, 100), 4);
         drop(others);
+        assert!(!writes.is_full(), "there is room");
     }
 }

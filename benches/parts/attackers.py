@@ -1,12 +1,16 @@
 """Attacks of the part `attacks`: each runs in a process of its own, from addresses of its own, until it is ended."""
 
 import asyncio
+import base64
 import contextlib
+import itertools
 import json
+import secrets
 import sys
+import time
 from urllib.parse import urlsplit
 
-from .common import INITIALIZE
+from .common import INITIALIZE, api_key
 
 MIB = 1 << 20
 DEAF = 1000
@@ -181,6 +185,55 @@ async def registrations(host, path):
     await many(40, one)
 
 
+def jws(header, claims):
+    """A JWS of ES256 or EdDSA with a signature that nobody has made."""
+    parts = [json.dumps(part).encode() for part in (header, claims)] + [secrets.token_bytes(64)]
+    return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)
+
+
+def proof(method, url):
+    """A proof for this request (RFC 9449), of the key of its section 4.1."""
+    x, y = "l8tFrhx-34tV3hRICRDY9zCkDlpBhF42UQUfWVAWBFs", "9VE4jf_Ok_o64zbTTlcuNJajHmt6v9TDVrU0CdvGRDA"
+    header = {"typ": "dpop+jwt", "alg": "ES256", "jwk": {"kty": "EC", "crv": "P-256", "x": x, "y": y}}
+    return jws(header, {"jti": secrets.token_hex(8), "htm": method, "htu": url, "iat": int(time.time())})
+
+
+async def credentials(host, path):
+    """API keys that nobody has, and tokens and proofs of which all but the signature is right, from twenty addresses."""
+    tenant = path.rsplit("/", 2)[0]
+
+    async def said(url):
+        return json.loads((await request(host, "127.0.0.2", "GET", urlsplit(url).path))[2] or "{}")
+
+    metadata = await said(f"/.well-known/oauth-authorization-server{tenant}")
+    issuer = metadata.get("issuer", f"http://{host}{tenant}")
+    keys = (await said(metadata.get("jwks_uri", "/"))).get("keys", [{}])
+    header = {"typ": "at+jwt", "alg": keys[0].get("alg", "ES256"), "kid": keys[0].get("kid", "none")}
+    endpoint = f"{issuer.removesuffix(tenant)}{path}"
+
+    async def bearer(source, token, more=""):
+        await request(host, source, "POST", path, b"{}", more=f"Authorization: {token}\r\n{more}")
+
+    async def one(at):
+        source = f"127.0.0.{2 + at % 20}"
+        for number in itertools.count(at):
+            claims = {"iss": issuer, "sub": "ada", "aud": endpoint, "client_id": "x", "exp": int(time.time()) + 300}
+            token = jws(header, claims | {"jti": secrets.token_hex(8), "iat": int(time.time())})
+            if number % 4 == 0:
+                await bearer(source, f"Bearer {api_key()}")
+            elif number % 4 == 1:
+                await bearer(source, f"Bearer {token}")
+            elif number % 4 == 2:
+                await bearer(source, f"DPoP {token}", f"DPoP: {proof('POST', endpoint)}\r\n")
+            else:
+                form = b"grant_type=authorization_code&client_id=nobody&code=none&code_verifier=none"
+                more = f"DPoP: {proof('POST', issuer + '/oauth/token')}\r\n"
+                kind = "application/x-www-form-urlencoded"
+                await request(host, source, "POST", f"{tenant}/oauth/token", form, kind, more)
+
+    await many(64, one)
+
+
 async def log_ins(host, path):
     """Requests that begin a log-in, as fast as they are answered."""
     tenant = path.rsplit("/", 2)[0]
@@ -201,7 +254,11 @@ ATTACKS = {
     "1,000 clients that do not read": deaf_clients,
     "registrations, and changes that change nothing": registrations,
     "requests that begin a log-in": log_ins,
+    "keys, tokens and proofs that are not good": credentials,
 }
+
+# Those at the tenant that has an authorization server.
+WITH_ACCOUNTS = (registrations, log_ins, credentials)
 
 
 async def refuse(reader, writer):

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .attackers import ATTACKS, DEAF, attack, refuser
+from .attackers import ATTACKS, DEAF, WITH_ACCOUNTS, attack, refuser
 from .cluster import KEY, redis
 from .common import ECHO, Client, Report, api_key, key_hash, listening, percentile, rss_kib, running, serving, until
 from .postgres import postgres
@@ -51,8 +51,7 @@ def measure(options):
 
 def row(options, stage, name, seconds):
     key = api_key()
-    is_oauth = name in ("registrations, and changes that change nothing", "requests that begin a log-in")
-    path = f"/t/{'acme' if is_oauth else 'open'}/main/mcp"
+    path = f"/t/{'acme' if ATTACKS[name] in WITH_ACCOUNTS else 'open'}/main/mcp"
     with stage(options, declared(key)) as made:
         attacked, other = made.gateways[0], made.gateways[-1]
         client = Quiet(attacked.http, "/t/quiet/main/mcp", key)
@@ -95,7 +94,7 @@ def declared(key):
             "servers": server,
         },
         "open": {"auth": {"mode": "none"}, "servers": server},
-        "acme": {"auth": {"mode": "builtin"}, "users": {}, "servers": server},
+        "acme": {"auth": {"mode": "builtin", "own_keys": {"max": 5}}, "users": {}, "servers": server},
     }
 
 

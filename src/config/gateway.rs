@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     net::SocketAddr,
-    num::NonZeroU64,
+    num::{NonZeroU64, NonZeroUsize},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -150,6 +150,8 @@ pub(crate) struct Auth {
 pub(crate) struct Limits {
     /// Maximum bytes of requests and answers under way.
     pub(crate) memory: u64,
+    /// Threads that serve requests.
+    pub(crate) workers: usize,
 }
 
 impl Limits {
@@ -163,11 +165,38 @@ impl Limits {
             layers.mistake("limits.memory", &what, remedy);
         }
         let usual = (machine_memory() / 4).max(LEAST_MEMORY).max(least);
+        let workers = layers.leaf("limits.workers", |node| {
+            let count = usize::try_from(node.count(0)?).ok();
+            let count = count.filter(|count| *count <= MOST_WORKERS);
+            count.ok_or_else(|| {
+                Wrong::new(
+                    "is no number of threads",
+                    format!("write 0 to {MOST_WORKERS}"),
+                )
+            })
+        });
+        let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
             memory: if written > 0 { written } else { usual },
+            workers: if workers > 0 {
+                workers
+            } else {
+                usual_workers(processors)
+            },
         }
     }
 }
+
+/// The threads that serve requests where the configuration does not say: three for every four processors.
+///
+/// The rest is left to children. Where a request wakes two threads of the gateway, the kernel moves the child that
+/// it is for to another processor, which may be busy.
+fn usual_workers(processors: usize) -> usize {
+    (processors * 3 / 4).max(1)
+}
+
+/// Most threads that serve requests.
+const MOST_WORKERS: usize = 1024;
 
 /// The bodies that have room in `limits.memory`: a principal alone gets a third of it.
 const BODIES: u64 = 4;

@@ -294,3 +294,15 @@ fn unreadable_and_broken_files_are_mistakes() {
     let by_variable = sources(&[("LOCKGATE_CONFIG", "/nonexistent.toml")], &[]);
     assert_eq!(mistakes(&by_variable).len(), 1);
 }
+
+#[test]
+fn workers_leave_processors_to_children() {
+    let at = [1, 2, 3, 4, 6, 8, 64].map(usual_workers);
+    assert_eq!(at, [1, 1, 2, 3, 4, 6, 48]);
+    let workers = |set: &[&str]| Config::load(&sources(&[], set)).unwrap().limits.workers;
+    let processors = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(workers(&[]), usual_workers(processors));
+    assert_eq!(workers(&["limits.workers=7"]), 7);
+    let said = mistakes(&sources(&[], &["limits.workers=1025"]));
+    assert!(said[0].contains("write 0 to 1024"), "{said:?}");
+}

@@ -571,10 +571,9 @@ async fn certificates_that_cannot_be_read_hold_up_nothing_else() {
         &[
             ("SSL_CERT_FILE", file.to_str().unwrap()),
             ("SSL_CERT_DIR", "/nowhere"),
-            // One thread for all tasks: a call that blocks it stops them all.
-            ("TOKIO_WORKER_THREADS", "1"),
         ],
-        json!({"outbound": {"allow": ["127.0.0.0/8"]}}),
+        // One thread for all tasks: a call that blocks it stops them all.
+        json!({"outbound": {"allow": ["127.0.0.0/8"]}, "limits": {"workers": 1}}),
         json!({"a": tenant(&issuer.url), "b": tenant(&secure)}),
     )
     .await;

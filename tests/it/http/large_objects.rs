@@ -52,7 +52,7 @@ async fn an_object_of_a_tenants_administrator_is_small() {
     replica.stop().await;
 }
 
-/// The workers of the gateway are two on a small machine: two large objects must not take them.
+/// A small machine has one worker of the gateway: large objects must not take it.
 #[tokio::test]
 async fn large_objects_hold_up_no_other_request() {
     let ground = Ground::sqlite();

@@ -56,6 +56,19 @@ async fn a_call_takes_two_writes_and_a_read_and_its_log_line_none() {
     assert!(lines.matches("tools/call echo").count() >= 1600, "{lines}");
 }
 
+/// `limits.workers`. Threads for work that blocks come and go beside them.
+#[tokio::test]
+async fn as_many_threads_serve_requests_as_are_configured() {
+    let many = Gateway::start(&["limits.workers=40"]).await;
+    let threads = Gauge::of(&many).threads();
+    assert!(threads >= 40, "{threads} threads");
+    let one = Gateway::start(&["limits.workers=1"]).await;
+    let session = one.session().await;
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    let fewer = Gauge::of(&one).threads();
+    assert!(fewer + 30 < threads, "{fewer} threads");
+}
+
 /// Requests that are there at once are written to the child together, though each came by a connection of
 /// its own.
 #[tokio::test]

@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn every_default_is_explained() {
         let keys = Layers::new(false).defaults.len();
-        assert_eq!(keys, 78);
+        assert_eq!(keys, 79);
         let (_, errors) = Format::Toml.parse("F", DEFAULTS);
         assert!(errors.is_empty(), "{errors:?}");
     }

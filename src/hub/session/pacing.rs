@@ -23,7 +23,8 @@ const STEP: u32 = 64;
 /// 20,000 for a tenant. A thousand sessions whose clients do not read would have both processors to themselves.
 const UNREAD: Duration = Duration::from_micros(100);
 
-/// Such events that are paid for together: fewer than of those that somebody takes, because a pause has an end.
+/// Such events that are paid for together: few, because a pause is at most two seconds, and a thousand sessions that
+/// each read this many after it are still within the pace of their tenant.
 const UNREAD_STEP: u32 = 16;
 
 /// The pauses in reading a child.

@@ -163,6 +163,37 @@ async def deaf_clients(host, path):
     await asyncio.gather(*(one(at) for at in range(DEAF)))
 
 
+async def large_messages(host, path):
+    """Messages as large as they may be, of values as small as they may be, that are wrong at their ends: all of
+    the work is the gateway's."""
+    sent = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"text":['
+    sent += b"[]," * ((4 * MIB - len(sent)) // 3)
+
+    async def one(at):
+        reader, writer = await connect(host, f"127.0.0.{2 + at}")
+        try:
+            while True:
+                writer.write(head(host, path, len(sent)) + sent)
+                await answer(reader)
+        finally:
+            writer.close()
+
+    await many(16, one)
+
+
+async def refused_bodies(host, path):
+    """Bodies that are refused for their length, of which all is sent nevertheless."""
+
+    async def one(at):
+        reader, writer = await connect(host, f"127.0.0.{2 + at % 20}")
+        writer.write(head(host, path, 64 * MIB))
+        writer.write(b" " * (16 * MIB))
+        await answer(reader)
+        writer.close()
+
+    await many(64, one)
+
+
 async def registrations(host, path):
     """Clients that register, and then change nothing of it, from twenty addresses."""
     tenant = path.rsplit("/", 2)[0]
@@ -252,6 +283,8 @@ ATTACKS = {
     "12,000 connections of one address": connections,
     "sessions without end": sessions,
     "1,000 clients that do not read": deaf_clients,
+    "16 clients with messages of 4 MiB": large_messages,
+    "bodies that are refused and go on": refused_bodies,
     "registrations, and changes that change nothing": registrations,
     "requests that begin a log-in": log_ins,
     "keys, tokens and proofs that are not good": credentials,

@@ -5,7 +5,6 @@
 //! * `authorization_server`: users, clients, identity providers and upstreams of a tenant
 //! * `catalog`: the tenants that this gateway serves
 //! * `difference`: changes between two declared states, and the lines that `lockgate apply` prints
-//! * `hash_turns`: turns to hash passwords, in rotation among tenants
 //! * `identity`: authentication mode, API keys and grants
 //! * `launch`: the program of a server, and its preparation
 //! * `object`: declared objects, as they are stored
@@ -20,7 +19,6 @@
 mod authorization_server;
 mod catalog;
 pub(crate) mod difference;
-mod hash_turns;
 mod identity;
 mod launch;
 mod object;

@@ -1,7 +1,7 @@
 //! Passwords of users: hashed when declared, verified at log-in.
 //!
 //! Argon2id (RFC 9106) with the parameters of OWASP's password storage cheat sheet. Not here: the
-//! rate of attempts (`oauth`), and whose turn it is (`hash_turns`).
+//! rate of attempts (`oauth`), and whose turn it is (`Rotation`).
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -12,8 +12,10 @@ use argon2::{
 use tokio::{task::spawn_blocking, time::timeout};
 use zeroize::Zeroizing;
 
-use super::hash_turns::{Turn, Turns};
-use crate::base::{Random, Secret};
+use crate::base::{
+    Random, Secret,
+    budget::{Rotation, Turn},
+};
 
 /// Checks a new password; the error never contains it.
 pub(crate) fn check_password(text: &str) -> Result<(), &'static str> {
@@ -145,7 +147,7 @@ const WAIT: Duration = Duration::from_secs(5);
 /// The hash that is verified for unknown users, at the usual cost.
 const DUMMY_HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$YSBzYWx0IG9mIG5vYm9keQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-static TURNS: LazyLock<Turns> = LazyLock::new(|| Turns::new(MAX_CONCURRENT));
+static TURNS: LazyLock<Rotation> = LazyLock::new(|| Rotation::new(MAX_CONCURRENT));
 
 #[cfg(test)]
 mod tests {

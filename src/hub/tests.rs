@@ -19,7 +19,7 @@ use super::{
     Answer, Form, Hub, HubParts, Stores, Transport,
     stateless::{Caller, Stateless},
 };
-use crate::base::budget::Descriptors;
+use crate::base::budget::{Descriptors, LargeWork};
 use crate::{
     auth::Access,
     backend::{
@@ -187,6 +187,27 @@ impl Client<'_> {
         serde_json::from_str::<Value>(&who).unwrap()["pid"]
             .as_u64()
             .unwrap()
+    }
+}
+
+/// What a child says at length is looked at in a turn of its tenant, as a shared child and as a session's own.
+#[tokio::test]
+async fn a_large_answer_waits_for_a_turn_and_a_small_one_does_not() {
+    for isolation in ["session", "tenant"] {
+        let bench = Bench::new(&json!({"isolation": isolation}));
+        let client = bench.open("ada").await;
+        let held = LargeWork::all_turns().await;
+        client.pid().await;
+        let bytes = json!({"bytes": 1 << 20});
+        let mut large = Box::pin(client.call("big", &bytes));
+        let patience = Duration::from_millis(500);
+        let early = tokio::time::timeout(patience, &mut large).await;
+        assert!(early.is_err(), "{isolation}: answered without a turn");
+        drop(held);
+        let text = large.await["result"]["content"][0]["text"].take();
+        assert_eq!(text.as_str().map(str::len), Some(1 << 20), "{isolation}");
+        drop(client);
+        bench.end().await;
     }
 }
 

@@ -34,6 +34,7 @@ use crate::backend::{
     dialect::{IdBlocks, log_own_error},
 };
 use crate::{
+    base::budget::LargeWork,
     declare::Server,
     protocol::{Kind, Message, Revision, initialize, modern},
     telemetry::{ChildState, Exit},
@@ -491,7 +492,11 @@ impl RunningChild {
         let (mut next, mut room) = (Some(first), BATCH);
         while let Some(event) = next {
             let is_answer = match event {
-                ChildEvent::Line(line) => self.handle_line(line).await,
+                ChildEvent::Line(line) => {
+                    let turn = LargeWork::turn(&self.shared.server.tenant, line.len()).await;
+                    let line = turn.run(|| Message::parse_line(line));
+                    self.handle_line(line).await
+                }
                 ChildEvent::Translated => false,
                 ChildEvent::TooLong => return Err(Loss::TooLong),
                 ChildEvent::Closed | ChildEvent::Exited(_) => return Err(Loss::Crash),
@@ -512,9 +517,9 @@ impl RunningChild {
     }
 
     /// Returns whether a session gets it as an answer to a call.
-    async fn handle_line(&mut self, line: Bytes) -> bool {
+    async fn handle_line(&mut self, line: Result<Message, Bytes>) -> bool {
         self.probe = None;
-        match Message::parse_line(line) {
+        match line {
             Ok(message) => self.handle_message(message).await,
             Err(line) => {
                 self.handle_invalid_line(&line).await;

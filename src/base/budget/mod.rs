@@ -5,20 +5,26 @@
 //! * `tree`: budgets and shares, and what is drawn from them
 //! * `shares`: shares by owner
 //! * `turns`: turns of which one owner has at most three quarters
+//! * `rotation`: turns in rotation among tenants
+//! * `large`: work on large messages, which no worker waits for
 //! * `descriptors`: open files, which connections and children share
 //! * `machine`: memory that the machine gives to this process
 //! * `room`: room of queues
 
 mod descriptors;
+mod large;
 mod machine;
 mod room;
+mod rotation;
 mod shares;
 mod tree;
 mod turns;
 
 pub(crate) use self::descriptors::Descriptors;
+pub(crate) use self::large::LargeWork;
 pub(crate) use self::machine::machine_memory;
 pub(crate) use self::room::{drop_room, push_back};
+pub(crate) use self::rotation::{Rotation, Turn};
 pub(crate) use self::shares::Shares;
 pub(crate) use self::tree::{Budget, Drawn};
 pub(crate) use self::turns::Turns;

@@ -14,9 +14,9 @@ use http_body_util::BodyExt;
 use super::front::Front;
 use crate::{
     auth::Access,
-    base::budget::Budget,
+    base::budget::{Budget, LargeWork},
     http::reply::McpRefusal,
-    protocol::{Body as Messages, headers},
+    protocol::{Body as Messages, Rejected, headers},
 };
 
 /// Reads a body whose `Content-Type` is JSON, within the limits of size and time.
@@ -85,16 +85,30 @@ async fn id_at_hand(headers: &HeaderMap, body: Body) -> Option<Box<[u8]>> {
     let mut read = pin!(whole(body, usize::try_from(SHORT).ok()?));
     for _ in 0..TURNS {
         if let Some(body) = read.as_mut().now_or_never() {
-            return request_id(body.ok()?);
+            return id_in(Messages::parse(body.ok()?));
         }
         tokio::task::yield_now().await;
     }
     None
 }
 
+/// Parses a body; a large one in a turn of its caller's tenant.
+pub(crate) async fn messages(access: &Access, body: Bytes) -> Result<Messages, Rejected> {
+    parsed(&access.tenant().name, body).await
+}
+
+async fn parsed(tenant: &str, body: Bytes) -> Result<Messages, Rejected> {
+    let turn = LargeWork::turn(tenant, body.len()).await;
+    turn.run(|| Messages::parse(body))
+}
+
 /// The raw id of the request that a body is, if it can be read.
-pub(crate) fn request_id(body: Bytes) -> Option<Box<[u8]>> {
-    match Messages::parse(body) {
+pub(crate) async fn request_id(access: &Access, body: Bytes) -> Option<Box<[u8]>> {
+    id_in(messages(access, body).await)
+}
+
+fn id_in(parsed: Result<Messages, Rejected>) -> Option<Box<[u8]>> {
+    match parsed {
         Ok(messages) => messages.request_id().map(Into::into),
         Err(rejected) => rejected.id,
     }
@@ -222,6 +236,23 @@ mod tests {
         let body = whole(arrived, 1 << 20).await.unwrap();
         assert_eq!(body.len(), 100);
         assert!(buffer.is_unique());
+    }
+
+    /// Sixteen clients with messages of 4 MiB made others wait twenty milliseconds.
+    #[tokio::test]
+    async fn a_large_body_waits_for_a_turn_and_a_small_one_does_not() {
+        let held = LargeWork::all_turns().await;
+        let body = |bytes| {
+            Bytes::from(format!(
+                "{{\"jsonrpc\":\"2.0\",\"method\":\"{}\"}}",
+                "m".repeat(bytes)
+            ))
+        };
+        assert!(parsed("a", body(100)).now_or_never().unwrap().is_ok());
+        let mut large = Box::pin(parsed("a", body(1 << 20)));
+        assert!((&mut large).now_or_never().is_none());
+        drop(held);
+        assert!(large.await.is_err(), "a method that is too long");
     }
 
     #[tokio::test]

@@ -3,13 +3,17 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::base::budget::Budget;
 
 /// A socket that is closed in two steps.
 ///
@@ -19,10 +23,18 @@ use tokio::time::Sleep;
 pub(crate) struct Wire<S> {
     /// Socket or TLS stream.
     io: TokioIo<S>,
-    /// Deadline of the lingering close; set when the write side is shut down.
-    linger: Option<Pin<Box<Sleep>>>,
+    /// The lingering close; set when the write side is shut down.
+    closing: Option<Box<Closing>>,
+}
+
+/// What is left of a connection whose write side is shut down.
+struct Closing {
+    /// The end of its time.
+    end: Pin<Box<Sleep>>,
     /// Bytes discarded so far.
     discarded: usize,
+    /// The place in the line of those that discard.
+    in_line: Option<BoxFuture<'static, ()>>,
 }
 
 impl<S> Wire<S> {
@@ -30,35 +42,47 @@ impl<S> Wire<S> {
     pub(crate) fn new(stream: S) -> Self {
         Self {
             io: TokioIo::new(stream),
-            linger: None,
-            discarded: 0,
+            closing: None,
         }
     }
 }
 
-impl<S: AsyncRead + Unpin> Wire<S> {
+impl Closing {
+    fn new() -> Self {
+        Self {
+            end: Box::pin(tokio::time::sleep(LINGER)),
+            discarded: 0,
+            in_line: None,
+        }
+    }
+
     /// Discards input until the peer closes, the time is over or the limit is reached.
-    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll<S: AsyncRead + Unpin>(&mut self, stream: &mut S, cx: &mut Context<'_>) -> Poll<()> {
+        // Others go first: peers may send as fast as this is done, and there may be thousands of them.
+        if self.in_line.is_none() && DISCARDS.is_busy() {
+            self.in_line = Some(Box::pin(others_first()));
+        }
         let mut scratch = [MaybeUninit::uninit(); DISCARD_CHUNK];
-        let step = self.discarded + DISCARD_STEP;
+        let mut step = self.discarded + DISCARD_STEP;
         while self.discarded < DISCARD_MAX {
+            if let Some(line) = &mut self.in_line {
+                if line.as_mut().poll(cx).is_pending() {
+                    return self.end.as_mut().poll(cx);
+                }
+                self.in_line = None;
+            }
             if self.discarded >= step {
-                // Others go first: the peer may send as fast as this is done.
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
+                step += DISCARD_STEP;
+                self.in_line = Some(Box::pin(others_first()));
+                continue;
             }
             let mut buf = ReadBuf::uninit(&mut scratch);
-            match Pin::new(self.io.inner_mut()).poll_read(cx, &mut buf) {
+            match Pin::new(&mut *stream).poll_read(cx, &mut buf) {
                 Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
                     self.discarded += buf.filled().len();
                 }
                 Poll::Ready(_) => return Poll::Ready(()),
-                Poll::Pending => {
-                    return match &mut self.linger {
-                        Some(sleep) => sleep.as_mut().poll(cx),
-                        None => Poll::Ready(()),
-                    };
-                }
+                Poll::Pending => return self.end.as_mut().poll(cx),
             }
         }
         Poll::Ready(())
@@ -89,11 +113,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Wire<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.linger.is_none() {
-            ready!(Pin::new(&mut self.io).poll_shutdown(cx))?;
-            self.linger = Some(Box::pin(tokio::time::sleep(LINGER)));
+        let Self { io, closing } = &mut *self;
+        if closing.is_none() {
+            ready!(Pin::new(&mut *io).poll_shutdown(cx))?;
         }
-        self.poll_discard(cx).map(Ok)
+        let closing = closing.get_or_insert_with(|| Box::new(Closing::new()));
+        closing.poll(io.inner_mut(), cx).map(Ok)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -109,18 +134,34 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Wire<S> {
     }
 }
 
+/// Lets others go first: other connections that discard, and everything else, of which all discards together
+/// leave most of the time.
+async fn others_first() {
+    DISCARDS.others_first().await;
+    let until = DISCARDS.pace(DISCARD_COST);
+    if until > Instant::now() + DISCARD_AHEAD {
+        sleep_until(until).await;
+    }
+}
+
 /// Duration of a lingering close: longer than any round trip.
 const LINGER: Duration = Duration::from_secs(1);
 /// Limit of discarded bytes, beyond which the peer gets a reset.
 const DISCARD_MAX: usize = 16 << 20;
 /// Bytes discarded at a time: some ten microseconds.
 const DISCARD_STEP: usize = 32 << 10;
+/// What a step counts as: 256 MiB a second.
+const DISCARD_COST: Duration = Duration::from_micros(125);
+/// How far discards may be ahead of that.
+const DISCARD_AHEAD: Duration = Duration::from_millis(2);
+/// Whose turn it is to discard, of all connections together.
+static DISCARDS: LazyLock<Arc<Budget>> = LazyLock::new(|| Budget::new(0).share());
 /// Size of the buffer, which lies on the stack of the worker and not in the connection.
 const DISCARD_CHUNK: usize = 8 << 10;
 
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
+    use std::{future::poll_fn, task::Waker};
 
     use tokio::io::AsyncWriteExt;
 
@@ -133,18 +174,16 @@ mod tests {
         let all = vec![0; DISCARD_MAX + DISCARD_STEP];
         peer.write_all(&all).await.unwrap();
         let mut wire = Wire::new(stream);
-        let mut context = Context::from_waker(Waker::noop());
         // The runtime's own limit is not what this is about.
-        tokio::task::unconstrained(async {
-            let mut steps = 0;
-            while Pin::new(&mut wire).poll_shutdown(&mut context).is_pending() {
-                steps += 1;
-                assert_eq!(wire.discarded, steps * DISCARD_STEP);
-            }
-            assert_eq!(steps, DISCARD_MAX / DISCARD_STEP - 1);
-            assert_eq!(wire.discarded, DISCARD_MAX);
-        })
-        .await;
+        tokio::task::unconstrained(poll_fn(|cx| {
+            let before = discarded(&wire);
+            let closed = Pin::new(&mut wire).poll_shutdown(cx);
+            assert!(discarded(&wire) - before <= DISCARD_STEP);
+            closed
+        }))
+        .await
+        .unwrap();
+        assert_eq!(discarded(&wire), DISCARD_MAX);
     }
 
     #[tokio::test]
@@ -154,9 +193,43 @@ mod tests {
         drop(peer);
         let mut wire = Wire::new(stream);
         // Each step wakes its task for the next one.
-        let closed = std::future::poll_fn(|cx| Pin::new(&mut wire).poll_shutdown(cx));
+        let closed = poll_fn(|cx| Pin::new(&mut wire).poll_shutdown(cx));
         let closed = tokio::time::timeout(LINGER * 5, closed).await;
         closed.expect("nothing woke it").unwrap();
-        assert_eq!(wire.discarded, 3 * DISCARD_STEP);
+        assert_eq!(discarded(&wire), 3 * DISCARD_STEP);
+    }
+
+    /// Four thousand clients that went on with bodies that had been refused made others wait ten milliseconds.
+    #[tokio::test]
+    async fn input_of_many_peers_is_discarded_by_few_at_a_time() {
+        let mut peers = Vec::new();
+        let mut wires: Vec<_> = (0..100)
+            .map(|_| {
+                let (stream, peer) = tokio::io::duplex(4 * DISCARD_STEP);
+                peers.push(peer);
+                Wire::new(stream)
+            })
+            .collect();
+        for peer in &mut peers {
+            peer.write_all(&vec![0; 3 * DISCARD_STEP]).await.unwrap();
+        }
+        let mut context = Context::from_waker(Waker::noop());
+        for wire in &mut wires {
+            _ = Pin::new(wire).poll_shutdown(&mut context);
+        }
+        let begun = wires.iter().filter(|wire| discarded(wire) > 0).count();
+        assert!((1..=8).contains(&begun), "{begun}");
+        drop(peers);
+        let closed = wires
+            .iter_mut()
+            .map(|wire| poll_fn(|cx| Pin::new(&mut *wire).poll_shutdown(cx)));
+        let closed = futures_util::future::join_all(closed);
+        let closed = tokio::time::timeout(LINGER * 5, closed).await;
+        closed.expect("nothing woke one");
+        assert!(wires.iter().all(|wire| discarded(wire) == 3 * DISCARD_STEP));
+    }
+
+    fn discarded<S>(wire: &Wire<S>) -> usize {
+        wire.closing.as_ref().map_or(0, |closing| closing.discarded)
     }
 }

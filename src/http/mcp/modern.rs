@@ -23,6 +23,8 @@ use crate::http::{
     reply::{McpRefusal, Pace, event_stream},
 };
 use crate::{
+    auth::Access,
+    base::budget::LargeWork,
     error::Error,
     hub::{
         Answer, CallError, MAX_SUBSCRIPTIONS,
@@ -75,7 +77,8 @@ async fn answer(
         let version = raw::get(params, "protocolVersion").and_then(raw::decoded);
         return Err(unsupported(&admitted.access, &version.unwrap_or_default()));
     }
-    let request = ModernRequest::check(&parts.headers, message, admitted)?;
+    let turn = large(&admitted.access, message.bytes()).await;
+    let request = turn.run(|| ModernRequest::check(&parts.headers, message, admitted))?;
     if let Some(needed) = request.missing_scopes() {
         return Err(admitted.refusal(front, Error::Scopes(needed)));
     }
@@ -137,7 +140,8 @@ async fn check_arguments(
             // A server that cannot be initialized says so to the call.
             return Ok(false);
         };
-        if request.mirrors(&parts.headers, &tools) {
+        let turn = large(request.caller.access, request.message.bytes()).await;
+        if turn.run(|| request.mirrors(&parts.headers, &tools)) {
             let name = request.message.name();
             return Ok(name.is_some_and(|name| tools.is_for_tasks(&name)));
         }
@@ -183,7 +187,7 @@ async fn call(
             Ok(answered(front, request, line, accepts))
         }
         Begun::Sent(Answer::Json(line) | Answer::Failed(line), call) => {
-            Ok(finished(front, request, *call, (line, accepts)))
+            Ok(finished(front, request, *call, (line, accepts)).await)
         }
         Begun::Sent(Answer::Stream(reader), call) => {
             let stream = CallStream::new(front, request, *call, *reader);
@@ -295,16 +299,22 @@ fn pace(front: &Front, request: &ModernRequest<'_>) -> Pace {
 }
 
 /// Responds with the answer of a call that has ended.
-fn finished(
+async fn finished(
     front: &Front,
     request: &ModernRequest<'_>,
     call: CallInFlight,
     (line, accepts): (Bytes, Accepts),
 ) -> Response {
     let responder = Responder::new(front, request, call.server_info());
-    let line = responder.response(&call, line);
+    let turn = large(call.access(), &line).await;
+    let line = turn.run(|| responder.response(&call, line));
     call.finish();
     answered(front, request, line, accepts)
+}
+
+/// A turn at work on a message, which need not be waited for unless it is large.
+async fn large(access: &Access, message: &Bytes) -> LargeWork {
+    LargeWork::turn(&access.tenant().name, message.len()).await
 }
 
 /// Opens a stream of notifications (2026-07-28 subscriptions).

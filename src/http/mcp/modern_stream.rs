@@ -19,7 +19,8 @@ use crate::http::{
 use crate::{
     auth::Access,
     backend::shared::routing,
-    base::budget::Budget,
+    base::budget::{Budget, LargeWork},
+    declare::Tenant,
     hub::{
         CallError,
         stateless::{CallInFlight, Parked, Stateless, Subscription},
@@ -46,6 +47,7 @@ pub(super) struct Responder {
     completion: Completion,
     /// Whether the client can be asked to visit a URL before it calls again.
     may_visit: bool,
+    tenant: Arc<Tenant>,
 }
 
 impl Responder {
@@ -60,6 +62,7 @@ impl Responder {
             request: request.message.clone(),
             completion: request.completion(server_info),
             may_visit: is_mirrored(&request.method) && request.caller.visits_urls(),
+            tenant: Arc::clone(request.caller.access.tenant()),
         }
     }
 
@@ -203,8 +206,11 @@ impl CallStream {
     /// Waits for the next step. Cancel-safe.
     pub(super) async fn step(&mut self) -> Step {
         loop {
-            while let Some(event) = self.read.pop_front() {
-                if let Some(step) = self.translate(event) {
+            while let Some(event) = self.read.front() {
+                let turn = LargeWork::turn(&self.responder.tenant.name, event.len()).await;
+                if let Some(event) = self.read.pop_front()
+                    && let Some(step) = turn.run(|| self.translate(event))
+                {
                     return step;
                 }
             }

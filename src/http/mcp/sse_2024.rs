@@ -108,7 +108,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
     let (parts, body) = request.into_parts();
     let accepted = async {
         let body = body::read_counted(&front, &admitted.access, &parts.headers, body).await?;
-        let messages = Messages::parse(body)?;
+        let messages = body::messages(&admitted.access, body).await?;
         let id = messages.request_id().map(Box::<[u8]>::from);
         let accepted = accept(&front, &admitted, &parts, messages).await;
         accepted.map_err(|refused| refused.answering(id.as_deref()))

@@ -64,9 +64,9 @@ async fn take(
     if !accepts.json && !accepts.sse {
         let text = "Accept must permit application/json or text/event-stream";
         let refused = McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text);
-        return Err(refused.answering(body::request_id(body).as_deref()));
+        return Err(refused.answering(body::request_id(access, body).await.as_deref()));
     }
-    let messages = Messages::parse(body)?;
+    let messages = body::messages(access, body).await?;
     if messages.is_modern() || is_modern(admitted, headers) {
         // Boxed, as it would double the room that every request takes.
         return pinned(|| modern::take(front, admitted, &parts, messages, accepts)).await;

@@ -46,7 +46,7 @@ pub(crate) async fn to_successor(
     let (parts, unread) = request.into_parts();
     let body = body::counted(front, &admitted.access, unread).await;
     let body = body.map_err(IntoResponse::into_response)?;
-    let request = match Messages::parse(body.clone()) {
+    let request = match body::messages(&admitted.access, body.clone()).await {
         Ok(Messages::One(message)) if message.kind() == Kind::Request => Some(message),
         Ok(_) | Err(_) => None,
     };

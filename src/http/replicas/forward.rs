@@ -196,7 +196,7 @@ impl Forwarding {
                 .await
                 .unwrap_or_else(IntoResponse::into_response);
         }
-        let id = body::request_id(self.request.body.clone());
+        let id = body::request_id(&self.access, self.request.body.clone()).await;
         let refused = McpRefusal::from(error).answering(id.as_deref());
         refused.into_response()
     }

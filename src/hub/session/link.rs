@@ -95,6 +95,17 @@ pub(super) enum BackendEvent {
     Shared(mailbox::ToSession),
 }
 
+impl BackendEvent {
+    /// The length of what the child said.
+    pub(super) fn length(&self) -> usize {
+        match self {
+            Self::Own(ChildEvent::Line(line)) => line.len(),
+            Self::Shared(mailbox::ToSession::Message(message)) => message.bytes().len(),
+            Self::Own(_) | Self::Shared(_) | Self::Acquired(_) => 0,
+        }
+    }
+}
+
 impl Link {
     /// No backend.
     pub(super) fn new(now: Instant) -> Self {

@@ -23,6 +23,7 @@ use super::{
 use crate::{
     auth::Access,
     backend::{child::Owner, dialect::Legacy},
+    base::budget::LargeWork,
     error::Error,
     hub::{
         call::{CallError, Calls, Pings},
@@ -251,16 +252,22 @@ impl Session {
         if self.link.is_shared() {
             self.pacing.wait_in_line().await;
         }
-        // The lease may have lapsed in line.
-        while !self.may_serve() && !self.lifetime.is_over() {
-            Box::pin(self.wait_for_lease(commands)).await;
-        }
-        if self.lifetime.is_over() {
-            return;
-        }
         let (mut next, mut room) = (Some(first), BATCH);
         while let Some(event) = next {
-            if let Some(rest) = self.handle_backend(event) {
+            let turn = loop {
+                let tenant = &self.client.tenant().name;
+                let turn = LargeWork::turn(tenant, event.length()).await;
+                if self.lifetime.is_over() {
+                    return;
+                }
+                if self.may_serve() {
+                    break turn;
+                }
+                // The lease has lapsed in line; others may have the turn.
+                drop(turn);
+                Box::pin(self.wait_for_lease(commands)).await;
+            };
+            if let Some(rest) = turn.run(|| self.handle_backend(event)) {
                 rest.await;
             }
             self.pacing.others_first().await;

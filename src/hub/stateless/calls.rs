@@ -9,6 +9,7 @@ use super::{
     ticket::Carried,
 };
 use crate::{
+    base::budget::LargeWork,
     error::Error,
     hub::{
         core::or_never,
@@ -60,7 +61,10 @@ impl Stateless {
             // Where a server declares no tasks, "clients MUST NOT attempt to use task augmentation"
             // (2025-11-25 tasks, "Tool-Level Negotiation").
             let task = (is_for_tasks && lease.has_tasks()).then(|| or_never(clocks.call_max));
-            let message = modern::for_session(request, id, task, round.as_ref())
+            let tenant = &caller.access.tenant().name;
+            let turn = LargeWork::turn(tenant, request.bytes().len()).await;
+            let message = turn
+                .run(|| modern::for_session(request, id, task, round.as_ref()))
                 .map_err(|_| Error::Bug("a request of a client for its session"))?;
             let sender = Arc::clone(&self.sender);
             let mut call = CallInFlight::new(sender, lease, caller.access.clone(), id);

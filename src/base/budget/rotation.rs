@@ -1,7 +1,7 @@
-//! Turns to hash passwords: a few at once, in rotation among tenants.
+//! Turns at work that takes a processor: a few at once, in rotation among tenants.
 //!
-//! A hash takes memory and a processor. The log-ins of a tenant wait for each other, and the next turn
-//! is another tenant's, so that no tenant can take them all. Not here: hashing (`password`).
+//! The work of a tenant waits for its own, and the next turn is another tenant's, so that no tenant can
+//! take them all. Not here: the work (`large`, and `password` of `declare`).
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 /// The turns of this process; a handle.
 #[derive(Clone)]
-pub(super) struct Turns(Arc<Shared>);
+pub(crate) struct Rotation(Arc<Shared>);
 
 #[expect(
     clippy::disallowed_types,
@@ -28,11 +28,11 @@ struct Queues {
 }
 
 /// A turn; the next caller gets it when it is dropped.
-pub(super) struct Turn(Turns);
+pub(crate) struct Turn(Rotation);
 
-impl Turns {
+impl Rotation {
     /// So many at once.
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         let queues = Queues {
             free: count,
             waiting: VecDeque::new(),
@@ -41,7 +41,7 @@ impl Turns {
     }
 
     /// Waits for a turn of `tenant`. A caller that stops waiting loses its place.
-    pub(super) async fn take(&self, tenant: &str) -> Turn {
+    pub(crate) async fn take(&self, tenant: &str) -> Turn {
         let Some(waiting) = self.wait(tenant) else {
             return Turn(self.clone());
         };
@@ -96,12 +96,12 @@ impl Drop for Turn {
 mod tests {
     use futures_util::FutureExt;
 
-    use super::super::hash_turns::*;
+    use super::super::rotation::*;
 
     /// Ten callers of one tenant wait; the first of another tenant is next.
     #[tokio::test]
     async fn no_tenant_takes_every_turn() {
-        let turns = Turns::new(2);
+        let turns = Rotation::new(2);
         let held = [turns.take("a").await, turns.take("a").await];
         let mut own: Vec<_> = (0..10).map(|_| Box::pin(turns.take("a"))).collect();
         for waiting in &mut own {
@@ -123,7 +123,7 @@ mod tests {
     /// Callers that left, before and after their turn came, cost no turn.
     #[tokio::test]
     async fn no_turn_is_lost() {
-        let turns = Turns::new(1);
+        let turns = Rotation::new(1);
         let held = turns.take("a").await;
         let mut waiting: Vec<_> = (0..4).map(|_| Box::pin(turns.take("a"))).collect();
         for place in &mut waiting {

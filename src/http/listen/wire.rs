@@ -229,6 +229,19 @@ mod tests {
         assert!(wires.iter().all(|wire| discarded(wire) == 3 * DISCARD_STEP));
     }
 
+    /// What is discarded in a second leaves a worker most of it.
+    #[tokio::test]
+    async fn discarding_leaves_time_to_others() {
+        let began = Instant::now();
+        let (stream, mut peer) = tokio::io::duplex(DISCARD_MAX + DISCARD_STEP);
+        peer.write_all(&vec![0; DISCARD_MAX]).await.unwrap();
+        let mut wire = Wire::new(stream);
+        let closed = poll_fn(|cx| Pin::new(&mut wire).poll_shutdown(cx));
+        closed.await.unwrap();
+        let steps = u32::try_from(DISCARD_MAX / DISCARD_STEP).unwrap();
+        assert!(began.elapsed() + DISCARD_AHEAD * 2 >= DISCARD_COST * steps);
+    }
+
     fn discarded<S>(wire: &Wire<S>) -> usize {
         wire.closing.as_ref().map_or(0, |closing| closing.discarded)
     }

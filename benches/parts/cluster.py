@@ -106,7 +106,10 @@ class Replicas:
         self.options, self.folder = options, folder
         self.manifest = folder / "manifest.json"
         server = {"command": str(command), "sandbox": {"profile": "open"}, "idle": "10m"}
+        # The default of 50,000 is less than these loads.
+        quotas = {"requests_per_second": 1_000_000}
         tenant = {"auth": {"mode": "none"}, "servers": {"child": server}}
+        tenant["quotas"] = quotas | {"principal": quotas}
         self.manifest.write_text(json.dumps({"version": 1, "tenants": {"bench": tenant}}))
         self.sets = [f"master_key={KEY}", f"redis.url={store.url}", f"public_url=http://{public}"]
         self.sets += ["cluster.listen=127.0.0.1:0", "ops.listen=127.0.0.1:0", "stream.retry=200ms"]

@@ -3,7 +3,7 @@
 //! It accepts exactly RFC 8259 text of bounded depth. Not here: members by their
 //! names, and changes of objects (`members`).
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, thread};
 
 /// The deepest nesting that is accepted.
 pub(crate) const MAX_DEPTH: usize = 128;
@@ -148,7 +148,9 @@ impl<'a> Scanner<'a> {
             self.at += 1;
             return Ok(Span::new(start, self.at));
         }
+        let mut pause = self.at + LONG;
         loop {
+            give_way(self.at, &mut pause);
             let key = self.key()?;
             member(self, key)?;
             self.space();
@@ -182,7 +184,9 @@ impl<'a> Scanner<'a> {
             self.at += 1;
             return Ok(());
         }
+        let mut pause = self.at + LONG;
         loop {
+            give_way(self.at, &mut pause);
             item(self)?;
             self.space();
             match self.peek() {
@@ -214,7 +218,9 @@ impl<'a> Scanner<'a> {
             level: 0,
             deepest: MAX_DEPTH.saturating_sub(depth),
         };
+        let mut pause = at + LONG;
         loop {
+            give_way(at, &mut pause);
             // Here a value begins.
             if let Some(open @ (b'{' | b'[')) = byte(text, at) {
                 let is_empty;
@@ -236,6 +242,22 @@ impl<'a> Scanner<'a> {
     #[inline]
     fn space(&mut self) {
         self.at = space(self.text, self.at);
+    }
+}
+
+/// The length from which on a text is long: it is scanned on a thread whose processor others need as well.
+const LONG: usize = 256 << 10;
+
+/// The bytes of a long text between two pauses: at most some 0.2 ms.
+const STRIDE: usize = 64 << 10;
+
+/// Lets other threads of this processor run, once a scan has come to `pause`. By itself the kernel lets them
+/// wait for up to its time slice, 3 ms and more, even with another processor idle.
+#[inline]
+fn give_way(at: usize, pause: &mut usize) {
+    if at >= *pause {
+        *pause = at + STRIDE;
+        thread::yield_now();
     }
 }
 
@@ -565,7 +587,13 @@ impl<'a> Items<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Barrier,
+        atomic::{AtomicBool, Ordering},
+    };
+
     use proptest::prelude::*;
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     use super::super::scanner::*;
 
@@ -642,6 +670,57 @@ mod tests {
         let objects = |depth: usize| format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
         assert_eq!(check(objects(MAX_DEPTH).as_bytes()), Ok(()));
         assert!(check(objects(MAX_DEPTH + 1).as_bytes()).is_err());
+    }
+
+    /// How often another thread of the same processor runs during a scan, if it gives way at once each time.
+    fn runs_beside(scan: impl FnOnce() + Send) -> usize {
+        let allowed = sched_getaffinity(None).unwrap();
+        let mut one = CpuSet::new();
+        one.set((0..CpuSet::MAX_CPU).find(|at| allowed.is_set(*at)).unwrap());
+        let (begin, is_over) = (Barrier::new(2), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                sched_setaffinity(None, &one).unwrap();
+                begin.wait();
+                scan();
+                is_over.store(true, Ordering::Relaxed);
+            });
+            sched_setaffinity(None, &one).unwrap();
+            begin.wait();
+            let mut runs = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                runs += 1;
+                thread::yield_now();
+            }
+            sched_setaffinity(None, &allowed).unwrap();
+            runs
+        })
+    }
+
+    #[test]
+    fn long_scans_give_way() {
+        let value = format!("\"{}\"", "a".repeat(1000));
+        let array = format!("[{}0]", format!("{value},").repeat(16 << 10));
+        let object = format!("{{{}\"\":0}}", format!("\"\":{value},").repeat(16 << 10));
+        // The kernel may go on with the same thread, but not each time.
+        let strides = array.len() / STRIDE;
+        let enough = strides / 4;
+        let scanners = || {
+            (
+                Scanner::new(array.as_bytes()),
+                Scanner::new(object.as_bytes()),
+            )
+        };
+        let (mut values, _) = scanners();
+        let runs = runs_beside(|| _ = values.value(0).unwrap());
+        assert!(runs > enough, "{runs} of {strides}");
+        let (mut items, mut members) = scanners();
+        let item = |scanner: &mut Scanner<'_>| scanner.value(1).map(drop);
+        let runs = runs_beside(|| items.array(0, item).unwrap());
+        assert!(runs > enough, "{runs} of {strides}");
+        let member = |scanner: &mut Scanner<'_>, _| scanner.value(1).map(drop);
+        let runs = runs_beside(|| _ = members.object(0, member).unwrap());
+        assert!(runs > enough, "{runs} of {strides}");
     }
 
     fn any_json() -> impl Strategy<Value = serde_json::Value> {

@@ -108,7 +108,12 @@ impl Eras {
             },
         };
         let isolation = server.supervision.isolation;
-        child.translate_by(Translator::new(opening, (is_modern, isolation), known));
+        child.translate_by(Translator::new(
+            &server.tenant,
+            opening,
+            (is_modern, isolation),
+            known,
+        ));
         Probed::Ready(child)
     }
 

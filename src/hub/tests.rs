@@ -190,11 +190,16 @@ impl Client<'_> {
     }
 }
 
-/// What a child says at length is looked at in a turn of its tenant, as a shared child and as a session's own.
+/// What a child says at length is looked at in a turn of its tenant, as a shared child and as a session's own, and
+/// as one without sessions, for which calls are translated as well.
 #[tokio::test]
 async fn a_large_answer_waits_for_a_turn_and_a_small_one_does_not() {
-    for isolation in ["session", "tenant"] {
-        let bench = Bench::new(&json!({"isolation": isolation}));
+    for (isolation, era) in [
+        ("session", "legacy"),
+        ("tenant", "legacy"),
+        ("session", "modern"),
+    ] {
+        let bench = Bench::new(&json!({"isolation": isolation, "env": {"ECHO_ERA": era}}));
         let client = bench.open("ada").await;
         let held = LargeWork::all_turns().await;
         client.pid().await;
@@ -206,6 +211,14 @@ async fn a_large_answer_waits_for_a_turn_and_a_small_one_does_not() {
         drop(held);
         let text = large.await["result"]["content"][0]["text"].take();
         assert_eq!(text.as_str().map(str::len), Some(1 << 20), "{isolation}");
+        let held = LargeWork::all_turns().await;
+        let call = json!({"text": "x".repeat(1 << 20)});
+        let mut large = Box::pin(client.call("echo", &call));
+        let early = tokio::time::timeout(patience, &mut large).await;
+        assert!(early.is_err(), "{isolation}: answered without a turn");
+        drop(held);
+        let text = large.await["result"]["content"][0]["text"].take();
+        assert_eq!(text, call["text"], "{isolation}");
         drop(client);
         bench.end().await;
     }

@@ -247,6 +247,21 @@ impl Child {
         }
     }
 
+    /// Translates a large line, once it has its turn.
+    fn poll_large(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let Some(translator) = &mut self.translator else {
+            return Poll::Ready(false);
+        };
+        let now = Instant::now();
+        translator.poll_large(cx, &mut self.queue, &mut self.ahead, now)
+    }
+
+    /// Whether a large line of the child waits for its turn.
+    fn is_behind(&self) -> bool {
+        let translator = self.translator.as_ref();
+        translator.is_some_and(|translator| translator.is_behind())
+    }
+
     /// Waits for the next event and serves the pipes meanwhile; cancel-safe.
     ///
     /// Its stdout is read in the turn of its tenant, where others of that stand in line: what a thousand
@@ -299,6 +314,11 @@ impl Child {
             // A child with much output must not starve the others of this worker.
             let turn = ready!(coop::poll_proceed(cx));
             self.poll_stdin(cx);
+            let large = self.poll_large(cx);
+            if large == Poll::Ready(true) {
+                turn.made_progress();
+                continue;
+            }
             let event = self.take_line();
             if self.translator.is_some() {
                 // Lines of the child may have led to lines for it.
@@ -307,6 +327,12 @@ impl Child {
             if let Some(event) = event {
                 turn.made_progress();
                 return Poll::Ready(Some(event));
+            }
+            if self.is_behind() {
+                if large.is_pending() {
+                    return Poll::Pending;
+                }
+                continue;
             }
             self.poll_stderr(cx);
             if self.has_to_wait() {
@@ -370,6 +396,9 @@ impl Child {
         if let Some(line) = self.ahead.pop_front() {
             return Some(ChildEvent::Line(line));
         }
+        if self.is_behind() {
+            return None;
+        }
         let line = match self.lines.take(self.stdout.is_none())? {
             Taken::Line(line) => line,
             Taken::TooLong => return Some(ChildEvent::TooLong),
@@ -379,6 +408,9 @@ impl Child {
             return Some(ChildEvent::Line(line));
         };
         translator.line(line, &mut self.queue, &mut self.ahead, Instant::now());
+        if translator.is_behind() {
+            return None;
+        }
         let first = self.ahead.pop_front();
         Some(first.map_or(ChildEvent::Translated, ChildEvent::Line))
     }

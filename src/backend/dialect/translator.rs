@@ -2,13 +2,19 @@
 //!
 //! It goes as soon as the child has shown that it is one, and stays if it is none.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::era::{KnownEra, PROBE, is_modern, may_be_modern};
 use super::modern::{Modern, To};
+use crate::base::budget::LargeWork;
 use crate::declare::Isolation;
 use crate::protocol::{Kind, Message, Method};
 
@@ -21,6 +27,20 @@ pub(crate) struct Translator {
     /// The `initialize` of the owner.
     initialize: Option<Message>,
     modern: Modern,
+    /// The lines that wait for their turns.
+    large: Large,
+}
+
+/// Large lines of either side, which are translated in turns, and what follows them behind them.
+struct Large {
+    /// Whose turns they are.
+    tenant: Box<str>,
+    /// The end of the first line of the owner.
+    owner: Option<usize>,
+    /// A line of the child.
+    child: Option<Bytes>,
+    /// The next turn.
+    turn: Option<Pin<Box<dyn Future<Output = LargeWork> + Send + Sync>>>,
 }
 
 /// How far a child and its owner have come.
@@ -57,9 +77,10 @@ pub(crate) enum Opening {
 }
 
 impl Translator {
-    /// The translator of a child that begins this way, for a client of the modern era or of another one, or for
-    /// several; what the child answers is remembered.
+    /// The translator of a child of a tenant that begins this way, for a client of the modern era or of another one,
+    /// or for several; what the child answers is remembered.
     pub(crate) fn new(
+        tenant: &str,
         opening: Opening,
         (is_for_modern, isolation): (bool, Isolation),
         known: Arc<KnownEra>,
@@ -75,6 +96,12 @@ impl Translator {
             inbox: BytesMut::new(),
             initialize: None,
             modern: Modern::new(is_for_modern, isolation),
+            large: Large {
+                tenant: tenant.into(),
+                owner: None,
+                child: None,
+                turn: None,
+            },
         }
     }
 
@@ -88,51 +115,42 @@ impl Translator {
         self.inbox.len()
     }
 
-    /// Bytes of calls that may have to be made again, and of results that may be given again.
+    /// Bytes of calls that may have to be made again, of results that may be given again, and of a line of the child
+    /// that is not translated yet.
     pub(crate) fn kept(&self) -> usize {
-        self.modern.kept()
+        self.modern.kept() + self.large.child.as_ref().map_or(0, Bytes::len)
+    }
+
+    /// Whether a line of the child waits for its turn, and no other may be translated.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.large.child.is_some()
     }
 
     /// Whether it has nothing more to do.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over) && self.inbox.is_empty()
+        matches!(self.phase, Phase::Over) && self.inbox.is_empty() && !self.is_behind()
     }
 
-    /// Translates the lines of the owner.
+    /// Translates the lines of the owner, up to a large one.
     pub(crate) fn flush(
         &mut self,
         server: &mut BytesMut,
         owner: &mut VecDeque<Bytes>,
         now: Instant,
     ) {
-        while let Some(end) = memchr::memchr(b'\n', &self.inbox) {
-            let line = self.inbox.split_to(end + 1);
-            let is_modern = matches!(self.phase, Phase::Modern { .. } | Phase::Begun);
-            let is_waiting = self.initialize.is_none() && !matches!(self.phase, Phase::Over);
-            if !is_modern && !is_waiting {
-                server.extend_from_slice(&line);
-                continue;
-            }
-            let Ok(message) = Message::parse(Bytes::copy_from_slice(&line[..end])) else {
-                continue;
-            };
-            let to = &mut To { server, owner, now };
-            let is_first = is_waiting && message.method() == Method::Initialize;
-            match (is_modern, is_first) {
-                (true, true) => {
-                    let id = message.id().unwrap_or_default();
-                    self.modern.begin(&message, id, to);
-                }
-                (true, false) => self.modern.request(&message, to),
-                (false, _) => to.server.extend_from_slice(&line),
-            }
-            if is_first {
-                self.initialize = Some(message);
+        let to = &mut To { server, owner, now };
+        while self.large.owner.is_none()
+            && let Some(end) = memchr::memchr(b'\n', &self.inbox)
+        {
+            if LargeWork::is_large(end) {
+                self.large.owner = Some(end);
+            } else {
+                self.line_of_owner(end, to);
             }
         }
     }
 
-    /// Translates a line of the child.
+    /// Translates a line of the child, or keeps a large one until its turn.
     pub(crate) fn line(
         &mut self,
         line: Bytes,
@@ -140,16 +158,78 @@ impl Translator {
         owner: &mut VecDeque<Bytes>,
         now: Instant,
     ) {
+        if LargeWork::is_large(line.len()) {
+            self.large.child = Some(line);
+        } else {
+            self.line_of_child(line, &mut To { server, owner, now });
+        }
+    }
+
+    /// Translates a large line once it has its turn; returns whether there was one.
+    pub(crate) fn poll_large(
+        &mut self,
+        cx: &mut Context<'_>,
+        server: &mut BytesMut,
+        owner: &mut VecDeque<Bytes>,
+        now: Instant,
+    ) -> Poll<bool> {
+        let large = &mut self.large;
+        let length = large.child.as_ref().map(Bytes::len).or(large.owner);
+        let Some(length) = length else {
+            return Poll::Ready(false);
+        };
+        let waiting = large.turn.get_or_insert_with(|| {
+            let tenant = large.tenant.clone();
+            Box::pin(async move { LargeWork::turn(&tenant, length).await })
+        });
+        let turn = ready!(waiting.as_mut().poll(cx));
+        large.turn = None;
+        let to = &mut To { server, owner, now };
+        turn.run(|| {
+            if let Some(line) = self.large.child.take() {
+                self.line_of_child(line, to);
+            } else if let Some(end) = self.large.owner.take() {
+                self.line_of_owner(end, to);
+            }
+        });
+        Poll::Ready(true)
+    }
+
+    fn line_of_owner(&mut self, end: usize, to: &mut To<'_>) {
+        let line = self.inbox.split_to(end + 1);
+        let is_modern = matches!(self.phase, Phase::Modern { .. } | Phase::Begun);
+        let is_waiting = self.initialize.is_none() && !matches!(self.phase, Phase::Over);
+        if !is_modern && !is_waiting {
+            to.server.extend_from_slice(&line);
+            return;
+        }
+        let Ok(message) = Message::parse(Bytes::copy_from_slice(&line[..end])) else {
+            return;
+        };
+        let is_first = is_waiting && message.method() == Method::Initialize;
+        match (is_modern, is_first) {
+            (true, true) => {
+                let id = message.id().unwrap_or_default();
+                self.modern.begin(&message, id, to);
+            }
+            (true, false) => self.modern.request(&message, to),
+            (false, _) => to.server.extend_from_slice(&line),
+        }
+        if is_first {
+            self.initialize = Some(message);
+        }
+    }
+
+    fn line_of_child(&mut self, line: Bytes, to: &mut To<'_>) {
         let message = match Message::parse_line(line) {
             Ok(message) => message,
             // Its owner sees what it is.
-            Err(line) => return owner.push_back(line),
+            Err(line) => return to.owner.push_back(line),
         };
         let is_response = matches!(message.kind(), Kind::Result | Kind::Error);
         let is_probed = is_response && message.id() == Some(PROBE);
         let initialize = self.initialize.as_ref();
         let is_first = is_response && initialize.is_some_and(|first| first.id() == message.id());
-        let to = &mut To { server, owner, now };
         match self.phase {
             Phase::Both | Phase::Refused(_) if is_probed => self.probed(&message, to),
             Phase::Legacy | Phase::Both if is_first => self.initialized(message, to),

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{task::Waker, time::Duration};
 
 use super::super::{era::push_probe, translator::*};
 
@@ -23,12 +23,20 @@ impl Both {
     fn isolated(opening: Opening, sessions: (bool, Isolation)) -> Self {
         let known = Arc::new(KnownEra::default());
         Self {
-            translator: Translator::new(opening, sessions, Arc::clone(&known)),
+            translator: Translator::new("acme", opening, sessions, Arc::clone(&known)),
             known,
             now: Instant::now(),
             server: BytesMut::new(),
             owner: VecDeque::new(),
         }
+    }
+
+    /// Translates large lines, until one has no turn.
+    fn large(&mut self) {
+        let cx = &mut Context::from_waker(Waker::noop());
+        let (server, owner) = (&mut self.server, &mut self.owner);
+        let mut poll = || self.translator.poll_large(cx, server, owner, self.now);
+        while poll() == Poll::Ready(true) {}
     }
 
     /// What the server gets when its owner writes a line.
@@ -38,6 +46,7 @@ impl Both {
         inbox.extend_from_slice(b"\n");
         self.translator
             .flush(&mut self.server, &mut self.owner, self.now);
+        self.large();
         String::from_utf8(self.server.split().to_vec()).unwrap()
     }
 
@@ -46,6 +55,7 @@ impl Both {
         let line = Bytes::copy_from_slice(line.as_bytes());
         self.translator
             .line(line, &mut self.server, &mut self.owner, self.now);
+        self.large();
         let owner = self.owner.drain(..);
         let owner = owner.map(|line| String::from_utf8(line.to_vec()).unwrap());
         (
@@ -650,6 +660,56 @@ fn a_change_is_read_anew() {
     both.owner_writes(&page);
     both.server_writes(&answer("6", r#""error":{"code":-32602,"message":"no"}"#));
     assert_ne!(both.owner_writes(&list(7)), "");
+}
+
+#[tokio::test]
+async fn large_lines_wait_for_their_turns() {
+    let call = |id: u32, bytes: usize| {
+        let text = "x".repeat(bytes);
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"echo","arguments":{{"text":"{text}"}}}}}}"#
+        )
+    };
+    let mut both = begun();
+    let held = LargeWork::all_turns().await;
+    assert_eq!(both.owner_writes(&call(2, 1 << 20)), "");
+    assert_eq!(both.owner_writes(&call(3, 1)), "", "one overtakes another");
+    let large = answer(
+        "9",
+        &format!(r#""result":{{"text":"{}"}}"#, "x".repeat(1 << 20)),
+    );
+    let (server, told) = both.server_writes(&large);
+    assert!(server.is_empty() && told.is_empty(), "without a turn");
+    assert!(both.translator.is_behind());
+    assert!(both.translator.kept() > 1 << 20);
+    drop(held);
+    both.large();
+    assert!(!both.translator.is_behind());
+    let lines = both.owner_writes(&call(4, 1));
+    let ids: Vec<_> = lines
+        .lines()
+        .map(|line| line.contains(r#""id":3"#))
+        .collect();
+    assert_eq!(ids, [false, true, false]);
+}
+
+/// The last line of a server of sessions may be a large one, which its owner still gets.
+#[tokio::test]
+async fn a_large_line_is_not_lost_with_its_translator() {
+    let mut both = Both::new(Opening::Legacy);
+    both.owner_writes(INITIALIZE);
+    both.server_writes(INITIALIZED);
+    let held = LargeWork::all_turns().await;
+    let large = answer(
+        "2",
+        &format!(r#""result":{{"text":"{}"}}"#, "x".repeat(1 << 20)),
+    );
+    assert_eq!(both.server_writes(&large).1.len(), 0);
+    assert!(!both.translator.is_over(), "with a line that waits");
+    drop(held);
+    both.large();
+    assert_eq!(both.owner, [large.as_bytes()]);
+    assert!(both.translator.is_over());
 }
 
 #[test]

@@ -17,9 +17,14 @@ use super::rotation::{Rotation, Turn};
 pub(crate) struct LargeWork(Option<Turn>);
 
 impl LargeWork {
+    /// Whether a message of so many bytes is large.
+    pub(crate) const fn is_large(bytes: usize) -> bool {
+        bytes >= LARGE
+    }
+
     /// Waits for a turn of `tenant`, if a message of so many bytes is large.
     pub(crate) async fn turn(tenant: &str, bytes: usize) -> Self {
-        if bytes < LARGE {
+        if !Self::is_large(bytes) {
             return Self(None);
         }
         Self(Some(TURNS.take(tenant).await))

@@ -14,6 +14,8 @@ from .common import INITIALIZE, api_key
 
 MIB = 1 << 20
 DEAF = 1000
+# How long their sessions rest, once all of them have begun.
+REST = 15
 
 
 def head(host, path, length, more=""):
@@ -129,7 +131,7 @@ async def sessions(host, path):
 
 
 async def deaf_clients(host, path):
-    """Sessions whose servers send on streams that nobody reads, once all of them have begun."""
+    """Sessions whose servers send on streams that nobody reads, once all of them have begun and rested."""
     flood = {"jsonrpc": "2.0", "id": 2, "method": "tools/call"}
     # Without a token no event would be for the stream.
     flood["params"] = {"name": "flood", "arguments": {"events": 20_000}, "_meta": {"progressToken": 1}}
@@ -150,6 +152,7 @@ async def deaf_clients(host, path):
         if not waiting:
             all_begun.set()
         await all_begun.wait()
+        await asyncio.sleep(REST)
 
         async def again_deaf():
             _, stream = await connect(host, source)

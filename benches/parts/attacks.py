@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .attackers import ATTACKS, DEAF, WITH_ACCOUNTS, attack, refuser
+from .attackers import ATTACKS, DEAF, REST, WITH_ACCOUNTS, attack, refuser
 from .cluster import KEY, redis
 from .common import ECHO, Client, Report, api_key, key_hash, listening, percentile, rss_kib, running, serving, until
 from .postgres import postgres
@@ -40,10 +40,11 @@ def measure(options):
         f"*Two*: replicas over Redis and PostgreSQL; the attack is on the one that has the session, and the calls come by\n"
         f"way of the other. The attackers and their refusals need the machine's processors as well, so that p99 is measured\n"
         f"without an attack, too: *busy*, beside a process that uses a processor, and *refused*, beside the same attack on a\n"
-        f"program that refuses all of it at once. Memory: the most that was resident in a replica, ≤ the budget + 20 %, and\n"
-        f"≤ {UNREAD} MiB more for clients that do not read than when all {DEAF:,} had their sessions. Disk: what\n"
-        f"the database grew, ≤ {DISK} MiB. Redis: the most that it had, ≤ `log.redis` ({REDIS} MiB) + 20 %. p99 ≤ 2 × the\n"
-        f"larger one without an attack."
+        f"program that refuses all of it at once. Of clients that do not read, a third: with their {DEAF:,} sessions, whose\n"
+        f"servers rest, since so many processes alone take some milliseconds of the kernel. Memory: the most that was\n"
+        f"resident in a replica, ≤ the budget + 20 %, and ≤ {UNREAD} MiB more for clients that do not read than when all\n"
+        f"{DEAF:,} had their sessions. Disk: what the database grew, ≤ {DISK} MiB. Redis: the most that it had, ≤\n"
+        f"`log.redis` ({REDIS} MiB) + 20 %. p99 ≤ 2 × the largest one without an attack."
     )
     columns = ["attack", "replicas", "MiB before → most", "disk MiB", "Redis MiB", "open files"]
     return Report(text, [*columns, "p99 ms busy, refused → attacked", "refused calls"], rows)
@@ -64,12 +65,15 @@ def row(options, stage, name, seconds):
             refusing = f"127.0.0.1:{listener.getsockname()[1]}"
             with beside(refuser, listener), beside(attack, name, refusing, path):
                 refused_at_once, _ = client.calls(seconds)
-        before = max(busy, refused_at_once)
+        without = [busy, refused_at_once]
         small, disk = max(rss_kib(one.pid) for one in made.gateways), made.disk()
         with beside(attack, name, attacked.http, path) as attacker:
             if name == UNREADING:
                 until("all have sessions", lambda: attacked.metric("lockgate_sessions") > DEAF, 180)
                 small = rss_kib(attacked.pid)
+                begun = time.monotonic()
+                without.append(client.calls(REST / 2)[0])
+                time.sleep(max(0, begun + REST + 1 - time.monotonic()))
             watch = Watch(made)
             during, refused = client.calls(seconds, watch)
             if not attacker.is_alive():
@@ -78,9 +82,9 @@ def row(options, stage, name, seconds):
     most, files, events = watch.memory / 1024, watch.files, watch.redis / (1 << 20)
     is_held = most <= BUDGET * 1.2 and grown <= DISK and events <= REDIS * 1.2
     is_held = is_held and (name != UNREADING or most - small / 1024 <= UNREAD)
-    is_held = is_held and during <= 2 * before and not refused
+    is_held = is_held and during <= 2 * max(without) and not refused
     cells = [name, f"{len(made.gateways)}", f"{small / 1024:.0f} → {most:.0f}", f"{grown:.1f}", f"{events:.0f}", f"{files:,}"]
-    times = f"{busy:.2f}, {refused_at_once:.2f} → {during:.2f}"
+    times = f"{', '.join(f'{one:.2f}' for one in without)} → {during:.2f}"
     print(f"  {cells} {times}, {refused} refused", flush=True)
     return [*cells, times, f"{refused}", is_held]
 

@@ -10,9 +10,12 @@ use super::{
     stdio::{Child, ChildEvent, Exit},
     zygote::Zygote,
 };
-use crate::backend::sandbox::Sandbox;
+use crate::backend::{
+    dialect::{Opening, Translator},
+    sandbox::Sandbox,
+};
 use crate::base::budget::{Budget, Descriptors};
-use crate::declare::{Confinement, Home, Launch, Limits};
+use crate::declare::{Confinement, Home, Isolation, Launch, Limits};
 
 const LIMITS: Limits = Limits {
     line: 16 << 20,
@@ -374,6 +377,23 @@ async fn lines_of_all_sizes_come_whole() {
         json!({"what": "huge", "bytes": LIMITS.line + 1}),
     );
     assert!(matches!(event(&mut child).await, ChildEvent::TooLong));
+    child.kill().await;
+}
+
+/// Nothing but its turn wakes a child that has said a large line.
+#[tokio::test]
+async fn a_large_line_is_translated_and_returned() {
+    let (mut child, _work) = start().await;
+    let sessions = (false, Isolation::Session);
+    let translator = Translator::new("acme", Opening::Legacy, sessions, Arc::default());
+    child.translate_by(translator);
+    let begun = Instant::now();
+    for _ in 0..2 {
+        let text = call(&mut child, "big", json!({"bytes": 1 << 20})).await;
+        assert_eq!(text.len(), 1 << 20);
+    }
+    // A time limit that is over polls what it limits once more.
+    assert!(begun.elapsed() < Duration::from_secs(20), "not by its turn");
     child.kill().await;
 }
 

@@ -94,7 +94,7 @@ pub(crate) struct Child {
     /// Lines that are returned before them.
     ahead: VecDeque<Bytes>,
     /// Until its owner can speak to it directly.
-    translator: Option<Box<Translator>>,
+    pub(super) translator: Option<Box<Translator>>,
     /// Kept and logged part of stderr.
     errors: Stderr,
     /// What its pipes hold here; none if it is not counted.
@@ -247,19 +247,20 @@ impl Child {
         }
     }
 
-    /// Translates a large line, once it has its turn.
-    fn poll_large(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        let Some(translator) = &mut self.translator else {
-            return Poll::Ready(false);
+    /// Translates a large line in its turn; returns whether there was one.
+    pub(super) async fn translate_large(&mut self) -> bool {
+        let Some(translator) = self.translator.as_mut().filter(|one| one.has_large()) else {
+            return false;
         };
-        let now = Instant::now();
-        translator.poll_large(cx, &mut self.queue, &mut self.ahead, now)
+        let turn = Box::pin(translator.turn()).await;
+        translator.large(turn, &mut self.queue, &mut self.ahead, Instant::now());
+        true
     }
 
-    /// Whether a large line of the child waits for its turn.
-    fn is_behind(&self) -> bool {
+    /// Whether a large line waits to be translated.
+    pub(super) fn has_large(&self) -> bool {
         let translator = self.translator.as_ref();
-        translator.is_some_and(|translator| translator.is_behind())
+        translator.is_some_and(|translator| translator.has_large())
     }
 
     /// Waits for the next event and serves the pipes meanwhile; cancel-safe.
@@ -271,8 +272,11 @@ impl Child {
             if let Some(event) = poll_fn(|cx| self.poll_next(cx)).await {
                 return event;
             }
-            // Once for each read: a session whose requests come all the time would be sent back for ever. Awaited
-            // nowhere else, as a turn that is had and not used would hold up the line.
+            // Neither turn is kept until the next call: one that is had and not used would hold up the line.
+            if self.translate_large().await {
+                continue;
+            }
+            // Once for each read: a session whose requests come all the time would be sent back for ever.
             self.had_turn = true;
             self.others_first().await;
         }
@@ -308,17 +312,12 @@ impl Child {
         self.guard.poll_end(cx)
     }
 
-    /// The next event; none if the next read of stdout has to wait in line.
+    /// The next event; none if a large line has to wait to be translated, or the next read of stdout in line.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<ChildEvent>> {
         loop {
             // A child with much output must not starve the others of this worker.
             let turn = ready!(coop::poll_proceed(cx));
             self.poll_stdin(cx);
-            let large = self.poll_large(cx);
-            if large == Poll::Ready(true) {
-                turn.made_progress();
-                continue;
-            }
             let event = self.take_line();
             if self.translator.is_some() {
                 // Lines of the child may have led to lines for it.
@@ -328,11 +327,8 @@ impl Child {
                 turn.made_progress();
                 return Poll::Ready(Some(event));
             }
-            if self.is_behind() {
-                if large.is_pending() {
-                    return Poll::Pending;
-                }
-                continue;
+            if self.has_large() {
+                return Poll::Ready(None);
             }
             self.poll_stderr(cx);
             if self.has_to_wait() {
@@ -396,7 +392,7 @@ impl Child {
         if let Some(line) = self.ahead.pop_front() {
             return Some(ChildEvent::Line(line));
         }
-        if self.is_behind() {
+        if self.has_large() {
             return None;
         }
         let line = match self.lines.take(self.stdout.is_none())? {
@@ -408,7 +404,7 @@ impl Child {
             return Some(ChildEvent::Line(line));
         };
         translator.line(line, &mut self.queue, &mut self.ahead, Instant::now());
-        if translator.is_behind() {
+        if translator.has_large() {
             return None;
         }
         let first = self.ahead.pop_front();

@@ -51,24 +51,30 @@ impl Child {
 
     /// Waits until the queue is written; returns early at the child's end.
     async fn flushed(&mut self) -> Option<Exit> {
-        poll_fn(|cx| match self.poll_next(cx) {
-            Poll::Ready(Some(ChildEvent::Exited(exit))) => Poll::Ready(Some(exit)),
-            _ if self.queue.is_empty() => Poll::Ready(None),
-            Poll::Ready(event) => {
-                // What it prints now is worked on by nobody.
-                self.had_turn |= event.is_none();
-                cx.waker().wake_by_ref();
-                Poll::Pending
+        loop {
+            let flushed = poll_fn(|cx| match self.poll_next(cx) {
+                Poll::Ready(Some(ChildEvent::Exited(exit))) => Poll::Ready(Some(Some(exit))),
+                Poll::Ready(None) if self.has_large() => Poll::Ready(None),
+                _ if self.queue.is_empty() => Poll::Ready(Some(None)),
+                Poll::Ready(event) => {
+                    // What it prints now is worked on by nobody.
+                    self.had_turn |= event.is_none();
+                    cx.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                Poll::Pending => Poll::Pending,
+            });
+            if let Some(end) = flushed.await {
+                return end;
             }
-            Poll::Pending => Poll::Pending,
-        })
-        .await
+            self.translate_large().await;
+        }
     }
 
     /// Waits for the child's end and discards its output.
     pub(crate) async fn ended(&mut self) -> Exit {
         // What is discarded is work for nobody: it stands in no line.
-        self.held = None;
+        (self.held, self.translator) = (None, None);
         loop {
             if let ChildEvent::Exited(exit) = self.next().await {
                 return exit;

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, os::fd::AsFd, path::PathBuf, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
@@ -14,7 +15,7 @@ use crate::backend::{
     dialect::{Opening, Translator},
     sandbox::Sandbox,
 };
-use crate::base::budget::{Budget, Descriptors};
+use crate::base::budget::{Budget, Descriptors, LargeWork};
 use crate::declare::{Confinement, Home, Isolation, Launch, Limits};
 
 const LIMITS: Limits = Limits {
@@ -394,6 +395,14 @@ async fn a_large_line_is_translated_and_returned() {
     }
     // A time limit that is over polls what it limits once more.
     assert!(begun.elapsed() < Duration::from_secs(20), "not by its turn");
+    // A session that does not read its child keeps no turn from others.
+    let held = LargeWork::all_turns().await;
+    write(&mut child, "big", json!({"bytes": 1 << 20}));
+    let patience = Duration::from_millis(500);
+    assert!(timeout(patience, child.next()).await.is_err(), "no turn");
+    drop(held);
+    assert!(LargeWork::turn("other", 1 << 20).now_or_never().is_some());
+    assert!(matches!(event(&mut child).await, ChildEvent::Line(_)));
     child.kill().await;
 }
 

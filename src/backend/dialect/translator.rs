@@ -2,12 +2,7 @@
 //!
 //! It goes as soon as the child has shown that it is one, and stays if it is none.
 
-use std::{
-    collections::VecDeque,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::Instant;
@@ -39,8 +34,6 @@ struct Large {
     owner: Option<usize>,
     /// A line of the child.
     child: Option<Bytes>,
-    /// The next turn.
-    turn: Option<Pin<Box<dyn Future<Output = LargeWork> + Send + Sync>>>,
 }
 
 /// How far a child and its owner have come.
@@ -100,7 +93,6 @@ impl Translator {
                 tenant: tenant.into(),
                 owner: None,
                 child: None,
-                turn: None,
             },
         }
     }
@@ -121,14 +113,9 @@ impl Translator {
         self.modern.kept() + self.large.child.as_ref().map_or(0, Bytes::len)
     }
 
-    /// Whether a line of the child waits for its turn, and no other may be translated.
-    pub(crate) fn is_behind(&self) -> bool {
-        self.large.child.is_some()
-    }
-
     /// Whether it has nothing more to do.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over) && self.inbox.is_empty() && !self.is_behind()
+        matches!(self.phase, Phase::Over) && self.inbox.is_empty() && !self.has_large()
     }
 
     /// Translates the lines of the owner, up to a large one.
@@ -165,25 +152,26 @@ impl Translator {
         }
     }
 
-    /// Translates a large line once it has its turn; returns whether there was one.
-    pub(crate) fn poll_large(
+    /// Whether a large line waits for its turn.
+    pub(crate) fn has_large(&self) -> bool {
+        self.large.child.is_some() || self.large.owner.is_some()
+    }
+
+    /// The turn of a large line.
+    pub(crate) async fn turn(&self) -> LargeWork {
+        let length = self.large.child.as_ref().map(Bytes::len);
+        let length = length.or(self.large.owner).unwrap_or(0);
+        LargeWork::turn(&self.large.tenant, length).await
+    }
+
+    /// Translates a large line in its turn.
+    pub(crate) fn large(
         &mut self,
-        cx: &mut Context<'_>,
+        turn: LargeWork,
         server: &mut BytesMut,
         owner: &mut VecDeque<Bytes>,
         now: Instant,
-    ) -> Poll<bool> {
-        let large = &mut self.large;
-        let length = large.child.as_ref().map(Bytes::len).or(large.owner);
-        let Some(length) = length else {
-            return Poll::Ready(false);
-        };
-        let waiting = large.turn.get_or_insert_with(|| {
-            let tenant = large.tenant.clone();
-            Box::pin(async move { LargeWork::turn(&tenant, length).await })
-        });
-        let turn = ready!(waiting.as_mut().poll(cx));
-        large.turn = None;
+    ) {
         let to = &mut To { server, owner, now };
         turn.run(|| {
             if let Some(line) = self.large.child.take() {
@@ -192,7 +180,6 @@ impl Translator {
                 self.line_of_owner(end, to);
             }
         });
-        Poll::Ready(true)
     }
 
     fn line_of_owner(&mut self, end: usize, to: &mut To<'_>) {

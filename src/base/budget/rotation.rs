@@ -70,12 +70,16 @@ impl Rotation {
     fn next(&self) -> Option<oneshot::Sender<Turn>> {
         let mut queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((tenant, mut places)) = queues.waiting.pop_front() {
+            // Callers that have left do not cost their tenant its turn.
+            while places.front().is_some_and(oneshot::Sender::is_closed) {
+                places.pop_front();
+            }
             let place = places.pop_front();
             if !places.is_empty() {
                 queues.waiting.push_back((tenant, places));
             }
-            if let Some(place) = place.filter(|place| !place.is_closed()) {
-                return Some(place);
+            if place.is_some() {
+                return place;
             }
         }
         queues.free += 1;
@@ -118,6 +122,23 @@ mod tests {
         let second = other.as_mut().now_or_never();
         assert!(second.is_some(), "the other tenant is next");
         assert!(own[1].as_mut().now_or_never().is_none());
+    }
+
+    /// A caller that comes again and again, as a session with requests does, keeps the place of its tenant.
+    #[tokio::test]
+    async fn who_left_costs_the_tenant_no_turn() {
+        let turns = Rotation::new(1);
+        let held = turns.take("a").await;
+        for _ in 0..3 {
+            assert!(turns.take("b").now_or_never().is_none());
+        }
+        let mut own = Box::pin(turns.take("b"));
+        assert!(own.as_mut().now_or_never().is_none());
+        let mut other = Box::pin(turns.take("c"));
+        assert!(other.as_mut().now_or_never().is_none());
+        drop(held);
+        assert!(own.as_mut().now_or_never().is_some());
+        assert!(other.as_mut().now_or_never().is_some());
     }
 
     /// Callers that left, before and after their turn came, cost no turn.

@@ -207,7 +207,7 @@ impl CallStream {
     pub(super) async fn step(&mut self) -> Step {
         loop {
             while let Some(event) = self.read.front() {
-                let turn = LargeWork::turn(&self.responder.tenant.name, event.len()).await;
+                let turn = LargeWork::at_once(&self.responder.tenant.name, event.len());
                 if let Some(event) = self.read.pop_front()
                     && let Some(step) = turn.run(|| self.translate(event))
                 {

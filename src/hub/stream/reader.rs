@@ -32,7 +32,7 @@ pub(crate) struct Tail {
     pub(crate) released: u32,
     /// The end of the stream, if it is over.
     pub(crate) end: Option<StreamEnd>,
-    /// The number of the connection that gets events; the others get comments only.
+    /// The number of the connection that gets events; the others get what they resume, and then comments only.
     pub(crate) attached: u32,
     /// The event behind which a connection that is attached again reads on.
     pub(crate) resume: u64,
@@ -169,6 +169,9 @@ pub(crate) struct Reader {
     log: SessionLog,
     stream: StreamId,
     cursor: u64,
+    /// The last event that there was when a client that named its cursor came: what it resumes, it gets, whoever comes
+    /// after it.
+    replay_to: u64,
     is_over: bool,
     is_displaced: bool,
     /// Whether other connections to the stream do not displace this one.
@@ -205,10 +208,16 @@ impl Reader {
         attachment: Arc<Attachment>,
         revision: Option<Revision>,
     ) -> Self {
+        let replay_to = if attachment.is_named {
+            tail.borrow().last
+        } else {
+            0
+        };
         Self {
             log,
             stream,
             cursor,
+            replay_to,
             is_over: false,
             is_displaced: false,
             is_shared: false,
@@ -315,7 +324,8 @@ impl Reader {
                 self.cursor = tail.resume;
             }
             self.is_displaced = !is_attached;
-            if is_attached && tail.last > self.cursor {
+            let last = self.last(tail, is_attached);
+            if last > self.cursor {
                 if !has_turn && self.has_to_wait() {
                     self.budget().others_first().await;
                     (self.taken, has_turn) = (0, true);
@@ -326,7 +336,7 @@ impl Reader {
                     // A log without an event that it has acknowledged: not to be asked again at once.
                     Ok(page) if page.events.is_empty() => return Next::Released,
                     Ok(page) => {
-                        let events = self.take(page, tail.last);
+                        let events = self.take(page, last);
                         if !events.is_empty() {
                             return Next::Events(events);
                         }
@@ -352,6 +362,15 @@ impl Reader {
             if self.tail.changed().await.is_err() {
                 return Next::Released;
             }
+        }
+    }
+
+    /// The last event that it hands to its connection now.
+    fn last(&self, tail: Tail, is_attached: bool) -> u64 {
+        if is_attached {
+            tail.last
+        } else {
+            tail.last.min(self.replay_to)
         }
     }
 

@@ -186,7 +186,7 @@ impl Streams {
     /// Whether one more stream may begin.
     pub(crate) fn check_room(&self) -> Result<(), Error> {
         if self.open.len() > self.limits.streams {
-            let (what, retry) = ("streams of the session", Duration::from_secs(1));
+            let (what, retry) = ("streams and calls of the session", Duration::from_secs(1));
             return Err(Error::Limit { what, retry });
         }
         Ok(())
@@ -607,7 +607,7 @@ mod tests {
     use crate::{
         base::budget::Budget,
         hub::{ownership::ReplicaLease, stream::Next},
-        protocol::EventKey,
+        protocol::{Cursor, EventKey},
         state::{
             BoxFuture, EventLog, LogShare, Page, SessionId, WriteTarget,
             contract::LogSize,
@@ -784,6 +784,54 @@ mod tests {
         assert!(streams.is_unread(LISTENER_STREAM));
         drop(reader);
     }
+
+    /// Of four resumes at once, the older ones stopped in the middle, and were silent as long as the newest was there.
+    #[tokio::test]
+    async fn a_resume_gets_all_that_it_resumes_beside_newer_ones() {
+        let mut streams = streams_in(memory());
+        let send = |streams: &mut Streams, count: usize| {
+            for _ in 0..count {
+                streams
+                    .message(LISTENER_STREAM, "x".repeat(1000).into())
+                    .unwrap();
+            }
+        };
+        send(&mut streams, 400);
+        let cursor = Cursor {
+            stream: LISTENER_STREAM,
+            epoch: streams.writes.epoch(),
+            seq: 4,
+        };
+        let mut older = streams.attach(Some(cursor)).await.unwrap().unwrap();
+        let Next::Events(first) = older.next().await else {
+            panic!("there are events")
+        };
+        let mut read = first.len();
+        assert!(read < 396, "all in one page");
+        let mut newer = streams.attach(Some(cursor)).await.unwrap().unwrap();
+        send(&mut streams, 10);
+        let next =
+            async |reader: &mut Reader| match tokio::time::timeout(MOMENT, reader.next()).await {
+                Ok(Next::Events(events)) => events.len(),
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => 0,
+            };
+        while read < 396 {
+            let more = next(&mut older).await;
+            assert!(more > 0, "silent after {read} events");
+            read += more;
+        }
+        // What came later is for the newest one.
+        assert_eq!((read, next(&mut older).await), (396, 0));
+        let mut read = 0;
+        while read < 406 {
+            read += next(&mut newer).await;
+        }
+        assert_eq!(next(&mut newer).await, 0);
+    }
+
+    /// A time within which what is there is read.
+    const MOMENT: Duration = Duration::from_millis(100);
 
     /// A thousand connections that were written to without end went before the requests of other tenants.
     #[tokio::test]

@@ -25,6 +25,10 @@ pub(super) struct Params {
     pub(super) reference: Option<Span>,
     /// The members of `ref` that were read, as bits: each message has one of these structs.
     ref_members: u8,
+    /// The members of the modern era in `_meta` that were read, as bits.
+    modern_members: u8,
+    /// The members of the client's capabilities that were read, as bits.
+    capability_members: u8,
     pub(super) cursor: Option<Span>,
     pub(super) meta: Option<Span>,
     pub(super) meta_progress_token: Option<Span>,
@@ -107,6 +111,10 @@ impl Params {
             }
             other => {
                 let known = ONCE.iter().position(|name| name.as_bytes() == other);
+                if known == Some(CAPABILITIES) {
+                    let (_, refusal) = self.read_capabilities(scanner, depth, text)?;
+                    return Ok(set_bit(&mut self.once, CAPABILITIES).and(refusal));
+                }
                 let refusal = match known {
                     Some(at) => set_bit(&mut self.once, at),
                     None => check_imitation(other, &KNOWN),
@@ -121,7 +129,34 @@ impl Params {
 
     /// Whether there is a member of [`ROUND`].
     pub(super) fn has_round(&self) -> bool {
-        self.once >> 1 != 0
+        self.once & 0b11 != 0
+    }
+
+    /// Reads the capabilities of a client, of which the gateway acts on some.
+    fn read_capabilities(
+        &mut self,
+        scanner: &mut Scanner<'_>,
+        depth: usize,
+        text: &[u8],
+    ) -> Read<(Span, Result<(), Refusal>)> {
+        self.capability_members = 0;
+        self.read(scanner, depth, text, Self::capability_member)
+    }
+
+    fn capability_member(
+        &mut self,
+        scanner: &mut Scanner<'_>,
+        depth: usize,
+        key: Span,
+        text: &[u8],
+    ) -> Read<Result<(), Refusal>> {
+        scanner.value(depth)?;
+        let name = decode_key(key, text);
+        let mut known = CLIENT_CAPABILITIES.iter();
+        let Some(at) = known.position(|known| known.as_bytes() == &*name) else {
+            return Ok(check_imitation(&name, &CLIENT_CAPABILITIES));
+        };
+        Ok(set_bit(&mut self.capability_members, at))
     }
 
     fn meta_member(
@@ -132,19 +167,27 @@ impl Params {
         text: &[u8],
     ) -> Read<Result<(), Refusal>> {
         let name = decode_key(key, text);
+        let mut modern = meta::MODERN_KEYS.iter();
+        let modern = modern.position(|known| known.as_bytes() == &*name);
+        if let Some(at) = modern {
+            self.is_modern |= *name == *meta::VERSION.as_bytes();
+            let refusal = set_bit(&mut self.modern_members, at);
+            if *name == *meta::CLIENT_CAPABILITIES.as_bytes() {
+                let (_, inside) = self.read_capabilities(scanner, depth, text)?;
+                return Ok(refusal.and(inside));
+            }
+            scanner.value(depth)?;
+            return Ok(refusal);
+        }
         let span = scanner.value(depth)?;
         Ok(match &*name {
             b"progressToken" => set_once(&mut self.meta_progress_token, span),
             name if name == meta::RELATED_TASK.as_bytes() => {
                 set_once(&mut self.meta_related_task, span)
             }
-            name if name == meta::VERSION.as_bytes() => {
-                self.is_modern = true;
-                Ok(())
-            }
             other => {
                 self.has_own_key |= other.starts_with(meta::OWN_PREFIX);
-                check_imitation(other, &["progresstoken"])
+                check_imitation(other, &KNOWN_META)
             }
         })
     }
@@ -214,12 +257,17 @@ const DUPLICATE: Refusal = Refusal::Invalid("a duplicate key");
 /// and the state of the server.
 pub(super) const ROUND: [&str; 2] = ["inputResponses", "requestState"];
 
-/// Members of `params` that are searched for where they matter, and are there once at most. Header fields mirror
-/// what is in the first.
-const ONCE: [&str; 3] = ["arguments", ROUND[0], ROUND[1]];
+/// Members of `params` that are searched for where they matter, and are there once at most. What header fields mirror
+/// are the arguments of a tool.
+const ONCE: [&str; 4] = [ROUND[0], ROUND[1], "arguments", "capabilities"];
+/// The place of the capabilities of a client in them.
+const CAPABILITIES: usize = 3;
+
+/// The capabilities of a client that the gateway acts on.
+const CLIENT_CAPABILITIES: [&str; 5] = ["elicitation", "sampling", "roots", "tasks", "extensions"];
 
 /// The members of `params` that are checked for imitations, in lower case.
-const KNOWN: [&str; 8] = [
+const KNOWN: [&str; 10] = [
     "name",
     "uri",
     "ref",
@@ -228,14 +276,26 @@ const KNOWN: [&str; 8] = [
     "requestid",
     "progresstoken",
     "taskid",
+    "capabilities",
+    "protocolversion",
+];
+
+/// The members of `_meta` that are, in lower case.
+const KNOWN_META: [&str; 5] = [
+    "progresstoken",
+    "io.modelcontextprotocol/protocolversion",
+    "io.modelcontextprotocol/clientinfo",
+    "io.modelcontextprotocol/clientcapabilities",
+    "io.modelcontextprotocol/loglevel",
 ];
 
 /// Refuses a key that a lenient parser takes for one of `known` (in lower case): case variants and
 /// Unicode folds (`Name`, `paramſ`). The gateway and the server must see the same message, and a
 /// server only ids and tokens of the gateway.
 pub(super) fn check_imitation(key: &[u8], known: &[&str]) -> Result<(), Refusal> {
-    // The longest known key has 13 letters, and a letter that folds to ASCII has at most 3 bytes.
-    if key.len() > 3 * 13 {
+    // A letter that folds to ASCII has at most 3 bytes.
+    let longest = known.iter().map(|name| name.len()).max();
+    if key.len() > 3 * longest.unwrap_or(0) {
         return Ok(());
     }
     // Most keys are ASCII: a flood of them must not look up each letter in the table of Unicode.

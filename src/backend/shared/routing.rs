@@ -4,17 +4,19 @@
 //! blocks: responses need no table, and no session receives the response of another.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
+use serde_json::value::RawValue;
 
 use crate::backend::dialect::{IdBlocks, OWN_IDS, OwnRequests, asked_call, owe};
 use crate::{
     declare::Isolation,
     protocol::{
-        Kind, Message, Method, initialize, is_subscribed, json,
+        Kind, Message, Method, initialize, is_subscribed,
         jsonrpc::{push_error, push_request, push_result},
     },
 };
@@ -433,7 +435,9 @@ pub(crate) fn salvage_call(line: &[u8]) -> Option<u64> {
         .chars()
         .map(|letter| if letter.is_control() { ' ' } else { letter })
         .collect();
-    let get = |name| json::get(readable.as_bytes(), name);
+    // It may be nested too deeply, or have its id twice.
+    let members: HashMap<Cow<'_, str>, &RawValue> = serde_json::from_str(&readable).ok()?;
+    let get = |name: &str| members.get(name).map(|value| value.get().as_bytes());
     let is_response = ["jsonrpc", "result", "error"]
         .iter()
         .any(|name| get(name).is_some());

@@ -9,7 +9,7 @@ use memchr::memmem;
 use serde_json::Value as Json;
 
 use super::mirrored::Mirrored;
-use crate::protocol::{Span, headers::ARGUMENT_PREFIX, json};
+use crate::protocol::{Span, headers::ARGUMENT_PREFIX, json, params::check_imitation};
 
 /// The mirrored arguments of the tools of a server that have any, by the name of the tool.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +31,28 @@ struct MirroredArgument {
 }
 
 impl MirroredArgument {
+    /// Whether a member on the way to it stands twice in these arguments, or beside one that imitates it.
+    fn is_ambiguous(&self, arguments: &[u8]) -> bool {
+        let mut object = (!arguments.is_empty()).then(|| Span::whole(arguments));
+        for name in &self.path {
+            let Some(here) = object.take() else { break };
+            let (lower, mut alike) = (name.to_lowercase(), 0);
+            json::each_member(arguments, here, |key, value| {
+                if json::is_named(key.of(arguments), name) {
+                    (object, alike) = (Some(value), alike + 1);
+                } else if json::decoded(key.of(arguments))
+                    .is_some_and(|key| check_imitation(key.as_bytes(), &[&lower]).is_err())
+                {
+                    alike += 1;
+                }
+            });
+            if alike > 1 {
+                return true;
+            }
+        }
+        false
+    }
+
     /// About the bytes that it takes.
     fn size(&self) -> usize {
         let path = self.path.iter().map(|name| name.len() + 32).sum::<usize>();
@@ -109,7 +131,12 @@ impl ToolHeaders {
         let Some(mirrored) = self.tools.get(tool) else {
             return true;
         };
-        let arguments = arguments().and_then(|text| serde_json::from_slice::<Json>(text).ok());
+        let text = arguments().unwrap_or_default();
+        // Of two values the gateway would compare one, and the server could act on the other.
+        if mirrored.iter().any(|one| one.is_ambiguous(text)) {
+            return false;
+        }
+        let arguments = serde_json::from_slice::<Json>(text).ok();
         mirrored.iter().all(|one| {
             let mut value = arguments.as_ref();
             for name in &one.path {
@@ -376,6 +403,23 @@ mod tests {
         assert!(agree("{}", &[]));
         assert!(agree(r#"{"s":null}"#, &[]));
         assert!(agree(r#"{"s":"x"}"#, &[("mcp-param-s", "x")]));
+        for twice in [
+            r#"{"s":"y","s":"x"}"#,
+            r#"{"s":"x","s":"x"}"#,
+            r#"{"s":"x","S":"y"}"#,
+            r#"{"\u017f":"y","s":"x"}"#,
+        ] {
+            assert!(!agree(twice, &[("mcp-param-s", "x")]), "{twice}");
+        }
+        for twice in [
+            r#"{"o":{"n":1},"O":{"n":2}}"#,
+            r#"{"o":{"n":1,"N":2}}"#,
+            r#"{"o":{"n":2},"o":{"n":1}}"#,
+        ] {
+            assert!(!agree(twice, &[("mcp-param-n", "1")]), "{twice}");
+        }
+        let beside = r#"{"o":{"n":1,"m":2,"m":3},"t":1,"T":2}"#;
+        assert!(agree(beside, &[("mcp-param-n", "1")]), "not mirrored");
         assert!(agree(r#"{"s":"ü"}"#, &[("mcp-param-s", "=?base64?w7w=?=")]));
         assert!(agree(r#"{"o":{"n":42}}"#, &[("mcp-param-n", "42.0")]));
         let large = 9_007_199_254_740_991_u64;

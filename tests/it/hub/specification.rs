@@ -664,6 +664,18 @@ async fn a_line_that_is_no_answer_ends_its_call_at_once() {
                 "{isolation} {wrong}: {answer}"
             );
         }
+        let deep = [&*"[".repeat(200), &*"]".repeat(200)].concat();
+        for rest in [
+            format!(r#""result":{{"deep":{deep}}}"#),
+            r#""id":0,"result":{}"#.to_owned(),
+        ] {
+            let hanging = session.begin("hang", json!({})).await;
+            let id = id_of(&session, "hang").await;
+            let line = format!(r#"{{"jsonrpc":"2.0",{rest},"id":{id}}}"#);
+            assert_eq!(session.text("say", json!({"line": line})).await, "said");
+            let answer = last(hanging).await;
+            assert_eq!(answer["error"]["code"], -31003, "{isolation} {line}");
+        }
         // A log line of the server that happens to have an `id` is no answer.
         let hanging = session.begin("hang", json!({})).await;
         let id = id_of(&session, "hang").await;

@@ -1,5 +1,5 @@
 //! System calls that need unsafe code: clone, exec, signals, descriptors, mounts, Landlock's version, BPF, an
-//! option of sockets.
+//! option of sockets, time slices.
 //!
 //! The only file with unsafe code. Not here: the order of the calls (`guard`).
 
@@ -12,6 +12,7 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::{io::Errno, process::Pid};
@@ -67,6 +68,51 @@ pub(crate) fn limit_unsent(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()>
     let result = unsafe { libc::setsockopt(socket, level, libc::TCP_NOTSENT_LOWAT, at, size) };
     if result == 0 {
         Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Has this thread ask for so much of a processor's time at a time; its share is the same. What it starts asks for as
+/// much as is usual. No effect before Linux 6.12.
+pub(crate) fn set_time_slice(slice: Duration) -> io::Result<()> {
+    let mut scheduling = scheduling()?;
+    scheduling.sched_runtime = u64::try_from(slice.as_nanos()).map_err(io::Error::other)?;
+    scheduling.sched_flags |= RESET_ON_FORK;
+    #[expect(unsafe_code, reason = "rustix has no such call")]
+    // SAFETY: the kernel reads the struct, which lives longer than the call.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const scheduling, 0) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The time slice of this thread; 0 before Linux 6.12.
+#[cfg(test)]
+pub(crate) fn time_slice() -> io::Result<Duration> {
+    Ok(Duration::from_nanos(scheduling()?.sched_runtime))
+}
+
+/// How the kernel schedules this thread, `sched_setattr(2)`.
+fn scheduling() -> io::Result<libc::sched_attr> {
+    let mut scheduling = libc::sched_attr {
+        size: 0,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    let (at, size) = (&raw mut scheduling, size_of_val(&scheduling));
+    #[expect(unsafe_code, reason = "rustix has no such call")]
+    // SAFETY: the kernel writes at most as many bytes as it is told.
+    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, at, size, 0) };
+    if result == 0 {
+        Ok(scheduling)
     } else {
         Err(io::Error::last_os_error())
     }
@@ -353,6 +399,8 @@ pub(crate) fn drop_streams() -> io::Result<()> {
 
 /// SIGCHLD: a process below has ended.
 pub(crate) const CHILD_ENDED: i32 = libc::SIGCHLD;
+/// Of `sched_setattr(2)`: what a thread starts does not get its time slice.
+const RESET_ON_FORK: u64 = 1;
 
 /// `clone(2)`, since Linux 5.7; the type of the constant in libc is too small.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;

@@ -4,6 +4,7 @@
 //!
 //! * `plan`: configuration, catalogue and confinement, all checked
 //! * `process`: the process of a gateway, from flags to its exit code
+//! * `workers`: threads of the runtime
 //! * `machine`: capabilities of this machine
 //! * `credentials`: certificates and keys of the settings
 //! * `database`: lock and first reading of the database
@@ -27,5 +28,6 @@ mod signals;
 mod sockets;
 mod stores;
 mod work;
+mod workers;
 
 pub(crate) use self::plan::{RunArgs, ServeArgs};

@@ -1,14 +1,14 @@
 //! Listener sockets of a gateway, and the addresses that it announces.
 
 use std::{
-    io::{ErrorKind, Write},
+    io::{self, ErrorKind, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::AsFd,
     sync::Arc,
 };
 
 use anyhow::Context;
-use tokio::net::{TcpListener, UdpSocket, lookup_host};
+use tokio::net::{TcpListener, TcpSocket, UdpSocket, lookup_host};
 use url::Url;
 
 use crate::endpoint::Kind;
@@ -21,17 +21,17 @@ use crate::{
 
 /// Binds all configured listeners.
 pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<Listeners> {
-    let bind = async |key, address| bind(config, key, address).await;
-    let bind_optional = async |key, address: Option<SocketAddr>| match address {
-        Some(address) => bind(key, address).await.map(Some),
-        None => Ok(None),
+    let bind = |key, address| bind(config, key, address);
+    let bind_optional = |key, address: Option<SocketAddr>| {
+        let bound = address.map(|address| bind(key, address));
+        bound.transpose()
     };
-    let http = bind("http.listen", config.http.listen).await?;
-    let ops = bind_optional("ops.listen", config.ops.listen).await?;
-    let admin = bind_optional("admin.listen", config.admin.listen.filter(|_| !is_run)).await?;
+    let http = bind("http.listen", config.http.listen)?;
+    let ops = bind_optional("ops.listen", config.ops.listen)?;
+    let admin = bind_optional("admin.listen", config.admin.listen.filter(|_| !is_run))?;
     let cluster = match &config.redis {
         Some(_) => {
-            let listener = bind("cluster.listen", config.cluster.listen).await?;
+            let listener = bind("cluster.listen", config.cluster.listen)?;
             let address = advertised(config, listener.local_addr()?).await?;
             Some(ClusterListener { listener, address })
         }
@@ -46,9 +46,8 @@ pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<L
 }
 
 /// Binds the address of a key. There is no fallback to another port.
-async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let bound = TcpListener::bind(address).await;
-    let listener = bound.map_err(|error| {
+fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = listen(address).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::AddrInUse if key == "http.listen" => {
                 "end what has it, or write another port: --listen ADDR"
@@ -67,6 +66,22 @@ async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result
     }
     Ok(listener)
 }
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    // A port that was in use just before is free.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Connections that wait to be accepted, of which the system may permit fewer (`net.core.somaxconn`). The client of one
+/// more tries again after a second: a thousand that come back at once, whoever they are, would cost others that.
+const BACKLOG: u32 = 4096;
 
 /// What the kernel takes of a connection's output beyond what it has sent: enough to send without a pause. Without
 /// a limit it takes megabytes for a client that does not read, beside all budgets.
@@ -110,7 +125,7 @@ pub(super) fn announce(config: &Config, listeners: &Listeners, is_run: bool) -> 
     let url = Url::parse(&config.public_url)?;
     let base = url.as_str().trim_end_matches('/');
     let url = format!("{base}{}", Kind::Mcp.alias());
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     writeln!(out, "{url}")?;
     for (client, snippet) in snippets("lockgate", &url, None) {
         writeln!(out, "\n{client}:\n{snippet}")?;
@@ -189,6 +204,8 @@ const ELSEWHERE: [IpAddr; 2] = [
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::sockets::*;
     use crate::config::Sources;
 
@@ -200,6 +217,16 @@ mod tests {
         let config = Config::load(&sources).unwrap();
         let address = advertised(&config, bound.parse().unwrap()).await;
         address.unwrap().to_string()
+    }
+
+    /// Clients that came back at once waited a second each, and clients of other tenants with them.
+    #[tokio::test]
+    async fn many_connections_wait_to_be_accepted() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let connect = || std::net::TcpStream::connect_timeout(&address, Duration::from_millis(800));
+        let waiting: Result<Vec<_>, _> = (0..400).map(|_| connect()).collect();
+        assert!(waiting.is_ok());
     }
 
     #[tokio::test]

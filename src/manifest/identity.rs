@@ -221,7 +221,7 @@ impl Reader<'_> {
         }
         let subject = fields
             .key("subject", "The subject that it acts for.")
-            .optional(word().check(|subject| printable(subject)));
+            .optional(word());
         let scopes = fields
             .key(
                 "scopes",
@@ -515,11 +515,11 @@ fn parse_hash(text: &str) -> Result<[u8; 32], Wrong> {
     Ok(hash)
 }
 
-/// A text that is not empty.
+/// A text that is not empty, and can be shown and stored anywhere.
 pub(crate) fn word<'p>() -> Parser<'p, String> {
     parse::text()
         .having("minLength", 1)
-        .check(|text| not_empty(text))
+        .check(|text| not_empty(text).and_then(|()| printable(text)))
 }
 
 /// A database keeps no NUL, and what shows the name no control characters.

@@ -162,6 +162,19 @@ fn reads_every_key() {
     assert!(!format!("{found:?}").contains("s3cret"), "never shown");
 }
 
+/// The administration API took groups with a NUL, which no manifest can hold, nor every database.
+#[test]
+fn names_hold_no_control_characters() {
+    for wrong in ["\\0", "\\n", "\\x7f", "\\x9b"] {
+        let groups = format!("groups: [\"a{wrong}b\"], password_hash: \"${{env:HASH}}\"");
+        let found = read(&format!("tenants: {{a: {{users: {{ada: {{{groups}}}}}}}}}")).unwrap_err();
+        assert!(
+            found.contains("holds a control character"),
+            "{wrong}: {found}"
+        );
+    }
+}
+
 #[test]
 fn everything_has_its_default() {
     for text in ["tenants: {a: {}}", "tenants: {a: {auth: {mode: builtin}}}"] {

@@ -196,6 +196,22 @@ fn a_key_that_imitates_another_is_refused() {
     assert!(is_invalid(
         r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"Ref":{}}}"#
     ));
+    for capabilities in [
+        r#""capabilities":{},"capabilities":{"elicitation":{}}"#,
+        r#""Capabilities":{},"capabilities":{}"#,
+        r#""capabilities":{"elicitation":{},"Elicitation":{}}"#,
+        r#""capabilities":{"roots":{},"r\u006fots":null}"#,
+        r#""capabilities":{},"ProtocolVersion":"2025-06-18""#,
+    ] {
+        let params = format!(r#"{{"protocolVersion":"2025-11-25",{capabilities}}}"#);
+        let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params}}}"#);
+        assert!(is_invalid(&text), "{text}");
+    }
+    let capabilities = r#"{"elicitation":{"form":{},"form":{}},"mine":1,"Mine":2,"mine":3}"#;
+    let known = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{{"capabilities":{capabilities}}}}}"#
+    );
+    assert!(parse(&*known).is_ok());
     let harmless = r#"{"jsonrpc":"2.0","id":1,"method":"a","x":1,"params":{"arguments":{"Name":1,"name":2,"name":3}}}"#;
     assert!(parse(harmless).is_ok());
 }

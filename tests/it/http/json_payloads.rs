@@ -26,7 +26,7 @@ async fn heard(session: &Session) -> String {
 
 /// Bodies with imitated or repeated keys. A strict and a lenient parser would read different
 /// calls, one of which increments the counter.
-const IMITATIONS: [&str; 28] = [
+const IMITATIONS: [&str; 24] = [
     r#"{"jsonrpc":"2.0","id":1,"method":"ping","Method":"tools/call","params":{"name":"counter"}}"#,
     r#"{"jsonrpc":"2.0","id":1,"METHOD":"tools/call","method":"ping","params":{"name":"counter"}}"#,
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo"},"Params":{"name":"counter"}}"#,
@@ -49,10 +49,6 @@ const IMITATIONS: [&str; 28] = [
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","_meta":{"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/logLevel":"debug"}}}"#,
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","_meta":{"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/ClientCapabilities":{}}}}"#,
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","_meta":{"io.modelcontextprotocol/clientCapabilities":{"roots":{},"roots":{}}}}}"#,
-    r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","clientInfo":{},"capabilities":{},"capabilities":{"elicitation":{}}}}"#,
-    r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","clientInfo":{},"Capabilities":{},"capabilities":{"elicitation":{}}}}"#,
-    r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","clientInfo":{},"capabilities":{"Elicitation":{},"elicitation":{}}}}"#,
-    r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","clientInfo":{},"capabilities":{"elicitation":{},"elicitat\u0069on":null}}}"#,
     r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9,"RequestId":2}}"#,
     r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9,"reque\u017ftId":2}}"#,
 ];

@@ -285,8 +285,8 @@ fn exchange(provider: &Fields<'_>) -> Vec<String> {
 fn audience<'p>() -> Parser<'p, String> {
     let text = word().having("maxLength", AUDIENCE_MAX);
     text.check(|text| {
-        if text.len() > AUDIENCE_MAX || text.chars().any(char::is_control) {
-            let what = format!("is longer than {AUDIENCE_MAX} bytes, or not of one line");
+        if text.len() > AUDIENCE_MAX {
+            let what = format!("is longer than {AUDIENCE_MAX} bytes");
             return Err(Wrong::new(what, "write it as the provider knows it"));
         }
         Ok(())
@@ -651,7 +651,7 @@ mod tests {
         F:6: tenants.a.servers.x.secrets.T.exchange: names "https://api.test", for which no provider of the tenant is asked; add it to exchange.audiences of a provider, or name another one
         F:4: tenants.a.providers.corp.exchange.audiences: is missing; list the audiences that slots may name
         F:4: tenants.a.providers.corp.exchange.audiences: has none, or more than 16; list those that slots name
-        F:4: tenants.a.providers.corp.exchange.audiences: is longer than 1024 bytes, or not of one line; write it as the provider knows it
+        F:4: tenants.a.providers.corp.exchange.audiences: holds a control character; leave it out
         F:6: tenants.a.servers.x.secrets.T.exchange: stands beside for: tenant, and each person has a token of their own; write for: principal, or leave exchange out
         F:6: tenants.a.servers.x.secrets.T.exchange: stands beside upstream; keep one of the two
         F:6: tenants.a.servers.x.secrets.T.upstream: names "hub", which is no upstream of the tenant; declare it below upstreams, or name another one

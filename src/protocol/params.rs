@@ -257,10 +257,10 @@ const DUPLICATE: Refusal = Refusal::Invalid("a duplicate key");
 /// and the state of the server.
 pub(super) const ROUND: [&str; 2] = ["inputResponses", "requestState"];
 
-/// Members of `params` that are searched for where they matter, and are there once at most. What header fields mirror
-/// are the arguments of a tool.
+/// Members of `params` that are searched for where they matter, and are there once at most. Header fields mirror
+/// arguments.
 const ONCE: [&str; 4] = [ROUND[0], ROUND[1], "arguments", "capabilities"];
-/// The place of the capabilities of a client in them.
+/// The place of the client's capabilities in [`ONCE`].
 const CAPABILITIES: usize = 3;
 
 /// The capabilities of a client that the gateway acts on.

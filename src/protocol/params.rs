@@ -304,17 +304,27 @@ pub(super) fn check_imitation(key: &[u8], known: &[&str]) -> Result<(), Refusal>
             .iter()
             .any(|name| name.as_bytes().eq_ignore_ascii_case(key))
     } else {
-        let folded: String = String::from_utf8_lossy(key)
-            .chars()
-            .flat_map(char::to_uppercase)
-            .flat_map(char::to_lowercase)
-            .collect();
-        known.contains(&&*folded)
+        known.contains(&&*fold(&String::from_utf8_lossy(key)))
     };
     if is_imitation {
         return Err(Refusal::Invalid("a key imitates another one"));
     }
     Ok(())
+}
+
+/// A key as lenient parsers compare it: without the case of its letters, also of those that only fold
+/// to one another (`ſ` and `s`).
+pub(super) fn fold(key: &str) -> Cow<'_, str> {
+    if key.is_ascii() {
+        let has_capitals = key.bytes().any(|byte| byte.is_ascii_uppercase());
+        return if has_capitals {
+            Cow::Owned(key.to_ascii_lowercase())
+        } else {
+            Cow::Borrowed(key)
+        };
+    }
+    let upper = key.chars().flat_map(char::to_uppercase);
+    Cow::Owned(upper.flat_map(char::to_lowercase).collect())
 }
 
 /// Whether an update of `uri` belongs to a subscription to `held` (both canonical): "this might be a

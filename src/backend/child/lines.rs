@@ -74,18 +74,21 @@ impl Lines {
 
     /// The buffer for the next read, with room; [`Self::was_read`] must follow.
     pub(super) fn room(&mut self) -> &mut BytesMut {
+        let length = self.read.len();
         // Behind the short beginning of a line there is less room, in the buffer that it was read into:
-        // another one would be twice as large.
-        let room = match self.read.len() {
-            length if length <= self.room / 2 => self.room - length,
-            _ => self.room,
+        // another one would be much larger.
+        let room = match length {
+            _ if length <= self.room / 2 => self.room - length,
+            _ => CHUNK,
         };
-        if self.read.capacity() - self.read.len() < room {
+        if self.read.capacity() - length < room {
             // Reuses freed room, or grows: a large line is moved twice, as what it leaves behind is
             // free only when the allocator gives it back. Memory that is not written to costs nothing.
-            let more = match self.read.len() {
-                length if length < PIPE => length.max(room),
-                length => (length * 15).min((self.limit + PIPE).saturating_sub(length)),
+            let more = match length {
+                0..CHUNK => room,
+                // Also among many children a line of a pipe's size takes three reads, each in its turn.
+                CHUNK..PIPE => room.max(4 * length),
+                PIPE.. => (length * 15).min((self.limit + PIPE).saturating_sub(length)),
             };
             self.read.reserve(more.max(room));
         }
@@ -101,7 +104,7 @@ impl Lines {
         // The read was full: larger pieces of a long line, and of short ones once they are seen to be taken.
         self.full += 1;
         if self.full >= FULL || memchr::memchr(b'\n', &self.read).is_none() {
-            self.room = PIPE;
+            self.room = LARGE;
         }
     }
 
@@ -218,6 +221,8 @@ impl Lines {
 pub(super) const CHUNK: usize = 4 << 10;
 /// Default capacity of a pipe.
 const PIPE: usize = 64 << 10;
+/// Size of large reads: what a pipe holds behind a first one.
+const LARGE: usize = CHUNK + PIPE;
 /// Full reads after which they are larger: a thousand sessions that wait for their log have read less.
 const FULL: u32 = 16;
 
@@ -251,7 +256,7 @@ mod tests {
     /// A thousand children that printed without end took 64 KiB each, beside all budgets.
     #[test]
     fn reads_stay_small_while_many_children_are_read() {
-        for (is_one_of_many, least, most) in [(true, 0, CHUNK), (false, PIPE, 4 * PIPE)] {
+        for (is_one_of_many, least, most) in [(true, 0, CHUNK), (false, LARGE, LARGE + CHUNK)] {
             let (mut lines, mut taken) = (Lines::new(99), 0);
             for _ in 0..20 {
                 let room = lines.room();
@@ -283,7 +288,7 @@ mod tests {
         };
         assert!((0..100).all(|_| read(true) == CHUNK));
         assert!((0..FULL).all(|_| read(false) == CHUNK));
-        assert_eq!(read(false), PIPE);
+        assert_eq!(read(false), LARGE);
     }
 
     #[test]
@@ -292,7 +297,32 @@ mod tests {
         let room = lines.room();
         room.resize(room.capacity(), b'x');
         lines.was_read(false);
-        assert!(lines.room().capacity() >= PIPE);
+        assert_eq!(lines.room().capacity(), LARGE);
+    }
+
+    /// A line a little longer than a pipe's content was read in pieces that doubled, six of them among many
+    /// children, into a buffer that grew to sixteen times its size for the last, and was copied out of that.
+    #[test]
+    fn a_line_a_little_longer_than_a_pipe_takes_three_reads() {
+        for is_one_of_many in [true, false] {
+            let (mut lines, length) = (Lines::new(4 << 20), PIPE + 100);
+            let (mut reads, mut place) = (0, std::ptr::null());
+            while lines.len() < length {
+                assert_eq!(lines.take(false), None);
+                let room = lines.room();
+                let read = (room.capacity() - room.len())
+                    .min(length - room.len())
+                    .min(PIPE - CHUNK);
+                room.resize(room.len() + read, b'x');
+                lines.was_read(is_one_of_many);
+                (reads, place) = (reads + 1, lines.read.as_ptr());
+            }
+            lines.read.extend_from_slice(b"\n");
+            let Some(Taken::Line(line)) = lines.take(false) else {
+                panic!("no line");
+            };
+            assert_eq!((reads, line.len(), line.as_ptr()), (3, length, place));
+        }
     }
 
     #[test]

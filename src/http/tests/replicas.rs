@@ -180,6 +180,13 @@ impl Gateway {
         self.of(Method::POST, session).json(&message)
     }
 
+    /// The calls that hang in the server of a session.
+    async fn hanging(&self, session: &str) -> usize {
+        let received = self.call(session, 99, "received", &json!({})).send().await;
+        let received = received.unwrap().text().await.unwrap();
+        received.matches(r#"name\\\":\\\"hang"#).count()
+    }
+
     fn count(&self, line: &str) -> u64 {
         let shown = self.metrics.render();
         let found = shown.lines().find_map(|shown| shown.strip_prefix(line));
@@ -454,8 +461,11 @@ async fn a_call_whose_owner_is_lost_ends_with_an_error() {
     };
     let several = two.ask(Method::POST, PATH).header("mcp-session-id", &batch);
     let several = several.json(&json!([item("a"), item("b")])).send();
+    // Those that have not come to their owner yet would be made by another replica, and hang there.
     let kill = async {
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let have_come =
+            async { while one.hanging(&session).await < 1 || one.hanging(&batch).await < 2 {} };
+        timeout(Duration::from_secs(20), have_come).await.unwrap();
         one.kill().await;
     };
     let (hang, several, ()) = tokio::join!(hang.send(), several, kill);

@@ -224,11 +224,12 @@ impl Session {
     /// The raw id of the task that a call of a client without sessions became: such a client knows no tasks of
     /// a session, and waits for the result.
     fn task_to_follow(&self, call: &Call, message: &Message) -> Option<Box<[u8]>> {
-        let is_stateless = self.client.transport() == Transport::Stateless;
-        let task = json::get(message.result()?, "task").filter(|_| is_stateless);
-        json::get(task?, "taskId")
-            .map(Into::into)
-            .filter(|_| call.wants_task)
+        // Asked first: to look for a member reads the whole of a result, which may be long.
+        if !call.wants_task || self.client.transport() != Transport::Stateless {
+            return None;
+        }
+        let task = json::get(message.result()?, "task")?;
+        json::get(task, "taskId").map(Into::into)
     }
 
     /// Asks for the result of the task that a call became, in place of its client.

@@ -9,12 +9,17 @@ use memchr::memmem;
 use serde_json::Value as Json;
 
 use super::mirrored::Mirrored;
-use crate::protocol::{Span, headers::ARGUMENT_PREFIX, json, params::check_imitation};
+use crate::protocol::{
+    Span,
+    headers::ARGUMENT_PREFIX,
+    json::{self, Scanner, SyntaxError},
+    params::fold,
+};
 
 /// The mirrored arguments of the tools of a server that have any, by the name of the tool.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ToolHeaders {
-    tools: BTreeMap<String, Vec<MirroredArgument>>,
+    tools: BTreeMap<String, MirroredArguments>,
     /// The tools of a session-based server that have to be called as tasks.
     as_tasks: BTreeSet<String>,
     /// About what they take.
@@ -30,33 +35,110 @@ struct MirroredArgument {
     path: Vec<String>,
 }
 
-impl MirroredArgument {
-    /// Whether a member on the way to it stands twice in these arguments, or beside one that imitates it.
-    fn is_ambiguous(&self, arguments: &[u8]) -> bool {
-        let mut object = (!arguments.is_empty()).then(|| Span::whole(arguments));
-        for name in &self.path {
-            let Some(here) = object.take() else { break };
-            let (lower, mut alike) = (name.to_lowercase(), 0);
-            json::each_member(arguments, here, |key, value| {
-                if json::is_named(key.of(arguments), name) {
-                    (object, alike) = (Some(value), alike + 1);
-                } else if json::decoded(key.of(arguments))
-                    .is_some_and(|key| check_imitation(key.as_bytes(), &[&lower]).is_err())
-                {
-                    alike += 1;
-                }
-            });
-            if alike > 1 {
-                return true;
-            }
+/// What header fields mirror of the arguments of a tool.
+#[derive(Clone, Debug, Default)]
+struct MirroredArguments {
+    headers: Vec<HeaderName>,
+    members: Members,
+}
+
+/// The members of an object that are mirrored or lead to what is, by their folded names.
+#[derive(Clone, Debug, Default)]
+struct Members(BTreeMap<String, Vec<Member>>);
+
+#[derive(Clone, Debug)]
+struct Member {
+    name: String,
+    /// The place of its header field, if it is mirrored itself.
+    header: Option<usize>,
+    inside: Members,
+}
+
+impl MirroredArguments {
+    fn of(arguments: Vec<MirroredArgument>) -> Self {
+        let mut all = Self::default();
+        for MirroredArgument { header, path } in arguments {
+            all.members.add(&path, all.headers.len());
+            all.headers.push(header);
         }
-        false
+        all
     }
 
+    /// The value of each in these arguments. Two of one name are an error, or one beside another that
+    /// imitates it: the gateway would compare the one, and the server could act on the other.
+    fn find(&self, arguments: &[u8]) -> Result<Vec<Option<Span>>, SyntaxError> {
+        let mut found = vec![None; self.headers.len()];
+        let mut scanner = Scanner::new(arguments);
+        if scanner.peek() == Some(b'{') {
+            self.members.find(&mut scanner, 0, arguments, &mut found)?;
+        }
+        Ok(found)
+    }
+}
+
+impl Members {
+    fn add(&mut self, path: &[String], header: usize) {
+        let Some((name, rest)) = path.split_first() else {
+            return;
+        };
+        let alike = self.0.entry(fold(name).into_owned()).or_default();
+        let known = alike.iter().position(|one| one.name == *name);
+        let at = known.unwrap_or_else(|| {
+            alike.push(Member {
+                name: name.clone(),
+                header: None,
+                inside: Self::default(),
+            });
+            alike.len() - 1
+        });
+        if rest.is_empty() {
+            alike[at].header = Some(header);
+        } else {
+            alike[at].inside.add(rest, header);
+        }
+    }
+
+    /// Reads one object at `depth`, each of its bytes once.
+    fn find(
+        &self,
+        scanner: &mut Scanner<'_>,
+        depth: usize,
+        text: &[u8],
+        found: &mut [Option<Span>],
+    ) -> Result<Span, SyntaxError> {
+        let longest = self.0.keys().map(String::len).max().unwrap_or(0);
+        let mut seen = BTreeSet::new();
+        scanner.object(depth, |scanner, key| {
+            // A letter that folds to ASCII has at most 3 bytes.
+            let name = json::decoded(key.of(text)).filter(|name| name.len() <= 3 * longest);
+            let alike = name.and_then(|name| Some((self.0.get_key_value(&*fold(&name))?, name)));
+            let Some(((folded, alike), name)) = alike else {
+                scanner.value(depth + 1)?;
+                return Ok(());
+            };
+            if !seen.insert(folded) {
+                return Err(SyntaxError("a mirrored argument stands twice"));
+            }
+            let member = alike.iter().find(|one| *one.name == *name);
+            let value = match member {
+                Some(member) if scanner.peek() == Some(b'{') => {
+                    member.inside.find(scanner, depth + 1, text, found)?
+                }
+                _ => scanner.value(depth + 1)?,
+            };
+            if let Some(header) = member.and_then(|member| member.header) {
+                found[header] = Some(value);
+            }
+            Ok(())
+        })
+    }
+}
+
+impl MirroredArgument {
     /// About the bytes that it takes.
     fn size(&self) -> usize {
-        let path = self.path.iter().map(|name| name.len() + 32).sum::<usize>();
-        self.header.as_str().len() + path + 64
+        let path = self.path.iter().map(|name| 2 * name.len() + 128);
+        self.header.as_str().len() + path.sum::<usize>() + 64
     }
 }
 
@@ -110,6 +192,7 @@ impl ToolHeaders {
                     return;
                 }
                 self.bytes += bytes;
+                let arguments = MirroredArguments::of(arguments);
                 self.tools.insert(name.into_owned(), arguments);
             }
         }
@@ -132,18 +215,13 @@ impl ToolHeaders {
             return true;
         };
         let text = arguments().unwrap_or_default();
-        // Of two values the gateway would compare one, and the server could act on the other.
-        if mirrored.iter().any(|one| one.is_ambiguous(text)) {
+        let Ok(values) = mirrored.find(text) else {
             return false;
-        }
-        let arguments = serde_json::from_slice::<Json>(text).ok();
-        mirrored.iter().all(|one| {
-            let mut value = arguments.as_ref();
-            for name in &one.path {
-                value = value.and_then(|value| value.get(name));
-            }
-            let value = value.filter(|value| !value.is_null());
-            match (value, &*fields(&one.header)) {
+        };
+        mirrored.headers.iter().zip(values).all(|(header, value)| {
+            let value = value.map(|value| value.of(text));
+            let value = value.filter(|value| *value != b"null");
+            match (value, &*fields(header)) {
                 (None, []) => true,
                 (Some(value), [field]) => {
                     Mirrored::decode(field).is_some_and(|field| is_same(value, field.as_str()))
@@ -163,15 +241,16 @@ fn is_for_tasks(tool: &[u8]) -> bool {
 
 /// Whether a header field has the value of an argument: "servers SHOULD compare the header value and the
 /// body value numerically" ("Server Validation").
-fn is_same(value: &Json, field: &str) -> bool {
-    match value {
-        Json::String(text) => text == field,
-        Json::Bool(is_true) => field == if *is_true { "true" } else { "false" },
-        Json::Number(number) => {
-            let both = number.as_f64().zip(field.parse::<f64>().ok());
+fn is_same(value: &[u8], field: &str) -> bool {
+    match value.first() {
+        Some(b'"') => json::decoded(value).is_some_and(|text| text == field),
+        Some(b't' | b'f') => value == field.as_bytes(),
+        Some(b'-' | b'0'..=b'9') => {
+            let number = serde_json::from_slice::<f64>(value).ok();
+            let both = number.zip(field.parse::<f64>().ok());
             both.is_some_and(|(one, other)| one.abs() <= SAFE && one.total_cmp(&other).is_eq())
         }
-        Json::Null | Json::Array(_) | Json::Object(_) => false,
+        _ => false,
     }
 }
 
@@ -376,7 +455,7 @@ mod tests {
         };
         (0..1000).for_each(|number| tools.add(list(number).as_bytes()));
         assert!(
-            (MAX_KEPT - 2 * MAX_PATH..=MAX_KEPT).contains(&tools.size()),
+            (MAX_KEPT - 3 * MAX_PATH..=MAX_KEPT).contains(&tools.size()),
             "{}",
             tools.size()
         );

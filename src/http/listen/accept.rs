@@ -403,7 +403,7 @@ impl Protocols {
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(1 << 20)
             .max_pending_accept_reset_streams(20)
-            .max_local_error_reset_streams(32)
+            .max_local_error_reset_streams(RESETS)
             .max_send_buf_size(64 << 10);
         Self {
             http1,
@@ -439,6 +439,10 @@ pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(75);
 const TURN: u32 = 8;
 /// Concurrent requests of one HTTP/2 connection.
 const STREAMS: u32 = 64;
+/// The streams of one HTTP/2 connection that are reset for a mistake of its client, or for a frame of one that
+/// was: the next one ends the connection. Before they have read the settings, clients open up to 100 (Go's and
+/// nghttp2 do): of those the ones beyond [`STREAMS`] are refused, and reset again for each frame of a body.
+const RESETS: usize = 256;
 /// Shortest time limit for the first request, however late the first byte came.
 const FIRST_REQUEST_MIN: Duration = Duration::from_millis(500);
 /// Concurrent requests of one other replica; `peers` has the same limit.

@@ -1,6 +1,6 @@
 //! Floods of HTTP/2 frames, over connections with prior knowledge.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::json;
 use tokio::{
@@ -265,6 +265,28 @@ async fn streams_beyond_the_bound_are_refused() {
         let refused = heard.frames.iter().filter(|frame| frame.0 == RST_STREAM);
         let streams: Vec<u32> = refused.map(|frame| frame.2).collect();
         assert_eq!(streams, (64..74).map(|n| n * 2 + 1).collect::<Vec<_>>());
+    }
+    // As many as a client may open that has not read the settings yet, each with a body.
+    let ping = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
+    let early = |number| {
+        [
+            begin(number),
+            frame(DATA, END_STREAM, number * 2 + 1, ping.as_bytes()),
+        ]
+    };
+    let early: Vec<u8> = (0..100).flat_map(early).flatten().collect();
+    let early = async || {
+        let of = |heard: &Heard, kind| -> BTreeSet<u32> {
+            let frames = heard.frames.iter().filter(|frame| frame.0 == kind);
+            frames.map(|frame| frame.2).collect()
+        };
+        let is_done = |heard: &Heard| of(heard, HEADERS).len() + of(heard, RST_STREAM).len() == 100;
+        let heard = say_until(open(&gateway).await, &early, is_done).await;
+        (heard.is_refused(), of(&heard, HEADERS))
+    };
+    for (is_refused, answered) in is_bearable(&gateway, early).await {
+        assert!(!is_refused, "those within the bound are lost");
+        assert_eq!(answered, (0..64).map(|n| n * 2 + 1).collect());
     }
     let many: Vec<u8> = (0..1000).flat_map(begin).collect();
     for heard in is_bearable(&gateway, async || say(open(&gateway).await, &many).await).await {

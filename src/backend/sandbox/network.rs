@@ -1,7 +1,8 @@
-//! Addresses to which the kernel refuses connections of children in profile `standard`.
+//! Addresses to which the kernel refuses connections of children in profile `standard`, and ports that they
+//! may not have.
 //!
-//! A small BPF program on the cgroup of the children checks each TCP connection. Landlock cannot do
-//! this: it knows ports without addresses, and only as an allow-list. Not here: Landlock's ports
+//! Small BPF programs on the cgroup of the children check each TCP connection, and each `bind`. Landlock
+//! cannot do this: it knows ports without addresses, and only as an allow-list. Not here: Landlock's ports
 //! (`domain`).
 
 use std::{
@@ -18,7 +19,8 @@ use crate::backend::linux::syscalls;
 /// Addresses and ports that children may not connect to.
 #[derive(Debug, Default)]
 pub(crate) struct Unreachable {
-    /// Ports of the gateway and its stores, at the addresses of this machine.
+    /// Ports of the gateway and its stores, at the addresses of this machine. Nor may children have them: at
+    /// another address, or while the gateway or a store is restarted, they would get what clients send to it.
     pub(crate) ports: Vec<u16>,
     /// Ports of other replicas, at every address.
     pub(crate) everywhere: Vec<u16>,
@@ -82,6 +84,14 @@ impl Unreachable {
             .flat_map(|address| if_words(&words(address), deny()))
             .collect();
         program.extend(self.on_ports(&check));
+        program.extend(allow());
+        program
+    }
+
+    /// Denies the ports that children may not have, at any address.
+    fn program_bind(&self) -> Vec<u64> {
+        let mut program = self.begin();
+        program.extend(self.on_ports(&deny()));
         program.extend(allow());
         program
     }
@@ -174,6 +184,8 @@ impl Filter {
         for (program, hook) in [
             (self.unreachable.program_v4(), CONNECT_V4),
             (self.unreachable.program_v6(), CONNECT_V6),
+            (self.unreachable.program_bind(), BIND_V4),
+            (self.unreachable.program_bind(), BIND_V6),
         ] {
             let program = syscalls::load_filter(&program, hook)?;
             syscalls::attach_filter(self.group.as_fd(), program.as_fd(), hook)?;
@@ -285,7 +297,7 @@ fn allow() -> Vec<u64> {
     vec![step(0xb7, 0, 0, 0, 1), step(0x95, 0, 0, 0, 0)]
 }
 
-/// Loads a word of the connection (`struct bpf_sock_addr`), to which register 1 points.
+/// Loads a word of the connection, or of the address to bind (`struct bpf_sock_addr`), to which register 1 points.
 fn load(register: u8, offset: i16) -> u64 {
     step(0x61, register, 1, offset, 0)
 }
@@ -339,6 +351,9 @@ fn local_v6(table: &str) -> Vec<IpAddr> {
         .collect()
 }
 
+/// `BPF_CGROUP_INET4_BIND`, `BPF_CGROUP_INET6_BIND`.
+const BIND_V4: u32 = 8;
+const BIND_V6: u32 = 9;
 /// `BPF_CGROUP_INET4_CONNECT`, `BPF_CGROUP_INET6_CONNECT`.
 const CONNECT_V4: u32 = 10;
 const CONNECT_V6: u32 = 11;

@@ -310,6 +310,40 @@ async fn a_child_accepts_connections_at_its_ports_only() {
     }
 }
 
+/// One did: at `::1` beside the gateway, and in its place while it drained, it got the tokens of other tenants'
+/// clients.
+#[tokio::test]
+async fn a_child_cannot_have_a_port_of_the_gateway() {
+    for separation in ["uid", "namespace", "landlock"] {
+        let two = Two::start(separation, &[], "args: []").await;
+        let own = two
+            .gateway
+            .base()
+            .strip_prefix("http://127.0.0.1:")
+            .unwrap();
+        let port: u16 = own.split('/').next().unwrap().parse().unwrap();
+        for address in [
+            "127.0.0.1",
+            "127.0.0.2",
+            "0.0.0.0",
+            "[::1]",
+            "[::]",
+            "[::ffff:127.0.0.3]",
+        ] {
+            let bind = async |port: u16| {
+                let address = json!({"address": format!("{address}:{port}")});
+                two.a.text("bind", address).await
+            };
+            let text = bind(port).await;
+            assert!(
+                text.contains("os error 1)"),
+                "{separation} {address} {text}"
+            );
+            assert_eq!(bind(0).await, "bound", "{separation} {address}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn networks_of_the_operator_are_refused() {
     let listener = std::net::TcpListener::bind("127.9.8.7:0").unwrap();

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     sync::{
         Arc, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -52,6 +52,20 @@ pub(crate) enum Caller {
     At(Option<IpAddr>),
 }
 
+impl Caller {
+    /// As one host is known: of IPv6 by its /64, of which it can choose any address (RFC 4291, section
+    /// 2.5.1).
+    fn of_host(&self) -> Self {
+        match self {
+            Self::At(Some(address)) => Self::At(Some(match address.to_canonical() {
+                IpAddr::V6(address) => Ipv6Addr::from(address.to_bits() >> 64 << 64).into(),
+                address @ IpAddr::V4(_) => address,
+            })),
+            caller => caller.clone(),
+        }
+    }
+}
+
 /// Denials of the last minute; a handle.
 #[derive(Clone)]
 pub(crate) struct Denials {
@@ -85,10 +99,18 @@ impl Settled {
     clippy::disallowed_types,
     reason = "held for a few instructions, never across an await"
 )]
-type Table = std::sync::Mutex<HashMap<Key, Aggregate>>;
+type Table = std::sync::Mutex<Callers>;
+
+/// The callers of the last minute.
+#[derive(Default)]
+struct Callers {
+    all: HashMap<Key, Aggregate>,
+    /// How many each tenant has.
+    of_tenant: HashMap<Arc<str>, usize>,
+}
 
 /// What tells denials apart.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     who: Caller,
     tenant: Arc<str>,
@@ -121,21 +143,25 @@ impl Denials {
 
     /// Counts a denial, and records it if it is the caller's first of its kind, for its user, at this
     /// tenant within a minute.
-    pub(crate) fn report(&self, denial: Denial) {
+    pub(crate) fn report(&self, mut denial: Denial) {
         self.metrics.denied.add(denial.reason);
         let now = Instant::now();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let mut key = Key {
-            who: denial.who.clone(),
+            who: denial.who.of_host(),
             tenant: Arc::clone(&denial.tenant),
             reason: denial.reason,
             user: denial.user.clone(),
         };
-        if table.len() >= CALLERS && !table.contains_key(&key) {
-            // So many callers at once are treated as one attack.
+        let of_tenant = table.of_tenant.get(&key.tenant);
+        let is_full =
+            table.all.len() >= CALLERS || of_tenant.is_some_and(|many| *many >= OF_TENANT);
+        if is_full && !table.all.contains_key(&key) {
+            // So many callers at once are treated as one attack, and none of them is blamed for all of it.
             (key.who, key.user) = (Caller::At(None), None);
+            (denial.who, denial.user, denial.detail) = (Caller::At(None), None, MANY);
         }
-        if let Some(aggregate) = table.get_mut(&key) {
+        if let Some(aggregate) = table.all.get_mut(&key) {
             aggregate.count += 1;
             aggregate.last = denial;
             return;
@@ -145,7 +171,8 @@ impl Denials {
             count: 0,
             last: denial.clone(),
         };
-        table.insert(key, aggregate);
+        *table.of_tenant.entry(Arc::clone(&key.tenant)).or_default() += 1;
+        table.all.insert(key, aggregate);
         drop(table);
         self.write(&denial, 1);
     }
@@ -165,10 +192,17 @@ impl Denials {
     fn sweep(&self, age: Duration) -> usize {
         let now = Instant::now();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = table.extract_if(|_, aggregate| now - aggregate.began >= age);
+        let Callers { all, of_tenant } = &mut *table;
+        let old = all.extract_if(|_, aggregate| now - aggregate.began >= age);
         let old: Vec<Aggregate> = old.map(|(_, aggregate)| aggregate).collect();
-        if table.capacity() > 64 && table.len() < table.capacity() / 4 {
-            table.shrink_to_fit();
+        for aggregate in &old {
+            if let Some(many) = of_tenant.get_mut(&aggregate.last.tenant) {
+                *many -= 1;
+            }
+        }
+        of_tenant.retain(|_, many| *many > 0);
+        if all.capacity() > 64 && all.len() < all.capacity() / 4 {
+            all.shrink_to_fit();
         }
         drop(table);
         let aggregate = old.iter().filter(|aggregate| aggregate.count > 0);
@@ -231,6 +265,10 @@ const MINUTE: Duration = Duration::from_mins(1);
 const SWEEP: Duration = Duration::from_secs(5);
 /// Maximum callers in the table.
 const CALLERS: usize = 4096;
+/// Maximum callers of one tenant in it: each is a record a minute, which is kept for months.
+const OF_TENANT: usize = 512;
+/// The detail of a record of callers beyond them.
+const MANY: &str = "more callers than are told apart";
 
 #[cfg(test)]
 mod tests {
@@ -256,7 +294,8 @@ mod tests {
         );
         let waiting = || {
             let table = denials.table.lock().unwrap();
-            let mut counts: Vec<u64> = table.values().map(|aggregate| aggregate.count).collect();
+            let counts = table.all.values().map(|aggregate| aggregate.count);
+            let mut counts: Vec<u64> = counts.collect();
             counts.sort_unstable();
             counts
         };
@@ -290,6 +329,7 @@ mod tests {
         }
         let table = denials.table.lock().unwrap();
         let mut counts: Vec<(&str, Option<&str>, u64)> = table
+            .all
             .iter()
             .map(|(key, aggregate)| {
                 let last = &aggregate.last;
@@ -341,14 +381,63 @@ mod tests {
             Arc::new(Metrics::new(None).unwrap()),
             AuditQueue::disabled(),
         );
-        for number in 0..10_000_u32 {
-            let who = Caller::At(Some(IpAddr::from(number.to_be_bytes())));
-            denials.report(Denial { who, ..denial(1) });
+        let flood = |tenant: &str| {
+            for number in 0..1000_u32 {
+                let who = Caller::At(Some(IpAddr::from(number.to_be_bytes())));
+                let (tenant, user) = (tenant.into(), Some("ada".into()));
+                let mine = denial(1);
+                denials.report(Denial {
+                    who,
+                    tenant,
+                    user,
+                    ..mine
+                });
+            }
+        };
+        let kept = || denials.table.lock().unwrap().all.len();
+        flood("one");
+        assert_eq!(
+            kept(),
+            OF_TENANT + 1,
+            "one tenant has no more than its part"
+        );
+        let key = Key {
+            who: Caller::At(None),
+            tenant: "one".into(),
+            reason: Denied::NoToken,
+            user: None,
+        };
+        let others = denials.table.lock().unwrap().all.remove(&key).unwrap();
+        assert_eq!(others.count, 999 - OF_TENANT as u64);
+        let (who, user) = (others.last.who, others.last.user);
+        assert_eq!((who, user), (Caller::At(None), None), "nobody is blamed");
+        for tenant in 0..9 {
+            flood(&format!("{tenant}"));
         }
-        assert_eq!(denials.table.lock().unwrap().len(), CALLERS + 1);
+        assert!((CALLERS..CALLERS + 10).contains(&kept()), "{}", kept());
         let stop = CancellationToken::new();
         stop.cancel();
         denials.clone().watch(stop).await;
-        assert!(denials.table.lock().unwrap().is_empty());
+        let table = denials.table.lock().unwrap();
+        assert!(table.all.is_empty());
+    }
+
+    #[test]
+    fn the_addresses_of_one_host_are_one_caller() {
+        let denials = Denials::new(
+            Arc::new(Metrics::new(None).unwrap()),
+            AuditQueue::disabled(),
+        );
+        for address in [
+            "2001:db8::1",
+            "2001:db8::2",
+            "2001:db8:0:1::1",
+            "::ffff:10.0.0.1",
+            "10.0.0.1",
+        ] {
+            let who = Caller::At(Some(address.parse().unwrap()));
+            denials.report(Denial { who, ..denial(1) });
+        }
+        assert_eq!(denials.table.lock().unwrap().all.len(), 3);
     }
 }

@@ -129,6 +129,11 @@ pub(crate) fn restore(args: RestoreArgs) -> ExitCode {
             let what = "is in use by a running gateway".to_owned();
             return Err(wrong(&config.data_dir, what, "stop it first"));
         }
+        // To open a pipe takes until somebody writes to it.
+        if fs::metadata(&copy).is_ok_and(|found| !found.is_file()) {
+            let what = "is no file".to_owned();
+            return Err(wrong(&copy, what, "name a file that backup made"));
+        }
         inspect(&copy)
             .await
             .map_err(|error| wrong(&copy, error.to_string(), "name a file that backup made"))?;

@@ -12,6 +12,7 @@ use super::{
     object::{Help, Kind, ObjectCommand, Place, Replacement, declare},
     table::{Column, plain, pretty},
 };
+use crate::declare::OWN_KEY;
 
 /// The command line of `lockgate tenant`.
 #[derive(Args)]
@@ -158,6 +159,10 @@ async fn export(client: &Client, tenant: &str) -> Result<String, Error> {
         {
             let (name, mut spec) = (one["name"].take(), one["spec"].take());
             let name = name.as_str().unwrap_or_default();
+            // A key that a person made is issued, as a token is: a manifest has none.
+            if key == "api_keys" && name.starts_with(OWN_KEY) {
+                continue;
+            }
             refer(&mut spec, &format!("{key}.{name}"), &mut variables);
             list.insert(name.to_owned(), spec);
         }

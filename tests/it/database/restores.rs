@@ -34,6 +34,26 @@ async fn run(data: &Path, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// The command waited for a writer.
+#[tokio::test]
+async fn a_pipe_is_no_copy() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().await.unwrap();
+    assert!(made.success());
+    let command = Command::new(env!("CARGO_BIN_EXE_lockgate"))
+        .arg("restore")
+        .arg(&pipe)
+        .args(["--set", &format!("data_dir={}", folder.path().display())])
+        .env_remove("DATABASE_URL")
+        .kill_on_drop(true)
+        .output();
+    let refused: Output = within("a refusal", command).await.unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("is no file"), "{said}");
+}
+
 fn config(data: Option<&Path>) -> Value {
     let mut config = json!({"public_url": "https://gw.test"});
     if let Some(data) = data {

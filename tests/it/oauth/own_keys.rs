@@ -415,6 +415,15 @@ async fn operators_see_and_remove_the_keys_of_people() {
         line.contains("ada") && line.ends_with("the job"),
         "{listed}"
     );
+    // A manifest has none of them: an export with one could not be applied.
+    let mut exported = stranger(&["tenant", "export", "a"]);
+    let exported = exported
+        .env("LOCKGATE_URL", gateway.origin())
+        .env("LOCKGATE_KEY", gateway.administrator());
+    let exported = within("an export", exported.output()).await.unwrap();
+    let exported: Value = serde_json::from_slice(&exported.stdout).unwrap();
+    let exported = exported["tenants"]["a"]["api_keys"].as_object().unwrap();
+    assert_eq!(exported.keys().collect::<Vec<_>>(), ["ci", "z"]);
     // Page by page, in the order of names.
     let (mut after, mut paged) = (String::new(), Vec::new());
     loop {

@@ -540,6 +540,7 @@ impl RunningChild {
                 return is_response;
             }
             Recipients::Sessions(numbers) => {
+                let message = self.routing.for_several(message);
                 for number in numbers {
                     let message = ToSession::Message(Box::new(message.clone()));
                     self.send(number, message).await;

@@ -16,8 +16,8 @@ use crate::backend::dialect::{IdBlocks, OWN_IDS, OwnRequests, asked_call, owe};
 use crate::{
     declare::Isolation,
     protocol::{
-        Kind, Message, Method, initialize, is_subscribed,
-        jsonrpc::{push_error, push_request, push_result},
+        Kind, Message, Method, initialize, is_subscribed, json,
+        jsonrpc::{push_error, push_notification, push_request, push_result},
     },
 };
 
@@ -321,6 +321,22 @@ impl Routing {
             }
             (Kind::Notification, _) => Recipients::None,
         }
+    }
+
+    /// A message for several sessions as they get it: without what its server adds where they are of several
+    /// principals, of whom it may be about one.
+    pub(super) fn for_several(&self, message: Message) -> Message {
+        let Some(params) = message.params() else {
+            return message;
+        };
+        if self.isolation == Isolation::Principal {
+            return message;
+        }
+        let uri = json::get(params, "uri").filter(|_| message.method() == Method::Updated);
+        let params = uri.map(|uri| [br#"{"uri":"#, uri, b"}"].concat());
+        let mut bare = BytesMut::new();
+        push_notification(&message.method_name(), params.as_deref(), &mut bare);
+        Message::parse(bare.freeze()).unwrap_or(message)
     }
 
     /// The call during which the child asks, or asks no longer.

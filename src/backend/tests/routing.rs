@@ -97,6 +97,33 @@ fn each_message_goes_to_whom_it_belongs() {
     }
 }
 
+/// A note of one principal in the `_meta` of a changed list reached the listeners of all.
+#[test]
+fn what_a_server_adds_is_not_told_to_several_principals() {
+    let notify = |method: &str, params: &str| {
+        format!(r#"{{"jsonrpc":"2.0","method":"notifications/{method}"{params}}}"#)
+    };
+    for (method, said, tenant) in [
+        ("tools/list_changed", "", ""),
+        (
+            "tools/list_changed",
+            r#","params":{"_meta":{"note":"ada's"}}"#,
+            "",
+        ),
+        (
+            "resources/updated",
+            r#","params":{"title":"ada's", "uri" : "x:\u002f1"}"#,
+            r#","params":{"uri":"x:\u002f1"}"#,
+        ),
+    ] {
+        for (isolation, expected) in [(Isolation::Principal, said), (Isolation::Tenant, tenant)] {
+            let (routing, _) = of(isolation);
+            let heard = routing.for_several(message(&notify(method, said)));
+            assert_eq!(heard.bytes(), &notify(method, expected), "{isolation:?}");
+        }
+    }
+}
+
 #[test]
 fn what_the_child_asks_is_refused_and_its_ping_answered() {
     let (mut routing, mut out) = of(Isolation::Tenant);

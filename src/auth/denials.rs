@@ -153,7 +153,9 @@ impl Denials {
             reason: denial.reason,
             user: denial.user.clone(),
         };
-        let of_tenant = table.of_tenant.get(&key.tenant);
+        // A principal of the tenant cannot hide behind a flood from outside.
+        let is_unknown = matches!(key.who, Caller::At(_));
+        let of_tenant = table.of_tenant.get(&key.tenant).filter(|_| is_unknown);
         let is_full =
             table.all.len() >= CALLERS || of_tenant.is_some_and(|many| *many >= OF_TENANT);
         if is_full && !table.all.contains_key(&key) {
@@ -265,7 +267,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 const SWEEP: Duration = Duration::from_secs(5);
 /// Maximum callers in the table.
 const CALLERS: usize = 4096;
-/// Maximum callers of one tenant in it: each is a record a minute, which is kept for months.
+/// Callers of one tenant in it, beyond which unknown ones share a record: each is one a minute, kept for months.
 const OF_TENANT: usize = 512;
 /// The detail of a record of callers beyond them.
 const MANY: &str = "more callers than are told apart";
@@ -401,6 +403,14 @@ mod tests {
             OF_TENANT + 1,
             "one tenant has no more than its part"
         );
+        let who = Caller::Known(Principal::new("one", None, Some("eve"), None));
+        let tenant = "one".into();
+        denials.report(Denial {
+            who,
+            tenant,
+            ..denial(1)
+        });
+        assert_eq!(kept(), OF_TENANT + 2, "a principal is named beside a flood");
         let key = Key {
             who: Caller::At(None),
             tenant: "one".into(),

@@ -3,6 +3,7 @@
 //! Not here: what is drawn, and from whose share (`hub/limits`, `http/edge`, `http/listen`).
 //!
 //! * `tree`: budgets and shares, and what is drawn from them
+//! * `others_first`: letting all other tasks go first
 //! * `shares`: shares by owner
 //! * `turns`: turns of which one owner has at most three quarters
 //! * `rotation`: turns in rotation among tenants
@@ -14,6 +15,7 @@
 mod descriptors;
 mod large;
 mod machine;
+mod others_first;
 mod room;
 mod rotation;
 mod shares;
@@ -23,6 +25,7 @@ mod turns;
 pub(crate) use self::descriptors::Descriptors;
 pub(crate) use self::large::LargeWork;
 pub(crate) use self::machine::machine_memory;
+pub(crate) use self::others_first::others_first;
 pub(crate) use self::room::{drop_room, push_back};
 pub(crate) use self::rotation::{Rotation, Turn};
 pub(crate) use self::shares::Shares;

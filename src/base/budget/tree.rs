@@ -9,7 +9,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::{sync::Semaphore, task::yield_now, time::Instant};
+use tokio::{sync::Semaphore, time::Instant};
+
+use super::others_first::others_first;
 
 /// A node in a tree of budgets: the root has the total, the others are the shares of owners, which may
 /// have shares below them.
@@ -82,6 +84,12 @@ impl Budget {
         free.saturating_sub(held).div_euclid(counted)
     }
 
+    /// Whether so much may still be drawn here while as much is drawn from another share of the same total, as two
+    /// shares count each body.
+    pub(crate) fn has_twice(&self, amount: u64) -> bool {
+        self.left() >= signed(amount.saturating_add(amount / 2))
+    }
+
     /// Draws an amount; none if it is more than the share allows.
     pub(crate) fn draw(self: &Arc<Self>, amount: u64) -> Option<Drawn> {
         self.try_take(amount).then(|| Drawn {
@@ -133,7 +141,7 @@ impl Budget {
             held.extend(node.turns.acquire().await);
             node = above;
         }
-        yield_now().await;
+        others_first().await;
     }
 
     /// Whether tasks of the owner, or of one above it, wait in line.

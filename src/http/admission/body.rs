@@ -37,13 +37,17 @@ pub(crate) async fn read_counted(
 }
 
 /// Reads a body within the limits of size and time, and within the share of its caller, which counts it
-/// as long as any part of it is kept.
+/// as long as any part of it is kept. One that is longer than what is left of it is refused when it begins.
 pub(crate) async fn counted(
     front: &Front,
     access: &Access,
     body: Body,
 ) -> Result<Bytes, McpRefusal> {
     let share = front.hub.limits().memory().caller(access);
+    let length = body.size_hint().exact().unwrap_or_default();
+    if length > SHORT && !share.has_twice(CALL + length) {
+        return Err(front.hub.limits().no_room(RETRY).into());
+    }
     // Drawn with the first frame, which most bodies consist of.
     let mut drawn = None;
     let mut has_room = |bytes: u64| match &mut drawn {

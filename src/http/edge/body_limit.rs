@@ -83,6 +83,7 @@ impl BodyState {
 struct LimitedBody {
     inner: Body,
     state: BodyState,
+    is_begun: bool,
     /// Bytes that may still come.
     left: u64,
     /// Bytes since the deadline was last moved.
@@ -116,6 +117,7 @@ pub(crate) fn limit(inner: Body, max: u64, budget: Arc<Budget>) -> (Body, BodySt
     let limited = LimitedBody {
         inner,
         state: state.clone(),
+        is_begun: false,
         left: max,
         fresh: 0,
         deadline: None,
@@ -124,6 +126,14 @@ pub(crate) fn limit(inner: Body, max: u64, budget: Arc<Budget>) -> (Body, BodySt
 }
 
 impl LimitedBody {
+    /// Whether there is room for all of the body, if it says how long it is.
+    ///
+    /// One that does not fit would be read in vain, and so would the next one in the room that it gave back.
+    fn may_fit(&self) -> bool {
+        let length = self.inner.size_hint().exact().unwrap_or_default();
+        length <= STEP as u64 || self.state.0.budget.has_twice(length)
+    }
+
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let fresh = std::mem::take(&mut self.fresh);
         match &mut self.deadline {
@@ -160,6 +170,10 @@ impl HttpBody for LimitedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
+        if !std::mem::replace(&mut this.is_begun, true) && !this.may_fit() {
+            this.state.set(ReadState::NoRoom);
+            return Poll::Ready(Some(Err(axum::Error::new(BodyError::NoRoom))));
+        }
         match Pin::new(&mut this.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let size = frame.data_ref().map_or(0, Bytes::len);

@@ -24,7 +24,6 @@ use hyper_util::server::graceful::GracefulConnection;
 use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -33,6 +32,7 @@ use super::activity::{Activity, Open};
 use super::connections::{Admission, Connections};
 use super::tls::TlsReload;
 use super::wire::Wire;
+use crate::base::budget::others_first;
 use crate::base::memory::pinned;
 use crate::http::edge::{App, STREAM_WINDOW};
 
@@ -85,7 +85,13 @@ async fn accept(
     let protocols = Arc::new(protocols);
     let mut pause = FIRST_PAUSE;
     let mut is_full = false;
+    let mut fresh = 0;
     loop {
+        // Those that have come at once would all go before a request on a connection that is open.
+        if fresh == AT_ONCE {
+            fresh = 0;
+            others_first().await;
+        }
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
@@ -113,10 +119,11 @@ async fn accept(
             is_full = true;
             refuse(&stream, tls.is_some());
             // A flood of them would be refused in one go.
-            yield_now().await;
+            others_first().await;
             continue;
         };
         is_full = false;
+        fresh += 1;
         set_options(&stream);
         let connection = Connection {
             peer,
@@ -459,6 +466,8 @@ const PREFACE: &[u8; 4] = b"PRI ";
 const PEEK_AGAIN: Duration = Duration::from_millis(10);
 /// Time without acknowledgement after which the kernel drops a connection.
 const PEER_GONE_MS: u32 = 30_000;
+/// The connections that are accepted before others go first.
+const AT_ONCE: u32 = 8;
 /// Pause after the first failed accept.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between failing accepts.

@@ -569,6 +569,13 @@ async fn an_address_without_room_is_refused_and_probes_are_answered() {
     let post = async || surface.ask("POST /mcp", &headers).await.0;
     assert_eq!(status(&post().await), "200");
     let own = "127.0.0.1".parse().unwrap();
+    // A body that cannot fit is refused before any of it comes.
+    let begun = format!("Content-Length: {}\r\n\r\n", 60 << 10);
+    let rest = memory.address(own).left() - (80 << 10);
+    let little = memory.address(own).hold(rest.cast_unsigned());
+    let (refused, _) = surface.ask("POST /mcp", &begun).await;
+    assert_eq!(status(&refused), "503", "{refused}");
+    drop(little);
     // The head has room, the body has none.
     let most = memory.address(own).hold((512 - 40) << 10);
     let refused = post().await;
@@ -617,4 +624,25 @@ async fn an_idle_http2_connection_ends_though_its_pings_are_answered() {
     let ended = ended.expect("it stays open").expect("no panic");
     assert!(ended.is_ok(), "it ends by GOAWAY: {ended:?}");
     assert!(began.elapsed() >= idle / 2, "{:?}", began.elapsed());
+}
+
+/// Connections that came at once, each with a request, all went before a request on a connection that was open.
+#[tokio::test]
+async fn connections_that_come_at_once_are_accepted_a_few_at_a_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let bound = listener.local_addr().expect("address");
+    let mut clients = Vec::new();
+    for _ in 0..100 {
+        clients.push(TcpStream::connect(bound).await.expect("connect"));
+    }
+    let app = App::of_operators(public(Health::default()), bound);
+    let surface = serving_idle(listener, app, 200, KEEP_ALIVE);
+    let mut rounds = 0;
+    while surface.tracker.len() <= clients.len() {
+        tokio::task::yield_now().await;
+        rounds += 1;
+    }
+    assert!(rounds >= 12, "{rounds} rounds");
+    drop(clients);
+    surface.ends().await;
 }

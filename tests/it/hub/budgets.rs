@@ -74,6 +74,11 @@ async fn bodies_that_do_not_end_take_the_share_of_their_address_alone() {
     assert!(grown <= 64 << 10, "{grown} KiB");
     let drawn = metric(&gateway, "lockgate_requests_bytes ").await;
     assert!((16 << 20..=48 << 20).contains(&drawn), "{drawn}");
+    // Nothing of it has to arrive.
+    let mut socket = from("127.0.0.2", &gateway).await;
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let refused = within("a refusal", rest(&mut socket)).await;
+    assert_eq!(statuses(&refused), [503], "{refused}");
     stays_quick("another address", before, || slow_call(&session)).await;
     drop(held);
     until("nothing under way", || async {

@@ -198,8 +198,9 @@ fn usual_workers(processors: usize) -> usize {
 /// Most threads that serve requests.
 const MOST_WORKERS: usize = 1024;
 
-/// The bodies that have room in `limits.memory`: a principal alone gets a third of it.
-const BODIES: u64 = 4;
+/// The least `limits.memory` in bodies: one takes four times its length of what is free for a principal alone, and a
+/// little for the call.
+const BODIES: u64 = 5;
 /// The highest niceness (sched(7)).
 const MOST_NICE: u8 = 19;
 /// The least default of `limits.memory`.

@@ -73,6 +73,13 @@ impl Budget {
 
     /// What may still be drawn; negative if more is held than the share allows.
     pub(crate) fn left(&self) -> i64 {
+        let (spare, counted) = self.spare();
+        // What is drawn is counted at each node of the path. Rounded down: a little too much is too much.
+        spare.div_euclid(counted)
+    }
+
+    /// What is free beyond what the shares of the path hold, and the nodes of it at which a draw counts.
+    fn spare(&self) -> (i64, i64) {
         let (mut held, mut counted, mut node) = (0_i64, 1_i64, self);
         while let Place::Below(above) = &node.place {
             held = held.saturating_add(signed(node.used()));
@@ -80,14 +87,15 @@ impl Budget {
             node = above;
         }
         let free = signed(node.total()).saturating_sub(signed(node.used()));
-        // What is drawn is counted at each node of the path. Rounded down: a little too much is too much.
-        free.saturating_sub(held).div_euclid(counted)
+        (free.saturating_sub(held), counted)
     }
 
     /// Whether so much may still be drawn here while as much is drawn from another share of the same total, as two
     /// shares count each body.
     pub(crate) fn has_twice(&self, amount: u64) -> bool {
-        self.left() >= signed(amount.saturating_add(amount / 2))
+        let (spare, counted) = self.spare();
+        // The other draw counts at the root.
+        signed(amount).saturating_mul(counted + 1) <= spare
     }
 
     /// Draws an amount; none if it is more than the share allows.
@@ -336,6 +344,18 @@ mod tests {
         assert_eq!(tenant.used(), 300);
         assert_eq!(drain(&quiet).len(), 100);
         assert_eq!(drain(&root.share()).len(), 300);
+    }
+
+    #[test]
+    fn a_body_has_room_if_both_shares_that_count_it_have() {
+        let root = Budget::new(1200);
+        let (address, caller) = (root.share(), root.share().share());
+        assert!(address.has_twice(400) && !address.has_twice(401));
+        assert!(caller.has_twice(300) && !caller.has_twice(301));
+        let first = address.draw(300).unwrap();
+        assert_eq!(caller.draw(300).unwrap().amount, 300);
+        assert!(caller.draw(301).is_none());
+        drop(first);
     }
 
     #[test]

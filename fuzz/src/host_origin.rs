@@ -222,9 +222,9 @@ fn client(headers: &HeaderMap) {
     let proxy: IpAddr = "10.0.0.1".parse().unwrap();
     let found = client_address(proxy, headers, &trusted);
     let fields = headers.get_all(X_FORWARDED_FOR).iter();
-    let fields: Vec<&str> = fields.map(|field| field.to_str().unwrap_or("")).collect();
-    let joined = fields.join(",");
-    let entries = joined.split(',').map(str::trim);
+    let fields = fields.map(|field| String::from_utf8_lossy(field.as_bytes()));
+    let joined = fields.collect::<Vec<_>>().join(",");
+    let entries = joined.split(',').map(str::trim_ascii);
     let address = |entry: &str| {
         let port = |text: &str| text.parse::<SocketAddr>().map(|address| address.ip());
         let bare = entry

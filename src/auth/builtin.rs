@@ -168,7 +168,8 @@ impl Tokens {
         });
         let life = verified.claims.life(now, IssuedBy::Us);
         let token = Arc::clone(&verified);
-        self.verified.insert(hash, token, life).await;
+        let size = verified.claims.size();
+        self.verified.insert(hash, token, (size, life)).await;
         Ok(verified)
     }
 }
@@ -228,8 +229,8 @@ pub(crate) const REGISTERED: &str = "c_";
 
 /// Maximum grants and keys of a session.
 const JOINED: usize = 32;
-/// Maximum cached tokens; about 1 KiB each.
-const VERIFIED: u64 = 32_768;
+/// Maximum size of the cached tokens, in bytes: 25,000 of the usual ones.
+const VERIFIED: u64 = 32 << 20;
 /// The maximum lifetime of a token, and a little more.
 const VERIFIED_LIFE: Duration = Duration::from_mins(17);
 

@@ -105,7 +105,8 @@ impl Issuers {
         });
         let life = verified.claims.life(now, IssuedBy::Another);
         let token = Arc::clone(&verified);
-        issuer.verified.insert(hash, token, life).await;
+        let size = verified.claims.size();
+        issuer.verified.insert(hash, token, (size, life)).await;
         Ok(verified)
     }
 }
@@ -443,8 +444,8 @@ fn jwks_uri(document: &[u8], issuer: &str) -> Result<String, &'static str> {
 
 /// The key of a token that no key has signed.
 const NO_KEY: KeyId = [0; 32];
-/// Maximum cached tokens of one issuer; about 1 KiB each.
-const VERIFIED: u64 = 10_000;
+/// Maximum size of the cached tokens of one issuer, in bytes: 7,500 of the usual ones.
+const VERIFIED: u64 = 10 << 20;
 /// Upper bound for tokens with a later expiry.
 const VERIFIED_LIFE: Duration = Duration::from_secs(3600);
 /// Maximum cached issuers, and their lifetime without a token.

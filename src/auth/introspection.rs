@@ -25,6 +25,7 @@ use url::form_urlencoded::byte_serialize;
 use super::{
     jose::members,
     jwt::{Claims, TokenError, introspected},
+    verified_tokens::sized,
 };
 use crate::{
     base::{Outbound, OutboundError},
@@ -89,8 +90,10 @@ pub(super) fn is_opaque(text: &str) -> bool {
 
 impl Introspected {
     pub(super) fn new() -> Self {
+        let size = |claims: &Option<Arc<Claims>>| claims.as_ref().map_or(0, |known| known.size());
         let said = Cache::builder()
             .max_capacity(TOKENS)
+            .weigher(move |_, claims| sized(size(claims)))
             .time_to_live(BELIEVED)
             .build();
         Self {
@@ -278,8 +281,8 @@ fn endpoint_in(document: &[u8], issuer: &str) -> Result<String, String> {
     }
 }
 
-/// Most tokens that are remembered, with about 1 KiB each.
-const TOKENS: u64 = 10_000;
+/// Maximum size of what is remembered, in bytes: the answers about 7,500 of the usual tokens.
+const TOKENS: u64 = 10 << 20;
 /// The time for which an answer is believed.
 const BELIEVED: Duration = Duration::from_secs(60);
 /// Most requests under way: tokens that nobody issued must not become a flood there.

@@ -105,6 +105,17 @@ impl Claims {
         Duration::from_secs(end.saturating_sub(now))
     }
 
+    /// The size of its texts, in bytes.
+    pub(super) fn size(&self) -> usize {
+        let all = |texts: &[String]| -> usize {
+            let each = texts.iter().map(|text| text.len() + size_of::<String>());
+            each.sum()
+        };
+        let named = self.subject.len() + self.client.as_ref().map_or(0, String::len);
+        // The names are in the principal again, twice.
+        3 * named + all(&self.audiences) + all(&self.scopes) + all(&self.groups)
+    }
+
     /// Checks the validity period at `now`.
     pub(super) fn check_validity(&self, now: u64, issued: IssuedBy) -> Result<(), &'static str> {
         let leeway = issued.leeway();

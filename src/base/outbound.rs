@@ -96,14 +96,31 @@ impl Outbound {
     /// Makes a client that may also connect to the networks `allow`; requests to public addresses go through
     /// the proxy, if there is one.
     pub(crate) fn through(allow: Vec<IpNet>, proxy: Option<Proxy>) -> Self {
+        Self::with_lookups(allow.into(), proxy, LOOKUPS)
+    }
+
+    /// Returns a client of the same settings for hosts that anybody may name: with lookups of its own, because
+    /// silent name servers of strangers must not hold up those of issuers.
+    pub(crate) fn of_strangers(&self) -> Self {
+        let (allow, proxy) = (Arc::clone(&self.0.allow), self.0.proxy.clone());
+        Self::with_lookups(allow, proxy, LOOKUPS_OF_STRANGERS)
+    }
+
+    fn with_lookups(allow: Arc<[IpNet]>, proxy: Option<Proxy>, lookups: usize) -> Self {
         Self(Arc::new(State {
-            allow: allow.into(),
-            lookups: Lookups(Arc::new(Semaphore::new(LOOKUPS))),
+            allow,
+            lookups: Lookups(Arc::new(Semaphore::new(lookups))),
             plain: OnceLock::new(),
             secure: OnceLock::new(),
             proxy,
             proxied: OnceLock::new(),
         }))
+    }
+
+    /// Reports whether lookups through one client hold up those through the other.
+    #[cfg(test)]
+    pub(crate) fn shares_lookups(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0.lookups.0, &other.0.lookups.0)
     }
 
     /// Fetches the JSON document at `url`, of at most `max` bytes.
@@ -451,6 +468,8 @@ const LOOKUP: Duration = Duration::from_secs(1);
 /// Names that are looked up at a time: a quarter of the runtime's threads for what blocks, because a name
 /// server that is silent holds one for longer than anybody waits.
 const LOOKUPS: usize = 128;
+/// Those among hosts that anybody may name.
+const LOOKUPS_OF_STRANGERS: usize = 64;
 /// Time limit from the lookup to the last byte; a caller waits for it.
 const TOTAL: Duration = Duration::from_secs(3);
 /// Most addresses that are tried for one name.

@@ -80,7 +80,7 @@ impl Opening {
 pub(crate) struct Database(Arc<Parts>);
 
 struct Parts {
-    /// For requests of outsiders: clients, grants, log-ins.
+    /// For requests of outsiders: clients, grants, log-ins; and for what operators read at length.
     pool: Pool,
     /// For operators, the snapshot and revocations, which no flood of such requests may delay.
     reserved: Pool,
@@ -159,6 +159,7 @@ impl Database {
     pub(crate) fn audit(&self) -> Audit<'_> {
         Audit {
             pool: &self.0.reserved,
+            readers: &self.0.pool,
         }
     }
 

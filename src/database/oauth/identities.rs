@@ -146,16 +146,43 @@ impl Identities<'_> {
         of: IdentityAt<'_>,
         groups: Option<&[String]>,
     ) -> Result<bool, Error> {
+        let is_changed = self.say(VOUCH, of, vec![], groups).await?;
+        Ok(is_changed.unwrap_or(false))
+    }
+
+    /// Stores the word that the provider gave when it was asked by `known`, as [`Self::vouch`] does; none if another
+    /// word has come since, as at a log-in: what was asked earlier says nothing against it.
+    pub(crate) async fn vouch_after(
+        self,
+        of: IdentityAt<'_>,
+        known: &Identity,
+        groups: Option<&[String]>,
+    ) -> Result<Option<bool>, Error> {
+        let of_known = vec![known.version.into(), known.checked_ms.into()];
+        self.say(VOUCH_AFTER, of, of_known, groups).await
+    }
+
+    /// None if there is nothing of which this could be said.
+    async fn say(
+        self,
+        vouch: &'static str,
+        of: IdentityAt<'_>,
+        of_known: Vec<Value>,
+        groups: Option<&[String]>,
+    ) -> Result<Option<bool>, Error> {
         let mut transaction = self.pool.begin_unserialized().await?;
         let mut values = key(of);
         values.push(self.pool.now_ms().into());
-        transaction.run(VOUCH, values).await?;
+        values.extend(of_known);
+        if transaction.run(vouch, values).await?.is_empty() {
+            return Ok(None);
+        }
         let is_changed = match groups {
             Some(groups) => self.tell(&mut transaction, of, groups).await?,
             None => false,
         };
         transaction.commit().await?;
-        Ok(is_changed)
+        Ok(Some(is_changed))
     }
 
     /// Ends an identity of this version with all that the person has here, because the provider's word has ended;
@@ -352,7 +379,14 @@ const RENEW: &str = "
 const VOUCH: &str = "
     UPDATE identities
        SET checked_ms = $3, lease_ms = 0
-     WHERE tenant = $1 AND subject = $2";
+     WHERE tenant = $1 AND subject = $2
+    RETURNING version";
+
+const VOUCH_AFTER: &str = "
+    UPDATE identities
+       SET checked_ms = $3, lease_ms = 0
+     WHERE tenant = $1 AND subject = $2 AND version = $4 AND checked_ms = $5
+    RETURNING version";
 
 const DELETE: &str = "
     DELETE FROM identities

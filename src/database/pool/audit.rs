@@ -208,7 +208,10 @@ impl Author {
 /// The audit trail of a database.
 #[derive(Clone, Copy)]
 pub(crate) struct Audit<'a> {
+    /// For what must be written before something else happens.
     pub(crate) pool: &'a Pool,
+    /// For pages, of which operators may read a whole trail at leisure.
+    pub(crate) readers: &'a Pool,
 }
 
 impl Audit<'_> {
@@ -226,7 +229,7 @@ impl Audit<'_> {
         after: Option<Cursor>,
         limit: u32,
     ) -> Result<Page, Error> {
-        query(self.pool, filter, after, limit).await
+        query(self.readers, filter, after, limit).await
     }
 
     /// Removes records that are older than `keep`.

@@ -13,6 +13,7 @@ on_both! {
     the_audit_trail_is_filtered_and_read_in_pages
     an_audit_record_holds_any_text
     old_audit_records_are_deleted
+    pages_of_the_audit_trail_take_no_reserved_connection
 }
 
 async fn a_change_and_its_audit_record_are_one_transaction(place: Place) {
@@ -156,4 +157,17 @@ async fn old_audit_records_are_deleted(place: Place) {
         .entries;
     assert_eq!(left.len(), 1_500);
     assert!(left.iter().all(|entry| entry.at_ms == 5_000));
+}
+
+async fn pages_of_the_audit_trail_take_no_reserved_connection(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let audit = store.audit();
+    let held = [
+        audit.pool.snapshot().await.unwrap(),
+        audit.pool.snapshot().await.unwrap(),
+    ];
+    let page = audit.page(&Filter::default(), None, 1).await.unwrap();
+    assert_eq!(page.entries.len(), 1);
+    drop(held);
 }

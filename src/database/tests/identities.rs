@@ -18,6 +18,7 @@ on_both! {
     identities_open_in_their_own_row_alone
     one_replica_at_a_time_asks_by_the_tokens_of_a_version
     told_groups_reach_grants_log_ins_and_replicas
+    what_was_asked_before_a_log_in_says_nothing_against_it
     identities_are_sealed_again_and_go_with_what_they_belong_to
     no_grant_begins_after_the_logout_of_its_session
 }
@@ -273,4 +274,31 @@ async fn no_grant_begins_after_the_logout_of_its_session(place: Place) {
             .await;
         assert_eq!(began.unwrap(), begins, "{number}");
     }
+}
+
+async fn what_was_asked_before_a_log_in_says_nothing_against_it(place: Place) {
+    let [store, _] = open(&place).await;
+    let kept = store.identities();
+    let (eng, ops) = (list(&["eng"]), list(&["ops"]));
+    keep(&store, ADA, "x", &["eng"]).await;
+    let asked = async || kept.get(ADA).await.unwrap().unwrap();
+    // A log-in that brought no tokens of its own.
+    let before = asked().await;
+    later(&place, DAY);
+    assert!(!kept.vouch(ADA, Some(&eng)).await.unwrap());
+    let late = kept.vouch_after(ADA, &before, Some(&ops)).await.unwrap();
+    assert_eq!(late, None);
+    // One with tokens, in the same millisecond.
+    let before = asked().await;
+    keep(&store, ADA, "x", &["eng"]).await;
+    let late = kept.vouch_after(ADA, &before, Some(&ops)).await.unwrap();
+    assert_eq!(late, None);
+    assert!(
+        !kept.vouch(ADA, Some(&eng)).await.unwrap(),
+        "they are as before"
+    );
+    let now = asked().await;
+    let said = kept.vouch_after(ADA, &now, Some(&ops)).await.unwrap();
+    assert_eq!(said, Some(true));
+    assert_eq!(asked().await.checked_ms, BEGIN + DAY);
 }

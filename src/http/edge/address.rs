@@ -291,9 +291,11 @@ pub(crate) fn client_address(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet
         return client;
     }
     let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
-    for entry in lines.flat_map(|line| line.to_str().unwrap_or("").rsplit(',')) {
+    // By entry: what a client wrote must not make the one that a proxy appended to its line unreadable.
+    for entry in lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b',')) {
+        let entry = std::str::from_utf8(entry.trim_ascii());
         // An entry that is no address ends the chain: entries further left cannot be trusted.
-        let Some(ip) = forwarded(entry.trim()) else {
+        let Some(ip) = entry.ok().and_then(forwarded) else {
             break;
         };
         client = ip;

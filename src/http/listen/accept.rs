@@ -118,8 +118,8 @@ async fn accept(
             }
             is_full = true;
             refuse(&stream, tls.is_some());
-            // A flood of them would be refused in one go.
-            others_first().await;
+            // With a turn for each, a flood of them would keep everybody else in the kernel's queue.
+            fresh += 1;
             continue;
         };
         is_full = false;

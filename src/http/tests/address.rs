@@ -275,6 +275,12 @@ fn clients() {
             "{peer} {lines:?}"
         );
     }
+    // A client's own entry, however odd, does not hide the one that a proxy appends to it.
+    let mut odd = HeaderMap::new();
+    let line = HeaderValue::from_bytes(b"\xff, 198.51.100.7 , 10.0.0.2").expect("a value");
+    odd.append("x-forwarded-for", line);
+    let found = client_address("10.0.0.1".parse().expect("ip"), &odd, &trusted);
+    assert_eq!(found, "198.51.100.7".parse::<IpAddr>().expect("ip"));
 }
 
 proptest! {

@@ -48,6 +48,13 @@ impl Task {
     }
 }
 
+/// Takes no more orders, and lets those go that came too late: somebody waits for each, and the work at the task
+/// stays as long as its result is kept.
+pub(super) async fn dismiss(orders: &mut mpsc::Receiver<Order>) {
+    orders.close();
+    while orders.recv().await.is_some() {}
+}
+
 /// The tasks that a subscription is for.
 #[derive(Default)]
 pub(crate) struct WatchedTasks(Vec<watch::Receiver<Bytes>>);
@@ -74,5 +81,46 @@ impl WatchedTasks {
             // It is no longer kept.
             self.0.swap_remove(at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{join, time::timeout};
+
+    use super::*;
+
+    fn message(line: &'static str) -> Message {
+        Message::parse(Bytes::from_static(line.as_bytes())).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_update_that_came_too_late_is_let_go() {
+        let (orders, mut received) = mpsc::channel(4);
+        let call = message(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#);
+        let state = watch::Sender::new(Bytes::new());
+        let task = Task {
+            call,
+            state,
+            orders,
+        };
+        let update = || {
+            task.update(message(
+                r#"{"jsonrpc":"2.0","id":2,"method":"tasks/update"}"#,
+            ))
+        };
+        let work = async {
+            // The call ends by this one, with an update behind it.
+            assert!(matches!(received.recv().await, Some(Order::Cancel)));
+            dismiss(&mut received).await;
+        };
+        let all = async { join!(task.cancel(), update(), work) };
+        let ended = timeout(Duration::from_secs(5), all).await;
+        assert!(ended.is_ok(), "the update still waits");
+        let late = timeout(Duration::from_secs(5), update()).await;
+        assert!(late.is_ok(), "it waits for a task that has ended");
+        drop(received);
     }
 }

@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{
     copy::OwnCopy,
-    task::{Order, Task},
+    task::{Order, Task, dismiss},
 };
 use crate::{
     base::{budget::Budget, moment},
@@ -101,7 +101,7 @@ impl Work {
     /// Reads the call to its end, and keeps the result for a while.
     pub(super) async fn run(&mut self, call: CallInFlight, reader: Reader) {
         let end = self.read(call, reader).await;
-        self.orders.close();
+        dismiss(&mut self.orders).await;
         self.asks.clear();
         self.ttl = Some(self.born.elapsed() + Self::kept(&self.core));
         self.end(end.as_deref());

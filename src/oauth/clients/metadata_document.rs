@@ -11,14 +11,14 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use moka::{Expiry, future::Cache};
+use moka::{Expiry, future::Cache, ops::compute::Op};
 use serde_json::Value;
 use tokio::{
     sync::Notify,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use url::Url;
 
@@ -43,7 +43,7 @@ pub(crate) struct Documents {
     fresh: Cache<String, CachedDocument>,
     /// The last valid documents, used while their servers are unreachable.
     last: Cache<String, Arc<Document>>,
-    keys: Cache<String, Arc<KeySet>>,
+    keys: Cache<String, CachedKeys>,
     /// Concurrent fetches, shared out to tenants: slow sites of one must not keep clients of another
     /// out.
     fetches: Shares<Arc<str>, RandomState>,
@@ -81,6 +81,13 @@ struct CachedDocument {
     fresh: Duration,
 }
 
+/// The key set of a client, and the time at which it was asked for.
+#[derive(Clone)]
+struct CachedKeys {
+    set: Arc<KeySet>,
+    asked: Instant,
+}
+
 /// Expiry as the server of each document sets it.
 struct Freshness;
 
@@ -89,7 +96,7 @@ impl Expiry<String, CachedDocument> for Freshness {
         &self,
         _: &String,
         cached: &CachedDocument,
-        _: Instant,
+        _: std::time::Instant,
     ) -> Option<Duration> {
         Some(cached.fresh)
     }
@@ -98,9 +105,9 @@ impl Expiry<String, CachedDocument> for Freshness {
 impl Documents {
     /// Makes an empty cache that fetches through `outbound`. Documents count as reachable, or not before a
     /// probe.
-    pub(crate) fn new(outbound: Outbound, known: KnownClients, is_probed: bool) -> Self {
+    pub(crate) fn new(outbound: &Outbound, known: KnownClients, is_probed: bool) -> Self {
         Self {
-            outbound,
+            outbound: outbound.of_strangers(),
             known,
             fresh: Cache::builder()
                 .max_capacity(DOCUMENTS)
@@ -193,24 +200,47 @@ impl Documents {
         Ok(Some(document))
     }
 
-    /// Returns the key set at a `jwks_uri`, for a tenant; `is_fresh` bypasses the cache.
-    pub(crate) async fn keys(
+    /// Returns the key set at a `jwks_uri`, for a tenant. Concurrent callers share one fetch.
+    pub(crate) async fn keys(&self, tenant: &str, url: &str) -> Result<Arc<KeySet>, DocumentError> {
+        let fetched = self
+            .keys
+            .try_get_with_by_ref(url, self.fetch_keys(tenant, url));
+        let outcome = fetched.await.map(|cached| cached.set);
+        outcome.map_err(|error| DocumentError::clone(&error))
+    }
+
+    /// Returns the key set at a `jwks_uri` as it is now, for a tenant. The one before stays until another is got:
+    /// anybody can name a key that is not in it.
+    pub(crate) async fn keys_anew(
         &self,
         tenant: &str,
         url: &str,
-        is_fresh: bool,
     ) -> Result<Arc<KeySet>, DocumentError> {
-        if is_fresh {
-            self.keys.invalidate(url).await;
+        let asked = Instant::now();
+        let renewed = self
+            .keys
+            .entry_by_ref(url)
+            .and_try_compute_with(async |known| {
+                // Another caller may have got it since.
+                if known.is_some_and(|known| known.value().asked >= asked) {
+                    return Ok(Op::Nop);
+                }
+                Ok(Op::Put(self.fetch_keys(tenant, url).await?))
+            });
+        match renewed.await?.into_entry() {
+            Some(entry) => Ok(entry.into_value().set),
+            None => Err(DocumentError::Unavailable("the keys are gone again")),
         }
+    }
+
+    async fn fetch_keys(&self, tenant: &str, url: &str) -> Result<CachedKeys, DocumentError> {
+        let asked = Instant::now();
         let parsed = Url::parse(url).map_err(|_| DocumentError::Invalid("jwks_uri is no URL"))?;
-        let fetched = self.keys.try_get_with_by_ref(url, async {
-            let fetched = self.get(tenant, &parsed, KEYS_MAX).await?;
-            let set = KeySet::parse(&fetched.body);
-            set.map(Arc::new)
-                .map_err(|_| DocumentError::Invalid("what is at jwks_uri is no key set"))
-        });
-        fetched.await.map_err(|error| DocumentError::clone(&error))
+        let fetched = self.get(tenant, &parsed, KEYS_MAX).await?;
+        let set = KeySet::parse(&fetched.body)
+            .map_err(|_| DocumentError::Invalid("what is at jwks_uri is no key set"))?;
+        let set = Arc::new(set);
+        Ok(CachedKeys { set, asked })
     }
 
     /// Checks the syntax of a client id, and that its URL may be asked.
@@ -363,7 +393,7 @@ mod tests {
     #[tokio::test]
     async fn shipped_documents_are_clients() {
         let known = KnownClients::shipped();
-        let documents = Documents::new(Outbound::new(Vec::new()), known.clone(), false);
+        let documents = Documents::new(&Outbound::new(Vec::new()), known.clone(), false);
         for (id, text) in known.documents.iter() {
             documents.check(id).unwrap();
             let document = read(id, text.as_bytes()).unwrap();
@@ -404,7 +434,9 @@ mod tests {
 
     #[tokio::test]
     async fn invalid_client_id_urls() {
-        let documents = Documents::new(Outbound::new(Vec::new()), KnownClients::default(), false);
+        let outbound = Outbound::new(Vec::new());
+        let documents = Documents::new(&outbound, KnownClients::default(), false);
+        assert!(!documents.outbound.shares_lookups(&outbound));
         assert!(documents.check(ID).is_ok());
         assert!(documents.check("https://app.test:8443/a/b?c=d").is_ok());
         for id in [

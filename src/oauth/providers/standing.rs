@@ -318,8 +318,11 @@ impl Standings {
             }
             groups = told.groups;
         }
-        if kept.vouch(of.at(), groups.as_deref()).await? {
-            self.snapshot.refresh_issued().await?;
+        match kept.vouch_after(of.at(), known, groups.as_deref()).await? {
+            // A log-in of just now said more.
+            None => groups = None,
+            Some(true) => self.snapshot.refresh_issued().await?,
+            Some(false) => {}
         }
         Ok(Ok(Standing::Good(groups)))
     }

@@ -80,7 +80,7 @@ impl Oauth {
             config,
             standings,
             snapshot,
-            documents: Documents::new(outbound, known, is_probed),
+            documents: Documents::new(&outbound, known, is_probed),
             providers,
             clock,
             audit,

@@ -217,23 +217,20 @@ async fn is_signed(
         }
         Keys::Url(url) => url,
     };
-    let get = async |is_anew| match state
-        .documents
-        .keys(&server.tenant.name, url, is_anew)
-        .await
-    {
-        Ok(set) => Ok(set),
-        Err(DocumentError::Unavailable(what)) => {
-            Err(database::Error::Unavailable(what.to_owned()).into())
-        }
-        Err(DocumentError::Invalid(_)) => Err(REFUSED),
+    let refused = |error| match error {
+        DocumentError::Unavailable(what) => database::Error::Unavailable(what.to_owned()).into(),
+        DocumentError::Invalid(_) => REFUSED,
     };
-    let known = get(false).await?;
+    let (documents, tenant) = (&state.documents, &server.tenant.name);
+    let known = documents.keys(tenant, url).await.map_err(refused)?;
     match known.check(&by.jws) {
         Signature::By(_) => Ok(true),
         Signature::Bad => Ok(false),
         // The key may be newer than the cached set.
-        Signature::NoKey => Ok(is_signed_by(&*get(true).await?, by)),
+        Signature::NoKey => {
+            let anew = documents.keys_anew(tenant, url).await.map_err(refused)?;
+            Ok(is_signed_by(&anew, by))
+        }
     }
 }
 

@@ -382,6 +382,12 @@ async fn clients_sign_with_keys_that_are_elsewhere() {
         assert_eq!(redeemed.status, StatusCode::OK, "{id}: {}", redeemed.body);
         let refused = self::redeemed(&app, &first, "first").await;
         refused.assert_refused(401, "invalid_client");
+        // A key that nobody knows is asked for, and the keys that are known outlive a site that has none to give.
+        site.put("/keys", &json!([]));
+        let refused = self::redeemed(&app, &first, "first").await;
+        refused.assert_refused(401, "invalid_client");
+        let redeemed = self::redeemed(&app, &second, "second").await;
+        assert_eq!(redeemed.status, StatusCode::OK, "{id}: {}", redeemed.body);
     }
 }
 

@@ -111,6 +111,10 @@ class Client:
         }
         return self.request("POST", "/mcp", body, headers | more)
 
+    def chunked(self, parts):
+        head, _ = self.message(b"").split(b"Content-Length")
+        return head + b"Transfer-Encoding: chunked\r\n\r\n" + parts
+
     def request(self, method, path, body, headers):
         head = [f"{method} {path} HTTP/1.1", f"Host: {self.address}"]
         if self.session:
@@ -205,6 +209,9 @@ def bodies(client):
     yield "line ends between tokens", client.message(
         filled(b'{"jsonrpc":"2.0","id":7,"method":"ping"', b"\r\n", b"}")
     )
+    text = filled(call + b'{"text":"', b"x", b'"}}}')
+    parts = b"".join(b"1\r\n%c\r\n" % byte for byte in text)
+    yield "call, in parts of one byte", client.chunked(parts + b"0\r\n\r\n")
     yield "a batch of 100 requests", client.message(b"[" + (item * 100)[:-1] + b"]")
     yield "a batch of small notifications", client.message(filled(b"[", notes, notes[:-1] + b"]"))
     yield "bytes that are no text", client.message(filled(call + b'{"text":"', b"\xc3\xa9", b'\xff"}}}'))

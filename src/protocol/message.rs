@@ -575,19 +575,34 @@ fn check_token(token: &[u8], message: &'static str) -> Result<(), Refusal> {
 /// text that was scanned, where they are white space: inside a string they are an error that a
 /// blank would hide.
 fn on_one_line(bytes: Bytes) -> Bytes {
-    let Some(first) = memchr::memchr2(b'\n', b'\r', &bytes) else {
+    if !has_line_end(&bytes) {
         return bytes;
-    };
+    }
     let mut bytes = bytes
         .try_into_mut()
         .unwrap_or_else(|shared| BytesMut::from(&*shared));
+    replace_line_ends(&mut bytes, b' ');
+    bytes.freeze()
+}
+
+/// Reports whether a text contains CR or LF.
+pub(crate) fn has_line_end(text: &[u8]) -> bool {
+    memchr::memchr2(b'\n', b'\r', text).is_some()
+}
+
+/// Replaces each CR and LF of JSON that was not scanned by a tab: which is white space where they are, and an error
+/// inside a string, as they are.
+pub(crate) fn end_no_line(json: &mut [u8]) {
+    replace_line_ends(json, b'\t');
+}
+
+fn replace_line_ends(text: &mut [u8], by: u8) {
     // One pass, without a search for each: a body may consist of them.
-    for byte in &mut bytes[first..] {
+    for byte in text {
         if matches!(*byte, b'\n' | b'\r') {
-            *byte = b' ';
+            *byte = by;
         }
     }
-    bytes.freeze()
 }
 
 #[cfg(test)]

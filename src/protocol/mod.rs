@@ -38,7 +38,7 @@ pub(crate) use self::capabilities::{ClientCapabilities, Lacking};
 pub(crate) use self::event::{Cursor, EventKey, KEEP_ALIVE, LISTENER_STREAM, StreamId};
 pub(crate) use self::headers::{Accepts, LAST_EVENT_ID, SESSION_ID, Version};
 pub(crate) use self::json::{Scanner, Span, SyntaxError};
-pub(crate) use self::message::{Body, Kind, Message};
+pub(crate) use self::message::{Body, Kind, Message, end_no_line, has_line_end};
 pub(crate) use self::method::Method;
 pub(crate) use self::params::is_subscribed;
 pub(crate) use self::refusal::{Refusal, Rejected};

@@ -4,6 +4,7 @@
 //! effect of a change on sessions and children (`hub`).
 
 use std::{
+    pin::pin,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -14,12 +15,12 @@ use std::{
 use arc_swap::ArcSwap;
 use tokio::{
     sync::{Notify, watch},
-    time::Instant,
+    time::{Instant, timeout},
 };
 
 use crate::{
     base::Clock,
-    database::{self, Database, Marks, Newer},
+    database::{self, Database, Marks, Newer, oauth::Reached},
     declare::{Catalog, Issued, OperatorKeys, SecretChange, When},
 };
 
@@ -280,36 +281,69 @@ impl CurrentSnapshot {
         Ok((Arc::new(issued), revocation))
     }
 
-    /// Polls the database and reads new revocations. Returns the number of the last declared
-    /// change.
+    /// Polls the database for a request, which does not wait for one that is slow, and reads new revocations.
+    /// Returns the number of the last declared change.
     ///
     /// # Errors
     ///
     /// Those of the database.
     pub(crate) async fn poll(&self) -> Result<i64, database::Error> {
         let began = Instant::now();
-        // Behind a standstill no token is good until the database has been asked: one that answers slowly must
-        // not count as unreachable, which would make revoked tokens good again.
-        let limit = if self.last_poll.is_recent() {
-            POLL_TIMEOUT
-        } else {
-            READ_TIMEOUT
-        };
-        let reached = in_time(limit, async { self.database()?.issued().reached().await });
-        let reached = reached.await;
-        if let Ok(reached) = &reached
-            && self.is_loaded()
-            && self.load().revocation < reached.revocation
-        {
-            // A database that answers slowly can be reached: without the revocations that it has,
-            // this poll does not count.
-            let read = Box::pin(self.read_issued());
-            in_time(READ_TIMEOUT, read).await?;
+        let reached = timeout(POLL_TIMEOUT, self.reached()).await;
+        let reached = reached.unwrap_or_else(|_| Err(silent()))?;
+        self.settle(&reached, began).await?;
+        Ok(reached.version)
+    }
+
+    /// Polls the database and reads new revocations, however slowly it answers. `on_silence` is called once if it
+    /// is silent for a while.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub(super) async fn follow(&self, on_silence: impl Fn()) -> Result<Polled, database::Error> {
+        let began = Instant::now();
+        let mut is_late = false;
+        let mut asked = pin!(timeout(READ_TIMEOUT, self.reached()));
+        loop {
+            let waited_from = Instant::now();
+            // Behind a standstill no token is good until the database has been asked: one that answers slowly must
+            // not count as unreachable, which would make revoked tokens good again.
+            let is_recent = self.last_poll.is_recent_at(waited_from);
+            let Ok(reached) = timeout(POLL_TIMEOUT, &mut asked).await else {
+                // Otherwise one that hangs counts as unreachable, while it is waited for.
+                if is_recent {
+                    self.last_poll.note(waited_from);
+                }
+                if !is_late {
+                    on_silence();
+                }
+                is_late = true;
+                continue;
+            };
+            let reached = reached.unwrap_or_else(|_| Err(silent()));
+            if let Err(database::Error::Unavailable(_)) = &reached {
+                self.last_poll.note(waited_from);
+            }
+            let reached = reached?;
+            self.settle(&reached, began).await?;
+            let version = reached.version;
+            return Ok(Polled { version, is_late });
         }
-        if matches!(reached, Ok(_) | Err(database::Error::Unavailable(_))) {
-            self.last_poll.note(began);
+    }
+
+    async fn reached(&self) -> Result<Reached, database::Error> {
+        self.database()?.issued().reached().await
+    }
+
+    /// Reads the revocations that a poll found, and counts it. A database that answers slowly can be reached:
+    /// without the revocations that it has, the poll does not count.
+    async fn settle(&self, reached: &Reached, began: Instant) -> Result<(), database::Error> {
+        if self.is_loaded() && self.load().revocation < reached.revocation {
+            Box::pin(self.read_issued()).await?;
         }
-        reached.map(|reached| reached.version)
+        self.last_poll.note(began);
+        Ok(())
     }
 
     /// Replaces an older snapshot. Declared and issued state are numbered separately, and the newer
@@ -356,25 +390,26 @@ impl CurrentSnapshot {
     }
 }
 
-/// The timeout of a poll while the last one is recent. Two of them are shorter than [`MAX_POLL_AGE`], so that a
-/// hanging database counts as unreachable.
-const POLL_TIMEOUT: Duration = Duration::from_millis(800);
-/// The timeout of the read that follows a poll if there are new revocations, and of the first poll behind a
-/// standstill: that of a statement.
-/// With a shorter one, a database that answers each statement slowly would never be read, and no
-/// token would be accepted again.
-const READ_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Runs a step of a poll with a time limit.
-async fn in_time<T>(
-    limit: Duration,
-    step: impl Future<Output = Result<T, database::Error>>,
-) -> Result<T, database::Error> {
-    let late = || database::Error::Unavailable(format!("no answer within {limit:?}"));
-    tokio::time::timeout(limit, step)
-        .await
-        .unwrap_or_else(|_| Err(late()))
+/// What a poll found.
+#[derive(Clone, Debug)]
+pub(super) struct Polled {
+    /// The number of the last declared change.
+    pub(super) version: i64,
+    /// The database was silent for a while.
+    pub(super) is_late: bool,
 }
+
+/// The failure of a database that is silent for [`POLL_TIMEOUT`].
+pub(super) fn silent() -> database::Error {
+    database::Error::Unavailable(format!("no answer within {POLL_TIMEOUT:?}"))
+}
+
+/// The silence after which a database does not count as reachable. Two of them are shorter than [`MAX_POLL_AGE`], so
+/// that one that hangs ends no access.
+const POLL_TIMEOUT: Duration = Duration::from_millis(800);
+/// The timeout of a poll: that of a statement. With a shorter one, a database that answers slowly would never be read,
+/// and revocations of other replicas would not arrive.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

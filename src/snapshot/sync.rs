@@ -18,7 +18,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{current::CurrentSnapshot, upkeep::Upkeep};
+use super::{
+    current::{CurrentSnapshot, Polled, silent},
+    upkeep::Upkeep,
+};
 use crate::{
     base::{HiddenPaths, LOOK_INTERVAL, Secret, WatchedFiles},
     config::{Config, Mistake},
@@ -219,10 +222,15 @@ impl SnapshotSync {
     }
 
     /// Runs a round after a poll, and returns how current the snapshot is.
-    async fn step(&mut self, result: Option<Result<i64, String>>) -> Freshness {
+    async fn step(&mut self, result: Option<Result<Polled, String>>) -> Freshness {
         let outcome = match result {
             Some(Err(why)) => Err(database::Error::Unavailable(why)),
-            result => self.round(result.and_then(Result::ok)).await,
+            Some(Ok(polled)) => {
+                let round = self.round(Some(polled.version)).await;
+                // One that is always slow is not back between two polls, though its state is read.
+                round.and_then(|round| if polled.is_late { Err(silent()) } else { Ok(round) })
+            }
+            None => self.round(None).await,
         };
         match &outcome {
             Ok(Round::UpToDate) if !self.logged_error.is_empty() => {
@@ -392,18 +400,19 @@ impl SnapshotSync {
 /// Polls the database in a loop, and sends each result to `sender`.
 async fn poll_loop(
     snapshot: &CurrentSnapshot,
-    sender: &watch::Sender<Option<Result<i64, String>>>,
+    sender: &watch::Sender<Option<Result<Polled, String>>>,
 ) {
+    let told = |failure| match failure {
+        database::Error::Unavailable(why) => why,
+        other => other.to_string(),
+    };
     loop {
         let began = Instant::now();
         // The rounds open the database. Until then there is no result: an error of the time before
         // would be stale by then.
         let result = if snapshot.database().is_ok() {
-            let polled = snapshot.poll().await;
-            Some(polled.map_err(|failure| match failure {
-                database::Error::Unavailable(why) => why,
-                other => other.to_string(),
-            }))
+            let on_silence = || _ = sender.send_replace(Some(Err(told(silent()))));
+            Some(snapshot.follow(on_silence).await.map_err(told))
         } else {
             None
         };

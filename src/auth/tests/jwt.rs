@@ -93,6 +93,26 @@ fn claims_are_read() {
     assert_eq!(with("exp", json!(12.9)).unwrap().expires, 12);
 }
 
+/// What a cache keeps of a token is bounded by the bytes that its issuer put into it, wherever they are.
+#[test]
+fn each_claim_has_its_size() {
+    let size = |payload: &Value| parsed(HEADER, &payload.to_string()).unwrap().size();
+    let small = size(&payload());
+    let long = "x".repeat(1000);
+    for (name, value) in [
+        ("sub", json!(long)),
+        ("client_id", json!(long)),
+        ("aud", json!(["a", long])),
+        ("scope", json!(long)),
+        ("groups", json!([long])),
+        ("groups", json!(vec!["g"; 1000])),
+    ] {
+        let mut large = payload();
+        large[name] = value;
+        assert!(size(&large) >= small + 900, "{name}");
+    }
+}
+
 #[test]
 fn claims_are_where_the_operator_says() {
     let mut all = payload();

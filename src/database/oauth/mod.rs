@@ -31,7 +31,7 @@ pub(crate) use self::grants::{
     Grant, GrantFilter, Grants, ListedGrant, NewCode, NewRefresh, Refreshed, Succession, TakenCode,
 };
 pub(crate) use self::identities::{Identities, Identity, IdentityAt};
-pub(crate) use self::issued::Issuance;
+pub(crate) use self::issued::{Issuance, Reached};
 pub(crate) use self::login_steps::{LoginSteps, Step};
 pub(crate) use self::logins::{Logins, Person};
 pub(crate) use self::own_keys::{

@@ -16,7 +16,7 @@ use crate::{
     auth::Access,
     base::budget::{Budget, LargeWork},
     http::reply::McpRefusal,
-    protocol::{Body as Messages, Rejected, headers},
+    protocol::{Body as Messages, Rejected, end_no_line, has_line_end, headers},
 };
 
 /// Reads a body whose `Content-Type` is JSON, within the limits of size and time.
@@ -146,9 +146,10 @@ async fn in_time(
         .unwrap_or(Err(late))
 }
 
-/// Collects frames: into one buffer as they arrive, if their length is known; else they are joined at
-/// the end, so that a body that is too large never costs more than the limit. Between large parts others
-/// than the tasks of this share go first.
+/// Collects frames into one buffer as they arrive: each would keep what it was read into, which of small ones is
+/// many times as long. Of a caller's message the line ends become tabs, since a message for a server is one line, and
+/// what is changed later is a copy that its share does not count. Between large parts others than the tasks of this
+/// share go first.
 async fn collect(
     mut body: Body,
     max: usize,
@@ -157,10 +158,8 @@ async fn collect(
 ) -> Result<Bytes, McpRefusal> {
     let expected = body.size_hint().exact();
     let expected = expected.and_then(|length| usize::try_from(length).ok());
-    // Most bodies are a single frame, which is copied if it is small: it is a slice of the buffer that the
-    // connection was read into, which is several times as long and would stay as long as the request waits.
-    let (mut pieces, mut joined) = (Vec::new(), BytesMut::new());
-    // Bytes in all, and since others went first.
+    let (mut first, mut joined) = (Bytes::new(), BytesMut::new());
+    // Bytes in all, and about those since others went first.
     let (mut length, mut fresh) = (0, 0);
     while let Some(frame) = body.frame().await {
         let broken = McpRefusal::http(StatusCode::BAD_REQUEST, "the body ends early");
@@ -179,44 +178,41 @@ async fn collect(
             let text = "no room for the body";
             return Err(McpRefusal::http(StatusCode::SERVICE_UNAVAILABLE, text));
         }
-        fresh += data.len();
+        fresh += data.len().max(PART);
         if let Some(share) = share.filter(|share| fresh >= STEP || share.is_busy()) {
             fresh = 0;
             share.others_first().await;
         }
-        pieces.push(data);
-        if let Some(expected) = expected
-            && (length < expected || !joined.is_empty())
-        {
-            // Memory that is reserved and not written to costs nothing.
-            joined.reserve(expected.min(max).saturating_sub(joined.len()));
-            join(&mut joined, &mut pieces);
+        let is_whole = expected.is_none_or(|expected| expected == length);
+        if length == data.len() && is_whole && (share.is_none() || !has_line_end(&data)) {
+            first = data;
+            continue;
+        }
+        // Memory that is reserved and not written to costs nothing.
+        let most = expected.unwrap_or(length).min(max);
+        joined.reserve(most.saturating_sub(joined.len()));
+        joined.extend_from_slice(&std::mem::take(&mut first));
+        let from = joined.len();
+        joined.extend_from_slice(&data);
+        if share.is_some() {
+            end_no_line(&mut joined[from..]);
         }
     }
-    if joined.is_empty() && pieces.len() == 1 {
-        let body = pieces.remove(0);
-        return Ok(if body.len() <= SMALL {
-            Bytes::copy_from_slice(&body)
-        } else {
-            body
-        });
-    }
-    joined.reserve(length - joined.len());
-    join(&mut joined, &mut pieces);
-    Ok(joined.freeze())
-}
-
-/// Moves pieces into a buffer; each is freed as soon as it is copied.
-fn join(joined: &mut BytesMut, pieces: &mut Vec<Bytes>) {
-    for piece in pieces.drain(..) {
-        joined.extend_from_slice(&piece);
-    }
+    // Most bodies are a single frame, which is copied if it is small: it is a slice of the buffer that the
+    // connection was read into, which is several times as long and would stay as long as the request waits.
+    Ok(match first.len() {
+        0 => joined.freeze(),
+        1..=SMALL => Bytes::copy_from_slice(&first),
+        _ => first,
+    })
 }
 
 /// What a call takes beside its body: its entry in the session, and its answer, if that is no longer.
 const CALL: u64 = 8 << 10;
 /// Bytes of a body after which others go first: a fraction of a millisecond.
 const STEP: usize = 64 << 10;
+/// Bytes that take as long as any part of a body, however short.
+const PART: usize = 256;
 /// Delay before a caller whose share is used up tries again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Longest body that is copied out of the buffer of its connection.
@@ -230,7 +226,16 @@ const BODY: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        convert::Infallible,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
     use super::super::body::*;
+    use crate::protocol::Message;
 
     /// A thousand requests that waited kept 8 KiB each for bodies of a hundred bytes.
     #[tokio::test]
@@ -274,5 +279,62 @@ mod tests {
         assert!(waiting.as_mut().poll(&mut context).is_pending());
         drop(busy);
         assert_eq!(waiting.await.unwrap(), "a body");
+    }
+
+    /// A part of a body, which is alive as long as anybody keeps it.
+    struct Part(u8, #[expect(dead_code, reason = "counted")] Arc<()>);
+
+    impl AsRef<[u8]> for Part {
+        fn as_ref(&self) -> &[u8] {
+            std::slice::from_ref(&self.0)
+        }
+    }
+
+    /// A body of one-byte parts kept a slice of each, and what all of them were read into.
+    #[tokio::test]
+    async fn parts_of_a_body_are_joined_as_they_arrive() {
+        let tenant = Budget::new(1 << 20).share();
+        let text = "[1,\n 2,\r\n 3]\n".repeat(100);
+        for (share, wanted) in [
+            (None, text.clone()),
+            (Some(&*tenant), text.replace(['\r', '\n'], "\t")),
+        ] {
+            let alive = Arc::new(());
+            let part = |byte: u8| Bytes::from_owner(Part(byte, Arc::clone(&alive)));
+            let parts: Vec<Bytes> = text.bytes().map(part).collect();
+            let (count, most) = (parts.len(), Arc::new(AtomicUsize::new(0)));
+            let seen = Arc::clone(&most);
+            let counted = Arc::downgrade(&alive);
+            let parts = parts.into_iter().enumerate().map(move |(at, part)| {
+                // Those that have not come yet are alive, and so is what counts them.
+                let kept = counted.strong_count() - (count - at) - 1;
+                seen.fetch_max(kept, Ordering::Relaxed);
+                Ok::<_, Infallible>(part)
+            });
+            let body = Body::from_stream(futures_util::stream::iter(parts));
+            let body = collect(body, 1 << 20, share, |_| true).await.unwrap();
+            assert_eq!(body, wanted);
+            assert!(most.load(Ordering::Relaxed) <= 1);
+        }
+    }
+
+    /// The copy without line ends was in nobody's share.
+    #[tokio::test]
+    async fn a_message_of_many_lines_is_the_body_that_was_counted() {
+        let tenant = Budget::new(1 << 20).share();
+        let filler = "x".repeat(4 << 10);
+        for end in ["\n", "\r\n"] {
+            let text = format!(
+                "{{{end}\"jsonrpc\":\"2.0\",\"method\":\"a\",{end}\"params\":{{\"x\":\"{filler}\"}}}}{end}"
+            );
+            let body = collect(Body::from(text.clone()), 1 << 20, Some(&tenant), |_| true);
+            let body = body.await.unwrap();
+            let message = Message::parse(body.clone()).unwrap();
+            assert_eq!(message.bytes().as_ptr(), body.as_ptr());
+            assert_eq!(body, text.replace(['\r', '\n'], "\t"));
+        }
+        let text = Body::from("{\"jsonrpc\":\"2.0\",\"method\":\"a\nb\"}");
+        let body = collect(text, 1 << 20, Some(&tenant), |_| true).await;
+        assert!(Messages::parse(body.unwrap()).is_err(), "inside a string");
     }
 }

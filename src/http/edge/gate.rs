@@ -100,7 +100,7 @@ impl Gate {
         }
         let size = check_size(&head.headers)?;
         // A health probe costs little, and a busy gateway must not look dead.
-        let cost = REQUEST + target + size + unread(head);
+        let cost = REQUEST + target + size + unread(head, state);
         if !state.draw(cost) && route_label(head.uri.path()) != Route::Health {
             return Err(self.no_room());
         }
@@ -313,9 +313,10 @@ fn with_response_headers(mut response: Response, version: Version, body: ReadSta
     response
 }
 
-/// Returns the bytes of the body that may be here before anybody reads it: of HTTP/1 hyper reads none.
-fn unread(head: &Parts) -> usize {
-    if head.version < Version::HTTP_2 || matches!(head.method, Method::GET | Method::HEAD) {
+/// Returns the bytes of the body that may be here before anybody reads it: of HTTP/1 hyper reads none, and that
+/// of HTTP/2 may be there for every method.
+fn unread(head: &Parts, state: &BodyState) -> usize {
+    if head.version < Version::HTTP_2 || state.get() == ReadState::Complete {
         return 0;
     }
     let length = head.headers.get(CONTENT_LENGTH);

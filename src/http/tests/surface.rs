@@ -1,11 +1,12 @@
 //! Public and operations listeners over real sockets, without MCP routes.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::Path;
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
@@ -594,6 +595,34 @@ async fn an_address_without_room_is_refused_and_probes_are_answered() {
     drop(other);
     surface.ends().await;
     assert_eq!(memory.requests().used(), 0);
+}
+
+/// What HTTP/2 holds of a body until it is read was counted of requests with a usual body alone.
+#[tokio::test]
+async fn the_body_of_a_get_over_http2_takes_room_too() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let stream = TcpStream::connect(surface.address).await.expect("connect");
+    let handshake = http2::Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.expect("handshake");
+    let tracker = TaskTracker::new();
+    tracker.spawn(connection);
+    let mut get = async |has_body: bool| {
+        let body = if has_body {
+            Body::from_stream(futures_util::stream::pending::<Result<Bytes, Infallible>>())
+        } else {
+            Body::empty()
+        };
+        let request = http::Request::get(format!("http://{}/who", surface.address)).body(body);
+        let answer = sender.send_request(request.expect("a request")).await;
+        answer.expect("an answer").status().as_u16()
+    };
+    assert_eq!((get(false).await, get(true).await), (200, 200));
+    // Half of all is an address's.
+    let own = "127.0.0.1".parse().unwrap();
+    let little = memory.address(own).hold((512 - 128) << 10);
+    assert_eq!((get(false).await, get(true).await), (200, 503));
+    drop(little);
 }
 
 /// One address held all connections for minutes, since hyper keeps one whose peer answers pings.

@@ -3,7 +3,7 @@
 //! Not here: their syntax (`form`).
 
 use axum::{body::Body, extract::Request};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
 use http_body_util::{BodyExt, Limited};
 
@@ -62,15 +62,21 @@ pub(crate) fn check_query(head: &Parts) -> Result<(), OauthRefusal> {
 
 /// Collects a body of at most `max` bytes.
 pub(crate) async fn collected(body: Body, max: usize) -> Result<Bytes, OauthRefusal> {
-    match Limited::new(body, max).collect().await {
-        Ok(all) => Ok(all.to_bytes()),
-        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(OauthRefusal::new(
-            RefusalCode::TooLarge,
-            "the body is too long",
-        )),
-        // The gate replaces this response with one that names the cause.
-        Err(_) => Err(FormError("the body did not come whole").into()),
+    let mut body = Limited::new(body, max);
+    // Parts are copied as they arrive: each would keep what it was read into, and they may be of one byte.
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        match frame {
+            Ok(frame) => all.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
+            Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+                let what = "the body is too long";
+                return Err(OauthRefusal::new(RefusalCode::TooLarge, what));
+            }
+            // The gate replaces this response with one that names the cause.
+            Err(_) => return Err(FormError("the body did not come whole").into()),
+        }
     }
+    Ok(all.freeze())
 }
 
 pub(crate) fn is_form(headers: &HeaderMap) -> bool {

@@ -525,6 +525,32 @@ async fn revocations_are_read_from_a_slow_database() {
     .await;
 }
 
+/// One that answers each poll too late to count as reachable was never read.
+#[tokio::test]
+async fn revocations_are_read_from_a_database_that_is_slower_than_reachable() {
+    let (mut ground, way) = Ground::postgres_by_way(json!({})).await;
+    let app = App::public(ground.first(), "a").await;
+    let (gone, kept) = (app.tokens().await, app.tokens().await);
+    let (gone_token, kept_token) = (gone.text("access_token"), kept.text("access_token"));
+    assert_eq!(ground.statuses(&gone_token).await, [GOOD; 2]);
+    way.set(Mode::Delay(Duration::from_millis(450)));
+    let revoked = app.revoke(&gone.text("refresh_token")).await;
+    assert_eq!(revoked, StatusCode::OK);
+    let began = Instant::now();
+    while status(ground.last(), &gone_token).await != 401 {
+        assert!(began.elapsed() < Duration::from_secs(25));
+        sleep(Duration::from_millis(50)).await;
+    }
+    until("another token at the last replica", async || {
+        status(ground.last(), &kept_token).await == GOOD
+    })
+    .await;
+    // It counts as away all the time, and is so in the log once.
+    let lines = ground.replicas.pop().unwrap().end().await;
+    let logged = |event: &str| lines.iter().filter(|line| line["event"] == event).count();
+    assert_eq!((logged("store.away"), logged("store.back")), (1, 0));
+}
+
 /// Tokens stay valid while the database is unreachable.
 #[tokio::test]
 async fn tokens_are_good_while_the_database_is_away() {

@@ -170,6 +170,11 @@ impl Child {
         self.held = Some(Held::new(share));
     }
 
+    /// The share that it is counted against.
+    pub(crate) fn share(&self) -> Option<&Arc<Budget>> {
+        self.held.as_ref().map(Held::share)
+    }
+
     /// Process id of the guard, until it is reaped.
     pub(crate) fn pid(&self) -> Option<u32> {
         let id = self.guard.id()?;

@@ -13,18 +13,16 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use tokio::{
     pin, select,
-    sync::{
-        mpsc::{self, error::TrySendError},
-        watch,
-    },
+    sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    mailbox::{Initialized, Loss, Status, ToChild, ToSession},
+    mailbox::{Counted, Inbox, Initialized, Loss, Status, ToChild, ToSession},
     pace::Pace,
     routing::{Recipients, Routing, refuse, salvage_call},
 };
@@ -103,7 +101,7 @@ struct RunningChild {
     place: Place,
     routing: Routing,
     /// Inbox of each session.
-    members: HashMap<u32, mpsc::Sender<ToSession>>,
+    members: HashMap<u32, Inbox>,
     used: Instant,
     probe: Option<Instant>,
     /// The time of the last periodic ping.
@@ -177,7 +175,7 @@ impl SharedChild {
         running.shared.is_closing.store(true, Ordering::Relaxed);
         for inbox in running.members.values() {
             // A session with a full inbox notices its end.
-            _ = inbox.try_send(ToSession::Ended(loss));
+            inbox.tell(ToSession::Ended(loss));
         }
         running.members.clear();
         running.shared.mailbox.close();
@@ -344,7 +342,7 @@ impl RunningChild {
         self.shared.is_closing.store(true, Ordering::Relaxed);
         for inbox in self.members.values() {
             // A session with a full inbox leaves at the child's end.
-            _ = inbox.try_send(ToSession::Closing(loss));
+            inbox.tell(ToSession::Closing(loss));
         }
     }
 
@@ -353,7 +351,7 @@ impl RunningChild {
         let (loss, until) = self.closing?;
         let has_calls = self.shared.load.load(Ordering::Relaxed) > 0;
         let is_wanted = has_calls || !self.shared.mailbox.is_empty() && !self.is_full();
-        let is_left = now >= until || self.members.values().all(mpsc::Sender::is_closed);
+        let is_left = now >= until || self.members.values().all(Inbox::is_closed);
         (!is_wanted && is_left).then_some(loss)
     }
 
@@ -430,7 +428,7 @@ impl RunningChild {
                 self.used = Instant::now();
                 if let Some((loss, _)) = self.closing {
                     // The session joined after the others were requested to leave.
-                    _ = inbox.try_send(ToSession::Closing(loss));
+                    inbox.tell(ToSession::Closing(loss));
                 }
                 self.members.insert(number, inbox);
                 self.routing.join(number);
@@ -455,8 +453,9 @@ impl RunningChild {
                     && let Ok(message) = Message::parse(line)
                     && let Some(session) = self.routing.session(call)
                 {
-                    self.send(session, ToSession::Message(Box::new(message)))
-                        .await;
+                    let counted = Counted::new(&message, self.child.share());
+                    let message = ToSession::Message(Box::new(message));
+                    self.send(session, message, counted).await;
                 }
             }
             ToChild::Abandon { call, uri, is_kept } => {
@@ -535,15 +534,17 @@ impl RunningChild {
         match recipients {
             Recipients::Session(number) => {
                 // Nobody else holds it: a response is not copied.
+                let counted = Counted::new(&message, self.child.share());
                 let message = ToSession::Message(Box::new(message));
-                self.send(number, message).await;
+                self.send(number, message, counted).await;
                 return is_response;
             }
             Recipients::Sessions(numbers) => {
                 let message = self.routing.for_several(message);
+                let counted = Counted::new(&message, self.child.share());
                 for number in numbers {
                     let message = ToSession::Message(Box::new(message.clone()));
-                    self.send(number, message).await;
+                    self.send(number, message, counted.clone()).await;
                 }
             }
             Recipients::Gateway => {}
@@ -563,21 +564,22 @@ impl RunningChild {
         if let Some(call) = salvage_call(line)
             && let Some(session) = self.routing.session(call)
         {
-            self.send(session, ToSession::InvalidResponse(call)).await;
+            let message = ToSession::InvalidResponse(call);
+            self.send(session, message, Counted::default()).await;
         }
     }
 
-    async fn send(&mut self, number: u32, message: ToSession) {
+    async fn send(&mut self, number: u32, message: ToSession, counted: Counted) {
         let Some(inbox) = self.members.get(&number) else {
             return self.count_dropped();
         };
-        let is_sent = match inbox.try_send(message) {
-            Ok(()) => true,
-            // A session that does not read must not delay the others.
-            Err(TrySendError::Full(message)) => {
-                matches!(timeout(PATIENCE, inbox.send(message)).await, Ok(Ok(())))
+        let is_sent = {
+            pin! { let put = inbox.put(message, counted); }
+            match put.as_mut().now_or_never() {
+                Some(is_sent) => is_sent,
+                // A session that does not read must not delay the others.
+                None => timeout(PATIENCE, put).await.unwrap_or(false),
             }
-            Err(TrySendError::Closed(_)) => false,
         };
         if !is_sent {
             self.leave(number);

@@ -21,7 +21,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     child::{SharedChild, Whose},
-    mailbox::{Handle, INBOX, Initialized, Loss, MAILBOX, Outbox, Status, ToChild, ToSession},
+    mailbox::{
+        Handle, Inbox, Initialized, Loss, MAILBOX, Outbox, Received, Status, ToChild, ToSession,
+    },
     routing::Level,
 };
 use crate::backend::{
@@ -60,7 +62,7 @@ struct Group {
 pub(crate) struct Member {
     number: u32,
     mailbox: mpsc::Sender<ToChild>,
-    inbox: mpsc::Receiver<ToSession>,
+    inbox: Received,
     outbox: Outbox,
     load: Arc<AtomicUsize>,
     /// Bytes of all sessions in the mailbox.
@@ -136,7 +138,7 @@ impl SharedChildren {
                 Ok(Status::Failed(refused)) => return Err(refused),
                 Ok(Status::Starting) | Err(_) => continue,
             };
-            let (inbox, received) = mpsc::channel(INBOX);
+            let (inbox, received) = Inbox::new();
             if handle
                 .mailbox
                 .send(ToChild::Join { number, inbox })
@@ -338,7 +340,7 @@ impl Member {
             self.try_flush();
             tokio::select! {
                 biased;
-                message = self.inbox.recv() => return message.unwrap_or(ToSession::Ended(Loss::Crash)),
+                message = self.inbox.next() => return message.unwrap_or(ToSession::Ended(Loss::Crash)),
                 room = self.mailbox.reserve(), if !self.outbox.is_empty() => match room {
                     Ok(room) => {
                         if let Some(message) = self.outbox.pop() {
@@ -354,7 +356,7 @@ impl Member {
 
     /// The next message if it is here already.
     pub(crate) fn next_ready(&mut self) -> Option<ToSession> {
-        self.inbox.try_recv().ok()
+        self.inbox.next_ready()
     }
 
     /// Subscribes or unsubscribes.

@@ -230,7 +230,7 @@ impl RunningChild {
             match event {
                 ChildEvent::Translated => {}
                 ChildEvent::Line(line) => {
-                    let Ok(message) = Message::parse_line(line) else {
+                    let Ok(message) = read(&self.shared.server.tenant, line).await else {
                         self.shared.pool.metrics.noise_lines.add(1);
                         continue;
                     };
@@ -492,8 +492,7 @@ impl RunningChild {
         while let Some(event) = next {
             let is_answer = match event {
                 ChildEvent::Line(line) => {
-                    let turn = LargeWork::turn(&self.shared.server.tenant, line.len()).await;
-                    let line = turn.run(|| Message::parse_line(line));
+                    let line = read(&self.shared.server.tenant, line).await;
                     self.handle_line(line).await
                 }
                 ChildEvent::Translated => false,
@@ -516,12 +515,12 @@ impl RunningChild {
     }
 
     /// Returns whether a session gets it as an answer to a call.
-    async fn handle_line(&mut self, line: Result<Message, Bytes>) -> bool {
+    async fn handle_line(&mut self, line: Result<Message, Option<u64>>) -> bool {
         self.probe = None;
         match line {
             Ok(message) => self.handle_message(message).await,
-            Err(line) => {
-                self.handle_invalid_line(&line).await;
+            Err(call) => {
+                self.handle_invalid_line(call).await;
                 false
             }
         }
@@ -559,9 +558,9 @@ impl RunningChild {
         false
     }
 
-    async fn handle_invalid_line(&mut self, line: &[u8]) {
+    async fn handle_invalid_line(&mut self, call: Option<u64>) {
         self.shared.pool.metrics.noise_lines.add(1);
-        if let Some(call) = salvage_call(line)
+        if let Some(call) = call
             && let Some(session) = self.routing.session(call)
         {
             let message = ToSession::InvalidResponse(call);
@@ -613,5 +612,46 @@ impl RunningChild {
     }
 }
 
+/// Reads a line in a turn of the tenant.
+///
+/// # Errors
+///
+/// The call that the line was meant to respond to, if it is no message.
+async fn read(tenant: &str, line: Bytes) -> Result<Message, Option<u64>> {
+    let turn = LargeWork::turn(tenant, line.len()).await;
+    turn.run(|| Message::parse_line(line).map_err(|line| salvage_call(&line)))
+}
+
 /// A timeout that is off.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+#[cfg(test)]
+mod tests {
+    use super::super::child::*;
+
+    /// A long line of a logger took a worker for a tenth of a second, beside its turn.
+    #[tokio::test]
+    async fn a_large_line_is_read_in_a_turn_of_its_tenant() {
+        let pad = "x".repeat(1 << 20);
+        for (line, expected) in [
+            (format!(r#"{{"level":"{pad}"}}"#), Err(None)),
+            (
+                format!(r#"{{"id":4100,"result":"{pad}"}}"#),
+                Err(Some(4100)),
+            ),
+            (
+                format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"":"{pad}"}}}}"#),
+                Ok(Kind::Result),
+            ),
+        ] {
+            let held = LargeWork::all_turns().await;
+            let line = Bytes::from(line);
+            let mut reading = Box::pin(read("acme", line.clone()));
+            assert!((&mut reading).now_or_never().is_none(), "without a turn");
+            let small = read("acme", line.slice(..100)).now_or_never();
+            assert!(matches!(small, Some(Err(None))), "needs none");
+            drop(held);
+            assert_eq!(reading.await.map(|message| message.kind()), expected);
+        }
+    }
+}

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     mailbox::{Counted, Inbox, Initialized, Loss, Status, ToChild, ToSession},
-    pace::Pace,
+    pace::{Health, Pace},
     routing::{Recipients, Routing, refuse, salvage_call},
 };
 use crate::backend::{
@@ -40,9 +40,6 @@ use crate::{
 
 /// Time for a session to empty a full inbox.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Time for a child to answer a ping.
-const PROBE: Duration = Duration::from_secs(5);
 
 /// Bytes queued for a child that does not read, beyond which its sessions keep their lines.
 const MAX_QUEUED: usize = 8 << 20;
@@ -103,7 +100,7 @@ struct RunningChild {
     /// Inbox of each session.
     members: HashMap<u32, Inbox>,
     used: Instant,
-    probe: Option<Instant>,
+    health: Health,
     /// The time of the last periodic ping.
     pinged: Instant,
     pace: Pace,
@@ -147,7 +144,7 @@ impl SharedChild {
             place,
             members: HashMap::new(),
             used: now,
-            probe: None,
+            health: Health::default(),
             pinged: now,
             pace: Pace::new(now),
             lines: 0,
@@ -361,14 +358,11 @@ impl RunningChild {
     }
 
     fn tick(&mut self, now: Instant) -> Option<Loss> {
-        if self.is_full() {
-            // The mailbox is not read meanwhile.
-            self.probe.get_or_insert(now + PROBE);
-        }
-        if self.probe.is_some_and(|until| until <= now) {
+        // The mailbox is not read while it is full.
+        if let Some(why) = self.health.failure(self.is_full(), now) {
             tracing::warn!(
                 server.name = self.shared.server.name,
-                "the shared child does not answer a ping: it is ended"
+                "the shared child {why}: it is ended"
             );
             return Some(Loss::Crash);
         }
@@ -475,7 +469,7 @@ impl RunningChild {
             let out = self.child.out();
             self.routing.push_own_request("ping", None, out);
         }
-        self.probe.get_or_insert(now + PROBE);
+        self.health.count_ping(now);
     }
 
     /// Removes a session.
@@ -516,7 +510,7 @@ impl RunningChild {
 
     /// Returns whether a session gets it as an answer to a call.
     async fn handle_line(&mut self, line: Result<Message, Option<u64>>) -> bool {
-        self.probe = None;
+        self.health.count_line();
         match line {
             Ok(message) => self.handle_message(message).await,
             Err(call) => {

@@ -341,8 +341,11 @@ const SLOT: Duration = Duration::from_secs(5);
 pub(super) mod tests {
     use std::collections::BTreeMap;
 
+    use tokio_util::sync::CancellationToken;
+
     use super::super::{
         child::{Ambient, ChildSeats, Zygote},
+        prepare::Preparations,
         sandbox::Sandbox,
         starter::*,
     };
@@ -407,6 +410,17 @@ pub(super) mod tests {
             TaskTracker::new(),
         );
         (Arc::new(starter), work)
+    }
+
+    pub(in crate::backend) fn preparations(starter: &Starter) -> Arc<Preparations> {
+        Arc::new(Preparations::new(
+            starter.launcher.clone(),
+            Arc::clone(&starter.circuits),
+            (Arc::clone(&starter.registry), Arc::clone(&starter.memory)),
+            Duration::ZERO,
+            TaskTracker::new(),
+            CancellationToken::new(),
+        ))
     }
 
     /// It waited for a slot as well, which a start may hold for much longer than `spawn.wait`.

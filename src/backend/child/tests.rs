@@ -463,6 +463,34 @@ async fn a_child_is_read_in_the_turn_of_its_tenant() {
     );
 }
 
+/// A flood of empty lines was worked on for milliseconds at a time, before the requests of other tenants.
+#[tokio::test]
+async fn the_stderr_of_a_child_is_read_in_the_turn_of_its_tenant() {
+    let mut complains = launch("sh");
+    complains.args = vec!["-c".into(), "echo no >&2; exec cat".into()];
+    let (mut child, _work) = start_as(&complains).await;
+    let tenant = Budget::new(1 << 30).share();
+    child.count_against(&tenant);
+    let mut line: Vec<_> = (0..4).map(|_| Box::pin(tenant.others_first())).collect();
+    for one in &mut line {
+        assert!(futures_util::poll!(one).is_pending());
+    }
+    child.stderr.as_ref().unwrap().readable().await.unwrap();
+    let tail = child.stderr().clone();
+    let mut next = Box::pin(child.next());
+    assert!(futures_util::poll!(&mut next).is_pending());
+    assert!(tail.bytes().is_empty(), "it was read");
+    drop(line);
+    let begun = Instant::now();
+    while tail.bytes().is_empty() {
+        assert!(futures_util::poll!(&mut next).is_pending());
+        assert!(begun.elapsed() < Duration::from_secs(20), "it is not read");
+        tokio::task::yield_now().await;
+    }
+    drop(next);
+    child.kill().await;
+}
+
 /// Whether a task was woken.
 #[derive(Default)]
 struct Woken(AtomicBool);

@@ -18,6 +18,7 @@ use super::{
     dialect::{KnownEra, Opening, PROBE, Translator, is_modern, push_probe},
 };
 use crate::{
+    base::budget::LargeWork,
     declare::{Server, ServerEra},
     protocol::{Kind, Message},
 };
@@ -90,7 +91,7 @@ impl Eras {
             (ServerEra::Auto, true) => match known.modern.get() {
                 Some(true) => Opening::Modern,
                 Some(false) => Opening::Legacy,
-                None => match self.probe(&mut child).await {
+                None => match self.probe(&mut child, &server.tenant).await {
                     Answer::None => Opening::Undecided,
                     Answer::Ended => {
                         known.modern.set(Some(false));
@@ -118,11 +119,13 @@ impl Eras {
     }
 
     /// Asks a child which era it understands (2026-07-28 stdio, "Backward Compatibility").
-    async fn probe(&self, child: &mut Child) -> Answer {
+    async fn probe(&self, child: &mut Child, tenant: &str) -> Answer {
         push_probe(child.out());
         child.try_flush();
         let mut others: Vec<Bytes> = Vec::new();
-        let answer = self.stop.run_until_cancelled(answer(child, &mut others));
+        let answer = self
+            .stop
+            .run_until_cancelled(answer(child, tenant, &mut others));
         let answer = timeout(WAIT, answer).await;
         child.unread(others);
         answer.ok().flatten().unwrap_or(Answer::None)
@@ -140,7 +143,7 @@ enum Answer {
 }
 
 /// Waits for the answer, and keeps other lines for the owner of the child.
-async fn answer(child: &mut Child, others: &mut Vec<Bytes>) -> Answer {
+async fn answer(child: &mut Child, tenant: &str, others: &mut Vec<Bytes>) -> Answer {
     let mut kept = 0;
     loop {
         let line = match child.next().await {
@@ -152,7 +155,9 @@ async fn answer(child: &mut Child, others: &mut Vec<Bytes>) -> Answer {
         };
         // Also what an empty line takes.
         kept += line.len() + size_of::<Bytes>();
-        match Message::parse_line(line) {
+        // Without a wait: the session that the child is for may leave this alone for a while.
+        let work = LargeWork::at_once(tenant, line.len());
+        match work.run(|| Message::parse_line(line)) {
             Ok(message)
                 if message.id() == Some(PROBE)
                     && matches!(message.kind(), Kind::Result | Kind::Error) =>

@@ -152,11 +152,8 @@ impl Starter {
                 }
                 Verdict::After(wait) => tokio::time::sleep(wait).await,
             }
-            let capacity = timeout_at(deadline, seats.place(tenant, is_warm)).await;
-            // Who waits in line waits as long as a start may take, for those before it may take that.
-            let in_line = deadline.max(began + server.clocks.start);
-            let slot = timeout_at(in_line, self.slots.take(&server.tenant)).await;
-            let (Ok(capacity), Ok(slot)) = (capacity, slot) else {
+            let room = self.room(server, is_warm, (began, deadline)).await;
+            let Some((capacity, slot)) = room else {
                 return self.circuits.refuse(Refused::Busy);
             };
             // Failures of the meantime count.
@@ -186,6 +183,21 @@ impl Starter {
             holder: occasion.holder,
         };
         self.spawn(server, ready, place).await
+    }
+
+    /// Waits for a place of the gateway until `deadline`, and then for a slot; none if there is none in time.
+    async fn room(
+        &self,
+        server: &Server,
+        is_warm: bool,
+        (began, deadline): (Instant, Instant),
+    ) -> Option<(CapacityPlace, StartSlot)> {
+        let capacity = self.registry.seats.place(&server.tenant, is_warm);
+        let capacity = timeout_at(deadline, capacity).await.ok()?;
+        // Who waits in line waits as long as a start may take, for those before it may take that.
+        let in_line = deadline.max(began + server.clocks.start);
+        let slot = timeout_at(in_line, self.slots.take(&server.tenant)).await;
+        Some((capacity, slot.ok()?))
     }
 
     /// Starts a child in this place.
@@ -324,3 +336,107 @@ impl Drop for Place {
 /// The time for which a start holds its slot: what it does then, if it still does anything, others need
 /// not wait for.
 const SLOT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::collections::BTreeMap;
+
+    use tokio_util::sync::CancellationToken;
+
+    use super::super::{
+        child::{Ambient, ChildSeats, Zygote},
+        prepare::Preparations,
+        sandbox::Sandbox,
+        starter::*,
+    };
+    use crate::{
+        base::budget::{Budget, Descriptors},
+        config::Format,
+        manifest::reader::parse,
+    };
+
+    /// A server with these keys, besides its command, which reads its stdin to the end.
+    pub(in crate::backend) fn server(keys: &str) -> Arc<Server> {
+        let text = format!(
+            "tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{command: cat, {keys}}}}}}}}}"
+        );
+        let manifest = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap();
+        manifest.catalog.find("a", "x").unwrap().1
+    }
+
+    /// A starter of real children, with room for one slot and so many of them.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test finds its programs as the gateway does"
+    )]
+    pub(in crate::backend) fn starter(children: usize) -> (Arc<Starter>, tempfile::TempDir) {
+        let work = tempfile::tempdir().unwrap();
+        let own = std::env::current_exe().unwrap();
+        let binary = own.parent().unwrap().parent().unwrap().join("lockgate");
+        let launcher = Launcher {
+            zygote: Arc::new(Zygote::new(binary)),
+            ambient: Ambient {
+                path: std::env::var_os("PATH"),
+                cwd: "/".into(),
+                ..Ambient::default()
+            },
+            work: work.path().into(),
+            prepared: work.path().join("prepared"),
+            sandbox: Arc::new(Sandbox::none()),
+            descriptors: Descriptors::new(10_000),
+        };
+        let metrics = Arc::new(Metrics::new(None).unwrap());
+        let random = Arc::new(aws_lc_rs::rand::SystemRandom::new());
+        let bounds = gateway::Spawn {
+            parallel: 1,
+            wait: Duration::from_secs(1),
+            children,
+        };
+        let memory = Budget::new(1 << 30);
+        let sources: (_, TenantMemory, SecretSource) = (
+            Arc::new(Registry::new(
+                ChildSeats::new(children).0,
+                Arc::clone(&metrics),
+            )),
+            Arc::new(move |_: &str| memory.share()),
+            Arc::new(|_: &Server, _: Option<&str>| Box::pin(async { Err(Refused::Missing) })),
+        );
+        let starter = Starter::new(
+            launcher,
+            bounds,
+            Arc::new(Circuits::new(random, Arc::clone(&metrics))),
+            sources,
+            (metrics, Traces::default()),
+            TaskTracker::new(),
+        );
+        (Arc::new(starter), work)
+    }
+
+    pub(in crate::backend) fn preparations(starter: &Starter) -> Arc<Preparations> {
+        Arc::new(Preparations::new(
+            starter.launcher.clone(),
+            Arc::clone(&starter.circuits),
+            (Arc::clone(&starter.registry), Arc::clone(&starter.memory)),
+            Duration::ZERO,
+            TaskTracker::new(),
+            CancellationToken::new(),
+        ))
+    }
+
+    /// It waited for a slot as well, which a start may hold for much longer than `spawn.wait`.
+    #[tokio::test]
+    async fn a_start_without_room_is_refused_at_its_deadline() {
+        let (starter, _work) = starter(0);
+        let began = Instant::now();
+        let _slot = starter.slots.take("a").await;
+        let occasion = Occasion {
+            owner: Some(Owner::Tenant),
+            ..Occasion::default()
+        };
+        let (deadline, server) = (began + SLOT / 10, server("clocks: {start: 60s}"));
+        let started = starter.start(&server, None, 0, deadline, occasion).await;
+        assert!(matches!(started.err(), Some(Refused::Busy)));
+        assert!(Instant::now() >= deadline);
+        assert!(began.elapsed() < SLOT, "it waited until the slot lapsed");
+    }
+}

@@ -200,11 +200,17 @@ impl QueueTask {
     }
 
     fn hand_over(&mut self, taker: oneshot::Sender<Started>) {
-        if let Some(started) = self.queue.pop_front()
-            // The taker is gone: the child stays warm.
-            && let Err(started) = taker.send(started)
-        {
-            self.queue.push_front(started);
+        while let Some(started) = self.queue.pop_front() {
+            // Its session would have it replaced at once.
+            if started.place.entry().restart().is_some() {
+                self.stop(started);
+                continue;
+            }
+            if let Err(started) = taker.send(started) {
+                // The taker is gone: the child stays warm.
+                self.queue.push_front(started);
+            }
+            return;
         }
     }
 
@@ -218,15 +224,19 @@ impl QueueTask {
     }
 
     fn clear(&mut self) {
-        for started in self.queue.drain(..) {
-            let (stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.starter.metrics));
-            self.tracker.spawn(async move {
-                let Started { child, place } = started;
-                place.entry().set(ChildState::Stopping);
-                child.stop(stop).await;
-                metrics.child_exited(Exited::Stopped);
-            });
+        while let Some(started) = self.queue.pop_front() {
+            self.stop(started);
         }
+    }
+
+    fn stop(&self, Started { child, place }: Started) {
+        let (stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.starter.metrics));
+        self.tracker.spawn(async move {
+            place.entry().set(ChildState::Stopping);
+            child.stop(stop).await;
+            metrics.child_exited(Exited::Stopped);
+            drop(place);
+        });
     }
 }
 
@@ -241,4 +251,46 @@ async fn ended(queue: &mut VecDeque<Started>) -> (usize, Exit) {
         Poll::Pending
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        child::Restart,
+        starter::tests::{preparations, server, starter},
+        warm::*,
+    };
+
+    /// Those of a restart, or with a secret that had changed, were handed out and replaced at once.
+    #[tokio::test]
+    async fn a_warm_child_that_is_to_be_replaced_is_handed_to_nobody() {
+        let (starter, _work) = starter(4);
+        let mut task = QueueTask {
+            preparations: preparations(&starter),
+            server: server("warm: 3"),
+            queue: VecDeque::new(),
+            tracker: TaskTracker::new(),
+            starter,
+        };
+        for _ in 0..4 {
+            let mut started = task.refill().await.ok().unwrap();
+            started.place.settle();
+            task.queue.push_back(started);
+        }
+        task.queue[0].place.entry().drain();
+        let second = Arc::clone(task.queue[1].place.entry());
+        let (reply, started) = oneshot::channel();
+        task.hand_over(reply);
+        let first = started.await.unwrap();
+        assert!(Arc::ptr_eq(first.place.entry(), &second));
+        assert_eq!(task.queue.len(), 2);
+        let registry = Arc::clone(&task.starter.registry);
+        registry.restart("a", "x", Restart::Drain);
+        let (reply, started) = oneshot::channel();
+        task.hand_over(reply);
+        assert!(started.await.is_err() && task.queue.is_empty());
+        task.tracker.close();
+        task.tracker.wait().await;
+        assert_eq!(registry.list().len(), 1, "the others are stopped");
+    }
 }

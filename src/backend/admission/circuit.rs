@@ -74,7 +74,7 @@ impl Circuit {
     }
 
     /// Gives up the probe that began then: the next start may be one at once.
-    pub(super) fn release(&mut self, began: Instant) {
+    pub(crate) fn release(&mut self, began: Instant) {
         if matches!(self.state, State::Probing(since) if since == began) {
             self.state = State::Open(began);
         }

@@ -34,6 +34,11 @@ impl Held {
         }
     }
 
+    /// The share.
+    pub(super) fn share(&self) -> &Arc<Budget> {
+        self.drawn.budget()
+    }
+
     /// Lets tasks of other tenants go first.
     pub(super) async fn others_first(&self) {
         self.drawn.budget().others_first().await;

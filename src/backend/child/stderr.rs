@@ -59,6 +59,10 @@ impl Stderr {
         self.keep(bytes);
         let mut rest = bytes;
         while let Some(end) = memchr::memchr(b'\n', rest) {
+            if self.is_full() {
+                rest = self.suppress(rest);
+                break;
+            }
             self.begin(&rest[..end]);
             self.end_line();
             rest = &rest[end + 1..];
@@ -103,12 +107,22 @@ impl Stderr {
         self.line.shrink_to(SMALL);
     }
 
+    /// Whether this window has no room for a line.
+    fn is_full(&self) -> bool {
+        self.logged >= PER_WINDOW && self.since.is_some_and(|since| since.elapsed() < WINDOW)
+    }
+
+    /// Counts the lines that end in `bytes`, all at once: a flood may have no other bytes. Returns the beginning of the
+    /// next line.
+    fn suppress<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        self.suppressed += memchr::memchr_iter(b'\n', bytes).count() as u64;
+        self.line.clear();
+        let next = memchr::memrchr(b'\n', bytes).map_or(0, |end| end + 1);
+        &bytes[next..]
+    }
+
     /// Whether this window has room for one more line.
     fn may_log(&mut self) -> bool {
-        // The clock is not read for each line of a flood.
-        if self.logged >= PER_WINDOW && !self.suppressed.is_multiple_of(64) {
-            return false;
-        }
         let now = Instant::now();
         if self
             .since
@@ -165,6 +179,13 @@ mod tests {
         let mut stderr = Stderr::new("t".into(), 8);
         stderr.take(&b"line\n".repeat(100));
         assert_eq!((stderr.logged, stderr.suppressed), (10, 90));
+        stderr.take(b"one\ntwo\nthr");
+        stderr.take(b"ee\nfour");
+        assert_eq!((stderr.logged, stderr.suppressed), (10, 93));
+        assert_eq!(stderr.line, b"four");
+        stderr.since = stderr.since.map(|since| since - WINDOW);
+        stderr.take(b"\n");
+        assert_eq!((stderr.logged, stderr.suppressed), (1, 0), "a new window");
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub(crate) struct Child {
     /// None once it has ended.
     pub(super) stdout: Option<Receiver>,
     /// None once it has ended.
-    stderr: Option<Receiver>,
+    pub(super) stderr: Option<Receiver>,
     /// Bytes not yet written to stdin.
     pub(super) queue: BytesMut,
     /// Bytes read from stdout and not yet returned.
@@ -99,7 +99,7 @@ pub(crate) struct Child {
     errors: Stderr,
     /// What its pipes hold here; none if it is not counted.
     pub(super) held: Option<Held>,
-    /// Whether it has waited in the line of its tenant for its next read of stdout.
+    /// Whether it has waited in the line of its tenant for its next reads.
     pub(super) had_turn: bool,
     /// Exit status of the guard.
     exit: Option<ExitStatus>,
@@ -168,6 +168,11 @@ impl Child {
     /// Counts what its pipes hold in this process against a share from now on.
     pub(crate) fn count_against(&mut self, share: &Arc<Budget>) {
         self.held = Some(Held::new(share));
+    }
+
+    /// The share that it is counted against.
+    pub(crate) fn share(&self) -> Option<&Arc<Budget>> {
+        self.held.as_ref().map(Held::share)
     }
 
     /// Process id of the guard, until it is reaped.
@@ -265,7 +270,7 @@ impl Child {
 
     /// Waits for the next event and serves the pipes meanwhile; cancel-safe.
     ///
-    /// Its stdout is read in the turn of its tenant, where others of that stand in line: what a thousand
+    /// Its stdout and stderr are read in the turn of its tenant, where others of that stand in line: what a thousand
     /// children print stays in their pipes, and neither they nor their sessions have work until then.
     pub(crate) async fn next(&mut self) -> ChildEvent {
         loop {
@@ -312,7 +317,7 @@ impl Child {
         self.guard.poll_end(cx)
     }
 
-    /// The next event; none if a large line has to wait to be translated, or the next read of stdout in line.
+    /// The next event; none if a large line has to wait to be translated, or the next reads in line.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<ChildEvent>> {
         loop {
             // A child with much output must not starve the others of this worker.
@@ -330,11 +335,13 @@ impl Child {
             if self.has_large() {
                 return Poll::Ready(None);
             }
-            self.poll_stderr(cx);
             if self.has_to_wait() {
                 return Poll::Ready(None);
             }
-            match self.poll_stdout(cx) {
+            self.poll_stderr(cx);
+            let stdout = self.poll_stdout(cx);
+            self.had_turn = false;
+            match stdout {
                 Poll::Ready(()) => turn.made_progress(),
                 // After all of its output.
                 Poll::Pending if std::mem::take(&mut self.is_stdin_lost) => {
@@ -411,14 +418,15 @@ impl Child {
         Some(first.map_or(ChildEvent::Translated, ChildEvent::Line))
     }
 
-    /// Whether there is something to read from stdout, and others of the tenant stand in line.
+    /// Whether there is something to read, and others of the tenant stand in line.
     fn has_to_wait(&self) -> bool {
         let is_crowded = self.held.as_ref().is_some_and(Held::is_one_of_many);
-        let is_readable = |stdout: &Receiver| {
+        let is_readable = |pipe: &Receiver| {
             let mut nobody = Context::from_waker(Waker::noop());
-            pin!(stdout.readable()).poll(&mut nobody).is_ready()
+            pin!(pipe.readable()).poll(&mut nobody).is_ready()
         };
-        !self.had_turn && is_crowded && self.stdout.as_ref().is_some_and(is_readable)
+        let mut pipes = [&self.stdout, &self.stderr].into_iter().flatten();
+        !self.had_turn && is_crowded && pipes.any(is_readable)
     }
 
     /// Reads once; stays pending after the end of stdout.
@@ -432,7 +440,6 @@ impl Child {
             ready!(held.poll_room(cx));
         }
         let result = pin!(stdout.read_buf(self.lines.room())).poll(cx);
-        self.had_turn = false;
         match result {
             Poll::Ready(Ok(1..)) => {
                 let is_one_of_many = self.held.as_ref().is_some_and(Held::is_one_of_many);
@@ -544,8 +551,8 @@ fn size(limit: u64) -> usize {
 
 /// Capacity that an empty queue keeps: more than most messages, less than a launch request.
 const KEPT: usize = 512;
-/// Reads of stderr in one poll: 256 KiB.
-const READS: usize = 16;
+/// Reads of stderr in one poll: 32 KiB.
+const READS: usize = 2;
 
 /// Reads of [`CHUNK`] bytes at a child's end: the largest capacity of a pipe (1 MiB).
 const DRAINED: usize = 256;

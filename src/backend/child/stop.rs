@@ -1,10 +1,12 @@
-//! Stop of a child: end of stdin, SIGTERM, SIGKILL, and the waits between them.
+//! Stop of a child: end of stdin, SIGTERM, SIGKILL, and the waits between them; and the end of one that has no
+//! input.
 //!
 //! The waits are `clocks.stop` of the server. The signals go to the guard: at SIGUSR1 it sends SIGTERM
 //! to the server, at SIGTERM it kills every process below it (`guard::supervisor`).
 
 use std::{future::poll_fn, os::unix::process::ExitStatusExt, process::ExitStatus, task::Poll};
 
+use bytes::Bytes;
 use rustix::process::Signal;
 use tokio::time::{Duration, Instant, timeout, timeout_at};
 
@@ -47,6 +49,23 @@ impl Child {
             _ = tokio::task::spawn_blocking(move || Launcher::discard(&dir)).await;
         }
         exit.unwrap_or_else(|_| self.exit(ExitStatus::from_raw(Signal::KILL.as_raw())))
+    }
+
+    /// Runs the child to its end with an empty stdin, and passes on the lines of its stdout.
+    pub(crate) async fn run_without_input(&mut self, mut take: impl FnMut(Bytes)) -> Exit {
+        // The launch request of the guard goes through stdin first. Until then there is no line to be lost.
+        if !self.queue.is_empty() {
+            _ = self.flushed().await;
+        }
+        self.stdin = None;
+        loop {
+            // Waited for to its end: it may stand in line.
+            match self.next().await {
+                ChildEvent::Line(line) => take(line),
+                ChildEvent::Translated | ChildEvent::TooLong | ChildEvent::Closed => {}
+                ChildEvent::Exited(exit) => return exit,
+            }
+        }
     }
 
     /// Waits until the queue is written; returns early at the child's end.

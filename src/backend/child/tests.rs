@@ -1,6 +1,16 @@
 //! Tests of real children behind the real guard.
 
-use std::{collections::BTreeMap, os::fd::AsFd, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    os::fd::AsFd,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use serde_json::{Value, json};
@@ -451,6 +461,73 @@ async fn a_child_is_read_in_the_turn_of_its_tenant() {
         killed.elapsed() < Duration::from_secs(5),
         "it stood in line to end"
     );
+}
+
+/// A flood of empty lines was worked on for milliseconds at a time, before the requests of other tenants.
+#[tokio::test]
+async fn the_stderr_of_a_child_is_read_in_the_turn_of_its_tenant() {
+    let mut complains = launch("sh");
+    complains.args = vec!["-c".into(), "echo no >&2; exec cat".into()];
+    let (mut child, _work) = start_as(&complains).await;
+    let tenant = Budget::new(1 << 30).share();
+    child.count_against(&tenant);
+    let mut line: Vec<_> = (0..4).map(|_| Box::pin(tenant.others_first())).collect();
+    for one in &mut line {
+        assert!(futures_util::poll!(one).is_pending());
+    }
+    child.stderr.as_ref().unwrap().readable().await.unwrap();
+    let tail = child.stderr().clone();
+    let mut next = Box::pin(child.next());
+    assert!(futures_util::poll!(&mut next).is_pending());
+    assert!(tail.bytes().is_empty(), "it was read");
+    drop(line);
+    let begun = Instant::now();
+    while tail.bytes().is_empty() {
+        assert!(futures_util::poll!(&mut next).is_pending());
+        assert!(begun.elapsed() < Duration::from_secs(20), "it is not read");
+        tokio::task::yield_now().await;
+    }
+    drop(next);
+    child.kill().await;
+}
+
+/// Whether a task was woken.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// One that printed more than a pipe holds stood still until its time was over: it had left the line, and nobody
+/// woke it.
+#[tokio::test]
+async fn a_child_without_input_keeps_its_place_in_the_line_of_its_tenant() {
+    let mut prints = launch("sh");
+    prints.args = vec!["-c".into(), "yes said | head -n 100000".into()];
+    let (mut child, _work) = start_as(&prints).await;
+    let tenant = Budget::new(1 << 30).share();
+    child.count_against(&tenant);
+    let mut line: Vec<_> = (0..4).map(|_| Box::pin(tenant.others_first())).collect();
+    for one in &mut line {
+        assert!(futures_util::poll!(one).is_pending());
+    }
+    child.stdout.as_ref().unwrap().readable().await.unwrap();
+    let mut lines = 0;
+    let mut running = Box::pin(child.run_without_input(|line| {
+        assert_eq!(line, "said");
+        lines += 1;
+    }));
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let polled = running.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending() && !woken.0.load(Ordering::Relaxed));
+    drop(line);
+    assert!(woken.0.load(Ordering::Relaxed), "it has left the line");
+    let exit = timeout(Duration::from_secs(20), running).await.unwrap();
+    assert_eq!((exit.code, lines), (Some(0), 100_000));
 }
 
 #[tokio::test]

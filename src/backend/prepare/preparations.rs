@@ -7,9 +7,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
-    future::poll_fn,
     path::Path,
-    pin::pin,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -34,7 +32,7 @@ use crate::backend::{
     admission::{
         Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, is_shortage, spec,
     },
-    child::{Child, ChildEvent, Exit, Launcher, Owner, Registry, TenantMemory, stderr::printable},
+    child::{Child, Exit, Launcher, Owner, Registry, TenantMemory, stderr::printable},
 };
 use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
@@ -586,27 +584,14 @@ impl Ready {
 
 /// Runs a child to its end with an empty stdin, and keeps the last lines of its stdout.
 async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
-    loop {
-        let event = poll_fn(|cx| {
-            let polled = pin!(child.next()).poll(cx);
-            // The launch request of the guard goes through stdin first.
-            if child.queued() == 0 {
-                child.stdin = None;
-            }
-            polled
-        });
-        match event.await {
-            ChildEvent::Line(line) => {
-                if said.len() == LINES {
-                    said.pop_front();
-                }
-                // A part would hold the whole line in memory.
-                said.push_back(Bytes::copy_from_slice(&line[..line.len().min(LINE)]));
-            }
-            ChildEvent::Translated | ChildEvent::TooLong | ChildEvent::Closed => {}
-            ChildEvent::Exited(exit) => return exit,
+    let keep = |line: Bytes| {
+        if said.len() == LINES {
+            said.pop_front();
         }
-    }
+        // A part would hold the whole line in memory.
+        said.push_back(Bytes::copy_from_slice(&line[..line.len().min(LINE)]));
+    };
+    child.run_without_input(keep).await
 }
 
 /// Logs that a preparation begins: one whose store is there takes no time worth a line.

@@ -13,19 +13,17 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use tokio::{
     pin, select,
-    sync::{
-        mpsc::{self, error::TrySendError},
-        watch,
-    },
+    sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    mailbox::{Initialized, Loss, Status, ToChild, ToSession},
-    pace::Pace,
+    mailbox::{Counted, Inbox, Initialized, Loss, Status, ToChild, ToSession},
+    pace::{Health, Pace},
     routing::{Recipients, Routing, refuse, salvage_call},
 };
 use crate::backend::{
@@ -42,9 +40,6 @@ use crate::{
 
 /// Time for a session to empty a full inbox.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Time for a child to answer a ping.
-const PROBE: Duration = Duration::from_secs(5);
 
 /// Bytes queued for a child that does not read, beyond which its sessions keep their lines.
 const MAX_QUEUED: usize = 8 << 20;
@@ -103,9 +98,9 @@ struct RunningChild {
     place: Place,
     routing: Routing,
     /// Inbox of each session.
-    members: HashMap<u32, mpsc::Sender<ToSession>>,
+    members: HashMap<u32, Inbox>,
     used: Instant,
-    probe: Option<Instant>,
+    health: Health,
     /// The time of the last periodic ping.
     pinged: Instant,
     pace: Pace,
@@ -149,7 +144,7 @@ impl SharedChild {
             place,
             members: HashMap::new(),
             used: now,
-            probe: None,
+            health: Health::default(),
             pinged: now,
             pace: Pace::new(now),
             lines: 0,
@@ -177,7 +172,7 @@ impl SharedChild {
         running.shared.is_closing.store(true, Ordering::Relaxed);
         for inbox in running.members.values() {
             // A session with a full inbox notices its end.
-            _ = inbox.try_send(ToSession::Ended(loss));
+            inbox.tell(ToSession::Ended(loss));
         }
         running.members.clear();
         running.shared.mailbox.close();
@@ -232,7 +227,7 @@ impl RunningChild {
             match event {
                 ChildEvent::Translated => {}
                 ChildEvent::Line(line) => {
-                    let Ok(message) = Message::parse_line(line) else {
+                    let Ok(message) = read(&self.shared.server.tenant, line).await else {
                         self.shared.pool.metrics.noise_lines.add(1);
                         continue;
                     };
@@ -344,7 +339,7 @@ impl RunningChild {
         self.shared.is_closing.store(true, Ordering::Relaxed);
         for inbox in self.members.values() {
             // A session with a full inbox leaves at the child's end.
-            _ = inbox.try_send(ToSession::Closing(loss));
+            inbox.tell(ToSession::Closing(loss));
         }
     }
 
@@ -353,7 +348,7 @@ impl RunningChild {
         let (loss, until) = self.closing?;
         let has_calls = self.shared.load.load(Ordering::Relaxed) > 0;
         let is_wanted = has_calls || !self.shared.mailbox.is_empty() && !self.is_full();
-        let is_left = now >= until || self.members.values().all(mpsc::Sender::is_closed);
+        let is_left = now >= until || self.members.values().all(Inbox::is_closed);
         (!is_wanted && is_left).then_some(loss)
     }
 
@@ -363,14 +358,11 @@ impl RunningChild {
     }
 
     fn tick(&mut self, now: Instant) -> Option<Loss> {
-        if self.is_full() {
-            // The mailbox is not read meanwhile.
-            self.probe.get_or_insert(now + PROBE);
-        }
-        if self.probe.is_some_and(|until| until <= now) {
+        // The mailbox is not read while it is full.
+        if let Some(why) = self.health.failure(self.is_full(), now) {
             tracing::warn!(
                 server.name = self.shared.server.name,
-                "the shared child does not answer a ping: it is ended"
+                "the shared child {why}: it is ended"
             );
             return Some(Loss::Crash);
         }
@@ -430,7 +422,7 @@ impl RunningChild {
                 self.used = Instant::now();
                 if let Some((loss, _)) = self.closing {
                     // The session joined after the others were requested to leave.
-                    _ = inbox.try_send(ToSession::Closing(loss));
+                    inbox.tell(ToSession::Closing(loss));
                 }
                 self.members.insert(number, inbox);
                 self.routing.join(number);
@@ -455,8 +447,9 @@ impl RunningChild {
                     && let Ok(message) = Message::parse(line)
                     && let Some(session) = self.routing.session(call)
                 {
-                    self.send(session, ToSession::Message(Box::new(message)))
-                        .await;
+                    let counted = Counted::new(&message, self.child.share());
+                    let message = ToSession::Message(Box::new(message));
+                    self.send(session, message, counted).await;
                 }
             }
             ToChild::Abandon { call, uri, is_kept } => {
@@ -476,7 +469,7 @@ impl RunningChild {
             let out = self.child.out();
             self.routing.push_own_request("ping", None, out);
         }
-        self.probe.get_or_insert(now + PROBE);
+        self.health.count_ping(now);
     }
 
     /// Removes a session.
@@ -493,8 +486,7 @@ impl RunningChild {
         while let Some(event) = next {
             let is_answer = match event {
                 ChildEvent::Line(line) => {
-                    let turn = LargeWork::turn(&self.shared.server.tenant, line.len()).await;
-                    let line = turn.run(|| Message::parse_line(line));
+                    let line = read(&self.shared.server.tenant, line).await;
                     self.handle_line(line).await
                 }
                 ChildEvent::Translated => false,
@@ -517,12 +509,12 @@ impl RunningChild {
     }
 
     /// Returns whether a session gets it as an answer to a call.
-    async fn handle_line(&mut self, line: Result<Message, Bytes>) -> bool {
-        self.probe = None;
+    async fn handle_line(&mut self, line: Result<Message, Option<u64>>) -> bool {
+        self.health.count_line();
         match line {
             Ok(message) => self.handle_message(message).await,
-            Err(line) => {
-                self.handle_invalid_line(&line).await;
+            Err(call) => {
+                self.handle_invalid_line(call).await;
                 false
             }
         }
@@ -535,15 +527,17 @@ impl RunningChild {
         match recipients {
             Recipients::Session(number) => {
                 // Nobody else holds it: a response is not copied.
+                let counted = Counted::new(&message, self.child.share());
                 let message = ToSession::Message(Box::new(message));
-                self.send(number, message).await;
+                self.send(number, message, counted).await;
                 return is_response;
             }
             Recipients::Sessions(numbers) => {
                 let message = self.routing.for_several(message);
+                let counted = Counted::new(&message, self.child.share());
                 for number in numbers {
                     let message = ToSession::Message(Box::new(message.clone()));
-                    self.send(number, message).await;
+                    self.send(number, message, counted.clone()).await;
                 }
             }
             Recipients::Gateway => {}
@@ -558,26 +552,27 @@ impl RunningChild {
         false
     }
 
-    async fn handle_invalid_line(&mut self, line: &[u8]) {
+    async fn handle_invalid_line(&mut self, call: Option<u64>) {
         self.shared.pool.metrics.noise_lines.add(1);
-        if let Some(call) = salvage_call(line)
+        if let Some(call) = call
             && let Some(session) = self.routing.session(call)
         {
-            self.send(session, ToSession::InvalidResponse(call)).await;
+            let message = ToSession::InvalidResponse(call);
+            self.send(session, message, Counted::default()).await;
         }
     }
 
-    async fn send(&mut self, number: u32, message: ToSession) {
+    async fn send(&mut self, number: u32, message: ToSession, counted: Counted) {
         let Some(inbox) = self.members.get(&number) else {
             return self.count_dropped();
         };
-        let is_sent = match inbox.try_send(message) {
-            Ok(()) => true,
-            // A session that does not read must not delay the others.
-            Err(TrySendError::Full(message)) => {
-                matches!(timeout(PATIENCE, inbox.send(message)).await, Ok(Ok(())))
+        let is_sent = {
+            pin! { let put = inbox.put(message, counted); }
+            match put.as_mut().now_or_never() {
+                Some(is_sent) => is_sent,
+                // A session that does not read must not delay the others.
+                None => timeout(PATIENCE, put).await.unwrap_or(false),
             }
-            Err(TrySendError::Closed(_)) => false,
         };
         if !is_sent {
             self.leave(number);
@@ -611,5 +606,46 @@ impl RunningChild {
     }
 }
 
+/// Reads a line in a turn of the tenant.
+///
+/// # Errors
+///
+/// The call that the line was meant to respond to, if it is no message.
+async fn read(tenant: &str, line: Bytes) -> Result<Message, Option<u64>> {
+    let turn = LargeWork::turn(tenant, line.len()).await;
+    turn.run(|| Message::parse_line(line).map_err(|line| salvage_call(&line)))
+}
+
 /// A timeout that is off.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+#[cfg(test)]
+mod tests {
+    use super::super::child::*;
+
+    /// A long line of a logger took a worker for a tenth of a second, beside its turn.
+    #[tokio::test]
+    async fn a_large_line_is_read_in_a_turn_of_its_tenant() {
+        let pad = "x".repeat(1 << 20);
+        for (line, expected) in [
+            (format!(r#"{{"level":"{pad}"}}"#), Err(None)),
+            (
+                format!(r#"{{"id":4100,"result":"{pad}"}}"#),
+                Err(Some(4100)),
+            ),
+            (
+                format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"":"{pad}"}}}}"#),
+                Ok(Kind::Result),
+            ),
+        ] {
+            let held = LargeWork::all_turns().await;
+            let line = Bytes::from(line);
+            let mut reading = Box::pin(read("acme", line.clone()));
+            assert!((&mut reading).now_or_never().is_none(), "without a turn");
+            let small = read("acme", line.slice(..100)).now_or_never();
+            assert!(matches!(small, Some(Err(None))), "needs none");
+            drop(held);
+            assert_eq!(reading.await.map(|message| message.kind()), expected);
+        }
+    }
+}

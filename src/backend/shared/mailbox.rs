@@ -9,10 +9,11 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use super::routing::Level;
 use crate::backend::{Refused, child::Entry};
+use crate::base::budget::{Budget, Drawn};
 use crate::protocol::{Message, Revision, json};
 
 /// A message of a session to a shared child.
@@ -22,7 +23,7 @@ pub(super) enum ToChild {
         /// The number of the session.
         number: u32,
         /// The inbox of the session.
-        inbox: mpsc::Sender<ToSession>,
+        inbox: Inbox,
     },
     /// Leaves the child.
     Leave(u32),
@@ -77,6 +78,29 @@ pub(crate) enum ToSession {
     Ended(Loss),
 }
 
+/// What is drawn for a message until each of its sessions, which have the same bytes, has taken it or is gone.
+#[derive(Clone, Default)]
+pub(super) struct Counted(
+    #[expect(dead_code, reason = "it is given back once all are dropped")] Option<Arc<Drawn>>,
+);
+
+/// The inbox of a session, for the child's task alone: a message that waits for room is behind those before it.
+pub(super) struct Inbox {
+    waiting: mpsc::Sender<Waiting>,
+    /// Room for bytes.
+    room: Arc<Semaphore>,
+}
+
+/// The messages of an inbox, for its session.
+pub(super) struct Received(mpsc::Receiver<Waiting>);
+
+/// A message in an inbox, with what it takes there.
+struct Waiting {
+    message: ToSession,
+    _room: Option<OwnedSemaphorePermit>,
+    _counted: Counted,
+}
+
 /// The reason for the end of a shared child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
@@ -125,7 +149,10 @@ pub(super) struct Handle {
 }
 
 /// Capacity of a session's inbox; a session that leaves it full for too long is dropped.
-pub(super) const INBOX: usize = 256;
+const INBOX: usize = 256;
+
+/// Bytes of a session's inbox: it is full with more, and takes a larger message once it is empty.
+const INBOX_BYTES: u32 = 8 << 20;
 
 /// Capacity of the child's mailbox.
 pub(super) const MAILBOX: usize = 256;
@@ -138,6 +165,73 @@ impl ToChild {
             Self::Abandon { uri, .. } => uri.len(),
             Self::Join { .. } | Self::Leave(_) | Self::Level(..) | Self::Probe => 0,
         }
+    }
+}
+
+impl ToSession {
+    /// The bytes of the child's data.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Message(message) => message.bytes().len(),
+            Self::InvalidResponse(_) | Self::Closing(_) | Self::Ended(_) => 0,
+        }
+    }
+}
+
+impl Counted {
+    /// Counts a message against the share of its child, if that has one.
+    pub(super) fn new(message: &Message, share: Option<&Arc<Budget>>) -> Self {
+        let bytes = message.bytes().len() as u64;
+        Self(share.map(|share| Arc::new(share.hold(bytes))))
+    }
+}
+
+impl Inbox {
+    /// An empty inbox.
+    pub(super) fn new() -> (Self, Received) {
+        let (waiting, received) = mpsc::channel(INBOX);
+        let room = Arc::new(Semaphore::new(INBOX_BYTES as usize));
+        (Self { waiting, room }, Received(received))
+    }
+
+    /// Puts a message in as soon as there is room for it; false if the session is gone.
+    pub(super) async fn put(&self, message: ToSession, counted: Counted) -> bool {
+        let bytes = u32::try_from(message.bytes()).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.room);
+        // It is never closed, and a session that is gone leaves it empty.
+        let room = room.acquire_many_owned(bytes.min(INBOX_BYTES)).await.ok();
+        let waiting = Waiting {
+            message,
+            _room: room,
+            _counted: counted,
+        };
+        self.waiting.send(waiting).await.is_ok()
+    }
+
+    /// Tells the session about the end of the child. Without room it notices that later.
+    pub(super) fn tell(&self, message: ToSession) {
+        _ = self.waiting.try_send(Waiting {
+            message,
+            _room: None,
+            _counted: Counted::default(),
+        });
+    }
+
+    /// Whether the session is gone.
+    pub(super) fn is_closed(&self) -> bool {
+        self.waiting.is_closed()
+    }
+}
+
+impl Received {
+    /// Waits for the next message; none once the child is gone. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Option<ToSession> {
+        self.0.recv().await.map(|waiting| waiting.message)
+    }
+
+    /// The next message if it is here already.
+    pub(super) fn next_ready(&mut self) -> Option<ToSession> {
+        self.0.try_recv().ok().map(|waiting| waiting.message)
     }
 }
 
@@ -195,7 +289,75 @@ impl Initialized {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+    use tokio::task::unconstrained;
+
     use super::super::mailbox::*;
+
+    fn message(bytes: usize) -> Box<Message> {
+        let text = "x".repeat(bytes - r#"{"jsonrpc":"2.0","id":1,"result":{"":""}}"#.len());
+        let line = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"":"{text}"}}}}"#);
+        Box::new(Message::parse_line(line.into()).unwrap())
+    }
+
+    /// Those of a session that waited for its log were in no budget: 256 of 4 MiB each.
+    #[tokio::test]
+    async fn what_an_inbox_holds_is_counted_until_it_is_taken() {
+        let root = Budget::new(1 << 30);
+        let share = root.share();
+        let ((one, mut ones), (two, twos)) = (Inbox::new(), Inbox::new());
+        let put = async |bytes: usize, inboxes: &[&Inbox]| {
+            let message = message(bytes);
+            let counted = Counted::new(&message, Some(&share));
+            let mut are_put = true;
+            for inbox in inboxes {
+                let message = ToSession::Message(message.clone());
+                are_put &= inbox.put(message, counted.clone()).await;
+            }
+            are_put
+        };
+        assert!(put(1000, &[&one, &two]).await);
+        assert_eq!(share.used(), 1000, "its bytes are there once");
+        assert!(put(500, &[&one]).await);
+        assert_eq!(share.used(), 1500);
+        let first = ones.next_ready().unwrap();
+        assert!(matches!(first, ToSession::Message(message) if message.bytes().len() == 1000));
+        assert_eq!(share.used(), 1500, "the other has not taken it");
+        drop(twos);
+        assert_eq!(share.used(), 500, "and takes it no more");
+        assert!(two.is_closed() && !put(500, &[&two]).await);
+        assert!(ones.next().await.is_some());
+        assert_eq!(root.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_inbox_is_full_of_bytes_as_of_messages() {
+        let (inbox, mut received) = Inbox::new();
+        let put = |bytes: usize| inbox.put(ToSession::Message(message(bytes)), Counted::default());
+        assert!(put(3 << 20).await && put(5 << 20).await);
+        let mut next = Box::pin(put(1000));
+        assert!((&mut next).now_or_never().is_none());
+        inbox.tell(ToSession::Closing(Loss::Idle));
+        assert!(received.next().await.is_some());
+        assert!(next.await, "there is room again");
+        // One that is larger than all of the room.
+        let mut large = Box::pin(put(9 << 20));
+        for _ in 0..3 {
+            assert!((&mut large).now_or_never().is_none());
+            assert!(received.next_ready().is_some());
+        }
+        assert!(large.await);
+        let mut small = Box::pin(put(1000));
+        assert!((&mut small).now_or_never().is_none());
+        drop(small);
+        assert!(received.next_ready().is_some());
+        for _ in 0..INBOX {
+            assert!(put(1000).await);
+        }
+        assert!(unconstrained(put(1000)).now_or_never().is_none());
+        drop(received);
+        assert!(!put(1000).await);
+    }
 
     #[test]
     fn what_finds_no_room_keeps_its_order() {

@@ -5,7 +5,7 @@
 //! * `placement`: the shared child that a session joins
 //! * `child`: the task that owns a shared child
 //! * `mailbox`: messages between sessions and a shared child
-//! * `pace`: the lines that a shared child may write within a window
+//! * `pace`: the lines that a shared child may write within a window, and the time that it has for what it owes
 //! * `routing`: recipients of the messages of a shared child
 
 mod child;

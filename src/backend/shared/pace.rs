@@ -1,4 +1,4 @@
-//! Pace of a shared child: the lines that it may write within a window.
+//! Pace of a shared child: the lines that it may write within a window, and the time that it has for what it owes.
 
 use std::time::Duration;
 
@@ -39,6 +39,45 @@ impl Pace {
     }
 }
 
+/// Whether a shared child does what it owes: answers to pings, and reading what is queued for it.
+#[derive(Default)]
+pub(super) struct Health {
+    /// The time of the first ping since its last line.
+    pinged: Option<Instant>,
+    /// The time since which its queue is full, and it says nothing.
+    full: Option<Instant>,
+}
+
+impl Health {
+    /// Counts a ping that it was sent.
+    pub(super) fn count_ping(&mut self, now: Instant) {
+        self.pinged.get_or_insert(now);
+    }
+
+    /// Counts a line of it, by which it is alive.
+    pub(super) fn count_line(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Why it is to be ended, in words: it has had [`PROBE`] to answer a ping, or to read some of its queue, which has
+    /// been full all that time.
+    pub(super) fn failure(&mut self, is_full: bool, now: Instant) -> Option<&'static str> {
+        if is_full {
+            self.full.get_or_insert(now);
+        } else {
+            self.full = None;
+        }
+        let is_over = |since: Option<Instant>| since.is_some_and(|since| since + PROBE <= now);
+        if is_over(self.pinged) {
+            return Some("does not answer a ping");
+        }
+        is_over(self.full).then_some("does not read its stdin")
+    }
+}
+
+/// Time for a child to answer a ping, and to read some of a full queue.
+const PROBE: Duration = Duration::from_secs(5);
+
 /// Lines per window, as for a child of one session.
 const WINDOW_LINES: u32 = 4000;
 /// Further lines for each call in flight.
@@ -57,6 +96,28 @@ mod tests {
             }
         }
         panic!("no pause");
+    }
+
+    /// A child that had read all of a full queue at once was ended for a ping that it was never sent.
+    #[test]
+    fn a_child_is_ended_for_a_ping_or_for_a_queue_that_stays_full() {
+        let began = Instant::now();
+        let at = |seconds: u64| began + Duration::from_secs(seconds);
+        let mut health = Health::default();
+        assert_eq!(health.failure(true, at(0)), None);
+        assert_eq!(health.failure(false, at(1)), None);
+        assert_eq!(health.failure(true, at(9)), None, "full again");
+        assert_eq!(health.failure(true, at(13)), None);
+        assert!(health.failure(true, at(14)).unwrap().contains("read"));
+        health.count_line();
+        assert_eq!(health.failure(true, at(20)), None, "it is alive");
+        health.count_line();
+        health.count_ping(at(30));
+        health.count_ping(at(34));
+        assert_eq!(health.failure(false, at(34)), None);
+        assert!(health.failure(false, at(35)).unwrap().contains("ping"));
+        health.count_line();
+        assert_eq!(health.failure(false, at(40)), None);
     }
 
     #[test]

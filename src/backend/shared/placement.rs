@@ -21,7 +21,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     child::{SharedChild, Whose},
-    mailbox::{Handle, INBOX, Initialized, Loss, MAILBOX, Outbox, Status, ToChild, ToSession},
+    mailbox::{
+        Handle, Inbox, Initialized, Loss, MAILBOX, Outbox, Received, Status, ToChild, ToSession,
+    },
     routing::Level,
 };
 use crate::backend::{
@@ -60,7 +62,7 @@ struct Group {
 pub(crate) struct Member {
     number: u32,
     mailbox: mpsc::Sender<ToChild>,
-    inbox: mpsc::Receiver<ToSession>,
+    inbox: Received,
     outbox: Outbox,
     load: Arc<AtomicUsize>,
     /// Bytes of all sessions in the mailbox.
@@ -136,7 +138,7 @@ impl SharedChildren {
                 Ok(Status::Failed(refused)) => return Err(refused),
                 Ok(Status::Starting) | Err(_) => continue,
             };
-            let (inbox, received) = mpsc::channel(INBOX);
+            let (inbox, received) = Inbox::new();
             if handle
                 .mailbox
                 .send(ToChild::Join { number, inbox })
@@ -198,7 +200,7 @@ impl SharedChildren {
             (Verdict::After(wait), None) => Some(now + wait),
             (Verdict::Open(left), None) => return Err(Refused::Circuit(left)),
         };
-        let handle = self.start(key, (server, whose), group.restarts, not_before);
+        let handle = self.start(key, (server, whose), group.restarts, now, not_before);
         group.handles.push(handle.clone());
         Ok(handle)
     }
@@ -208,6 +210,7 @@ impl SharedChildren {
         key: &Key,
         (server, whose): (&Arc<Server>, &Whose),
         restarts: u32,
+        began: Instant,
         not_before: Option<Instant>,
     ) -> Handle {
         let (mailbox, receiver) = mpsc::channel(MAILBOX);
@@ -235,44 +238,60 @@ impl SharedChildren {
         };
         let (children, key) = (Arc::clone(self), key.clone());
         self.tracker.spawn(async move {
-            let born = Instant::now();
             let loss = shared.run(restarts, not_before).await;
-            children.count_end(&key, loss, born);
+            children.count_end(&key, loss, began);
         });
         handle
     }
 
-    /// Counts the end of a child for its key.
-    fn count_end(&self, key: &Key, loss: Option<Loss>, born: Instant) {
+    /// Counts the end of a child for its key, or that it was not started.
+    fn count_end(&self, key: &Key, loss: Option<Loss>, began: Instant) {
         let jitter = self.pool.jitter();
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         let Some(group) = keys.get_mut(key) else {
             return;
         };
         group.handles.retain(Handle::is_open);
-        if loss.is_some() && born.elapsed() >= STABLE {
-            group.crashes.succeeded();
-        }
-        match loss {
-            Some(Loss::Crash | Loss::TooLong) => {
-                group.restarts += 1;
-                if group.crashes.failed(Instant::now(), jitter) {
-                    self.pool.metrics.circuits_opened.add(1);
-                    let (tenant, server, _) = &key.0;
-                    tracing::warn!(
-                        tenant.id = tenant,
-                        server.name = server,
-                        "a shared child keeps crashing: its circuit opens"
-                    );
-                }
-            }
-            Some(Loss::Idle | Loss::Restart) => group.crashes.succeeded(),
-            None => {}
+        if group.count_end(loss, (began, Instant::now()), jitter) {
+            self.pool.metrics.circuits_opened.add(1);
+            let (tenant, server, _) = &key.0;
+            tracing::warn!(
+                tenant.id = tenant,
+                server.name = server,
+                "a shared child keeps crashing: its circuit opens"
+            );
         }
     }
 }
 
 impl Group {
+    /// Counts the end of a child whose start began then; returns whether the circuit opens.
+    fn count_end(
+        &mut self,
+        loss: Option<Loss>,
+        (began, now): (Instant, Instant),
+        jitter: f64,
+    ) -> bool {
+        let Some(loss) = loss else {
+            // A probe without a result: the next start is one.
+            self.crashes.release(began);
+            return false;
+        };
+        if now.saturating_duration_since(began) >= STABLE {
+            self.crashes.succeeded();
+        }
+        match loss {
+            Loss::Crash | Loss::TooLong => {
+                self.restarts += 1;
+                self.crashes.failed(now, jitter)
+            }
+            Loss::Idle | Loss::Restart => {
+                self.crashes.succeeded();
+                false
+            }
+        }
+    }
+
     fn is_empty(&self, now: Instant) -> bool {
         !self.handles.iter().any(Handle::is_open) && self.crashes.is_idle(now)
     }
@@ -338,7 +357,7 @@ impl Member {
             self.try_flush();
             tokio::select! {
                 biased;
-                message = self.inbox.recv() => return message.unwrap_or(ToSession::Ended(Loss::Crash)),
+                message = self.inbox.next() => return message.unwrap_or(ToSession::Ended(Loss::Crash)),
                 room = self.mailbox.reserve(), if !self.outbox.is_empty() => match room {
                     Ok(room) => {
                         if let Some(message) = self.outbox.pop() {
@@ -354,7 +373,7 @@ impl Member {
 
     /// The next message if it is here already.
     pub(crate) fn next_ready(&mut self) -> Option<ToSession> {
-        self.inbox.try_recv().ok()
+        self.inbox.next_ready()
     }
 
     /// Subscribes or unsubscribes.
@@ -419,5 +438,32 @@ impl Drop for Member {
         self.set_calls(0);
         // Without room the child's task notices the closed inbox.
         _ = self.mailbox.try_send(ToChild::Leave(self.number));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::placement::*;
+
+    /// Sessions were refused for two minutes after a start that found no room was the probe.
+    #[test]
+    fn a_probe_that_is_no_child_is_given_back() {
+        let began = Instant::now();
+        let at = |seconds: u64| began + Duration::from_secs(seconds);
+        let mut group = Group::default();
+        for crashes in 1..=6 {
+            let opens = group.count_end(Some(Loss::Crash), (at(0), at(0)), 0.0);
+            assert_eq!(opens, crashes == 6);
+        }
+        assert_eq!(group.crashes.try_start(at(30)), Verdict::Now);
+        assert!(!group.count_end(None, (at(29), at(31)), 0.0));
+        assert_ne!(group.crashes.peek(at(31)), Verdict::Now, "of another");
+        assert!(!group.count_end(None, (at(30), at(31)), 0.0));
+        assert_eq!(group.crashes.try_start(at(31)), Verdict::Now);
+        let opens = group.count_end(Some(Loss::TooLong), (at(31), at(32)), 0.0);
+        assert!(opens, "a result");
+        assert_eq!(group.restarts, 7);
+        let opens = group.count_end(Some(Loss::Crash), (at(40), at(80)), 0.0);
+        assert!(!opens, "it has worked");
     }
 }

@@ -4,12 +4,16 @@
 //! blocks: responses need no table, and no session receives the response of another.
 
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fmt,
     sync::Arc,
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
+use serde::{
+    Deserializer,
+    de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
+};
 use serde_json::value::RawValue;
 
 use crate::backend::dialect::{IdBlocks, OWN_IDS, OwnRequests, asked_call, owe};
@@ -447,20 +451,84 @@ fn number(token: &[u8]) -> Option<u64> {
 /// The call that an invalid line was meant to respond to, if its id can be read. A line of a logger may
 /// have an `id`, too: one without `jsonrpc`, `result` and `error` is no response.
 pub(crate) fn salvage_call(line: &[u8]) -> Option<u64> {
-    let readable: String = String::from_utf8_lossy(line)
-        .chars()
-        .map(|letter| if letter.is_control() { ' ' } else { letter })
-        .collect();
-    // It may be nested too deeply, or have its id twice.
-    let members: HashMap<Cow<'_, str>, &RawValue> = serde_json::from_str(&readable).ok()?;
-    let get = |name: &str| members.get(name).map(|value| value.get().as_bytes());
-    let is_response = ["jsonrpc", "result", "error"]
-        .iter()
-        .any(|name| get(name).is_some());
-    if !is_response || get("method").is_some() {
+    let mut readable = String::from_utf8_lossy(line).into_owned().into_bytes();
+    for byte in readable.iter_mut().filter(|byte| **byte < b' ') {
+        *byte = b' ';
+    }
+    // Not by the scanner: it may be nested too deeply, or have its id twice.
+    let mut reader = serde_json::Deserializer::from_slice(&readable);
+    let members = reader.deserialize_map(Members::default()).ok()?;
+    reader.end().ok()?;
+    if !members.is_response || members.has_method {
         return None;
     }
-    get("id").and_then(number)
+    number(members.id?.get().as_bytes())
+}
+
+/// The members of a line by which it is a response; the others are not kept.
+#[derive(Default)]
+struct Members<'a> {
+    /// The last one.
+    id: Option<&'a RawValue>,
+    is_response: bool,
+    has_method: bool,
+}
+
+impl<'a> Visitor<'a> for Members<'a> {
+    type Value = Self;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(mut self, mut map: A) -> Result<Self, A::Error> {
+        while let Some(member) = map.next_key_seed(Name)? {
+            if matches!(member, Member::Id) {
+                self.id = Some(map.next_value()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+            self.is_response |= matches!(member, Member::OfResponse);
+            self.has_method |= matches!(member, Member::Method);
+        }
+        Ok(self)
+    }
+}
+
+/// A member of a line.
+enum Member {
+    Id,
+    Method,
+    OfResponse,
+    Other,
+}
+
+/// The name of a member, which is compared where it is.
+struct Name;
+
+impl<'a> DeserializeSeed<'a> for Name {
+    type Value = Member;
+
+    fn deserialize<D: Deserializer<'a>>(self, name: D) -> Result<Member, D::Error> {
+        name.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Name {
+    type Value = Member;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a name")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Member, E> {
+        Ok(match name {
+            "id" => Member::Id,
+            "method" => Member::Method,
+            "jsonrpc" | "result" | "error" => Member::OfResponse,
+            _ => Member::Other,
+        })
+    }
 }
 
 /// The level with this name.

@@ -378,3 +378,28 @@ fn requests_of_the_gateway_have_ids_of_their_own() {
     assert!(!routing.own.is_pinged());
     assert_eq!(routing.route(&pong, &mut out), Recipients::None, "once");
 }
+
+#[test]
+fn the_call_of_a_line_that_is_no_message_is_found() {
+    let deep = [&*"[".repeat(100_000), &*"]".repeat(100_000)].concat();
+    for (line, expected) in [
+        (r#"{"jsonrpc":"2.0","id":7}"#.to_owned(), Some(7)),
+        (r#"{"id":7,"result":null}"#.to_owned(), Some(7)),
+        (r#" {"i\u0064":7,"error":"\u0001" } "#.to_owned(), Some(7)),
+        (r#"{"id":0,"result":{"id":1},"id":7}"#.to_owned(), Some(7)),
+        (format!(r#"{{"result":{deep},"id":7}}"#), Some(7)),
+        ("{\"id\":7,\"result\":\"a\tb\u{1}\"}".to_owned(), Some(7)),
+        (r#"{"id":7,"level":"info"}"#.to_owned(), None),
+        (r#"{"id":7,"result":{},"method":"x"}"#.to_owned(), None),
+        (r#"{"id":"7","result":{}}"#.to_owned(), None),
+        (r#"{"result":{}}"#.to_owned(), None),
+        (r#"{"id":7,"result":{}} {}"#.to_owned(), None),
+        (r#"{"id":7,"result":{"#.to_owned(), None),
+        (r#"[{"id":7,"result":{}}]"#.to_owned(), None),
+        ("panic".to_owned(), None),
+    ] {
+        assert_eq!(salvage_call(line.as_bytes()), expected, "{line:.60}");
+    }
+    let broken = b"{\"id\":7,\"result\":\"\xff\"}";
+    assert_eq!(salvage_call(broken), Some(7));
+}

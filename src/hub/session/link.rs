@@ -35,6 +35,8 @@ pub(super) struct Link {
     pinged: Instant,
     /// Crashes of the session's own children.
     crashes: Circuit,
+    /// The last time at which a start was asked for: it may be the probe of their circuit.
+    asked: Instant,
     restarts: u32,
     /// The number of the session in shared children; 0 before the first one.
     number: u32,
@@ -116,6 +118,7 @@ impl Link {
             probe: None,
             pinged: now,
             crashes: Circuit::default(),
+            asked: now,
             restarts: 0,
             number: 0,
             closing: None,
@@ -335,7 +338,12 @@ impl Link {
         self.waiting.clear();
         match std::mem::replace(&mut self.state, State::Absent) {
             State::Initializing { own, .. } | State::Ready(own) => Some(own),
-            State::Absent | State::Acquiring(_) | State::Shared(_) => None,
+            State::Acquiring(_) => {
+                // No child has come of it: the next start may be the probe.
+                self.crashes.release(self.asked);
+                None
+            }
+            State::Absent | State::Shared(_) => None,
         }
     }
 
@@ -430,6 +438,7 @@ impl Link {
 impl Link {
     /// Whether a child may be started now.
     pub(super) fn ask_circuit(&mut self, now: Instant) -> Verdict {
+        self.asked = now;
         self.crashes.try_start(now)
     }
 
@@ -495,5 +504,27 @@ impl Link {
     /// Drops a held subscription whose call has ended.
     pub(super) fn drop_waiting(&mut self, call: CallId) {
         self.waiting.retain(|waiting| waiting.call != call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::link::*;
+
+    /// A session whose start found no room was refused for two minutes.
+    #[test]
+    fn a_probe_without_a_child_is_given_back() {
+        let began = Instant::now();
+        let mut link = Link::new(began);
+        for _ in 0..6 {
+            link.crashes.failed(began, 0.0);
+        }
+        let later = began + Duration::from_secs(30);
+        for _ in 0..2 {
+            assert_eq!(link.ask_circuit(later), Verdict::Now);
+            assert_ne!(link.crashes.peek(later), Verdict::Now);
+            link.acquire(Box::pin(std::future::ready(Err(Refused::Busy))));
+            assert!(link.disconnect().is_none());
+        }
     }
 }

@@ -425,7 +425,7 @@ impl Protocols {
         protocols
             .http2
             .max_concurrent_streams(REPLICA_STREAMS)
-            // The other replica pings more often; here a dead one only occupies permits.
+            // The other replica pings more often; here a dead one only occupies places.
             .keep_alive_interval(REPLICA_SILENCE)
             .keep_alive_timeout(REPLICA_SILENCE)
             // An unread body must not stop other requests.

@@ -21,13 +21,14 @@ use http::{Request, Response};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    sync::OwnedSemaphorePermit,
     time::{sleep, timeout},
 };
 use tokio_util::{
     sync::{CancellationToken, WaitForCancellationFutureOwned},
     task::TaskTracker,
 };
+
+use crate::base::budget::Drawn;
 
 /// An open connection; a handle. It ends once there is neither a handle nor a response.
 #[derive(Clone)]
@@ -52,7 +53,8 @@ pub(crate) enum SendError {
     Refused,
     /// There was no connection, or the replica never took the request.
     NotTaken,
-    /// The limit of concurrent requests is reached; the replica did not see the request.
+    /// The caller has as many requests under way there as its share allows; the replica did not see the
+    /// request.
     Full,
     /// The request was sent and may have been executed.
     Broken,
@@ -60,11 +62,11 @@ pub(crate) enum SendError {
     Silent,
 }
 
-/// Body of a response. It holds its permit for a concurrent request until it is dropped.
+/// Body of a response. It holds its place among the concurrent requests until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     body: RecvStream,
-    _permit: OwnedSemaphorePermit,
+    _place: Drawn,
 }
 
 /// The connection broke before the end of the response.
@@ -180,11 +182,11 @@ impl Connection {
 }
 
 impl ResponseBody {
-    /// The body of a response to a request that has `permit`.
-    pub(super) fn new(body: RecvStream, permit: OwnedSemaphorePermit) -> Self {
+    /// The body of a response to a request that has `place`.
+    pub(super) fn new(body: RecvStream, place: Drawn) -> Self {
         Self {
             body,
-            _permit: permit,
+            _place: place,
         }
     }
 

@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response};
 use tokio::{
-    sync::{Semaphore, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -25,7 +25,7 @@ use super::{
     connection::{ConnectError, Connection, ResponseBody, SendError},
     proof::{self, ProofError},
 };
-use crate::state::ReplicaKeys;
+use crate::{auth::Access, hub::limits::Owners, state::ReplicaKeys};
 
 /// Connections to all other replicas; a handle.
 #[derive(Clone)]
@@ -51,8 +51,8 @@ struct Peer {
 /// State of a peer that its task shares. The task must not hold the sender of its own channel:
 /// it ends when the last sender is gone.
 struct PeerState {
-    /// Permits for concurrent requests and responses.
-    permits: Arc<Semaphore>,
+    /// Places for concurrent requests and responses, shared out to callers.
+    places: Owners,
     /// The open connection, as far as is known.
     open: RwLock<Option<Connection>>,
     /// Whether the connection was used since the last idle check.
@@ -74,8 +74,8 @@ impl Peers {
         }))
     }
 
-    /// Sends a request to the replica at `address` (`host:port`) and waits for the head of the
-    /// response. The URI of the request must be absolute.
+    /// Sends a request of `caller` to the replica at `address` (`host:port`) and waits for the head of
+    /// the response. The URI of the request must be absolute.
     ///
     /// # Errors
     ///
@@ -83,15 +83,16 @@ impl Peers {
     pub(crate) async fn send(
         &self,
         address: &Arc<str>,
+        caller: &Access,
         request: Request<Bytes>,
     ) -> Result<Response<ResponseBody>, SendError> {
         let peer = self.peer(address);
-        let permit = Arc::clone(&peer.state.permits).try_acquire_owned();
-        let permit = permit.map_err(|_| SendError::Full)?;
+        let place = peer.state.places.of(caller).draw(1);
+        let place = place.ok_or(SendError::Full)?;
         peer.state.is_used.store(true, Ordering::Relaxed);
         let mut connection = peer.connection().await?;
         let response = connection.send(request).await?;
-        Ok(response.map(|body| ResponseBody::new(body, permit)))
+        Ok(response.map(|body| ResponseBody::new(body, place)))
     }
 
     fn peer(&self, address: &Arc<str>) -> Peer {
@@ -107,7 +108,7 @@ impl Peers {
         let peer = peers.entry(Arc::clone(address)).or_insert_with(|| {
             let (connection_requests, requests) = mpsc::channel(QUEUED_MAX);
             let state = Arc::new(PeerState {
-                permits: Arc::new(Semaphore::new(MAX_CONCURRENT)),
+                places: Owners::new(MAX_CONCURRENT),
                 open: RwLock::default(),
                 is_used: AtomicBool::new(true),
             });
@@ -138,7 +139,7 @@ impl Peer {
 
 impl PeerState {
     fn is_unused(&self) -> bool {
-        self.permits.available_permits() == MAX_CONCURRENT
+        self.places.used() == 0
     }
 
     fn is_idle(&self) -> bool {
@@ -239,6 +240,6 @@ const PROOF: Duration = Duration::from_secs(5);
 /// Interval of idle checks: an unused connection is closed after one to two of them.
 const IDLE: Duration = Duration::from_secs(60);
 /// Concurrent requests to one replica; its listener has the same limit per connection.
-pub(crate) const MAX_CONCURRENT: usize = 10_000;
+pub(crate) const MAX_CONCURRENT: u64 = 10_000;
 /// Queued requests for a connection that is being opened; further senders wait.
 const QUEUED_MAX: usize = 64;

@@ -4,14 +4,18 @@
 //! continues on it, behind the last event that the client received, from the next owner or from the
 //! log.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
     response::{IntoResponse, Response},
 };
 use bytes::{Bytes, BytesMut};
-use futures_util::stream::unfold;
+use futures_util::{
+    StreamExt,
+    future::ready,
+    stream::{once, unfold},
+};
 use http::{HeaderValue, Method, StatusCode, header::CONTENT_TYPE};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -29,6 +33,7 @@ use crate::http::{
     },
 };
 use crate::{
+    base::budget::{Budget, Drawn},
     endpoint,
     error::Error,
     hub::{
@@ -49,6 +54,10 @@ struct Relay {
     forwarding: Forwarding,
     parser: SseParser,
     source: Source,
+    /// What counts the events on their way to the client.
+    share: Arc<Budget>,
+    /// Held of it for an incomplete event.
+    held: Drawn,
 }
 
 /// Source of the events.
@@ -89,10 +98,13 @@ enum Lookup {
 }
 
 fn body(forwarding: Forwarding, source: Source) -> Body {
+    let share = forwarding.share();
     let relay = Relay {
         forwarding,
         parser: SseParser::default(),
         source,
+        held: share.hold(0),
+        share,
     };
     let chunks = unfold(relay, async |mut relay| {
         let chunk = relay.next().await?;
@@ -163,9 +175,17 @@ impl Relay {
                     }
                 }
                 Source::Remote(answer) => {
+                    // An event grows no further than a line of a child: what is not read stays at the
+                    // owner, which counts it.
+                    let next = async {
+                        while self.held.amount() > 0 && self.held.is_too_much() {
+                            sleep(ROOM).await;
+                        }
+                        answer.next().await
+                    };
                     let next = tokio::select! {
                         biased;
-                        next = answer.next() => Some(next),
+                        next = next => Some(next),
                         () = stop.cancelled() => None,
                     };
                     match next {
@@ -176,15 +196,28 @@ impl Relay {
                     }
                 }
             };
+            self.count_incomplete();
             if self.parser.last_id().is_some() && !self.forwarding.request.body.is_empty() {
                 // The stream can be resumed from here on, so the request body is not needed.
                 self.forwarding.request.body = Bytes::new();
             }
             // Empty frames are skipped: HTTP/2 peers count them as abuse.
             if !chunk.is_empty() {
-                return Some(chunk);
+                // A stream of this replica counts its events itself.
+                if matches!(self.source, Source::Local(_)) {
+                    return Some(chunk);
+                }
+                let held = self.share.hold(chunk.len() as u64);
+                return Some(held.until_dropped(chunk));
             }
         }
+    }
+
+    /// Counts what the parser keeps.
+    fn count_incomplete(&mut self) {
+        let (kept, held) = (self.parser.kept() as u64, self.held.amount());
+        self.held.add(kept.saturating_sub(held));
+        self.held.give_back(held.saturating_sub(kept));
     }
 
     /// Reads the next events of the log. If there are none, looks for an owner.
@@ -252,6 +285,7 @@ impl Relay {
     async fn reconnect(&mut self) -> Bytes {
         self.source = Source::Ended;
         self.parser.discard_partial();
+        self.count_incomplete();
         let request = &self.forwarding.request;
         let requested = request.headers.get(LAST_EVENT_ID);
         let requested = requested.filter(|_| request.method == Method::GET);
@@ -321,12 +355,17 @@ impl Forwarding {
         let body = if is_stream && head.status == StatusCode::OK {
             body(self.clone(), Source::Remote(answer))
         } else {
-            buffered(answer).await?
+            buffered(answer, &self.share()).await?
         };
         let mut response = Response::new(body);
         *response.status_mut() = head.status;
         *response.headers_mut() = headers;
         Ok(response)
+    }
+
+    /// The share that counts what the caller has under way here.
+    fn share(&self) -> Arc<Budget> {
+        self.front.hub.limits().memory().caller(&self.access)
     }
 
     /// Finds the source of the stream behind `cursor`.
@@ -400,28 +439,40 @@ impl Forwarding {
 }
 
 /// Reads a response that is no stream whole, so that an early end can still become an error response.
-/// Beyond [`BUFFERED_MAX`] the rest is streamed.
-async fn buffered(mut answer: ResponseBody) -> Result<Body, BrokenResponse> {
-    let mut pieces = BytesMut::new();
+/// Beyond [`BUFFERED_MAX`] or the share of the caller the rest is streamed: the owner keeps and counts
+/// what the client does not take.
+async fn buffered(mut answer: ResponseBody, share: &Arc<Budget>) -> Result<Body, BrokenResponse> {
+    let (mut pieces, mut drawn) = (BytesMut::new(), share.hold(0));
     while let Some(piece) = answer.next().await? {
+        let length = piece.len() as u64;
+        let has_room = drawn.grow(length);
+        if !has_room {
+            // It is here already.
+            drawn.add(length);
+        }
         pieces.extend_from_slice(&piece);
-        if pieces.len() > BUFFERED_MAX {
-            let first = Some(pieces.freeze());
-            let rest = unfold((first, Some(answer)), async |(first, answer)| {
-                let mut answer = answer?;
-                if let Some(first) = first {
-                    return Some((Ok(first), (None, Some(answer))));
-                }
-                match answer.next().await {
-                    Ok(None) => None,
-                    Ok(Some(piece)) => Some((Ok(piece), (None, Some(answer)))),
-                    Err(cut) => Some((Err(cut), (None, None))),
-                }
-            });
-            return Ok(Body::from_stream(rest));
+        if !has_room || pieces.len() > BUFFERED_MAX {
+            let first = drawn.until_dropped(pieces.freeze());
+            return Ok(streamed(first, answer, Arc::clone(share)));
         }
     }
-    Ok(Body::from(pieces.freeze()))
+    Ok(Body::from(drawn.until_dropped(pieces.freeze())))
+}
+
+/// A body of these bytes and the rest of a response, which is read as the client takes it.
+fn streamed(first: Bytes, answer: ResponseBody, share: Arc<Budget>) -> Body {
+    let rest = unfold(Some((answer, share)), async |rest| {
+        let (mut answer, share) = rest?;
+        match answer.next().await {
+            Ok(None) => None,
+            Ok(Some(piece)) => {
+                let held = share.hold(piece.len() as u64);
+                Some((Ok(held.until_dropped(piece)), Some((answer, share))))
+            }
+            Err(cut) => Some((Err(cut), None)),
+        }
+    });
+    Body::from_stream(once(ready(Ok(first))).chain(rest))
 }
 
 impl Lookup {
@@ -454,6 +505,8 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(250);
 /// Pause after the first failed search.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Interval between looks at a share that has no room for more of an event.
+const ROOM: Duration = Duration::from_millis(50);
 /// Longest pause between searches.
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest response that is buffered: the default limit for a line of a child. If a longer response

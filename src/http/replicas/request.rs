@@ -77,7 +77,8 @@ impl Forwarding {
         let context = span.as_ref().map(Span::context);
         let signed = self.sign(to, request, context.as_ref());
         let signed = signed.ok_or(HopError::NotOwner)?;
-        let sent = self.cluster.peers.send(&to.address, signed).await;
+        let peers = &self.cluster.peers;
+        let sent = peers.send(&to.address, &self.access, signed).await;
         let sent = sent.map_err(HopError::Send).and_then(|answer| {
             // The replica refused the hop: it is not the owner, or it was restarted.
             if answer.headers().contains_key(HOP) {

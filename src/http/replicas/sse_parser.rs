@@ -34,6 +34,8 @@ impl SseParser {
                 return Bytes::new();
             };
             let whole = self.rest.split_to(from + at + END.len()).freeze();
+            // Copied: it would keep the buffer of the events before it, however long they were.
+            self.rest = BytesMut::from(&*self.rest);
             self.searched = self.rest.len();
             whole
         };
@@ -50,8 +52,13 @@ impl SseParser {
 
     /// Discards an incomplete event after the connection broke; the next source sends it again.
     pub(crate) fn discard_partial(&mut self) {
-        self.rest.clear();
+        self.rest = BytesMut::new();
         self.searched = 0;
+    }
+
+    /// Bytes of the incomplete event.
+    pub(super) fn kept(&self) -> usize {
+        self.rest.len()
     }
 
     /// Prepares for another connection, whose preamble event the client has had already.
@@ -179,6 +186,23 @@ mod tests {
         let mut out = BytesMut::new();
         push_message(&mut out, "m2", b"{}");
         out
+    }
+
+    #[test]
+    fn an_incomplete_event_keeps_no_other() {
+        let mut parser = SseParser::default();
+        let mut push = |text: &str| (parser.push(text.to_owned().into()), parser.kept());
+        assert_eq!(push("data: "), (Bytes::new(), 6));
+        assert_eq!(push("xx"), (Bytes::new(), 8));
+        let (whole, kept) = push("x\n\ndata: y");
+        assert_eq!((&*whole, kept), (&b"data: xxx\n\n"[..], 7));
+        assert!(whole.is_unique(), "its buffer goes with it");
+        let (whole, kept) = push("\n\n");
+        assert_eq!((&*whole, kept), (&b"data: y\n\n"[..], 0));
+        assert!(whole.is_unique());
+        push("data: z");
+        parser.discard_partial();
+        assert_eq!(parser.kept(), 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Connections to replicas that refuse, drain, freeze or break, and slow readers.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -10,7 +11,9 @@ use std::{
 
 use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::Request;
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, copy_bidirectional},
     net::{TcpListener, TcpStream},
@@ -24,10 +27,13 @@ use crate::http::{
         Bounds, Connections,
         accept::{KEEP_ALIVE, serve_replicas},
     },
-    peers::{Cluster, HopKeys, MAX_CONCURRENT, Peers, SendError},
+    peers::{Cluster, HopKeys, MAX_CONCURRENT, Peers, ResponseBody, SendError},
 };
 use crate::{
+    auth::Access,
     base::{Clock, MacKeys},
+    config::Format,
+    manifest::reader,
     state::ReplicaKeys,
 };
 
@@ -100,8 +106,18 @@ fn keys(key: &[u8; 32]) -> (ReplicaKeys, HopKeys) {
 
 const KEY: [u8; 32] = [9; 32];
 
+/// A caller of a tenant.
+fn caller(tenant: &str, subject: &str) -> Access {
+    let manifest = json!({"version": 1, "tenants": {tenant: {"auth": {"mode": "none"},
+        "servers": {"main": {"command": "x"}}}}});
+    let read = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+    let (tenant, server) = read.unwrap().catalog.find(tenant, "main").unwrap();
+    Access::of(&tenant, &server, subject)
+}
+
 struct Bench {
     peers: Peers,
+    ada: Access,
     stop: CancellationToken,
     tracker: TaskTracker,
 }
@@ -110,6 +126,7 @@ fn bench() -> Bench {
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     Bench {
         peers: Peers::new(keys(&KEY).0, tracker.clone(), stop.clone()),
+        ada: caller("a", "ada"),
         stop,
         tracker,
     }
@@ -120,10 +137,19 @@ impl Bench {
         &self,
         address: &Arc<str>,
         path: &str,
-    ) -> Result<http::Response<crate::http::peers::ResponseBody>, SendError> {
+    ) -> Result<http::Response<ResponseBody>, SendError> {
+        self.get_by(&self.ada, address, path).await
+    }
+
+    async fn get_by(
+        &self,
+        caller: &Access,
+        address: &Arc<str>,
+        path: &str,
+    ) -> Result<http::Response<ResponseBody>, SendError> {
         let request = Request::builder().uri(format!("http://{address}{path}"));
         let request = request.body(Bytes::new()).unwrap();
-        self.peers.send(address, request).await
+        self.peers.send(address, caller, request).await
     }
 
     async fn ends(&self) {
@@ -269,18 +295,37 @@ async fn a_slow_reader_stops_no_other_stream() {
     bench.ends().await;
 }
 
+/// One caller that kept 10,000 answers open took the places of all others at that replica.
 #[tokio::test]
-async fn too_many_parameters_are_refused() {
+async fn a_caller_has_its_share_of_the_places_at_a_replica_and_leaves_others_theirs() {
     let (bench, other) = (bench(), other(Duration::ZERO).await);
-    // The maximum of concurrent requests, which are never answered. One poll of each sends it.
-    let all: Vec<_> = (0..MAX_CONCURRENT)
-        .map(|_| Box::pin(bench.get(&other.address, "/never")))
-        .collect();
-    let all = futures_util::future::join_all(all);
-    tokio::pin!(all);
-    assert!(timeout(Duration::from_secs(2), &mut all).await.is_err());
-    let asked = bench.get(&other.address, "/quick").await;
-    assert_eq!(asked.err(), Some(SendError::Full));
+    let quick = async |caller: &Access| {
+        let answer = bench.get_by(caller, &other.address, "/quick").await?;
+        Ok::<_, SendError>(answer.into_body())
+    };
+    // The connection is open, so that no request waits for it.
+    drop(quick(&bench.ada).await.unwrap());
+    let mut waiting: Vec<_> = std::iter::from_fn(|| {
+        let mut asked = Box::pin(bench.get(&other.address, "/never"));
+        let refused = (&mut asked).now_or_never().map(Result::err);
+        if let Some(refused) = refused {
+            assert_eq!(refused, Some(SendError::Full));
+            return None;
+        }
+        Some(asked)
+    })
+    .take(10_000)
+    .collect();
+    assert_eq!(waiting.len() as u64, MAX_CONCURRENT / 3);
+    for another in [caller("a", "bob"), caller("b", "eve")] {
+        assert!(quick(&another).await.is_ok());
+    }
+    // A place is free again with its request, or with its answer.
+    drop(waiting.pop());
+    let answer = quick(&bench.ada).await.unwrap();
+    assert_eq!(quick(&bench.ada).await.err(), Some(SendError::Full));
+    drop(answer);
+    assert!(quick(&bench.ada).await.is_ok());
     bench.ends().await;
 }
 

@@ -1,9 +1,18 @@
 //! Two replicas in one process: real hubs, children and connections, and shared state in memory.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap, convert::Infallible, future::ready, path::PathBuf, sync::Arc,
+    time::Duration,
+};
 
 use aws_lc_rs::rand::SystemRandom;
+use axum::{Router, body::Body, extract::Request, routing::get};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use futures_util::{
+    StreamExt,
+    stream::{once, pending},
+};
 use reqwest::{
     Method, RequestBuilder, StatusCode,
     header::{ACCEPT, HeaderValue},
@@ -27,7 +36,7 @@ use crate::http::{
         accept::{self, KEEP_ALIVE},
     },
     peers::{Cluster, Hop, HopKeys, Peers, SignedRequest},
-    reply::RetryDelay,
+    reply::{RetryDelay, event_stream::event_stream},
     routes,
 };
 use crate::{
@@ -38,17 +47,24 @@ use crate::{
     },
     base::{Clock, MacKeys, Outbound, sha256},
     config::{Config, Format, LoggedRequests, Sources},
-    hub::{Hub, HubParts, Patience, Stores, ownership::ReplicaLease, retention},
+    hub::{
+        Hub, HubParts, Patience, Stores, limits::MemoryBudgets, ownership::ReplicaLease, retention,
+    },
     manifest::reader,
     oauth::Upstreams,
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
-        Replica, ReplicaKeys,
+        Directory, Replica, ReplicaKeys, SessionId,
         memory::{MemoryDirectory, MemoryLimiter, MemoryLog},
     },
     telemetry::{Health, Metrics, Traces},
 };
+
+/// What one caller may have under way at a replica with 2 MiB, alone.
+const SHARE: u64 = (2 << 20) / 3;
+/// Pieces of an answer that are on their way beyond the share.
+const PIECES: u64 = 128 << 10;
 
 fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
@@ -82,6 +98,14 @@ impl Shared {
         }
     }
 
+    /// The same for a replica whose callers have room for [`SHARE`].
+    fn with_little_memory(&self) -> Self {
+        Self {
+            config: Self::new(&["http.max_body=256KiB", "limits.memory=2MiB"]).config,
+            ..self.clone()
+        }
+    }
+
     fn stores(&self, owner: Arc<ReplicaLease>) -> Stores {
         Stores {
             log: self.log.clone(),
@@ -102,6 +126,7 @@ struct Gateway {
     url: String,
     me: Replica,
     metrics: Arc<Metrics>,
+    memory: Arc<MemoryBudgets>,
     client: reqwest::Client,
     /// Keeps the shared directory alive.
     _shared: Shared,
@@ -123,13 +148,14 @@ impl Gateway {
             let _ = tell.send(serve(own, stop).await);
             std::future::pending::<()>().await;
         });
-        let (url, me, metrics) = told.await.unwrap();
+        let (url, me, metrics, memory) = told.await.unwrap();
         Self {
             runtime: Some(runtime),
             reached,
             url,
             me,
             metrics,
+            memory,
             client: reqwest::Client::new(),
             _shared: shared.clone(),
         }
@@ -187,6 +213,11 @@ impl Gateway {
         received.matches(r#"name\\\":\\\"hang"#).count()
     }
 
+    /// What callers have under way here.
+    fn used(&self) -> u64 {
+        self.memory.requests().used()
+    }
+
     fn count(&self, line: &str) -> u64 {
         let shown = self.metrics.render();
         let found = shown.lines().find_map(|shown| shown.strip_prefix(line));
@@ -204,7 +235,10 @@ impl Drop for Gateway {
 
 const PATH: &str = "/t/a/main/mcp";
 
-async fn serve(shared: Shared, reached: CancellationToken) -> (String, Replica, Arc<Metrics>) {
+async fn serve(
+    shared: Shared,
+    reached: CancellationToken,
+) -> (String, Replica, Arc<Metrics>, Arc<MemoryBudgets>) {
     let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let hops = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address: Arc<str> = hops.local_addr().unwrap().to_string().into();
@@ -232,10 +266,11 @@ async fn serve(shared: Shared, reached: CancellationToken) -> (String, Replica, 
         (Arc::clone(&metrics), Traces::default()),
         LoggedRequests::All,
     );
+    let memory = Arc::clone(front.hub.limits().memory());
     let app = App::of_public(routes::public(front, Health::default()), gate);
     let serving = accept::serve(http, None, app, bounds(), stop, tracker.clone());
     tracker.spawn(serving);
-    (url, me, metrics)
+    (url, me, metrics, memory)
 }
 
 fn launcher(work: PathBuf) -> Launcher {
@@ -446,6 +481,129 @@ async fn bodies_for_another_replica_take_the_share_of_their_caller() {
     let again = || two.call(&session, 9, "echo", &large).send();
     let given_back = async { while again().await.unwrap().status() != 200 {} };
     timeout(Duration::from_secs(20), given_back).await.unwrap();
+}
+
+/// A client that takes 64 KiB of an answer before it reads it.
+fn unread() -> reqwest::Client {
+    let client = reqwest::Client::builder().http2_prior_knowledge();
+    let client = client.http2_initial_stream_window_size(64 << 10);
+    client.build().unwrap()
+}
+
+async fn until(is_so: impl Fn() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), waiting).await.unwrap();
+}
+
+/// The replica in between kept up to 16 MiB for each stream of a client that reads nothing, and counted none
+/// of it.
+#[tokio::test]
+async fn answers_of_another_replica_take_the_share_of_their_caller_until_they_are_read() {
+    let (one, mut two) = two().await;
+    let session = one.open("2025-11-25").await;
+    two.client = unread();
+    let size = 512 << 10;
+    for (id, accept) in (0..).zip(["application/json", "text/event-stream"]) {
+        let call = two.call(&session, id, "big", &json!({"bytes": size}));
+        let only = [(ACCEPT, HeaderValue::from_static(accept))];
+        let answer = call.headers(only.into_iter().collect()).send().await;
+        let answer = answer.unwrap();
+        assert_eq!(answer.headers()["content-type"], accept);
+        until(|| two.used() >= size).await;
+        // It stays so when the owner has sent all of it.
+        until(|| one.used() < size / 2).await;
+        assert_eq!(one.hanging(&session).await, 0);
+        assert!(two.used() >= size, "{accept}");
+        let text = answer.text().await.unwrap();
+        assert!(text.contains(&"b".repeat(512 << 10)));
+        until(|| two.used() < size / 2).await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_beyond_the_share_of_its_caller_stays_at_the_owner_until_it_is_read() {
+    let shared = Shared::new(&[]);
+    let small = shared.with_little_memory();
+    let (one, mut two) = (Gateway::start(&shared).await, Gateway::start(&small).await);
+    let session = one.open("2025-11-25").await;
+    two.client = unread();
+    let size = 1536 << 10;
+    let call = two.call(&session, 1, "big", &json!({"bytes": size}));
+    let json_alone = [(ACCEPT, HeaderValue::from_static("application/json"))];
+    let call = call.headers(json_alone.into_iter().collect());
+    let answer = call.send().await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    let used = two.used();
+    assert!((SHARE / 2..SHARE + PIECES).contains(&used), "{used}");
+    assert!(one.used() >= size);
+    let text = answer.text().await.unwrap();
+    assert!(text.contains(&"b".repeat(1536 << 10)));
+    until(|| one.used() < SHARE && two.used() < SHARE / 2).await;
+}
+
+/// Makes a replica that begins an event and never ends it the owner of a session.
+async fn stalls(shared: &Shared, session: &str, begin: &'static [u8]) -> CancellationToken {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
+    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let replicas = ReplicaKeys::new(keys());
+    let me = replicas.replica(&address).unwrap();
+    let cluster = Cluster::new(
+        (me.clone(), replicas.clone()),
+        HopKeys::new(keys()),
+        Peers::new(replicas, tracker.clone(), stop.clone()),
+        Clock::system(),
+        [stop.clone(), stop.clone()],
+    );
+    let cluster = Arc::new(cluster);
+    let prove = async move |request: Request| cluster.prove(&request).unwrap();
+    let events = async move || {
+        let begun = once(ready(Ok::<_, Infallible>(Bytes::from_static(begin))));
+        event_stream(Body::from_stream(begun.chain(pending())))
+    };
+    let app = Router::new()
+        .route("/", get(prove))
+        .route(PATH, get(events));
+    let app = App::of_operators(app, ([0, 0, 0, 0], 0).into());
+    let bounds = Bounds {
+        connections: Connections::new(10),
+        finish: Duration::ZERO,
+        idle: KEEP_ALIVE,
+    };
+    let serving = accept::serve_replicas(listener, app, bounds, stop.clone(), tracker.clone());
+    tracker.spawn(serving);
+    let session = SessionId(session.into());
+    shared.directory.beat(&me).await.unwrap();
+    let found = shared.directory.find(&session).await.unwrap().unwrap();
+    let claimed = shared.directory.claim(&session, &found.record, &me).await;
+    assert!(claimed.unwrap().is_some());
+    stop
+}
+
+#[tokio::test]
+async fn an_incomplete_event_of_another_replica_takes_the_share_of_its_caller_and_no_more() {
+    static BEGIN: [u8; 1 << 20] = [b'x'; 1 << 20];
+    let shared = Shared::new(&[]);
+    let small = shared.with_little_memory();
+    let (one, two) = (Gateway::start(&shared).await, Gateway::start(&small).await);
+    let session = one.open("2025-11-25").await;
+    let stop = stalls(&shared, &session, &BEGIN).await;
+    let listener = two.of(Method::GET, &session).send().await.unwrap();
+    assert_eq!(listener.status(), StatusCode::OK);
+    until(|| two.used() > SHARE).await;
+    // It grows no further, however long that is.
+    for _ in 0..50 {
+        two.ask(Method::GET, "/").send().await.unwrap();
+        let used = two.used();
+        assert!(used < SHARE + PIECES, "{used}");
+    }
+    drop(listener);
+    until(|| two.used() < SHARE / 2).await;
+    stop.cancel();
 }
 
 #[tokio::test]

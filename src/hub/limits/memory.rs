@@ -39,7 +39,7 @@ struct InRedis {
 
 /// The shares of tenants and their principals in one budget.
 #[derive(Debug)]
-struct Owners {
+pub(crate) struct Owners {
     root: Arc<Budget>,
     tenants: Shares<Arc<str>, FastHash>,
     callers: Shares<Caller, RandomState>,
@@ -170,7 +170,8 @@ impl MemoryBudgets {
 }
 
 impl Owners {
-    fn new(total: u64) -> Self {
+    /// A budget of which nothing is used.
+    pub(crate) fn new(total: u64) -> Self {
         let root = Budget::new(total);
         Self {
             tenants: Shares::new(Arc::clone(&root)),
@@ -179,7 +180,13 @@ impl Owners {
         }
     }
 
-    fn of(&self, access: &Access) -> Arc<Budget> {
+    /// What all of them hold.
+    pub(crate) fn used(&self) -> u64 {
+        self.root.used()
+    }
+
+    /// The share of a caller.
+    pub(crate) fn of(&self, access: &Access) -> Arc<Budget> {
         let principal = access.principal();
         let tenant = principal.tenant_account();
         let caller = match access.anonymous_from() {

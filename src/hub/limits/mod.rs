@@ -14,6 +14,6 @@ mod quotas;
 mod session_memory;
 mod turns;
 
-pub(crate) use self::memory::{MemoryBudgets, Source};
+pub(crate) use self::memory::{MemoryBudgets, Owners, Source};
 pub(crate) use self::quotas::{CallSeats, Flow, Limits, Remaining, Seats, SessionPlace};
 pub(crate) use self::session_memory::{NoRoom, RecordMemory, SessionMemory, SubscriptionMemory};

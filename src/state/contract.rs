@@ -161,12 +161,12 @@ pub(crate) struct LogSize {
 ///
 /// 1. Writes to one session take effect in the order of the calls, whether their futures are polled
 ///    or not. A future is ready when its event is kept; dropping it may cancel the write.
-/// 2. The owner numbers the events of a stream from 1 on without a gap. Appending an event again
-///    under its number changes nothing.
+/// 2. The owner numbers the events of a stream from 1 on without a gap. A write that is repeated,
+///    because its result was lost, succeeds and changes nothing, also behind the end of its stream.
 /// 3. `read` returns the events behind a cursor in order, without a gap. Where a part of them is no
 ///    longer kept, it fails with `Trimmed` and returns none. It may return events whose append is
 ///    not ready yet; its caller knows which.
-/// 4. `end` is the last write to a stream; a later `append` fails with `Fenced`.
+/// 4. `end` is the last write to a stream; a later `append` of another event fails with `Fenced`.
 /// 5. A stream is bounded in events, bytes and age, and a session by its [`LogShare`]. The oldest
 ///    events go first, and the newest of a stream that is open always stays.
 /// 6. A write with an older fence than the session's fails with `Fenced`, one with another epoch

@@ -117,6 +117,18 @@ impl Writes {
         self.epoch
     }
 
+    /// The events of a stream that are under way, in order.
+    pub(super) fn events(&self, stream: StreamId) -> impl Iterator<Item = &Bytes> {
+        let queue = self
+            .queue
+            .iter()
+            .filter(move |pending| pending.stream == stream);
+        queue.filter_map(|pending| match &pending.write {
+            Write::Event { line, .. } => Some(line),
+            Write::Open { .. } | Write::End => None,
+        })
+    }
+
     /// Whether no write is under way.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()

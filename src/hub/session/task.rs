@@ -211,7 +211,7 @@ impl Session {
                     self.record_written(written);
                 }
             }
-            if self.lifetime.is_draining() && !self.is_busy() {
+            if self.lifetime.is_draining() && !self.is_busy() && self.is_settled() {
                 self.lifetime.end_drained(self.stores.owner.is_alone());
             }
         }
@@ -298,6 +298,12 @@ impl Session {
     /// Whether calls are in flight or the client waits for its `initialize`.
     fn is_busy(&self) -> bool {
         !self.calls.is_empty() || self.lifetime.is_starting()
+    }
+
+    /// Whether a session that drains leaves nothing to write: the response to its last call may wait for a write of
+    /// the record. Without its lease it writes nothing any more.
+    fn is_settled(&self) -> bool {
+        !self.lease.is_unsettled() || !self.may_serve()
     }
 
     /// Handles a command.

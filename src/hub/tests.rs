@@ -429,9 +429,8 @@ impl Directory for Gated {
     }
 }
 
-/// The session ended at the response, which was refused, and no other replica learned of the level.
-#[tokio::test]
-async fn a_session_that_drains_first_writes_what_its_last_call_changed() {
+/// A replica of several with a directory of its own.
+async fn replica() -> (Arc<Gated>, Arc<ReplicaLease>) {
     let directory = Arc::new(Gated::default());
     let me = Replica {
         address: "a:1".into(),
@@ -440,6 +439,30 @@ async fn a_session_that_drains_first_writes_what_its_last_call_changed() {
     let keys = ReplicaKeys::new(MacKeys::new([]));
     let owner = Arc::new(ReplicaLease::new(me, keys, Arc::clone(&directory) as _));
     owner.beat().await.unwrap();
+    (directory, owner)
+}
+
+/// The client took the session for deleted, which went on at another replica.
+#[tokio::test]
+async fn a_deletion_that_its_owner_did_not_get_to_is_no_404() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let client = bench.open("ada").await;
+    // Its task has not run since.
+    bench.halt.cancel();
+    let ended = bench.hub.end(&client.access, client.id.as_str()).await;
+    assert!(matches!(ended, Err(Error::Moved)), "{ended:?}");
+    assert!(directory.find(&client.id).await.unwrap().is_some());
+    bench.end().await;
+}
+
+/// The session ended at the response, which was refused, and no other replica learned of the level.
+#[tokio::test]
+async fn a_session_that_drains_first_writes_what_its_last_call_changed() {
+    let (directory, owner) = replica().await;
     let bench = Bench::over(&json!({}), |stores| {
         stores.directory = Arc::clone(&directory) as _;
         stores.owner = Arc::clone(&owner);

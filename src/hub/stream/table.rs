@@ -190,6 +190,13 @@ impl Streams {
         }
     }
 
+    /// Continues in this epoch of the store, which has the session.
+    pub(crate) fn resume(&mut self, epoch: u32) {
+        if self.writes.are_lost_in(epoch) {
+            self.renew(epoch);
+        }
+    }
+
     /// Continues in another epoch of the store, which has no streams of this session.
     pub(crate) fn renew(&mut self, epoch: u32) {
         let known = self.open.iter().filter(|(_, stream)| stream.held.is_none());

@@ -5,7 +5,10 @@ use std::{
     future::poll_fn,
     path::PathBuf,
     pin::pin,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
@@ -17,7 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Answer, Form, Hub, HubParts, Stores, Transport,
-    ownership::ReplicaLease,
+    ownership::{LookupSource, Place, ReplicaLease},
     stateless::{Caller, Stateless},
 };
 use crate::base::{
@@ -353,13 +356,21 @@ async fn a_page_cursor_belongs_to_its_principal() {
 struct Gated {
     records: MemoryDirectory,
     gate: tokio::sync::RwLock<()>,
-    /// Told of each write.
+    /// Told of each write and of each claim.
     asked: tokio::sync::Notify,
+    /// The epoch, behind that of the records.
+    epoch: AtomicU32,
+    /// The number of look-ups.
+    found: AtomicU32,
 }
 
 impl Directory for Gated {
     fn beat<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, Result<Heartbeat, StoreError>> {
-        self.records.beat(replica)
+        Box::pin(async move {
+            let mut beat = self.records.beat(replica).await?;
+            beat.epoch += self.epoch.load(Ordering::Relaxed);
+            Ok(beat)
+        })
     }
 
     fn open(&self) -> BoxFuture<'_, Result<Vec<Replica>, StoreError>> {
@@ -387,6 +398,7 @@ impl Directory for Gated {
         &'a self,
         session: &'a SessionId,
     ) -> BoxFuture<'a, Result<Option<Found>, StoreError>> {
+        self.found.fetch_add(1, Ordering::Relaxed);
         self.records.find(session)
     }
 
@@ -396,7 +408,11 @@ impl Directory for Gated {
         seen: &'a Record,
         me: &'a Replica,
     ) -> BoxFuture<'a, Result<Option<Fence>, StoreError>> {
-        self.records.claim(session, seen, me)
+        Box::pin(async move {
+            self.asked.notify_one();
+            drop(self.gate.read().await);
+            self.records.claim(session, seen, me).await
+        })
     }
 
     fn keep<'a>(
@@ -489,6 +505,53 @@ async fn a_session_that_drains_first_writes_what_its_last_call_changed() {
     let record = String::from_utf8(found.record.kept.to_vec()).unwrap();
     assert!(record.contains(r#""level":"error""#), "{record}");
     bench.end().await;
+}
+
+/// Another replica could have claimed it in the time that a lapse leaves.
+#[tokio::test]
+async fn a_session_that_was_claimed_over_a_lapse_is_looked_up_again() {
+    for has_lapsed in [false, true] {
+        let (directory, owner) = replica().await;
+        let bench = Bench::over(&json!({}), |stores| {
+            stores.directory = Arc::clone(&directory) as _;
+            stores.owner = Arc::clone(&owner);
+        });
+        let mut client = bench.open("ada").await;
+        // As a replica that has ended leaves one behind.
+        let left = directory.find(&client.id).await.unwrap().unwrap().record;
+        let ended = bench.hub.end(&client.access, client.id.as_str());
+        ended.await.unwrap();
+        let (id, record) = (
+            SessionId("left".into()),
+            Record {
+                owner: None,
+                ..left
+            },
+        );
+        directory.insert(&id, record, 1).await.unwrap();
+        client.id = id;
+        let gate = directory.gate.write().await;
+        let _ = futures_util::poll!(pin!(directory.asked.notified()));
+        let hub = &bench.hub;
+        let found = hub.locate_or_claim(&client.access, "left", LookupSource::Fresh);
+        let mut found = Box::pin(found);
+        tokio::select! {
+            _ = &mut found => panic!("claimed without the directory"),
+            () = directory.asked.notified() => {}
+        }
+        if has_lapsed {
+            directory.epoch.fetch_add(1, Ordering::Relaxed);
+            owner.beat().await.unwrap();
+        }
+        let before = directory.found.load(Ordering::Relaxed);
+        drop(gate);
+        assert!(matches!(found.await, Ok(Place::Here)));
+        assert_eq!(client.call("counter", &json!({})).await["id"], 1);
+        let after = directory.found.load(Ordering::Relaxed);
+        assert_eq!(after > before, has_lapsed, "{before} {after}");
+        drop(client);
+        bench.end().await;
+    }
 }
 
 /// Waits until a child has a call.

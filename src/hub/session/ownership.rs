@@ -152,7 +152,7 @@ impl Session {
         Ok(())
     }
 
-    fn set_confirmed(&self, lapses: u32) {
+    pub(super) fn set_confirmed(&self, lapses: u32) {
         let confirmed = &self.streams.pulse().confirmed;
         confirmed.store(lapses, Ordering::Release);
     }

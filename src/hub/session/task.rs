@@ -140,6 +140,7 @@ impl Session {
     pub(crate) fn adopt(&mut self, takeover: Takeover) {
         let Takeover {
             fence,
+            lapses,
             revision,
             replay,
             streams,
@@ -151,6 +152,7 @@ impl Session {
         self.lease = Lease::adopted(fence);
         (*self.replay, self.unpublished) = (replay, None);
         self.streams.set_revision(revision);
+        self.set_confirmed(lapses);
         for (stream, ids) in self.streams.adopt(fence, streams) {
             for id in &ids {
                 let line = CallError::OWNER_LOST.line(id);

@@ -403,7 +403,7 @@ pub(crate) enum Use {
 /// 6. The caller spends its allotment without a request, and does not wait for a draw: a slow draw
 ///    delays no call.
 /// 7. `once` gives [`Use::First`] once for a value within `window`, under any concurrency. A value is forgotten
-///    after that, and what has no room is [`Use::Full`] and not remembered.
+///    after that or by `give_back`, and what has no room is [`Use::Full`] and not remembered.
 pub(crate) trait Limiter: Send + Sync {
     /// Draws an allotment from an account that refills at `rate` per second.
     fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> BoxFuture<'static, u64>;
@@ -418,4 +418,7 @@ pub(crate) trait Limiter: Send + Sync {
 
     /// Uses a value, a digest that tells purposes apart.
     fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use>;
+
+    /// Takes back the first use of a value, by the one that had it.
+    fn give_back(self: Arc<Self>, value: [u8; 32]) -> BoxFuture<'static, ()>;
 }

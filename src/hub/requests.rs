@@ -438,16 +438,16 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// `NoSession`.
+    /// `NoSession`; `Moved` if another replica continues it.
     pub(crate) async fn end(&self, access: &Access, id: &str) -> Result<(), Error> {
         let handle = self.here(access, Transport::Streamable, id).await?;
         let (done, ended) = oneshot::channel();
-        handle
-            .commands
-            .send(Command::End(done))
-            .await
-            .map_err(|_| Error::NoSession)?;
-        ended.await.unwrap_or(Err(Error::NoSession))
+        // A session that ends by itself drops the command, wherever that is, and may live on elsewhere.
+        let is_sent = handle.commands.send(Command::End(done)).await.is_ok();
+        match ended.await {
+            Ok(ended) if is_sent => ended,
+            _ => Err(self.gone(access, id).await),
+        }
     }
 }
 

@@ -45,11 +45,14 @@ impl Hub {
             if core.sessions.has(id.as_str()) {
                 return Ok(true);
             }
+            // Before the claim: a lapse during it leaves room for another one, so that the fence is read again.
+            let lapses = core.owner.lapses();
             let claimed = core.directory.claim(&id, &record, &core.owner.me).await;
             let Some(fence) = claimed.map_err(|_| STORE_AWAY)? else {
                 return Ok(false);
             };
-            hub.adopt(&access, &id, fence, record).await.map(|()| true)
+            let adopted = hub.adopt(&access, &id, (fence, lapses), record).await;
+            adopted.map(|()| true)
         });
         claimed.await.unwrap_or(Err(Error::Bug("a claim panicked")))
     }
@@ -59,7 +62,7 @@ impl Hub {
         &self,
         access: &Access,
         id: &SessionId,
-        fence: Fence,
+        (fence, lapses): (Fence, u32),
         record: Record,
     ) -> Result<(), Error> {
         let max = self.0.config.session.max;
@@ -101,6 +104,7 @@ impl Hub {
         );
         session.adopt(Takeover {
             fence,
+            lapses,
             revision,
             replay,
             streams,

@@ -5,7 +5,10 @@ use std::{
     future::poll_fn,
     path::PathBuf,
     pin::pin,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
@@ -17,9 +20,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Answer, Form, Hub, HubParts, Stores, Transport,
+    ownership::{LookupSource, Place, ReplicaLease},
     stateless::{Caller, Stateless},
 };
-use crate::base::budget::{Descriptors, LargeWork};
+use crate::base::{
+    MacKeys,
+    budget::{Descriptors, LargeWork},
+};
 use crate::{
     auth::Access,
     backend::{
@@ -33,7 +40,10 @@ use crate::{
     manifest::reader,
     protocol::{Body, Message},
     snapshot::{AuditQueue, CurrentSnapshot},
-    state::SessionId,
+    state::{
+        BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
+        StoreError, memory::MemoryDirectory,
+    },
     telemetry::{Metrics, Traces},
 };
 
@@ -47,6 +57,7 @@ struct Bench {
     hub: Hub,
     tenant: Arc<Tenant>,
     server: Arc<Server>,
+    drain: CancellationToken,
     halt: CancellationToken,
     tracker: TaskTracker,
     _work: tempfile::TempDir,
@@ -54,6 +65,11 @@ struct Bench {
 
 impl Bench {
     fn new(keys: &Value) -> Self {
+        Self::over(keys, |_| {})
+    }
+
+    /// The same with other stores.
+    fn over(keys: &Value, change: impl FnOnce(&mut Stores)) -> Self {
         let mut server = json!({"command": built("examples/child")});
         for (key, value) in keys.as_object().unwrap() {
             server[key] = value.clone();
@@ -80,8 +96,11 @@ impl Bench {
             ..Sources::default()
         };
         let config = Config::load(&sources).unwrap();
+        let mut stores = Stores::in_memory(&config, &SystemRandom::new()).unwrap();
+        change(&mut stores);
+        let drain = CancellationToken::new();
         let hub = Hub::new(HubParts {
-            stores: Stores::in_memory(&config, &SystemRandom::new()).unwrap(),
+            stores,
             config: Arc::new(config),
             random: Arc::new(SystemRandom::new()),
             launcher,
@@ -90,7 +109,7 @@ impl Bench {
             tokens: Arc::new(|_| Box::pin(async { Err(crate::backend::Refused::Missing) })),
             metrics: Arc::new(Metrics::new(None).unwrap()),
             traces: Traces::default(),
-            drain: CancellationToken::new(),
+            drain: drain.clone(),
             halt: halt.clone(),
             tracker: tracker.clone(),
         });
@@ -98,6 +117,7 @@ impl Bench {
             hub,
             tenant,
             server,
+            drain,
             halt,
             tracker,
             _work: work,
@@ -329,6 +349,209 @@ async fn a_page_cursor_belongs_to_its_principal() {
     let stolen = bob.ask("tools/list", &cursor).await;
     assert_eq!(stolen["error"]["code"], -32602, "{stolen}");
     bench.end().await;
+}
+
+/// A directory whose records are written while `gate` is open, as one of several replicas has it.
+#[derive(Default)]
+struct Gated {
+    records: MemoryDirectory,
+    gate: tokio::sync::RwLock<()>,
+    /// Told of each write and of each claim.
+    asked: tokio::sync::Notify,
+    /// The epoch, behind that of the records.
+    epoch: AtomicU32,
+    /// The number of look-ups.
+    found: AtomicU32,
+}
+
+impl Directory for Gated {
+    fn beat<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, Result<Heartbeat, StoreError>> {
+        Box::pin(async move {
+            let mut beat = self.records.beat(replica).await?;
+            beat.epoch += self.epoch.load(Ordering::Relaxed);
+            Ok(beat)
+        })
+    }
+
+    fn open(&self) -> BoxFuture<'_, Result<Vec<Replica>, StoreError>> {
+        self.records.open()
+    }
+
+    fn close<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, ()> {
+        self.records.close(replica)
+    }
+
+    fn leave<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, ()> {
+        self.records.leave(replica)
+    }
+
+    fn insert<'a>(
+        &'a self,
+        session: &'a SessionId,
+        record: Record,
+        epoch: u32,
+    ) -> BoxFuture<'a, Result<bool, StoreError>> {
+        self.records.insert(session, record, epoch)
+    }
+
+    fn find<'a>(
+        &'a self,
+        session: &'a SessionId,
+    ) -> BoxFuture<'a, Result<Option<Found>, StoreError>> {
+        self.found.fetch_add(1, Ordering::Relaxed);
+        self.records.find(session)
+    }
+
+    fn claim<'a>(
+        &'a self,
+        session: &'a SessionId,
+        seen: &'a Record,
+        me: &'a Replica,
+    ) -> BoxFuture<'a, Result<Option<Fence>, StoreError>> {
+        Box::pin(async move {
+            self.asked.notify_one();
+            drop(self.gate.read().await);
+            self.records.claim(session, seen, me).await
+        })
+    }
+
+    fn keep<'a>(
+        &'a self,
+        session: &'a SessionId,
+        fence: Fence,
+        kept: Option<bytes::Bytes>,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.asked.notify_one();
+            drop(self.gate.read().await);
+            self.records.keep(session, fence, kept).await
+        })
+    }
+
+    fn release<'a>(
+        &'a self,
+        session: &'a SessionId,
+        fence: Fence,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.records.release(session, fence)
+    }
+
+    fn remove<'a>(
+        &'a self,
+        session: &'a SessionId,
+        fence: Fence,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.records.remove(session, fence)
+    }
+}
+
+/// A replica of several with a directory of its own.
+async fn replica() -> (Arc<Gated>, Arc<ReplicaLease>) {
+    let directory = Arc::new(Gated::default());
+    let me = Replica {
+        address: "a:1".into(),
+        boot: "a".into(),
+    };
+    let keys = ReplicaKeys::new(MacKeys::new([]));
+    let owner = Arc::new(ReplicaLease::new(me, keys, Arc::clone(&directory) as _));
+    owner.beat().await.unwrap();
+    (directory, owner)
+}
+
+/// The client took the session for deleted, which went on at another replica.
+#[tokio::test]
+async fn a_deletion_that_its_owner_did_not_get_to_is_no_404() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let client = bench.open("ada").await;
+    // Its task has not run since.
+    bench.halt.cancel();
+    let ended = bench.hub.end(&client.access, client.id.as_str()).await;
+    assert!(matches!(ended, Err(Error::Moved)), "{ended:?}");
+    assert!(directory.find(&client.id).await.unwrap().is_some());
+    bench.end().await;
+}
+
+/// The session ended at the response, which was refused, and no other replica learned of the level.
+#[tokio::test]
+async fn a_session_that_drains_first_writes_what_its_last_call_changed() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let client = bench.open("ada").await;
+    let gate = directory.gate.write().await;
+    // That of an earlier write.
+    let _ = futures_util::poll!(pin!(directory.asked.notified()));
+    let level = json!({"level": "error"});
+    let mut asked = Box::pin(client.ask("logging/setLevel", &level));
+    tokio::select! {
+        answer = &mut asked => panic!("before it is written: {answer}"),
+        () = directory.asked.notified() => {}
+    }
+    bench.drain.cancel();
+    let early = tokio::time::timeout(Duration::from_millis(500), &mut asked).await;
+    assert!(early.is_err(), "before it is written: {early:?}");
+    drop(gate);
+    let answer = asked.await;
+    assert!(answer["result"].is_object(), "{answer}");
+    let found = directory.find(&client.id).await.unwrap().unwrap();
+    let record = String::from_utf8(found.record.kept.to_vec()).unwrap();
+    assert!(record.contains(r#""level":"error""#), "{record}");
+    bench.end().await;
+}
+
+/// Another replica could have claimed it in the time that a lapse leaves.
+#[tokio::test]
+async fn a_session_that_was_claimed_over_a_lapse_is_looked_up_again() {
+    for has_lapsed in [false, true] {
+        let (directory, owner) = replica().await;
+        let bench = Bench::over(&json!({}), |stores| {
+            stores.directory = Arc::clone(&directory) as _;
+            stores.owner = Arc::clone(&owner);
+        });
+        let mut client = bench.open("ada").await;
+        // As a replica that has ended leaves one behind.
+        let left = directory.find(&client.id).await.unwrap().unwrap().record;
+        let ended = bench.hub.end(&client.access, client.id.as_str());
+        ended.await.unwrap();
+        let (id, record) = (
+            SessionId("left".into()),
+            Record {
+                owner: None,
+                ..left
+            },
+        );
+        directory.insert(&id, record, 1).await.unwrap();
+        client.id = id;
+        let gate = directory.gate.write().await;
+        let _ = futures_util::poll!(pin!(directory.asked.notified()));
+        let hub = &bench.hub;
+        let found = hub.locate_or_claim(&client.access, "left", LookupSource::Fresh);
+        let mut found = Box::pin(found);
+        tokio::select! {
+            _ = &mut found => panic!("claimed without the directory"),
+            () = directory.asked.notified() => {}
+        }
+        if has_lapsed {
+            directory.epoch.fetch_add(1, Ordering::Relaxed);
+            owner.beat().await.unwrap();
+        }
+        let before = directory.found.load(Ordering::Relaxed);
+        drop(gate);
+        assert!(matches!(found.await, Ok(Place::Here)));
+        assert_eq!(client.call("counter", &json!({})).await["id"], 1);
+        let after = directory.found.load(Ordering::Relaxed);
+        assert_eq!(after > before, has_lapsed, "{before} {after}");
+        drop(client);
+        bench.end().await;
+    }
 }
 
 /// Waits until a child has a call.

@@ -161,12 +161,12 @@ pub(crate) struct LogSize {
 ///
 /// 1. Writes to one session take effect in the order of the calls, whether their futures are polled
 ///    or not. A future is ready when its event is kept; dropping it may cancel the write.
-/// 2. The owner numbers the events of a stream from 1 on without a gap. Appending an event again
-///    under its number changes nothing.
+/// 2. The owner numbers the events of a stream from 1 on without a gap. A write that is repeated,
+///    because its result was lost, succeeds and changes nothing, also behind the end of its stream.
 /// 3. `read` returns the events behind a cursor in order, without a gap. Where a part of them is no
 ///    longer kept, it fails with `Trimmed` and returns none. It may return events whose append is
 ///    not ready yet; its caller knows which.
-/// 4. `end` is the last write to a stream; a later `append` fails with `Fenced`.
+/// 4. `end` is the last write to a stream; a later `append` of another event fails with `Fenced`.
 /// 5. A stream is bounded in events, bytes and age, and a session by its [`LogShare`]. The oldest
 ///    events go first, and the newest of a stream that is open always stays.
 /// 6. A write with an older fence than the session's fails with `Fenced`, one with another epoch
@@ -403,7 +403,7 @@ pub(crate) enum Use {
 /// 6. The caller spends its allotment without a request, and does not wait for a draw: a slow draw
 ///    delays no call.
 /// 7. `once` gives [`Use::First`] once for a value within `window`, under any concurrency. A value is forgotten
-///    after that, and what has no room is [`Use::Full`] and not remembered.
+///    after that or by `give_back`, and what has no room is [`Use::Full`] and not remembered.
 pub(crate) trait Limiter: Send + Sync {
     /// Draws an allotment from an account that refills at `rate` per second.
     fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> BoxFuture<'static, u64>;
@@ -418,4 +418,7 @@ pub(crate) trait Limiter: Send + Sync {
 
     /// Uses a value, a digest that tells purposes apart.
     fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use>;
+
+    /// Takes back the first use of a value, by the one that had it.
+    fn give_back(self: Arc<Self>, value: [u8; 32]) -> BoxFuture<'static, ()>;
 }

@@ -159,7 +159,8 @@ async fn call(
 ) -> Result<Response, McpRefusal> {
     let is_for_tasks = check_arguments(front, parts, request).await?;
     if let Some((carried, ticket)) = &carried {
-        let used = front.stateless.use_carried(ticket, carried).await;
+        let access = request.caller.access;
+        let used = front.stateless.use_carried(access, ticket, carried).await;
         if !used.map_err(|error| admitted.refusal(front, error))? {
             return Err(no_ticket());
         }
@@ -178,7 +179,7 @@ async fn call(
         .await;
     let is_sent = matches!(begun, Ok(Begun::Sent(..)));
     if let Some(ticket) = ticket.filter(|_| !is_sent) {
-        front.stateless.give_back(ticket);
+        front.stateless.give_back(ticket).await;
     }
     match begun.map_err(|error| admitted.refusal(front, error))? {
         Begun::Failed(line) => Ok(failed(front, request, line, accepts)),

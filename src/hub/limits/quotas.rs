@@ -31,7 +31,7 @@ use crate::{
     declare::Bounds,
     error::{Error, Limit, Quota},
     protocol::{Body, Kind, Message, Method},
-    state::{Account, Limiter, Seat, memory::MemoryLimiter},
+    state::{Account, Limiter, Seat, Use, memory::MemoryLimiter},
     telemetry::{LimitName, Metrics},
 };
 
@@ -40,6 +40,8 @@ pub(crate) struct Limits {
     limiter: Arc<dyn Limiter>,
     /// The calls in flight on this replica.
     calls: MemoryLimiter,
+    /// The retries of each caller on this replica.
+    retries: Arc<MemoryLimiter>,
     /// Whether other replicas share the limits.
     is_shared: bool,
     /// The allotments of tenants and principals.
@@ -131,6 +133,7 @@ impl Limits {
         Arc::new(Self {
             limiter,
             calls: MemoryLimiter::default(),
+            retries: Arc::default(),
             is_shared,
             allotments: Allotments::new(),
             addresses: Allotments::new(),
@@ -350,22 +353,44 @@ impl Limits {
         Ok(seats)
     }
 
-    /// Uses what may be used once, on all replicas, for as long as the seat is kept; none if it was used. While
+    /// Uses what a retry of the caller may use once within `window`, on all replicas; false if it was used. While
     /// their store is away, each replica knows of its own use alone.
     ///
     /// # Errors
     ///
-    /// `Busy` if the store does not answer.
+    /// `Limit` if the caller retries too often, `Busy` if no more can be remembered.
     pub(crate) async fn once(
         &self,
-        limit: &'static str,
-        name: &str,
-    ) -> Result<Option<Seat>, Error> {
+        access: &Access,
+        value: [u8; 32],
+        window: Duration,
+    ) -> Result<bool, Error> {
+        let caller = [&*access.tenant().name, access.principal().key()].join(" ");
         let account = Account {
-            limit,
-            owner: name.into(),
+            limit: "retries",
+            owner: caller.into(),
         };
-        self.enter(account, 1, RETRY_CALL).await
+        // Counted before it is remembered, so that no caller fills the table.
+        if Arc::clone(&self.retries).draw(account, RETRIES, 1).await == 0 {
+            let what = "too many retries of this caller";
+            return Err(Error::Limit {
+                what,
+                retry: RETRY_CALL,
+            });
+        }
+        match Arc::clone(&self.limiter).once(value, window).await {
+            Use::First => Ok(true),
+            Use::Again => Ok(false),
+            Use::Full => Err(Error::Busy {
+                what: "too many retries are remembered",
+                retry: RETRY_CALL,
+            }),
+        }
+    }
+
+    /// Takes back the use of a retry that came to nothing.
+    pub(crate) async fn give_back(&self, value: [u8; 32]) {
+        Arc::clone(&self.limiter).give_back(value).await;
     }
 
     async fn enter(
@@ -577,6 +602,9 @@ fn wait(missing: i64, bound: NonZeroU64) -> Duration {
 
 /// Milliseconds between two draws of an account.
 const DRAW_INTERVAL: u64 = 100;
+/// Retries of a caller per second on one replica that use a ticket once: each takes about 100 bytes until the ticket
+/// ends, as a rule for ten minutes, of a table with room for a million.
+const RETRIES: u64 = 100;
 /// The deadline of the limiter.
 const LIMITER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Requests of authorization servers at once: more than the database answers before any of them has

@@ -49,6 +49,10 @@ impl Session {
         self.cancel_at_shared_child().await;
         self.fail_calls(error);
         self.flush_log().await;
+        // The log has not taken them, and their servers may have executed them: a refusal would say that they can be
+        // sent again.
+        self.streams
+            .fail_answers(|id| CallError::OWNER_LOST.line(id));
         // After the last events: without the record its owner may not write them.
         self.unregister(claim).await;
         let has_successor = self.has_successor();
@@ -111,9 +115,7 @@ impl Session {
         match reason {
             EndReason::Fenced | EndReason::Orphaned => {
                 let error = CallError::OWNER_LOST;
-                // Held responses are answered here; the log belongs to another owner.
-                self.streams.close();
-                self.streams.fail_answers(|id| error.line(id));
+                self.streams.close(|id| error.line(id));
                 error
             }
             _ => CallError::EXITED,

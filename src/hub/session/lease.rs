@@ -100,6 +100,12 @@ impl Lease {
         self.write.is_some()
     }
 
+    /// Whether something is left that the next owner has to find in the record, or a response that waits for that.
+    pub(super) fn is_unsettled(&self) -> bool {
+        let is_unwritten = self.is_registered() && (self.is_changed || self.is_writing());
+        is_unwritten || !self.responses.is_empty()
+    }
+
     /// Waits for the write under way; forever without one. Cancel-safe.
     pub(super) async fn write_done(&mut self) -> Result<(), StoreError> {
         match &mut self.write {

@@ -125,10 +125,8 @@ impl Session {
                 if found.record.owner.as_ref() == Some(&stores.owner.me)
                     && found.record.fence == self.lease.fence() =>
             {
-                if stores.owner.epoch() != self.streams.epoch() {
-                    let epoch = stores.owner.epoch();
-                    self.streams.renew(epoch);
-                }
+                let epoch = stores.owner.epoch();
+                self.streams.resume(epoch);
             }
             Some(_) => self.lifetime.force_end(EndReason::Fenced),
             None => {
@@ -149,14 +147,12 @@ impl Session {
     /// The same for a session that the directory does not have yet: nobody else can own it.
     async fn confirm_unregistered(&mut self) -> Result<(), StoreError> {
         let epoch = self.stores.owner.beat().await?.epoch;
-        if epoch != self.streams.epoch() {
-            self.streams.renew(epoch);
-        }
+        self.streams.resume(epoch);
         self.set_confirmed(self.stores.owner.lapses());
         Ok(())
     }
 
-    fn set_confirmed(&self, lapses: u32) {
+    pub(super) fn set_confirmed(&self, lapses: u32) {
         let confirmed = &self.streams.pulse().confirmed;
         confirmed.store(lapses, Ordering::Release);
     }

@@ -105,6 +105,8 @@ impl Subscription {
 pub(crate) struct Takeover {
     /// The fence of its new owner.
     pub(crate) fence: Fence,
+    /// The number of lapses of the lease before the claim.
+    pub(crate) lapses: u32,
     /// The negotiated revision.
     pub(crate) revision: Revision,
     /// The state for its next backend.

@@ -140,6 +140,7 @@ impl Session {
     pub(crate) fn adopt(&mut self, takeover: Takeover) {
         let Takeover {
             fence,
+            lapses,
             revision,
             replay,
             streams,
@@ -151,6 +152,7 @@ impl Session {
         self.lease = Lease::adopted(fence);
         (*self.replay, self.unpublished) = (replay, None);
         self.streams.set_revision(revision);
+        self.set_confirmed(lapses);
         for (stream, ids) in self.streams.adopt(fence, streams) {
             for id in &ids {
                 let line = CallError::OWNER_LOST.line(id);
@@ -211,7 +213,7 @@ impl Session {
                     self.record_written(written);
                 }
             }
-            if self.lifetime.is_draining() && !self.is_busy() {
+            if self.lifetime.is_draining() && !self.is_busy() && self.is_settled() {
                 self.lifetime.end_drained(self.stores.owner.is_alone());
             }
         }
@@ -298,6 +300,12 @@ impl Session {
     /// Whether calls are in flight or the client waits for its `initialize`.
     fn is_busy(&self) -> bool {
         !self.calls.is_empty() || self.lifetime.is_starting()
+    }
+
+    /// Whether a session that drains leaves nothing to write: the response to its last call may wait for a write of
+    /// the record. Without its lease it writes nothing any more.
+    fn is_settled(&self) -> bool {
+        !self.lease.is_unsettled() || !self.may_serve()
     }
 
     /// Handles a command.

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::{
     parked::{Asked, Opened, Parked, Resumed},
     sessions::Stateless,
-    ticket::{Binding, Carried, MAX_STATE, Ticket, nonce_of},
+    ticket::{Binding, Carried, MAX_STATE, Ticket, use_of},
 };
 use crate::{
     auth::Access,
@@ -84,7 +84,7 @@ impl Stateless {
         let binding = Binding::of(access, &salient);
         let me = &self.sender.hub.0.owner.me;
         match self.tickets.open::<Ticket>(ticket, &binding) {
-            None => match self.carried.0.open::<Carried>(ticket, &binding) {
+            None => match self.carried.open::<Carried>(ticket, &binding) {
                 Some(carried) if carried.until > self.now_ms() => Opened::Carried(carried),
                 _ => Opened::Invalid,
             },
@@ -122,10 +122,7 @@ impl Stateless {
             until: self.now_ms().saturating_add(ask),
         };
         let salient = modern::salient(request).ok_or("the request cannot be made again")?;
-        let sealed = self
-            .carried
-            .0
-            .seal(&carried, &Binding::of(access, &salient));
+        let sealed = self.carried.seal(&carried, &Binding::of(access, &salient));
         sealed.ok_or("there is no randomness")
     }
 
@@ -133,20 +130,22 @@ impl Stateless {
     ///
     /// # Errors
     ///
-    /// `Busy` if the store of the replicas does not answer.
-    pub(crate) async fn use_carried(&self, ticket: &str, carried: &Carried) -> Result<bool, Error> {
+    /// `Limit` and `Busy` if more cannot be remembered.
+    pub(crate) async fn use_carried(
+        &self,
+        access: &Access,
+        ticket: &str,
+        carried: &Carried,
+    ) -> Result<bool, Error> {
+        let left = carried.until.saturating_sub(self.now_ms());
+        let window = Duration::from_millis(u64::try_from(left).unwrap_or(0)) + CLOCKS;
         let limits = self.sender.hub.limits();
-        let Some(seat) = limits.once("ticket", nonce_of(ticket)).await? else {
-            return Ok(false);
-        };
-        let (until, used) = (carried.until, &self.carried.1);
-        used.keep(ticket, until, self.now_ms(), seat);
-        Ok(true)
+        limits.once(access, use_of(ticket), window).await
     }
 
     /// The retry that used a carried ticket has not reached the server.
-    pub(crate) fn give_back(&self, ticket: &str) {
-        self.carried.1.give_back(ticket);
+    pub(crate) async fn give_back(&self, ticket: &str) {
+        self.sender.hub.limits().give_back(use_of(ticket)).await;
     }
 
     fn now_ms(&self) -> i64 {
@@ -191,6 +190,8 @@ impl Stateless {
 
 /// The most rounds of one call.
 const MAX_ROUNDS: u32 = 64;
+/// The difference that clocks of replicas may have: a ticket that has ended here may be good elsewhere.
+const CLOCKS: Duration = Duration::from_secs(20);
 /// The number of no parked call: its client calls again.
 const NO_CALL: u64 = 0;
 /// The time that parked calls have left when their replica is about to end.

@@ -12,7 +12,7 @@ use super::{
     group::{Caller, Fresh, Group, Key, Member},
     parked::ParkedCalls,
     sender::Sender,
-    ticket::{TicketKey, UsedTickets},
+    ticket::TicketKey,
 };
 use crate::{
     auth::Access,
@@ -31,8 +31,8 @@ pub(crate) struct Stateless {
     groups: RwLock<Groups>,
     pub(super) parked: ParkedCalls,
     pub(super) tickets: TicketKey,
-    /// The keys of carried tickets, and those that were used.
-    pub(super) carried: (TicketKey, UsedTickets),
+    /// The keys of carried tickets.
+    pub(super) carried: TicketKey,
 }
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Stateless {
             groups: RwLock::default(),
             parked: ParkedCalls::default(),
             tickets,
-            carried: (carried, UsedTickets::default()),
+            carried,
         })
     }
 

@@ -4,22 +4,12 @@
 //! Requirements"): a ticket opens only for the tenant, the server, the principal and the request that it
 //! was made for.
 
-use std::{
-    collections::VecDeque,
-    sync::{PoisonError, RwLock},
-};
-
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{
-    auth::Access,
-    base::Sha256,
-    protocol::EventKey,
-    state::{Replica, Seat},
-};
+use crate::{auth::Access, base::Sha256, protocol::EventKey, state::Replica};
 
 /// The keys of tickets, the same on all replicas: the first seals.
 pub(crate) struct TicketKey(Vec<RandomizedNonceKey>);
@@ -47,52 +37,22 @@ pub(crate) struct Carried {
     pub(super) until: i64,
 }
 
-/// The latest carried tickets that were used at this replica, until they end: "Servers for which a given
-/// `requestState` must be consumed at most once MUST enforce that invariant" (2026-07-28 mrtr, "Server
-/// Requirements").
-#[derive(Default)]
-pub(super) struct UsedTickets(RwLock<VecDeque<Used>>);
-
-struct Used {
-    nonce: Box<str>,
-    /// The time until which the ticket could be used.
-    until: i64,
-    /// What keeps all replicas from using it again.
-    _seat: Seat,
-}
-
-impl UsedTickets {
-    /// Keeps the seat of a ticket that was used, until the ticket ends.
-    pub(super) fn keep(&self, ticket: &str, until: i64, now: i64, seat: Seat) {
-        let mut used = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        used.retain(|known| known.until > now);
-        if used.len() == MAX_USED {
-            used.pop_front();
-        }
-        used.push_back(Used {
-            nonce: nonce_of(ticket).into(),
-            until,
-            _seat: seat,
-        });
-    }
-
-    /// The retry that used a ticket has not reached the server.
-    pub(super) fn give_back(&self, ticket: &str) {
-        let nonce = nonce_of(ticket);
-        let mut used = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        used.retain(|known| *known.nonce != *nonce);
-    }
+/// The use of a carried ticket, for the limiter: "Servers for which a given `requestState` must be consumed at most
+/// once MUST enforce that invariant" (2026-07-28 mrtr, "Server Requirements").
+pub(super) fn use_of(ticket: &str) -> [u8; 32] {
+    let mut digest = Sha256::new();
+    digest.add_part(b"ticket");
+    digest.add_part(nonce_of(ticket).as_bytes());
+    digest.finish()
 }
 
 /// What tells a ticket from all others.
-pub(super) fn nonce_of(ticket: &str) -> &str {
+fn nonce_of(ticket: &str) -> &str {
     ticket.get(..NONCE_TEXT).unwrap_or(ticket)
 }
 
 /// The characters of a nonce at the beginning of a ticket.
 const NONCE_TEXT: usize = NONCE_LEN * 4 / 3;
-/// The most used tickets that are remembered.
-const MAX_USED: usize = 1024;
 
 impl Ticket {
     /// The name of a call of this replica, when its client was asked for the `round`th time.
@@ -175,11 +135,6 @@ pub(super) const MAX_STATE: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    };
-
     use super::super::ticket::*;
 
     fn ticket() -> Ticket {
@@ -215,28 +170,11 @@ mod tests {
         };
         let (first, second) = (key.seal(&carried, &own), key.seal(&carried, &own));
         let (first, second) = (first.unwrap(), second.unwrap());
-        assert_ne!(nonce_of(&first), nonce_of(&second));
+        assert_ne!(use_of(&first), use_of(&second));
+        let changed = format!("{}{}", nonce_of(&first), "x");
+        assert_eq!(use_of(&first), use_of(&changed), "by its nonce");
         assert_eq!(key.open(&first, &own), Some(carried));
         assert_eq!(key.open::<Ticket>(&first, &own), None);
-    }
-
-    #[test]
-    fn seats_of_used_tickets_are_kept_until_these_end() {
-        let (used, count) = (UsedTickets::default(), Arc::new(AtomicU64::new(0)));
-        let keep = |ticket: &str, now| {
-            count.fetch_add(1, Ordering::Relaxed);
-            used.keep(ticket, 5, now, Seat::counted(Arc::clone(&count)));
-            count.load(Ordering::Relaxed)
-        };
-        assert_eq!(keep("one of a nonce, and more", 1), 1);
-        assert_eq!(keep("another one of a nonce", 4), 2);
-        used.give_back("one of a nonce, or else");
-        assert_eq!(count.load(Ordering::Relaxed), 1);
-        for number in 0..MAX_USED {
-            keep(&format!("{number:016}"), 4);
-        }
-        assert_eq!(count.load(Ordering::Relaxed), MAX_USED as u64);
-        assert_eq!(keep("after their end", 5), 1);
     }
 
     #[test]

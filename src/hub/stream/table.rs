@@ -48,6 +48,22 @@ pub(crate) struct Streams {
 /// What is left of a share that is full: less than the next events take.
 const FULL: i64 = 4 << 10;
 
+/// The responses to a batch.
+fn batch(lines: &[Bytes]) -> Bytes {
+    [b"[", &*lines.join(&b","[..]), b"]"].concat().into()
+}
+
+/// The errors in place of a response, or of the responses to a batch.
+fn failed(lines: &[u8], error: impl Fn(&[u8]) -> Bytes) -> Bytes {
+    let failed = |line: &[u8]| error(json::get(line, "id").unwrap_or(b"null"));
+    if !lines.starts_with(b"[") {
+        return failed(lines);
+    }
+    let lines: Vec<&RawValue> = serde_json::from_slice(lines).unwrap_or_default();
+    let lines = lines.iter().map(|line| failed(line.get().as_bytes()));
+    batch(&lines.collect::<Vec<_>>())
+}
+
 /// The answers that wait for the log beyond which the child is not read: each may be as long as a line.
 const MAX_ANSWERS: usize = 4;
 
@@ -141,9 +157,44 @@ impl Streams {
         self.writes.epoch()
     }
 
-    /// Stops writing: the log belongs to another owner.
-    pub(crate) fn close(&mut self) {
+    /// Stops writing: the log belongs to another owner. Calls whose responses were under way end with `error`, made
+    /// of their raw ids.
+    pub(crate) fn close(&mut self, error: impl Fn(&[u8]) -> Bytes) {
+        self.hold_again(error);
         self.writes.close();
+    }
+
+    /// Holds the responses again whose streams the log has not opened, since their clients have got nothing. Those
+    /// that were under way to it become errors.
+    fn hold_again(&mut self, error: impl Fn(&[u8]) -> Bytes) {
+        let mut complete = Vec::new();
+        for (id, stream) in &mut self.open {
+            let Some((reply, _)) = stream.opening.take() else {
+                continue;
+            };
+            let lines = self.writes.events(*id);
+            let responses = lines.filter(|line| json::get(line, "method").is_none());
+            let ids = responses.filter_map(|line| json::get(line, "id"));
+            stream.held = Some(Held {
+                reply,
+                form: Form::Json,
+                until: None,
+                done: ids.map(&error).collect(),
+            });
+            if stream.calls == 0 {
+                complete.push(*id);
+            }
+        }
+        for id in complete {
+            self.answer_held(id);
+        }
+    }
+
+    /// Continues in this epoch of the store, which has the session.
+    pub(crate) fn resume(&mut self, epoch: u32) {
+        if self.writes.are_lost_in(epoch) {
+            self.renew(epoch);
+        }
     }
 
     /// Continues in another epoch of the store, which has no streams of this session.
@@ -434,7 +485,7 @@ impl Streams {
             (false, Some(line)) => Answer::Json(line),
             (true, Some(line)) => {
                 done.push(line);
-                Answer::Json([b"[", &*done.join(&b","[..]), b"]"].concat().into())
+                Answer::Json(batch(&done))
             }
         };
         self.answer(reply, answer);
@@ -457,18 +508,16 @@ impl Streams {
         }
     }
 
-    /// Answers the calls whose events the log does not take any more by `error`, made of their raw ids.
+    /// Answers the calls whose events the log does not take any more by `error`, made of their raw ids: a server has
+    /// seen them, so their clients must not be told to repeat them.
     pub(crate) fn fail_answers(&mut self, error: impl Fn(&[u8]) -> Bytes) {
-        for waiting in &mut self.answers {
-            // A batch has no id, and is refused at the end of the session.
-            if let Answer::Json(line) = &mut waiting.answer
-                && let Some(id) = json::get(line, "id")
-            {
-                *line = error(id);
-                waiting.behind = 0;
-            }
+        self.hold_again(&error);
+        for WaitingAnswer { reply, answer, .. } in std::mem::take(&mut self.answers) {
+            let _ = reply.send(match answer {
+                Answer::Json(lines) => Answer::Json(failed(&lines, &error)),
+                other => other,
+            });
         }
-        self.send_answers(0);
     }
 
     /// Sends the answers that waited for event `number` of the listener.
@@ -605,11 +654,11 @@ mod tests {
 
     use super::super::table::*;
     use crate::{
-        base::budget::Budget,
+        base::{MacKeys, budget::Budget},
         hub::{ownership::ReplicaLease, stream::Next},
         protocol::{Cursor, EventKey},
         state::{
-            BoxFuture, EventLog, LogShare, Page, SessionId, WriteTarget,
+            BoxFuture, EventLog, LogShare, Page, Replica, ReplicaKeys, SessionId, WriteTarget,
             contract::LogSize,
             memory::{MemoryDirectory, MemoryLog, Retention},
         },
@@ -689,6 +738,24 @@ mod tests {
 
     fn streams_of(log: Arc<dyn EventLog>, share: LogShare) -> Streams {
         let owner = ReplicaLease::alone(Arc::new(MemoryDirectory::default()), 1);
+        streams_at(log, share, owner)
+    }
+
+    /// Streams of one of several replicas, whose log has not acknowledged an event of the listener.
+    fn stuck_streams() -> Streams {
+        let me = Replica {
+            address: "a:1".into(),
+            boot: "a".into(),
+        };
+        let keys = ReplicaKeys::new(MacKeys::new([]));
+        let owner = ReplicaLease::new(me, keys, Arc::new(MemoryDirectory::default()));
+        let log = Arc::new(Slow(Arc::new(Semaphore::new(0))));
+        let mut streams = streams_at(log, LogShare::plenty(), owner);
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        streams
+    }
+
+    fn streams_at(log: Arc<dyn EventLog>, share: LogShare, owner: ReplicaLease) -> Streams {
         let log = SessionLog {
             log,
             owner: Arc::new(owner),
@@ -892,9 +959,77 @@ mod tests {
         let mut streams = streams(&Arc::new(Semaphore::new(0)));
         streams.message(LISTENER_STREAM, "{}".into()).unwrap();
         let mut answers: Vec<_> = (1..=3).map(|id| call(&mut streams, id)).collect();
-        streams.close();
-        streams.fail_answers(|id| [b"lost ", id].concat().into());
+        streams.close(lost);
+        streams.fail_answers(lost);
         let failed: Vec<_> = answers.iter_mut().filter_map(text).collect();
-        assert_eq!(failed, ["lost 1", "lost 2", "lost 3"]);
+        assert_eq!(failed, [error(1), error(2), error(3)]);
+    }
+
+    fn lost(id: &[u8]) -> Bytes {
+        [br#"{"error":{},"id":"#, id, b"}"].concat().into()
+    }
+
+    fn error(id: usize) -> String {
+        String::from_utf8(lost(id.to_string().as_bytes()).to_vec()).unwrap()
+    }
+
+    fn result(id: usize) -> Bytes {
+        format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#).into()
+    }
+
+    /// Calls whose log was another owner's were answered with 503, and made again by their clients.
+    #[tokio::test]
+    async fn calls_that_end_behind_a_closed_log_become_errors() {
+        let mut streams = stuck_streams();
+        let (reply, mut one) = oneshot::channel();
+        let single = streams.begin(1, Form::Auto, None, false, reply);
+        let (reply, mut two) = oneshot::channel();
+        let several = streams.begin(2, Form::Auto, None, true, reply);
+        streams.finish_call(several, Some(result(2))).unwrap();
+        streams.close(lost);
+        for (stream, id) in [(single, 1), (several, 3)] {
+            streams.finish_call(stream, Some(result(id))).unwrap();
+        }
+        streams.fail_answers(lost);
+        assert_eq!(text(&mut one), Some(error(1)));
+        assert_eq!(text(&mut two), Some(format!("[{},{}]", error(2), error(3))));
+    }
+
+    #[tokio::test]
+    async fn responses_whose_streams_the_log_never_opened_become_errors() {
+        for is_closed in [true, false] {
+            let mut streams = stuck_streams();
+            let mut answers = Vec::new();
+            let mut open = |streams: &mut Streams, calls, is_batch| {
+                let (reply, answer) = oneshot::channel();
+                let stream = streams.begin(calls, Form::Auto, None, is_batch, reply);
+                streams.open(stream).unwrap();
+                answers.push(answer);
+                stream
+            };
+            let complete = open(&mut streams, 1, false);
+            let progress = r#"{"method":"notifications/progress","params":{}}"#;
+            streams.message(complete, progress.into()).unwrap();
+            streams.finish_call(complete, Some(result(1))).unwrap();
+            let single = open(&mut streams, 1, false);
+            let several = open(&mut streams, 2, true);
+            streams.finish_call(several, Some(result(3))).unwrap();
+            if is_closed {
+                streams.close(lost);
+            }
+            // The calls in flight end with their session.
+            for (stream, id) in [(single, 2), (several, 4)] {
+                let line = if is_closed {
+                    error(id).into()
+                } else {
+                    result(id)
+                };
+                streams.finish_call(stream, Some(line)).unwrap();
+            }
+            streams.fail_answers(lost);
+            let failed: Vec<_> = answers.iter_mut().filter_map(text).collect();
+            let of_batch = format!("[{},{}]", error(3), error(4));
+            assert_eq!(failed, [error(1), error(2), of_batch], "{is_closed}");
+        }
     }
 }

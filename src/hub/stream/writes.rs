@@ -32,6 +32,8 @@ pub(crate) struct Writes {
     drawn: Drawn,
     /// Whether there were as many as a child waits for while the share has no room, and some are left.
     is_waited_for: bool,
+    /// Whether the oldest failed with `Flushed`, and has to be written again.
+    is_parked: bool,
     is_closed: bool,
 }
 
@@ -89,6 +91,7 @@ impl Writes {
             bytes: 0,
             drawn: log.share.memory().hold(0),
             is_waited_for: false,
+            is_parked: false,
             is_closed: false,
         }
     }
@@ -107,7 +110,7 @@ impl Writes {
     /// Takes all writes under way.
     fn take(&mut self) -> VecDeque<Pending> {
         self.bytes = 0;
-        self.is_waited_for = false;
+        (self.is_waited_for, self.is_parked) = (false, false);
         self.drawn.give_back(self.drawn.amount());
         std::mem::take(&mut self.queue)
     }
@@ -115,6 +118,24 @@ impl Writes {
     /// The epoch of the store that is written to.
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch
+    }
+
+    /// The events of a stream that are under way, in order.
+    pub(super) fn events(&self, stream: StreamId) -> impl Iterator<Item = &Bytes> {
+        let queue = self
+            .queue
+            .iter()
+            .filter(move |pending| pending.stream == stream);
+        queue.filter_map(|pending| match &pending.write {
+            Write::Event { line, .. } => Some(line),
+            Write::Open { .. } | Write::End => None,
+        })
+    }
+
+    /// Whether the writes under way have to be written again in this epoch of the store: it is another one, or the
+    /// store did not know it for a moment.
+    pub(super) fn are_lost_in(&self, epoch: u32) -> bool {
+        self.is_parked || self.epoch != epoch
     }
 
     /// Whether no write is under way.
@@ -175,6 +196,7 @@ impl Writes {
         if done == Err(StoreError::Flushed) {
             // A future that is ready must not be polled again.
             first.done = Box::pin(std::future::pending());
+            self.is_parked = true;
             return Err(StoreError::Flushed);
         }
         let Some(pending) = self.queue.pop_front() else {
@@ -258,6 +280,7 @@ mod tests {
             bytes: 0,
             drawn: share.hold(0),
             is_waited_for: false,
+            is_parked: false,
             is_closed: false,
         }
     }
@@ -287,6 +310,22 @@ mod tests {
         assert_eq!(share.used(), WEIGHT + 10);
         writes.close();
         assert_eq!((share.used(), writes.bytes), (0, 0));
+    }
+
+    /// A session whose record was there still, under the same epoch, wrote nothing any more.
+    #[tokio::test]
+    async fn a_write_that_the_store_has_lost_is_written_again_in_the_same_epoch() {
+        let share = Budget::new(u64::MAX >> 1).share();
+        let mut writes = writes(&share);
+        add(&mut writes, 10);
+        assert!(!writes.are_lost_in(1) && writes.are_lost_in(2));
+        let lost = Box::pin(ready(Err(StoreError::Flushed)));
+        writes.queue[0].done = lost;
+        assert_eq!(writes.next().await.err(), Some(StoreError::Flushed));
+        assert!(writes.are_lost_in(1));
+        writes.renew(1, []);
+        assert!(!writes.are_lost_in(1));
+        assert!(matches!(writes.next().await, Ok((_, Write::Event { .. }))));
     }
 
     #[tokio::test]

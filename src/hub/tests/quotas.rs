@@ -37,6 +37,10 @@ impl Limiter for Slow {
     fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use> {
         Arc::clone(&self.limiter).once(value, window)
     }
+
+    fn give_back(self: Arc<Self>, value: [u8; 32]) -> BoxFuture<'static, ()> {
+        Arc::clone(&self.limiter).give_back(value)
+    }
 }
 
 fn of(limiter: Arc<dyn Limiter>) -> Arc<Limits> {
@@ -68,6 +72,42 @@ fn limit_of(error: &Error) -> Limit {
         Error::Quota(quota) => quota.limit,
         other => panic!("{other:?}"),
     }
+}
+
+/// The oldest of 1024 retries of all tenants could be made again.
+#[tokio::test]
+async fn what_is_good_once_is_remembered_however_many_follow() {
+    let (limits, minute) = (in_memory(), Duration::from_secs(60));
+    let ada = access("a", "ada", &json!({}));
+    assert_eq!(limits.once(&ada, [0; 32], minute).await.ok(), Some(true));
+    for number in 0..2000_u32 {
+        let mut value = [1; 32];
+        value[..4].copy_from_slice(&number.to_le_bytes());
+        // Each of so many callers uses one.
+        let caller = access("b", &number.to_string(), &json!({}));
+        assert_eq!(limits.once(&caller, value, minute).await.ok(), Some(true));
+    }
+    assert_eq!(limits.once(&ada, [0; 32], minute).await.ok(), Some(false));
+    limits.give_back([0; 32]).await;
+    assert_eq!(limits.once(&ada, [0; 32], minute).await.ok(), Some(true));
+}
+
+#[tokio::test]
+async fn no_caller_uses_up_what_is_remembered_of_retries() {
+    let (limits, minute) = (in_memory(), Duration::from_secs(60));
+    let (ada, bob) = (
+        access("a", "ada", &json!({})),
+        access("a", "bob", &json!({})),
+    );
+    let mut refused = 0;
+    for number in 0..500_u32 {
+        let mut value = [1; 32];
+        value[..4].copy_from_slice(&number.to_le_bytes());
+        let used = limits.once(&ada, value, minute).await;
+        refused += usize::from(matches!(used, Err(Error::Limit { .. })));
+    }
+    assert!(refused >= 100, "{refused}");
+    assert_eq!(limits.once(&bob, [0; 32], minute).await.ok(), Some(true));
 }
 
 #[tokio::test]

@@ -144,6 +144,11 @@ impl Limiter for MemoryLimiter {
         let used = self.uses.take(value, window, (self.clock)());
         Box::pin(std::future::ready(used))
     }
+
+    fn give_back(self: Arc<Self>, value: [u8; 32]) -> BoxFuture<'static, ()> {
+        self.uses.give_back(value);
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// The smallest table worth sweeping.

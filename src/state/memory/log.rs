@@ -91,7 +91,10 @@ impl EventLog for MemoryLog {
         last: u64,
         calls: Bytes,
     ) -> BoxFuture<'static, Result<(), StoreError>> {
-        self.write(at, |session| session.open(at.stream, last, calls))
+        self.write(at, |session| {
+            session.open(at.stream, last, calls);
+            Ok(())
+        })
     }
 
     fn append(

@@ -130,13 +130,14 @@ impl SessionStreams {
     }
 
     /// See [`EventLog::open`](crate::state::EventLog::open).
-    pub(super) fn open(&mut self, id: StreamId, last: u64, calls: Bytes) -> Result<(), StoreError> {
-        let stream = self.unended(id)?;
+    pub(super) fn open(&mut self, id: StreamId, last: u64, calls: Bytes) {
+        let Ok(stream) = self.unended(id) else {
+            return;
+        };
         if stream.last() == 0 {
             stream.trimmed = last;
         }
         stream.calls = calls;
-        Ok(())
     }
 
     /// See [`EventLog::append`](crate::state::EventLog::append). Returns the number of the oldest event
@@ -149,6 +150,10 @@ impl SessionStreams {
         now: Instant,
         keep: Retention,
     ) -> Result<u64, StoreError> {
+        let known = self.streams.get(&id).filter(|known| known.is_ended);
+        if known.is_some_and(|ended| number <= ended.last()) {
+            return Ok(0);
+        }
         let stream = self.unended(id)?;
         stream.append(number, event, now);
         if let Some(calls) = calls {

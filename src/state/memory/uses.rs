@@ -1,7 +1,8 @@
 //! Values that are good once, remembered for a time in a table of bounded size.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
     sync::{PoisonError, RwLock},
     time::Duration,
 };
@@ -18,9 +19,8 @@ pub(super) struct Uses(RwLock<Remembered>);
 struct Remembered {
     /// The values, each with the time at which it is forgotten.
     values: HashMap<[u8; 32], Instant>,
-    /// The same by age, by which they are removed; of equal windows the oldest is over first. A value that was used
-    /// anew behind a longer window is here twice.
-    order: VecDeque<[u8; 32]>,
+    /// The same by that time, at which they are removed. A value that was given back is here until then.
+    order: BinaryHeap<Reverse<(Instant, [u8; 32])>>,
 }
 
 impl Uses {
@@ -35,19 +35,27 @@ impl Uses {
             return Use::Full;
         }
         remembered.values.insert(value, now + window);
-        remembered.order.push_back(value);
+        remembered.order.push(Reverse((now + window, value)));
         Use::First
+    }
+
+    /// Takes back the use of a value.
+    pub(super) fn give_back(&self, value: [u8; 32]) {
+        let mut remembered = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        remembered.values.remove(&value);
     }
 }
 
 impl Remembered {
     fn forget(&mut self, now: Instant) {
-        while let Some(oldest) = self.order.front() {
-            if self.values.get(oldest).is_some_and(|end| now < *end) {
-                break;
+        while let Some(Reverse((end, value))) = self.order.peek()
+            && *end <= now
+        {
+            // One that was given back may have been used anew.
+            if self.values.get(value).is_some_and(|end| *end <= now) {
+                self.values.remove(value);
             }
-            self.values.remove(oldest);
-            self.order.pop_front();
+            self.order.pop();
         }
         // Room of a flood is given back.
         if self.values.capacity() > MIN_ROOM && self.values.len() < self.values.capacity() / 8 {
@@ -99,6 +107,30 @@ mod tests {
         assert_eq!([take(1, 90, 89), take(2, 90, 90)], [Use::Again; 2]);
         assert_eq!([take(2, 90, 91), take(1, 90, 91)], [Use::First; 2]);
         assert_eq!(take(2, 90, 180), Use::Again);
+    }
+
+    /// Tickets of ten minutes kept a minute's proofs for as long.
+    #[test]
+    fn a_long_window_keeps_no_room_of_short_ones_behind_it() {
+        let (uses, began) = (Uses::default(), Instant::now());
+        uses.take(value(0), 10 * WINDOW, began);
+        for number in 1..=100 {
+            uses.take(value(number), WINDOW, began);
+        }
+        uses.take(value(101), WINDOW, began + WINDOW);
+        let remembered = uses.0.read().unwrap();
+        assert_eq!((remembered.values.len(), remembered.order.len()), (2, 2));
+    }
+
+    #[test]
+    fn a_use_that_was_given_back_is_none() {
+        let (uses, began) = (Uses::default(), Instant::now());
+        let take = |after: u64| uses.take(value(1), WINDOW, began + Duration::from_secs(after));
+        assert_eq!([take(0), take(1)], [Use::First, Use::Again]);
+        uses.give_back(value(1));
+        assert_eq!([take(2), take(3)], [Use::First, Use::Again]);
+        assert_eq!(take(91), Use::Again, "the window of its second use");
+        assert_eq!(take(92), Use::First);
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl Limiter for RedisLimiter {
             if here != Use::First {
                 return here;
             }
-            let key = self.redis.key(&format!("once:{}", hex(&value[..16])));
+            let key = self.key_of_use(value);
             let number = self.uses.fetch_add(1, Ordering::Relaxed);
             let call = Call::new(Lua::Once, &[&key]);
             let call = call.arg(format!("{} {number}", self.boot)).arg(ms(window));
@@ -115,6 +115,20 @@ impl Limiter for RedisLimiter {
                 Some(true) | None => Use::First,
             }
         })
+    }
+
+    fn give_back(self: Arc<Self>, value: [u8; 32]) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            // Where Redis does not hear of it, the value stays used until its window is over.
+            let _ = self.redis.remove(&self.key_of_use(value)).await;
+            Arc::clone(&self.local).give_back(value).await;
+        })
+    }
+}
+
+impl RedisLimiter {
+    fn key_of_use(&self, value: [u8; 32]) -> String {
+        self.redis.key(&format!("once:{}", hex(&value[..16])))
     }
 }
 

@@ -8,8 +8,9 @@
 --   'm' stream number cut         the mark of an event that is too large to be kept
 --   'e' stream bytes              it ends, holding so many bytes (-1: nobody knows)
 --   'f'                           nothing of the streams is left
--- Returns one result for each: the number of the last event, or -1 for a stream that has ended;
--- -1 for all if somebody else owns the session, -2 in another epoch.
+-- Returns one result for each: the number of the last event, or -1 for an event behind the end of
+-- its stream; -1 for all if somebody else owns the session, -2 in another epoch. A write that comes
+-- again, because its reply was lost, has the result that it had.
 -- The session's hash has for each stream n:<stream>, the number of its last event, and while it is
 -- open o:<stream>, its calls; h is the highest stream, eb the bytes of the ended ones.
 local session, prefix, ended = KEYS[1], KEYS[1] .. ':', KEYS[1] .. ':ended'
@@ -56,8 +57,9 @@ end
 
 local function append(id, number, cut, field, value)
   local stream = stream_of(id)
+  -- Before its end is: the event and the end of its stream may both come again.
+  if stream.last and number <= stream.last then return stream.last end
   if not open(id, stream) then return -1 end
-  if number <= stream.last then return stream.last end
   -- Numbers go on where what stood before is not all kept: nobody may read across that.
   if number > stream.last + 1 then redis.call('UNLINK', stream.key) end
   redis.call('XADD', stream.key, string.format('%.0f-0', number), field, value)
@@ -127,7 +129,8 @@ while ARGV[at] do
     at = at + 3
   elseif kind == 'o' then
     local stream = stream_of(id)
-    done = open(id, stream, ARGV[at + 3], ARGV[at + 2]) and stream.last or -1
+    open(id, stream, ARGV[at + 3], ARGV[at + 2])
+    done = stream.last
     at = at + 4
   elseif kind == 'e' then
     done = finish(id, tonumber(ARGV[at + 2]))

@@ -277,6 +277,27 @@ async fn nothing_follows_the_end(side: &Side) {
     );
 }
 
+/// A batch whose reply was lost is written again as a whole.
+async fn a_repeated_write_changes_nothing(side: &Side) {
+    side.add("again", 1).await.unwrap();
+    let at = side.spot("again", 1, 1);
+    for _ in 0..2 {
+        let kept = [
+            side.log.open(&at, 0, Bytes::new()),
+            side.log.append(&at, 1, event(1), None),
+            side.log.append(&at, 2, event(2), Some(Bytes::new())),
+            side.log.end(&at),
+        ];
+        for kept in kept {
+            assert_eq!(kept.await, Ok(()));
+        }
+        assert_eq!(side.read("again", 1, 0).await, Ok((vec![1, 2], true)));
+    }
+    assert_eq!(side.append("again", 1, 1, 3).await, Err(StoreError::Fenced));
+    let left = side.log.streams(&session("again")).await.unwrap();
+    assert_eq!((left.highest, left.open), (1, vec![]), "it stays ended");
+}
+
 async fn a_new_owner_finds_what_is_open(side: &Side) {
     side.add("open", 1).await.unwrap();
     let calls = |text: &'static str| Bytes::from_static(text.as_bytes());
@@ -408,6 +429,7 @@ async fn keeps_all(side: &Side) {
     numbers_and_fences(side).await;
     reads_without_a_gap(side).await;
     nothing_follows_the_end(side).await;
+    a_repeated_write_changes_nothing(side).await;
     a_new_owner_finds_what_is_open(side).await;
     writes_keep_their_order_unpolled(side).await;
     forget_leaves_nothing(side).await;

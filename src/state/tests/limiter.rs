@@ -88,6 +88,11 @@ async fn a_value_is_good_once_at_whichever_replica(limiters: &[&Arc<dyn Limiter>
         assert_eq!(once(at, 1, minute).await, Use::Again);
     }
     assert_eq!(once(1, 2, minute).await, Use::First, "another value");
+    Arc::clone(limiters[0]).give_back([5; 32]).await;
+    assert_eq!(once(0, 5, minute).await, Use::First, "it was not used");
+    Arc::clone(limiters[0]).give_back([5; 32]).await;
+    assert_eq!(once(1, 5, minute).await, Use::First, "given back");
+    assert_eq!(once(0, 5, minute).await, Use::Again);
     let uses = (0..50).map(|at| once(at, 3, minute));
     let uses = futures_util::future::join_all(uses).await;
     let first = uses.iter().filter(|used| **used == Use::First);

@@ -25,6 +25,19 @@ fn append(side: &Side, numbers: impl Iterator<Item = u64>) -> Vec<Kept> {
     numbers.map(append).collect()
 }
 
+/// Writes the responses to calls: the beginning of each stream, its event and its end.
+fn respond(side: &Side, streams: impl Iterator<Item = StreamId>) -> Vec<Kept> {
+    let respond = |stream| {
+        let at = side.spot("s", stream, 1);
+        [
+            side.log.open(&at, 0, Bytes::new()),
+            side.log.append(&at, 1, event(1), None),
+            side.log.end(&at),
+        ]
+    };
+    streams.flat_map(respond).collect()
+}
+
 /// The numbers of all events of a stream, as `side` reads them.
 async fn all(side: &Side, stream: StreamId) -> Vec<u64> {
     let mut all = Vec::new();
@@ -38,7 +51,8 @@ async fn all(side: &Side, stream: StreamId) -> Vec<u64> {
     }
 }
 
-/// Appends a thousand events: 400 before the trouble begins, 400 during it, 200 after its end.
+/// Appends a thousand events: 400 before the trouble begins, 400 during it, 200 after its end; and
+/// writes the responses to thirty calls, ten each.
 async fn in_trouble(server: &Server, begin: impl Fn(&Server), end: impl AsyncFn(&Server)) {
     let (one, two) = (
         Side::on(server, "one", PLENTY).await,
@@ -46,12 +60,15 @@ async fn in_trouble(server: &Server, begin: impl Fn(&Server), end: impl AsyncFn(
     );
     one.add("s", 1).await.unwrap();
     let mut kept = append(&one, 1..=400);
+    kept.extend(respond(&one, 1..=10));
     tokio::task::yield_now().await;
     sleep(Duration::from_millis(2)).await;
     begin(server);
     kept.extend(append(&one, 401..=800));
+    kept.extend(respond(&one, 11..=20));
     end(server).await;
     kept.extend(append(&one, 801..=1000));
+    kept.extend(respond(&one, 21..=30));
     let healed = Instant::now();
     let results = timeout(Duration::from_secs(10), join_all(kept))
         .await
@@ -63,6 +80,9 @@ async fn in_trouble(server: &Server, begin: impl Fn(&Server), end: impl AsyncFn(
         "{took:?} after the end of the trouble"
     );
     assert_eq!(all(&two, 0).await, (1..=1000).collect::<Vec<u64>>());
+    for stream in 1..=30 {
+        assert_eq!(two.read("s", stream, 0).await, Ok((vec![1], true)));
+    }
     one.end().await;
     two.end().await;
 }

@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 
 use super::contract::{KINDS, PLENTY, Server, Side, session};
+use crate::protocol::StreamId;
 use crate::state::{Fence, Record, SessionId, StoreError};
 
 /// A pseudo-random generator; equal seeds give equal numbers.
@@ -43,6 +45,8 @@ struct Hold {
     fence: u64,
     /// The number of the last acknowledged event; none until `look` has read it.
     last: Option<u64>,
+    /// The stream of a call whose response it writes.
+    call: Option<StreamId>,
 }
 
 /// The true state, against which replicas are checked.
@@ -59,6 +63,10 @@ struct World<'a> {
     fence: u64,
     /// The highest fence of a successful write.
     written: u64,
+    /// The last stream of a call.
+    calls: StreamId,
+    /// The responses that were acknowledged, each the only event of its stream.
+    responses: BTreeMap<StreamId, Bytes>,
     lives: u64,
 }
 
@@ -75,6 +83,7 @@ impl World<'_> {
             2 => self.cut(),
             3..8 => self.read(at).await,
             8 => self.keep(at).await,
+            9..12 => self.respond(at).await,
             _ => match self.owners[at].hold {
                 Some(Hold { last: Some(_), .. }) => self.append(at).await,
                 Some(_) => self.look(at).await,
@@ -118,6 +127,45 @@ impl World<'_> {
         }
     }
 
+    /// Writes the response to a call as a stream of its own: its beginning, one event and its end.
+    async fn respond(&mut self, at: usize) {
+        let owner = &mut self.owners[at];
+        let Some(hold) = owner.hold else { return };
+        let stream = hold.call.unwrap_or_else(|| {
+            self.calls += 1;
+            self.calls
+        });
+        owner.hold = Some(Hold {
+            call: Some(stream),
+            ..hold
+        });
+        let spot = owner.side.spot(&self.id.0, stream, hold.fence);
+        let event = Bytes::from(format!("{} {stream}", hold.fence));
+        let writes = [
+            owner.side.log.open(&spot, 0, Bytes::new()),
+            owner.side.log.append(&spot, 1, event.clone(), None),
+            owner.side.log.end(&spot),
+        ];
+        if self.chance.is_one_in(5) {
+            // The request or its response is lost. The owner repeats all three.
+            tokio::task::yield_now().await;
+            return;
+        }
+        let written = join_all(writes).await;
+        if written.iter().all(Result::is_ok) {
+            assert!(hold.fence >= self.written, "a write of an old owner");
+            self.written = hold.fence;
+            owner.hold = Some(Hold { call: None, ..hold });
+            self.responses.insert(stream, event);
+        } else {
+            assert!(
+                written.iter().all(|one| *one == Err(StoreError::Fenced)),
+                "{written:?}"
+            );
+            self.fenced(at).await;
+        }
+    }
+
     /// Writes for the first time as the new owner, which fences the previous owner, and reads the
     /// number of the last event.
     async fn look(&mut self, at: usize) {
@@ -129,8 +177,9 @@ impl World<'_> {
                 assert!(hold.fence >= self.written, "a write of an old owner");
                 self.written = hold.fence;
                 let found = owner.side.log.streams(&self.id).await.unwrap();
+                let listener = found.open.iter().find(|open| open.stream == 0);
                 owner.hold = Some(Hold {
-                    last: Some(found.open[0].last),
+                    last: listener.map(|open| open.last),
                     ..hold
                 });
             }
@@ -153,7 +202,12 @@ impl World<'_> {
             assert_eq!(fence, self.fence + 1, "one owner for each number");
             self.fence = fence;
             // The response may be lost. Then no replica acts as the owner until the next claim.
-            owner.hold = (!self.chance.is_one_in(10)).then_some(Hold { fence, last: None });
+            let hold = Hold {
+                fence,
+                last: None,
+                call: None,
+            };
+            owner.hold = (!self.chance.is_one_in(10)).then_some(hold);
         }
     }
 
@@ -231,7 +285,8 @@ impl World<'_> {
         }
     }
 
-    /// Checks that the log has every acknowledged event and every event read, once and in order.
+    /// Checks that the log has every acknowledged event and every event read, once and in order, and
+    /// every acknowledged response with its end.
     async fn judge(&self, reader: &Side) {
         let mut all = BTreeMap::new();
         loop {
@@ -246,6 +301,11 @@ impl World<'_> {
         assert!(all.keys().copied().eq(1..=all.len() as u64), "no gap");
         for (number, event) in self.kept.iter().chain(&self.read) {
             assert_eq!(all.get(number), Some(event), "event {number}");
+        }
+        for (stream, event) in &self.responses {
+            let page = reader.log.read(&self.id, *stream, 0).await.unwrap();
+            assert_eq!(page.events, [(1, event.clone())], "stream {stream}");
+            assert!(page.is_end, "stream {stream}");
         }
     }
 }
@@ -276,11 +336,14 @@ async fn run(seed: u64, server: Option<&Server>) -> usize {
         read: BTreeMap::new(),
         fence: 1,
         written: 0,
+        calls: 0,
+        responses: BTreeMap::new(),
         lives: 0,
     };
     world.owners[0].hold = Some(Hold {
         fence: 1,
         last: None,
+        call: None,
     });
     for _ in 0..200 {
         world.step().await;

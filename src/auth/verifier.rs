@@ -248,7 +248,7 @@ impl Verifier {
         offered: Result<&str, &'static str>,
         (caller, text, holder): (&Arc<str>, &str, Thumbprint),
     ) -> Result<(), AccessRefusal> {
-        let (_, request) = at;
+        let (tenant, request) = at;
         let wrong = |why| self.unknown(at, Rejected::Proof(why), why);
         let url = request.endpoint.url(request.public_url);
         let of = ProvenRequest {
@@ -257,7 +257,8 @@ impl Verifier {
         };
         let proof = Proof::verify(offered.map_err(wrong)?, of, self.0.now()).map_err(wrong)?;
         proof.check_token(text, holder).map_err(wrong)?;
-        let used = self.0.proofs.take(Arc::clone(caller), &proof).await;
+        let used = self.0.proofs.take(&tenant.name, Arc::clone(caller), &proof);
+        let used = used.await;
         if used.map_err(AccessRefusal::Later)? {
             return Ok(());
         }

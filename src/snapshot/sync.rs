@@ -228,7 +228,13 @@ impl SnapshotSync {
             Some(Ok(polled)) => {
                 let round = self.round(Some(polled.version)).await;
                 // One that is always slow is not back between two polls, though its state is read.
-                round.and_then(|round| if polled.is_late { Err(silent()) } else { Ok(round) })
+                round.and_then(|round| {
+                    if polled.is_late {
+                        Err(silent())
+                    } else {
+                        Ok(round)
+                    }
+                })
             }
             None => self.round(None).await,
         };

@@ -403,7 +403,8 @@ pub(crate) enum Use {
 /// 6. The caller spends its allotment without a request, and does not wait for a draw: a slow draw
 ///    delays no call.
 /// 7. `once` gives [`Use::First`] once for a value within `window`, under any concurrency. A value is forgotten
-///    after that or by `give_back`, and what has no room is [`Use::Full`] and not remembered.
+///    after that or by `give_back`, and what has no room in the share of its
+///    tenant is [`Use::Full`] and not remembered.
 pub(crate) trait Limiter: Send + Sync {
     /// Draws an allotment from an account that refills at `rate` per second.
     fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> BoxFuture<'static, u64>;
@@ -416,8 +417,13 @@ pub(crate) trait Limiter: Send + Sync {
     /// Takes a seat.
     fn enter(self: Arc<Self>, account: Account, most: u64) -> BoxFuture<'static, Option<Seat>>;
 
-    /// Uses a value, a digest that tells purposes apart.
-    fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use>;
+    /// Uses a value, a digest that tells purposes apart. The room for it is its tenant's.
+    fn once(
+        self: Arc<Self>,
+        tenant: Arc<str>,
+        value: [u8; 32],
+        window: Duration,
+    ) -> BoxFuture<'static, Use>;
 
     /// Takes back the first use of a value, by the one that had it.
     fn give_back(self: Arc<Self>, value: [u8; 32]) -> BoxFuture<'static, ()>;

@@ -25,12 +25,17 @@ impl UsedProofs {
         Self { limiter, rates }
     }
 
-    /// Uses a proof of `owner`; false if it was used before.
+    /// Uses a proof of `owner`, who belongs to `tenant`; false if it was used before.
     ///
     /// # Errors
     ///
-    /// The owner uses too many, or the gateway does.
-    pub(crate) async fn take(&self, owner: Arc<str>, proof: &Proof) -> Result<bool, Error> {
+    /// The owner uses too many, or the tenant does.
+    pub(crate) async fn take(
+        &self,
+        tenant: &str,
+        owner: Arc<str>,
+        proof: &Proof,
+    ) -> Result<bool, Error> {
         let limit = "proofs";
         let rates = Arc::clone(&self.rates);
         // Counted before it is remembered, so that no caller fills the table.
@@ -38,7 +43,10 @@ impl UsedProofs {
             let what = "too many proofs of this caller";
             return Err(Error::Limit { what, retry: RETRY });
         }
-        match Arc::clone(&self.limiter).once(*proof.id(), WINDOW).await {
+        match Arc::clone(&self.limiter)
+            .once(tenant.into(), *proof.id(), WINDOW)
+            .await
+        {
             Use::First => Ok(true),
             Use::Again => Ok(false),
             Use::Full => Err(Error::Busy {

@@ -370,6 +370,7 @@ impl Limits {
             limit: "retries",
             owner: caller.into(),
         };
+        let tenant = Arc::clone(access.principal().tenant_account());
         // Counted before it is remembered, so that no caller fills the table.
         if Arc::clone(&self.retries).draw(account, RETRIES, 1).await == 0 {
             let what = "too many retries of this caller";
@@ -378,7 +379,7 @@ impl Limits {
                 retry: RETRY_CALL,
             });
         }
-        match Arc::clone(&self.limiter).once(value, window).await {
+        match Arc::clone(&self.limiter).once(tenant, value, window).await {
             Use::First => Ok(true),
             Use::Again => Ok(false),
             Use::Full => Err(Error::Busy {

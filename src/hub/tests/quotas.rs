@@ -34,8 +34,13 @@ impl Limiter for Slow {
         })
     }
 
-    fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use> {
-        Arc::clone(&self.limiter).once(value, window)
+    fn once(
+        self: Arc<Self>,
+        tenant: Arc<str>,
+        value: [u8; 32],
+        window: Duration,
+    ) -> BoxFuture<'static, Use> {
+        Arc::clone(&self.limiter).once(tenant, value, window)
     }
 
     fn give_back(self: Arc<Self>, value: [u8; 32]) -> BoxFuture<'static, ()> {

@@ -83,7 +83,7 @@ impl RequestProof {
             return Ok(Binding(None));
         };
         let owner = format!("{tenant}/{}", client.id);
-        match state.proofs.take(owner.into(), proof).await {
+        match state.proofs.take(tenant, owner.into(), proof).await {
             Ok(true) => Ok(Binding(Some(proof.key()))),
             Ok(false) => Err(invalid("the proof was used before")),
             Err(Error::Limit { what, retry }) => Err(OauthRefusal::too_many(what, retry)),

@@ -140,8 +140,13 @@ impl Limiter for MemoryLimiter {
         Box::pin(std::future::ready(seat))
     }
 
-    fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use> {
-        let used = self.uses.take(value, window, (self.clock)());
+    fn once(
+        self: Arc<Self>,
+        tenant: Arc<str>,
+        value: [u8; 32],
+        window: Duration,
+    ) -> BoxFuture<'static, Use> {
+        let used = self.uses.take(&tenant, value, window, (self.clock)());
         Box::pin(std::future::ready(used))
     }
 

@@ -1,59 +1,130 @@
 //! Values that are good once, remembered for a time in a table of bounded size.
 
 use std::{
-    cmp::Reverse,
+    cmp::{Ordering, Reverse},
     collections::{BinaryHeap, HashMap},
-    sync::{PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, RwLockWriteGuard},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use crate::state::Use;
+use crate::{
+    base::{
+        FastHash,
+        budget::{Budget, Drawn, Shares},
+    },
+    state::Use,
+};
 
-/// The values in use; never locked across an await.
-#[derive(Default)]
-pub(super) struct Uses(RwLock<Remembered>);
+/// The values in use.
+pub(super) struct Uses {
+    /// Never locked across an await.
+    remembered: RwLock<Remembered>,
+    /// Room for values, shared out to tenants: a full table refuses what it cannot remember.
+    room: Shares<Arc<str>, FastHash>,
+}
+
+impl Default for Uses {
+    fn default() -> Self {
+        Self {
+            remembered: RwLock::default(),
+            room: Shares::new(Budget::new(MOST)),
+        }
+    }
+}
 
 #[derive(Default)]
 struct Remembered {
     /// The values, each with the time at which it is forgotten.
     values: HashMap<[u8; 32], Instant>,
     /// The same by that time, at which they are removed. A value that was given back is here until then.
-    order: BinaryHeap<Reverse<(Instant, [u8; 32])>>,
+    order: BinaryHeap<Reverse<Remembrance>>,
 }
 
+/// A value until it is forgotten, with the room that it takes.
+struct Remembrance {
+    end: Instant,
+    value: [u8; 32],
+    _room: Drawn,
+}
+
+impl Remembrance {
+    fn key(&self) -> (Instant, &[u8; 32]) {
+        (self.end, &self.value)
+    }
+}
+
+impl Ord for Remembrance {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl PartialOrd for Remembrance {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Remembrance {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Remembrance {}
+
 impl Uses {
-    /// Uses a value at `now`.
-    pub(super) fn take(&self, value: [u8; 32], window: Duration, now: Instant) -> Use {
-        let mut remembered = self.0.write().unwrap_or_else(PoisonError::into_inner);
+    /// Uses a value of a tenant at `now`.
+    pub(super) fn take(
+        &self,
+        tenant: &Arc<str>,
+        value: [u8; 32],
+        window: Duration,
+        now: Instant,
+    ) -> Use {
+        let mut remembered = self.lock();
         remembered.forget(now);
         if remembered.values.get(&value).is_some_and(|end| now < *end) {
             return Use::Again;
         }
-        if remembered.order.len() >= MOST {
+        let Some(room) = self.room.of(tenant).draw(1) else {
             return Use::Full;
-        }
-        remembered.values.insert(value, now + window);
-        remembered.order.push(Reverse((now + window, value)));
+        };
+        let end = now + window;
+        remembered.values.insert(value, end);
+        remembered.order.push(Reverse(Remembrance {
+            end,
+            value,
+            _room: room,
+        }));
         Use::First
     }
 
     /// Takes back the use of a value.
     pub(super) fn give_back(&self, value: [u8; 32]) {
-        let mut remembered = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        remembered.values.remove(&value);
+        self.lock().values.remove(&value);
+    }
+
+    fn lock(&self) -> RwLockWriteGuard<'_, Remembered> {
+        let remembered = self.remembered.write();
+        remembered.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Remembered {
     fn forget(&mut self, now: Instant) {
-        while let Some(Reverse((end, value))) = self.order.peek()
-            && *end <= now
+        while let Some(Reverse(oldest)) = self.order.peek()
+            && oldest.end <= now
         {
             // One that was given back may have been used anew.
-            if self.values.get(value).is_some_and(|end| *end <= now) {
-                self.values.remove(value);
+            if self
+                .values
+                .get(&oldest.value)
+                .is_some_and(|end| *end <= now)
+            {
+                self.values.remove(&oldest.value);
             }
             self.order.pop();
         }
@@ -65,8 +136,8 @@ impl Remembered {
     }
 }
 
-/// Most values that are remembered, with about 100 bytes each.
-const MOST: usize = 1 << 20;
+/// Most values that are remembered, with about 120 bytes each. A tenant has at most half of them.
+const MOST: u64 = 1 << 20;
 /// The smallest table worth shrinking.
 const MIN_ROOM: usize = 4096;
 
@@ -87,7 +158,7 @@ mod tests {
         let (uses, began) = (Uses::default(), Instant::now());
         let take = |number, after: u64| {
             let now = began + Duration::from_secs(after);
-            uses.take(value(number), WINDOW, now)
+            uses.take(&"a".into(), value(number), WINDOW, now)
         };
         assert_eq!([take(1, 0), take(2, 1)], [Use::First; 2]);
         assert_eq!([take(1, 0), take(1, 89), take(2, 90)], [Use::Again; 3]);
@@ -100,7 +171,7 @@ mod tests {
         let (uses, began) = (Uses::default(), Instant::now());
         let take = |number, window: u64, after: u64| {
             let [window, after] = [window, after].map(Duration::from_secs);
-            uses.take(value(number), window, began + after)
+            uses.take(&"a".into(), value(number), window, began + after)
         };
         assert_eq!([take(1, 90, 0), take(2, 1, 0)], [Use::First; 2]);
         assert_eq!([take(2, 90, 1), take(3, 1, 1)], [Use::First; 2]);
@@ -113,19 +184,26 @@ mod tests {
     #[test]
     fn a_long_window_keeps_no_room_of_short_ones_behind_it() {
         let (uses, began) = (Uses::default(), Instant::now());
-        uses.take(value(0), 10 * WINDOW, began);
+        uses.take(&"a".into(), value(0), 10 * WINDOW, began);
         for number in 1..=100 {
-            uses.take(value(number), WINDOW, began);
+            uses.take(&"a".into(), value(number), WINDOW, began);
         }
-        uses.take(value(101), WINDOW, began + WINDOW);
-        let remembered = uses.0.read().unwrap();
+        uses.take(&"a".into(), value(101), WINDOW, began + WINDOW);
+        let remembered = uses.lock();
         assert_eq!((remembered.values.len(), remembered.order.len()), (2, 2));
     }
 
     #[test]
     fn a_use_that_was_given_back_is_none() {
         let (uses, began) = (Uses::default(), Instant::now());
-        let take = |after: u64| uses.take(value(1), WINDOW, began + Duration::from_secs(after));
+        let take = |after: u64| {
+            uses.take(
+                &"a".into(),
+                value(1),
+                WINDOW,
+                began + Duration::from_secs(after),
+            )
+        };
         assert_eq!([take(0), take(1)], [Use::First, Use::Again]);
         uses.give_back(value(1));
         assert_eq!([take(2), take(3)], [Use::First, Use::Again]);
@@ -134,17 +212,26 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded_and_shrinks() {
+    fn the_table_is_bounded_shared_out_and_shrinks() {
         let (uses, began) = (Uses::default(), Instant::now());
-        for number in 0..MOST {
-            assert_eq!(uses.take(value(number), WINDOW, began), Use::First);
-        }
-        assert_eq!(uses.take(value(MOST), WINDOW, began), Use::Full);
-        assert_eq!(uses.take(value(7), WINDOW, began), Use::Again);
-        assert_eq!(uses.take(value(MOST), WINDOW, began + WINDOW), Use::First);
-        uses.take(value(MOST), WINDOW, began + WINDOW);
-        let remembered = uses.0.read().unwrap();
+        let take =
+            |tenant: &str, number, now| uses.take(&tenant.into(), value(number), WINDOW, now);
+        let fill = |tenant: &str, from: usize| {
+            let mut numbers = from..;
+            let mut is_first = |number| take(tenant, number, began) == Use::First;
+            numbers.position(|number| !is_first(number)).unwrap()
+        };
+        let most = usize::try_from(MOST).unwrap();
+        let of_one = fill("a", 0);
+        assert_eq!(of_one, most / 2, "one leaves the others theirs");
+        let of_two = fill("b", most);
+        assert!((most / 4 - 1..=most / 4 + 1).contains(&of_two), "{of_two}");
+        assert_eq!(take("a", most * 2, began), Use::Full);
+        assert_eq!(take("c", most * 2, began), Use::First);
+        assert_eq!(take("a", 7, began), Use::Again);
+        assert_eq!(take("a", 7, began + WINDOW), Use::First, "forgotten");
+        let remembered = uses.lock();
         assert_eq!((remembered.values.len(), remembered.order.len()), (1, 1));
-        assert!(remembered.values.capacity() < MOST / 8);
+        assert!(remembered.values.capacity() < most / 8);
     }
 }

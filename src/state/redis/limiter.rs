@@ -98,10 +98,15 @@ impl Limiter for RedisLimiter {
         })
     }
 
-    fn once(self: Arc<Self>, value: [u8; 32], window: Duration) -> BoxFuture<'static, Use> {
+    fn once(
+        self: Arc<Self>,
+        tenant: Arc<str>,
+        value: [u8; 32],
+        window: Duration,
+    ) -> BoxFuture<'static, Use> {
         Box::pin(async move {
             // A value that this replica knows costs no request, and Redis may have lost it.
-            let here = Arc::clone(&self.local).once(value, window).await;
+            let here = Arc::clone(&self.local).once(tenant, value, window).await;
             if here != Use::First {
                 return here;
             }

@@ -81,7 +81,7 @@ async fn a_rate_is_kept_whoever_draws(limiters: &[&Arc<dyn Limiter>]) {
 async fn a_value_is_good_once_at_whichever_replica(limiters: &[&Arc<dyn Limiter>]) {
     let minute = Duration::from_secs(60);
     let once = |at: usize, value: u8, window| {
-        Arc::clone(limiters[at % limiters.len()]).once([value; 32], window)
+        Arc::clone(limiters[at % limiters.len()]).once("a".into(), [value; 32], window)
     };
     assert_eq!(once(0, 1, minute).await, Use::First);
     for at in 0..4 {
@@ -224,7 +224,7 @@ async fn while_redis_is_away_a_replica_counts_for_itself() {
     server.kill();
     let second = one.enter(2).await;
     assert!(second.is_some() && one.enter(2).await.is_none());
-    let once = || Arc::clone(&one.limiter).once([1; 32], Duration::from_secs(60));
+    let once = || Arc::clone(&one.limiter).once("a".into(), [1; 32], Duration::from_secs(60));
     assert_eq!((once().await, once().await), (Use::First, Use::Again));
     let draw = || Arc::clone(&one.limiter).draw(account("a"), 10, 100);
     assert_eq!((draw().await, draw().await), (10, 0));

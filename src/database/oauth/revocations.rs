@@ -113,6 +113,16 @@ async fn end_session(
     Ok(())
 }
 
+/// Begins a transaction that goes on beside others of its kind, but not beside those of [`Pool::begin`]: it waits for
+/// them, and they wait for its commit. Without that wait, one that has changed a row and is about to number the change
+/// would deadlock with one that holds `changes` and needs the row; and a master key that it seals with could be removed
+/// before the commit.
+pub(crate) async fn begin_beside(pool: &Pool) -> Result<Transaction, Error> {
+    let mut transaction = pool.begin_unserialized().await?;
+    transaction.run(HOLD_OFF, Vec::new()).await?;
+    Ok(transaction)
+}
+
 /// Revokes within a transaction of [`Pool::begin`]; returns false if there was nothing to revoke.
 pub(crate) async fn end(
     transaction: &mut Transaction,

@@ -225,7 +225,7 @@ impl Connections<'_> {
         tokens: &Tokens,
     ) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = revocations::begin_beside(self.pool).await?;
         let sealed = self.sealed(&mut transaction, of, tokens).await?;
         let mut values = key(of);
         values.extend([version.into(), Some(sealed).into(), now_ms.into()]);
@@ -260,7 +260,7 @@ impl Connections<'_> {
         author: &Author,
     ) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = revocations::begin_beside(self.pool).await?;
         let mut values = key(of);
         values.extend([
             i64::from(version.is_some()).into(),

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::fixture::{CANARY, Place, ada, object, on_both, put};
+use super::fixture::{CANARY, Place, ada, beside, object, on_both, put};
 use crate::base::Secret;
 use crate::database::{ConnectionAt, Database, Error, Expected, Tokens, Value};
 use crate::declare::{Issued, Kind, ObjectName};
@@ -191,4 +191,24 @@ async fn connections_are_sealed_again_and_go_with_their_upstream(place: Place) {
         ..ADA
     };
     assert_eq!(access(&store, of).await.unwrap(), None);
+}
+
+/// A rotated refresh token whose successor is lost ends the connection.
+#[tokio::test]
+async fn refreshed_tokens_are_kept_beside_a_change_of_the_same_connection() {
+    let place = Place::postgres();
+    let store = declared(&place).await;
+    connect(&store, ADA, "first").await;
+    let kept = store.connections();
+    let known = kept.get(ADA).await.unwrap().unwrap();
+    let (sql, new) = (
+        "UPDATE connections SET checked_ms = checked_ms",
+        tokens("second"),
+    );
+    assert!(beside(&place, sql, kept.refreshed(ADA, known.version, &new)).await);
+    let found = access(&store, ADA).await.unwrap();
+    assert_eq!(found.as_deref(), Some("second"));
+    let author = ada();
+    let removed = kept.remove(ADA, None, "upstream.disconnected", &author);
+    assert!(beside(&place, sql, removed).await);
 }

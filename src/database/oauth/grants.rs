@@ -506,7 +506,8 @@ const REVOKED_SUBJECT: &str = "
        AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4)
      LIMIT 1";
 
-pub(super) const REVOKED: &str = "
+/// A revocation of all that a subject or a client had, since a time.
+pub(crate) const REVOKED: &str = "
     SELECT number
       FROM revocations
      WHERE tenant = $1 AND at_ms >= $4

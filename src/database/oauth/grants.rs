@@ -5,7 +5,7 @@
 
 use uuid::Uuid;
 
-use super::revocations::{HOLD_OFF, Revocations, Revoked};
+use super::revocations::{HOLD_OFF, Revocations, Revoked, begin_beside};
 use crate::database::pool::{Error, Pool, Row, Transaction, Value};
 
 /// A grant: the consent of a user to a client's use of a resource.
@@ -135,8 +135,14 @@ pub(crate) struct Grants<'a> {
 }
 
 impl Grants<'_> {
-    /// Stores a code.
-    pub(crate) async fn add_code(self, tenant: &str, code: &NewCode) -> Result<(), Error> {
+    /// Stores a code for a request that was begun at `asked_ms`, before the consent was read. Returns false if all grants
+    /// of the client were revoked since.
+    pub(crate) async fn add_code(
+        self,
+        tenant: &str,
+        code: &NewCode,
+        asked_ms: i64,
+    ) -> Result<bool, Error> {
         let grant = &code.grant;
         let values = vec![
             (&code.hash).into(),
@@ -152,11 +158,24 @@ impl Grants<'_> {
             grant.auth_ms.into(),
             grant.expires_ms.into(),
             code.redirect_uri.as_str().into(),
+        // A revocation is seen here, or sees the code. One of the subject counts from the log-in on, at the start.
+        let mut transaction = begin_beside(self.pool).await?;
+        let no_subject = "";
+        let revoked = vec![
+            tenant.into(),
+            no_subject.into(),
+            grant.client_id.as_str().into(),
+            asked_ms.into(),
+        ];
+        if !transaction.run(REVOKED, revoked).await?.is_empty() {
+            return Ok(false);
+        }
             code.challenge.as_str().into(),
             code.expires_ms.into(),
         ];
-        self.pool.write(INSERT_CODE, values).await?;
-        Ok(())
+        transaction.run(INSERT_CODE, values).await?;
+        transaction.commit().await?;
+        Ok(true)
     }
 
     /// Takes a code, in one statement: only one caller gets [`TakenCode::First`]. The caller checks

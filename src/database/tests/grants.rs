@@ -20,6 +20,7 @@ on_both! {
     a_grant_without_a_code_does_not_begin_beside_a_revocation
     no_machine_keeps_a_grant_that_a_revocation_meets
     no_code_is_issued_by_a_consent_that_has_ended
+    the_grants_with_the_newest_tokens_come_first
     a_refresh_token_has_one_successor
     a_refresh_token_is_of_one_client
     a_refresh_token_is_of_one_key
@@ -481,4 +482,32 @@ async fn no_code_is_issued_by_a_consent_that_has_ended(place: Place) {
         known.push(taken != TakenCode::Unknown);
     }
     assert_eq!(known, [false, true, false, true]);
+}
+
+async fn the_grants_with_the_newest_tokens_come_first(place: Place) {
+    let [store, _] = open(&place).await;
+    let mut ids = Vec::new();
+    for number in 1..=3 {
+        ids.push(granted(&store, &code(number), &[number; 32]).await);
+        later(&place, SECOND);
+    }
+    let next = succession(&[1; 32], 1);
+    let used = store
+        .grants()
+        .refresh("a", ("c_app", None), &[1; 32], &next);
+    used.await.unwrap();
+    let of_ada = GrantFilter {
+        subject: Some("ada"),
+        ..GrantFilter::default()
+    };
+    let newest = store.grants().newest("a", of_ada, 2).await.unwrap();
+    let newest: Vec<Uuid> = newest.iter().map(|listed| listed.grant.id).collect();
+    assert_eq!(newest, [ids[0], ids[2]]);
+    // One that is not among them is found, by its own subject.
+    for (tenant, subject, is_there) in
+        [("a", "ada", true), ("a", "eve", false), ("b", "ada", false)]
+    {
+        let found = store.grants().of_subject(tenant, subject, ids[1]).await;
+        assert_eq!(found.unwrap().is_some(), is_there, "{tenant} {subject}");
+    }
 }

@@ -120,7 +120,7 @@ pub(crate) trait People: Send + Sync {
 pub(crate) enum PersonStanding {
     /// The person may come in.
     Good,
-    /// The provider lets the person in no more.
+    /// The provider lets the person in no more, or the person has to log in again.
     Ended,
     /// The provider does not answer, and its last word is too old.
     Unknown,

@@ -266,8 +266,11 @@ impl ManagedClient {
         let (tenant, store) = (&server.tenant.name, state.snapshot.database()?);
         spend(state, ("client", tenant, &row.client_id, 0), CHANGES)?;
         spend_registration(state, address)?;
-        if !store.clients().update(tenant, &row).await? {
-            return Err(BAD_TOKEN);
+        if !store.clients().update(tenant, &self.row, &row).await? {
+            // Of two changes at once one counts as a whole, with its secret.
+            let is_there = store.clients().get(tenant, &row.client_id).await?.is_some();
+            let again = OauthRefusal::later("the registration was changed at this moment");
+            return Err(if is_there { again } else { BAD_TOKEN });
         }
         let (id, redirect_uris) = (&row.client_id, &metadata.redirect_uris);
         let (actor, target) = (format!("client:{id}"), format!("client {id}"));

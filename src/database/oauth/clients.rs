@@ -87,17 +87,23 @@ impl Clients<'_> {
         listed.collect()
     }
 
-    /// Replaces metadata, secret, access token and expiry of a client; returns false if it does not
-    /// exist.
-    pub(crate) async fn update(self, tenant: &str, new: &Registered) -> Result<bool, Error> {
+    /// Replaces metadata, secret and access token of a client whose metadata and secret are still those of `known`;
+    /// returns false if there is none. Its expiry stays that of its last use.
+    pub(crate) async fn update(
+        self,
+        tenant: &str,
+        known: &Registered,
+        new: &Registered,
+    ) -> Result<bool, Error> {
         let values = vec![
             tenant.into(),
             new.client_id.as_str().into(),
             new.metadata.as_str().into(),
             new.secret_hash.map(Vec::from).into(),
             (&new.access_hash).into(),
-            new.expires_ms.into(),
             self.pool.now_ms().into(),
+            known.metadata.as_str().into(),
+            known.secret_hash.map(Vec::from).into(),
         ];
         Ok(!self.pool.write(UPDATE, values).await?.is_empty())
     }
@@ -178,8 +184,9 @@ const ALL: &str = "
 
 const UPDATE: &str = "
     UPDATE registrations
-       SET metadata = $3, secret_hash = $4, access_hash = $5, expires_ms = $6
-     WHERE tenant = $1 AND client_id = $2 AND expires_ms > $7
+       SET metadata = $3, secret_hash = $4, access_hash = $5
+     WHERE tenant = $1 AND client_id = $2 AND expires_ms > $6
+       AND metadata = $7 AND secret_hash IS NOT DISTINCT FROM $8
     RETURNING client_id";
 
 const RENEW: &str = "

@@ -5,7 +5,7 @@
 
 use uuid::Uuid;
 
-use super::revocations::{HOLD_OFF, Revocations, Revoked};
+use super::revocations::{HOLD_OFF, Revocations, Revoked, begin_beside};
 use crate::database::pool::{Error, Pool, Row, Transaction, Value};
 
 /// A grant: the consent of a user to a client's use of a resource.
@@ -128,6 +128,20 @@ pub(crate) struct GrantFilter<'f> {
     pub(crate) after: Option<Uuid>,
 }
 
+impl GrantFilter<'_> {
+    fn values(self, tenant: &str, now_ms: i64, limit: usize) -> Vec<Value> {
+        let own = |text: Option<&str>| Value::Text(text.map(str::to_owned));
+        vec![
+            tenant.into(),
+            now_ms.into(),
+            own(self.subject),
+            own(self.client),
+            self.after.unwrap_or_default().into(),
+            i64::try_from(limit).unwrap_or(i64::MAX).into(),
+        ]
+    }
+}
+
 /// Authorization codes, grants and refresh tokens of tenants.
 #[derive(Clone, Copy)]
 pub(crate) struct Grants<'a> {
@@ -135,9 +149,27 @@ pub(crate) struct Grants<'a> {
 }
 
 impl Grants<'_> {
-    /// Stores a code.
-    pub(crate) async fn add_code(self, tenant: &str, code: &NewCode) -> Result<(), Error> {
+    /// Stores a code for a request that was begun at `asked_ms`, before the consent was read. Returns false if all grants
+    /// of the client were revoked since.
+    pub(crate) async fn add_code(
+        self,
+        tenant: &str,
+        code: &NewCode,
+        asked_ms: i64,
+    ) -> Result<bool, Error> {
         let grant = &code.grant;
+        // A revocation is seen here, or sees the code. One of the subject counts from the log-in on, at the start.
+        let mut transaction = begin_beside(self.pool).await?;
+        let no_subject = "";
+        let revoked = vec![
+            tenant.into(),
+            no_subject.into(),
+            grant.client_id.as_str().into(),
+            asked_ms.into(),
+        ];
+        if !transaction.run(REVOKED, revoked).await?.is_empty() {
+            return Ok(false);
+        }
         let values = vec![
             (&code.hash).into(),
             tenant.into(),
@@ -155,8 +187,9 @@ impl Grants<'_> {
             code.challenge.as_str().into(),
             code.expires_ms.into(),
         ];
-        self.pool.write(INSERT_CODE, values).await?;
-        Ok(())
+        transaction.run(INSERT_CODE, values).await?;
+        transaction.commit().await?;
+        Ok(true)
     }
 
     /// Takes a code, in one statement: only one caller gets [`TakenCode::First`]. The caller checks
@@ -334,24 +367,38 @@ impl Grants<'_> {
         filter: GrantFilter<'_>,
         limit: usize,
     ) -> Result<Vec<ListedGrant>, Error> {
-        let own = |text: Option<&str>| Value::Text(text.map(str::to_owned));
+        let values = filter.values(tenant, self.pool.now_ms(), limit);
+        let rows = self.pool.read(GRANTS_OF, values).await?;
+        rows.iter().map(listed).collect()
+    }
+
+    /// The unexpired grants of a tenant with the newest tokens, the newest first.
+    pub(crate) async fn newest(
+        self,
+        tenant: &str,
+        filter: GrantFilter<'_>,
+        limit: usize,
+    ) -> Result<Vec<ListedGrant>, Error> {
+        let values = filter.values(tenant, self.pool.now_ms(), limit);
+        let rows = self.pool.read(NEWEST_GRANTS_OF, values).await?;
+        rows.iter().map(listed).collect()
+    }
+
+    /// An unexpired grant of a subject.
+    pub(crate) async fn of_subject(
+        self,
+        tenant: &str,
+        subject: &str,
+        id: Uuid,
+    ) -> Result<Option<Grant>, Error> {
         let values = vec![
             tenant.into(),
             self.pool.now_ms().into(),
-            own(filter.subject),
-            own(filter.client),
-            filter.after.unwrap_or_default().into(),
-            i64::try_from(limit).unwrap_or(i64::MAX).into(),
+            subject.into(),
+            id.into(),
         ];
-        let rows = self.pool.read(GRANTS_OF, values).await?;
-        let seen = |row: &Row| {
-            Ok(ListedGrant {
-                grant: grant(row)?,
-                created_ms: row.get("created_ms")?,
-                used_ms: row.get("used_ms")?,
-            })
-        };
-        rows.iter().map(seen).collect()
+        let rows = self.pool.read(GRANT_OF_SUBJECT, values).await?;
+        rows.first().map(grant).transpose()
     }
 
     /// The grant of a known refresh token, revoked or not.
@@ -419,6 +466,14 @@ fn grant(row: &Row) -> Result<Grant, Error> {
         jkt: row.get("jkt")?,
         auth_ms: row.get("auth_ms")?,
         expires_ms: row.get("expires_ms")?,
+    })
+}
+
+fn listed(row: &Row) -> Result<ListedGrant, Error> {
+    Ok(ListedGrant {
+        grant: grant(row)?,
+        created_ms: row.get("created_ms")?,
+        used_ms: row.get("used_ms")?,
     })
 }
 
@@ -506,7 +561,8 @@ const REVOKED_SUBJECT: &str = "
        AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4)
      LIMIT 1";
 
-pub(super) const REVOKED: &str = "
+/// A revocation of all that a subject or a client had, since a time.
+pub(crate) const REVOKED: &str = "
     SELECT number
       FROM revocations
      WHERE tenant = $1 AND at_ms >= $4
@@ -574,3 +630,21 @@ const GRANTS_OF: &str = "
        AND id > $5
      ORDER BY id
      LIMIT $6";
+
+const NEWEST_GRANTS_OF: &str = "
+    SELECT id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, created_ms,
+           expires_ms,
+           COALESCE((SELECT MAX(used_ms) FROM refresh_tokens WHERE grant_id = grants.id),
+                    created_ms) AS used_ms
+      FROM grants
+     WHERE tenant = $1 AND revoked_ms IS NULL AND expires_ms > $2
+       AND (CAST($3 AS TEXT) IS NULL OR subject = $3)
+       AND (CAST($4 AS TEXT) IS NULL OR client_id = $4)
+       AND id > $5
+     ORDER BY used_ms DESC, id
+     LIMIT $6";
+
+const GRANT_OF_SUBJECT: &str = "
+    SELECT id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, expires_ms
+      FROM grants
+     WHERE tenant = $1 AND revoked_ms IS NULL AND expires_ms > $2 AND subject = $3 AND id = $4";

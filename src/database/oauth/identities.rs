@@ -53,7 +53,7 @@ impl Identities<'_> {
         tokens: &Tokens,
         groups: &[String],
     ) -> Result<bool, Error> {
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = revocations::begin_beside(self.pool).await?;
         let sealed = self.sealed(&mut transaction, of, tokens).await?;
         let mut values = key(of);
         values.extend([
@@ -129,7 +129,7 @@ impl Identities<'_> {
         version: i64,
         tokens: &Tokens,
     ) -> Result<Option<i64>, Error> {
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = revocations::begin_beside(self.pool).await?;
         let sealed = self.sealed(&mut transaction, of, tokens).await?;
         let mut values = key(of);
         values.extend([version.into(), Some(sealed).into()]);
@@ -170,7 +170,7 @@ impl Identities<'_> {
         of_known: Vec<Value>,
         groups: Option<&[String]>,
     ) -> Result<Option<bool>, Error> {
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = revocations::begin_beside(self.pool).await?;
         let mut values = key(of);
         values.push(self.pool.now_ms().into());
         values.extend(of_known);

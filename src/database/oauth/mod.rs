@@ -15,7 +15,7 @@
 //! * `sweep`: removal of expired rows
 
 mod clients;
-mod grants;
+pub(crate) mod grants;
 pub(crate) mod identities;
 mod issued;
 mod login_steps;

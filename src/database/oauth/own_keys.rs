@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{
     grants::REVOKED,
     logins::USE_ONCE,
-    revocations::{HOLD_OFF, number_own_keys},
+    revocations::{begin_beside, number_own_keys},
 };
 use crate::{
     database::pool::{Author, Error, Pool, Record, Row, Transaction, Value, audit},
@@ -97,9 +97,8 @@ impl OwnKeys<'_> {
         author: &Author,
     ) -> Result<OwnKeyChange, Error> {
         let (mut key, now_ms) = (new.key, self.pool.now_ms());
-        let mut transaction = self.pool.begin_unserialized().await?;
         // A revocation is seen here, or sees the key.
-        transaction.run(HOLD_OFF, Vec::new()).await?;
+        let mut transaction = begin_beside(self.pool).await?;
         if !is_first(&mut transaction, tenant, once).await? {
             return Ok(OwnKeyChange::Again);
         }
@@ -157,8 +156,7 @@ impl OwnKeys<'_> {
         author: &Author,
     ) -> Result<OwnKeyChange, Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
-        transaction.run(HOLD_OFF, Vec::new()).await?;
+        let mut transaction = begin_beside(self.pool).await?;
         if !is_first(&mut transaction, at.tenant, once).await? {
             return Ok(OwnKeyChange::Again);
         }
@@ -186,8 +184,7 @@ impl OwnKeys<'_> {
     /// Removes a key; returns false if there is none.
     pub(crate) async fn remove(self, at: OwnKeyAt<'_>, author: &Author) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
-        transaction.run(HOLD_OFF, Vec::new()).await?;
+        let mut transaction = begin_beside(self.pool).await?;
         let removed = transaction.run(REMOVE, at.values()).await?;
         let Some(row) = removed.first() else {
             return Ok(false);
@@ -240,7 +237,7 @@ impl OwnKeys<'_> {
         subject: &str,
         groups: &[String],
     ) -> Result<bool, Error> {
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = begin_beside(self.pool).await?;
         let (groups, now_ms) = (json!(groups).to_string(), self.pool.now_ms());
         let is_told = tell(&mut transaction, tenant, (subject, &groups), now_ms).await?;
         if is_told {

@@ -21,7 +21,7 @@ use crate::{
 pub(crate) enum Revoked {
     /// One grant. Its client may get another grant without a consent page.
     Grant(Uuid),
-    /// One grant, and the consents of its user to its client.
+    /// One grant, the consents of its user to its client, and the codes that the client has not redeemed.
     Consent(Uuid),
     /// All grants of a client, and every consent to it.
     Client(String),
@@ -113,6 +113,16 @@ async fn end_session(
     Ok(())
 }
 
+/// Begins a transaction that goes on beside others of its kind, but not beside those of [`Pool::begin`]: it waits for
+/// them, and they wait for its commit. Without that wait, one that has changed a row and is about to number the change
+/// would deadlock with one that holds `changes` and needs the row; and a master key that it seals with could be removed
+/// before the commit.
+pub(crate) async fn begin_beside(pool: &Pool) -> Result<Transaction, Error> {
+    let mut transaction = pool.begin_unserialized().await?;
+    transaction.run(HOLD_OFF, Vec::new()).await?;
+    Ok(transaction)
+}
+
 /// Revokes within a transaction of [`Pool::begin`]; returns false if there was nothing to revoke.
 pub(crate) async fn end(
     transaction: &mut Transaction,
@@ -128,11 +138,13 @@ pub(crate) async fn end(
             Ok(is_ended || !codes.is_empty())
         }
         Revoked::Consent(id) => {
-            let values = vec![tenant.into(), (*id).into()];
-            let consents = transaction.run(DELETE_CONSENTS_OF_GRANT, values).await?;
+            let values = || vec![tenant.into(), (*id).into()];
+            let consents = transaction.run(DELETE_CONSENTS_OF_GRANT, values()).await?;
+            // A code that was not redeemed yet would begin another grant.
+            let codes = transaction.run(DELETE_CODES_LIKE_GRANT, values()).await?;
             let grant = Revoked::Grant(*id);
             let is_ended = Box::pin(end(transaction, tenant, &grant, now_ms)).await?;
-            Ok(is_ended || !consents.is_empty())
+            Ok(is_ended || !(consents.is_empty() && codes.is_empty()))
         }
         Revoked::Client(client) => {
             let values = || vec![tenant.into(), client.as_str().into()];
@@ -326,6 +338,18 @@ const INSERT: &str = "
 const DELETE_CODE_OF_GRANT: &str = "
     DELETE FROM codes
      WHERE tenant = $1 AND grant_id = $2
+    RETURNING hash";
+
+// The code of another grant stays: if it comes again, it ends that one.
+const DELETE_CODES_LIKE_GRANT: &str = "
+    DELETE FROM codes
+     WHERE tenant = $1
+       AND NOT EXISTS (SELECT 1
+                         FROM grants
+                        WHERE grants.id = codes.grant_id)
+       AND (client_id, subject) IN (SELECT client_id, subject
+                                      FROM grants
+                                     WHERE tenant = $1 AND id = $2)
     RETURNING hash";
 
 const DELETE_CODES_OF_CLIENT: &str = "

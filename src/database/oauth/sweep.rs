@@ -3,7 +3,11 @@
 //! In small batches, so that no writer waits long. Not here: how often (`snapshot::upkeep`), and
 //! the audit trail (`pool/audit`).
 
-use super::{login_steps, revocations::KEPT_MS, signing_keys};
+use super::{
+    login_steps,
+    revocations::{self, KEPT_MS},
+    signing_keys,
+};
 use crate::database::pool::{Error, Pool, Value};
 
 /// Removes some expired rows; returns true if there may be more.
@@ -14,7 +18,7 @@ pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
         let values: Vec<Value> = vec![(now_ms - kept_ms).into()];
         is_more |= pool.write(*sql, values).await?.len() == PART;
     }
-    let mut transaction = pool.begin_unserialized().await?;
+    let mut transaction = revocations::begin_beside(pool).await?;
     if signing_keys::forget(&mut transaction, now_ms).await? > 0 {
         transaction.commit().await?;
     }

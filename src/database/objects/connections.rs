@@ -7,7 +7,7 @@
 use serde_json::json;
 
 use super::super::{
-    oauth::revocations,
+    oauth::{grants::REVOKED, revocations},
     pool::{Author, Error, Pool, Record, Row, Transaction, Value, audit},
     vault::{Keyring, Place, Sealer, Tokens, Vault},
 };
@@ -82,7 +82,8 @@ const OF_ONE: usize = 1_000;
 const MOST: i64 = 20_000;
 
 impl Connections<'_> {
-    /// Stores the tokens of a new connection in place of an old one.
+    /// Stores the tokens of a new connection, of a person who logged in at `auth_ms`, in place of an old one. Returns
+    /// false if all that the person had here has ended since: a later person of that name must not inherit it.
     ///
     /// # Errors
     ///
@@ -91,10 +92,21 @@ impl Connections<'_> {
         self,
         of: ConnectionAt<'_>,
         tokens: &Tokens,
+        auth_ms: i64,
         author: &Author,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin().await?;
+        let no_client = "";
+        let revoked = vec![
+            of.tenant.into(),
+            of.holder.into(),
+            no_client.into(),
+            auth_ms.into(),
+        ];
+        if !transaction.run(REVOKED, revoked).await?.is_empty() {
+            return Ok(false);
+        }
         let upstream = vec![of.tenant.into(), of.upstream.into()];
         if transaction.run(UPSTREAM, upstream).await?.is_empty() {
             return Err(Error::NotFound);
@@ -112,7 +124,8 @@ impl Connections<'_> {
         transaction.run(PUT, values).await?;
         record(&mut transaction, of, "upstream.connected", author, now_ms).await?;
         announce(&mut transaction, of, now_ms).await?;
-        Ok(transaction.commit().await?)
+        transaction.commit().await?;
+        Ok(true)
     }
 
     /// The connection; none without one.
@@ -225,7 +238,7 @@ impl Connections<'_> {
         tokens: &Tokens,
     ) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = revocations::begin_beside(self.pool).await?;
         let sealed = self.sealed(&mut transaction, of, tokens).await?;
         let mut values = key(of);
         values.extend([version.into(), Some(sealed).into(), now_ms.into()]);
@@ -260,7 +273,7 @@ impl Connections<'_> {
         author: &Author,
     ) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = revocations::begin_beside(self.pool).await?;
         let mut values = key(of);
         values.extend([
             i64::from(version.is_some()).into(),

@@ -119,7 +119,7 @@ impl Secrets<'_> {
         author: &Author,
     ) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_unserialized().await?;
+        let mut transaction = revocations::begin_beside(self.pool).await?;
         if transaction.run(DELETE, key(of, name)).await?.is_empty() {
             return Ok(false);
         }

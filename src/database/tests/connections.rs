@@ -2,15 +2,16 @@
 
 use serde_json::json;
 
-use super::fixture::{CANARY, Place, ada, object, on_both, put};
+use super::fixture::{BEGIN, CANARY, Place, ada, beside, later, object, on_both, put};
 use crate::base::Secret;
-use crate::database::{ConnectionAt, Database, Error, Expected, Tokens, Value};
+use crate::database::{ConnectionAt, Database, Error, Expected, Tokens, Value, oauth::Revoked};
 use crate::declare::{Issued, Kind, ObjectName};
 
 on_both! {
     connections_open_in_their_own_row_alone
     one_replica_at_a_time_has_the_lease_of_a_version
     connections_are_sealed_again_and_go_with_their_upstream
+    a_connection_is_not_made_for_a_person_who_is_gone
 }
 
 const ADA: ConnectionAt<'static> = ConnectionAt {
@@ -53,7 +54,8 @@ fn tokens(access: &str) -> Tokens {
 
 async fn connect(store: &Database, of: ConnectionAt<'_>, access: &str) {
     let kept = store.connections();
-    kept.put(of, &tokens(access), &ada()).await.unwrap();
+    let put = kept.put(of, &tokens(access), BEGIN, &ada()).await;
+    assert!(put.unwrap());
 }
 
 async fn access(store: &Database, of: ConnectionAt<'_>) -> Result<Option<String>, Error> {
@@ -89,7 +91,8 @@ async fn connections_open_in_their_own_row_alone(place: Place) {
         upstream: "none",
         ..ADA
     };
-    let refused = store.connections().put(nowhere, &tokens("x"), &ada()).await;
+    let kept = store.connections();
+    let refused = kept.put(nowhere, &tokens("x"), BEGIN, &ada()).await;
     assert!(matches!(refused, Err(Error::NotFound)));
 }
 
@@ -191,4 +194,40 @@ async fn connections_are_sealed_again_and_go_with_their_upstream(place: Place) {
         ..ADA
     };
     assert_eq!(access(&store, of).await.unwrap(), None);
+}
+
+/// A user who is removed while the upstream is asked for the tokens, and another one of that name.
+async fn a_connection_is_not_made_for_a_person_who_is_gone(place: Place) {
+    let store = declared(&place).await;
+    later(&place, 10);
+    let gone = Revoked::Subject("ada".to_owned());
+    store.revocations().revoke("acme", &gone).await.unwrap();
+    later(&place, 10);
+    let kept = store.connections();
+    for (auth_ms, is_kept) in [(BEGIN, false), (BEGIN + 10, false), (BEGIN + 20, true)] {
+        let put = kept.put(ADA, &tokens("x"), auth_ms, &ada()).await;
+        assert_eq!(put.unwrap(), is_kept, "{auth_ms}");
+        assert_eq!(access(&store, ADA).await.unwrap().is_some(), is_kept);
+    }
+    connect(&store, EVE, "of another person").await;
+}
+
+/// A rotated refresh token whose successor is lost ends the connection.
+#[tokio::test]
+async fn refreshed_tokens_are_kept_beside_a_change_of_the_same_connection() {
+    let place = Place::postgres();
+    let store = declared(&place).await;
+    connect(&store, ADA, "first").await;
+    let kept = store.connections();
+    let known = kept.get(ADA).await.unwrap().unwrap();
+    let (sql, new) = (
+        "UPDATE connections SET checked_ms = checked_ms",
+        tokens("second"),
+    );
+    assert!(beside(&place, sql, kept.refreshed(ADA, known.version, &new)).await);
+    let found = access(&store, ADA).await.unwrap();
+    assert_eq!(found.as_deref(), Some("second"));
+    let author = ada();
+    let removed = kept.remove(ADA, None, "upstream.disconnected", &author);
+    assert!(beside(&place, sql, removed).await);
 }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use futures_util::future::LocalBoxFuture;
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
@@ -257,7 +258,7 @@ pub(super) fn successor(of: &[u8; 32], salt: u8) -> [u8; 32] {
 
 /// Begins a grant with its first refresh token; returns its id.
 pub(super) async fn granted(store: &Database, code: &NewCode, token: &[u8; 32]) -> Uuid {
-    store.grants().add_code("a", code).await.unwrap();
+    store.grants().add_code("a", code, BEGIN + 1).await.unwrap();
     let taken = store.grants().take_code("a", &code.hash).await.unwrap();
     assert_eq!(taken, TakenCode::First(Box::new(code.clone())));
     assert!(
@@ -298,4 +299,36 @@ pub(super) fn registered(id: &str) -> Registered {
         created_ms: BEGIN,
         expires_ms: BEGIN + 3600 * SECOND,
     }
+}
+
+/// Waits until this many statements on PostgreSQL wait for a lock, or until `is_over`.
+pub(super) async fn until_waiting(pool: &Pool, many: i64, is_over: impl Fn() -> bool) {
+    let sql = "SELECT COUNT(*) AS count FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    loop {
+        let rows = pool.read(sql, Vec::new()).await.unwrap();
+        if is_over() || rows[0].get::<i64>("count").unwrap() >= many {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
+/// Makes a change on PostgreSQL while a transaction that has the lock on `changes` runs `sql` on the same row.
+pub(super) fn beside<'b, T: 'b>(
+    place: &'b Place,
+    sql: &'static str,
+    change: impl Future<Output = Result<T, Error>> + 'b,
+) -> LocalBoxFuture<'b, T> {
+    Box::pin(async move {
+        let pool = place.pool().await;
+        let mut serial = pool.begin().await.unwrap();
+        let other = async {
+            until_waiting(&pool, 1, || false).await;
+            serial.run(sql, Vec::new()).await.unwrap();
+            serial.commit().await.unwrap();
+        };
+        let (changed, ()) = tokio::join!(change, other);
+        pool.close().await;
+        changed.unwrap()
+    })
 }

@@ -19,6 +19,8 @@ on_both! {
     a_grant_begins_once_and_not_after_a_revocation
     a_grant_without_a_code_does_not_begin_beside_a_revocation
     no_machine_keeps_a_grant_that_a_revocation_meets
+    no_code_is_issued_by_a_consent_that_has_ended
+    the_grants_with_the_newest_tokens_come_first
     a_refresh_token_has_one_successor
     a_refresh_token_is_of_one_client
     a_refresh_token_is_of_one_key
@@ -29,7 +31,11 @@ on_both! {
 async fn a_code_is_taken_once(place: Place) {
     let stores = open(&place).await;
     let code = code(1);
-    stores[0].grants().add_code("a", &code).await.unwrap();
+    stores[0]
+        .grants()
+        .add_code("a", &code, BEGIN + 1)
+        .await
+        .unwrap();
     let takes = (0..50).map(|number: usize| {
         let (store, code) = (&stores[number % 2], &code);
         patient(move || store.grants().take_code("a", &code.hash))
@@ -42,16 +48,23 @@ async fn a_code_is_taken_once(place: Place) {
     };
     assert_eq!(taken.iter().filter(|one| **one == first).count(), 1);
     assert_eq!(taken.iter().filter(|one| **one == again).count(), 49);
-    let twice = stores[0].grants().add_code("a", &code).await;
+    let twice = stores[0].grants().add_code("a", &code, BEGIN + 1).await;
     assert!(matches!(twice, Err(Error::Conflict)), "{twice:?}");
-    let nobody = stores[0].grants().add_code("nobody", &self::code(2)).await;
+    let nobody = stores[0]
+        .grants()
+        .add_code("nobody", &self::code(2), BEGIN + 1)
+        .await;
     assert!(matches!(nobody, Err(Error::NotFound)), "{nobody:?}");
 }
 
 async fn a_code_of_another_tenant_is_unknown(place: Place) {
     let [store, _] = open(&place).await;
     let code = code(1);
-    store.grants().add_code("a", &code).await.unwrap();
+    store
+        .grants()
+        .add_code("a", &code, BEGIN + 1)
+        .await
+        .unwrap();
     let foreign = store.grants().take_code("b", &code.hash).await.unwrap();
     assert_eq!(foreign, TakenCode::Unknown);
     let unknown = store.grants().take_code("a", &[9; 32]).await.unwrap();
@@ -64,8 +77,9 @@ async fn a_code_of_another_tenant_is_unknown(place: Place) {
 
 async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
     let [store, other] = open(&place).await;
+    let grants = store.grants();
     let first = code(1);
-    store.grants().add_code("a", &first).await.unwrap();
+    grants.add_code("a", &first, BEGIN + 1).await.unwrap();
     let untaken = store.grants().start("a", &first, &refresh(&[1; 32])).await;
     assert!(!untaken.unwrap(), "nobody took its code");
     store.grants().take_code("a", &first.hash).await.unwrap();
@@ -87,7 +101,7 @@ async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
             Revoked::Grant(_) => Revoked::Grant(late.grant.id),
             other => other,
         };
-        store.grants().add_code("a", &late).await.unwrap();
+        grants.add_code("a", &late, BEGIN + 1).await.unwrap();
         store.grants().take_code("a", &late.hash).await.unwrap();
         other.revocations().revoke("a", &what).await.unwrap();
         let begun = store
@@ -98,7 +112,7 @@ async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
     }
     // A code of the revoked log-in, stored after the revocation.
     let straggler = code(5);
-    store.grants().add_code("a", &straggler).await.unwrap();
+    grants.add_code("a", &straggler, BEGIN + 1).await.unwrap();
     store
         .grants()
         .take_code("a", &straggler.hash)
@@ -275,7 +289,11 @@ async fn a_refresh_token_is_of_one_client(place: Place) {
         hash: [3; 32],
         expires_ms: BEGIN + 60 * DAY,
     };
-    store.grants().add_code("a", &short).await.unwrap();
+    store
+        .grants()
+        .add_code("a", &short, BEGIN + 1)
+        .await
+        .unwrap();
     store.grants().take_code("a", &short.hash).await.unwrap();
     assert!(store.grants().start("a", &short, &token).await.unwrap());
     later(&place, SECOND);
@@ -378,7 +396,11 @@ async fn codes_and_refresh_tokens_are_never_spent_twice(place: Place) {
     for number in 0..rounds() {
         let mut code = code(0);
         code.hash = text(number, 1);
-        stores[0].grants().add_code("a", &code).await.unwrap();
+        stores[0]
+            .grants()
+            .add_code("a", &code, BEGIN + 1)
+            .await
+            .unwrap();
         let uses = (0..10_u8).map(|user| {
             let (store, code, token) = (&stores[usize::from(user) % 2], &code, text(number, user));
             async move {
@@ -427,4 +449,65 @@ async fn codes_and_refresh_tokens_are_never_spent_twice(place: Place) {
 fn rounds() -> u32 {
     let scale = std::env::var("SCALE").map_or(1, |scale| scale.parse().unwrap());
     100 * scale
+}
+
+async fn no_code_is_issued_by_a_consent_that_has_ended(place: Place) {
+    let [store, _] = open(&place).await;
+    let (grants, revocations) = (store.grants(), store.revocations());
+    let code_of = |number: u8, client: &str| {
+        let mut code = code(number);
+        code.grant.client_id = client.to_owned();
+        code
+    };
+    // The consent was read, and then the client was revoked.
+    let all = Revoked::Client("c_app".to_owned());
+    revocations.revoke("a", &all).await.unwrap();
+    for (number, client, asked_ms, is_issued) in [
+        (1, "c_app", BEGIN, false),
+        (2, "c_app", BEGIN + 1, true),
+        (3, "c_web", BEGIN, true),
+    ] {
+        let new = code_of(number, client);
+        let added = grants.add_code("a", &new, asked_ms).await;
+        assert_eq!(added.unwrap(), is_issued, "{number}");
+    }
+    // Codes that wait when the consent is taken back; that of another grant has to be known when it comes again.
+    let ended = granted(&store, &code_of(4, "c_app"), &[4; 32]).await;
+    granted(&store, &code_of(5, "c_app"), &[5; 32]).await;
+    let consent = Revoked::Consent(ended);
+    assert!(revocations.revoke("a", &consent).await.unwrap());
+    let mut known = Vec::new();
+    for number in 2..=5 {
+        let taken = grants.take_code("a", &[number; 32]).await.unwrap();
+        known.push(taken != TakenCode::Unknown);
+    }
+    assert_eq!(known, [false, true, false, true]);
+}
+
+async fn the_grants_with_the_newest_tokens_come_first(place: Place) {
+    let [store, _] = open(&place).await;
+    let mut ids = Vec::new();
+    for number in 1..=3 {
+        ids.push(granted(&store, &code(number), &[number; 32]).await);
+        later(&place, SECOND);
+    }
+    let next = succession(&[1; 32], 1);
+    let used = store
+        .grants()
+        .refresh("a", ("c_app", None), &[1; 32], &next);
+    used.await.unwrap();
+    let of_ada = GrantFilter {
+        subject: Some("ada"),
+        ..GrantFilter::default()
+    };
+    let newest = store.grants().newest("a", of_ada, 2).await.unwrap();
+    let newest: Vec<Uuid> = newest.iter().map(|listed| listed.grant.id).collect();
+    assert_eq!(newest, [ids[0], ids[2]]);
+    // One that is not among them is found, by its own subject.
+    for (tenant, subject, is_there) in
+        [("a", "ada", true), ("a", "eve", false), ("b", "ada", false)]
+    {
+        let found = store.grants().of_subject(tenant, subject, ids[1]).await;
+        assert_eq!(found.unwrap().is_some(), is_there, "{tenant} {subject}");
+    }
 }

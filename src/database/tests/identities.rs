@@ -1,11 +1,13 @@
 //! Identities at rest: sealed, each in its own row, asked about by one replica at a time, gone with their people.
 
+use std::cell::Cell;
+
 use serde_json::json;
 use uuid::Uuid;
 
 use super::fixture::{
-    BEGIN, CANARY, DAY, Place, ada, code, granted, later, object, on_both, open, person, put,
-    record, refresh, revoked,
+    BEGIN, CANARY, DAY, Place, ada, beside, code, granted, later, object, on_both, open, person,
+    put, record, refresh, revoked, until_waiting,
 };
 use crate::base::Secret;
 use crate::database::{
@@ -266,7 +268,7 @@ async fn no_grant_begins_after_the_logout_of_its_session(place: Place) {
     ] {
         let mut new = code(number);
         new.grant.session = session;
-        store.grants().add_code("a", &new).await.unwrap();
+        store.grants().add_code("a", &new, BEGIN + 1).await.unwrap();
         store.grants().take_code("a", &new.hash).await.unwrap();
         let began = store
             .grants()
@@ -301,4 +303,59 @@ async fn what_was_asked_before_a_log_in_says_nothing_against_it(place: Place) {
     let said = kept.vouch_after(ADA, &now, Some(&ops)).await.unwrap();
     assert_eq!(said, Some(true));
     assert_eq!(asked().await.checked_ms, BEGIN + DAY);
+}
+
+/// Tokens that are sealed under the key before would never open again, and end each later rotation.
+#[tokio::test]
+async fn a_log_in_during_a_rotation_is_sealed_under_the_new_key() {
+    let place = Place::postgres();
+    let [store, other] = open(&place).await;
+    keep(&store, ADA, "before", &[]).await;
+    let there = other.identities();
+    let known = there.get(ADA).await.unwrap().unwrap();
+    let pool = place.pool().await;
+    // The rotation has sealed everything again, and cannot remove the key of before yet.
+    let mut held = pool.begin_unserialized().await.unwrap();
+    let sql = "UPDATE seal_keys SET created_ms = created_ms";
+    held.run(sql, Vec::new()).await.unwrap();
+    let is_over = Cell::new(false);
+    let new = tokens("renewed");
+    let kept = async {
+        until_waiting(&pool, 1, || false).await;
+        let put = async {
+            keep(&other, EVE, "during", &[]).await;
+            is_over.set(true);
+        };
+        tokio::join!(put, there.renew(ADA, known.version, &new)).1
+    };
+    let freed = async {
+        until_waiting(&pool, 3, || is_over.get()).await;
+        drop(held);
+    };
+    let (rotated, renewed, ()) = tokio::join!(store.rotate(), kept, freed);
+    rotated.unwrap();
+    assert!(renewed.unwrap().is_some());
+    for (of, text) in [(ADA, "renewed"), (EVE, "during")] {
+        let found = access(&store, of).await.unwrap();
+        assert_eq!(found.as_deref(), Some(text));
+    }
+    store.rotate().await.unwrap();
+    pool.close().await;
+}
+
+#[tokio::test]
+async fn words_of_providers_are_kept_beside_changes_of_the_same_person() {
+    let place = Place::postgres();
+    let [store, _] = open(&place).await;
+    keep(&store, ADA, "x", &["eng"]).await;
+    let sql = "UPDATE identities SET lease_ms = 0";
+    let kept = store.identities();
+    let (new, ops, eng) = (tokens("y"), list(&["ops"]), list(&["eng"]));
+    assert!(beside(&place, sql, kept.put(ADA, &new, &ops)).await);
+    assert!(beside(&place, sql, kept.vouch(ADA, Some(&eng))).await);
+    let known = kept.get(ADA).await.unwrap().unwrap();
+    let said = beside(&place, sql, kept.vouch_after(ADA, &known, Some(&ops))).await;
+    assert_eq!(said, Some(true));
+    let found = access(&store, ADA).await.unwrap();
+    assert_eq!(found.as_deref(), Some("y"));
 }

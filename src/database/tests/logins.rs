@@ -96,11 +96,25 @@ async fn registered_clients_are_added_replaced_and_removed(place: Place) {
         access_hash: [3; 32],
         ..one.clone()
     };
-    assert!(store.clients().update("a", &changed).await.unwrap());
-    assert_eq!(
-        store.clients().get("a", "c_one").await.unwrap(),
-        Some(changed)
-    );
+    let used_ms = BEGIN + 3601 * SECOND;
+    store.clients().renew("a", "c_one", used_ms).await.unwrap();
+    let update = async |known: &Registered, new: &Registered| {
+        let updated = store.clients().update("a", known, new).await;
+        updated.unwrap()
+    };
+    assert!(update(&one, &changed).await);
+    // A use of meanwhile counts, and a change by what was there before does not.
+    let used = Registered {
+        expires_ms: used_ms,
+        ..changed.clone()
+    };
+    assert!(!update(&one, &registered("c_one")).await);
+    let half = Registered {
+        secret_hash: None,
+        ..changed.clone()
+    };
+    assert!(!update(&half, &registered("c_one")).await);
+    assert_eq!(store.clients().get("a", "c_one").await.unwrap(), Some(used));
     assert_eq!(
         store.clients().get("b", "c_one").await.unwrap(),
         Some(one.clone())
@@ -124,7 +138,7 @@ async fn registered_clients_are_added_replaced_and_removed(place: Place) {
     assert!(
         !store
             .clients()
-            .update("a", &registered("c_two"))
+            .update("a", &registered("c_two"), &registered("c_two"))
             .await
             .unwrap()
     );

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fixture::{
-    BEGIN, DAY, Place, SECOND, ada, add_tenant, later, on_both, open, put, tenant,
+    BEGIN, DAY, Place, SECOND, ada, add_tenant, beside, later, on_both, open, put, tenant,
 };
 use crate::base::Secret;
 use crate::database::{
@@ -337,4 +337,13 @@ async fn the_use_of_a_key_is_noted_forwards(place: Place) {
         assert_eq!(found.used_ms, Some(wanted));
     }
     assert_eq!(replica.read().await.2, number, "no replica reads it again");
+}
+
+#[tokio::test]
+async fn keys_are_told_groups_beside_a_change_of_them() {
+    let place = Place::postgres();
+    let [store, _] = open(&place).await;
+    made(&store, 1, "ada").await;
+    let (sql, groups) = ("UPDATE own_keys SET used_ms = used_ms", ["ops".to_owned()]);
+    assert!(beside(&place, sql, store.own_keys().tell("a", "ada", &groups)).await);
 }

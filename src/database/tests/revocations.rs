@@ -38,7 +38,11 @@ async fn a_revocation_ends_its_grants_and_no_others(place: Place) {
     ] {
         ids.push(granted(&store, &grant(number, subject, client), &[number; 32]).await);
         let waiting = grant(number + 100, subject, client);
-        store.grants().add_code("a", &waiting).await.unwrap();
+        store
+            .grants()
+            .add_code("a", &waiting, BEGIN + 1)
+            .await
+            .unwrap();
         let browser = [number; 32];
         store
             .logins()

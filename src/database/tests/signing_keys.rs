@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use futures_util::future::join_all;
 
-use super::fixture::{DAY, Place, SECOND, later, on_both, open};
+use super::fixture::{DAY, Place, SECOND, beside, later, on_both, open};
 use crate::config::{Config, Sources};
 use crate::database::oauth::Schedule;
 use crate::database::{Author, Error, Filter};
@@ -207,4 +207,17 @@ async fn signing_keys_survive_a_new_master_key(place: Place) {
         .unwrap();
     later(&place, DAY);
     assert!(place.open().await.signing_keys().current("a").await.is_ok());
+}
+
+#[tokio::test]
+async fn retired_keys_are_removed_beside_a_change_of_them() {
+    let place = Place::postgres();
+    let [store, _] = open(&place).await;
+    let keys = store.signing_keys();
+    keys.current("a").await.unwrap();
+    let author = Author::named("ada");
+    keys.rotate("a", schedule(), &author).await.unwrap();
+    later(&place, 10 * DAY);
+    beside(&place, "UPDATE signing_keys SET kid = kid", store.sweep()).await;
+    assert_eq!(keys.list("a").await.unwrap().len(), 1);
 }

@@ -1,6 +1,6 @@
 //! Secrets in slots at rest: sealed, each in its own row, numbered for replicas.
 
-use super::fixture::{CANARY, Place, ada, on_both, put, server, tenant};
+use super::fixture::{CANARY, Place, ada, beside, on_both, put, server, tenant};
 use crate::base::Secret;
 use crate::database::{Database, Error, Filter, HolderAt, Value};
 use crate::declare::{Issued, SecretChange};
@@ -156,4 +156,15 @@ async fn changes_of_secrets_are_numbered_and_recorded(place: Place) {
     let value = Secret::new("x".to_owned());
     let refused = store.secrets().put(nowhere, "TOKEN", &value, &ada()).await;
     assert!(matches!(refused, Err(Error::NotFound)));
+}
+
+#[tokio::test]
+async fn a_secret_is_removed_beside_a_change_of_it() {
+    let place = Place::postgres();
+    let store = declared(&place).await;
+    set(&store, ADA, "x").await;
+    let (sql, author) = ("UPDATE secrets SET updated_ms = updated_ms", ada());
+    let removed = store.secrets().remove(ADA, "TOKEN", &author);
+    assert!(beside(&place, sql, removed).await);
+    assert_eq!(value(&store, ADA).await.unwrap(), None);
 }

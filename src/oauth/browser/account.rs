@@ -208,7 +208,7 @@ impl BrowserRequest {
         Ok(self
             .store()?
             .grants()
-            .list(self.tenant(), filter, LISTED)
+            .newest(self.tenant(), filter, LISTED)
             .await?)
     }
 
@@ -342,9 +342,10 @@ impl BrowserRequest {
         fields: &Form,
     ) -> Result<&'static str, StepRefusal> {
         let id = fields.get("grant").and_then(|id| Uuid::try_parse(id).ok());
-        let own = self.grants_of(person).await?;
-        let own = own.iter().find(|listed| Some(listed.grant.id) == id);
-        let Some(ListedGrant { grant, .. }) = own else {
+        let (store, id) = (self.store()?, id.ok_or_else(unknown)?);
+        let own = store.grants();
+        let own = own.of_subject(self.tenant(), &person.subject, id);
+        let Some(grant) = own.await? else {
             return Ok("revoked");
         };
         let target = format!("grant {}/{}", self.tenant(), grant.id);
@@ -353,7 +354,6 @@ impl BrowserRequest {
         detail.insert("client".to_owned(), json!(grant.client_id));
         let (tenant, detail) = (Some(self.tenant()), detail.into());
         let record = Record::new(tenant, "grant.revoked", &person.subject, &target, detail);
-        let store = self.store()?;
         // The record is written before the grant ends.
         store.audit().append(&[record]).await?;
         let ended = Revoked::Consent(grant.id);

@@ -51,7 +51,14 @@ impl BrowserRequest {
             challenge: authorization.parameters.challenge.clone(),
             expires_ms: after(issuing.code),
         };
-        self.store()?.grants().add_code(self.tenant(), &new).await?;
+        let grants = self.store()?.grants();
+        if !grants.add_code(self.tenant(), &new, self.begun_ms).await? {
+            let refusal = AuthorizationRefusal {
+                error: "access_denied",
+                description: "the access of the client has just been ended",
+            };
+            return Err(StepRefusal::Client(authorization.redirect.clone(), refusal));
+        }
         self.attempt.subject(&person.subject);
         self.tell(StepKind::CodeSent, "");
         Ok(redirect(

@@ -265,7 +265,10 @@ impl BrowserRequest {
     ) -> Result<(), StepRefusal> {
         let at = self.connection_at(upstream, person);
         let (kept, author) = (self.store()?.connections(), self.author(person));
-        kept.put(at, tokens, &author).await?;
+        // The person may have been removed while the upstream was asked.
+        if !kept.put(at, tokens, person.auth_ms, &author).await? {
+            return Err(expired().into());
+        }
         self.oauth.0.snapshot.refresh_issued().await?;
         Ok(())
     }

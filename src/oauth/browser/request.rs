@@ -43,6 +43,8 @@ pub(super) struct BrowserRequest {
     pub(crate) browser: Option<BrowserId>,
     /// The client address.
     pub(crate) address: Option<IpAddr>,
+    /// The time at which it began, in milliseconds since 1970: before anything was read for it.
+    pub(super) begun_ms: i64,
     /// The attempt that it belongs to.
     pub(super) attempt: Attempt,
 }
@@ -83,6 +85,7 @@ impl BrowserRequest {
             server,
             browser,
             address: attempt::address(&parts.extensions),
+            begun_ms: oauth.0.clock.now_ms(),
             attempt: Attempt::default(),
         })
     }

@@ -52,7 +52,8 @@ pub(crate) struct StandingOf {
 pub(crate) enum Standing {
     /// The person may come in; with these groups, if the provider was asked and told them.
     Good(Option<Vec<String>>),
-    /// The provider lets the person in no more, and all that the person had here has ended.
+    /// The provider lets the person in no more, and all that the person had here has ended; or it can never be asked by
+    /// what the last log-in left, and the person has to log in again.
     Ended,
     /// The provider does not answer, and its last word is too old.
     Unknown,
@@ -256,11 +257,22 @@ impl Standings {
     async fn attempt(&self, of: &StandingOf) -> Result<Option<Standing>, database::Error> {
         let (kept, now_ms) = (self.identities()?, self.clock.now_ms());
         let Some(mut known) = kept.get(of.at()).await? else {
-            return Ok(Some(Standing::Good(None)));
+            // The provider that vouched for the person is gone; or it was not to be asked again then.
+            return Ok(Some(Standing::Ended));
         };
         let (age, recheck) = (now_ms.saturating_sub(known.checked_ms), millis(of.recheck));
-        if age < recheck || !of.is_askable(&known.tokens, now_ms) {
+        if age < recheck {
             return Ok(Some(Standing::Good(None)));
+        }
+        if !of.is_askable(&known.tokens, now_ms) {
+            // A provider that gave nothing to ask it by is taken at its last word; that of another one says nothing.
+            let is_of = known.tokens.authority == of.provider.authority();
+            let standing = if is_of {
+                Standing::Good(None)
+            } else {
+                Standing::Ended
+            };
+            return Ok(Some(standing));
         }
         // The last word holds for as long again, so that a provider that is away for a while ends nothing.
         let held = (age < recheck.saturating_mul(2)).then_some(Standing::Good(None));

@@ -306,6 +306,34 @@ async fn a_person_ends_the_access_of_an_application() {
     assert_eq!(audit.body["items"][0]["actor"], "ada", "{}", audit.body);
 }
 
+/// The page has the newest grants, and its form counts for any.
+#[tokio::test]
+async fn a_grant_is_ended_that_the_page_does_not_show_any_more() {
+    let postgres = Postgres::start();
+    let gateway = gateway(json!({"sql": {"url": postgres.url()}}), slots()).await;
+    let app = App::public(&gateway, "a").await;
+    let tokens = app.tokens().await;
+    let mut ada = Browser::new();
+    let page = signed_in(&gateway, &mut ada, &ADA).await;
+    let (_, id) = page.text.split_once("name=\"grant\" value=\"").unwrap();
+    let id = id.split('"').next().unwrap().to_owned();
+    let copies = "INSERT INTO grants (id, tenant, subject, groups, client_id, resource, scope, auth_ms, created_ms, \
+                  expires_ms) SELECT gen_random_uuid(), tenant, subject, groups, client_id, resource, scope, auth_ms, \
+                  created_ms + 3600000 + n, expires_ms FROM grants, generate_series(1, 150) AS n";
+    let mut psql = postgres.command("psql");
+    let done = psql.args([&postgres.url(), "-c", copies]).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let page = ada.open(&page_of(&gateway, "a")).await;
+    assert_eq!(page.text.matches("name=\"grant\"").count(), 100);
+    assert!(
+        !page.text.contains(&id),
+        "it is older than a hundred others"
+    );
+    let revoke = [("do", "revoke"), ("grant", id.as_str())];
+    changed(&gateway, &mut ada, &page, &revoke).await;
+    assert!(!app.reaches("x", &tokens.text("access_token")).await);
+}
+
 #[tokio::test]
 async fn a_person_ends_log_ins_of_other_browsers() {
     let gateway = gateway(json!({}), slots()).await;

@@ -424,9 +424,44 @@ async fn providers_are_asked_by_what_they_gave() {
     acme["client_id"] = json!("another");
     put(&gateway, "tenants/a/providers/acme", &acme).await;
     let before = hostile.stage.asked("POST /token").len();
-    let next = app.refresh(text(&tokens, "refresh_token"), &[]).await;
-    assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+    let refused = app.refresh(text(&tokens, "refresh_token"), &[]).await;
+    refused.assert_refused(400, "invalid_grant");
     assert_eq!(hostile.stage.asked("POST /token").len(), before);
+    assert!(ended(&gateway).await.is_empty());
+}
+
+/// Nobody can be asked about people who logged in before; with `recheck: "0s"` nobody is asked anyway.
+#[tokio::test]
+async fn people_of_a_renamed_provider_log_in_again() {
+    for recheck in ["1h", "0s"] {
+        let hostile = Hostile::start().await;
+        let gateway = gateway(json!({}), recheck, openid(&hostile.stage.url)).await;
+        let (_, tokens, _) = logged_in(&gateway, &hostile, Some("r1")).await;
+        let app = App::of(&gateway, "a", "app");
+        let tokens = app.refresh(text(&tokens, "refresh_token"), &[]).await;
+        let refresh = tokens.text("refresh_token");
+        let rename = async |from: &str, to: &str| {
+            let url = format!("{}/api/v1/tenants/a/providers/{from}", gateway.origin());
+            let removed = send(Method::DELETE, &url, &gateway.administrator(), None).await;
+            assert!(removed.status.is_success(), "{}", removed.body);
+            let url = format!("{}/api/v1/tenants/a/providers/{to}", gateway.origin());
+            let spec = openid(&hostile.stage.url);
+            let made = send(Method::PUT, &url, &gateway.administrator(), Some(&spec)).await;
+            assert!(made.status.is_success(), "{}", made.body);
+        };
+        rename("acme", "corp").await;
+        let next = app.refresh(&refresh, &[]).await;
+        if recheck == "0s" {
+            assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+            continue;
+        }
+        next.assert_refused(400, "invalid_grant");
+        // Nothing has ended: the person logs in again, and the application goes on.
+        rename("corp", "acme").await;
+        logged_in(&gateway, &hostile, Some("r2")).await;
+        app.refresh(&refresh, &[]).await.text("refresh_token");
+        assert!(ended(&gateway).await.is_empty());
+    }
 }
 
 /// An API key that a person made is asked about as a refresh token is.

@@ -27,6 +27,7 @@ pub fn run(data: &[u8]) {
     let mut parser = Parser::default();
     let got = cut(&whole, *cuts, |part| parser.push(part).to_vec());
     assert_eq!(got, whole);
+    assert_eq!(parser.kept(), 0, "every event is whole");
     assert_eq!(parser.last_id(), ids.last().map(String::as_str));
     reconnected(&stream, *cuts);
 }

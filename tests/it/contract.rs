@@ -135,6 +135,7 @@ fn tests_of(text: &str, module: &str, found: &mut BTreeSet<String>) {
                     .map(|name| format!("{module}{name}")),
             );
         } else if let Some(name) = code
+            .trim_start_matches("pub(super) ")
             .strip_prefix("mod ")
             .and_then(|rest| rest.strip_suffix(" {"))
         {

@@ -22,6 +22,10 @@ impl Parser {
         self.0.resume();
     }
 
+    pub(crate) fn kept(&self) -> usize {
+        self.0.kept()
+    }
+
     pub(crate) fn last_id(&self) -> Option<&str> {
         self.0.last_id()
     }

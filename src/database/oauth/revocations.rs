@@ -344,12 +344,12 @@ const DELETE_CODE_OF_GRANT: &str = "
 const DELETE_CODES_LIKE_GRANT: &str = "
     DELETE FROM codes
      WHERE tenant = $1
+       AND (subject, client_id) IN (SELECT subject, client_id
+                                      FROM grants
+                                     WHERE tenant = $1 AND id = $2)
        AND NOT EXISTS (SELECT 1
                          FROM grants
                         WHERE grants.id = codes.grant_id)
-       AND (client_id, subject) IN (SELECT client_id, subject
-                                      FROM grants
-                                     WHERE tenant = $1 AND id = $2)
     RETURNING hash";
 
 const DELETE_CODES_OF_CLIENT: &str = "

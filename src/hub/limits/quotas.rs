@@ -605,7 +605,7 @@ fn wait(missing: i64, bound: NonZeroU64) -> Duration {
 const DRAW_INTERVAL: u64 = 100;
 /// Retries of a caller per second on one replica that use a ticket once: each takes about 100 bytes until the ticket
 /// ends, as a rule for ten minutes, of a table with room for a million.
-const RETRIES: u64 = 100;
+const RETRIES: u64 = 500;
 /// The deadline of the limiter.
 const LIMITER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Requests of authorization servers at once: more than the database answers before any of them has

@@ -105,7 +105,7 @@ async fn no_caller_uses_up_what_is_remembered_of_retries() {
         access("a", "bob", &json!({})),
     );
     let mut refused = 0;
-    for number in 0..500_u32 {
+    for number in 0..2000_u32 {
         let mut value = [1; 32];
         value[..4].copy_from_slice(&number.to_le_bytes());
         let used = limits.once(&ada, value, minute).await;

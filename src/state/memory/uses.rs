@@ -1,4 +1,4 @@
-//! Values that are good once, remembered for a time in a table of bounded size.
+//! Values that are good once, remembered for a time in a table of bounded size, which tenants share.
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -218,7 +218,7 @@ mod tests {
             |tenant: &str, number, now| uses.take(&tenant.into(), value(number), WINDOW, now);
         let fill = |tenant: &str, from: usize| {
             let mut numbers = from..;
-            let mut is_first = |number| take(tenant, number, began) == Use::First;
+            let is_first = |number| take(tenant, number, began) == Use::First;
             numbers.position(|number| !is_first(number)).unwrap()
         };
         let most = usize::try_from(MOST).unwrap();

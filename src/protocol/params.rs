@@ -267,7 +267,7 @@ const CAPABILITIES: usize = 3;
 const CLIENT_CAPABILITIES: [&str; 5] = ["elicitation", "sampling", "roots", "tasks", "extensions"];
 
 /// The members of `params` that are checked for imitations, in lower case.
-const KNOWN: [&str; 10] = [
+const KNOWN: [&str; 15] = [
     "name",
     "uri",
     "ref",
@@ -278,6 +278,11 @@ const KNOWN: [&str; 10] = [
     "taskid",
     "capabilities",
     "protocolversion",
+    "arguments",
+    "task",
+    "level",
+    "inputresponses",
+    "requeststate",
 ];
 
 /// The members of `_meta` that are, in lower case.

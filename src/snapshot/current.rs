@@ -281,7 +281,7 @@ impl CurrentSnapshot {
         Ok((Arc::new(issued), revocation))
     }
 
-    /// Polls the database for a request, which does not wait for one that is slow, and reads new revocations.
+    /// Polls the database for a request, which does not wait for one that is silent, and reads new revocations.
     /// Returns the number of the last declared change.
     ///
     /// # Errors
@@ -291,7 +291,12 @@ impl CurrentSnapshot {
         let began = Instant::now();
         let reached = timeout(POLL_TIMEOUT, self.reached()).await;
         let reached = reached.unwrap_or_else(|_| Err(silent()))?;
-        self.settle(&reached, began).await?;
+        if self.lacks(&reached) {
+            let read = Box::pin(self.read_issued());
+            let read = timeout(READ_TIMEOUT, read).await;
+            read.unwrap_or_else(|_| Err(silent()))?;
+        }
+        self.last_poll.note(began);
         Ok(reached.version)
     }
 
@@ -302,48 +307,61 @@ impl CurrentSnapshot {
     ///
     /// Those of the database.
     pub(super) async fn follow(&self, on_silence: impl Fn()) -> Result<Polled, database::Error> {
-        let began = Instant::now();
-        let mut is_late = false;
+        let mut wait = Wait::begin();
         let mut asked = pin!(timeout(READ_TIMEOUT, self.reached()));
-        loop {
-            let waited_from = Instant::now();
+        let reached = loop {
             // Behind a standstill no token is good until the database has been asked: one that answers slowly must
             // not count as unreachable, which would make revoked tokens good again.
-            let is_recent = self.last_poll.is_recent_at(waited_from);
-            let Ok(reached) = timeout(POLL_TIMEOUT, &mut asked).await else {
-                // Otherwise one that hangs counts as unreachable, while it is waited for.
-                if is_recent {
-                    self.last_poll.note(waited_from);
-                }
-                if !is_late {
-                    on_silence();
-                }
-                is_late = true;
-                continue;
-            };
-            let reached = reached.unwrap_or_else(|_| Err(silent()));
-            if let Err(database::Error::Unavailable(_)) = &reached {
-                self.last_poll.note(waited_from);
+            let is_recent = self.last_poll.is_recent();
+            if let Some(reached) = wait.part(&mut asked).await {
+                break reached.unwrap_or_else(|_| Err(silent()));
             }
-            let reached = reached?;
-            self.settle(&reached, began).await?;
-            let version = reached.version;
-            return Ok(Polled { version, is_late });
+            // Otherwise one that hangs counts as unreachable, while it is waited for.
+            if is_recent {
+                self.last_poll.note(wait.part);
+            }
+            if !std::mem::replace(&mut wait.is_late, true) {
+                on_silence();
+            }
+        };
+        let reached = match reached {
+            Ok(reached) => reached,
+            Err(database::Error::Unavailable(why)) => {
+                self.last_poll.note(wait.part);
+                let what = if wait.is_late {
+                    silent()
+                } else {
+                    database::Error::Unavailable(why)
+                };
+                return Err(what);
+            }
+            Err(error) => return Err(error),
+        };
+        if self.lacks(&reached) {
+            // A database that answers slowly can be reached: without the revocations that it has, this poll does not
+            // count.
+            let mut read = Box::pin(self.read_issued());
+            loop {
+                if let Some(read) = wait.part(&mut read).await {
+                    break read?;
+                }
+                wait.is_late = true;
+            }
         }
+        self.last_poll.note(wait.known());
+        Ok(Polled {
+            version: reached.version,
+            is_late: wait.is_late,
+        })
     }
 
     async fn reached(&self) -> Result<Reached, database::Error> {
         self.database()?.issued().reached().await
     }
 
-    /// Reads the revocations that a poll found, and counts it. A database that answers slowly can be reached:
-    /// without the revocations that it has, the poll does not count.
-    async fn settle(&self, reached: &Reached, began: Instant) -> Result<(), database::Error> {
-        if self.is_loaded() && self.load().revocation < reached.revocation {
-            Box::pin(self.read_issued()).await?;
-        }
-        self.last_poll.note(began);
-        Ok(())
+    /// Whether there are revocations that are not known here.
+    fn lacks(&self, reached: &Reached) -> bool {
+        self.is_loaded() && self.load().revocation < reached.revocation
     }
 
     /// Replaces an older snapshot. Declared and issued state are numbered separately, and the newer
@@ -386,6 +404,46 @@ impl CurrentSnapshot {
         let first = last.map_or(0, |(number, _)| number + 1);
         for (number, change) in new.secrets.range(first..) {
             receive(*number, change);
+        }
+    }
+}
+
+/// The wait for a database, in parts that show whether this process stood still meanwhile.
+struct Wait {
+    began: Instant,
+    /// The begin of the last part.
+    part: Instant,
+    is_steady: bool,
+    /// The database was silent for a part.
+    is_late: bool,
+}
+
+impl Wait {
+    fn begin() -> Self {
+        let began = Instant::now();
+        Self {
+            began,
+            part: began,
+            is_steady: true,
+            is_late: false,
+        }
+    }
+
+    /// Waits for another part; none if that was too short.
+    async fn part<T>(&mut self, step: impl Future<Output = T>) -> Option<T> {
+        self.part = Instant::now();
+        let done = timeout(POLL_TIMEOUT, step).await.ok();
+        self.is_steady &= self.part.elapsed() < POLL_TIMEOUT * 2;
+        done
+    }
+
+    /// The time for which an answer of now counts: of a database that is slow, as of one that is silent, it is that
+    /// of the last part; but an answer may be from before a standstill.
+    fn known(&self) -> Instant {
+        if self.is_steady {
+            self.part
+        } else {
+            self.began
         }
     }
 }

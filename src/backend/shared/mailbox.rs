@@ -80,9 +80,7 @@ pub(crate) enum ToSession {
 
 /// What is drawn for a message until each of its sessions, which have the same bytes, has taken it or is gone.
 #[derive(Clone, Default)]
-pub(super) struct Counted(
-    #[expect(dead_code, reason = "it is given back once all are dropped")] Option<Arc<Drawn>>,
-);
+pub(super) struct Counted(Option<Arc<Drawn>>);
 
 /// The inbox of a session, for the child's task alone: a message that waits for room is behind those before it.
 pub(super) struct Inbox {
@@ -151,8 +149,12 @@ pub(super) struct Handle {
 /// Capacity of a session's inbox; a session that leaves it full for too long is dropped.
 const INBOX: usize = 256;
 
-/// Bytes of a session's inbox: it is full with more, and takes a larger message once it is empty.
+/// Bytes of a session's inbox while the share of the child has no room: it is full with more, and takes a larger
+/// message once it is empty.
 const INBOX_BYTES: u32 = 8 << 20;
+
+/// The shortest message that is counted: an inbox of shorter ones has at most a megabyte.
+const COUNTED: usize = 4 << 10;
 
 /// Capacity of the child's mailbox.
 pub(super) const MAILBOX: usize = 256;
@@ -181,8 +183,14 @@ impl ToSession {
 impl Counted {
     /// Counts a message against the share of its child, if that has one.
     pub(super) fn new(message: &Message, share: Option<&Arc<Budget>>) -> Self {
-        let bytes = message.bytes().len() as u64;
-        Self(share.map(|share| Arc::new(share.hold(bytes))))
+        let bytes = message.bytes().len();
+        let share = share.filter(|_| bytes >= COUNTED);
+        Self(share.map(|share| Arc::new(share.hold(bytes as u64))))
+    }
+
+    /// Whether the share has no room left.
+    fn is_too_much(&self) -> bool {
+        self.0.as_ref().is_none_or(|drawn| drawn.is_too_much())
     }
 }
 
@@ -196,16 +204,26 @@ impl Inbox {
 
     /// Puts a message in as soon as there is room for it; false if the session is gone.
     pub(super) async fn put(&self, message: ToSession, counted: Counted) -> bool {
-        let bytes = u32::try_from(message.bytes()).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.room);
-        // It is never closed, and a session that is gone leaves it empty.
-        let room = room.acquire_many_owned(bytes.min(INBOX_BYTES)).await.ok();
+        let room = match message.bytes() {
+            0..COUNTED => None,
+            bytes => self.room_for(bytes, &counted).await,
+        };
         let waiting = Waiting {
             message,
             _room: room,
             _counted: counted,
         };
         self.waiting.send(waiting).await.is_ok()
+    }
+
+    async fn room_for(&self, bytes: usize, counted: &Counted) -> Option<OwnedSemaphorePermit> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(INBOX_BYTES);
+        let room = Arc::clone(&self.room).try_acquire_many_owned(bytes).ok();
+        if room.is_some() || !counted.is_too_much() {
+            return room;
+        }
+        // It is never closed, and a session that is gone leaves it empty.
+        Arc::clone(&self.room).acquire_many_owned(bytes).await.ok()
     }
 
     /// Tells the session about the end of the child. Without room it notices that later.
@@ -316,16 +334,16 @@ mod tests {
             }
             are_put
         };
-        assert!(put(1000, &[&one, &two]).await);
-        assert_eq!(share.used(), 1000, "its bytes are there once");
-        assert!(put(500, &[&one]).await);
-        assert_eq!(share.used(), 1500);
+        assert!(put(10_000, &[&one, &two]).await);
+        assert_eq!(share.used(), 10_000, "its bytes are there once");
+        assert!(put(5000, &[&one]).await);
+        assert_eq!(share.used(), 15_000);
         let first = ones.next_ready().unwrap();
-        assert!(matches!(first, ToSession::Message(message) if message.bytes().len() == 1000));
-        assert_eq!(share.used(), 1500, "the other has not taken it");
+        assert!(matches!(first, ToSession::Message(message) if message.bytes().len() == 10_000));
+        assert_eq!(share.used(), 15_000, "the other has not taken it");
         drop(twos);
-        assert_eq!(share.used(), 500, "and takes it no more");
-        assert!(two.is_closed() && !put(500, &[&two]).await);
+        assert_eq!(share.used(), 5000, "and takes it no more");
+        assert!(two.is_closed() && !put(5000, &[&two]).await);
         assert!(ones.next().await.is_some());
         assert_eq!(root.used(), 0);
     }
@@ -335,7 +353,7 @@ mod tests {
         let (inbox, mut received) = Inbox::new();
         let put = |bytes: usize| inbox.put(ToSession::Message(message(bytes)), Counted::default());
         assert!(put(3 << 20).await && put(5 << 20).await);
-        let mut next = Box::pin(put(1000));
+        let mut next = Box::pin(put(COUNTED));
         assert!((&mut next).now_or_never().is_none());
         inbox.tell(ToSession::Closing(Loss::Idle));
         assert!(received.next().await.is_some());
@@ -347,7 +365,7 @@ mod tests {
             assert!(received.next_ready().is_some());
         }
         assert!(large.await);
-        let mut small = Box::pin(put(1000));
+        let mut small = Box::pin(put(COUNTED));
         assert!((&mut small).now_or_never().is_none());
         drop(small);
         assert!(received.next_ready().is_some());
@@ -357,6 +375,29 @@ mod tests {
         assert!(unconstrained(put(1000)).now_or_never().is_none());
         drop(received);
         assert!(!put(1000).await);
+    }
+
+    /// A session that waited for its log lost its place, though there was room for what waited.
+    #[tokio::test]
+    async fn an_inbox_takes_what_its_share_has_room_for() {
+        let share = Budget::new(96 << 20).share();
+        let (inbox, mut received) = Inbox::new();
+        let put = || {
+            let message = message(8 << 20);
+            let counted = Counted::new(&message, Some(&share));
+            inbox.put(ToSession::Message(message), counted)
+        };
+        for _ in 0..4 {
+            assert_eq!(put().now_or_never(), Some(true));
+        }
+        let own = share.hold(64 << 20);
+        let mut next = Box::pin(put());
+        assert!((&mut next).now_or_never().is_none());
+        for _ in 0..4 {
+            assert!(received.next_ready().is_some());
+        }
+        drop(own);
+        assert!(next.await);
     }
 
     #[test]

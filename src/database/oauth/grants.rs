@@ -5,7 +5,10 @@
 
 use uuid::Uuid;
 
-use super::revocations::{HOLD_OFF, Revocations, Revoked, begin_beside};
+use super::{
+    logins::CONSENTED,
+    revocations::{HOLD_OFF, Revocations, Revoked, begin_beside},
+};
 use crate::database::pool::{Error, Pool, Row, Transaction, Value};
 
 /// A grant: the consent of a user to a client's use of a resource.
@@ -149,13 +152,14 @@ pub(crate) struct Grants<'a> {
 }
 
 impl Grants<'_> {
-    /// Stores a code for a request that was begun at `asked_ms`, before the consent was read. Returns false if all grants
-    /// of the client were revoked since.
+    /// Stores a code for a request that was begun at `asked_ms`, before the consent was read: one that is remembered, by
+    /// its digest. Returns false if all grants of the client were revoked since, or the consent was taken back.
     pub(crate) async fn add_code(
         self,
         tenant: &str,
         code: &NewCode,
         asked_ms: i64,
+        consent: Option<&[u8; 32]>,
     ) -> Result<bool, Error> {
         let grant = &code.grant;
         // A revocation is seen here, or sees the code. One of the subject counts from the log-in on, at the start.
@@ -167,8 +171,22 @@ impl Grants<'_> {
             grant.client_id.as_str().into(),
             asked_ms.into(),
         ];
+        let by = || -> Vec<Value> {
+            let (subject, client) = (grant.subject.as_str(), grant.client_id.as_str());
+            vec![tenant.into(), subject.into(), client.into()]
+        };
         if !transaction.run(REVOKED, revoked).await?.is_empty() {
+            // One that was stored behind the revocation would be one that nobody gave since.
+            transaction.run(FORGET_CONSENTS, by()).await?;
+            transaction.commit().await?;
             return Ok(false);
+        }
+        if let Some(digest) = consent {
+            let mut known = by();
+            known.push(digest.into());
+            if transaction.run(CONSENTED, known).await?.is_empty() {
+                return Ok(false);
+            }
         }
         let values = vec![
             (&code.hash).into(),
@@ -225,7 +243,8 @@ impl Grants<'_> {
         refresh: &NewRefresh,
     ) -> Result<bool, Error> {
         let (grant, now_ms) = (&code.grant, self.pool.now_ms());
-        let mut transaction = self.pool.begin_unserialized().await?;
+        // The end of a consent spares the codes of grants: it sees this one, or is seen.
+        let mut transaction = begin_beside(self.pool).await?;
         // A revocation first removes codes, then ends grants: the lock on the code's row orders
         // both.
         let held = vec![(&code.hash).into(), tenant.into()];
@@ -560,6 +579,10 @@ const REVOKED_SUBJECT: &str = "
      WHERE tenant = $1 AND at_ms >= $3
        AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4)
      LIMIT 1";
+
+const FORGET_CONSENTS: &str = "
+    DELETE FROM consents
+     WHERE tenant = $1 AND subject = $2 AND client_id = $3";
 
 /// A revocation of all that a subject or a client had, since a time.
 pub(crate) const REVOKED: &str = "

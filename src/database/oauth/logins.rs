@@ -253,7 +253,7 @@ const LOG_OUT: &str = "
     DELETE FROM logins
      WHERE tenant = $1 AND browser = $2";
 
-const CONSENTED: &str = "
+pub(super) const CONSENTED: &str = "
     SELECT created_ms
       FROM consents
      WHERE tenant = $1 AND subject = $2 AND client_id = $3 AND digest = $4";

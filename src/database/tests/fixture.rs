@@ -258,7 +258,11 @@ pub(super) fn successor(of: &[u8; 32], salt: u8) -> [u8; 32] {
 
 /// Begins a grant with its first refresh token; returns its id.
 pub(super) async fn granted(store: &Database, code: &NewCode, token: &[u8; 32]) -> Uuid {
-    store.grants().add_code("a", code, BEGIN + 1).await.unwrap();
+    store
+        .grants()
+        .add_code("a", code, BEGIN + 1, None)
+        .await
+        .unwrap();
     let taken = store.grants().take_code("a", &code.hash).await.unwrap();
     assert_eq!(taken, TakenCode::First(Box::new(code.clone())));
     assert!(

@@ -33,7 +33,7 @@ async fn a_code_is_taken_once(place: Place) {
     let code = code(1);
     stores[0]
         .grants()
-        .add_code("a", &code, BEGIN + 1)
+        .add_code("a", &code, BEGIN + 1, None)
         .await
         .unwrap();
     let takes = (0..50).map(|number: usize| {
@@ -48,11 +48,14 @@ async fn a_code_is_taken_once(place: Place) {
     };
     assert_eq!(taken.iter().filter(|one| **one == first).count(), 1);
     assert_eq!(taken.iter().filter(|one| **one == again).count(), 49);
-    let twice = stores[0].grants().add_code("a", &code, BEGIN + 1).await;
+    let twice = stores[0]
+        .grants()
+        .add_code("a", &code, BEGIN + 1, None)
+        .await;
     assert!(matches!(twice, Err(Error::Conflict)), "{twice:?}");
     let nobody = stores[0]
         .grants()
-        .add_code("nobody", &self::code(2), BEGIN + 1)
+        .add_code("nobody", &self::code(2), BEGIN + 1, None)
         .await;
     assert!(matches!(nobody, Err(Error::NotFound)), "{nobody:?}");
 }
@@ -62,7 +65,7 @@ async fn a_code_of_another_tenant_is_unknown(place: Place) {
     let code = code(1);
     store
         .grants()
-        .add_code("a", &code, BEGIN + 1)
+        .add_code("a", &code, BEGIN + 1, None)
         .await
         .unwrap();
     let foreign = store.grants().take_code("b", &code.hash).await.unwrap();
@@ -79,7 +82,7 @@ async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
     let [store, other] = open(&place).await;
     let grants = store.grants();
     let first = code(1);
-    grants.add_code("a", &first, BEGIN + 1).await.unwrap();
+    grants.add_code("a", &first, BEGIN + 1, None).await.unwrap();
     let untaken = store.grants().start("a", &first, &refresh(&[1; 32])).await;
     assert!(!untaken.unwrap(), "nobody took its code");
     store.grants().take_code("a", &first.hash).await.unwrap();
@@ -101,7 +104,7 @@ async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
             Revoked::Grant(_) => Revoked::Grant(late.grant.id),
             other => other,
         };
-        grants.add_code("a", &late, BEGIN + 1).await.unwrap();
+        grants.add_code("a", &late, BEGIN + 1, None).await.unwrap();
         store.grants().take_code("a", &late.hash).await.unwrap();
         other.revocations().revoke("a", &what).await.unwrap();
         let begun = store
@@ -112,7 +115,10 @@ async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
     }
     // A code of the revoked log-in, stored after the revocation.
     let straggler = code(5);
-    grants.add_code("a", &straggler, BEGIN + 1).await.unwrap();
+    grants
+        .add_code("a", &straggler, BEGIN + 1, None)
+        .await
+        .unwrap();
     store
         .grants()
         .take_code("a", &straggler.hash)
@@ -291,7 +297,7 @@ async fn a_refresh_token_is_of_one_client(place: Place) {
     };
     store
         .grants()
-        .add_code("a", &short, BEGIN + 1)
+        .add_code("a", &short, BEGIN + 1, None)
         .await
         .unwrap();
     store.grants().take_code("a", &short.hash).await.unwrap();
@@ -398,7 +404,7 @@ async fn codes_and_refresh_tokens_are_never_spent_twice(place: Place) {
         code.hash = text(number, 1);
         stores[0]
             .grants()
-            .add_code("a", &code, BEGIN + 1)
+            .add_code("a", &code, BEGIN + 1, None)
             .await
             .unwrap();
         let uses = (0..10_u8).map(|user| {
@@ -468,8 +474,23 @@ async fn no_code_is_issued_by_a_consent_that_has_ended(place: Place) {
         (3, "c_web", BEGIN, true),
     ] {
         let new = code_of(number, client);
-        let added = grants.add_code("a", &new, asked_ms).await;
+        let added = grants.add_code("a", &new, asked_ms, None).await;
         assert_eq!(added.unwrap(), is_issued, "{number}");
+    }
+    // One that was stored behind the revocation is gone with the refusal; one that was taken back is asked for again.
+    let (logins, digest) = (store.logins(), [7; 32]);
+    let consented = async || {
+        let known = logins.has_consented("a", "ada", "c_app", &digest);
+        known.await.unwrap()
+    };
+    let consent = async || logins.consent("a", "ada", "c_app", &digest).await.unwrap();
+    consent().await;
+    for (asked_ms, is_issued) in [(BEGIN + 1, true), (BEGIN, false), (BEGIN + 1, false)] {
+        let number = u8::try_from(asked_ms - BEGIN).unwrap() + 10 + 2 * u8::from(is_issued);
+        let new = code_of(number, "c_app");
+        let added = grants.add_code("a", &new, asked_ms, Some(&digest)).await;
+        assert_eq!(added.unwrap(), is_issued, "{asked_ms}");
+        assert_eq!(consented().await, is_issued);
     }
     // Codes that wait when the consent is taken back; that of another grant has to be known when it comes again.
     let ended = granted(&store, &code_of(4, "c_app"), &[4; 32]).await;

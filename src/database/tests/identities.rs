@@ -268,7 +268,11 @@ async fn no_grant_begins_after_the_logout_of_its_session(place: Place) {
     ] {
         let mut new = code(number);
         new.grant.session = session;
-        store.grants().add_code("a", &new, BEGIN + 1).await.unwrap();
+        store
+            .grants()
+            .add_code("a", &new, BEGIN + 1, None)
+            .await
+            .unwrap();
         store.grants().take_code("a", &new.hash).await.unwrap();
         let began = store
             .grants()

@@ -40,7 +40,7 @@ async fn a_revocation_ends_its_grants_and_no_others(place: Place) {
         let waiting = grant(number + 100, subject, client);
         store
             .grants()
-            .add_code("a", &waiting, BEGIN + 1)
+            .add_code("a", &waiting, BEGIN + 1, None)
             .await
             .unwrap();
         let browser = [number; 32];

@@ -73,10 +73,7 @@ pub(crate) fn check_version(
 ) -> Result<Option<Revision>, McpRefusal> {
     match Version::parse(single(headers, VERSION)?) {
         // Requests of modern revisions come here on HTTP+SSE only.
-        Version::Modern => Err(McpRefusal::http(
-            StatusCode::BAD_REQUEST,
-            "HTTP+SSE has no such MCP-Protocol-Version; POST to the MCP endpoint",
-        )),
+        Version::Modern => Err(no_modern()),
         Version::Unknown => Err(McpRefusal::http(
             StatusCode::BAD_REQUEST,
             "no such MCP-Protocol-Version",
@@ -88,6 +85,14 @@ pub(crate) fn check_version(
         Version::Legacy(revision) => Ok(Some(revision)),
         Version::Absent => Ok(None),
     }
+}
+
+/// The refusal of a modern revision at HTTP+SSE, whether a header field or `_meta` names it.
+pub(crate) fn no_modern() -> McpRefusal {
+    McpRefusal::http(
+        StatusCode::BAD_REQUEST,
+        "HTTP+SSE has no such MCP-Protocol-Version; POST to the MCP endpoint",
+    )
 }
 
 /// Whether the protocol version in the header is one of the modern era.

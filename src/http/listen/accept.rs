@@ -453,7 +453,7 @@ const RESETS: usize = 256;
 /// Shortest time limit for the first request, however late the first byte came.
 const FIRST_REQUEST_MIN: Duration = Duration::from_millis(500);
 /// Concurrent requests of one other replica; `peers` has the same limit.
-const REPLICA_STREAMS: u32 = 20_000;
+const REPLICA_STREAMS: u32 = 30_000;
 /// Interval between pings to another replica, and time limit for the response.
 const REPLICA_SILENCE: Duration = Duration::from_secs(5);
 /// Longest header block.

@@ -124,6 +124,9 @@ async fn accept(
 ) -> Result<StatusCode, McpRefusal> {
     let access = &admitted.access;
     let header = headers::check_version(&parts.headers, access)?;
+    if messages.is_modern() {
+        return Err(headers::no_modern());
+    }
     let id = session_id(parts.uri.query().unwrap_or_default())
         .ok_or(Error::Invalid("session_id is missing"))?;
     let marks = (header, admitted.trace.clone());

@@ -239,8 +239,8 @@ const CONNECT: Duration = Duration::from_millis(500);
 const PROOF: Duration = Duration::from_secs(5);
 /// Interval of idle checks: an unused connection is closed after one to two of them.
 const IDLE: Duration = Duration::from_secs(60);
-/// Concurrent requests to one replica, of which a tenant has at most half; its listener has the same limit per
+/// Concurrent requests to one replica, of which a tenant has at most half, and a caller a third; its listener has the same limit per
 /// connection.
-pub(crate) const MAX_CONCURRENT: u64 = 20_000;
+pub(crate) const MAX_CONCURRENT: u64 = 30_000;
 /// Queued requests for a connection that is being opened; further senders wait.
 const QUEUED_MAX: usize = 64;

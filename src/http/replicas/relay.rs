@@ -58,6 +58,8 @@ struct Relay {
     share: Arc<Budget>,
     /// Held of it for an incomplete event.
     held: Drawn,
+    /// The time until which that waits for room, if it has to.
+    patience: Option<Instant>,
 }
 
 /// Source of the events.
@@ -105,6 +107,7 @@ fn body(forwarding: Forwarding, source: Source) -> Body {
         source,
         held: share.hold(0),
         share,
+        patience: None,
     };
     let chunks = unfold(relay, async |mut relay| {
         let chunk = relay.next().await?;
@@ -175,10 +178,15 @@ impl Relay {
                     }
                 }
                 Source::Remote(answer) => {
-                    // An event grows no further than a line of a child: what is not read stays at the
-                    // owner, which counts it.
+                    // What is not read of an event stays at the owner, which counts it. But several that wait
+                    // for each other's room would do so for ever.
+                    let patience = Instant::now() + PATIENCE;
                     let next = async {
-                        while self.held.amount() > 0 && self.held.is_too_much() {
+                        while self.held.amount() > 0
+                            && self.held.is_too_much()
+                            && Instant::now() < self.patience.unwrap_or(patience)
+                        {
+                            self.patience.get_or_insert(patience);
                             sleep(ROOM).await;
                         }
                         answer.next().await
@@ -218,6 +226,9 @@ impl Relay {
         let (kept, held) = (self.parser.kept() as u64, self.held.amount());
         self.held.add(kept.saturating_sub(held));
         self.held.give_back(held.saturating_sub(kept));
+        if kept == 0 {
+            self.patience = None;
+        }
     }
 
     /// Reads the next events of the log. If there are none, looks for an owner.
@@ -505,6 +516,8 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(250);
 /// Pause after the first failed search.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Time for which an incomplete event waits for room.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval between looks at a share that has no room for more of an event.
 const ROOM: Duration = Duration::from_millis(50);
 /// Longest pause between searches.

@@ -314,7 +314,7 @@ async fn a_caller_has_its_share_of_the_places_at_a_replica_and_leaves_others_the
         }
         Some(asked)
     })
-    .take(10_000)
+    .take(20_000)
     .collect();
     assert_eq!(waiting.len() as u64, MAX_CONCURRENT / 3);
     for another in [caller("a", "bob"), caller("b", "eve")] {

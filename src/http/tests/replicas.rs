@@ -545,6 +545,25 @@ async fn an_answer_beyond_the_share_of_its_caller_stays_at_the_owner_until_it_is
     until(|| one.used() < SHARE && two.used() < SHARE / 2).await;
 }
 
+/// It waited for room that only its own end would give back.
+#[tokio::test]
+async fn an_event_beyond_the_share_of_its_caller_comes_late_and_whole() {
+    let shared = Shared::new(&[]);
+    let small = shared.with_little_memory();
+    let (one, two) = (Gateway::start(&shared).await, Gateway::start(&small).await);
+    let session = one.open("2025-11-25").await;
+    let call = two.call(&session, 1, "big", &json!({"bytes": 1536 << 10}));
+    let events_alone = [(ACCEPT, HeaderValue::from_static("text/event-stream"))];
+    let call = call.headers(events_alone.into_iter().collect());
+    let answer = call.send().await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    let text = timeout(Duration::from_secs(30), answer.text()).await;
+    let text = text.expect("it still waits").unwrap();
+    assert!(text.starts_with("data: ") || text.contains("\ndata: "));
+    assert!(text.contains(&"b".repeat(1536 << 10)));
+    until(|| two.used() < SHARE / 2).await;
+}
+
 /// Makes a replica that begins an event and never ends it the owner of a session.
 async fn stalls(shared: &Shared, session: &str, begin: &'static [u8]) -> CancellationToken {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

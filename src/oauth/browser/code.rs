@@ -51,11 +51,14 @@ impl BrowserRequest {
             challenge: authorization.parameters.challenge.clone(),
             expires_ms: after(issuing.code),
         };
+        let consent = self.consent_digest(authorization, &allowed);
+        let consent = authorization.is_remembered().then_some(&consent);
         let grants = self.store()?.grants();
-        if !grants.add_code(self.tenant(), &new, self.begun_ms).await? {
+        let added = grants.add_code(self.tenant(), &new, self.begun_ms, consent);
+        if !added.await? {
             let refusal = AuthorizationRefusal {
                 error: "access_denied",
-                description: "the access of the client has just been ended",
+                description: "its access has just been ended",
             };
             return Err(StepRefusal::Client(authorization.redirect.clone(), refusal));
         }

@@ -11,14 +11,14 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use moka::{Expiry, future::Cache, ops::compute::Op};
+use moka::{Expiry, future::Cache};
 use serde_json::Value;
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use url::Url;
 
@@ -43,7 +43,9 @@ pub(crate) struct Documents {
     fresh: Cache<String, CachedDocument>,
     /// The last valid documents, used while their servers are unreachable.
     last: Cache<String, Arc<Document>>,
-    keys: Cache<String, CachedKeys>,
+    keys: Cache<String, Arc<KeySet>>,
+    /// Key sets that are being got in place of those.
+    anew: Cache<String, Arc<KeySet>>,
     /// Concurrent fetches, shared out to tenants: slow sites of one must not keep clients of another
     /// out.
     fetches: Shares<Arc<str>, RandomState>,
@@ -81,13 +83,6 @@ struct CachedDocument {
     fresh: Duration,
 }
 
-/// The key set of a client, and the time at which it was asked for.
-#[derive(Clone)]
-struct CachedKeys {
-    set: Arc<KeySet>,
-    asked: Instant,
-}
-
 /// Expiry as the server of each document sets it.
 struct Freshness;
 
@@ -96,7 +91,7 @@ impl Expiry<String, CachedDocument> for Freshness {
         &self,
         _: &String,
         cached: &CachedDocument,
-        _: std::time::Instant,
+        _: Instant,
     ) -> Option<Duration> {
         Some(cached.fresh)
     }
@@ -121,6 +116,7 @@ impl Documents {
                 .max_capacity(DOCUMENTS)
                 .time_to_live(KEYS)
                 .build(),
+            anew: Cache::new(DOCUMENTS),
             fetches: Shares::new(Budget::new(FETCHES)),
             hosts: Throttle::new(),
             is_reachable: AtomicBool::new(!is_probed),
@@ -205,8 +201,7 @@ impl Documents {
         let fetched = self
             .keys
             .try_get_with_by_ref(url, self.fetch_keys(tenant, url));
-        let outcome = fetched.await.map(|cached| cached.set);
-        outcome.map_err(|error| DocumentError::clone(&error))
+        fetched.await.map_err(|error| DocumentError::clone(&error))
     }
 
     /// Returns the key set at a `jwks_uri` as it is now, for a tenant. The one before stays until another is got:
@@ -216,31 +211,23 @@ impl Documents {
         tenant: &str,
         url: &str,
     ) -> Result<Arc<KeySet>, DocumentError> {
-        let asked = Instant::now();
-        let renewed = self
-            .keys
-            .entry_by_ref(url)
-            .and_try_compute_with(async |known| {
-                // Another caller may have got it since.
-                if known.is_some_and(|known| known.value().asked >= asked) {
-                    return Ok(Op::Nop);
-                }
-                Ok(Op::Put(self.fetch_keys(tenant, url).await?))
-            });
-        match renewed.await?.into_entry() {
-            Some(entry) => Ok(entry.into_value().set),
-            None => Err(DocumentError::Unavailable("the keys are gone again")),
-        }
+        // Concurrent callers share one fetch and its failure; later ones do not.
+        let fetched = self
+            .anew
+            .try_get_with_by_ref(url, self.fetch_keys(tenant, url));
+        let fetched = fetched.await;
+        self.anew.invalidate(url).await;
+        let set = fetched.map_err(|error| DocumentError::clone(&error))?;
+        self.keys.insert(url.to_owned(), Arc::clone(&set)).await;
+        Ok(set)
     }
 
-    async fn fetch_keys(&self, tenant: &str, url: &str) -> Result<CachedKeys, DocumentError> {
-        let asked = Instant::now();
+    async fn fetch_keys(&self, tenant: &str, url: &str) -> Result<Arc<KeySet>, DocumentError> {
         let parsed = Url::parse(url).map_err(|_| DocumentError::Invalid("jwks_uri is no URL"))?;
         let fetched = self.get(tenant, &parsed, KEYS_MAX).await?;
         let set = KeySet::parse(&fetched.body)
             .map_err(|_| DocumentError::Invalid("what is at jwks_uri is no key set"))?;
-        let set = Arc::new(set);
-        Ok(CachedKeys { set, asked })
+        Ok(Arc::new(set))
     }
 
     /// Checks the syntax of a client id, and that its URL may be asked.

@@ -1,8 +1,7 @@
 //! Values that are good once, remembered for a time in a table of bounded size, which tenants share.
 
 use std::{
-    cmp::{Ordering, Reverse},
-    collections::{BinaryHeap, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::{Arc, PoisonError, RwLock, RwLockWriteGuard},
     time::Duration,
 };
@@ -36,44 +35,16 @@ impl Default for Uses {
 
 #[derive(Default)]
 struct Remembered {
-    /// The values, each with the time at which it is forgotten.
-    values: HashMap<[u8; 32], Instant>,
-    /// The same by that time, at which they are removed. A value that was given back is here until then.
-    order: BinaryHeap<Reverse<Remembrance>>,
+    values: HashMap<[u8; 32], Remembrance>,
+    /// The same values by the time at which they are forgotten.
+    order: BTreeSet<(Instant, [u8; 32])>,
 }
 
-/// A value until it is forgotten, with the room that it takes.
+/// A value that is in use until `end`, with the room that it takes.
 struct Remembrance {
     end: Instant,
-    value: [u8; 32],
     _room: Drawn,
 }
-
-impl Remembrance {
-    fn key(&self) -> (Instant, &[u8; 32]) {
-        (self.end, &self.value)
-    }
-}
-
-impl Ord for Remembrance {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
-impl PartialOrd for Remembrance {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Remembrance {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Remembrance {}
 
 impl Uses {
     /// Uses a value of a tenant at `now`.
@@ -86,25 +57,33 @@ impl Uses {
     ) -> Use {
         let mut remembered = self.lock();
         remembered.forget(now);
-        if remembered.values.get(&value).is_some_and(|end| now < *end) {
+        if remembered
+            .values
+            .get(&value)
+            .is_some_and(|known| now < known.end)
+        {
             return Use::Again;
         }
-        let Some(room) = self.room.of(tenant).draw(1) else {
-            return Use::Full;
+        remembered.remove(&value);
+        let share = self.room.of(tenant);
+        let room = loop {
+            match share.draw(1) {
+                Some(room) => break room,
+                // What has ended takes nobody's room.
+                None if remembered.forget(now) => {}
+                None => return Use::Full,
+            }
         };
         let end = now + window;
-        remembered.values.insert(value, end);
-        remembered.order.push(Reverse(Remembrance {
-            end,
-            value,
-            _room: room,
-        }));
+        remembered.order.insert((end, value));
+        let remembrance = Remembrance { end, _room: room };
+        remembered.values.insert(value, remembrance);
         Use::First
     }
 
     /// Takes back the use of a value.
     pub(super) fn give_back(&self, value: [u8; 32]) {
-        self.lock().values.remove(&value);
+        self.lock().remove(&value);
     }
 
     fn lock(&self) -> RwLockWriteGuard<'_, Remembered> {
@@ -114,30 +93,36 @@ impl Uses {
 }
 
 impl Remembered {
-    fn forget(&mut self, now: Instant) {
-        while let Some(Reverse(oldest)) = self.order.peek()
-            && oldest.end <= now
-        {
-            // One that was given back may have been used anew.
-            if self
-                .values
-                .get(&oldest.value)
-                .is_some_and(|end| *end <= now)
-            {
-                self.values.remove(&oldest.value);
-            }
-            self.order.pop();
+    /// Forgets values that have ended, a few at a time: after a flood all others would wait. Returns whether there were
+    /// any.
+    fn forget(&mut self, now: Instant) -> bool {
+        let before = self.values.len();
+        for _ in 0..AT_ONCE {
+            let oldest = self.order.first().copied();
+            let Some((_, value)) = oldest.filter(|(end, _)| *end <= now) else {
+                break;
+            };
+            self.remove(&value);
         }
+        let has_forgotten = self.values.len() < before;
         // Room of a flood is given back.
         if self.values.capacity() > MIN_ROOM && self.values.len() < self.values.capacity() / 8 {
             self.values.shrink_to(MIN_ROOM);
-            self.order.shrink_to(MIN_ROOM);
+        }
+        has_forgotten
+    }
+
+    fn remove(&mut self, value: &[u8; 32]) {
+        if let Some(known) = self.values.remove(value) {
+            self.order.remove(&(known.end, *value));
         }
     }
 }
 
 /// Most values that are remembered, with about 120 bytes each. A tenant has at most half of them.
 const MOST: u64 = 1 << 20;
+/// Values that are forgotten for each that is used.
+const AT_ONCE: usize = 64;
 /// The smallest table worth shrinking.
 const MIN_ROOM: usize = 4096;
 
@@ -185,7 +170,7 @@ mod tests {
     fn a_long_window_keeps_no_room_of_short_ones_behind_it() {
         let (uses, began) = (Uses::default(), Instant::now());
         uses.take(&"a".into(), value(0), 10 * WINDOW, began);
-        for number in 1..=100 {
+        for number in 1..=50 {
             uses.take(&"a".into(), value(number), WINDOW, began);
         }
         uses.take(&"a".into(), value(101), WINDOW, began + WINDOW);
@@ -209,6 +194,13 @@ mod tests {
         assert_eq!([take(2), take(3)], [Use::First, Use::Again]);
         assert_eq!(take(91), Use::Again, "the window of its second use");
         assert_eq!(take(92), Use::First);
+        // Each took a place until its window was over, and ten minutes of them all that a tenant has.
+        let room = uses.room.of(&"a".into());
+        for _ in 0..100 {
+            assert_eq!(room.used(), 1);
+            uses.give_back(value(1));
+            assert_eq!((room.used(), take(93)), (0, Use::First));
+        }
     }
 
     #[test]
@@ -229,9 +221,22 @@ mod tests {
         assert_eq!(take("a", most * 2, began), Use::Full);
         assert_eq!(take("c", most * 2, began), Use::First);
         assert_eq!(take("a", 7, began), Use::Again);
-        assert_eq!(take("a", 7, began + WINDOW), Use::First, "forgotten");
+        assert_eq!(
+            take("a", 7, began + WINDOW),
+            Use::First,
+            "those of before take no room"
+        );
+        let len = || uses.lock().values.len();
+        let mut used = 1;
+        while len() > used {
+            let before = len();
+            assert_eq!(take("a", most * 3 + used, began + WINDOW), Use::First);
+            let forgotten = before + 1 - len();
+            assert!(forgotten <= AT_ONCE, "others wait meanwhile: {forgotten}");
+            used += 1;
+        }
         let remembered = uses.lock();
-        assert_eq!((remembered.values.len(), remembered.order.len()), (1, 1));
+        assert_eq!(remembered.order.len(), used);
         assert!(remembered.values.capacity() < most / 8);
     }
 }

@@ -26,7 +26,7 @@ async fn heard(session: &Session) -> String {
 
 /// Bodies with imitated or repeated keys. A strict and a lenient parser would read different
 /// calls, one of which increments the counter.
-const IMITATIONS: [&str; 24] = [
+const IMITATIONS: [&str; 29] = [
     r#"{"jsonrpc":"2.0","id":1,"method":"ping","Method":"tools/call","params":{"name":"counter"}}"#,
     r#"{"jsonrpc":"2.0","id":1,"METHOD":"tools/call","method":"ping","params":{"name":"counter"}}"#,
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo"},"Params":{"name":"counter"}}"#,
@@ -49,6 +49,11 @@ const IMITATIONS: [&str; 24] = [
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","_meta":{"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol/logLevel":"debug"}}}"#,
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","_meta":{"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/ClientCapabilities":{}}}}"#,
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","_meta":{"io.modelcontextprotocol/clientCapabilities":{"roots":{},"roots":{}}}}}"#,
+    r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","arguments":{},"Arguments":{}}}"#,
+    r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","Task":{}}}"#,
+    r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","RequestState":"x"}}"#,
+    r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"counter","input\u0052esponses":{},"InputResponses":{}}}"#,
+    r#"{"jsonrpc":"2.0","id":1,"method":"logging/setLevel","params":{"level":"info","Level":"debug"}}"#,
     r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9,"RequestId":2}}"#,
     r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9,"reque\u017ftId":2}}"#,
 ];

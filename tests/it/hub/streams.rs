@@ -456,6 +456,14 @@ async fn the_endpoint_of_http_sse_takes_only_its_own_session() {
         let response = within("a response", request.send()).await.unwrap();
         assert_eq!(response.status().as_u16(), status, "{target}");
     }
+    // A message of a revision that has no HTTP+SSE.
+    let modern = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{
+        "io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}"#;
+    let url = format!("{}{}", gateway.base(), legacy.endpoint);
+    let request = gateway.http.post(url).body(modern);
+    let request = request.header("Content-Type", "application/json");
+    let response = within("a response", request.send()).await.unwrap();
+    assert_eq!(response.status().as_u16(), 400);
     let call = tool_call(json!(5), "echo", json!({"text": "own"}));
     legacy.post(&call).await;
     assert_eq!(

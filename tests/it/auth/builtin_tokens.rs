@@ -533,7 +533,7 @@ async fn revocations_are_read_from_a_database_that_is_slower_than_reachable() {
     let (gone, kept) = (app.tokens().await, app.tokens().await);
     let (gone_token, kept_token) = (gone.text("access_token"), kept.text("access_token"));
     assert_eq!(ground.statuses(&gone_token).await, [GOOD; 2]);
-    way.set(Mode::Delay(Duration::from_millis(450)));
+    way.set(Mode::Delay(Duration::from_millis(220)));
     let revoked = app.revoke(&gone.text("refresh_token")).await;
     assert_eq!(revoked, StatusCode::OK);
     let began = Instant::now();

@@ -7,6 +7,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use reqwest::{Method, StatusCode};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -576,6 +577,34 @@ async fn tokens_are_good_while_the_database_is_away() {
     while status(&gateway, &token).await != 401 {
         assert!(began.elapsed() < Duration::from_secs(10));
     }
+}
+
+/// A statement that waits for a lock is the silence of a database whose connections answer.
+#[tokio::test]
+async fn tokens_are_good_while_statements_wait() {
+    let postgres = Postgres::start();
+    let gateway = gateway(json!({"sql": {"url": postgres.url()}})).await;
+    let app = App::public(&gateway, "a").await;
+    let tokens = app.tokens().await;
+    let token = tokens.text("access_token");
+    let mut holder = PgConnection::connect(&postgres.url()).await.unwrap();
+    let mut lock = holder.begin().await.unwrap();
+    let held = sqlx::query("LOCK TABLE changes IN ACCESS EXCLUSIVE MODE");
+    held.execute(&mut *lock).await.unwrap();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(8) {
+        assert_eq!(status(&gateway, &token).await, GOOD);
+        sleep(Duration::from_millis(50)).await;
+    }
+    lock.rollback().await.unwrap();
+    assert_eq!(
+        app.revoke(&tokens.text("refresh_token")).await,
+        StatusCode::OK
+    );
+    until("the revocation", async || {
+        status(&gateway, &token).await == 401
+    })
+    .await;
 }
 
 /// Signing keys rotate while tokens are used, without a failed request.

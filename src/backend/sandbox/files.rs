@@ -11,6 +11,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use crate::backend::linux::regular_file;
+
 /// Existing directories of the system that programs need.
 pub(super) fn system() -> Vec<PathBuf> {
     let resolver = fs::canonicalize("/etc/resolv.conf").ok();
@@ -118,7 +120,7 @@ fn located(command: &OsStr, directories: &[PathBuf]) -> Option<PathBuf> {
 
 /// Interpreter in the first line of a script.
 fn interpreter(script: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
-    let file = fs::File::open(script).ok()?;
+    let file = regular_file::open(script).ok()?;
     let mut line = Vec::new();
     // As much as the kernel reads (BINPRM_BUF_SIZE).
     let mut head = BufReader::new(file.take(256));
@@ -309,6 +311,19 @@ mod tests {
         write(&script, &format!("#!{} -u\n", python.display()));
         let found = programs(script.as_os_str(), OsStr::new(""), &[]);
         assert_eq!(found, [root.join("a"), root.join("py/v3")]);
+    }
+
+    /// The open of a FIFO waited for its writer, and a worker of the runtime with it.
+    #[test]
+    fn a_program_without_a_file_is_not_waited_for() {
+        let root = tempfile::tempdir().unwrap();
+        let fifo = root.path().join("fifo");
+        let (at, kind) = (rustix::fs::CWD, rustix::fs::FileType::Fifo);
+        rustix::fs::mknodat(at, &fifo, kind, rustix::fs::Mode::RWXU, 0).unwrap();
+        let (read, seen) = std::sync::mpsc::channel();
+        std::thread::spawn(move || read.send(interpreter(&fifo, &[])));
+        let interpreter = seen.recv_timeout(std::time::Duration::from_secs(10));
+        assert_eq!(interpreter.unwrap(), None);
     }
 
     #[test]

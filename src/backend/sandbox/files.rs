@@ -156,8 +156,10 @@ fn is_program(path: &Path) -> bool {
 
 /// `root`, or the paths below it without `hidden`.
 ///
-/// Files created later beside a hidden path are not included.
+/// Files created later beside a hidden path are not included, nor are links there: Landlock follows them,
+/// and `hidden` has none.
 pub(super) fn without(root: &Path, hidden: &[PathBuf]) -> Vec<PathBuf> {
+    let root = &real(root).unwrap_or_else(|| root.to_owned());
     if hidden.iter().any(|hidden| root.starts_with(hidden)) {
         return Vec::new();
     }
@@ -166,6 +168,7 @@ pub(super) fn without(root: &Path, hidden: &[PathBuf]) -> Vec<PathBuf> {
     }
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_symlink()))
         .flat_map(|entry| without(&entry.path(), hidden))
         .collect()
 }
@@ -535,6 +538,25 @@ mod tests {
             [""; 0].map(PathBuf::from)
         );
         assert_eq!(without(&root.join("a"), &hidden), [root.join("a")]);
+    }
+
+    /// A link to a directory above hidden files, such as /var/run, made all of it readable.
+    #[test]
+    fn what_is_hidden_is_hidden_behind_links() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        for file in ["a/x", "run/secrets/key", "run/other", "var/data/key"] {
+            write(&root.join(file), "");
+        }
+        symlink("../run", root.join("var/run")).unwrap();
+        let hidden = [root.join("run/secrets"), root.join("var/data")];
+        let mut seen = without(&root, &hidden);
+        seen.sort();
+        assert_eq!(seen, [root.join("a"), root.join("run/other")]);
+        assert_eq!(
+            without(&root.join("var/run"), &hidden),
+            [root.join("run/other")]
+        );
     }
 
     #[test]

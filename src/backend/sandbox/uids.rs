@@ -4,7 +4,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, lchown},
     path::Path,
     sync::{
         Arc,
@@ -74,14 +74,25 @@ impl Pool {
         let leased = spawn_blocking(move || {
             // Held to the end, also if nobody waits for it any more.
             let _turn = turn;
-            let none_left = || io::Error::other("no uid of sandbox.uids is free");
-            let lease = pool.take().ok_or_else(none_left)?;
-            if profile == Profile::Open {
-                remove_leftovers(lease.uid, &OF_EVERYBODY.map(Path::new))?;
-            }
-            Ok(lease)
+            let all = OF_EVERYBODY.map(Path::new);
+            let places: &[&Path] = if profile == Profile::Open { &all } else { &[] };
+            pool.take_clean(places)
         });
         leased.await.map_err(io::Error::other)?
+    }
+
+    /// Takes a free uid without files in these directories. One whose files cannot be removed stays taken
+    /// while there are others.
+    fn take_clean(self: &Arc<Self>, places: &[&Path]) -> io::Result<UidLease> {
+        let mut failed = io::Error::other("no uid of sandbox.uids is free");
+        for _ in 0..TRIES {
+            let Some(lease) = self.take() else { break };
+            match remove_leftovers(lease.uid, places) {
+                Ok(()) => return Ok(lease),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
     }
 
     /// Takes a free uid; none if all are taken.
@@ -158,7 +169,16 @@ fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
         let entries = fs::read_dir(place).into_iter().flatten().flatten();
         let is_left = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|found| found.uid() == uid);
         for entry in entries.filter(|entry| is_sticky && is_left(entry)) {
-            match removal::remove(&entry.path()) {
+            let path = entry.path();
+            let removed = removal::remove(&path).or_else(|error| {
+                if error.kind() != io::ErrorKind::PermissionDenied {
+                    return Err(error);
+                }
+                // Without CAP_FOWNER a file in such a directory is removed by its owner only.
+                lchown(&path, Some(rustix::process::geteuid().as_raw()), None)?;
+                removal::remove(&path)
+            });
+            match removed {
                 // Programs that clean these directories run beside this.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 removed => removed?,
@@ -170,6 +190,9 @@ fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
 
 /// Uids that are leased at a time: each may have files to remove, and threads for files are few.
 const TURNS: usize = 8;
+
+/// Uids that a lease tries before it fails: of each the directories are read.
+const TRIES: usize = 8;
 
 /// Directories that every user may write.
 const OF_EVERYBODY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
@@ -278,6 +301,56 @@ mod tests {
         assert!(pool.take().is_none(), "this very process has it");
     }
 
+    /// The capabilities that the unit gives the gateway do not remove the files of others in /tmp.
+    #[test]
+    fn leftovers_go_without_the_capability_to_remove_them() {
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+        fs::set_permissions(place.path(), mode).unwrap();
+        let (first, another) = (4_000_000_010, 4_000_000_012);
+        lchown(place.path(), Some(another), None).unwrap();
+        let (file, link) = (place.path().join("file"), place.path().join("link"));
+        let leave = || {
+            fs::write(&file, "").unwrap();
+            std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+            for path in [&file, &link] {
+                lchown(path, Some(first), Some(first)).unwrap();
+            }
+        };
+        let without = |lost: CapabilitySet| {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(lost);
+            set_capabilities(None, sets).unwrap();
+        };
+        leave();
+        // Capabilities are those of a thread.
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(|| {
+                without(CapabilitySet::FOWNER);
+                remove_leftovers(first, &[place.path()])
+            });
+            removed.join().unwrap().unwrap();
+        });
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        leave();
+        std::thread::scope(|scope| {
+            let leased = scope.spawn(|| {
+                without(CapabilitySet::FOWNER | CapabilitySet::CHOWN);
+                let pool = Arc::new(Pool::new(Uids { first, count: 2 }));
+                let lease = pool.take_clean(&[place.path()]).unwrap();
+                assert_eq!(lease.uid, first + 1, "the other cannot be cleaned");
+                pool.take_clean(&[place.path()]).unwrap_err().kind()
+            });
+            let kind = leased.join().unwrap();
+            assert_eq!(kind, io::ErrorKind::PermissionDenied);
+        });
+    }
+
     #[test]
     fn leftovers_go_and_files_of_others_stay() {
         if !rustix::process::geteuid().is_root() {
@@ -291,7 +364,7 @@ mod tests {
         let (uid, other) = (4_000_000_005, 4_000_000_006);
         let own = |name: &str, uid| {
             let path = place.path().join(name);
-            std::os::unix::fs::lchown(&path, Some(uid), Some(uid)).unwrap();
+            lchown(&path, Some(uid), Some(uid)).unwrap();
         };
         let write = |name: &str| fs::write(place.path().join(name), name).unwrap();
         fs::create_dir_all(place.path().join("dir/deep")).unwrap();

@@ -24,7 +24,7 @@ pub(crate) struct Pool {
     taken: Box<[AtomicU64]>,
     /// A bit for each of these whose lease is gone, so that it is free once no process has it.
     dropped: Box<[AtomicU64]>,
-    /// A bit for each uid that a child ever had.
+    /// A bit for each uid that a child had, of this gateway or of one before it.
     used: Box<[AtomicU64]>,
     /// Start of the next search: uids are reused as late as possible.
     next: AtomicU32,
@@ -45,14 +45,19 @@ pub(crate) struct UidLease {
 }
 
 impl Pool {
-    /// All uids of `range`, free.
+    /// All uids of `range`, free unless a process has them: a gateway that was killed may have left it.
     pub(crate) fn new(range: Uids) -> Self {
         let words = || (0..range.count.div_ceil(64)).map(|_| AtomicU64::new(0));
+        let used: Box<[AtomicU64]> = words().collect();
+        let living = living().filter_map(|uid| uid.checked_sub(range.first));
+        for at in living.filter(|at| *at < range.count) {
+            used[(at / 64) as usize].fetch_or(1 << (at % 64), Ordering::AcqRel);
+        }
         Self {
             range,
             taken: words().collect(),
             dropped: words().collect(),
-            used: words().collect(),
+            used,
             next: AtomicU32::new(0),
             turns: Turns::new(TURNS),
         }
@@ -202,16 +207,20 @@ const STICKY: u32 = 0o1000;
 
 /// Whether any process has this uid, real or effective.
 fn is_alive(uid: u32) -> bool {
+    living().any(|living| living == uid)
+}
+
+/// The uids of all processes, real and effective.
+fn living() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let uid = uid.to_string();
-    let has = |status: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-        line.is_some_and(|line| line.split_ascii_whitespace().any(|one| one == uid))
-    };
     entries
         .filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit())
         .filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok())
-        .any(|status| has(&status))
+        .flat_map(|status| {
+            let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+            let words = line.into_iter().flat_map(str::split_ascii_whitespace);
+            words.flat_map(str::parse).collect::<Vec<u32>>()
+        })
 }
 
 #[cfg(test)]
@@ -297,8 +306,25 @@ mod tests {
             first: own,
             count: 1,
         }));
-        pool.take().unwrap().end();
         assert!(pool.take().is_none(), "this very process has it");
+    }
+
+    #[test]
+    fn a_uid_that_outlives_its_lease_is_not_given_again() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (first, count) = (4_000_000_020, 1);
+        let pool = Arc::new(Pool::new(Uids { first, count }));
+        let lease = pool.take().unwrap();
+        let mut process = std::process::Command::new("/bin/cat");
+        let process = std::os::unix::process::CommandExt::uid(&mut process, lease.uid);
+        let mut process = process.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        lease.end();
+        assert!(pool.take().is_none());
+        drop(process.stdin.take());
+        process.wait().unwrap();
+        assert_eq!(pool.take().unwrap().uid, first);
     }
 
     /// The capabilities that the unit gives the gateway do not remove the files of others in /tmp.

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::net::{UnixDatagram, UnixListener, UnixStream},
 };
 
 /// Runs one attempt; the text begins with "refused" if it fails.
@@ -12,6 +12,8 @@ pub(crate) fn attempt(what: &str, path: &str, number: i32) -> String {
         "unix_own" => own_socket(),
         "unix_browser" => browser_socket(),
         "unix_pair" => UnixStream::pair().map(|_| "connected".into()),
+        "unix_datagram" => UnixDatagram::pair()
+            .and_then(|(one, _)| Ok(format!("sent {}", one.send_to(&[0], path)?))),
         "mptcp" => multipath(path),
         "listen" => listen(path),
         "segment" => attach(number),

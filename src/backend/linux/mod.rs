@@ -5,8 +5,10 @@
 //! * `syscalls`: system calls that need unsafe code
 //! * `poll`: wait for descriptors
 //! * `removal`: deletion of directory trees
+//! * `regular_file`: opening of files that others chose
 
 pub(crate) mod poll;
+pub(crate) mod regular_file;
 pub(crate) mod removal;
 pub(crate) mod syscalls;
 

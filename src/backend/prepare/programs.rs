@@ -3,7 +3,7 @@
 //! Reads files only. Not here: the recipes of npm and uv (`declare`).
 
 use std::{
-    fs::{self, File},
+    fs,
     io::Read,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -12,7 +12,7 @@ use std::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::declare::Start;
+use crate::{backend::linux::regular_file, declare::Start};
 
 /// Program and version found in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,7 +51,7 @@ fn npm(store: &Path, package: &str, bin: Option<&str>) -> Result<Found, String> 
     let modules = store.join("node_modules");
     let path = modules.join(package).join("package.json");
     let mut text = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut text));
+    let read = regular_file::open(&path).and_then(|file| file.take(LARGEST).read_to_end(&mut text));
     read.map_err(|error| format!("{package} was not installed: {error}"))?;
     let found: Package = serde_json::from_slice(&text)
         .map_err(|error| format!("the package.json of {package} cannot be read: {error}"))?;
@@ -205,6 +205,21 @@ mod tests {
             assert_eq!(found.version.as_deref(), Some("1.2.3-a"));
         }
         assert!(find(&start(Some("z")), store).is_err());
+    }
+
+    /// The open of a FIFO waited for its writer, and the preparation with it.
+    #[test]
+    fn a_package_without_a_file_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().to_owned();
+        fs::create_dir_all(store.join("node_modules/x")).unwrap();
+        let (at, kind) = (rustix::fs::CWD, rustix::fs::FileType::Fifo);
+        let fifo = store.join("node_modules/x/package.json");
+        rustix::fs::mknodat(at, &fifo, kind, rustix::fs::Mode::RWXU, 0).unwrap();
+        let (found, seen) = std::sync::mpsc::channel();
+        std::thread::spawn(move || found.send(npm(&store, "x", None)));
+        let found = seen.recv_timeout(std::time::Duration::from_secs(10));
+        assert!(found.unwrap().unwrap_err().contains("no regular file"));
     }
 
     #[test]

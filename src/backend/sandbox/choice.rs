@@ -255,7 +255,11 @@ fn readable(
 ) -> Vec<PathBuf> {
     let homes: Vec<PathBuf> = home.into_iter().map(Path::to_owned).collect();
     let mut read = system.to_vec();
-    read.extend(files::programs(OsStr::new(&launch.command), path, &homes));
+    // The user's own project, which `run` works in, is not among them.
+    let foreign = launch.confinement.write.iter().chain(&launch.prepared);
+    let foreign: Vec<PathBuf> = foreign.cloned().collect();
+    let command = OsStr::new(&launch.command);
+    read.extend(files::programs(command, path, &homes, &foreign));
     read.extend(launch.confinement.read.iter().cloned());
     read.extend(launch.cwd.clone());
     read
@@ -270,3 +274,46 @@ const SECRETS: [&str; 6] = [
     "/etc/sudoers",
     "/etc/ssl/private",
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
+
+    use super::super::choice::*;
+
+    /// Of its package and of what it may write, it could choose the files that its next child may read.
+    #[test]
+    fn a_server_does_not_choose_what_it_may_read() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let write = |path: &Path, text: &str| {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
+        };
+        let (script, secret) = (root.join("a/x"), root.join("b/data/x"));
+        write(&secret, "");
+        write(&script, &format!("#!{}\n", secret.display()));
+        let launch = |write: Option<PathBuf>, prepared: Option<PathBuf>| Launch {
+            command: script.to_str().unwrap().to_owned(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            files: BTreeMap::new(),
+            cwd: None,
+            home: Home::Private,
+            confinement: Confinement {
+                write: write.into_iter().collect(),
+                ..Confinement::default()
+            },
+            prepared,
+            is_preparing: false,
+        };
+        let read = |launch: Launch| readable(&[], &launch, OsStr::new(""), None);
+        let own = || Some(root.join("a"));
+        let of_operator = [root.join("a"), root.join("b/data")];
+        assert_eq!(read(launch(None, None)), of_operator);
+        for (write, prepared) in [(own(), None), (None, own())] {
+            assert_eq!(read(launch(write, prepared)), [""; 0].map(PathBuf::from));
+        }
+    }
+}

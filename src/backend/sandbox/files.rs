@@ -5,11 +5,14 @@
 
 use std::{
     collections::BTreeSet,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs,
     io::{BufRead, BufReader, Read},
+    os::unix::fs::PermissionsExt,
     path::{Component, Path, PathBuf},
 };
+
+use crate::backend::linux::regular_file;
 
 /// Existing directories of the system that programs need.
 pub(super) fn system() -> Vec<PathBuf> {
@@ -42,32 +45,121 @@ pub(super) fn devices() -> impl Iterator<Item = PathBuf> {
 ///
 /// A directory of programs includes its installation: `~/.nvm/versions/node/v22/bin` needs the
 /// `lib` next to it. Never a whole home directory.
-pub(crate) fn programs(command: &OsStr, path: &OsStr, homes: &[PathBuf]) -> Vec<PathBuf> {
+///
+/// The server or its package wrote what is below `foreign`, which it may read anyway: a link there leads
+/// to nothing more, and the first line of a script there to programs on PATH only.
+pub(crate) fn programs(
+    command: &OsStr,
+    path: &OsStr,
+    homes: &[PathBuf],
+    foreign: &[PathBuf],
+) -> Vec<PathBuf> {
+    let foreign: Vec<PathBuf> = foreign.iter().filter_map(|dir| real(dir)).collect();
     let mut found = BTreeSet::new();
     let directories: Vec<PathBuf> = std::env::split_paths(path)
         .filter(|dir| dir.is_absolute())
         .collect();
-    for dir in directories.iter().filter_map(|dir| real(dir)) {
-        add_tree(&dir, homes, &mut found);
+    let mut on_path = BTreeSet::new();
+    for dir in &directories {
+        if let Some(Place { path, is_own: true }) = Place::of(dir, &foreign)
+            && path.exists()
+        {
+            add_tree(&path, homes, &mut found);
+            on_path.insert(path);
+        }
     }
     let mut next = located(command, &directories);
+    let mut is_named_by_operator = true;
     // The interpreter of a script may be a script again.
     for _ in 0..INTERPRETERS {
         let Some(program) = next else { break };
-        let Some(target) = real(&program) else { break };
+        let Some(place) = Place::of(&program, &foreign).filter(|place| is_program(&place.path))
+        else {
+            break;
+        };
+        let target = place.path;
+        next = interpreter(&target, &directories);
+        if is_below(&target, &foreign) {
+            is_named_by_operator = false;
+            continue;
+        }
+        let is_on_path = || {
+            let dir = program.parent().and_then(real);
+            dir.is_some_and(|dir| on_path.contains(&dir))
+        };
+        if !place.is_own || !(is_named_by_operator || is_on_path()) {
+            break;
+        }
         for dir in [program.parent(), target.parent()].into_iter().flatten() {
             add_tree(dir, homes, &mut found);
         }
-        next = interpreter(&target, &directories);
         found.insert(target);
+        is_named_by_operator = true;
     }
     outermost(found.into_iter())
 }
 
+/// Place of a path after its symbolic links.
+struct Place {
+    path: PathBuf,
+    /// Whether it, and each link on the way to it, is outside foreign directories.
+    is_own: bool,
+}
+
+impl Place {
+    /// Follows the links of `path`; none if they lead in a circle.
+    fn of(path: &Path, foreign: &[PathBuf]) -> Option<Self> {
+        let path = std::path::absolute(path).ok()?;
+        let (mut at, mut is_own, mut links) = (PathBuf::from("/"), true, 0);
+        let mut ahead: Vec<OsString> = names_from_last(&path).collect();
+        while let Some(name) = ahead.pop() {
+            if name == ".." {
+                at.pop();
+                continue;
+            }
+            let next = at.join(&name);
+            let Ok(target) = fs::read_link(&next) else {
+                at = next;
+                continue;
+            };
+            links += 1;
+            if links > MOST_LINKS {
+                return None;
+            }
+            is_own &= !is_below(&at, foreign);
+            if target.is_absolute() {
+                at = PathBuf::from("/");
+            }
+            ahead.extend(names_from_last(&target));
+        }
+        is_own &= !is_below(&at, foreign);
+        Some(Self { path: at, is_own })
+    }
+}
+
+/// The names in a path, and `..`.
+fn names_from_last(path: &Path) -> impl Iterator<Item = OsString> + '_ {
+    let parts = path.components().rev();
+    let parts = parts.filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    parts.map(|part| part.as_os_str().to_owned())
+}
+
+fn is_below(path: &Path, dirs: &[PathBuf]) -> bool {
+    dirs.iter().any(|dir| path.starts_with(dir))
+}
+
+/// Whether a path is an executable file: no socket, which must not be shown, and no directory.
+fn is_program(path: &Path) -> bool {
+    let found = fs::symlink_metadata(path);
+    found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
 /// `root`, or the paths below it without `hidden`.
 ///
-/// Files created later beside a hidden path are not included.
+/// Files created later beside a hidden path are not included, nor are links there: Landlock follows them,
+/// and `hidden` has none.
 pub(super) fn without(root: &Path, hidden: &[PathBuf]) -> Vec<PathBuf> {
+    let root = &real(root).unwrap_or_else(|| root.to_owned());
     if hidden.iter().any(|hidden| root.starts_with(hidden)) {
         return Vec::new();
     }
@@ -76,6 +168,7 @@ pub(super) fn without(root: &Path, hidden: &[PathBuf]) -> Vec<PathBuf> {
     }
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_symlink()))
         .flat_map(|entry| without(&entry.path(), hidden))
         .collect()
 }
@@ -118,7 +211,7 @@ fn located(command: &OsStr, directories: &[PathBuf]) -> Option<PathBuf> {
 
 /// Interpreter in the first line of a script.
 fn interpreter(script: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
-    let file = fs::File::open(script).ok()?;
+    let file = regular_file::open(script).ok()?;
     let mut line = Vec::new();
     // As much as the kernel reads (BINPRM_BUF_SIZE).
     let mut head = BufReader::new(file.take(256));
@@ -129,7 +222,10 @@ fn interpreter(script: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
     if !program.ends_with("/env") {
         return Some(program.into());
     }
-    let name = words.find(|word| !word.starts_with('-') && !word.contains('='))?;
+    let is_name = |word: &&str| word.starts_with('-') || !word.contains('=');
+    let name = words.find(|word| !ENV_FLAGS.contains(word) && is_name(word))?;
+    // Of another option the next word may be the argument.
+    let name = Some(name).filter(|name| !name.starts_with('-'))?;
     located(OsStr::new(name), directories)
 }
 
@@ -254,12 +350,28 @@ const SYSTEM: [&str; 17] = [
 /// Prefixes in a home that hold more than programs.
 const MIXED: [&str; 3] = [".local", ".cargo", ""];
 
+/// Options of `env` without an argument; what follows `-S` is as good as a line of its own.
+const ENV_FLAGS: [&str; 9] = [
+    "-",
+    "--",
+    "-i",
+    "-S",
+    "-v",
+    "-iS",
+    "-vS",
+    "--ignore-environment",
+    "--split-string",
+];
+
+/// Bound of symbolic links in one path, that of Linux.
+const MOST_LINKS: usize = 40;
+
 /// Limit of nested interpreters.
 const INTERPRETERS: usize = 4;
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::{fs::symlink, net::UnixListener};
 
     use super::super::files::*;
 
@@ -285,7 +397,7 @@ mod tests {
         let path = std::env::join_paths(path).unwrap();
         let homes = [home.clone()];
         let below = |command: &str| {
-            let found = programs(OsStr::new(command), &path, &homes);
+            let found = programs(OsStr::new(command), &path, &homes, &[]);
             let inside = |path: &PathBuf| path.strip_prefix(&home).ok().map(Path::to_owned);
             found.iter().filter_map(inside).collect::<Vec<_>>()
         };
@@ -307,8 +419,107 @@ mod tests {
         let (script, python) = (root.join("a/serve"), root.join("py/v3/bin/python"));
         write(&python, "\u{7f}ELF");
         write(&script, &format!("#!{} -u\n", python.display()));
-        let found = programs(script.as_os_str(), OsStr::new(""), &[]);
+        let found = programs(script.as_os_str(), OsStr::new(""), &[], &[]);
         assert_eq!(found, [root.join("a"), root.join("py/v3")]);
+    }
+
+    /// The first line of a package gave its server the files of another, and any socket.
+    #[test]
+    fn a_script_of_a_package_leads_to_programs_of_path_only() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let [bin, store, secret] = ["path/bin", "store/bin/x", "b/data/x"].map(|it| root.join(it));
+        write(&root.join("node/v22/bin/node"), "\u{7f}ELF");
+        fs::create_dir_all(&bin).unwrap();
+        symlink(root.join("node/v22/bin/node"), bin.join("node")).unwrap();
+        write(&secret, "");
+        let foreign = [root.join("store")];
+        let found = |command: &Path, line: &str| {
+            _ = fs::remove_file(&store);
+            write(&store, line);
+            programs(command.as_os_str(), bin.as_os_str(), &[], &foreign)
+        };
+        let path = [root.join("path")];
+        let with_node = [root.join("node/v22"), root.join("path")];
+        for line in ["#!/usr/bin/env node\n", "#!/usr/bin/env -S A=b node -u\n"] {
+            assert_eq!(found(&store, line), with_node, "{line}");
+        }
+        let absolute = bin.join("node");
+        assert_eq!(
+            found(&store, &format!("#!{}", absolute.display())),
+            with_node
+        );
+        let secret = secret.display();
+        for line in ["", "/usr/bin/env ", "/proc/self/root"] {
+            assert_eq!(
+                found(&store, &format!("#!{line}{secret}\n")),
+                path,
+                "{line}"
+            );
+        }
+        let wrapper = root.join("a/wrapper");
+        write(&wrapper, &format!("#!{}\n", store.display()));
+        let seen = found(&wrapper, &format!("#!{secret}\n"));
+        assert_eq!(seen, [root.join("a"), root.join("path")]);
+    }
+
+    #[test]
+    fn a_link_of_a_package_leads_to_nothing_more() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        write(&root.join("b/data/x"), "");
+        fs::create_dir_all(root.join("store")).unwrap();
+        symlink("../b/data/x", root.join("store/x")).unwrap();
+        symlink("../b/data", root.join("store/bin")).unwrap();
+        // By way of a link of the operator, too.
+        symlink("store/x", root.join("y")).unwrap();
+        let foreign = [root.join("store")];
+        for command in ["store/x", "store/bin/x", "y"] {
+            let command = root.join(command);
+            let path = root.join("store/bin");
+            let found = programs(command.as_os_str(), path.as_os_str(), &[], &foreign);
+            assert_eq!(found, [""; 0].map(PathBuf::from), "{command:?}");
+        }
+    }
+
+    #[test]
+    fn only_programs_are_interpreters() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let (script, socket) = (root.join("a/serve"), root.join("run/x.sock"));
+        let (python, text) = (root.join("py/v3/bin/python"), root.join("b/text"));
+        fs::create_dir_all(root.join("run")).unwrap();
+        let _socket = UnixListener::bind(&socket).unwrap();
+        write(&python, "\u{7f}ELF");
+        write(&text, "");
+        fs::set_permissions(&text, fs::Permissions::from_mode(0o644)).unwrap();
+        let found = |line: String| {
+            write(&script, &line);
+            programs(script.as_os_str(), OsStr::new(""), &[], &[])
+        };
+        let (python, alone) = (python.display(), [root.join("a")]);
+        for path in [&socket, &root.join("run"), &text] {
+            assert_eq!(found(format!("#!{}\n", path.display())), alone);
+        }
+        for option in ["-u", "-C", "--unset", "--chdir", "-iu"] {
+            let line = format!("#!/usr/bin/env -S {option} {python} node\n");
+            assert_eq!(found(line), alone, "{option}");
+        }
+        let line = format!("#!/usr/bin/env -S {python} -u\n");
+        assert_eq!(found(line), [root.join("a"), root.join("py/v3")]);
+    }
+
+    /// The open of a FIFO waited for its writer, and a worker of the runtime with it.
+    #[test]
+    fn a_program_without_a_file_is_not_waited_for() {
+        let root = tempfile::tempdir().unwrap();
+        let fifo = root.path().join("fifo");
+        let (at, kind) = (rustix::fs::CWD, rustix::fs::FileType::Fifo);
+        rustix::fs::mknodat(at, &fifo, kind, rustix::fs::Mode::RWXU, 0).unwrap();
+        let (read, seen) = std::sync::mpsc::channel();
+        std::thread::spawn(move || read.send(interpreter(&fifo, &[])));
+        let interpreter = seen.recv_timeout(std::time::Duration::from_secs(10));
+        assert_eq!(interpreter.unwrap(), None);
     }
 
     #[test]
@@ -327,6 +538,25 @@ mod tests {
             [""; 0].map(PathBuf::from)
         );
         assert_eq!(without(&root.join("a"), &hidden), [root.join("a")]);
+    }
+
+    /// A link to a directory above hidden files, such as /var/run, made all of it readable.
+    #[test]
+    fn what_is_hidden_is_hidden_behind_links() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        for file in ["a/x", "run/secrets/key", "run/other", "var/data/key"] {
+            write(&root.join(file), "");
+        }
+        symlink("../run", root.join("var/run")).unwrap();
+        let hidden = [root.join("run/secrets"), root.join("var/data")];
+        let mut seen = without(&root, &hidden);
+        seen.sort();
+        assert_eq!(seen, [root.join("a"), root.join("run/other")]);
+        assert_eq!(
+            without(&root.join("var/run"), &hidden),
+            [root.join("run/other")]
+        );
     }
 
     #[test]

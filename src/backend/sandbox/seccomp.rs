@@ -38,6 +38,10 @@ fn programs(restrictions: &Restrictions) -> Result<Vec<BpfProgram>, seccompiler:
     if !sockets.is_empty() {
         denied.push((libc::SYS_socket, sockets));
     }
+    let pairs = pairs(restrictions)?;
+    if !pairs.is_empty() {
+        denied.push((libc::SYS_socketpair, pairs));
+    }
     if restrictions.tcp != Tcp::Any {
         denied.extend(fast_open()?);
     }
@@ -165,6 +169,26 @@ fn sockets(restrictions: &Restrictions) -> Result<Vec<SeccompRule>, seccompiler:
     Ok(rules)
 }
 
+/// Denied pairs of sockets.
+fn pairs(restrictions: &Restrictions) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let unix = u64::from(libc::AF_UNIX.unsigned_abs());
+    let mut rules = Vec::new();
+    if restrictions.is_hardened {
+        rules.push(rule([(0, Is::Ne, unix)])?);
+    }
+    if restrictions.sockets == Sockets::Off {
+        // These send to any address, and can be bound; the others stay connected to each other.
+        for kind in [libc::SOCK_DGRAM, libc::SOCK_RAW] {
+            let kind = u64::from(kind.unsigned_abs());
+            rules.push(rule([
+                (0, Is::Eq, unix),
+                (1, Is::MaskedEq(SOCKET_TYPE), kind),
+            ])?);
+        }
+    }
+    Ok(rules)
+}
+
 /// Denies TCP fast open, which connects without `connect`, past Landlock.
 fn fast_open() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let flag = libc::MSG_FASTOPEN.unsigned_abs().into();
@@ -276,6 +300,52 @@ const TRUNCATE_SINCE: u32 = 3;
 #[cfg(test)]
 mod tests {
     use super::super::seccomp::*;
+
+    /// One end of a pair of datagrams sends to the socket of another program.
+    #[test]
+    fn a_pair_reaches_no_other_socket() {
+        use rustix::net::{
+            AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket,
+            socketpair,
+        };
+
+        let dir = tempfile::tempdir().unwrap();
+        let connected = [SocketType::STREAM, SocketType::SEQPACKET].map(|kind| {
+            let path = dir.path().join(format!("{}.sock", kind.as_raw()));
+            let address = SocketAddrUnix::new(path).unwrap();
+            let listener = socket(AddressFamily::UNIX, kind, None).unwrap();
+            bind(&listener, &address).unwrap();
+            listen(&listener, 1).unwrap();
+            (kind, address, listener)
+        });
+        // A filter holds for its thread.
+        let confined = std::thread::spawn(move || {
+            let pair = |family, kind| socketpair(family, kind, SocketFlags::CLOEXEC, None);
+            let unix = AddressFamily::UNIX;
+            assert!(pair(unix, SocketType::DGRAM).is_ok());
+            let mut restrictions = Restrictions {
+                sockets: Sockets::Off,
+                ..Restrictions::default()
+            };
+            rustix::thread::set_no_new_privs(true).unwrap();
+            apply(&restrictions).unwrap();
+            for kind in [SocketType::DGRAM, SocketType::RAW] {
+                assert_eq!(pair(unix, kind).unwrap_err(), rustix::io::Errno::PERM);
+            }
+            for (kind, address, _listener) in connected {
+                let (one, _other) = pair(unix, kind).unwrap();
+                let moved = connect(&one, &address);
+                assert_eq!(moved.unwrap_err(), rustix::io::Errno::ISCONN);
+                assert!(listen(&one, 1).is_err());
+            }
+            let other = || pair(AddressFamily::INET, SocketType::STREAM).unwrap_err();
+            assert_eq!(other(), rustix::io::Errno::OPNOTSUPP);
+            restrictions.is_hardened = true;
+            apply(&restrictions).unwrap();
+            assert_eq!(other(), rustix::io::Errno::PERM);
+        });
+        confined.join().unwrap();
+    }
 
     #[test]
     fn filters_compile_and_are_small() {

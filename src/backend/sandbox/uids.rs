@@ -4,7 +4,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, lchown},
     path::Path,
     sync::{
         Arc,
@@ -24,7 +24,7 @@ pub(crate) struct Pool {
     taken: Box<[AtomicU64]>,
     /// A bit for each of these whose lease is gone, so that it is free once no process has it.
     dropped: Box<[AtomicU64]>,
-    /// A bit for each uid that a child ever had.
+    /// A bit for each uid that a child had, of this gateway or of one before it.
     used: Box<[AtomicU64]>,
     /// Start of the next search: uids are reused as late as possible.
     next: AtomicU32,
@@ -45,14 +45,19 @@ pub(crate) struct UidLease {
 }
 
 impl Pool {
-    /// All uids of `range`, free.
+    /// All uids of `range`, free unless a process has them: a gateway that was killed may have left it.
     pub(crate) fn new(range: Uids) -> Self {
         let words = || (0..range.count.div_ceil(64)).map(|_| AtomicU64::new(0));
+        let used: Box<[AtomicU64]> = words().collect();
+        let living = living().filter_map(|uid| uid.checked_sub(range.first));
+        for at in living.filter(|at| *at < range.count) {
+            used[(at / 64) as usize].fetch_or(1 << (at % 64), Ordering::AcqRel);
+        }
         Self {
             range,
             taken: words().collect(),
             dropped: words().collect(),
-            used: words().collect(),
+            used,
             next: AtomicU32::new(0),
             turns: Turns::new(TURNS),
         }
@@ -74,14 +79,25 @@ impl Pool {
         let leased = spawn_blocking(move || {
             // Held to the end, also if nobody waits for it any more.
             let _turn = turn;
-            let none_left = || io::Error::other("no uid of sandbox.uids is free");
-            let lease = pool.take().ok_or_else(none_left)?;
-            if profile == Profile::Open {
-                remove_leftovers(lease.uid, &OF_EVERYBODY.map(Path::new))?;
-            }
-            Ok(lease)
+            let all = OF_EVERYBODY.map(Path::new);
+            let places: &[&Path] = if profile == Profile::Open { &all } else { &[] };
+            pool.take_clean(places)
         });
         leased.await.map_err(io::Error::other)?
+    }
+
+    /// Takes a free uid without files in these directories. One whose files cannot be removed stays taken
+    /// while there are others.
+    fn take_clean(self: &Arc<Self>, places: &[&Path]) -> io::Result<UidLease> {
+        let mut failed = io::Error::other("no uid of sandbox.uids is free");
+        for _ in 0..TRIES {
+            let Some(lease) = self.take() else { break };
+            match remove_leftovers(lease.uid, places) {
+                Ok(()) => return Ok(lease),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
     }
 
     /// Takes a free uid; none if all are taken.
@@ -158,7 +174,16 @@ fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
         let entries = fs::read_dir(place).into_iter().flatten().flatten();
         let is_left = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|found| found.uid() == uid);
         for entry in entries.filter(|entry| is_sticky && is_left(entry)) {
-            match removal::remove(&entry.path()) {
+            let path = entry.path();
+            let removed = removal::remove(&path).or_else(|error| {
+                if error.kind() != io::ErrorKind::PermissionDenied {
+                    return Err(error);
+                }
+                // Without CAP_FOWNER a file in such a directory is removed by its owner only.
+                lchown(&path, Some(rustix::process::geteuid().as_raw()), None)?;
+                removal::remove(&path)
+            });
+            match removed {
                 // Programs that clean these directories run beside this.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 removed => removed?,
@@ -171,6 +196,9 @@ fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
 /// Uids that are leased at a time: each may have files to remove, and threads for files are few.
 const TURNS: usize = 8;
 
+/// Uids that a lease tries before it fails: of each the directories are read.
+const TRIES: usize = 8;
+
 /// Directories that every user may write.
 const OF_EVERYBODY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 
@@ -179,16 +207,20 @@ const STICKY: u32 = 0o1000;
 
 /// Whether any process has this uid, real or effective.
 fn is_alive(uid: u32) -> bool {
+    living().any(|living| living == uid)
+}
+
+/// The uids of all processes, real and effective.
+fn living() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let uid = uid.to_string();
-    let has = |status: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-        line.is_some_and(|line| line.split_ascii_whitespace().any(|one| one == uid))
-    };
     entries
         .filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit())
         .filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok())
-        .any(|status| has(&status))
+        .flat_map(|status| {
+            let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+            let words = line.into_iter().flat_map(str::split_ascii_whitespace);
+            words.flat_map(str::parse).collect::<Vec<u32>>()
+        })
 }
 
 #[cfg(test)]
@@ -274,8 +306,75 @@ mod tests {
             first: own,
             count: 1,
         }));
-        pool.take().unwrap().end();
         assert!(pool.take().is_none(), "this very process has it");
+    }
+
+    #[test]
+    fn a_uid_that_outlives_its_lease_is_not_given_again() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (first, count) = (4_000_000_020, 1);
+        let pool = Arc::new(Pool::new(Uids { first, count }));
+        let lease = pool.take().unwrap();
+        let mut process = std::process::Command::new("/bin/cat");
+        let process = std::os::unix::process::CommandExt::uid(&mut process, lease.uid);
+        let mut process = process.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        lease.end();
+        assert!(pool.take().is_none());
+        drop(process.stdin.take());
+        process.wait().unwrap();
+        assert_eq!(pool.take().unwrap().uid, first);
+    }
+
+    /// The capabilities that the unit gives the gateway do not remove the files of others in /tmp.
+    #[test]
+    fn leftovers_go_without_the_capability_to_remove_them() {
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+        fs::set_permissions(place.path(), mode).unwrap();
+        let (first, another) = (4_000_000_010, 4_000_000_012);
+        lchown(place.path(), Some(another), None).unwrap();
+        let (file, link) = (place.path().join("file"), place.path().join("link"));
+        let leave = || {
+            fs::write(&file, "").unwrap();
+            std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+            for path in [&file, &link] {
+                lchown(path, Some(first), Some(first)).unwrap();
+            }
+        };
+        let without = |lost: CapabilitySet| {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(lost);
+            set_capabilities(None, sets).unwrap();
+        };
+        leave();
+        // Capabilities are those of a thread.
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(|| {
+                without(CapabilitySet::FOWNER);
+                remove_leftovers(first, &[place.path()])
+            });
+            removed.join().unwrap().unwrap();
+        });
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        leave();
+        std::thread::scope(|scope| {
+            let leased = scope.spawn(|| {
+                without(CapabilitySet::FOWNER | CapabilitySet::CHOWN);
+                let pool = Arc::new(Pool::new(Uids { first, count: 2 }));
+                let lease = pool.take_clean(&[place.path()]).unwrap();
+                assert_eq!(lease.uid, first + 1, "the other cannot be cleaned");
+                pool.take_clean(&[place.path()]).unwrap_err().kind()
+            });
+            let kind = leased.join().unwrap();
+            assert_eq!(kind, io::ErrorKind::PermissionDenied);
+        });
     }
 
     #[test]
@@ -291,7 +390,7 @@ mod tests {
         let (uid, other) = (4_000_000_005, 4_000_000_006);
         let own = |name: &str, uid| {
             let path = place.path().join(name);
-            std::os::unix::fs::lchown(&path, Some(uid), Some(uid)).unwrap();
+            lchown(&path, Some(uid), Some(uid)).unwrap();
         };
         let write = |name: &str| fs::write(place.path().join(name), name).unwrap();
         fs::create_dir_all(place.path().join("dir/deep")).unwrap();

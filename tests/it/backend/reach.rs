@@ -6,7 +6,7 @@ use std::{
         linux::net::SocketAddrExt,
         unix::{
             fs::PermissionsExt,
-            net::{SocketAddr, UnixListener},
+            net::{SocketAddr, UnixDatagram, UnixListener},
         },
     },
     path::{Path, PathBuf},
@@ -97,12 +97,16 @@ async fn no_unix_socket_of_others_is_reached() {
     let name = format!("@{name}");
     let temporary = tempfile::tempdir().unwrap();
     std::fs::set_permissions(temporary.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let datagrams = temporary.path().join("d.sock");
+    let _datagrams = UnixDatagram::bind(&datagrams).unwrap();
+    std::fs::set_permissions(&datagrams, PermissionsExt::from_mode(0o666)).unwrap();
     let temporary = temporary.path().join("x.sock");
     let _temporary = UnixListener::bind(&temporary).unwrap();
     let targets = [private.path(), public.path(), name.into(), temporary];
     for target in &targets {
         assert_eq!(unconfined("unix", target, 0), "connected");
     }
+    assert_eq!(unconfined("unix_datagram", &datagrams, 0), "sent 1");
     let mut reached = Vec::new();
     for separation in ["uid", "namespace", "landlock", "none"] {
         let sets = ["sandbox.shared_uid=true"];
@@ -111,6 +115,8 @@ async fn no_unix_socket_of_others_is_reached() {
             let text = reach(&two.a, "unix", target, 0).await;
             note(&mut reached, separation, &format!("{target:?}"), &text);
         }
+        let text = reach(&two.a, "unix_datagram", &datagrams, 0).await;
+        note(&mut reached, separation, "by one of a pair", &text);
         let home = std::fs::read_link(format!("/proc/{}/cwd", two.neighbour())).unwrap();
         let _own = UnixListener::bind(home.join("own.sock")).unwrap();
         let text = reach(&two.a, "unix", home.join("own.sock"), 0).await;

@@ -92,11 +92,10 @@ pub(super) struct Inbox {
 /// The messages of an inbox, for its session.
 pub(super) struct Received(mpsc::Receiver<Waiting>);
 
-/// A message in an inbox, with what it takes there.
+/// A message in an inbox, with what it takes there if it is counted. An idle session has room for many of these.
 struct Waiting {
     message: ToSession,
-    _room: Option<OwnedSemaphorePermit>,
-    _counted: Counted,
+    _held: Option<Box<(Option<OwnedSemaphorePermit>, Counted)>>,
 }
 
 /// The reason for the end of a shared child.
@@ -204,14 +203,13 @@ impl Inbox {
 
     /// Puts a message in as soon as there is room for it; false if the session is gone.
     pub(super) async fn put(&self, message: ToSession, counted: Counted) -> bool {
-        let room = match message.bytes() {
+        let held = match message.bytes() {
             0..COUNTED => None,
-            bytes => self.room_for(bytes, &counted).await,
+            bytes => Some(Box::new((self.room_for(bytes, &counted).await, counted))),
         };
         let waiting = Waiting {
             message,
-            _room: room,
-            _counted: counted,
+            _held: held,
         };
         self.waiting.send(waiting).await.is_ok()
     }
@@ -230,8 +228,7 @@ impl Inbox {
     pub(super) fn tell(&self, message: ToSession) {
         _ = self.waiting.try_send(Waiting {
             message,
-            _room: None,
-            _counted: Counted::default(),
+            _held: None,
         });
     }
 

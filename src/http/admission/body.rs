@@ -188,8 +188,9 @@ async fn collect(
             first = data;
             continue;
         }
-        // Memory that is reserved and not written to costs nothing.
-        let most = expected.unwrap_or(length).min(max);
+        // Memory that is reserved and not written to costs nothing, and what grows by parts is copied again and again.
+        let unknown = if length < STEP { length } else { max };
+        let most = expected.unwrap_or(unknown).min(max);
         joined.reserve(most.saturating_sub(joined.len()));
         joined.extend_from_slice(&std::mem::take(&mut first));
         let from = joined.len();

@@ -339,13 +339,12 @@ impl CurrentSnapshot {
         };
         if self.lacks(&reached) {
             // A database that answers slowly can be reached: without the revocations that it has, this poll does not
-            // count.
+            // count. The read is of many statements, and takes its time without a silence.
             let mut read = Box::pin(self.read_issued());
             loop {
                 if let Some(read) = wait.part(&mut read).await {
                     break read?;
                 }
-                wait.is_late = true;
             }
         }
         self.last_poll.note(wait.known());

@@ -202,6 +202,12 @@ async fn collect(
     // Most bodies are a single frame, which is copied if it is small: it is a slice of the buffer that the
     // connection was read into, which is several times as long and would stay as long as the request waits.
     Ok(match first.len() {
+        // Of an unknown length, it had room for the longest.
+        0 if expected.is_none() => {
+            let mut joined = Vec::from(joined);
+            joined.shrink_to_fit();
+            joined.into()
+        }
         0 => joined.freeze(),
         1..=SMALL => Bytes::copy_from_slice(&first),
         _ => first,

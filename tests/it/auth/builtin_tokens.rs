@@ -526,6 +526,26 @@ async fn revocations_are_read_from_a_slow_database() {
     .await;
 }
 
+/// A database a region away was told to be away whenever there was a revocation to read.
+#[tokio::test]
+async fn a_read_of_many_statements_is_no_silence() {
+    let (mut ground, way) = Ground::postgres_by_way(json!({})).await;
+    let app = App::public(ground.first(), "a").await;
+    let gone = app.tokens().await;
+    let token = gone.text("access_token");
+    assert_eq!(ground.statuses(&token).await, [GOOD; 2]);
+    way.set(Mode::Delay(Duration::from_millis(100)));
+    let revoked = app.revoke(&gone.text("refresh_token")).await;
+    assert_eq!(revoked, StatusCode::OK);
+    until("the revocation at the last replica", async || {
+        status(ground.last(), &token).await == 401
+    })
+    .await;
+    let lines = ground.replicas.pop().unwrap().end().await;
+    let is_away = |line: &&Value| line["event"] == "store.away";
+    assert_eq!(lines.iter().find(is_away), None);
+}
+
 /// One that answers each poll too late to count as reachable was never read.
 #[tokio::test]
 async fn revocations_are_read_from_a_database_that_is_slower_than_reachable() {

@@ -212,6 +212,8 @@ def bodies(client):
     text = filled(call + b'{"text":"', b"x", b'"}}}')
     parts = b"".join(b"1\r\n%c\r\n" % byte for byte in text)
     yield "call, in parts of one byte", client.chunked(parts + b"0\r\n\r\n")
+    parts = b"".join(b"40\r\n%b\r\n" % text[at : at + 64] for at in range(0, len(text), 64))
+    yield "call, in as many parts as may come", client.chunked(parts + b"0\r\n\r\n")
     yield "a batch of 100 requests", client.message(b"[" + (item * 100)[:-1] + b"]")
     yield "a batch of small notifications", client.message(filled(b"[", notes, notes[:-1] + b"]"))
     yield "bytes that are no text", client.message(filled(call + b'{"text":"', b"\xc3\xa9", b'\xff"}}}'))

@@ -47,6 +47,8 @@ pub(crate) enum ReadState {
     Stalled,
     /// The address has too much under way.
     NoRoom,
+    /// The body came in too many parts.
+    Scattered,
 }
 
 impl BodyState {
@@ -57,7 +59,8 @@ impl BodyState {
             1 => ReadState::Complete,
             2 => ReadState::TooLarge,
             3 => ReadState::Stalled,
-            _ => ReadState::NoRoom,
+            4 => ReadState::NoRoom,
+            _ => ReadState::Scattered,
         }
     }
 
@@ -86,13 +89,15 @@ struct LimitedBody {
     is_begun: bool,
     /// Bytes that may still come.
     left: u64,
+    /// Bytes that the parts which may still come are worth, at [`PART`] bytes a part.
+    worth: usize,
     /// Bytes since the deadline was last moved.
     fresh: usize,
     /// Created at the first wait, because most bodies arrive at once.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-/// Reason why a body ended early. The route may ignore it: the gate sends 413 or 408 itself.
+/// Reason why a body ended early. The route may ignore it: the gate sends its own response.
 #[derive(Debug, thiserror::Error)]
 enum BodyError {
     #[error("body too large")]
@@ -101,9 +106,11 @@ enum BodyError {
     Stalled,
     #[error("the address has too much under way")]
     NoRoom,
+    #[error("the body comes in too many parts")]
+    Scattered,
 }
 
-/// Puts a body under its limits: `max` bytes, and the share of its address.
+/// Puts a body under its limits: `max` bytes, their parts, and the share of its address.
 pub(crate) fn limit(inner: Body, max: u64, budget: Arc<Budget>) -> (Body, BodyState) {
     let state = BodyState(Arc::new(Shared {
         state: AtomicU8::new(ReadState::Partial as u8),
@@ -119,6 +126,7 @@ pub(crate) fn limit(inner: Body, max: u64, budget: Arc<Budget>) -> (Body, BodySt
         state: state.clone(),
         is_begun: false,
         left: max,
+        worth: PARTS * PART,
         fresh: 0,
         deadline: None,
     };
@@ -154,6 +162,13 @@ impl LimitedBody {
             return Err(BodyError::TooLarge);
         };
         self.left = left;
+        // A part costs as much as some kilobytes, so bytes one by one would cost us hundreds of times what they cost
+        // their client.
+        let Some(worth) = self.worth.saturating_add(size).checked_sub(PART) else {
+            self.state.set(ReadState::Scattered);
+            return Err(BodyError::Scattered);
+        };
+        self.worth = worth;
         if !self.state.draw(size) {
             return Err(BodyError::NoRoom);
         }
@@ -211,5 +226,10 @@ impl HttpBody for LimitedBody {
 const STALL: Duration = Duration::from_secs(20);
 /// Bytes of a body that an HTTP/2 client may send before they are read.
 pub(crate) const STREAM_WINDOW: u32 = 256 << 10;
+/// Parts of a body (chunks of HTTP/1.1, DATA frames of HTTP/2, or what was read at once) that may come whatever their
+/// size: clients that write as they serialize send one for each token.
+const PARTS: usize = 8 << 10;
+/// Bytes for which one more part may come.
+const PART: usize = 64;
 /// Bytes that must arrive for the deadline to move.
 const STEP: usize = 16 << 10;

@@ -247,6 +247,9 @@ impl Gate {
                             refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large")
                         }
                         ReadState::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
+                        ReadState::Scattered => {
+                            refusal(StatusCode::BAD_REQUEST, "the body comes in too many parts")
+                        }
                         ReadState::NoRoom if label != Route::Health => self.no_room(),
                         ReadState::Partial | ReadState::Complete | ReadState::NoRoom => response,
                     };

@@ -345,6 +345,34 @@ async fn a_body_beyond_the_limit_is_refused() {
     assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
 }
 
+#[tokio::test]
+async fn a_body_of_too_many_parts_is_refused() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    for (length, size, status) in [
+        (8 << 10, 1, StatusCode::OK),
+        (9 << 10, 1, StatusCode::BAD_REQUEST),
+        (4 << 20, 64, StatusCode::OK),
+        (4 << 20, 48, StatusCode::BAD_REQUEST),
+    ] {
+        let mut body = br#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#.to_vec();
+        body.resize(length, b' ');
+        let parts = body.chunks(size).map(Bytes::copy_from_slice);
+        let parts = parts.map(Ok::<_, Infallible>).collect::<Vec<_>>();
+        let request = session.request(Method::POST);
+        let request = request.header("Content-Type", "application/json");
+        let request = request.header("Accept", session.accept);
+        let request = request.body(Body::wrap_stream(futures_util::stream::iter(parts)));
+        let response = within("a response", request.send()).await.unwrap();
+        assert_eq!(response.status(), status, "{length} bytes, {size} each");
+        let is_refused = status != StatusCode::OK;
+        let closes = response.headers().get("connection");
+        assert_eq!(closes.is_some_and(|value| value == "close"), is_refused);
+        let text = within("a body", response.text()).await.unwrap();
+        assert_eq!(text.contains("too many parts"), is_refused, "{text}");
+    }
+}
+
 /// Resident memory of the gateway, in KiB.
 fn memory(gateway: &Gateway) -> u64 {
     let pid = gateway.process.id().unwrap();

@@ -229,7 +229,7 @@ pub(crate) const STREAM_WINDOW: u32 = 256 << 10;
 /// Parts of a body (chunks of HTTP/1.1, DATA frames of HTTP/2, or what was read at once) that may come whatever their
 /// size: clients that write as they serialize send one for each token.
 const PARTS: usize = 8 << 10;
-/// Bytes for which one more part may come.
-const PART: usize = 64;
+/// Bytes for which one more part may come: of the largest body 16,384 in all.
+const PART: usize = 512;
 /// Bytes that must arrive for the deadline to move.
 const STEP: usize = 16 << 10;

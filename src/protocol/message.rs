@@ -280,7 +280,7 @@ impl Message {
 
     /// Parses one message from a line that contains nothing else.
     pub(crate) fn parse(bytes: Bytes) -> Result<Self, Refusal> {
-        let (envelope, checked) = Envelope::of(&bytes)?;
+        let (envelope, checked) = Envelope::of(&bytes).map_err(|rejected| rejected.refusal)?;
         Ok(envelope.into_message(checked, bytes))
     }
 
@@ -369,17 +369,8 @@ impl Body {
 
 /// Parses one message of a client; a refusal has the id of the request, if one can be read.
 fn message(bytes: Bytes) -> Result<Message, Rejected> {
-    match Envelope::of(&bytes) {
-        Ok((envelope, checked)) => Ok(envelope.into_message(checked, bytes)),
-        Err(refusal @ Refusal::NotJson(_)) => Err(refusal.into()),
-        Err(refusal @ Refusal::Invalid(_)) => {
-            let is_id = |id: &&[u8]| check_token(id, "").is_ok();
-            // The id of a response is one of the server's.
-            let id = json::get(&bytes, "method").and_then(|_| json::get(&bytes, "id"));
-            let id = id.filter(is_id).map(Into::into);
-            Err(Rejected { refusal, id })
-        }
-    }
+    let (envelope, checked) = Envelope::of(&bytes)?;
+    Ok(envelope.into_message(checked, bytes))
 }
 
 /// The spans of the members of an envelope while it is read.
@@ -392,29 +383,45 @@ struct Envelope {
     result: Option<Span>,
     error: Option<Span>,
     members: Params,
+    /// Whether `id` or `method` is there twice, so that it cannot be said which one is meant.
+    is_ambiguous: bool,
 }
 
 impl Envelope {
     /// Reads and checks the envelope of a text that contains nothing else.
-    fn of(text: &[u8]) -> Result<(Self, (Kind, Method)), Refusal> {
+    fn of(text: &[u8]) -> Result<(Self, (Kind, Method)), Rejected> {
         if std::str::from_utf8(text).is_err() {
-            return Err(Refusal::NotJson("not UTF-8"));
+            return Err(Refusal::NotJson("not UTF-8").into());
         }
         let mut scanner = Scanner::new(text);
-        let envelope = Self::read(&mut scanner, text)?;
+        let (envelope, read) = Self::read(&mut scanner, text)?;
         scanner.finish()?;
-        let envelope = envelope?;
-        let checked = envelope.check(text)?;
-        Ok((envelope, checked))
+        match read.and_then(|()| envelope.check(text)) {
+            Ok(checked) => Ok((envelope, checked)),
+            Err(refusal) => Err(Rejected {
+                refusal,
+                id: envelope.refused_id(text).map(Into::into),
+            }),
+        }
+    }
+
+    /// The raw id by which a refusal answers; none for a response, whose id is one of the server's.
+    fn refused_id<'t>(&self, text: &'t [u8]) -> Option<&'t [u8]> {
+        let id = self.method.and(self.id)?.of(text);
+        (!self.is_ambiguous && check_token(id, "").is_ok()).then_some(id)
     }
 
     /// Reads an envelope. The outer error is broken JSON, the inner one the refusal of a message: the
     /// whole text is read first, so that broken JSON is reported as such wherever it is.
-    fn read(scanner: &mut Scanner<'_>, text: &[u8]) -> Result<Result<Self, Refusal>, Refusal> {
+    fn read(
+        scanner: &mut Scanner<'_>,
+        text: &[u8],
+    ) -> Result<(Self, Result<(), Refusal>), Refusal> {
         let mut envelope = Self::default();
         if scanner.peek() != Some(b'{') {
             scanner.value(0)?;
-            return Ok(Err(Refusal::Invalid("a message must be an object")));
+            let refusal = Refusal::Invalid("a message must be an object");
+            return Ok((envelope, Err(refusal)));
         }
         let mut refusal = Ok(());
         let mut count = 0;
@@ -422,14 +429,26 @@ impl Envelope {
             count += 1;
             refusal = refusal.and(check_count(count));
             if refusal.is_err() {
-                // The rest is only checked to be JSON.
-                scanner.value(1)?;
+                // The rest is only checked to be JSON, and read for the id of the refusal.
+                let value = scanner.value(1)?;
+                envelope.member_behind_refusal(key.of(text), value);
                 return Ok(());
             }
             refusal = envelope.member(scanner, 1, key, text)?;
             Ok(())
         })?;
-        Ok(refusal.map(|()| envelope))
+        Ok((envelope, refusal))
+    }
+
+    fn member_behind_refusal(&mut self, key: &[u8], value: Span) {
+        let slot = if json::is_named(key, "id") {
+            &mut self.id
+        } else if json::is_named(key, "method") {
+            &mut self.method
+        } else {
+            return;
+        };
+        self.is_ambiguous |= slot.replace(value).is_some();
     }
 
     fn member(
@@ -441,8 +460,14 @@ impl Envelope {
     ) -> Result<Result<(), Refusal>, Refusal> {
         let slot = match &*decode_key(key, text) {
             b"jsonrpc" => &mut self.jsonrpc,
-            b"id" => &mut self.id,
-            b"method" => &mut self.method,
+            b"id" => {
+                self.is_ambiguous |= self.id.is_some();
+                &mut self.id
+            }
+            b"method" => {
+                self.is_ambiguous |= self.method.is_some();
+                &mut self.method
+            }
             b"result" => &mut self.result,
             b"error" => &mut self.error,
             b"params" => {

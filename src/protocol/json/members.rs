@@ -63,7 +63,9 @@ pub(crate) fn is_named(key: &[u8], name: &str) -> bool {
     if key.len() == name.len() + 2 && &key[1..key.len() - 1] == name.as_bytes() {
         return true;
     }
-    memchr::memchr(b'\\', key).is_some() && decoded(key).as_deref() == Some(name)
+    // The longest escape of a character is six bytes long.
+    let may_be = key.len() <= 6 * name.len() + 2;
+    may_be && memchr::memchr(b'\\', key).is_some() && decoded(key).as_deref() == Some(name)
 }
 
 /// The characters of a string token (with its quotes) that was scanned before; none for other

@@ -17,6 +17,41 @@ fn is_not_json(text: &[u8]) -> bool {
     matches!(parse(text), Err(Refusal::NotJson(_)))
 }
 
+/// A refused text of 4 MiB was scanned three times: for the refusal, for its method, and for its id.
+#[test]
+fn a_refusal_has_the_id_of_its_request_wherever_that_is() {
+    let many = "\"x\":0,".repeat(10_000);
+    let cases = [
+        (r#""id":7,"method":"a","params":1"#, Some("7")),
+        (r#""id":7,"method":5"#, Some("7")),
+        (
+            r#""x":0,"params":{},"params":{},"\u0069d":"b","method":"a""#,
+            Some("\"b\""),
+        ),
+        (
+            r#""params":{},"params":{},"method":"a","metho\u0064":"a","id":7"#,
+            None,
+        ),
+        (
+            r#""params":{},"params":{},"method":"a","id":7,"id":7"#,
+            None,
+        ),
+        (r#""id":7,"method":"a","id":7"#, None),
+        (r#""method":"a","id":7,"method":"a""#, None),
+        (r#""params":{},"params":{},"id":7"#, None),
+        (r#""params":{},"params":{},"id":7,"result":{}"#, None),
+        (r#""params":{},"params":{},"id":{},"method":"a""#, None),
+        (&format!(r#"{many}"method":"a","id":7"#), Some("7")),
+    ];
+    for (members, id) in cases {
+        let text = format!(r#"{{"jsonrpc":"2.0",{members}}}"#);
+        let rejected = Body::parse(text.clone().into()).unwrap_err();
+        assert!(matches!(rejected.refusal, Refusal::Invalid(_)), "{text}");
+        let found = rejected.id.as_deref().map(|id| str::from_utf8(id).unwrap());
+        assert_eq!(found, id, "{:.200}", text);
+    }
+}
+
 #[test]
 fn tells_the_four_kinds() {
     let kinds = [

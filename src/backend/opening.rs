@@ -157,14 +157,16 @@ async fn answer(child: &mut Child, tenant: &str, others: &mut Vec<Bytes>) -> Ans
         kept += line.len() + size_of::<Bytes>();
         // Without a wait: the session that the child is for may leave this alone for a while.
         let work = LargeWork::at_once(tenant, line.len());
-        match work.run(|| Message::parse_line(line)) {
-            Ok(message)
-                if message.id() == Some(PROBE)
-                    && matches!(message.kind(), Kind::Result | Kind::Error) =>
-            {
-                return Answer::Era(is_modern(&message));
-            }
-            Ok(message) => others.push(message.bytes().clone()),
+        let read = work.run(|| {
+            let message = Message::parse_line(line)?;
+            let is_response = matches!(message.kind(), Kind::Result | Kind::Error);
+            let is_answer = is_response && message.id() == Some(PROBE);
+            let era = is_answer.then(|| is_modern(&message));
+            Ok::<_, Bytes>((message, era))
+        });
+        match read {
+            Ok((_, Some(is_modern))) => return Answer::Era(is_modern),
+            Ok((message, None)) => others.push(message.bytes().clone()),
             Err(line) => others.push(line),
         }
         if kept > MOST_KEPT {

@@ -238,7 +238,10 @@ impl RunningChild {
                     if is_answer && message.kind() == Kind::Result {
                         self.routing.own_requests().end(id);
                         let entry = Arc::clone(self.place.entry());
-                        return Initialized::parse(&message, entry)
+                        let tenant = &self.shared.server.tenant;
+                        let turn = LargeWork::turn(tenant, message.bytes().len()).await;
+                        return turn
+                            .run(|| Initialized::parse(&message, entry))
                             .ok_or(Refused::Failed("unsupported_revision"));
                     }
                     if message.kind() == Kind::Request {
@@ -533,7 +536,8 @@ impl RunningChild {
                 return is_response;
             }
             Recipients::Sessions(numbers) => {
-                let message = self.routing.for_several(message);
+                let tenant = &self.shared.server.tenant;
+                let message = for_several(&self.routing, tenant, message).await;
                 let counted = Counted::new(&message, self.child.share());
                 for number in numbers {
                     let message = ToSession::Message(Box::new(message.clone()));
@@ -616,12 +620,19 @@ async fn read(tenant: &str, line: Bytes) -> Result<Message, Option<u64>> {
     turn.run(|| Message::parse_line(line).map_err(|line| salvage_call(&line)))
 }
 
+/// A message as several sessions get it, made in a turn of the tenant.
+async fn for_several(routing: &Routing, tenant: &str, message: Message) -> Message {
+    let turn = LargeWork::turn(tenant, message.bytes().len()).await;
+    turn.run(|| routing.for_several(message))
+}
+
 /// A timeout that is off.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 #[cfg(test)]
 mod tests {
     use super::super::child::*;
+    use crate::declare::Isolation;
 
     /// A long line of a logger took a worker for a tenth of a second, beside its turn.
     #[tokio::test]
@@ -647,5 +658,27 @@ mod tests {
             drop(held);
             assert_eq!(reading.await.map(|message| message.kind()), expected);
         }
+    }
+
+    /// A notification of 4 MiB for all sessions was read on a worker.
+    #[tokio::test]
+    async fn a_large_notification_is_made_for_several_in_a_turn_of_their_tenant() {
+        let routing = Routing::new(Isolation::Tenant, IdBlocks::new());
+        let updated = |bytes| {
+            let (uri, pad) = ("file:///a", "x".repeat(bytes));
+            let line = format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{{"uri":"{uri}","pad":"{pad}"}}}}"#
+            );
+            Message::parse(line.into()).unwrap()
+        };
+        let held = LargeWork::all_turns().await;
+        let mut making = Box::pin(for_several(&routing, "acme", updated(1 << 20)));
+        assert!((&mut making).now_or_never().is_none(), "without a turn");
+        let small = for_several(&routing, "acme", updated(100)).now_or_never();
+        assert_eq!(small.unwrap().uri(), Some(&b"\"file:///a\""[..]));
+        drop(held);
+        let made = making.await;
+        assert_eq!(made.uri(), Some(&b"\"file:///a\""[..]));
+        assert!(made.bytes().len() < 200);
     }
 }

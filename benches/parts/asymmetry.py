@@ -200,6 +200,9 @@ def bodies(client):
     yield "members beside the known ones", client.message(
         b'{"jsonrpc":"2.0","id":7,"method":"ping",' + keys + b'"z":0}'
     )
+    yield "members whose names are escapes", client.message(
+        filled(b'{"jsonrpc":"2.0","id":7,"method":"ping",', b'"\\u0069x":0,', b'"z":0}')
+    )
     yield "one key again and again", client.message(
         filled(b'{"jsonrpc":"2.0","id":7,"method":"ping",', b'"params":{},', b'"z":0}')
     )

@@ -63,9 +63,36 @@ pub(crate) fn is_named(key: &[u8], name: &str) -> bool {
     if key.len() == name.len() + 2 && &key[1..key.len() - 1] == name.as_bytes() {
         return true;
     }
-    // The longest escape of a character is six bytes long.
-    let may_be = key.len() <= 6 * name.len() + 2;
-    may_be && memchr::memchr(b'\\', key).is_some() && decoded(key).as_deref() == Some(name)
+    // With escapes it is longer.
+    if key.len() <= name.len() + 2 {
+        return false;
+    }
+    if name.bytes().all(is_plain) {
+        return spells(&key[1..key.len() - 1], name);
+    }
+    memchr::memchr(b'\\', key).is_some() && decoded(key).as_deref() == Some(name)
+}
+
+/// Whether the inside of a string token spells a plain name with escapes. Nothing is decoded: a message of 4 MiB has
+/// room for hundreds of thousands of such keys.
+fn spells(inside: &[u8], name: &str) -> bool {
+    let behind = name.bytes().try_fold(inside, |rest, wanted| match rest {
+        [b'\\', b'u', digits @ ..] => {
+            let (digits, behind) = digits.split_at_checked(4)?;
+            let digits = std::str::from_utf8(digits).ok()?;
+            let unit = u16::from_str_radix(digits, 16).ok()?;
+            (unit == u16::from(wanted)).then_some(behind)
+        }
+        [b'\\', behind @ ..] => behind.strip_prefix(b"/").filter(|_| wanted == b'/'),
+        [found, behind @ ..] => (*found == wanted).then_some(behind),
+        [] => None,
+    });
+    behind.is_some_and(<[u8]>::is_empty)
+}
+
+/// Whether a character has no escape but that of its number, and that of `/`.
+const fn is_plain(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\'
 }
 
 /// The characters of a string token (with its quotes) that was scanned before; none for other
@@ -194,6 +221,7 @@ mod tests {
             assert_eq!(out, left, "{text}");
         }
     }
+
     #[test]
     fn finds_members_by_their_decoded_key() {
         let text = br#"{"x":{"name":1},"n\u0061me":"a\"b","y":2}"#;
@@ -222,6 +250,34 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_name_is_known_in_every_spelling(
+            name in "[a-c/ é\\n😀\"]{0,6}",
+            other in "[a-c/ é\\n😀\"]{0,6}",
+            how in prop::collection::vec(0..3, 6),
+        ) {
+            let spell = |text: &str| {
+                let mut spelled = String::from('"');
+                for (character, how) in text.chars().zip(&how) {
+                    let mut units = [0; 2];
+                    let usual = serde_json::to_string(&character).unwrap();
+                    match (how, character) {
+                        (0, '/') => spelled.push_str(r"\/"),
+                        (0 | 1, _) => {
+                            let units = character.encode_utf16(&mut units).iter();
+                            spelled.extend(units.map(|unit| format!("\\u{unit:04X}")));
+                        }
+                        _ => spelled.push_str(&usual[1..usual.len() - 1]),
+                    }
+                }
+                spelled + "\""
+            };
+            let key = spell(&name);
+            prop_assert_eq!(decoded(key.as_bytes()).unwrap(), &*name);
+            prop_assert!(is_named(key.as_bytes(), &name));
+            prop_assert_eq!(is_named(spell(&other).as_bytes(), &name), other == name);
+        }
+
         #[test]
         fn a_member_of_any_text_is_sought_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = get(&text, "a");

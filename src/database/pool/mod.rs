@@ -6,6 +6,7 @@
 //! * `audit`: the audit trail
 //! * `error`: errors of database operations
 //! * `file`: a SQLite file that no gateway uses
+//! * `lent`: a connection to PostgreSQL, and its return to the pool
 //! * `migrations`: the migrations of the schema
 //! * `sql`: connections, transactions and rows, on SQLite and PostgreSQL
 //! * `value`: values of statements
@@ -13,6 +14,7 @@
 pub(crate) mod audit;
 mod error;
 pub(crate) mod file;
+mod lent;
 mod migrations;
 pub(crate) mod sql;
 mod value;

@@ -1,7 +1,7 @@
 //! SQL on SQLite and PostgreSQL: connections, transactions, and their errors.
 //!
-//! Both databases run the same SQL text. No other file but `file` uses `sqlx`. Not here: the statements
-//! (`objects/rows`, `oauth`, `audit`).
+//! Both databases run the same SQL text. No other file but `file` and `lent` uses `sqlx`. Not here: the
+//! statements (`objects/rows`, `oauth`, `audit`).
 
 use std::{fmt, path::Path, pin::Pin, time::Duration};
 
@@ -15,8 +15,10 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous},
 };
 use tokio::time::{Instant, timeout};
+use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use super::lent::Lent;
 use super::migrations::MIGRATIONS;
 use super::value::Value;
 use crate::{
@@ -30,6 +32,8 @@ pub(crate) struct Pool {
     connections: Connections,
     clock: Clock,
     times: StoreTimes,
+    /// Returns of connections to PostgreSQL.
+    returns: TaskTracker,
 }
 
 #[derive(Clone, Debug)]
@@ -85,6 +89,7 @@ impl Pool {
             connections,
             clock,
             times,
+            returns: TaskTracker::new(),
         })
     }
 
@@ -156,6 +161,7 @@ impl Pool {
             connections,
             clock,
             times,
+            returns: TaskTracker::new(),
         })
     }
 
@@ -195,7 +201,8 @@ impl Pool {
     pub(crate) async fn begin_unserialized(&self) -> Result<Transaction, SqlError> {
         match &self.connections {
             Connections::Postgres(pool) => {
-                let begun = self.measured("begin", pool.begin()).await?;
+                let begun = Lent::begun(pool, &self.returns, BEGIN);
+                let begun = self.measured("begin", begun).await?;
                 Ok(self.transaction(Begun::Postgres(begun)))
             }
             // A transaction that begins with a read fails at its first write if another one wrote
@@ -212,8 +219,8 @@ impl Pool {
     pub(crate) async fn snapshot(&self) -> Result<Transaction, SqlError> {
         match &self.connections {
             Connections::Postgres(pool) => {
-                let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-                let begun = self.measured("begin", pool.begin_with(begin)).await?;
+                let begun = Lent::begun(pool, &self.returns, SNAPSHOT);
+                let begun = self.measured("begin", begun).await?;
                 Ok(self.transaction(Begun::Postgres(begun)))
             }
             Connections::Sqlite { read, .. } => {
@@ -232,7 +239,10 @@ impl Pool {
         let sql = sql.into();
         match &self.connections {
             Connections::Postgres(pool) => {
-                let rows = bound(sql, values).fetch_all(pool);
+                let rows = async {
+                    let mut lent = Lent::of(pool, &self.returns).await?;
+                    bound(sql, values).fetch_all(lent.connection()).await
+                };
                 let rows = self.measured("read", rows).await?;
                 Ok(rows.into_iter().map(Row::Postgres).collect())
             }
@@ -357,7 +367,7 @@ pub(crate) struct Transaction {
 
 enum Begun {
     /// In PostgreSQL.
-    Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
+    Postgres(Lent),
     /// In SQLite.
     Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>),
 }
@@ -372,7 +382,7 @@ impl Transaction {
         let sql = sql.into();
         match &mut self.begun {
             Begun::Postgres(inner) => {
-                let rows = bound(sql, values).fetch_all(&mut **inner);
+                let rows = bound(sql, values).fetch_all(inner.connection());
                 let operation = (StoreSystem::Postgresql, "statement");
                 let rows = measured(&self.times, operation, rows).await?;
                 Ok(rows.into_iter().map(Row::Postgres).collect())
@@ -624,6 +634,11 @@ fn schema(of: fn([&'static str; 2]) -> &'static str) -> Migrator {
 
 /// The time of the statement, not of the start of its transaction.
 const NOW: &str = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT";
+
+/// Begins a transaction of PostgreSQL.
+const BEGIN: &str = "BEGIN";
+/// Begins one that reads one state.
+const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 /// SQLSTATE codes of PostgreSQL (appendix A) that a retry may avoid: connection, log-in, missing
 /// database, rollback, resources, lock, cancellation, system.

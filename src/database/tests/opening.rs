@@ -1,6 +1,9 @@
 //! Opening a database: its file, its schema, and a database that does not answer.
 
-use std::time::Duration;
+use std::{task::Poll, time::Duration};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::timeout;
 
 use super::fixture::{Place, ada, on_both, put, record, server, tenant, token};
 use crate::base::Secret;
@@ -74,7 +77,7 @@ async fn a_lock_held_forever_is_given_up(place: Place) {
     let holding = place.pool().await.begin().await.unwrap();
     let ((name, object), author) = (tenant("b"), ada());
     let written = store.objects().put(&name, object, Expected::Any, &author);
-    let written = tokio::time::timeout(Duration::from_secs(10), written).await;
+    let written = timeout(Duration::from_secs(10), written).await;
     let failed = written.expect("gives up").map(drop);
     assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
     assert_eq!(store.objects().version().await.unwrap(), 1, "readers go on");
@@ -96,7 +99,7 @@ async fn a_silent_database_is_given_up() {
         location,
         ..place.opening()
     });
-    let opened = tokio::time::timeout(Duration::from_secs(10), opened).await;
+    let opened = timeout(Duration::from_secs(10), opened).await;
     let failed = opened.expect("gives up");
     assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
 }
@@ -123,4 +126,61 @@ async fn an_unreachable_database_is_an_error_of_its_own() {
     }
     place.postgres.as_mut().unwrap().resume();
     put(&store, tenant("b")).await;
+}
+
+/// A server that hangs kept each connection that returned to the pool, although other servers answered.
+#[tokio::test]
+async fn a_connection_that_hangs_leaves_its_place_to_others() {
+    let place = Place::postgres();
+    let pool = place.pool().await.reserved();
+    let pid = "SELECT pg_backend_pid() AS pid";
+    let (mut hung, mut begun) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let mut transaction = pool.begin_unserialized().await.unwrap();
+        let rows = transaction.run(pid, Vec::new()).await.unwrap();
+        let process = Pid::from_raw(rows[0].get("pid").unwrap()).unwrap();
+        kill_process(process, Signal::STOP).unwrap();
+        hung.push(process);
+        begun.push(transaction);
+    }
+    // One is dropped in a statement, the other one between two.
+    let cut = begun[0].run(pid, Vec::new());
+    let cut = timeout(Duration::from_millis(100), cut).await.map(drop);
+    drop(begun);
+    let read = async { while pool.read(pid, Vec::new()).await.is_err() {} };
+    let read = timeout(Duration::from_secs(20), read).await;
+    for process in hung {
+        _ = kill_process(process, Signal::CONT);
+    }
+    assert!(cut.is_err());
+    read.expect("there is a connection again");
+}
+
+/// The next user of the connection would be in the transaction, of which nobody knew.
+#[tokio::test]
+async fn a_transaction_that_is_given_up_as_it_begins_is_of_nobody() {
+    let place = Place::postgres();
+    let pool = place.pool().await.reserved();
+    let isolation = "SELECT current_setting('transaction_isolation') AS level";
+    for most in 1..100 {
+        let mut beginning = std::pin::pin!(pool.snapshot());
+        let mut polls = 0;
+        let begun = std::future::poll_fn(|cx| {
+            polls += 1;
+            match beginning.as_mut().poll(cx) {
+                Poll::Pending if polls == most => Poll::Ready(None),
+                polled => polled.map(Some),
+            }
+        });
+        let is_begun = begun.await.is_some();
+        for _ in 0..4 {
+            let rows = pool.read(isolation, Vec::new()).await.unwrap();
+            let level: String = rows[0].get("level").unwrap();
+            assert_eq!(level, "read committed", "given up after {most} polls");
+        }
+        if is_begun {
+            return;
+        }
+    }
+    panic!("it never began");
 }

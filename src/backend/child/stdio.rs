@@ -120,6 +120,15 @@ impl Child {
         limits: &Limits,
     ) -> io::Result<Self> {
         let lease = launcher.sandbox.lease(tenant, launch).await?;
+        // Before the request, whose directories would be left behind by a start that is given up here. A guard
+        // that gets no request ends.
+        let started = match start(launcher).await {
+            Ok(started) => started,
+            Err(error) => {
+                _ = lease.map(UidLease::end);
+                return Err(error);
+            }
+        };
         let label = format!("{tenant}-{name}");
         let request = launcher.request(&label, launch, limits, lease.as_ref())?;
         let Started {
@@ -127,15 +136,7 @@ impl Child {
             stdin,
             stdout,
             stderr,
-        } = match start(launcher) {
-            Ok(started) => started,
-            Err(error) => {
-                _ = request.private.map(|dir| Launcher::discard(&dir));
-                _ = request.restrictions.group.map(std::fs::remove_dir);
-                _ = lease.map(UidLease::end);
-                return Err(error);
-            }
-        };
+        } = started;
         let mut child = Self {
             stdin: Some(stdin),
             is_stdin_lost: false,
@@ -533,12 +534,12 @@ struct Started {
     stderr: Receiver,
 }
 
-fn start(launcher: &Launcher) -> io::Result<Started> {
+async fn start(launcher: &Launcher) -> io::Result<Started> {
     let pipe = || pipe_with(PipeFlags::CLOEXEC);
     let [stdin, stdout, stderr] = [pipe()?, pipe()?, pipe()?];
-    let theirs = [stdin.0.as_fd(), stdout.1.as_fd(), stderr.1.as_fd()];
+    let zygote = Arc::clone(&launcher.zygote);
     Ok(Started {
-        guard: launcher.zygote.fork(theirs)?,
+        guard: zygote.fork([stdin.0, stdout.1, stderr.1]).await?,
         stdin: Sender::from_owned_fd(stdin.1)?,
         stdout: Receiver::from_owned_fd(stdout.0)?,
         stderr: Receiver::from_owned_fd(stderr.0)?,

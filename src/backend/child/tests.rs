@@ -39,7 +39,7 @@ const LIMITS: Limits = Limits {
 };
 const CLOCKS: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(300)];
 
-fn built(name: &str) -> PathBuf {
+pub(super) fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     own.parent().unwrap().parent().unwrap().join(name)
 }

@@ -11,7 +11,7 @@ use std::{
     },
     path::PathBuf,
     process::{self, Command, ExitStatus, Stdio},
-    sync::{PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -29,6 +29,7 @@ use rustix::{
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime::Handle,
+    task::spawn_blocking,
 };
 
 use crate::backend::guard::{GUARD_ARGUMENT, STREAMS, ZYGOTE};
@@ -56,13 +57,19 @@ impl Zygote {
         }
     }
 
-    /// Forks a guard with these streams: stdin, stdout and stderr. Waits for the zygote, which
-    /// answers in less than a millisecond.
+    /// Forks a guard with these streams: stdin, stdout and stderr. The zygote answers in less than a
+    /// millisecond, unless it is stopped: then the wait for it must not keep a thread of the runtime. The fork
+    /// goes on when its caller does not, and the guard ends with its streams.
     ///
     /// # Errors
     ///
-    /// The zygote cannot be started, or cannot fork.
-    pub(super) fn fork(&self, streams: [BorrowedFd<'_>; STREAMS]) -> io::Result<Guard> {
+    /// The zygote cannot be started, does not answer, or cannot fork.
+    pub(super) async fn fork(self: Arc<Self>, streams: [OwnedFd; STREAMS]) -> io::Result<Guard> {
+        let forked = spawn_blocking(move || self.fork_now(streams.each_ref().map(AsFd::as_fd)));
+        forked.await.map_err(io::Error::other)?
+    }
+
+    fn fork_now(&self, streams: [BorrowedFd<'_>; STREAMS]) -> io::Result<Guard> {
         let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
         // The second time with a new one: somebody may have killed the zygote since it was last used.
         let again = running.is_some();
@@ -133,6 +140,10 @@ impl Running {
                 Ok((_, count)) if count == answer.len() => return Ok(i32::from_ne_bytes(answer)),
                 Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let what = format!("the zygote does not answer within {ANSWERS:?}");
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -234,3 +245,37 @@ fn reap(process: &AsyncFd<OwnedFd>) -> Option<ExitStatus> {
 
 /// Time for the zygote to answer, also on a machine that is very busy.
 const ANSWERS: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use rustix::{
+        pipe::{PipeFlags, pipe_with},
+        process::kill_process,
+    };
+    use tokio::time::timeout;
+
+    use super::super::tests::built;
+    use super::*;
+
+    /// Each start kept a thread of the runtime for ten seconds.
+    #[tokio::test]
+    async fn a_zygote_that_is_stopped_keeps_no_thread_of_the_runtime() {
+        let zygote = Arc::new(Zygote::new(built("lockgate")));
+        zygote.start();
+        let pid = {
+            let running = zygote.running.read().unwrap();
+            Pid::from_child(&running.as_ref().unwrap().process)
+        };
+        kill_process(pid, Signal::STOP).unwrap();
+        let [stdin, stdout, stderr] =
+            [(); STREAMS].map(|()| pipe_with(PipeFlags::CLOEXEC).unwrap());
+        let forked = Arc::clone(&zygote).fork([stdin.0, stdout.1, stderr.1]);
+        let mut forked = std::pin::pin!(forked);
+        let first = timeout(Duration::from_millis(100), &mut forked).await;
+        assert!(first.is_err(), "it was forked: {first:?}");
+        kill_process(pid, Signal::KILL).unwrap();
+        // By the next zygote.
+        let forked = timeout(Duration::from_secs(5), forked).await;
+        assert!(forked.unwrap().unwrap().id().is_some());
+    }
+}

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     backend::{Refused, TokenOf, TokenSource, child::AccessToken},
     base::{Clock, Outbound},
-    database::{self, Author, Connection, ConnectionAt},
+    database::{self, Author, Connection, ConnectionAt, Tokens},
     declare::{AuthMode, TokenFrom, Upstream},
     snapshot::CurrentSnapshot,
 };
@@ -184,7 +184,8 @@ impl Upstreams {
             }));
         }
         match self.client.refresh(upstream, refresh, now_ms).await {
-            Ok(tokens) => {
+            Ok(mut tokens) => {
+                stretch(&mut tokens, self.clock.now_ms());
                 kept.refreshed(at, version, &tokens).await?;
                 // This replica has not to wait until its own change is announced to it.
                 Ok(Ok(Step::Again))
@@ -261,6 +262,15 @@ impl Upstreams {
     }
 }
 
+/// Lets the calls that wait use tokens that have expired as they come (`expires_in` 0): otherwise each would be
+/// refreshed at once, without end, and none used.
+fn stretch(tokens: &mut Tokens, now_ms: i64) {
+    if tokens.expires_ms.is_some_and(|at_ms| at_ms <= now_ms) {
+        tokens.given_ms = now_ms;
+        tokens.expires_ms = Some(now_ms.saturating_add(LEAST_MS));
+    }
+}
+
 fn warn(at: ConnectionAt<'_>, error: &UpstreamError, what: &str) {
     tracing::warn!(
         tenant.id = at.tenant,
@@ -288,7 +298,39 @@ const AGAIN: Duration = Duration::from_millis(100);
 const LEASE_MS: i64 = 20_000;
 /// The time between two attempts at an upstream that is away, in milliseconds.
 const BACKOFF_MS: i64 = 5_000;
+/// The life of an access token that has expired as a refresh returns it, in milliseconds: the refreshes of a
+/// connection are three quarters of it apart.
+const LEAST_MS: i64 = 8_000;
 /// The time for which the answer of an upstream about a token counts, in milliseconds.
 const LOOK_MS: i64 = 60_000;
 /// The least time between two looks of one child, in milliseconds.
 const SHORT_MS: i64 = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Secret;
+
+    /// It was refreshed fifty times at each use, and then refused.
+    #[test]
+    fn tokens_that_have_expired_as_they_come_are_used_for_a_while() {
+        let (now_ms, life_ms) = (1_000_000, LEAST_MS);
+        for (given_ms, expires_ms, becomes_ms) in [
+            (now_ms, Some(now_ms), Some(now_ms + life_ms)),
+            (now_ms - 2_000, Some(now_ms - 1_000), Some(now_ms + life_ms)),
+            (now_ms, Some(now_ms + 1_000), Some(now_ms + 1_000)),
+            (now_ms, None, None),
+        ] {
+            let mut tokens = Tokens {
+                access: Secret::new("at".to_owned()),
+                refresh: None,
+                given_ms,
+                expires_ms,
+                authority: String::new(),
+            };
+            stretch(&mut tokens, now_ms);
+            assert_eq!(tokens.expires_ms, becomes_ms);
+            assert!(tokens.refresh_ms().is_none_or(|at_ms| at_ms > now_ms));
+        }
+    }
+}

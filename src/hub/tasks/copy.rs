@@ -28,6 +28,8 @@ pub(super) struct OwnCopy {
     id: SessionId,
     ttl: Duration,
     held: Option<RecordMemory>,
+    /// Whether the store was away at the last write.
+    is_missed: bool,
 }
 
 /// A task of a replica that is gone.
@@ -52,12 +54,19 @@ impl OwnCopy {
             id: id(&core.owner.me.boot, number),
             ttl,
             held: None,
+            is_missed: false,
         })
     }
 
-    /// Writes the state. Where there is no room for it, or the store is away, the copy stays as it was, and
-    /// the task is here alone.
+    /// Whether the state has to be written again: the store was away.
+    pub(super) fn is_missed(&self) -> bool {
+        self.is_missed
+    }
+
+    /// Writes the state. Where there is no room for it, the copy stays as it was, and the task is here alone;
+    /// and while the store is away.
     pub(super) async fn write(&mut self, call: &Message, state: &[u8]) {
+        self.is_missed = false;
         let kept: Bytes = [b"[", &**call.bytes(), b",", state, b"]"].concat().into();
         if kept.len() as u64 > self.core.config.log.max_event {
             return;
@@ -79,7 +88,10 @@ impl OwnCopy {
         let written = self.core.directory.insert(&self.id, record, owner.epoch());
         match written.await {
             Ok(_) => self.held = Some(held),
-            Err(error) => tracing::warn!(%error, "a task could not be copied to the store"),
+            Err(error) => {
+                self.is_missed = true;
+                tracing::warn!(%error, "a task could not be copied to the store");
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The work at a task: its call, read to the end, and its result, kept for a while.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{
@@ -106,10 +106,21 @@ impl Work {
         self.ttl = Some(self.born.elapsed() + Self::kept(&self.core));
         self.end(end.as_deref());
         self.write().await;
+        let core = Arc::clone(&self.core);
         select! {
-            () = sleep(Self::kept(&self.core)) => {}
-            () = grace(&self.core) => {}
+            () = sleep(Self::kept(&core)) => {}
+            () = grace(&core) => {}
+            () = self.write_missed() => {}
         }
+    }
+
+    /// Writes the last state again until the store has it, and never returns.
+    async fn write_missed(&mut self) {
+        while self.copy.as_ref().is_some_and(OwnCopy::is_missed) {
+            sleep(AGAIN).await;
+            self.write().await;
+        }
+        pending::<()>().await;
     }
 
     async fn read(&mut self, call: CallInFlight, mut reader: Reader) -> End {
@@ -255,6 +266,8 @@ async fn grace(core: &Core) {
 
 /// The time that a result is kept at most: it counts among the tasks of its caller.
 const MAX_KEPT: Duration = Duration::from_hours(24);
+/// The time between two attempts to copy the last state to a store that is away.
+const AGAIN: Duration = Duration::from_secs(10);
 /// The most characters of a message.
 const MAX_MESSAGE: usize = 1024;
 /// The time that is left for the client when the replica is about to end.

@@ -123,3 +123,25 @@ async fn tasks_go_on_while_redis_is_away() {
     .await;
     second.polled(&other, "failed").await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_ends_while_redis_is_away_is_copied_when_it_is_back() {
+    let mut pair = pair().await;
+    let [first, second] = clients(&pair);
+    let task = begun(&first, "sleep", json!({"ms": 1000})).await;
+    pair.redis.kill();
+    first.polled(&task, "completed").await;
+    // Its first state could not be copied either, and was tried behind the last one of the other.
+    begun(&first, "hang", json!({})).await;
+    pair.redis.restart();
+    until("the copy of its end", || async {
+        let keys = pair.redis.keys();
+        let copies = keys.iter().filter(|key| key.contains("{task:"));
+        let mut records = copies.map(|key| pair.redis.command(&["HGETALL", key]));
+        records.any(|record| format!("{record:?}").contains("slept"))
+    })
+    .await;
+    pair.both()[0].send(Signal::KILL);
+    let state = second.polled(&task, "completed").await;
+    assert_eq!(text_of(&state), "slept");
+}

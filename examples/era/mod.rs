@@ -177,7 +177,8 @@ fn ask(id: &Value, params: &Value) {
         .as_str()
         .and_then(|state| state.strip_prefix("asked-")?.parse().ok())
         .unwrap_or(0);
-    if asked > 0 && params["inputResponses"].is_null() {
+    let is_bare = args["kind"] == "nothing";
+    if asked > 0 && params["inputResponses"].is_null() && !is_bare {
         return fail(id, -32602, "no inputResponses");
     }
     let first = &params["inputResponses"]["first"];
@@ -188,6 +189,11 @@ fn ask(id: &Value, params: &Value) {
             Some(uri) => answer(id, json!({"contents": [{"uri": uri, "text": told}]})),
             None => text(id, &told),
         };
+    }
+    if is_bare {
+        let state = format!("asked-{}", asked + 1);
+        let required = json!({"resultType": "input_required", "requestState": state});
+        return answer(id, required);
     }
     let request = match args["kind"].as_str() {
         Some("elicitation") | None => json!({"method": "elicitation/create", "params": {

@@ -11,6 +11,8 @@ pub(crate) const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
 pub(crate) const CLIENT_CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 /// The least level of the log messages that the client wants.
 pub(crate) const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
+/// The identifier of the extension for tasks (ext-tasks), among capabilities.
+pub(crate) const TASKS: &str = "io.modelcontextprotocol/tasks";
 /// The name and version of the server, in results.
 pub(crate) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 
@@ -25,8 +27,11 @@ pub(crate) const CACHE: &str = "lockgate/cache";
 /// Marks the result of an `initialize` that stands for a server of the modern era.
 pub(crate) const STATELESS: &str = "lockgate/stateless";
 /// Marks a request that says what its client is, to a server of the modern era: `true` if its client, of that era
-/// too, gets what the server asks as it asks, and makes the request again itself; `"asks"` if its session is asked.
+/// too, gets what the server asks as it asks, and makes the request again itself; [`BARE`] if it does, and the
+/// server is told nothing of it; `"asks"` if its session is asked.
 pub(crate) const CARRIES: &str = "lockgate/carries";
+/// The raw mark of a request whose client declares nothing that a server could ask it for.
+pub(crate) const BARE: &str = r#""bare""#;
 /// The beginning of the keys that the gateway gives to itself, which no client may send.
 pub(crate) const OWN_PREFIX: &[u8] = b"lockgate/";
 

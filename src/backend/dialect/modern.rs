@@ -211,7 +211,7 @@ impl Modern {
         self.client.push(message, mark, to.server);
         let length = to.server.len() - start;
         let may_be_asked = mark.map_or(self.client.may_be_asked(), |mark| mark == Mark::Asked);
-        if mark == Some(Mark::Carried) {
+        if matches!(mark, Some(Mark::Carried | Mark::Bare)) {
             self.carried.insert(message.id().unwrap_or_default().into());
         } else if is_asked_back && may_be_asked && self.kept + length <= MAX_KEPT {
             self.kept += length;

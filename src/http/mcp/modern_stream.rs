@@ -169,8 +169,7 @@ impl CallStream {
         reader: Reader,
     ) -> Self {
         let level = request.level.as_deref().and_then(routing::level);
-        let task_after = request.task_after().filter(|_| call.carried().is_none());
-        let task_at = task_after.map(|after| Instant::now() + after);
+        let task_at = request.task_after().map(|after| Instant::now() + after);
         Self {
             responder: Responder::new(front, request, call.server_info()),
             budget: Arc::clone(reader.budget()),

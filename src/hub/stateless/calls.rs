@@ -47,12 +47,16 @@ impl Stateless {
             if carried.is_some() && !lease.is_stateless() {
                 return Ok(Begun::Lost);
             }
-            let may_be_asked = modern::may_be_asked(caller.capabilities)
+            // Also where the client cannot be asked: it is told what it lacks, and its server may ask for nothing but
+            // the request once more. A call that may become a task is asked in its session where it has one alone, since
+            // that goes on when it has become one.
+            let is_carried = lease.is_stateless()
+                && (caller.may_carry() || !lease.is_alone())
                 && modern::is_mirrored(&request.method_name());
-            let carries =
-                carried.is_some() || lease.is_stateless() && caller.may_carry() && may_be_asked;
+            let carries = carried.is_some() || is_carried;
             let round = carries.then(|| Round {
                 state: carried.and_then(|carried| carried.state.as_deref()),
+                is_told: modern::may_be_asked(caller.capabilities),
             });
             if let Some(level) = level {
                 lease.want_level(&self.sender, caller.access, level).await?;

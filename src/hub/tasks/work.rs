@@ -2,7 +2,7 @@
 
 use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::{
     select,
     sync::mpsc,
@@ -22,8 +22,8 @@ use crate::{
         stream::{Next, Reader},
     },
     protocol::{
-        Kind, Message, Method, json,
-        modern::{Completion, InputRequest, TaskState, TaskStatus, responses},
+        Kind, Message, Method, json, jsonrpc,
+        modern::{Completion, InputRequest, TaskState, TaskStatus, WantedInput, responses},
     },
     state::Seat,
 };
@@ -149,7 +149,15 @@ impl Work {
                         if matches!(message.kind(), Kind::Result | Kind::Error) {
                             // What it has asked meanwhile is no part of the call any more.
                             call.refuse(&self.asks);
+                            let is_carried = call.carried().is_some();
                             call.finish();
+                            // Its client has a task, and makes no request again.
+                            if is_carried && WantedInput::in_answer(&message).is_some() {
+                                let why = "the server asks when the call has become a task";
+                                let mut line = BytesMut::new();
+                                jsonrpc::push_error(b"0", -32603, why, None, &mut line);
+                                return Some(line.freeze());
+                            }
                             return Some(self.completion.complete(&message));
                         }
                         self.hear(&call, &message);

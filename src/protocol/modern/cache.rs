@@ -8,7 +8,7 @@ use memchr::memmem;
 
 use crate::protocol::{
     Message, Method, Span, is_subscribed, json,
-    meta::{CACHE, MODERN_KEYS},
+    meta::{BARE, CACHE, CARRIES, MODERN_KEYS},
     trace::TRACE_KEYS,
 };
 
@@ -124,8 +124,12 @@ impl CacheKey {
             match &*json::decoded(name.of(text))? {
                 "_meta" => {
                     let fields = json::members(text, value);
-                    let mut names = fields.iter().map(|(name, _)| json::decoded(name.of(text)));
-                    if !names.all(|name| name.is_some_and(|name| changes_nothing(&name))) {
+                    let mut fields = fields
+                        .iter()
+                        .map(|(name, value)| (json::decoded(name.of(text)), value.of(text)));
+                    if !fields
+                        .all(|(name, value)| name.is_some_and(|name| changes_nothing(&name, value)))
+                    {
                         return None;
                     }
                 }
@@ -170,8 +174,9 @@ impl CacheKey {
 
 /// Whether a field of `_meta` has no part in the result. What the server is told of the client is the same for
 /// all requests of a child.
-fn changes_nothing(name: &str) -> bool {
-    name == "progressToken" || MODERN_KEYS.contains(&name) || TRACE_KEYS.contains(&name)
+fn changes_nothing(name: &str, value: &[u8]) -> bool {
+    let is_bare = name == CARRIES && *value == *BARE.as_bytes();
+    is_bare || name == "progressToken" || MODERN_KEYS.contains(&name) || TRACE_KEYS.contains(&name)
 }
 
 #[cfg(test)]

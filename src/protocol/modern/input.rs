@@ -132,8 +132,11 @@ pub(crate) fn input_required(
     line.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
     line.extend_from_slice(id);
     line.extend_from_slice(br#","result":{"resultType":"input_required","#);
-    push_input_requests(&mut line, requests);
-    line.extend_from_slice(br#","requestState":"#);
+    if !requests.is_empty() {
+        push_input_requests(&mut line, requests);
+        line.put_u8(b',');
+    }
+    line.extend_from_slice(br#""requestState":"#);
     json::push_string(&mut line, state);
     if let Some(info) = server_info {
         line.extend_from_slice(br#","_meta":{""#);

@@ -7,7 +7,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::protocol::{
     Message, Refusal, Span, json, jsonrpc,
-    meta::{CARRIES, CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, VERSION},
+    meta::{
+        BARE, CARRIES, CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, TASKS, VERSION,
+    },
     params::ROUND,
 };
 
@@ -86,6 +88,9 @@ const TASK: &str = "task";
 pub(crate) struct Round<'r> {
     /// The raw `requestState` of the server itself.
     pub(crate) state: Option<&'r str>,
+    /// Whether the server is told what the client declares. It need not know that of one which it cannot ask, so that
+    /// what that reads may be what others have read.
+    pub(crate) is_told: bool,
 }
 
 /// The request for a session-based server: under this id, without what only this era knows, and as a task of
@@ -116,7 +121,7 @@ pub(crate) fn for_session(
         params.extend_from_slice(key.of(text));
         params.put_u8(b':');
         if name == "_meta" {
-            push_meta(&mut params, text, value, round.is_some());
+            push_meta(&mut params, text, value, round);
         } else {
             params.extend_from_slice(value.of(text));
         }
@@ -147,15 +152,45 @@ pub(crate) fn for_session(
 
 /// Appends `_meta` without what only this era knows; in a round with what the client says of itself, and with the
 /// mark of such a request.
-fn push_meta(out: &mut BytesMut, text: &[u8], meta: Span, is_round: bool) {
-    if !is_round || !meta.of(text).starts_with(b"{") {
+fn push_meta(out: &mut BytesMut, text: &[u8], meta: Span, round: Option<&Round<'_>>) {
+    let Some(round) = round.filter(|_| meta.of(text).starts_with(b"{")) else {
         return json::push_without(out, text, meta, |name| MODERN_KEYS.contains(&name));
+    };
+    let mark = if round.is_told { "true" } else { BARE };
+    out.extend_from_slice(format!(r#"{{"{CARRIES}":{mark}"#).as_bytes());
+    let capabilities = json::get(meta.of(text), CLIENT_CAPABILITIES).filter(|_| round.is_told);
+    if let Some(capabilities) = capabilities {
+        // Its tasks are those of the gateway.
+        out.extend_from_slice(format!(r#","{CLIENT_CAPABILITIES}":"#).as_bytes());
+        out.extend_from_slice(&without_tasks(capabilities));
     }
-    out.extend_from_slice(format!(r#"{{"{CARRIES}":true"#).as_bytes());
     json::push_members(out, text, meta, |name| {
-        MODERN_KEYS.contains(&name) && !matches!(name, CLIENT_CAPABILITIES | CLIENT_INFO)
+        MODERN_KEYS.contains(&name) && !(round.is_told && name == CLIENT_INFO)
     });
     out.put_u8(b'}');
+}
+
+/// A raw object of capabilities without the tasks of this era.
+pub(super) fn without_tasks(declared: &[u8]) -> BytesMut {
+    let mut capabilities = BytesMut::with_capacity(declared.len());
+    let members = json::members(declared, Span::whole(declared));
+    let mut separator = b'{';
+    for (key, value) in members {
+        capabilities.put_u8(separator);
+        separator = b',';
+        capabilities.extend_from_slice(key.of(declared));
+        capabilities.put_u8(b':');
+        if json::decoded(key.of(declared)).as_deref() == Some("extensions") {
+            json::push_without(&mut capabilities, declared, value, |name| name == TASKS);
+        } else {
+            capabilities.extend_from_slice(value.of(declared));
+        }
+    }
+    if separator == b'{' {
+        capabilities.put_u8(b'{');
+    }
+    capabilities.put_u8(b'}');
+    capabilities
 }
 
 /// Room for what a request for a session gets besides.
@@ -230,11 +265,21 @@ mod tests {
     fn a_server_of_this_era_gets_its_own_state() {
         let round = Round {
             state: Some("\"own\""),
+            is_told: true,
         };
         let again = for_session(&message(CALL), 5, None, Some(&round)).unwrap();
         assert_eq!(
             again.bytes(),
-            r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"echo","arguments":{"b":1,"a":[2.0]},"_meta":{"lockgate/carries":true,"progressToken":7,"own":{},"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}},"inputResponses":{"1":{}},"requestState":"own"}}"#
+            r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"echo","arguments":{"b":1,"a":[2.0]},"_meta":{"lockgate/carries":true,"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}},"progressToken":7,"own":{}},"inputResponses":{"1":{}},"requestState":"own"}}"#
+        );
+        let bare = Round {
+            state: None,
+            is_told: false,
+        };
+        let bare = for_session(&message(CALL), 5, None, Some(&bare)).unwrap();
+        assert_eq!(
+            bare.bytes(),
+            r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"echo","arguments":{"b":1,"a":[2.0]},"_meta":{"lockgate/carries":"bare","progressToken":7,"own":{}},"inputResponses":{"1":{}}}}"#
         );
     }
 

@@ -7,12 +7,12 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::SUBSCRIPTION;
 use super::input::{InputRequest, with_key};
-use super::tasks::EXTENSION;
+use super::request::without_tasks;
 use crate::protocol::{
     Kind, Message, Span, initialize, json, jsonrpc,
     meta::{
-        CARRIES, CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, SERVER_INFO, STATELESS,
-        VERSION,
+        BARE, CARRIES, CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, MODERN_KEYS, SERVER_INFO,
+        STATELESS, VERSION,
     },
     revision::FIRST_MODERN,
 };
@@ -114,9 +114,10 @@ impl ClientMeta {
         Message::parse(line.freeze()).ok()
     }
 
-    /// Appends a request of the client with its fields. One with a mark says itself what its client is.
+    /// Appends a request of the client with its fields. One with a mark says itself what its client is, unless that is
+    /// bare.
     pub(crate) fn push(&self, request: &Message, mark: Option<Mark>, out: &mut BytesMut) {
-        let is_marked = mark.is_some();
+        let is_marked = mark.is_some_and(|mark| mark != Mark::Bare);
         let is_dropped = |name: &str| match name {
             CLIENT_CAPABILITIES | CLIENT_INFO => !is_marked,
             CARRIES => true,
@@ -216,6 +217,8 @@ fn push_member(members: &mut Vec<u8>, name: &str, value: &[u8]) {
 pub(crate) enum Mark {
     /// Its client gets what the server asks as it asks, and makes the request again itself.
     Carried,
+    /// The same, and the server is told nothing of what it declares.
+    Bare,
     /// Its session is asked.
     Asked,
 }
@@ -226,6 +229,7 @@ impl Mark {
         let meta = request.meta()?.of(request.bytes());
         match json::get(meta, CARRIES)? {
             b"true" => Some(Self::Carried),
+            mark if *mark == *BARE.as_bytes() => Some(Self::Bare),
             _ => Some(Self::Asked),
         }
     }
@@ -275,26 +279,7 @@ pub(crate) fn unmarked(initialized: &[u8]) -> Bytes {
 /// The raw capabilities in the raw result of `server/discover`, without the tasks of this era.
 pub(crate) fn server_capabilities(discovered: &[u8]) -> BytesMut {
     let declared = json::get(discovered, "capabilities").filter(|value| value.starts_with(b"{"));
-    let declared = declared.unwrap_or(b"{}");
-    let mut capabilities = BytesMut::with_capacity(declared.len());
-    let members = json::members(declared, Span::whole(declared));
-    let mut separator = b'{';
-    for (key, value) in members {
-        capabilities.put_u8(separator);
-        separator = b',';
-        capabilities.extend_from_slice(key.of(declared));
-        capabilities.put_u8(b':');
-        if json::decoded(key.of(declared)).as_deref() == Some("extensions") {
-            json::push_without(&mut capabilities, declared, value, |name| name == EXTENSION);
-        } else {
-            capabilities.extend_from_slice(value.of(declared));
-        }
-    }
-    if separator == b'{' {
-        capabilities.put_u8(b'{');
-    }
-    capabilities.put_u8(b'}');
-    capabilities
+    without_tasks(declared.unwrap_or(b"{}"))
 }
 
 /// The answer of a server of this era, for a session-based client.

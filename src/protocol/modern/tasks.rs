@@ -4,10 +4,11 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::input::{InputRequest, push_input_requests};
-use crate::protocol::{Span, json, jsonrpc, meta::SERVER_INFO};
+use crate::protocol::{
+    Span, json, jsonrpc,
+    meta::{SERVER_INFO, TASKS},
+};
 
-/// The identifier of the extension.
-pub(super) const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 /// The `data` of the error to a client that does not declare the extension (`-32021`).
 pub(crate) const TASKS_REQUIRED: &str =
     r#"{"requiredCapabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}}"#;
@@ -15,7 +16,7 @@ pub(crate) const TASKS_REQUIRED: &str =
 /// Whether raw capabilities of a client declare the extension.
 pub(crate) fn declares_tasks(capabilities: &[u8]) -> bool {
     let extensions = json::get(capabilities, "extensions");
-    let declared = extensions.and_then(|extensions| json::get(extensions, EXTENSION));
+    let declared = extensions.and_then(|extensions| json::get(extensions, TASKS));
     declared.is_some_and(|settings| settings.starts_with(b"{"))
 }
 
@@ -188,10 +189,10 @@ pub(super) fn push_capabilities(out: &mut BytesMut, capabilities: &[u8], offers_
     let declared = declared.unwrap_or(b"{}");
     let mut extensions = BytesMut::new();
     json::push_without(&mut extensions, declared, Span::whole(declared), |name| {
-        name == EXTENSION
+        name == TASKS
     });
     if offers_tasks {
-        push_member(&mut extensions, EXTENSION, b"{}");
+        push_member(&mut extensions, TASKS, b"{}");
     }
     json::push_without(out, capabilities, Span::whole(capabilities), |name| {
         name == "extensions"

@@ -650,9 +650,66 @@ async fn callers_that_share_a_server_without_sessions_are_asked() {
         assert_eq!(declared, &client.capabilities, "its own: {meta}");
         assert!(!meta.to_string().contains("lockgate/"), "{meta}");
     }
-    let refused = nobody.call("ask", json!({"kind": "roots"})).await;
-    assert_eq!(refused["error"]["code"], -32603, "{refused}");
+    let refused = nobody
+        .post(&nobody.tool("ask", json!({"kind": "roots"})))
+        .await;
+    assert_eq!(refused.status(), 400);
+    let refused = last(refused).await;
+    assert_eq!(refused["error"]["code"], -32021, "{refused}");
     assert_eq!(number_of(&nobody, "tools/call").await, 8, "one child");
+}
+
+/// 2026-07-28 basic, "Per-request protocol fields", and what needs no capability: a state alone.
+#[tokio::test]
+async fn a_client_that_declares_nothing_is_told_what_it_lacks() {
+    for isolation in ["session", "tenant"] {
+        let isolation = format!("server.isolation={isolation}");
+        let gateway = gateway("modern", &[&isolation, "server.reply.task_after=1h"]).await;
+        let extension = json!({"extensions": {"io.modelcontextprotocol/tasks": {}}});
+        for declared in [json!({}), extension] {
+            let client = Modern::at(&gateway.url).with(declared);
+            let call = client.tool("ask", json!({"kind": "sampling"}));
+            let refused = client.post(&call).await;
+            assert_eq!(refused.status(), 400, "{isolation}");
+            let error = last(refused).await["error"].clone();
+            assert_eq!(error["code"], -32021, "{isolation}: {error}");
+            let required = json!({"requiredCapabilities": {"sampling": {}}});
+            assert_eq!(error["data"], required, "{isolation}");
+            let call = client.tool("ask", json!({"kind": "nothing"}));
+            let required = client.answer(&call).await;
+            assert_eq!(required["result"]["resultType"], "input_required");
+            assert!(required["result"]["inputRequests"].is_null(), "{required}");
+            let mut retry = client.retry(&call, &required, json!({}));
+            let params = retry["params"].as_object_mut().unwrap();
+            params.remove("inputResponses");
+            let told = client.answer(&retry).await;
+            assert_eq!(text_of(&told), r#"{"first":null}"#, "{isolation}");
+        }
+    }
+}
+
+/// The extension for tasks keeps no client from being asked at once.
+#[tokio::test]
+async fn a_client_with_tasks_is_asked_by_a_shared_server() {
+    let sets = ["server.isolation=tenant", "server.reply.task_after=1s"];
+    let gateway = gateway("modern", &sets).await;
+    let tasks =
+        json!({"roots": {}, "extensions": {"io.modelcontextprotocol/tasks": {}, "own": {}}});
+    let client = Modern::at(&gateway.url).with(tasks);
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let required = client.answer(&call).await;
+    assert_eq!(asked(&required).len(), 1, "{required}");
+    let roots = json!({"first": {"roots": []}});
+    let told = client
+        .answer(&client.retry(&call, &required, roots.clone()))
+        .await;
+    assert_eq!(text_of(&told), roots.to_string());
+    // A call still becomes a task, and the server hears of none.
+    let task = client.call("sleep", json!({"ms": 3000})).await;
+    assert_eq!(task["result"]["resultType"], "task", "{task}");
+    let meta: Value = serde_json::from_str(&client.text("meta", json!({})).await).unwrap();
+    let declared = &meta["io.modelcontextprotocol/clientCapabilities"];
+    assert_eq!(*declared, json!({"roots": {}, "extensions": {"own": {}}}));
 }
 
 /// A call that may be asked carries what it is asked, so that it needs no child of its own.

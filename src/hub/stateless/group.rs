@@ -8,6 +8,7 @@ use std::{
         Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -21,7 +22,7 @@ use crate::{
     auth::Access,
     backend::shared::routing,
     base::{budget::Drawn, sha256},
-    declare::Isolation,
+    declare::{Isolation, Policy},
     error::Error,
     hub::{
         Hub,
@@ -101,8 +102,8 @@ pub(crate) struct Group {
     members: RwLock<Vec<Arc<Member>>>,
     /// Held by the one that begins a session for all.
     pub(super) begin: Mutex<()>,
-    /// The header fields that mirror arguments of tools.
-    pub(super) tools: RwLock<Option<KnownTools>>,
+    /// The header fields that mirror arguments of tools, by the policy that the list was filtered by.
+    tools: RwLock<Vec<KnownTools>>,
     /// Held by the one that reads them for all.
     pub(super) reading: Mutex<()>,
     pub(super) changes: Changes,
@@ -110,11 +111,23 @@ pub(crate) struct Group {
 
 /// The header fields that mirror arguments of tools, as a list was read.
 pub(super) struct KnownTools {
+    /// The policy of the caller that they were listed to.
+    pub(super) policy: Arc<Policy>,
     /// When its first page was asked for.
     pub(super) read: Instant,
     pub(super) tools: Arc<ToolHeaders>,
     pub(super) _held: Drawn,
 }
+
+impl KnownTools {
+    /// Whether a list under this policy shows the same.
+    fn is_of(&self, policy: &Arc<Policy>) -> bool {
+        Arc::ptr_eq(&self.policy, policy) || self.policy.shows_the_same(policy)
+    }
+}
+
+/// The most policies of the callers of one group for each of which tools are known.
+const MAX_POLICIES: usize = 4;
 
 /// A session that the gateway keeps for clients.
 pub(crate) struct Member {
@@ -255,6 +268,22 @@ impl Group {
             member,
             handle,
         })
+    }
+
+    /// The header fields of the tools that are listed under a policy, if they were read no longer ago than this.
+    pub(super) fn tools(&self, policy: &Arc<Policy>, fresh: Duration) -> Option<Arc<ToolHeaders>> {
+        let known = self.tools.read().unwrap_or_else(PoisonError::into_inner);
+        let mut known = known.iter().filter(|known| known.is_of(policy));
+        let known = known.find(|known| known.read.elapsed() < fresh);
+        known.map(|known| Arc::clone(&known.tools))
+    }
+
+    /// Keeps the header fields of tools in place of those of the same policy, and of the oldest of many.
+    pub(super) fn keep_tools(&self, tools: KnownTools) {
+        let mut known = self.tools.write().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|known| !known.is_of(&tools.policy));
+        known.truncate(MAX_POLICIES - 1);
+        known.insert(0, tools);
     }
 
     /// Whether the server of a session for all is one of this era.
@@ -418,5 +447,51 @@ impl Drop for Lease {
         if self.is_alone {
             self.member.is_taken.store(false, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::group::*;
+    use crate::{
+        base::budget::Budget,
+        declare::{Names, Pattern},
+    };
+
+    /// A list is filtered by the policy of the caller that it was read for.
+    #[tokio::test]
+    async fn tools_are_known_by_policy() {
+        let (group, budget) = (Group::default(), Budget::new(1 << 20));
+        let policy = |denied: &str| {
+            let deny = Pattern::parse(denied).ok().unwrap();
+            let mut policy = Policy::default();
+            policy.tools = Names::new(None, vec![deny]);
+            Arc::new(policy)
+        };
+        let keep = |policy: &Arc<Policy>| {
+            let tools = Arc::new(ToolHeaders::default());
+            group.keep_tools(KnownTools {
+                policy: Arc::clone(policy),
+                read: Instant::now(),
+                tools: Arc::clone(&tools),
+                _held: budget.hold(1),
+            });
+            tools
+        };
+        let fresh = Duration::from_secs(60);
+        let (one, other) = (policy("a"), policy("b"));
+        let kept = keep(&one);
+        assert!(group.tools(&other, fresh).is_none());
+        let of_other = keep(&other);
+        for (policy, tools) in [(policy("a"), kept), (other, of_other)] {
+            let known = group.tools(&policy, fresh);
+            assert!(known.is_some_and(|known| Arc::ptr_eq(&known, &tools)));
+        }
+        for n in 0..8 {
+            keep(&policy(&n.to_string()));
+        }
+        assert!(group.tools(&policy("a"), fresh).is_none(), "the oldest go");
+        assert!(group.tools(&policy("7"), fresh).is_some());
+        assert!(group.tools(&policy("7"), Duration::ZERO).is_none());
     }
 }

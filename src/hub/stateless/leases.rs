@@ -1,9 +1,6 @@
 //! Leases of sessions: one that is free, or one that begins.
 
-use std::{
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -75,16 +72,8 @@ impl Stateless {
         caller: &Caller<'_>,
         again: bool,
     ) -> Result<Option<Arc<ToolHeaders>>, Error> {
-        let group = self.group(caller);
-        let known = || {
-            let known = group.tools.read().unwrap_or_else(PoisonError::into_inner);
-            let is_fresh = |known: &&KnownTools| {
-                let age = known.read.elapsed();
-                age < if again { AGAIN } else { FRESH }
-            };
-            let known = known.as_ref().filter(is_fresh);
-            known.map(|known| Arc::clone(&known.tools))
-        };
+        let (group, policy) = (self.group(caller), caller.access.policy());
+        let known = || group.tools(policy, if again { AGAIN } else { FRESH });
         if let Some(tools) = known() {
             return Ok(Some(tools));
         }
@@ -117,8 +106,8 @@ impl Stateless {
         }
         let share = self.sender.hub.limits().memory().caller(caller.access);
         let tools = Arc::new(tools);
-        let mut known = group.tools.write().unwrap_or_else(PoisonError::into_inner);
-        *known = Some(KnownTools {
+        group.keep_tools(KnownTools {
+            policy: Arc::clone(policy),
             read,
             _held: share.hold(tools.size() as u64),
             tools: Arc::clone(&tools),

@@ -244,6 +244,16 @@ impl Group {
         uris
     }
 
+    /// Whether a subscription is for this resource.
+    pub(super) async fn is_watched(&self, uri: &[u8]) -> bool {
+        for member in self.all() {
+            if member.watched.0.lock().await.contains_key(uri) {
+                return true;
+            }
+        }
+        false
+    }
+
     fn all(&self) -> Vec<Arc<Member>> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         members.clone()

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     group::{Group, Member},
+    sender::Sender,
     sessions::Stateless,
 };
 use crate::{
@@ -36,7 +37,14 @@ impl Stateless {
             member.is_heard.store(false, Ordering::Release);
             return;
         };
-        self.watch(group.watched().await, std::slice::from_ref(member), access);
+        let uris = group.watched().await;
+        settle(
+            &self.sender,
+            group,
+            uris,
+            std::slice::from_ref(member),
+            access,
+        );
         let share = hub.0.limits.memory().caller(access);
         let count = move |event: Bytes| share.hold(event.len() as u64).until_dropped(event);
         let (group, member) = (Arc::clone(group), Arc::clone(member));
@@ -45,35 +53,54 @@ impl Stateless {
             member.is_heard.store(false, Ordering::Release);
         });
     }
+}
 
-    /// Subscribes sessions that calls have alone to the resources of a subscription, in the line of their
-    /// caller.
-    pub(super) fn watch(&self, uris: Vec<Box<[u8]>>, members: &[Arc<Member>], access: &Access) {
-        if uris.is_empty() {
-            return;
-        }
-        let hub = &self.sender.hub;
-        let held = hub.0.limits.memory().caller(access).hold(bytes_of(&uris));
-        let uris = Arc::new((uris, held));
-        for member in members {
-            let Ok(handle) = hub.0.find(access, member.id.as_str()) else {
-                continue;
-            };
-            let (sender, access) = (Arc::clone(&self.sender), access.clone());
-            let uris = Arc::clone(&uris);
-            hub.0.tracker.spawn(async move {
-                let (uris, held) = &*uris;
-                for uri in uris {
-                    held.budget().others_first().await;
-                    let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
-                    let method = "resources/subscribe";
+/// Subscribes sessions that calls have alone to those of these resources that subscriptions are for, and unsubscribes
+/// them from the others, in the line of their caller.
+pub(super) fn settle(
+    sender: &Arc<Sender>,
+    group: &Arc<Group>,
+    uris: Vec<Box<[u8]>>,
+    members: &[Arc<Member>],
+    access: &Access,
+) {
+    if uris.is_empty() {
+        return;
+    }
+    let hub = &sender.hub;
+    let held = hub.0.limits.memory().caller(access).hold(bytes_of(&uris));
+    let uris = Arc::new((uris, held));
+    for member in members {
+        let Ok(handle) = hub.0.find(access, member.id.as_str()) else {
+            continue;
+        };
+        let (sender, access) = (Arc::clone(sender), access.clone());
+        let (group, uris) = (Arc::clone(group), Arc::clone(&uris));
+        hub.0.tracker.spawn(async move {
+            let (uris, held) = &*uris;
+            for uri in uris {
+                held.budget().others_first().await;
+                let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
+                let mut is_wanted = group.is_watched(uri).await;
+                loop {
+                    let method = if is_wanted {
+                        "resources/subscribe"
+                    } else {
+                        "resources/unsubscribe"
+                    };
                     // A server that does not agree has said so to the session for all.
                     if sender.ask(&handle, &access, method, &params).await.is_err() {
                         return;
                     }
+                    // Subscriptions that began or ended meanwhile may have been quicker.
+                    let was_wanted = is_wanted;
+                    is_wanted = group.is_watched(uri).await;
+                    if is_wanted == was_wanted {
+                        break;
+                    }
                 }
-            });
-        }
+            }
+        });
     }
 }
 

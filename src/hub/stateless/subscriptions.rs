@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     group::Caller,
-    hearing::bytes_of,
+    hearing::{bytes_of, settle},
     sessions::Stateless,
     subscription::{Subscribed, Subscription, Watch},
 };
@@ -41,11 +41,13 @@ impl Stateless {
             self.hear(group, &member, caller.access).await;
         }
         let (sender, access) = (Arc::clone(&self.sender), caller.access.clone());
-        let mut subscription = Subscription::new(sender, lease, access, filter, (changes, held));
+        let group_of = (Arc::clone(group), changes);
+        let mut subscription = Subscription::new(sender, lease, access, filter, (group_of, held));
         let (end, mut fresh) = (Instant::now() + ACKNOWLEDGE, Vec::new());
         for uri in uris {
             // A server that does not answer in time does not agree.
             let Ok(agreed) = timeout_at(end, subscription.watch(&uri)).await else {
+                subscription.give_up();
                 break;
             };
             let agreed = agreed?;
@@ -57,7 +59,7 @@ impl Stateless {
             }
         }
         // They have the others since an earlier subscription, or since they are heard.
-        self.watch(fresh, &group.alone(), caller.access);
+        settle(&self.sender, group, fresh, &group.alone(), caller.access);
         Ok(Subscribed::Running(Box::new(subscription), reader))
     }
 }

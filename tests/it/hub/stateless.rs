@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::support::{
-    harness::{Events, Gateway, NEWEST, body, json_of, text_of, until, within},
+    harness::{Events, Gateway, NEWEST, body, child, json_of, text_of, until, within},
     modern::{MODERN, Modern, asked},
 };
 
@@ -127,7 +127,7 @@ async fn headers_and_body_have_to_agree() {
 
 #[tokio::test]
 async fn arguments_are_mirrored_in_header_fields() {
-    let program = crate::support::harness::child();
+    let program = child();
     let of = |schema: &'static str| {
         let program = program.clone();
         async move {
@@ -714,6 +714,39 @@ async fn a_child_that_calls_have_alone_is_subscribed_once() {
 }
 
 #[tokio::test]
+async fn a_child_that_calls_have_alone_is_subscribed_no_longer_than_the_subscription() {
+    let gateway = Gateway::start(&[]).await;
+    let client = Modern::at(&gateway.url).with(asks());
+    client.text("echo", json!({"text": "x"})).await;
+    let wanted = json!({"resourceSubscriptions": ["test://one"]});
+    let held = client.listen(wanted).await;
+    let subscribed = async || client.text("subscribed", json!({})).await;
+    until("the subscription", async || {
+        subscribed().await.contains("test://one")
+    })
+    .await;
+    drop(held);
+    until("its end", async || subscribed().await == "[]").await;
+}
+
+/// The server may agree later to what nobody is told of then.
+#[tokio::test]
+async fn a_subscription_that_is_not_answered_is_taken_back() {
+    let silent = "CHILD_SILENT=resources/subscribe";
+    let gateway = Gateway::of(&[], &[silent], &[&child()]).await;
+    let client = Modern::at(&gateway.url);
+    let wanted = json!({"resourceSubscriptions": ["test://one"]});
+    let (acknowledged, _events) = client.listen(wanted).await;
+    let agreed = acknowledged["params"]["notifications"].to_string();
+    assert!(!agreed.contains("test://one"), "{acknowledged}");
+    until("it is taken back", async || {
+        let received = client.text("received", json!({})).await;
+        received.contains("resources/unsubscribe")
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_subscription_is_not_pinged() {
     let gateway = Gateway::start(&["session.ping=700ms"]).await;
     let client = Modern::at(&gateway.url);
@@ -749,12 +782,7 @@ async fn a_subscription_ends_with_a_response() {
 
 #[tokio::test]
 async fn a_server_without_a_feature_acknowledges_less() {
-    let gateway = Gateway::of(
-        &[],
-        &["CHILD_STEADY=1"],
-        &[&crate::support::harness::child()],
-    )
-    .await;
+    let gateway = Gateway::of(&[], &["CHILD_STEADY=1"], &[&child()]).await;
     let client = Modern::at(&gateway.url);
     let wanted = json!({"toolsListChanged": true, "resourceSubscriptions": ["test://one"]});
     let (acknowledged, _events) = client.listen(wanted).await;

@@ -4,7 +4,10 @@ use std::path::Path;
 
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 
-use super::sql::{MIGRATION, STATEMENT, SqlError, sqlite_schema, timed};
+use super::{
+    lent::STATEMENT,
+    sql::{MIGRATION, SqlError, sqlite_schema, timed},
+};
 
 /// Checks, without a change, that a file is an intact database that this build can use.
 ///

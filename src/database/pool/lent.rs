@@ -61,7 +61,7 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(connection) = self.connection.take() {
-            let returned = timeout(RETURN, give_back(connection, self.is_begun));
+            let returned = timeout(STATEMENT, give_back(connection, self.is_begun));
             self.returns.spawn(async { drop(returned.await) });
         }
     }
@@ -75,5 +75,5 @@ async fn give_back(mut connection: PoolConnection<Postgres>, is_begun: bool) {
     connection.return_to_pool().await;
 }
 
-/// Time limit for the return: that of a statement, which may still run.
-const RETURN: Duration = super::sql::STATEMENT;
+/// Time limit of one statement, and of the return of a connection, on which one may still run.
+pub(super) const STATEMENT: Duration = Duration::from_secs(5);

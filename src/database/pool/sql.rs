@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::lent::Lent;
+use super::lent::{Lent, STATEMENT};
 use super::migrations::MIGRATIONS;
 use super::value::Value;
 use crate::{
@@ -648,8 +648,6 @@ const AWAY: [&str; 9] = ["08", "28", "3D", "40", "53", "55", "57", "58", "25006"
 /// `CANTOPEN`.
 const SQLITE_AWAY: [&str; 6] = ["5", "6", "8", "10", "13", "14"];
 
-/// Time limit of one statement.
-pub(super) const STATEMENT: Duration = Duration::from_secs(5);
 /// Time limit for a request to get a connection: its client gets 503 within a second.
 const ACQUIRE: Duration = Duration::from_millis(800);
 /// Time limit for the start to reach a database.

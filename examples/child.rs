@@ -421,6 +421,7 @@ fn plain(id: &Value, name: &str, args: &Value) {
         }
         "hog" => hogs::hog(number(args, "bytes"), number(args, "ms")),
         "hold" => hogs::hold(number(args, "bytes")),
+        "outrun" => hogs::outrun(&string(args, "path"), number(args, "ms")),
         "fill" => hogs::fill(&string(args, "path"), number(args, "bytes")),
         "chmod" => match syscalls::chmod(&string(args, "path")) {
             Ok(()) => "done".into(),

@@ -1,4 +1,4 @@
-//! What the hostile child takes of the machine: processors, memory and disk.
+//! What the hostile child takes of the machine: processors, memory, disk and process ids.
 
 use std::{
     io::Write,
@@ -57,3 +57,44 @@ pub(crate) fn fill(path: &str, bytes: u64) -> String {
     let length = file.metadata().map_or(0, |file| file.len());
     format!("filled {length}")
 }
+
+/// Leaves processes that fork and end at each step, in a session of their own each time, for so long at
+/// most. All of them hold the lock of a file.
+pub(crate) fn outrun(path: &str, ms: u64) -> String {
+    let now = || {
+        // SAFETY: the call only writes to `now`.
+        unsafe {
+            let mut now = std::mem::zeroed::<libc::timespec>();
+            libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
+            now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
+        }
+    };
+    let end = now() + ms;
+    let is_locked = std::fs::File::open(path).is_ok_and(|file| {
+        let is_locked = file.try_lock().is_ok();
+        // Each process that is forked has it.
+        std::mem::forget(file);
+        is_locked
+    });
+    if !is_locked {
+        return "refused".into();
+    }
+    for _ in 0..RUNNERS {
+        // SAFETY: the new processes only make system calls, and there are never more than a few.
+        unsafe {
+            if libc::fork() == 0 {
+                while now() < end {
+                    libc::setsid();
+                    if libc::fork() > 0 {
+                        break;
+                    }
+                }
+                libc::_exit(0);
+            }
+        }
+    }
+    "ran".into()
+}
+
+/// Processes of [`outrun`] at a time.
+const RUNNERS: usize = 8;

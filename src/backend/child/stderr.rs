@@ -54,6 +54,11 @@ impl Stderr {
         }
     }
 
+    /// Name of the child in the log.
+    pub(crate) fn label(&self) -> &str {
+        &self.label
+    }
+
     /// Adds bytes read from the pipe.
     pub(crate) fn take(&mut self, bytes: &[u8]) {
         self.keep(bytes);

@@ -315,7 +315,16 @@ impl Child {
         if let Some(status) = self.exit {
             return Poll::Ready(status);
         }
-        self.guard.poll_end(cx)
+        let status = ready!(self.guard.poll_end(cx));
+        if status.code().is_none() {
+            // Or it has given up, and ended itself.
+            let child = self.errors.label();
+            tracing::warn!(
+                child,
+                "the guard of a child was killed: processes of the child may be left"
+            );
+        }
+        Poll::Ready(status)
     }
 
     /// The next event; none if a large line has to wait to be translated, or the next reads in line.

@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeMap,
-    os::fd::AsFd,
-    path::PathBuf,
+    fs::Permissions,
+    os::{fd::AsFd, unix::fs::PermissionsExt},
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,10 +24,11 @@ use super::{
 };
 use crate::backend::{
     dialect::{Opening, Translator},
+    linux::syscalls::landlock,
     sandbox::Sandbox,
 };
 use crate::base::budget::{Budget, Descriptors, LargeWork};
-use crate::declare::{Confinement, Home, Isolation, Launch, Limits};
+use crate::declare::{Confinement, Home, Isolation, Launch, Limits, Profile};
 
 const LIMITS: Limits = Limits {
     line: 16 << 20,
@@ -62,12 +64,17 @@ fn launch(command: &str) -> Launch {
     }
 }
 
+async fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
+    let work = tempfile::tempdir().unwrap();
+    let child = start_in(work.path(), launch, Sandbox::none()).await;
+    (child, work)
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "a test finds its programs as the gateway does"
 )]
-async fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
-    let work = tempfile::tempdir().unwrap();
+async fn start_in(work: &Path, launch: &Launch, sandbox: Sandbox) -> Child {
     let ambient = Ambient {
         path: std::env::var_os("PATH"),
         cwd: "/".into(),
@@ -77,13 +84,13 @@ async fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
     let launcher = Launcher {
         zygote,
         ambient,
-        work: work.path().into(),
-        sandbox: Arc::new(Sandbox::none()),
+        work: work.into(),
+        sandbox: Arc::new(sandbox),
         descriptors: Descriptors::new(10_000),
-        prepared: work.path().join("prepared"),
+        prepared: work.join("prepared"),
     };
     let child = Child::spawn(&launcher, ("acme", "files"), launch, &LIMITS).await;
-    (child.unwrap(), work)
+    child.unwrap()
 }
 
 async fn start() -> (Child, tempfile::TempDir) {
@@ -314,6 +321,33 @@ async fn a_fork_bomb_is_ended() {
     let session: Vec<i32> = descendants(guard);
     assert_eq!(child.kill().await.signal, Some(9));
     assert!(!session.iter().any(|&pid| is_alive(pid)));
+}
+
+/// Each of its processes was gone when the guard had found it.
+#[tokio::test]
+async fn a_server_that_forks_and_ends_all_the_time_is_ended() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    for (has_uid, landlock) in [(true, 0), (true, landlock()), (false, landlock())] {
+        let Some(sandbox) = Sandbox::separated(has_uid, landlock) else {
+            continue;
+        };
+        let work = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(work.path(), Permissions::from_mode(0o755)).unwrap();
+        let path = work.path().join("lock");
+        let lock = std::fs::File::create(&path).unwrap();
+        lock.set_permissions(Permissions::from_mode(0o644)).unwrap();
+        let mut spec = launch(built("examples/child").to_str().unwrap());
+        spec.confinement.profile = Profile::Open;
+        let mut child = start_in(work.path(), &spec, sandbox).await;
+        let args = json!({"path": path, "ms": 30_000});
+        assert_eq!(call(&mut child, "outrun", args).await, "ran");
+        assert!(lock.try_lock().is_err());
+        let exit = child.kill().await;
+        let what = format!("{has_uid} {landlock} {exit:?}");
+        lock.try_lock().expect(&what);
+    }
 }
 
 #[test]
@@ -578,7 +612,7 @@ async fn a_hundred_children_leave_no_zombie() {
         let (child, _work) = start_as(&launch("true")).await;
         let pid = i32::try_from(child.pid().unwrap()).unwrap();
         assert_eq!(child.stop([Duration::from_secs(9); 2]).await.code, Some(0));
-        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
     }
     let after = std::fs::read_dir("/proc/self/fd").unwrap().count();
     // Other tests run in this process at the same time.

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::{
     fs::FlockOperation,
-    process::{DumpableBehavior, Pid, PidfdFlags},
+    process::{DumpableBehavior, Pid, PidfdFlags, Signal},
 };
 
 use super::{
@@ -32,7 +32,7 @@ use crate::backend::{
             signals,
         },
     },
-    sandbox::{Namespaces, User, namespace::set_up},
+    sandbox::{Namespaces, User, domain::Enclosure, namespace::set_up},
 };
 
 impl LaunchRequest {
@@ -72,6 +72,10 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         ..
     } = &request;
     let (private, group) = (private.clone(), restrictions.group.clone());
+    let uid = restrictions.uid;
+    let enclosure = restrictions
+        .is_enclosed()
+        .then(|| Enclosure::enter(gateway));
     // Locked while this process lives: a gateway removes directories without a lock.
     let _held = private.as_deref().map(hold);
     let server = match start(&request) {
@@ -89,6 +93,8 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         server,
         code: None,
         group: group.as_deref(),
+        enclosure: enclosure.flatten(),
+        uid,
     };
     while tree.code.is_none() {
         wait_for(&[watched.as_fd(), signals.as_fd()], None);
@@ -102,7 +108,11 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
             None => {}
         }
     }
-    tree.kill_all(&signals);
+    if !tree.kill_all(&signals) {
+        // The gateway tells a guard that was killed from one whose child has ended, and says so.
+        let own = rustix::process::getpid();
+        _ = rustix::process::kill_process(own, Signal::KILL);
+    }
     remove(private.as_deref(), group.as_deref());
     Ok(tree.code.unwrap_or(128 + libc::SIGKILL))
 }

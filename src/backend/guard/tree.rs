@@ -14,9 +14,17 @@ use std::{
 use rustix::{
     io::Errno,
     process::{Pid, PidfdFlags, Signal, WaitOptions},
+    thread::{CapabilitySet, CapabilitySets},
 };
 
-use crate::backend::linux::{poll::wait_for, syscalls::next_signal};
+use crate::backend::{
+    linux::{
+        Clone,
+        poll::wait_for,
+        syscalls::{clone, next_signal},
+    },
+    sandbox::domain::Enclosure,
+};
 
 /// All processes below the guard.
 pub(super) struct Tree<'o> {
@@ -27,6 +35,10 @@ pub(super) struct Tree<'o> {
     pub(crate) code: Option<i32>,
     /// Cgroup of all of them, if any.
     pub(crate) group: Option<&'o Path>,
+    /// Domain of this process and all of them, if any.
+    pub(crate) enclosure: Option<Enclosure>,
+    /// Uid that all of them have, and no other process.
+    pub(crate) uid: Option<u32>,
 }
 
 impl Tree<'_> {
@@ -58,33 +70,50 @@ impl Tree<'_> {
         }
     }
 
-    /// Kills every process below, in rounds until none is left.
-    pub(crate) fn kill_all(&mut self, signals: &OwnedFd) {
+    /// Kills every process below, in rounds until none is left; false if some are left all the same.
+    pub(crate) fn kill_all(&mut self, signals: &OwnedFd) -> bool {
         if let Some(group) = self.group {
             // All at once; before Linux 5.14 the rounds below do it.
             _ = fs::write(group.join("cgroup.kill"), "1");
         }
         for _ in 0..ROUNDS {
-            if !self.reap() {
-                break;
+            if !self.reap() || self.kill_at_once() && self.have_ended(signals) {
+                return true;
             }
+            // Processes that fork and end all the time may be gone from where this finds them.
             if self.code.is_none() {
                 _ = rustix::process::kill_process_group(self.server, Signal::STOP);
             }
             for (pid, parent) in Self::freeze() {
                 signal_process(pid, parent, Signal::KILL);
             }
-            for _ in 0..10 {
-                if !self.reap() {
-                    break;
-                }
-                wait_for(&[signals.as_fd()], Some(Duration::from_millis(20)));
-                while next_signal(signals).is_some() {}
+            if self.have_ended(signals) {
+                return true;
             }
         }
-        if let Some(group) = self.group {
-            _ = fs::remove_dir(group);
+        false
+    }
+
+    /// Kills every process below, at once, so that none can outrun it by forking; false if that cannot be
+    /// tried here.
+    fn kill_at_once(&self) -> bool {
+        if self.enclosure.is_some() {
+            kill_all_in_reach();
+            return true;
         }
+        self.uid.is_some_and(kill_user)
+    }
+
+    /// Waits a while for the end of every process below.
+    fn have_ended(&mut self, signals: &OwnedFd) -> bool {
+        for _ in 0..10 {
+            if !self.reap() {
+                return true;
+            }
+            wait_for(&[signals.as_fd()], Some(Duration::from_millis(20)));
+            while next_signal(signals).is_some() {}
+        }
+        false
     }
 
     /// Stops every process below, until a walk finds no further one.
@@ -106,6 +135,55 @@ impl Tree<'_> {
         }
         stopped
     }
+}
+
+/// Kills all processes that this one may signal, except itself: only those below it, or of a child's uid.
+///
+/// The kernel passes through them under the lock that a fork needs for its new process, and a process with
+/// a pending signal does not fork.
+fn kill_all_in_reach() {
+    // kill(2): −1 is no group, but all.
+    _ = rustix::process::kill_process_group(Pid::INIT, Signal::KILL);
+}
+
+/// Has a new process with this uid, of a child, kill all processes that have it; false if there is none.
+///
+/// They may end or stop the new process before it does that: it is not waited for, and tried again.
+fn kill_user(uid: u32) -> bool {
+    match clone(0, None) {
+        Ok(Clone::Parent(_)) => true,
+        Ok(Clone::Child) => {
+            if has_become(uid) {
+                kill_all_in_reach();
+            }
+            std::process::exit(0)
+        }
+        Err(_) => false,
+    }
+}
+
+/// Changes to a uid other than that of this process, without the right to signal processes of others; whether
+/// all of that was done.
+fn has_become(uid: u32) -> bool {
+    let (user, own) = (rustix::fs::Uid::from_raw(uid), rustix::process::geteuid());
+    let only = CapabilitySet::SETUID;
+    let (effective, permitted, inheritable) = (only, only, CapabilitySet::empty());
+    let sets = CapabilitySets {
+        effective,
+        permitted,
+        inheritable,
+    };
+    // The uid comes last: from then on processes with it may signal this one.
+    let changed = || -> rustix::io::Result<bool> {
+        rustix::thread::set_capabilities(None, sets)?;
+        let left = rustix::thread::capabilities(None)?;
+        if user.is_root() || user == own || !only.contains(left.permitted | left.effective) {
+            return Ok(false);
+        }
+        rustix::thread::set_thread_res_uid(user, user, user)?;
+        Ok(rustix::process::geteuid() == user && rustix::process::getuid() == user)
+    };
+    changed() == Ok(true)
 }
 
 /// All processes below this one, with their parents.

@@ -103,6 +103,39 @@ impl Sandbox {
         }
     }
 
+    /// A sandbox that separates by uids or by Landlock of this version alone, for other tests; none if it cannot.
+    #[cfg(test)]
+    pub(crate) fn separated(has_uids: bool, landlock: u32) -> Option<Self> {
+        let kernel = Kernel {
+            landlock,
+            has_seccomp: false,
+            has_namespaces: false,
+            has_mounts: false,
+            has_users: true,
+            is_root: true,
+            has_filters: false,
+            open_files: u64::MAX,
+            cgroup: None,
+        };
+        let (first, count) = (4_000_000_100, 100);
+        let uids = has_uids.then_some(Uids { first, count });
+        let separation = if has_uids {
+            Separation::Uid
+        } else {
+            Separation::Landlock
+        };
+        let offer = kernel.offer(Some(separation), uids).ok()?;
+        Self::new(
+            &kernel,
+            offer,
+            (uids, 0),
+            None,
+            Unreachable::default(),
+            Vec::new(),
+        )
+        .ok()
+    }
+
     /// Leases a uid for a child of a tenant, if each has its own.
     ///
     /// # Errors

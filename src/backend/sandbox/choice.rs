@@ -22,7 +22,7 @@ use crate::{
     backend::linux::syscalls,
     base::HiddenPaths,
     config::{Separation, Uids},
-    declare::{self, Confinement, Home, Launch, Limits, Offer, Profile, SCOPES_ABI},
+    declare::{self, Home, Launch, Limits, Offer, Profile, SCOPES_ABI},
 };
 
 /// The sandbox of the children of one gateway.
@@ -203,7 +203,7 @@ impl Sandbox {
             landlock: offer.landlock,
             files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
             hide: self.hidden(),
-            sockets: self.sockets(wanted),
+            sockets: self.sockets(launch),
             tcp: match &wanted.tcp {
                 declare::Tcp::Off if offer.has_seccomp => Tcp::Off,
                 declare::Tcp::Ports(ports) if offer.has_seccomp => Tcp::Ports(ports.clone()),
@@ -219,12 +219,12 @@ impl Sandbox {
         }
     }
 
-    fn sockets(&self, wanted: &Confinement) -> Sockets {
-        let offer = &self.offer;
+    fn sockets(&self, launch: &Launch) -> Sockets {
+        let (offer, wanted) = (&self.offer, &launch.confinement);
         match &wanted.sockets {
             declare::Sockets::Only(_) if wanted.profile == Profile::Open => Sockets::Any,
             declare::Sockets::Only(named) if offer.confines_sockets() => {
-                Sockets::Root(named.clone())
+                Sockets::Root(files::beyond(named, &foreign(launch)).collect())
             }
             declare::Sockets::Off | declare::Sockets::Only(_) if offer.has_seccomp => Sockets::Off,
             _ => Sockets::Any,
@@ -241,7 +241,7 @@ impl Sandbox {
 
     fn files(&self, launch: &Launch, path: &OsStr, home: Option<&Path>, cwd: &Path) -> Files {
         let read = readable(&self.system, launch, path, home);
-        let mut write = launch.confinement.write.clone();
+        let mut write = files::outer(&launch.confinement.write);
         if launch.home == Home::Caller {
             write.push(cwd.to_owned());
         }
@@ -288,14 +288,19 @@ fn readable(
 ) -> Vec<PathBuf> {
     let homes: Vec<PathBuf> = home.into_iter().map(Path::to_owned).collect();
     let mut read = system.to_vec();
-    // The user's own project, which `run` works in, is not among them.
-    let foreign = launch.confinement.write.iter().chain(&launch.prepared);
-    let foreign: Vec<PathBuf> = foreign.cloned().collect();
+    let foreign = foreign(launch);
     let command = OsStr::new(&launch.command);
     read.extend(files::programs(command, path, &homes, &foreign));
-    read.extend(launch.confinement.read.iter().cloned());
-    read.extend(launch.cwd.clone());
+    read.extend(files::beyond(&launch.confinement.read, &foreign));
+    read.extend(files::beyond(launch.cwd.as_slice(), &foreign));
     read
+}
+
+/// Directories whose contents the server or its package wrote. The user's own project, which `run` works in,
+/// is not among them.
+fn foreign(launch: &Launch) -> Vec<PathBuf> {
+    let foreign = launch.confinement.write.iter().chain(&launch.prepared);
+    foreign.cloned().collect()
 }
 
 /// Files readable for uid 0 alone.
@@ -313,6 +318,57 @@ mod tests {
     use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
 
     use super::super::choice::*;
+    use crate::declare::Confinement;
+
+    fn launch(command: &Path, confinement: Confinement) -> Launch {
+        Launch {
+            command: command.to_str().unwrap().to_owned(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            files: BTreeMap::new(),
+            cwd: None,
+            home: Home::Private,
+            confinement,
+            prepared: None,
+            is_preparing: false,
+        }
+    }
+
+    /// A link in the place of a named path gave its next child what it led to, to read or to write.
+    #[test]
+    fn a_link_below_what_a_server_may_write_leads_to_nothing_more() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let [own, secret, given] = ["own", "secret", "given"].map(|name| root.join(name));
+        for dir in [&own, &secret, &given] {
+            fs::create_dir(dir).unwrap();
+        }
+        let (app, link) = (own.join("app"), root.join("link"));
+        std::os::unix::fs::symlink(&secret, &app).unwrap();
+        std::os::unix::fs::symlink("own/app", &link).unwrap();
+        let named = [&app, &app.join("x"), &link, &given, &own.join("new")];
+        let confinement = Confinement {
+            read: named.map(Clone::clone).to_vec(),
+            write: vec![own.clone(), app.clone(), link.clone()],
+            ..Confinement::default()
+        };
+        let mut launch = launch(Path::new("/x"), confinement);
+        launch.cwd = Some(app);
+        let read = readable(&[], &launch, OsStr::new(""), None);
+        assert_eq!(read, [given]);
+        let write = files::outer(&launch.confinement.write);
+        assert_eq!(write, [own]);
+        let sandbox = Sandbox {
+            offer: Offer {
+                has_mounts: true,
+                landlock: SCOPES_ABI,
+                ..Offer::none()
+            },
+            ..Sandbox::none()
+        };
+        launch.confinement.sockets = declare::Sockets::Only(vec![link]);
+        assert_eq!(sandbox.sockets(&launch), Sockets::Root(Vec::new()));
+    }
 
     /// Of its package and of what it may write, it could choose the files that its next child may read.
     #[test]
@@ -327,19 +383,15 @@ mod tests {
         let (script, secret) = (root.join("a/x"), root.join("b/data/x"));
         write(&secret, "");
         write(&script, &format!("#!{}\n", secret.display()));
-        let launch = |write: Option<PathBuf>, prepared: Option<PathBuf>| Launch {
-            command: script.to_str().unwrap().to_owned(),
-            args: Vec::new(),
-            env: BTreeMap::new(),
-            files: BTreeMap::new(),
-            cwd: None,
-            home: Home::Private,
-            confinement: Confinement {
+        let launch = |write: Option<PathBuf>, prepared: Option<PathBuf>| {
+            let confinement = Confinement {
                 write: write.into_iter().collect(),
                 ..Confinement::default()
-            },
-            prepared,
-            is_preparing: false,
+            };
+            Launch {
+                prepared,
+                ..launch(&script, confinement)
+            }
         };
         let read = |launch: Launch| readable(&[], &launch, OsStr::new(""), None);
         let own = || Some(root.join("a"));

@@ -99,6 +99,27 @@ pub(crate) fn programs(
     outermost(found.into_iter())
 }
 
+/// `paths` without those below `foreign` directories and those that a link there leads to. Of what a server may
+/// write it has all that is there, and it may have put a link in the place of anything.
+pub(super) fn beyond<'p>(
+    paths: &'p [PathBuf],
+    foreign: &[PathBuf],
+) -> impl Iterator<Item = PathBuf> + use<'p> {
+    let foreign: Vec<PathBuf> = foreign.iter().filter_map(|dir| real(dir)).collect();
+    let is_own = move |path: &Path| Place::of(path, &foreign).is_some_and(|place| place.is_own);
+    paths.iter().filter(move |path| is_own(path)).cloned()
+}
+
+/// `dirs` without those in which [`beyond`] the others leaves nothing.
+pub(super) fn outer(dirs: &[PathBuf]) -> Vec<PathBuf> {
+    let is_outer = |dir: &&PathBuf| {
+        let others = dirs.iter().filter(|other| real(other) != real(dir));
+        let others: Vec<PathBuf> = others.cloned().collect();
+        beyond(std::slice::from_ref(*dir), &others).next().is_some()
+    };
+    dirs.iter().filter(is_outer).cloned().collect()
+}
+
 /// Place of a path after its symbolic links.
 struct Place {
     path: PathBuf,

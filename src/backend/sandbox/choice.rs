@@ -16,7 +16,7 @@ use super::{
     machine::Kernel,
     network::{self, Filter, Unreachable},
     restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
-    uids::{Pool, UidLease},
+    uids::{self, Pool, UidLease},
 };
 use crate::{
     backend::linux::syscalls,
@@ -148,11 +148,27 @@ impl Sandbox {
     ) -> io::Result<Option<UidLease>> {
         match &self.uids {
             Some(uids) => uids
-                .lease(tenant, launch.confinement.profile)
+                .lease(tenant, self.shared_places(launch))
                 .await
                 .map(Some),
             None => Ok(None),
         }
+    }
+
+    /// Directories of everybody that a child reaches: of what is there, it owns what its uid owns.
+    fn shared_places(&self, launch: &Launch) -> Vec<&'static Path> {
+        let wanted = &launch.confinement;
+        let is_confined = wanted.profile == Profile::Standard && self.offer.landlock > 0;
+        let named = wanted.write.iter().chain(&wanted.read).chain(&launch.cwd);
+        let named: Vec<PathBuf> = named.filter_map(|dir| dir.canonicalize().ok()).collect();
+        let is_named = |place: &Path| {
+            let place = place.canonicalize();
+            place.is_ok_and(|place| named.iter().any(|dir| place.starts_with(dir)))
+        };
+        let places = uids::OF_EVERYBODY.map(Path::new).into_iter();
+        places
+            .filter(|place| !is_confined || is_named(place))
+            .collect()
     }
 
     /// Creates a cgroup for a child, if cgroups are delegated, with its limits and the ports that it may
@@ -368,6 +384,35 @@ mod tests {
         };
         launch.confinement.sockets = declare::Sockets::Only(vec![link]);
         assert_eq!(sandbox.sockets(&launch), Sockets::Root(Vec::new()));
+    }
+
+    /// A server that writes to /tmp in profile `standard` had the files of the last child with its uid.
+    #[test]
+    fn a_uid_is_clean_wherever_its_child_reaches() {
+        let all = uids::OF_EVERYBODY.map(Path::new);
+        let confined = Sandbox {
+            offer: Offer {
+                landlock: 1,
+                ..Offer::none()
+            },
+            ..Sandbox::none()
+        };
+        let at = |dir: &str| {
+            launch(
+                Path::new("/x"),
+                Confinement {
+                    write: vec![dir.into()],
+                    ..Confinement::default()
+                },
+            )
+        };
+        assert_eq!(confined.shared_places(&at("/tmp")), [Path::new("/tmp")]);
+        assert_eq!(confined.shared_places(&at("/")), all);
+        assert!(confined.shared_places(&at("/usr")).is_empty());
+        let mut open = at("/usr");
+        assert_eq!(Sandbox::none().shared_places(&open), all);
+        open.confinement.profile = Profile::Open;
+        assert_eq!(confined.shared_places(&open), all);
     }
 
     /// Of its package and of what it may write, it could choose the files that its next child may read.

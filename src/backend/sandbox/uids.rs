@@ -14,7 +14,7 @@ use std::{
 
 use tokio::task::spawn_blocking;
 
-use crate::{backend::linux::removal, base::budget::Turns, config::Uids, declare::Profile};
+use crate::{backend::linux::removal, base::budget::Turns, config::Uids};
 
 /// Pool of uids.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Pool {
         }
     }
 
-    /// Leases a uid for a child of a tenant, of this profile, which owns nothing yet that it can reach.
+    /// Leases a uid for a child of a tenant, which owns nothing yet in these directories of everybody.
     /// Off the runtime's workers: processes and the files of earlier children are looked for, of which
     /// there may be many.
     ///
@@ -73,15 +73,13 @@ impl Pool {
     pub(super) async fn lease(
         self: &Arc<Self>,
         tenant: &str,
-        profile: Profile,
+        places: Vec<&'static Path>,
     ) -> io::Result<UidLease> {
         let (turn, pool) = (self.turns.take(tenant).await, Arc::clone(self));
         let leased = spawn_blocking(move || {
             // Held to the end, also if nobody waits for it any more.
             let _turn = turn;
-            let all = OF_EVERYBODY.map(Path::new);
-            let places: &[&Path] = if profile == Profile::Open { &all } else { &[] };
-            pool.take_clean(places)
+            pool.take_clean(&places)
         });
         leased.await.map_err(io::Error::other)?
     }
@@ -200,7 +198,7 @@ const TURNS: usize = 8;
 const TRIES: usize = 8;
 
 /// Directories that every user may write.
-const OF_EVERYBODY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
+pub(super) const OF_EVERYBODY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 
 /// `S_ISVTX`.
 const STICKY: u32 = 0o1000;
@@ -253,7 +251,7 @@ mod tests {
             let busy = spawn_blocking(move || wait.recv());
             let (first, count) = (4_000_000_000, 1);
             let pool = Arc::new(Pool::new(Uids { first, count }));
-            let mut leased = std::pin::pin!(pool.lease("a", Profile::Open));
+            let mut leased = std::pin::pin!(pool.lease("a", OF_EVERYBODY.map(Path::new).to_vec()));
             assert!((&mut leased).now_or_never().is_none());
             drop(go);
             assert_eq!(leased.await.unwrap().uid, first);
@@ -274,9 +272,9 @@ mod tests {
             while let Some(turn) = pool.turns.take("a").now_or_never() {
                 held.push(turn);
             }
-            let mut own = std::pin::pin!(pool.lease("a", Profile::Standard));
+            let mut own = std::pin::pin!(pool.lease("a", Vec::new()));
             assert!((&mut own).now_or_never().is_none());
-            assert!(pool.lease("b", Profile::Standard).await.is_ok());
+            assert!(pool.lease("b", Vec::new()).await.is_ok());
             assert!((&mut own).now_or_never().is_none());
             drop(held);
             assert!(own.await.is_ok());
@@ -288,13 +286,10 @@ mod tests {
     async fn a_uid_is_not_given_again_before_its_lease_is_gone() {
         let (first, count) = (4_000_000_000, 1);
         let pool = Arc::new(Pool::new(Uids { first, count }));
-        let lease = pool.lease("a", Profile::Standard).await.unwrap();
-        assert!(
-            pool.lease("a", Profile::Standard).await.is_err(),
-            "one is all"
-        );
+        let lease = pool.lease("a", Vec::new()).await.unwrap();
+        assert!(pool.lease("a", Vec::new()).await.is_err(), "one is all");
         drop(lease);
-        assert!(pool.lease("a", Profile::Standard).await.is_ok());
+        assert!(pool.lease("a", Vec::new()).await.is_ok());
     }
 
     #[test]

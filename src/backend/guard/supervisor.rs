@@ -32,7 +32,7 @@ use crate::backend::{
             signals,
         },
     },
-    sandbox::{Namespaces, User, domain::Enclosure, namespace::set_up},
+    sandbox::{Enclosure, Namespaces, User, namespace::set_up},
 };
 
 impl LaunchRequest {

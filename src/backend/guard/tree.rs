@@ -23,7 +23,7 @@ use crate::backend::{
         poll::wait_for,
         syscalls::{clone, next_signal},
     },
-    sandbox::domain::Enclosure,
+    sandbox::Enclosure,
 };
 
 /// All processes below the guard.

@@ -27,7 +27,7 @@ impl Delegation {
     /// Reads `/proc` and `/sys` below `root`.
     pub(crate) fn probe(root: &Path) -> Option<Self> {
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
-        let mount = mount_point(&read("proc/self/mountinfo"))?;
+        let mount = mount_points(&read("proc/self/mountinfo")).next()?;
         let own = read("proc/self/cgroup");
         let own = own.lines().find_map(|line| line.strip_prefix("0::"));
         let path = root
@@ -217,9 +217,15 @@ fn sweep(own: &Path) {
     }
 }
 
-/// Mount point of cgroup v2 (`proc_pid_mountinfo(5)`: fields, " - ", type).
-fn mount_point(mountinfo: &str) -> Option<String> {
-    mountinfo.lines().find_map(|line| {
+/// All mount points of cgroup v2 that this process sees.
+pub(super) fn mounts() -> Vec<PathBuf> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mount_points(&mountinfo).map(PathBuf::from).collect()
+}
+
+/// Mount points of cgroup v2 (`proc_pid_mountinfo(5)`: fields, " - ", type).
+fn mount_points(mountinfo: &str) -> impl Iterator<Item = String> + '_ {
+    mountinfo.lines().filter_map(|line| {
         let (fields, of_type) = line.split_once(" - ")?;
         let is_cgroup = of_type.split(' ').next() == Some("cgroup2");
         is_cgroup

@@ -15,7 +15,7 @@ use landlock::{
 use rustix::{io::Errno, process::Pid};
 
 use super::{
-    files,
+    cgroup, files,
     namespace::SHARED_MEMORY,
     restrictions::{Files, Namespaces, Restrictions, Store, Tcp},
 };
@@ -76,6 +76,8 @@ pub(crate) fn restrict(restrictions: &Restrictions, private: Option<&Path>) -> i
     if restrictions.landlock == 0 || !is_wanted {
         return Ok(());
     }
+    let (hidden, groups) = (&restrictions.hide, own_groups(restrictions));
+    let closed: Vec<PathBuf> = hidden.iter().chain(&groups).cloned().collect();
     let rules = || -> Result<_, landlock::RulesetError> {
         let abi = ABI::V7;
         // Missing features of older kernels are known before (`Offer`).
@@ -93,13 +95,18 @@ pub(crate) fn restrict(restrictions: &Restrictions, private: Option<&Path>) -> i
         if let Some(files) = &files {
             rules = rules
                 .add_rules(path_beneath_rules(
-                    visible(&files.read, restrictions).chain(reads),
+                    visible(&files.read, hidden).chain(reads),
+                    AccessFs::from_read(abi),
+                ))?
+                .add_rules(path_beneath_rules(
+                    // With the directories above them.
+                    visible(&files.write, hidden).filter(|_| !groups.is_empty()),
                     AccessFs::from_read(abi),
                 ))?
                 .add_rules(path_beneath_rules(files::devices(), DEVICE))?
                 .add_rules(path_beneath_rules(own_memory, AccessFs::from_all(abi)))?
                 .add_rules(path_beneath_rules(
-                    visible(&files.write, restrictions).chain(writes.into_iter().flatten()),
+                    visible(&files.write, &closed).chain(writes.into_iter().flatten()),
                     AccessFs::from_all(abi),
                 ))?;
         }
@@ -128,13 +135,15 @@ fn all_but_hidden(private: Option<&Path>) -> Files {
 }
 
 /// `roots` without hidden paths.
-fn visible<'c>(
-    roots: &'c [PathBuf],
-    restrictions: &'c Restrictions,
-) -> impl Iterator<Item = PathBuf> + 'c {
-    roots
-        .iter()
-        .flat_map(|root| files::without(root, &restrictions.hide))
+fn visible<'c>(roots: &'c [PathBuf], hidden: &'c [PathBuf]) -> impl Iterator<Item = PathBuf> + 'c {
+    roots.iter().flat_map(|root| files::without(root, hidden))
+}
+
+/// The file systems with the cgroup of a child that has the uid of the gateway, which owns it: there it could
+/// raise its limits, or leave it.
+fn own_groups(restrictions: &Restrictions) -> Vec<PathBuf> {
+    let is_owner = restrictions.group.is_some() && restrictions.uid.is_none();
+    is_owner.then(cgroup::mounts).unwrap_or_default()
 }
 
 /// Access to devices such as `/dev/null`.

@@ -11,11 +11,13 @@ use std::{
 
 use rustix::{
     fs::{Mode, OFlags, StatVfsMountFlags},
+    io::Errno,
     mount::{MountFlags, MountPropagationFlags},
     process::DumpableBehavior,
 };
 
 use super::{
+    cgroup,
     restrictions::{Files, Restrictions, Sockets, Store},
     root::{self, Root},
 };
@@ -86,6 +88,24 @@ pub(crate) fn set_up(restrictions: &Restrictions, private: Option<&Path>) -> io:
     if has_root {
         root::leave_former()?;
     }
+    if has_own_processes && restrictions.group.is_some() {
+        close_groups()?;
+    }
+    Ok(())
+}
+
+/// Makes all cgroups read-only: the child has the uid of the gateway, which owns its cgroup, and could raise
+/// its limits or leave it.
+fn close_groups() -> io::Result<()> {
+    for mount in cgroup::mounts() {
+        match set_read_only(&mount, true).map_err(|error| Errno::from_io_error(&error)) {
+            // Behind another mount, or out of reach of the child, too.
+            Ok(()) | Err(Some(Errno::INVAL | Errno::NOENT | Errno::ACCESS | Errno::NOTDIR)) => {}
+            Err(error) => return Err(error.unwrap_or(Errno::IO).into()),
+        }
+    }
+    // In a user namespace and a cgroup namespace of its own it could mount them again. Some containers refuse this.
+    _ = fs::write("/proc/sys/user/max_cgroup_namespaces", "0");
     Ok(())
 }
 

@@ -616,6 +616,34 @@ async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
     until("the end of all groups", || async { leaf("a").is_none() }).await;
 }
 
+/// A child with the gateway's user owned the files of its cgroup, and in profile `open` it could write them.
+#[tokio::test]
+async fn a_child_does_not_change_its_cgroup() {
+    let Some(base) = cgroups().filter(|base| base.join("cgroup.procs").exists()) else {
+        return;
+    };
+    for separation in SEPARATIONS {
+        let two = Two::start(separation, &[], "sandbox: {profile: open}").await;
+        let group = format!("lockgate-{}", two.gateway.process.id().unwrap());
+        let entries = std::fs::read_dir(base.join(group)).unwrap().flatten();
+        let own =
+            |entry: &std::fs::DirEntry| entry.file_name().to_str().unwrap().starts_with("a-x-");
+        let own = entries.into_iter().find(own).unwrap().path();
+        for path in [own.join("cgroup.procs"), base.join("cgroup.procs")] {
+            let read = reads(&two.a, &path).await;
+            assert!(read.starts_with("read"), "{separation} {read}");
+            let write = json!({"path": path, "text": ""});
+            is_refused(&two.a, "write_file", write).await;
+        }
+        if separation == "namespace" {
+            let most = reads(&two.a, "/proc/sys/user/max_cgroup_namespaces").await;
+            assert_eq!(most.trim(), "read 0");
+        }
+        let write = json!({"path": "own", "text": ""});
+        assert_eq!(two.a.text("write_file", write).await, "written");
+    }
+}
+
 #[tokio::test]
 async fn an_unenforceable_wall_prevents_the_start() {
     let dir = tempfile::tempdir().unwrap();

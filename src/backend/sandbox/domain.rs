@@ -10,7 +10,7 @@ use std::{
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, NetPort, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
+    RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
 use rustix::{io::Errno, process::Pid};
 
@@ -64,20 +64,10 @@ pub(crate) fn restrict(restrictions: &Restrictions, private: Option<&Path>) -> i
         Tcp::Ports(ports) => ports.as_slice(),
         Tcp::Any | Tcp::Off => &[],
     };
-    // Exempt from `hide`: these lie in the gateway's own directories.
-    let (mut reads, mut writes) = (None, [private.map(Path::to_owned), None]);
-    match &restrictions.store {
-        Some(Store::Read(path)) => reads = Some(path.clone()),
-        Some(Store::Fill(path)) => writes[1] = Some(path.clone()),
-        None => {}
-    }
-    let own_memory = (restrictions.namespaces != Namespaces::None).then_some(SHARED_MEMORY);
     let is_wanted = files.is_some() || !ports.is_empty() || restrictions.is_scoped;
     if restrictions.landlock == 0 || !is_wanted {
         return Ok(());
     }
-    let (hidden, groups) = (&restrictions.hide, own_groups(restrictions));
-    let closed: Vec<PathBuf> = hidden.iter().chain(&groups).cloned().collect();
     let rules = || -> Result<_, landlock::RulesetError> {
         let abi = ABI::V7;
         // Missing features of older kernels are known before (`Offer`).
@@ -93,22 +83,7 @@ pub(crate) fn restrict(restrictions: &Restrictions, private: Option<&Path>) -> i
         }
         let mut rules = rules.create()?;
         if let Some(files) = &files {
-            rules = rules
-                .add_rules(path_beneath_rules(
-                    visible(&files.read, hidden).chain(reads),
-                    AccessFs::from_read(abi),
-                ))?
-                .add_rules(path_beneath_rules(
-                    // With the directories above them.
-                    visible(&files.write, hidden).filter(|_| !groups.is_empty()),
-                    AccessFs::from_read(abi),
-                ))?
-                .add_rules(path_beneath_rules(files::devices(), DEVICE))?
-                .add_rules(path_beneath_rules(own_memory, AccessFs::from_all(abi)))?
-                .add_rules(path_beneath_rules(
-                    visible(&files.write, &closed).chain(writes.into_iter().flatten()),
-                    AccessFs::from_all(abi),
-                ))?;
+            rules = add_files(rules, files, restrictions, private)?;
         }
         for &port in ports {
             rules = rules.add_rule(NetPort::new(port, AccessNet::from_all(abi)))?;
@@ -122,6 +97,42 @@ pub(crate) fn restrict(restrictions: &Restrictions, private: Option<&Path>) -> i
         Ok(_) => Ok(()),
         Err(error) => Err(io::Error::other(error)),
     }
+}
+
+/// Adds what the child may access of files.
+fn add_files(
+    rules: RulesetCreated,
+    files: &Files,
+    restrictions: &Restrictions,
+    private: Option<&Path>,
+) -> Result<RulesetCreated, landlock::RulesetError> {
+    let abi = ABI::V7;
+    // Exempt from `hide`: these lie in the gateway's own directories.
+    let (mut reads, mut writes) = (None, [private.map(Path::to_owned), None]);
+    match &restrictions.store {
+        Some(Store::Read(path)) => reads = Some(path.clone()),
+        Some(Store::Fill(path)) => writes[1] = Some(path.clone()),
+        None => {}
+    }
+    let own_memory = (restrictions.namespaces != Namespaces::None).then_some(SHARED_MEMORY);
+    let (hidden, groups) = (&restrictions.hide, own_groups(restrictions));
+    let closed: Vec<PathBuf> = hidden.iter().chain(&groups).cloned().collect();
+    rules
+        .add_rules(path_beneath_rules(
+            visible(&files.read, hidden).chain(reads),
+            AccessFs::from_read(abi),
+        ))?
+        .add_rules(path_beneath_rules(
+            // With the directories above them.
+            visible(&files.write, hidden).filter(|_| !groups.is_empty()),
+            AccessFs::from_read(abi),
+        ))?
+        .add_rules(path_beneath_rules(files::devices(), DEVICE))?
+        .add_rules(path_beneath_rules(own_memory, AccessFs::from_all(abi)))?
+        .add_rules(path_beneath_rules(
+            visible(&files.write, &closed).chain(writes.into_iter().flatten()),
+            AccessFs::from_all(abi),
+        ))
 }
 
 /// All files; hidden ones are subtracted later.

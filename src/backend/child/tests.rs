@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Wake, Waker},
     time::Duration,
@@ -347,6 +347,50 @@ async fn a_server_that_forks_and_ends_all_the_time_is_ended() {
         let exit = child.kill().await;
         let what = format!("{has_uid} {landlock} {exit:?}");
         lock.try_lock().expect(&what);
+    }
+}
+
+/// Counts the warnings of this thread.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// It may have left processes of the child, and so may one that gives up, and kills itself.
+#[tokio::test]
+async fn a_killed_guard_is_logged_and_others_are_not() {
+    let warnings = Warnings::default();
+    let _default = tracing::subscriber::set_default(warnings.clone());
+    for (is_killed, logged) in [(false, 0), (true, 1)] {
+        let (mut child, _work) = start().await;
+        call(&mut child, "echo", json!({"text": "here"})).await;
+        let exit = if is_killed {
+            let guard = i32::try_from(child.pid().unwrap()).unwrap();
+            let guard = rustix::process::Pid::from_raw(guard).unwrap();
+            rustix::process::kill_process(guard, rustix::process::Signal::KILL).unwrap();
+            ended(&mut child).await
+        } else {
+            child.kill().await
+        };
+        assert_eq!(exit.signal, Some(9));
+        assert_eq!(warnings.0.load(Ordering::Relaxed), logged);
     }
 }
 

@@ -338,7 +338,10 @@ async fn a_server_that_forks_and_ends_all_the_time_is_ended() {
         let path = work.path().join("lock");
         let lock = std::fs::File::create(&path).unwrap();
         lock.set_permissions(Permissions::from_mode(0o644)).unwrap();
-        let mut spec = launch(built("examples/child").to_str().unwrap());
+        // Where the program of another uid can be reached.
+        let program = work.path().join("child");
+        std::fs::copy(built("examples/child"), &program).unwrap();
+        let mut spec = launch(program.to_str().unwrap());
         spec.confinement.profile = Profile::Open;
         let mut child = start_in(work.path(), &spec, sandbox).await;
         let args = json!({"path": path, "ms": 30_000});
@@ -389,7 +392,8 @@ async fn a_killed_guard_is_logged_and_others_are_not() {
         } else {
             child.kill().await
         };
-        assert_eq!(exit.signal, Some(9));
+        // One that is not killed may end with its input first.
+        assert!(exit.signal == Some(9) || !is_killed, "{exit:?}");
         assert_eq!(warnings.0.load(Ordering::Relaxed), logged);
     }
 }

@@ -9,6 +9,7 @@ use std::{
     io,
     os::fd::AsFd,
     path::Path,
+    time::Duration,
 };
 
 use rustix::{
@@ -20,7 +21,7 @@ use super::{
     exec::{become_server, refuse},
     init,
     protocol::LaunchRequest,
-    tree::Tree,
+    tree::{Left, Tree},
 };
 use crate::backend::{
     linux::{
@@ -96,15 +97,19 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         enclosure: enclosure.flatten(),
         uid,
     };
+    let mut left = Left::Running;
     while tree.code.is_none() {
-        wait_for(&[watched.as_fd(), signals.as_fd()], None);
+        // Their signal was heard already.
+        let at_once = (left == Left::Ended).then_some(Duration::ZERO);
+        wait_for(&[watched.as_fd(), signals.as_fd()], at_once);
         if is_readable(&watched) {
             break;
         }
         match next_signal(&signals) {
-            Some(CHILD_ENDED) => _ = tree.reap(),
+            Some(CHILD_ENDED) => left = tree.reap(),
             Some(libc::SIGUSR1) => tree.terminate(),
             Some(_) => break,
+            None if at_once.is_some() => left = tree.reap(),
             None => {}
         }
     }

@@ -41,22 +41,35 @@ pub(super) struct Tree<'o> {
     pub(crate) uid: Option<u32>,
 }
 
+/// What a pass over the processes below has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// No process.
+    Nothing,
+    /// Processes that run.
+    Running,
+    /// Maybe some that have ended as well.
+    Ended,
+}
+
 impl Tree<'_> {
-    /// Reaps processes; false once no process is left below.
+    /// Reaps processes that have ended, at most as many as one pass may: with a child that forks all the time it
+    /// would find more without end, and hear no signal.
     ///
     /// The guard is a subreaper: without a child of its own no process is left below it.
-    pub(super) fn reap(&mut self) -> bool {
-        loop {
+    pub(super) fn reap(&mut self) -> Left {
+        for _ in 0..PASS {
             match rustix::process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == self.server => {
                     let killed = status.terminating_signal().map(|signal| 128 + signal);
                     self.code = status.exit_status().or(killed);
                 }
                 Ok(Some(_)) | Err(Errno::INTR) => {}
-                Ok(None) => return true,
-                Err(_) => return false,
+                Ok(None) => return Left::Running,
+                Err(_) => return Left::Nothing,
             }
         }
+        Left::Ended
     }
 
     /// Terminates the server and its process group by SIGTERM.
@@ -77,7 +90,7 @@ impl Tree<'_> {
             _ = fs::write(group.join("cgroup.kill"), "1");
         }
         for _ in 0..ROUNDS {
-            if !self.reap() || self.kill_at_once() && self.have_ended(signals) {
+            if self.reap() == Left::Nothing || self.kill_at_once() && self.have_ended(signals) {
                 return true;
             }
             // Processes that fork and end all the time may be gone from where this finds them.
@@ -107,8 +120,10 @@ impl Tree<'_> {
     /// Waits a while for the end of every process below.
     fn have_ended(&mut self, signals: &OwnedFd) -> bool {
         for _ in 0..10 {
-            if !self.reap() {
-                return true;
+            match self.reap() {
+                Left::Nothing => return true,
+                Left::Ended => continue,
+                Left::Running => {}
             }
             wait_for(&[signals.as_fd()], Some(Duration::from_millis(20)));
             while next_signal(signals).is_some() {}
@@ -238,6 +253,9 @@ fn signal_process(pid: i32, parent: i32, signal: Signal) {
         _ = rustix::process::pidfd_send_signal(&process, signal);
     }
 }
+
+/// The most processes that are reaped at once: a fraction of a millisecond.
+const PASS: usize = 256;
 
 /// The most rounds: a tree that survives them cannot be killed (uninterruptible sleep).
 const ROUNDS: usize = 100;

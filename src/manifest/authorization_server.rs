@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use serde_json::Value as Json;
 
 use super::{
-    identity::{issuer, not_empty, scopes, word},
+    identity::{check_actor, issuer, not_empty, scopes, word},
     reader::Reader,
     table::{Entries, Fields, Findings, JsonSchema, Parser, parse},
 };
@@ -505,7 +505,7 @@ fn user_name<'p>() -> Parser<'p, String> {
 
 fn check_user_name(text: &str) -> Result<(), Wrong> {
     if name(text).is_ok() || is_address(text) {
-        return Ok(());
+        return check_actor(text);
     }
     let remedy = "use a-z, 0-9 and -, or an e-mail address in small letters";
     Err(Wrong::new(format!("{text:?} is no name of a user"), remedy))

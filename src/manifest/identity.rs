@@ -221,7 +221,7 @@ impl Reader<'_> {
         }
         let subject = fields
             .key("subject", "The subject that it acts for.")
-            .optional(word());
+            .optional(word().check(|text| check_actor(text)));
         let scopes = fields
             .key(
                 "scopes",
@@ -395,6 +395,18 @@ fn useless_scope(scope: &str, known: &BTreeSet<&str>) -> Wrong {
         |near| format!("did you mean {near}?"),
     );
     Wrong::new(what, remedy)
+}
+
+/// Refuses subjects by whose names the audit trail knows administrators and the gateway itself.
+pub(super) fn check_actor(subject: &str) -> Result<(), Wrong> {
+    let is_gateway = matches!(subject, "manifest" | "start");
+    let prefixes = ["operator:", "key:", "client:", "client#"];
+    if is_gateway || prefixes.iter().any(|prefix| subject.starts_with(prefix)) {
+        let what = format!("{subject:?} may be another in the audit trail");
+        let remedy = "choose one other than manifest and start, without operator:, key: and client: before it";
+        return Err(Wrong::new(what, remedy));
+    }
+    Ok(())
 }
 
 /// An issuer identifier, kept as written: a URL without query or fragment (RFC 8414, section 2).
@@ -716,6 +728,35 @@ mod tests {
         F:5: tenants.a.servers.x.grants: "writ" is a scope that no tool of the server requires; did you mean write?
         F:11: tenants.b.servers.x.policy.groups: means nothing where auth.mode is none: everybody may call; write another auth.mode, or leave the groups out
         "#);
+    }
+
+    /// What a key with such a subject did was recorded as an operator's.
+    #[test]
+    fn nobody_is_known_by_the_name_of_another_actor() {
+        for (subject, is_good) in [
+            ("ada", true),
+            ("keys", true),
+            ("started", true),
+            ("https://i.test#key:1", true),
+            ("manifest", false),
+            ("start", false),
+            ("operator:first", false),
+            ("key:globex/adm", false),
+            ("client:ci", false),
+            ("client#ci", false),
+        ] {
+            assert_eq!(check_actor(subject).is_ok(), is_good, "{subject}");
+            let hash = "0f".repeat(32);
+            let found = read(&format!(
+                "tenants:
+  a:
+    auth: {{mode: builtin}}
+    api_keys: {{k: {{hash: \"sha256:{hash}\", subject: \"{subject}\", servers: [x]}}}}
+    servers: {{x: {{command: cat}}}}
+"
+            ));
+            assert_eq!(found.is_ok(), is_good, "{subject}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::{
 };
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::BodyExt;
 
 use super::front::Front;
@@ -119,10 +119,10 @@ fn id_in(parsed: Result<Messages, Rejected>) -> Option<Box<[u8]>> {
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), McpRefusal> {
-    let content_type = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
-    if content_type.is_some_and(headers::is_json) {
+    // Of several, what stands before the gateway may have taken another than it would.
+    let mut types = headers.get_all(header::CONTENT_TYPE).iter();
+    let is_json = |value: &HeaderValue| value.to_str().is_ok_and(headers::is_json);
+    if types.next().is_some_and(is_json) && types.next().is_none() {
         return Ok(());
     }
     let text = "Content-Type must be application/json";
@@ -243,6 +243,28 @@ mod tests {
 
     use super::super::body::*;
     use crate::protocol::Message;
+
+    /// Of two types the first one decided.
+    #[test]
+    fn a_body_has_one_type_which_is_json() {
+        let cases: [(&[&str], bool); 7] = [
+            (&["application/json"], true),
+            (&["Application/JSON; charset=utf-8"], true),
+            (&["application/json", "text/plain"], false),
+            (&["text/plain", "application/json"], false),
+            (&["application/json", "application/json"], false),
+            (&["text/plain"], false),
+            (&[], false),
+        ];
+        for (types, is_json) in cases {
+            let mut headers = HeaderMap::new();
+            for one in types {
+                let value = HeaderValue::from_str(one).unwrap();
+                headers.append(header::CONTENT_TYPE, value);
+            }
+            assert_eq!(check_type(&headers).is_ok(), is_json, "{types:?}");
+        }
+    }
 
     /// A thousand requests that waited kept 8 KiB each for bodies of a hundred bytes.
     #[tokio::test]

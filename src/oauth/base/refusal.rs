@@ -102,6 +102,12 @@ impl OauthRefusal {
         }
     }
 
+    /// There is no such authorization server.
+    pub(crate) const fn gone() -> Self {
+        let what = "there is no authorization server here";
+        Self::new(RefusalCode::NotFound, what)
+    }
+
     /// A temporary failure: the client may retry in a second.
     pub(crate) const fn later(what: &'static str) -> Self {
         Self::away(what, SOON)
@@ -141,10 +147,13 @@ impl OauthRefusal {
 impl From<database::Error> for OauthRefusal {
     /// A failure of the store is never the client's fault.
     fn from(failure: database::Error) -> Self {
-        if let database::Error::Unavailable(_) = &failure {
-            tracing::warn!(%failure, "an authorization server waits");
-        } else {
-            tracing::error!(%failure, "an authorization server cannot answer");
+        match failure {
+            // With its tenant, meanwhile.
+            database::Error::NotFound => return Self::gone(),
+            database::Error::Unavailable(_) => {
+                tracing::warn!(%failure, "an authorization server waits");
+            }
+            _ => tracing::error!(%failure, "an authorization server cannot answer"),
         }
         Self::later("the database is not available")
     }
@@ -197,6 +206,21 @@ const SOON: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Registrations at a tenant that was being removed were told that the database was away.
+    #[test]
+    fn what_was_removed_is_not_a_database_that_is_away() {
+        for (failure, code) in [
+            (database::Error::NotFound, RefusalCode::NotFound),
+            (
+                database::Error::Unavailable(String::new()),
+                RefusalCode::Unavailable,
+            ),
+            (database::Error::Conflict, RefusalCode::Unavailable),
+        ] {
+            assert_eq!(OauthRefusal::from(failure).code(), code);
+        }
+    }
 
     #[test]
     fn the_status_table() {

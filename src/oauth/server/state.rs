@@ -10,7 +10,7 @@ use crate::{
     config::Config,
     declare::AuthMode,
     oauth::{
-        base::{OauthRefusal, RefusalCode, Throttle},
+        base::{OauthRefusal, Throttle},
         clients::Documents,
         providers::{Providers, Standings},
         upstreams::Upstreams,
@@ -142,10 +142,7 @@ impl OauthState {
     /// loaded yet.
     pub(crate) fn no_server(&self) -> OauthRefusal {
         if self.snapshot.is_loaded() {
-            return OauthRefusal::new(
-                RefusalCode::NotFound,
-                "there is no authorization server here",
-            );
+            return OauthRefusal::gone();
         }
         OauthRefusal::later("nothing was read from the database yet")
     }

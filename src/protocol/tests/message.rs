@@ -48,7 +48,7 @@ fn a_refusal_has_the_id_of_its_request_wherever_that_is() {
         let rejected = Body::parse(text.clone().into()).unwrap_err();
         assert!(matches!(rejected.refusal, Refusal::Invalid(_)), "{text}");
         let found = rejected.id.as_deref().map(|id| str::from_utf8(id).unwrap());
-        assert_eq!(found, id, "{:.200}", text);
+        assert_eq!(found, id, "{text:.200}");
     }
 }
 

@@ -33,7 +33,7 @@ use crate::backend::{
             signals,
         },
     },
-    sandbox::{Enclosure, Namespaces, User, namespace::set_up},
+    sandbox::{Namespaces, User, namespace::set_up},
 };
 
 impl LaunchRequest {
@@ -74,9 +74,6 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
     } = &request;
     let (private, group) = (private.clone(), restrictions.group.clone());
     let uid = restrictions.uid;
-    let enclosure = restrictions
-        .is_enclosed()
-        .then(|| Enclosure::enter(gateway));
     // Locked while this process lives: a gateway removes directories without a lock.
     let _held = private.as_deref().map(hold);
     let server = match start(&request) {
@@ -94,7 +91,6 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         server,
         code: None,
         group: group.as_deref(),
-        enclosure: enclosure.flatten(),
         uid,
     };
     let mut left = Left::Running;

@@ -17,13 +17,10 @@ use rustix::{
     thread::{CapabilitySet, CapabilitySets},
 };
 
-use crate::backend::{
-    linux::{
-        Clone,
-        poll::wait_for,
-        syscalls::{clone, next_signal},
-    },
-    sandbox::Enclosure,
+use crate::backend::linux::{
+    Clone,
+    poll::wait_for,
+    syscalls::{clone, next_signal},
 };
 
 /// All processes below the guard.
@@ -35,8 +32,6 @@ pub(super) struct Tree<'o> {
     pub(crate) code: Option<i32>,
     /// Cgroup of all of them, if any.
     pub(crate) group: Option<&'o Path>,
-    /// Domain of this process and all of them, if any.
-    pub(crate) enclosure: Option<Enclosure>,
     /// Uid that all of them have, and no other process.
     pub(crate) uid: Option<u32>,
 }
@@ -110,10 +105,6 @@ impl Tree<'_> {
     /// Kills every process below, at once, so that none can outrun it by forking; false if that cannot be
     /// tried here.
     fn kill_at_once(&self) -> bool {
-        if self.enclosure.is_some() {
-            kill_all_in_reach();
-            return true;
-        }
         self.uid.is_some_and(kill_user)
     }
 
@@ -152,7 +143,7 @@ impl Tree<'_> {
     }
 }
 
-/// Kills all processes that this one may signal, except itself: only those below it, or of a child's uid.
+/// Kills all processes that this one may signal, except itself: those of a child's uid.
 ///
 /// The kernel passes through them under the lock that a fork needs for its new process, and a process with
 /// a pending signal does not fork.

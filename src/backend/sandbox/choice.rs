@@ -103,9 +103,9 @@ impl Sandbox {
         }
     }
 
-    /// A sandbox that separates by uids or by Landlock of this version alone, for other tests; none if it cannot.
+    /// A sandbox that separates by uids alone, with Landlock of this version, for other tests; none if it cannot.
     #[cfg(test)]
-    pub(crate) fn separated(has_uids: bool, landlock: u32) -> Option<Self> {
+    pub(crate) fn separated(landlock: u32) -> Option<Self> {
         let kernel = Kernel {
             landlock,
             has_seccomp: false,
@@ -118,13 +118,8 @@ impl Sandbox {
             cgroup: None,
         };
         let (first, count) = (4_000_000_100, 100);
-        let uids = has_uids.then_some(Uids { first, count });
-        let separation = if has_uids {
-            Separation::Uid
-        } else {
-            Separation::Landlock
-        };
-        let offer = kernel.offer(Some(separation), uids).ok()?;
+        let uids = Some(Uids { first, count });
+        let offer = kernel.offer(Some(Separation::Uid), uids).ok()?;
         Self::new(
             &kernel,
             offer,

@@ -1,5 +1,4 @@
-//! Landlock domains: that of a child, with the files, TCP ports and processes that it may access, and that of
-//! a guard, which ends with all that is in it.
+//! Landlock domain of a child: the files, TCP ports and processes that it may access.
 //!
 //! Not here: their choice (`machine`).
 
@@ -12,40 +11,12 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, NetPort, Ruleset, RulesetAttr,
     RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
-use rustix::{io::Errno, process::Pid};
 
 use super::{
     cgroup, files,
     namespace::SHARED_MEMORY,
     restrictions::{Files, Namespaces, Restrictions, Store, Tcp},
 };
-
-/// A domain that no signal leaves: of this process, and of all that it starts from then on.
-///
-/// Only [`Enclosure::enter`] makes one, and no process leaves it: its owner may signal "all processes".
-pub(crate) struct Enclosure(());
-
-impl Enclosure {
-    /// Puts this process into one; none where the kernel has none. `outside` is a process that it may signal
-    /// until then, and no more.
-    pub(crate) fn enter(outside: Pid) -> Option<Self> {
-        let signal = || rustix::process::test_kill_process(outside);
-        let rules = || -> Result<_, landlock::RulesetError> {
-            Ruleset::default()
-                .set_compatibility(CompatLevel::HardRequirement)
-                .scope(Scope::Signal)?
-                .create()?
-                .set_compatibility(CompatLevel::BestEffort)
-                // A signal to all processes is refused for every other one of the machine.
-                .log_same_exec(false)?
-                .restrict_self()
-        };
-        signal().ok()?;
-        let status = rules().ok()?;
-        let is_enforced = status.ruleset != RulesetStatus::NotEnforced;
-        (is_enforced && signal() == Err(Errno::PERM)).then_some(Self(()))
-    }
-}
 
 /// Puts this process into the domain of `restrictions`, if they need one.
 ///

@@ -29,7 +29,6 @@ mod uids;
 mod wall;
 
 pub(crate) use self::choice::Sandbox;
-pub(crate) use self::domain::Enclosure;
 pub(crate) use self::machine::Kernel;
 pub(crate) use self::namespace::User;
 pub(crate) use self::network::{Filter, MOST_NETWORKS, Unreachable};

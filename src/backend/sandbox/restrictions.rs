@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::declare::SCOPES_ABI;
-
 /// The restrictions of one child, as chosen for this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Restrictions {
@@ -103,13 +101,6 @@ impl Restrictions {
     /// Whether the child is separated from other processes.
     pub(crate) fn is_apart(&self) -> bool {
         self.uid.is_some() || self.has_own_processes() || self.is_scoped
-    }
-
-    /// Whether its guard and it are in a domain that no signal leaves, so that one ends them all: a child that
-    /// may signal no other in any case. With a pid namespace all of them end with their process 1.
-    pub(crate) fn is_enclosed(&self) -> bool {
-        let signals_no_other = self.uid.is_some() || self.is_scoped;
-        signals_no_other && !self.has_own_processes() && self.landlock >= SCOPES_ABI
     }
 
     /// Whether it has user and pid namespaces of its own.

@@ -110,7 +110,7 @@ pub(super) fn beyond<'p>(
     paths.iter().filter(move |path| is_own(path)).cloned()
 }
 
-/// `dirs` without those in which [`beyond`] the others leaves nothing.
+/// `dirs` without those that lie below another of them, or that a link there leads to.
 pub(super) fn outer(dirs: &[PathBuf]) -> Vec<PathBuf> {
     let is_outer = |dir: &&PathBuf| {
         let others = dirs.iter().filter(|other| real(other) != real(dir));

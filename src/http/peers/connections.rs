@@ -95,6 +95,16 @@ impl Peers {
         Ok(response.map(|body| ResponseBody::new(body, place)))
     }
 
+    /// Returns whether the replica at `address` refuses connections, which tells that it has ended.
+    /// A process that is ending may close its connections before its listener.
+    pub(crate) async fn refuses(&self, address: &Arc<str>) -> bool {
+        let peer = self.peer(address);
+        if let Err(SendError::NotTaken) = peer.connection().await.map(drop) {
+            tokio::time::sleep(ENDING).await;
+        }
+        matches!(peer.connection().await, Err(SendError::Refused))
+    }
+
     fn peer(&self, address: &Arc<str>) -> Peer {
         let pool = &self.0;
         let known = pool.peers.read().unwrap_or_else(PoisonError::into_inner);
@@ -237,10 +247,12 @@ const CONNECT: Duration = Duration::from_millis(500);
 /// Time limit for the proof of a peer that answers pings: longer than the detection of one that does
 /// not.
 const PROOF: Duration = Duration::from_secs(5);
+/// Time that a killed process takes to close all its sockets.
+const ENDING: Duration = Duration::from_millis(20);
 /// Interval of idle checks: an unused connection is closed after one to two of them.
 const IDLE: Duration = Duration::from_secs(60);
-/// Concurrent requests to one replica, of which a tenant has at most half, and a caller a third; its listener has the same limit per
-/// connection.
+/// Concurrent requests to one replica, of which a tenant has at most half, and a caller a third; its
+/// listener has the same limit per connection.
 pub(crate) const MAX_CONCURRENT: u64 = 30_000;
 /// Queued requests for a connection that is being opened; further senders wait.
 const QUEUED_MAX: usize = 64;

@@ -2,7 +2,8 @@
 //!
 //! A request is forwarded before any route reads it, and the client cannot tell the owner's response
 //! from one of this replica. A request that no replica has taken is sent once more. A request that
-//! may have been taken is never sent again.
+//! may have been taken is never sent again, unless it has no call and the replica that may have taken
+//! it has ended.
 
 use std::{sync::Arc, time::Duration};
 
@@ -147,7 +148,10 @@ impl Forwarding {
                 HopError::Send(SendError::Broken | SendError::Silent)
                     if self.request.method != Method::GET =>
                 {
-                    return Some(self.owner_lost());
+                    if !self.may_follow(&owner, error).await {
+                        return Some(self.owner_lost());
+                    }
+                    LookupSource::OwnerRefused(owner)
                 }
                 error => error.look(owner),
             };
@@ -177,6 +181,17 @@ impl Forwarding {
             }
         }
         Some(self.without_owner(OWNER_UNREACHABLE).await)
+    }
+
+    /// Returns whether a request that `owner` may have taken may go to its next owner: it has no
+    /// call, and `owner` has ended, so that what it did with the request has ended with it.
+    ///
+    /// A client whose `notifications/initialized` breaks off would have no session, and has done
+    /// nothing wrong.
+    async fn may_follow(&self, owner: &Replica, error: HopError) -> bool {
+        error == HopError::Send(SendError::Broken)
+            && self.request.owner_lost_errors().is_empty()
+            && self.cluster.peers.refuses(&owner.address).await
     }
 
     /// Makes one attempt. A resume has a deadline, because the log can serve it without the owner.

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::support::{
     faulty::{Faulty, Mode},
+    gauges::Gauge,
     harness::{
         Event, Events, Gateway, Legacy, Session, client, last, text_of, tool_call, until, within,
     },
@@ -368,6 +369,46 @@ async fn calls_forwarded_to_a_killed_replica_end() {
     assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
     let end: Value = final_message(&seen);
     assert_eq!(end["error"]["code"], -31001, "{end}");
+}
+
+/// A client whose `notifications/initialized` gets 503 has no session.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_call_outlives_the_replica_that_it_was_forwarded_to() {
+    let mut replicas = Replicas::two(&[]).await;
+    let (kept, deleted) = (
+        replicas.node(0).session().await,
+        replicas.node(0).session().await,
+    );
+    let (kept, mut deleted) = (replicas.by(&kept, 1), replicas.by(&deleted, 1));
+    assert_eq!(count(&kept).await, 1);
+    let owner = Gauge::of(replicas.node(0));
+    replicas.node(0).signal(Signal::STOP);
+    let pad = "x".repeat(5_000);
+    let notified = tokio::spawn({
+        let (kept, params) = (kept.again(), json!({"_meta": {"pad": pad}}));
+        async move {
+            kept.notify("notifications/roots/list_changed", params)
+                .await
+        }
+    });
+    let url = deleted.url.clone();
+    deleted.url = format!("{url}?pad={pad}");
+    let ended = tokio::spawn({
+        let deleted = deleted.again();
+        async move { deleted.delete().await.status() }
+    });
+    until("both are on their way to the frozen replica", || async {
+        owner.unread() > 10_000
+    })
+    .await;
+    replicas.kill(0).await;
+    within("the notification", notified).await.unwrap();
+    let ended = within("the end of a session", ended).await.unwrap();
+    assert_eq!(ended, StatusCode::NO_CONTENT);
+    assert_eq!(count(&kept).await, 1, "another child has the session");
+    deleted.url = url;
+    let answer = deleted.begin("counter", json!({})).await;
+    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
 }
 
 #[tokio::test(flavor = "multi_thread")]

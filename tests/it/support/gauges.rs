@@ -130,20 +130,41 @@ impl Gauge {
     /// The address of the operations listener, which `lockgate run` does not print: the one
     /// socket that listens beside the public one.
     fn operations(&self, public: u16) -> SocketAddr {
+        let ports = self.sockets().into_iter().filter_map(|fields| {
+            let port = u16::from_str_radix(fields[1].split_once(':')?.1, 16).ok()?;
+            (fields[3] == "0A" && port != public).then_some(port)
+        });
+        let port = ports.last().expect("ops.listen is set");
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    /// The bytes in the connections of this process that it has not read.
+    pub(crate) fn unread(&self) -> u64 {
+        let connected = self
+            .sockets()
+            .into_iter()
+            .filter(|fields| fields[3] == "01");
+        let queued = connected.map(|fields| {
+            let (_, unread) = fields[4].split_once(':').unwrap();
+            u64::from_str_radix(unread, 16).unwrap()
+        });
+        queued.sum()
+    }
+
+    /// The lines of `/proc/net/tcp` about sockets of this process, each by its fields.
+    fn sockets(&self) -> Vec<Vec<String>> {
         let folder = std::fs::read_dir(format!("/proc/{}/fd", self.0)).unwrap();
         let own: Vec<String> = folder
             .flatten()
             .filter_map(|entry| Some(std::fs::read_link(entry.path()).ok()?.display().to_string()))
             .collect();
         let table = self.read("net/tcp");
-        let ports = table.lines().skip(1).filter_map(|line| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let is_own = own.contains(&format!("socket:[{}]", fields[9]));
-            let port = u16::from_str_radix(fields[1].split_once(':')?.1, 16).ok()?;
-            (is_own && fields[3] == "0A" && port != public).then_some(port)
+        let lines = table.lines().skip(1).map(|line| {
+            let fields = line.split_whitespace().map(str::to_owned);
+            fields.collect::<Vec<String>>()
         });
-        let port = ports.last().expect("ops.listen is set");
-        SocketAddr::from(([127, 0, 0, 1], port))
+        let is_own = |fields: &Vec<String>| own.contains(&format!("socket:[{}]", fields[9]));
+        lines.filter(is_own).collect()
     }
 }
 

@@ -5,6 +5,7 @@
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
+    time::Duration,
 };
 
 use rustix::{
@@ -44,31 +45,45 @@ pub(super) fn run(request: &LaunchRequest, user: User, guard: &OwnedFd) -> io::R
         std::process::exit(refuse(&request.command, &error))
     };
     drop_streams()?;
+    let mut has_ended = false;
     loop {
-        wait_for(&[signals.as_fd()], None);
+        // Processes may end as fast as they are reaped: a signal is heard in between.
+        let at_once = has_ended.then_some(Duration::ZERO);
+        wait_for(&[signals.as_fd()], at_once);
         match next_signal(&signals) {
-            Some(CHILD_ENDED) => {
-                if let Some(code) = reap(server) {
-                    return Ok(code);
-                }
-            }
+            Some(CHILD_ENDED) => has_ended = true,
             Some(_) => _ = rustix::process::kill_process_group(server, Signal::TERM),
             None => {}
+        }
+        if has_ended {
+            match reap(server)? {
+                Reaped::Server(code) => return Ok(code),
+                Reaped::Another => {}
+                Reaped::None => has_ended = false,
+            }
         }
     }
 }
 
-/// Reaps processes; returns the exit code of the server once it has ended.
-fn reap(server: Pid) -> Option<i32> {
-    let mut code = None;
-    loop {
-        match rustix::process::wait(WaitOptions::NOHANG) {
-            Ok(Some((pid, status))) if pid == server => {
-                let killed = status.terminating_signal().map(|signal| 128 + signal);
-                code = status.exit_status().or(killed);
-            }
-            Ok(Some(_)) | Err(Errno::INTR) => {}
-            Ok(None) | Err(_) => return code,
+/// What has ended.
+enum Reaped {
+    /// The server, with this exit code.
+    Server(i32),
+    /// Another process.
+    Another,
+    /// No process.
+    None,
+}
+
+/// Reaps one process that has ended.
+fn reap(server: Pid) -> io::Result<Reaped> {
+    Ok(match rustix::process::wait(WaitOptions::NOHANG) {
+        Ok(Some((pid, status))) if pid == server => {
+            let killed = status.terminating_signal().map(|signal| 128 + signal);
+            Reaped::Server(status.exit_status().or(killed).unwrap_or_default())
         }
-    }
+        Ok(Some(_)) | Err(Errno::INTR) => Reaped::Another,
+        Ok(None) => Reaped::None,
+        Err(error) => return Err(error.into()),
+    })
 }

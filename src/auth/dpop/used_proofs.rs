@@ -60,7 +60,7 @@ impl UsedProofs {
 /// The time for which a proof is remembered: that for which it may be used, and the difference that clocks of
 /// replicas may have.
 const WINDOW: Duration = Duration::from_secs(PAST_S + FUTURE_S + 20);
-/// Maximum proofs of an owner per second on one replica, each of which takes about 100 bytes for the window.
+/// Maximum proofs of an owner per second on one replica, each of which takes about 120 bytes for the window.
 const RATE: u64 = 500;
 /// Delay before a retry.
 const RETRY: Duration = Duration::from_secs(1);

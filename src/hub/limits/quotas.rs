@@ -603,7 +603,7 @@ fn wait(missing: i64, bound: NonZeroU64) -> Duration {
 
 /// Milliseconds between two draws of an account.
 const DRAW_INTERVAL: u64 = 100;
-/// Retries of a caller per second on one replica that use a ticket once: each takes about 100 bytes until the ticket
+/// Retries of a caller per second on one replica that use a ticket once: each takes about 120 bytes until the ticket
 /// ends, as a rule for ten minutes, of a table with room for a million.
 const RETRIES: u64 = 500;
 /// The deadline of the limiter.

@@ -72,7 +72,7 @@ impl App {
                 Err(refused) => refused,
             },
             ListenerGate::Public(gate) => gate.pass((peer, had_turn), request, routes).await,
-            ListenerGate::Replicas(cluster) => hops::pass(cluster, request, routes).await,
+            ListenerGate::Replicas(cluster) => hops::pass(cluster, peer, request, routes).await,
         };
         if is_head {
             without_body(response)

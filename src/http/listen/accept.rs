@@ -35,6 +35,7 @@ use super::wire::Wire;
 use crate::base::budget::others_first;
 use crate::base::memory::pinned;
 use crate::http::edge::{App, STREAM_WINDOW};
+use crate::http::peers::{Stranger, Strangers};
 
 /// Limits of one listener.
 pub(crate) struct Bounds {
@@ -59,10 +60,19 @@ pub(crate) async fn serve(
     tracker: TaskTracker,
 ) {
     let protocols = Protocols::new(bounds.idle);
-    accept(listener, tls, app, bounds, protocols, (stop, tracker)).await;
+    accept(
+        listener,
+        (tls, None),
+        app,
+        bounds,
+        protocols,
+        (stop, tracker),
+    )
+    .await;
 }
 
-/// Serves `app` to other replicas, each of which sends all its requests over one connection.
+/// Serves `app` to other replicas, each of which sends all its requests over one connection. Half of all connections
+/// may be those of peers that have not proved to be one.
 pub(crate) async fn serve_replicas(
     listener: TcpListener,
     app: App,
@@ -71,12 +81,14 @@ pub(crate) async fn serve_replicas(
     tracker: TaskTracker,
 ) {
     let protocols = Protocols::of_replicas();
-    accept(listener, None, app, bounds, protocols, (stop, tracker)).await;
+    let most = usize::try_from(bounds.connections.max() / 2).unwrap_or(usize::MAX);
+    let peers = (None, Some(Strangers::new(most, HANDSHAKE)));
+    accept(listener, peers, app, bounds, protocols, (stop, tracker)).await;
 }
 
 async fn accept(
     listener: TcpListener,
-    tls: Option<TlsReload>,
+    (tls, mut strangers): (Option<TlsReload>, Option<Strangers>),
     app: App,
     bounds: Bounds,
     protocols: Protocols,
@@ -131,12 +143,21 @@ async fn accept(
             protocols: Arc::clone(&protocols),
             stop: stop.clone(),
             finish: bounds.finish,
+            stranger: strangers.as_mut().map(Strangers::enter),
             _admission: admission,
         };
-        match &tls {
+        match (&tls, connection.stranger.clone()) {
             // Boxed, so that a plain connection does not pay for the larger state of a TLS one.
-            Some(tls) => drop(tracker.spawn(Box::pin(connection.secure(stream, tls.load_full())))),
-            None => drop(tracker.spawn(connection.plain(stream))),
+            (Some(tls), _) => {
+                drop(tracker.spawn(Box::pin(connection.secure(stream, tls.load_full()))));
+            }
+            (None, Some(stranger)) => drop(tracker.spawn(async move {
+                tokio::select! {
+                    () = connection.plain(stream) => {}
+                    () = stranger.has_to_end() => {}
+                }
+            })),
+            (None, None) => drop(tracker.spawn(connection.plain(stream))),
         }
     }
 }
@@ -154,6 +175,8 @@ struct Connection {
     stop: CancellationToken,
     /// Time limit for finishing.
     finish: Duration,
+    /// What a peer that is to be a replica has proved.
+    stranger: Option<Arc<Stranger>>,
     /// Its place among all connections.
     _admission: Admission,
 }
@@ -209,10 +232,11 @@ impl Connection {
             protocols,
             stop,
             finish,
+            stranger,
             _admission,
         } = self;
         let has_request = Arc::new(AtomicBool::new(false));
-        let service = service(app, peer, Arc::clone(&has_request), None);
+        let service = service((app, peer, stranger), Arc::clone(&has_request), None);
         let connection = protocols.http1.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
         let connection = pin!(run(connection, stop, finish));
@@ -227,12 +251,13 @@ impl Connection {
             protocols,
             stop,
             finish,
+            stranger,
             _admission,
         } = self;
         let has_request = Arc::new(AtomicBool::new(false));
         let activity = Arc::new(Activity::default());
         let requests = Some(Arc::clone(&activity));
-        let service = service(app, peer, Arc::clone(&has_request), requests);
+        let service = service((app, peer, stranger), Arc::clone(&has_request), requests);
         let connection = protocols.http2.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
         let stop = stop.child_token();
@@ -253,14 +278,16 @@ impl Connection {
 /// Makes the service of one connection, which sets `has_request` at its first request, and counts its open
 /// requests in `activity`.
 fn service(
-    app: Arc<App>,
-    peer: SocketAddr,
+    (app, peer, stranger): (Arc<App>, SocketAddr, Option<Arc<Stranger>>),
     has_request: Arc<AtomicBool>,
     activity: Option<Arc<Activity>>,
 ) -> impl hyper::service::Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
 {
     let served = AtomicU32::new(0);
-    service_fn(move |request| {
+    service_fn(move |mut request: Request<Incoming>| {
+        if let Some(stranger) = &stranger {
+            request.extensions_mut().insert(Arc::clone(stranger));
+        }
         has_request.store(true, Ordering::Relaxed);
         let open = activity.as_ref().map(Activity::begin);
         // Requests that a peer sends at once would be handled at once.
@@ -437,7 +464,8 @@ impl Protocols {
     }
 }
 
-/// Time limit for the TLS handshake, for the first byte, and for a header block.
+/// Time limit for the TLS handshake, for the first byte, for a header block, and for the first valid hop of a replica,
+/// which sends one as soon as it is connected.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// [`Bounds::idle`] of clients. It exceeds the minute for which
 /// load balancers keep idle connections: the side that sends requests must close first.

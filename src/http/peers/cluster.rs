@@ -1,6 +1,12 @@
 //! This replica in the cluster: its identity, its keys and its connections to the others.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use axum::{
     body::Body,
@@ -16,10 +22,11 @@ use super::{
     proof,
     received::Received,
     signed_body::SignedBody,
+    stranger::{Refusals, Stranger},
 };
 use crate::{
     base::Clock,
-    http::reply::header_name::HOP,
+    http::reply::{header_name::HOP, refusal::refusal},
     state::{Replica, ReplicaKeys},
 };
 
@@ -42,6 +49,7 @@ pub(crate) struct Cluster {
     /// Hops sent.
     sent: AtomicU64,
     received: Received,
+    refusals: Refusals,
 }
 
 impl Cluster {
@@ -63,6 +71,7 @@ impl Cluster {
             halt,
             sent: AtomicU64::new(0),
             received: Received::default(),
+            refusals: Refusals::new(),
         }
     }
 
@@ -93,10 +102,26 @@ impl Cluster {
         if !self.received.take(&hop.sender, hop.number, now) {
             return Err(InvalidHop::Repeated);
         }
+        if let Some(stranger) = request.extensions().get::<Arc<Stranger>>() {
+            stranger.is_replica();
+        }
         request.headers_mut().remove(HOP);
         let body = std::mem::take(request.body_mut());
         *request.body_mut() = Body::new(SignedBody::new(body, hop.body));
         Ok(hop)
+    }
+
+    /// Refuses a request of `peer`, whose header proves nothing.
+    pub(crate) fn refuse(&self, peer: SocketAddr, invalid: &InvalidHop) -> Response {
+        if let Some(count) = self.refusals.count() {
+            tracing::warn!(
+                client.address = %peer.ip(),
+                worthless = %invalid,
+                count,
+                "refused requests on the cluster listener"
+            );
+        }
+        mark_refused(refusal(StatusCode::FORBIDDEN, "no valid hop"))
     }
 
     /// Answers the first request of a connection, which asks for a proof; `None` for any other.

@@ -9,6 +9,7 @@
 //! * `proof`: what a peer proves on a new connection
 //! * `received`: hops that were received, each of which counts once
 //! * `signed_body`: the body of a hop, compared to its signed digest
+//! * `stranger`: connections whose peer has not sent a valid hop
 
 mod cluster;
 mod connection;
@@ -17,6 +18,7 @@ pub(crate) mod hop;
 mod proof;
 mod received;
 mod signed_body;
+mod stranger;
 
 pub(crate) use self::cluster::{Cluster, mark_refused};
 pub(crate) use self::connection::{BrokenResponse, ResponseBody, SendError};
@@ -24,3 +26,4 @@ pub(crate) use self::connection::{BrokenResponse, ResponseBody, SendError};
 pub(crate) use self::connections::MAX_CONCURRENT;
 pub(crate) use self::connections::Peers;
 pub(crate) use self::hop::{Hop, HopKeys, SignedRequest, carried};
+pub(crate) use self::stranger::{Stranger, Strangers};

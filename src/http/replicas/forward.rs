@@ -144,14 +144,14 @@ impl Forwarding {
             let before = owner.clone();
             let look = match error {
                 HopError::Send(SendError::Full) => break,
+                HopError::Send(SendError::Broken) if self.may_follow(&owner).await => {
+                    LookupSource::OwnerRefused(owner)
+                }
                 // A repeated GET has no second effect.
                 HopError::Send(SendError::Broken | SendError::Silent)
                     if self.request.method != Method::GET =>
                 {
-                    if !self.may_follow(&owner, error).await {
-                        return Some(self.owner_lost());
-                    }
-                    LookupSource::OwnerRefused(owner)
+                    return Some(self.owner_lost());
                 }
                 error => error.look(owner),
             };
@@ -183,14 +183,13 @@ impl Forwarding {
         Some(self.without_owner(OWNER_UNREACHABLE).await)
     }
 
-    /// Returns whether a request that `owner` may have taken may go to its next owner: it has no
-    /// call, and `owner` has ended, so that what it did with the request has ended with it.
+    /// Returns whether a request that `owner` may have taken may go to the next owner of its session:
+    /// it has no call, and `owner` has ended, so that what it did with the request has ended with it.
     ///
     /// A client whose `notifications/initialized` breaks off would have no session, and has done
     /// nothing wrong.
-    async fn may_follow(&self, owner: &Replica, error: HopError) -> bool {
-        error == HopError::Send(SendError::Broken)
-            && self.request.owner_lost_errors().is_empty()
+    async fn may_follow(&self, owner: &Replica) -> bool {
+        self.request.owner_lost_errors().is_empty()
             && self.cluster.peers.refuses(&owner.address).await
     }
 

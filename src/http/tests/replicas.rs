@@ -19,6 +19,7 @@ use reqwest::{
 };
 use serde_json::{Value, json};
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     runtime::Runtime,
     sync::oneshot,
@@ -234,6 +235,8 @@ impl Drop for Gateway {
 }
 
 const PATH: &str = "/t/a/main/mcp";
+/// Connections of each listener.
+const CONNECTIONS: usize = 100;
 
 async fn serve(
     shared: Shared,
@@ -248,7 +251,7 @@ async fn serve(
     let front = Arc::new(front(&shared, &me, &metrics, &stop, &tracker));
     let cluster = front.cluster.clone().unwrap();
     let bounds = || Bounds {
-        connections: Connections::new(100),
+        connections: Connections::new(CONNECTIONS),
         finish: Duration::ZERO,
         idle: KEEP_ALIVE,
     };
@@ -775,6 +778,42 @@ async fn http_with_sse_goes_on_at_another_replica() {
 }
 
 /// The header of a hop that replica `cccc` sends with a POST to a session.
+/// Connections of strangers that were refused took all places, so that replicas that came later got none.
+#[tokio::test]
+async fn strangers_at_the_cluster_listener_keep_no_replica_out() {
+    let (one, two) = two().await;
+    let session = one.open("2025-11-25").await;
+    let mut strangers = Vec::new();
+    for _ in 0..3 * CONNECTIONS {
+        let mut stranger = TcpStream::connect(&*one.me.address).await.unwrap();
+        // It may be gone by then.
+        let _ = stranger
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await;
+        strangers.push(stranger);
+        if let Some(before) = strangers.len().checked_sub(CONNECTIONS / 2 + 1) {
+            let mut text = String::new();
+            let end = strangers[before].read_to_string(&mut text);
+            let _ = timeout(Duration::from_secs(20), end)
+                .await
+                .expect("an older one stays");
+        }
+    }
+    let mut head = [0; 12];
+    let newest = strangers.last_mut().unwrap();
+    newest.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"HTTP/1.1 403");
+    let call = two.call(&session, 1, "echo", &json!({"text": "hi"}));
+    assert_eq!(call.send().await.unwrap().status(), 200);
+    // That of the replica is none of theirs.
+    for _ in 0..CONNECTIONS {
+        strangers.push(TcpStream::connect(&*one.me.address).await.unwrap());
+    }
+    let call = two.call(&session, 2, "echo", &json!({"text": "hi"}));
+    assert_eq!(call.send().await.unwrap().status(), 200);
+    assert_eq!(two.count("lockgate_hops_total{outcome=\"ok\"}"), 2);
+}
+
 fn signed_hop(to: &Replica, session: &str, number: u64, body: &str) -> String {
     let caller =
         r#"{"issuer":null,"subject":null,"client":null,"scopes":[],"groups":[],"basis":"Open"}"#;

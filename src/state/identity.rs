@@ -3,7 +3,7 @@
 //!
 //! A writer of the directory could name an address of their own as the owner of a session.
 //! A boot id is a random number and a MAC over it and the address, so the directory needs no other
-//! field, and every entry that names a replica proves itself. An address may be another host's by
+//! field, and every entry that names a replica proves itself. Whose session an entry is has a seal. An address may be another host's by
 //! the time it is used: a replica that connects to it asks for another MAC, over a number of its own.
 //! Not here: the MAC of a forwarded request (`http::peers::hop`).
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use aws_lc_rs::{error::Unspecified, rand};
 
-use super::contract::Replica;
+use super::contract::{Replica, SessionId};
 use crate::base::{MacKeys, hex};
 
 /// The keys by which replicas know each other; a handle.
@@ -49,6 +49,28 @@ impl ReplicaKeys {
         from_hex(code).is_some_and(|code| self.0.verify(&named(boot, &replica.address), &code))
     }
 
+    /// Seals whose session it is, at which server, for the directory that others may be able to write.
+    pub(crate) fn seal(
+        &self,
+        session: &SessionId,
+        principal: &str,
+        server: &str,
+    ) -> Option<String> {
+        let code = self.0.sign(&sealed(session, principal, server))?;
+        Some(hex(&code[..HALF]))
+    }
+
+    /// Returns whether a replica of this deployment has sealed it.
+    pub(crate) fn has_sealed(
+        &self,
+        seal: &str,
+        session: &SessionId,
+        principal: &str,
+        server: &str,
+    ) -> bool {
+        from_hex(seal).is_some_and(|code| self.0.verify(&sealed(session, principal, server), &code))
+    }
+
     /// Proves to a replica that connected to `address` that this is a replica with that address.
     pub(crate) fn prove(&self, challenge: &str, address: &str) -> Option<String> {
         Some(hex(&self.0.sign(&proved(challenge, address))?))
@@ -73,6 +95,15 @@ fn named<'p>(boot: &'p str, address: &'p str) -> [&'p [u8]; 3] {
 
 fn proved<'p>(challenge: &'p str, address: &'p str) -> [&'p [u8]; 3] {
     [b"proof", challenge.as_bytes(), address.as_bytes()]
+}
+
+fn sealed<'p>(session: &'p SessionId, principal: &'p str, server: &'p str) -> [&'p [u8]; 4] {
+    [
+        b"session",
+        session.0.as_bytes(),
+        principal.as_bytes(),
+        server.as_bytes(),
+    ]
 }
 
 /// Strict, so that a boot id has one spelling.
@@ -117,6 +148,22 @@ mod tests {
         }
         let again = keys(7).replica(&own.address).unwrap();
         assert_ne!(again.boot, own.boot, "each start has its own");
+    }
+
+    #[test]
+    fn a_seal_is_for_one_session_of_one_principal_at_one_server() {
+        let (one, other) = (SessionId("one".into()), SessionId("other".into()));
+        let seal = keys(7).seal(&one, "ada", "files").unwrap();
+        let has = |seal: &str, session, principal, server| {
+            keys(7).has_sealed(seal, session, principal, server)
+        };
+        assert!(has(&seal, &one, "ada", "files"));
+        assert!(!has(&seal, &other, "ada", "files"));
+        assert!(!has(&seal, &one, "bob", "files"));
+        assert!(!has(&seal, &one, "ada", "mail"));
+        assert!(!has(&seal, &one, "adaf", "iles"));
+        assert!(!has("", &one, "ada", "files"));
+        assert!(!keys(8).has_sealed(&seal, &one, "ada", "files"));
     }
 
     #[test]

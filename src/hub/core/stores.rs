@@ -112,7 +112,8 @@ impl Stores {
         tracker: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
-        let directory: Arc<dyn Directory> = Arc::new(RedisDirectory::new(redis.clone()));
+        let directory: Arc<dyn Directory> =
+            Arc::new(RedisDirectory::new(redis.clone(), replicas.clone()));
         let max_event = usize::try_from(config.log.max_event).unwrap_or(usize::MAX);
         let boot = Arc::clone(&me.boot);
         let limiter = RedisLimiter::new(redis.clone(), boot, tracker, stop.clone());

@@ -16,12 +16,14 @@ use super::{
     scripts::{Lua, ms},
 };
 use crate::state::{
-    BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, SessionId, StoreError,
+    BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
+    StoreError,
 };
 
 /// The directory that replicas share.
 pub(crate) struct RedisDirectory {
     redis: Redis,
+    keys: ReplicaKeys,
     /// The epoch that this replica knows; 0 for none.
     epoch: AtomicU32,
     /// This replica accepts no new sessions.
@@ -30,9 +32,10 @@ pub(crate) struct RedisDirectory {
 
 impl RedisDirectory {
     /// The directory, as one replica uses it.
-    pub(crate) const fn new(redis: Redis) -> Self {
+    pub(crate) const fn new(redis: Redis, keys: ReplicaKeys) -> Self {
         Self {
             redis,
+            keys,
             epoch: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
         }
@@ -62,6 +65,48 @@ impl RedisDirectory {
 
     fn call_for(&self, lua: Lua, session: &SessionId) -> Call {
         Call::new(lua, &[&self.redis.session(session)])
+    }
+
+    /// Reads the reply of `find.lua`. A session whose principal or server no replica has written is none.
+    fn found(&self, session: &SessionId, answer: Value) -> Result<Option<Found>, StoreError> {
+        type Row = (
+            String,
+            String,
+            String,
+            String,
+            u64,
+            Vec<u8>,
+            u64,
+            u64,
+            String,
+            i64,
+        );
+        let (principal, server, address, boot, fence, kept, ttl, age, seal, ttl_left): Row =
+            read(answer)?;
+        if !self.keys.has_sealed(&seal, session, &principal, &server) {
+            tracing::warn!(
+                "a session in Redis has a principal or a server that no replica has written"
+            );
+            return Ok(None);
+        }
+        let owner = (!boot.is_empty()).then(|| Replica {
+            address: address.into(),
+            boot: boot.into(),
+        });
+        let record = Record {
+            principal: Arc::from(principal),
+            server,
+            owner,
+            fence: Fence(fence),
+            kept: kept.into(),
+            ttl: Duration::from_millis(ttl),
+            age: Duration::from_millis(age),
+        };
+        let ttl_left = u64::try_from(ttl_left).ok().map(Duration::from_millis);
+        Ok(Some(Found {
+            record,
+            heartbeat_age: ttl_left.map(|left| HEARTBEAT_TTL.saturating_sub(left)),
+        }))
     }
 }
 
@@ -139,6 +184,7 @@ impl Directory for RedisDirectory {
         Box::pin(async move {
             let keys = [self.redis.session(session), self.redis.key("epoch")];
             let (address, boot) = owner(record.owner.as_ref());
+            let seal = self.keys.seal(session, &record.principal, &record.server);
             let call = Call::new(Lua::Insert, &keys.each_ref().map(String::as_str))
                 .arg(epoch)
                 .arg(&*record.principal)
@@ -149,7 +195,8 @@ impl Directory for RedisDirectory {
                 .arg(&record.kept[..])
                 .arg(ms(record.ttl))
                 .arg(ms(record.age))
-                .arg(ms(MARGIN));
+                .arg(ms(MARGIN))
+                .arg(seal.ok_or(StoreError::Away)?);
             match self.call::<i64>(call).await? {
                 -2 => Err(StoreError::Flushed),
                 is_added => Ok(is_added == 1),
@@ -169,7 +216,7 @@ impl Directory for RedisDirectory {
             match self.redis.call(call).await? {
                 Value::Int(_) => Err(StoreError::Flushed),
                 Value::Nil | Value::Boolean(false) => Ok(None),
-                answer => found(answer).map(Some),
+                answer => self.found(session, answer),
             }
         })
     }
@@ -236,30 +283,6 @@ impl Directory for RedisDirectory {
 /// Address and boot id; both empty without an owner.
 fn owner(owner: Option<&Replica>) -> (&str, &str) {
     owner.map_or(("", ""), |owner| (&*owner.address, &*owner.boot))
-}
-
-/// Reads the reply of `find.lua`.
-fn found(answer: Value) -> Result<Found, StoreError> {
-    type Row = (String, String, String, String, u64, Vec<u8>, u64, u64, i64);
-    let (principal, server, address, boot, fence, kept, ttl, age, ttl_left): Row = read(answer)?;
-    let owner = (!boot.is_empty()).then(|| Replica {
-        address: address.into(),
-        boot: boot.into(),
-    });
-    let record = Record {
-        principal: Arc::from(principal),
-        server,
-        owner,
-        fence: Fence(fence),
-        kept: kept.into(),
-        ttl: Duration::from_millis(ttl),
-        age: Duration::from_millis(age),
-    };
-    let ttl_left = u64::try_from(ttl_left).ok().map(Duration::from_millis);
-    Ok(Found {
-        record,
-        heartbeat_age: ttl_left.map(|left| HEARTBEAT_TTL.saturating_sub(left)),
-    })
 }
 
 /// A random epoch, never 0.

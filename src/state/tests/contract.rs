@@ -6,12 +6,15 @@ use bytes::Bytes;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::state::{
-    Directory, EventLog, Fence, LogShare, OpenStream, Record, Replica, SessionId, StoreError,
-    WriteTarget,
+    Directory, EventLog, Fence, LogShare, OpenStream, Record, Replica, ReplicaKeys, SessionId,
+    StoreError, WriteTarget,
     memory::{MemoryDirectory, MemoryLog, Retention},
     redis::{Redis, RedisDirectory, RedisLog, Settings},
 };
-use crate::{base::Secret, protocol::StreamId};
+use crate::{
+    base::{MacKeys, Secret},
+    protocol::StreamId,
+};
 
 #[path = "../../../tests/it/support/redis.rs"]
 #[expect(clippy::disallowed_methods, dead_code, reason = "shared with tests/it")]
@@ -80,7 +83,7 @@ impl Side {
         let (tracker, halt) = (TaskTracker::new(), CancellationToken::new());
         let redis = redis(server, &tracker, &halt);
         let log = RedisLog::new(redis.clone(), retention, MAX_EVENT, &tracker, halt.clone());
-        let directory = Arc::new(RedisDirectory::new(redis));
+        let directory = Arc::new(RedisDirectory::new(redis, keys()));
         Self {
             tracker,
             halt,
@@ -171,6 +174,11 @@ pub(crate) fn replica(boot: &str) -> Replica {
         address: format!("{boot}.test:1").into(),
         boot: boot.into(),
     }
+}
+
+/// The keys of the deployment.
+pub(crate) fn keys() -> ReplicaKeys {
+    ReplicaKeys::new(MacKeys::new([&[7; 32]]))
 }
 
 pub(crate) fn record(owner: &Replica, fence: u64) -> Record {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::contract::{KINDS, Kind, Server, redis, replica, until};
+use super::contract::{KINDS, Kind, Server, keys, redis, replica, until};
 use crate::state::{
     Account, Directory, Limiter, Seat, Use,
     memory::MemoryLimiter,
@@ -131,12 +131,12 @@ impl Side {
     }
 
     async fn beat(&self) {
-        let directory = RedisDirectory::new(self.redis.clone());
+        let directory = RedisDirectory::new(self.redis.clone(), keys());
         directory.beat(&replica(self.boot)).await.unwrap();
     }
 
     async fn leave(&self) {
-        let directory = RedisDirectory::new(self.redis.clone());
+        let directory = RedisDirectory::new(self.redis.clone(), keys());
         directory.leave(&replica(self.boot)).await;
     }
 

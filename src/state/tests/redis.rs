@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::contract::{
-    KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, replica, session, until,
+    KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, keys, replica, session, until,
 };
 use crate::state::{
     BoxFuture, Directory, Fence, LogSize, StoreError,
@@ -509,7 +509,7 @@ async fn a_server_that_will_not_do_is_refused_until_it_does() {
     let redis = open(server.url()).unwrap();
     let why = redis.check().await.unwrap_err().to_string();
     assert!(why.contains("allkeys-lru"), "{why}");
-    let directory = RedisDirectory::new(redis.clone());
+    let directory = RedisDirectory::new(redis.clone(), keys());
     let beat = async || directory.beat(&replica("one")).await.is_ok();
     assert!(!beat().await);
     server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
@@ -521,7 +521,12 @@ async fn a_server_that_will_not_do_is_refused_until_it_does() {
     let own = server.url().replace("//", "//ada:s3cret@");
     let own = open(own).unwrap();
     assert!(own.check().await.is_ok());
-    assert!(RedisDirectory::new(own).beat(&replica("x")).await.is_ok());
+    assert!(
+        RedisDirectory::new(own, keys())
+            .beat(&replica("x"))
+            .await
+            .is_ok()
+    );
     let why = open(server.url())
         .unwrap()
         .check()

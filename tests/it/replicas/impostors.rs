@@ -119,13 +119,14 @@ fn relayed(answer: reqwest::Response) -> Response {
         .unwrap()
 }
 
-/// Two replicas with one tenant, and the API key of ada.
+/// Two replicas with one tenant, and the API keys of ada and bob.
 struct Keyed {
     // The first waits for the end of all children at its drop.
     second: Served,
     first: Served,
     redis: Redis,
     ada: String,
+    bob: String,
 }
 
 impl Keyed {
@@ -141,10 +142,13 @@ impl Keyed {
 
     async fn with(cluster: &[(&str, String)], delay: &str) -> Self {
         let redis = Redis::start(Kind::Redis);
-        let (ada, hash) = key();
+        let ((ada, hash), (bob, other)) = (key(), key());
         let tenants = json!({"a": {
             "auth": {"mode": "keys"},
-            "api_keys": {"ada": {"hash": hash, "subject": "ada", "servers": ["*"]}},
+            "api_keys": {
+                "ada": {"hash": hash, "subject": "ada", "servers": ["*"]},
+                "bob": {"hash": other, "subject": "bob", "servers": ["*"]},
+            },
             "servers": {"x": {"command": child()}},
         }});
         let mut config = json!({
@@ -168,6 +172,7 @@ impl Keyed {
             first,
             redis,
             ada,
+            bob,
         }
     }
 
@@ -238,6 +243,24 @@ async fn a_writer_of_redis_gets_no_request() {
         .await;
     }
     assert!(stranger.seen().is_empty(), "{:?}", stranger.seen());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_of_redis_gives_nobody_the_session_of_another() {
+    let replicas = Keyed::start(&[]).await;
+    let (here, there) = replicas.session().await;
+    let mut bob = Session::at(bearer(&replicas.bob), there.url.clone());
+    bob.initialize(NEWEST).await;
+    let key = |session: &Session| format!("lockgate:v1:{{{}}}", session.id.as_deref().unwrap());
+    for field in ["principal", "seal"] {
+        let own = replicas.redis.command(&["HGET", &key(&bob), field]).text();
+        let words = ["HSET", &key(&here), field, &own];
+        replicas.redis.command(&words);
+    }
+    bob.id.clone_from(&here.id);
+    let answer = bob.begin("echo", json!({"text": "hi"})).await;
+    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+    assert_eq!(here.text("echo", json!({"text": "hi"})).await, "hi");
 }
 
 #[tokio::test(flavor = "multi_thread")]

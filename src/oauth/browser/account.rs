@@ -345,9 +345,8 @@ impl BrowserRequest {
         let (store, id) = (self.store()?, id.ok_or_else(unknown)?);
         let own = store.grants();
         let own = own.of_subject(self.tenant(), &person.subject, id);
-        let Some(grant) = own.await? else {
-            return Ok("revoked");
-        };
+        // The same page for the grant of somebody else and for none, so that it tells nothing of others.
+        let grant = own.await?.ok_or_else(unknown)?;
         let target = format!("grant {}/{}", self.tenant(), grant.id);
         let mut detail = self.author(person).detail;
         detail.insert("why".to_owned(), json!("its person revoked it"));
@@ -367,16 +366,14 @@ impl BrowserRequest {
         let all = logins
             .of_subject(self.tenant(), &person.subject, LISTED)
             .await?;
-        for (browser, _) in all {
-            if Some(&*hex(&sha256(&browser))) == id
-                && let Ok(browser) = <[u8; 32]>::try_from(browser)
-            {
-                logins.log_out(self.tenant(), &browser).await?;
-                let target = format!("tenant {}", self.tenant());
-                self.audit("login.ended", &person.subject, target, json!({}))
-                    .await;
-            }
-        }
+        let mut browsers = all.into_iter().map(|(browser, _)| browser);
+        let named = browsers.find(|browser| Some(&*hex(&sha256(browser))) == id);
+        let named = named.and_then(|browser| <[u8; 32]>::try_from(browser).ok());
+        let browser = named.ok_or_else(unknown)?;
+        logins.log_out(self.tenant(), &browser).await?;
+        let target = format!("tenant {}", self.tenant());
+        self.audit("login.ended", &person.subject, target, json!({}))
+            .await;
         Ok("ended")
     }
 

@@ -2,6 +2,7 @@
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::{
     auth::external_tokens::bearer,
@@ -274,6 +275,16 @@ fn login_here(page: &Shown) -> String {
     id.split('"').next().unwrap().to_owned()
 }
 
+/// Both forms name what the person does not have, and are told apart by nothing.
+async fn nothing_is_changed(browser: &mut Browser, page: &Shown, forms: [&[(&str, &str)]; 2]) {
+    let [foreign, none] = forms;
+    let foreign = sent(browser, page, foreign).await;
+    assert_eq!(foreign.status, StatusCode::BAD_REQUEST, "{}", foreign.text);
+    assert!(foreign.text.contains("Nothing was changed"));
+    let none = sent(browser, page, none).await;
+    assert_eq!((foreign.status, foreign.text), (none.status, none.text));
+}
+
 #[tokio::test]
 async fn a_person_ends_the_access_of_an_application() {
     let gateway = gateway(json!({}), slots()).await;
@@ -288,9 +299,11 @@ async fn a_person_ends_the_access_of_an_application() {
     assert!(page.text.contains("<bdi>Public</bdi>") && page.text.contains("Last token"));
     let (_, id) = page.text.split_once("name=\"grant\" value=\"").unwrap();
     let id = id.split('"').next().unwrap().to_owned();
-    // The grant of another person is not there.
+    // The grant of another person is not there, as one that never was.
     let revoke = [("do", "revoke"), ("grant", id.as_str())];
-    changed(&gateway, &mut eve, &theirs, &revoke).await;
+    let none = Uuid::nil().to_string();
+    let nobodys = [("do", "revoke"), ("grant", none.as_str())];
+    nothing_is_changed(&mut eve, &theirs, [&revoke, &nobodys]).await;
     assert!(app.reaches("x", &tokens.text("access_token")).await);
     let page = changed(&gateway, &mut ada, &page, &revoke).await;
     assert!(
@@ -301,6 +314,7 @@ async fn a_person_ends_the_access_of_an_application() {
     assert!(!app.reaches("x", &tokens.text("access_token")).await);
     let refused = app.refresh(&tokens.text("refresh_token"), &[]).await;
     refused.assert_refused(400, "invalid_grant");
+    nothing_is_changed(&mut ada, &page, [&revoke, &nobodys]).await;
     let audit = format!("{}/api/v1/audit?kind=grant.revoked", gateway.origin());
     let audit = send(Method::GET, &audit, &gateway.administrator(), None).await;
     assert_eq!(audit.body["items"][0]["actor"], "ada", "{}", audit.body);
@@ -345,7 +359,9 @@ async fn a_person_ends_log_ins_of_other_browsers() {
     assert_eq!(theirs.text.matches("name=\"login\"").count(), 1);
     let id = login_here(&first);
     let end = [("do", "end"), ("login", id.as_str())];
-    changed(&gateway, &mut eve, &theirs, &end).await;
+    let none = "0".repeat(64);
+    let nobodys = [("do", "end"), ("login", none.as_str())];
+    nothing_is_changed(&mut eve, &theirs, [&end, &nobodys]).await;
     assert!(
         one.open(&page_of(&gateway, "a"))
             .await
@@ -353,6 +369,7 @@ async fn a_person_ends_log_ins_of_other_browsers() {
             .contains("Your account")
     );
     changed(&gateway, &mut two, &second, &end).await;
+    nothing_is_changed(&mut two, &second, [&end, &nobodys]).await;
     assert!(
         one.open(&page_of(&gateway, "a"))
             .await

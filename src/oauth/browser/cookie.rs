@@ -57,6 +57,11 @@ impl<'j> CookieJar<'j> {
 
     /// Returns the browser of a request. Two cookies with the same name count as none, because an
     /// attacker may have planted one.
+    ///
+    /// Rejected: taking the one of them that is valid. The planted one is valid too, as the cookie of the
+    /// attacker's own log-in or form, and its place among them proves nothing, because a longer path comes first
+    /// (RFC 6265, section 5.4). Behind https no browser keeps two: the prefix `__Host-` admits neither a domain nor
+    /// another path. Without https who can plant a cookie can as well overwrite ours (section 8.6).
     pub(crate) fn browser(&self, headers: &HeaderMap) -> Option<BrowserId> {
         let name = self.name();
         let lines = headers.get_all(COOKIE).iter();

@@ -86,11 +86,20 @@ fn check_https(text: &str, rest: &str) -> Result<(), &'static str> {
         let ends = after.is_empty() || after.starts_with([':', '/', '?']);
         ends && written.eq_ignore_ascii_case(host)
     });
-    if is_plain {
+    if is_plain && is_host(host) {
         Ok(())
     } else {
         Err("a redirect URI with https has a host in an unusual form")
     }
+}
+
+/// Reports whether a host is an IPv6 address, or has only characters of host names.
+///
+/// `url` and browsers also take `,`, `;`, `'` and others. In a content security policy, which names the host, these
+/// end a source, a directive or the policy.
+pub(crate) fn is_host(host: &str) -> bool {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    host.starts_with('[') || (!host.is_empty() && host.bytes().all(is_name))
 }
 
 /// Checks a private-use scheme (RFC 8252, section 7.1). Schemes should contain a dot, but many apps
@@ -208,6 +217,7 @@ mod tests {
             "https://APP.test/cb",
             "https://app.test:/cb",
             "https://192.0.2.1:8443/cb",
+            "https://xn--pp-yia.my_app.test/cb?a=,;'",
             "https://[2001:db8::1]/cb",
             "http://127.0.0.1",
             "http://127.0.0.1/",
@@ -234,7 +244,7 @@ mod tests {
         }
     }
 
-    const BAD: [&str; 86] = [
+    const BAD: [&str; 97] = [
         "",
         "app.test/cb",
         "/cb",
@@ -272,6 +282,17 @@ mod tests {
         "https://2130706433/cb",
         "https://127.0.0.1./cb",
         "https://[0:0::1]/cb",
+        "https://app.test,evil.test/cb",
+        "https://app.test;script-src/cb",
+        "https://'none'/cb",
+        "https://app.test,/cb",
+        "https://a!b.test/cb",
+        "https://a$b.test/cb",
+        "https://a&b.test/cb",
+        "https://a(b).test/cb",
+        "https://a+b.test/cb",
+        "https://a=b.test/cb",
+        "https://a~b.test:8443/cb",
         "HTTPS://app.test/cb",
         "http://app.test/cb",
         "http://127.0.0.2/cb",

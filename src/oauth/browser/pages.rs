@@ -17,7 +17,10 @@ use http::{
 };
 use url::Url;
 
-use crate::base::{Secret, sha256};
+use crate::{
+    base::{Secret, sha256},
+    declare::redirect::is_host,
+};
 
 /// The log-in page.
 #[derive(Template)]
@@ -300,10 +303,11 @@ fn source(uri: &str) -> String {
     };
     let is_web = matches!(url.scheme(), "http" | "https");
     match url.host() {
-        // CSP 3, section 2.3.1: a host source consists of letters, digits and hyphens.
-        Some(url::Host::Domain(_) | url::Host::Ipv4(_)) if is_web => {
+        // CSP 3, section 2.3.1: a host source has no brackets, and nothing that ends a source or a policy.
+        Some(url::Host::Domain(host)) if is_web && is_host(host) => {
             url.origin().ascii_serialization()
         }
+        Some(url::Host::Ipv4(_)) if is_web => url.origin().ascii_serialization(),
         _ => format!("{}:", url.scheme()),
     }
 }
@@ -495,6 +499,8 @@ mod tests {
             ("http://127.0.0.1:7777/cb", "http://127.0.0.1:7777"),
             ("http://localhost/cb", "http://localhost"),
             ("http://[::1]:7777/cb", "http:"),
+            ("https://a,default-src.test/cb", "https:"),
+            ("https://a;default-src.test/cb", "https:"),
             ("cursor://anysphere.mcp/cb", "cursor:"),
             ("com.example.app:/cb", "com.example.app:"),
         ] {

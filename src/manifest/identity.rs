@@ -759,6 +759,38 @@ mod tests {
         }
     }
 
+    /// RFC 3339 has years of four digits, and a key ends after 1970.
+    #[test]
+    fn expiry_is_a_time_that_can_be_written() {
+        let hash = "0f".repeat(32);
+        for (expires, is_good) in [
+            ("1970-01-01T00:00:00Z", true),
+            ("9999-12-31T23:59:59Z", true),
+            ("9999-12-31T23:59:59-01:00", true),
+            ("10000-01-01T00:00:00Z", false),
+            ("+10000-01-01T00:00:00Z", false),
+            ("1969-12-31T23:59:59Z", false),
+            ("1970-01-01T00:00:00+01:00", false),
+            ("0000-01-01T00:00:00Z", false),
+            ("-0001-01-01T00:00:00Z", false),
+            ("-1", false),
+        ] {
+            let found = read(&format!(
+                "tenants:
+  a:
+    auth: {{mode: keys}}
+    api_keys: {{k: {{hash: \"sha256:{hash}\", subject: ada, servers: [\"*\"], expires: \"{expires}\"}}}}
+    servers: {{x: {{command: cat}}}}
+"
+            ));
+            let named = format!("api_keys.k.expires: {expires:?} is no point in time");
+            match found {
+                Ok(_) => assert!(is_good, "{expires}"),
+                Err(found) => assert!(!is_good && found.contains(&named), "{expires} {found}"),
+            }
+        }
+    }
+
     #[test]
     fn all_mistakes_at_once() {
         let hash = "0f".repeat(32);

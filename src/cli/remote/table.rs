@@ -16,7 +16,18 @@ pub(crate) fn table(columns: &[Column], items: &[Json]) -> String {
         .iter()
         .map(|(heading, _)| (*heading).to_owned())
         .collect();
-    let cells = |item: &Json| columns.iter().map(|(_, at)| cell(item, at)).collect();
+    // The first cell names the item for other commands, and the last one pushes none aside.
+    let is_whole = |place: usize, at: &str| {
+        place == 0 || place + 1 == columns.len() || COPIED.iter().any(|end| at.ends_with(end))
+    };
+    let cells = |item: &Json| {
+        let columns = columns.iter().enumerate();
+        let cells = columns.map(|(place, (_, at))| match cell(item, at) {
+            whole if is_whole(place, at) => whole,
+            long => cut(&long),
+        });
+        cells.collect()
+    };
     let rows: Vec<Vec<String>> = std::iter::once(headings)
         .chain(items.iter().map(cells))
         .collect();
@@ -105,6 +116,17 @@ fn cell(item: &Json, at: &str) -> String {
     }
 }
 
+/// A text of at most [`CUT`] letters. Its middle goes, because subjects begin with their issuer and differ at the end.
+fn cut(text: &str) -> String {
+    let letters: Vec<char> = text.chars().collect();
+    if letters.len() <= CUT {
+        return text.to_owned();
+    }
+    let end = (CUT - 1) / 2;
+    let (first, last) = (&letters[..CUT - 1 - end], &letters[letters.len() - end..]);
+    first.iter().chain(&['…']).chain(last).collect()
+}
+
 /// The largest unit of an age.
 fn age(seconds: f64) -> String {
     let seconds = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
@@ -115,6 +137,11 @@ fn age(seconds: f64) -> String {
         seconds => format!("{}d", seconds / 86_400),
     }
 }
+
+/// Ends of the pointers of cells that people copy.
+const COPIED: [&str; 2] = ["/url", "/command"];
+/// Most letters of a cell between others.
+const CUT: usize = 48;
 
 #[cfg(test)]
 mod tests {
@@ -144,6 +171,32 @@ mod tests {
         �[2Jbb�1m�  -    10s  -     -
         c           -    2h   -     -
         d           -    3d   -     -
+        ");
+    }
+
+    /// A subject of an identity provider moved the columns behind it off the screen.
+    #[test]
+    fn long_cells_between_others_are_cut_in_the_middle() {
+        let issuer = format!("https://login.microsoftonline.com/{}/v2.0", "0".repeat(36));
+        let items = [
+            json!({
+                "name": "n".repeat(50), "subject": format!("{issuer}#ada"), "now": {"url": "u".repeat(50)},
+                "last": "l".repeat(50),
+            }),
+            json!({"name": "b", "subject": format!("{issuer}#eve"), "last": ["ü".repeat(48), "x"]}),
+            json!({"name": "c", "subject": "ü".repeat(48), "last": "l"}),
+        ];
+        let columns = [
+            ("NAME", "/name"),
+            ("SUBJECT", "/subject"),
+            ("URL", "/now/url"),
+            ("LAST", "/last"),
+        ];
+        insta::assert_snapshot!(table(&columns, &items), @"
+        NAME                                                SUBJECT                                           URL                                                 LAST
+        nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn  https://login.microsofto…00000000000000/v2.0#ada  uuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuuu  llllllllllllllllllllllllllllllllllllllllllllllllll
+        b                                                   https://login.microsofto…00000000000000/v2.0#eve  -                                                   üüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüü,x
+        c                                                   üüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüü  -                                                   l
         ");
     }
 

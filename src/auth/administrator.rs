@@ -198,7 +198,9 @@ pub(crate) async fn ensure_operator(
     if is_open(&current.load().operator_keys) {
         return Ok(());
     }
-    let expected = before.map_or(Expected::Absent, |before| Expected::Version(before.version));
+    let expected = before.map_or(Expected::Absent, |before| {
+        Expected::Versions(vec![before.version])
+    });
     let file = data_dir.join("admin.key");
     let key = key_file(&file).map_err(|error| {
         database::Error::Bug(format!("cannot write {}: {error}", file.display()))

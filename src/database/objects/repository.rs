@@ -33,7 +33,7 @@ use crate::{
 pub(crate) type Judge = Arc<dyn Fn(&Manifest, When) -> Vec<Mistake> + Send + Sync>;
 
 /// The version of an object that a change expects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Expected {
     /// Any version, or no object (no condition).
     Any,
@@ -41,8 +41,8 @@ pub(crate) enum Expected {
     Absent,
     /// Any version of an existing object (`If-Match: *`).
     Present,
-    /// This version (`If-Match` with an `ETag`).
-    Version(i64),
+    /// One of these versions (`If-Match` with their `ETag`s).
+    Versions(Vec<i64>),
 }
 
 /// A written object.
@@ -258,7 +258,7 @@ impl Objects<'_> {
     ) -> Result<Put, Error> {
         let edit = |before: &Loaded| {
             let stored = before.objects.iter().find(|stored| stored.name == *name);
-            check_expected(stored, expected)?;
+            check_expected(stored, &expected)?;
             let wanted = Declared(BTreeMap::from([(name.clone(), change(stored)?)]));
             let changes = difference(&before.declared(), &wanted, Prune::Keep);
             Ok((wanted, changes))
@@ -292,7 +292,7 @@ impl Objects<'_> {
                 return Err(Error::NotFound);
             }
             let found = before.objects.iter().find(|stored| stored.name == *name);
-            check_expected(found, expected)?;
+            check_expected(found, &expected)?;
             check_last_key(before, name, self.pool.now_ms())?;
             let gone = with_members(&stored, name).into_iter();
             let changes = gone.map(|name| Change {
@@ -483,12 +483,14 @@ const FEW: usize = 16;
 const TRIES: u32 = 4;
 
 /// Checks the precondition of a change.
-fn check_expected(stored: Option<&Stored>, expected: Expected) -> Result<(), Error> {
+fn check_expected(stored: Option<&Stored>, expected: &Expected) -> Result<(), Error> {
     let is_met = match expected {
         Expected::Any => true,
         Expected::Absent => stored.is_none(),
         Expected::Present => stored.is_some(),
-        Expected::Version(version) => stored.is_some_and(|stored| stored.version == version),
+        Expected::Versions(versions) => {
+            stored.is_some_and(|stored| versions.contains(&stored.version))
+        }
     };
     if is_met { Ok(()) } else { Err(Error::Conflict) }
 }

@@ -100,19 +100,27 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
     };
     let (one, two) = (json!(["2025-11-25"]), json!(["2025-06-18"]));
     assert_eq!(with(Expected::Present, one.clone()).await, Err(()));
-    assert_eq!(with(Expected::Version(0), one.clone()).await, Err(()));
+    assert_eq!(
+        with(Expected::Versions(vec![0]), one.clone()).await,
+        Err(())
+    );
     let first = with(Expected::Absent, one.clone()).await.unwrap();
     assert_eq!(with(Expected::Absent, one.clone()).await, Err(()));
-    let second = with(Expected::Version(first), two.clone()).await.unwrap();
-    assert_eq!(with(Expected::Version(first), one.clone()).await, Err(()));
+    let second = with(Expected::Versions(vec![first]), two.clone())
+        .await
+        .unwrap();
+    assert_eq!(
+        with(Expected::Versions(vec![first]), one.clone()).await,
+        Err(())
+    );
     let old = store
         .objects()
-        .delete(&name, Expected::Version(first), &ada())
+        .delete(&name, Expected::Versions(vec![first]), &ada())
         .await;
     assert!(matches!(old, Err(Error::Conflict)), "{old:?}");
     let new = store
         .objects()
-        .delete(&name, Expected::Version(second), &ada())
+        .delete(&name, Expected::Versions(vec![second]), &ada())
         .await;
     assert!(new.is_ok(), "{new:?}");
 }
@@ -128,7 +136,7 @@ async fn one_of_racing_writers_wins(place: Place) {
             let quota = json!({"children": round * 8 + number + 1});
             object.spec.insert("quotas".to_owned(), quota);
             async move {
-                let expected = Expected::Version(version);
+                let expected = Expected::Versions(vec![version]);
                 store
                     .objects()
                     .put(&name, object, expected, &ada())

@@ -251,9 +251,10 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
     }
     let (object, author) = (Object::new(kind, document), caller.author());
     let store = front.snapshot.database()?;
-    let any = expected.unwrap_or(Expected::Any);
-    let put = store.objects().put(&name, object, any, &author).await;
-    let put = put.map_err(|failure| Problem::of(failure, expected.is_some()))?;
+    let is_conditional = expected.is_some();
+    let expected = expected.unwrap_or(Expected::Any);
+    let put = store.objects().put(&name, object, expected, &author).await;
+    let put = put.map_err(|failure| Problem::of(failure, is_conditional))?;
     refresh(front).await;
     let status = if put.is_new {
         StatusCode::CREATED

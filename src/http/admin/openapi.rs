@@ -107,7 +107,7 @@ fn parameters(operation: &Description) -> Vec<Json> {
     );
     let mut parameters: Vec<Json> = in_path.chain(in_query).collect();
     if operation.is_conditional {
-        let conditions = [("If-Match", "An ETag, or *"), ("If-None-Match", "Only *")];
+        let conditions = [("If-Match", "ETags, or *"), ("If-None-Match", "Only *")];
         parameters.extend(conditions.map(|(name, description)| {
             json!({"name": name, "in": "header", "description": description, "schema": text()})
         }));

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use axum::{body::Body, extract::FromRequestParts};
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{IF_MATCH, IF_NONE_MATCH},
     request::Parts,
 };
@@ -161,32 +161,58 @@ fn bad(detail: String) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, detail)
 }
 
-/// Returns the version of the object that a conditional request expects.
+/// Returns what a conditional request expects of the object.
 pub(super) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
-    let bad = |text| Problem::new(StatusCode::BAD_REQUEST, text);
-    let text = |name| {
-        let mut values = headers.get_all(name).iter();
-        let value = values.next().map(HeaderValue::to_str).transpose();
-        let is_one = values.next().is_none();
-        value
-            .ok()
-            .filter(|_| is_one)
-            .ok_or_else(|| bad("a condition is repeated or no text"))
-    };
-    match (text(IF_MATCH)?, text(IF_NONE_MATCH)?) {
+    match (
+        conditions(headers, &IF_MATCH)?,
+        conditions(headers, &IF_NONE_MATCH)?,
+    ) {
         (None, None) => Ok(None),
-        (Some("*"), None) => Ok(Some(Expected::Present)),
-        (Some(tag), None) => {
-            let number = tag
-                .strip_prefix('"')
-                .and_then(|rest| rest.strip_suffix('"'));
-            let version = number.and_then(|number| number.parse().ok());
-            // A tag that was never issued matches no version.
-            Ok(Some(Expected::Version(version.unwrap_or(-1))))
+        (Some(tags), None) if tags == ["*"] => Ok(Some(Expected::Present)),
+        (Some(tags), None) if !tags.contains(&"*") => {
+            // A tag that was never issued is that of no version, as a weak one is (RFC 9110, section 13.1.1).
+            let versions = tags.into_iter().filter_map(version);
+            Ok(Some(Expected::Versions(versions.collect())))
         }
-        (None, Some("*")) => Ok(Some(Expected::Absent)),
-        _ => Err(bad("write If-Match with one ETag, or If-None-Match: *")),
+        (None, Some(tags)) if tags == ["*"] => Ok(Some(Expected::Absent)),
+        _ => Err(bad(
+            "write If-Match with ETags or *, or If-None-Match: *".to_owned()
+        )),
     }
+}
+
+/// Returns the members of a condition, which is a list on any number of lines; none if the field is absent.
+fn conditions<'h>(
+    headers: &'h HeaderMap,
+    name: &HeaderName,
+) -> Result<Option<Vec<&'h str>>, Problem> {
+    let lines: Result<Vec<&str>, _> = headers
+        .get_all(name)
+        .iter()
+        .map(HeaderValue::to_str)
+        .collect();
+    let lines = lines.map_err(|_| bad(format!("{name} is no text")))?;
+    if lines.is_empty() {
+        return Ok(None);
+    }
+    // A comma within a tag divides it in two that were never issued.
+    let members = lines.into_iter().flat_map(|line| line.split(','));
+    let members = members.map(|member| member.trim_matches([' ', '\t']));
+    let members: Vec<&str> = members
+        .filter(|member| !member.is_empty())
+        .take(TAGS + 1)
+        .collect();
+    if members.len() > TAGS {
+        return Err(bad(format!("{name} has more than {TAGS} ETags")));
+    }
+    Ok(Some(members))
+}
+
+/// Returns the version whose `ETag` this is, character by character.
+fn version(tag: &str) -> Option<i64> {
+    let number = tag.strip_prefix('"')?.strip_suffix('"')?;
+    let version: i64 = number.parse().ok()?;
+    (version.to_string() == number).then_some(version)
 }
 
 /// Reads a body of any type, of at most `max` bytes.
@@ -280,6 +306,8 @@ fn repeated_name(node: &Node) -> Option<String> {
 const OBJECT: usize = 64 << 10;
 /// Bytes that are parsed within a millisecond.
 const QUICK: usize = 16 << 10;
+/// Most members of a condition.
+const TAGS: usize = 16;
 /// Default number of items on a page.
 const DEFAULT_LIMIT: usize = 100;
 /// Largest number of items on a page.
@@ -311,6 +339,38 @@ mod tests {
         let at = parse("from=1970-01-01T00:00:01.5Z").unwrap();
         assert_eq!(at.moment("from").unwrap(), Some(1500));
         assert!(parse("from=today").unwrap().moment("from").is_err());
+    }
+
+    #[test]
+    fn conditions_are_lists() {
+        let of = |fields: &[(HeaderName, &str)]| {
+            let fields = fields.iter().cloned();
+            let headers = fields.map(|(name, value)| (name, HeaderValue::try_from(value).unwrap()));
+            expected(&headers.collect()).map_err(|problem| problem.status().as_u16())
+        };
+        let one_of = |versions: &[i64]| Ok(Some(Expected::Versions(versions.to_vec())));
+        for (value, wanted) in [
+            ("\"7\"", one_of(&[7])),
+            ("\"7\", \"8\"", one_of(&[7, 8])),
+            (" ,\"7\",\t\"8\" ,,", one_of(&[7, 8])),
+            ("W/\"7\", \"8\"", one_of(&[8])),
+            ("\"07\", \"+7\", 7, x, \"a,7\", \"7", one_of(&[])),
+            ("", one_of(&[])),
+            ("*", Ok(Some(Expected::Present))),
+            ("*, \"7\"", Err(400)),
+            ("\"7\", *", Err(400)),
+        ] {
+            assert_eq!(of(&[(IF_MATCH, value)]), wanted, "{value}");
+        }
+        let lines = [(IF_MATCH, "\"7\""), (IF_MATCH, "\"8\", \"9\"")];
+        assert_eq!(of(&lines), one_of(&[7, 8, 9]));
+        let many = ["\"1\""; TAGS].join(",");
+        assert_eq!(of(&[(IF_MATCH, &many)]), one_of(&[1; TAGS]));
+        assert_eq!(of(&[(IF_MATCH, &format!("{many}, \"2\""))]), Err(400));
+        assert_eq!(of(&[]), Ok(None));
+        assert_eq!(of(&[(IF_NONE_MATCH, "*")]), Ok(Some(Expected::Absent)));
+        assert_eq!(of(&[(IF_NONE_MATCH, "\"1\"")]), Err(400));
+        assert_eq!(of(&[(IF_MATCH, "*"), (IF_NONE_MATCH, "*")]), Err(400));
     }
 
     /// 60,000 names took 17 s.

@@ -13,7 +13,8 @@ use http::header::{
     X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
+use http::uri::Scheme;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
 use ipnet::IpNet;
 
 use super::access_log::AccessLog;
@@ -106,6 +107,7 @@ impl Gate {
         }
         check_framing(&head.headers)?;
         check_method(&head.method)?;
+        check_scheme(&head.uri)?;
         match self.allowed.host(head.version, &head.uri, &head.headers) {
             HostCheck::Ours => {}
             // Probes of a load balancer name the address of a pod.
@@ -369,6 +371,16 @@ fn check_method(method: &Method) -> Result<(), Response> {
             refused.headers_mut().insert(ALLOW, allow);
             Err(refused)
         }
+    }
+}
+
+/// Refuses a target with the scheme of another protocol (RFC 9112, section 3.2.2; `:scheme` in RFC 9113, section
+/// 8.3.1). http and https mean the same here: a proxy that ends TLS passes on either.
+fn check_scheme(uri: &Uri) -> Result<(), Response> {
+    match uri.scheme() {
+        None => Ok(()),
+        Some(scheme) if [Scheme::HTTP, Scheme::HTTPS].contains(scheme) => Ok(()),
+        Some(_) => Err(refusal(StatusCode::BAD_REQUEST, "bad scheme")),
     }
 }
 

@@ -342,6 +342,32 @@ async fn codings_and_methods() {
 }
 
 #[tokio::test]
+async fn a_target_of_another_protocol_is_refused() {
+    let surface = surface(100).await;
+    let (stream, tracker) = (surface.connect().await, TaskTracker::new());
+    let handshake = http2::Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.expect("handshake");
+    tracker.spawn(connection);
+    for (scheme, expected) in [
+        ("http", 200),
+        ("https", 200),
+        ("HTTP", 200),
+        ("ftp", 400),
+        ("ws", 400),
+        ("httpx", 400),
+    ] {
+        let target = format!("{scheme}://{}/who", surface.address);
+        let answer = surface.ask(&format!("GET {target}"), "").await.0;
+        assert_eq!(status(&answer), expected.to_string(), "{target} {answer}");
+        let request = http::Request::get(&target).body(Body::empty());
+        let answer = sender.send_request(request.expect("a request")).await;
+        assert_eq!(answer.expect("an answer").status(), expected, "{target}");
+    }
+    drop(sender);
+    surface.ends().await;
+}
+
+#[tokio::test]
 async fn paths_and_forged_addresses() {
     let surface = surface(100).await;
     assert!(surface.ask("GET /t/a/b/mcp", "").await.0.ends_with("ab"));

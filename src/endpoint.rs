@@ -173,6 +173,15 @@ impl Kind {
         }
     }
 
+    /// Returns the methods, in the form of `Allow`.
+    pub(crate) const fn methods(self) -> &'static str {
+        match self {
+            Self::Mcp => "GET, POST, DELETE",
+            Self::Sse => "GET",
+            Self::Messages => "POST",
+        }
+    }
+
     /// Returns the path of the default server's endpoint.
     pub(crate) fn alias(self) -> String {
         format!("/{}", self.name())
@@ -632,6 +641,13 @@ mod tests {
 
     fn default() -> (String, String) {
         ("t".to_owned(), "s".to_owned())
+    }
+
+    #[test]
+    fn mcp_endpoints_take_methods_of_their_kind() {
+        let all = Kind::ALL.map(|kind| (kind.name(), kind.methods()));
+        let (mcp, sse) = (("mcp", "GET, POST, DELETE"), ("sse", "GET"));
+        assert_eq!(all, [mcp, sse, ("messages", "POST")]);
     }
 
     #[test]

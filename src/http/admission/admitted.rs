@@ -254,14 +254,10 @@ pub(crate) async fn other_method(front: Arc<Front>, request: Request) -> Respons
 
 /// Makes a 405 with the allowed methods (RFC 9110, section 15.5.6).
 pub(crate) fn not_allowed(request: &Request) -> Response {
-    let allowed = match Kind::of(request.uri().path()) {
-        Some(Kind::Sse) => "GET",
-        Some(Kind::Messages) => "POST",
-        Some(Kind::Mcp) | None => "GET, POST, DELETE",
-    };
+    let allowed = Kind::of(request.uri().path()).unwrap_or(Kind::Mcp);
     let refused = McpRefusal::http(StatusCode::METHOD_NOT_ALLOWED, "no such method here");
     let mut response = refused.into_response();
-    let allowed = HeaderValue::from_static(allowed);
+    let allowed = HeaderValue::from_static(allowed.methods());
     response.headers_mut().insert(header::ALLOW, allowed);
     response
 }

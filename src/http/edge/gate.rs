@@ -236,7 +236,7 @@ impl Gate {
         }
         let checked = self.check(&mut head, &state);
         let response = match checked {
-            Err(refused) => in_form_of(path, refused),
+            Err(refused) => in_form_of(path, with_methods(refused, &head.uri, routes).await),
             Ok(origin) => {
                 let mut response = if cors::is_preflight(&head.method, &head.headers) {
                     cors::preflight(&head.headers)
@@ -365,13 +365,20 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Response> {
 fn check_method(method: &Method) -> Result<(), Response> {
     match method.as_str() {
         "GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS" => Ok(()),
-        _ => {
-            let mut refused = refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed");
-            let allow = HeaderValue::from_static("GET, POST, DELETE");
-            refused.headers_mut().insert(ALLOW, allow);
-            Err(refused)
-        }
+        _ => Err(refusal(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "method not allowed",
+        )),
     }
+}
+
+/// Adds the methods of its path to a refusal of [`check_method`] (RFC 9110, section 15.5.6).
+async fn with_methods(mut refused: Response, uri: &Uri, routes: &Routes) -> Response {
+    if refused.status() == StatusCode::METHOD_NOT_ALLOWED {
+        let methods = routes.methods(uri).await;
+        refused.headers_mut().insert(ALLOW, methods);
+    }
+    refused
 }
 
 /// Refuses a target with the scheme of another protocol (RFC 9112, section 3.2.2; `:scheme` in RFC 9113, section

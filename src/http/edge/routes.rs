@@ -8,11 +8,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
 use futures_util::FutureExt;
-use http::header::RETRY_AFTER;
-use http::{HeaderValue, StatusCode};
+use http::header::{ALLOW, RETRY_AFTER};
+use http::{HeaderValue, Method, StatusCode, Uri};
 use tower::Service;
 
 use crate::endpoint::Kind;
@@ -60,6 +61,23 @@ impl Routes {
     pub(super) async fn call_safely(&self, request: Request) -> Response {
         let response = AssertUnwindSafe(self.call(request));
         response.catch_unwind().await.unwrap_or_else(panic_response)
+    }
+
+    /// Returns the methods that the path of `uri` takes, in the form of `Allow`; none of a path without a route.
+    pub(super) async fn methods(&self, uri: &Uri) -> HeaderValue {
+        if self.endpoints.is_some()
+            && let Some(kind) = Kind::served(uri.path())
+        {
+            return HeaderValue::from_static(kind.methods());
+        }
+        // The router knows them: it refuses a method that no route has without running any of its handlers. The
+        // request has no client, so no rate counts it.
+        let mut probe = Request::new(Body::empty());
+        *probe.method_mut() = Method::TRACE;
+        *probe.uri_mut() = uri.clone();
+        let Ok(refused) = self.others.clone().call(probe).await;
+        let methods = refused.headers().get(ALLOW);
+        methods.map_or(HeaderValue::from_static(""), HeaderValue::clone)
     }
 
     /// Passes a request to its route.

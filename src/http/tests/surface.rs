@@ -341,6 +341,26 @@ async fn codings_and_methods() {
     surface.ends().await;
 }
 
+/// Every path answered a method that no route has with the methods of an MCP endpoint.
+#[tokio::test]
+async fn a_refused_method_comes_with_those_of_its_path() {
+    let surface = surface(100).await;
+    for (path, methods) in [
+        ("/mcp", "POST"),
+        ("/panic", "GET,HEAD"),
+        ("/t/a/b/mcp", "GET,HEAD"),
+        ("/nowhere", ""),
+    ] {
+        for method in ["TRACE", "BREW"] {
+            let answer = surface.ask(&format!("{method} {path}"), "").await.0;
+            assert_eq!(status(&answer), "405", "{answer}");
+            let allow = format!("\r\nallow: {methods}\r\n");
+            assert!(answer.contains(&allow), "{method} {path} {answer}");
+        }
+    }
+    surface.ends().await;
+}
+
 #[tokio::test]
 async fn a_target_of_another_protocol_is_refused() {
     let surface = surface(100).await;

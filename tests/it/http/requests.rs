@@ -172,6 +172,16 @@ async fn methods() {
             );
         }
     }
+    for (route, methods) in [
+        ("/t/local/main/mcp", "GET, POST, DELETE"),
+        ("/sse", "GET"),
+        ("/messages", "POST"),
+        ("/livez", "GET,HEAD"),
+    ] {
+        let answer = ask(&gateway, &format!("TRACE {route}"), "").await;
+        let allow = format!("\r\nallow: {methods}\r\n");
+        assert!(answer.contains(&allow), "{route} {answer}");
+    }
     // A method override would end the session.
     let session = gateway.session().await;
     for name in [

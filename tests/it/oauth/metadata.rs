@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::support::{
     browser::Browser,
     harness::{NEWEST, Session, client, client_with, tool_call, within},
-    oauth_client::{Answer, App, gateway, said},
+    oauth_client::{Answer, App, gateway, said, send},
     served::Served,
 };
 
@@ -379,4 +379,29 @@ async fn the_names_of_this_machine_are_one_resource() {
     let asked = App::of(&gateway, "a", "app").request(&[("resource", &elsewhere)]);
     let refused = Browser::new().open(&asked).await.answer();
     assert_eq!(refused["error"], "invalid_target");
+}
+
+/// The methods of an MCP endpoint came with every refusal.
+#[tokio::test]
+async fn a_refused_method_comes_with_those_of_its_endpoint() {
+    let gateway = gateway(json!({})).await;
+    for (path, methods) in [
+        ("/t/a/oauth/authorize", "GET,HEAD,POST"),
+        ("/t/a/oauth/token", "POST"),
+        ("/t/a/oauth/register", "POST"),
+        ("/t/a/oauth/register/x", "GET,HEAD,PUT,DELETE"),
+        ("/t/a/account", "GET,HEAD,POST"),
+        ("/api/v1/tenants/a/api-keys", "GET,HEAD,POST"),
+    ] {
+        for method in [Method::TRACE, Method::PATCH] {
+            let url = format!("{}{path}", gateway.origin());
+            let answer = send(method.clone(), &url, "", None).await;
+            assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED, "{path}");
+            let mut allowed: Vec<&str> = answer.header("allow").split(',').collect();
+            allowed.sort_unstable();
+            let mut methods: Vec<&str> = methods.split(',').collect();
+            methods.sort_unstable();
+            assert_eq!(allowed, methods, "{method} {path}");
+        }
+    }
 }

@@ -150,6 +150,8 @@ pub(crate) struct Filter {
     pub(crate) from_ms: Option<i64>,
     /// Before this time.
     pub(crate) until_ms: Option<i64>,
+    /// Only of tenants that are there, since their creation: an earlier tenant of that name was another's.
+    pub(crate) of_present: bool,
 }
 
 /// The position behind a record, newest first; opaque as text.
@@ -286,6 +288,7 @@ async fn query(
         after.map_or(Uuid::nil(), |cursor| cursor.id).into(),
         // One more record tells whether another page follows.
         (i64::from(limit) + 1).into(),
+        i64::from(filter.of_present).into(),
     ];
     let rows = pool.read(SELECT, values).await?;
     let mut entries = rows.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
@@ -328,6 +331,8 @@ const INSERT: &str = "
     INSERT INTO audit (id, at_ms, tenant, kind, actor, target, detail)
     VALUES ($1, $2, $3, $4, $5, $6, $7)";
 
+// The id of a tenant is made before that of the record of its creation, and after that of the record of an earlier
+// one's removal.
 const SELECT: &str = "
     SELECT id, at_ms, tenant, kind, actor, target, detail
       FROM audit
@@ -337,6 +342,11 @@ const SELECT: &str = "
        AND (CAST($4 AS BIGINT) IS NULL OR at_ms >= $4)
        AND (CAST($5 AS BIGINT) IS NULL OR at_ms < $5)
        AND (CAST($6 AS BIGINT) IS NULL OR at_ms < $6 OR (at_ms = $6 AND id < $7))
+       AND ($9 = 0 OR EXISTS (SELECT 1
+                                FROM tenants
+                               WHERE tenants.name = audit.tenant
+                                 AND (audit.at_ms > tenants.created_ms
+                                      OR (audit.at_ms = tenants.created_ms AND audit.id > tenants.id))))
      ORDER BY at_ms DESC, id DESC
      LIMIT $8";
 

@@ -7,10 +7,12 @@ use serde_json::json;
 
 use super::fixture::{Place, ada, on_both, put, record, server, tenant};
 use crate::database::{Error, Expected, Filter, Record};
+use crate::declare::ObjectName;
 
 on_both! {
     a_change_and_its_audit_record_are_one_transaction
     the_audit_trail_is_filtered_and_read_in_pages
+    records_of_an_earlier_tenant_are_not_of_the_present_one
     an_audit_record_holds_any_text
     old_audit_records_are_deleted
     pages_of_the_audit_trail_take_no_reserved_connection
@@ -118,6 +120,50 @@ async fn the_audit_trail_is_filtered_and_read_in_pages(place: Place) {
     for (count, filter) in cases {
         let found = store.audit().page(&filter, None, 99).await.unwrap().entries;
         assert_eq!(found.len(), count, "{filter:?}");
+    }
+}
+
+/// Its administrator read all that was recorded of another owner's tenant of that name.
+async fn records_of_an_earlier_tenant_are_not_of_the_present_one(place: Place) {
+    let store = place.open().await;
+    let of_present = Filter {
+        tenant: Some("acme".to_owned()),
+        of_present: true,
+        ..Filter::default()
+    };
+    let kinds = async |filter: &Filter| {
+        let page = store.audit().page(filter, None, 99).await.unwrap();
+        let entries = page.entries.into_iter();
+        entries.map(|entry| entry.record.kind).collect::<Vec<_>>()
+    };
+    let call = [record(Some("acme"), "call", "ada")];
+    let name = ObjectName::tenant("acme");
+    let remove = async || {
+        let objects = store.objects();
+        objects
+            .delete(&name, Expected::Present, &ada())
+            .await
+            .unwrap();
+    };
+    put(&store, tenant("acme")).await;
+    store.audit().append(&call).await.unwrap();
+    assert_eq!(kinds(&of_present).await, ["call", "tenant.added"]);
+    let old = store.audit().page(&of_present, None, 1).await.unwrap().next;
+    remove().await;
+    assert!(kinds(&of_present).await.is_empty());
+    // Within the millisecond of the removal, and later.
+    for later in [0, 1] {
+        place.now_ms.fetch_add(later, Ordering::Relaxed);
+        put(&store, tenant("acme")).await;
+        assert_eq!(kinds(&of_present).await, ["tenant.added"]);
+        let behind = store.audit().page(&of_present, old, 9).await.unwrap();
+        assert!(behind.entries.is_empty(), "{behind:?}");
+        let all = Filter {
+            of_present: false,
+            ..of_present.clone()
+        };
+        assert!(kinds(&all).await.contains(&"call".to_owned()));
+        remove().await;
     }
 }
 

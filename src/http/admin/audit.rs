@@ -148,6 +148,7 @@ async fn audit(call: Call) -> OperationResult {
         actor: own("actor"),
         from_ms: query.moment("from")?,
         until_ms: query.moment("until")?,
+        of_present: !call.caller.administrator.is_operator(),
     };
     let after = query.get("after").map(str::parse::<Cursor>).transpose();
     let after = after.map_err(|()| {

@@ -133,6 +133,7 @@ on_both! {
     changes_without_a_condition_do_not_meet
     a_rotated_key_ends_what_its_former_value_began
     a_tenants_administrator_sees_its_own
+    the_next_tenant_of_a_name_is_told_nothing_of_the_last
     secrets_are_kept_and_never_shown
     removed_objects_are_gone_within_five_seconds
     a_replaced_specification_keeps_the_session
@@ -537,6 +538,34 @@ async fn a_tenants_administrator_sees_its_own(ground: Ground) {
     for path in ["/tenants", "/tenants/a", "/audit"] {
         assert_eq!(worker.get(path).await.0, 403, "{path}");
     }
+    replica.stop().await;
+}
+
+/// Its administrator read what had been recorded of the last one.
+async fn the_next_tenant_of_a_name_is_told_nothing_of_the_last(ground: Ground) {
+    let replica = ground.serve(&[]).await;
+    let operator = Admin::first(&ground, &replica);
+    operator.tenant("a", server("one")).await;
+    let old = Admin::with(&replica, &operator.key("a", "old-boss", &["admin"]).await);
+    let (_, page) = old.get("/audit?limit=1").await;
+    let next = page["next"].as_str().unwrap().to_owned();
+    assert_eq!(operator.delete("/tenants/a").await, 204);
+    operator.tenant("a", server("two")).await;
+    let new = Admin::with(&replica, &operator.key("a", "boss", &["admin"]).await);
+    let wanted = [
+        "api_key.added api_key a/boss",
+        "server.added server a/x",
+        "tenant.added tenant a",
+    ];
+    assert_eq!(new.audited("").await, wanted);
+    assert_eq!(new.audited("tenant=a&limit=9").await, wanted);
+    assert!(new.audited(&format!("after={next}")).await.is_empty());
+    let export = new.http.get(format!("{}/audit", new.base));
+    let export = export.header("Accept", "application/x-ndjson").send().await;
+    let lines = export.unwrap().text().await.unwrap();
+    assert_eq!(lines.lines().count(), wanted.len(), "{lines}");
+    let all = operator.audited("tenant=a&limit=99").await;
+    assert!(all.contains(&"api_key.removed api_key a/old-boss".to_owned()));
     replica.stop().await;
 }
 

@@ -41,8 +41,11 @@ pub(crate) enum Verdict {
 /// Age beyond which failures do not count.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// Failures within the window that leave the circuit closed.
-const FAILURES: usize = 5;
+/// Failed starts within the window that open the circuit: no sixth is tried.
+const FAILED_STARTS: usize = 5;
+
+/// Crashes within the window that open the circuit: behind five of them a child is started again.
+const CRASHES: usize = 6;
 
 /// Delay after the first failure; each further one doubles it.
 const FIRST: Duration = Duration::from_millis(200);
@@ -89,9 +92,19 @@ impl Circuit {
         }
     }
 
-    /// Counts a failure, and returns whether the circuit opened. `jitter` from 0 to 1 shortens the
+    /// Counts a failed start, and returns whether the circuit opened. `jitter` from 0 to 1 shortens the
     /// wait by up to a half, so that children that failed together do not start together.
     pub(crate) fn failed(&mut self, now: Instant, jitter: f64) -> bool {
+        self.count(now, jitter, FAILED_STARTS)
+    }
+
+    /// Counts a crash of a child that had started, like [`Self::failed`].
+    pub(crate) fn crashed(&mut self, now: Instant, jitter: f64) -> bool {
+        self.count(now, jitter, CRASHES)
+    }
+
+    /// Counts a failure, of which `most` within the window open the circuit.
+    fn count(&mut self, now: Instant, jitter: f64, most: usize) -> bool {
         let is_probe = matches!(self.state, State::Probing(_));
         let is_open = matches!(self.state, State::Open(until) if now < until);
         let recent = |at: &Instant| now.saturating_duration_since(*at) < WINDOW;
@@ -100,12 +113,12 @@ impl Circuit {
         }
         self.failures.push_back(now);
         let jittered = |wait: Duration| wait.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0);
-        if is_probe || self.failures.len() > FAILURES {
+        if is_probe || self.failures.len() >= most {
             // Starts that were under way when it opened do not prolong it.
             if !is_open {
                 self.state = State::Open(now + jittered(LONGEST));
             }
-            while self.failures.len() > FAILURES {
+            while self.failures.len() > most {
                 self.failures.pop_front();
             }
             return !is_open;
@@ -149,7 +162,7 @@ mod tests {
         let mut circuit = Circuit::default();
         assert_eq!(circuit.try_start(at(0)), Verdict::Now);
         let mut now = 0;
-        for wait in [200, 400, 800, 1600, 3200] {
+        for wait in [200, 400, 800, 1600] {
             assert!(!circuit.failed(at(now), 0.0), "after {now} ms");
             assert_eq!(
                 circuit.try_start(at(now)),
@@ -158,7 +171,7 @@ mod tests {
             now += wait;
             assert_eq!(circuit.try_start(at(now)), Verdict::Now);
         }
-        assert!(circuit.failed(at(now), 0.0), "the sixth within 30 s");
+        assert!(circuit.failed(at(now), 0.0), "the fifth within 30 s");
         assert!(circuit.is_open(at(now)));
         assert!(!circuit.failed(at(now + 1), 0.0), "it was open before");
         assert_eq!(
@@ -191,7 +204,7 @@ mod tests {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut circuit = Circuit::default();
-        for _ in 0..6 {
+        for _ in 0..5 {
             circuit.failed(at(0), 1.0);
         }
         assert_eq!(circuit.peek(at(15_000)), Verdict::Now);
@@ -205,12 +218,16 @@ mod tests {
     #[test]
     fn failures_that_are_far_apart_never_open_it() {
         let start = Instant::now();
-        let mut circuit = Circuit::default();
+        let (mut starts, mut crashes) = (Circuit::default(), Circuit::default());
         for count in 0..20 {
+            let now = start + Duration::from_secs(8 * count);
+            assert!(!starts.failed(now, 0.5));
+            starts.succeeded();
+            assert!(!starts.is_open(now));
             let now = start + Duration::from_secs(7 * count);
-            assert!(!circuit.failed(now, 0.5));
-            circuit.succeeded();
-            assert!(!circuit.is_open(now));
+            assert!(!crashes.crashed(now, 0.5));
+            crashes.succeeded();
+            assert!(!crashes.is_open(now));
         }
     }
 
@@ -218,9 +235,19 @@ mod tests {
     fn a_success_between_failures_counts_nothing() {
         let now = Instant::now();
         let mut circuit = Circuit::default();
-        for count in 0..6 {
+        for count in 0..5 {
             circuit.succeeded();
-            assert_eq!(circuit.failed(now, 0.0), count == 5);
+            assert_eq!(circuit.failed(now, 0.0), count == 4);
+        }
+    }
+
+    /// The last of five crashes is followed by another start, the last of five failed starts is not.
+    #[test]
+    fn a_sixth_crash_opens_it() {
+        let now = Instant::now();
+        let mut circuit = Circuit::default();
+        for count in 0..6 {
+            assert_eq!(circuit.crashed(now, 0.0), count == 5);
         }
     }
 
@@ -228,7 +255,7 @@ mod tests {
     fn a_probe_is_given_back_by_the_start_that_has_it() {
         let now = Instant::now();
         let mut circuit = Circuit::default();
-        for _ in 0..6 {
+        for _ in 0..5 {
             circuit.failed(now, 0.0);
         }
         let later = now + LONGEST;
@@ -246,7 +273,7 @@ mod tests {
     fn a_probe_that_takes_long_does_not_block_for_ever() {
         let now = Instant::now();
         let mut circuit = Circuit::default();
-        for _ in 0..6 {
+        for _ in 0..5 {
             circuit.failed(now, 0.0);
         }
         let later = now + LONGEST;

@@ -283,7 +283,7 @@ impl Group {
         match loss {
             Loss::Crash | Loss::TooLong => {
                 self.restarts += 1;
-                self.crashes.failed(now, jitter)
+                self.crashes.crashed(now, jitter)
             }
             Loss::Idle | Loss::Restart => {
                 self.crashes.succeeded();

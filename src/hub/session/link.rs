@@ -453,7 +453,7 @@ impl Link {
         if own.place.entry().age() >= STABLE {
             self.crashes.succeeded();
         }
-        self.crashes.failed(now, jitter)
+        self.crashes.crashed(now, jitter)
     }
 
     /// A child ended in good order: earlier crashes are forgotten.
@@ -517,7 +517,7 @@ mod tests {
         let began = Instant::now();
         let mut link = Link::new(began);
         for _ in 0..6 {
-            link.crashes.failed(began, 0.0);
+            link.crashes.crashed(began, 0.0);
         }
         let later = began + Duration::from_secs(30);
         for _ in 0..2 {

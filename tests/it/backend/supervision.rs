@@ -323,7 +323,7 @@ async fn a_failing_server_is_left_alone_and_others_are_served() {
         began = Instant::now();
         assert!(answers.len() < 10, "{answers:?}");
     }
-    assert_eq!(answers.len(), 7, "six failed starts open it: {answers:?}");
+    assert_eq!(answers.len(), 6, "five failed starts open it: {answers:?}");
     assert!(began.elapsed() < Duration::from_millis(50 * 5));
     assert_eq!(
         gateway

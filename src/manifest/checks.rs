@@ -59,7 +59,7 @@ pub(crate) fn judge(
     mistakes
 }
 
-/// The objects of a tenant are within its quotas, which bound what each change and each snapshot takes.
+/// The objects and secrets of a tenant are within its quotas, which bound what each change and each snapshot takes.
 fn check_quotas(manifest: &Manifest) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     for tenant in manifest.tenants() {
@@ -67,8 +67,10 @@ fn check_quotas(manifest: &Manifest) -> Vec<Mistake> {
             continue;
         };
         let bounds = &tenant.quotas.tenant;
+        let secrets = manifest.others.secrets.get(&tenant.name);
+        let objects = usage.objects + secrets.copied().unwrap_or(0);
         for (key, used, bound, unit) in [
-            ("objects", usage.objects, bounds.objects, "objects"),
+            ("objects", objects, bounds.objects, "objects"),
             (
                 "object_bytes",
                 usage.bytes,
@@ -576,6 +578,12 @@ mod tests {
         F:1: tenants.a.quotas.objects: permits 2 objects, and there would be 3; remove objects of the tenant, or let an operator raise the quota
         F:1: tenants.a.quotas.object_bytes: permits 26 bytes of objects, and there would be 27; remove objects of the tenant, or let an operator raise the quota
         "###);
+        // Secrets of its servers count as objects.
+        for (secrets, is_right) in [(1, true), (2, false)] {
+            let mut manifest = declared("{objects: 4}").manifest;
+            manifest.others.secrets.insert("a".to_owned(), secrets);
+            assert_eq!(check_quotas(&manifest).is_empty(), is_right);
+        }
     }
 
     #[test]

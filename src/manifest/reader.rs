@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct Manifest {
     /// The declared tenants.
     pub(crate) catalog: Catalog,
-    /// The served tenants that are not in it.
+    /// What is served beside it.
     pub(crate) others: Others,
     /// What each tenant takes of the quotas of objects.
     pub(super) usage: BTreeMap<String, Usage>,
@@ -30,13 +30,16 @@ pub(crate) struct Manifest {
     pub(super) places: BTreeMap<String, String>,
 }
 
-/// The tenants beside those that change. They are not checked, and may not be read.
+/// What there is beside the objects of a manifest: tenants that do not change, which are not checked and may not be
+/// read, and secrets.
 #[derive(Debug, Default)]
 pub(crate) struct Others {
     /// Their number.
     pub(crate) tenants: usize,
     /// The tenants and names of their servers, where a whole manifest is applied.
     pub(crate) servers: BTreeSet<(String, String)>,
+    /// How many secrets each tenant has in the slots of its servers: they count as objects.
+    pub(crate) secrets: BTreeMap<String, u64>,
 }
 
 impl Manifest {

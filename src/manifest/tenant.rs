@@ -281,7 +281,7 @@ fn quotas(tenant: &Fields<'_>) -> Quotas {
     read.tenant.objects = fields
         .key(
             "objects",
-            "Declared objects: servers, users, clients, providers and API keys; 0 means no bound.",
+            "Declared objects: servers, users, clients, providers and API keys, and secrets of servers; 0 means no bound.",
         )
         .read(default.tenant.objects, count());
     read.tenant.object_bytes = fields

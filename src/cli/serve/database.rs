@@ -29,7 +29,7 @@ pub(super) enum Source {
     /// A fixed catalogue (`run`).
     Fixed(Catalog),
     /// The database, with a manifest to apply to it.
-    Stored(Option<ManifestFile>),
+    Stored(Option<Box<ManifestFile>>),
 }
 
 /// Judges declared states: against the configuration and this machine, and changes against the tenants that are
@@ -69,7 +69,7 @@ pub(super) async fn open(
                 keys: None,
             }));
         }
-        Source::Stored(manifest) => manifest,
+        Source::Stored(manifest) => manifest.map(|boxed| *boxed),
     };
     let admin_key = config.storage.admin_key.as_ref();
     let snapshot = CurrentSnapshot::empty();

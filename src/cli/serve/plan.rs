@@ -248,7 +248,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     Ok(Plan {
         work: Work::of(&config, &offer),
         config,
-        source: Source::Stored(manifest),
+        source: Source::Stored(manifest.map(Box::new)),
         env,
         kernel,
         offer,

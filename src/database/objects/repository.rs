@@ -15,6 +15,7 @@ use super::{
     changes::{Written, edited, record, write},
     rows::{self, Loaded, Marks, RowError, Selection, Stored, declared},
     secrets::hashed,
+    slots,
 };
 use crate::{
     config::Mistake,
@@ -314,9 +315,13 @@ impl Objects<'_> {
     pub(crate) async fn plan(self, wanted: &Declared, prune: Prune) -> Result<Vec<Change>, Error> {
         let wanted = self.hashed(wanted.clone(), Selection::All).await?;
         let before = self.load().await?.declared();
+        let mut transaction = self.pool.snapshot().await?;
+        let secrets = slots::counts(&mut transaction, Selection::All).await?;
+        drop(transaction);
         let changes = difference(&before, &wanted, prune);
         let after = edited(before, &wanted, &changes)?;
-        let (changed, others) = apart(after, &changes);
+        let (changed, mut others) = apart(after, &changes);
+        others.secrets = secrets;
         self.judged_state(changed, others, When::Applying).await?;
         Ok(changes)
     }
@@ -418,6 +423,7 @@ impl Objects<'_> {
         let after = edited(state.declared(), &wanted, &changes)?;
         let (changed, mut others) = apart(after, &changes);
         others.tenants += state.others;
+        others.secrets = slots::counts(&mut transaction, selection).await?;
         self.judged_state(changed, others, when).await?;
         let keys = self.vault.current_keys(&mut transaction).await?;
         let sealer = Sealer {

@@ -4,12 +4,15 @@
 //! again. Not here: the slots themselves (`declare/launch`), and secrets of declared objects
 //! (`secrets`).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, num::NonZeroU64};
 
-use super::super::{
-    oauth::revocations,
-    pool::{Author, Error, Pool, Record, Row, Transaction, Value, audit},
-    vault::{Keyring, Place, Sealer, Vault},
+use super::{
+    super::{
+        oauth::revocations,
+        pool::{Author, Error, Pool, Record, Row, Transaction, Value, audit},
+        vault::{Keyring, Place, Sealer, Vault},
+    },
+    rows::Selection,
 };
 use crate::{
     base::{Random, Secret},
@@ -57,12 +60,12 @@ pub(crate) struct Values {
 }
 
 /// The most secrets of one tenant, which backups and changes of the master key have to carry.
-const MOST: i64 = 20_000;
+const MOST: u64 = 20_000;
 /// The most bytes of a holder's name.
 const HOLDER_MAX: usize = 1 << 10;
 
 impl Secrets<'_> {
-    /// Stores a secret; the same value again changes nothing.
+    /// Stores a secret, within the tenant's quota of objects; the same value again changes nothing.
     ///
     /// # Errors
     ///
@@ -72,6 +75,7 @@ impl Secrets<'_> {
         of: HolderAt<'_>,
         name: &str,
         value: &Secret,
+        quota: Option<NonZeroU64>,
         author: &Author,
     ) -> Result<(), Error> {
         check_holder(of.holder)?;
@@ -81,7 +85,6 @@ impl Secrets<'_> {
         if transaction.run(SERVER, server).await?.is_empty() {
             return Err(Error::NotFound);
         }
-        let values = vec![of.tenant.into()];
         let known = transaction.run(ONE, key(of, name)).await?;
         if let Some(row) = known.first() {
             let old = self
@@ -90,12 +93,8 @@ impl Secrets<'_> {
             if old.is_some_and(|old| old[..] == *value.expose().as_bytes()) {
                 return Ok(());
             }
-        } else if count(&transaction.run(COUNT, values).await?)? >= MOST {
-            let what = format!("the tenant has {MOST} secrets, which is the most");
-            let remedy = "remove those that no server needs";
-            return Err(Error::Invalid(vec![
-                Wrong::new(what, remedy).at(PLACE, "value"),
-            ]));
+        } else {
+            admit(&mut transaction, of.tenant, quota).await?;
         }
         // A value sealed under a rotated master key could not be opened.
         let keys = self.vault.current_keys(&mut transaction).await?;
@@ -133,6 +132,12 @@ impl Secrets<'_> {
         .await?;
         transaction.commit().await?;
         Ok(true)
+    }
+
+    /// The number of a tenant's secrets.
+    pub(crate) async fn count(self, tenant: &str) -> Result<u64, Error> {
+        let rows = self.pool.read(COUNT, vec![tenant.into()]).await?;
+        rows.first().map_or(Ok(0), |row| number(row, "secrets"))
     }
 
     /// The secrets of a server after `after`, a holder and a slot, without their values; of one holder if
@@ -197,6 +202,58 @@ impl Secrets<'_> {
         }
         Ok(found)
     }
+}
+
+/// How many secrets each of the selected tenants has; one without secrets is not listed.
+pub(super) async fn counts(
+    transaction: &mut Transaction,
+    selection: Selection<'_>,
+) -> Result<BTreeMap<String, u64>, Error> {
+    let (sql, values) = match selection {
+        Selection::All => (COUNTS, Vec::new()),
+        Selection::Tenant(tenant) => (COUNT, vec![tenant.into()]),
+        Selection::Operators | Selection::One(_) | Selection::Page { .. } => {
+            return Ok(BTreeMap::new());
+        }
+    };
+    let rows = transaction.run(sql, values).await?;
+    let counts = rows
+        .iter()
+        .map(|row| Ok((row.get("tenant")?, number(row, "secrets")?)));
+    counts.collect()
+}
+
+/// Refuses a further secret of a tenant that has as many, or as many objects, as it may have.
+async fn admit(
+    transaction: &mut Transaction,
+    tenant: &str,
+    quota: Option<NonZeroU64>,
+) -> Result<(), Error> {
+    let rows = transaction.run(USED, vec![tenant.into()]).await?;
+    let row = rows.first();
+    let row = row.ok_or_else(|| Error::Bug("no count of secrets".to_owned()))?;
+    let secrets = number(row, "secrets")?;
+    let invalid = |what: String, remedy: &str, key: &str| {
+        Err(Error::Invalid(vec![
+            Wrong::new(what, remedy).at(PLACE, key),
+        ]))
+    };
+    if secrets >= MOST {
+        let what = format!("the tenant has {MOST} secrets, which is the most");
+        return invalid(what, "remove those that no server needs", "value");
+    }
+    let objects = secrets + number(row, "objects")? + 1;
+    if let Some(quota) = quota.filter(|quota| objects > quota.get()) {
+        let what = format!("permits {quota} objects, and there would be {objects}");
+        let remedy = "remove objects or secrets of the tenant, or let an operator raise the quota";
+        return invalid(what, remedy, &format!("tenants.{tenant}.quotas.objects"));
+    }
+    Ok(())
+}
+
+/// A count, which is never negative.
+fn number(row: &Row, column: &str) -> Result<u64, Error> {
+    Ok(u64::try_from(row.get::<i64>(column)?).unwrap_or(0))
 }
 
 /// Removes the secrets of a removed object, so that a later object of that name does not inherit them.
@@ -318,12 +375,6 @@ fn stored(row: &Row) -> Result<StoredSecret, Error> {
     })
 }
 
-fn count(rows: &[Row]) -> Result<i64, Error> {
-    let row = rows.first();
-    let row = row.ok_or_else(|| Error::Bug("no count of secrets".to_owned()))?;
-    Ok(row.get("count")?)
-}
-
 /// The row of a holder's secrets in their seal; JSON keeps the parts apart.
 fn row_of(of: HolderAt<'_>) -> String {
     serde_json::json!([of.tenant, of.server, of.holder]).to_string()
@@ -348,9 +399,24 @@ const ONE: &str = "
      WHERE tenant = $1 AND server = $2 AND holder = $3 AND name = $4";
 
 const COUNT: &str = "
-    SELECT COUNT(*) AS count
+    SELECT tenant, COUNT(*) AS secrets
       FROM secrets
-     WHERE tenant = $1";
+     WHERE tenant = $1
+     GROUP BY tenant";
+
+const COUNTS: &str = "
+    SELECT tenant, COUNT(*) AS secrets
+      FROM secrets
+     GROUP BY tenant";
+
+const USED: &str = "
+    SELECT (SELECT COUNT(*) FROM secrets WHERE tenant = $1) AS secrets,
+           (SELECT COUNT(*) FROM servers WHERE tenant = $1)
+           + (SELECT COUNT(*) FROM users WHERE tenant = $1)
+           + (SELECT COUNT(*) FROM clients WHERE tenant = $1)
+           + (SELECT COUNT(*) FROM providers WHERE tenant = $1)
+           + (SELECT COUNT(*) FROM upstreams WHERE tenant = $1)
+           + (SELECT COUNT(*) FROM api_keys WHERE tenant = $1) AS objects";
 
 const PUT: &str = "
     INSERT INTO secrets (tenant, server, holder, name, value, updated_ms)

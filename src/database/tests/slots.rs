@@ -1,14 +1,19 @@
 //! Secrets in slots at rest: sealed, each in its own row, numbered for replicas.
 
-use super::fixture::{CANARY, Place, ada, beside, on_both, put, server, tenant};
+use std::{num::NonZeroU64, sync::Arc};
+
+use super::fixture::{CANARY, Place, ada, beside, manifest, on_both, put, server, tenant};
 use crate::base::Secret;
-use crate::database::{Database, Error, Filter, HolderAt, Value};
-use crate::declare::{Issued, SecretChange};
+use crate::config::Wrong;
+use crate::database::{Database, Error, Expected, Filter, HolderAt, Judge, Value};
+use crate::declare::{Issued, Prune, SecretChange, When};
 
 on_both! {
     secrets_open_in_their_own_row_alone
     secrets_are_sealed_again_with_a_new_master_key
     changes_of_secrets_are_numbered_and_recorded
+    secrets_count_among_the_objects_of_their_tenant
+    changes_of_objects_count_secrets
 }
 
 const ADA: HolderAt<'static> = HolderAt {
@@ -38,7 +43,7 @@ async fn set(store: &Database, of: HolderAt<'_>, value: &str) {
     let value = Secret::new(value.to_owned());
     store
         .secrets()
-        .put(of, "TOKEN", &value, &ada())
+        .put(of, "TOKEN", &value, None, &ada())
         .await
         .unwrap();
 }
@@ -154,8 +159,69 @@ async fn changes_of_secrets_are_numbered_and_recorded(place: Place) {
         ..ADA
     };
     let value = Secret::new("x".to_owned());
-    let refused = store.secrets().put(nowhere, "TOKEN", &value, &ada()).await;
+    let refused = store
+        .secrets()
+        .put(nowhere, "TOKEN", &value, None, &ada())
+        .await;
     assert!(matches!(refused, Err(Error::NotFound)));
+}
+
+/// A tenant had 20,000 of them beside the objects that its quota permits.
+async fn secrets_count_among_the_objects_of_their_tenant(place: Place) {
+    let store = declared(&place).await;
+    let (value, quota) = (Secret::new("x".to_owned()), NonZeroU64::new(4));
+    let set = async |of, name| store.secrets().put(of, name, &value, quota, &ada()).await;
+    set(ADA, "TOKEN").await.unwrap();
+    set(ALL, "TOKEN").await.unwrap();
+    let refused = set(EVE, "TOKEN").await;
+    assert!(
+        matches!(&refused, Err(Error::Invalid(found)) if found[0].to_string()
+            .contains("tenants.acme.quotas.objects: permits 4 objects, and there would be 5")),
+        "{refused:?}"
+    );
+    assert_eq!(store.secrets().count("acme").await.unwrap(), 2);
+    set(ADA, "TOKEN").await.unwrap();
+    // Those of another tenant are its own.
+    put(&store, tenant("other")).await;
+    put(&store, server("other", "files", "x")).await;
+    let other = HolderAt {
+        tenant: "other",
+        ..ADA
+    };
+    set(other, "TOKEN").await.unwrap();
+    let author = ada();
+    assert!(store.secrets().remove(ADA, "TOKEN", &author).await.unwrap());
+    set(EVE, "TOKEN").await.unwrap();
+}
+
+/// A change is judged with the secrets that count beside its objects.
+async fn changes_of_objects_count_secrets(place: Place) {
+    let mut opening = place.opening();
+    let judge: Judge = Arc::new(|manifest, when| {
+        let secrets = manifest.others.secrets.get("acme").copied();
+        let wrong = Wrong::new(format!("{secrets:?} secrets"), "none");
+        let is_counted = secrets.is_some() && when != When::Serving;
+        is_counted
+            .then(|| wrong.at("judge", "x"))
+            .into_iter()
+            .collect()
+    });
+    opening.judge = judge;
+    let store = Database::open(opening).await.unwrap();
+    put(&store, tenant("acme")).await;
+    put(&store, server("acme", "files", "x")).await;
+    set(&store, ADA, "x").await;
+    set(&store, EVE, "x").await;
+    let (name, object) = server("acme", "files", "y");
+    let objects = store.objects();
+    let put = objects.put(&name, object, Expected::Any, &ada()).await;
+    let wanted = manifest("tenants: {acme: {servers: {files: {command: cat}}}}");
+    let planned = objects.plan(&wanted, Prune::Keep).await;
+    let applied = objects.apply(&wanted, Prune::Keep, &ada()).await;
+    for refused in [put.map(drop), planned.map(drop), applied.map(drop)] {
+        let is_told = matches!(&refused, Err(Error::Invalid(found)) if found[0].to_string().contains("Some(2)"));
+        assert!(is_told, "{refused:?}");
+    }
 }
 
 #[tokio::test]

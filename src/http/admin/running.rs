@@ -274,6 +274,12 @@ async fn quotas(call: Call) -> OperationResult {
     let found = call.caller.snapshot.catalog.tenants.get(tenant);
     let quotas = found.ok_or_else(Problem::not_found)?.quotas;
     let objects = call.caller.snapshot.marks.get(tenant).map(Mark::members);
+    let secrets = match (objects, call.front.snapshot.database()) {
+        (Some(_), Ok(store)) => store.for_operators().secrets().count(tenant).await.ok(),
+        _ => None,
+    };
+    // Unknown while the database is away; the other numbers are not.
+    let objects = objects.and_then(|objects| objects.checked_add_unsigned(secrets?));
     let (hub, name) = (call.front.hub.clone(), tenant.to_owned());
     let used = tokio::task::spawn_blocking(move || {
         let own = |one: &ChildStatus| one.tenant == name;

@@ -108,7 +108,11 @@ async fn set(mut call: Call) -> OperationResult {
         holder_at(&call.path, &call.query),
         store.for_operators().secrets(),
     );
-    secrets.put(of, slot(&call.path), &value, &author).await?;
+    let tenant = call.caller.snapshot.catalog.tenants.get(call.path.tenant());
+    let quota = tenant.and_then(|tenant| tenant.quotas.tenant.objects);
+    secrets
+        .put(of, slot(&call.path), &value, quota, &author)
+        .await?;
     refreshed(&call.front).await
 }
 

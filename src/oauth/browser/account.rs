@@ -25,7 +25,7 @@ use super::{
 use crate::{
     base::{Secret, hex, moment, sha256},
     database::{
-        Author, HolderAt, Record,
+        self, Author, HolderAt, Record,
         oauth::{GrantFilter, ListedGrant, Person, Revoked},
     },
     declare::{AllowedScopes, Holder, SECRET_MAX, Server, Slot, SlotForm, is_secret},
@@ -313,10 +313,17 @@ impl BrowserRequest {
             return Err(ErrorPage::bad("This secret cannot be saved", what, OPEN_AGAIN).into());
         }
         let (store, value) = (self.store()?, Secret::new(value));
-        store
-            .secrets()
-            .put(of, name, &value, &self.author(person))
-            .await?;
+        let quota = self.server.tenant.quotas.tenant.objects;
+        let author = self.author(person);
+        let put = store.secrets().put(of, name, &value, quota, &author).await;
+        put.map_err(|failure| match failure {
+            database::Error::Invalid(_) => {
+                let what =
+                    "As many are stored as permitted. Ask an administrator. Nothing was saved.";
+                ErrorPage::bad("This secret cannot be saved", what, OPEN_AGAIN).into()
+            }
+            failure => StepRefusal::from(failure),
+        })?;
         self.oauth.0.snapshot.refresh_issued().await?;
         Ok("set")
     }

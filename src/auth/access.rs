@@ -370,11 +370,14 @@ impl Authenticated {
 
 /// Renews an access after a change of the catalog.
 ///
-/// Returns `None` if the tenant or the server is gone, the API key was removed or has another
-/// subject, the issuer is no longer trusted, the grant was revoked, or the server is no longer
-/// granted. Expiry is not checked.
+/// Returns `None` if the tenant or the server is gone, the tenant is another one of that name, the API
+/// key was removed or has another subject, the issuer is no longer trusted, the grant was revoked, or
+/// the server is no longer granted. Expiry is not checked.
 pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
+    if tenant.id != access.tenant.id {
+        return None;
+    }
     let known = Authenticated {
         principal: access.principal.clone(),
         scopes: match &access.claimed {
@@ -575,6 +578,10 @@ mod tests {
         assert_eq!(access.scopes(), ["s"]);
         let wider = keyed("subject: ada, servers: [\"*\"], scopes: [s, t]", "");
         assert_eq!(renew(&wider, &access).unwrap().scopes(), ["s", "t"]);
+        let mut another = keyed(key, "");
+        let name = access.tenant.name.clone();
+        another.identify(&name, uuid::Uuid::from_u128(1));
+        assert!(renew(&another, &access).is_none(), "a tenant of that name");
         for gone in [
             keyed("subject: eve, servers: [x]", ""),
             keyed("subject: ada, servers: [y]", ""),

@@ -8,6 +8,7 @@ use std::{
 };
 
 use url::Url;
+use uuid::Uuid;
 
 use crate::base::Table;
 use crate::endpoint::TenantHost;
@@ -69,6 +70,20 @@ impl Catalog {
         tenants.flat_map(|tenant| tenant.servers.values())
     }
 
+    /// Notes the row that declares a tenant. No other reference to the tenant exists yet.
+    pub(crate) fn identify(&mut self, tenant: &str, id: Uuid) {
+        let tenant = self.tenants.get_mut(tenant);
+        if let Some(tenant) = tenant.and_then(Arc::get_mut) {
+            tenant.id = Some(id);
+        }
+    }
+
+    /// Reports whether the tenant of that name is the one that it was in `before`.
+    pub(crate) fn is_still(&self, tenant: &str, before: &Self) -> bool {
+        let id = |catalog: &Self| catalog.tenants.get(tenant).map(|tenant| tenant.id);
+        id(self).is_some() && id(self) == id(before)
+    }
+
     /// Replaces equal parts by those of `before`, so that unchanged parts keep their address.
     pub(crate) fn reusing(mut self, before: &Self) -> Self {
         for (name, tenant) in &mut self.tenants {
@@ -77,6 +92,9 @@ impl Catalog {
             };
             if tenant == old {
                 *tenant = Arc::clone(old);
+                continue;
+            }
+            if tenant.id != old.id {
                 continue;
             }
             // No other reference exists yet.
@@ -104,6 +122,9 @@ impl Catalog {
 pub(crate) struct Tenant {
     /// The name in URLs.
     pub(crate) name: String,
+    /// The row that declares it, once it is stored: one that is declared again under the name of a removed one is
+    /// another, even if no snapshot was without it.
+    pub(crate) id: Option<Uuid>,
     /// The authentication of callers.
     pub(crate) auth: AuthMode,
     /// Whether access tokens have to be bound to a key.

@@ -44,7 +44,9 @@ impl Hub {
             tracing::warn!("a session was not told in time what changed");
         }
         for old in before.servers() {
-            match catalog.find(&old.tenant, &old.name) {
+            let found = catalog.find(&old.tenant, &old.name);
+            // What began for a tenant is of no other one of that name.
+            match found.filter(|_| catalog.is_still(&old.tenant, &before)) {
                 None => {
                     core.pool.forget_failure(old);
                     let registry = &core.pool.registry;

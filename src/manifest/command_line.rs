@@ -43,6 +43,7 @@ pub(crate) fn single(
     server.launch.cwd = server.launch.cwd.or(launch.cwd);
     let tenant = Tenant {
         name: RUN_TENANT.to_owned(),
+        id: None,
         auth: AuthMode::None,
         dpop: Dpop::default(),
         api_keys: ApiKeys::default(),

@@ -98,6 +98,7 @@ impl Reader<'_> {
         fields.end();
         Tenant {
             name: tenant.to_owned(),
+            id: None,
             auth,
             dpop,
             api_keys,

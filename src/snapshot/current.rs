@@ -21,7 +21,7 @@ use tokio::{
 use crate::{
     base::Clock,
     database::{self, Database, Marks, Newer, oauth::Reached},
-    declare::{Catalog, Issued, OperatorKeys, SecretChange, When},
+    declare::{Catalog, Issued, Kind, OperatorKeys, SecretChange, When},
 };
 
 /// The declared and issued state at one moment.
@@ -203,7 +203,7 @@ impl CurrentSnapshot {
         let known = self.load();
         let Newer { loaded, mut marks } = database.objects().newer(&known.marks).await?;
         let judged = database.objects().judged(&loaded, When::Serving).await;
-        let (changed, mistakes) = match judged {
+        let (mut changed, mistakes) = match judged {
             Ok(manifest) => (manifest.catalog, None),
             Err(database::Error::Invalid(mistakes)) if known.version.is_some() => {
                 let (catalog, refused) = database.objects().judged_apart(&loaded).await?;
@@ -220,6 +220,11 @@ impl CurrentSnapshot {
             }
             Err(failure) => return Err(failure),
         };
+        for stored in &loaded.objects {
+            if stored.name.kind() == Kind::Tenant {
+                changed.identify(stored.name.name(), stored.id);
+            }
+        }
         let changed = changed.reusing(&known.catalog).tenants;
         let mut tenants = known.catalog.tenants.clone();
         tenants.retain(|name, _| marks.contains_key(name));
@@ -472,9 +477,13 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 mod tests {
     use std::collections::{BTreeMap, HashMap};
 
+    use serde_json::json;
+
     use super::super::current::*;
-    use crate::config::Format;
-    use crate::{declare::PublicKey, manifest::reader::parse};
+    use crate::config::{Config, Format, Sources};
+    use crate::database::{Author, Expected, Opening};
+    use crate::declare::{Object, ObjectName, PublicKey};
+    use crate::manifest::reader::parse;
 
     #[test]
     fn an_older_snapshot_does_not_replace_a_newer_one() {
@@ -536,6 +545,47 @@ mod tests {
         is(2, 6, "two", "of 6");
         current.publish(snapshot(3, 7, "three"));
         is(3, 7, "three", "of 7");
+    }
+
+    /// Nothing of the first one was ended if no snapshot was without it.
+    #[tokio::test]
+    async fn a_tenant_that_is_declared_again_is_another_one() {
+        let (dir, current) = (tempfile::tempdir().unwrap(), CurrentSnapshot::empty());
+        let config = Config::load(&Sources {
+            set: vec![format!("data_dir={}", dir.path().display())],
+            env: BTreeMap::from([("HOME".to_owned(), "/".to_owned())]),
+            ..Sources::default()
+        });
+        let judge = Arc::new(|_: &_, _| Vec::new());
+        let opening = Opening::of(&config.unwrap(), judge, Clock::of(|| 1_000));
+        current.set_database(Database::open(opening).await.unwrap());
+        let objects = current.database().unwrap().objects();
+        let author = Author::named("x");
+        let declare = async |kind, name: &ObjectName, json: serde_json::Value| {
+            let object = Object::new(kind, json.as_object().unwrap().clone());
+            let put = objects.put(name, object, Expected::Any, &author).await;
+            put.unwrap();
+        };
+        let tenant = ObjectName::tenant("a");
+        let server = ObjectName::of("a", Kind::Server, "x");
+        let declared = async || {
+            declare(Kind::Tenant, &tenant, json!({"auth": {"mode": "none"}})).await;
+            declare(Kind::Server, &server, json!({"command": "cat"})).await;
+            current.refresh().await.unwrap();
+            current.catalog()
+        };
+        let first = declared().await;
+        let same = declared().await;
+        assert!(same.is_still("a", &first) && !same.is_still("b", &first));
+        let server_of = |catalog: &Catalog| catalog.find("a", "x").unwrap().1;
+        assert!(Arc::ptr_eq(&server_of(&first), &server_of(&same)));
+        objects
+            .delete(&tenant, Expected::Present, &author)
+            .await
+            .unwrap();
+        let second = declared().await;
+        assert!(!second.is_still("a", &first));
+        assert!(!Arc::ptr_eq(&server_of(&first), &server_of(&second)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use super::{
@@ -233,6 +234,11 @@ impl Database {
     /// Removes some expired rows of the authorization servers; returns true if there may be more.
     pub(crate) async fn sweep(&self) -> Result<bool, Error> {
         sweep::sweep(&self.0.pool).await
+    }
+
+    /// Removes some expired registered clients; returns true if there may be more.
+    pub(crate) async fn expire_clients(&self, unused: Duration) -> Result<bool, Error> {
+        self.clients().expire(unused).await
     }
 
     /// Removes some rows that belong to nothing any more; returns true if there may be more.

@@ -28,7 +28,10 @@ use super::{
     },
 };
 use crate::endpoint::OauthEndpoint;
-use crate::{auth::jose::members, database::oauth::Registered};
+use crate::{
+    auth::jose::members,
+    database::oauth::{Registered, millis},
+};
 
 /// POST: registers a client.
 pub(crate) async fn register(
@@ -101,8 +104,15 @@ pub(crate) async fn remove(
         {
             return Err(BAD_TOKEN);
         }
-        let (actor, target) = (format!("client:{id}"), format!("client {id}"));
-        note(state, &server, "client.removed", &actor, &target, json!({}));
+        if managed.row.is_unused(state.config.oauth.client_unused) {
+            // Its record may be on its way. It came and went, and nobody knew it.
+            state.audit.flush().await;
+            let clients = state.snapshot.database()?.clients();
+            clients.forget(tenant, &managed.row).await?;
+        } else {
+            let (actor, target) = (format!("client:{id}"), format!("client {id}"));
+            note(state, &server, "client.removed", &actor, &target, json!({}));
+        }
         // Its tokens are of no use here once this is answered.
         state.snapshot.refresh_issued().await?;
         let mut response = Response::new(Body::empty());
@@ -142,7 +152,6 @@ async fn add(
     let random = &state.random;
     let access = secret::generate(random, SecretKind::Registration).ok_or(NO_RANDOM)?;
     let now_ms = state.clock.now_ms();
-    let unused = i64::try_from(settings.client_unused.as_millis()).unwrap_or(i64::MAX / 2);
     let (client_secret, secret_hash) = new_secret(state, metadata.method)?;
     let row = Registered {
         client_id: secret::client_id(random).ok_or(NO_RANDOM)?,
@@ -150,7 +159,7 @@ async fn add(
         secret_hash,
         access_hash: secret::hash(&access),
         created_ms: now_ms,
-        expires_ms: now_ms.saturating_add(unused),
+        expires_ms: now_ms.saturating_add(millis(settings.client_unused)),
     };
     let store = state.snapshot.database()?;
     let tenant = &server.tenant.name;
@@ -159,12 +168,11 @@ async fn add(
         return Err(OauthRefusal::too_many(what, settings.client_unused));
     }
     attempt.client_id(&row.client_id);
-    let target = format!("client {}", row.client_id);
     let detail = json!({
         "client_name": metadata.name, "redirect_uris": metadata.redirect_uris,
         "address": address.map(|address| address.to_string()),
     });
-    note(state, server, "client.registered", "", &target, detail);
+    state.audit.add(row.record(tenant, detail));
     let secrets = ClientSecrets {
         access: &access,
         client_secret: client_secret.as_deref().map(String::as_str),
@@ -266,6 +274,9 @@ impl ManagedClient {
         let (tenant, store) = (&server.tenant.name, state.snapshot.database()?);
         spend(state, ("client", tenant, &row.client_id, 0), CHANGES)?;
         spend_registration(state, address)?;
+        if self.row.is_unused(state.config.oauth.client_unused) {
+            spend(state, ("changed", "", "", 0), FIRST_CHANGES)?;
+        }
         if !store.clients().update(tenant, &self.row, &row).await? {
             // Of two changes at once one counts as a whole, with its secret.
             let is_there = store.clients().get(tenant, &row.client_id).await?.is_some();
@@ -381,6 +392,8 @@ const BAD_TOKEN: OauthRefusal = OauthRefusal::new(
 )
 .challenged("Bearer error=\"invalid_token\"");
 
+/// Maximum first changes of registrations that nobody used, of all clients per minute: their records stay.
+const FIRST_CHANGES: u32 = 60;
 /// Maximum changes of one registration per minute.
 const CHANGES: u32 = 10;
 /// Maximum requests of an address per minute that read, change or remove registrations.

@@ -59,7 +59,10 @@ impl Upkeep {
         }
         self.create_keys(database, catalog).await?;
         self.rotate_keys(database).await?;
-        if Instant::now() >= self.sweep_at && !database.sweep().await? {
+        if Instant::now() >= self.sweep_at
+            && !database.expire_clients(self.oauth.client_unused).await?
+            && !database.sweep().await?
+        {
             self.sweep_at = Instant::now() + SWEEP_INTERVAL;
         }
         if Instant::now() >= self.orphans_at && !database.sweep_orphans().await? {
@@ -125,7 +128,10 @@ mod tests {
     use crate::{
         base::Clock,
         config::Sources,
-        database::{Author, Expected, Opening},
+        database::{
+            Author, Expected, Filter, Opening,
+            oauth::{Registered, millis},
+        },
         declare::{Kind, Object, ObjectName},
     };
 
@@ -149,8 +155,23 @@ mod tests {
         put.unwrap();
         let logins = database.logins();
         assert!(logins.use_once("a", &[1; 32], 999).await.unwrap());
+        let client = Registered {
+            client_id: "c_x".to_owned(),
+            metadata: "{}".to_owned(),
+            secret_hash: None,
+            access_hash: [0; 32],
+            created_ms: 999 - millis(config.oauth.client_unused),
+            expires_ms: 999,
+        };
+        assert!(database.clients().add("a", &client, 9).await.unwrap());
         let mut upkeep = Upkeep::new(&config);
         upkeep.run(&database, &Catalog::default()).await.unwrap();
+        let newest = database.audit().page(&Filter::default(), None, 1).await;
+        let newest = newest.unwrap().entries.remove(0).record;
+        assert_eq!(
+            (&*newest.kind, &newest.detail["count"]),
+            ("client.expired", &json!(1))
+        );
         let is_gone = database.logins().use_once("a", &[1; 32], 999);
         assert!(is_gone.await.unwrap());
         let minute = Instant::now() + Duration::from_mins(1);

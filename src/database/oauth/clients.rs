@@ -1,7 +1,14 @@
 //! Registered clients (RFC 7591) as rows.
+//!
+//! Anybody may register any number of clients, and records of the audit trail stay for months. So the
+//! record of a registration goes with a client of which nobody ever decided anything.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::json;
 
 use super::revocations::{self, Revoked};
-use crate::database::pool::{Error, Pool, Row};
+use crate::database::pool::{Error, Pool, Record, Row, Value, audit};
 
 /// A registered client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +25,25 @@ pub(crate) struct Registered {
     pub(crate) created_ms: i64,
     /// Time of expiry, unless the client is used before.
     pub(crate) expires_ms: i64,
+}
+
+impl Registered {
+    /// The record of the registration, at its time, by which it is found again.
+    pub(crate) fn record(&self, tenant: &str, detail: serde_json::Value) -> Record {
+        let target = format!("client {}", self.client_id);
+        Record::new(Some(tenant), REGISTERED, "", &target, detail).at(self.created_ms)
+    }
+
+    /// Reports whether nobody has decided anything about it and it has changed nothing: its expiry is
+    /// that of its registration. After a change of `unused` all that registered before count as used.
+    pub(crate) fn is_unused(&self, unused: Duration) -> bool {
+        self.expires_ms.saturating_sub(self.created_ms) == millis(unused)
+    }
+}
+
+/// A duration in milliseconds, which added to a time is one.
+pub(crate) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2)
 }
 
 /// A registered client in a list.
@@ -88,7 +114,8 @@ impl Clients<'_> {
     }
 
     /// Replaces metadata, secret and access token of a client whose metadata and secret are still those of `known`;
-    /// returns false if there is none. Its expiry stays that of its last use.
+    /// returns false if there is none. Its expiry stays that of its last use, but for the millisecond that tells that
+    /// it is not as it was registered.
     pub(crate) async fn update(
         self,
         tenant: &str,
@@ -122,6 +149,63 @@ impl Clients<'_> {
             self.pool.now_ms().into(),
         ];
         self.pool.write(RENEW, values).await?;
+        Ok(())
+    }
+
+    /// Notes that a person allowed or refused a client, by a millisecond of its lifetime.
+    pub(crate) async fn decided(self, tenant: &str, client_id: &str) -> Result<(), Error> {
+        let values = vec![tenant.into(), client_id.into()];
+        self.pool.write(DECIDED, values).await?;
+        Ok(())
+    }
+
+    /// Removes some expired clients, with the records of those that nobody used, which are counted
+    /// instead; returns true if there may be more.
+    pub(crate) async fn expire(self, unused: Duration) -> Result<bool, Error> {
+        let now_ms = self.pool.now_ms();
+        let expired: Vec<Value> = vec![now_ms.into()];
+        if self
+            .pool
+            .read(ANY_EXPIRED, expired.clone())
+            .await?
+            .is_empty()
+        {
+            return Ok(false);
+        }
+        // Two replicas must not see different first ones.
+        let mut transaction = self.pool.begin().await?;
+        let values = vec![now_ms.into(), millis(unused).into()];
+        transaction.run(FORGET_EXPIRED, values).await?;
+        let removed = transaction.run(EXPIRE, expired).await?;
+        let mut counts = BTreeMap::<String, u64>::new();
+        for row in &removed {
+            if read(row)?.is_unused(unused) {
+                *counts.entry(row.get("tenant")?).or_default() += 1;
+            }
+        }
+        let records = counts.iter().map(|(tenant, count)| {
+            let target = format!("tenant {tenant}");
+            Record::new(
+                Some(tenant),
+                "client.expired",
+                "",
+                &target,
+                json!({"count": count}),
+            )
+        });
+        audit::append(&mut transaction, now_ms, &records.collect::<Vec<_>>()).await?;
+        transaction.commit().await?;
+        Ok(removed.len() == PART)
+    }
+
+    /// Removes the record of the registration of a client that was removed and that nobody used.
+    pub(crate) async fn forget(self, tenant: &str, client: &Registered) -> Result<(), Error> {
+        let values = vec![
+            tenant.into(),
+            client.created_ms.into(),
+            client.client_id.as_str().into(),
+        ];
+        self.pool.write(FORGET, values).await?;
         Ok(())
     }
 
@@ -184,7 +268,7 @@ const ALL: &str = "
 
 const UPDATE: &str = "
     UPDATE registrations
-       SET metadata = $3, secret_hash = $4, access_hash = $5
+       SET metadata = $3, secret_hash = $4, access_hash = $5, expires_ms = expires_ms + 1
      WHERE tenant = $1 AND client_id = $2 AND expires_ms > $6
        AND metadata = $7 AND secret_hash IS NOT DISTINCT FROM $8
     RETURNING client_id";
@@ -194,6 +278,52 @@ const RENEW: &str = "
        SET expires_ms = $3
      WHERE tenant = $1 AND client_id = $2 AND expires_ms > $4 AND expires_ms < $3
     RETURNING client_id";
+
+const DECIDED: &str = "
+    UPDATE registrations
+       SET expires_ms = expires_ms + 1
+     WHERE tenant = $1 AND client_id = $2
+    RETURNING client_id";
+
+/// The kind of the record of a registration.
+const REGISTERED: &str = "client.registered";
+
+/// Maximum clients that are removed at a time.
+const PART: usize = 1000;
+
+const ANY_EXPIRED: &str = "
+    SELECT 1 AS one
+      FROM registrations
+     WHERE expires_ms < $1
+     LIMIT 1";
+
+const FORGET_EXPIRED: &str = "
+    DELETE FROM audit
+     WHERE id IN (SELECT audit.id
+                    FROM (SELECT tenant, client_id, created_ms, expires_ms
+                            FROM registrations
+                           WHERE expires_ms < $1
+                           ORDER BY expires_ms, tenant, client_id
+                           LIMIT 1000) AS expired
+                    JOIN audit ON audit.tenant = expired.tenant AND audit.at_ms = expired.created_ms
+                   WHERE expired.expires_ms - expired.created_ms = $2
+                     AND audit.kind = 'client.registered'
+                     AND audit.target = 'client ' || expired.client_id)
+    RETURNING id";
+
+const EXPIRE: &str = "
+    DELETE FROM registrations
+     WHERE (tenant, client_id) IN (SELECT tenant, client_id
+                                     FROM registrations
+                                    WHERE expires_ms < $1
+                                    ORDER BY expires_ms, tenant, client_id
+                                    LIMIT 1000)
+    RETURNING tenant, client_id, metadata, secret_hash, access_hash, created_ms, expires_ms";
+
+const FORGET: &str = "
+    DELETE FROM audit
+     WHERE tenant = $1 AND at_ms = $2 AND kind = 'client.registered' AND target = 'client ' || $3
+    RETURNING id";
 
 const DELETE: &str = "
     DELETE FROM registrations

@@ -26,7 +26,7 @@ pub(crate) mod revocations;
 pub(crate) mod signing_keys;
 pub(crate) mod sweep;
 
-pub(crate) use self::clients::{Clients, ListedClient, Registered};
+pub(crate) use self::clients::{Clients, ListedClient, Registered, millis};
 pub(crate) use self::grants::{
     Grant, GrantFilter, Grants, ListedGrant, NewCode, NewRefresh, Refreshed, Succession, TakenCode,
 };

@@ -1,7 +1,7 @@
 //! The removal of expired rows of the authorization servers.
 //!
-//! In small batches, so that no writer waits long. Not here: how often (`snapshot::upkeep`), and
-//! the audit trail (`pool/audit`).
+//! In small batches, so that no writer waits long. Not here: how often (`snapshot::upkeep`), registered
+//! clients (`clients`), and the audit trail (`pool/audit`).
 
 use super::{
     login_steps,
@@ -77,13 +77,6 @@ const EXPIRED: &[(&str, i64)] = &[
           WHERE number IN (SELECT number FROM revocations WHERE at_ms < $1 ORDER BY at_ms LIMIT 1000)
          RETURNING number",
         KEPT_MS,
-    ),
-    (
-        "DELETE FROM registrations
-          WHERE (tenant, client_id) IN (SELECT tenant, client_id FROM registrations
-                                         WHERE expires_ms < $1 ORDER BY expires_ms LIMIT 1000)
-         RETURNING client_id",
-        0,
     ),
     (
         "DELETE FROM logins

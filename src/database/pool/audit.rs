@@ -29,6 +29,8 @@ pub(crate) struct Record {
     pub(crate) target: String,
     /// Further members; an object.
     pub(crate) detail: Json,
+    /// The time in milliseconds since 1970 by which the record is found again; none for that of its writing.
+    at_ms: Option<i64>,
     /// Only [`Record::new`] makes a record, so that none is larger than its fields may be.
     bounded: (),
 }
@@ -52,7 +54,16 @@ impl Record {
             actor: name(actor),
             target: name(target),
             detail,
+            at_ms: None,
             bounded: (),
+        }
+    }
+
+    /// The record with this time, in milliseconds since 1970.
+    pub(crate) fn at(self, at_ms: i64) -> Self {
+        Self {
+            at_ms: Some(at_ms),
+            ..self
         }
     }
 
@@ -253,7 +264,7 @@ pub(crate) async fn append(
         let values = vec![
             // Ids grow within a process, so that records of the same millisecond keep their order.
             Uuid::now_v7().into(),
-            at_ms.into(),
+            record.at_ms.unwrap_or(at_ms).into(),
             Value::Text(record.tenant.clone()),
             record.kind.as_str().into(),
             storable(&record.actor).into(),
@@ -322,6 +333,7 @@ fn entry(row: &Row) -> Result<Entry, Error> {
             actor: row.get("actor")?,
             target: row.get("target")?,
             detail: serde_json::from_str(&detail).map_err(bug)?,
+            at_ms: None,
             bounded: (),
         },
     })
@@ -357,7 +369,7 @@ const DELETE: &str = "
     RETURNING id";
 
 /// All kinds of records, as `docs/administration.md` lists them.
-pub(crate) const KINDS: [&str; 42] = [
+pub(crate) const KINDS: [&str; 43] = [
     "tenant.added",
     "tenant.changed",
     "tenant.removed",
@@ -374,6 +386,7 @@ pub(crate) const KINDS: [&str; 42] = [
     "client.changed",
     "client.removed",
     "client.registered",
+    "client.expired",
     "provider.added",
     "provider.changed",
     "provider.removed",

@@ -1,6 +1,6 @@
 //! Registered clients, log-ins, consents and one-time values.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Duration};
 
 use futures_util::future::join_all;
 
@@ -8,10 +8,14 @@ use super::fixture::{
     BEGIN, DAY, Place, SECOND, code, granted, later, on_both, open, patient, person, registered,
     revoked,
 };
-use crate::database::oauth::{Registered, Revoked, Step};
+use crate::database::{
+    Filter,
+    oauth::{Registered, Revoked, Step},
+};
 
 on_both! {
     registered_clients_are_added_replaced_and_removed
+    the_record_of_a_client_goes_with_one_that_nobody_used
     log_ins_and_consents_are_remembered
     one_time_values_are_taken_once
     forms_are_sealed
@@ -105,7 +109,7 @@ async fn registered_clients_are_added_replaced_and_removed(place: Place) {
     assert!(update(&one, &changed).await);
     // A use of meanwhile counts, and a change by what was there before does not.
     let used = Registered {
-        expires_ms: used_ms,
+        expires_ms: used_ms + 1,
         ..changed.clone()
     };
     assert!(!update(&one, &registered("c_one")).await);
@@ -183,6 +187,61 @@ async fn registered_clients_are_added_replaced_and_removed(place: Place) {
         store.clients().get("b", "c_one").await.unwrap().is_none(),
         "expired there"
     );
+}
+
+/// Registrations that nobody used filled the audit trail, which is kept for months.
+async fn the_record_of_a_client_goes_with_one_that_nobody_used(place: Place) {
+    let [store, _] = open(&place).await;
+    let (clients, hour) = (store.clients(), Duration::from_hours(1));
+    for (tenant, id) in [
+        ("a", "c_1"),
+        ("a", "c_2"),
+        ("b", "c_3"),
+        ("a", "c_used"),
+        ("a", "c_allowed"),
+        ("a", "c_changed"),
+        ("a", "c_withdrawn"),
+    ] {
+        let client = registered(id);
+        assert!(clients.add(tenant, &client, 9).await.unwrap());
+        let record = client.record(tenant, serde_json::json!({}));
+        // Written later.
+        later(&place, 1);
+        store.audit().append(&[record]).await.unwrap();
+    }
+    let until = BEGIN + 3600 * SECOND + 1;
+    clients.renew("a", "c_used", until).await.unwrap();
+    clients.decided("a", "c_allowed").await.unwrap();
+    let (known, changed) = (registered("c_changed"), registered("c_changed"));
+    assert!(clients.update("a", &known, &changed).await.unwrap());
+    let own = registered("c_withdrawn");
+    assert!(own.is_unused(hour));
+    assert!(clients.remove("a", &own.client_id).await.unwrap());
+    clients.forget("a", &own).await.unwrap();
+    let records = async || {
+        let page = store.audit().page(&Filter::default(), None, 99).await;
+        let entries = page.unwrap().entries.into_iter().map(|entry| entry.record);
+        let of_clients = entries.filter(|record| record.kind.starts_with("client."));
+        let mut shown: Vec<String> = of_clients
+            .map(|record| format!("{} {} {}", record.kind, record.target, record.detail))
+            .collect();
+        shown.sort_unstable();
+        shown
+    };
+    assert!(!clients.expire(hour).await.unwrap());
+    assert_eq!(records().await.len(), 6, "none has expired");
+    later(&place, 3600 * SECOND + 10);
+    assert!(!clients.expire(hour).await.unwrap());
+    let kept = [
+        "client.expired tenant a {\"count\":2}",
+        "client.expired tenant b {\"count\":1}",
+        "client.registered client c_allowed {}",
+        "client.registered client c_changed {}",
+        "client.registered client c_used {}",
+    ];
+    assert_eq!(records().await, kept);
+    assert!(!clients.expire(hour).await.unwrap());
+    assert_eq!(records().await, kept, "counted once");
 }
 
 #[expect(clippy::too_many_lines, reason = "one promise, told in order")]
@@ -413,6 +472,7 @@ async fn expired_rows_are_swept(place: Place) {
     assert_eq!(counts().await, [1, 2, 2, 1, 1, 2, 0, 0, 0]);
     later(&place, 3600 * SECOND);
     store.sweep().await.unwrap();
+    assert!(!store.expire_clients(Duration::from_hours(1)).await.unwrap());
     assert!(!store.sweep_orphans().await.unwrap());
     assert_eq!(counts().await, [1, 1, 1, 1, 0, 1, 0, 0, 0]);
     later(&place, 2 * DAY);

@@ -25,6 +25,7 @@ use super::{
 };
 use crate::endpoint::OauthEndpoint;
 use crate::{
+    auth::REGISTERED,
     database::oauth::Person,
     declare::{AllowedScopes, OFFLINE_ACCESS, Provider},
     oauth::{
@@ -253,7 +254,7 @@ impl BrowserRequest {
                 .await?;
         }
         self.audit_consent("consent.given", subject, authorization)
-            .await;
+            .await?;
         self.issue_code(authorization, person, redirect_status)
             .await
     }
@@ -263,7 +264,7 @@ impl BrowserRequest {
         self.take_decision(flow).await?;
         let subject = person.map(|person| person.subject).unwrap_or_default();
         self.audit_consent("consent.denied", &subject, authorization)
-            .await;
+            .await?;
         let refusal = AuthorizationRefusal {
             error: "access_denied",
             description: "the person did not allow it",
@@ -271,7 +272,17 @@ impl BrowserRequest {
         Err(StepRefusal::Client(authorization.redirect.clone(), refusal))
     }
 
-    async fn audit_consent(&self, kind: &str, subject: &str, authorization: &AuthorizationRequest) {
+    /// Records a decision about a client, whose registration stays on record from now on.
+    async fn audit_consent(
+        &self,
+        kind: &str,
+        subject: &str,
+        authorization: &AuthorizationRequest,
+    ) -> Result<(), StepRefusal> {
+        let id = &authorization.client.id;
+        if id.starts_with(REGISTERED) {
+            self.store()?.clients().decided(self.tenant(), id).await?;
+        }
         let target = format!("client {}/{}", self.tenant(), authorization.client.id);
         let detail = json!({
             "resource": authorization.parameters.resource.url,
@@ -279,6 +290,7 @@ impl BrowserRequest {
             "redirect_host": authorization.redirect.shown_host(),
         });
         self.audit(kind, subject, target, detail).await;
+        Ok(())
     }
 
     /// Logs out and starts the log-in of another person.

@@ -344,6 +344,42 @@ async fn floods_of_registrations_are_stopped() {
     );
 }
 
+/// Each registration left a record that was kept for months.
+#[tokio::test]
+async fn clients_that_nobody_uses_leave_no_record() {
+    let gateway = gateway(json!({})).await;
+    let withdraw = async |made: &Answer| {
+        let url = made.text("registration_client_uri");
+        let token = made.text("registration_access_token");
+        let gone = send(Method::DELETE, &url, &token, None).await;
+        assert_eq!(gone.status, StatusCode::NO_CONTENT);
+    };
+    let unused = register(&gateway, "a", &minimal()).await;
+    withdraw(&unused).await;
+    let allowed = register(&gateway, "a", &minimal()).await;
+    let id = allowed.text("client_id");
+    App::of(&gateway, "a", &id).code(&[]).await;
+    withdraw(&allowed).await;
+    let trail = format!("{}/api/v1/audit?limit=1000", gateway.origin());
+    let wanted = [
+        format!("client.removed client {id}"),
+        format!("client.registered client {id}"),
+    ];
+    until("the records of the other", async || {
+        let found = send(Method::GET, &trail, &gateway.administrator(), None).await;
+        let items = found.body["items"].as_array().unwrap().iter();
+        // Beside those of the declared client.
+        let items = items.filter(|item| item["kind"] != "client.added");
+        let items = items.filter(|item| item["kind"].as_str().unwrap().starts_with("client."));
+        let shown = items.map(|item| {
+            let [kind, target] = ["kind", "target"].map(|name| item[name].as_str().unwrap());
+            format!("{kind} {target}")
+        });
+        shown.collect::<Vec<_>>() == wanted
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn clients_that_nobody_uses_are_forgotten() {
     let gateway = gateway(json!({"oauth": {"client_unused": "2s", "clients": 2}})).await;

@@ -199,7 +199,7 @@ pub(crate) async fn ensure_operator(
         return Ok(());
     }
     let expected = before.map_or(Expected::Absent, |before| {
-        Expected::Versions(vec![before.version])
+        Expected::Versions(vec![before.shown_version()])
     });
     let file = data_dir.join("admin.key");
     let key = key_file(&file).map_err(|error| {

@@ -104,7 +104,8 @@ pub(super) async fn write(
             }
             stored.object = object.clone();
             stored.version = state.version;
-            stored.updated_ms = now_ms;
+            // Two changes within a millisecond, or beside a clock that was set back, are told apart.
+            stored.updated_ms = now_ms.max(stored.updated_ms.saturating_add(1));
             rows::update(transaction, sealer, stored).await
         }
         (Some(object), None) => {

@@ -42,7 +42,7 @@ pub(crate) enum Expected {
     Absent,
     /// Any version of an existing object (`If-Match: *`).
     Present,
-    /// One of these versions (`If-Match` with their `ETag`s).
+    /// One of these versions as they are shown (`If-Match` with their `ETag`s).
     Versions(Vec<i64>),
 }
 
@@ -495,7 +495,7 @@ fn check_expected(stored: Option<&Stored>, expected: &Expected) -> Result<(), Er
         Expected::Absent => stored.is_none(),
         Expected::Present => stored.is_some(),
         Expected::Versions(versions) => {
-            stored.is_some_and(|stored| versions.contains(&stored.version))
+            stored.is_some_and(|stored| versions.contains(&stored.shown_version()))
         }
     };
     if is_met { Ok(()) } else { Err(Error::Conflict) }

@@ -23,17 +23,22 @@ pub(crate) struct Stored {
     pub(crate) id: Uuid,
     /// The name of the object.
     pub(crate) name: ObjectName,
-    /// The number of the change that wrote it: an `ETag`.
+    /// The number of the change that wrote it. It counts the changes of all tenants, and is shown to none.
     pub(crate) version: i64,
     /// The declaration.
     pub(crate) object: Object,
     /// Time of creation, in milliseconds since 1970.
     pub(crate) created_ms: i64,
-    /// Time of the last change.
+    /// Time of the last change; later than any before.
     pub(crate) updated_ms: i64,
 }
 
 impl Stored {
+    /// The version that administrators see: an `ETag`. It tells a tenant nothing of others.
+    pub(crate) fn shown_version(&self) -> i64 {
+        self.updated_ms
+    }
+
     /// The object as an operator's API key, with its hash.
     ///
     /// # Errors

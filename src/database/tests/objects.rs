@@ -12,6 +12,7 @@ on_both! {
     an_object_is_written_read_and_removed
     a_change_meant_for_another_version_is_refused
     one_of_racing_writers_wins
+    versions_tell_nothing_of_other_tenants
     an_object_with_a_mistake_is_not_written
     applying_the_same_manifest_again_writes_nothing
     replicas_that_start_together_write_once
@@ -93,7 +94,7 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
         let (store, name) = (store.clone(), name.clone());
         async move {
             let put = store.objects().put(&name, changed, expected, &ada()).await;
-            put.map(|put| put.stored.version).map_err(|error| {
+            put.map(|put| put.stored.shown_version()).map_err(|error| {
                 assert!(matches!(error, Error::Conflict), "{error:?}");
             })
         }
@@ -128,6 +129,7 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
 async fn one_of_racing_writers_wins(place: Place) {
     let store = place.open().await;
     let mut version = put(&store, tenant("acme")).await;
+    let mut shown = 1_000_000;
     // Several rounds, because in the first one most tasks still wait for a connection.
     for round in 0..5 {
         let tasks = (0..8).map(|number| {
@@ -136,7 +138,7 @@ async fn one_of_racing_writers_wins(place: Place) {
             let quota = json!({"children": round * 8 + number + 1});
             object.spec.insert("quotas".to_owned(), quota);
             async move {
-                let expected = Expected::Versions(vec![version]);
+                let expected = Expected::Versions(vec![shown]);
                 store
                     .objects()
                     .put(&name, object, expected, &ada())
@@ -146,9 +148,31 @@ async fn one_of_racing_writers_wins(place: Place) {
         });
         let won = futures_util::future::join_all(tasks).await;
         assert_eq!(won.iter().filter(|won| **won).count(), 1, "{won:?}");
-        version += 1;
+        (version, shown) = (version + 1, shown + 1);
         assert_eq!(store.objects().version().await.unwrap(), version);
     }
+}
+
+/// They counted the changes of all tenants: each could see how much the others changed.
+async fn versions_tell_nothing_of_other_tenants(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let shown = async |at: i64, others: usize| {
+        for change in 0..others {
+            let server = server("other", "files", &format!("{at}.{change}"));
+            put(&store, server).await;
+        }
+        place.now_ms.store(at, Ordering::Relaxed);
+        let (name, object) = server("acme", "files", &at.to_string());
+        let (objects, author) = (store.objects(), ada());
+        let put = objects.put(&name, object, Expected::Any, &author).await;
+        put.unwrap().stored.shown_version()
+    };
+    put(&store, tenant("other")).await;
+    let versions = [shown(2_000_000, 0).await, shown(2_000_010, 7).await];
+    assert_eq!(versions, [2_000_000, 2_000_010]);
+    // A clock that was set back makes none that was there before.
+    assert_eq!(shown(2_000_005, 1).await, 2_000_011);
 }
 
 async fn an_object_with_a_mistake_is_not_written(place: Place) {

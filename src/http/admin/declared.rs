@@ -335,7 +335,7 @@ pub(super) fn shown(stored: &Stored) -> Json {
         "kind": name.kind().as_str(),
         "tenant": name.owner(),
         "name": name.name(),
-        "version": stored.version,
+        "version": stored.shown_version(),
         "created": moment(stored.created_ms),
         "updated": moment(stored.updated_ms),
         "spec": stored.object.shown(),
@@ -345,7 +345,7 @@ pub(super) fn shown(stored: &Stored) -> Json {
 /// Makes a response about an object, with its version as `ETag`.
 pub(super) fn tagged(status: StatusCode, stored: &Stored, body: &Json) -> Response {
     let mut response = answer(status, body);
-    if let Ok(tag) = HeaderValue::try_from(format!("\"{}\"", stored.version)) {
+    if let Ok(tag) = HeaderValue::try_from(format!("\"{}\"", stored.shown_version())) {
         response.headers_mut().insert(ETAG, tag);
     }
     response

@@ -86,7 +86,13 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// Reads the keys of `cluster`. `sql` is the database that all replicas share, if there is one.
-    pub(crate) fn read(layers: &mut Layers, redis: Option<&Redis>, sql: Option<&Secret>) -> Self {
+    /// `others` are the listeners beside that for replicas.
+    pub(crate) fn read(
+        layers: &mut Layers,
+        redis: Option<&Redis>,
+        sql: Option<&Secret>,
+        others: [Option<SocketAddr>; 3],
+    ) -> Self {
         // Used for this check only: the gateway does not count replicas.
         let replicas = layers.leaf("cluster.replicas", |node| node.count(0));
         if replicas > 1 && redis.is_none() {
@@ -98,8 +104,19 @@ impl Cluster {
             let remedy = "write sql.url, the same PostgreSQL for all, or run one replica";
             layers.mistake("cluster.replicas", what, remedy);
         }
+        let listen = layers.leaf("cluster.listen", |node| address(&node.text()?));
+        let is_same = |other: &SocketAddr| {
+            let is_any = other.ip().is_unspecified() || listen.ip().is_unspecified();
+            listen.port() != 0
+                && other.port() == listen.port()
+                && (is_any || other.ip() == listen.ip())
+        };
+        if redis.is_some() && others.iter().flatten().any(is_same) {
+            let what = "is http.listen, ops.listen or admin.listen too";
+            layers.mistake("cluster.listen", what, "choose another port");
+        }
         Self {
-            listen: layers.leaf("cluster.listen", |node| address(&node.text()?)),
+            listen,
             advertise: layers.leaf("cluster.advertise", advertised),
             orphan_after: layers.leaf("cluster.orphan_after", Node::duration),
             close_after: layers.leaf("cluster.close_after", Node::duration),
@@ -180,7 +197,10 @@ fn is_redis(text: &str) -> bool {
     let has_host = url.host_str().is_some_and(|host| !host.is_empty());
     let database = url.path().trim_matches('/');
     let is_number = database.is_empty() || database.parse::<u32>().is_ok();
-    url.scheme().ends_with("unix") || (has_host && is_number)
+    // The client's own fragment turns off the check of certificates.
+    url.fragment().is_none()
+        && (url.scheme().ends_with("unix") || (has_host && is_number))
+        && redis::IntoConnectionInfo::into_connection_info(text).is_ok()
 }
 
 /// Parses a prefix of keys, without characters that Redis or its tools interpret.
@@ -226,6 +246,11 @@ fn advertised(node: &Node) -> Result<Option<String>, Wrong> {
         let what = format!("{text:?} has no port that others can connect to");
         return Err(Wrong::new(what, "write HOST:PORT like 10.0.0.7:7080"));
     }
+    let ip = text.parse::<SocketAddr>().map(|address| address.ip());
+    if ip.is_ok_and(|ip| ip.is_unspecified()) {
+        let what = format!("{text:?} is every address of this machine, and none for others");
+        return Err(Wrong::new(what, "write HOST:PORT like 10.0.0.7:7080"));
+    }
     host(&text).map(Some)
 }
 
@@ -268,7 +293,13 @@ mod tests {
         }
         let redis = Redis::read(&mut layers, &env);
         let sql = super::super::storage::Storage::read(&mut layers, &env).sql_url;
-        let cluster = Cluster::read(&mut layers, redis.as_ref(), sql.as_ref());
+        let http = "127.0.0.1:8080".parse().ok();
+        let cluster = Cluster::read(
+            &mut layers,
+            redis.as_ref(),
+            sql.as_ref(),
+            [http, None, None],
+        );
         let drain = Drain::read(&mut layers, redis.as_ref());
         let mistakes = layers.mistakes.iter().map(ToString::to_string).collect();
         Settings {
@@ -295,6 +326,46 @@ mod tests {
         assert_eq!(url(&[usual], &["redis.url="]), None);
         assert!(read(true, &[usual], &[]).redis.is_none());
         assert_eq!(read(true, &[], &["redis.url=redis://x"]).mistakes.len(), 1);
+    }
+
+    #[test]
+    fn a_url_that_the_client_would_refuse_is_a_mistake() {
+        for (url, is_good) in [
+            ("redis://h:6379/3?protocol=resp3", true),
+            ("redis+unix:///run/redis.sock", true),
+            ("redis://h?protocol=x", false),
+            ("rediss://h/#insecure", false),
+            ("redis://h/x", false),
+            ("redis:///0", false),
+        ] {
+            let read = read(false, &[], &[&format!("redis.url={url}")]);
+            assert_eq!(
+                read.mistakes.is_empty(),
+                is_good,
+                "{url} {:?}",
+                read.mistakes
+            );
+            assert_eq!(read.redis.is_some(), is_good, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_listener_for_replicas_has_a_port_of_its_own() {
+        for (listen, is_good) in [
+            ("127.0.0.1:8080", false),
+            ("0.0.0.0:8080", false),
+            ("127.0.0.2:8080", true),
+            ("127.0.0.1:8081", true),
+            ("127.0.0.1:0", true),
+        ] {
+            let listen = format!("cluster.listen={listen}");
+            let is_read = |more: &[&str]| {
+                let sets = [&[listen.as_str()], more].concat();
+                read(false, &[], &sets).mistakes.is_empty()
+            };
+            assert_eq!(is_read(&["redis.url=redis://h"]), is_good, "{listen}");
+            assert!(is_read(&[]), "it is not listened at");
+        }
     }
 
     #[test]
@@ -388,6 +459,8 @@ mod tests {
             ("10.0.0.7:0", false),
             ("10.0.0.7:x", false),
             ("h/x:1", false),
+            ("0.0.0.0:7080", false),
+            ("[::]:7080", false),
         ] {
             let read = read(false, &[], &[&format!("cluster.advertise={text}")]);
             assert_eq!(read.mistakes.is_empty(), is_good, "{text}");

@@ -399,8 +399,10 @@ impl Layers {
         let ops = Ops::read(self, http.listen);
         let redis = Redis::read(self, env);
         let storage = Storage::read(self, env);
+        let admin = Admin::read(self, http.listen, ops.listen);
+        let listeners = [Some(http.listen), ops.listen, admin.listen];
         Config {
-            admin: Admin::read(self, http.listen, ops.listen),
+            admin,
             public_url,
             data_dir: self.data_dir(env),
             http,
@@ -423,7 +425,7 @@ impl Layers {
             log: Log::read(self),
             limits,
             drain: Drain::read(self, redis.as_ref()),
-            cluster: Cluster::read(self, redis.as_ref(), storage.sql_url.as_ref()),
+            cluster: Cluster::read(self, redis.as_ref(), storage.sql_url.as_ref(), listeners),
             redis,
             spawn: Spawn {
                 parallel: self.leaf("spawn.parallel", Node::at_least_one),

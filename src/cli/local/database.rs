@@ -20,7 +20,7 @@ use super::{
 use crate::{
     base::{Clock, private_file},
     cli::serve::database::lock_file,
-    config::{Config, Wrong},
+    config::{Config, Mistake, Wrong},
     database::{
         self, Database, Judge, Location, Opening,
         pool::{
@@ -28,6 +28,7 @@ use crate::{
             file::{api_keys, inspect, settle},
         },
     },
+    snapshot::CurrentSnapshot,
 };
 
 /// The database that a command works on.
@@ -120,65 +121,106 @@ pub(crate) fn restore(args: RestoreArgs) -> ExitCode {
     let RestoreArgs { copy, keep_grants } = args;
     let (copy, database) = (copy.file, copy.database);
     run(database, async |config: &Config| {
-        let file = sqlite_file(config)?;
-        fs::create_dir_all(&config.data_dir)
-            .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
-        let lock = lock_file(&config.data_dir)
-            .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
-        if lock.try_lock().is_err() {
-            let what = "is in use by a running gateway".to_owned();
-            return Err(wrong(&config.data_dir, what, "stop it first"));
-        }
-        // To open a pipe takes until somebody writes to it.
-        if fs::metadata(&copy).is_ok_and(|found| !found.is_file()) {
-            let what = "is no file".to_owned();
-            return Err(wrong(&copy, what, "name a file that backup made"));
-        }
-        inspect(&copy)
-            .await
-            .map_err(|error| wrong(&copy, error.to_string(), "name a file that backup made"))?;
-        let unwritable = |error| wrong(&file, format!("cannot be written: {error}"), "make room");
-        let new = file.with_extension("db.new");
-        copy_beside(&copy, &new).map_err(unwritable)?;
-        // Before anything is replaced: it may be sealed under another master key.
-        let opened = Database::open(Opening {
-            location: Location::File(new.clone()),
-            ..opening(config)
-        });
-        let ended = match opened.await {
-            Ok(database) if keep_grants => {
-                database.close().await;
-                Ok(None)
-            }
-            Ok(database) => {
-                let ended = database.end_issued().await;
-                database.close().await;
-                ended.map(Some)
-            }
-            Err(error) => Err(error),
-        };
-        let ended = ended.inspect_err(|_| _ = fs::remove_file(&new))?;
-        // A database that is too broken for that is kept as it is.
-        _ = settle(&file).await;
-        let known = api_keys(&file).await;
-        let before = replace_file(&new, &file).map_err(unwritable)?;
-        let mut done = format!("{} is as {} was", file.display(), copy.display());
-        if let Some(before) = before {
-            _ = write!(done, "; what it was before is {}", before.display());
-        }
-        _ = match ended {
-            Some(ended) => write!(
-                done,
-                "\ngrants of the copy that ended: {ended}; people log in again"
-            ),
-            None => write!(
-                done,
-                "\nits grants go on, also those that were revoked since"
-            ),
-        };
-        let held = api_keys(&file).await.unwrap_or_default();
-        Ok(done + &returned(&held, known.ok().as_deref()))
+        replaced(&copy, config, keep_grants).await
     })
+}
+
+/// Replaces the database by a copy, and says what that means.
+async fn replaced(
+    copy: &Path,
+    config: &Config,
+    keep_grants: bool,
+) -> Result<String, database::Error> {
+    let file = sqlite_file(config)?;
+    fs::create_dir_all(&config.data_dir)
+        .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
+    let lock = lock_file(&config.data_dir)
+        .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
+    if lock.try_lock().is_err() {
+        let what = "is in use by a running gateway".to_owned();
+        return Err(wrong(&config.data_dir, what, "stop it first"));
+    }
+    // To open a pipe takes until somebody writes to it.
+    if fs::metadata(copy).is_ok_and(|found| !found.is_file()) {
+        let what = "is no file".to_owned();
+        return Err(wrong(copy, what, "name a file that backup made"));
+    }
+    inspect(copy)
+        .await
+        .map_err(|error| wrong(copy, error.to_string(), "name a file that backup made"))?;
+    let unwritable = |error| wrong(&file, format!("cannot be written: {error}"), "make room");
+    let new = file.with_extension("db.new");
+    copy_beside(copy, &new).map_err(unwritable)?;
+    // Before anything is replaced: it may be sealed under another master key, or not be served at all.
+    let ended = read_as_served(&new, config, keep_grants).await;
+    let ended = ended.inspect_err(|_| _ = fs::remove_file(&new));
+    let ended = ended.map_err(|error| of_copy(copy, &file, error))?;
+    // A database that is too broken for that is kept as it is.
+    _ = settle(&file).await;
+    let known = api_keys(&file).await;
+    let before = replace_file(&new, &file).map_err(unwritable)?;
+    let mut done = format!("{} is as {} was", file.display(), copy.display());
+    if let Some(before) = before {
+        let before = before.display();
+        _ = write!(done, "; the way back is lockgate restore {before}");
+    }
+    _ = match ended {
+        Some(ended) => write!(
+            done,
+            "\ngrants of the copy that ended: {ended}; people log in again"
+        ),
+        None => write!(
+            done,
+            "\nits grants go on, also those that were revoked since"
+        ),
+    };
+    let held = api_keys(&file).await.unwrap_or_default();
+    Ok(done + &returned(&held, known.ok().as_deref()))
+}
+
+/// Opens the database that a restore has made of a copy, and reads it as a gateway does at its start. Returns the number
+/// of grants that ended, if they were to.
+async fn read_as_served(
+    new: &Path,
+    config: &Config,
+    keep_grants: bool,
+) -> Result<Option<usize>, database::Error> {
+    let opening = Opening {
+        location: Location::File(new.to_owned()),
+        ..opening(config)
+    };
+    let database = Database::open(opening).await?;
+    let ended = match keep_grants {
+        true => Ok(None),
+        false => database.end_issued().await.map(Some),
+    };
+    let snapshot = CurrentSnapshot::empty();
+    snapshot.set_database(database.clone());
+    let read = snapshot.refresh().await;
+    database.close().await;
+    read.and(ended)
+}
+
+/// The reason why a copy cannot replace the database in `file`.
+fn of_copy(copy: &Path, file: &Path, error: database::Error) -> database::Error {
+    match error {
+        database::Error::Invalid(mistakes) => {
+            let place = copy.display().to_string();
+            let of_copy = |mistake| Mistake {
+                place: place.clone(),
+                ..mistake
+            };
+            database::Error::Invalid(mistakes.into_iter().map(of_copy).collect())
+        }
+        database::Error::Unavailable(what) => {
+            wrong(file, format!("cannot be written: {what}"), "make room")
+        }
+        database::Error::Bug(what) => {
+            let what = format!("cannot be served: {what}");
+            wrong(copy, what, "name another copy")
+        }
+        error => wrong(copy, error.to_string(), "name another copy"),
+    }
 }
 
 /// Says which API keys came back: those that the database before did not have any more.
@@ -297,3 +339,146 @@ fn run(
 }
 
 const NEW_FILE: &str = "name a new file in a folder that is there";
+
+#[cfg(test)]
+mod tests {
+    use super::super::database::*;
+    use crate::{
+        config::{Format, Sources},
+        database::{Author, pool::file::edit},
+        declare::Prune,
+        manifest::objects,
+    };
+
+    /// A data directory with a store, and a copy of it.
+    async fn stored() -> (tempfile::TempDir, Config, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = Sources {
+            set: vec![format!("data_dir={}", dir.path().display())],
+            ..Sources::default()
+        };
+        let config = Config::load(&sources).unwrap();
+        let database = Database::open(opening(&config)).await.unwrap();
+        let text =
+            "tenants: {a: {auth: {mode: none}, servers: {x: {command: x, env: {A: s3cret}}}}}";
+        let read = objects::parse("F", text, Format::Yaml, &std::collections::BTreeMap::new());
+        let (declared, author) = (read.unwrap().declared, Author::named("manifest"));
+        let applied = database.objects();
+        let applied = applied.apply(&declared, Prune::Keep, &author).await;
+        applied.unwrap();
+        let copy = dir.path().join("copy.db");
+        private_file::create_new(&copy).unwrap();
+        database.copy_to(&copy).await.unwrap();
+        database.close().await;
+        (dir, config, copy)
+    }
+
+    /// What a restore says when it refuses a copy, and replaces nothing.
+    async fn refusal(copy: &Path, config: &Config) -> String {
+        let store = config.data_dir.join("lockgate.db");
+        let before = fs::read(&store).unwrap();
+        let refused = replaced(copy, config, false).await.unwrap_err();
+        assert!(matches!(refused, database::Error::Invalid(_)), "{refused}");
+        assert!(
+            fs::read(&store).unwrap() == before,
+            "it was replaced: {refused}"
+        );
+        assert!(!config.data_dir.join("lockgate.db.before").exists());
+        let said = refused.to_string();
+        assert!(said.starts_with(&format!("{}: ", copy.display())), "{said}");
+        assert!(said.contains("; "), "{said}");
+        said
+    }
+
+    #[tokio::test]
+    async fn a_copy_without_its_last_bytes_is_refused() {
+        let (_dir, config, copy) = stored().await;
+        let whole = fs::read(&copy).unwrap();
+        for (end, more) in [(1, 0), (20, 0), (4095, 0), (0, 1)] {
+            let mut bytes = whole[..whole.len() - end].to_vec();
+            bytes.resize(bytes.len() + more, 0);
+            fs::write(&copy, bytes).unwrap();
+            let said = refusal(&copy, &config).await;
+            assert!(said.contains("is no whole database"), "{said}");
+        }
+        fs::write(&copy, whole).unwrap();
+        let said = replaced(&copy, &config, false).await.unwrap();
+        let way_back = format!(
+            "lockgate restore {}.before",
+            config.data_dir.join("lockgate.db").display()
+        );
+        assert!(said.contains(&way_back), "{said}");
+        fs::copy(config.data_dir.join("lockgate.db.before"), &copy).unwrap();
+        replaced(&copy, &config, true).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_copy_with_another_schema_or_seal_is_refused() {
+        let (_dir, config, copy) = stored().await;
+        let whole = fs::read(&copy).unwrap();
+        let other = "is not as lockgate makes its store: ";
+        for (statement, why) in [
+            ("DROP TABLE grants", "table \"grants\""),
+            ("ALTER TABLE grants ADD COLUMN x", "table \"grants\""),
+            ("DROP INDEX grants_by_end", "index \"grants_by_end\""),
+            ("CREATE VIEW v AS SELECT 1", "view \"v\""),
+            (
+                "CREATE TRIGGER t AFTER INSERT ON audit BEGIN DELETE FROM audit; END",
+                "trigger \"t\"",
+            ),
+        ] {
+            fs::write(&copy, &whole).unwrap();
+            edit(&copy, statement).await;
+            let said = refusal(&copy, &config).await;
+            assert!(said.contains(&format!("{other}{why}")), "{said}");
+        }
+        for (statement, why) in [
+            (
+                "DELETE FROM seal_keys",
+                "does not say which master key sealed it",
+            ),
+            (
+                "UPDATE seal_keys SET id = 'other'",
+                "is not the one that sealed this store",
+            ),
+            (
+                "UPDATE seal_keys SET check_seal = x'00'",
+                "the check of the master key",
+            ),
+        ] {
+            fs::write(&copy, &whole).unwrap();
+            edit(&copy, statement).await;
+            let said = refusal(&copy, &config).await;
+            assert!(said.contains(why), "{said}");
+        }
+        fs::write(&copy, &whole).unwrap();
+        edit(&copy, "ANALYZE").await;
+        replaced(&copy, &config, false).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_no_gateway_would_serve_is_refused() {
+        let (_dir, config, copy) = stored().await;
+        let whole = fs::read(&copy).unwrap();
+        for (statement, why) in [
+            (
+                "UPDATE servers SET spec = substr(spec, 1, 9)",
+                "the document of server a/x",
+            ),
+            (
+                "UPDATE servers SET secret = zeroblob(60)",
+                "the seal of server a/x",
+            ),
+            (
+                "UPDATE servers SET spec = '{\"command\": 5}'",
+                "tenants.a.servers.x.command",
+            ),
+            ("UPDATE servers SET name = 'A B'", "tenants.a.servers"),
+        ] {
+            fs::write(&copy, &whole).unwrap();
+            edit(&copy, statement).await;
+            let said = refusal(&copy, &config).await;
+            assert!(said.contains(why), "{said}");
+        }
+    }
+}

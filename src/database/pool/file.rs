@@ -1,15 +1,18 @@
 //! A SQLite file that no gateway uses: its check, and the end of its log.
 
-use std::path::Path;
+use std::{collections::BTreeSet, fs::File, io::Read, path::Path};
 
-use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
+use sqlx::{
+    Connection, SqliteConnection, SqlitePool, pool::PoolOptions, sqlite::SqliteConnectOptions,
+};
 
 use super::{
     lent::STATEMENT,
-    sql::{MIGRATION, SqlError, sqlite_schema, timed},
+    sql::{MIGRATION, SqlError, migrated, sqlite_schema, timed, timed_migration},
 };
 
-/// Checks, without a change, that a file is an intact database that this build can use.
+/// Checks, without a change, that a file is an intact database that this build can use, with the tables that its
+/// migrations make and nothing else.
 ///
 /// # Errors
 ///
@@ -22,29 +25,92 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
         .read_only(true);
     let opened = SqliteConnection::connect_with(&options);
     let mut connection = timed(STATEMENT, opened).await?;
-    let sound: Result<String, _> = {
-        let asked = sqlx::query_scalar("PRAGMA quick_check").fetch_one(&mut connection);
+    let sound: Result<String, SqlError> = {
+        let asked = sqlx::query_scalar("PRAGMA integrity_check(1)").fetch_one(&mut connection);
         timed(MIGRATION, asked).await
     };
-    if sound.is_ok_and(|said| said == "ok") {
-        let sql = "SELECT MAX(version) FROM _sqlx_migrations";
-        let newest: Result<Option<i64>, _> = {
-            let asked = sqlx::query_scalar(sql).fetch_one(&mut connection);
-            timed(STATEMENT, asked).await
-        };
-        let known = sqlite_schema()
-            .iter()
-            .map(|migration| migration.version)
-            .max();
-        match newest {
-            Ok(newest) if newest > known => unusable("was made by a newer lockgate"),
-            Ok(Some(_)) => Ok(()),
-            _ => unusable("is no store of lockgate"),
-        }
-    } else {
-        unusable("is no whole database")
+    match sound {
+        Ok(said) if said == "ok" && has_all_pages(file) => {}
+        Err(late @ SqlError::Unavailable(_)) => return Err(late),
+        _ => return unusable("is no whole database"),
     }
+    let sql = "SELECT MAX(version) FROM _sqlx_migrations";
+    let newest: Result<Option<i64>, _> = {
+        let asked = sqlx::query_scalar(sql).fetch_one(&mut connection);
+        timed(STATEMENT, asked).await
+    };
+    let known = sqlite_schema()
+        .iter()
+        .map(|migration| migration.version)
+        .max();
+    let newest = match newest {
+        Ok(newest) if newest > known => return unusable("was made by a newer lockgate"),
+        Ok(Some(newest)) => newest,
+        _ => return unusable("is no store of lockgate"),
+    };
+    if let Some(other) = difference(&mut connection, newest).await? {
+        return unusable(&format!("is not as lockgate makes its store: {other}"));
+    }
+    let proofs: i64 = {
+        let asked = sqlx::query_scalar("SELECT COUNT(*) FROM seal_keys").fetch_one(&mut connection);
+        timed(STATEMENT, asked).await?
+    };
+    if proofs == 0 {
+        return unusable("does not say which master key sealed it");
+    }
+    Ok(())
 }
+
+/// Whether a file has the size that its header says. SQLite reads what is missing at its end as zeros.
+fn has_all_pages(file: &Path) -> bool {
+    // "The Database Header": the size of a page at 16, where 1 stands for 64 KiB, and their number at 28.
+    let mut head = [0; 32];
+    let read = File::open(file).and_then(|mut file| {
+        file.read_exact(&mut head)?;
+        Ok(file.metadata()?.len())
+    });
+    let page = match u64::from(u16::from_be_bytes([head[16], head[17]])) {
+        1 => 1 << 16,
+        page => page,
+    };
+    let pages = u32::from_be_bytes([head[28], head[29], head[30], head[31]]);
+    read.is_ok_and(|size| size > 0 && size == page * u64::from(pages))
+}
+
+/// A table, index, trigger or view that a database has and a new one of the same migrations has not, or the other
+/// way round.
+async fn difference(
+    connection: &mut SqliteConnection,
+    newest: i64,
+) -> Result<Option<String>, SqlError> {
+    let options = SqliteConnectOptions::new().in_memory(true);
+    // Each connection has a memory of its own.
+    let opened = PoolOptions::new().max_connections(1).connect_with(options);
+    let new: SqlitePool = timed(STATEMENT, opened).await?;
+    let schema = sqlite_schema();
+    let outcome = timed_migration(Box::pin(schema.run_to(newest, &new))).await;
+    migrated(outcome)?;
+    let mut new = timed(STATEMENT, new.acquire()).await?;
+    let (found, made) = (parts(connection).await?, parts(&mut new).await?);
+    let other = found.symmetric_difference(&made).next();
+    Ok(other.map(|(kind, name, ..)| format!("{kind} {name:?}")))
+}
+
+/// Kind, name, table and statement of each part of a schema.
+type Parts = BTreeSet<(String, String, String, String)>;
+
+async fn parts(connection: &mut SqliteConnection) -> Result<Parts, SqlError> {
+    let asked = sqlx::query_as(SCHEMA).fetch_all(connection);
+    let rows: Vec<(String, String, String, String)> = timed(MIGRATION, asked).await?;
+    Ok(rows.into_iter().collect())
+}
+
+/// The table of migrations is of sqlx, which may write it otherwise one day. Statistics, which only `ANALYZE` makes,
+/// change no result.
+const SCHEMA: &str = "
+    SELECT type, name, tbl_name, CASE name WHEN '_sqlx_migrations' THEN '' ELSE COALESCE(sql, '') END
+      FROM sqlite_master
+     WHERE NOT (type = 'table' AND name GLOB 'sqlite_stat[1-4]')";
 
 /// An API key that a file holds.
 #[derive(Debug, PartialEq, Eq)]
@@ -105,4 +171,14 @@ pub(crate) async fn settle(file: &Path) -> Result<(), SqlError> {
     let settled = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut connection);
     timed(MIGRATION, settled).await?;
     timed(STATEMENT, connection.close()).await
+}
+
+/// Changes a file without its gateway.
+#[cfg(test)]
+pub(crate) async fn edit(file: &Path, statement: &'static str) {
+    let options = SqliteConnectOptions::new().filename(file);
+    let mut connection = SqliteConnection::connect_with(&options).await.unwrap();
+    let edited = sqlx::query(statement).execute(&mut connection).await;
+    edited.unwrap();
+    connection.close().await.unwrap();
 }

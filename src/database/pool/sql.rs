@@ -510,7 +510,9 @@ fn late(limit: Duration) -> SqlError {
 /// Boxed, because the compiler loses track of the borrows of this future (rust-lang/rust#100013).
 type Step<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
-async fn timed_migration(mut step: Step<'_, (), MigrateError>) -> Result<(), MigrateError> {
+pub(super) async fn timed_migration(
+    mut step: Step<'_, (), MigrateError>,
+) -> Result<(), MigrateError> {
     let late = |_| MigrateError::Execute(sqlx::Error::PoolTimedOut);
     let began = Instant::now();
     let announced = async {
@@ -576,7 +578,7 @@ async fn migrate_postgres(options: PgConnectOptions) -> Result<(), SqlError> {
     migrated(outcome)
 }
 
-fn migrated(outcome: Result<(), MigrateError>) -> Result<(), SqlError> {
+pub(super) fn migrated(outcome: Result<(), MigrateError>) -> Result<(), SqlError> {
     match outcome {
         Ok(()) => Ok(()),
         Err(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {

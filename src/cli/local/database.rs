@@ -25,7 +25,7 @@ use crate::{
         self, Database, Judge, Location, Opening,
         pool::{
             HeldKey,
-            file::{api_keys, inspect, settle},
+            file::{api_keys, inspect, remove_unfinished, settle, unfinished},
         },
     },
     snapshot::CurrentSnapshot,
@@ -149,16 +149,15 @@ async fn replaced(
         .await
         .map_err(|error| wrong(copy, error.to_string(), "name a file that backup made"))?;
     let unwritable = |error| wrong(&file, format!("cannot be written: {error}"), "make room");
-    let new = file.with_extension("db.new");
-    copy_beside(copy, &new).map_err(unwritable)?;
-    // Before anything is replaced: it may be sealed under another master key, or not be served at all.
-    let ended = read_as_served(&new, config, keep_grants).await;
-    let ended = ended.inspect_err(|_| _ = fs::remove_file(&new));
-    let ended = ended.map_err(|error| of_copy(copy, &file, error))?;
+    // A log that is left there would be read with the new file.
+    remove_unfinished(&file).map_err(unwritable)?;
+    let made = make_beside(copy, &file, config, keep_grants).await;
+    let ended = made.inspect_err(|_| _ = remove_unfinished(&file))?;
     // A database that is too broken for that is kept as it is.
     _ = settle(&file).await;
     let known = api_keys(&file).await;
-    let before = replace_file(&new, &file).map_err(unwritable)?;
+    let before = replace_file(&unfinished(&file), &file).map_err(unwritable)?;
+    _ = remove_unfinished(&file);
     let mut done = format!("{} is as {} was", file.display(), copy.display());
     if let Some(before) = before {
         let before = before.display();
@@ -176,6 +175,21 @@ async fn replaced(
     };
     let held = api_keys(&file).await.unwrap_or_default();
     Ok(done + &returned(&held, known.ok().as_deref()))
+}
+
+/// Makes the database of a copy beside `file`, before anything is replaced: it may be sealed under another master key, or
+/// not be served at all.
+async fn make_beside(
+    copy: &Path,
+    file: &Path,
+    config: &Config,
+    keep_grants: bool,
+) -> Result<Option<usize>, database::Error> {
+    let new = unfinished(file);
+    copy_beside(copy, &new)
+        .map_err(|error| wrong(file, format!("cannot be written: {error}"), "make room"))?;
+    let read = read_as_served(&new, config, keep_grants).await;
+    read.map_err(|error| of_copy(copy, file, error))
 }
 
 /// Opens the database that a restore has made of a copy, and reads it as a gateway does at its start. Returns the number
@@ -249,7 +263,6 @@ fn returned(held: &[HeldKey], known: Option<&[HeldKey]>) -> String {
 
 /// Copies a database into the directory of the one that it will replace.
 fn copy_beside(copy: &Path, new: &Path) -> io::Result<()> {
-    remove(new)?;
     let mut target = private_file::create_new(new)?;
     io::copy(&mut File::open(copy)?, &mut target)?;
     target.sync_all()
@@ -387,7 +400,33 @@ mod tests {
         let said = refused.to_string();
         assert!(said.starts_with(&format!("{}: ", copy.display())), "{said}");
         assert!(said.contains("; "), "{said}");
+        assert_eq!(left(config), [""; 0], "{said}");
         said
+    }
+
+    /// The files of restores that are not done.
+    fn left(config: &Config) -> Vec<String> {
+        let names = fs::read_dir(&config.data_dir).unwrap();
+        let names = names.map(|name| name.unwrap().file_name().into_string().unwrap());
+        let is_left = |name: &String| name.starts_with("lockgate.db.") && !name.contains(".before");
+        names.filter(is_left).collect()
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_restore_left_is_removed_and_not_read() {
+        let (_dir, config, copy) = stored().await;
+        let leave = || {
+            for end in ["new", "new-wal", "new-shm", "migrate"] {
+                let path = config.data_dir.join(format!("lockgate.db.{end}"));
+                fs::write(path, "left").unwrap();
+            }
+        };
+        leave();
+        replaced(&copy, &config, false).await.unwrap();
+        assert_eq!(left(&config), [""; 0]);
+        leave();
+        drop(crate::cli::serve::database::lock(&config).unwrap());
+        assert_eq!(left(&config), [""; 0]);
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ use crate::{
     auth::administrator::ensure_operator,
     base::{HiddenPaths, Secret, private_file},
     config::{Config, Mistake},
-    database::{self, Judge, Location, Opening, vault::Make},
+    database::{self, Judge, Location, Opening, pool::file::remove_unfinished, vault::Make},
     declare::{Catalog, Offer, When},
     gateway::Served,
     manifest::checks,
@@ -117,12 +117,12 @@ pub(super) async fn open(
 }
 
 /// Locks the data directory against another gateway and against `restore`, for the lifetime of the
-/// returned files.
+/// returned files, and removes what a `restore` that was killed has left.
 ///
 /// # Errors
 ///
 /// File system errors; another gateway; a `restore` in progress.
-pub(super) fn lock(config: &Config) -> anyhow::Result<[File; 2]> {
+pub(crate) fn lock(config: &Config) -> anyhow::Result<[File; 2]> {
     let data_dir = &config.data_dir;
     let [own, file] = [open_lock(data_dir, "serve.lock")?, lock_file(data_dir)?];
     if let Err(fs::TryLockError::WouldBlock) = own.try_lock() {
@@ -132,7 +132,14 @@ pub(super) fn lock(config: &Config) -> anyhow::Result<[File; 2]> {
         );
     }
     match file.try_lock_shared() {
-        Ok(()) => Ok([own, file]),
+        Ok(()) => {
+            if let Location::File(store) = Location::of(config)
+                && let Err(error) = remove_unfinished(&store)
+            {
+                tracing::warn!(%error, "cannot remove what a restore has left in data_dir");
+            }
+            Ok([own, file])
+        }
         Err(fs::TryLockError::WouldBlock) => {
             anyhow::bail!(
                 "{} is in use by lockgate restore",

@@ -1,6 +1,11 @@
 //! A SQLite file that no gateway uses: its check, and the end of its log.
 
-use std::{collections::BTreeSet, fs::File, io::Read, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
 
 use sqlx::{
     Connection, SqliteConnection, SqlitePool, pool::PoolOptions, sqlite::SqliteConnectOptions,
@@ -111,6 +116,33 @@ const SCHEMA: &str = "
     SELECT type, name, tbl_name, CASE name WHEN '_sqlx_migrations' THEN '' ELSE COALESCE(sql, '') END
       FROM sqlite_master
      WHERE NOT (type = 'table' AND name GLOB 'sqlite_stat[1-4]')";
+
+/// The place beside a database where a restore makes the one that replaces it.
+pub(crate) fn unfinished(file: &Path) -> PathBuf {
+    file.with_extension("db.new")
+}
+
+/// Removes what a restore has left there that failed or was killed. None may be under way.
+///
+/// # Errors
+///
+/// The file system's.
+pub(crate) fn remove_unfinished(file: &Path) -> io::Result<()> {
+    let new = unfinished(file);
+    let beside =
+        ["-wal", "-shm", "-journal"].map(|end| PathBuf::from(format!("{}{end}", new.display())));
+    let all = [new.clone()]
+        .into_iter()
+        .chain(beside)
+        .chain([new.with_extension("migrate")]);
+    for path in all {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
 
 /// An API key that a file holds.
 #[derive(Debug, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use super::{
     },
     serve::{RunArgs, ServeArgs, process},
 };
+use crate::base::terminal::escaped;
 
 /// A gateway that puts stdio MCP servers on the network
 #[derive(Parser)]
@@ -205,8 +206,9 @@ fn man(directory: &Path) -> ExitCode {
     match clap_mangen::generate_to(documented(), directory) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let directory = directory.display();
-            eprintln!("lockgate: {directory}: {error}; name a directory that can be written");
+            let what = format!("{}: {error}", directory.display());
+            let what = escaped(&what);
+            eprintln!("lockgate: {what}; name a directory that can be written");
             ExitCode::FAILURE
         }
     }

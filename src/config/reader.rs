@@ -5,6 +5,7 @@
 use std::{fmt, time::Duration};
 
 use super::document::{Node, SyntaxError, Value};
+use crate::base::terminal::escaped;
 
 /// A mistake of an operator, with its place and its remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,12 +21,15 @@ pub(crate) struct Mistake {
 }
 
 impl fmt::Display for Mistake {
+    /// One line, whatever the names in it are.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {}: {}; {}",
-            self.place, self.key, self.what, self.remedy
-        )
+        let Self {
+            place,
+            key,
+            what,
+            remedy,
+        } = self;
+        f.write_str(&escaped(&format!("{place}: {key}: {what}; {remedy}")))
     }
 }
 
@@ -319,6 +323,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::reader::*;
+
+    #[test]
+    fn a_mistake_is_one_line_that_steers_no_terminal() {
+        let wrong = Wrong::new("w\u{202e}", "r\r");
+        let said = wrong.at("F\u{1b}]0;x\u{7}:1", "a\n\u{1b}[2J").to_string();
+        assert_eq!(said, r"F\u{1b}]0;x\u{7}:1: a\n\u{1b}[2J: w\u{202e}; r\r");
+    }
 
     #[test]
     fn durations() {

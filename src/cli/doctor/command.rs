@@ -22,7 +22,7 @@ use super::{
     visitor::{Limits, Visitor},
 };
 use crate::{
-    base::{Screen, Secret},
+    base::{Screen, Secret, terminal::escaped},
     cli::local::wait,
     config::{gateway::environment, reader::duration},
 };
@@ -75,7 +75,7 @@ impl DoctorArgs {
         let plan = match self.plan() {
             Ok(plan) => plan,
             Err(mistake) => {
-                eprintln!("lockgate: {mistake}");
+                eprintln!("lockgate: {}", escaped(&mistake));
                 return ExitCode::from(2);
             }
         };

@@ -12,6 +12,7 @@ use clap::Args;
 use crate::endpoint::{Endpoint, Kind};
 use crate::{
     backend::sandbox::{Kernel, choice::out_of_reach},
+    base::terminal::escaped,
     cli::serve::{
         credentials,
         descriptors::shortage,
@@ -94,8 +95,10 @@ fn report(
                 for server in servers.filter(|_| offer.landlock > 0) {
                     for arg in out_of_reach(&server.launch, search.as_ref(), home) {
                         summary += &format!(
-                            "{}/{}: may not read its argument {arg}; add its directory to sandbox.read\n",
-                            server.tenant, server.name
+                            "{}/{}: may not read its argument {}; add its directory to sandbox.read\n",
+                            server.tenant,
+                            server.name,
+                            escaped(&arg.to_string())
                         );
                     }
                 }
@@ -165,7 +168,8 @@ fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> Strin
             "warning: sandbox.shared_uid lets tenants' processes reach each other".to_owned(),
         );
     }
-    lines.join("\n") + "\n"
+    let lines = lines.iter().map(|line| escaped(line));
+    lines.collect::<Vec<_>>().join("\n") + "\n"
 }
 
 /// Describes this machine, and the sandboxing that children get.

@@ -18,7 +18,7 @@ use super::{
     runtime::{configuration, wait},
 };
 use crate::{
-    base::{Clock, private_file},
+    base::{Clock, private_file, terminal::escaped},
     cli::serve::database::lock_file,
     config::{Config, Mistake, Wrong},
     database::{
@@ -111,7 +111,7 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
         };
         Ok(format!(
             "{} is a copy of the database; keep {key} elsewhere",
-            target.display()
+            named(&target)
         ))
     })
 }
@@ -158,9 +158,9 @@ async fn replaced(
     let known = api_keys(&file).await;
     let before = replace_file(&unfinished(&file), &file).map_err(unwritable)?;
     _ = remove_unfinished(&file);
-    let mut done = format!("{} is as {} was", file.display(), copy.display());
+    let mut done = format!("{} is as {} was", named(&file), named(copy));
     if let Some(before) = before {
-        let before = before.display();
+        let before = named(&before);
         _ = write!(done, "; the way back is lockgate restore {before}");
     }
     _ = match ended {
@@ -251,8 +251,8 @@ fn returned(held: &[HeldKey], known: Option<&[HeldKey]>) -> String {
     let mut lines = String::new();
     for key in held.iter().filter(|key| !is_known(key)) {
         _ = match &key.tenant {
-            Some(tenant) => write!(lines, "\n  key {} of tenant {tenant}", key.name),
-            None => write!(lines, "\n  operator key {}", key.name),
+            Some(tenant) => write!(lines, "\n  key {} of tenant {tenant}", escaped(&key.name)),
+            None => write!(lines, "\n  operator key {}", escaped(&key.name)),
         };
     }
     if lines.is_empty() {
@@ -322,6 +322,11 @@ fn wrong(path: &Path, what: String, remedy: &str) -> database::Error {
     database::Error::Invalid(vec![Wrong::new(what, remedy).at(&place, "store")])
 }
 
+/// A path in a line for a terminal.
+fn named(path: &Path) -> String {
+    escaped(&path.display().to_string()).into_owned()
+}
+
 /// Runs a command on the database that the configuration names, and prints its result.
 fn run(
     args: DatabaseArgs,
@@ -345,7 +350,7 @@ fn run(
             ExitCode::from(2)
         }
         Err(error) => {
-            eprintln!("lockgate: {error}");
+            eprintln!("lockgate: {}", escaped(&error.to_string()));
             ExitCode::FAILURE
         }
     }

@@ -14,6 +14,7 @@ use std::{
 use clap::Args;
 
 use crate::{
+    base::terminal::escaped,
     config::{
         Format, Mistake, Node, Value, Wrong,
         reader::{name, syntax_mistakes},
@@ -53,7 +54,9 @@ fn convert_file(file: &Path, tenant: &str, out: &mut dyn Write, notes: &mut dyn 
             USAGE,
         ),
     };
-    let noted = lines.iter().try_for_each(|line| writeln!(notes, "{line}"));
+    let noted = lines
+        .iter()
+        .try_for_each(|line| writeln!(notes, "{}", escaped(line)));
     let written = out
         .write_all(manifest.as_bytes())
         .and_then(|()| out.flush());

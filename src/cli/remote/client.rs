@@ -21,6 +21,7 @@ use url::Url;
 
 use super::table::plain;
 use crate::auth::api_key::fingerprint;
+use crate::base::terminal::escaped;
 use crate::cli::local::wait;
 use crate::config::{Config, Mistake, Sources, Wrong, gateway::environment, reader::name};
 
@@ -450,16 +451,17 @@ pub(crate) fn run(
     match done.and_then(|text| print(&text)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Error::Failed(why) | Error::Missing(why)) => {
-            eprintln!("lockgate: {why}");
+            eprintln!("lockgate: {}", escaped(&why));
             ExitCode::FAILURE
         }
         Err(Error::Changed(name)) => {
+            let name = escaped(&name);
             eprintln!("lockgate: another client keeps changing {name}; try again (412)");
             ExitCode::FAILURE
         }
         Err(Error::Mistakes(lines)) => {
             for line in lines {
-                eprintln!("{line}");
+                eprintln!("{}", escaped(&line));
             }
             ExitCode::from(2)
         }

@@ -31,7 +31,7 @@ use crate::{
         child::{Ambient, Launcher},
         sandbox::{Sandbox, Unreachable},
     },
-    base::{HiddenPaths, Screen, memory},
+    base::{HiddenPaths, Screen, memory, terminal::escaped},
     config::{CA_VARIABLES, Config, LogFormat, Mistake, Separation},
     declare::{Catalog, Offer},
     gateway::{self, Lifecycle, Listeners},
@@ -96,7 +96,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("lockgate: {error:#}");
+            eprintln!("lockgate: {}", escaped(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -15,7 +15,7 @@
 //! * `secret`: texts that are never printed
 //! * `table`: hash tables with the gateway's own keys
 //! * `terminal`: colours and redrawn lines, and text of others made safe for a terminal
-//! * `watched_files`: files whose content may change at any time
+//! * `watched_files`: files that an operator names, whose content may change at any time
 
 pub(crate) mod budget;
 mod clock;
@@ -44,4 +44,7 @@ pub(crate) use self::reach::{Proxy, Reach};
 pub(crate) use self::secret::Secret;
 pub(crate) use self::table::{FastHash, Table};
 pub(crate) use self::terminal::{Screen, Tone};
-pub(crate) use self::watched_files::{ContentDigest, LOOK_INTERVAL, WatchedFiles, content_digest};
+pub(crate) use self::watched_files::{
+    ContentDigest, LOOK_INTERVAL, MANIFEST_MAX, SETTING_MAX, WatchedFiles, content, content_digest,
+    text,
+};

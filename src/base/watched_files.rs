@@ -1,12 +1,19 @@
-//! Files whose content may change at any time, such as secrets that an orchestrator mounts.
+//! Files that an operator names: their content within a bound, and its changes, such as of secrets that an
+//! orchestrator mounts.
 //!
 //! They are polled, because inotify misses mounts of Kubernetes Secrets.
 
 use std::{
     collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
     path::{Path, PathBuf},
     time::Duration,
 };
+
+use rustix::fs::{Mode, OFlags};
+
+use tokio::task::spawn_blocking;
 
 use super::sha256;
 
@@ -15,8 +22,46 @@ pub(crate) type ContentDigest = Option<[u8; 32]>;
 
 /// The digest of the content of `file` now.
 pub(crate) fn content_digest(file: &Path) -> ContentDigest {
-    std::fs::read(file).ok().map(|content| sha256(&content))
+    let content = content(file, SETTING_MAX).ok();
+    content.map(|content| sha256(&content))
 }
+
+/// Reads a file of at most `most` bytes; follows links, behind which Kubernetes mounts secrets.
+///
+/// # Errors
+///
+/// The file system's, and `InvalidInput` for all but a regular file of that size: a pipe may never have a writer, and
+/// a device no end.
+pub(crate) fn content(file: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let refused = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    // Without a wait for the writer of a pipe.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(file, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return refused("it is no regular file");
+    }
+    let mut content = Vec::new();
+    file.take(most + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > most {
+        return refused(&format!("it has more than {} MiB", most >> 20));
+    }
+    Ok(content)
+}
+
+/// Reads a file of text, as [`content`] does.
+///
+/// # Errors
+///
+/// Those of [`content`], and `InvalidData` for bytes that are no UTF-8.
+pub(crate) fn text(file: &Path, most: u64) -> io::Result<String> {
+    let text = String::from_utf8(content(file, most)?);
+    text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no UTF-8"))
+}
+
+/// The largest file that holds a setting, a secret or certificates, in bytes.
+pub(crate) const SETTING_MAX: u64 = 4 << 20;
+/// The largest manifest, in bytes.
+pub(crate) const MANIFEST_MAX: u64 = 64 << 20;
 
 /// Files, each with the digest of its content.
 #[derive(Debug, Default)]
@@ -48,7 +93,9 @@ impl WatchedFiles {
     pub(crate) async fn look(&mut self) -> Vec<PathBuf> {
         let mut changed = Vec::new();
         for (file, watched) in &mut self.0 {
-            let found = match tokio::fs::read(file).await {
+            let path = file.clone();
+            let read = spawn_blocking(move || content(&path, SETTING_MAX));
+            let found = match read.await.unwrap_or_else(|ended| Err(ended.into())) {
                 Ok(content) => Some(sha256(&content)),
                 Err(error) => {
                     if watched.seen.is_some() {
@@ -101,6 +148,25 @@ mod tests {
         let mut unknown = WatchedFiles::new([(file.clone(), None)]);
         assert!(unknown.look().await.is_empty());
         assert_eq!(unknown.look().await, [file]);
+    }
+
+    #[test]
+    fn only_a_regular_file_within_the_bound_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), "s3cret").unwrap();
+        symlink("file", at("link")).unwrap();
+        assert_eq!(text(&at("link"), 6).unwrap(), "s3cret");
+        let refused = |path: &Path, most| text(path, most).unwrap_err().to_string();
+        assert_eq!(refused(&at("file"), 5), "it has more than 0 MiB");
+        let (fifo, mode) = (at("fifo"), Mode::RWXU);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for path in [fifo, "/dev/zero".into(), dir.path().to_owned()] {
+            assert_eq!(refused(&path, 5), "it is no regular file", "{path:?}");
+            assert_eq!(content_digest(&path), None);
+        }
+        fs::write(at("file"), [0xff]).unwrap();
+        assert_eq!(refused(&at("file"), 5), "it is no UTF-8");
     }
 
     #[tokio::test]

@@ -2,8 +2,8 @@
 //!
 //! Not here: the Redis client (`state/redis`), and requests between replicas (`http/replicas`).
 
-use crate::base::Secret;
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use crate::base::{self, Secret};
+use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use rustls::{
     RootCertStore,
@@ -220,7 +220,7 @@ pub(super) fn authorities(file: &str) -> Result<Option<Arc<[u8]>>, Wrong> {
         return Ok(None);
     }
     let remedy = "name a PEM file with the certificates of authorities";
-    let text = std::fs::read(file)
+    let text = base::content(Path::new(file), base::SETTING_MAX)
         .map_err(|error| Wrong::new(format!("{file:?} cannot be read: {error}"), remedy))?;
     let mut known = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {

@@ -2,7 +2,7 @@
 //!
 //! Not here: the declaration of one authorization server (`declare/authorization_server`).
 
-use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use url::Url;
 
 use super::{address::network, document::Node, reader::Wrong, sources::Layers};
-use crate::base::{Proxy, Secret};
+use crate::base::{self, Proxy, Secret};
 
 /// Requests of the gateway itself: for documents, keys and tokens of others.
 #[derive(Clone, Debug)]
@@ -141,7 +141,7 @@ impl KnownClients {
             "none" => Ok(Self::default()),
             file => {
                 let remedy = "write \"shipped\", \"none\" or the path of a readable file";
-                let text = fs::read_to_string(file);
+                let text = base::text(Path::new(file), base::SETTING_MAX);
                 let text = text.map_err(|error| {
                     Wrong::new(format!("{file:?} cannot be read: {error}"), remedy)
                 });

@@ -13,7 +13,7 @@ use super::{
     document::{Format, Node, Value, key_path},
     reader::{Mistake, Wrong, syntax_mistakes, unknown_key},
 };
-use crate::base::{ContentDigest, content_digest};
+use crate::base::{self, ContentDigest, content_digest};
 
 /// The merged value of every key, and the mistakes so far.
 pub(crate) struct Layers {
@@ -273,7 +273,7 @@ impl SettingFile {
 
 /// Reads the value of a key from its file.
 pub(crate) fn file_node(variable: &str, path: &str) -> Result<Node, Wrong> {
-    match fs::read_to_string(path) {
+    match base::text(Path::new(path), base::SETTING_MAX) {
         Ok(text) => Ok(Node::from_word(
             variable,
             text.trim_end_matches(['\r', '\n']),

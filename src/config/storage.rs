@@ -2,7 +2,7 @@
 //!
 //! Not here: the database itself (`database`).
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use url::Url;
 
@@ -11,7 +11,7 @@ use super::{
     reader::Wrong,
     sources::{Layers, SettingFile, twice},
 };
-use crate::base::Secret;
+use crate::base::{self, Secret};
 
 /// Location, encryption and retention of stored data.
 #[derive(Clone, Debug)]
@@ -72,7 +72,7 @@ fn admin_key(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Secr
     }
     let file = of("LOCKGATE_ADMIN_KEY_FILE")?;
     let before = SettingFile::now(file);
-    match std::fs::read_to_string(file) {
+    match base::text(Path::new(file), base::SETTING_MAX) {
         Ok(text) => {
             layers.files.insert(ADMIN_KEY.to_owned(), before);
             Secret::of(text.trim().to_owned())

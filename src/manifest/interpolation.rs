@@ -2,8 +2,9 @@
 //!
 //! Inserted values never appear in messages. Not here: the keys with interpolated values.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
+use crate::base;
 use crate::config::Wrong;
 use crate::declare::STORE;
 
@@ -132,7 +133,7 @@ fn value_of(inner: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong
             "write the whole path",
         ));
     }
-    match fs::read_to_string(path) {
+    match base::text(Path::new(path), base::SETTING_MAX) {
         // Editors and `echo` add a newline at the end of files.
         Ok(text) => Ok(text
             .strip_suffix('\n')
@@ -149,6 +150,8 @@ fn value_of(inner: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use proptest::prelude::*;
 
     use super::super::interpolation::*;
@@ -200,6 +203,7 @@ mod tests {
             "${env:NOT_SET}",
             "${file:relative}",
             "${file:/nonexistent/x}",
+            "${file:/dev/zero}",
             "${}",
             "$$$",
             "a\0b",

@@ -4,7 +4,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -15,7 +14,7 @@ use super::{
     reader::{self, Manifest},
     table::{Fields, Findings},
 };
-use crate::base::{ContentDigest, content_digest};
+use crate::base::{self, ContentDigest, content_digest};
 use crate::config::{Format, Mistake, Node, Value, Wrong, reader::syntax_mistakes};
 use crate::declare::{Declared, Document, Kind, Object, ObjectName, PLACE};
 
@@ -163,7 +162,7 @@ pub(crate) fn load(
         let remedy = "name it .yaml, .yml, .toml or .json";
         return refuse("its ending names no format".to_owned(), remedy);
     };
-    match fs::read_to_string(path) {
+    match base::text(path, base::MANIFEST_MAX) {
         Ok(text) => parse(&file, &text, format, env),
         Err(error) => refuse(format!("cannot be read: {error}"), "name a readable file"),
     }
@@ -349,6 +348,8 @@ fn reference_mistakes((name, object): (&ObjectName, &Object)) -> Vec<Mistake> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::super::objects::*;
 
     fn env() -> BTreeMap<String, String> {

@@ -23,7 +23,7 @@ use super::{
     upkeep::Upkeep,
 };
 use crate::{
-    base::{HiddenPaths, LOOK_INTERVAL, Secret, WatchedFiles},
+    base::{HiddenPaths, LOOK_INTERVAL, MANIFEST_MAX, Secret, WatchedFiles, content},
     config::{Config, Mistake},
     database::{self, Author, Database, Location, Opening},
     declare::Prune,
@@ -441,7 +441,7 @@ fn log_mistakes(mistakes: &[Mistake]) {
 }
 
 fn read(file: &Path) -> Option<Vec<u8>> {
-    std::fs::read(file).ok()
+    content(file, MANIFEST_MAX).ok()
 }
 
 /// Sends to `news` on every event in the folder of `file`: editors and orchestrators replace the

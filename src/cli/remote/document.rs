@@ -1,11 +1,12 @@
 //! Documents in files and on stdin.
 
-use std::{fs, io::Read, path::Path};
+use std::{io::Read, path::Path};
 
 use serde_json::Value as Json;
 
 use super::client::Error;
 use crate::{
+    base,
     config::{Format, gateway::environment},
     manifest::objects,
 };
@@ -36,6 +37,6 @@ pub(super) fn text_of(path: &Path) -> Result<(String, String, Format), Error> {
     let remedy = "name it .yaml, .yml, .toml or .json";
     let format = Format::of(path)
         .ok_or_else(|| Error::usage(&file, "its ending names no format", remedy))?;
-    let text = fs::read_to_string(path).map_err(unreadable)?;
+    let text = base::text(path, base::MANIFEST_MAX).map_err(unreadable)?;
     Ok((file, text, format))
 }

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     backend::sandbox::Kernel,
+    base::{MANIFEST_MAX, content},
     config::{Config, Mistake, Sources, Wrong, gateway::environment},
     declare::{Confinement, Home, Launch, Offer, Prune, When},
     manifest::{checks, command_line, objects},
@@ -217,7 +218,9 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
             .map(PathBuf::from)
     };
     let file = apply.or_else(default_manifest);
-    let text = file.as_deref().and_then(|file| std::fs::read(file).ok());
+    let text = file
+        .as_deref()
+        .and_then(|file| content(file, MANIFEST_MAX).ok());
     let loaded = file.as_deref().map(|file| objects::load(file, &env));
     let config = Config::load(&sources).map_err(|error| error.mistakes);
     let (config, declaration) = both(config, loaded.transpose())?;

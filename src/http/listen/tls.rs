@@ -11,7 +11,10 @@ use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
+
+use crate::base::{SETTING_MAX, content};
 
 /// Configuration for new handshakes; open connections keep theirs.
 pub(crate) type TlsReload = Arc<ArcSwap<ServerConfig>>;
@@ -49,13 +52,7 @@ struct Contents {
 impl Files {
     /// Reads both files for the first time; an error is fatal here.
     pub(crate) fn load(&self) -> Result<TlsReload, TlsError> {
-        let read = |path: &Path| {
-            std::fs::read(path).map_err(|error| TlsError::Unreadable(path.to_owned(), error))
-        };
-        let contents = Contents {
-            cert: read(&self.cert)?,
-            key: read(&self.key)?,
-        };
+        let contents = self.read()?;
         Ok(Arc::new(ArcSwap::new(self.config(&contents)?)))
     }
 
@@ -69,7 +66,12 @@ impl Files {
         // Starts without the contents from `load`, so that no change in between is missed.
         let mut last: Option<Contents> = None;
         loop {
-            match self.read().await {
+            let files = self.clone();
+            let read = spawn_blocking(move || files.read());
+            match read
+                .await
+                .unwrap_or_else(|ended| Err(TlsError::Unreadable(self.cert.clone(), ended.into())))
+            {
                 Ok(contents) if last.as_ref() != Some(&contents) => {
                     let is_first = last.is_none();
                     match self.config(&contents) {
@@ -93,18 +95,13 @@ impl Files {
         }
     }
 
-    async fn read(&self) -> Result<Contents, TlsError> {
-        let unreadable = |path: &Path| {
-            let path = path.to_owned();
-            move |error| TlsError::Unreadable(path, error)
+    fn read(&self) -> Result<Contents, TlsError> {
+        let read = |path: &Path| {
+            content(path, SETTING_MAX).map_err(|error| TlsError::Unreadable(path.to_owned(), error))
         };
         Ok(Contents {
-            cert: tokio::fs::read(&self.cert)
-                .await
-                .map_err(unreadable(&self.cert))?,
-            key: tokio::fs::read(&self.key)
-                .await
-                .map_err(unreadable(&self.key))?,
+            cert: read(&self.cert)?,
+            key: read(&self.key)?,
         })
     }
 

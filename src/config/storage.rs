@@ -8,7 +8,7 @@ use url::Url;
 
 use super::{
     document::Node,
-    reader::Wrong,
+    reader::{Wrong, nearest},
     sources::{Layers, SettingFile, twice},
 };
 use crate::base::{self, Secret};
@@ -55,7 +55,28 @@ pub(super) fn sql_url(node: &Node) -> Result<Option<Secret>, Wrong> {
         let remedy = "write postgres://USER:PASSWORD@HOST/DATABASE, or \"\" for a file";
         return Err(Wrong::new(what, remedy));
     }
+    let url = Url::parse(&text).ok();
+    let mut names = url
+        .iter()
+        .flat_map(|url| url.query_pairs().map(|(name, _)| name));
+    // The driver would log the value with every connection, and go on without it. The name may be a part of a password.
+    if let Some(unknown) = names.find(|name| !is_parameter(name)) {
+        let remedy = match nearest(&unknown, PARAMETERS.into_iter()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => "leave it out; a ? in a password is written %3F".to_owned(),
+        };
+        return Err(Wrong::new(
+            "has a parameter that PostgreSQL's URLs do not have",
+            remedy,
+        ));
+    }
     Ok(Secret::of(text))
+}
+
+/// Whether the driver knows a parameter of a URL.
+fn is_parameter(name: &str) -> bool {
+    let is_option = name.starts_with("options[") && name.ends_with(']');
+    is_option || PARAMETERS.contains(&name)
 }
 
 /// Returns `LOCKGATE_ADMIN_KEY`, or the content of the file in `LOCKGATE_ADMIN_KEY_FILE`.
@@ -89,6 +110,27 @@ fn admin_key(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Secr
 /// The name of the operator's key among the files of settings.
 pub(super) const ADMIN_KEY: &str = "admin key";
 const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
+/// The parameters that sqlx knows (`PgConnectOptions`), beside `options[NAME]`.
+const PARAMETERS: [&str; 18] = [
+    "sslmode",
+    "ssl-mode",
+    "sslrootcert",
+    "ssl-root-cert",
+    "ssl-ca",
+    "sslcert",
+    "ssl-cert",
+    "sslkey",
+    "ssl-key",
+    "statement-cache-capacity",
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "application_name",
+    "options",
+];
 
 #[cfg(test)]
 mod tests {
@@ -142,6 +184,24 @@ mod tests {
             "{said:?}"
         );
         assert_eq!(of(&[("LOCKGATE_ADMIN_KEY", ""), file]).len(), 1);
+    }
+
+    #[test]
+    fn a_parameter_that_the_driver_would_log_is_a_mistake() {
+        let of = |url: &str| read(&[("LOCKGATE_SQL__URL", url)], &[]).1;
+        let known = "postgres://u@h/d?sslmode=require&password=p&options[search_path]=x&options=-c";
+        assert_eq!(of(known), [""; 0]);
+        for (url, remedy) in [
+            (
+                "postgres://u@h/d?sslmode=require&pasword=s3cret",
+                "did you mean password?",
+            ),
+            ("postgres://u:1?s3cret@h/d", "%3F"),
+        ] {
+            let said = of(url).join("\n");
+            assert!(said.starts_with("LOCKGATE_SQL__URL: sql.url: "), "{said}");
+            assert!(said.contains(remedy) && !said.contains("s3cret"), "{said}");
+        }
     }
 
     #[test]

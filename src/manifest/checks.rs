@@ -445,6 +445,26 @@ mod tests {
     }
 
     #[test]
+    fn a_mistake_has_the_line_of_its_key_or_of_the_table_around_it() {
+        let text = "tenants:\n  a: {auth: {mode: none}}\n  b:\n    auth: {mode: none}\n    hosts: [x.test]\n";
+        let manifest = yaml(text).unwrap();
+        for (key, line) in [
+            ("tenants.b.hosts", 5),
+            ("tenants.b.quotas.objects", 3),
+            ("tenants.a.servers.x.command", 2),
+            ("tenants", 1),
+            ("others", 1),
+            ("", 1),
+        ] {
+            assert_eq!(
+                manifest.mistake(key, "w", "r").place,
+                format!("F:{line}"),
+                "{key}"
+            );
+        }
+    }
+
+    #[test]
     fn checks_against_the_configuration() {
         let two = yaml("tenants:\n  a: {auth: {mode: none}}\n  b: {auth: {mode: none}}\n").unwrap();
         let one = yaml(FULL).unwrap();
@@ -575,8 +595,8 @@ mod tests {
             assert!(found(enough).is_empty(), "{enough}: {:?}", found(enough));
         }
         insta::assert_snapshot!(found("{objects: 2, object_bytes: 26B}").join("\n"), @r###"
-        F:1: tenants.a.quotas.objects: permits 2 objects, and there would be 3; remove objects of the tenant, or let an operator raise the quota
-        F:1: tenants.a.quotas.object_bytes: permits 26 bytes of objects, and there would be 27; remove objects of the tenant, or let an operator raise the quota
+        F:2: tenants.a.quotas.objects: permits 2 objects, and there would be 3; remove objects of the tenant, or let an operator raise the quota
+        F:2: tenants.a.quotas.object_bytes: permits 26 bytes of objects, and there would be 27; remove objects of the tenant, or let an operator raise the quota
         "###);
         // Secrets of its servers count as objects.
         for (secrets, is_right) in [(1, true), (2, false)] {

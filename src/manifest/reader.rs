@@ -53,10 +53,17 @@ impl Manifest {
         }
     }
 
-    /// A mistake in a key, with its place.
+    /// A mistake in a key, with its place, or that of the nearest table around it that is known.
     pub(crate) fn mistake(&self, key: &str, what: impl Into<String>, remedy: &str) -> Mistake {
-        let place = self.places.get(key).or_else(|| self.places.get(""));
-        Wrong::new(what, remedy).at(place.map_or("manifest", String::as_str), key)
+        let mut known = key;
+        let place = loop {
+            match self.places.get(known) {
+                Some(place) => break place.as_str(),
+                None if known.is_empty() => break "manifest",
+                None => known = known.rsplit_once('.').map_or("", |(outer, _)| outer),
+            }
+        };
+        Wrong::new(what, remedy).at(place, key)
     }
 
     /// The tenants, sorted by name.

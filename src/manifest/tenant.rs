@@ -66,6 +66,10 @@ impl Reader<'_> {
             "providers",
             "quotas",
         ]);
+        let hosts = fields.member("hosts").map(|node| node.place.clone());
+        let places = hosts.map(|place| (fields.path_of("hosts"), place));
+        self.places.extend(places);
+        self.places.insert(key.to_owned(), fields.place.clone());
         fields.order(&["revisions", "servers", "upstreams", "users"]);
         let auth = if fields.is_table {
             self.auth(&fields)

@@ -53,6 +53,7 @@ impl ApplyArgs {
             let options = RequestOptions {
                 query: flags.map(|(name, is)| (name, is.to_string())).to_vec(),
                 body: Some(read.declared.json()),
+                manifest: Some(&read.manifest),
                 ..RequestOptions::default()
             };
             let name = given.display();

@@ -24,6 +24,7 @@ use crate::auth::api_key::fingerprint;
 use crate::base::terminal::escaped;
 use crate::cli::local::wait;
 use crate::config::{Config, Mistake, Sources, Wrong, gateway::environment, reader::name};
+use crate::manifest::Manifest;
 
 /// The flags of every command: gateway, API key and output format.
 #[derive(Args)]
@@ -149,6 +150,8 @@ pub(crate) struct RequestOptions<'a> {
     pub(super) condition: Condition,
     /// Requests lines of JSON instead of a page.
     pub(crate) lines: bool,
+    /// The manifest in the body, with the places of its keys.
+    pub(crate) manifest: Option<&'a Manifest>,
 }
 
 /// The precondition of a change.
@@ -257,7 +260,7 @@ impl Client {
             (StatusCode::PRECONDITION_FAILED, Condition::Version(_)) => {
                 Err(Error::Changed(named(path)))
             }
-            _ => Err(self.problem(response).await),
+            _ => Err(self.problem(response, options.manifest).await),
         }
     }
 
@@ -363,13 +366,17 @@ impl Client {
     }
 
     /// The failure in a problem (RFC 9457).
-    async fn problem(&self, response: Response) -> Error {
+    async fn problem(&self, response: Response, manifest: Option<&Manifest>) -> Error {
         let status = response.status();
         let body = response.bytes().await.unwrap_or_default();
         let problem: Json = serde_json::from_slice(&body).unwrap_or_default();
         let error = |error: &Json| {
             let text = |name: &str| plain(error[name].as_str().unwrap_or_default());
-            format!("{}: {}; {}", text("key"), text("what"), text("remedy"))
+            let (key, what, remedy) = (text("key"), text("what"), text("remedy"));
+            match manifest {
+                Some(manifest) => manifest.mistake(&key, what, &remedy).to_string(),
+                None => format!("{key}: {what}; {remedy}"),
+            }
         };
         let errors = problem["errors"].as_array();
         let errors: Vec<String> = errors.into_iter().flatten().map(error).collect();

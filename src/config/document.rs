@@ -40,6 +40,24 @@ pub(crate) enum Value {
     Other(&'static str),
 }
 
+impl Value {
+    /// A number of JSON.
+    pub(crate) fn of_number(number: &serde_json::Number) -> Self {
+        let whole = number.as_i64().map(Self::Whole);
+        let other = number.as_f64().map(Self::other_number);
+        whole.or(other).unwrap_or(Self::Other("a fraction"))
+    }
+
+    /// A number that is no `i64`. Parsers read a whole one that is too large as a fraction as well.
+    fn other_number(number: f64) -> Self {
+        Self::Other(if number.fract() == 0.0 && number.abs() >= TWO_TO_63 {
+            "a number out of range"
+        } else {
+            "a fraction"
+        })
+    }
+}
+
 impl PartialEq for Node {
     /// Compares values, not places.
     fn eq(&self, other: &Self) -> bool {
@@ -205,10 +223,24 @@ fn parse_yaml(file: &str, text: &str) -> Result<Node, SyntaxError> {
         let line = e.location().map_or(1, |location| location.line());
         SyntaxError {
             line: usize::try_from(line).unwrap_or(1).max(1),
-            what: one_line(&e.without_snippet().to_string()),
+            what: yaml_error(&e),
         }
     })?;
     Ok(yaml_node(file, tree))
+}
+
+/// The message of the parser, but for two that are about types of Rust.
+fn yaml_error(error: &serde_saphyr::Error) -> String {
+    let error = error.without_snippet();
+    match error {
+        serde_saphyr::Error::NullIntoString { .. } => {
+            "null where the name of a key is expected".to_owned()
+        }
+        serde_saphyr::Error::RecursiveReferencesRequireWeakTypes { .. } => {
+            "an alias within its own anchor".to_owned()
+        }
+        _ => one_line(&error.to_string()),
+    }
 }
 
 /// The tree that serde reads from a YAML document.
@@ -279,8 +311,8 @@ impl<'de> Visitor<'de> for TreeVisitor {
         Ok(Tree::Leaf(Value::Other("a number out of range")))
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Other("a fraction")))
+    fn visit_f64<E>(self, number: f64) -> Result<Tree, E> {
+        Ok(Tree::Leaf(Value::other_number(number)))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Tree, E> {
@@ -360,9 +392,7 @@ fn json_node(
             serde_json::Value::Null => Value::Nothing,
             serde_json::Value::Bool(flag) => Value::Flag(flag),
             serde_json::Value::String(text) => Value::Text(text),
-            serde_json::Value::Number(number) => number
-                .as_i64()
-                .map_or(Value::Other("a fraction"), Value::Whole),
+            serde_json::Value::Number(number) => Value::of_number(&number),
             _ => return Err(fault("not a plain value".to_owned())),
         },
     };
@@ -420,6 +450,9 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// The first number behind those of an `i64`.
+const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
+
 /// The maximum depth of JSON, which bounds the stack; a manifest has eight levels.
 const MAX_DEPTH: usize = 64;
 
@@ -432,6 +465,27 @@ mod tests {
             Value::Map(entries) => &entries.iter().find(|(name, _)| name == key).unwrap().1,
             _ => panic!("no table at {key}"),
         })
+    }
+
+    #[test]
+    fn numbers_and_errors_are_told_in_words_of_the_document() {
+        for (text, kind) in [
+            ("99999999999999999999999", "a number out of range"),
+            ("-9223372036854775809", "a number out of range"),
+            ("1.5", "a fraction"),
+        ] {
+            for (format, text) in [
+                (Format::Toml, format!("a = {text}")),
+                (Format::Yaml, format!("a: {text}")),
+                (Format::Json, format!("{{\"a\": {text}}}")),
+            ] {
+                let tree = format.parse("F", &text).0.unwrap();
+                assert_eq!(member(&tree, &["a"]).kind(), kind, "{text}");
+            }
+        }
+        let error = |text| Format::Yaml.parse("F", text).1.remove(0).what;
+        assert_eq!(error("null: 1"), "null where the name of a key is expected");
+        assert_eq!(error("a: &x [*x]"), "an alias within its own anchor");
     }
 
     #[test]

@@ -64,9 +64,7 @@ impl Layers {
                     format!("cannot be read: {error}"),
                     "name a readable TOML file, or none",
                 );
-                return self
-                    .mistakes
-                    .push(wrong.at(&format!("{file}:1"), "--config"));
+                return self.mistakes.push(wrong.at(&file, "--config"));
             }
         };
         let (tree, errors) = Format::Toml.parse(&file, &text);

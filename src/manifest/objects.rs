@@ -153,11 +153,8 @@ pub(crate) fn load(
     env: &BTreeMap<String, String>,
 ) -> Result<Declaration, Vec<Mistake>> {
     let file = path.display().to_string();
-    let refuse = |what: String, remedy: &str| {
-        Err(vec![
-            Wrong::new(what, remedy).at(&format!("{file}:1"), "--apply"),
-        ])
-    };
+    let refuse =
+        |what: String, remedy: &str| Err(vec![Wrong::new(what, remedy).at(&file, "--apply")]);
     let Some(format) = Format::of(path) else {
         let remedy = "name it .yaml, .yml, .toml or .json";
         return refuse("its ending names no format".to_owned(), remedy);
@@ -277,9 +274,7 @@ fn of_json(json: &Json) -> Node {
     let value = match json {
         Json::Null => Value::Nothing,
         Json::Bool(flag) => Value::Flag(*flag),
-        Json::Number(number) => number
-            .as_i64()
-            .map_or(Value::Other("a fraction"), Value::Whole),
+        Json::Number(number) => Value::of_number(number),
         Json::String(text) => Value::Text(text.clone()),
         Json::Array(items) => Value::List(items.iter().map(of_json).collect()),
         Json::Object(members) => {
@@ -354,6 +349,20 @@ mod tests {
 
     fn env() -> BTreeMap<String, String> {
         BTreeMap::from([("TOKEN".to_owned(), "s$3cret".to_owned())])
+    }
+
+    #[test]
+    fn a_mistake_in_the_whole_document_names_something() {
+        for text in ["", "5", "[]"] {
+            let said = yaml(text).unwrap_err()[0].to_string();
+            assert!(said.starts_with("F:1: document: "), "{said}");
+        }
+        let said = load(Path::new("/nonexistent/x.yaml"), &env()).unwrap_err();
+        let said = said[0].to_string();
+        assert!(
+            said.starts_with("/nonexistent/x.yaml: --apply: cannot be read"),
+            "{said}"
+        );
     }
 
     fn yaml(text: &str) -> Result<Declaration, Vec<Mistake>> {
@@ -477,7 +486,7 @@ tenants:
         };
         let unset = lines("command: x\nargs: [\"${env:NO}\"]\n");
         assert!(unset[0].starts_with("F:2: args: "), "{unset:?}");
-        assert!(lines("[1]")[0].starts_with("F:1: : "));
+        assert!(lines("[1]")[0].starts_with("F:1: document: "));
         assert!(lines("a: 1\na: 2\n")[0].starts_with("F:2: a: "));
     }
 }

@@ -101,7 +101,13 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
         if copied.is_err() {
             let _ = fs::remove_file(&target);
         }
-        copied?;
+        copied.map_err(|error| match error {
+            database::Error::Unavailable(what) => {
+                let what = format!("cannot be made: {what}");
+                wrong(&target, what, "make room, or name a file on another disk")
+            }
+            error => error,
+        })?;
         let synced = File::open(&target).and_then(|file| file.sync_all());
         synced.map_err(|error| at(&error))?;
         let key = if config.storage.master_key.is_some() {
@@ -350,12 +356,21 @@ fn run(
             ExitCode::from(2)
         }
         Err(error) => {
-            eprintln!("lockgate: {}", escaped(&error.to_string()));
+            let remedy = match &error {
+                database::Error::Unavailable(_) => AGAIN,
+                _ => "",
+            };
+            let place = match Location::of(&config) {
+                Location::File(file) => named(&file),
+                Location::Url(_) => "sql.url".to_owned(),
+            };
+            eprintln!("lockgate: {place}: {}{remedy}", escaped(&error.to_string()));
             ExitCode::FAILURE
         }
     }
 }
 
+const AGAIN: &str = "; see that its disk has room or its server runs, and try again";
 const NEW_FILE: &str = "name a new file in a folder that is there";
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ fn read(file: &Path, tenant: &str) -> Result<(String, Vec<String>), Vec<Mistake>
     };
     let text = text.map_err(|error| {
         let wrong = Wrong::new(format!("cannot be read: {error}"), "name a readable file");
-        vec![wrong.at(&format!("{place}:1"), "file")]
+        vec![wrong.at(&place, "file")]
     })?;
     convert(&place, &text, tenant)
 }

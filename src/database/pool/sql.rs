@@ -594,8 +594,7 @@ fn meaning(error: &sqlx::Error) -> SqlError {
         sqlx::Error::Database(inner) if inner.is_unique_violation() => SqlError::Duplicate,
         sqlx::Error::Database(inner) if inner.is_foreign_key_violation() => SqlError::Dangling,
         sqlx::Error::Database(inner) => {
-            let code = inner.code().unwrap_or_default();
-            if AWAY.iter().any(|class| code.starts_with(class)) || SQLITE_AWAY.contains(&&*code) {
+            if is_away(&inner.code().unwrap_or_default()) {
                 SqlError::Unavailable(text)
             } else {
                 SqlError::Bug(text)
@@ -610,6 +609,15 @@ fn meaning(error: &sqlx::Error) -> SqlError {
         | sqlx::Error::WorkerCrashed => SqlError::Unavailable(text),
         sqlx::Error::Configuration(_) => SqlError::Unusable(text),
         _ => SqlError::Bug(text),
+    }
+}
+
+/// Whether a retry may avoid an error with this code.
+fn is_away(code: &str) -> bool {
+    match code.parse::<u32>() {
+        // The kind of an extended code of SQLite is its low byte. Codes of PostgreSQL have five characters.
+        Ok(number) if code.len() < 5 => SQLITE_AWAY.contains(&(number & 0xff)),
+        _ => AWAY.iter().any(|class| code.starts_with(class)),
     }
 }
 
@@ -648,7 +656,7 @@ const AWAY: [&str; 9] = ["08", "28", "3D", "40", "53", "55", "57", "58", "25006"
 
 /// SQLite error codes of the file: `SQLITE_BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`,
 /// `CANTOPEN`.
-const SQLITE_AWAY: [&str; 6] = ["5", "6", "8", "10", "13", "14"];
+const SQLITE_AWAY: [u32; 6] = [5, 6, 8, 10, 13, 14];
 
 /// Time limit for a request to get a connection: its client gets 503 within a second.
 const ACQUIRE: Duration = Duration::from_millis(800);
@@ -675,7 +683,19 @@ const SQLITE_READERS: u32 = 4;
 mod tests {
     use sqlx::migrate::Migrator;
 
-    use super::{postgres_schema, sqlite_schema};
+    use super::{is_away, postgres_schema, sqlite_schema};
+
+    #[test]
+    fn a_disk_that_is_full_or_fails_is_no_bug() {
+        // `SQLITE_FULL`, `SQLITE_IOERR_WRITE`, `SQLITE_BUSY_SNAPSHOT`, and a lost connection of PostgreSQL.
+        for code in ["13", "778", "517", "08006", "57P01"] {
+            assert!(is_away(code), "{code}");
+        }
+        // `SQLITE_CORRUPT`, `SQLITE_CONSTRAINT_UNIQUE`, and a syntax error of PostgreSQL.
+        for code in ["11", "2067", "42601", ""] {
+            assert!(!is_away(code), "{code}");
+        }
+    }
 
     /// Existing databases identify applied migrations by these checksums.
     #[tokio::test]

@@ -420,8 +420,9 @@ async fn disconnect(call: Call) -> OperationResult {
         holder,
     };
     let author = call.caller.author();
+    let name = format!("{}/{} of {holder}", of.tenant, of.upstream);
     if !call.front.upstreams.disconnect(of, &author).await? {
-        return Err(Problem::not_found());
+        return Err(Problem::no_such("connection", &name));
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

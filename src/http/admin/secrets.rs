@@ -123,7 +123,11 @@ async fn remove(call: Call) -> OperationResult {
         store.for_operators().secrets(),
     );
     if !secrets.remove(of, slot(&call.path), &author).await? {
-        return Err(Problem::not_found());
+        let (tenant, server, name) = (call.path.tenant(), call.path.name(), slot(&call.path));
+        return Err(Problem::no_such(
+            "secret",
+            &format!("{tenant}/{server}/{name}"),
+        ));
     }
     refreshed(&call.front).await
 }

@@ -46,7 +46,8 @@ impl<'a> Fields<'a> {
             }
         } else {
             is_table = false;
-            findings.add(node.unexpected("a table").at(&node.place, path));
+            let key = if path.is_empty() { "document" } else { path };
+            findings.add(node.unexpected("a table").at(&node.place, key));
         }
         if let Some(outline) = findings.outline() {
             outline.open(path);

@@ -26,7 +26,10 @@ impl Reader<'_> {
         );
         self.places.insert(String::new(), fields.place.clone());
         fields
-            .key("version", "The version of this syntax.")
+            .key(
+                "version",
+                "The version of this syntax; 1 if it is left out.",
+            )
             .optional(version());
         let tenants = fields
             .key("tenants", "Tenants by name.")

@@ -3,7 +3,7 @@
 //! Every dropped or changed part is reported on stderr.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     fs,
     io::{self, Write},
@@ -139,20 +139,25 @@ fn convert(file: &str, text: &str, tenant: &str) -> Result<(String, Vec<String>)
         return Err(syntax_mistakes(file, errors));
     };
     let mut import = Import::default();
-    let lists: Vec<_> = LISTS
-        .iter()
-        .filter_map(|list| member(&tree, list))
-        .collect();
+    let lists = LISTS.iter();
+    let lists = lists.filter_map(|list| Some((*list, member(&tree, list)?)));
+    let lists: Vec<_> = lists.collect();
     if lists.is_empty() {
         let wrong = Wrong::new("has no mcpServers and no servers", "name an mcp.json");
         return Err(vec![wrong.at(&tree.place, LISTS[0])]);
+    }
+    let mistakes = lists.iter();
+    let mistakes = mistakes.flat_map(|(key, list)| mistakes_in(key, list));
+    let mistakes: Vec<Mistake> = mistakes.collect();
+    if !mistakes.is_empty() {
+        return Err(mistakes);
     }
     for (key, node) in entries(&tree) {
         if key != "inputs" && !LISTS.contains(&key.as_str()) {
             import.note(node, &format!("{key} is not known: dropped"));
         }
     }
-    let servers = lists.iter().flat_map(|list| entries(list));
+    let servers = lists.iter().flat_map(|(_, list)| entries(list));
     let kept = servers
         .clone()
         .filter_map(|(original, _)| name(original).ok());
@@ -175,6 +180,25 @@ fn convert(file: &str, text: &str, tenant: &str) -> Result<(String, Vec<String>)
         "    servers:\n"
     };
     Ok((format!("{head}{servers}{body}"), import.notes))
+}
+
+/// Servers with a name that stands twice, and commands that are no text: another program than the one meant would start.
+fn mistakes_in(key: &str, list: &Node) -> Vec<Mistake> {
+    let (mut mistakes, mut known) = (Vec::new(), BTreeMap::new());
+    for (name, node) in entries(list) {
+        let key = format!("{key}.{name}");
+        if let Some(first) = known.insert(name, &node.place) {
+            let wrong = Wrong::new(format!("also at {first}"), "keep one of the two");
+            mistakes.push(wrong.at(&node.place, &key));
+        }
+        let command = member(node, "command");
+        let is_other = |command: &&Node| !matches!(command.value, Value::Text(_) | Value::Nothing);
+        if let Some(command) = command.filter(is_other) {
+            let wrong = command.unexpected("a text");
+            mistakes.push(wrong.at(&command.place, &format!("{key}.command")));
+        }
+    }
+    mistakes
 }
 
 /// The notes of a conversion, and the names that are taken.
@@ -444,8 +468,6 @@ const USAGE: u8 = 2;
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use proptest::prelude::*;
 
     use super::super::import::*;
@@ -541,6 +563,17 @@ mod tests {
         assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(2)));
         assert!(out.is_empty() && !notes.is_empty());
         assert!(read(Path::new("/nonexistent"), "A").unwrap_err()[0].place == "--tenant");
+    }
+
+    #[test]
+    fn a_name_that_stands_twice_and_a_command_that_is_no_text_are_mistakes() {
+        let text = "{\"mcpServers\": {\"x\": {\"command\": \"a\"},\n\"y\": {\"command\": 5},\n\"x\": {\"command\": \"b\"}}}";
+        let mistakes = convert("F", text, "a").unwrap_err();
+        let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+        insta::assert_snapshot!(lines.join("\n"), @r###"
+        F:2: mcpServers.y.command: a number where a text is expected; put it in quotes
+        F:3: mcpServers.x: also at F:1; keep one of the two
+        "###);
     }
 
     #[test]

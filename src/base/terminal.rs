@@ -113,14 +113,19 @@ pub(crate) fn shortened(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(short)
 }
 
-/// Whether a character steers a terminal, breaks a line or turns the direction of a text.
+/// Whether a character steers a terminal, breaks a line, turns the direction of a text, or is not seen in it.
 pub(crate) fn steers(letter: char) -> bool {
-    letter.is_control() && letter != '\t'
+    letter != '\t' && is_unseen(letter)
+}
+
+/// Whether two names that differ by a character alone could look the same, or steer what shows them.
+pub(crate) fn is_unseen(letter: char) -> bool {
+    letter.is_control()
         || matches!(
             letter,
-            // Separators of lines, and marks and overrides of direction (Unicode Bidi_Control).
-            '\u{2028}' | '\u{2029}' | '\u{61c}' | '\u{200e}' | '\u{200f}'
-                | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            // Separators of lines, marks and overrides of direction (Unicode Bidi_Control), and what has no width.
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
         )
 }
 
@@ -167,6 +172,8 @@ mod tests {
             ("\u{1b}[2J", "\\u{1b}[2J"),
             ("\u{9b}1m", "\\u{9b}1m"),
             ("x\u{202e}y", "x\\u{202e}y"),
+            ("a\u{200b}da", "a\\u{200b}da"),
+            ("\u{feff}ada\u{2060}", "\\u{feff}ada\\u{2060}"),
             ("ä…", "ä…"),
         ] {
             assert_eq!(escaped(evil), shown);

@@ -9,7 +9,7 @@ use super::{
     reader::Reader,
     table::{Fields, Findings, Form, JsonSchema, Parser, parse},
 };
-use crate::base::Secret;
+use crate::base::{Secret, is_unseen};
 use crate::config::{Mistake, Node, Value, Wrong, reader::nearest};
 use crate::declare::{
     ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grantees, Grants, GroupsClaim,
@@ -397,10 +397,17 @@ fn useless_scope(scope: &str, known: &BTreeSet<&str>) -> Wrong {
     Wrong::new(what, remedy)
 }
 
-/// Refuses subjects by whose names the audit trail knows administrators and the gateway itself.
+/// Refuses subjects by whose names the audit trail knows administrators and the gateway itself, and those that look
+/// like another one.
 pub(super) fn check_actor(subject: &str) -> Result<(), Wrong> {
     let is_gateway = matches!(subject, "manifest" | "start");
     let prefixes = ["operator:", "key:", "client:", "client#"];
+    if subject.chars().any(is_unseen) {
+        let what = format!(
+            "{subject:?} holds a character that is not seen, or turns the direction of a text"
+        );
+        return Err(Wrong::new(what, "leave it out"));
+    }
     if is_gateway || prefixes.iter().any(|prefix| subject.starts_with(prefix)) {
         let what = format!("{subject:?} may be another in the audit trail");
         let remedy = "choose one other than manifest and start, without operator:, key: and client: before it";
@@ -728,6 +735,44 @@ mod tests {
         F:5: tenants.a.servers.x.grants: "writ" is a scope that no tool of the server requires; did you mean write?
         F:11: tenants.b.servers.x.policy.groups: means nothing where auth.mode is none: everybody may call; write another auth.mode, or leave the groups out
         "#);
+    }
+
+    /// What a key with such a subject did would look like what another one did.
+    #[test]
+    fn subjects_that_look_alike_are_refused() {
+        let with = |subject: &str| {
+            let hash = "0f".repeat(32);
+            read(&format!(
+                "tenants:
+  a:
+    api_keys: {{k: {{hash: \"sha256:{hash}\", subject: \"{subject}\", servers: [x]}}}}
+    servers: {{x: {{command: cat}}}}
+"
+            ))
+        };
+        for good in ["ada", "ädä", "エイダ", "ada lovelace"] {
+            assert!(with(good).is_ok(), "{good}");
+        }
+        for unseen in [
+            "\\u202eada",
+            "a\\u200bda",
+            "ada\\u200d",
+            "\\u2066ada",
+            "ada\\ufeff",
+            "ada\\u00ad",
+            "a\\u2028da",
+        ] {
+            let found = with(unseen).unwrap_err();
+            assert!(
+                found.contains("holds a character that is not seen"),
+                "{found}"
+            );
+        }
+        assert!(
+            with("a\\u0007")
+                .unwrap_err()
+                .contains("holds a control character")
+        );
     }
 
     /// What a key with such a subject did was recorded as an operator's.

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-use super::provider::{LogoutToken, SUBJECT};
+use super::provider::{LogoutToken, check_subject};
 use crate::{
     auth::jose::{numeric_date, string, strings},
     base::LEEWAY_S,
@@ -58,7 +58,7 @@ pub(super) fn read(
     }
     let text = |name| -> Result<Option<String>, &'static str> {
         let text = string(claims, name)?;
-        if text.is_some_and(|text| !(1..=SUBJECT).contains(&text.len())) {
+        if text.is_some_and(|text| check_subject(text).is_err()) {
             return Err("a claim that is empty or too long");
         }
         Ok(text.map(str::to_owned))
@@ -127,6 +127,11 @@ mod tests {
             ("iat", json!(9_640), Ok(())),
             ("iat", json!(9_639), Err("issued long ago")),
             ("sub", json!(""), Err("a claim that is empty or too long")),
+            (
+                "sub",
+                json!("1\0"),
+                Err("a claim that is empty or too long"),
+            ),
             (
                 "sid",
                 json!("x".repeat(256)),

@@ -14,7 +14,7 @@ use url::Url;
 use super::{
     provider::{
         AskedAgain, ExchangeError, IdentityProvider, LogoutToken, ProviderError, ProviderFuture,
-        ProviderIdentity, ProviderLogin, ProviderTokens, SUBJECT, WantedClaims, title,
+        ProviderIdentity, ProviderLogin, ProviderTokens, WantedClaims, check_subject, title,
     },
     transport::{
         OutboundClient, exchange, exchange_error, get_with_old_token, get_with_token, given,
@@ -113,11 +113,12 @@ impl OauthProvider {
             Some(Value::Number(number)) if !number.is_f64() => Some(number.to_string()),
             _ => None,
         };
-        let subject = subject.filter(|text| (1..=SUBJECT).contains(&text.len()));
-        let missing =
-            || ProviderError::Invalid(format!("user_url: no {}", endpoints.subject_member));
+        let subject = subject.unwrap_or_default();
+        check_subject(&subject).map_err(|what| {
+            ProviderError::Invalid(format!("user_url: {}: {what}", endpoints.subject_member))
+        })?;
         Ok(ProviderIdentity {
-            subject: subject.ok_or_else(missing)?,
+            subject,
             title: title(user, &["name", "login", "username", "email"]),
             groups: None,
             session: None,

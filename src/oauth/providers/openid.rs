@@ -23,8 +23,8 @@ use super::{
     logout_token,
     provider::{
         ANSWER, AskedAgain, ExchangeError, IdentityProvider, LogoutToken, ProviderError,
-        ProviderFuture, ProviderIdentity, ProviderLogin, ProviderTokens, SUBJECT, WantedClaims,
-        title,
+        ProviderFuture, ProviderIdentity, ProviderLogin, ProviderTokens, WantedClaims,
+        check_subject, title,
     },
     transport::{
         OutboundClient, exchange, exchange_error, get_with_old_token, get_with_token, given,
@@ -325,14 +325,6 @@ impl OpenIdProvider {
     }
 }
 
-fn check_subject(subject: &str) -> Result<(), &'static str> {
-    // No database keeps a NUL.
-    if subject.contains('\0') || !(1..=SUBJECT).contains(&subject.len()) {
-        return Err("no sub, or one that is too long or has a NUL");
-    }
-    Ok(())
-}
-
 /// The person of verified claims, whose groups are in the claim `wanted`.
 ///
 /// # Errors
@@ -360,7 +352,7 @@ pub(crate) fn identity(
     };
     let email = claims.get("email").and_then(Value::as_str);
     let session = claims.get("sid").and_then(Value::as_str);
-    let session = session.filter(|text| (1..=SUBJECT).contains(&text.len()));
+    let session = session.filter(|text| check_subject(text).is_ok());
     Ok(ProviderIdentity {
         subject: subject.to_owned(),
         title: title(claims, &["name", "preferred_username", "email"]),
@@ -603,6 +595,19 @@ mod tests {
             "iat": 9_990, "exp": 10_300})
     }
 
+    /// The reason against a subject that names nobody.
+    const NOBODY: &str = "no subject, or one that is blank, too long or not to be shown";
+
+    #[test]
+    fn a_session_that_cannot_be_stored_is_none() {
+        let session = |sid: &str| {
+            let claims = json!({"sub": "1", "sid": sid});
+            identity(claims.as_object().unwrap(), None).unwrap().session
+        };
+        assert_eq!(session("s").as_deref(), Some("s"));
+        assert_eq!(session("s\0"), None);
+    }
+
     #[test]
     fn id_tokens_are_for_this_gateway_and_log_in() {
         let header = json!({"alg": "ES256"});
@@ -622,21 +627,9 @@ mod tests {
             ("azp", json!("them"), Err("another azp")),
             ("nonce", json!("m"), Err("another nonce")),
             ("nonce", json!(""), Err("another nonce")),
-            (
-                "sub",
-                json!("a\0b"),
-                Err("no sub, or one that is too long or has a NUL"),
-            ),
-            (
-                "sub",
-                json!(""),
-                Err("no sub, or one that is too long or has a NUL"),
-            ),
-            (
-                "sub",
-                json!("x".repeat(256)),
-                Err("no sub, or one that is too long or has a NUL"),
-            ),
+            ("sub", json!("a\0b"), Err(NOBODY)),
+            ("sub", json!(""), Err(NOBODY)),
+            ("sub", json!("x".repeat(256)), Err(NOBODY)),
             ("sub", json!(1), Err("a member that is no text")),
             ("exp", json!(9_941), Ok(())),
             ("exp", json!(9_940), Err("expired")),

@@ -9,7 +9,7 @@ use serde_json::Value;
 use url::Url;
 
 use crate::{
-    base::{OutboundError, Secret},
+    base::{OutboundError, Secret, is_unseen},
     database::Tokens,
     declare::{Provider, Tenant},
 };
@@ -195,16 +195,75 @@ pub(crate) trait IdentityProvider: Send + Sync {
     ) -> ProviderFuture<'a, Result<LogoutToken, ProviderError>>;
 }
 
-/// Returns the first non-blank text among these members.
+/// Returns the first non-blank text among these members, without control characters.
 pub(crate) fn title(claims: &serde_json::Map<String, Value>, names: &[&str]) -> Option<String> {
     let texts = names.iter().filter_map(|name| claims.get(*name)?.as_str());
-    let mut texts = texts.filter(|text| !text.trim().is_empty());
-    texts.next().map(|text| text.chars().take(TITLE).collect())
+    // No database keeps a NUL.
+    let printed = texts.map(|text| text.replace(char::is_control, " "));
+    let mut titles = printed.filter(|text| !text.trim().is_empty());
+    titles.next().map(|text| text.chars().take(TITLE).collect())
+}
+
+/// Checks the permanent id of a person or a session, whichever kind of provider or assertion told it.
+///
+/// # Errors
+///
+/// The reason why it names nobody, for the log.
+pub(super) fn check_subject(subject: &str) -> Result<(), &'static str> {
+    // No database keeps a NUL, and lists must not show two people by one name.
+    let is_shown = !subject.trim().is_empty() && !subject.chars().any(is_unseen);
+    if subject.len() > SUBJECT || !is_shown {
+        return Err("no subject, or one that is blank, too long or not to be shown");
+    }
+    Ok(())
 }
 
 /// Maximum length of a stored title in characters; pages show less.
 const TITLE: usize = 200;
 /// Maximum size of a subject in bytes: OpenID Connect Core, section 2, allows 255 characters.
-pub(super) const SUBJECT: usize = 255;
+const SUBJECT: usize = 255;
 /// Maximum size of a provider's response in bytes.
 pub(super) const ANSWER: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_title_can_be_stored_and_shown() {
+        for (claims, wanted) in [
+            (json!({"name": "Ada", "login": "ada"}), Some("Ada")),
+            (json!({"name": "A\u{0}da"}), Some("A da")),
+            (json!({"name": "\u{0}", "login": "ada"}), Some("ada")),
+            (json!({"name": 1}), None),
+        ] {
+            let found = title(claims.as_object().unwrap(), &["name", "login"]);
+            assert_eq!(found.as_deref(), wanted, "{claims}");
+        }
+    }
+
+    #[test]
+    fn a_subject_names_somebody() {
+        let longest = "x".repeat(SUBJECT);
+        for good in ["1", "ada lovelace", "ä", longest.as_str()] {
+            assert_eq!(check_subject(good), Ok(()), "{good:?}");
+        }
+        let longer = "x".repeat(SUBJECT + 1);
+        for bad in [
+            "",
+            " ",
+            "\u{3000}",
+            "a\0",
+            "a\nb",
+            "\u{1b}[2J",
+            "\u{9b}",
+            "ada\u{200b}",
+            "\u{202e}ada",
+            longer.as_str(),
+        ] {
+            assert!(check_subject(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -16,6 +16,7 @@ use url::Url;
 
 use super::provider::{ANSWER, ExchangeError, ProviderError, ProviderFuture, ProviderTokens};
 use crate::{
+    auth::jose::members,
     base::{Outbound, OutboundError, Secret},
     declare::{Provider, is_secret},
     oauth::base::ClientAt,
@@ -179,7 +180,8 @@ pub(super) async fn get_with_old_token(
         StatusCode::UNAUTHORIZED => return Err(ProviderError::Ended),
         _ => return Err(wrong("it does not describe the owner of a token")),
     }
-    serde_json::from_slice(answer.body()).map_err(|_| wrong("no JSON object"))
+    // Strict, as the claims of tokens are read: the answer says who the person is.
+    members(answer.body()).ok_or_else(|| wrong("no JSON object, or a name twice"))
 }
 
 /// The grant type of an exchange (RFC 8693, section 2.1).

@@ -645,12 +645,15 @@ async fn a_provider_without_openid() {
     );
     for (user, status) in [
         (
-            json!({"id": 583_231, "login": "octocat"}),
+            json!({"id": 583_231, "login": "octo\0cat"}),
             StatusCode::FOUND,
         ),
         (json!({"id": 1, "login": "octocat"}), StatusCode::FORBIDDEN),
         (json!({"login": "583231"}), StatusCode::BAD_REQUEST),
         (json!({"id": 583_231.5}), StatusCode::BAD_REQUEST),
+        (json!({"id": "583231\0"}), StatusCode::BAD_REQUEST),
+        (json!({"id": "583231\u{1b}"}), StatusCode::BAD_REQUEST),
+        (json!({"id": " "}), StatusCode::BAD_REQUEST),
         (json!([]), StatusCode::BAD_REQUEST),
     ] {
         stage.json("/user", user.clone());
@@ -671,6 +674,15 @@ async fn a_provider_without_openid() {
         }
     }
     assert!(stage.asked("GET /user")[0].contains("Bearer gho_x"));
+    // Another reader could take the first of two.
+    stage.set(
+        "/user",
+        Answer::Text(r#"{"id": 1, "id": 583231}"#.to_owned()),
+    );
+    let mut browser = Browser::new();
+    let sent = departed(&gateway, &mut browser, "acme").await;
+    let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    assert_eq!(shown.status, StatusCode::BAD_REQUEST, "{}", shown.text);
     // GitHub sends errors with 200.
     stage.json(
         "/login/oauth/access_token",

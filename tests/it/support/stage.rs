@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -37,6 +37,8 @@ struct State {
 pub(crate) enum Answer {
     /// This status and this JSON.
     Json(u16, Value),
+    /// This text as JSON, with status 200.
+    Text(String),
     /// A redirect.
     Redirect(String),
     /// No answer.
@@ -104,16 +106,16 @@ async fn answer(mut socket: TcpStream, state: Shared) {
         state.answers.get(&path).cloned()
     };
     let (status, more, body) = match found {
-        Some(Answer::Json(status, body)) => (status, String::new(), body),
-        Some(Answer::Redirect(to)) => (302, format!("Location: {to}\r\n"), json!({})),
+        Some(Answer::Json(status, body)) => (status, String::new(), body.to_string()),
+        Some(Answer::Text(body)) => (200, String::new(), body),
+        Some(Answer::Redirect(to)) => (302, format!("Location: {to}\r\n"), "{}".to_owned()),
         Some(Answer::Slow) => {
             // Wait until the other side closes.
             let _ = socket.read(&mut [0; 1]).await;
             return;
         }
-        None => (404, String::new(), json!({})),
+        None => (404, String::new(), "{}".to_owned()),
     };
-    let body = body.to_string();
     let head = format!(
         "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n{more}\r\n",
         body.len()

@@ -276,6 +276,10 @@ impl<'t> IdJag<'t> {
         let resources = strings(resources)?;
         let expires = check_times(&claims, now, AHEAD)?;
         let issued = whole(&claims, "iat")?.ok_or("no iat")?;
+        // From its issue on: a stolen one must not become good in its last hour. So it is not older either.
+        if expires.saturating_sub(issued) > AHEAD {
+            return Err("it would hold for too long");
+        }
         Ok(Self {
             issuer,
             claims,
@@ -332,6 +336,8 @@ mod tests {
             ("resource", json!(1), "a member that is no text"),
             ("exp", json!(9_940), "expired"),
             ("exp", json!(10_061 + AHEAD), "it would hold for too long"),
+            ("iat", json!(10_299 - AHEAD), "it would hold for too long"),
+            ("iat", json!(0), "it would hold for too long"),
             ("iat", json!(10_061), "not valid yet"),
             ("nbf", json!(10_061), "not valid yet"),
         ] {
@@ -339,6 +345,9 @@ mod tests {
             claims[name] = value;
             assert_eq!(parse(&header, &claims), Err(wanted), "{name}");
         }
+        let mut longest = claims.clone();
+        longest["iat"] = json!(10_300 - AHEAD);
+        assert_eq!(parse(&header, &longest), Ok(()));
         for kind in [json!("JWT"), json!("at+jwt"), Value::Null] {
             let mut header = header.clone();
             header["typ"] = kind;

@@ -270,6 +270,7 @@ async fn every_check_of_an_identity_assertion_is_made() {
         (vec![("resource", Value::Null)], vec![], grant),
         (vec![("exp", json!(now() - 120))], vec![], grant),
         (vec![("exp", json!(now() + 2 * 3600))], vec![], grant),
+        (vec![("iat", json!(now() - 7100))], vec![], grant),
         (vec![("groups", json!(["sales"]))], vec![], grant),
         (vec![("groups", Value::Null)], vec![], grant),
         (vec![("resource", json!(z))], vec![], target),

@@ -136,8 +136,10 @@ impl BrowserRequest {
             .filter(|pending| pending.provider == name)
             .ok_or_else(expired_log_in)?;
         let provider = Arc::clone(self.provider(name).ok_or_else(provider_gone)?);
+        let identity = self.oauth.0.providers.of(&provider);
         // RFC 9207: a response of another provider is a mix-up attack.
-        if fields.get("iss").is_some_and(|iss| !provider.may_name(iss)) {
+        let is_from = identity.is_from(fields.get("iss")).await;
+        if !is_from.map_err(|unknown| self.unidentified(&provider, &unknown))? {
             return Err(expired_log_in().into());
         }
         let authorization = if pending.is_account {
@@ -159,22 +161,22 @@ impl BrowserRequest {
             verifier: &pending.verifier,
             is_kept: false,
         };
-        let identity = self.oauth.0.providers.of(&provider);
-        let found = identity
-            .identify(&login, code, self.server.wanted_claims(&provider))
-            .await;
-        let found = found.map_err(|unknown| {
-            let is_down = matches!(unknown, ProviderError::Unavailable(_));
-            let outcome = if is_down {
-                Login::Unavailable
-            } else {
-                Login::Refused
-            };
-            self.oauth.0.metrics.logins.add(outcome);
-            provider_error_page(&provider, &unknown)
-        })?;
+        let wanted = self.server.wanted_claims(&provider);
+        let found = identity.identify(&login, code, wanted).await;
+        let found = found.map_err(|unknown| self.unidentified(&provider, &unknown))?;
         self.complete_log_in(&provider, authorization, &pending, found)
             .await
+    }
+
+    /// Counts a log-in at a provider that identified nobody, and makes its page.
+    fn unidentified(&self, provider: &Provider, unknown: &ProviderError) -> ErrorPage {
+        let outcome = if matches!(unknown, ProviderError::Unavailable(_)) {
+            Login::Unavailable
+        } else {
+            Login::Refused
+        };
+        self.oauth.0.metrics.logins.add(outcome);
+        provider_error_page(provider, unknown)
     }
 
     /// Logs in the identified person and completes the flow to which the person consented.

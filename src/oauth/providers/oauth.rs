@@ -154,6 +154,15 @@ impl IdentityProvider for OauthProvider {
         })
     }
 
+    fn is_from<'a>(
+        &'a self,
+        iss: Option<&'a str>,
+    ) -> ProviderFuture<'a, Result<bool, ProviderError>> {
+        // It has no metadata that could announce one.
+        let is_from = iss.is_none_or(|iss| self.provider.may_name(iss));
+        Box::pin(async move { Ok(is_from) })
+    }
+
     fn identify<'a>(
         &'a self,
         login: &'a ProviderLogin<'a>,

@@ -70,6 +70,8 @@ struct MetadataDocument {
     userinfo_endpoint: Option<String>,
     scopes_supported: Option<Vec<String>>,
     token_endpoint_auth_methods_supported: Option<Vec<String>>,
+    #[serde(default)]
+    authorization_response_iss_parameter_supported: bool,
 }
 
 /// The additional field of the token response.
@@ -467,6 +469,21 @@ impl IdentityProvider for OpenIdProvider {
                 request = request.add_extra_param(PROMPT, prompt);
             }
             Ok(request.url().0)
+        })
+    }
+
+    fn is_from<'a>(
+        &'a self,
+        iss: Option<&'a str>,
+    ) -> ProviderFuture<'a, Result<bool, ProviderError>> {
+        Box::pin(async move {
+            if let Some(iss) = iss {
+                return Ok(self.provider.may_name(iss));
+            }
+            let metadata = self.metadata().await?;
+            Ok(!metadata
+                .document
+                .authorization_response_iss_parameter_supported)
         })
     }
 

@@ -166,6 +166,12 @@ pub(crate) trait IdentityProvider: Send + Sync {
         again: bool,
     ) -> ProviderFuture<'a, Result<Url, ProviderError>>;
 
+    /// Reports whether a response may come from the provider by its `iss` (RFC 9207, section 2.4).
+    fn is_from<'a>(
+        &'a self,
+        iss: Option<&'a str>,
+    ) -> ProviderFuture<'a, Result<bool, ProviderError>>;
+
     /// Identifies the person who returned with `code`.
     fn identify<'a>(
         &'a self,

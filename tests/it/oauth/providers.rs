@@ -345,6 +345,31 @@ async fn callbacks_must_come_from_the_browser_that_left() {
     }
 }
 
+/// RFC 9207, section 2.4: a response without the `iss` that the provider announces is of another one.
+#[tokio::test]
+async fn a_provider_that_announces_its_name_has_to_give_it() {
+    let hostile = Hostile::start().await;
+    let mut metadata = Hostile::metadata(&hostile.stage);
+    metadata["authorization_response_iss_parameter_supported"] = json!(true);
+    let place = "/.well-known/openid-configuration";
+    hostile.stage.json(place, metadata);
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let named = format!("&iss={}", hostile.stage.url);
+    for (more, wanted) in [
+        ("&code=c".to_owned(), StatusCode::BAD_REQUEST),
+        ("&error=access_denied".to_owned(), StatusCode::BAD_REQUEST),
+        (format!("&code=c{named}"), StatusCode::FOUND),
+        (format!("&error=access_denied{named}"), StatusCode::FOUND),
+    ] {
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        hostile.give(&hostile.signed(&hostile.claims(&sent)));
+        let shown = returned(&gateway, &mut browser, &sent, &more).await;
+        assert_eq!(shown.status, wanted, "{more}: {}", shown.text);
+    }
+    assert_eq!(hostile.stage.asked("POST /token").len(), 1);
+}
+
 /// Consent precedes the redirect to the provider, and a remembered consent
 /// skips it only for a person who is logged in here.
 #[tokio::test]

@@ -293,7 +293,7 @@ fn is_bound(payload: &Map<String, Value>) -> bool {
 
 /// The key that the holder of a token has to prove (RFC 9449, section 6). Any other confirmation, as that of a
 /// certificate (RFC 8705), cannot be asked for here, and without it the token is worth nothing (RFC 7800, section 3.1).
-fn holder(payload: &Map<String, Value>) -> Result<Option<Thumbprint>, &'static str> {
+pub(crate) fn holder(payload: &Map<String, Value>) -> Result<Option<Thumbprint>, &'static str> {
     let Some(confirmation) = payload.get("cnf") else {
         return Ok(None);
     };

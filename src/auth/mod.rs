@@ -43,7 +43,7 @@ pub(crate) use self::denials::{Caller, Denial, Denials};
 pub(crate) use self::dpop::{Proof, ProvenRequest, UsedProofs};
 pub(crate) use self::external::TrustedIssuers;
 pub(crate) use self::jose::{Jws, KeySet, Signature, Thumbprint};
-pub(crate) use self::jwt::TokenError;
+pub(crate) use self::jwt::{TokenError, holder};
 pub(crate) use self::policy::{Listed, PolicyRefusal};
 pub(crate) use self::principals::Principal;
 pub(crate) use self::request::{AccessRefusal, AccessRequest, Credential, Rejected};

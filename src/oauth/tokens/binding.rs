@@ -101,6 +101,26 @@ impl RequestProof {
         code.jkt.is_none() || code.jkt == self.key()
     }
 
+    /// Requires the key to which an identity assertion is bound, if there is one (RFC 9449, section 6).
+    ///
+    /// # Errors
+    ///
+    /// It is of no key or of another one.
+    pub(super) fn check_holder(&self, holder: Option<Thumbprint>) -> Result<(), OauthRefusal> {
+        let own = self.0.as_ref().map(Proof::key);
+        match (holder, own) {
+            (None, _) => Ok(()),
+            (Some(_), None) => Err(invalid(
+                "a proof is required: the assertion is bound to a key",
+            )),
+            (Some(holder), Some(own)) if holder == own => Ok(()),
+            (Some(_), Some(_)) => Err(OauthRefusal::new(
+                RefusalCode::InvalidGrant,
+                "the assertion is bound to another key",
+            )),
+        }
+    }
+
     /// The key to which the refresh tokens of a grant are bound from now on: those of public clients, since others
     /// prove themselves by their credentials (section 5).
     ///

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     auth::{
-        Jws, TokenError,
+        Jws, Thumbprint, TokenError, holder,
         jose::{parse_unverified, string, strings},
     },
     database::oauth::Grant,
@@ -44,6 +44,8 @@ struct IdJag<'t> {
     client: String,
     /// The resources at which the client may act; at least one.
     resources: Vec<String>,
+    /// The key that the client has to prove.
+    holder: Option<Thumbprint>,
     jws: Jws<'t>,
 }
 
@@ -67,6 +69,7 @@ impl Exchange<'_> {
         let jag = IdJag::parse(text, self.now_ms / 1000).map_err(refused)?;
         attempt.named_by(&jag.id);
         let provider = self.verified(&jag, attempt).await?;
+        self.proof.check_holder(jag.holder)?;
         let person = self.vouched(provider, &jag, attempt).await?;
         let resource = self.asserted_resource(&jag)?;
         attempt.server(&resource.server);
@@ -280,6 +283,7 @@ impl<'t> IdJag<'t> {
         if expires.saturating_sub(issued) > AHEAD {
             return Err("it would hold for too long");
         }
+        let holder = holder(&claims)?;
         Ok(Self {
             issuer,
             claims,
@@ -288,6 +292,7 @@ impl<'t> IdJag<'t> {
             id,
             client,
             resources,
+            holder,
             jws,
         })
     }
@@ -311,6 +316,9 @@ mod tests {
         let text = format!("{}.{}.c2ln", part(header), part(claims));
         IdJag::parse(&text, 10_000).map(drop)
     }
+
+    /// The reason against an assertion that is bound otherwise.
+    const BOUND: &str = "a token that is bound to what cannot be proved here";
 
     #[test]
     fn assertions_have_every_claim_and_their_type() {
@@ -340,6 +348,8 @@ mod tests {
             ("iat", json!(0), "it would hold for too long"),
             ("iat", json!(10_061), "not valid yet"),
             ("nbf", json!(10_061), "not valid yet"),
+            ("cnf", json!({"x5t#S256": "x"}), BOUND),
+            ("cnf", json!({"jkt": "x"}), BOUND),
         ] {
             let mut claims = claims.clone();
             claims[name] = value;

@@ -120,7 +120,7 @@ pub(super) struct Exchange<'r> {
     pub(super) client: &'r Client,
     pub(super) form: &'r Form,
     /// Its proof, not used yet.
-    proof: RequestProof,
+    pub(super) proof: RequestProof,
     pub(super) store: &'r Database,
     key: SigningKey,
     pub(super) now_ms: i64,

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use crate::{
     auth::external_tokens::bearer,
     support::{
-        harness::{NEWEST, Session, child, client, json_of, until, within},
+        dpop::Prover,
+        harness::{NEWEST, Session, child, client, client_with, json_of, until, within},
         issuer::{Issuer, Key, now},
         oauth_client::{Answer, App, SECRET, basic, post_with, said, send},
         pair::Pair,
@@ -377,4 +378,61 @@ async fn every_check_of_an_identity_assertion_is_made() {
         kept.contains("token_issued") && kept.contains("client_id is other")
     })
     .await;
+}
+
+/// RFC 9449, section 6: whoever has found the assertion of a client with a key gets nothing for it.
+#[tokio::test]
+async fn an_assertion_of_a_key_is_good_with_its_proof_alone() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = Served::start(config(), tenants(&issuer.url)).await;
+    let ours = issuer_of(&gateway).await;
+    let url = format!("{}/t/a/oauth/token", gateway.origin());
+    let (own, other) = (Prover::new(), Prover::new());
+    let of = |confirmation: Value| signed(&key, &claims(&issuer, &ours, &[("cnf", confirmation)]));
+    let ask = async |assertion: &str, proof: Option<&Prover>| {
+        let mut headers = reqwest::header::HeaderMap::new();
+        headers.insert("Authorization", basic("app", SECRET).parse().unwrap());
+        if let Some(prover) = proof {
+            headers.insert("DPoP", prover.for_token(&url).parse().unwrap());
+        }
+        let form = url::form_urlencoded::Serializer::new(String::new())
+            .extend_pairs([("grant_type", JWT_BEARER), ("assertion", assertion)])
+            .finish();
+        let sent = client_with(headers)
+            .post(&url)
+            .header("Content-Type", "application/x-www-form-urlencoded")
+            .body(form)
+            .send();
+        let answer = within("an answer", sent).await.unwrap();
+        (answer.status(), json_of(answer).await)
+    };
+    let jkt = own.thumbprint();
+    let bound = of(json!({"jkt": jkt}));
+    // None of the refusals uses the assertion up.
+    for (assertion, proof, error) in [
+        (&bound, None, "invalid_dpop_proof"),
+        (&bound, Some(&other), "invalid_grant"),
+        (&of(json!({"x5t#S256": jkt})), Some(&own), "invalid_grant"),
+        (
+            &of(json!({"jkt": jkt, "kid": "k"})),
+            Some(&own),
+            "invalid_grant",
+        ),
+    ] {
+        let (status, body) = ask(assertion, proof).await;
+        assert_eq!(
+            (status, &body["error"]),
+            (StatusCode::BAD_REQUEST, &json!(error)),
+            "{body}"
+        );
+    }
+    let (status, body) = ask(&bound, Some(&own)).await;
+    assert_eq!(
+        (status, &body["token_type"]),
+        (StatusCode::OK, &json!("DPoP")),
+        "{body}"
+    );
+    let token = said(body["access_token"].as_str().unwrap()).1;
+    assert_eq!(token["cnf"], json!({"jkt": jkt}));
 }

@@ -386,6 +386,9 @@ impl Parts {
             key: files.key.clone(),
         };
         let reload = files.load()?;
+        if let Some(lapse) = files.lapse() {
+            tracing::warn!("{lapse}");
+        }
         let stage = &self.stages.accepting;
         let watching = files.watch(Arc::clone(&reload), stage.stop.clone());
         stage.tasks.spawn(watching);

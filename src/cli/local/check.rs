@@ -87,8 +87,9 @@ fn report(
             mistakes.extend(manifest.as_ref().map(check).unwrap_or_default());
             if mistakes.is_empty() {
                 let mut summary = summary(&config, manifest.as_ref(), &offer);
-                if let Some(shortage) = shortage(&config, kernel.open_files) {
-                    summary += &format!("{shortage}\n");
+                let shortage = shortage(&config, kernel.open_files);
+                for warning in shortage.into_iter().chain(credentials::lapse(&config)) {
+                    summary += &format!("{warning}\n");
                 }
                 let home = sources.env.get("HOME").map(Path::new);
                 let servers = manifest.iter().flat_map(|one| one.catalog.servers());

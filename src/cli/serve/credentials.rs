@@ -38,4 +38,12 @@ pub(crate) fn mistakes(config: &Config) -> Vec<Mistake> {
     [tls, master, admin].into_iter().flatten().collect()
 }
 
+/// Says that the certificate is not valid at this time: key, problem and remedy.
+pub(crate) fn lapse(config: &Config) -> Option<String> {
+    let tls = config.http.tls.as_ref()?;
+    let (cert, key) = (tls.cert.clone(), tls.key.clone());
+    let lapse = Files { cert, key }.lapse()?;
+    Some(format!("http.tls.cert: {lapse}"))
+}
+
 const CHAIN: &str = "name a readable PEM file with the chain";

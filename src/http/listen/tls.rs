@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use rustls::ServerConfig;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, RootCertStore, ServerConfig};
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use crate::base::{SETTING_MAX, content};
+use crate::base::{SETTING_MAX, content, moment};
 
 /// Configuration for new handshakes; open connections keep theirs.
 pub(crate) type TlsReload = Arc<ArcSwap<ServerConfig>>;
@@ -49,11 +51,33 @@ struct Contents {
     key: Vec<u8>,
 }
 
+/// What a watch has found so far.
+#[derive(Default)]
+struct Found {
+    /// The contents at the last look.
+    last: Option<Contents>,
+    /// The certificate in use.
+    used: Option<Vec<u8>>,
+    /// Whether the last contents wait, because their certificate alone is out of its time.
+    waits: bool,
+}
+
 impl Files {
     /// Reads both files for the first time; an error is fatal here.
     pub(crate) fn load(&self) -> Result<TlsReload, TlsError> {
         let contents = self.read()?;
         Ok(Arc::new(ArcSwap::new(self.config(&contents)?)))
+    }
+
+    /// Says that the certificate is not valid at this time, with its file and the remedy; none if it is.
+    pub(crate) fn lapse(&self) -> Option<String> {
+        let what = lapse(&content(&self.cert, SETTING_MAX).ok()?)?;
+        Some(self.told(&what))
+    }
+
+    fn told(&self, what: &str) -> String {
+        let file = self.cert.display();
+        format!("the certificate in {file} {what}; put a valid one there, and look at the clock")
     }
 
     /// Reloads the files every five seconds until `stop`. A bad new pair is logged once, and the old
@@ -64,7 +88,7 @@ impl Files {
 
     async fn watch_every(self, every: Duration, reload: TlsReload, stop: CancellationToken) {
         // Starts without the contents from `load`, so that no change in between is missed.
-        let mut last: Option<Contents> = None;
+        let mut found = Found::default();
         loop {
             let files = self.clone();
             let read = spawn_blocking(move || files.read());
@@ -72,27 +96,44 @@ impl Files {
                 .await
                 .unwrap_or_else(|ended| Err(TlsError::Unreadable(self.cert.clone(), ended.into())))
             {
-                Ok(contents) if last.as_ref() != Some(&contents) => {
-                    let is_first = last.is_none();
-                    match self.config(&contents) {
-                        Ok(config) => {
-                            reload.store(config);
-                            if !is_first {
-                                tracing::info!("TLS certificate replaced");
-                            }
-                        }
-                        Err(error) => {
-                            tracing::error!(%error, "new TLS certificate refused; keeping the old");
-                        }
-                    }
-                    last = Some(contents);
-                }
-                Ok(_) => {}
+                Ok(contents) => self.take(contents, &mut found, &reload),
                 // The files are being replaced, or are gone: the old pair stays in use.
                 Err(error) => tracing::warn!(%error, "cannot look at the TLS certificate"),
             }
             tokio::select! { () = stop.cancelled() => return, () = tokio::time::sleep(every) => {} }
         }
+    }
+
+    /// Takes over a pair that is new. One out of its time waits as long as the pair in use is within its own.
+    fn take(&self, contents: Contents, found: &mut Found, reload: &TlsReload) {
+        let is_new = found.last.as_ref() != Some(&contents);
+        if !is_new && !found.waits {
+            return;
+        }
+        found.waits = false;
+        match self.config(&contents) {
+            Ok(config) => {
+                let is_used_valid = found
+                    .used
+                    .as_ref()
+                    .is_some_and(|cert| lapse(cert).is_none());
+                if let Some(what) = lapse(&contents.cert).filter(|_| is_used_valid) {
+                    found.waits = true;
+                    if is_new {
+                        let what = self.told(&what);
+                        tracing::warn!("new TLS certificate refused; keeping the old: {what}");
+                    }
+                } else {
+                    reload.store(config);
+                    if found.last.is_some() {
+                        tracing::info!("TLS certificate replaced");
+                    }
+                    found.used = Some(contents.cert.clone());
+                }
+            }
+            Err(error) => tracing::error!(%error, "new TLS certificate refused; keeping the old"),
+        }
+        found.last = Some(contents);
     }
 
     fn read(&self) -> Result<Contents, TlsError> {
@@ -121,6 +162,32 @@ impl Files {
                 .map_err(TlsError::Unusable)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Arc::new(config))
+    }
+}
+
+/// What is wrong with the time of the server's own certificate, the first of a chain.
+fn lapse(chain: &[u8]) -> Option<String> {
+    let own = CertificateDer::pem_slice_iter(chain).next()?.ok()?;
+    let own = ParsedCertificate::try_from(&own).ok()?;
+    let algorithms = aws_lc_rs::default_provider().signature_verification_algorithms;
+    // Its time is looked at before its issuer, which is none of these.
+    let (authorities, now) = (RootCertStore::empty(), UnixTime::now());
+    let checked =
+        verify_server_cert_signed_by_trust_anchor(&own, &authorities, &[], now, algorithms.all);
+    let at = |time: UnixTime| {
+        let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        moment(seconds.saturating_mul(1000))
+    };
+    match checked {
+        Err(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext {
+            not_after,
+            ..
+        })) => Some(format!("has ended at {}", at(not_after))),
+        Err(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
+            not_before,
+            ..
+        })) => Some(format!("is not valid before {}", at(not_before))),
+        _ => None,
     }
 }
 
@@ -179,6 +246,80 @@ mod tests {
         );
         stop.cancel();
         watching.await.expect("ends");
+    }
+
+    /// A pair that is valid in these years.
+    fn pair_of(from: i32, until: i32) -> Contents {
+        let mut made = rcgen::CertificateParams::new(vec!["a.test".to_owned()]).expect("a name");
+        made.not_before = rcgen::date_time_ymd(from, 1, 1);
+        made.not_after = rcgen::date_time_ymd(until, 1, 1);
+        let key = rcgen::KeyPair::generate().expect("a key");
+        Contents {
+            cert: made.self_signed(&key).expect("certificate").pem().into(),
+            key: key.serialize_pem().into(),
+        }
+    }
+
+    #[test]
+    fn a_certificate_out_of_its_time_is_told() {
+        let dir = tempfile::tempdir().expect("directory");
+        let files = Files {
+            cert: dir.path().join("c.pem"),
+            key: dir.path().join("k.pem"),
+        };
+        for (from, until, wanted) in [
+            (2020, 2021, Some("has ended at 2021-01-01T00:00:00Z")),
+            (2090, 2091, Some("is not valid before 2090-01-01T00:00:00Z")),
+            (2020, 2090, None),
+        ] {
+            let pair = pair_of(from, until);
+            std::fs::write(&files.cert, &pair.cert).expect("write");
+            std::fs::write(&files.key, &pair.key).expect("write");
+            assert!(files.load().is_ok(), "an operator may have no other");
+            let file = files.cert.display();
+            let told = wanted.map(|what| {
+                format!(
+                    "the certificate in {file} {what}; put a valid one there, and look at the clock"
+                )
+            });
+            assert_eq!(files.lapse(), told);
+        }
+    }
+
+    #[test]
+    fn a_certificate_that_has_ended_does_not_replace_a_valid_one() {
+        let files = Files {
+            cert: "c.pem".into(),
+            key: "k.pem".into(),
+        };
+        let begin = |pair: Contents| {
+            let reload: TlsReload = Arc::new(ArcSwap::new(files.config(&pair).expect("usable")));
+            let mut found = Found::default();
+            files.take(pair, &mut found, &reload);
+            (reload, found)
+        };
+        let is_taken = |pair: Contents, found: &mut Found, reload: &TlsReload| {
+            let before = reload.load_full();
+            files.take(pair, found, reload);
+            !Arc::ptr_eq(&before, &reload.load_full())
+        };
+        let (reload, mut found) = begin(pair_of(2020, 2090));
+        assert!(!is_taken(pair_of(2020, 2021), &mut found, &reload));
+        assert!(!is_taken(pair_of(2089, 2090), &mut found, &reload));
+        assert!(is_taken(pair_of(2020, 2091), &mut found, &reload));
+        // Of two that have ended the newer one is as good.
+        let (reload, mut found) = begin(pair_of(2020, 2021));
+        assert!(is_taken(pair_of(2020, 2022), &mut found, &reload));
+        // One that waits is taken when the one in use has ended too.
+        let (reload, mut found) = begin(pair_of(2020, 2090));
+        let ended = pair_of(2020, 2021);
+        let again = Contents {
+            cert: ended.cert.clone(),
+            key: ended.key.clone(),
+        };
+        assert!(!is_taken(ended, &mut found, &reload));
+        found.used = Some(pair_of(2020, 2022).cert);
+        assert!(is_taken(again, &mut found, &reload));
     }
 
     #[test]

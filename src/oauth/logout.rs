@@ -101,16 +101,14 @@ fn replay_key(provider: &Provider, token: &LogoutToken) -> [u8; 32] {
 fn refused(provider: &Provider, error: &ProviderError) -> OauthRefusal {
     tracing::warn!(
         provider = provider.name,
-        ?error,
+        %error,
         "a logout token is not accepted"
     );
-    match error {
-        ProviderError::Unavailable(_) => {
-            let what = "the keys of the provider cannot be fetched";
-            OauthRefusal::new(RefusalCode::InvalidLogoutToken, what)
-        }
-        ProviderError::Invalid(_) | ProviderError::Ended => BAD_TOKEN,
+    if error.may_pass() {
+        let what = "the keys of the provider cannot be fetched";
+        return OauthRefusal::new(RefusalCode::InvalidLogoutToken, what);
     }
+    BAD_TOKEN
 }
 
 /// The refusal of a logout token, the same for every reason.

@@ -170,7 +170,7 @@ impl BrowserRequest {
 
     /// Counts a log-in at a provider that identified nobody, and makes its page.
     fn unidentified(&self, provider: &Provider, unknown: &ProviderError) -> ErrorPage {
-        let outcome = if matches!(unknown, ProviderError::Unavailable(_)) {
+        let outcome = if unknown.may_pass() {
             Login::Unavailable
         } else {
             Login::Refused
@@ -275,7 +275,22 @@ fn provider_refusal(
         "an identity provider lets nobody in"
     );
     let Some(authorization) = authorization else {
-        return not_allowed(provider).into();
+        let known = ERRORS.into_iter().find(|known| *known == error);
+        let what = format!(
+            "{} did not log you in: {}.",
+            super::pages::shown(&provider.title),
+            // Another text may be anything.
+            known.unwrap_or("an error")
+        );
+        return ErrorPage {
+            status: StatusCode::FORBIDDEN,
+            title: "Log-in failed",
+            what,
+            remedy: "Try again. If this goes on, an administrator of the tenant can find the reason in the \
+                     gateway's log.",
+            retry: None,
+        }
+        .into();
     };
     let refusal = AuthorizationRefusal {
         error: "access_denied",
@@ -285,14 +300,21 @@ fn provider_refusal(
 }
 
 fn provider_error_page(provider: &Provider, unknown: &ProviderError) -> ErrorPage {
-    let name = provider.name.as_str();
+    let (name, why) = (provider.name.as_str(), unknown.to_string());
     match unknown {
-        ProviderError::Unavailable(why) => {
+        ProviderError::Unavailable(_) => {
             tracing::warn!(provider = name, why, "an identity provider does not answer");
             ErrorPage::away("The identity provider does not answer.")
         }
+        ProviderError::Unusable(_) => {
+            tracing::warn!(
+                provider = name,
+                why,
+                "an identity provider does not answer as it should"
+            );
+            ErrorPage::away("The identity provider does not answer as it should.")
+        }
         ProviderError::Invalid(_) | ProviderError::Ended => {
-            let why = tracing::field::debug(unknown);
             tracing::warn!(provider = name, why, "an identity provider is not believed");
             let what = "The answer of the identity provider is not valid. You are not signed in.";
             let remedy = "Connect again from your application. If this goes on, an administrator \
@@ -314,3 +336,23 @@ fn not_allowed(provider: &Provider) -> ErrorPage {
         retry: None,
     }
 }
+
+/// Errors that a person is told by their names (RFC 6749, section 4.1.2.1; OpenID Connect Core, section 3.1.2.6).
+const ERRORS: [&str; 16] = [
+    "access_denied",
+    "account_selection_required",
+    "consent_required",
+    "interaction_required",
+    "invalid_request",
+    "invalid_request_object",
+    "invalid_request_uri",
+    "invalid_scope",
+    "login_required",
+    "registration_not_supported",
+    "request_not_supported",
+    "request_uri_not_supported",
+    "server_error",
+    "temporarily_unavailable",
+    "unauthorized_client",
+    "unsupported_response_type",
+];

@@ -152,11 +152,7 @@ impl OpenIdProvider {
         let (issuer, _) = self.declared();
         let fetched = self.known.0.try_get_with(issuer.to_owned(), self.fetch());
         // The error is shared by all waiting callers.
-        fetched.await.map_err(|error| match &*error {
-            ProviderError::Unavailable(what) => ProviderError::Unavailable(what.clone()),
-            ProviderError::Invalid(what) => ProviderError::Invalid(what.clone()),
-            ProviderError::Ended => ProviderError::Ended,
-        })
+        fetched.await.map_err(|error| (*error).clone())
     }
 
     async fn fetch(&self) -> Result<Arc<ProviderMetadata>, ProviderError> {

@@ -3,7 +3,7 @@
 //! Not here: the log-in of an identified person (`oauth::browser`), and the two implementations
 //! (`openid`, `oauth`).
 
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{fmt, future::Future, pin::Pin, time::Duration};
 
 use serde_json::Value;
 use url::Url;
@@ -103,14 +103,34 @@ impl WantedClaims {
 }
 
 /// Reason why a provider did not identify the person.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProviderError {
     /// The provider is unreachable or too slow; the text is for the log.
     Unavailable(String),
+    /// The provider answers with no document, which may pass; the text is for the log.
+    Unusable(String),
     /// The provider's response is invalid; the text is for the log.
     Invalid(String),
     /// The provider does not honour the tokens of the person any more.
     Ended,
+}
+
+impl ProviderError {
+    /// Reports whether the provider may answer another time.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::Unusable(_))
+    }
+}
+
+impl fmt::Display for ProviderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unavailable(what) | Self::Unusable(what) | Self::Invalid(what) => {
+                f.write_str(what)
+            }
+            Self::Ended => f.write_str("it does not honour the tokens of the person any more"),
+        }
+    }
 }
 
 /// Reason why a provider gave no token for another audience.
@@ -131,10 +151,9 @@ impl<E: Into<ProviderError>> From<E> for ExchangeError {
 impl From<OutboundError> for ProviderError {
     fn from(error: OutboundError) -> Self {
         match error {
-            // An unusable response suggests a broken proxy in front of the provider.
-            OutboundError::Unreachable(what) | OutboundError::Response(what) => {
-                Self::Unavailable(what)
-            }
+            OutboundError::Unreachable(what) => Self::Unavailable(what),
+            // It suggests a broken proxy in front of the provider.
+            OutboundError::Response(what) => Self::Unusable(what),
             OutboundError::Url(what) => Self::Invalid(what.to_owned()),
         }
     }
@@ -155,7 +174,8 @@ impl From<OutboundError> for ProviderError {
 /// 5. `exchange` sends the token to the token endpoint alone, and gives only what is an access token by the answer. Its
 ///    caller has checked that the provider may be asked for the audience.
 /// 6. Only `ProviderIdentity::subject`, together with the issuer, identifies a person.
-/// 7. All end within a bounded time; an unreachable provider is `Unavailable`.
+/// 7. All end within a bounded time; an unreachable provider is `Unavailable`, and a response that is too large, a
+///    redirect or no document is `Unusable`.
 /// 8. No redirect and no URL of the provider is followed, except those that its operator or its own
 ///    metadata name, as far as `outbound` allows them.
 pub(crate) trait IdentityProvider: Send + Sync {

@@ -369,7 +369,7 @@ fn warn(of: &StandingOf, error: &ProviderError) {
     tracing::warn!(
         tenant.id = tenant,
         provider,
-        ?error,
+        %error,
         "an identity provider cannot be asked about a person again"
     );
 }

@@ -241,7 +241,7 @@ fn refusal(of: &StandingOf, audience: &str, error: &ExchangeError) -> Refused {
                 tenant.id = tenant,
                 provider,
                 audience,
-                ?error,
+                %error,
                 "an identity provider gives no token for another audience"
             );
             Refused::Busy

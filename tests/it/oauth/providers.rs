@@ -622,6 +622,54 @@ async fn providers_that_do_not_answer() {
     }
 }
 
+/// The page tells what the provider did, and the log has the reason in plain words.
+#[tokio::test]
+async fn what_a_provider_did_is_told_as_it_was() {
+    let hostile = Hostile::start().await;
+    let mut gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let account = format!("{}/t/a/account", gateway.origin());
+    for (error, told) in [
+        ("access_denied", "Acme did not log you in: access_denied."),
+        ("server_error", "Acme did not log you in: server_error."),
+        ("login_required", "Acme did not log you in: login_required."),
+        ("call+%2B1+555", "Acme did not log you in: an error."),
+    ] {
+        let mut browser = Browser::new();
+        let login = browser.open(&account).await;
+        let sent = browser.submit(&login, &[("provider", "acme")]).await;
+        let more = format!("&error={error}");
+        let shown = returned(&gateway, &mut browser, &sent, &more).await;
+        assert_eq!(shown.status, StatusCode::FORBIDDEN);
+        assert!(shown.text.contains(told), "{error}: {}", shown.text);
+    }
+    let large = format!(r#"{{"id_token": "{}"}}"#, "x".repeat(70 << 10));
+    let tokens = |id_token: &str| {
+        let tokens = json!({"access_token": "t", "token_type": "bearer", "id_token": id_token});
+        Answer::Json(200, tokens)
+    };
+    for (answer, told) in [
+        (
+            Answer::Redirect(format!("{}/keys", hostile.stage.url)),
+            "does not answer as it should.",
+        ),
+        (Answer::Text(large), "does not answer as it should."),
+        (Answer::Slow, "does not answer."),
+        (
+            tokens("x"),
+            "The answer of the identity provider is not valid.",
+        ),
+    ] {
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        hostile.stage.set("/token", answer.clone());
+        let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+        assert!(shown.text.contains(told), "{answer:?}: {}", shown.text);
+    }
+    let logs = gateway.end().await;
+    let is_told = |line: &Value| line["why"] == "its token: no JWT";
+    assert!(logs.iter().any(is_told), "{logs:?}");
+}
+
 /// GitHub's `iss` in answers (RFC 9207) differs from its name in subjects.
 #[tokio::test]
 async fn a_provider_without_openid_may_name_itself() {

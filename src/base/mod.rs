@@ -41,7 +41,7 @@ pub(crate) use self::outbound::{Document, Outbound, OutboundError};
 pub(crate) use self::progress::{Output, Progress};
 pub(crate) use self::random::{RANDOM_NAME, Random, is_random_name, random_name};
 pub(crate) use self::reach::{Proxy, Reach};
-pub(crate) use self::secret::Secret;
+pub(crate) use self::secret::{Secret, without_user};
 pub(crate) use self::table::{FastHash, Table};
 pub(crate) use self::terminal::{Screen, Tone, is_unseen};
 pub(crate) use self::watched_files::{

@@ -32,3 +32,35 @@ impl fmt::Debug for Secret {
         f.write_str("Secret")
     }
 }
+
+/// What was given as a URL, without the user name and the password before its host, for texts of errors. It may be
+/// none: a password with a slash makes another host of the user name.
+pub(crate) fn without_user(url: &str) -> String {
+    let (scheme, rest) = match url.split_once("://") {
+        Some((scheme, rest)) => (format!("{scheme}://"), rest),
+        None => (String::new(), url),
+    };
+    match rest.rsplit_once('@') {
+        Some((_, host)) => format!("{scheme}…@{host}"),
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::secret::*;
+
+    #[test]
+    fn a_url_is_told_without_its_password() {
+        for (url, told) in [
+            ("https://h/a?b", "https://h/a?b"),
+            ("https://u:SECRET@h:1/a", "https://…@h:1/a"),
+            ("https://SECRET@h", "https://…@h"),
+            ("https://u:SEC/R@ET@h", "https://…@h"),
+            ("u:SECRET@h:1", "…@h:1"),
+            ("", ""),
+        ] {
+            assert_eq!(without_user(url), told);
+        }
+    }
+}

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use url::{Host, Url};
 
 use super::reader::Wrong;
+use crate::base::without_user;
 
 /// The address that a request is accounted to, stored in the extensions of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,14 +87,15 @@ pub(crate) fn host(text: &str) -> Result<String, Wrong> {
         return Ok(text.to_owned());
     }
     Err(Wrong::new(
-        format!("{text:?} is no host"),
+        format!("{:?} is no host", without_user(text)),
         "write example.com or example.com:8443",
     ))
 }
 
 /// Parses an origin. It must be spelled as browsers send it, because it is compared exactly.
 pub(crate) fn origin(text: &str) -> Result<String, Wrong> {
-    let wrong = |remedy: String| Wrong::new(format!("{text:?} is no origin"), remedy);
+    let wrong =
+        |remedy: String| Wrong::new(format!("{:?} is no origin", without_user(text)), remedy);
     let Ok(url) = Url::parse(text) else {
         return Err(wrong("write it like https://example.com".to_owned()));
     };
@@ -116,7 +118,8 @@ pub(crate) fn origin(text: &str) -> Result<String, Wrong> {
 
 /// Parses an http or https URL that can be a base.
 pub(crate) fn public_url(text: &str) -> Result<String, Wrong> {
-    let wrong = |what: &str, remedy: &str| Wrong::new(format!("{text:?} {what}"), remedy);
+    let told = without_user(text);
+    let wrong = |what: &str, remedy: &str| Wrong::new(format!("{told:?} {what}"), remedy);
     let like = "write it like https://mcp.example.com";
     let url = Url::parse(text).map_err(|_| wrong("is no URL", like))?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {

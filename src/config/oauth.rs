@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use url::Url;
 
 use super::{address::network, document::Node, reader::Wrong, sources::Layers};
-use crate::base::{self, Proxy, Secret};
+use crate::base::{self, Proxy, Secret, without_user};
 
 /// Requests of the gateway itself: for documents, keys and tokens of others.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ fn https_url(text: &str) -> Result<String, Wrong> {
     let is_good = Url::parse(text).is_ok_and(|url| url.scheme() == "https" && url.host().is_some());
     let wrong = || {
         Wrong::new(
-            format!("{text:?} is no https URL"),
+            format!("{:?} is no https URL", without_user(text)),
             "write https://HOST/PATH",
         )
     };

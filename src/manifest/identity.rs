@@ -9,7 +9,7 @@ use super::{
     reader::Reader,
     table::{Fields, Findings, Form, JsonSchema, Parser, parse},
 };
-use crate::base::{Secret, is_unseen};
+use crate::base::{Secret, is_unseen, without_user};
 use crate::config::{Mistake, Node, Value, Wrong, reader::nearest};
 use crate::declare::{
     ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grantees, Grants, GroupsClaim,
@@ -426,7 +426,7 @@ pub(crate) fn issuer<'p>() -> Parser<'p, String> {
 fn check_issuer(text: &str) -> Result<(), Wrong> {
     let wrong = |what: &str| {
         let remedy = "write the issuer as its tokens have it in iss, https://…";
-        Wrong::new(format!("{text:?} {what}"), remedy)
+        Wrong::new(format!("{:?} {what}", without_user(text)), remedy)
     };
     let url = Url::parse(text).map_err(|_| wrong("is no URL"))?;
     if !matches!(url.scheme(), "https" | "http") || url.host_str().is_none() {
@@ -735,6 +735,30 @@ mod tests {
         F:5: tenants.a.servers.x.grants: "writ" is a scope that no tool of the server requires; did you mean write?
         F:11: tenants.b.servers.x.policy.groups: means nothing where auth.mode is none: everybody may call; write another auth.mode, or leave the groups out
         "#);
+    }
+
+    #[test]
+    fn no_mistake_repeats_the_password_of_a_url() {
+        for url in [
+            "https://u:SECRET@h",
+            "https://u:SEC/RET@h",
+            "ftp://u:SECRET@h",
+        ] {
+            let found = check_issuer(url).unwrap_err().what;
+            assert!(found.contains("…@h\" "), "{found}");
+            let found = crate::config::address::public_url(url).unwrap_err().what;
+            assert!(found.contains("…@h\" "), "{found}");
+            let provider = format!(
+                "tenants: {{a: {{providers: {{p: {{kind: oauth, issuer: \"https://h\", client_id: c, \
+                 token_url: \"{url}\"}}}}}}}}"
+            );
+            let found = read(&provider).unwrap_err();
+            assert!(
+                found.contains("token_url: \"") && found.contains("…@h\" "),
+                "{found}"
+            );
+            assert!(!found.contains("RET"), "{found}");
+        }
     }
 
     /// What a key with such a subject did would look like what another one did.

@@ -15,7 +15,7 @@ use super::{
     reader::Reader,
     table::{Fields, Findings, Form, Parser, parse},
 };
-use crate::base::Secret;
+use crate::base::{Secret, without_user};
 use crate::config::{Node, Wrong, reader::choice};
 use crate::declare::{
     Allow, AuthMode, Holder, Kind, Provider, ProviderKind, Server, Slot, TokenFrom, Upstream,
@@ -348,7 +348,8 @@ fn domains<'p>() -> Parser<'p, Vec<String>> {
 /// An http or https URL with a host, without fragment or user name.
 fn web<'p>() -> Parser<'p, String> {
     parse::text().having("format", "uri").check(|text| {
-        let wrong = |what: &str| Wrong::new(format!("{text:?} {what}"), "write its URL, https://…");
+        let told = without_user(text);
+        let wrong = |what: &str| Wrong::new(format!("{told:?} {what}"), "write its URL, https://…");
         let url = Url::parse(text).map_err(|_| wrong("is no URL"))?;
         if !matches!(url.scheme(), "https" | "http") || url.host_str().is_none() {
             return Err(wrong("is no https URL"));

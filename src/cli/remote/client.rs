@@ -21,7 +21,7 @@ use url::Url;
 
 use super::table::plain;
 use crate::auth::api_key::fingerprint;
-use crate::base::terminal::escaped;
+use crate::base::{terminal::escaped, without_user};
 use crate::cli::local::wait;
 use crate::config::{Config, Mistake, Sources, Wrong, gateway::environment, reader::name};
 use crate::manifest::Manifest;
@@ -289,7 +289,7 @@ impl Client {
             .await
             .map_err(|error| self.transport_error(&error))?;
         serde_json::from_slice(&body)
-            .map_err(|_| Error::Failed(format!("{} does not answer with JSON", self.base)))
+            .map_err(|_| Error::Failed(format!("{} does not answer with JSON", self.place())))
     }
 
     /// The items of all pages of a list, up to `most`.
@@ -352,12 +352,17 @@ impl Client {
         Ok(count)
     }
 
+    /// The address of the gateway, for texts of errors.
+    fn place(&self) -> String {
+        without_user(self.base.as_str())
+    }
+
     fn transport_error(&self, error: &reqwest::Error) -> Error {
         let mut why: &dyn std::error::Error = error;
         while let Some(source) = why.source() {
             why = source;
         }
-        let base = &self.base;
+        let base = self.place();
         Error::Failed(match error {
             _ if error.is_connect() => format!("cannot reach {base}: {why}"),
             _ if error.is_timeout() => format!("{base} did not answer in time"),
@@ -385,7 +390,7 @@ impl Client {
         }
         let detail = problem["detail"].as_str();
         let message = detail.map_or_else(
-            || format!("{} answered {status}", self.base),
+            || format!("{} answered {status}", self.place()),
             |detail| format!("{} ({})", plain(detail), status.as_u16()),
         );
         match status {
@@ -555,6 +560,17 @@ mod tests {
         ] {
             assert_eq!(base(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn no_text_repeats_the_password_of_a_url() {
+        let client = Client::of(&Connection {
+            url: Some("http://u:SECRET@127.0.0.1:1".to_owned()),
+            config: None,
+            key: Some("k".to_owned()),
+            json: false,
+        });
+        assert_eq!(client.unwrap().place(), "http://…@127.0.0.1:1/");
     }
 
     #[test]

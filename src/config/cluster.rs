@@ -200,7 +200,10 @@ fn is_redis(text: &str) -> bool {
     // The client's own fragment turns off the check of certificates.
     url.fragment().is_none()
         && (url.scheme().ends_with("unix") || (has_host && is_number))
-        && redis::IntoConnectionInfo::into_connection_info(text).is_ok()
+        && url.query_pairs().all(|(name, value)| {
+            let is_version = matches!(&*value, "2" | "3" | "resp2" | "resp3");
+            name != "protocol" || is_version
+        })
 }
 
 /// Parses a prefix of keys, without characters that Redis or its tools interpret.

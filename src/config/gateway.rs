@@ -395,13 +395,14 @@ impl Layers {
     fn read(&mut self, env: &BTreeMap<String, String>) -> Config {
         let http = self.http(env);
         let (public_url, is_url_derived) = self.public_url(&http);
-        let limits = Limits::read(self, http.max_body);
         let ops = Ops::read(self, http.listen);
         let redis = Redis::read(self, env);
         let storage = Storage::read(self, env);
         let admin = Admin::read(self, http.listen, ops.listen);
         let listeners = [Some(http.listen), ops.listen, admin.listen];
         Config {
+            limits: Limits::read(self, http.max_body),
+            cluster: Cluster::read(self, redis.as_ref(), storage.sql_url.as_ref(), listeners),
             admin,
             public_url,
             data_dir: self.data_dir(env),
@@ -423,9 +424,7 @@ impl Layers {
                 per_session: self.leaf("stream.per_session", Node::at_least_one),
             },
             log: Log::read(self),
-            limits,
             drain: Drain::read(self, redis.as_ref()),
-            cluster: Cluster::read(self, redis.as_ref(), storage.sql_url.as_ref(), listeners),
             redis,
             spawn: Spawn {
                 parallel: self.leaf("spawn.parallel", Node::at_least_one),

@@ -69,8 +69,8 @@ impl Reader<'_> {
             "providers",
             "quotas",
         ]);
-        let hosts = fields.member("hosts").map(|node| node.place.clone());
-        let places = hosts.map(|place| (fields.path_of("hosts"), place));
+        let hosts = fields.member("hosts");
+        let places = hosts.map(|node| (fields.path_of("hosts"), node.place.clone()));
         self.places.extend(places);
         self.places.insert(key.to_owned(), fields.place.clone());
         fields.order(&["revisions", "servers", "upstreams", "users"]);
@@ -98,10 +98,9 @@ impl Reader<'_> {
             )
             .optional(parse::set(host()));
         let api_keys = self.api_keys(&fields, &auth, &names);
-        let revisions = fields
-            .key("revisions", "Offered revisions of MCP; empty means all.")
-            .optional(revisions());
-        let (revisions, is_modern) = revisions.unwrap_or_else(|| (revision::ALL.to_vec(), true));
+        let offered = fields.key("revisions", "Offered revisions of MCP; empty means all.");
+        let offered = offered.optional(revisions());
+        let (revisions, is_modern) = offered.unwrap_or_else(|| (revision::ALL.to_vec(), true));
         fields.end();
         Tenant {
             name: tenant.to_owned(),

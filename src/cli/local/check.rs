@@ -99,7 +99,7 @@ fn report(
                             "{}/{}: may not read its argument {}; add its directory to sandbox.read\n",
                             server.tenant,
                             server.name,
-                            escaped(&arg.to_string())
+                            escaped(arg)
                         );
                     }
                 }

@@ -210,9 +210,10 @@ async fn read_as_served(
         ..opening(config)
     };
     let database = Database::open(opening).await?;
-    let ended = match keep_grants {
-        true => Ok(None),
-        false => database.end_issued().await.map(Some),
+    let ended = if keep_grants {
+        Ok(None)
+    } else {
+        database.end_issued().await.map(Some)
     };
     let snapshot = CurrentSnapshot::empty();
     snapshot.set_database(database.clone());
@@ -477,7 +478,7 @@ mod tests {
         let whole = fs::read(&copy).unwrap();
         let other = "is not as lockgate makes its store: ";
         for (statement, why) in [
-            ("DROP TABLE grants", "table \"grants\""),
+            ("DROP TABLE grants", "index \"grants_by_client\""),
             ("ALTER TABLE grants ADD COLUMN x", "table \"grants\""),
             ("DROP INDEX grants_by_end", "index \"grants_by_end\""),
             ("CREATE VIEW v AS SELECT 1", "view \"v\""),

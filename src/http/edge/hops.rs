@@ -22,7 +22,7 @@ pub(super) async fn pass(
     }
     let hop = match cluster.verify(&mut request) {
         Ok(hop) => hop,
-        Err(invalid) => return cluster.refuse(peer, &invalid),
+        Err(invalid) => return cluster.refuse(peer, invalid),
     };
     if let Some(trace) = TraceContext::of_headers(request.headers()) {
         request.extensions_mut().insert(trace);

@@ -146,18 +146,10 @@ async fn accept(
             stranger: strangers.as_mut().map(Strangers::enter),
             _admission: admission,
         };
-        match (&tls, connection.stranger.clone()) {
+        match &tls {
             // Boxed, so that a plain connection does not pay for the larger state of a TLS one.
-            (Some(tls), _) => {
-                drop(tracker.spawn(Box::pin(connection.secure(stream, tls.load_full()))));
-            }
-            (None, Some(stranger)) => drop(tracker.spawn(async move {
-                tokio::select! {
-                    () = connection.plain(stream) => {}
-                    () = stranger.has_to_end() => {}
-                }
-            })),
-            (None, None) => drop(tracker.spawn(connection.plain(stream))),
+            Some(tls) => drop(tracker.spawn(Box::pin(connection.secure(stream, tls.load_full())))),
+            None => connection.spawn_plain(stream, &tracker),
         }
     }
 }
@@ -182,6 +174,19 @@ struct Connection {
 }
 
 impl Connection {
+    fn spawn_plain(self, stream: TcpStream, tracker: &TaskTracker) {
+        let Some(stranger) = self.stranger.clone() else {
+            tracker.spawn(self.plain(stream));
+            return;
+        };
+        tracker.spawn(async move {
+            tokio::select! {
+                () = self.plain(stream) => {}
+                () = stranger.has_to_end() => {}
+            }
+        });
+    }
+
     async fn plain(self, stream: TcpStream) {
         let began = Instant::now();
         // Boxed until it is over, as is a handshake: a task keeps room for the largest of its steps as long

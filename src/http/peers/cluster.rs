@@ -112,7 +112,7 @@ impl Cluster {
     }
 
     /// Refuses a request of `peer`, whose header proves nothing.
-    pub(crate) fn refuse(&self, peer: SocketAddr, invalid: &InvalidHop) -> Response {
+    pub(crate) fn refuse(&self, peer: SocketAddr, invalid: InvalidHop) -> Response {
         if let Some(count) = self.refusals.count() {
             tracing::warn!(
                 client.address = %peer.ip(),

@@ -304,9 +304,23 @@ async fn a_manifest_is_applied_and_the_difference_shown() {
 }
 
 #[tokio::test]
+async fn a_mistake_that_the_gateway_finds_names_its_line() {
+    let shell = Shell::new().await;
+    let missing = shell.file(
+        "n.yaml",
+        "version: 1\ntenants:\n  a:\n    servers:\n      x: {command: /no/such}\n",
+    );
+    let said = shell.fails(2, &["apply", "-f", &missing]).await;
+    assert!(
+        said.contains(&format!("\n{missing}:5: tenants.a.servers.x.command: ")),
+        "{said}"
+    );
+}
+
+#[tokio::test]
 async fn mistakes_and_refusals_are_told_apart() {
     let shell = Shell::new().await;
-    // A mistake in a manifest names its line, also one found by the gateway; another one its key.
+    // A mistake found locally names its line, a mistake in an object that the gateway finds its key.
     let wrong = shell.file(
         "m.yaml",
         "version: 1\ntenants:\n  a: {auth: {mode: nine}}\n",
@@ -314,15 +328,6 @@ async fn mistakes_and_refusals_are_told_apart() {
     let said = shell.fails(2, &["apply", "-f", &wrong]).await;
     assert!(
         said.starts_with(&format!("{wrong}:3: tenants.a.auth.mode: ")),
-        "{said}"
-    );
-    let missing = shell.file(
-        "n.yaml",
-        "version: 1\ntenants:\n  a:\n    servers:\n      x: {command: /no/such}\n",
-    );
-    let said = shell.fails(2, &["apply", "-f", &missing]).await;
-    assert!(
-        said.starts_with(&format!("{missing}:5: tenants.a.servers.x.command: ")),
         "{said}"
     );
     shell.done(&["tenant", "add", "a"]).await;

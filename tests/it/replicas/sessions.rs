@@ -388,7 +388,7 @@ async fn what_is_no_call_outlives_the_replica_that_it_was_forwarded_to() {
         let (kept, params) = (kept.again(), json!({"_meta": {"pad": pad}}));
         async move {
             kept.notify("notifications/roots/list_changed", params)
-                .await
+                .await;
         }
     });
     let url = deleted.url.clone();

@@ -130,11 +130,11 @@ impl Gauge {
     /// The address of the operations listener, which `lockgate run` does not print: the one
     /// socket that listens beside the public one.
     fn operations(&self, public: u16) -> SocketAddr {
-        let ports = self.sockets().into_iter().filter_map(|fields| {
+        let mut ports = self.sockets().into_iter().filter_map(|fields| {
             let port = u16::from_str_radix(fields[1].split_once(':')?.1, 16).ok()?;
             (fields[3] == "0A" && port != public).then_some(port)
         });
-        let port = ports.last().expect("ops.listen is set");
+        let port = ports.next_back().expect("ops.listen is set");
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 

@@ -44,5 +44,5 @@ pub(crate) use self::gateway::{
 pub(crate) use self::oauth::{KnownClients, OauthSettings};
 pub(crate) use self::reader::{Mistake, Wrong};
 pub(crate) use self::rotation::{Rotated, RotatingSettings};
-pub(crate) use self::separation::{Separation, Uids};
+pub(crate) use self::separation::{Separation, Uids, most_children};
 pub(crate) use self::sources::Override;

@@ -84,6 +84,17 @@ impl Uids {
     }
 }
 
+/// Returns how many of `wanted` children can have a uid of their own, if each is to have one.
+pub(crate) fn most_children(
+    uids: Option<Uids>,
+    separation: Option<Separation>,
+    wanted: usize,
+) -> usize {
+    let has_uids = matches!(separation, None | Some(Separation::Uid));
+    let uids = uids.filter(|_| has_uids);
+    uids.map_or(wanted, |uids| wanted.min(uids.count as usize))
+}
+
 const WORDS: [(&str, Option<Separation>); 5] = [
     ("auto", None),
     ("uid", Some(Separation::Uid)),

@@ -31,7 +31,7 @@ use crate::{
         renew_tokens,
         shared::SharedChildren,
     },
-    config::Config,
+    config::{Config, most_children},
     declare::{Catalog, Server},
     error::Error,
     protocol::{Body, Cursor, Message, Revision},
@@ -95,7 +95,9 @@ fn pool(
     (metrics, tracker, halt): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
     (traces, drain): (&Traces, &CancellationToken),
 ) -> (Arc<Pool>, mpsc::Receiver<Wanted>) {
-    let (seats, wanted) = ChildSeats::new(config.spawn.children);
+    let (uids, separation) = (config.sandbox.uids, config.sandbox.separation);
+    let most = most_children(uids, separation, config.spawn.children);
+    let (seats, wanted) = ChildSeats::new(most);
     let pool = Pool::new(
         launcher,
         config.spawn,

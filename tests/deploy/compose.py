@@ -45,7 +45,7 @@ class Compose(unittest.TestCase):
 
     def test_export_is_off_unless_it_is_asked_for(self):
         name = "OTEL_EXPORTER_OTLP_ENDPOINT"
-        for given in ("", "http://otel-collector:4317"):
+        for given in ("", "http://otel-collector:4318"):
             services = config(env={name: given})["services"]
             self.assertEqual({given}, {services[one]["environment"][name] for one in GATEWAYS})
 

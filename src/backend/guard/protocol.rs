@@ -93,7 +93,12 @@ impl LaunchRequest {
 
 impl Restrictions {
     fn encode(&self, to: &mut Vec<u8>) {
-        let flags = [self.is_scoped, self.is_hardened, self.files.is_some()];
+        let flags = [
+            self.is_scoped,
+            self.is_hardened,
+            self.is_filtered,
+            self.files.is_some(),
+        ];
         to.extend(flags.map(u8::from));
         to.push(match self.namespaces {
             Namespaces::None => 0,
@@ -148,7 +153,8 @@ impl Restrictions {
             [1] => Some(true),
             _ => None,
         };
-        let (is_scoped, is_hardened, has_files) = (flag()?, flag()?, flag()?);
+        let (is_scoped, is_hardened) = (flag()?, flag()?);
+        let (is_filtered, has_files) = (flag()?, flag()?);
         let namespaces = match bytes::<1>(from)? {
             [0] => Namespaces::None,
             [1] => Namespaces::Mounts,
@@ -187,6 +193,7 @@ impl Restrictions {
             namespaces,
             is_scoped,
             is_hardened,
+            is_filtered,
             landlock,
             files: has_files.then_some(Files { read, write }),
             hide,
@@ -245,7 +252,7 @@ mod tests {
 
     prop_compose! {
         fn restrictions()(
-            uid in prop::option::of(1u32..), nice: u8, flags: [bool; 3], landlock: u32,
+            uid in prop::option::of(1u32..), nice: u8, flags: [bool; 4], landlock: u32,
             namespaces in prop_oneof![
                 Just(Namespaces::None), Just(Namespaces::Mounts), Just(Namespaces::All),
             ],
@@ -264,12 +271,12 @@ mod tests {
                 "/[a-z]{1,9}".prop_map(|path| Some(Store::Fill(path.into()))),
             ],
         ) -> Restrictions {
-            let [is_scoped, is_hardened, has_files] = flags;
+            let [is_scoped, is_hardened, is_filtered, has_files] = flags;
             let files = has_files.then_some(Files { read, write });
             let group = group.map(PathBuf::from);
             Restrictions {
-                uid, nice, namespaces, is_scoped, is_hardened, landlock, files, hide, sockets, tcp,
-                processes, group, store,
+                uid, nice, namespaces, is_scoped, is_hardened, is_filtered, landlock, files, hide, sockets,
+                tcp, processes, group, store,
             }
         }
     }

@@ -27,7 +27,7 @@ impl Delegation {
     /// Reads `/proc` and `/sys` below `root`.
     pub(crate) fn probe(root: &Path) -> Option<Self> {
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
-        let mount = mount_points(&read("proc/self/mountinfo")).next()?;
+        let mount = mount_points(&read("proc/self/mountinfo"), &["cgroup2"]).next()?;
         let own = read("proc/self/cgroup");
         let own = own.lines().find_map(|line| line.strip_prefix("0::"));
         let path = root
@@ -217,18 +217,21 @@ fn sweep(own: &Path) {
     }
 }
 
-/// All mount points of cgroup v2 that this process sees.
+/// All mount points of cgroups that this process sees, of both versions.
 pub(super) fn mounts() -> Vec<PathBuf> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    mount_points(&mountinfo).map(PathBuf::from).collect()
+    mount_points(&mountinfo, &["cgroup2", "cgroup"])
+        .map(PathBuf::from)
+        .collect()
 }
 
-/// Mount points of cgroup v2 (`proc_pid_mountinfo(5)`: fields, " - ", type).
-fn mount_points(mountinfo: &str) -> impl Iterator<Item = String> + '_ {
+/// Mount points of file systems of these types (`proc_pid_mountinfo(5)`: fields, " - ", type).
+fn mount_points<'m>(mountinfo: &'m str, types: &'m [&str]) -> impl Iterator<Item = String> + 'm {
     mountinfo.lines().filter_map(|line| {
         let (fields, of_type) = line.split_once(" - ")?;
-        let is_cgroup = of_type.split(' ').next() == Some("cgroup2");
-        is_cgroup
+        let of_type = of_type.split(' ').next()?;
+        types
+            .contains(&of_type)
             .then(|| fields.split(' ').nth(4).map(str::to_owned))
             .flatten()
     })

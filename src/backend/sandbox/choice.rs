@@ -211,6 +211,9 @@ impl Sandbox {
             is_scoped: offer.landlock >= SCOPES_ABI
                 && (is_standard || offer.separation == Separation::Landlock),
             is_hardened: is_standard && offer.has_seccomp,
+            // A user namespace has keyrings and processes of its own.
+            is_filtered: offer.has_seccomp
+                && matches!(offer.separation, Separation::Uid | Separation::Landlock),
             landlock: offer.landlock,
             files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
             hide: self.hidden(),

@@ -15,6 +15,8 @@ pub(crate) struct Restrictions {
     pub(crate) is_scoped: bool,
     /// Whether system calls are filtered and capabilities dropped.
     pub(crate) is_hardened: bool,
+    /// Whether calls are denied that reach what its user has elsewhere: limits of other processes, and keyrings.
+    pub(crate) is_filtered: bool,
     /// Version of the Landlock ABI.
     pub(crate) landlock: u32,
     /// Files that it may access; none means all but hidden ones.

@@ -28,11 +28,15 @@ pub(crate) fn apply(restrictions: &Restrictions) -> io::Result<()> {
 fn programs(restrictions: &Restrictions) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     let mut denied: Vec<(i64, Vec<SeccompRule>)> = Vec::new();
     if restrictions.is_hardened {
-        denied.extend(DENIED.iter().map(|&call| (call, Vec::new())));
+        let calls = DENIED.iter().chain(KEYRINGS);
+        denied.extend(calls.map(|&call| (call, Vec::new())));
         denied.extend(conditional()?);
         if restrictions.landlock < TRUNCATE_SINCE {
             denied.push((libc::SYS_truncate, Vec::new()));
         }
+    } else if restrictions.is_filtered {
+        denied.extend(KEYRINGS.iter().map(|&call| (call, Vec::new())));
+        denied.push(limits_of_others()?);
     }
     let sockets = sockets(restrictions)?;
     if !sockets.is_empty() {
@@ -120,8 +124,7 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
             libc::SYS_personality,
             vec![rule([(0, Is::Ne, 0), (0, Is::Ne, 0xffff_ffff)])?],
         ),
-        // Limits of other processes.
-        (libc::SYS_prlimit64, vec![rule([(0, Is::Ne, 0)])?]),
+        limits_of_others()?,
         // Input faked for a terminal.
         (
             libc::SYS_ioctl,
@@ -131,6 +134,11 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
             ],
         ),
     ])
+}
+
+/// Denies limits of other processes: a limit of processor time ends one of the same user, past Landlock.
+fn limits_of_others() -> Result<(i64, Vec<SeccompRule>), seccompiler::BackendError> {
+    Ok((libc::SYS_prlimit64, vec![rule([(0, Is::Ne, 0)])?]))
 }
 
 /// Denied sockets.
@@ -235,10 +243,6 @@ const DENIED: &[i64] = &[
     libc::SYS_unshare,
     // Files without their paths.
     libc::SYS_open_by_handle_at,
-    // Keyrings, which are shared between sandboxes.
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
     // The machine.
     libc::SYS_kexec_load,
     libc::SYS_kexec_file_load,
@@ -269,6 +273,9 @@ const DENIED: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS__sysctl,
 ];
+
+/// Keyrings, which all processes of a user share, and which outlive them.
+const KEYRINGS: &[i64] = &[libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key];
 
 /// Calls to objects that all processes of an IPC namespace share, and that outlive them. Programs fall
 /// back as for a kernel without them.

@@ -104,6 +104,26 @@ async fn a_uid_passes_on_without_the_files_of_its_last_child() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Starts without a uid failed, and counted against the server.
+#[tokio::test]
+async fn a_tenant_with_all_uids_opens_no_circuit() {
+    let data = tempfile::tempdir().unwrap();
+    let two = ["sandbox.separation=uid", "sandbox.uids=700011-700012"];
+    let gateway = Gateway::serve(data.path(), &two, "args: []").await;
+    let kept = [gateway.session().await, gateway.session().await];
+    for _ in 0..8 {
+        // An idle child is given up for it.
+        let mut b = gateway.stranger();
+        b.url = gateway.url.replace("/t/a/", "/t/b/");
+        b.initialize(NEWEST).await;
+        assert_eq!(b.text("echo", json!({"text": "x"})).await, "x");
+        assert_eq!(b.delete().await.status(), 204);
+    }
+    for session in &kept {
+        assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    }
+}
+
 fn parent(pid: u32) -> u32 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let rest = stat.rsplit_once(')').unwrap().1;
@@ -445,6 +465,27 @@ async fn system_calls_that_lead_out_are_denied() {
     let answer = two.b.call("try_call", json!({"what": "x32"})).await;
     assert_eq!(answer["error"]["code"], -31001, "{answer}");
     assert_eq!(two.a.text("echo", json!({"text": "here"})).await, "here");
+}
+
+/// A limit of processor time ended the gateway, and the keys of a uid were those of its next child.
+#[tokio::test]
+async fn profile_open_reaches_no_limits_and_no_keys_of_others() {
+    for separation in ["uid", "landlock"] {
+        let two = Two::start(separation, &[], "sandbox: {profile: open}").await;
+        let others = [two.gateway.process.id().unwrap(), two.neighbour()];
+        for (what, pid) in [
+            ("keyctl", 0),
+            ("prlimit", others[0]),
+            ("prlimit", others[1]),
+        ] {
+            let args = json!({"what": what, "pid": pid});
+            let text = two.a.text("try_call", args).await;
+            let denied = "refused: Operation not permitted (os error 1)";
+            assert_eq!(text, denied, "{separation} {what} {pid}");
+        }
+        let args = json!({"what": "prlimit", "pid": 0});
+        assert_eq!(two.a.text("try_call", args).await, "done");
+    }
 }
 
 #[tokio::test]

@@ -17,5 +17,5 @@ mod table;
 
 pub(crate) use self::clock::LEEWAY_S;
 pub(crate) use self::digest::sha256;
-pub(crate) use self::secret::Secret;
+pub(crate) use self::secret::{Secret, without_user};
 pub(crate) use self::table::Table;

@@ -95,6 +95,14 @@ fn pool(
     (metrics, tracker, halt): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
     (traces, drain): (&Traces, &CancellationToken),
 ) -> (Arc<Pool>, mpsc::Receiver<Wanted>) {
+    let served = Arc::clone(snapshot);
+    launcher.sandbox.know_written(move || {
+        let catalog = served.catalog();
+        let written = catalog
+            .servers()
+            .map(|server| &server.launch.confinement.write);
+        written.flatten().cloned().collect()
+    });
     let (uids, separation) = (config.sandbox.uids, config.sandbox.separation);
     let most = most_children(uids, separation, config.spawn.children);
     let (seats, wanted) = ChildSeats::new(most);

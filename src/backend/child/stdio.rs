@@ -119,6 +119,7 @@ impl Child {
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<Self> {
+        launcher.sandbox.check_paths(launch)?;
         let lease = launcher.sandbox.lease(tenant, launch).await?;
         // Before the request, whose directories would be left behind by a start that is given up here. A guard
         // that gets no request ends.

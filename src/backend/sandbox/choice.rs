@@ -5,14 +5,16 @@
 
 use std::{
     ffi::OsStr,
-    fs, io,
+    fmt, fs, io,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::Arc,
+    slice,
+    sync::{Arc, OnceLock},
 };
 
 use super::{
     cgroup::Groups,
-    files,
+    files::{self, real},
     machine::Kernel,
     network::{self, Filter, Unreachable},
     restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
@@ -43,6 +45,17 @@ pub(crate) struct Sandbox {
     hide: Option<HiddenPaths>,
     /// Parts of the system that every child may read.
     system: Vec<PathBuf>,
+    /// Directories that servers may write, once they are known.
+    written: OnceLock<Written>,
+}
+
+/// The directories that the servers of all tenants may write, at the moment.
+struct Written(Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>);
+
+impl fmt::Debug for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Written")
+    }
 }
 
 impl Sandbox {
@@ -76,6 +89,7 @@ impl Sandbox {
             filter: attached,
             hide,
             system: files::system().into_iter().chain(certificates).collect(),
+            written: OnceLock::new(),
         })
     }
 
@@ -100,6 +114,7 @@ impl Sandbox {
             filter: None,
             hide: None,
             system: Vec::new(),
+            written: OnceLock::new(),
         }
     }
 
@@ -129,6 +144,36 @@ impl Sandbox {
             Vec::new(),
         )
         .ok()
+    }
+
+    /// Names the source of the directories that the servers of all tenants may write.
+    pub(crate) fn know_written(&self, written: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static) {
+        // Only the hub names it.
+        let _ = self.written.set(Written(Box::new(written)));
+    }
+
+    /// Refuses a child with a path that another server could replace by a link.
+    ///
+    /// # Errors
+    ///
+    /// There is such a path, which the error names.
+    pub(crate) fn check_paths(&self, launch: &Launch) -> io::Result<()> {
+        let Some(written) = self.written.get().filter(|_| names_paths(launch)) else {
+            return Ok(());
+        };
+        let mut written = written.0();
+        if self.offer.separation == Separation::Uid {
+            // Others replace nothing that is not theirs.
+            written.retain(|dir| !is_sticky(dir));
+        }
+        let Some(path) = replaceable(launch, &written) else {
+            return Ok(());
+        };
+        Err(io::Error::other(format!(
+            "sandbox: {} lies in a directory that another server may write, which could put a link in its place; name \
+             a path outside of it",
+            path.display()
+        )))
     }
 
     /// Leases a uid for a child of a tenant, if each has its own.
@@ -263,6 +308,53 @@ impl Sandbox {
     }
 }
 
+/// The paths that a server names in profile `standard`.
+fn named(launch: &Launch) -> impl Iterator<Item = &PathBuf> {
+    let wanted = &launch.confinement;
+    let sockets = match &wanted.sockets {
+        declare::Sockets::Only(paths) => paths.as_slice(),
+        _ => &[],
+    };
+    let paths = wanted.read.iter().chain(&wanted.write);
+    let paths = paths.chain(&launch.cwd).chain(sockets);
+    paths.filter(|_| wanted.profile == Profile::Standard)
+}
+
+fn names_paths(launch: &Launch) -> bool {
+    named(launch).next().is_some()
+}
+
+/// The first path that leads through one of the directories `written` by others.
+fn replaceable<'l>(launch: &'l Launch, written: &[PathBuf]) -> Option<&'l PathBuf> {
+    let own: Vec<PathBuf> = launch
+        .confinement
+        .write
+        .iter()
+        .filter_map(|dir| real(dir))
+        .collect();
+    named(launch).find(|path| {
+        let is_others = |dir: &PathBuf| {
+            let dir = real(dir);
+            // What is below a directory of its own has no more rights than that, and the directory itself
+            // is replaced by nobody.
+            dir.is_some() && dir != real(path) && dir.is_some_and(|dir| !own.contains(&dir))
+        };
+        let others: Vec<PathBuf> = written
+            .iter()
+            .filter(|dir| is_others(dir))
+            .cloned()
+            .collect();
+        files::beyond(slice::from_ref(*path), &others)
+            .next()
+            .is_none()
+    })
+}
+
+/// Whether entries of a directory are removed and renamed by their owners only.
+fn is_sticky(dir: &Path) -> bool {
+    fs::metadata(dir).is_ok_and(|found| found.permissions().mode() & 0o1000 != 0)
+}
+
 /// Files in system directories that children of root must not read.
 fn root_secrets(separation: Separation) -> impl Iterator<Item = PathBuf> {
     let are_root = rustix::process::geteuid().is_root() && separation != Separation::Uid;
@@ -329,7 +421,7 @@ const SECRETS: [&str; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
+    use std::collections::BTreeMap;
 
     use super::super::choice::*;
     use crate::declare::Confinement;
@@ -382,6 +474,46 @@ mod tests {
         };
         launch.confinement.sockets = declare::Sockets::Only(vec![link]);
         assert_eq!(sandbox.sockets(&launch), Sockets::Root(Vec::new()));
+    }
+
+    #[test]
+    fn a_path_that_another_server_may_replace_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let [own, others, given] = ["own", "others", "given"].map(|name| root.join(name));
+        for dir in [&own, &others, &given, &others.join("sub")] {
+            fs::create_dir(dir).unwrap();
+        }
+        let link = root.join("link");
+        std::os::unix::fs::symlink("others/sub", &link).unwrap();
+        std::os::unix::fs::symlink(&given, others.join("planted")).unwrap();
+        let written = [own.clone(), others.clone()];
+        let found = |read: &Path, write: &[&Path]| {
+            let confinement = Confinement {
+                read: vec![read.to_owned()],
+                write: write.iter().map(|dir| (*dir).to_owned()).collect(),
+                ..Confinement::default()
+            };
+            let launch = launch(Path::new("/x"), confinement);
+            replaceable(&launch, &written).cloned()
+        };
+        for path in [
+            &others.join("sub"),
+            &others.join("planted"),
+            &others.join("new"),
+            &link,
+        ] {
+            assert_eq!(found(path, &[]).as_ref(), Some(path));
+            assert_eq!(found(path, &[&own]).as_ref(), Some(path));
+            assert_eq!(found(path, &[&others]), None, "its own too");
+        }
+        for path in [&others, &given, &own, &root] {
+            assert_eq!(found(path, &[]), None);
+        }
+        assert_eq!(
+            found(&given, &[&others.join("sub")]),
+            Some(others.join("sub"))
+        );
     }
 
     /// A server that writes to /tmp in profile `standard` had the files of the last child with its uid.

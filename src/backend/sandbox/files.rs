@@ -250,7 +250,7 @@ fn interpreter(script: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
     located(OsStr::new(name), directories)
 }
 
-fn real(path: &Path) -> Option<PathBuf> {
+pub(super) fn real(path: &Path) -> Option<PathBuf> {
     fs::canonicalize(path).ok()
 }
 

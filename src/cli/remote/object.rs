@@ -117,7 +117,7 @@ pub(crate) enum ObjectCommand<K: Kind> {
 pub(crate) struct Removal<N: Args> {
     #[command(flatten)]
     pub(super) name: N,
-    /// Remove it without a question
+    /// Remove it without the question that is asked for a tenant and for the key in use
     #[arg(long)]
     yes: bool,
 }

@@ -83,8 +83,11 @@ impl Session {
             self.stop_child(own, exit(reason));
         }
         tracing::info!(
-            tenant.id = self.client.tenant().name, server.name = self.client.server().name,
-            session.id = self.id.short(), reason = ?reason, "session ended"
+            tenant.id = self.client.tenant().name,
+            server.name = self.client.server().name,
+            session.id = self.id.short(),
+            reason = counted(reason).into_str(),
+            "session ended"
         );
         let names = [&*self.client.tenant().name, &*self.client.server().name];
         let age = self.lifetime.age();

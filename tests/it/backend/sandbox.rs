@@ -13,7 +13,10 @@ use tempfile::TempDir;
 
 use crate::{
     database::persistence::{Ground, Replica, mark, server},
-    support::harness::{Gateway, NEWEST, Session, child, marked, opening, package, until},
+    support::{
+        harness::{Gateway, NEWEST, Session, child, marked, opening, package, until},
+        served::Served,
+    },
 };
 
 /// The separations of children that work on this machine.
@@ -102,6 +105,39 @@ async fn a_uid_passes_on_without_the_files_of_its_last_child() {
     .await;
     let left: Vec<_> = files.iter().filter(|file| file.exists()).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// The other server could put a link in its place, and the next start followed it.
+#[tokio::test]
+async fn a_path_that_another_server_may_replace_prevents_the_start() {
+    let root = tempfile::tempdir().unwrap();
+    let shared = root.path().join("shared");
+    let below = shared.join("sub");
+    std::fs::create_dir_all(&below).unwrap();
+    let server = |sandbox: Value| json!({"command": child(), "sandbox": sandbox});
+    let config = json!({"sandbox": {"separation": "landlock"}});
+    let tenants = json!({
+        "a": {"auth": {"mode": "none"}, "servers": {"w": server(json!({"write": [shared]}))}},
+        "b": {"auth": {"mode": "none"}, "servers": {
+            "same": server(json!({"read": [shared]})),
+            "read": server(json!({"read": [below]})),
+            "write": server(json!({"write": [below]})),
+        }},
+    });
+    let mut gateway = Served::start(config, tenants).await;
+    let mut same = gateway.stranger("b", "same");
+    same.initialize(NEWEST).await;
+    for name in ["read", "write"] {
+        let session = gateway.stranger("b", name);
+        let answer = session.post(&opening(NEWEST)).await;
+        let answer: Value = answer.json().await.unwrap();
+        assert_eq!(answer["error"]["code"], -31001, "{name} {answer}");
+    }
+    let logs = gateway.end().await;
+    let told = logs
+        .iter()
+        .filter(|line| line.to_string().contains("which could put a link"));
+    assert!(told.count() >= 2, "{logs:?}");
 }
 
 /// Starts without a uid failed, and counted against the server.

@@ -336,7 +336,7 @@ fn replaceable<'l>(launch: &'l Launch, written: &[PathBuf]) -> Option<&'l PathBu
         let is_others = |dir: &PathBuf| {
             let dir = real(dir);
             // What is below a directory of its own has no more rights than that, and the directory itself
-            // is replaced by nobody.
+            // cannot be replaced from within.
             dir.is_some() && dir != real(path) && dir.is_some_and(|dir| !own.contains(&dir))
         };
         let others: Vec<PathBuf> = written

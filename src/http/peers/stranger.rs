@@ -1,6 +1,6 @@
 //! Connections at the cluster listener whose peer has not sent a valid hop.
 //!
-//! Whoever reaches the listener can open connections. Such a connection has a deadline, and gives its
+//! Any host that reaches the listener can open connections. Such a connection has a deadline, and gives its
 //! place to a newer one when there are many, so that a replica always gets in.
 
 use std::{

@@ -777,7 +777,6 @@ async fn http_with_sse_goes_on_at_another_replica() {
     }
 }
 
-/// The header of a hop that replica `cccc` sends with a POST to a session.
 /// Connections of strangers that were refused took all places, so that replicas that came later got none.
 #[tokio::test]
 async fn strangers_at_the_cluster_listener_keep_no_replica_out() {
@@ -814,6 +813,7 @@ async fn strangers_at_the_cluster_listener_keep_no_replica_out() {
     assert_eq!(two.count("lockgate_hops_total{outcome=\"ok\"}"), 2);
 }
 
+/// The header of a hop that replica `cccc` sends with a POST to a session.
 fn signed_hop(to: &Replica, session: &str, number: u64, body: &str) -> String {
     let caller =
         r#"{"issuer":null,"subject":null,"client":null,"scopes":[],"groups":[],"basis":"Open"}"#;

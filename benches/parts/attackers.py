@@ -131,7 +131,12 @@ async def sessions(host, path):
 
 
 async def deaf_clients(host, path):
-    """Sessions whose servers send on streams that nobody reads, once all of them have begun and rested."""
+    """Sessions whose servers send on streams that nobody reads, once all of them have begun and rested.
+
+    Of two hosts, the first has the sessions and the second the streams.
+    """
+    host, _, asked = host.partition(" ")
+    asked = asked or host
     flood = {"jsonrpc": "2.0", "id": 2, "method": "tools/call"}
     # Without a token no event would be for the stream.
     flood["params"] = {"name": "flood", "arguments": {"events": 20_000}, "_meta": {"progressToken": 1}}
@@ -155,9 +160,9 @@ async def deaf_clients(host, path):
         await asyncio.sleep(REST)
 
         async def again_deaf():
-            _, stream = await connect(host, source)
+            _, stream = await connect(asked, source)
             stream.transport.pause_reading()
-            stream.write(head(host, path, len(flood), f"Mcp-Session-Id: {session}\r\n") + flood)
+            stream.write(head(asked, path, len(flood), f"Mcp-Session-Id: {session}\r\n") + flood)
             await asyncio.sleep(3)
             stream.close()
 
@@ -279,13 +284,16 @@ async def log_ins(host, path):
     await many(64, one)
 
 
+UNREADING = "1,000 clients that do not read"
+UNREADING_ELSEWHERE = "1,000 clients that do not read, by way of another replica"
 ATTACKS = {
     "200 bodies that do not end": unfinished_bodies,
     "1,000 requests with big heads that do not end": big_heads,
     "150 connections that read no answers": unread_answers,
     "12,000 connections of one address": connections,
     "sessions without end": sessions,
-    "1,000 clients that do not read": deaf_clients,
+    UNREADING: deaf_clients,
+    UNREADING_ELSEWHERE: deaf_clients,
     "16 clients with messages of 4 MiB": large_messages,
     "bodies that are refused and go on": refused_bodies,
     "registrations, and changes that change nothing": registrations,

@@ -176,7 +176,7 @@ impl Denials {
         *table.of_tenant.entry(Arc::clone(&key.tenant)).or_default() += 1;
         table.all.insert(key, aggregate);
         drop(table);
-        self.write(&denial, 1);
+        self.write(&denial, 1, now);
     }
 
     /// Records aggregated denials once a minute per caller, and the rest at `stop`.
@@ -209,12 +209,12 @@ impl Denials {
         drop(table);
         let aggregate = old.iter().filter(|aggregate| aggregate.count > 0);
         aggregate
-            .map(|aggregate| self.write(&aggregate.last, aggregate.count))
+            .map(|aggregate| self.write(&aggregate.last, aggregate.count, aggregate.began))
             .count()
     }
 
-    /// Records `count` denials, of which this is the last.
-    fn write(&self, denial: &Denial, count: u64) {
+    /// Records `count` denials since `began`, of which this is the last.
+    fn write(&self, denial: &Denial, count: u64, began: Instant) {
         log(denial, count);
         let (actor, address) = match &denial.who {
             Caller::Known(principal) => (principal.subject().unwrap_or("anonymous"), None),
@@ -232,7 +232,7 @@ impl Denials {
         });
         let of = (!tenant.is_empty()).then_some(tenant);
         let record = Record::new(of, "denied", actor, &target, detail);
-        self.audit.add(record);
+        self.audit.add(record.since(began));
         self.settled.written.fetch_add(1, Ordering::AcqRel);
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     hub::Stores,
     snapshot::{CurrentSnapshot, Snapshot},
     state::{
-        Replica, ReplicaKeys,
+        Directory, Replica, ReplicaKeys,
         redis::{Redis, Settings, Unsuitable, agreement, wake},
     },
     telemetry::Health,
@@ -79,8 +79,11 @@ impl Sharing {
     ) -> Stores {
         let event_ids = derived(keys, EVENT_IDS);
         let (tracker, stop) = (&self.tracker, &self.stop);
-        let me = (me, replica_keys(keys));
-        let stores = Stores::shared(config, &self.redis, me, &event_ids, tracker, stop);
+        let named = (me.clone(), replica_keys(keys));
+        let stores = Stores::shared(config, &self.redis, named, &event_ids, tracker, stop);
+        let looking = tell_of_twins(Arc::clone(&stores.directory), me);
+        let looking = self.stop.clone().run_until_cancelled_owned(looking);
+        self.tracker.spawn(looking);
         let beating = Arc::clone(&stores.owner).run(readiness::of_redis(health), self.stop.clone());
         self.tracker.spawn(beating);
         stores
@@ -182,6 +185,23 @@ fn derived(keys: &Keyring, purpose: &str) -> Vec<Zeroizing<[u8; 32]>> {
     keys.keys().iter().map(|key| key.derive(purpose)).collect()
 }
 
+/// Logs once that another replica has the address of this one.
+async fn tell_of_twins(directory: Arc<dyn Directory>, me: Replica) {
+    let is_twin = |other: &Replica| other.address == me.address && other.boot != me.boot;
+    loop {
+        tokio::time::sleep(TWINS).await;
+        let open = directory.open().await.unwrap_or_default();
+        if open.iter().any(is_twin) {
+            tracing::error!(
+                address = &*me.address,
+                "another replica advertises the same address: each gets requests of the other's sessions and refuses \
+                 them; give each replica a cluster.advertise of its own"
+            );
+            return;
+        }
+    }
+}
+
 async fn agree(redis: Redis, own: Vec<String>, disagreement: CancellationToken) {
     let mut has_agreed = false;
     loop {
@@ -212,3 +232,7 @@ pub(crate) const DISAGREEMENT: &str = "replicas with this redis.url and redis.pr
 
 /// The purpose of the key that signs event ids.
 const EVENT_IDS: &str = "lockgate event ids v1";
+
+/// The time until other replicas with the address of this one are looked for, and between looks: longer than the
+/// heartbeat of an earlier start lasts.
+const TWINS: Duration = Duration::from_secs(8);

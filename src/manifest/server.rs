@@ -287,7 +287,11 @@ fn reply(server: &Fields<'_>) -> Reply {
 /// Reads the time limits of a server.
 fn clocks(server: &Fields<'_>) -> Clocks {
     let default = DEFAULT_CLOCKS;
-    let clocks = server.key("clocks", "Time limits of a child and its calls.");
+    let clocks = server.key(
+        "clocks",
+        "Time limits of a child and its calls. Unless they are named: call 1m, call_max 30m, ask 10m, \
+         ask_unclaimed 30s, stop 2s and 5s.",
+    );
     let Some(fields) = clocks.table() else {
         return default;
     };
@@ -305,7 +309,7 @@ fn clocks(server: &Fields<'_>) -> Clocks {
     let stop = fields
         .key(
             "stop",
-            "After stdin is closed: the time until SIGTERM, and from there until SIGKILL.",
+            "After stdin is closed: the time until SIGTERM, and from there until SIGKILL, like [2s, 5s].",
         )
         .optional(duration_pair());
     fields.end();
@@ -321,7 +325,10 @@ fn clocks(server: &Fields<'_>) -> Clocks {
 fn tools(server: &Fields<'_>, default: Clocks) -> HashMap<String, Clocks> {
     let mut tools = HashMap::new();
     let entries = server
-        .key("tools", "Time limits of single tools, by name.")
+        .key(
+            "tools",
+            "Time limits of single tools, by name. Unless they are named: those of the server.",
+        )
         .entries(parse::text());
     if let Some(entries) = entries {
         for (tool, node) in entries.members() {
@@ -334,7 +341,7 @@ fn tools(server: &Fields<'_>, default: Clocks) -> HashMap<String, Clocks> {
 }
 
 /// Reads the time limits of calls. The schema shows no defaults, because those of a tool are the
-/// server's.
+/// server's; the text of `clocks` does.
 fn call_clocks(fields: &Fields<'_>, default: Clocks) -> Clocks {
     let call = fields
         .key(

@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::current::CurrentSnapshot;
@@ -76,8 +79,9 @@ impl AuditQueue {
         }
     }
 
-    /// Queues a record.
+    /// Queues a record of what happens now, or began when the record says so.
     pub(crate) fn add(&self, record: Record) {
+        let record = record.since(Instant::now());
         self.queue(record.size(), Queued::Record(Box::new(record)));
     }
 

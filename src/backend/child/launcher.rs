@@ -4,7 +4,7 @@
 //! Not here: the process itself (`stdio`).
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::{self, DirBuilder, File},
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, chown, fchown},
@@ -124,6 +124,12 @@ impl Launcher {
         }
     }
 
+    /// PATH of a child.
+    pub(super) fn path<'l>(&'l self, launch: &'l Launch) -> Option<&'l OsStr> {
+        let declared = launch.env.get("PATH").map(OsStr::new);
+        declared.or(self.ambient.path.as_deref())
+    }
+
     /// Builds the launch request to the guard of a child, with its uid if it has one; creates its private
     /// directory and cgroup.
     pub(super) fn request(
@@ -202,12 +208,11 @@ impl Launcher {
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<()> {
-        let path = request.env.iter().rfind(|(name, _)| name == "PATH");
-        let path = path.map_or_else(OsString::new, |(_, path)| path.clone());
+        let path = self.path(launch).unwrap_or_default();
         let home = self.ambient.home.as_deref().map(Path::new);
         let mut restrictions =
             self.sandbox
-                .restrictions(launch, limits, &path, home, &self.ambient.cwd);
+                .restrictions(launch, limits, path, home, &self.ambient.cwd);
         restrictions.uid = uid;
         if let (Some(uid), Some(private)) = (restrictions.uid, &request.private) {
             chown(private, Some(uid), Some(uid))?;

@@ -152,27 +152,45 @@ impl Sandbox {
         let _ = self.written.set(Written(Box::new(written)));
     }
 
-    /// Refuses a child with a path that another server could replace by a link.
+    /// Refuses a child with a program that another server could replace, or a path that it could replace by a
+    /// link. `path` is the PATH of the child.
     ///
     /// # Errors
     ///
-    /// There is such a path, which the error names.
-    pub(crate) fn check_paths(&self, launch: &Launch) -> io::Result<()> {
-        let Some(written) = self.written.get().filter(|_| names_paths(launch)) else {
-            return Ok(());
-        };
-        let mut written = written.0();
+    /// There is such a program or path, which the error names.
+    pub(crate) fn check_paths(&self, launch: &Launch, path: Option<&OsStr>) -> io::Result<()> {
+        let mut written = self
+            .written
+            .get()
+            .map_or_else(Vec::new, |written| written.0());
         if self.offer.separation == Separation::Uid {
             // Others replace nothing that is not theirs.
             written.retain(|dir| !is_sticky(dir));
         }
-        let Some(path) = replaceable(launch, &written) else {
+        let written: Vec<PathBuf> = written.iter().filter_map(|dir| real(dir)).collect();
+        // What it may write itself has no more rights than that.
+        let own = &launch.confinement.write;
+        let own: Vec<PathBuf> = own.iter().filter_map(|dir| real(dir)).collect();
+        let others: Vec<PathBuf> = written
+            .into_iter()
+            .filter(|dir| !own.contains(dir))
+            .collect();
+        let refused = if others.is_empty() {
+            None
+        } else if let Some(program) = replaceable_program(launch, path.unwrap_or_default(), &others)
+        {
+            let does = "which could replace it; put the program elsewhere";
+            Some((program, does))
+        } else {
+            let does = "which could put a link in its place; name a path outside of it";
+            replaceable(launch, &others).map(|path| (path.clone(), does))
+        };
+        let Some((path, does)) = refused else {
             return Ok(());
         };
+        let path = path.display();
         Err(io::Error::other(format!(
-            "sandbox: {} lies in a directory that another server may write, which could put a link in its place; name \
-             a path outside of it",
-            path.display()
+            "sandbox: {path} lies in a directory that another server may write, {does}"
         )))
     }
 
@@ -320,34 +338,31 @@ fn named(launch: &Launch) -> impl Iterator<Item = &PathBuf> {
     paths.filter(|_| wanted.profile == Profile::Standard)
 }
 
-fn names_paths(launch: &Launch) -> bool {
-    named(launch).next().is_some()
+/// The first path that leads through one of the directories that others may write.
+fn replaceable<'l>(launch: &'l Launch, others: &[PathBuf]) -> Option<&'l PathBuf> {
+    named(launch).find(|path| {
+        // The directory itself cannot be replaced from within.
+        let place = real(path);
+        let around = others.iter().filter(|dir| Some(*dir) != place.as_ref());
+        let around: Vec<PathBuf> = around.cloned().collect();
+        is_through(path, &around)
+    })
 }
 
-/// The first path that leads through one of the directories `written` by others.
-fn replaceable<'l>(launch: &'l Launch, written: &[PathBuf]) -> Option<&'l PathBuf> {
-    let own: Vec<PathBuf> = launch
-        .confinement
-        .write
-        .iter()
-        .filter_map(|dir| real(dir))
-        .collect();
-    named(launch).find(|path| {
-        let is_others = |dir: &PathBuf| {
-            let dir = real(dir);
-            // What is below a directory of its own has no more rights than that, and the directory itself
-            // cannot be replaced from within.
-            dir.is_some() && dir != real(path) && dir.is_some_and(|dir| !own.contains(&dir))
-        };
-        let others: Vec<PathBuf> = written
-            .iter()
-            .filter(|dir| is_others(dir))
-            .cloned()
-            .collect();
-        files::beyond(slice::from_ref(*path), &others)
-            .next()
-            .is_none()
-    })
+/// The first of the files that a start executes, its program and the interpreters of a script, that leads
+/// through something that others may write.
+fn replaceable_program(launch: &Launch, path: &OsStr, others: &[PathBuf]) -> Option<PathBuf> {
+    let command = Path::new(&launch.command);
+    let is_relative = command.components().count() > 1 && command.is_relative();
+    let from = launch.cwd.as_deref().filter(|_| is_relative);
+    let command = from.map_or_else(|| command.to_owned(), |cwd| cwd.join(command));
+    let executed = files::executed(command.as_os_str(), path);
+    executed.into_iter().find(|file| is_through(file, others))
+}
+
+/// Whether a path, or a link on the way to it, lies below one of `dirs`.
+fn is_through(path: &PathBuf, dirs: &[PathBuf]) -> bool {
+    files::beyond(slice::from_ref(path), dirs).next().is_none()
 }
 
 /// Whether entries of a directory are removed and renamed by their owners only.
@@ -494,8 +509,7 @@ mod tests {
                 write: write.iter().map(|dir| (*dir).to_owned()).collect(),
                 ..Confinement::default()
             };
-            let launch = launch(Path::new("/x"), confinement);
-            replaceable(&launch, &written).cloned()
+            refused(&written, &launch(Path::new("/x"), confinement), "")
         };
         for path in [
             &others.join("sub"),
@@ -503,17 +517,89 @@ mod tests {
             &others.join("new"),
             &link,
         ] {
-            assert_eq!(found(path, &[]).as_ref(), Some(path));
-            assert_eq!(found(path, &[&own]).as_ref(), Some(path));
+            assert!(is_named(&found(path, &[]), path));
+            assert!(is_named(&found(path, &[&own]), path));
             assert_eq!(found(path, &[&others]), None, "its own too");
         }
         for path in [&others, &given, &own, &root] {
             assert_eq!(found(path, &[]), None);
         }
-        assert_eq!(
-            found(&given, &[&others.join("sub")]),
-            Some(others.join("sub"))
-        );
+        let below = others.join("sub");
+        assert!(is_named(&found(&given, &[&below]), &below));
+    }
+
+    /// Another tenant's server wrote the program that this one was.
+    #[test]
+    fn a_program_that_another_server_may_replace_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let [safe, others] = ["safe", "others"].map(|name| root.join(name));
+        let file = |dir: &Path, name: &str, content: &str| {
+            fs::create_dir_all(dir).unwrap();
+            let file = dir.join(name);
+            fs::write(&file, content).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+            file
+        };
+        let theirs = file(&others, "theirs", "");
+        let good = file(&safe, "good", "#!/bin/sh\n");
+        let script = file(&safe, "script", &format!("#!{}\n", theirs.display()));
+        let by_env = file(&safe, "by_env", "#!/usr/bin/env theirs\n");
+        let link = safe.join("link");
+        std::os::unix::fs::symlink(&theirs, &link).unwrap();
+        let path = format!("{}:{}", safe.display(), others.display());
+        let found = |command: &Path, more: Confinement| {
+            let launch = Launch {
+                cwd: Some(safe.clone()),
+                ..launch(command, more)
+            };
+            refused(&[others.clone(), theirs.clone()], &launch, &path)
+        };
+        let open = || Confinement {
+            profile: Profile::Open,
+            ..Confinement::default()
+        };
+        for (command, named) in [
+            (&*theirs, &theirs),
+            (&link, &link),
+            (&script, &theirs),
+            (&by_env, &theirs),
+            (Path::new("theirs"), &theirs),
+            (
+                Path::new("../others/theirs"),
+                &safe.join("../others/theirs"),
+            ),
+        ] {
+            for more in [Confinement::default(), open()] {
+                assert!(is_named(&found(command, more), named), "{command:?}");
+            }
+        }
+        for command in [
+            &*good,
+            Path::new("good"),
+            Path::new("./good"),
+            Path::new("/missing"),
+        ] {
+            assert_eq!(found(command, open()), None, "{command:?}");
+        }
+        let own = Confinement {
+            write: vec![others.clone(), theirs.clone()],
+            ..Confinement::default()
+        };
+        assert_eq!(found(&theirs, own), None, "its own too");
+    }
+
+    /// The text by which a start is refused beside servers that may write these.
+    fn refused(written: &[PathBuf], launch: &Launch, path: &str) -> Option<String> {
+        let (sandbox, written) = (Sandbox::none(), written.to_vec());
+        sandbox.know_written(move || written.clone());
+        let checked = sandbox.check_paths(launch, Some(OsStr::new(path)));
+        checked.err().map(|error| error.to_string())
+    }
+
+    fn is_named(text: &Option<String>, path: &Path) -> bool {
+        let told = format!("sandbox: {} lies", path.display());
+        text.as_ref().is_some_and(|text| text.starts_with(&told))
     }
 
     /// A server that writes to /tmp in profile `standard` had the files of the last child with its uid.

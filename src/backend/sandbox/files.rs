@@ -8,6 +8,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs,
     io::{BufRead, BufReader, Read},
+    iter::successors,
     os::unix::fs::PermissionsExt,
     path::{Component, Path, PathBuf},
 };
@@ -97,6 +98,14 @@ pub(crate) fn programs(
         is_named_by_operator = true;
     }
     outermost(found.into_iter())
+}
+
+/// Files that the kernel executes for a command: its program and, of a script, the interpreters.
+pub(super) fn executed(command: &OsStr, path: &OsStr) -> Vec<PathBuf> {
+    let directories: Vec<PathBuf> = std::env::split_paths(path).collect();
+    let first = located(command, &directories);
+    let chain = successors(first, |script| interpreter(script, &directories));
+    chain.take(INTERPRETERS).collect()
 }
 
 /// `paths` without those below `foreign` directories and those that a link there leads to. Of what a server may

@@ -8,6 +8,7 @@
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 use serde_json::Value as Json;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{
@@ -31,6 +32,9 @@ pub(crate) struct Record {
     pub(crate) detail: Json,
     /// The time in milliseconds since 1970 by which the record is found again; none for that of its writing.
     at_ms: Option<i64>,
+    /// When the event began, of a record that is written afterwards. Its tenant may be gone by then, and the
+    /// name another's.
+    began: Option<Instant>,
     /// Only [`Record::new`] makes a record, so that none is larger than its fields may be.
     bounded: (),
 }
@@ -55,7 +59,16 @@ impl Record {
             target: name(target),
             detail,
             at_ms: None,
+            began: None,
             bounded: (),
+        }
+    }
+
+    /// The record of an event that began at this instant, or at an earlier one that it was told before.
+    pub(crate) fn since(self, began: Instant) -> Self {
+        Self {
+            began: Some(self.began.map_or(began, |earlier| earlier.min(began))),
+            ..self
         }
     }
 
@@ -261,6 +274,8 @@ pub(crate) async fn append(
     records: &[Record],
 ) -> Result<(), SqlError> {
     for record in records {
+        let age = record.began.map(|began| began.elapsed().as_millis());
+        let age = age.map(|age| i64::try_from(age).unwrap_or(i64::MAX));
         let values = vec![
             // Ids grow within a process, so that records of the same millisecond keep their order.
             Uuid::now_v7().into(),
@@ -270,6 +285,7 @@ pub(crate) async fn append(
             storable(&record.actor).into(),
             storable(&record.target).into(),
             record.detail.to_string().into(),
+            Value::Whole(age.map(|age| at_ms.saturating_sub(age))),
         ];
         transaction.run(INSERT, values).await?;
     }
@@ -334,14 +350,22 @@ fn entry(row: &Row) -> Result<Entry, Error> {
             target: row.get("target")?,
             detail: serde_json::from_str(&detail).map_err(bug)?,
             at_ms: None,
+            began: None,
             bounded: (),
         },
     })
 }
 
+// What began before the tenant of that name was created concerns an earlier one, and is shown to the operators alone.
 const INSERT: &str = "
     INSERT INTO audit (id, at_ms, tenant, kind, actor, target, detail)
-    VALUES ($1, $2, $3, $4, $5, $6, $7)";
+    VALUES ($1, $2,
+            CASE WHEN EXISTS (SELECT 1
+                                FROM tenants
+                               WHERE name = CAST($3 AS TEXT) AND created_ms > CAST($8 AS BIGINT))
+                 THEN NULL
+                 ELSE CAST($3 AS TEXT) END,
+            $4, $5, $6, $7)";
 
 // The id of a tenant is made before that of the record of its creation, and after that of the record of an earlier
 // one's removal.

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::fixture::{Place, ada, on_both, put, record, server, tenant};
 use crate::database::{Error, Expected, Filter, Record};
@@ -165,6 +166,19 @@ async fn records_of_an_earlier_tenant_are_not_of_the_present_one(place: Place) {
         assert!(kinds(&all).await.contains(&"call".to_owned()));
         remove().await;
     }
+    // A call of the earlier tenant that ends now, or repetitions of a denial.
+    put(&store, tenant("acme")).await;
+    place.now_ms.fetch_add(1_000, Ordering::Relaxed);
+    let now = Instant::now();
+    let long_ago = now.checked_sub(Duration::from_secs(5)).unwrap();
+    let late = record(Some("acme"), "denied", "ada").since(now);
+    let records = [late.since(long_ago), call[0].clone().since(now)];
+    store.audit().append(&records).await.unwrap();
+    assert_eq!(kinds(&of_present).await, ["call", "tenant.added"]);
+    let page = store.audit().page(&Filter::default(), None, 9).await;
+    let late = page.unwrap().entries.into_iter().map(|entry| entry.record);
+    let late = late.filter(|record| record.kind == "denied");
+    assert_eq!(late.map(|record| record.tenant).collect::<Vec<_>>(), [None]);
 }
 
 async fn an_audit_record_holds_any_text(place: Place) {

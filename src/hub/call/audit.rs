@@ -48,6 +48,6 @@ impl Audited {
         });
         let actor = principal.subject().unwrap_or("anonymous");
         let target = format!("server {tenant}/{name}");
-        Record::new(Some(tenant), "call", actor, &target, detail)
+        Record::new(Some(tenant), "call", actor, &target, detail).since(self.began)
     }
 }

@@ -22,6 +22,8 @@ const PROBE: Duration = Duration::from_secs(5);
 
 /// The time without an answer to `initialize` after which people are told.
 const SILENCE: Duration = Duration::from_secs(5);
+/// Bytes that are kept of a line that is no message.
+const NOISE: usize = 120;
 
 /// The backend of one session.
 pub(super) struct Link {
@@ -61,6 +63,8 @@ enum State {
         until: Instant,
         /// The time at which people are told that there is none; none once they were.
         silence: Option<Instant>,
+        /// The beginning of its first line that is no message.
+        noise: Option<Box<str>>,
         /// Its stdout has ended, and its exit is awaited.
         is_closed: bool,
     },
@@ -232,8 +236,25 @@ impl Link {
             id,
             until,
             silence,
+            noise: None,
             is_closed: false,
         };
+    }
+
+    /// Keeps the beginning of a line that is no message, for people who are told that there is no answer.
+    pub(super) fn keep_noise(&mut self, line: &[u8]) {
+        if let State::Initializing { noise, .. } = &mut self.state {
+            let begin = line.get(..NOISE).unwrap_or(line);
+            noise.get_or_insert_with(|| String::from_utf8_lossy(begin).into());
+        }
+    }
+
+    /// The line that was kept.
+    pub(super) fn noise(&self) -> Option<&str> {
+        match &self.state {
+            State::Initializing { noise, .. } => noise.as_deref(),
+            _ => None,
+        }
     }
 
     /// Waits until `until` for the exit of a child whose stdout ended before it was initialized;

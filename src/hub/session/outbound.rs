@@ -442,6 +442,7 @@ impl Session {
             bytes = line.len(),
             "a line of the child that is no message is skipped"
         );
+        self.link.keep_noise(line);
         let Some(call) = routing::salvage_call(line) else {
             return;
         };
@@ -557,6 +558,7 @@ impl Session {
                 tenant.id = self.client.tenant().name,
                 server.name = self.client.server().name,
                 session.id = self.id.short(),
+                no_message = self.link.noise(),
                 "the server has not answered initialize for 5 s: is it an MCP server on stdio{}?",
                 downloading(self.client.server())
             );

@@ -65,6 +65,20 @@ fn reads_every_key() {
     let tool = server.clocks_of(Some("export"));
     assert_eq!((tool.call.as_secs(), tool.ask), (600, server.clocks.ask));
     assert_eq!(tool.stop, server.clocks.stop);
+    let (_, other) = manifest.catalog.find("acme", "other").unwrap();
+    let [s, m] = [1, 60].map(|unit| move |time: Duration| time.as_secs() / unit);
+    let clocks = other.clocks;
+    let named = format!(
+        "call {}m, call_max {}m, ask {}m, ask_unclaimed {}s, stop {}s and {}s",
+        m(clocks.call),
+        m(clocks.call_max),
+        m(clocks.ask),
+        s(clocks.ask_unclaimed),
+        s(clocks.stop[0]),
+        s(clocks.stop[1])
+    );
+    let schema = include_str!("../../../docs/manifest.schema.json");
+    assert!(schema.contains(&named), "{named}");
     assert_eq!(
         (server.limits.files, server.limits.file_size),
         (64, u64::MAX)

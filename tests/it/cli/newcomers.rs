@@ -54,7 +54,9 @@ async fn a_missing_package_is_not_tried_again() {
 /// A program that is no MCP server is noticed before `clocks.start`.
 #[tokio::test]
 async fn a_server_that_does_not_answer_is_told_of_early() {
-    let gateway = Gateway::of(&["server.clocks.start=8s"], &[], &["cat"]).await;
+    let script = "echo Listening on port 8000; exec cat";
+    let command = ["sh", "-c", script];
+    let gateway = Gateway::of(&["server.clocks.start=8s"], &[], &command).await;
     let asking = refused(&gateway);
     let told = async || {
         let log = gateway.stderr();
@@ -66,7 +68,9 @@ async fn a_server_that_does_not_answer_is_told_of_early() {
         error["data"]["status"],
         "no answer to initialize within clocks.start"
     );
-    assert_eq!(gateway.stderr().matches("has not answered").count(), 1);
+    let log = gateway.stderr();
+    assert_eq!(log.matches("has not answered").count(), 1);
+    assert!(log.contains("no_message=Listening on port 8000"), "{log}");
 }
 
 /// `npx` and `uvx` may be fetching packages.

@@ -298,6 +298,28 @@ async fn an_address_in_other_hands_gets_no_request() {
     }
 }
 
+/// Each got the requests of the other's sessions, and said nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_with_one_address_are_told() {
+    let redis = Redis::start(Kind::Redis);
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": {"command": child()}}}});
+    let address = "127.0.0.1:9";
+    let config = json!({
+        "redis": {"url": redis.url()}, "cluster": {"listen": "127.0.0.1:0", "advertise": address},
+        "public_url": "https://gw.test", "master_key": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+    });
+    let mut one = Served::start(config.clone(), tenants.clone()).await;
+    let mut two = Served::start(config, tenants).await;
+    for replica in [&mut one, &mut two] {
+        let line = replica.says("cluster.advertise").await;
+        assert_eq!(
+            (&line["level"], &line["address"]),
+            (&json!("ERROR"), &json!(address)),
+            "{line}"
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hop_has_no_credentials_and_counts_once() {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap();

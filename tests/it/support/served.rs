@@ -187,6 +187,21 @@ impl Served {
         within("its end", self.process.wait()).await.unwrap();
     }
 
+    /// Waits until its log has a line with these words.
+    pub(crate) async fn says(&mut self, words: &str) -> Value {
+        let said = within(words, async {
+            loop {
+                let line = self.stdout.next_line().await.unwrap().expect("a line");
+                let line: Value = serde_json::from_str(&line).unwrap();
+                self.early.push(line.clone());
+                if line.to_string().contains(words) {
+                    return line;
+                }
+            }
+        });
+        said.await
+    }
+
     /// Ends the gateway, and returns its log.
     pub(crate) async fn end(&mut self) -> Vec<Value> {
         self.signal();

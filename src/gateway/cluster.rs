@@ -235,4 +235,4 @@ const EVENT_IDS: &str = "lockgate event ids v1";
 
 /// The time until other replicas with the address of this one are looked for, and between looks: longer than the
 /// heartbeat of an earlier start lasts.
-const TWINS: Duration = Duration::from_secs(8);
+const TWINS: Duration = Duration::from_secs(6);

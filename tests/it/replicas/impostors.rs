@@ -310,8 +310,8 @@ async fn replicas_with_one_address_are_told() {
     });
     let mut one = Served::start(config.clone(), tenants.clone()).await;
     let mut two = Served::start(config, tenants).await;
-    for replica in [&mut one, &mut two] {
-        let line = replica.says("cluster.advertise").await;
+    let lines = tokio::join!(one.says("cluster.advertise"), two.says("cluster.advertise"));
+    for line in [lines.0, lines.1] {
         assert_eq!(
             (&line["level"], &line["address"]),
             (&json!("ERROR"), &json!(address)),

@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{self, Read},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -56,6 +57,48 @@ pub(crate) fn content(file: &Path, most: u64) -> io::Result<Vec<u8>> {
 pub(crate) fn text(file: &Path, most: u64) -> io::Result<String> {
     let text = String::from_utf8(content(file, most)?);
     text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no UTF-8"))
+}
+
+/// What tells without reading it that a file is another, or has other content: device, inode, size, and the times of
+/// its changes. None for one that is not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FileStamp(Option<[u64; 3]>, [i64; 4]);
+
+impl FileStamp {
+    /// That of `file` now, behind links.
+    pub(crate) fn now(file: &Path) -> Self {
+        let Ok(found) = file.metadata() else {
+            return Self::default();
+        };
+        let times = [
+            found.mtime(),
+            found.mtime_nsec(),
+            found.ctime(),
+            found.ctime_nsec(),
+        ];
+        Self(Some([found.dev(), found.ino(), found.size()]), times)
+    }
+}
+
+/// Looks at a file that may be written in several steps.
+#[derive(Debug, Default)]
+pub(crate) struct FileLooks {
+    /// What was reported.
+    known: FileStamp,
+    /// The last look.
+    seen: FileStamp,
+}
+
+impl FileLooks {
+    /// Reports, once, what two looks in a row have found.
+    pub(crate) fn has_settled(&mut self, now: FileStamp) -> bool {
+        let has_settled = now == self.seen && now != self.known;
+        if has_settled {
+            self.known = now;
+        }
+        self.seen = now;
+        has_settled
+    }
 }
 
 /// The largest file that holds a setting, a secret or certificates, in bytes.
@@ -127,6 +170,23 @@ mod tests {
     use std::{fs, os::unix::fs::symlink};
 
     use super::super::watched_files::*;
+
+    #[test]
+    fn a_file_has_settled_once_two_looks_find_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, target) = (dir.path().join("link"), dir.path().join("target"));
+        fs::write(&target, "old").unwrap();
+        symlink("target", &file).unwrap();
+        let mut looks = FileLooks::default();
+        let mut look = || looks.has_settled(FileStamp::now(&file));
+        assert_eq!([look(), look(), look()], [false, true, false]);
+        fs::write(&target, "half").unwrap();
+        assert!(!look());
+        fs::write(&target, "whole").unwrap();
+        assert_eq!([look(), look(), look()], [false, true, false]);
+        fs::remove_file(&target).unwrap();
+        assert_eq!([look(), look(), look()], [false, true, false]);
+    }
 
     #[tokio::test]
     async fn a_content_is_reported_once_and_when_it_is_whole() {

@@ -91,7 +91,11 @@ impl Layers {
             .collect();
         for (name, value) in env.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
             let base = name.strip_suffix("_FILE").unwrap_or(name);
-            if READ_ELSEWHERE.contains(&&base[PREFIX.len().min(base.len())..]) {
+            let of_others = READ_ELSEWHERE.iter().chain(&FILES_ELSEWHERE);
+            if of_others
+                .map(|other| format!("{PREFIX}{other}"))
+                .any(|other| other == *name)
+            {
                 continue;
             }
             if let Some(key) = variables.get(name) {
@@ -102,7 +106,8 @@ impl Layers {
                 }
                 self.add_secret(name, key, value);
             } else if !is_service_link(name, value) {
-                let known = variables.keys().map(String::as_str);
+                let elsewhere = READ_ELSEWHERE.map(|other| format!("{PREFIX}{other}"));
+                let known = variables.keys().chain(&elsewhere).map(String::as_str);
                 let mut wrong = unknown_key(base, known);
                 "unknown variable".clone_into(&mut wrong.what);
                 if wrong.remedy.starts_with("known") {
@@ -360,6 +365,8 @@ const READ_ELSEWHERE: [&str; 6] = [
     "ADMIN_KEY",
     "USER_PASSWORD",
 ];
+/// Those of them that may be read from a file.
+const FILES_ELSEWHERE: [&str; 3] = ["KEY_FILE", "ADMIN_KEY_FILE", "USER_PASSWORD_FILE"];
 
 #[cfg(test)]
 mod tests {
@@ -383,6 +390,8 @@ mod tests {
             ("LOCKGATE_PORT_8080_SCTP_ADDR", "10.0.0.1"),
             ("LOCKGATE_OPS_SERVICE_HOST", "10.0.0.1"),
             ("LOCKGATE_OPS_2_PORT_53_UDP", "udp://10.0.0.1:53"),
+            ("LOCKGATE_CONFIG", "/etc/lockgate.toml"),
+            ("LOCKGATE_ADMIN_KEY_FILE", "/run/key"),
         ] {
             assert_eq!(mistakes(name, value), 0, "{name}");
         }
@@ -398,6 +407,9 @@ mod tests {
             ("LOCKGATE_SERVICE_PORT_", "8080"),
             ("LOCKGATE_SERVICE_HOSTS", "10.0.0.1"),
             ("LOCKGATE_SERVICE_PORT_http", "8080"),
+            ("LOCKGATE_CONFIG_FILE", "/etc/lockgate.toml"),
+            ("LOCKGATE_APPLY_FILE", "/etc/manifest.yaml"),
+            ("LOCKGATE_URL_FILE", "/run/url"),
         ] {
             assert_eq!(mistakes(name, value), 1, "{name}");
         }

@@ -1,5 +1,7 @@
 //! The data directory on a mounted volume that belongs to root.
 //!
+//! What an earlier start put below it stays in use, also by a gateway that is root by now.
+//!
 //! Kubernetes mounts volumes so that a group (`fsGroup`) or everybody may write, and a gateway that is
 //! not root can change neither owner nor mode. Its files go into a directory of its own below the mount.
 //! Not here: the check of that directory (`cli/serve/private_dir`).
@@ -12,10 +14,15 @@ use std::{
 
 use rustix::process::Uid;
 
-/// The directory to use for the data directory `path`: one below it, if it is such a volume.
+/// The directory to use for the data directory `path`: one below it, if it is such a volume or was one at an
+/// earlier start.
 pub(super) fn own_directory(path: PathBuf) -> PathBuf {
-    if is_roots_volume(&path).unwrap_or(false) {
-        path.join(OWN)
+    let own = path.join(OWN);
+    let has_store = |dir: &Path| STORE.iter().any(|name| dir.join(name).exists());
+    // A gateway that becomes root must not begin anew beside the store of the user that it was.
+    let was_volume = || has_store(&own) && !has_store(&path);
+    if is_roots_volume(&path).unwrap_or(false) || was_volume() {
+        own
     } else {
         path
     }
@@ -73,6 +80,9 @@ fn unescaped(point: &[u8]) -> Vec<u8> {
 /// The directory below the mount.
 const OWN: &str = "lockgate";
 
+/// Files of a store: the database, or the key of one elsewhere.
+const STORE: [&str; 2] = ["lockgate.db", "master.key"];
+
 #[cfg(test)]
 mod tests {
     use super::super::volume::*;
@@ -92,6 +102,26 @@ mod tests {
             ("/var/lib/lockgate/lockgate", false),
         ] {
             assert_eq!(is_mount_point(table, Path::new(path)), wanted, "{path}");
+        }
+    }
+
+    /// `sandbox.uids` makes the gateway of a chart root: it began with an empty database beside its own.
+    #[test]
+    fn the_store_of_an_earlier_start_stays_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_owned();
+        let own = path.join(OWN);
+        fs::create_dir(&own).unwrap();
+        assert_eq!(own_directory(path.clone()), path);
+        for name in STORE {
+            fs::write(own.join(name), "").unwrap();
+            assert_eq!(own_directory(path.clone()), own);
+            // One of its own goes before.
+            fs::write(path.join(name), "").unwrap();
+            assert_eq!(own_directory(path.clone()), path);
+            for dir in [&path, &own] {
+                fs::remove_file(dir.join(name)).unwrap();
+            }
         }
     }
 

@@ -86,7 +86,7 @@ pub(crate) async fn run(
     let oauth = is_administered.then(|| parts.oauth(&front, (outbound, upstreams), audit));
     if let (Some(listener), Some(cluster)) = (listeners.cluster, cluster) {
         let app = routes::cluster(&front, cluster);
-        let (stage, bounds) = (&parts.stages.cluster, bounds(REPLICAS));
+        let (stage, bounds) = (&parts.stages.cluster, bounds(Connections::new(REPLICAS)));
         let (stop, tasks) = (stage.stop.clone(), stage.tasks.clone());
         let serving = accept::serve_replicas(listener.listener, app, bounds, stop, tasks);
         stage.tasks.spawn(serving);
@@ -101,7 +101,8 @@ pub(crate) async fn run(
     match (listeners.admin, api) {
         (Some(listener), Some(api)) => {
             let app = App::of_public(api, parts.administration_gate(&listener, &hub)?);
-            serve(&parts.stages.accepting, listener, app, ADMINISTRATORS);
+            let administrators = Connections::new(ADMINISTRATORS);
+            serve(&parts.stages.accepting, listener, app, administrators);
         }
         (None, Some(api)) => app = app.merge(api),
         (_, None) => {}
@@ -110,7 +111,8 @@ pub(crate) async fn run(
     if let Some(listener) = listeners.ops {
         let (metrics, bound) = (Arc::clone(&parts.metrics), listener.local_addr()?);
         let app = ops::operations(parts.health.clone(), metrics, hub.clone(), bound);
-        serve(&parts.stages.operations, listener, app, OPERATIONS);
+        let probes = Connections::for_probes(OPERATIONS);
+        serve(&parts.stages.operations, listener, app, probes);
     }
     lifecycle.serving.cancel();
     tokio::select! {
@@ -463,17 +465,17 @@ impl Parts {
 }
 
 /// Starts to accept connections without TLS, in a stage.
-fn serve(stage: &Stage, listener: TcpListener, app: App, max_connections: usize) {
+fn serve(stage: &Stage, listener: TcpListener, app: App, connections: Connections) {
     let (stop, tasks) = (stage.stop.clone(), stage.tasks.clone());
-    let bounds = bounds(max_connections);
+    let bounds = bounds(connections);
     stage
         .tasks
         .spawn(accept::serve(listener, None, app, bounds, stop, tasks));
 }
 
-fn bounds(max_connections: usize) -> Bounds {
+fn bounds(connections: Connections) -> Bounds {
     Bounds {
-        connections: Connections::new(max_connections),
+        connections,
         finish: FINISH_TIMEOUT,
         idle: accept::KEEP_ALIVE,
     }

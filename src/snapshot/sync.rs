@@ -23,7 +23,10 @@ use super::{
     upkeep::Upkeep,
 };
 use crate::{
-    base::{HiddenPaths, LOOK_INTERVAL, MANIFEST_MAX, Secret, WatchedFiles, content},
+    base::{
+        FileLooks, FileStamp, HiddenPaths, LOOK_INTERVAL, MANIFEST_MAX, Secret, WatchedFiles,
+        content,
+    },
     config::{Config, Mistake},
     database::{self, Author, Database, Location, Opening},
     declare::Prune,
@@ -40,6 +43,8 @@ pub(crate) struct ManifestFile {
     pub(crate) pending: Option<Declaration>,
     /// The content when the file was read last, before `pending` was parsed from it.
     pub(crate) text: Option<Vec<u8>>,
+    /// The looks at the file.
+    pub(crate) looks: FileLooks,
     /// The treatment of objects that the manifest does not declare.
     pub(crate) prune: Prune,
 }
@@ -198,12 +203,11 @@ impl SnapshotSync {
                 tokio::select! {
                     () = stop.cancelled() => break,
                     Ok(()) = results.changed() => {}
-                    Some(()) = changed.recv() => {
-                        // Editors write a file in several steps.
-                        sleep(SETTLE).await;
-                        self.reread_manifest();
+                    Some(()) = changed.recv() => self.settled_manifest().await,
+                    _ = looks.tick() => {
+                        self.look_at_manifest();
+                        self.look_at_files().await;
                     }
-                    _ = looks.tick() => self.look_at_files().await,
                     Some(command) = self.commands.recv() => match command {
                         Command::Reload(done) => {
                             self.mistakes.clear();
@@ -333,6 +337,36 @@ impl SnapshotSync {
         }
         manifest.pending = None;
         Ok(true)
+    }
+
+    /// Reads the manifest again once its file stays as it is for a while: it may be written in several steps, and
+    /// a part of it would be another manifest.
+    async fn settled_manifest(&mut self) {
+        let Some(file) = self.manifest.as_ref().map(|manifest| manifest.file.clone()) else {
+            return;
+        };
+        let mut before = FileStamp::now(&file);
+        for _ in 0..SETTLES {
+            sleep(SETTLE).await;
+            let now = FileStamp::now(&file);
+            if now == before {
+                return self.reread_manifest();
+            }
+            before = now;
+        }
+        // A later look finds it when it is whole.
+    }
+
+    /// Reads the manifest again if two looks find its file otherwise than the last reading: the folder of a file
+    /// that is mounted alone, or behind a link, tells nothing of its changes.
+    fn look_at_manifest(&mut self) {
+        let Some(manifest) = &mut self.manifest else {
+            return;
+        };
+        let now = FileStamp::now(&manifest.file);
+        if manifest.looks.has_settled(now) {
+            self.reread_manifest();
+        }
     }
 
     /// Reads the manifest again if its file has changed.
@@ -476,5 +510,7 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
 /// The time from the begin of a poll to that of the next one, for changes that no other replica
 /// announces.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
-/// The time that an editor may take to complete a file.
-const SETTLE: Duration = Duration::from_millis(50);
+/// The time for which a file that is being written stays as it is at most.
+const SETTLE: Duration = Duration::from_millis(100);
+/// How often that is waited for.
+const SETTLES: usize = 50;

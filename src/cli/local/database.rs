@@ -6,6 +6,7 @@ use std::{
     fmt::Write,
     fs::{self, File},
     io,
+    os::unix::fs::{MetadataExt, fchown},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -78,6 +79,9 @@ pub(crate) fn migrate(args: DatabaseArgs) -> ExitCode {
 /// `lockgate key rotate`
 pub(crate) fn rotate(args: DatabaseArgs) -> ExitCode {
     run(args, async |config: &Config| {
+        if let Location::File(file) = Location::of(config) {
+            check_exists(&file)?;
+        }
         let database = Database::open(opening(config)).await?;
         let id = database.rotate().await?;
         database.close().await;
@@ -91,7 +95,7 @@ pub(crate) fn rotate(args: DatabaseArgs) -> ExitCode {
 pub(crate) fn backup(args: CopyArgs) -> ExitCode {
     let target = args.file;
     run(args.database, async |config: &Config| {
-        sqlite_file(config)?;
+        check_exists(&sqlite_file(config)?)?;
         let database = Database::open(opening(config)).await?;
         let at = |error: &io::Error| wrong(&target, format!("cannot be made: {error}"), NEW_FILE);
         // SQLite fills the empty file, which only its owner can read.
@@ -271,6 +275,11 @@ fn returned(held: &[HeldKey], known: Option<&[HeldKey]>) -> String {
 /// Copies a database into the directory of the one that it will replace.
 fn copy_beside(copy: &Path, new: &Path) -> io::Result<()> {
     let mut target = private_file::create_new(new)?;
+    // By root, for the user of the gateway: it could not open a file of root's.
+    if let (true, Some(dir)) = (rustix::process::geteuid().is_root(), new.parent()) {
+        let owner = fs::metadata(dir)?;
+        fchown(&target, Some(owner.uid()), Some(owner.gid()))?;
+    }
     io::copy(&mut File::open(copy)?, &mut target)?;
     target.sync_all()
 }
@@ -322,6 +331,15 @@ fn sqlite_file(config: &Config) -> Result<PathBuf, database::Error> {
             ]))
         }
     }
+}
+
+/// Refuses a database that is not there: opening it would make an empty one.
+fn check_exists(file: &Path) -> Result<(), database::Error> {
+    if file.exists() {
+        return Ok(());
+    }
+    let remedy = "name the data directory of the gateway: --config F, or LOCKGATE_DATA_DIR";
+    Err(wrong(file, "does not exist".to_owned(), remedy))
 }
 
 fn wrong(path: &Path, what: String, remedy: &str) -> database::Error {
@@ -383,6 +401,21 @@ mod tests {
         declare::Prune,
         manifest::objects,
     };
+
+    /// The gateway could not open the database that root had restored.
+    #[test]
+    fn a_restored_file_belongs_to_the_user_of_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let (copy, new) = (dir.path().join("copy"), dir.path().join("new"));
+        fs::write(&copy, "x").unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(dir.path(), Some(12_345), Some(12_346)).unwrap();
+        }
+        copy_beside(&copy, &new).unwrap();
+        let [owner, of_new] = [dir.path(), &*new].map(|path| fs::metadata(path).unwrap());
+        assert_eq!((of_new.uid(), of_new.gid()), (owner.uid(), owner.gid()));
+        assert_eq!(of_new.mode() & 0o777, 0o600);
+    }
 
     /// A data directory with a store, and a copy of it.
     async fn stored() -> (tempfile::TempDir, Config, PathBuf) {

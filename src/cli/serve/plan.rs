@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     backend::sandbox::Kernel,
-    base::{MANIFEST_MAX, content},
+    base::{FileLooks, MANIFEST_MAX, content},
     config::{Config, Mistake, Sources, Wrong, gateway::environment},
     declare::{Confinement, Home, Launch, Offer, Prune, When},
     manifest::{checks, command_line, objects},
@@ -246,6 +246,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
         file,
         pending: declaration,
         text,
+        looks: FileLooks::default(),
         prune,
     });
     Ok(Plan {

@@ -129,7 +129,8 @@ fn sync_parent(path: &Path) -> std::io::Result<()> {
 }
 
 fn cannot(what: &str, error: &std::io::Error) -> Wrong {
-    let remedy = "make the data directory writable, or set LOCKGATE_MASTER_KEY";
+    let remedy =
+        "make the data directory writable, or set LOCKGATE_MASTER_KEY or LOCKGATE_MASTER_KEY_FILE";
     Wrong::new(format!("cannot be {what}: {error}"), remedy)
 }
 

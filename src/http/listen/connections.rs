@@ -1,6 +1,10 @@
 //! Connections at once, shared out to the addresses that they come from.
 
-use std::{hash::RandomState, net::IpAddr, sync::Arc};
+use std::{
+    hash::RandomState,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 
@@ -23,7 +27,8 @@ struct Addresses {
     proxies: Vec<IpNet>,
     /// The most of one address; none for as many as are free.
     most: Option<u64>,
-    descriptors: Descriptors,
+    /// None for a listener whose connections come from the reserve.
+    descriptors: Option<Descriptors>,
 }
 
 /// What a connection holds while it is open.
@@ -38,6 +43,22 @@ impl Connections {
         Self {
             all: Budget::new(max as u64),
             addresses: None,
+        }
+    }
+
+    /// At most `max` for probes and scrapers, of which an address has at most a quarter: a child of a server or a
+    /// neighbour that takes all it can keeps the probes of the machine from no place. Loopback is one address.
+    pub(crate) fn for_probes(max: usize) -> Self {
+        let all = Budget::new(max as u64);
+        let shares = Shares::new(Arc::clone(&all));
+        Self {
+            all,
+            addresses: Some(Addresses {
+                shares,
+                proxies: Vec::new(),
+                most: Some(max as u64 / 4),
+                descriptors: None,
+            }),
         }
     }
 
@@ -56,7 +77,7 @@ impl Connections {
                 shares,
                 proxies,
                 most,
-                descriptors,
+                descriptors: Some(descriptors),
             }),
         }
     }
@@ -69,9 +90,16 @@ impl Connections {
                 _descriptor: None,
             });
         };
+        let mut peer = peer.to_canonical();
+        let descriptors = addresses.descriptors.as_ref();
+        if descriptors.is_none() && peer.is_loopback() {
+            peer = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        }
+        let connection = addresses.draw(peer, &self.all)?;
+        let descriptor = descriptors.map(|descriptors| descriptors.connection().ok_or(()));
         Some(Admission {
-            _connection: addresses.draw(peer.to_canonical(), &self.all)?,
-            _descriptor: Some(addresses.descriptors.connection()?),
+            _connection: connection,
+            _descriptor: descriptor.transpose().ok()?,
         })
     }
 
@@ -110,6 +138,17 @@ mod tests {
     fn of(max: usize, most: Option<u64>) -> Connections {
         let proxies = vec!["10.0.0.0/8".parse().unwrap()];
         Connections::shared(max, most, proxies, Descriptors::new(10_000))
+    }
+
+    /// A child of a server took all, the probes of the machine were refused, and the gateway was restarted.
+    #[test]
+    fn one_address_leaves_room_for_probes() {
+        let connections = Connections::for_probes(64);
+        let own = all(&connections, "10.1.2.3");
+        let local = ["127.0.0.1", "127.0.0.2", "::1"].map(|peer| all(&connections, peer));
+        let held = local.iter().map(Vec::len).sum::<usize>();
+        assert_eq!((own.len(), held), (16, 16));
+        assert!(connections.enter("10.9.9.9".parse().unwrap()).is_some());
     }
 
     #[test]

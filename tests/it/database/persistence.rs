@@ -650,6 +650,37 @@ async fn a_killed_gateway_leaves_every_change_it_acknowledged() {
     ground.done(&["restore", copy.to_str().unwrap()]).await;
 }
 
+/// A wrong directory got an empty database, of which there were good copies from then on.
+#[tokio::test]
+async fn of_nothing_there_is_no_copy() {
+    let ground = Ground::sqlite();
+    let copy = ground.dir.path().join("copy.db");
+    for words in [&["backup", copy.to_str().unwrap()][..], &["key", "rotate"]] {
+        let refused = ground.refused(words).await;
+        assert!(
+            refused.contains("does not exist; name the data directory"),
+            "{refused}"
+        );
+        assert!(!copy.exists() && !ground.data().join("lockgate.db").exists());
+        assert!(!ground.data().join("master.key").exists());
+    }
+}
+
+/// A file that is mounted alone, or is behind a link, changed without an event in its folder.
+#[tokio::test]
+async fn a_manifest_behind_a_link_is_applied_when_it_changes() {
+    let ground = Ground::sqlite();
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("1")}))}));
+    let link = tempfile::tempdir().unwrap();
+    let link = link.path().join("manifest.json");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let replica = ground.serve(&["--apply", link.to_str().unwrap()]).await;
+    assert!(replica.serves("a", "x").await);
+    ground.manifest(&json!({"a": tenant(&json!({"x": server("1"), "y": server("1")}))}));
+    until("the new server", || replica.serves("a", "y")).await;
+    replica.stop().await;
+}
+
 #[tokio::test]
 async fn a_copy_brings_back_what_was() {
     let ground = Ground::sqlite();

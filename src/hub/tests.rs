@@ -47,6 +47,13 @@ use crate::{
     telemetry::{Metrics, Traces},
 };
 
+fn initialize(name: &str) -> Message {
+    let message = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-11-25", "capabilities": {},
+        "clientInfo": {"name": name, "version": "1"}}});
+    Message::parse(message.to_string().into()).unwrap()
+}
+
 fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     own.parent().unwrap().parent().unwrap().join(name)
@@ -130,10 +137,7 @@ impl Bench {
 
     async fn open(&self, subject: &str) -> Client<'_> {
         let access = self.access(subject);
-        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
-            "protocolVersion": "2025-11-25", "capabilities": {},
-            "clientInfo": {"name": subject, "version": "1"}}});
-        let message = Message::parse(message.to_string().into()).unwrap();
+        let message = initialize(subject);
         let opened = self
             .hub
             .begin_with(&access, Transport::Streamable, message, Form::Json, None)
@@ -505,6 +509,55 @@ async fn a_session_that_drains_first_writes_what_its_last_call_changed() {
     let record = String::from_utf8(found.record.kept.to_vec()).unwrap();
     assert!(record.contains(r#""level":"error""#), "{record}");
     bench.end().await;
+}
+
+/// A child says what it likes in `initialize`, and sessions keep it.
+#[tokio::test]
+async fn a_server_with_too_many_capabilities_is_not_used() {
+    let script = r#"
+        read -r line
+        id=$(printf %s "$line" | sed 's/.*"id":\([0-9]*\).*/\1/')
+        if [ -e "$MARK" ]; then
+            more=",\"more\":{\"x\":\"$(head -c "$BYTES" /dev/zero | tr '\0' x)\"}"
+        fi
+        touch "$MARK"
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}%s},"serverInfo":{"name":"s","version":"1"}}}\n' "$id" "$more"
+        cat > /dev/null
+    "#;
+    for (isolation, bytes, is_used) in [
+        ("session", 64_000, true),
+        ("session", 66_000, false),
+        ("tenant", 64_000, true),
+        ("tenant", 66_000, false),
+    ] {
+        let marks = tempfile::tempdir().unwrap();
+        let mark = marks.path().join("started");
+        let bench = Bench::new(&json!({
+            "isolation": isolation, "command": "/bin/sh", "args": ["-c", script.replace('$', "$$")],
+            "env": {"MARK": mark, "BYTES": bytes.to_string(), "PATH": "/usr/bin:/bin"},
+        }));
+        // The first child says little; each other one says more.
+        let client = bench.open("ada").await;
+        assert!(bench.hub.restart("a", "main", Restart::Now) > 0);
+        if is_used {
+            bench.open("bob").await;
+        } else {
+            let refused = client.call("x", &json!({})).await;
+            let reason = &refused["error"]["data"]["reason"];
+            assert_eq!(reason, "invalid_answer", "{isolation} {refused}");
+            let (access, message) = (bench.access("bob"), initialize("bob"));
+            let form = (Transport::Streamable, Form::Json);
+            let opened = bench.hub.begin_with(&access, form.0, message, form.1, None);
+            let answer = opened.await.unwrap().2.answer().await;
+            let Answer::Failed(line) = answer else {
+                panic!("{isolation}: used at the first start");
+            };
+            let line = String::from_utf8(line.to_vec()).unwrap();
+            assert!(line.contains("-31003"), "{isolation} {line}");
+        }
+        drop(client);
+        bench.end().await;
+    }
 }
 
 /// Another replica could have claimed it in the time that a lapse leaves.

@@ -1,6 +1,8 @@
 //! Results of `initialize`, and the lines that restore the state of a session in another child
 //! (2025-11-25 lifecycle, "Initialization").
 
+use std::{borrow::Cow, collections::HashMap};
+
 use bytes::{Bytes, BytesMut};
 
 use super::{
@@ -28,8 +30,22 @@ pub(crate) fn capabilities(result: &[u8]) -> &[u8] {
     json::get(result, "capabilities").unwrap_or(b"{}")
 }
 
+/// The most bytes of raw capabilities that a server may declare, as many as those of a client: sessions keep them.
+pub(crate) const MAX_CAPABILITIES: usize = 64 << 10;
+
 /// Whether the capabilities `new` include all of `old`.
 pub(crate) fn covers(new: &[u8], old: &[u8]) -> bool {
+    // Read once: a server has as many names as it likes, and each look-up by a scan would read all of them.
+    let mut known: HashMap<Cow<'_, str>, Option<&[u8]>> = HashMap::new();
+    json::each_member(new, Span::whole(new), |name, value| {
+        if let Some(name) = json::decoded(name.of(new)) {
+            // As for `json::get`, a repeated name has no value.
+            let known = known.entry(name);
+            known
+                .and_modify(|value| *value = None)
+                .or_insert(Some(value.of(new)));
+        }
+    });
     members(old).into_iter().all(|(name, value)| {
         let value = value.of(old);
         let Some(name) = json::decoded(name.of(old)) else {
@@ -37,7 +53,7 @@ pub(crate) fn covers(new: &[u8], old: &[u8]) -> bool {
         };
         match value {
             b"false" | b"null" => true,
-            value => json::get(new, &name).is_some_and(|new| {
+            value => known.get(&name).copied().flatten().is_some_and(|new| {
                 if value.starts_with(b"{") {
                     covers(new, value)
                 } else {
@@ -188,12 +204,27 @@ mod tests {
                 r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"x-own":[1, 2]}"#,
                 false,
             ),
+            (
+                r#"{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{"subscribe":true},"x-own":[1, 2],"t\u006fols":{"listChanged":true}}"#,
+                false,
+            ),
             ("{}", false),
             ("[]", false),
         ] {
             assert_eq!(covers(new.as_bytes(), told), is_enough, "{new}");
         }
         assert!(covers(b"{}", b"{}"));
+    }
+
+    /// Each name of the first child was sought in all that the second one said: of a few MiB for an hour.
+    #[test]
+    fn many_capabilities_are_compared_in_one_pass() {
+        let name = |n: u32| format!(r#""capability-{n}":{{"x":{n}}}"#);
+        let names: Vec<String> = (0..20_000).map(name).collect();
+        let told = format!("{{{}}}", names.join(","));
+        let began = tokio::time::Instant::now();
+        assert!(covers(told.as_bytes(), told.as_bytes()));
+        assert!(began.elapsed() < std::time::Duration::from_secs(5));
     }
 
     #[test]

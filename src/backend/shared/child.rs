@@ -242,7 +242,7 @@ impl RunningChild {
                         let turn = LargeWork::turn(tenant, message.bytes().len()).await;
                         return turn
                             .run(|| Initialized::parse(&message, entry))
-                            .ok_or(Refused::Failed("unsupported_revision"));
+                            .map_err(Refused::Failed);
                     }
                     if message.kind() == Kind::Request {
                         refuse(&message, message.method(), self.child.out());

@@ -14,7 +14,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use super::routing::Level;
 use crate::backend::{Refused, child::Entry};
 use crate::base::budget::{Budget, Drawn};
-use crate::protocol::{Message, Revision, json};
+use crate::protocol::{
+    Message, Revision,
+    initialize::{self, MAX_CAPABILITIES},
+};
 
 /// A message of a session to a shared child.
 pub(super) enum ToChild {
@@ -290,12 +293,19 @@ impl Outbox {
 }
 
 impl Initialized {
-    /// Parses a result of `initialize`; none for an unknown revision.
-    pub(super) fn parse(message: &Message, entry: Arc<Entry>) -> Option<Self> {
-        let result = message.result()?;
-        let name = json::decoded(json::get(result, "protocolVersion")?)?;
-        Some(Self {
-            revision: Revision::parse(&name)?,
+    /// Parses a result of `initialize`.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it cannot be used: an unknown revision, or more capabilities than sessions may keep.
+    pub(super) fn parse(message: &Message, entry: Arc<Entry>) -> Result<Self, &'static str> {
+        let result = message.result().unwrap_or_default();
+        let revision = initialize::of_result(result).ok_or("unsupported_revision")?;
+        if initialize::capabilities(result).len() > MAX_CAPABILITIES {
+            return Err("invalid_answer");
+        }
+        Ok(Self {
+            revision,
             result: Bytes::copy_from_slice(result),
             entry,
         })

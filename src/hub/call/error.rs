@@ -182,6 +182,7 @@ impl CallError {
             Refused::Failed("timeout") => Self::TIMEOUT,
             Refused::Failed("oversized_line") => Self::TOO_LONG,
             Refused::Failed("unsupported_revision") => Self::REVISION,
+            Refused::Failed("invalid_answer") => Self::INVALID,
             Refused::Failed(_) | Refused::Spawn => Self::EXITED.of_start(),
             // A retry would get the same answer.
             Refused::Answered(_) => return Self::REFUSED,

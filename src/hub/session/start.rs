@@ -26,7 +26,11 @@ use crate::{
         ownership::STORE_AWAY,
         stream::Answer,
     },
-    protocol::{Kind, Message, Revision, initialize, jsonrpc, modern},
+    protocol::{
+        Kind, Message, Revision,
+        initialize::{self, MAX_CAPABILITIES},
+        jsonrpc, modern,
+    },
     telemetry::{
         LimitName, MethodClass, Operation, Outcome, TraceContext, log_operation, semconv,
         traces::INITIALIZE,
@@ -191,10 +195,8 @@ impl Session {
             } else {
                 Outcome::Result
             };
-            self.core
-                .metrics
-                .calls
-                .add(MethodClass::Initialize, outcome);
+            let calls = &self.core.metrics.calls;
+            calls.add(MethodClass::Initialize, outcome);
             if is_error {
                 self.count_initialize(message.error().map(semconv::error_type));
                 self.lifetime.force_end(EndReason::Failed);
@@ -210,13 +212,14 @@ impl Session {
             .map(initialize::capabilities)
             .unwrap_or_default();
         let Some(revision) = revision else {
-            let is_refused = message.kind() == Kind::Error;
-            return self.child_lost(if is_refused {
-                CallError::REFUSED
-            } else {
-                CallError::REVISION
+            return self.child_lost(match message.kind() {
+                Kind::Error => CallError::REFUSED,
+                _ => CallError::REVISION,
             });
         };
+        if !self.may_keep(capabilities) {
+            return self.child_lost(CallError::INVALID);
+        }
         if revision.has_batches()
             && let Some(own) = self.link.initializing()
         {
@@ -231,6 +234,21 @@ impl Session {
             self.serve_own_child();
             self.backend_replaced();
         }
+    }
+
+    /// Whether a server declares no more than a session keeps.
+    fn may_keep(&self, capabilities: &[u8]) -> bool {
+        let may_keep = capabilities.len() <= MAX_CAPABILITIES;
+        if !may_keep {
+            tracing::warn!(
+                tenant.id = self.client.tenant().name,
+                server.name = self.client.server().name,
+                session.id = self.id.short(),
+                bytes = capabilities.len(),
+                "the capabilities of a server are larger than 64 KiB: it is not used"
+            );
+        }
+        may_keep
     }
 
     fn serve_own_child(&mut self) {

@@ -211,7 +211,9 @@ async fn retry(
 ) -> Result<Response, McpRefusal> {
     let access = request.caller.access;
     let fail = |error: CallError| answered(front, request, error.line(request.id()), accepts);
-    let ticket = match front.stateless.open(access, request.message, ticket) {
+    let turn = large(access, request.message.bytes()).await;
+    let opened = turn.run(|| front.stateless.open(access, request.message, ticket));
+    let ticket = match opened {
         Opened::Here(ticket) => ticket,
         Opened::Carried(carried) => {
             let carried = Some((carried, ticket));

@@ -341,9 +341,6 @@ impl CallStream {
         let responder = &self.responder;
         let asks = self.asks.clone();
         let parked = Parked::new(call, reader, asks, &responder.request, self.round);
-        let Some(parked) = parked else {
-            return Step::Over;
-        };
         Step::Final(match responder.stateless.park(parked) {
             Ok(ticket) => responder.input_required(&self.asks, &ticket),
             Err(_) => CallError::EXITED.line(&responder.completion.id),

@@ -14,14 +14,11 @@ use tokio::sync::oneshot;
 
 use super::{
     call::CallInFlight,
-    ticket::{Binding, Carried, Ticket},
+    ticket::{Binding, CallDigest, Carried, Ticket},
 };
 use crate::{
     hub::stream::Reader,
-    protocol::{
-        Message,
-        modern::{self, InputRequest},
-    },
+    protocol::{Message, modern::InputRequest},
     state::Replica,
 };
 
@@ -43,8 +40,10 @@ pub(crate) struct Parked {
     pub(crate) reader: Reader,
     /// The requests that its client has not answered.
     pub(crate) asks: Vec<InputRequest>,
-    /// What makes a request the retry of it.
+    /// The principal that may continue it.
     pub(super) binding: Binding,
+    /// What makes a request the retry of it.
+    pub(super) digest: CallDigest,
     /// The time for an answer of its client (`clocks.ask`).
     pub(super) ask: Duration,
     /// The number of times that its client was asked.
@@ -52,25 +51,24 @@ pub(crate) struct Parked {
 }
 
 impl Parked {
-    /// A call that `request` made, after it was asked for the `round`th time; none if the request has no
-    /// parameters.
+    /// A call that `request` made, after it was asked for the `round`th time.
     pub(crate) fn new(
         call: CallInFlight,
         reader: Reader,
         asks: Vec<InputRequest>,
         request: &Message,
         round: u32,
-    ) -> Option<Self> {
-        let binding = Binding::of(call.access(), &modern::salient(request)?);
+    ) -> Self {
         let tool = request.tool();
-        Some(Self {
+        Self {
             ask: call.access.server().clocks_of(tool.as_deref()).ask,
+            binding: Binding::of(&call.access),
+            digest: CallDigest::at_once(&call.access, request),
             call,
             reader,
             asks,
-            binding,
             round,
-        })
+        }
     }
 }
 

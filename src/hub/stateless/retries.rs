@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::{
     parked::{Asked, Opened, Parked, Resumed},
     sessions::Stateless,
-    ticket::{Binding, Carried, MAX_STATE, Ticket, use_of},
+    ticket::{Binding, CallDigest, Carried, ForCall, MAX_STATE, Ticket, use_of},
 };
 use crate::{
     auth::Access,
@@ -30,7 +30,10 @@ impl Stateless {
         parked.round += 1;
         parked.call.has_asked = true;
         let (call, round) = (self.sender.next_id(), parked.round);
-        let ticket = Ticket::new(&self.sender.hub.0.owner.me, call, round);
+        let ticket = ForCall {
+            ticket: Ticket::new(&self.sender.hub.0.owner.me, call, round),
+            call: parked.digest.clone(),
+        };
         let sealed = self.tickets.seal(&ticket, &parked.binding);
         let sealed = sealed.ok_or(Error::Bug("no randomness"))?;
         self.keep_parked(call, parked);
@@ -72,22 +75,26 @@ impl Stateless {
             call: NO_CALL,
             round: 0,
         };
-        let binding = Binding::of(access, &modern::salient(request)?);
-        Some((asks, self.tickets.seal(&ticket, &binding)?))
+        let ticket = ForCall {
+            ticket,
+            call: CallDigest::at_once(access, request),
+        };
+        Some((asks, self.tickets.seal(&ticket, &Binding::of(access))?))
     }
 
-    /// Opens the ticket of a retry.
+    /// Opens the ticket of a retry. Only one that the gateway has made is worth a look at the retry, which may be
+    /// large.
     pub(crate) fn open(&self, access: &Access, retry: &Message, ticket: &str) -> Opened {
-        let Some(salient) = modern::salient(retry) else {
-            return Opened::Invalid;
-        };
-        let binding = Binding::of(access, &salient);
-        let me = &self.sender.hub.0.owner.me;
-        match self.tickets.open::<Ticket>(ticket, &binding) {
-            None => match self.carried.open::<Carried>(ticket, &binding) {
+        let (binding, me) = (Binding::of(access), &self.sender.hub.0.owner.me);
+        let Some(opened) = self.tickets.open::<ForCall<Ticket>>(ticket, &binding) else {
+            let opened = self.carried.open::<ForCall<Carried>>(ticket, &binding);
+            return match opened.and_then(|opened| opened.of(retry)) {
                 Some(carried) if carried.until > self.now_ms() => Opened::Carried(carried),
                 _ => Opened::Invalid,
-            },
+            };
+        };
+        match opened.of(retry) {
+            None => Opened::Invalid,
             Some(ticket) if ticket.call == NO_CALL => Opened::CallAgain,
             Some(ticket) if ticket.is_of(me) => Opened::Here(ticket),
             Some(ticket) if *ticket.replica().address == *me.address => Opened::Lost,
@@ -121,8 +128,11 @@ impl Stateless {
             round,
             until: self.now_ms().saturating_add(ask),
         };
-        let salient = modern::salient(request).ok_or("the request cannot be made again")?;
-        let sealed = self.carried.seal(&carried, &Binding::of(access, &salient));
+        let carried = ForCall {
+            ticket: carried,
+            call: CallDigest::at_once(access, request),
+        };
+        let sealed = self.carried.seal(&carried, &Binding::of(access));
         sealed.ok_or("there is no randomness")
     }
 
@@ -166,7 +176,7 @@ impl Stateless {
         let Some(mut parked) = self.parked.take(ticket.call, ticket.round) else {
             return Ok(Resumed::Used);
         };
-        for (id, answer) in modern::responses(retry, &parked.asks) {
+        for (id, answer) in turn.run(|| modern::responses(retry, &parked.asks)) {
             match parked.call.reply(access, &id, &answer).await {
                 Ok(()) => {}
                 Err(Error::NoSession) => return Ok(Resumed::Ended),

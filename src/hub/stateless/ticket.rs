@@ -6,10 +6,14 @@
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{auth::Access, base::Sha256, protocol::EventKey, state::Replica};
+use crate::{
+    auth::Access,
+    base::{Sha256, budget::LargeWork, sha256},
+    protocol::{EventKey, Message, modern},
+    state::Replica,
+};
 
 /// The keys of tickets, the same on all replicas: the first seals.
 pub(crate) struct TicketKey(Vec<RandomizedNonceKey>);
@@ -77,18 +81,50 @@ impl Ticket {
     }
 }
 
-/// What a ticket is bound to: the principal at a server, and its request.
+/// The digest of what makes two requests the same call, in base64.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct CallDigest(String);
+
+impl CallDigest {
+    /// The digest of a request.
+    fn of(request: &Message) -> Self {
+        Self(URL_SAFE_NO_PAD.encode(sha256(&modern::salient(request))))
+    }
+
+    /// The same for the body of a response, which is polled as its client likes.
+    pub(super) fn at_once(access: &Access, request: &Message) -> Self {
+        let turn = LargeWork::at_once(&access.tenant().name, request.bytes().len());
+        turn.run(|| Self::of(request))
+    }
+}
+
+/// A ticket with the call that it was made for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ForCall<T> {
+    pub(super) ticket: T,
+    pub(super) call: CallDigest,
+}
+
+impl<T> ForCall<T> {
+    /// The ticket, if the retry is one of its call.
+    pub(super) fn of(self, retry: &Message) -> Option<T> {
+        (self.call == CallDigest::of(retry)).then_some(self.ticket)
+    }
+}
+
+/// What a ticket is bound to: the principal at a server.
 pub(crate) struct Binding([u8; 32]);
 
 impl Binding {
-    /// The binding of a request, of which `salient` is what makes it the same call.
-    pub(crate) fn of(access: &Access, salient: &Bytes) -> Self {
+    /// The binding of a principal at a server.
+    pub(crate) fn of(access: &Access) -> Self {
         let mut digest = Sha256::new();
         let principal = access.principal().key();
         for part in [&*access.tenant().name, &access.server().name, principal] {
             digest.add_part(part.as_bytes());
         }
-        digest.add_part(salient);
+        // Earlier versions had a call here, which ids of tasks are not made for.
+        digest.add_part(b"");
         Self(digest.finish())
     }
 }
@@ -159,14 +195,47 @@ mod tests {
         assert_ne!(key.seal(&ticket(), &own).unwrap(), sealed);
     }
 
+    /// Nothing is computed of a request whose ticket is none: the call is inside.
+    #[test]
+    fn a_ticket_is_of_its_call_alone() {
+        let request = |params: &str| {
+            let line =
+                format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}"#);
+            Message::parse(line.into()).unwrap()
+        };
+        let key = TicketKey::new(&EventKey::new(&[1; 32]), b"x");
+        let own = Binding([1; 32]);
+        let call = CallDigest::of(&request(r#"{"name":"x","arguments":{"a":1}}"#));
+        let sealed = ForCall {
+            ticket: ticket(),
+            call,
+        };
+        let sealed = key.seal(&sealed, &own).unwrap();
+        for (retry, is_of_it) in [
+            (
+                r#"{"arguments":{"a":1},"requestState":"s","name":"x"}"#,
+                true,
+            ),
+            (r#"{"arguments":{"a":2},"name":"x"}"#, false),
+            (r#"{"arguments":{"a":1},"name":"y"}"#, false),
+        ] {
+            let opened = key.open::<ForCall<Ticket>>(&sealed, &own).unwrap();
+            let expected = is_of_it.then(ticket);
+            assert_eq!(opened.of(&request(retry)), expected, "{retry}");
+        }
+    }
+
     #[test]
     fn the_longest_carried_ticket_opens() {
         let key = TicketKey::new(&EventKey::new(&[1; 32]), b"x");
         let own = Binding([1; 32]);
-        let carried = Carried {
-            state: Some(format!("\"{}\"", "\\\"".repeat(MAX_STATE / 2 - 1))),
-            round: 1,
-            until: 5,
+        let carried = ForCall {
+            ticket: Carried {
+                state: Some(format!("\"{}\"", "\\\"".repeat(MAX_STATE / 2 - 1))),
+                round: 1,
+                until: 5,
+            },
+            call: CallDigest("x".repeat(43)),
         };
         let (first, second) = (key.seal(&carried, &own), key.seal(&carried, &own));
         let (first, second) = (first.unwrap(), second.unwrap());
@@ -174,7 +243,7 @@ mod tests {
         let changed = format!("{}{}", nonce_of(&first), "x");
         assert_eq!(use_of(&first), use_of(&changed), "by its nonce");
         assert_eq!(key.open(&first, &own), Some(carried));
-        assert_eq!(key.open::<Ticket>(&first, &own), None);
+        assert_eq!(key.open::<ForCall<Ticket>>(&first, &own), None);
     }
 
     #[test]

@@ -154,7 +154,7 @@ fn without_arguments(request: &Message) -> Option<Message> {
 /// "Servers MUST perform authentication and authorization checks on each task-related request" (ext-tasks,
 /// "Security Implications"): an id is of its principal at a server.
 fn binding(access: &Access) -> Binding {
-    Binding::of(access, &Bytes::new())
+    Binding::of(access)
 }
 
 /// The most tasks of a principal that this replica has or keeps. A call beyond them is answered by its own

@@ -165,6 +165,107 @@ pub(crate) fn push_members(
     });
 }
 
+/// Appends the value at `value` in a text that was scanned before, with the members of each object in the order of
+/// their raw keys and without white space between tokens. Of the value itself, if it is an object, the members
+/// whose raw keys are dropped are left out.
+pub(crate) fn push_sorted(
+    out: &mut BytesMut,
+    text: &[u8],
+    value: Span,
+    is_dropped: impl Fn(&[u8]) -> bool,
+) {
+    let text = value.of(text);
+    let (mut scanner, mut sorted) = (Scanner::new(text), Sorted { text, out });
+    // What was scanned before is read to its end.
+    let _ = if scanner.peek() == Some(b'{') {
+        sorted.object(&mut scanner, 0, is_dropped)
+    } else {
+        sorted.value(&mut scanner, 0)
+    };
+}
+
+/// Writes a text in the order of its raw keys. It is read once, however deep it is: members that are out of order
+/// are moved where they were written.
+struct Sorted<'t> {
+    text: &'t [u8],
+    out: &'t mut BytesMut,
+}
+
+impl Sorted<'_> {
+    fn value(&mut self, scanner: &mut Scanner<'_>, depth: usize) -> Result<(), SyntaxError> {
+        match scanner.peek() {
+            Some(b'{') => self.object(scanner, depth, |_| false),
+            Some(b'[') => self.array(scanner, depth),
+            _ => {
+                let leaf = scanner.value(depth)?;
+                self.out.extend_from_slice(leaf.of(self.text));
+                Ok(())
+            }
+        }
+    }
+
+    fn array(&mut self, scanner: &mut Scanner<'_>, depth: usize) -> Result<(), SyntaxError> {
+        self.out.put_u8(b'[');
+        let begin = self.out.len();
+        scanner.array::<SyntaxError>(depth, |scanner| {
+            self.separate(begin);
+            self.value(scanner, depth + 1)
+        })?;
+        self.out.put_u8(b']');
+        Ok(())
+    }
+
+    fn object(
+        &mut self,
+        scanner: &mut Scanner<'_>,
+        depth: usize,
+        is_dropped: impl Fn(&[u8]) -> bool,
+    ) -> Result<(), SyntaxError> {
+        self.out.put_u8(b'{');
+        let (begin, mut members) = (self.out.len(), Vec::new());
+        scanner.object::<SyntaxError>(depth, |scanner, key| {
+            let key = key.of(self.text);
+            if is_dropped(key) {
+                return scanner.value(depth + 1).map(drop);
+            }
+            self.separate(begin);
+            let start = self.out.len() - begin;
+            self.out.extend_from_slice(key);
+            self.out.put_u8(b':');
+            self.value(scanner, depth + 1)?;
+            let whole = Span::new(start, self.out.len() - begin);
+            members.push((Span::new(start, start + key.len()), whole));
+            Ok(())
+        })?;
+        self.sort(begin, members);
+        self.out.put_u8(b'}');
+        Ok(())
+    }
+
+    /// Brings the members that were written from `begin` on into the order of their keys; those with the same key
+    /// stay in their order. The spans are of the keys and of the members, from there.
+    fn sort(&mut self, begin: usize, mut members: Vec<(Span, Span)>) {
+        let written = &self.out[begin..];
+        if members.is_sorted_by_key(|(key, _)| key.of(written)) {
+            return;
+        }
+        let written = written.to_vec();
+        members.sort_by_key(|(key, _)| key.of(&written));
+        self.out.truncate(begin);
+        for (_, member) in members {
+            self.separate(begin);
+            self.out.extend_from_slice(member.of(&written));
+        }
+    }
+
+    /// Appends the comma before what follows others behind `begin`.
+    fn separate(&mut self, begin: usize) {
+        if self.out.len() > begin {
+            self.out.put_u8(b',');
+        }
+    }
+}
+
 /// The cut that adds a member to an object that does not have it.
 pub(crate) fn with_member(
     text: &[u8],
@@ -232,6 +333,35 @@ mod tests {
     }
 
     #[test]
+    fn members_are_sorted_and_all_else_is_as_it_was() {
+        let deep = |inner: &str| format!("{}{inner}{}", "[".repeat(120), "]".repeat(120));
+        for (text, sorted) in [
+            (
+                r#" { "b" : [ 2.0 , { "d":[ ] , "c" : "x y" } ] , "drop":{"z":1}, "a" : { } } "#,
+                r#"{"a":{},"b":[2.0,{"c":"x y","d":[]}]}"#,
+            ),
+            (
+                r#"{"a":{"drop":1,"a":[[],{}]},"a":2,"\u0061":3}"#,
+                r#"{"\u0061":3,"a":{"a":[[],{}],"drop":1},"a":2}"#,
+            ),
+            (r#"{"a":2,"a":1}"#, r#"{"a":2,"a":1}"#),
+            (&deep(r#"{"b":1, "a":2}"#), &deep(r#"{"a":2,"b":1}"#)),
+            ("[1, {\"b\":0,\"a\":0}]", "[1,{\"a\":0,\"b\":0}]"),
+            (" 7 ", "7"),
+        ] {
+            let mut out = BytesMut::new();
+            let is_dropped = |key: &[u8]| is_named(key, "drop");
+            push_sorted(
+                &mut out,
+                text.as_bytes(),
+                Span::whole(text.as_bytes()),
+                is_dropped,
+            );
+            assert_eq!(out, sorted, "{text}");
+        }
+    }
+
+    #[test]
     fn spellings_of_one_string_are_one() {
         for (token, expected) in [
             (r#""db:\/\/x?a=1\u0026b=2""#, r#""db://x?a=1&b=2""#),
@@ -276,6 +406,25 @@ mod tests {
             prop_assert_eq!(decoded(key.as_bytes()).unwrap(), &*name);
             prop_assert!(is_named(key.as_bytes(), &name));
             prop_assert_eq!(is_named(spell(&other).as_bytes(), &name), other == name);
+        }
+
+        #[test]
+        fn the_order_of_members_does_not_count(
+            members in prop::collection::btree_map("[a-d\"é]{0,3}", "[a-d]{0,3}", 0..8),
+            nested in any::<bool>(),
+        ) {
+            let write = |members: &mut dyn Iterator<Item = (&String, &String)>| {
+                let write = |(key, value)| format!("{}:{}", serde_json::json!(key), serde_json::json!(value));
+                let text = format!("{{{}}}", members.map(write).collect::<Vec<_>>().join(" , "));
+                let text = if nested { format!(r#"{{"x":[0, {text}]}}"#) } else { text };
+                let mut out = BytesMut::new();
+                push_sorted(&mut out, text.as_bytes(), Span::whole(text.as_bytes()), |_| false);
+                (serde_json::from_str::<serde_json::Value>(&text).unwrap(), out)
+            };
+            let (value, one) = write(&mut members.iter());
+            let (_, other) = write(&mut members.iter().rev());
+            prop_assert_eq!(&one, &other);
+            prop_assert_eq!(serde_json::from_slice::<serde_json::Value>(&one).unwrap(), value);
         }
 
         #[test]

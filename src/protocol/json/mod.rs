@@ -7,7 +7,7 @@ mod members;
 pub(crate) mod scanner;
 
 pub(crate) use self::members::{
-    canonical, decoded, each_member, get, is_named, member, members, push_members, push_string,
-    push_without, splice, with_member,
+    canonical, decoded, each_member, get, is_named, member, members, push_members, push_sorted,
+    push_string, push_without, splice, with_member,
 };
 pub(crate) use self::scanner::{Items, Scanner, Span, SyntaxError};

@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
 
 use crate::protocol::{
     Message, Refusal, Span, json, jsonrpc,
@@ -212,27 +212,27 @@ pub(crate) fn input_responses(message: &Message) -> Option<&[u8]> {
     json::get(message.params()?, ROUND[0])
 }
 
-/// What makes two requests the same call, in one spelling: the method and the parameters, but for
-/// `_meta` and what belongs to one round. None for parameters that cannot be read.
-pub(crate) fn salient(message: &Message) -> Option<Bytes> {
+/// What makes two requests the same call: the method and the parameters, but for `_meta` and what belongs to one
+/// round. The order of members and the white space between tokens do not count; how a number or an escape in a string
+/// is spelled does, since nothing is built of a text that may have millions of values.
+pub(crate) fn salient(message: &Message) -> BytesMut {
     let text = message.bytes();
-    let mut salient = serde_json::Map::new();
-    let params = message.params_span();
-    let members = params.map(|params| json::members(text, params));
-    for (key, value) in members.unwrap_or_default() {
-        let name = json::decoded(key.of(text))?;
-        if name == "_meta" || ROUND.contains(&&*name) {
-            continue;
-        }
-        let value = serde_json::from_slice(value.of(text)).ok()?;
-        salient.insert(name.into_owned(), value);
+    let mut salient = BytesMut::with_capacity(text.len());
+    json::push_string(&mut salient, &message.method_name());
+    if let Some(params) = message.params_span() {
+        json::push_sorted(&mut salient, text, params, |key| {
+            ["_meta", ROUND[0], ROUND[1]]
+                .iter()
+                .any(|name| json::is_named(key, name))
+        });
     }
-    let whole = serde_json::json!([message.method_name(), salient]);
-    Some(whole.to_string().into())
+    salient
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::super::request::*;
 
     fn message(text: &str) -> Message {
@@ -284,15 +284,24 @@ mod tests {
     }
 
     #[test]
-    fn the_same_call_is_known_in_any_spelling() {
+    fn the_same_call_is_known_in_any_order() {
         let first = salient(&message(CALL));
+        assert_eq!(
+            first,
+            r#""tools/call"{"arguments":{"a":[2.0],"b":1},"name":"echo"}"#
+        );
         let again = message(
-            r#"{"jsonrpc":"2.0","id":2,"method":"tools/c\u0061ll","params":{"arguments":{"a":[2.0],"b":1},"name":"echo","_meta":{}}}"#,
+            r#"{"jsonrpc":"2.0","id":2,"method":"tools/c\u0061ll","params":{"arguments":{"a": [ 2.0 ], "b":1},"name":"echo","_m\u0065ta":{}}}"#,
         );
         assert_eq!(salient(&again), first);
-        let other = message(
-            r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"arguments":{"a":[2.0],"b":2},"name":"echo"}}"#,
-        );
-        assert_ne!(salient(&other), first);
+        for other in [
+            r#"{"arguments":{"a":[2.0],"b":2},"name":"echo"}"#,
+            r#"{"arguments":{"a":[2.0],"b":1},"name":"echo","more":0}"#,
+            r#"{"arguments":{"a":[2.0],"b":1,"_meta":{}},"name":"echo"}"#,
+        ] {
+            let other =
+                format!(r#"{{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{other}}}"#);
+            assert_ne!(salient(&message(&other)), first, "{other}");
+        }
     }
 }

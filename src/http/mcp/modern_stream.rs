@@ -32,8 +32,8 @@ use crate::{
         event::push_message,
         jsonrpc,
         modern::{
-            self, Completion, Filter, InputRequest, RequestMeta, WantedInput, is_mirrored,
-            task_created, task_notification, with_subscription,
+            self, AnswersAhead, Completion, Filter, InputRequest, RequestMeta, WantedInput,
+            is_mirrored, task_created, task_notification, with_subscription,
         },
     },
 };
@@ -133,6 +133,8 @@ pub(super) struct CallStream {
     /// Events that were read and not yet given.
     read: VecDeque<Bytes>,
     asks: Vec<InputRequest>,
+    /// What the client has answered ahead, once the server asks for what it may have.
+    ahead: Option<AnswersAhead>,
     /// The time at which the client is asked.
     ask_at: Option<Instant>,
     /// The latest such time.
@@ -178,6 +180,7 @@ impl CallStream {
             token: request.progress_token.map(Bytes::copy_from_slice),
             read: VecDeque::new(),
             asks: Vec::new(),
+            ahead: None,
             ask_at: None,
             ask_by: None,
             task_at,
@@ -285,10 +288,7 @@ impl CallStream {
                     }
                     return None;
                 }
-                if let Some((call, _)) = &self.source
-                    && let Some(answer) = modern::answer_ahead(&self.responder.request, &ask)
-                {
-                    call.answer(&ask, &answer);
+                if self.answer_ahead(&ask) {
                     return None;
                 }
                 let held = self.budget.hold(ask.request.len() as u64);
@@ -319,6 +319,26 @@ impl CallStream {
             // streamable-http, "Receiving Messages").
             (Kind::Notification, _) => None,
         }
+    }
+
+    /// Answers what the server asks, if the client has done so ahead.
+    fn answer_ahead(&mut self, ask: &InputRequest) -> bool {
+        let Some((call, _)) = self.source.as_ref().filter(|_| ask.has_key()) else {
+            return false;
+        };
+        let Responder {
+            request, tenant, ..
+        } = &self.responder;
+        let ahead = self.ahead.get_or_insert_with(|| {
+            let turn = LargeWork::at_once(&tenant.name, request.bytes().len());
+            turn.run(|| AnswersAhead::of(request))
+        });
+        let Some(answer) = ahead.take(ask) else {
+            return false;
+        };
+        let turn = LargeWork::at_once(&tenant.name, answer.len());
+        turn.run(|| call.answer(ask, &answer));
+        true
     }
 
     /// Progress under the token of this round.

@@ -1,5 +1,7 @@
 //! Requests of a server to its client as `input_required`, and the client's answers (2026-07-28 mrtr).
 
+use std::{borrow::Cow, collections::HashMap};
+
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::with_task;
@@ -50,6 +52,11 @@ impl InputRequest {
             key: key.and_then(json::decoded).map(Into::into),
             request: request.freeze(),
         }
+    }
+
+    /// Whether the server gave it a key, which its client may know before it asks.
+    pub(crate) fn has_key(&self) -> bool {
+        self.key.is_some()
     }
 
     /// The request as a message of the server.
@@ -197,15 +204,42 @@ const SECRET_MISSING: &[u8] = b"-31005";
 /// The most URLs of one answer.
 const MAX_URLS: usize = 16;
 
-/// The raw answer that a request which is no retry gives to what its server may ask: a client that knows the
-/// keys of a server need not wait for its questions.
-pub(crate) fn answer_ahead(request: &Message, ask: &InputRequest) -> Option<Bytes> {
-    let given = input_responses(request)?;
-    let is_retry = request_state(request).is_some();
-    let answer = json::get(given, ask.key.as_deref()?)?;
-    let is_result = answer.starts_with(b"{");
-    (is_result && !is_retry).then(|| Bytes::copy_from_slice(answer))
+/// The raw answers that a request which is no retry gives to what its server may ask, by their keys: a client that
+/// knows the keys of a server need not wait for its questions. All are parts of the request.
+pub(crate) struct AnswersAhead(HashMap<Bytes, Option<Bytes>>);
+
+impl AnswersAhead {
+    /// The answers in a request.
+    pub(crate) fn of(request: &Message) -> Self {
+        let mut answers = HashMap::new();
+        let given = input_responses(request).filter(|_| request_state(request).is_none());
+        let given = given.unwrap_or_default();
+        json::each_member(given, Span::whole(given), |key, value| {
+            let key = match json::decoded(key.of(given)) {
+                Some(Cow::Borrowed(key)) => request.bytes().slice_ref(key.as_bytes()),
+                Some(Cow::Owned(key)) => key.into(),
+                None => return,
+            };
+            // An answer is a result, which is an object; as for `json::get`, a repeated key has none.
+            let answer = Some(value.of(given)).filter(|answer| answer.starts_with(b"{"));
+            let answer = answer.map(|answer| request.bytes().slice_ref(answer));
+            if let Some(known) = answers.get_mut(&key) {
+                *known = None;
+            } else if answers.len() < MAX_AHEAD {
+                answers.insert(key, answer);
+            }
+        });
+        Self(answers)
+    }
+
+    /// Takes the answer to a request of the server. A second request under its key is asked of the client.
+    pub(crate) fn take(&mut self, ask: &InputRequest) -> Option<Bytes> {
+        self.0.remove(ask.key.as_ref()?.as_bytes()).flatten()
+    }
 }
+
+/// The most answers that are given ahead: a session has no more open requests of its server.
+const MAX_AHEAD: usize = 256;
 
 /// The raw answers of a client to these requests, each with the id that it needs; answers to others are
 /// ignored (2026-07-28 mrtr, "Error Handling"; ext-tasks, "Task Update Requests").
@@ -249,6 +283,63 @@ mod tests {
         let of_task = r#"{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}"#;
         let expected = [("8".into(), answer), ("10".into(), of_task.into())];
         assert_eq!(answers, expected);
+    }
+
+    #[test]
+    fn an_answer_that_is_given_ahead_is_given_once() {
+        let ask = |key: &str| {
+            let ask = format!(
+                r#"{{"jsonrpc":"2.0","id":7,"method":"roots/list","params":{{"_meta":{{"lockgate/inputKey":"{key}"}}}}}}"#
+            );
+            InputRequest::of(&message(&ask))
+        };
+        let given = r#""k":{"a":1},"\u0071":{"b":2},"text":"x","twice":{},"twice":{}"#;
+        let call = |rest: &str| {
+            let line = format!(
+                r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"x","inputResponses":{{{given}}}{rest}}}}}"#
+            );
+            message(&line)
+        };
+        let request = call("");
+        let mut ahead = AnswersAhead::of(&request);
+        let answer = ahead.take(&ask("k")).unwrap();
+        assert_eq!(answer, r#"{"a":1}"#);
+        let text = request.bytes().as_ptr_range();
+        assert!(text.contains(&answer.as_ptr()), "a part of the request");
+        assert_eq!(ahead.take(&ask("k")), None, "a second time");
+        assert_eq!(ahead.take(&ask("q")).unwrap(), r#"{"b":2}"#);
+        for key in ["text", "twice", "unknown"] {
+            assert_eq!(ahead.take(&ask(key)), None, "{key}");
+        }
+        let mut of_retry = AnswersAhead::of(&call(r#","requestState":"s""#));
+        assert_eq!(of_retry.take(&ask("k")), None);
+        let many: Vec<String> = (0..=MAX_AHEAD).map(|n| format!(r#""{n}":{{}}"#)).collect();
+        let many = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"inputResponses":{{{}}}}}}}"#,
+            many.join(",")
+        );
+        let mut many = AnswersAhead::of(&message(&many));
+        assert!(many.take(&ask("255")).is_some() && many.take(&ask("256")).is_none());
+    }
+
+    #[test]
+    fn answers_are_found_in_one_pass() {
+        let ask = |id: usize| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"roots/list"}}"#);
+        let asks: Vec<InputRequest> = (0..256)
+            .map(|id| InputRequest::of(&message(&ask(id))))
+            .collect();
+        let others: Vec<String> = (1000..1_000_000).map(|n| format!(r#""{n}":0"#)).collect();
+        let given = format!(
+            r#""3":{{"a":1}},{},"5":{{}},"\u0035":{{}},"7":0"#,
+            others.join(",")
+        );
+        let retry = message(&format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"inputResponses":{{{given}}}}}}}"#
+        ));
+        let began = tokio::time::Instant::now();
+        let answer = Bytes::from_static(br#"{"a":1}"#);
+        assert_eq!(responses(&retry, &asks), [("3".into(), answer)]);
+        assert!(began.elapsed() < std::time::Duration::from_secs(3));
     }
 
     #[test]

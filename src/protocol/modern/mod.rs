@@ -28,7 +28,7 @@ pub(crate) use self::answer::{Caching, Completion, with_subscription};
 pub(crate) use self::cache::{CacheHint, CacheKey};
 pub(crate) use self::discover::{Filter, discover_result};
 pub(crate) use self::input::{
-    InputRequest, answer_ahead, input_required, responses, url_elicitations,
+    AnswersAhead, InputRequest, input_required, responses, url_elicitations,
 };
 pub(crate) use self::mirrored::{Mirrored, is_mirrored};
 pub(crate) use self::request::{

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     auth::Access,
+    base::budget::LargeWork,
     error::Error,
     hub::core::or_never,
     protocol::{
@@ -173,6 +174,7 @@ impl Stateless {
         retry: &Message,
         ticket: &Ticket,
     ) -> Result<Resumed, Error> {
+        let turn = LargeWork::turn(&access.tenant().name, retry.bytes().len()).await;
         let Some(mut parked) = self.parked.take(ticket.call, ticket.round) else {
             return Ok(Resumed::Used);
         };

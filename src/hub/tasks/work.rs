@@ -14,7 +14,10 @@ use super::{
     task::{Order, Task, dismiss},
 };
 use crate::{
-    base::{budget::Budget, moment},
+    base::{
+        budget::{Budget, LargeWork},
+        moment,
+    },
     hub::{
         CallError,
         core::{Core, or_never},
@@ -205,7 +208,9 @@ impl Work {
 
     /// Passes the answers of a client on to the server.
     async fn answer(&mut self, call: &CallInFlight, request: &Message) {
-        for (id, answer) in responses(request, &self.asks) {
+        let tenant = &call.access().tenant().name;
+        let turn = LargeWork::turn(tenant, request.bytes().len()).await;
+        for (id, answer) in turn.run(|| responses(request, &self.asks)) {
             // Where a session has ended, the reader says so.
             if call.reply(call.access(), &id, &answer).await.is_ok() {
                 self.asks.retain(|ask| ask.id != id);

@@ -49,6 +49,7 @@ impl Hub {
             match found.filter(|_| catalog.is_still(&old.tenant, &before)) {
                 None => {
                     core.pool.forget_failure(old);
+                    core.tools.forget(old);
                     let registry = &core.pool.registry;
                     registry.restart(&old.tenant, &old.name, Restart::Now);
                 }

@@ -743,6 +743,26 @@ async fn a_child_whose_owner_goes_during_the_probe_is_stopped() {
     bench.end().await;
 }
 
+/// Tenants make servers and delete them, and what their tools were was kept.
+#[tokio::test]
+async fn the_tools_of_a_server_that_is_gone_are_forgotten() {
+    let bench = Bench::new(&json!({}));
+    let catalog = |server: &str| {
+        let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+            "servers": {server: {"command": "x"}}}}});
+        let manifest = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+        Arc::new(manifest.unwrap().catalog)
+    };
+    let (hub, tools) = (&bench.hub, &bench.hub.0.tools);
+    hub.follow(&catalog("main")).await;
+    tools.compare(&bench.server, br#"[{"name": "x"}]"#);
+    hub.follow(&catalog("main")).await;
+    assert!(tools.has(&bench.server));
+    hub.follow(&catalog("other")).await;
+    assert!(!tools.has(&bench.server));
+    bench.end().await;
+}
+
 /// Polls a future so many times at most.
 async fn polled<F: Future>(mut polls: u32, future: F) -> Option<F::Output> {
     let mut future = pin!(future);

@@ -437,6 +437,15 @@ impl Assertion {
 
 #[cfg(test)]
 impl Access {
+    /// Makes the access of a caller from this address, whom nothing else tells apart from others.
+    pub(crate) fn anonymous_from_address(self, from: IpAddr) -> Self {
+        Self {
+            basis: AccessBasis::Open,
+            from: Some(from),
+            ..self
+        }
+    }
+
     /// Makes the access of a person of the tenant, without a check.
     pub(crate) fn of(tenant: &Arc<Tenant>, server: &Arc<Server>, subject: &str) -> Self {
         Self {

@@ -267,12 +267,7 @@ impl Limits {
 
     /// A seat for a task of a principal that may have so many on this replica; none if it has them.
     pub(crate) fn task(&self, access: &Access, most: u64) -> Option<Seat> {
-        let principal = access.principal().account();
-        let owner = match access.anonymous_from() {
-            Some(address) => format!("{principal} {address}").into(),
-            None => Arc::clone(principal),
-        };
-        let limit = "tasks";
+        let (limit, owner) = ("tasks", caller(access));
         self.calls.seat(&Account { limit, owner }, most)
     }
 
@@ -365,10 +360,9 @@ impl Limits {
         value: [u8; 32],
         window: Duration,
     ) -> Result<bool, Error> {
-        let caller = [&*access.tenant().name, access.principal().key()].join(" ");
         let account = Account {
             limit: "retries",
-            owner: caller.into(),
+            owner: caller(access),
         };
         let tenant = Arc::clone(access.principal().tenant_account());
         // Counted before it is remembered, so that no caller fills the table.
@@ -583,6 +577,15 @@ fn limits_of(
         bound(&quotas.tenant)
             .map(|bound| account_limit(of_tenant, principal.tenant_account(), bound)),
     ])
+}
+
+/// The account of a caller: of a principal, and where nothing but the address tells callers apart, of one host.
+fn caller(access: &Access) -> Arc<str> {
+    let principal = access.principal().account();
+    match access.anonymous_from() {
+        Some(address) => format!("{principal} {:?}", Source::of(address)).into(),
+        None => Arc::clone(principal),
+    }
 }
 
 fn bytes_out(access: &Access) -> AccountLimits {

@@ -3,7 +3,6 @@
 
 use std::{
     collections::HashMap,
-    net::IpAddr,
     sync::{
         Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
@@ -27,6 +26,7 @@ use crate::{
     hub::{
         Hub,
         core::{Command, Handle},
+        limits::Source,
     },
     protocol::{
         json,
@@ -43,7 +43,7 @@ pub(super) struct Key {
     server: String,
     principal: String,
     /// Tells callers apart whose tenant has no authentication.
-    from: Option<IpAddr>,
+    from: Option<Source>,
     capabilities: [u8; 32],
 }
 
@@ -90,7 +90,7 @@ impl Caller<'_> {
             tenant: self.access.tenant().name.clone(),
             server: self.access.server().name.clone(),
             principal: self.access.principal().key().to_owned(),
-            from: self.access.anonymous_from(),
+            from: self.access.anonymous_from().map(Source::of),
             capabilities: sha256(self.capabilities),
         }
     }
@@ -462,11 +462,39 @@ impl Drop for Lease {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::super::group::*;
     use crate::{
         base::budget::Budget,
+        config::Format,
         declare::{Names, Pattern},
+        manifest::reader,
     };
+
+    /// An anonymous caller had sessions of its own for each address of its /64.
+    #[test]
+    fn addresses_of_one_host_share_sessions() {
+        let text = r#"{"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+            "servers": {"s": {"command": "x"}}}}}"#;
+        let manifest = reader::parse("F", text, Format::Json, &BTreeMap::new());
+        let (tenant, server) = manifest.unwrap().catalog.find("a", "s").unwrap();
+        let key = |address: &str| {
+            let access = Access::of(&tenant, &server, "");
+            let access = access.anonymous_from_address(address.parse().unwrap());
+            let caller = Caller {
+                access: &access,
+                capabilities: b"{}",
+                client_info: None,
+                may_become_task: false,
+                trace: None,
+                group: OnceLock::new(),
+            };
+            caller.key()
+        };
+        assert_eq!(key("2001:db8::1"), key("2001:db8::2"));
+        assert_ne!(key("2001:db8::1"), key("2001:db8:0:1::1"));
+    }
 
     /// A list is filtered by the policy of the caller that it was read for.
     #[tokio::test]

@@ -97,6 +97,32 @@ async fn what_is_good_once_is_remembered_however_many_follow() {
     assert_eq!(limits.once(&ada, [0; 32], minute).await.ok(), Some(true));
 }
 
+/// All callers without authentication had one rate of retries, and each address of a /64 tasks of its own.
+#[tokio::test]
+async fn anonymous_callers_are_told_apart_by_their_hosts() {
+    let (limits, minute) = (in_memory(), Duration::from_secs(60));
+    let from = |address: &str| {
+        let access = access("a", "", &json!({}));
+        access.anonymous_from_address(address.parse().unwrap())
+    };
+    let (one, same, other) = (
+        from("2001:db8::1"),
+        from("2001:db8::2"),
+        from("2001:db8:0:1::1"),
+    );
+    let mut last = true;
+    for number in 0..1000_u32 {
+        let mut value = [1; 32];
+        value[..4].copy_from_slice(&number.to_le_bytes());
+        last = limits.once(&one, value, minute).await.is_ok();
+    }
+    assert!(!last, "it has its rate");
+    assert_eq!(limits.once(&other, [0; 32], minute).await.ok(), Some(true));
+    let _task = limits.task(&one, 1).unwrap();
+    assert!(limits.task(&same, 1).is_none());
+    assert!(limits.task(&other, 1).is_some());
+}
+
 #[tokio::test]
 async fn no_caller_uses_up_what_is_remembered_of_retries() {
     let (limits, minute) = (in_memory(), Duration::from_secs(60));

@@ -16,6 +16,9 @@ use crate::{
 /// The time that an HTTP+SSE session outlives its connection.
 pub(super) const DISCONNECTED: Duration = Duration::from_secs(60);
 
+/// The time between two looks whether the calls of a session that is kept for them have ended, once it is old.
+const LOOK: Duration = Duration::from_secs(10);
+
 /// The lifetime of a session.
 pub(super) struct Lifetime {
     phase: Phase,
@@ -197,7 +200,11 @@ impl Lifetime {
         transport: Transport,
         activity: Activity,
     ) -> (Instant, EndReason) {
-        let by_age = (self.born + limits.max, EndReason::Expired);
+        let mut by_age = (self.born + limits.max, EndReason::Expired);
+        if transport == Transport::Stateless && activity.is_busy {
+            // Its clients know of no session: their calls end by clocks of their own, and new ones begin another.
+            by_age.0 = by_age.0.max(now + LOOK);
+        }
         let by_idleness = match transport {
             Transport::Sse2024 => {
                 let since = activity.no_reader_since.unwrap_or(now);
@@ -280,5 +287,40 @@ impl Lifetime {
         for waiter in self.waiters.drain(..) {
             let _ = waiter.send(ended());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lifetime::*;
+
+    /// Calls of clients without sessions, some of which had just begun, were answered with an error once a day.
+    #[test]
+    fn a_session_that_is_kept_for_calls_is_not_cut_with_them() {
+        let born = Instant::now();
+        let lifetime = Lifetime::new(born);
+        let limits = LifetimeLimits {
+            idle: Duration::from_secs(1800),
+            max: Duration::from_secs(3600),
+        };
+        let end = |now, transport, is_busy| {
+            let activity = Activity {
+                has_reader: false,
+                no_reader_since: None,
+                is_busy,
+            };
+            lifetime.expiry(now, limits, transport, activity)
+        };
+        let old = born + limits.max;
+        let (next, _) = end(old, Transport::Stateless, true);
+        assert!(
+            next > old && next < old + limits.idle,
+            "it is looked at again"
+        );
+        let expired = (old, EndReason::Expired);
+        assert_eq!(end(old, Transport::Streamable, true), expired);
+        let late = old + limits.max;
+        assert!(end(late, Transport::Stateless, true).0 > late);
+        assert!(end(late, Transport::Stateless, false).0 <= late);
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     error::Error,
     hub::{
         Hub,
-        core::{Command, Handle},
+        core::{Command, Handle, or_never},
         limits::Source,
     },
     protocol::{
@@ -144,6 +144,7 @@ pub(crate) struct Member {
     pub(super) is_heard: AtomicBool,
     /// The channel to its task, which is closed when it is over.
     commands: mpsc::Sender<Command>,
+    born: Instant,
     /// The lowest level of log messages that the server was asked for, above all levels at first.
     level: AtomicU8,
     pub(super) watched: Watched,
@@ -211,6 +212,7 @@ impl Member {
             is_taken: AtomicBool::new(is_for_one),
             is_heard: AtomicBool::new(false),
             commands: handle.commands.clone(),
+            born: handle.born,
             level: AtomicU8::new(NO_LEVEL),
             watched: Watched::default(),
         }
@@ -309,14 +311,15 @@ impl Group {
         members.iter().any(|member| !member.commands.is_closed())
     }
 
-    /// The first session that may be used, and is taken if it `is_alone` there.
-    fn free(&self, is_alone: bool) -> Option<Arc<Member>> {
+    /// The first session that may be used, and is taken if it `is_alone` there. One that is as old as any may be
+    /// (`max`) gets no more calls, and ends with those that it has.
+    fn free(&self, is_alone: bool, max: Duration) -> Option<Arc<Member>> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let is_over = members.iter().any(|member| member.commands.is_closed());
         let mut those = members.iter().filter(|one| one.is_for_one == is_alone);
         let is_free = |member: &&Arc<Member>| {
             let is_taken = || is_alone && member.is_taken.swap(true, Ordering::AcqRel);
-            !member.commands.is_closed() && !is_taken()
+            !member.commands.is_closed() && member.born.elapsed() < max && !is_taken()
         };
         let free = those.find(is_free).cloned();
         drop(members);
@@ -334,7 +337,8 @@ impl Group {
         access: &Access,
         is_alone: bool,
     ) -> Result<Option<Lease>, Error> {
-        while let Some(member) = self.free(is_alone) {
+        let max = or_never(hub.0.config.session.max);
+        while let Some(member) = self.free(is_alone, max) {
             match hub.0.find(access, member.id.as_str()) {
                 Ok(handle) => {
                     return Ok(Some(Lease {
@@ -494,6 +498,32 @@ mod tests {
         };
         assert_eq!(key("2001:db8::1"), key("2001:db8::2"));
         assert_ne!(key("2001:db8::1"), key("2001:db8:0:1::1"));
+    }
+
+    #[test]
+    fn a_session_that_is_old_gets_no_more_calls() {
+        let group = Group::default();
+        let (commands, _task) = mpsc::channel(1);
+        let initialized = Bytes::from_static(b"{}");
+        for is_for_one in [true, false] {
+            let member = Arc::new(Member {
+                id: SessionId("s".into()),
+                server: KnownServer::of(&initialized),
+                initialized: initialized.clone(),
+                is_for_one,
+                is_taken: AtomicBool::new(false),
+                is_heard: AtomicBool::new(false),
+                commands: commands.clone(),
+                born: Instant::now(),
+                level: AtomicU8::new(NO_LEVEL),
+                watched: Watched::default(),
+            });
+            group.change(|members| members.push(Arc::clone(&member)));
+            assert!(group.free(is_for_one, Duration::ZERO).is_none());
+            assert!(!member.is_taken(), "no call has it");
+            assert!(group.free(is_for_one, Duration::MAX).is_some());
+        }
+        assert_eq!(group.all().len(), 2, "those that have it go on");
     }
 
     /// A list is filtered by the policy of the caller that it was read for.

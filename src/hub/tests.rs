@@ -511,6 +511,33 @@ async fn a_session_that_drains_first_writes_what_its_last_call_changed() {
     bench.end().await;
 }
 
+/// It was refused as one that no server has seen.
+#[tokio::test]
+async fn a_response_that_waits_for_the_record_is_no_refusal_when_the_session_ends() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let client = bench.open("ada").await;
+    let gate = directory.gate.write().await;
+    // That of an earlier write.
+    let _ = futures_util::poll!(pin!(directory.asked.notified()));
+    let level = json!({"level": "error"});
+    let mut asked = Box::pin(client.ask("logging/setLevel", &level));
+    tokio::select! {
+        answer = &mut asked => panic!("before it is written: {answer}"),
+        () = directory.asked.notified() => {}
+    }
+    bench.halt.cancel();
+    let answer = asked.await;
+    assert_eq!(answer["id"], 1, "{answer}");
+    assert_eq!(answer["error"]["code"], -31001, "{answer}");
+    assert_eq!(answer["error"]["data"]["reason"], "owner_lost", "{answer}");
+    drop(gate);
+    bench.end().await;
+}
+
 /// A child says what it likes in `initialize`, and sessions keep it.
 #[tokio::test]
 async fn a_server_with_too_many_capabilities_is_not_used() {

@@ -48,6 +48,7 @@ impl Session {
         let claim = self.block_claims();
         self.cancel_at_shared_child().await;
         self.fail_calls(error);
+        self.fail_recorded_calls();
         self.flush_log().await;
         // The log has not taken them, and their servers may have executed them: a refusal would say that they can be
         // sent again.
@@ -110,6 +111,17 @@ impl Session {
             }
             // One that does not read for so long is about to be ended.
             let _ = tokio::time::timeout(GRACE, member.flush()).await;
+        }
+    }
+
+    /// Ends the calls whose responses wait for the record, which the next owner may not know: a refusal would say that
+    /// they can be sent again.
+    fn fail_recorded_calls(&mut self) {
+        for (stream, line) in self.lease.take_responses() {
+            let id = json::get(&line, "id").unwrap_or(b"null");
+            let line = CallError::OWNER_LOST.line(id);
+            let finished = self.streams.finish_call(stream, Some(line));
+            self.handle_write(finished);
         }
     }
 

@@ -35,7 +35,7 @@ use super::wire::Wire;
 use crate::base::budget::others_first;
 use crate::base::memory::pinned;
 use crate::http::edge::{App, STREAM_WINDOW};
-use crate::http::peers::{Stranger, Strangers};
+use crate::http::peers::{BrokenConnections, HEADER_LIST, Stranger, Strangers};
 
 /// Limits of one listener.
 pub(crate) struct Bounds {
@@ -94,7 +94,7 @@ async fn accept(
     protocols: Protocols,
     (stop, tracker): (CancellationToken, TaskTracker),
 ) {
-    let protocols = Arc::new(protocols);
+    let (protocols, broken) = (Arc::new(protocols), Arc::new(BrokenConnections::new()));
     let mut pause = FIRST_PAUSE;
     let mut is_full = false;
     let mut fresh = 0;
@@ -144,6 +144,7 @@ async fn accept(
             stop: stop.clone(),
             finish: bounds.finish,
             stranger: strangers.as_mut().map(Strangers::enter),
+            broken: Arc::clone(&broken),
             _admission: admission,
         };
         match &tls {
@@ -169,6 +170,8 @@ struct Connection {
     finish: Duration,
     /// What a peer that is to be a replica has proved.
     stranger: Option<Arc<Stranger>>,
+    /// Connections of replicas that broke.
+    broken: Arc<BrokenConnections>,
     /// Its place among all connections.
     _admission: Admission,
 }
@@ -239,12 +242,14 @@ impl Connection {
             finish,
             stranger,
             _admission,
+            broken: _,
         } = self;
         let has_request = Arc::new(AtomicBool::new(false));
         let service = service((app, peer, stranger), Arc::clone(&has_request), None);
         let connection = protocols.http1.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
-        let connection = pin!(run(connection, stop, finish));
+        let ended = |error: &hyper::Error| tracing::debug!(%error, "connection ended");
+        let connection = pin!(run(connection, stop, finish, ended));
         let limit = HANDSHAKE.saturating_sub(waited).max(FIRST_REQUEST_MIN);
         await_first_request(connection, &has_request, limit).await;
     }
@@ -257,16 +262,28 @@ impl Connection {
             stop,
             finish,
             stranger,
+            broken,
             _admission,
         } = self;
         let has_request = Arc::new(AtomicBool::new(false));
         let activity = Arc::new(Activity::default());
         let requests = Some(Arc::clone(&activity));
-        let service = service((app, peer, stranger), Arc::clone(&has_request), requests);
+        let of = (app, peer, stranger.clone());
+        let service = service(of, Arc::clone(&has_request), requests);
         let connection = protocols.http2.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
         let stop = stop.child_token();
-        let running = pin!(run(connection, stop.clone(), finish));
+        let ended = |error: &hyper::Error| {
+            if stranger
+                .as_ref()
+                .is_some_and(|stranger| stranger.is_known())
+            {
+                broken.log(&peer, error);
+            } else {
+                tracing::debug!(%error, "connection ended");
+            }
+        };
+        let running = pin!(run(connection, stop.clone(), finish, ended));
         let running = pin!(await_first_request(running, &has_request, HANDSHAKE));
         let Some(limit) = protocols.idle else {
             return running.await;
@@ -334,23 +351,24 @@ fn call(
     })
 }
 
-/// Runs a connection to its end. From `stop` on it takes no further request and has `finish` for the
-/// open ones, so that a peer that reads nothing cannot delay the shutdown.
-async fn run<C>(mut connection: Pin<&mut C>, stop: CancellationToken, finish: Duration)
-where
-    C: GracefulConnection,
-    C::Error: std::fmt::Display,
-{
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
+/// Runs a connection to its end; `ended` gets the error of that. From `stop` on it takes no further request and has
+/// `finish` for the open ones, so that a peer that reads nothing cannot delay the shutdown.
+async fn run<C: GracefulConnection>(
+    mut connection: Pin<&mut C>,
+    stop: CancellationToken,
+    finish: Duration,
+    ended: impl Fn(&C::Error),
+) {
+    let end = tokio::select! {
+        end = connection.as_mut() => end,
         () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            let Ok(ended) = timeout(finish, connection).await else { return };
-            ended
+            let Ok(end) = timeout(finish, connection).await else { return };
+            end
         }
     };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "connection ended");
+    if let Err(error) = end {
+        ended(&error);
     }
 }
 
@@ -462,6 +480,8 @@ impl Protocols {
             .keep_alive_timeout(REPLICA_SILENCE)
             // An unread body must not stop other requests.
             .initial_connection_window_size((1 << 31) - 1)
+            // What a client sent to the other replica has to fit, with the proof of the hop.
+            .max_header_list_size(HEADER_LIST)
             // Many clients may disconnect at once and reset all their streams; that is no attack.
             .max_pending_accept_reset_streams(REPLICA_STREAMS as usize)
             .max_local_error_reset_streams(REPLICA_STREAMS as usize);

@@ -5,6 +5,7 @@
 //! which connection a request takes, and the proof of a peer before it gets one.
 
 use std::{
+    error::Error,
     io,
     pin::Pin,
     sync::{
@@ -16,8 +17,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use h2::{Ping, PingPong, RecvStream, client};
-use http::{Request, Response};
+use h2::{Ping, PingPong, Reason, RecvStream, client};
+use http::{Request, Response, uri::PathAndQuery};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -84,7 +85,8 @@ pub(super) enum ConnectError {
 }
 
 impl Connection {
-    /// Connects to `address`. The connection runs as a task of `tracker` and breaks at `stop`.
+    /// Connects to `address`. The connection runs as a task of `tracker` and breaks at `stop`; `ended` gets the error that
+    /// ends it.
     ///
     /// # Errors
     ///
@@ -93,6 +95,7 @@ impl Connection {
         address: &str,
         tracker: &TaskTracker,
         stop: &CancellationToken,
+        ended: impl Fn(&(dyn Error + 'static)) + Send + 'static,
     ) -> Result<Self, ConnectError> {
         let stream = TcpStream::connect(address)
             .await
@@ -119,8 +122,8 @@ impl Connection {
         let address: Arc<str> = address.into();
         tracker.spawn(async move {
             tokio::select! {
-                ended = &mut connection => if let Err(error) = ended {
-                    tracing::debug!(%address, %error, "the connection to a replica ended");
+                end = &mut connection => if let Err(error) = end {
+                    ended(&error);
                 },
                 () = silence(pings) => {
                     known.is_silent.store(true, Ordering::Release);
@@ -150,6 +153,10 @@ impl Connection {
     ) -> Result<Response<RecvStream>, SendError> {
         let (parts, body) = request.into_parts();
         let head = Request::from_parts(parts, ());
+        if !fits(&head) {
+            tracing::debug!("the head of a request is too long for another replica");
+            return Err(SendError::NotTaken);
+        }
         let sent = self.requests.send_request(head, body.is_empty());
         let Ok((response, mut rest)) = sent else {
             // The peer ended the connection, or asked for no more on it.
@@ -170,9 +177,9 @@ impl Connection {
         if self.state.is_silent.load(Ordering::Acquire) {
             return SendError::Silent;
         }
-        let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
         // h2 reports this error only for streams above the last one that the peer names.
-        let is_behind = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+        let is_behind = error.is_go_away() && error.reason() == Some(Reason::NO_ERROR);
         if error.is_remote() && (is_refused || is_behind) {
             SendError::NotTaken
         } else {
@@ -205,6 +212,46 @@ impl ResponseBody {
                 Some(Err(_)) | None => return Err(BrokenResponse),
             }
         }
+    }
+}
+
+/// Returns whether an error, of h2 or of hyper, broke a connection for all requests on it. A socket that closes is the
+/// end of a replica.
+pub(super) fn is_broken(error: &(dyn Error + 'static)) -> bool {
+    let error: Option<&h2::Error> = error.source().unwrap_or(error).downcast_ref();
+    error.is_some_and(|error| !error.is_io() && error.reason() != Some(Reason::NO_ERROR))
+}
+
+/// Returns whether another replica takes this head, however HPACK writes it. One that is too long would end the
+/// connection, with the requests of everybody.
+fn fits(head: &Request<()>) -> bool {
+    let target = head.uri().path_and_query().map_or("", PathAndQuery::as_str);
+    let target = (":path", target.as_bytes());
+    let fields = head.headers().iter();
+    let fields = fields.map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let (mut listed, mut bits) = (0, 0);
+    for (name, value) in fields.chain([target]) {
+        listed += FIELD + name.len() + value.len();
+        let bytes = name.as_bytes().iter().chain(value);
+        bits += 8 * FIELD + bytes.map(|byte| most_bits(*byte)).sum::<usize>();
+    }
+    listed <= HEADER_LIST as usize && bits / 8 <= HEADER_BLOCK
+}
+
+/// Returns the most bits that HPACK writes for a byte (RFC 7541, appendix B).
+const fn most_bits(byte: u8) -> usize {
+    match byte {
+        b'a'..=b'z'
+        | b'A'..=b'Z'
+        | b'0'..=b'9'
+        | b' '
+        | b'-'
+        | b'_'
+        | b'.'
+        | b';'
+        | b'/'
+        | b':' => 8,
+        _ => 28,
     }
 }
 
@@ -293,3 +340,105 @@ const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 const STREAM_WINDOW: u32 = 64 << 10;
 /// Bytes of the header fields of a response.
 const HEADERS_MAX: u32 = 16 << 10;
+/// Longest list of header fields of a request, at the replica that receives it: what the public listener takes, and
+/// the proof of the hop.
+pub(crate) const HEADER_LIST: u32 = 256 << 10;
+/// Longest form of it in HPACK, where a byte of a client can take 28 bits. For a list of 256 KiB h2 reads 22 frames of
+/// 16 KiB; it ends the connection at the next one.
+const HEADER_BLOCK: usize = 320 << 10;
+/// Bytes of a field beside its name and its value (RFC 9113, section 6.5.2); in HPACK they are fewer.
+const FIELD: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::super::connection::*;
+
+    const SETTINGS: u8 = 4;
+    const PING_FRAME: u8 = 6;
+    const GOAWAY: u8 = 7;
+    const ACK: u8 = 1;
+
+    /// The other end of a connection, frame by frame.
+    struct Frames(TcpStream);
+
+    impl Frames {
+        async fn write(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+            let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+            let mut frame = length[1..].to_vec();
+            frame.extend([kind, flags]);
+            frame.extend(stream.to_be_bytes());
+            frame.extend(payload);
+            self.0.write_all(&frame).await.unwrap();
+        }
+
+        /// Reads up to a frame of this kind; returns its stream.
+        async fn read(&mut self, wanted: u8) -> u32 {
+            loop {
+                let mut head = [0; 9];
+                self.0.read_exact(&mut head).await.unwrap();
+                let [a, b, c, kind, flags, stream @ ..] = head;
+                let length = u32::from_be_bytes([0, a, b, c]);
+                let mut payload = vec![0; length as usize];
+                self.0.read_exact(&mut payload).await.unwrap();
+                if kind == PING_FRAME && flags != ACK {
+                    self.write(PING_FRAME, ACK, 0, &payload).await;
+                }
+                if kind == wanted {
+                    return u32::from_be_bytes(stream);
+                }
+            }
+        }
+    }
+
+    /// A connection that adds 1 to `broken` if it breaks.
+    async fn connected(broken: &Arc<AtomicUsize>) -> (Connection, Frames) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+        let counted = Arc::clone(broken);
+        let ended = move |error: &(dyn Error + 'static)| {
+            counted.fetch_add(is_broken(error).into(), Ordering::Relaxed);
+        };
+        let opening = Connection::open(&address, &tracker, &stop, ended);
+        let accepting = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read_exact(&mut [0; 24]).await.unwrap();
+            let mut frames = Frames(stream);
+            frames.write(SETTINGS, 0, 0, &[]).await;
+            frames
+        };
+        let (connection, frames) = tokio::join!(opening, accepting);
+        (connection.unwrap(), frames)
+    }
+
+    #[tokio::test]
+    async fn a_connection_breaks_by_an_error_and_not_by_the_end_of_a_replica() {
+        for (reason, expected) in [
+            (Some(Reason::ENHANCE_YOUR_CALM), 1),
+            (Some(Reason::NO_ERROR), 0),
+            (None, 0),
+        ] {
+            let broken = Arc::default();
+            let (connection, mut frames) = connected(&broken).await;
+            if let Some(reason) = reason {
+                let payload = [0_u32.to_be_bytes(), u32::from(reason).to_be_bytes()];
+                frames.write(GOAWAY, 0, 0, &payload.concat()).await;
+            }
+            // All is read on either side, so that the socket closes without a reset.
+            frames.write(PING_FRAME, 0, 0, &[0; 8]).await;
+            frames.read(PING_FRAME).await;
+            drop(frames);
+            while !connection.is_closed() {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(broken.load(Ordering::Relaxed), expected, "{reason:?}");
+        }
+    }
+}

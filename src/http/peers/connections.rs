@@ -5,6 +5,8 @@
 
 use std::{
     collections::HashMap,
+    error::Error,
+    fmt::Display,
     io,
     sync::{
         Arc, PoisonError, RwLock,
@@ -22,8 +24,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    connection::{ConnectError, Connection, ResponseBody, SendError},
+    connection::{ConnectError, Connection, ResponseBody, SendError, is_broken},
     proof::{self, ProofError},
+    stranger::Refusals,
 };
 use crate::{auth::Access, hub::limits::Owners, state::ReplicaKeys};
 
@@ -57,7 +60,12 @@ struct PeerState {
     open: RwLock<Option<Connection>>,
     /// Whether the connection was used since the last idle check.
     is_used: AtomicBool,
+    /// Connections that an error ended.
+    broken: Arc<BrokenConnections>,
 }
+
+/// Connections between replicas that an error ended. The log has at most one line of them each second.
+pub(crate) struct BrokenConnections(Refusals);
 
 type ConnectionRequest = oneshot::Sender<Result<Connection, SendError>>;
 
@@ -121,6 +129,7 @@ impl Peers {
                 places: Owners::new(MAX_CONCURRENT),
                 open: RwLock::default(),
                 is_used: AtomicBool::new(true),
+                broken: Arc::new(BrokenConnections::new()),
             });
             let (address, shared) = (Arc::clone(address), Arc::clone(&state));
             let task = own_connection(address, shared, Arc::clone(pool), requests);
@@ -191,7 +200,7 @@ async fn own_connection(
         };
         let connected = match peer.connection() {
             Some(open) => Ok(open),
-            None => pool.connect(&address).await,
+            None => pool.connect(&address, &peer.broken).await,
         };
         peer.set_connection(connected.as_ref().ok().cloned());
         // All requests that are queued by now waited for this attempt, so they share its result.
@@ -204,8 +213,14 @@ async fn own_connection(
 }
 
 impl Pool {
-    async fn connect(&self, address: &str) -> Result<Connection, SendError> {
-        let opening = Connection::open(address, &self.tracker, &self.stop);
+    async fn connect(
+        &self,
+        address: &str,
+        broken: &Arc<BrokenConnections>,
+    ) -> Result<Connection, SendError> {
+        let (peer, broken) = (address.to_owned(), Arc::clone(broken));
+        let ended = move |error: &(dyn Error + 'static)| broken.log(&peer, error);
+        let opening = Connection::open(address, &self.tracker, &self.stop, ended);
         let connected = timeout(CONNECT, opening).await;
         match connected {
             Ok(Ok(opened)) => self.proved(opened, address).await,
@@ -238,6 +253,25 @@ impl Pool {
                 tracing::warn!(address, %error, "a peer got no request");
                 Err(SendError::NotTaken)
             }
+        }
+    }
+}
+
+impl BrokenConnections {
+    pub(crate) fn new() -> Self {
+        Self(Refusals::new())
+    }
+
+    /// Logs the error that ended a connection to `peer`.
+    pub(crate) fn log(&self, peer: &dyn Display, error: &(dyn Error + 'static)) {
+        match is_broken(error).then(|| self.0.count()).flatten() {
+            Some(count) => tracing::warn!(
+                %peer,
+                error,
+                count,
+                "a connection between replicas broke, with all requests on it"
+            ),
+            None => tracing::debug!(%peer, error, "a connection between replicas ended"),
         }
     }
 }

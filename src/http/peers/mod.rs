@@ -21,9 +21,9 @@ mod signed_body;
 mod stranger;
 
 pub(crate) use self::cluster::{Cluster, mark_refused};
-pub(crate) use self::connection::{BrokenResponse, ResponseBody, SendError};
+pub(crate) use self::connection::{BrokenResponse, HEADER_LIST, ResponseBody, SendError};
 #[cfg(test)]
 pub(crate) use self::connections::MAX_CONCURRENT;
-pub(crate) use self::connections::Peers;
+pub(crate) use self::connections::{BrokenConnections, Peers};
 pub(crate) use self::hop::{Hop, HopKeys, SignedRequest, carried};
 pub(crate) use self::stranger::{Stranger, Strangers};

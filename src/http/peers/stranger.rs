@@ -64,11 +64,16 @@ impl Stranger {
         self.is_replica.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether the peer has sent a valid hop.
+    pub(crate) fn is_known(&self) -> bool {
+        self.is_replica.load(Ordering::Relaxed)
+    }
+
     /// Waits until the connection has to end; that of a replica never has.
     pub(crate) async fn has_to_end(&self) {
         // An error is that it was not displaced in time.
         let _ = timeout(self.limit, self.is_displaced.notified()).await;
-        if self.is_replica.load(Ordering::Relaxed) {
+        if self.is_known() {
             std::future::pending::<()>().await;
         }
     }

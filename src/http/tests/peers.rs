@@ -12,7 +12,7 @@ use std::{
 use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::Request;
+use http::{HeaderValue, Request};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, copy_bidirectional},
@@ -326,6 +326,33 @@ async fn a_caller_has_its_share_of_the_places_at_a_replica_and_leaves_others_the
     assert_eq!(quick(&bench.ada).await.err(), Some(SendError::Full));
     drop(answer);
     assert!(quick(&bench.ada).await.is_ok());
+    bench.ends().await;
+}
+
+/// A byte takes up to 28 bits in HPACK, so that three long fields of one client ended the connection, with the requests
+/// of all others.
+#[tokio::test]
+async fn header_fields_of_one_client_do_not_end_the_connection_of_all() {
+    let (bench, other) = (bench(), other(Duration::ZERO).await);
+    let asked = async |fields: usize| {
+        let mut request = Request::builder().uri(format!("http://{}/quick", other.address));
+        for number in 0..fields {
+            let value = HeaderValue::from_bytes(&[0xF9; 16_000]).unwrap();
+            request = request.header(format!("mcp-param-{number}"), value);
+        }
+        let request = request.body(Bytes::new()).unwrap();
+        let answer = bench.peers.send(&other.address, &bench.ada, request).await;
+        answer.map(|answer| answer.status().as_u16())
+    };
+    assert_eq!(asked(0).await, Ok(200));
+    let mut open = Box::pin(bench.get(&other.address, "/never"));
+    assert!((&mut open).now_or_never().is_none());
+    // All that the public listener takes.
+    assert_eq!(asked(4).await, Ok(200));
+    assert_eq!(asked(30).await, Err(SendError::NotTaken));
+    assert_eq!(asked(0).await, Ok(200));
+    assert!((&mut open).now_or_never().is_none());
+    drop(open);
     bench.ends().await;
 }
 

@@ -484,7 +484,8 @@ impl Protocols {
             .max_header_list_size(HEADER_LIST)
             // Many clients may disconnect at once and reset all their streams; that is no attack.
             .max_pending_accept_reset_streams(REPLICA_STREAMS as usize)
-            .max_local_error_reset_streams(REPLICA_STREAMS as usize);
+            // h2 counts these for the life of the connection.
+            .max_local_error_reset_streams(None::<usize>);
         protocols
     }
 }

@@ -114,6 +114,10 @@ impl Connection {
             .initial_window_size(STREAM_WINDOW)
             .max_header_list_size(HEADERS_MAX)
             .max_send_buffer_size(64 << 10)
+            // Clients leave at once, and frames that are on their way to them then are no mistake of the peer. h2 counts
+            // those mistakes for the life of the connection.
+            .max_concurrent_reset_streams(RESETS)
+            .max_local_error_reset_streams(None)
             .enable_push(false);
         let handshake = builder.handshake(stream).await;
         let (requests, mut connection) = handshake.map_err(ConnectError::Handshake)?;
@@ -338,6 +342,8 @@ const PONG: Duration = Duration::from_secs(3);
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Bytes buffered here for a slow client; further events stay in the owner's log.
 const STREAM_WINDOW: u32 = 64 << 10;
+/// Requests without their client whose late frames are expected, for a second: all that `connections` allows.
+const RESETS: usize = 30_000;
 /// Bytes of the header fields of a response.
 const HEADERS_MAX: u32 = 16 << 10;
 /// Longest list of header fields of a request, at the replica that receives it: what the public listener takes, and
@@ -360,10 +366,14 @@ mod tests {
 
     use super::super::connection::*;
 
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
     const SETTINGS: u8 = 4;
     const PING_FRAME: u8 = 6;
     const GOAWAY: u8 = 7;
+    const END_STREAM: u8 = 1;
     const ACK: u8 = 1;
+    const END_HEADERS: u8 = 4;
 
     /// The other end of a connection, frame by frame.
     struct Frames(TcpStream);
@@ -395,6 +405,15 @@ mod tests {
                 }
             }
         }
+
+        /// Answers the next request.
+        async fn answer(&mut self) -> u32 {
+            let stream = self.read(HEADERS).await;
+            let status_200 = 0x88;
+            let flags = END_HEADERS | END_STREAM;
+            self.write(HEADERS, flags, stream, &[status_200]).await;
+            stream
+        }
     }
 
     /// A connection that adds 1 to `broken` if it breaks.
@@ -416,6 +435,28 @@ mod tests {
         };
         let (connection, frames) = tokio::join!(opening, accepting);
         (connection.unwrap(), frames)
+    }
+
+    async fn ask(connection: &Connection) -> Result<Response<RecvStream>, SendError> {
+        let request = Request::get("http://other.test/").body(Bytes::new());
+        connection.clone().send(request.unwrap()).await
+    }
+
+    /// h2 counted such frames for the life of the connection, and ended it at the 1025th.
+    #[tokio::test]
+    async fn frames_for_clients_that_have_left_do_not_end_the_connection() {
+        let (connection, mut frames) = connected(&Arc::default()).await;
+        let mut gone = Vec::new();
+        for _ in 0..1100 {
+            let (answer, stream) = tokio::join!(ask(&connection), frames.answer());
+            assert!(answer.is_ok());
+            gone.push(stream);
+        }
+        for stream in gone {
+            frames.write(DATA, 0, stream, b"x").await;
+        }
+        let (answer, _) = tokio::join!(ask(&connection), frames.answer());
+        assert!(answer.is_ok());
     }
 
     #[tokio::test]

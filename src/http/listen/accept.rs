@@ -145,7 +145,7 @@ async fn accept(
             finish: bounds.finish,
             stranger: strangers.as_mut().map(Strangers::enter),
             broken: Arc::clone(&broken),
-            _admission: admission,
+            admission,
         };
         match &tls {
             // Boxed, so that a plain connection does not pay for the larger state of a TLS one.
@@ -173,7 +173,7 @@ struct Connection {
     /// Connections of replicas that broke.
     broken: Arc<BrokenConnections>,
     /// Its place among all connections.
-    _admission: Admission,
+    admission: Admission,
 }
 
 impl Connection {
@@ -241,7 +241,7 @@ impl Connection {
             stop,
             finish,
             stranger,
-            _admission,
+            admission: _admission,
             broken: _,
         } = self;
         let has_request = Arc::new(AtomicBool::new(false));
@@ -263,14 +263,19 @@ impl Connection {
             finish,
             stranger,
             broken,
-            _admission,
+            admission,
         } = self;
         let has_request = Arc::new(AtomicBool::new(false));
         let activity = Arc::new(Activity::default());
         let requests = Some(Arc::clone(&activity));
         let of = (app, peer, stranger.clone());
         let service = service(of, Arc::clone(&has_request), requests);
-        let connection = protocols.http2.serve_connection(Wire::new(stream), service);
+        let http2 = if admission.is_of_proxy() {
+            &protocols.http2_of_proxies
+        } else {
+            &protocols.http2
+        };
+        let connection = http2.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
         let stop = stop.child_token();
         let ended = |error: &hyper::Error| {
@@ -433,6 +438,8 @@ struct Protocols {
     http1: http1::Builder,
     /// For ALPN `h2` and prior knowledge.
     http2: http2::Builder<TokioExecutor>,
+    /// The same for proxies whose connections are those of many clients.
+    http2_of_proxies: http2::Builder<TokioExecutor>,
     /// Time after which an HTTP/2 connection without requests ends.
     idle: Option<Duration>,
 }
@@ -462,9 +469,13 @@ impl Protocols {
             .max_pending_accept_reset_streams(20)
             .max_local_error_reset_streams(RESETS)
             .max_send_buf_size(64 << 10);
+        let mut http2_of_proxies = http2.clone();
+        // One client must not end the requests of all the others.
+        http2_of_proxies.max_local_error_reset_streams(None::<usize>);
         Self {
             http1,
             http2,
+            http2_of_proxies,
             idle: Some(idle),
         }
     }

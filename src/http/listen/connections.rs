@@ -35,6 +35,14 @@ struct Addresses {
 pub(crate) struct Admission {
     _connection: Drawn,
     _descriptor: Option<Drawn>,
+    is_of_proxy: bool,
+}
+
+impl Admission {
+    /// Returns whether the peer is a proxy, whose connection is that of many clients.
+    pub(super) fn is_of_proxy(&self) -> bool {
+        self.is_of_proxy
+    }
 }
 
 impl Connections {
@@ -88,6 +96,7 @@ impl Connections {
             return Some(Admission {
                 _connection: self.all.draw(1)?,
                 _descriptor: None,
+                is_of_proxy: false,
             });
         };
         let mut peer = peer.to_canonical();
@@ -95,11 +104,18 @@ impl Connections {
         if descriptors.is_none() && peer.is_loopback() {
             peer = IpAddr::V4(Ipv4Addr::LOCALHOST);
         }
-        let connection = addresses.draw(peer, &self.all)?;
+        let is_of_proxy = addresses.proxies.iter().any(|proxy| proxy.contains(&peer));
+        let connection = if is_of_proxy {
+            self.all.draw(1)
+        } else {
+            addresses.draw(peer, &self.all)
+        };
+        let connection = connection?;
         let descriptor = descriptors.map(|descriptors| descriptors.connection().ok_or(()));
         Some(Admission {
             _connection: connection,
             _descriptor: descriptor.transpose().ok()?,
+            is_of_proxy,
         })
     }
 
@@ -111,9 +127,6 @@ impl Connections {
 
 impl Addresses {
     fn draw(&self, peer: IpAddr, all: &Arc<Budget>) -> Option<Drawn> {
-        if self.proxies.iter().any(|proxy| proxy.contains(&peer)) {
-            return all.draw(1);
-        }
         let share = self.shares.of(&Source::of(peer));
         match self.most {
             None => share.draw(1),

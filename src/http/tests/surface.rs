@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::base::budget::Descriptors;
 use crate::config::{ClientAddress, LoggedRequests};
 use crate::http::edge::{Allowed, FoundHost};
 use crate::http::edge::{App, Gate};
@@ -102,11 +103,20 @@ fn serving_idle(
     max_connections: usize,
     idle: Duration,
 ) -> Surface {
+    serving_by(listener, app, Connections::new(max_connections), idle)
+}
+
+fn serving_by(
+    listener: TcpListener,
+    app: App,
+    connections: Connections,
+    idle: Duration,
+) -> Surface {
     let address = listener.local_addr().expect("address");
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let finish = Duration::from_secs(10);
     let bounds = Bounds {
-        connections: Connections::new(max_connections),
+        connections,
         finish,
         idle,
     };
@@ -669,6 +679,60 @@ async fn the_body_of_a_get_over_http2_takes_room_too() {
     let little = memory.address(own).hold((512 - 128) << 10);
     assert_eq!((get(false).await, get(true).await), (200, 503));
     drop(little);
+}
+
+/// A proxy's connection is that of many clients, one of whom ended the requests of the others.
+#[tokio::test]
+async fn late_frames_end_the_connection_of_a_client_and_not_that_of_a_proxy() {
+    for (proxies, is_open) in [
+        (vec![], false),
+        (vec!["127.0.0.0/8".parse().unwrap()], true),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let bound = listener.local_addr().expect("address");
+        let app = App::of_operators(public(Health::default()), bound);
+        let connections = Connections::shared(100, None, proxies, Descriptors::new(10_000));
+        let surface = serving_by(listener, app, connections, KEEP_ALIVE);
+        let mut stream = surface.connect().await;
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        stream.write_all(preface).await.expect("preface");
+        // More than are forgiven to a client, or remembered.
+        let ended: Vec<u32> = (0..320).map(|number| number * 2 + 1).collect();
+        for number in &ended {
+            assert!(is_alive(&mut stream, *number).await);
+        }
+        for number in &ended {
+            let data = [&[0, 0, 1, 0, 0][..], &number.to_be_bytes(), b"x"].concat();
+            // A client's connection ends meanwhile.
+            let _ = stream.write_all(&data).await;
+        }
+        assert_eq!(is_alive(&mut stream, 999).await, is_open);
+    }
+}
+
+/// Asks for `/livez` on an HTTP/2 stream; returns whether there is an answer.
+async fn is_alive(connection: &mut TcpStream, stream: u32) -> bool {
+    let fields = b"\x82\x86\x04\x06/livez\x01\x09localhost";
+    let length = u8::try_from(fields.len()).expect("short");
+    // HEADERS with END_HEADERS and END_STREAM.
+    let head = [0, 0, length, 1, 5];
+    let request = [&head[..], &stream.to_be_bytes(), fields].concat();
+    let _ = connection.write_all(&request).await;
+    loop {
+        let mut head = [0; 9];
+        if connection.read_exact(&mut head).await.is_err() {
+            return false;
+        }
+        let [a, b, c, kind, flags, of @ ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+        if connection.read_exact(&mut payload).await.is_err() {
+            return false;
+        }
+        // DATA, HEADERS, with END_STREAM.
+        if kind <= 1 && flags & 1 == 1 && u32::from_be_bytes(of) == stream {
+            return true;
+        }
+    }
 }
 
 /// One address held all connections for minutes, since hyper keeps one whose peer answers pings.

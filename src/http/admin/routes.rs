@@ -1,6 +1,6 @@
 //! List of all operations, with the router and the document made from it.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::{
     Router,
@@ -10,6 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use bytes::Bytes;
 use http::{
     HeaderValue, StatusCode,
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
@@ -68,7 +69,9 @@ pub(crate) fn document() -> String {
 }
 
 async fn served_document() -> Response {
-    let mut response = Response::new(Body::from(document()));
+    // Anybody may ask for it, as often as they want.
+    static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().into());
+    let mut response = Response::new(Body::from(DOCUMENT.clone()));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("max-age=60"));
@@ -98,7 +101,20 @@ async fn limit(State(front): Shared, request: Request, next: Next) -> Response {
 mod tests {
     use std::collections::BTreeSet;
 
+    use http_body_util::BodyExt;
+
     use super::super::{caller::Permission, routes::*};
+
+    #[tokio::test]
+    async fn the_document_is_made_once() {
+        let served = async || {
+            let body = served_document().await.into_body();
+            body.collect().await.unwrap().to_bytes()
+        };
+        let (one, two) = (served().await, served().await);
+        assert_eq!(one, document());
+        assert_eq!(one.as_ptr(), two.as_ptr());
+    }
 
     #[test]
     fn the_checked_in_document_is_current() {

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::http::{peers::Cluster, reply::RetryDelay};
+use crate::http::{
+    peers::Cluster,
+    reply::{RetryDelay, json::SHORT},
+};
 use crate::{
     auth::{Access, Verifier},
     config::Config,
@@ -56,6 +59,3 @@ impl Front {
         share.hold(line.len() as u64).until_dropped(line)
     }
 }
-
-/// Longest answer that is not counted by itself.
-const SHORT: usize = 4 << 10;

@@ -1,7 +1,7 @@
-//! Limits of requests: size and stalls of their bodies, and what they take of their address's memory.
+//! Limits of requests: size and stalls of their bodies, and what they and their answers take of their address's memory.
 //!
-//! Wraps the body that a route reads; at a limit the route gets an error. Not here: collecting and
-//! parsing.
+//! Wraps the body that a route reads; at a limit the route gets an error. Wraps the body of a complete answer too, which
+//! counts until the client has taken it. Not here: collecting and parsing.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -79,6 +79,44 @@ impl BodyState {
             self.set(ReadState::NoRoom);
         }
         has_room
+    }
+
+    /// Counts the parts of an answer until the client has taken them. They exist already, so that none is refused.
+    pub(super) fn count_until_taken(&self, answer: Body) -> Body {
+        let budget = Arc::clone(&self.0.budget);
+        Body::new(CountedAnswer {
+            inner: answer,
+            budget,
+        })
+    }
+}
+
+/// The body of an answer that counts for its address. hyper polls it before it asks whether the client takes anything,
+/// and h2 keeps the bytes, not the body.
+struct CountedAnswer {
+    inner: Body,
+    budget: Arc<Budget>,
+}
+
+impl HttpBody for CountedAnswer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = std::task::ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        let count = |bytes: Bytes| self.budget.hold(bytes.len() as u64).until_dropped(bytes);
+        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(count))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
     }
 }
 

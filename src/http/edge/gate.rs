@@ -6,11 +6,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use axum::body::HttpBody;
 use axum::extract::Request;
 use axum::response::Response;
 use http::header::{
-    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, ORIGIN, RETRY_AFTER, TRANSFER_ENCODING,
-    X_CONTENT_TYPE_OPTIONS,
+    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, RETRY_AFTER,
+    TRANSFER_ENCODING, X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
 use http::uri::Scheme;
@@ -27,6 +28,7 @@ use crate::config::{ClientAddress, LoggedRequests};
 use crate::endpoint::{Kind, TenantHost};
 use crate::http::reply::{
     header_name::HOP,
+    json,
     refusal::{in_form_of, refusal},
 };
 use crate::hub::limits::MemoryBudgets;
@@ -266,6 +268,7 @@ impl Gate {
             }
         };
         let response = with_response_headers(response, version, state.get());
+        let response = counted(response, &state, served);
         let status = response.status();
         self.metrics.requests.add(label, status.as_u16().into());
         line.write(status, trace.as_ref());
@@ -305,6 +308,21 @@ const fn label_of(kind: Kind) -> Route {
         Kind::Mcp => Route::Mcp,
         Kind::Sse | Kind::Messages => Route::Sse,
     }
+}
+
+/// Counts a complete answer for its address until the client has taken it. A stream has no size, and counts for its
+/// session; a long answer to a call counts for its caller, of which a page has none.
+fn counted(response: Response, state: &BodyState, served: Option<Kind>) -> Response {
+    let length = response.body().size_hint().exact().unwrap_or_default();
+    if length <= UNCOUNTED {
+        return response;
+    }
+    let content_type = response.headers().get(CONTENT_TYPE);
+    let is_page = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/html"));
+    if served.is_some() && !is_page && length > json::SHORT as u64 {
+        return response;
+    }
+    response.map(|answer| state.count_until_taken(answer))
 }
 
 /// Adds the header fields that every response of this listener has.
@@ -393,6 +411,8 @@ fn check_scheme(uri: &Uri) -> Result<(), Response> {
 
 /// What a request takes beside its head and its body: its tasks, buffers, and the answer that is made.
 const REQUEST: usize = 8 << 10;
+/// Longest answer that does not count: its stream takes as much.
+const UNCOUNTED: u64 = 1 << 10;
 /// Longest request target.
 const TARGET_MAX: usize = 8 << 10;
 /// Most header fields.

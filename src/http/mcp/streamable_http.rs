@@ -179,9 +179,9 @@ async fn initialize(
         }
     };
     let mut response = if accepts.json {
-        json::text(StatusCode::OK, line)
+        json::text(StatusCode::OK, front.counted(access, line))
     } else {
-        one_event(&line)
+        one_event(front, access, &line)
     };
     if let Some(session) = session {
         response.headers_mut().insert(headers::SESSION, session);
@@ -310,8 +310,8 @@ fn open(front: &Front, access: &Access, reading: Reader, close_after: Duration) 
 
 /// Makes a response to `initialize` for a client that accepts only SSE: an event without an id,
 /// because there is no stream to resume yet.
-fn one_event(line: &[u8]) -> Response {
+fn one_event(front: &Front, access: &Access, line: &[u8]) -> Response {
     let mut event = BytesMut::new();
     push_message(&mut event, "", line);
-    event_stream::event_stream(Body::from(event.freeze()))
+    event_stream::event_stream(front.counted(access, event.freeze()).into())
 }

@@ -22,5 +22,7 @@ pub(crate) fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
     text(status, body.to_string())
 }
 
+/// Longest answer to a call that does not count for its caller.
+pub(crate) const SHORT: usize = 4 << 10;
 /// Media type of JSON.
 pub(crate) const JSON: &str = "application/json";

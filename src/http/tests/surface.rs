@@ -37,6 +37,9 @@ struct Surface {
 }
 
 const MAX_BODY: u64 = 64 << 10;
+/// Bytes of a long answer.
+const LONG: usize = 100 << 10;
+const PAGE: usize = 6 << 10;
 
 async fn surface(max_connections: usize) -> Surface {
     surface_of(max_connections, MemoryBudgets::of(64 << 20, 64 << 20, None)).await
@@ -67,6 +70,13 @@ async fn surface_of(max_connections: usize, memory: Arc<MemoryBudgets>) -> Surfa
         .route(
             "/who",
             get(async |client: axum::Extension<ClientAddress>| client.0.0.to_string()),
+        )
+        .route("/long", get(async || "x".repeat(LONG)))
+        .route("/short", get(async || "x".repeat(1 << 10)))
+        .route("/sse", get(async || "x".repeat(LONG)))
+        .route(
+            "/messages",
+            get(async || axum::response::Html("x".repeat(PAGE))),
         )
         .merge(public(Health::default()));
     let metrics = Arc::new(Metrics::new(None).expect("metrics"));
@@ -679,6 +689,49 @@ async fn the_body_of_a_get_over_http2_takes_room_too() {
     let little = memory.address(own).hold((512 - 128) << 10);
     assert_eq!((get(false).await, get(true).await), (200, 503));
     drop(little);
+}
+
+/// Answers that no client took were kept without being counted, as many as streams can be open.
+#[tokio::test]
+async fn an_answer_counts_for_its_address_until_the_client_takes_it() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let stream = TcpStream::connect(surface.address).await.expect("connect");
+    let handshake = http2::Builder::new(TokioExecutor::new())
+        // h2 takes the whole of an answer as soon as there is room for a byte of it.
+        .initial_stream_window_size(1)
+        .handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.expect("handshake");
+    let tracker = TaskTracker::new();
+    tracker.spawn(connection);
+    let mut get = async |path: &str| {
+        let url = format!("http://{}{path}", surface.address);
+        let request = http::Request::get(url).body(Body::empty());
+        let answer = sender.send_request(request.expect("a request")).await;
+        answer.expect("an answer")
+    };
+    let holds = async |bytes: usize| {
+        let held = async {
+            while memory.requests().used() != bytes as u64 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let held = timeout(Duration::from_secs(10), held).await;
+        held.unwrap_or_else(|_| panic!("{} of {bytes}", memory.requests().used()));
+    };
+    // Short ones do not count, and those of calls count for their callers.
+    let mut open = vec![get("/short").await, get("/sse").await];
+    open.push(get("/messages").await);
+    for number in 1..=5 {
+        open.push(get("/long").await);
+        holds(PAGE + number * LONG).await;
+    }
+    // One more request is more than half of all, which is an address's share.
+    assert_eq!(get("/long").await.status(), 503);
+    assert_eq!(get("/livez").await.status(), 200);
+    drop(open);
+    holds(0).await;
+    assert_eq!(get("/long").await.status(), 200);
 }
 
 /// A proxy's connection is that of many clients, one of whom ended the requests of the others.

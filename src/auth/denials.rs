@@ -57,12 +57,17 @@ impl Caller {
     /// 2.5.1).
     fn of_host(&self) -> Self {
         match self {
-            Self::At(Some(address)) => Self::At(Some(match address.to_canonical() {
-                IpAddr::V6(address) => Ipv6Addr::from(address.to_bits() >> 64 << 64).into(),
-                address @ IpAddr::V4(_) => address,
-            })),
+            Self::At(Some(address)) => Self::At(Some(host_of(*address))),
             caller => caller.clone(),
         }
+    }
+}
+
+/// The address by which a host is known.
+pub(super) fn host_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from(address.to_bits() >> 64 << 64).into(),
+        address @ IpAddr::V4(_) => address,
     }
 }
 
@@ -153,11 +158,14 @@ impl Denials {
             reason: denial.reason,
             user: denial.user.clone(),
         };
-        // A principal of the tenant cannot hide behind a flood from outside.
-        let is_unknown = matches!(key.who, Caller::At(_));
-        let of_tenant = table.of_tenant.get(&key.tenant).filter(|_| is_unknown);
-        let is_full =
-            table.all.len() >= CALLERS || of_tenant.is_some_and(|many| *many >= OF_TENANT);
+        // A principal of the tenant cannot hide behind a flood from outside. There can be any number of them too, where
+        // the tenant has an authorization server of its own.
+        let most = match key.who {
+            Caller::At(_) => OF_TENANT,
+            Caller::Known(_) => 2 * OF_TENANT,
+        };
+        let of_tenant = table.of_tenant.get(&key.tenant);
+        let is_full = table.all.len() >= CALLERS || of_tenant.is_some_and(|many| *many >= most);
         if is_full && !table.all.contains_key(&key) {
             // So many callers at once are treated as one attack, and none of them is blamed for all of it.
             (key.who, key.user) = (Caller::At(None), None);
@@ -267,7 +275,8 @@ const MINUTE: Duration = Duration::from_mins(1);
 const SWEEP: Duration = Duration::from_secs(5);
 /// Maximum callers in the table.
 const CALLERS: usize = 4096;
-/// Callers of one tenant in it, beyond which unknown ones share a record: each is one a minute, kept for months.
+/// Callers of one tenant in it, beyond which unknown ones share a record, and beyond twice as many principals too: each
+/// is one a minute, kept for months.
 const OF_TENANT: usize = 512;
 /// The detail of a record of callers beyond them.
 const MANY: &str = "more callers than are told apart";
@@ -430,6 +439,33 @@ mod tests {
         denials.clone().watch(stop).await;
         let table = denials.table.lock().unwrap();
         assert!(table.all.is_empty());
+    }
+
+    /// The principals of one tenant, whose issuer signs any subject, filled the table of all tenants.
+    #[test]
+    fn principals_of_one_tenant_leave_room_for_the_callers_of_others() {
+        let denials = Denials::new(
+            Arc::new(Metrics::new(None).unwrap()),
+            AuditQueue::disabled(),
+        );
+        for number in 0..CALLERS + 9 {
+            let subject = number.to_string();
+            let who = Principal::new("a", Some("https://idp.test"), Some(&subject), None);
+            denials.report(Denial {
+                who: Caller::Known(who),
+                ..denial(1)
+            });
+        }
+        let (tenant, user) = ("b".into(), Some("ada".into()));
+        denials.report(Denial {
+            tenant,
+            user,
+            ..denial(2)
+        });
+        let table = denials.table.lock().unwrap();
+        assert_eq!(table.all.len(), 2 * OF_TENANT + 2);
+        let named = |key: &Key| key.user.is_some() && key.who == denial(2).who;
+        assert_eq!(table.all.keys().filter(|key| named(key)).count(), 1);
     }
 
     #[test]

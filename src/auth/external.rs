@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{Arc, OnceLock, PoisonError},
     time::Duration,
 };
@@ -55,11 +56,11 @@ impl Issuers {
         &self.trusted
     }
 
-    /// Verifies an access token of the issuer for a resource that `is_audience` accepts.
+    /// Verifies an access token of the issuer, sent from an address, for a resource that `is_audience` accepts.
     pub(super) async fn verify(
         &self,
         settings: &Arc<External>,
-        text: &str,
+        (text, from): (&str, Option<IpAddr>),
         now: u64,
         is_audience: impl Fn(&str) -> bool,
     ) -> Result<Arc<ExternalToken>, TokenError> {
@@ -81,7 +82,8 @@ impl Issuers {
         let hash = sha256(text.as_bytes());
         if let Some(by) = settings.introspection.as_ref().filter(|_| is_opaque(text)) {
             let (outbound, asked) = (&self.outbound, (&**settings, by));
-            let claims = Box::pin(issuer.introspected.claims(outbound, asked, (hash, text)));
+            let token = (hash, text, from);
+            let claims = Box::pin(issuer.introspected.claims(outbound, asked, token));
             let claims = claims.await?;
             is_meant(&claims)?;
             return Ok(Arc::new(ExternalToken {

@@ -4,6 +4,7 @@
 //! Not here: tokens that can be read (`external`).
 
 use std::{
+    net::IpAddr,
     sync::{Arc, PoisonError},
     time::Duration,
 };
@@ -16,19 +17,17 @@ use http::{
 use moka::future::Cache;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 use url::form_urlencoded::byte_serialize;
 
 use super::{
+    denials::host_of,
     jose::members,
     jwt::{Claims, TokenError, introspected},
     verified_tokens::sized,
 };
 use crate::{
-    base::{Outbound, OutboundError},
+    base::{Outbound, OutboundError, budget::Turns},
     declare::{External, Introspection},
     endpoint::issuer_metadata_urls,
 };
@@ -37,8 +36,18 @@ use crate::{
 pub(super) struct Introspected {
     /// Claims of active tokens; none of others.
     said: Cache<[u8; 32], Option<Arc<Claims>>>,
-    /// Turns of requests under way.
-    turns: Semaphore,
+    /// Tokens that were active when they were asked about last.
+    active: Cache<[u8; 32], ()>,
+    /// Requests about those.
+    of_active: Requests,
+    /// Requests about all other tokens, which anybody can make up.
+    of_others: Requests,
+}
+
+/// The requests about some of the tokens.
+struct Requests {
+    /// Turns of requests under way, shared out to addresses.
+    turns: Turns,
     state: StateLock,
 }
 
@@ -96,42 +105,66 @@ impl Introspected {
             .weigher(move |_, claims| sized(size(claims)))
             .time_to_live(BELIEVED)
             .build();
+        let active = Cache::builder()
+            .max_capacity(ACTIVE)
+            .time_to_live(REMEMBERED)
+            .build();
         Self {
             said,
-            turns: Semaphore::new(TURNS),
-            state: StateLock::default(),
+            active,
+            of_active: Requests::new(),
+            of_others: Requests::new(),
         }
     }
 
-    /// The claims of an active token. Requests about the same token wait for one answer.
+    /// The claims of an active token, sent from an address. Requests about the same token wait for one answer.
     pub(super) async fn claims(
         &self,
         outbound: &Outbound,
-        (settings, by): (&External, &Introspection),
-        (hash, text): ([u8; 32], &str),
+        of: (&External, &Introspection),
+        (hash, text, from): ([u8; 32], &str, Option<IpAddr>),
     ) -> Result<Arc<Claims>, TokenError> {
         let asked = async {
             if text.len() > LONGEST {
                 return Ok(None);
             }
-            self.ask(outbound, settings, by, text).await
+            let requests = if self.active.contains_key(&hash) {
+                &self.of_active
+            } else {
+                &self.of_others
+            };
+            let claims = requests.ask(outbound, of, (text, from)).await?;
+            match &claims {
+                Some(_) => self.active.insert(hash, ()).await,
+                None => self.active.invalidate(&hash).await,
+            }
+            Ok(claims)
         };
         let said = self.said.try_get_with(hash, asked).await;
         let said = said.map_err(|wait: Arc<Duration>| TokenError::Unavailable(*wait))?;
         said.ok_or(TokenError::Invalid("no active token"))
     }
+}
+
+impl Requests {
+    fn new() -> Self {
+        Self {
+            turns: Turns::new(TURNS),
+            state: StateLock::default(),
+        }
+    }
 
     async fn ask(
         &self,
         outbound: &Outbound,
-        settings: &External,
-        by: &Introspection,
-        text: &str,
+        (settings, by): (&External, &Introspection),
+        (text, from): (&str, Option<IpAddr>),
     ) -> Result<Option<Arc<Claims>>, Duration> {
         if let Some(wait) = self.wait() {
             return Err(wait);
         }
-        let Ok(Ok(_turn)) = timeout(DEADLINE, self.turns.acquire()).await else {
+        let host = from.map_or(String::new(), |from| host_of(from).to_string());
+        let Ok(_turn) = timeout(DEADLINE, self.turns.take(&host)).await else {
             return Err(BACKOFF);
         };
         let answered = async {
@@ -285,8 +318,12 @@ fn endpoint_in(document: &[u8], issuer: &str) -> Result<String, String> {
 const TOKENS: u64 = 10 << 20;
 /// The time for which an answer is believed.
 const BELIEVED: Duration = Duration::from_secs(60);
-/// Most requests under way: tokens that nobody issued must not become a flood there.
-const TURNS: usize = 32;
+/// Most tokens that are remembered as active, and how long: about 200 bytes each.
+const ACTIVE: u64 = 20_000;
+const REMEMBERED: Duration = Duration::from_hours(12);
+/// Most requests under way, about tokens that were active and about others each: tokens that nobody issued must not
+/// become a flood there, nor keep those out that somebody has.
+const TURNS: usize = 16;
 /// The longest token that is asked about.
 const LONGEST: usize = 4096;
 /// The deadline of a turn, and of an answer.
@@ -301,8 +338,150 @@ const ANSWER_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use futures_util::future::join_all;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpStream},
+        sync::mpsc,
+        task::JoinSet,
+    };
+
     use super::super::introspection::*;
-    use crate::base::Secret;
+    use crate::{
+        base::{Secret, sha256},
+        declare::GroupsClaim,
+    };
+
+    /// An issuer, with the tokens that it is asked about.
+    struct Issuer {
+        introspected: Introspected,
+        outbound: Outbound,
+        settings: External,
+        by: Introspection,
+        heard: mpsc::Receiver<String>,
+        _tasks: JoinSet<()>,
+    }
+
+    async fn issuer() -> Issuer {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/introspect", listener.local_addr().unwrap());
+        let (asked, heard) = mpsc::channel(1000);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut open = JoinSet::new();
+            while let Ok((socket, _)) = listener.accept().await {
+                open.spawn(answer(socket, asked.clone()));
+            }
+        });
+        Issuer {
+            introspected: Introspected::new(),
+            outbound: Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]),
+            settings: External {
+                issuer: "https://i.test".to_owned(),
+                algorithms: Vec::new(),
+                audiences: Vec::new(),
+                groups: GroupsClaim {
+                    name: "groups".to_owned(),
+                    map: None,
+                },
+                scopes_claim: None,
+                scopes: Vec::new(),
+                introspection: None,
+            },
+            by: Introspection {
+                url: Some(url),
+                client_id: "us".to_owned(),
+                client_secret: Secret::new("s".to_owned()),
+            },
+            heard,
+            _tasks: tasks,
+        }
+    }
+
+    /// Answers that tokens which begin with `good` are active, nothing about those with `late`, and that it is asked
+    /// too much about others.
+    async fn answer(mut socket: TcpStream, asked: mpsc::Sender<String>) {
+        let (mut request, mut buffer) = (String::new(), [0; 4096]);
+        loop {
+            let body = request.split_once("\r\n\r\ntoken=");
+            let token = body.and_then(|(_, rest)| rest.split_once("&token_type_hint=access_token"));
+            let Some((token, _)) = token else {
+                let count = socket.read(&mut buffer).await.unwrap_or(0);
+                if count == 0 {
+                    return;
+                }
+                request.push_str(std::str::from_utf8(&buffer[..count]).unwrap());
+                continue;
+            };
+            let token = token.to_owned();
+            request.clear();
+            asked.send(token.clone()).await.unwrap();
+            let (status, body) = match &token[..4] {
+                "good" => ("200 OK", r#"{"active":true,"sub":"ada","aud":"x"}"#),
+                "late" => std::future::pending().await,
+                _ => ("429 Too Many Requests", "{}"),
+            };
+            let length = body.len();
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {length}"
+            );
+            let answer = format!("{head}\r\n\r\n{body}");
+            socket.write_all(answer.as_bytes()).await.unwrap();
+        }
+    }
+
+    impl Issuer {
+        async fn ask(&self, text: &str, from: &str) -> Result<(), TokenError> {
+            let (of, from) = ((&self.settings, &self.by), from.parse().unwrap());
+            let token = (sha256(text.as_bytes()), text, Some(from));
+            let claims = self.introspected.claims(&self.outbound, of, token);
+            claims.await.map(drop)
+        }
+
+        /// Ends the minute for which its word about a token is believed.
+        async fn forget(&self, text: &str) {
+            let said = &self.introspected.said;
+            said.invalidate(&sha256(text.as_bytes())).await;
+        }
+    }
+
+    /// New tokens of one address took all turns, so that nobody's token could be asked about.
+    #[tokio::test]
+    async fn a_flood_of_unknown_tokens_leaves_turns_to_others() {
+        let mut issuer = issuer().await;
+        let (_, unheard) = mpsc::channel(1);
+        let mut heard = std::mem::replace(&mut issuer.heard, unheard);
+        issuer.ask("good", "192.0.2.1").await.unwrap();
+        let made_up: Vec<String> = (0..100).map(|number| format!("late{number}")).collect();
+        let flood = made_up.iter().map(|text| issuer.ask(text, "192.0.2.1"));
+        let others = async {
+            for _ in 0..=(TURNS * 3 / 4) {
+                heard.recv().await.unwrap();
+            }
+            issuer.forget("good").await;
+            issuer.ask("good", "192.0.2.1").await.unwrap();
+            issuer.ask("good, and new", "192.0.2.2").await.unwrap();
+        };
+        tokio::select! {
+            _ = join_all(flood) => panic!("their time is over"),
+            () = others => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn failures_of_unknown_tokens_are_none_for_known_ones() {
+        let mut issuer = issuer().await;
+        issuer.ask("good", "192.0.2.1").await.unwrap();
+        for text in ["many", "more"] {
+            let refused = issuer.ask(text, "192.0.2.1").await;
+            assert!(matches!(refused, Err(TokenError::Unavailable(_))), "{text}");
+        }
+        issuer.forget("good").await;
+        issuer.ask("good", "192.0.2.1").await.unwrap();
+        for text in ["good", "many", "good"] {
+            assert_eq!(issuer.heard.recv().await.unwrap(), text);
+        }
+    }
 
     #[test]
     fn a_token_of_three_parts_is_read_and_any_other_asked_about() {

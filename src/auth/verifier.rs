@@ -234,7 +234,9 @@ impl Verifier {
             AuthMode::External(issuer) => {
                 let issuers = &self.0.issuers;
                 let is_audience = |text: &str| is_audience(text) || issuer.is_audience(text);
-                let verified = issuers.verify(issuer, text, now, is_audience).await?;
+                let verified = issuers
+                    .verify(issuer, (text, request.from), now, is_audience)
+                    .await?;
                 let known = Authenticated::by_token(tenant, issuer, &verified);
                 Ok((known, verified.claims.holder))
             }

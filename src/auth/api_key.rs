@@ -148,6 +148,8 @@ struct OwnKeyCaller {
     good_ms: AtomicI64,
     /// Until then a failure is not tried again.
     failed_ms: AtomicI64,
+    /// Until then the person, who was let in no more, is not looked up again.
+    ended_ms: AtomicI64,
     /// The hour of the last use that was told.
     hour_ms: AtomicI64,
 }
@@ -240,6 +242,7 @@ impl OwnKeyCallers {
             word_ms: AtomicI64::new(0),
             good_ms: AtomicI64::new(0),
             failed_ms: AtomicI64::new(0),
+            ended_ms: AtomicI64::new(0),
             hour_ms: AtomicI64::new(hour_ms),
         });
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
@@ -257,10 +260,17 @@ impl OwnKeyCallers {
         builtin: &Builtin,
         caller: &OwnKeyCaller,
     ) -> Result<bool, Error> {
+        // No line for a key of nobody: each request would wait for those before it.
+        if self.now_ms() < caller.ended_ms.load(Ordering::Acquire) {
+            return Ok(false);
+        }
         let _turn = caller.turn.acquire().await;
         let now_ms = self.now_ms();
         if now_ms < caller.good_ms.load(Ordering::Acquire) {
             return Ok(true);
+        }
+        if now_ms < caller.ended_ms.load(Ordering::Acquire) {
+            return Ok(false);
         }
         if now_ms < caller.failed_ms.load(Ordering::Acquire) {
             return Err(UNASKED);
@@ -280,7 +290,11 @@ impl OwnKeyCallers {
                     .store(now_ms + millis(held), Ordering::Release);
                 Ok(true)
             }
-            PersonStanding::Ended => Ok(false),
+            PersonStanding::Ended => {
+                let again_ms = now_ms + millis(AGAIN);
+                caller.ended_ms.store(again_ms, Ordering::Release);
+                Ok(false)
+            }
             // As access tokens, which nobody asks about until they end.
             PersonStanding::NoStore if now_ms - word_ms < millis(WITHOUT_STORE) => {
                 caller
@@ -379,7 +393,8 @@ fn checksum(body: &str) -> String {
 const HELD: Duration = Duration::from_mins(1);
 /// The longest time for which the last good word counts while the database is away: the life of access tokens.
 const WITHOUT_STORE: Duration = Duration::from_mins(15);
-/// The time between two attempts to hear about a person.
+/// The time between two attempts to hear about a person, and between two looks at one who is let in no more: a log-in is
+/// noticed as late.
 const AGAIN: Duration = Duration::from_secs(5);
 /// Nothing can be said about the person of a key now.
 const UNASKED: Error = Error::Busy {
@@ -470,6 +485,62 @@ mod tests {
             assert_eq!(of(&allowed, nobody), None, "{nobody}");
         }
         assert_eq!(of(&tenant("mode: builtin"), "ada"), None);
+    }
+
+    /// A database that is asked about people, all of whom are gone.
+    #[derive(Default)]
+    struct Gone(std::sync::atomic::AtomicUsize);
+
+    impl People for Gone {
+        fn standing<'p>(
+            &'p self,
+            _: &'p Tenant,
+            _: &'p Builtin,
+            _: &'p str,
+        ) -> BoxFuture<'p, PersonStanding> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Box::pin(std::future::ready(PersonStanding::Ended))
+        }
+    }
+
+    /// Each request with such a key was a query, one after the other.
+    #[tokio::test]
+    async fn a_key_of_a_person_who_is_gone_asks_the_database_seldom() {
+        let text = "tenants: {a: {auth: {own_keys: {}, recheck: 10m}, providers: {corp: {issuer: \"https://corp.test\", \
+            client_id: us, allow: {domains: [corp.test]}}}}}";
+        let read = parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
+        let tenant = Arc::clone(&read.catalog.tenants["a"]);
+        let AuthMode::Builtin(builtin) = &tenant.auth else {
+            panic!("{:?}", tenant.auth)
+        };
+        let key = OwnKey {
+            name: "k_1".to_owned(),
+            subject: "https://corp.test#ada".to_owned(),
+            groups: Arc::default(),
+            scopes: Arc::default(),
+            servers: Servers::All,
+            hash: [1; 32],
+            previous: None,
+            since_ms: i64::MAX / 2,
+            expires_ms: i64::MAX,
+        };
+        let mut issued = Issued::default();
+        let keys = [([1; 32], Arc::new(key))].into_iter().collect();
+        issued.own_keys.insert("a".to_owned(), Arc::new(keys));
+        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+        let snapshot = CurrentSnapshot::fixed(read.catalog.clone());
+        let (callers, gone) = (
+            OwnKeyCallers::new(&snapshot, &tracker, &stop),
+            Arc::new(Gone::default()),
+        );
+        callers.ask(gone.clone());
+        for _ in 0..9 {
+            let issuer = || "https://us.test".to_owned();
+            let found = callers.find(&issued, (&tenant, builtin), [1; 32], issuer);
+            assert!(found.await.unwrap().is_none());
+        }
+        assert_eq!(gone.0.load(Ordering::Relaxed), 1);
+        stop.cancel();
     }
 
     #[test]

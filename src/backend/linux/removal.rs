@@ -13,6 +13,7 @@ use std::{
         unix::fs::{MetadataExt, PermissionsExt},
     },
     path::Path,
+    time::Duration,
 };
 
 use rustix::{
@@ -20,15 +21,24 @@ use rustix::{
     io::Errno,
     path::Arg,
 };
+use tokio::time::Instant;
 
 /// Removes a directory with its contents, or a file; follows no link. A missing path is no error.
 ///
-/// No process may use the path any more: the removal ends only if no file is added.
+/// # Errors
+///
+/// The file system's; `TimedOut` after [`LONGEST`].
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    remove_until(path, Instant::now() + LONGEST)
+}
+
+/// Removes a directory like [`remove`], until this time at most: a process that has escaped could add files for
+/// ever.
 ///
 /// # Errors
 ///
-/// The file system's.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
+/// The file system's; `TimedOut` if something is left by then.
+pub(crate) fn remove_until(path: &Path, until: Instant) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => {}
         Ok(_) => return fs::remove_file(path),
@@ -37,23 +47,32 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
     let top = open(CWD, path)?;
     let mut moved = 0;
-    while flatten(&top, &mut moved)? {}
-    fs::remove_dir(path)
+    loop {
+        match flatten(&top, &mut moved, until) {
+            Ok(true) => {}
+            Ok(false) => return fs::remove_dir(path),
+            Err(Errno::TIMEDOUT) => {
+                let why = "it takes too long, or files are still added";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// Removes the files and directories of `top`, after moving directories one level down up into
 /// `top`; returns whether it made progress.
 ///
 /// So no file is more than one level down, and a few descriptors are enough.
-fn flatten(top: &File, moved: &mut u64) -> io::Result<bool> {
+fn flatten(top: &File, moved: &mut u64, until: Instant) -> Result<bool, Errno> {
     let mut is_further = false;
-    each(top, |name, kind| {
+    each(top, until, |name, kind| {
         if kind != FileType::Directory {
             is_further = true;
             return rustix::fs::unlinkat(top, name, AtFlags::empty());
         }
         let dir = open(top, name)?;
-        each(&dir, |name, kind| {
+        each(&dir, until, |name, kind| {
             is_further = true;
             match kind {
                 FileType::Directory => move_up(&dir, name, top, moved),
@@ -74,6 +93,7 @@ fn flatten(top: &File, moved: &mut u64) -> io::Result<bool> {
 
 fn each(
     dir: &File,
+    until: Instant,
     mut act: impl FnMut(&CStr, FileType) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     for entry in Dir::read_from(dir)? {
@@ -81,6 +101,10 @@ fn each(
         let name = entry.file_name();
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
+        }
+        // Here, since a directory may grow while it is read.
+        if Instant::now() >= until {
+            return Err(Errno::TIMEDOUT);
         }
         let kind = match entry.file_type() {
             FileType::Unknown => {
@@ -107,7 +131,7 @@ fn move_up(dir: &File, name: &CStr, top: &File, moved: &mut u64) -> Result<(), E
     }
 }
 
-/// Opens a directory and gives its owner all rights.
+/// Opens a directory and gives all rights to its owner, and to nobody else: others could add files without end.
 fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<File, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = |flags| rustix::fs::openat(&at, name, flags, Mode::empty()).map(File::from);
@@ -127,7 +151,8 @@ fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<File, Errno> {
         if found.uid() != uid.as_raw() {
             _ = rustix::fs::fchown(&dir, Some(uid), Some(gid));
         }
-        if found.mode() & OWN != OWN {
+        // After the change of the owner, who could undo it. It counts for those who have it open, too.
+        if found.mode() & 0o7777 != OWN {
             _ = dir.set_permissions(Permissions::from_mode(OWN));
         }
     }
@@ -139,6 +164,9 @@ const MOVED: &str = ".moved-";
 
 /// All rights of the owner of a directory.
 const OWN: u32 = 0o700;
+
+/// The longest time of a removal, which keeps a thread for blocking work, of which there are few.
+const LONGEST: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -183,6 +211,50 @@ mod tests {
             });
             as_nobody.join().unwrap();
         });
+    }
+
+    /// A child of another uid kept the removal busy, and its thread, through a directory that was open to all.
+    #[test]
+    fn nobody_else_adds_files_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        fs::create_dir(&top).unwrap();
+        fs::set_permissions(&top, Permissions::from_mode(0o1777)).unwrap();
+        let is_root = rustix::process::geteuid().is_root();
+        let (own, nobody) = (
+            rustix::process::geteuid(),
+            rustix::fs::Uid::from_raw(65_534),
+        );
+        if is_root {
+            rustix::fs::chown(&top, Some(nobody), None).unwrap();
+        }
+        let opened = open(CWD, &top).unwrap();
+        let found = opened.metadata().unwrap();
+        assert_eq!((found.uid(), found.mode() & 0o7777), (own.as_raw(), OWN));
+        if !is_root {
+            return;
+        }
+        std::thread::scope(|scope| {
+            let added = scope.spawn(|| {
+                rustix::thread::set_thread_uid(nobody).unwrap();
+                let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+                rustix::fs::openat(&opened, c"f", flags, Mode::RWXU).map(drop)
+            });
+            assert_eq!(added.join().unwrap(), Err(Errno::ACCESS));
+        });
+    }
+
+    #[test]
+    fn one_that_takes_too_long_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        fs::create_dir_all(top.join("a")).unwrap();
+        fs::write(top.join("a/f"), "x").unwrap();
+        let late = remove_until(&top, Instant::now()).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        assert!(top.join("a/f").exists());
+        remove(&top).unwrap();
+        assert!(!top.exists());
     }
 
     fn removes_all_below(dir: &Path) {

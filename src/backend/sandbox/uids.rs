@@ -10,9 +10,10 @@ use std::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
-use tokio::task::spawn_blocking;
+use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{backend::linux::removal, base::budget::Turns, config::Uids};
 
@@ -87,10 +88,11 @@ impl Pool {
     /// Takes a free uid without files in these directories. One whose files cannot be removed stays taken
     /// while there are others.
     fn take_clean(self: &Arc<Self>, places: &[&Path]) -> io::Result<UidLease> {
+        let until = Instant::now() + LONGEST;
         let mut failed = io::Error::other("no uid of sandbox.uids is free");
         for _ in 0..TRIES {
             let Some(lease) = self.take() else { break };
-            match remove_leftovers(lease.uid, places) {
+            match remove_leftovers(lease.uid, places, until) {
                 Ok(()) => return Ok(lease),
                 Err(error) => failed = error,
             }
@@ -164,8 +166,8 @@ impl Drop for UidLease {
 ///
 /// # Errors
 ///
-/// Those of a removal.
-fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
+/// Those of a removal, which ends by `until`.
+fn remove_leftovers(uid: u32, places: &[&Path], until: Instant) -> io::Result<()> {
     for place in places {
         // Without the sticky bit others could put their files in the place of those that are found.
         let is_sticky = fs::metadata(place).is_ok_and(|found| found.mode() & STICKY != 0);
@@ -173,17 +175,22 @@ fn remove_leftovers(uid: u32, places: &[&Path]) -> io::Result<()> {
         let is_left = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|found| found.uid() == uid);
         for entry in entries.filter(|entry| is_sticky && is_left(entry)) {
             let path = entry.path();
-            let removed = removal::remove(&path).or_else(|error| {
+            let removed = removal::remove_until(&path, until).or_else(|error| {
                 if error.kind() != io::ErrorKind::PermissionDenied {
                     return Err(error);
                 }
                 // Without CAP_FOWNER a file in such a directory is removed by its owner only.
                 lchown(&path, Some(rustix::process::geteuid().as_raw()), None)?;
-                removal::remove(&path)
+                removal::remove_until(&path, until)
             });
             match removed {
                 // Programs that clean these directories run beside this.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    // The removal took it over. The next lease of the uid goes on with it.
+                    _ = lchown(&path, Some(uid), None);
+                    return Err(error);
+                }
                 removed => removed?,
             }
         }
@@ -196,6 +203,9 @@ const TURNS: usize = 8;
 
 /// Uids that a lease tries before it fails: of each the directories are read.
 const TRIES: usize = 8;
+
+/// The longest time in which a lease removes files, of all uids that it tries.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Directories that every user may write.
 pub(super) const OF_EVERYBODY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
@@ -226,6 +236,10 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::super::uids::*;
+
+    fn soon() -> Instant {
+        Instant::now() + LONGEST
+    }
 
     #[test]
     fn a_uid_has_one_owner_and_rests() {
@@ -353,7 +367,7 @@ mod tests {
         std::thread::scope(|scope| {
             let removed = scope.spawn(|| {
                 without(CapabilitySet::FOWNER);
-                remove_leftovers(first, &[place.path()])
+                remove_leftovers(first, &[place.path()], soon())
             });
             removed.join().unwrap().unwrap();
         });
@@ -404,10 +418,13 @@ mod tests {
         };
         let places = [place.path(), Path::new("/nonexistent")];
         set_mode(0o777);
-        remove_leftovers(uid, &places).unwrap();
+        remove_leftovers(uid, &places, soon()).unwrap();
         assert_eq!(left().len(), 5, "others could replace them meanwhile");
         set_mode(0o1777);
-        remove_leftovers(uid, &places).unwrap();
+        let late = remove_leftovers(uid, &places, Instant::now()).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        assert!(left().contains(&"dir".into()), "its turn is over");
+        remove_leftovers(uid, &places, soon()).unwrap();
         assert_eq!(left(), ["other", "target"]);
     }
 }

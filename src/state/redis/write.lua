@@ -84,9 +84,28 @@ local function sweep(now)
   redis.call('HSET', session, 'eb', string.format('%.0f', total))
 end
 
+-- The list of ended streams outlives their events: without it nothing but their fields is left of them.
+local function forget_expired()
+  local fields, is_open = redis.call('HKEYS', session), {}
+  for _, field in ipairs(fields) do
+    local id = string.match(field, '^o:(%d+)$')
+    if id then is_open[id] = true end
+  end
+  for _, field in ipairs(fields) do
+    local id = string.match(field, '^n:(%d+)$')
+    if id and not is_open[id] then
+      redis.call('HDEL', session, field)
+      redis.call('UNLINK', prefix .. id)
+      streams[id] = nil
+    end
+  end
+  redis.call('HDEL', session, 'eb')
+end
+
 local function finish(id, bytes)
   local stream = stream_of(id)
   if stream.last and not stream.is_open then return stream.last end
+  if redis.call('EXISTS', ended) == 0 then forget_expired() end
   if not stream.is_open then open(id, stream) end
   stream.is_open = false
   redis.call('HDEL', session, 'o:' .. id)
@@ -96,7 +115,8 @@ local function finish(id, bytes)
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   redis.call('RPUSH', ended, string.format('%s %.0f %.0f', id, bytes, now))
   redis.call('HINCRBY', session, 'eb', string.format('%.0f', bytes))
-  expire(ended, life)
+  -- Each time, so that no event outlives it.
+  redis.call('PEXPIRE', ended, life)
   local last = stream.last
   sweep(now)
   return last

@@ -353,6 +353,41 @@ async fn ended_streams_go_in_order() {
     other.end().await;
 }
 
+/// They stayed for as long as their session, and their bytes left no room for those that ended later.
+#[tokio::test]
+async fn ended_streams_leave_nothing_once_their_list_has_expired() {
+    let server = Server::start(Kind::Redis);
+    let side = Side::on(&server, "one", PLENTY).await;
+    side.add("s", 1).await.unwrap();
+    side.append("s", 0, 1, 1).await.unwrap();
+    let fields = || server.command(&["HLEN", "t:v1:{s}"]).number();
+    let bytes = || {
+        let bytes = server.command(&["HGET", "t:v1:{s}", "eb"]);
+        bytes.text().parse::<usize>().unwrap()
+    };
+    let mut kept = None;
+    for first in [1, 11] {
+        assert!(
+            join_all(respond(&side, first..first + 5))
+                .await
+                .iter()
+                .all(Result::is_ok)
+        );
+        assert_eq!(bytes(), 5 * event(1).len());
+        let before = kept.replace(fields());
+        assert!(before.is_none_or(|before| before == fields()), "{before:?}");
+        server.command(&["PEXPIRE", "t:v1:{s}:ended", "0"]);
+    }
+    let stream = |stream: StreamId| {
+        let key = format!("t:v1:{{s}}:{stream}");
+        server.command(&["EXISTS", &key]).number()
+    };
+    assert_eq!((stream(0), stream(1), stream(11)), (1, 0, 1));
+    assert_eq!(side.append("s", 0, 1, 2).await, Ok(()));
+    assert_eq!(side.log.streams(&session("s")).await.unwrap().open.len(), 1);
+    side.end().await;
+}
+
 #[tokio::test]
 async fn a_large_event_is_sent_and_not_kept() {
     let server = Server::start(Kind::Valkey);

@@ -146,9 +146,12 @@ fn sockets(restrictions: &Restrictions) -> Result<Vec<SeccompRule>, seccompiler:
     let family = |family: i32| u64::from(family.unsigned_abs());
     let (inet, inet6) = (family(libc::AF_INET), family(libc::AF_INET6));
     let mut rules = Vec::new();
-    if restrictions.is_hardened {
+    // Others may be TCP inside the kernel, past Landlock and the rules below: AF_SMC, AF_RDS.
+    if restrictions.is_hardened || restrictions.tcp != Tcp::Any {
         let known = [family(libc::AF_UNIX), inet, inet6, family(libc::AF_NETLINK)];
         rules.push(rule(known.map(|known| (0, Is::Ne, known)))?);
+    }
+    if restrictions.is_hardened {
         // Netlink only as libc uses it to list addresses (NETLINK_ROUTE).
         rules.push(rule([
             (0, Is::Eq, family(libc::AF_NETLINK)),
@@ -353,6 +356,36 @@ mod tests {
         });
         confined.join().unwrap();
     }
+
+    /// In profile `open`, a socket of another family was TCP past its bounds.
+    #[test]
+    fn no_other_family_is_tcp() {
+        use rustix::net::{AddressFamily, SocketType, socket};
+
+        for tcp in [Tcp::Off, Tcp::Ports(vec![443])] {
+            let confined = std::thread::spawn(move || {
+                let made = |family, kind| socket(family, kind, None).map(drop);
+                let smc = || made(AddressFamily::from_raw(AF_SMC), SocketType::STREAM);
+                rustix::thread::set_no_new_privs(true).unwrap();
+                let mut restrictions = Restrictions {
+                    is_filtered: true,
+                    ..Restrictions::default()
+                };
+                apply(&restrictions).unwrap();
+                assert_ne!(smc(), Err(rustix::io::Errno::PERM));
+                restrictions.tcp = tcp;
+                apply(&restrictions).unwrap();
+                assert_eq!(smc(), Err(rustix::io::Errno::PERM));
+                assert_eq!(made(AddressFamily::UNIX, SocketType::STREAM), Ok(()));
+                assert_eq!(made(AddressFamily::INET, SocketType::DGRAM), Ok(()));
+                assert_eq!(made(AddressFamily::NETLINK, SocketType::RAW), Ok(()));
+            });
+            confined.join().unwrap();
+        }
+    }
+
+    /// Linux; not in libc for every target.
+    const AF_SMC: u16 = 43;
 
     #[test]
     fn filters_compile_and_are_small() {

@@ -124,8 +124,18 @@ impl Launcher {
         }
     }
 
+    /// Refuses a tenant's child if another server could replace its program, or a path that it names.
+    ///
+    /// # Errors
+    ///
+    /// It could; the error names the path.
+    pub(crate) async fn check_paths(&self, tenant: &str, launch: &Launch) -> io::Result<()> {
+        let path = self.path(launch);
+        self.sandbox.check_paths(tenant, launch, path).await
+    }
+
     /// PATH of a child.
-    pub(super) fn path<'l>(&'l self, launch: &'l Launch) -> Option<&'l OsStr> {
+    fn path<'l>(&'l self, launch: &'l Launch) -> Option<&'l OsStr> {
         let declared = launch.env.get("PATH").map(OsStr::new);
         declared.or(self.ambient.path.as_deref())
     }

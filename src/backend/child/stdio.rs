@@ -119,8 +119,7 @@ impl Child {
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<Self> {
-        let path = launcher.path(launch);
-        launcher.sandbox.check_paths(launch, path)?;
+        launcher.check_paths(tenant, launch).await?;
         let lease = launcher.sandbox.lease(tenant, launch).await?;
         // Before the request, whose directories would be left behind by a start that is given up here. A guard
         // that gets no request ends.

@@ -274,7 +274,7 @@ pub(crate) fn exec(command: &OsStr, args: &[OsString], env: &[(OsString, OsStrin
     } else {
         // The child's own PATH, like execvp.
         let path = env.iter().rfind(|(name, _)| name == "PATH");
-        let path = path.map_or(OsStr::new("/usr/bin:/bin"), |(_, path)| path);
+        let path = path.map_or(OsStr::new(DEFAULT_PATH), |(_, path)| path);
         std::env::split_paths(path)
             .filter(|dir| dir != "")
             .map(|dir| dir.join(command))
@@ -396,6 +396,9 @@ pub(crate) fn drop_streams() -> io::Result<()> {
     }
     Ok(())
 }
+
+/// PATH where a child has none.
+pub(crate) const DEFAULT_PATH: &str = "/usr/bin:/bin";
 
 /// SIGCHLD: a process below has ended.
 pub(crate) const CHILD_ENDED: i32 = libc::SIGCHLD;

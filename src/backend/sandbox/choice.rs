@@ -4,13 +4,15 @@
 //! restrictions (`domain`, `namespace`, `seccomp`).
 
 use std::{
-    ffi::OsStr,
+    collections::BTreeSet,
+    ffi::{OsStr, OsString},
     fmt, fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    slice,
     sync::{Arc, OnceLock},
 };
+
+use tokio::task::spawn_blocking;
 
 use super::{
     cgroup::Groups,
@@ -22,7 +24,7 @@ use super::{
 };
 use crate::{
     backend::linux::syscalls,
-    base::HiddenPaths,
+    base::{HiddenPaths, budget::Turns},
     config::{Separation, Uids},
     declare::{self, Home, Launch, Limits, Offer, Profile, SCOPES_ABI},
 };
@@ -47,10 +49,12 @@ pub(crate) struct Sandbox {
     system: Vec<PathBuf>,
     /// Directories that servers may write, once they are known.
     written: OnceLock<Written>,
+    /// Turns to look for paths that another server may replace.
+    checks: Turns,
 }
 
 /// The directories that the servers of all tenants may write, at the moment.
-struct Written(Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>);
+struct Written(Box<dyn Fn() -> BTreeSet<PathBuf> + Send + Sync>);
 
 impl fmt::Debug for Written {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,6 +94,7 @@ impl Sandbox {
             hide,
             system: files::system().into_iter().chain(certificates).collect(),
             written: OnceLock::new(),
+            checks: Turns::new(CHECKS),
         })
     }
 
@@ -115,6 +120,7 @@ impl Sandbox {
             hide: None,
             system: Vec::new(),
             written: OnceLock::new(),
+            checks: Turns::new(CHECKS),
         }
     }
 
@@ -147,51 +153,45 @@ impl Sandbox {
     }
 
     /// Names the source of the directories that the servers of all tenants may write.
-    pub(crate) fn know_written(&self, written: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static) {
+    pub(crate) fn know_written(
+        &self,
+        written: impl Fn() -> BTreeSet<PathBuf> + Send + Sync + 'static,
+    ) {
         // Only the hub names it.
         let _ = self.written.set(Written(Box::new(written)));
     }
 
-    /// Refuses a child with a program that another server could replace, or a path that it could replace by a
-    /// link. `path` is the PATH of the child.
+    /// Refuses a tenant's child with a program that another server could replace, or a path that it could replace
+    /// by a link. `path` is the PATH of the child.
+    ///
+    /// Off the runtime's workers, which wait for no file system of another tenant, and few at a time, since threads
+    /// for files are few.
     ///
     /// # Errors
     ///
     /// There is such a program or path, which the error names.
-    pub(crate) fn check_paths(&self, launch: &Launch, path: Option<&OsStr>) -> io::Result<()> {
-        let mut written = self
-            .written
-            .get()
-            .map_or_else(Vec::new, |written| written.0());
-        if self.offer.separation == Separation::Uid {
-            // Others replace nothing that is not theirs.
-            written.retain(|dir| !is_sticky(dir));
-        }
-        let written: Vec<PathBuf> = written.iter().filter_map(|dir| real(dir)).collect();
-        // What it may write itself has no more rights than that.
+    pub(crate) async fn check_paths(
+        &self,
+        tenant: &str,
+        launch: &Launch,
+        path: Option<&OsStr>,
+    ) -> io::Result<()> {
+        let written = self.written.get();
+        let mut written = written.map_or_else(BTreeSet::new, |written| written.0());
         let own = &launch.confinement.write;
-        let own: Vec<PathBuf> = own.iter().filter_map(|dir| real(dir)).collect();
-        let others: Vec<PathBuf> = written
-            .into_iter()
-            .filter(|dir| !own.contains(dir))
-            .collect();
-        let refused = if others.is_empty() {
-            None
-        } else if let Some(program) = replaceable_program(launch, path.unwrap_or_default(), &others)
-        {
-            let does = "which could replace it; put the program elsewhere";
-            Some((program, does))
-        } else {
-            let does = "which could put a link in its place; name a path outside of it";
-            replaceable(launch, &others).map(|path| (path.clone(), does))
-        };
-        let Some((path, does)) = refused else {
+        written.retain(|dir| !own.contains(dir));
+        // So it is on most gateways: no other server names any.
+        if written.is_empty() {
             return Ok(());
-        };
-        let path = path.display();
-        Err(io::Error::other(format!(
-            "sandbox: {path} lies in a directory that another server may write, {does}"
-        )))
+        }
+        let start = Start::of(launch, path, self.offer.separation == Separation::Uid);
+        let turn = self.checks.take(tenant).await;
+        let checked = spawn_blocking(move || {
+            // Held to the end, also if nobody waits for it any more.
+            let _turn = turn;
+            start.check(&written)
+        });
+        checked.await.map_err(io::Error::other)?
     }
 
     /// Leases a uid for a child of a tenant, if each has its own.
@@ -326,6 +326,75 @@ impl Sandbox {
     }
 }
 
+/// What a start of a child executes and names.
+struct Start {
+    command: OsString,
+    path: OsString,
+    cwd: Option<PathBuf>,
+    named: Vec<PathBuf>,
+    /// Directories that it may write itself.
+    own: Vec<PathBuf>,
+    /// Whether its uid is its own.
+    has_uid: bool,
+}
+
+impl Start {
+    fn of(launch: &Launch, path: Option<&OsStr>, has_uid: bool) -> Self {
+        Self {
+            command: launch.command.clone().into(),
+            path: path
+                .unwrap_or(OsStr::new(syscalls::DEFAULT_PATH))
+                .to_owned(),
+            cwd: launch.cwd.clone(),
+            named: named(launch).cloned().collect(),
+            own: launch.confinement.write.clone(),
+            has_uid,
+        }
+    }
+
+    /// Refuses the start if another server, which may write these directories, can replace a part of it.
+    fn check(&self, written: &BTreeSet<PathBuf>) -> io::Result<()> {
+        // Others replace nothing that is not theirs in a directory with the sticky bit.
+        let written = written
+            .iter()
+            .filter(|dir| !self.has_uid || !is_sticky(dir));
+        // What it may write itself has no more rights than that.
+        let own: Vec<PathBuf> = self.own.iter().filter_map(|dir| real(dir)).collect();
+        let others = written.filter_map(|dir| real(dir));
+        let others: Vec<PathBuf> = others.filter(|dir| !own.contains(dir)).collect();
+        if others.is_empty() {
+            return Ok(());
+        }
+        let (path, does) = if let Some(program) = self.replaceable_program(&others) {
+            let does = if program.exists() {
+                "which could replace it; put the program elsewhere"
+            } else {
+                "which could put a program there; take the directory from PATH"
+            };
+            (program, does)
+        } else if let Some(path) = replaceable(&self.named, &others) {
+            let does = "which could put a link in its place; name a path outside of it";
+            (path.clone(), does)
+        } else {
+            return Ok(());
+        };
+        let path = path.display();
+        Err(io::Error::other(format!(
+            "sandbox: {path} lies in a directory that another server may write, {does}"
+        )))
+    }
+
+    /// The first of the files that it executes, its program and the interpreters of a script, that leads through
+    /// something that others may write; or of the places on PATH where one is looked for before it is found.
+    fn replaceable_program(&self, others: &[PathBuf]) -> Option<PathBuf> {
+        let by = if self.has_uid { 0o001 } else { 0o111 };
+        let executed = files::executed(&self.command, &self.path, self.cwd.as_deref(), by);
+        executed
+            .into_iter()
+            .find(|file| files::is_through(file, others))
+    }
+}
+
 /// The paths that a server names in profile `standard`.
 fn named(launch: &Launch) -> impl Iterator<Item = &PathBuf> {
     let wanted = &launch.confinement;
@@ -339,30 +408,14 @@ fn named(launch: &Launch) -> impl Iterator<Item = &PathBuf> {
 }
 
 /// The first path that leads through one of the directories that others may write.
-fn replaceable<'l>(launch: &'l Launch, others: &[PathBuf]) -> Option<&'l PathBuf> {
-    named(launch).find(|path| {
+fn replaceable<'n>(named: &'n [PathBuf], others: &[PathBuf]) -> Option<&'n PathBuf> {
+    named.iter().find(|path| {
         // The directory itself cannot be replaced from within.
         let place = real(path);
         let around = others.iter().filter(|dir| Some(*dir) != place.as_ref());
         let around: Vec<PathBuf> = around.cloned().collect();
-        is_through(path, &around)
+        files::is_through(path, &around)
     })
-}
-
-/// The first of the files that a start executes, its program and the interpreters of a script, that leads
-/// through something that others may write.
-fn replaceable_program(launch: &Launch, path: &OsStr, others: &[PathBuf]) -> Option<PathBuf> {
-    let command = Path::new(&launch.command);
-    let is_relative = command.components().count() > 1 && command.is_relative();
-    let from = launch.cwd.as_deref().filter(|_| is_relative);
-    let command = from.map_or_else(|| command.to_owned(), |cwd| cwd.join(command));
-    let executed = files::executed(command.as_os_str(), path);
-    executed.into_iter().find(|file| is_through(file, others))
-}
-
-/// Whether a path, or a link on the way to it, lies below one of `dirs`.
-fn is_through(path: &PathBuf, dirs: &[PathBuf]) -> bool {
-    files::beyond(slice::from_ref(path), dirs).next().is_none()
 }
 
 /// Whether entries of a directory are removed and renamed by their owners only.
@@ -424,6 +477,9 @@ fn foreign(launch: &Launch) -> Vec<PathBuf> {
     foreign.cloned().collect()
 }
 
+/// Starts whose paths are looked at, at a time.
+const CHECKS: usize = 8;
+
 /// Files readable for uid 0 alone.
 const SECRETS: [&str; 6] = [
     "/etc/shadow",
@@ -437,6 +493,8 @@ const SECRETS: [&str; 6] = [
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use futures_util::FutureExt;
 
     use super::super::choice::*;
     use crate::declare::Confinement;
@@ -517,15 +575,15 @@ mod tests {
             &others.join("new"),
             &link,
         ] {
-            assert!(is_named(&found(path, &[]), path));
-            assert!(is_named(&found(path, &[&own]), path));
+            assert!(is_named(found(path, &[]).as_deref(), path));
+            assert!(is_named(found(path, &[&own]).as_deref(), path));
             assert_eq!(found(path, &[&others]), None, "its own too");
         }
         for path in [&others, &given, &own, &root] {
             assert_eq!(found(path, &[]), None);
         }
         let below = others.join("sub");
-        assert!(is_named(&found(&given, &[&below]), &below));
+        assert!(is_named(found(&given, &[&below]).as_deref(), &below));
     }
 
     /// Another tenant's server wrote the program that this one was.
@@ -571,7 +629,10 @@ mod tests {
             ),
         ] {
             for more in [Confinement::default(), open()] {
-                assert!(is_named(&found(command, more), named), "{command:?}");
+                assert!(
+                    is_named(found(command, more).as_deref(), named),
+                    "{command:?}"
+                );
             }
         }
         for command in [
@@ -589,17 +650,110 @@ mod tests {
         assert_eq!(found(&theirs, own), None, "its own too");
     }
 
+    /// It was put there between the check and the execution.
+    #[test]
+    fn a_program_that_another_server_may_put_before_it_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let file = |name: &str, content: &str, mode| {
+            let file = root.join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(&file, content).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        file("first/data", "", 0o644);
+        file("first/script", "#!/usr/bin/env absent\n", 0o755);
+        file("first/both", "", 0o755);
+        let by_their_env = format!("#!{}/others/env both\n", root.display());
+        file("first/by_their_env", &by_their_env, 0o755);
+        file("others/data", "", 0o644);
+        for name in ["absent", "both", "data"] {
+            file(&format!("last/{name}"), "", 0o755);
+        }
+        // A relative one is that of the working directory, and none is no directory.
+        let path = format!("{0}/first::../others:{0}/last", root.display());
+        let found = |command: &str| {
+            let launch = Launch {
+                cwd: Some(root.join("first")),
+                ..launch(Path::new(command), Confinement::default())
+            };
+            refused(&[root.join("others")], &launch, &path)
+        };
+        let place = root.join("first/../others");
+        for (command, name) in [("absent", "absent"), ("script", "absent"), ("data", "data")] {
+            assert!(
+                is_named(found(command).as_deref(), &place.join(name)),
+                "{command}"
+            );
+        }
+        let env = root.join("others/env");
+        assert!(is_named(found("by_their_env").as_deref(), &env));
+        let told = found("absent").unwrap();
+        assert!(told.ends_with("take the directory from PATH"), "{told}");
+        let absolute = root.join("last/absent");
+        for command in ["both", absolute.to_str().unwrap()] {
+            assert_eq!(found(command), None, "{command}");
+        }
+    }
+
     /// The text by which a start is refused beside servers that may write these.
     fn refused(written: &[PathBuf], launch: &Launch, path: &str) -> Option<String> {
-        let (sandbox, written) = (Sandbox::none(), written.to_vec());
-        sandbox.know_written(move || written.clone());
-        let checked = sandbox.check_paths(launch, Some(OsStr::new(path)));
+        let start = Start::of(launch, Some(OsStr::new(path)), false);
+        let checked = start.check(&written.iter().cloned().collect());
         checked.err().map(|error| error.to_string())
     }
 
-    fn is_named(text: &Option<String>, path: &Path) -> bool {
+    /// A child with a uid of its own executes what others may.
+    #[test]
+    fn a_program_is_found_as_its_child_finds_it() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let [first, others] = ["first", "others"].map(|name| root.join(name));
+        for dir in [&first, &others] {
+            fs::create_dir(dir).unwrap();
+        }
+        let program = first.join("x");
+        fs::write(&program, "").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        let path = format!("{}:{}", first.display(), others.display());
+        let launch = launch(Path::new("x"), Confinement::default());
+        let is_refused = |has_uid| {
+            let start = Start::of(&launch, Some(OsStr::new(&path)), has_uid);
+            start.check(&BTreeSet::from([others.clone()])).is_err()
+        };
+        assert_eq!([false, true].map(is_refused), [false, true]);
+    }
+
+    /// Each start looked at the directories of all tenants, in a worker of the runtime.
+    #[test]
+    fn paths_are_looked_at_off_the_runtime_and_only_if_others_may_write() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let (go, wait) = std::sync::mpsc::channel::<()>();
+            let busy = spawn_blocking(move || wait.recv());
+            let sandbox = Sandbox::none();
+            let own = Confinement {
+                write: vec!["/usr".into()],
+                ..Confinement::default()
+            };
+            let mut launch = launch(Path::new("/usr/bin/env"), own);
+            let check = |launch| sandbox.check_paths("a", launch, None).now_or_never();
+            assert!(check(&launch).is_some_and(|checked| checked.is_ok()));
+            sandbox.know_written(|| BTreeSet::from(["/usr".into()]));
+            assert!(check(&launch).is_some_and(|checked| checked.is_ok()));
+            launch.confinement.write.clear();
+            let mut checked = std::pin::pin!(sandbox.check_paths("a", &launch, None));
+            assert!((&mut checked).now_or_never().is_none());
+            drop(go);
+            assert!(checked.await.is_err());
+            assert!(busy.await.unwrap().is_err());
+        });
+    }
+
+    fn is_named(text: Option<&str>, path: &Path) -> bool {
         let told = format!("sandbox: {} lies", path.display());
-        text.as_ref().is_some_and(|text| text.starts_with(&told))
+        text.is_some_and(|text| text.starts_with(&told))
     }
 
     /// A server that writes to /tmp in profile `standard` had the files of the last child with its uid.

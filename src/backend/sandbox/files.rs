@@ -8,8 +8,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs,
     io::{BufRead, BufReader, Read},
-    iter::successors,
-    os::unix::fs::PermissionsExt,
+    os::unix::{ffi::OsStrExt, fs::PermissionsExt},
     path::{Component, Path, PathBuf},
 };
 
@@ -100,12 +99,51 @@ pub(crate) fn programs(
     outermost(found.into_iter())
 }
 
-/// Files that the kernel executes for a command: its program and, of a script, the interpreters.
-pub(super) fn executed(command: &OsStr, path: &OsStr) -> Vec<PathBuf> {
-    let directories: Vec<PathBuf> = std::env::split_paths(path).collect();
-    let first = located(command, &directories);
-    let chain = successors(first, |script| interpreter(script, &directories));
-    chain.take(INTERPRETERS).collect()
+/// Files that the kernel executes for a command in a working directory: its program and, of a script, the
+/// interpreters, and the `env` that looks for one.
+///
+/// Before one that is looked for on PATH come the places in which it is not found: once there is one, it is
+/// executed instead. A program is a file that its child may execute by one of the bits `by` of its mode.
+pub(super) fn executed(command: &OsStr, path: &OsStr, cwd: Option<&Path>, by: u32) -> Vec<PathBuf> {
+    let from_cwd = |path: &Path| cwd.unwrap_or(Path::new(".")).join(path);
+    // Without a known one, a child begins in its private directory, where nothing is.
+    let is_known = |dir: &PathBuf| dir.is_absolute() || (cwd.is_some() && dir != "");
+    let directories = std::env::split_paths(path).filter(is_known);
+    let directories: Vec<PathBuf> = directories.map(|dir| from_cwd(&dir)).collect();
+    let is_program = |path: &Path| {
+        let found = fs::metadata(path);
+        found.is_ok_and(|found| found.is_file() && found.permissions().mode() & by != 0)
+    };
+    let mut executed = Vec::new();
+    let mut search = |name: &OsStr| {
+        if name.as_bytes().contains(&b'/') {
+            executed.push(from_cwd(Path::new(name)));
+            return executed.last().cloned();
+        }
+        for dir in &directories {
+            executed.push(dir.join(name));
+            if executed.last().is_some_and(|path| is_program(path)) {
+                return executed.last().cloned();
+            }
+        }
+        None
+    };
+    let mut next = search(command);
+    for _ in 0..INTERPRETERS {
+        let Some(line) = next.as_deref().and_then(FirstLine::of) else {
+            break;
+        };
+        next = search(from_cwd(&line.program).as_os_str());
+        if line.is_by_env() {
+            next = line.name().and_then(|name| search(OsStr::new(name)));
+        }
+    }
+    executed
+}
+
+/// Whether a path, or a link on the way to it, lies below one of these directories, which are real.
+pub(super) fn is_through(path: &Path, dirs: &[PathBuf]) -> bool {
+    Place::of(path, dirs).is_none_or(|place| !place.is_own)
 }
 
 /// `paths` without those below `foreign` directories and those that a link there leads to. Of what a server may
@@ -239,24 +277,51 @@ fn located(command: &OsStr, directories: &[PathBuf]) -> Option<PathBuf> {
     candidates.find(|path| path.is_file())
 }
 
+/// The first line of a script.
+struct FirstLine {
+    /// The program that the kernel executes.
+    program: PathBuf,
+    /// Its arguments.
+    words: Vec<String>,
+}
+
+impl FirstLine {
+    fn of(script: &Path) -> Option<Self> {
+        let file = regular_file::open(script).ok()?;
+        let mut line = Vec::new();
+        // As much as the kernel reads (BINPRM_BUF_SIZE).
+        let mut head = BufReader::new(file.take(256));
+        head.read_until(b'\n', &mut line).ok()?;
+        let line = String::from_utf8(line.strip_prefix(b"#!")?.to_vec()).ok()?;
+        let mut words = line.split_ascii_whitespace().map(str::to_owned);
+        Some(Self {
+            program: words.next()?.into(),
+            words: words.collect(),
+        })
+    }
+
+    /// Whether the interpreter is looked for on PATH.
+    fn is_by_env(&self) -> bool {
+        self.program.as_os_str().as_bytes().ends_with(b"/env")
+    }
+
+    /// The interpreter that `env` looks for.
+    fn name(&self) -> Option<&str> {
+        let mut words = self.words.iter().map(String::as_str);
+        let is_name = |word: &&str| word.starts_with('-') || !word.contains('=');
+        let name = words.find(|word| !ENV_FLAGS.contains(word) && is_name(word))?;
+        // Of another option the next word may be the argument.
+        Some(name).filter(|name| !name.starts_with('-'))
+    }
+}
+
 /// Interpreter in the first line of a script.
 fn interpreter(script: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
-    let file = regular_file::open(script).ok()?;
-    let mut line = Vec::new();
-    // As much as the kernel reads (BINPRM_BUF_SIZE).
-    let mut head = BufReader::new(file.take(256));
-    head.read_until(b'\n', &mut line).ok()?;
-    let line = String::from_utf8(line.strip_prefix(b"#!")?.to_vec()).ok()?;
-    let mut words = line.split_ascii_whitespace();
-    let program = words.next()?;
-    if !program.ends_with("/env") {
-        return Some(program.into());
+    let line = FirstLine::of(script)?;
+    if line.is_by_env() {
+        return located(OsStr::new(line.name()?), directories);
     }
-    let is_name = |word: &&str| word.starts_with('-') || !word.contains('=');
-    let name = words.find(|word| !ENV_FLAGS.contains(word) && is_name(word))?;
-    // Of another option the next word may be the argument.
-    let name = Some(name).filter(|name| !name.starts_with('-'))?;
-    located(OsStr::new(name), directories)
+    Some(line.program)
 }
 
 pub(super) fn real(path: &Path) -> Option<PathBuf> {

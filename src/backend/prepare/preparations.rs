@@ -416,6 +416,7 @@ impl Preparations {
             return Ok(None);
         };
         let name = hex(&recipe.digest());
+        self.check_paths(server, recipe, &name).await?;
         loop {
             match self.settled(server, recipe, &name).await? {
                 Outcome::Ready(ready) => return Ok(Some(ready)),
@@ -428,6 +429,26 @@ impl Preparations {
                 }
             }
         }
+    }
+
+    /// Refuses a server whose preparation another one could replace. Each is checked: one that may write to the
+    /// program of the recipe may have begun it, or filled the store.
+    async fn check_paths(
+        &self,
+        server: &Server,
+        recipe: &Recipe,
+        name: &str,
+    ) -> Result<(), Refused> {
+        let launch = recipe.launch(&server.launch, &self.launcher.prepared.join(name));
+        let checked = self.launcher.check_paths(&server.tenant, &launch).await;
+        let Err(error) = checked else { return Ok(()) };
+        let (stage, why, output) = (Stage::Prepare, error.to_string(), Vec::new());
+        // Its clients may come as often as they like.
+        let known = self.circuits.failures.of(server);
+        if known.is_none_or(|known| known.why != why) {
+            log_failure(server, recipe, &why);
+        }
+        self.failed(server, Arc::new(StartFailure { stage, why, output }))
     }
 
     /// Waits for the outcome of the preparation that is under way, or of a new one.
@@ -607,6 +628,20 @@ fn log_begin(server: &Server, recipe: &Recipe) {
     );
 }
 
+/// Logs that a server cannot be prepared, without a try.
+fn log_failure(server: &Server, recipe: &Recipe, why: &str) {
+    tracing::warn!(
+        target: PREPARATIONS,
+        {
+            tenant.id = server.tenant,
+            server.name = server.name,
+            subject = recipe.subject(),
+            why
+        },
+        "cannot prepare"
+    );
+}
+
 /// Last lines of stderr, preceded by those of stdout as far as there is room.
 fn output(said: &VecDeque<Bytes>, errors: &[u8]) -> Vec<String> {
     let errors: Vec<&[u8]> = errors
@@ -635,3 +670,43 @@ async fn blocking<T: Send + 'static>(
 
 /// Bytes of stderr that are kept.
 const ERRORS: u64 = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::preparations::*;
+    use crate::backend::starter::tests::{preparations, server, starter};
+
+    /// The program of the first one's preparation was its own to replace, and became that of the others.
+    #[tokio::test]
+    async fn a_shared_store_is_of_use_only_to_those_who_could_have_filled_it() {
+        let (starter, _work) = starter(1);
+        let preparations = preparations(&starter);
+        let shared = tempfile::tempdir().unwrap();
+        let shared = std::fs::canonicalize(shared.path()).unwrap();
+        let dir = shared.display();
+        let writer = server(&format!(
+            "prepare: [{dir}/install], sandbox: {{write: [{dir}]}}"
+        ));
+        let other = server(&format!("prepare: [{dir}/install]"));
+        let name = hex(&writer.recipe.as_ref().unwrap().digest());
+        assert_eq!(name, hex(&other.recipe.as_ref().unwrap().digest()));
+        let store = preparations.stores.begin(&name).unwrap();
+        let found = Found::default();
+        let ready = Outcome::Ready(Arc::new(Ready { store, found }));
+        let flight = Flight {
+            outcome: watch::channel(ready).1,
+            subject: String::new(),
+            tenant: "a".to_owned(),
+            servers: BTreeSet::new(),
+        };
+        preparations.flights.write().unwrap().insert(name, flight);
+        assert!(preparations.prepared(&other).await.is_ok());
+        let sandbox = &preparations.launcher.sandbox;
+        sandbox.know_written(move || BTreeSet::from([shared.clone()]));
+        assert!(preparations.prepared(&writer).await.is_ok());
+        let refused = preparations.prepared(&other).await.err();
+        assert!(matches!(refused, Some(Refused::Prepare)), "{refused:?}");
+        let why = preparations.circuits.failures.of(&other).unwrap();
+        assert!(why.why.contains("/install lies in a directory"), "{why:?}");
+    }
+}

@@ -273,9 +273,13 @@ pub(crate) async fn append(
     at_ms: i64,
     records: &[Record],
 ) -> Result<(), SqlError> {
+    // Their ages are those at `at_ms`: to write many takes time.
+    let now = Instant::now();
     for record in records {
-        let age = record.began.map(|began| began.elapsed().as_millis());
-        let age = age.map(|age| i64::try_from(age).unwrap_or(i64::MAX));
+        let age = record
+            .began
+            .map(|began| now.saturating_duration_since(began));
+        let age = age.map(|age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
         let values = vec![
             // Ids grow within a process, so that records of the same millisecond keep their order.
             Uuid::now_v7().into(),

@@ -14,6 +14,7 @@ on_both! {
     a_change_and_its_audit_record_are_one_transaction
     the_audit_trail_is_filtered_and_read_in_pages
     records_of_an_earlier_tenant_are_not_of_the_present_one
+    the_place_in_a_batch_makes_no_record_older
     an_audit_record_holds_any_text
     old_audit_records_are_deleted
     pages_of_the_audit_trail_take_no_reserved_connection
@@ -179,6 +180,25 @@ async fn records_of_an_earlier_tenant_are_not_of_the_present_one(place: Place) {
     let late = page.unwrap().entries.into_iter().map(|entry| entry.record);
     let late = late.filter(|record| record.kind == "denied");
     assert_eq!(late.map(|record| record.tenant).collect::<Vec<_>>(), [None]);
+}
+
+/// Of a new tenant, the last ones of a large batch seemed to have begun before it was there.
+async fn the_place_in_a_batch_makes_no_record_older(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    place.now_ms.fetch_add(20, Ordering::Relaxed);
+    // It takes longer than 20 ms to write them.
+    let of_acme = record(Some("acme"), "call", "ada").since(Instant::now());
+    let batch = vec![of_acme; 1_500];
+    store.audit().append(&batch).await.unwrap();
+    let calls = Filter {
+        kind: Some("call".to_owned()),
+        ..Filter::default()
+    };
+    let page = store.audit().page(&calls, None, 9_999).await.unwrap();
+    let tenants = page.entries.iter().map(|entry| &entry.record.tenant);
+    let first = tenants.clone().next().unwrap();
+    assert!(tenants.clone().all(|tenant| tenant == first));
 }
 
 async fn an_audit_record_holds_any_text(place: Place) {

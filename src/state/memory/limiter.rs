@@ -111,9 +111,8 @@ impl MemoryLimiter {
         });
         let passed = now.saturating_duration_since(bucket.at).as_millis();
         let passed = u64::try_from(passed).unwrap_or(u64::MAX);
-        if passed > 0 {
-            bucket.at = now;
-        }
+        // Not `now`: the rest of a millisecond counts the next time.
+        bucket.at += Duration::from_millis(passed);
         // Each millisecond adds a thousandth per unit of the rate.
         bucket.level = bucket
             .level
@@ -173,20 +172,20 @@ mod tests {
     /// A limiter with a clock that the test advances.
     struct Bench {
         limiter: Arc<MemoryLimiter>,
-        ms: Arc<AtomicU64>,
+        us: Arc<AtomicU64>,
     }
 
     impl Bench {
         fn new() -> Self {
-            let (ms, born) = (Arc::new(AtomicU64::new(0)), Instant::now());
-            let passed = Arc::clone(&ms);
-            let clock = move || born + Duration::from_millis(passed.load(Ordering::Relaxed));
+            let (us, born) = (Arc::new(AtomicU64::new(0)), Instant::now());
+            let passed = Arc::clone(&us);
+            let clock = move || born + Duration::from_micros(passed.load(Ordering::Relaxed));
             let limiter = Arc::new(MemoryLimiter::new(clock));
-            Self { limiter, ms }
+            Self { limiter, us }
         }
 
         fn advance(&self, ms: u64) {
-            self.ms.fetch_add(ms, Ordering::Relaxed);
+            self.us.fetch_add(ms * 1000, Ordering::Relaxed);
         }
     }
 
@@ -222,6 +221,20 @@ mod tests {
         let bench = Bench::new();
         let limiter = Arc::clone(&bench.limiter);
         gives_a_second_at_once_and_the_rate_after_it(limiter, |ms| bench.advance(ms)).await;
+    }
+
+    /// Half of the rate was lost to a caller that drew once in two milliseconds.
+    #[test]
+    fn parts_of_a_millisecond_count() {
+        let bench = Bench::new();
+        let draw = |wanted| bench.limiter.take(account("a"), 100, wanted);
+        assert_eq!(draw(100), 100);
+        let mut given = 0;
+        for _ in 0..1000 {
+            bench.us.fetch_add(1900, Ordering::Relaxed);
+            given += draw(1);
+        }
+        assert_eq!(given, 190, "1.9 seconds");
     }
 
     #[test]

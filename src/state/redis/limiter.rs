@@ -38,7 +38,8 @@ use crate::state::{Account, BoxFuture, Limiter, Seat, Use, memory::MemoryLimiter
 ///    after each change, and all of them from time to time, so that lost numbers are restored.
 ///    Replicas without a heartbeat do not count. While Redis is away, an account has as many seats
 ///    as this replica knows of.
-/// 3. A value is used here first, then in Redis. While Redis is away, it is good once at each replica.
+/// 3. A value is used here first, then in Redis. While Redis is away, it is good once at each replica. A use whose
+///    caller is gone before the answer is taken back.
 pub(crate) struct RedisLimiter {
     redis: Redis,
     local: Arc<MemoryLimiter>,
@@ -46,6 +47,7 @@ pub(crate) struct RedisLimiter {
     boot: Arc<str>,
     /// Counts the uses of values by this replica.
     uses: AtomicU64,
+    tracker: TaskTracker,
 }
 
 impl RedisLimiter {
@@ -73,6 +75,7 @@ impl RedisLimiter {
             seats,
             boot,
             uses: AtomicU64::new(0),
+            tracker: tracker.clone(),
         }
     }
 }
@@ -110,15 +113,12 @@ impl Limiter for RedisLimiter {
             if here != Use::First {
                 return here;
             }
-            let key = self.key_of_use(value);
-            let number = self.uses.fetch_add(1, Ordering::Relaxed);
-            let call = Call::new(Lua::Once, &[&key]);
-            let call = call.arg(format!("{} {number}", self.boot)).arg(ms(window));
-            let first = self.redis.call(call).await.ok();
-            match first.and_then(|first| bool::from_redis_value(first).ok()) {
-                Some(false) => Use::Again,
-                Some(true) | None => Use::First,
-            }
+            // Also if its caller goes meanwhile: nobody else would know whether Redis has heard of it.
+            let (tell, told) = oneshot::channel();
+            let tracker = self.tracker.clone();
+            tracker.spawn(self.use_in_redis(value, window, tell));
+            // The process ends.
+            told.await.unwrap_or(Use::Full)
         })
     }
 
@@ -132,6 +132,34 @@ impl Limiter for RedisLimiter {
 }
 
 impl RedisLimiter {
+    /// Uses a value in Redis that is used here, and takes both back if its caller is gone.
+    async fn use_in_redis(
+        self: Arc<Self>,
+        value: [u8; 32],
+        window: Duration,
+        tell: oneshot::Sender<Use>,
+    ) {
+        let key = self.key_of_use(value);
+        let number = self.uses.fetch_add(1, Ordering::Relaxed);
+        let call = Call::new(Lua::Once, &[&key]);
+        let call = call.arg(format!("{} {number}", self.boot)).arg(ms(window));
+        let first = self.redis.call(call).await.ok();
+        let first = first.and_then(|first| bool::from_redis_value(first).ok());
+        let used = match first {
+            Some(false) => Use::Again,
+            Some(true) | None => Use::First,
+        };
+        if tell.send(used).is_ok() {
+            return;
+        }
+        match first {
+            Some(true) => self.give_back(value).await,
+            // The use that Redis may know of is another's.
+            None => Arc::clone(&self.local).give_back(value).await,
+            Some(false) => {}
+        }
+    }
+
     fn key_of_use(&self, value: [u8; 32]) -> String {
         self.redis.key(&format!("once:{}", hex(&value[..16])))
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::contract::{KINDS, Kind, Server, keys, redis, replica, until};
@@ -211,6 +211,26 @@ async fn seats_are_counted_over_all_living_replicas() {
     two.beat().await;
     assert!(two.enter(2).await.is_none());
     assert!(two.enter(4).await.is_some());
+    one.end().await;
+    two.end().await;
+}
+
+/// A client that lost its connection meanwhile was told that its retry had been made.
+#[tokio::test]
+async fn a_use_whose_caller_is_gone_is_taken_back() {
+    let server = Server::start(Kind::Redis);
+    let (one, two) = (
+        Side::on(&server, "one").await,
+        Side::on(&server, "two").await,
+    );
+    let once =
+        |side: &Side| Arc::clone(&side.limiter).once("a".into(), [1; 32], Duration::from_secs(60));
+    server.pause();
+    let gone = timeout(Duration::from_millis(50), once(&one)).await;
+    assert!(gone.is_err(), "{gone:?}");
+    server.resume();
+    until("it is good again", async || once(&one).await == Use::First).await;
+    assert_eq!(once(&two).await, Use::Again);
     one.end().await;
     two.end().await;
 }

@@ -8,6 +8,7 @@
 use std::{
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::Range,
     os::fd::{AsFd, OwnedFd},
     path::Path,
 };
@@ -180,7 +181,19 @@ impl Filter {
     /// is anything reached.
     fn renew(&mut self) -> io::Result<()> {
         self.unreachable.find_local();
-        let mut programs = Vec::new();
+        let before = self.programs.len();
+        match self.attach_present() {
+            Ok(()) => self.detach(0..before),
+            Err(error) => {
+                // Of one that is left on a hook the kernel takes few more.
+                _ = self.detach(before..self.programs.len());
+                Err(error)
+            }
+        }
+    }
+
+    /// Attaches the programs of the present addresses; after an error those that it came to are attached.
+    fn attach_present(&mut self) -> io::Result<()> {
         for (program, hook) in [
             (self.unreachable.program_v4(), CONNECT_V4),
             (self.unreachable.program_v6(), CONNECT_V6),
@@ -189,12 +202,23 @@ impl Filter {
         ] {
             let program = syscalls::load_filter(&program, hook)?;
             syscalls::attach_filter(self.group.as_fd(), program.as_fd(), hook)?;
-            programs.push((program, hook));
-        }
-        for (program, hook) in std::mem::replace(&mut self.programs, programs) {
-            syscalls::detach_filter(self.group.as_fd(), program.as_fd(), hook)?;
+            self.programs.push((program, hook));
         }
         Ok(())
+    }
+
+    /// Detaches some of the programs; one that the kernel keeps is tried again with the next.
+    fn detach(&mut self, range: Range<usize>) -> io::Result<()> {
+        let mut detached = Ok(());
+        let programs: Vec<_> = self.programs.drain(range).collect();
+        for (program, hook) in programs {
+            let done = syscalls::detach_filter(self.group.as_fd(), program.as_fd(), hook);
+            if let Err(error) = done {
+                self.programs.push((program, hook));
+                detached = Err(error);
+            }
+        }
+        detached
     }
 }
 
@@ -403,6 +427,41 @@ mod tests {
         assert_eq!(local_v4(trie), [IpAddr::from([10, 0, 0, 7])]);
         let table = "00000000000000000000000000000001 01 80 10 80       lo\nfd00000000000000000000000000000a 02 40 00 80     eth0\n";
         assert_eq!(local_v6(table), ["fd00::a".parse::<IpAddr>().unwrap()]);
+    }
+
+    /// Each renewal that failed half-way left its programs, of which the kernel takes 64.
+    #[test]
+    fn renewals_that_fail_leave_no_program() {
+        let roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
+        let Some(root) = roots
+            .into_iter()
+            .find(|dir| dir.join("cgroup.procs").exists())
+        else {
+            return;
+        };
+        let group = root.join(format!("lockgate-test-{}", uuid::Uuid::new_v4().simple()));
+        if !is_offered() || fs::create_dir(&group).is_err() {
+            return;
+        }
+        let Ok(mut filter) = Filter::attach(Unreachable::default(), &group) else {
+            fs::remove_dir(&group).unwrap();
+            return;
+        };
+        let others = std::iter::from_fn(|| {
+            let other = syscalls::load_filter(&allow(), BIND_V6).unwrap();
+            let attached =
+                syscalls::attach_filter(filter.group.as_fd(), other.as_fd(), BIND_V6).is_ok();
+            attached.then_some(other)
+        });
+        let others: Vec<OwnedFd> = others.collect();
+        let failed = (0..70).all(|_| filter.renew().is_err());
+        let left = filter.programs.len();
+        let detached = syscalls::detach_filter(filter.group.as_fd(), others[0].as_fd(), BIND_V6);
+        let renewed = filter.renew();
+        fs::remove_dir(&group).unwrap();
+        assert!(failed && detached.is_ok());
+        assert_eq!(left, 4);
+        renewed.unwrap();
     }
 
     #[test]

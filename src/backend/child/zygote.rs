@@ -92,8 +92,14 @@ impl Zygote {
             Some(zygote) => zygote,
             None => Running::start(&self.program)?,
         };
-        let answer = zygote.ask(streams)?;
-        *running = Some(zygote);
+        let answer = match zygote.ask(streams) {
+            Ok(answer) => {
+                *running = Some(zygote);
+                answer
+            }
+            // Of a guard that it came to fork after all, nobody else would know.
+            Err(error) => zygote.end().ok_or(error)?,
+        };
         match Pid::from_raw(answer) {
             Some(pid) if answer > 0 => Ok(pid),
             _ => Err(io::Error::from_raw_os_error(-answer)),
@@ -134,10 +140,10 @@ impl Running {
         control.push(SendAncillaryMessage::ScmRights(&streams));
         let order = &[IoSlice::new(b"f")];
         sendmsg(&self.socket, order, &mut control, SendFlags::NOSIGNAL)?;
-        let mut answer = [0; size_of::<i32>()];
+        let mut answer = [0; ANSWER];
         loop {
             match recv(&self.socket, &mut answer, RecvFlags::empty()) {
-                Ok((_, count)) if count == answer.len() => return Ok(i32::from_ne_bytes(answer)),
+                Ok((_, ANSWER)) => return Ok(i32::from_ne_bytes(answer)),
                 Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
@@ -150,10 +156,26 @@ impl Running {
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
+impl Running {
+    /// Ends it; returns an answer that nobody has read.
+    fn end(mut self) -> Option<i32> {
+        self.kill();
+        let mut answer = [0; ANSWER];
+        match recv(&self.socket, &mut answer, RecvFlags::DONTWAIT) {
+            Ok((_, ANSWER)) => Some(i32::from_ne_bytes(answer)),
+            _ => None,
+        }
+    }
+
+    fn kill(&mut self) {
         _ = self.process.kill();
         _ = self.process.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 
@@ -243,6 +265,9 @@ fn reap(process: &AsyncFd<OwnedFd>) -> Option<ExitStatus> {
     }
 }
 
+/// Bytes of an answer.
+const ANSWER: usize = size_of::<i32>();
+
 /// Time for the zygote to answer, also on a machine that is very busy.
 const ANSWERS: Duration = Duration::from_secs(10);
 
@@ -256,6 +281,21 @@ mod tests {
 
     use super::super::tests::built;
     use super::*;
+
+    /// The guard of a zygote that answered too late was a zombie until the end of the gateway.
+    #[test]
+    fn an_answer_that_comes_too_late_is_read() {
+        for late in [Some(4321_i32), None] {
+            let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+            let (socket, far) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+            let process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            if let Some(answer) = late {
+                rustix::net::send(&far, &answer.to_ne_bytes(), SendFlags::empty()).unwrap();
+            }
+            let running = Running { process, socket };
+            assert_eq!(running.end(), late);
+        }
+    }
 
     /// Each start kept a thread of the runtime for ten seconds.
     #[tokio::test]

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use super::cache::CacheHint;
 use crate::protocol::{
     Kind, Message, Span, json,
-    meta::{RELATED_TASK, SERVER_INFO},
+    meta::{RELATED_TASK, SERVER_INFO, TASKS},
 };
 
 /// What an answer lacks for a modern client.
@@ -159,6 +159,10 @@ fn push_member(members: &mut Vec<u8>, name: &str, value: &[&[u8]]) {
 fn renumbered(text: &[u8], error: Span) -> Option<(Span, Cow<'static, [u8]>)> {
     let code = json::member(text, error, "code")?;
     let new: &'static [u8] = match code.of(text) {
+        // Its client may have declared them: they are those of the gateway.
+        b"-32021" if requires_tasks(error.of(text)) => {
+            return Some((error, Cow::Borrowed(NO_TASKS)));
+        }
         // A resource that is not found, until 2025-11-25.
         b"-32002" => b"-32602",
         code if is_reserved(code) => b"-32603",
@@ -166,6 +170,18 @@ fn renumbered(text: &[u8], error: Span) -> Option<(Span, Cow<'static, [u8]>)> {
     };
     Some((code, Cow::Borrowed(new)))
 }
+
+/// Whether a raw error says that the client lacks the tasks of this era.
+fn requires_tasks(error: &[u8]) -> bool {
+    let path = ["data", "requiredCapabilities", "extensions", TASKS];
+    let mut names = path.iter();
+    let required = names.try_fold(error, |value, name| json::get(value, name));
+    required.is_some()
+}
+
+/// The error of a server that answers by tasks of its own alone.
+const NO_TASKS: &[u8] =
+    br#"{"code":-32603,"message":"the server cannot do without a task of its own"}"#;
 
 /// Whether a code is one that only this era may give a meaning, and no server of another one can mean:
 /// "MUST NOT emit any code from this sub-range that is not defined by this specification" (2026-07-28 basic,
@@ -356,6 +372,23 @@ mod tests {
             let error =
                 |code: i32| format!(r#"{{"jsonrpc":"2.0","id":"own","error":{{"code":{code}}}}}"#);
             assert_eq!(completed(&error(code), true), error(expected));
+        }
+    }
+
+    #[test]
+    fn a_server_that_needs_tasks_of_its_own_does_not_blame_the_client() {
+        let error = |code: i32, extension: &str| {
+            let required = format!(r#"{{"extensions":{{"{extension}":{{}}}}}}"#);
+            format!(
+                r#"{{"jsonrpc":"2.0","id":"own","error":{{"code":{code},"message":"m","data":{{"requiredCapabilities":{required}}}}}}}"#
+            )
+        };
+        assert_eq!(
+            completed(&error(-32021, TASKS), false),
+            r#"{"jsonrpc":"2.0","id":"own","error":{"code":-32603,"message":"the server cannot do without a task of its own"}}"#
+        );
+        for passed in [error(-32021, "a/b"), error(-32000, TASKS)] {
+            assert_eq!(completed(&passed, false), passed);
         }
     }
 

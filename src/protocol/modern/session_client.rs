@@ -36,10 +36,12 @@ impl ClientMeta {
         let params = initialize.params().unwrap_or(b"{}");
         let object = |name: &str| json::get(params, name).filter(|value| value.starts_with(b"{"));
         let declared = object("capabilities").unwrap_or(b"{}");
-        // Those of 2025-11-25, which this era has not.
+        // Those of 2025-11-25, which this era has not, and those of this era, which are the gateway's own: a server
+        // that knew of them might answer by a task that no client can follow.
         let mut capabilities = BytesMut::with_capacity(declared.len());
         let whole = Span::whole(declared);
         json::push_without(&mut capabilities, declared, whole, |name| name == "tasks");
+        let capabilities = without_tasks(&capabilities);
         let mut members = Vec::new();
         push_member(
             &mut members,

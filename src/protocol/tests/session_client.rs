@@ -59,3 +59,36 @@ fn a_request_says_what_its_session_does_and_nothing_twice() {
         assert_eq!(line, call(&expected));
     }
 }
+
+/// A server that was told of them answered by a task, and the gateway by an error: the call had begun, and nobody could
+/// follow it.
+#[test]
+fn a_server_is_told_of_no_tasks() {
+    let tasks = r#""io.modelcontextprotocol/tasks":{}"#;
+    for (declared, told) in [
+        (
+            format!(r#"{{"roots":{{}},"extensions":{{{tasks},"a/b":{{}}}},"tasks":{{}}}}"#),
+            r#"{"roots":{},"extensions":{"a/b":{}}}"#,
+        ),
+        (
+            format!(r#"{{"extensions":{{{tasks}}}}}"#),
+            r#"{"extensions":{}}"#,
+        ),
+        ("{}".to_owned(), "{}"),
+    ] {
+        let initialize = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{{"capabilities":{declared}}}}}"#
+        );
+        let client = ClientMeta::of(&Message::parse(initialize.into()).unwrap());
+        let call = Message::parse(Bytes::from_static(
+            br#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"x"}}"#,
+        ));
+        let call = call.unwrap();
+        for mark in [None, Some(Mark::Bare)] {
+            let mut line = BytesMut::new();
+            client.push(&call, mark, &mut line);
+            let meta = json::get(json::get(&line, "params").unwrap(), "_meta").unwrap();
+            assert_eq!(json::get(meta, CLIENT_CAPABILITIES), Some(told.as_bytes()));
+        }
+    }
+}

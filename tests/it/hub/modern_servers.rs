@@ -712,6 +712,21 @@ async fn a_client_with_tasks_is_asked_by_a_shared_server() {
     assert_eq!(*declared, json!({"roots": {}, "extensions": {"own": {}}}));
 }
 
+/// The tasks of a client are those of the gateway: a server that is told of them answers by tasks of its own, which no
+/// client can follow.
+#[tokio::test]
+async fn a_server_of_one_session_hears_of_no_tasks() {
+    let gateway = gateway("modern", &[]).await;
+    for declared in [json!({}), json!({"roots": {}})] {
+        let mut client = Modern::at(&gateway.url).with(declared);
+        client.capabilities["extensions"] = json!({"io.modelcontextprotocol/tasks": {}});
+        let meta: Value = serde_json::from_str(&client.text("meta", json!({})).await).unwrap();
+        let told = &meta["io.modelcontextprotocol/clientCapabilities"];
+        client.capabilities["extensions"] = json!({});
+        assert_eq!(told, &client.capabilities, "{meta}");
+    }
+}
+
 /// A call that may be asked carries what it is asked, so that it needs no child of its own.
 #[tokio::test]
 async fn calls_that_may_be_asked_share_the_child_of_their_caller() {

@@ -7,7 +7,7 @@ use std::sync::{
 
 use serde_json::{Value, json};
 
-use super::{answer, env, fail, lock, log, notify, rank, send, string, text};
+use super::{answer, env, fail, lock, log, notify, number, rank, send, sleep, string, text};
 
 /// The subscriptions: the id and the filter of each.
 static LISTENERS: Mutex<Vec<(Value, Value)>> = Mutex::new(Vec::new());
@@ -169,10 +169,11 @@ fn call(id: &Value, params: &Value) -> bool {
     true
 }
 
-/// Asks its client as often as it is told to, and answers with what came back; without any state but that
-/// of the request.
+/// Asks its client as often as it is told to, each time after a while if so told, and answers with what came back;
+/// without any state but that of the request.
 fn ask(id: &Value, params: &Value) {
     let args = &params["arguments"];
+    sleep(number(args, "after"));
     let asked: u64 = params["requestState"]
         .as_str()
         .and_then(|state| state.strip_prefix("asked-")?.parse().ok())

@@ -179,7 +179,9 @@ impl Work {
     fn hear(&mut self, call: &CallInFlight, message: &Message) {
         match (message.kind(), message.method()) {
             (Kind::Request, _) => {
-                let mut ask = InputRequest::of(message);
+                // "Each request key MUST be unique over the lifetime of a single task" (ext-tasks, "Task Update
+                // Requests"): a repeated update answers nothing that is asked later.
+                let mut ask = InputRequest::of(message).under_id();
                 if !InputRequest::is_one(&message.method_name()) {
                     return call.refuse(&[ask]);
                 }

@@ -66,6 +66,12 @@ impl InputRequest {
         Message::parse(line.into()).ok()
     }
 
+    /// The same under its id, which no other request of its session has: keys of servers are unique in one result
+    /// alone.
+    pub(crate) fn under_id(self) -> Self {
+        Self { key: None, ..self }
+    }
+
     /// A raw answer as the server gets it: with the task of 2025-11-25 that the request names.
     fn answered_by(&self, answer: &[u8]) -> Bytes {
         let path = ["params", "_meta", RELATED_TASK, "taskId"];
@@ -382,7 +388,8 @@ mod tests {
                 id: Bytes::from_static(b"8"),
                 ..ask.clone()
             };
-            assert_eq!(key(&[ask, other], 1), "8");
+            assert_eq!(key(&[ask.clone(), other], 1), "8");
+            assert_eq!(key(&[ask.under_id()], 0), "7");
         }
     }
 }

@@ -727,6 +727,46 @@ async fn a_server_of_one_session_hears_of_no_tasks() {
     }
 }
 
+/// A client whose update was lost repeats it, and must not answer by it what it has not seen. The server gives both of its
+/// questions one key, as it may where it is asked anew.
+#[tokio::test]
+async fn no_two_questions_of_a_task_have_one_key() {
+    let gateway = gateway("modern", &["server.reply.task_after=200ms"]).await;
+    let tasks = json!({"roots": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}});
+    let client = Modern::at(&gateway.url).with(tasks);
+    let args = json!({"kind": "roots", "times": 2, "after": 800});
+    let task = client.call("ask", args).await["result"].clone();
+    assert_eq!(task["resultType"], "task", "{task}");
+    let key = |state: &Value| {
+        let requests = state["inputRequests"].as_object();
+        requests.and_then(|requests| requests.keys().next().cloned())
+    };
+    let update = async |key: &str, roots: Value| {
+        let responses = json!({key: {"roots": roots}});
+        let params = json!({"taskId": task["taskId"], "inputResponses": responses});
+        client.ask("tasks/update", params).await
+    };
+    let state = client.polled(&task, "input_required").await;
+    let first = key(&state).unwrap();
+    update(&first, json!([])).await;
+    until("another question", || async {
+        let state = client.of_task("tasks/get", &task).await["result"].clone();
+        key(&state).is_some_and(|key| key != first)
+    })
+    .await;
+    let repeated = update(&first, json!([])).await;
+    assert_eq!(repeated["result"]["resultType"], "complete", "{repeated}");
+    let state = client.of_task("tasks/get", &task).await["result"].clone();
+    assert_eq!(state["status"], "input_required", "{state}");
+    let roots = json!([{"uri": "file:///second"}]);
+    update(&key(&state).unwrap(), roots.clone()).await;
+    let state = client.polled(&task, "completed").await;
+    assert_eq!(
+        text_of(&state),
+        json!({"first": {"roots": roots}}).to_string()
+    );
+}
+
 /// A call that may be asked carries what it is asked, so that it needs no child of its own.
 #[tokio::test]
 async fn calls_that_may_be_asked_share_the_child_of_their_caller() {

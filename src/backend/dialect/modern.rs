@@ -401,7 +401,12 @@ impl Modern {
         let answer = match message.result() {
             Some(result) => Bytes::copy_from_slice(result),
             // There are no errors among the answers of this era.
-            None => CANCELLED,
+            None => {
+                let code = message.error().and_then(|error| json::get(error, "code"));
+                let code = code.and_then(|code| str::from_utf8(code).ok()?.parse::<i64>().ok());
+                tracing::debug!(code, "a client answers what it is asked by an error");
+                CANCELLED
+            }
         };
         let is_refused = message.result().is_none() && !ask.is_elicitation;
         self.kept += answer.len();

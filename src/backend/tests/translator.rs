@@ -551,6 +551,43 @@ fn clients_of_this_era_get_the_keys_of_the_server() {
     );
 }
 
+/// 2025-11-25 elicitation: a request without the id is one that its clients refuse.
+#[test]
+fn a_url_to_visit_has_an_id_for_clients_of_other_eras() {
+    for (params, is_for_modern, asked) in [
+        (
+            r#"{"mode":"url","url":"u:"}"#,
+            false,
+            r#"{"elicitationId":"7.1.0","mode":"url","url":"u:"}"#,
+        ),
+        (
+            r#"{"mode":"url","url":"u:"}"#,
+            true,
+            r#"{"_meta":{"lockgate/inputKey":"a"},"mode":"url","url":"u:"}"#,
+        ),
+        (
+            r#"{"mode":"url","elicitationId":"own"}"#,
+            false,
+            r#"{"mode":"url","elicitationId":"own"}"#,
+        ),
+        (r#"{"mode":"form"}"#, false, r#"{"mode":"form"}"#),
+    ] {
+        let mut both = Both::of(Opening::Modern, is_for_modern);
+        both.owner_writes(INITIALIZE);
+        both.server_writes(&answer("1", DISCOVERED));
+        both.owner_writes(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{}}"#);
+        let request = format!(r#"{{"method":"elicitation/create","params":{params}}}"#);
+        let required = format!(
+            r#""result":{{"resultType":"input_required","inputRequests":{{"a":{request}}}}}"#
+        );
+        let (_, asks) = both.server_writes(&answer("7", &required));
+        let expected = format!(
+            r#"{{"jsonrpc":"2.0","id":"7.1.0","method":"elicitation/create","params":{asked}}}"#
+        );
+        assert_eq!(asks, [expected]);
+    }
+}
+
 #[test]
 fn what_a_server_makes_the_gateway_keep_is_bounded() {
     let mut both = begun();

@@ -406,15 +406,36 @@ impl WantedInput {
 /// The most requests of one answer.
 const MAX_REQUESTS: usize = 16;
 
-/// Appends an input request as a request of a session-based server, under a raw id, and with its raw key if
-/// the client will need it.
+/// Appends an input request as a request of a session-based server, under a raw id: with its raw key for a client of this
+/// era, which will need it, and else with what those of other eras need.
 pub(crate) fn push_ask(id: &[u8], request: &[u8], key: Option<&[u8]>, out: &mut BytesMut) {
     let method = json::get(request, "method").and_then(json::decoded);
     let params = json::get(request, "params");
-    let keyed = key.map(|key| with_key(params, key));
-    let params = keyed.as_deref().or(params);
+    let changed = match (key, params) {
+        (Some(key), params) => Some(with_key(params, key)),
+        (None, Some(params)) => with_elicitation_id(params, id),
+        (None, None) => None,
+    };
+    let params = changed.as_deref().or(params);
     jsonrpc::push_request(id, &method.unwrap_or_default(), params, out);
 }
+
+/// The raw parameters of a URL elicitation with the id that it has until 2025-11-25 (elicitation, "URL Mode"): the raw id of
+/// its request. None for others, and for one that has an id.
+fn with_elicitation_id(params: &[u8], id: &[u8]) -> Option<Bytes> {
+    let mode = json::get(params, "mode").and_then(json::decoded)?;
+    if mode != "url" {
+        return None;
+    }
+    let member = [b"\"", ELICITATION_ID.as_bytes(), b"\":", id].concat();
+    let (span, member) = json::with_member(params, Span::whole(params), ELICITATION_ID, member)?;
+    let mut out = BytesMut::with_capacity(params.len() + member.len());
+    json::splice(&mut out, params, &[(span, &member)]);
+    Some(out.freeze())
+}
+
+/// The member with the id of a URL elicitation, which this era does not have.
+const ELICITATION_ID: &str = "elicitationId";
 
 /// A request made again, under another raw id, with the raw answers of the client, by their raw keys, and the
 /// raw state of the server. None for a request without parameters, which is none that may be asked back.

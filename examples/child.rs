@@ -107,6 +107,9 @@ fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static 
     if env("CHILD_SILENT").is_some_and(|silent| silent == method) {
         return None;
     }
+    if env("CHILD_LACKS").is_some_and(|lacks| method.starts_with(&format!("{lacks}/"))) {
+        return Some(Err((-32601, "no such method")));
+    }
     Some(Ok(match method {
         "initialize" if env("CHILD_NO_INIT").is_some() => return None,
         "initialize" if env("CHILD_INIT_ERROR").is_some() => {
@@ -179,6 +182,9 @@ fn initialize(params: &Value) -> Value {
         capabilities
             .as_object_mut()
             .map(|all| all.remove("logging"));
+    }
+    if let (Some(lacks), Some(all)) = (env("CHILD_LACKS"), capabilities.as_object_mut()) {
+        all.remove(&lacks);
     }
     result
 }
@@ -431,7 +437,10 @@ fn plain(id: &Value, name: &str, args: &Value) {
             Ok(()) => "written".into(),
             Err(error) => format!("refused: {error}"),
         },
-        "error" => return fail(id, -32000, "an error of the tool's own"),
+        "error" => {
+            let code = args["code"].as_i64().unwrap_or(-32000);
+            return fail(id, code, "an error of the tool's own");
+        }
         "tool_error" => {
             let content = json!([{"type": "text", "text": "it did not work"}]);
             return answer(id, json!({"content": content, "isError": true}));

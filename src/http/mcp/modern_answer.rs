@@ -44,15 +44,22 @@ pub(super) fn formed(request: &ModernRequest<'_>, accepts: Accepts) -> Accepts {
 
 /// A response that is complete, with the status that its error requires: "If the server does not implement
 /// the requested RPC method, it MUST respond with 404 Not Found" (2026-07-28 streamable-http, "Protocol
-/// Version Header"), and 400 for a lack of a capability (basic, "Per-request protocol fields").
+/// Version Header"), and 400 for a lack of a capability (basic, "Per-request protocol fields"). Servers say the same code
+/// of a tool that they do not have: where they have declared the method it is an error like any other, of which clients read
+/// the body.
 pub(super) fn answered(
     front: &Front,
     request: &ModernRequest<'_>,
     line: Bytes,
     accepts: Accepts,
 ) -> Response {
+    let is_declared = || {
+        front
+            .stateless
+            .is_declared(&request.caller, &request.method)
+    };
     let status = match error_code(&line) {
-        Some(b"-32601") => StatusCode::NOT_FOUND,
+        Some(b"-32601") if !is_declared() => StatusCode::NOT_FOUND,
         Some(b"-32021") => StatusCode::BAD_REQUEST,
         _ => StatusCode::OK,
     };

@@ -305,6 +305,13 @@ impl Group {
         for_all.any(|member| member.server.is_stateless)
     }
 
+    /// Whether the server has declared a capability.
+    pub(super) fn is_declared(&self, capability: &str) -> bool {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let mut declared = members.iter().map(|member| member.capabilities());
+        declared.any(|declared| json::get(declared, capability).is_some())
+    }
+
     /// Whether any session is left.
     pub(super) fn is_alive(&self) -> bool {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);

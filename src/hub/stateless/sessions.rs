@@ -121,6 +121,12 @@ impl Stateless {
         ))))
     }
 
+    /// Whether the server of a caller has declared that it has requests with this method.
+    pub(crate) fn is_declared(&self, caller: &Caller<'_>, method: &str) -> bool {
+        let capability = modern::capability_of(method);
+        capability.is_some_and(|capability| self.group(caller).is_declared(capability))
+    }
+
     /// The revisions that the tenant of an access serves, newest first.
     pub(crate) fn revisions(access: &Access) -> Vec<&'static str> {
         let tenant = access.tenant();

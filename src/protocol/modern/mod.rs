@@ -32,8 +32,8 @@ pub(crate) use self::input::{
 };
 pub(crate) use self::mirrored::{Mirrored, is_mirrored};
 pub(crate) use self::request::{
-    RequestMeta, Round, for_session, input_responses, is_removed, may_be_asked, request_state,
-    salient,
+    RequestMeta, Round, capability_of, for_session, input_responses, is_removed, may_be_asked,
+    request_state, salient,
 };
 pub(crate) use self::session_client::{
     ClientMeta, Mark, ServerAnswer, WantedInput, acknowledged_resources, initialize_result,

@@ -71,6 +71,17 @@ pub(crate) fn is_removed(method: &str) -> bool {
         || method.starts_with("tasks/")
 }
 
+/// The capability that a server declares which has this method; none for methods of extensions, and for those that are none.
+pub(crate) fn capability_of(method: &str) -> Option<&'static str> {
+    match method {
+        "tools/list" | "tools/call" => Some("tools"),
+        "prompts/list" | "prompts/get" => Some("prompts"),
+        "resources/list" | "resources/templates/list" | "resources/read" => Some("resources"),
+        "completion/complete" => Some("completions"),
+        _ => None,
+    }
+}
+
 /// Whether a server may ask a client with these raw capabilities for anything (2026-07-28 mrtr,
 /// `InputRequests`).
 pub(crate) fn may_be_asked(capabilities: &[u8]) -> bool {

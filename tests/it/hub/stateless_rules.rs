@@ -107,6 +107,21 @@ async fn a_refused_initialize_is_no_error_of_the_request() {
     }
 }
 
+/// Streamable HTTP, "Protocol Version Header": 404 is for a method that the server does not have. Clients read no body behind
+/// it, and servers say the same code of a tool that they do not have.
+#[tokio::test]
+async fn only_a_method_that_the_server_does_not_have_is_not_found() {
+    let gateway = with(&["CHILD_LACKS=prompts"]).await;
+    let client = Modern::at(&gateway.url);
+    let tool = client.tool("error", json!({"code": -32601}));
+    assert_eq!(refusal(client.post(&tool).await).await, (200, -32601));
+    for method in ["prompts/list", "prompts/get", "tools/other"] {
+        let message = client.message(method, json!({"name": "greet"}));
+        let refused = refusal(client.post(&message).await).await;
+        assert_eq!(refused, (404, -32601), "{method}");
+    }
+}
+
 /// Pagination: only "whether a non-null value was provided" means anything.
 #[tokio::test]
 async fn a_cursor_that_is_null_is_the_end_of_a_list() {

@@ -197,6 +197,9 @@ fn tools(cursor: Option<&str>) -> Value {
     let schema: Value = serde_json::from_str(&schema).unwrap_or_default();
     let tool = |name: &&str| {
         let mut tool = json!({"name": name, "description": name, "inputSchema": schema});
+        if let Some(schema) = env("CHILD_OUTPUT_SCHEMA").filter(|_| *name == "echo") {
+            tool["outputSchema"] = serde_json::from_str(&schema).unwrap_or_default();
+        }
         if jobs::is_required(name) {
             tool["execution"] = json!({"taskSupport": "required"});
         }

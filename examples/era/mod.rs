@@ -163,6 +163,10 @@ fn call(id: &Value, params: &Value) -> bool {
             text(id, "sent");
         }
         "listeners" => text(id, &json!(*lock(&LISTENERS)).to_string()),
+        "structured" => answer(
+            id,
+            json!({"content": [], "structuredContent": args["value"]}),
+        ),
         "meta" => text(id, &params["_meta"].to_string()),
         _ => return false,
     }

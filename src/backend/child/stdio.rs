@@ -201,6 +201,12 @@ impl Child {
         self.translator = Some(Box::new(translator));
     }
 
+    /// Whether it is a server without sessions.
+    pub(crate) fn is_stateless(&self) -> bool {
+        let translator = self.translator.as_ref();
+        translator.is_some_and(|translator| translator.has_begun())
+    }
+
     /// Returns lines that were read before those that follow.
     pub(crate) fn unread(&mut self, lines: impl IntoIterator<Item = Bytes>) {
         self.ahead.extend(lines);

@@ -118,6 +118,11 @@ impl Translator {
         matches!(self.phase, Phase::Over) && self.inbox.is_empty() && !self.has_large()
     }
 
+    /// Whether the child has shown that it is a server of the modern era.
+    pub(crate) fn has_begun(&self) -> bool {
+        matches!(self.phase, Phase::Begun)
+    }
+
     /// Translates the lines of the owner, up to a large one.
     pub(crate) fn flush(
         &mut self,

@@ -34,7 +34,7 @@ use crate::backend::{
 use crate::{
     base::budget::LargeWork,
     declare::Server,
-    protocol::{Kind, Message, Revision, initialize, modern},
+    protocol::{Kind, Message, Revision, initialize},
     telemetry::{ChildState, Exit},
 };
 
@@ -198,7 +198,7 @@ impl RunningChild {
             .await
             .ok_or(Refused::Failed("backend_exited"))?
             .map_err(|_| Refused::Failed("timeout"))??;
-        if modern::is_stateless(&initialized.result) {
+        if initialized.is_stateless {
             self.routing.let_ask();
         }
         self.child.out().extend_from_slice(initialize::INITIALIZED);

@@ -17,6 +17,7 @@ use crate::base::budget::{Budget, Drawn};
 use crate::protocol::{
     Message, Revision,
     initialize::{self, MAX_CAPABILITIES},
+    modern,
 };
 
 /// A message of a session to a shared child.
@@ -120,6 +121,8 @@ pub(crate) struct Initialized {
     pub(crate) revision: Revision,
     /// Result of `initialize`.
     pub(crate) result: Bytes,
+    /// Whether it is a server without sessions.
+    pub(crate) is_stateless: bool,
     /// Entry of the child in the registry.
     pub(crate) entry: Arc<Entry>,
 }
@@ -307,6 +310,7 @@ impl Initialized {
         Ok(Self {
             revision,
             result: Bytes::copy_from_slice(result),
+            is_stateless: modern::is_stateless(result),
             entry,
         })
     }

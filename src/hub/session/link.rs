@@ -342,6 +342,15 @@ impl Link {
         self.serve(State::Shared(member));
     }
 
+    /// Whether the backend that serves the session is a server without sessions.
+    pub(super) fn is_stateless(&self) -> bool {
+        match &self.state {
+            State::Ready(own) => own.child.is_stateless(),
+            State::Shared(member) => member.initialized.is_stateless,
+            State::Absent | State::Acquiring(_) | State::Initializing { .. } => false,
+        }
+    }
+
     /// Passes the held lines to the backend, which serves from now on.
     fn serve(&mut self, state: State) {
         self.state = state;

@@ -27,7 +27,7 @@ use crate::{
         core::or_never,
         stream::About,
     },
-    protocol::{Kind, LISTENER_STREAM, Message, StreamId, json, jsonrpc, modern::CacheHint},
+    protocol::{Kind, LISTENER_STREAM, Message, StreamId, json, jsonrpc, modern},
     state::{BoxFuture, StoreError},
     telemetry::{Dropped, Outcome, semconv},
 };
@@ -362,14 +362,12 @@ impl Session {
         if is_result {
             self.apply_effect(call.effect, &message);
         }
+        let is_stateless = self.link.is_stateless();
         // After the effect, which is replayed to the next child.
         self.leave_if_idle();
         let mut line = message.into_bytes_with_id(clients_id);
-        if self.link.is_shared()
-            && self.client.transport() != Transport::Stateless
-            && let Some((_, plain)) = CacheHint::take_from(&line)
-        {
-            line = plain;
+        if is_stateless && self.client.transport() != Transport::Stateless {
+            line = modern::for_session_client(call.method, line);
         }
         if let Some((listed, policy)) = call.list.take().filter(|_| is_result) {
             return Ok(Some(List {

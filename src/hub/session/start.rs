@@ -274,7 +274,7 @@ impl Session {
             // A server without sessions asks during one call, so that a shared child of it knows whom it asks. A
             // client of its own era makes the call again itself.
             let can_ask =
-                modern::is_stateless(&result) && self.client.transport() != Transport::Stateless;
+                member.initialized.is_stateless && self.client.transport() != Transport::Stateless;
             let initialize = self.replay.initialize.as_ref().filter(|_| can_ask);
             self.dialect.tell_with_calls(initialize);
             if self.client.transport() != Transport::Stateless {

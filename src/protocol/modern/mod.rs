@@ -36,9 +36,9 @@ pub(crate) use self::request::{
     request_state, salient,
 };
 pub(crate) use self::session_client::{
-    ClientMeta, Mark, ServerAnswer, WantedInput, acknowledged_resources, initialize_result,
-    is_stateless, push_ask, retry, server_capabilities, subscription_of, unmarked,
-    without_subscription,
+    ClientMeta, Mark, ServerAnswer, WantedInput, acknowledged_resources, for_session_client,
+    initialize_result, is_stateless, push_ask, retry, server_capabilities, subscription_of,
+    unmarked, without_subscription,
 };
 pub(crate) use self::tasks::{
     TASKS_REQUIRED, TaskState, TaskStatus, declares_tasks, failed, is_about_task, is_over,

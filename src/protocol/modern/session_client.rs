@@ -4,8 +4,10 @@
 use std::borrow::Cow;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use memchr::memmem;
 
-use super::answer::SUBSCRIPTION;
+use super::answer::{Completion, SUBSCRIPTION};
+use super::cache::CacheHint;
 use super::input::{InputRequest, with_key};
 use super::request::without_tasks;
 use crate::protocol::{
@@ -353,6 +355,69 @@ impl ServerAnswer {
         }
     }
 }
+
+/// An answer of a server of this era to a request with this method, for a client with a session: without what is said of
+/// how long its result may be kept, and without the optional members that clients of older revisions cannot read, who would
+/// refuse the whole answer because of one tool. Until 2025-11-25 a result is structured as an object alone (tools, "Structured
+/// Content").
+pub(crate) fn for_session_client(method: &str, mut answer: Bytes) -> Bytes {
+    if Completion::is_cacheable(method)
+        && let Some((_, plain)) = CacheHint::take_from(&answer)
+    {
+        answer = plain;
+    }
+    let cut = match method {
+        "tools/list" => with_object_schemas(&answer),
+        "tools/call" => with_structured_object(&answer),
+        _ => None,
+    };
+    cut.unwrap_or(answer)
+}
+
+/// A list of tools without output schemas of what is no object; none for one that has none such.
+fn with_object_schemas(answer: &[u8]) -> Option<Bytes> {
+    memmem::find(answer, OUTPUT_SCHEMA.as_bytes())?;
+    let result = json::member(answer, Span::whole(answer), "result")?;
+    let tools = json::member(answer, result, "tools")?;
+    let mut kept = BytesMut::with_capacity(tools.of(answer).len());
+    let mut is_cut = false;
+    let mut items = json::Items::of(tools.of(answer));
+    while let Ok(Some(tool)) = items.next() {
+        kept.put_u8(if kept.is_empty() { b'[' } else { b',' });
+        let schema = json::get(tool, OUTPUT_SCHEMA);
+        let kind = |schema| json::get(schema, "type").and_then(json::decoded);
+        if schema.is_none_or(|schema| kind(schema).as_deref() == Some("object")) {
+            kept.extend_from_slice(tool);
+        } else {
+            is_cut = true;
+            json::push_without(&mut kept, tool, Span::whole(tool), |name| {
+                name == OUTPUT_SCHEMA
+            });
+        }
+    }
+    kept.put_u8(b']');
+    let mut list = BytesMut::with_capacity(answer.len());
+    is_cut.then(|| {
+        json::splice(&mut list, answer, &[(tools, &kept)]);
+        list.freeze()
+    })
+}
+
+/// A result of a tool without what is structured and no object; none for one that has none such.
+fn with_structured_object(answer: &[u8]) -> Option<Bytes> {
+    memmem::find(answer, STRUCTURED.as_bytes())?;
+    let result = json::member(answer, Span::whole(answer), "result")?;
+    let structured = json::member(answer, result, STRUCTURED)?;
+    if structured.of(answer).starts_with(b"{") {
+        return None;
+    }
+    let mut plain = BytesMut::with_capacity(answer.len());
+    json::splice(&mut plain, answer, &[(structured.of_member(answer), b"")]);
+    Some(plain.freeze())
+}
+
+const OUTPUT_SCHEMA: &str = "outputSchema";
+const STRUCTURED: &str = "structuredContent";
 
 impl WantedInput {
     /// The bytes that are kept of it until it is answered.

@@ -92,3 +92,60 @@ fn a_server_is_told_of_no_tasks() {
         }
     }
 }
+
+#[test]
+fn older_clients_get_what_they_can_read() {
+    let list = |first: &str| format!(r#""tools":[{{"name":"a"{first}}},{{"name":"b"}}]"#);
+    for (method, result, expected) in [
+        ("tools/list", list(""), list("")),
+        (
+            "tools/list",
+            list(r#","outputSchema":{"type":"object"}"#),
+            list(r#","outputSchema":{"type":"object"}"#),
+        ),
+        (
+            "tools/list",
+            list(r#","outputSchema":{"type":"array"}"#),
+            list(""),
+        ),
+        (
+            "tools/list",
+            list(r#","outputSchema":{"anyOf":[]}"#),
+            list(""),
+        ),
+        ("tools/list", list(r#","outputSchema":true"#), list("")),
+        (
+            "tools/call",
+            r#""content":[],"structuredContent":{}"#.into(),
+            r#""content":[],"structuredContent":{}"#.into(),
+        ),
+        (
+            "tools/call",
+            r#""structuredContent":[1],"content":[]"#.into(),
+            r#""content":[]"#.into(),
+        ),
+        (
+            "tools/call",
+            r#""content":["structuredContent"],"structuredContent":null"#.into(),
+            r#""content":["structuredContent"]"#.into(),
+        ),
+        (
+            "prompts/get",
+            r#""structuredContent":[1]"#.into(),
+            r#""structuredContent":[1]"#.into(),
+        ),
+        (
+            "tools/list",
+            r#""_meta":{"lockgate/cache":{"ttlMs":1}},"tools":[]"#.into(),
+            r#""tools":[]"#.into(),
+        ),
+    ] {
+        let answer = |result: &str| Bytes::from(format!(r#"{{"id":1,"result":{{{result}}}}}"#));
+        let read = for_session_client(method, answer(&result));
+        assert_eq!(read, answer(&expected), "{method} {result}");
+        // An error is none that has either.
+        let error =
+            Bytes::from_static(br#"{"id":1,"error":{"structuredContent":1,"outputSchema":1}}"#);
+        assert_eq!(for_session_client(method, error.clone()), error);
+    }
+}

@@ -79,6 +79,58 @@ async fn a_client_with_a_session_uses_a_server_without() {
     }
 }
 
+/// Clients of older revisions refuse a whole list for one schema of a result that is no object, and a result that is none
+/// after its call has had its effect.
+#[tokio::test]
+async fn a_client_with_a_session_gets_results_alone_that_it_can_read() {
+    for isolation in ["session", "tenant"] {
+        let set = format!("server.isolation={isolation}");
+        let variables = [
+            "CHILD_ERA=modern",
+            r#"CHILD_OUTPUT_SCHEMA={"type":"array"}"#,
+        ];
+        let gateway = Gateway::of(&[&set], &variables, &[&crate::support::harness::child()]).await;
+        let (session, modern) = (gateway.session().await, Modern::at(&gateway.url));
+        let (list, call) = ("tools/list", "tools/call");
+        let structured =
+            |value: Value| json!({"name": "structured", "arguments": {"value": value}});
+        for (answers, is_read) in [
+            (
+                [
+                    session.ask(list, json!({})).await,
+                    session.ask(call, structured(json!([1]))).await,
+                    session.ask(call, structured(json!({"a": 1}))).await,
+                ],
+                false,
+            ),
+            (
+                [
+                    modern.ask(list, json!({})).await,
+                    modern.ask(call, structured(json!([1]))).await,
+                    modern.ask(call, structured(json!({"a": 1}))).await,
+                ],
+                true,
+            ),
+        ] {
+            let [list, array, object] = answers.map(|answer| answer["result"].clone());
+            let echo = &list["tools"][0];
+            assert_eq!(echo["name"], "echo", "{list}");
+            assert_eq!(
+                echo.get("outputSchema").is_some(),
+                is_read,
+                "{isolation}: {echo}"
+            );
+            assert_eq!(
+                array.get("structuredContent").is_some(),
+                is_read,
+                "{isolation}: {array}"
+            );
+            assert_eq!(array["content"], json!([]), "{array}");
+            assert_eq!(object["structuredContent"], json!({"a": 1}), "{object}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn progress_and_logs_of_a_server_without_sessions_reach_the_call() {
     let gateway = gateway("modern", &[]).await;

@@ -1,9 +1,13 @@
 //! Subscriptions of a session at a modern server: one `subscriptions/listen` at a time, for all that the
 //! session wants to hear (2026-07-28 subscriptions).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use tokio::time::Instant;
 
 use crate::protocol::{
     Message, Method, is_subscribed, json,
@@ -30,16 +34,25 @@ pub(super) struct Listening {
     pending: Option<u64>,
     /// Whether more has changed since that was sent.
     is_stale: bool,
-    /// How often the server has ended one.
+    /// When the latest was requested.
+    sent: Option<Instant>,
+    /// How many the server has ended or refused in a row, each soon after its request.
     ended: u32,
+    /// From when on one is requested again behind too many of these.
+    again_at: Option<Instant>,
+    /// Whether there was none for a while, in which something may have changed.
+    is_behind: bool,
 }
 
 /// A request to subscribe: its raw id and URI.
 type Wanted = (Box<[u8]>, Box<[u8]>);
 
-/// How often one that the server has ended is begun again. A server that ends because of it would be asked
-/// without an end.
+/// How often in a row one that the server has ended soon is begun again at once. A server that ends because of it would
+/// be asked without an end.
 const MOST_ENDED: u32 = 3;
+
+/// How long one lives that has not ended soon, and the time until the next one behind too many that have.
+const CALM: Duration = Duration::from_secs(60);
 
 /// The lists whose changes are told: the capability, and the member of a filter.
 const LISTS: [(&str, &str); 3] = [
@@ -56,12 +69,20 @@ pub(super) struct Out<'o> {
     pub(super) server: &'o mut BytesMut,
     /// Lines for the session, without line ends.
     pub(super) session: &'o mut VecDeque<Bytes>,
+    /// The present time.
+    pub(super) now: Instant,
 }
 
 impl Out<'_> {
     fn answer(&mut self, id: &[u8]) {
         let mut line = BytesMut::new();
         push_result(id, b"{}", &mut line);
+        self.session.push_back(line.freeze());
+    }
+
+    fn tell(&mut self, method: &str, params: Option<&[u8]>) {
+        let mut line = BytesMut::new();
+        push_notification(method, params, &mut line);
         self.session.push_back(line.freeze());
     }
 }
@@ -101,13 +122,14 @@ impl Listening {
             self.is_stale = true;
             return;
         }
-        self.is_stale = false;
+        (self.is_stale, self.again_at) = (false, None);
         if self.lists.is_empty() && self.resources.is_empty() {
             self.end_current(out);
             return;
         }
         self.last += 1;
         self.pending = Some(self.last);
+        self.sent = Some(out.now);
         self.asked = std::mem::take(&mut self.waiting);
         let uris = self.resources.iter().map(|uri| &**uri);
         out.client
@@ -122,10 +144,32 @@ impl Listening {
         }
     }
 
-    /// The server has acknowledged one, and says what it agrees to.
-    pub(super) fn acknowledged(&mut self, id: &[u8], message: &Message, out: &mut Out<'_>) {
+    /// Begins again, at once unless too many have ended soon.
+    fn begin_again(&mut self, out: &mut Out<'_>) {
+        let is_calm = self
+            .sent
+            .is_some_and(|sent| out.now.duration_since(sent) > CALM);
+        self.ended = if is_calm { 1 } else { self.ended + 1 };
+        if self.ended <= MOST_ENDED {
+            self.refresh(out);
+        } else {
+            self.again_at = Some(out.now + CALM);
+            self.is_behind = true;
+        }
+    }
+
+    /// Begins again if that is due: with any message of the session, as there is no clock.
+    pub(super) fn resume(&mut self, out: &mut Out<'_>) {
+        if self.again_at.is_some_and(|at| at <= out.now) {
+            self.refresh(out);
+        }
+    }
+
+    /// The server has acknowledged one, and says what it agrees to. Whether there was none for a while: then the session
+    /// is told that anything may have changed.
+    pub(super) fn acknowledged(&mut self, id: &[u8], message: &Message, out: &mut Out<'_>) -> bool {
         if self.pending.is_none_or(|number| raw_id(number) != id) {
-            return;
+            return false;
         }
         // The one before is left when this one tells the same, so that nothing is missed.
         self.end_current(out);
@@ -141,8 +185,24 @@ impl Listening {
                 out.session.push_back(line.freeze());
             }
         }
+        let was_behind = std::mem::take(&mut self.is_behind);
+        if was_behind {
+            self.tell_all(out);
+        }
         if self.is_stale {
             self.refresh(out);
+        }
+        was_behind
+    }
+
+    /// Tells the session that all may have changed which it wants to hear of.
+    fn tell_all(&self, out: &mut Out<'_>) {
+        for (kind, _) in LISTS.iter().filter(|(_, list)| self.lists.contains(list)) {
+            out.tell(&format!("notifications/{kind}/list_changed"), None);
+        }
+        for uri in &self.resources {
+            let params = [b"{\"uri\":", &**uri, b"}"].concat();
+            out.tell("notifications/resources/updated", Some(&params));
         }
     }
 
@@ -179,13 +239,12 @@ impl Listening {
             }
             if self.is_stale {
                 self.refresh(out);
+            } else if self.current.is_none() {
+                self.begin_again(out);
             }
         } else if is(self.current) {
             self.current = None;
-            self.ended += 1;
-            if self.ended <= MOST_ENDED {
-                self.refresh(out);
-            }
+            self.begin_again(out);
         }
     }
 }

@@ -102,6 +102,7 @@ impl To<'_> {
             client,
             server: self.server,
             session: self.owner,
+            now: self.now,
         }
     }
 }
@@ -155,6 +156,7 @@ impl Modern {
 
     /// Translates a message of the owner.
     pub(super) fn request(&mut self, message: &Message, to: &mut To<'_>) {
+        self.listening.resume(&mut to.listening(&self.client));
         let id = message.id().unwrap_or_default();
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => self.answer(message, to),
@@ -279,7 +281,10 @@ impl Modern {
         };
         if message.method_name() == "notifications/subscriptions/acknowledged" {
             let out = &mut to.listening(&self.client);
-            return self.listening.acknowledged(subscription, message, out);
+            if self.listening.acknowledged(subscription, message, out) {
+                self.results.clear();
+            }
+            return;
         }
         if self.listening.is_heard(subscription, message) {
             to.owner.push_back(modern::without_subscription(message));

@@ -160,6 +160,11 @@ impl Results {
             .sum::<usize>();
     }
 
+    /// Anything may have changed that was told to nobody.
+    pub(super) fn clear(&mut self) {
+        (self.asked, self.kept, self.bytes) = (HashMap::new(), HashMap::new(), 0);
+    }
+
     fn drop_those(&mut self, is_one: impl Fn(&CacheKey, &Kept) -> bool) {
         let dropped = self.kept.extract_if(|key, kept| is_one(key, kept));
         let sizes = dropped.map(|(key, kept)| key.size() + ENTRY + kept.result.len());

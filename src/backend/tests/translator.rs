@@ -420,7 +420,12 @@ fn subscribe(id: u32, uri: &str) -> String {
 
 /// A session that hears of changes of tools.
 fn listening() -> Both {
-    let mut both = Both::new(Opening::Modern);
+    listening_at(Isolation::Session)
+}
+
+/// The same at a child whose sessions are isolated like this.
+fn listening_at(isolation: Isolation) -> Both {
+    let mut both = Both::isolated(Opening::Modern, (false, isolation));
     both.owner_writes(INITIALIZE);
     let discovered = DISCOVERED.replace(
         r#"{"tools":{}}"#,
@@ -512,6 +517,56 @@ fn a_subscription_that_the_server_ends_is_begun_again() {
     );
     let (_, told) = both.server_writes(&answer(r#""listen-7""#, error));
     assert_eq!(told, [answer("9", error)]);
+}
+
+/// Servers end subscriptions when they read their configuration again, and shared ones live for weeks.
+#[test]
+fn a_server_that_ends_subscriptions_now_and_then_is_heard_on() {
+    let ended = |number: u32| answer(&format!(r#""listen-{number}""#), r#""result":{}"#);
+    let listens = |number: u32| format!(r#""id":"listen-{number}""#);
+    let mut both = listening_at(Isolation::Tenant);
+    both.server_writes(&acknowledged(1, ""));
+    for number in 1..10 {
+        both.now += Duration::from_secs(61);
+        let (again, _) = both.server_writes(&ended(number));
+        assert!(again.contains(&listens(number + 1)), "{again}");
+        both.server_writes(&acknowledged(number + 1, ""));
+    }
+    for number in 10..12 {
+        let (again, _) = both.server_writes(&ended(number));
+        assert!(again.contains(&listens(number + 1)), "{again}");
+        both.server_writes(&acknowledged(number + 1, ""));
+    }
+    // Too many at once: it is left alone for a while, and what was kept meanwhile may be stale.
+    assert_eq!(both.server_writes(&ended(12)), (String::new(), vec![]));
+    both.owner_writes(&list(50));
+    both.server_writes(&answer("50", &kept_for(100_000, "public")));
+    both.now += Duration::from_secs(59);
+    assert_eq!(both.owner_writes(&list(51)), "", "it is kept");
+    both.now += Duration::from_secs(2);
+    let again = both.owner_writes(&list(52));
+    assert!(again.contains(&listens(13)), "{again}");
+    both.owner.clear();
+    let (_, told) = both.server_writes(&acknowledged(13, ""));
+    let changed = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+    assert_eq!(told, [changed]);
+    assert!(both.owner_writes(&list(53)).contains("tools/list"));
+    assert_eq!(both.server_writes(&acknowledged(13, "")).1, [""; 0]);
+}
+
+#[test]
+fn a_server_that_refuses_a_subscription_is_asked_again() {
+    let mut both = listening();
+    let refused = |number: u32| {
+        let error = r#""error":{"code":-32603,"message":"not now"}"#;
+        answer(&format!(r#""listen-{number}""#), error)
+    };
+    for number in 1..4 {
+        let (again, told) = both.server_writes(&refused(number));
+        assert!(again.contains(&format!(r#""id":"listen-{}""#, number + 1)));
+        assert!(told.is_empty(), "{told:?}");
+    }
+    assert_eq!(both.server_writes(&refused(4)), (String::new(), vec![]));
 }
 
 #[test]

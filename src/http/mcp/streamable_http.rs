@@ -27,6 +27,7 @@ use crate::{
     protocol::{
         Accepts, Body as Messages, Kind, LAST_EVENT_ID, Message, Method, Revision,
         event::{push_message, push_priming},
+        modern::RequestMeta,
     },
 };
 
@@ -67,13 +68,25 @@ async fn take(
         return Err(refused.answering(body::request_id(access, body).await.as_deref()));
     }
     let messages = body::messages(access, body).await?;
-    if messages.is_modern() || is_modern(admitted, headers) {
+    let names_modern = messages.is_modern() && !is_of_session(headers, &messages);
+    if names_modern || is_modern(admitted, headers) {
         // Boxed, as it would double the room that every request takes.
         return pinned(|| modern::take(front, admitted, &parts, messages, accepts)).await;
     }
     let id = messages.request_id().map(Box::<[u8]>::from);
     let taken = deliver(front, admitted, parts, messages, accepts).await;
     taken.map_err(|refused| refused.answering(id.as_deref()))
+}
+
+/// Whether a message in a session names a revision of sessions in `_meta`, where those have no such field: it stays in its
+/// session. Refused with the revisions that are served, among them its own, its client could do nothing about that.
+fn is_of_session(headers: &HeaderMap, messages: &Messages) -> bool {
+    let Messages::One(message) = messages else {
+        return false;
+    };
+    let named = || RequestMeta::of(message).version;
+    headers.contains_key(headers::SESSION)
+        && named().is_some_and(|named| Revision::parse(&named).is_some())
 }
 
 async fn deliver(

@@ -207,6 +207,25 @@ async fn every_request_says_its_revision_and_its_capabilities() {
     assert_eq!(text_of(&client.answer(&anonymous).await), "1");
 }
 
+/// The field is one of this era, and a name of another one takes no request out of its session.
+#[tokio::test]
+async fn a_request_of_a_session_may_name_its_revision_in_meta() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    let named = |revision: &str| {
+        let meta = json!({"io.modelcontextprotocol/protocolVersion": revision});
+        json!({"name": "counter", "arguments": {}, "_meta": meta})
+    };
+    for count in ["1", "2"] {
+        let answer = session.ask("tools/call", named(NEWEST)).await;
+        assert_eq!(text_of(&answer), count, "in one session");
+    }
+    for other in [MODERN, "2027-01-01"] {
+        let answer = session.ask("tools/call", named(other)).await;
+        assert_eq!(answer["error"]["code"], -32020, "{answer}");
+    }
+}
+
 #[tokio::test]
 async fn a_revision_that_is_not_served_is_refused_with_those_that_are() {
     let gateway = Gateway::start(&[]).await;

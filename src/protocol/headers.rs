@@ -15,6 +15,8 @@ pub(crate) const METHOD: &str = "mcp-method";
 pub(crate) const NAME: &str = "mcp-name";
 /// The first part of the names of fields that mirror arguments, `Mcp-Param-…`.
 pub(crate) const ARGUMENT_PREFIX: &str = "mcp-param-";
+/// The most such fields of a call, for as many annotated arguments of its tool.
+pub(crate) const MAX_ARGUMENTS: usize = 64;
 /// `Last-Event-ID`
 pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use crate::endpoint::{OauthEndpoint, is_well_known};
 use crate::protocol::{
     LAST_EVENT_ID, SESSION_ID,
-    headers::{ARGUMENT_PREFIX, PROTOCOL_VERSION},
+    headers::{ARGUMENT_PREFIX, MAX_ARGUMENTS, PROTOCOL_VERSION},
 };
 
 /// Returns whether a request is a CORS preflight.
@@ -32,7 +32,8 @@ pub(crate) fn preflight(headers: &HeaderMap) -> Response {
         .flat_map(|line| line.to_str().unwrap_or("").split(','))
         .map(|name| name.trim().to_ascii_lowercase())
         .filter(|name| name.starts_with(ARGUMENT_PREFIX) && name.bytes().all(is_token))
-        .take(PARAMS_MAX)
+        // As many as a tool may have, so that preflights are no amplifier.
+        .take(MAX_ARGUMENTS)
         .for_each(|name| {
             allowed.push_str(", ");
             allowed.push_str(&name);
@@ -114,13 +115,26 @@ const REQUEST_HEADERS: [&str; 9] = [
     "mcp-method",
     "mcp-name",
 ];
-/// Limit on `Mcp-Param-` fields in a response, so that preflights are no amplifier. Tools have few
-/// parameters.
-const PARAMS_MAX: usize = 32;
 
 #[cfg(test)]
 mod tests {
     use super::super::cors::*;
+
+    #[test]
+    fn a_preflight_allows_every_argument_that_a_tool_may_mirror() {
+        let names = (0..=MAX_ARGUMENTS).map(|number| format!("Mcp-Param-A{number}"));
+        let names: Vec<String> = names.collect();
+        let mut headers = HeaderMap::new();
+        let asked = HeaderValue::try_from(names.join(", ")).unwrap();
+        headers.insert(ACCESS_CONTROL_REQUEST_HEADERS, asked);
+        let response = preflight(&headers);
+        let allowed = &response.headers()[ACCESS_CONTROL_ALLOW_HEADERS];
+        let allowed: Vec<&str> = allowed.to_str().unwrap().split(", ").collect();
+        for (at, name) in names.iter().enumerate() {
+            let is_allowed = allowed.contains(&&*name.to_ascii_lowercase());
+            assert_eq!(is_allowed, at < MAX_ARGUMENTS, "{name}");
+        }
+    }
 
     #[test]
     fn public_paths() {

@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use super::mirrored::Mirrored;
 use crate::protocol::{
     Span,
-    headers::ARGUMENT_PREFIX,
+    headers::{ARGUMENT_PREFIX, MAX_ARGUMENTS},
     json::{self, Scanner, SyntaxError},
     params::fold,
 };
@@ -144,8 +144,6 @@ impl MirroredArgument {
 
 /// The longest schema with annotations, in bytes: a tool with a longer one is invalid.
 const MAX_SCHEMA: usize = 256 << 10;
-/// The most annotated arguments of a tool: clients send each in a header field.
-const MAX_ARGUMENTS: usize = 64;
 /// The longest way to one, in bytes.
 const MAX_PATH: usize = 4 << 10;
 /// The most bytes that are kept of one list. The header fields of later tools are not checked: their

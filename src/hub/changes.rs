@@ -10,8 +10,9 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use tokio::{sync::mpsc::error::TrySendError, task::JoinHandle};
 
-use super::requests::Hub;
+use super::{core::Handle, requests::Hub};
 use crate::{
     backend::child::Restart,
     declare::{Catalog, Server},
@@ -19,7 +20,8 @@ use crate::{
 };
 
 impl Hub {
-    /// Makes sessions and children follow `catalog`; returns once every session has its command.
+    /// Makes sessions and children follow `catalog`; returns once every session has its command, or after
+    /// `NOTIFY_TIMEOUT`: those whose queue is full get it later.
     ///
     /// A session whose principal may not use its server any more ends at once, with its calls and
     /// streams. Children of a removed server end at once. Children of a server with another launch
@@ -35,13 +37,10 @@ impl Hub {
             std::mem::replace(&mut *followed, Arc::clone(catalog))
         };
         let handles = core.sessions.all();
-        // Concurrently: a busy session must not delay the others.
-        let notified = join_all(handles.iter().map(|handle| core.notify(handle)));
-        if tokio::time::timeout(NOTIFY_TIMEOUT, notified)
-            .await
-            .is_err()
-        {
-            tracing::warn!("a session was not told in time what changed");
+        let late = handles.into_iter().filter_map(|handle| self.tell(handle));
+        let told = join_all(late.collect::<Vec<_>>());
+        if tokio::time::timeout(NOTIFY_TIMEOUT, told).await.is_err() {
+            tracing::warn!("a session was not told in time what changed; it will be");
         }
         for old in before.servers() {
             let found = catalog.find(&old.tenant, &old.name);
@@ -68,6 +67,19 @@ impl Hub {
         let wanted: Vec<Arc<Server>> = catalog.servers().cloned().collect();
         core.pool.keep_warm(&wanted, &core.drain, &core.tracker);
     }
+
+    /// Tells a session what changed for it. Returns the task that waits for room in its queue, if there is none: a
+    /// busy session must not delay the others, and one that was never told would go on without its access.
+    fn tell(&self, handle: Handle) -> Option<JoinHandle<()>> {
+        let change = self.0.change_for(&handle)?;
+        match handle.commands.try_send(change) {
+            Err(TrySendError::Full(change)) => Some(self.0.tracker.spawn(async move {
+                // A session that has ended needs no change.
+                let _ = handle.commands.send(change).await;
+            })),
+            Ok(()) | Err(TrySendError::Closed(_)) => None,
+        }
+    }
 }
 
 /// The revisions that tenants have offered before, and offer no more.
@@ -84,7 +96,7 @@ fn excluded<'c>(
     })
 }
 
-/// The deadline of the commands to all sessions.
+/// The longest wait for sessions whose queues are full.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether a change affects the start of a child.

@@ -91,6 +91,15 @@ impl Hub {
         }
     }
 
+    /// The access of a stream that has been relayed for a while, by the present catalogue.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession` if it is no longer valid.
+    pub(crate) fn renewed(&self, access: &Access) -> Result<Access, Error> {
+        self.0.renewed(access)
+    }
+
     /// The session of a request that was sent to this replica.
     ///
     /// # Errors
@@ -153,6 +162,23 @@ impl Hub {
             return Err(STORE_AWAY);
         }
         Ok(())
+    }
+
+    /// Whether a replica has given no sign of life since it did not answer a request; for requests that no record of
+    /// the directory has brought to it.
+    pub(crate) async fn is_unresponsive(&self, replica: &Replica) -> bool {
+        let core = &self.0;
+        if !core.unresponsive.has(replica) {
+            return false;
+        }
+        let asked = Instant::now();
+        match core.directory.heartbeat_age(replica).await {
+            Ok(sign) => {
+                let sign = sign.unwrap_or(Duration::MAX);
+                core.unresponsive.is_silent(replica, asked, sign)
+            }
+            Err(_) => false,
+        }
     }
 
     /// Marks a replica that did not answer a request: its sessions are `Busy` until its next

@@ -45,6 +45,9 @@ impl Hub {
             if core.sessions.has(id.as_str()) {
                 return Ok(true);
             }
+            // That of a stream which another replica served may be as old as the stream: the next child would start by
+            // what was declared then.
+            let access = core.renewed(&access)?;
             // Before the claim: a lapse during it leaves room for another one, so that the fence is read again.
             let lapses = core.owner.lapses();
             let claimed = core.directory.claim(&id, &record, &core.owner.me).await;
@@ -110,8 +113,10 @@ impl Hub {
             streams,
             born: born(record.age),
         });
-        self.0.sessions.insert(id, handle);
+        self.0.sessions.insert(id, handle.clone());
         self.0.tracker.spawn(session.run(received));
+        // Sessions may have followed a change of the catalogue before this one was among them.
+        self.0.notify(&handle).await;
         Ok(())
     }
 }

@@ -15,11 +15,15 @@ use std::{
 
 use aws_lc_rs::rand::SystemRandom;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Answer, Form, Hub, HubParts, Stores, Transport,
+    core::{Command, Handle},
     ownership::{LookupSource, Place, ReplicaLease},
     stateless::{Caller, Stateless},
 };
@@ -35,7 +39,7 @@ use crate::{
         sandbox::Sandbox,
     },
     config::{Config, Format, Sources},
-    declare::{Server, Tenant},
+    declare::{Catalog, Server, Tenant},
     error::Error,
     manifest::reader,
     protocol::{Body, Message},
@@ -77,6 +81,11 @@ impl Bench {
 
     /// The same with other stores.
     fn over(keys: &Value, change: impl FnOnce(&mut Stores)) -> Self {
+        Self::of(keys, CurrentSnapshot::empty(), change)
+    }
+
+    /// The same, with what requests read of the database.
+    fn of(keys: &Value, snapshot: Arc<CurrentSnapshot>, change: impl FnOnce(&mut Stores)) -> Self {
         let mut server = json!({"command": built("examples/child")});
         for (key, value) in keys.as_object().unwrap() {
             server[key] = value.clone();
@@ -111,7 +120,7 @@ impl Bench {
             config: Arc::new(config),
             random: Arc::new(SystemRandom::new()),
             launcher,
-            snapshot: CurrentSnapshot::empty(),
+            snapshot,
             audit: AuditQueue::disabled(),
             tokens: Arc::new(|_| Box::pin(async { Err(crate::backend::Refused::Missing) })),
             metrics: Arc::new(Metrics::new(None).unwrap()),
@@ -200,6 +209,15 @@ impl Client<'_> {
             Answer::Refused(error) => Err(error),
             _ => panic!("another answer"),
         }
+    }
+
+    /// Sends a notification.
+    async fn tell(&self, method: &str) -> Answer {
+        let message = json!({"jsonrpc": "2.0", "method": method});
+        let body = Body::parse(message.to_string().into()).unwrap();
+        let (hub, by, id) = (&self.bench.hub, Transport::Streamable, self.id.as_str());
+        let told = hub.deliver(&self.access, by, id, body, Form::Json, (None, None));
+        told.await.unwrap().answer().await
     }
 
     async fn pid(&self) -> u64 {
@@ -379,6 +397,13 @@ impl Directory for Gated {
 
     fn open(&self) -> BoxFuture<'_, Result<Vec<Replica>, StoreError>> {
         self.records.open()
+    }
+
+    fn heartbeat_age<'a>(
+        &'a self,
+        replica: &'a Replica,
+    ) -> BoxFuture<'a, Result<Option<Duration>, StoreError>> {
+        self.records.heartbeat_age(replica)
     }
 
     fn close<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, ()> {
@@ -585,6 +610,102 @@ async fn a_server_with_too_many_capabilities_is_not_used() {
         drop(client);
         bench.end().await;
     }
+}
+
+/// The next owner's child was never initialized, and refused every request.
+#[tokio::test]
+async fn a_session_is_initialized_once_the_next_owner_would_know() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let client = bench.open("ada").await;
+    let gate = directory.gate.write().await;
+    let _ = futures_util::poll!(pin!(directory.asked.notified()));
+    let mut told = Box::pin(client.tell("notifications/initialized"));
+    tokio::select! {
+        _ = &mut told => panic!("before it is written"),
+        () = directory.asked.notified() => {}
+    }
+    let early = tokio::time::timeout(Duration::from_millis(500), &mut told).await;
+    assert!(early.is_err(), "before it is written");
+    // There is nothing to write of a second one.
+    let again = client.tell("notifications/initialized").await;
+    assert!(matches!(again, Answer::Accepted));
+    drop(gate);
+    assert!(matches!(told.await, Answer::Accepted));
+    let found = directory.find(&client.id).await.unwrap().unwrap();
+    let record = String::from_utf8(found.record.kept.to_vec()).unwrap();
+    assert!(record.contains(r#""is_initialized":true"#), "{record}");
+    bench.end().await;
+}
+
+/// A session whose child held it up for five seconds went on without its access, until another change.
+#[tokio::test]
+async fn a_session_that_was_busy_for_long_is_told_of_its_revocation() {
+    // No tenant is left.
+    let snapshot = CurrentSnapshot::fixed(Catalog::default());
+    let bench = Bench::of(&json!({}), snapshot, |_| {});
+    let (commands, mut received) = mpsc::channel(1);
+    let drain = Command::Drain(oneshot::channel().0);
+    assert!(commands.try_send(drain).is_ok(), "the queue is full");
+    let handle = Handle {
+        commands,
+        access: Arc::new(bench.access("ada")),
+        transport: Transport::Streamable,
+        born: Instant::now(),
+        fence: Fence(1),
+    };
+    bench
+        .hub
+        .0
+        .sessions
+        .insert(&SessionId("busy".into()), handle);
+    let catalog = Arc::default();
+    let mut follow = Box::pin(bench.hub.follow(&catalog));
+    assert!(futures_util::poll!(&mut follow).is_pending());
+    // As its time limit does.
+    drop(follow);
+    let first = received.recv().await;
+    assert!(matches!(first, Some(Command::Drain(_))));
+    let told = tokio::time::timeout(Duration::from_secs(60), received.recv()).await;
+    assert!(matches!(told, Ok(Some(Command::Change(None)))));
+    bench.end().await;
+}
+
+/// A stream that was relayed for hours claimed its session by what was declared and granted then.
+#[tokio::test]
+async fn an_access_that_is_no_longer_valid_claims_no_session() {
+    let (directory, owner) = replica().await;
+    let snapshot = CurrentSnapshot::fixed(Catalog::default());
+    let bench = Bench::of(&json!({}), snapshot, |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let (access, id) = (bench.access("ada"), SessionId("left".into()));
+    let record = Record {
+        principal: access.principal().key().into(),
+        server: access.server().name.clone(),
+        owner: None,
+        fence: Fence(1),
+        kept: "{}".into(),
+        ttl: Duration::from_secs(60),
+        age: Duration::ZERO,
+    };
+    directory.insert(&id, record, 1).await.unwrap();
+    let found = bench
+        .hub
+        .locate_or_claim(&access, "left", LookupSource::Fresh);
+    assert!(matches!(found.await, Err(Error::NoSession)));
+    let found = directory.find(&id).await.unwrap();
+    assert!(
+        found.is_some_and(|found| found.record.fence == Fence(1)),
+        "untouched"
+    );
+    bench.end().await;
 }
 
 /// Another replica could have claimed it in the time that a lapse leaves.

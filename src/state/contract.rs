@@ -284,6 +284,11 @@ pub(crate) trait Directory: Send + Sync {
     fn beat<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, Result<Heartbeat, StoreError>>;
     /// The replicas that accept new sessions, as of their last heartbeats; none in one process.
     fn open(&self) -> BoxFuture<'_, Result<Vec<Replica>, StoreError>>;
+    /// The age of a replica's last heartbeat; none if that has expired.
+    fn heartbeat_age<'a>(
+        &'a self,
+        replica: &'a Replica,
+    ) -> BoxFuture<'a, Result<Option<Duration>, StoreError>>;
     /// Marks the replica as closed to new sessions; it stays alive.
     fn close<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, ()>;
     /// Withdraws the heartbeat when the replica ends.

@@ -19,7 +19,7 @@ use crate::state::Replica;
 ///
 /// # Errors
 ///
-/// The replica, or the connection to it, has ended.
+/// The replica, or the connection to it, has ended; or it was silent, and has given no sign of life since.
 pub(crate) async fn to_owner(
     front: &Arc<Front>,
     admitted: &Admitted,
@@ -28,6 +28,9 @@ pub(crate) async fn to_owner(
 ) -> Option<Result<Response, HopError>> {
     let is_hop = parts.extensions.get::<Hop>().is_some();
     let cluster = front.cluster.as_ref().filter(|_| !is_hop)?;
+    if front.hub.is_unresponsive(owner).await {
+        return Some(Err(HopError::Send(SendError::Silent)));
+    }
     let forwarding = Forwarding::without_session(front, cluster, admitted, (parts, body));
     Some(match forwarding.once(owner).await {
         Err(HopError::Send(SendError::Full | SendError::NotTaken)) => Ok(owner_unreachable()),

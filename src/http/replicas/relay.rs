@@ -379,14 +379,19 @@ impl Forwarding {
         self.front.hub.limits().memory().caller(&self.access)
     }
 
-    /// Finds the source of the stream behind `cursor`.
-    async fn locate(&self, look: LookupSource, cursor: Option<&str>) -> Lookup {
+    /// Finds the source of the stream behind `cursor`, for a caller that may still have it.
+    async fn locate(&mut self, look: LookupSource, cursor: Option<&str>) -> Lookup {
+        // That of when the stream was opened: its owner followed the changes since.
+        match self.front.hub.renewed(&self.access) {
+            Ok(access) => self.access = access,
+            Err(error) => return Lookup::after(&error),
+        }
         let Self {
             front,
             access,
             session,
             ..
-        } = self;
+        } = &*self;
         match front.hub.locate_or_claim(access, session, look).await {
             Ok(Place::Here) => self.resume_here(cursor).await,
             Ok(Place::There(owner)) => self.resume_at(owner, cursor).await,

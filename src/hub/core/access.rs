@@ -71,14 +71,33 @@ impl Core {
         }
     }
 
+    /// The access by the present catalogue.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession` if it is no longer valid.
+    pub(crate) fn renewed(&self, access: &Access) -> Result<Access, Error> {
+        match self.changed(access) {
+            AccessChange::None => Ok(access.clone()),
+            AccessChange::Renewed(renewed) => Ok(*renewed),
+            AccessChange::Lost => Err(Error::NoSession),
+        }
+    }
+
     /// Sends a session the change of its access, if there is one.
     pub(crate) async fn notify(&self, handle: &Handle) {
-        let access = match self.changed(&handle.access) {
-            AccessChange::None => return,
-            AccessChange::Renewed(access) => Some(access),
-            AccessChange::Lost => None,
-        };
-        // A session that has ended needs no change.
-        let _ = handle.commands.send(Command::Change(access)).await;
+        if let Some(change) = self.change_for(handle) {
+            // A session that has ended needs no change.
+            let _ = handle.commands.send(change).await;
+        }
+    }
+
+    /// The command to a session whose access has changed.
+    pub(crate) fn change_for(&self, handle: &Handle) -> Option<Command> {
+        match self.changed(&handle.access) {
+            AccessChange::None => None,
+            AccessChange::Renewed(access) => Some(Command::Change(Some(access))),
+            AccessChange::Lost => Some(Command::Change(None)),
+        }
     }
 }

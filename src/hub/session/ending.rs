@@ -66,13 +66,17 @@ impl Session {
             EndReason::Drained | EndReason::Fenced | EndReason::Orphaned => StreamEnd::Released,
             _ => StreamEnd::Finished,
         };
-        self.streams.release(end, || {
+        let refusal = || {
             Answer::Refused(if has_successor {
                 STORE_AWAY
             } else {
                 Error::NoSession
             })
-        });
+        };
+        if let Some(reply) = self.lease.take_initialized() {
+            let _ = reply.send(refusal());
+        }
+        self.streams.release(end, refusal);
         commands.close();
         while let Ok(command) = commands.try_recv() {
             // A command that is dropped here is answered with `NoSession`.

@@ -80,8 +80,11 @@ impl Session {
                 self.request(&message, form, seats, reply);
             }
             _ => {
-                let taken = self.one_way(&message);
-                let _ = reply.send(taken.map_or_else(Answer::Refused, |()| Answer::Accepted));
+                let was_initialized = self.replay.is_initialized;
+                match self.one_way(&message) {
+                    Ok(()) => self.accept_recorded(was_initialized, reply),
+                    Err(error) => _ = reply.send(Answer::Refused(error)),
+                }
             }
         }
     }
@@ -192,11 +195,12 @@ impl Session {
     }
 
     fn check_streams(&self) -> Result<(), Error> {
-        if self.client.transport() == Transport::Sse2024 {
-            return Ok(());
-        }
-        let room = self.streams.check_room();
-        if room.is_err() {
+        let room = if self.client.transport() == Transport::Sse2024 {
+            self.streams.check_call(self.calls.count())
+        } else {
+            self.streams.check_room()
+        };
+        if matches!(room, Err(Error::Limit { .. })) {
             self.core.metrics.limited.add(SESSION_STREAMS);
         }
         room

@@ -5,10 +5,13 @@
 use std::{future::poll_fn, sync::atomic::Ordering, task::Poll, time::Duration};
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
-    hub::{ownership::ReplicaLease, stream::Pulse},
+    hub::{
+        ownership::ReplicaLease,
+        stream::{Answer, Pulse},
+    },
     protocol::StreamId,
     state::{BoxFuture, Fence, StoreError},
 };
@@ -26,6 +29,8 @@ pub(super) struct Lease {
     written: Option<Instant>,
     /// Responses whose effect the directory has to know first.
     responses: Vec<(StreamId, Bytes)>,
+    /// The same for the POST of `notifications/initialized`.
+    initialized: Option<oneshot::Sender<Answer>>,
 }
 
 impl Lease {
@@ -37,6 +42,7 @@ impl Lease {
             is_changed: false,
             written: None,
             responses: Vec::new(),
+            initialized: None,
         }
     }
 
@@ -103,7 +109,7 @@ impl Lease {
     /// Whether something is left that the next owner has to find in the record, or a response that waits for that.
     pub(super) fn is_unsettled(&self) -> bool {
         let is_unwritten = self.is_registered() && (self.is_changed || self.is_writing());
-        is_unwritten || !self.responses.is_empty()
+        is_unwritten || !self.responses.is_empty() || self.initialized.is_some()
     }
 
     /// Waits for the write under way; forever without one. Cancel-safe.
@@ -122,6 +128,16 @@ impl Lease {
     /// Holds a response until the write under way has ended.
     pub(super) fn hold_response(&mut self, stream: StreamId, line: Bytes) {
         self.responses.push((stream, line));
+    }
+
+    /// Holds the answer to `notifications/initialized` likewise.
+    pub(super) fn hold_initialized(&mut self, reply: oneshot::Sender<Answer>) {
+        self.initialized = Some(reply);
+    }
+
+    /// Takes the answer that was held.
+    pub(super) fn take_initialized(&mut self) -> Option<oneshot::Sender<Answer>> {
+        self.initialized.take()
     }
 
     /// Takes the responses that were held.

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     select,
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     time::{Instant, sleep_until},
 };
 
@@ -238,6 +238,20 @@ impl Session {
         Ok(())
     }
 
+    /// Accepts a message that its client does not send again, if it was the one that initialized the session: only
+    /// when the record is written, or the next owner would start a child that is never initialized.
+    pub(super) fn accept_recorded(
+        &mut self,
+        was_initialized: bool,
+        reply: oneshot::Sender<Answer>,
+    ) {
+        if !was_initialized && self.replay.is_initialized && self.lease.is_writing() {
+            self.lease.hold_initialized(reply);
+        } else {
+            let _ = reply.send(Answer::Accepted);
+        }
+    }
+
     /// Writes the changes of the record, or extends its time to live, unless a write is under way.
     /// Returns the time of the next write.
     pub(super) fn write_record(&mut self, now: Instant) -> Option<Instant> {
@@ -259,6 +273,10 @@ impl Session {
         match written {
             Ok(()) if self.lease.is_changed() => _ = self.write_record(Instant::now()),
             Ok(()) => {
+                if let Some(reply) = self.lease.take_initialized() {
+                    // A client that is gone needs no answer.
+                    let _ = reply.send(Answer::Accepted);
+                }
                 for (stream, line) in self.lease.take_responses() {
                     let finished = self.streams.finish_call(stream, Some(line));
                     self.handle_write(finished);

@@ -205,12 +205,13 @@ impl Session {
                     self.handle_write(written);
                     self.pacing.wait_in_line().await;
                 }
+                // Begun only by the first poll, and responses wait for it: a busy child must not hold it up.
+                written = self.lease.write_done(), if self.lease.is_writing() => {
+                    self.record_written(written);
+                }
                 Some(command) = commands.recv() => self.commands(command, &mut commands).await,
                 event = self.link.next(), if self.may_read_child() => {
                     self.events(event, &mut commands).await;
-                }
-                written = self.lease.write_done(), if self.lease.is_writing() => {
-                    self.record_written(written);
                 }
             }
             if self.lifetime.is_draining() && !self.is_busy() && self.is_settled() {

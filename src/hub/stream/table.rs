@@ -45,6 +45,12 @@ pub(crate) struct Streams {
     metrics: Arc<Metrics>,
 }
 
+/// The refusal of a stream or a call beyond the limit of a session.
+const NO_ROOM: Error = Error::Limit {
+    what: "streams and calls of the session",
+    retry: Duration::from_secs(1),
+};
+
 /// What is left of a share that is full: less than the next events take.
 const FULL: i64 = 4 << 10;
 
@@ -237,8 +243,20 @@ impl Streams {
     /// Whether one more stream may begin.
     pub(crate) fn check_room(&self) -> Result<(), Error> {
         if self.open.len() > self.limits.streams {
-            let (what, retry) = ("streams and calls of the session", Duration::from_secs(1));
-            return Err(Error::Limit { what, retry });
+            return Err(NO_ROOM);
+        }
+        Ok(())
+    }
+
+    /// Whether one more call may begin whose response is an event of the listener, beside this many. Each writes the
+    /// ids of all of them to the log, which may be slower than the client.
+    pub(crate) fn check_call(&self, calls: usize) -> Result<(), Error> {
+        if calls >= self.limits.streams {
+            return Err(NO_ROOM);
+        }
+        if self.writes.are_too_many() {
+            let (what, retry) = ("the event log is behind", Duration::from_secs(1));
+            return Err(Error::Busy { what, retry });
         }
         Ok(())
     }

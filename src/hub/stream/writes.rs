@@ -146,8 +146,12 @@ impl Writes {
     /// Whether so much is under way that the child has to wait: more than a session may have, or, while the share
     /// has no room for it, any of a few that were written together.
     pub(crate) fn is_full(&self) -> bool {
-        let is_too_much = self.queue.len() > MAX_WRITES || self.bytes > MAX_BYTES;
-        is_too_much || self.is_waited_for && self.drawn.is_too_much()
+        self.are_too_many() || self.is_waited_for && self.drawn.is_too_much()
+    }
+
+    /// Whether more is under way than a session may have.
+    pub(super) fn are_too_many(&self) -> bool {
+        self.queue.len() > MAX_WRITES || self.bytes > MAX_BYTES
     }
 
     /// Begins a write; returns it if it is acknowledged at once.
@@ -244,8 +248,9 @@ impl Writes {
 impl Write {
     fn bytes(&self) -> usize {
         match self {
-            Self::Event { line, .. } => line.len(),
-            Self::Open { .. } | Self::End => 0,
+            Self::Event { line, calls, .. } => line.len() + calls.as_ref().map_or(0, Bytes::len),
+            Self::Open { calls, .. } => calls.len(),
+            Self::End => 0,
         }
     }
 
@@ -309,6 +314,32 @@ mod tests {
         assert!(writes.queue.capacity() <= 9, "{}", writes.queue.capacity());
         assert_eq!(share.used(), WEIGHT + 10);
         writes.close();
+        assert_eq!((share.used(), writes.bytes), (0, 0));
+    }
+
+    /// Writes of HTTP+SSE had no length, though each has the ids of all calls that wait.
+    #[tokio::test]
+    async fn the_ids_of_calls_count_as_bytes_under_way() {
+        let share = Budget::new(u64::MAX >> 1).share();
+        let mut writes = writes(&share);
+        let calls = Bytes::from(vec![0; MAX_BYTES / 2]);
+        let open = Write::Open {
+            last: 0,
+            calls: calls.clone(),
+        };
+        let event = Write::Event {
+            number: 1,
+            line: "{}".into(),
+            calls: Some(calls),
+        };
+        writes.enqueue(Box::pin(ready(Ok(()))), StreamId::default(), open);
+        assert!(!writes.are_too_many());
+        writes.enqueue(Box::pin(ready(Ok(()))), StreamId::default(), event);
+        assert!(writes.are_too_many() && writes.is_full());
+        assert_eq!(share.used(), 2 * WEIGHT + MAX_BYTES as u64 + 2);
+        for _ in 0..2 {
+            writes.next().await.unwrap();
+        }
         assert_eq!((share.used(), writes.bytes), (0, 0));
     }
 

@@ -201,6 +201,13 @@ impl Directory for MemoryDirectory {
         Box::pin(ready(Ok(Vec::new())))
     }
 
+    fn heartbeat_age<'a>(
+        &'a self,
+        _: &'a Replica,
+    ) -> BoxFuture<'a, Result<Option<Duration>, StoreError>> {
+        Box::pin(ready(Ok(Some(Duration::ZERO))))
+    }
+
     fn close<'a>(&'a self, _: &'a Replica) -> BoxFuture<'a, ()> {
         Box::pin(ready(()))
     }

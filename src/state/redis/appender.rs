@@ -2,7 +2,7 @@
 //!
 //! One task writes for all sessions. The writes of a session in one batch are one script call,
 //! which applies all of them or none. Writes that Redis did not take, or may not have taken, come
-//! first in the next batch; repeating a write changes nothing.
+//! first in the next batch, in halves; repeating a write changes nothing.
 
 #![expect(
     clippy::disallowed_types,
@@ -83,9 +83,11 @@ pub(super) enum Operation {
 
 impl Operation {
     fn bytes(&self) -> usize {
+        let length = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
         match self {
-            Self::Append { event, .. } => event.as_ref().map_or(0, Bytes::len),
-            _ => 0,
+            Self::Open(_, calls) => calls.len(),
+            Self::Append { event, calls, .. } => length(event) + length(calls),
+            Self::End { .. } | Self::Forget | Self::Barrier => 0,
         }
     }
 
@@ -180,9 +182,10 @@ impl Appender {
         self.queue.close();
     }
 
-    /// Writes until the queue is empty. Cancel-safe: `batch` keeps every write without a result.
+    /// Writes until the queue is empty. Cancel-safe: `batch` keeps every write without a result. After a failure,
+    /// the next try has half as many.
     async fn write_all(&self, batch: &mut VecDeque<Write>) {
-        let mut delay = RETRY_DELAY.0;
+        let (mut delay, mut most) = (RETRY_DELAY.0, MAX_BATCH.0);
         loop {
             self.queue.fill(batch);
             batch.retain(|write| {
@@ -199,8 +202,11 @@ impl Appender {
                 }
                 continue;
             }
-            self.write(batch).await;
-            if batch.is_empty() {
+            let (before, tried) = (batch.len(), batch.len().min(most));
+            self.write(batch, tried).await;
+            let is_written = batch.len() + tried == before;
+            most = next_most(most, tried, is_written);
+            if is_written {
                 delay = RETRY_DELAY.0;
             } else {
                 sleep(delay).await;
@@ -209,9 +215,9 @@ impl Appender {
         }
     }
 
-    /// Writes a batch. Writes that Redis did not take stay in it, in order.
-    async fn write(&self, batch: &mut VecDeque<Write>) {
-        let groups = groups(batch);
+    /// Writes the first `count` of a batch. Writes that Redis did not take stay in it, in order.
+    async fn write(&self, batch: &mut VecDeque<Write>, count: usize) {
+        let groups = groups(batch, count);
         let sent: Vec<usize> = (0..groups.len())
             .filter(|group| {
                 groups[*group]
@@ -330,6 +336,15 @@ impl Operation {
     }
 }
 
+/// The most writes of the next try. What is too much for the time limit would fail for ever, and hold up all sessions.
+fn next_most(most: usize, tried: usize, is_written: bool) -> usize {
+    if is_written {
+        (most * 2).min(MAX_BATCH.0)
+    } else {
+        (tried / 2).max(1)
+    }
+}
+
 /// The writes of a batch that form one script call: same session, fence and epoch.
 struct Group {
     session: SessionId,
@@ -337,10 +352,11 @@ struct Group {
     writes: Vec<usize>,
 }
 
-fn groups(batch: &VecDeque<Write>) -> Vec<Group> {
+/// The groups of the first `count` writes.
+fn groups(batch: &VecDeque<Write>, count: usize) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let mut last: HashMap<&SessionId, usize> = HashMap::new();
-    for (at, write) in batch.iter().enumerate() {
+    for (at, write) in batch.iter().take(count).enumerate() {
         let session = &write.at.session;
         let known = last.get(session).copied().filter(|group| {
             let first = &batch[groups[*group].writes[0]];
@@ -373,21 +389,25 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 mod tests {
     use super::super::appender::*;
 
+    fn write(session: &str, operation: Operation) -> Write {
+        let at = At {
+            session: SessionId(session.into()),
+            stream: StreamId::default(),
+            fence: Fence(1),
+            epoch: 1,
+        };
+        Write {
+            at,
+            operation,
+            done: oneshot::channel().0,
+        }
+    }
+
     #[test]
     fn the_queue_gives_back_the_room_of_what_batches_took() {
         let (queue, mut batch) = (Queue::default(), VecDeque::new());
         for _ in 0..10_000 {
-            let at = At {
-                session: SessionId("s".into()),
-                stream: StreamId::default(),
-                fence: Fence(1),
-                epoch: 1,
-            };
-            queue.push(Write {
-                at,
-                operation: Operation::Barrier,
-                done: oneshot::channel().0,
-            });
+            queue.push(write("s", Operation::Barrier));
         }
         while !queue.is_empty() {
             queue.fill(&mut batch);
@@ -395,5 +415,54 @@ mod tests {
         }
         let room = queue.locked().queue.capacity();
         assert!(room <= 8, "{room}");
+    }
+
+    /// A thousand lists of ids were one batch, which Redis never took within its time.
+    #[test]
+    fn the_ids_of_calls_are_bytes_of_a_batch() {
+        let calls = Bytes::from(vec![b' '; MAX_BATCH.1 / 2]);
+        for with_event in [false, true] {
+            let operation = || {
+                if !with_event {
+                    return Operation::Open(0, calls.clone());
+                }
+                Operation::Append {
+                    number: 1,
+                    event: None,
+                    trim_before: 0,
+                    calls: Some(calls.clone()),
+                }
+            };
+            let (queue, mut batch) = (Queue::default(), VecDeque::new());
+            for _ in 0..10 {
+                queue.push(write("s", operation()));
+            }
+            queue.fill(&mut batch);
+            assert_eq!((batch.len(), queue.len()), (2, 8), "{with_event}");
+        }
+    }
+
+    /// What Redis did not take within its time was repeated as it was, for ever.
+    #[test]
+    fn a_batch_that_fails_is_repeated_in_halves() {
+        let most = next_most(MAX_BATCH.0, 9, false);
+        assert_eq!((most, next_most(most, 4, false)), (4, 2));
+        assert_eq!(next_most(1, 1, false), 1);
+        assert_eq!(next_most(4, 4, true), 8);
+        assert_eq!(next_most(MAX_BATCH.0, 3, true), MAX_BATCH.0);
+    }
+
+    #[test]
+    fn a_part_of_a_batch_has_its_first_writes() {
+        let sessions = ["a", "b", "a", "a", "b"];
+        let batch = sessions.map(|session| write(session, Operation::Forget));
+        let parts = groups(&batch.into(), 3);
+        let parts = parts
+            .iter()
+            .map(|group| (group.session.as_str(), &group.writes[..]));
+        assert_eq!(
+            parts.collect::<Vec<_>>(),
+            [("a", &[0, 2][..]), ("b", &[1][..])]
+        );
     }
 }

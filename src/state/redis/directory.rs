@@ -102,10 +102,9 @@ impl RedisDirectory {
             ttl: Duration::from_millis(ttl),
             age: Duration::from_millis(age),
         };
-        let ttl_left = u64::try_from(ttl_left).ok().map(Duration::from_millis);
         Ok(Some(Found {
             record,
-            heartbeat_age: ttl_left.map(|left| HEARTBEAT_TTL.saturating_sub(left)),
+            heartbeat_age: heartbeat_age(ttl_left),
         }))
     }
 }
@@ -152,6 +151,18 @@ impl Directory for RedisDirectory {
                 boot: boot.into(),
             };
             Ok(replicas.map(replica).collect())
+        })
+    }
+
+    fn heartbeat_age<'a>(
+        &'a self,
+        replica: &'a Replica,
+    ) -> BoxFuture<'a, Result<Option<Duration>, StoreError>> {
+        Box::pin(async move {
+            let mut command = redis::cmd("PTTL");
+            command.arg(self.redis.key(&format!("replica:{}", replica.boot)));
+            let ttl_left = read(self.redis.command(command).await?)?;
+            Ok(heartbeat_age(ttl_left))
         })
     }
 
@@ -278,6 +289,12 @@ impl Directory for RedisDirectory {
             .arg("remove");
         Box::pin(self.change(call, true))
     }
+}
+
+/// The age of a heartbeat that stands for as many milliseconds more; none for a negative number.
+fn heartbeat_age(ttl_left: i64) -> Option<Duration> {
+    let left = Duration::from_millis(u64::try_from(ttl_left).ok()?);
+    Some(HEARTBEAT_TTL.saturating_sub(left))
 }
 
 /// Address and boot id; both empty without an owner.

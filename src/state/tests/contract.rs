@@ -393,6 +393,8 @@ async fn sessions_are_added_once_and_found(side: &Side, other: &Replica) {
     assert_eq!((known.owner, known.fence), (expected.owner, Fence(1)));
     assert_eq!((known.kept, known.ttl), (expected.kept, expected.ttl));
     assert!(known.age < Duration::from_secs(5) && found.heartbeat_age.is_some());
+    let age = directory.heartbeat_age(&side.me).await.unwrap();
+    assert!(age.is_some_and(|age| age < Duration::from_secs(5)));
 }
 
 async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {

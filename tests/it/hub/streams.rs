@@ -416,6 +416,29 @@ async fn http_sse_begins_with_initialize() {
     assert!(legacy.initialize().await["result"].is_object());
 }
 
+/// Each call writes the ids of all to the log of several replicas: a thousand of one session held up everybody's.
+#[tokio::test]
+async fn http_sse_has_as_many_calls_as_streams() {
+    let gateway = Gateway::start(&["stream.per_session=2"]).await;
+    let mut legacy = Legacy::connect(&gateway, None).await;
+    legacy.initialize().await;
+    let call = |id: &str| tool_call(json!(id), "hang", json!({}));
+    for id in ["a", "b"] {
+        assert_eq!(legacy.post(&call(id)).await.status(), StatusCode::ACCEPTED);
+    }
+    let refused = legacy.post(&call("c")).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(refused.headers().contains_key("retry-after"));
+    let ping = json!({"jsonrpc": "2.0", "id": "p", "method": "ping"});
+    assert_eq!(legacy.post(&ping).await.status(), StatusCode::ACCEPTED);
+    let (_, pong) = legacy.events.message().await.unwrap();
+    assert_eq!(pong["id"], "p");
+    let cancelled = json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
+        "params": {"requestId": "a"}});
+    assert_eq!(legacy.post(&cancelled).await.status(), StatusCode::ACCEPTED);
+    assert_eq!(legacy.post(&call("c")).await.status(), StatusCode::ACCEPTED);
+}
+
 /// 2025-03-26 and 2025-06-18 transports, "Sending Messages to the Server": "The server SHOULD NOT close the SSE
 /// stream before sending the JSON-RPC response". `close_after` is of the revision that has polling.
 #[tokio::test]

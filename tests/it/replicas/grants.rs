@@ -10,11 +10,13 @@ use std::{
 };
 
 use reqwest::{Client, Method, StatusCode};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
     auth::external_tokens::bearer,
+    database::persistence::mark,
     oauth::{
         client_metadata_documents::Site,
         tokens::{redeems_once, refreshes_once},
@@ -220,6 +222,77 @@ async fn operate(pair: &Pair, path: &str) {
     let url = format!("{}/api/v1{path}", first.origin());
     let gone = send(Method::DELETE, &url, &first.administrator(), None).await;
     assert_eq!(gone.status, StatusCode::NO_CONTENT, "{}", gone.body);
+}
+
+/// The fence of a session in Redis: the number of its owner.
+fn fence(pair: &Pair, session: &Session) -> String {
+    let end = format!("{{{}}}", session.id.as_deref().unwrap());
+    let key = pair
+        .redis
+        .keys()
+        .into_iter()
+        .find(|key| key.ends_with(&end));
+    let fence = pair.redis.command(&["HGET", &key.unwrap(), "fence"]);
+    fence.text()
+}
+
+/// The stream claimed the session for the server of when it was opened, whose child started again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_a_relayed_stream_takes_over_has_the_server_of_now() {
+    let server = json!({"command": child(), "env": {"MARK": "1"}});
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": server}}});
+    let pair = Pair::of(json!({"public_url": "http://127.0.0.1:8080"}), tenants).await;
+    let [first, second] = pair.both();
+    let here = first.session("a", "x").await;
+    let mut there = here.again();
+    there.url = format!("{}/t/a/x/mcp", second.origin());
+    assert_eq!(mark(&there).await, "1");
+    let listener = there.listen().await;
+    let url = format!("{}/api/v1/tenants/a/servers/x", first.origin());
+    let operator = first.administrator();
+    let before = send(Method::GET, &url, &operator, None).await;
+    let mut spec = before.body["spec"].clone();
+    spec["env"]["MARK"] = json!("2");
+    let put = send(Method::PUT, &url, &operator, Some(&spec)).await;
+    assert!(put.status.is_success(), "{}", put.body);
+    for replica in pair.both() {
+        until("the new server", async || {
+            mark(&replica.session("a", "x").await).await == "2"
+        })
+        .await;
+    }
+    first.send(Signal::KILL);
+    // By the stream: no request of the session is made.
+    until("the takeover", async || fence(&pair, &here) == "2").await;
+    assert_eq!(mark(&there).await, "2");
+    drop(listener);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_of_a_deleted_user_takes_over_no_session() {
+    let pair = Pair::issuing(json!({})).await;
+    let [first, second] = pair.both();
+    let app = App::public(second, "a").await;
+    let token = app.tokens().await.text("access_token");
+    let here = session(first, "a", &token).await;
+    let there = by(&here, second, &token);
+    let mut listener = there.listen().await;
+    // The owner cannot be told.
+    first.send(Signal::STOP);
+    let url = format!("{}/api/v1/tenants/a/users/ada", second.origin());
+    let gone = send(Method::DELETE, &url, &first.administrator(), None).await;
+    assert_eq!(gone.status, StatusCode::NO_CONTENT, "{}", gone.body);
+    until("no entry", async || {
+        let stranger = Session::at(bearer(&token), there.url.clone());
+        stranger.get(None).await.status() == StatusCode::UNAUTHORIZED
+    })
+    .await;
+    first.send(Signal::KILL);
+    within("the end of the stream", async {
+        while listener.next().await.is_some() {}
+    })
+    .await;
+    assert_eq!(fence(&pair, &here), "1");
 }
 
 #[tokio::test(flavor = "multi_thread")]

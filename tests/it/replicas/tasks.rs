@@ -1,8 +1,11 @@
 //! Tasks of clients of revision 2026-07-28 at two replicas: any replica answers for a task, and a result
 //! outlives the replica that had it.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::support::{
     harness::{child, json_of, text_of, until},
@@ -81,6 +84,27 @@ async fn a_result_outlives_its_replica_and_a_call_does_not() {
     assert_eq!(state["createdAt"], running["createdAt"]);
     let taken = first.of_task("tasks/cancel", &running).await;
     assert_eq!(taken["result"]["resultType"], "complete", "{taken}");
+}
+
+/// Each poll waited four seconds for the same replica.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_replica_is_not_asked_again_before_its_next_heartbeat() {
+    let pair = pair().await;
+    let [first, second] = clients(&pair);
+    let task = begun(&second, "hang", json!({})).await;
+    first.polled(&task, "working").await;
+    let get = first.message("tasks/get", json!({"taskId": task["taskId"]}));
+    pair.both()[1].send(Signal::STOP);
+    let began = Instant::now();
+    first.post(&get).await;
+    assert!(began.elapsed() > Duration::from_secs(2), "it is asked once");
+    for _ in 0..3 {
+        let began = Instant::now();
+        first.post(&get).await;
+        assert!(began.elapsed() < Duration::from_secs(2), "asked again");
+    }
+    pair.both()[1].send(Signal::CONT);
+    first.polled(&task, "working").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -151,6 +151,10 @@ impl Access {
                 AccessBasis::Token => AssertedBasis::Token,
                 AccessBasis::Own(basis) => AssertedBasis::Own(basis.numbers()),
             },
+            groups_since_s: match &self.basis {
+                AccessBasis::Own(basis) => basis.since_s(),
+                _ => 0,
+            },
             is_bound: self.is_bound,
         };
         assertion.encode()
@@ -278,7 +282,10 @@ impl Authenticated {
                 AssertedBasis::ApiKey(hash) => AccessBasis::ApiKey(hash),
                 AssertedBasis::OwnKey(hash) => AccessBasis::OwnKey(hash),
                 AssertedBasis::Token => AccessBasis::Token,
-                AssertedBasis::Own(all) => AccessBasis::Own(builtin::GrantBasis::of_numbers(all)),
+                AssertedBasis::Own(all) => {
+                    let basis = builtin::GrantBasis::of_numbers(all, said.groups_since_s);
+                    AccessBasis::Own(basis)
+                }
             },
             is_bound: said.is_bound,
             key: None,
@@ -402,6 +409,10 @@ struct Assertion {
     scopes: Vec<String>,
     groups: Vec<String>,
     basis: AssertedBasis,
+    /// The time since which a token of the tenant's own authorization server claims the groups, in seconds since 1970.
+    /// Replicas of an older release do not say so.
+    #[serde(default)]
+    groups_since_s: u64,
     /// Whether a key was proved with the token. Replicas of an older release do not say so.
     #[serde(default)]
     is_bound: bool,
@@ -540,6 +551,24 @@ mod tests {
                 assert_eq!(one.key() == other.key(), at == other_at);
             }
         }
+    }
+
+    #[test]
+    fn another_replica_is_told_since_when_groups_are_claimed() {
+        let catalog = catalog("mode: builtin", "", "");
+        let (tenant, server) = catalog.find("a", "x").unwrap();
+        let basis = builtin::GrantBasis::of_numbers(vec![(1, "k".to_owned())], 100);
+        let known = Authenticated {
+            principal: Principal::new("a", Some("i"), Some("ada"), Some("c_app")),
+            scopes: Arc::default(),
+            groups: Groups::default(),
+            basis: AccessBasis::Own(basis.clone()),
+            is_bound: false,
+            key: None,
+        };
+        let caller = known.access(&tenant, &server).unwrap().caller();
+        let asserted = Authenticated::asserted("a", &caller).unwrap();
+        assert_eq!(asserted.basis, AccessBasis::Own(basis));
     }
 
     #[test]

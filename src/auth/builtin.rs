@@ -35,40 +35,62 @@ pub(super) struct OwnToken {
 
 /// The grant and signing key of a token, or of all tokens that were used with a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct GrantBasis(Arc<[(Uuid, Arc<str>)]>);
+pub(super) struct GrantBasis {
+    tokens: Arc<[(Uuid, Arc<str>)]>,
+    /// The time since which the claimed groups are those of the subject, in seconds since 1970: that of the log-in, or
+    /// of the assertion of the identity provider.
+    since_s: u64,
+}
 
 impl GrantBasis {
-    fn of(grant: Uuid, kid: &str) -> Self {
-        Self(Arc::new([(grant, kid.into())]))
+    fn of(grant: Uuid, kid: &str, since_s: u64) -> Self {
+        let tokens = Arc::new([(grant, kid.into())]);
+        Self { tokens, since_s }
     }
 
     /// Grants and keys, to be told to another replica.
     pub(super) fn numbers(&self) -> Vec<(u128, String)> {
-        let all = self.0.iter();
+        let all = self.tokens.iter();
         all.map(|(grant, kid)| (grant.as_u128(), kid.to_string()))
             .collect()
     }
 
-    /// As another replica told them.
-    pub(super) fn of_numbers(all: Vec<(u128, String)>) -> Self {
-        let all = all.into_iter();
-        Self(
-            all.map(|(grant, kid)| (Uuid::from_u128(grant), kid.into()))
-                .collect(),
-        )
+    /// The time since which the claimed groups are those of the subject, to be told to another replica.
+    pub(super) fn since_s(&self) -> u64 {
+        self.since_s
     }
 
-    /// Returns the union with `other`, or `None` if that adds nothing.
+    /// As another replica told them.
+    pub(super) fn of_numbers(all: Vec<(u128, String)>, since_s: u64) -> Self {
+        let all = all.into_iter();
+        Self {
+            tokens: all
+                .map(|(grant, kid)| (Uuid::from_u128(grant), kid.into()))
+                .collect(),
+            since_s,
+        }
+    }
+
+    /// Returns the union with `other`, or `None` if that adds nothing. The time stays that of the groups here.
     pub(super) fn joined(&self, other: &Self) -> Option<Self> {
-        let is_new = |one: &&(Uuid, Arc<str>)| !self.0.contains(one);
-        let new: Vec<_> = other.0.iter().filter(is_new).cloned().collect();
+        let is_new = |one: &&(Uuid, Arc<str>)| !self.tokens.contains(one);
+        let new: Vec<_> = other.tokens.iter().filter(is_new).cloned().collect();
         if new.is_empty() {
             return None;
         }
         // The oldest are dropped first, so that a flood of tokens cannot grow the list.
-        let all = self.0.iter().cloned().chain(new);
+        let all = self.tokens.iter().cloned().chain(new);
         let excess = all.clone().count().saturating_sub(JOINED);
-        Some(Self(all.skip(excess).collect()))
+        Some(Self {
+            tokens: all.skip(excess).collect(),
+            since_s: self.since_s,
+        })
+    }
+
+    /// Reports whether a word about the groups of the subject, given at a time, is older than the claimed groups.
+    fn is_after(&self, at_ms: i64) -> bool {
+        let since_ms = i64::try_from(self.since_s.saturating_mul(1000));
+        since_ms.unwrap_or(i64::MAX) > at_ms
     }
 }
 
@@ -155,6 +177,7 @@ impl Tokens {
         let grant = token.text("grant")?.and_then(|id| Uuid::try_parse(id).ok());
         let grant = grant.ok_or("no grant")?;
         token.numeric_date("iat")?.ok_or("no iat")?;
+        let since_s = token.numeric_date("auth_time")?.unwrap_or(0);
         if !token.jws.is_signed_by(&key.x) {
             return Err("a bad signature");
         }
@@ -162,7 +185,7 @@ impl Tokens {
         let (subject, client) = (claims.subject.as_str(), claims.client.as_deref());
         let verified = Arc::new(OwnToken {
             principal: Principal::new(&tenant.name, Some(&of_principal), Some(subject), client),
-            basis: GrantBasis::of(grant, &key.kid),
+            basis: GrantBasis::of(grant, &key.kid, since_s),
             public: key.x,
             claims,
         });
@@ -188,7 +211,7 @@ pub(super) fn groups(
     claimed: &Groups,
 ) -> Result<Groups, &'static str> {
     if let Some(revoked) = issued.revoked.get(tenant) {
-        let mut all = basis.0.iter();
+        let mut all = basis.tokens.iter();
         if all.any(|(grant, kid)| {
             revoked.grants.contains_key(grant) || revoked.keys.contains_key(&**kid)
         }) {
@@ -203,8 +226,9 @@ pub(super) fn groups(
     let told = issued.revoked.get(tenant);
     let told = told.and_then(|known| known.groups.get(subject));
     let claimed = match told {
-        Some((groups, _)) => &Groups::Claimed(Arc::clone(groups)),
-        None => claimed,
+        // An identity assertion may bring groups that are newer.
+        Some((groups, at_ms)) if !basis.is_after(*at_ms) => &Groups::Claimed(Arc::clone(groups)),
+        _ => claimed,
     };
     Ok(match builtin.subject(subject, claimed)? {
         Subject::User(user) => Groups::Declared(user),

@@ -106,7 +106,7 @@ pub(crate) struct OauthSettings {
     pub(crate) registrations_address: u32,
     /// Maximum registrations per minute for one redirect host.
     pub(crate) registrations_host: u32,
-    /// Maximum registrations per minute in total.
+    /// Maximum registrations per minute in total, of which a tenant has a quarter.
     pub(crate) registrations: u32,
     /// Maximum wrong codes, secrets, tokens and passwords per minute of one address.
     pub(crate) failures: u32,

@@ -1,8 +1,8 @@
 //! Dynamic client registration (RFC 7591) and its management (RFC 7592).
 //!
-//! Registration needs no credentials. It is limited per address, per redirect host and in total, and
-//! unused clients expire. A client may register any number of times. A change draws from the same
-//! budgets, and one that changes nothing writes nothing.
+//! Registration needs no credentials. It is limited per address, per redirect host, per tenant and in total, and
+//! unused clients expire, or give way to new ones. A client may register any number of times. A change draws from the
+//! same budgets, and one that changes nothing writes nothing.
 
 use std::net::IpAddr;
 
@@ -135,7 +135,7 @@ async fn add(
         return Err(OauthRefusal::new(RefusalCode::NotFound, what));
     }
     let settings = &state.config.oauth;
-    spend_registration(state, address)?;
+    spend_of_address(state, address)?;
     let (head, body) = request.into_parts();
     let all = object(&head, body).await?;
     let metadata = ClientMetadata::read(&all, ClientAuthMethod::Basic)?;
@@ -149,6 +149,8 @@ async fn add(
             settings.registrations_host,
         )?;
     }
+    // Of what will be stored alone: anybody can send what is no registration.
+    spend_in_all(state, &server.tenant.name)?;
     let random = &state.random;
     let access = secret::generate(random, SecretKind::Registration).ok_or(NO_RANDOM)?;
     let now_ms = state.clock.now_ms();
@@ -183,11 +185,18 @@ async fn add(
     ))
 }
 
-/// Draws a registration, or the change of one, from the budgets of its address and of all.
-fn spend_registration(state: &OauthState, address: Option<IpAddr>) -> Result<(), OauthRefusal> {
-    let (settings, account) = (&state.config.oauth, throttle::account(address));
-    let of_address = ("address", "", "", account);
-    spend(state, of_address, settings.registrations_address)?;
+/// Draws a registration, or the change of one, from the budget of its address.
+fn spend_of_address(state: &OauthState, address: Option<IpAddr>) -> Result<(), OauthRefusal> {
+    let of_address = ("address", "", "", throttle::account(address));
+    spend(state, of_address, state.config.oauth.registrations_address)
+}
+
+/// Draws a registration, or the change of one, from the budget of all, of which a tenant has a part: a flood at one
+/// keeps no client of another out.
+fn spend_in_all(state: &OauthState, tenant: &str) -> Result<(), OauthRefusal> {
+    let settings = &state.config.oauth;
+    let part = settings.registrations.div_ceil(TENANTS);
+    spend(state, ("tenant", tenant, "", 0), part)?;
     spend(state, ("all", "", "", 0), settings.registrations)
 }
 
@@ -273,9 +282,11 @@ impl ManagedClient {
         }
         let (tenant, store) = (&server.tenant.name, state.snapshot.database()?);
         spend(state, ("client", tenant, &row.client_id, 0), CHANGES)?;
-        spend_registration(state, address)?;
+        spend_of_address(state, address)?;
+        spend_in_all(state, tenant)?;
         if self.row.is_unused(state.config.oauth.client_unused) {
-            spend(state, ("changed", "", "", 0), FIRST_CHANGES)?;
+            spend(state, ("changed", tenant, "", 0), FIRST_CHANGES)?;
+            spend(state, ("changed", "", "", 0), FIRST_CHANGES * TENANTS)?;
         }
         if !store.clients().update(tenant, &self.row, &row).await? {
             // Of two changes at once one counts as a whole, with its secret.
@@ -392,7 +403,9 @@ const BAD_TOKEN: OauthRefusal = OauthRefusal::new(
 )
 .challenged("Bearer error=\"invalid_token\"");
 
-/// Maximum first changes of registrations that nobody used, of all clients per minute: their records stay.
+/// Tenants that together use up what all may have in a minute.
+const TENANTS: u32 = 4;
+/// Maximum first changes of registrations that nobody used, of all clients of a tenant per minute: their records stay.
 const FIRST_CHANGES: u32 = 60;
 /// Maximum changes of one registration per minute.
 const CHANGES: u32 = 10;

@@ -64,7 +64,7 @@ fn header(kid: &str) -> Value {
 
 fn claims(grant: Uuid) -> Value {
     json!({"iss": ISSUER, "sub": "ada", "aud": RESOURCE, "client_id": "c_app",
-        "iat": NOW - 10, "exp": NOW + 890, "jti": "1", "scope": "r w", "groups": ["said"],
+        "iat": NOW - 10, "exp": NOW + 890, "auth_time": NOW - 20, "jti": "1", "scope": "r w", "groups": ["said"],
         "grant": grant.to_string()})
 }
 
@@ -174,7 +174,7 @@ async fn own_tokens_are_valid_until_they_expire() {
             (Some("ada"), Some("c_app"))
         );
         assert_eq!(*known.claims.scopes, ["r".to_owned(), "w".to_owned()]);
-        assert_eq!(known.basis, GrantBasis::of(grant, "k"));
+        assert_eq!(known.basis, GrantBasis::of(grant, "k", NOW - 20));
     }
     let late = async |now| verified(&tokens, &catalog, &text, now).await.err();
     assert_eq!(late(NOW + 889).await, None);
@@ -313,7 +313,7 @@ async fn forged_tokens_are_refused() {
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
 fn subject_client_and_grant_of_a_token_must_still_exist() {
     let (grant, other) = (Uuid::now_v7(), Uuid::now_v7());
-    let basis = GrantBasis::of(grant, "k");
+    let basis = GrantBasis::of(grant, "k", 0);
     let said = Groups::Claimed(["said".to_owned()].into());
     let of = |builtin: &Builtin, issued: &Issued, subject: &str, client: &str| {
         let principal = Principal::new("a", Some(ISSUER), Some(subject), Some(client));
@@ -377,11 +377,50 @@ fn subject_client_and_grant_of_a_token_must_still_exist() {
         assert_eq!(of(&builtin, &issued, "ada", "c_app").is_ok(), is_good);
     }
     // A session depends on every token that it was used with.
-    let joined = GrantBasis::of(other, "n").joined(&basis).unwrap();
+    let joined = GrantBasis::of(other, "n", 0).joined(&basis).unwrap();
     assert_eq!(joined.joined(&basis), None);
     let principal = Principal::new("a", Some(ISSUER), Some("ada"), Some("c_app"));
     for issued in [revoked("a", grant, "-"), revoked("a", Uuid::nil(), "n")] {
         let at = ("a", &builtin);
         assert!(groups(at, &issued, &principal, &joined, &said).is_err());
     }
+}
+
+/// The groups of an identity assertion were replaced for a day by what a log-in had told before.
+#[test]
+fn an_older_word_about_groups_does_not_replace_newer_claims() {
+    let (builtin, subject) = (declared(), "https://idp.test#42");
+    let principal = Principal::new("a", Some(ISSUER), Some(subject), Some("c_app"));
+    let claimed = Groups::Claimed(["claimed".to_owned()].into());
+    let told = |at_ms: i64| {
+        let groups = (["told".to_owned()].into(), at_ms);
+        let revoked = TenantRevocations {
+            groups: HashMap::from([(subject.to_owned(), groups)]),
+            ..TenantRevocations::default()
+        };
+        Issued {
+            revoked: HashMap::from([("a".to_owned(), Arc::new(revoked))]),
+            ..Issued::default()
+        }
+    };
+    let grant = Uuid::now_v7();
+    let basis = GrantBasis::of(grant, "k", 100);
+    let of = |basis: &GrantBasis, at_ms: i64| {
+        let groups = groups(("a", &builtin), &told(at_ms), &principal, basis, &claimed);
+        groups.unwrap().join(" ")
+    };
+    assert_eq!(of(&basis, 99_999), "claimed");
+    // The token has whole seconds: within one of them the word may be newer.
+    for at_ms in [100_000, 100_999, 5_000_000] {
+        assert_eq!(of(&basis, at_ms), "told", "{at_ms}");
+    }
+    // A replica of an older release does not say when.
+    let asserted = GrantBasis::of_numbers(basis.numbers(), 0);
+    assert_eq!(of(&asserted, 99_999), "told");
+    let asserted = GrantBasis::of_numbers(basis.numbers(), basis.since_s());
+    assert_eq!(of(&asserted, 99_999), "claimed");
+    // The groups of a session are those of its first token.
+    let newer = GrantBasis::of(Uuid::now_v7(), "k", 200);
+    let joined = basis.joined(&newer).unwrap();
+    assert_eq!(of(&joined, 150_000), "told");
 }

@@ -1,7 +1,8 @@
 //! Registered clients (RFC 7591) as rows.
 //!
 //! Anybody may register any number of clients, and records of the audit trail stay for months. So the
-//! record of a registration goes with a client of which nobody ever decided anything.
+//! record of a registration goes with a client of which nobody ever decided anything, when it expires or gives way to
+//! a new one.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -62,8 +63,16 @@ pub(crate) struct Clients<'a> {
 }
 
 impl Clients<'_> {
-    /// Adds a client; returns false if the tenant has `cap` unexpired clients.
+    /// Adds a client; returns false if the tenant has `cap` unexpired clients, and somebody has used each of them.
     pub(crate) async fn add(self, tenant: &str, new: &Registered, cap: u32) -> Result<bool, Error> {
+        if self.insert(tenant, new, cap).await? {
+            return Ok(true);
+        }
+        let unused_ms = new.expires_ms.saturating_sub(new.created_ms);
+        Ok(self.make_room(tenant, unused_ms, cap).await? && self.insert(tenant, new, cap).await?)
+    }
+
+    async fn insert(self, tenant: &str, new: &Registered, cap: u32) -> Result<bool, Error> {
         // Concurrent registrations may exceed the cap by their number.
         let values = vec![
             tenant.into(),
@@ -77,6 +86,30 @@ impl Clients<'_> {
             i64::from(cap).into(),
         ];
         Ok(!self.pool.write(INSERT, values).await?.is_empty())
+    }
+
+    /// Removes some of the oldest clients that nobody used, with their records, which are counted instead; returns
+    /// false if there are none. A flood would close the tenant to new clients otherwise.
+    async fn make_room(self, tenant: &str, unused_ms: i64, cap: u32) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin().await?;
+        let now_ms = self.pool.now_ms();
+        // Many at a time, so that there are few counts.
+        let many = i64::from(cap / 100).clamp(1, 100);
+        let values = vec![tenant.into(), unused_ms.into(), now_ms.into(), many.into()];
+        let removed = transaction.run(GIVE_WAY, values).await?;
+        for row in &removed {
+            let client = read(row)?;
+            transaction.run(FORGET, record_of(tenant, &client)).await?;
+        }
+        if removed.is_empty() {
+            return Ok(false);
+        }
+        let target = format!("tenant {tenant}");
+        let detail = json!({"count": removed.len()});
+        let record = Record::new(Some(tenant), "client.expired", "", &target, detail);
+        audit::append(&mut transaction, now_ms, &[record]).await?;
+        transaction.commit().await?;
+        Ok(true)
     }
 
     /// Returns a client that has not expired.
@@ -200,11 +233,7 @@ impl Clients<'_> {
 
     /// Removes the record of the registration of a client that was removed and that nobody used.
     pub(crate) async fn forget(self, tenant: &str, client: &Registered) -> Result<(), Error> {
-        let values = vec![
-            tenant.into(),
-            client.created_ms.into(),
-            client.client_id.as_str().into(),
-        ];
+        let values = record_of(tenant, client);
         self.pool.write(FORGET, values).await?;
         Ok(())
     }
@@ -221,6 +250,15 @@ impl Clients<'_> {
         transaction.commit().await?;
         Ok(true)
     }
+}
+
+/// By what the record of a registration is found again.
+fn record_of(tenant: &str, client: &Registered) -> Vec<Value> {
+    vec![
+        tenant.into(),
+        client.created_ms.into(),
+        client.client_id.as_str().into(),
+    ]
 }
 
 fn read(row: &Row) -> Result<Registered, Error> {
@@ -247,6 +285,23 @@ const INSERT: &str = "
               FROM registrations
              WHERE tenant = $1 AND expires_ms > $8) < $9
     RETURNING client_id";
+
+// The lifetime is compared outside, too: a client that somebody uses at this moment stays. Grants and consents change it,
+// but for a failure of the database between the two.
+const GIVE_WAY: &str = "
+    DELETE FROM registrations
+     WHERE tenant = $1 AND expires_ms - created_ms = $2
+       AND client_id IN (SELECT client_id
+                           FROM registrations
+                          WHERE tenant = $1 AND expires_ms - created_ms = $2 AND expires_ms > $3
+                            AND client_id NOT IN (SELECT client_id FROM consents WHERE tenant = $1)
+                            AND NOT EXISTS (SELECT 1
+                                              FROM grants
+                                             WHERE grants.tenant = registrations.tenant
+                                               AND grants.client_id = registrations.client_id)
+                          ORDER BY created_ms, client_id
+                          LIMIT $4)
+    RETURNING client_id, metadata, secret_hash, access_hash, created_ms, expires_ms";
 
 const ONE: &str = "
     SELECT client_id, metadata, secret_hash, access_hash, created_ms, expires_ms

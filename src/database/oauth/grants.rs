@@ -379,6 +379,12 @@ impl Grants<'_> {
         Ok(outcome)
     }
 
+    /// Reports whether a client has an unexpired grant.
+    pub(crate) async fn has_any(self, tenant: &str, client_id: &str) -> Result<bool, Error> {
+        let values = vec![tenant.into(), client_id.into(), self.pool.now_ms().into()];
+        Ok(!self.pool.read(ANY_OF_CLIENT, values).await?.is_empty())
+    }
+
     /// The unexpired grants of a tenant, ordered by id.
     pub(crate) async fn list(
         self,
@@ -577,7 +583,8 @@ const REVOKED_SUBJECT: &str = "
     SELECT number
       FROM revocations
      WHERE tenant = $1 AND at_ms >= $3
-       AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4)
+       AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4
+            OR CAST($4 AS TEXT) IS NULL AND kind = 'sessionless' AND value = $2)
      LIMIT 1";
 
 const FORGET_CONSENTS: &str = "
@@ -639,6 +646,12 @@ const GRANT_OF_MACHINE: &str = "
      WHERE tenant = $1 AND client_id = $2 AND subject = $3 AND resource = $4
        AND revoked_ms IS NULL AND expires_ms > $5
      ORDER BY expires_ms DESC
+     LIMIT 1";
+
+const ANY_OF_CLIENT: &str = "
+    SELECT 1 AS one
+      FROM grants
+     WHERE tenant = $1 AND client_id = $2 AND revoked_ms IS NULL AND expires_ms > $3
      LIMIT 1";
 
 const GRANTS_OF: &str = "

@@ -193,6 +193,13 @@ impl Logins<'_> {
         Ok(!self.pool.write(USE_ONCE, values).await?.is_empty())
     }
 
+    /// Forgets a use of a value of which nothing came.
+    pub(crate) async fn give_back(self, tenant: &str, value: &[u8; 32]) -> Result<(), Error> {
+        let values = vec![tenant.into(), value.into()];
+        self.pool.write(GIVE_BACK, values).await?;
+        Ok(())
+    }
+
     /// Seals the state of a form for a browser, bound to `purpose`.
     pub(crate) fn seal(self, tenant: &str, purpose: &'static str, plain: &[u8]) -> Option<Vec<u8>> {
         self.vault.seal(form_place(tenant, purpose), plain)
@@ -271,6 +278,10 @@ const TAKE_TRIP: &str = "
     DELETE FROM trips
      WHERE tenant = $1 AND state = $2 AND expires_ms > $3
     RETURNING content";
+
+const GIVE_BACK: &str = "
+    DELETE FROM used
+     WHERE tenant = $1 AND value = $2";
 
 pub(super) const USE_ONCE: &str = "
     INSERT INTO used (tenant, value, expires_ms)

@@ -110,6 +110,9 @@ async fn end_session(
     number_grants(transaction, tenant, &ended, now_ms).await?;
     // A code of a log-in that has just ended may still be in use.
     number(transaction, tenant, SESSION, session, now_ms).await?;
+    if let Some(subject) = subject {
+        number(transaction, tenant, SESSIONLESS, subject, now_ms).await?;
+    }
     Ok(())
 }
 
@@ -218,7 +221,7 @@ pub(crate) async fn number_secret(
     number(transaction, &change.tenant, SECRETS, &value, now_ms).await
 }
 
-/// Announces the groups of a subject to replicas: they are those of all its access tokens.
+/// Announces the groups of a subject to replicas: they are those of all its access tokens but for newer assertions.
 pub(super) async fn number_groups(
     transaction: &mut Transaction,
     tenant: &str,
@@ -309,6 +312,8 @@ const SUBJECT: &str = "subject";
 pub(super) const GROUPS: &str = "groups";
 /// Row kind: a session at an identity provider, whose codes ended.
 const SESSION: &str = "session";
+/// Row kind: a subject, whose codes of log-ins without a session ended.
+const SESSIONLESS: &str = "sessionless";
 /// Row kind: a client, whose grants ended.
 const CLIENT: &str = "client";
 /// Row kind: changed signing keys of a tenant.

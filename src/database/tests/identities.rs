@@ -280,6 +280,30 @@ async fn no_grant_begins_after_the_logout_of_its_session(place: Place) {
             .await;
         assert_eq!(began.unwrap(), begins, "{number}");
     }
+    // A provider that names the person in addition ends log-ins of which it named no session.
+    let what = LoggedOut::Session {
+        session: session("s").unwrap(),
+        subject: Some("ada".to_owned()),
+    };
+    let done = revocations.log_out("a", &what, (&[8; 32], i64::MAX), &record);
+    assert!(done.await.unwrap());
+    for (number, subject, session, begins) in [
+        (4, "ada", None, false),
+        (5, "ada", session("t"), true),
+        (6, "eve", None, true),
+    ] {
+        let mut new = code(number);
+        new.grant.session = session;
+        subject.clone_into(&mut new.grant.subject);
+        let added = store.grants().add_code("a", &new, BEGIN + 1, None).await;
+        assert!(added.unwrap());
+        store.grants().take_code("a", &new.hash).await.unwrap();
+        let began = store
+            .grants()
+            .start("a", &new, &refresh(&[number; 32]))
+            .await;
+        assert_eq!(began.unwrap(), begins, "{number}");
+    }
 }
 
 async fn what_was_asked_before_a_log_in_says_nothing_against_it(place: Place) {

@@ -16,6 +16,7 @@ use crate::database::{
 on_both! {
     registered_clients_are_added_replaced_and_removed
     the_record_of_a_client_goes_with_one_that_nobody_used
+    clients_that_nobody_used_give_way
     log_ins_and_consents_are_remembered
     one_time_values_are_taken_once
     forms_are_sealed
@@ -81,13 +82,12 @@ async fn registered_clients_are_added_replaced_and_removed(place: Place) {
             .await
             .unwrap()
     );
-    assert!(
-        !store
-            .clients()
-            .add("a", &registered("c_three"), 2)
-            .await
-            .unwrap()
-    );
+    // Those of before a change of the lifetime count as used.
+    let third = Registered {
+        expires_ms: BEGIN + 7200 * SECOND,
+        ..registered("c_three")
+    };
+    assert!(!store.clients().add("a", &third, 2).await.unwrap());
     assert!(store.clients().add("b", &one, 1).await.unwrap());
     assert_eq!(
         other.clients().get("a", "c_one").await.unwrap(),
@@ -190,6 +190,61 @@ async fn registered_clients_are_added_replaced_and_removed(place: Place) {
 }
 
 /// Registrations that nobody used filled the audit trail, which is kept for months.
+/// A flood of registrations closed a tenant to new clients for as long as it went on.
+async fn clients_that_nobody_used_give_way(place: Place) {
+    let [store, _] = open(&place).await;
+    let clients = store.clients();
+    // These are older than the others, and each was used by a part of what a person does.
+    let used = ["c_app", "c_allowed", "c_consented", "c_renewed"];
+    for id in used {
+        assert!(clients.add("a", &registered(id), 7).await.unwrap());
+    }
+    granted(&store, &code(1), &[1; 32]).await;
+    clients.decided("a", "c_allowed").await.unwrap();
+    let logins = store.logins();
+    logins
+        .consent("a", "ada", "c_consented", &[1; 32])
+        .await
+        .unwrap();
+    let until = BEGIN + 3600 * SECOND + 1;
+    clients.renew("a", "c_renewed", until).await.unwrap();
+    let unused = |at: i64| Registered {
+        created_ms: BEGIN + at,
+        expires_ms: BEGIN + 3600 * SECOND + at,
+        ..registered(&format!("c_{at}"))
+    };
+    later(&place, 1000);
+    for at in 1..=6 {
+        let client = unused(at);
+        assert!(clients.add("a", &client, 7).await.unwrap(), "{at}");
+        let record = client.record("a", serde_json::json!({}));
+        store.audit().append(&[record]).await.unwrap();
+    }
+    assert!(clients.add("b", &registered("c_b"), 1).await.unwrap());
+    let listed = clients.list("a", "", 99).await.unwrap();
+    let mut left: Vec<&str> = listed.iter().map(|one| &*one.client.client_id).collect();
+    left.sort_unstable();
+    let mut wanted = [&used[..], &["c_4", "c_5", "c_6"]].concat();
+    wanted.sort_unstable();
+    assert_eq!(left, wanted);
+    let page = store.audit().page(&Filter::default(), None, 99).await;
+    let entries = page.unwrap().entries.into_iter().map(|entry| entry.record);
+    let of_clients = entries.filter(|record| record.kind.starts_with("client."));
+    let mut records: Vec<String> = of_clients
+        .map(|record| format!("{} {}", record.kind, record.target))
+        .collect();
+    records.sort_unstable();
+    let gone = ["client.expired tenant a"; 3];
+    let there = [4, 5, 6].map(|at| format!("client.registered client c_{at}"));
+    let there: Vec<&str> = there.iter().map(String::as_str).collect();
+    assert_eq!(records, [&gone[..], &there].concat());
+    // Those that somebody used give way to nobody.
+    for at in 4..=6 {
+        clients.decided("a", &format!("c_{at}")).await.unwrap();
+    }
+    assert!(!clients.add("a", &unused(7), 7).await.unwrap());
+}
+
 async fn the_record_of_a_client_goes_with_one_that_nobody_used(place: Place) {
     let [store, _] = open(&place).await;
     let (clients, hour) = (store.clients(), Duration::from_hours(1));

@@ -23,6 +23,8 @@ pub(crate) struct OauthRefusal {
     what: &'static str,
     retry: Option<Duration>,
     challenge: Option<&'static str>,
+    /// Whether what is refused may have been guessed.
+    is_guess: bool,
 }
 
 /// The kinds of refusals, named as on the wire.
@@ -99,6 +101,7 @@ impl OauthRefusal {
             what,
             retry: None,
             challenge: None,
+            is_guess: true,
         }
     }
 
@@ -131,6 +134,17 @@ impl OauthRefusal {
     pub(crate) const fn challenged(mut self, challenge: &'static str) -> Self {
         self.challenge = Some(challenge);
         self
+    }
+
+    /// Is about a credential that the client has got here, which nobody guesses.
+    pub(crate) const fn no_guess(mut self) -> Self {
+        self.is_guess = false;
+        self
+    }
+
+    /// Whether what is refused may have been guessed.
+    pub(crate) fn is_guess(&self) -> bool {
+        self.is_guess
     }
 
     /// The kind.

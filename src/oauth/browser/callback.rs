@@ -101,11 +101,12 @@ impl BrowserRequest {
         };
         let content = Zeroizing::new(serde_json::to_vec(&pending).unwrap_or_default());
         let expires_ms = self.flow_expiry();
-        let (store, key) = (self.store()?, browser.login_key(&state));
-        store
-            .logins()
-            .add_trip(self.tenant(), &key, &content, expires_ms)
-            .await?;
+        let (logins, key) = (self.store()?.logins(), browser.login_key(&state));
+        let added = logins.add_trip(self.tenant(), &key, &content, expires_ms);
+        if let Err(failure) = added.await {
+            self.give_back_decision(flow).await;
+            return Err(failure.into());
+        }
         self.tell(StepKind::SentToProvider, "");
         Ok(redirect(StatusCode::SEE_OTHER, to.as_str()))
     }

@@ -182,9 +182,13 @@ impl BrowserRequest {
         let content = Zeroizing::new(serde_json::to_vec(&pending).unwrap_or_default());
         let (key, expires_ms) = (browser.login_key(&state), self.flow_expiry());
         let logins = self.store()?.logins();
-        logins
-            .add_trip(self.tenant(), &key, &content, expires_ms)
-            .await?;
+        let added = logins.add_trip(self.tenant(), &key, &content, expires_ms);
+        if let Err(failure) = added.await {
+            if let Some(flow) = consent {
+                self.give_back_decision(flow).await;
+            }
+            return Err(failure.into());
+        }
         Ok(Ok(redirect(StatusCode::SEE_OTHER, to.as_str())))
     }
 

@@ -27,7 +27,7 @@ use crate::endpoint::OauthEndpoint;
 use crate::{
     auth::REGISTERED,
     database::oauth::Person,
-    declare::{AllowedScopes, OFFLINE_ACCESS, Provider},
+    declare::{OFFLINE_ACCESS, Provider},
     oauth::{
         base::Form,
         clients::{ClientSource, redirect as client_redirect},
@@ -94,14 +94,18 @@ impl BrowserRequest {
         mut flow: Flow,
         (person, provider): (Option<&Person>, Option<&Arc<Provider>>),
     ) -> StepResult {
-        // Whom a provider will identify is not known yet: the code has what that person may have.
-        let allowed = match person {
-            Some(person) => self.allowed_scopes(authorization, person)?,
-            None => AllowedScopes::All,
-        };
-        let granted = self.granted_scopes(authorization, &allowed);
         let asked = authorization.parameters.scopes.iter().map(String::as_str);
-        flow.shown = Some(self.consent_digest(authorization, &allowed));
+        let (granted, digest) = match person {
+            Some(person) => {
+                let allowed = self.allowed_scopes(authorization, person)?;
+                let granted = self.granted_scopes(authorization, &allowed);
+                (granted, self.consent_digest(authorization, &allowed))
+            }
+            // Whom a provider will identify is not known yet: the code has what that person may have. Nothing is
+            // withheld here, so that a stranger does not learn which servers there are.
+            None => (asked.clone().collect(), authorization.digest),
+        };
+        flow.shown = Some(digest);
         let form = self.seal(&flow, FormKind::Consent)?;
         let redirect_host = shown(&authorization.redirect.shown_host());
         let (document_host, document_date) = match &authorization.client.kind {

@@ -86,12 +86,26 @@ impl Flow {
         store: &Database,
         tenant: &str,
     ) -> Result<bool, database::Error> {
+        let (logins, value) = (store.logins(), self.decision());
+        logins.use_once(tenant, &value, self.expires_ms).await
+    }
+
+    /// Takes back that the flow is decided.
+    pub(super) async fn undecide(
+        &self,
+        store: &Database,
+        tenant: &str,
+    ) -> Result<(), database::Error> {
+        store.logins().give_back(tenant, &self.decision()).await
+    }
+
+    /// The hash by which its decision counts once.
+    fn decision(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         for part in [&b"flow"[..], &self.id] {
             digest.add_part(part);
         }
-        let (logins, value) = (store.logins(), digest.finish());
-        logins.use_once(tenant, &value, self.expires_ms).await
+        digest.finish()
     }
 
     /// The hash by which a form of the flow counts once for a purpose.

@@ -247,7 +247,8 @@ impl BrowserRequest {
             let what = "The request does not say which application asks: client_id is missing.";
             return Err(ErrorPage::bad(NO_ANSWER, what, TELL_MAKERS).into());
         };
-        let found = self.server.clients(&self.oauth.0).find(id).await;
+        let clients = self.server.clients(&self.oauth.0, self.address);
+        let found = clients.find(id).await;
         let client = found.map_err(|error| match error {
             ClientError::Unknown => {
                 let what = "The application is not known here, or not any more: its client_id \
@@ -409,8 +410,19 @@ impl BrowserRequest {
         if flow.decide(self.store()?, self.tenant()).await? {
             return Ok(());
         }
-        let what = "It was already answered, and the first answer counts.";
+        let what = "It was already answered, and the first answer counts. If you were not sent on then, it is lost: \
+                    connect again.";
         Err(ErrorPage::bad("This page has expired", what, RECONNECT).into())
+    }
+
+    /// Gives back what [`Self::take_decision`] took, because nothing came of it: the page is good for another try, if
+    /// the database can be told.
+    pub(super) async fn give_back_decision(&self, flow: &Flow) {
+        self.refund_write();
+        if let Ok(store) = self.store() {
+            // Else the person has to connect again, as the page then says.
+            let _ = flow.undecide(store, self.tenant()).await;
+        }
     }
 
     /// Opens the flow of a submitted form.

@@ -3,13 +3,13 @@
 //!
 //! Not here: client authentication (`oauth::tokens`).
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use url::Url;
 
 use super::{
     metadata::{ClientAuthMethod, ClientMetadata, Keys},
-    metadata_document::{Document, DocumentError, Documents},
+    metadata_document::{Asker, Document, DocumentError, Documents},
     redirect,
 };
 use crate::{
@@ -107,6 +107,8 @@ impl From<database::Error> for ClientError {
 pub(crate) struct Clients<'c> {
     /// The tenant's name.
     pub(crate) tenant: &'c str,
+    /// The client address of the request.
+    pub(crate) from: Option<IpAddr>,
     /// The declaration of its authorization server.
     pub(crate) builtin: &'c Builtin,
     /// Client ID metadata documents.
@@ -115,14 +117,23 @@ pub(crate) struct Clients<'c> {
     pub(crate) snapshot: &'c CurrentSnapshot,
 }
 
-impl Clients<'_> {
+impl<'c> Clients<'c> {
+    /// Returns the request for which documents and keys of clients are fetched.
+    pub(crate) fn asker(&self) -> Asker<'c> {
+        Asker {
+            tenant: self.tenant,
+            from: self.from,
+            snapshot: self.snapshot,
+        }
+    }
+
     /// Finds the client with this id.
     pub(crate) async fn find(&self, id: &str) -> Result<Client, ClientError> {
         if let Some(declared) = self.builtin.clients.get(id) {
             return Ok(Client::declared(declared));
         }
         if self.builtin.documents && id.starts_with("http") {
-            return match self.documents.find(self.tenant, id).await {
+            return match self.documents.find(self.asker(), id).await {
                 Ok(document) => Ok(Client::documented(id, &document)),
                 Err(DocumentError::Invalid(why)) => Err(ClientError::Document(why)),
                 Err(DocumentError::Unavailable(why)) => Err(ClientError::Away(why)),

@@ -7,6 +7,7 @@
 
 use std::{
     hash::RandomState,
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -32,8 +33,20 @@ use crate::{
         sha256,
     },
     config::KnownClients,
-    oauth::base::Throttle,
+    oauth::base::{Throttle, throttle::account},
+    snapshot::CurrentSnapshot,
 };
+
+/// The request for which a document or a key set is fetched.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker<'a> {
+    /// Its tenant.
+    pub(crate) tenant: &'a str,
+    /// Its client address.
+    pub(crate) from: Option<IpAddr>,
+    /// The way to the store, which knows the clients with grants.
+    pub(crate) snapshot: &'a CurrentSnapshot,
+}
 
 /// Cached documents and key sets of clients; they are public, so that all tenants share them.
 pub(crate) struct Documents {
@@ -49,7 +62,8 @@ pub(crate) struct Documents {
     /// Concurrent fetches, shared out to tenants: slow sites of one must not keep clients of another
     /// out.
     fetches: Shares<Arc<str>, RandomState>,
-    /// Limits fetches per minute, tenant and host, so that the gateway cannot be used to flood a host.
+    /// Limits fetches per minute, tenant and host, so that the gateway cannot be used to flood a host, and those that
+    /// one address causes.
     hosts: Throttle,
     /// Whether documents can be fetched, as far as that was found out.
     is_reachable: AtomicBool,
@@ -75,6 +89,15 @@ pub(crate) enum DocumentError {
     Invalid(&'static str),
     /// The document cannot be fetched at the moment.
     Unavailable(&'static str),
+}
+
+/// The budget of a fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purse {
+    /// That of anybody's requests, of which an address has a part.
+    Open,
+    /// That of clients with grants: strangers cannot use it up.
+    Granted,
 }
 
 #[derive(Clone)]
@@ -149,16 +172,14 @@ impl Documents {
         _ = timeout(PROBE_INTERVAL, self.doubt.notified()).await;
     }
 
-    /// Returns the document at a client id, for a tenant. Concurrent callers share one fetch.
+    /// Returns the document at a client id. Concurrent callers share one fetch.
     pub(crate) async fn find(
         &self,
-        tenant: &str,
+        asker: Asker<'_>,
         id: &str,
     ) -> Result<Arc<Document>, DocumentError> {
         let url = self.check(id)?;
-        let fetched = self.fresh.try_get_with_by_ref(id, self.fetch(tenant, &url));
-        let outcome = fetched.await.map(|cached| cached.document);
-        match outcome.map_err(|error| DocumentError::clone(&error)) {
+        match self.fresh_or_fetched(asker, id, &url).await {
             Ok(document) => {
                 if document.date.is_none() {
                     self.last.insert(id.to_owned(), Arc::clone(&document)).await;
@@ -175,6 +196,23 @@ impl Documents {
                 Err(wrong)
             }
         }
+    }
+
+    async fn fresh_or_fetched(
+        &self,
+        asker: Asker<'_>,
+        id: &str,
+        url: &Url,
+    ) -> Result<Arc<Document>, DocumentError> {
+        if let Some(cached) = self.fresh.get(id).await {
+            return Ok(cached.document);
+        }
+        // Not within the fetch, which others share: one that has no budget must not have it fail for them.
+        let purse = self.purse(asker, (id, url)).await?;
+        let fetch = self.fetch((asker, purse), url);
+        let fetched = self.fresh.try_get_with_by_ref(id, fetch).await;
+        let fetched = fetched.map_err(|error| DocumentError::clone(&error));
+        Ok(fetched?.document)
     }
 
     /// Returns the known document of a client, and keeps it for the other steps of a log-in, each of which would
@@ -196,25 +234,35 @@ impl Documents {
         Ok(Some(document))
     }
 
-    /// Returns the key set at a `jwks_uri`, for a tenant. Concurrent callers share one fetch.
-    pub(crate) async fn keys(&self, tenant: &str, url: &str) -> Result<Arc<KeySet>, DocumentError> {
-        let fetched = self
-            .keys
-            .try_get_with_by_ref(url, self.fetch_keys(tenant, url));
-        fetched.await.map_err(|error| DocumentError::clone(&error))
+    /// Returns the key set at the `jwks_uri` of a client. Concurrent callers share one fetch.
+    pub(crate) async fn keys(
+        &self,
+        asker: Asker<'_>,
+        (client, url): (&str, &str),
+    ) -> Result<Arc<KeySet>, DocumentError> {
+        if let Some(known) = self.keys.get(url).await {
+            return Ok(known);
+        }
+        let parsed = keys_url(url)?;
+        let purse = self.purse(asker, (client, &parsed)).await?;
+        let fetch = self.fetch_keys((asker, purse), &parsed);
+        let fetched = self.keys.try_get_with_by_ref(url, fetch).await;
+        fetched.map_err(|error| DocumentError::clone(&error))
     }
 
-    /// Returns the key set at a `jwks_uri` as it is now, for a tenant. The one before stays until another is got:
+    /// Returns the key set at the `jwks_uri` of a client as it is now. The one before stays until another is got:
     /// anybody can name a key that is not in it.
     pub(crate) async fn keys_anew(
         &self,
-        tenant: &str,
-        url: &str,
+        asker: Asker<'_>,
+        (client, url): (&str, &str),
     ) -> Result<Arc<KeySet>, DocumentError> {
+        let parsed = keys_url(url)?;
+        let purse = self.purse(asker, (client, &parsed)).await?;
         // Concurrent callers share one fetch and its failure; later ones do not.
         let fetched = self
             .anew
-            .try_get_with_by_ref(url, self.fetch_keys(tenant, url));
+            .try_get_with_by_ref(url, self.fetch_keys((asker, purse), &parsed));
         let fetched = fetched.await;
         self.anew.invalidate(url).await;
         let set = fetched.map_err(|error| DocumentError::clone(&error))?;
@@ -222,9 +270,12 @@ impl Documents {
         Ok(set)
     }
 
-    async fn fetch_keys(&self, tenant: &str, url: &str) -> Result<Arc<KeySet>, DocumentError> {
-        let parsed = Url::parse(url).map_err(|_| DocumentError::Invalid("jwks_uri is no URL"))?;
-        let fetched = self.get(tenant, &parsed, KEYS_MAX).await?;
+    async fn fetch_keys(
+        &self,
+        by: (Asker<'_>, Purse),
+        url: &Url,
+    ) -> Result<Arc<KeySet>, DocumentError> {
+        let fetched = self.get(by, url, KEYS_MAX).await?;
         let set = KeySet::parse(&fetched.body)
             .map_err(|_| DocumentError::Invalid("what is at jwks_uri is no key set"))?;
         Ok(Arc::new(set))
@@ -240,8 +291,12 @@ impl Documents {
             .map_err(|_| DocumentError::Invalid(wrong))
     }
 
-    async fn fetch(&self, tenant: &str, url: &Url) -> Result<CachedDocument, DocumentError> {
-        let fetched = self.get(tenant, url, DOCUMENT_MAX).await?;
+    async fn fetch(
+        &self,
+        by: (Asker<'_>, Purse),
+        url: &Url,
+    ) -> Result<CachedDocument, DocumentError> {
+        let fetched = self.get(by, url, DOCUMENT_MAX).await?;
         let document = read(url.as_str(), &fetched.body).map_err(DocumentError::Invalid)?;
         Ok(CachedDocument {
             document: Arc::new(document),
@@ -250,18 +305,47 @@ impl Documents {
         })
     }
 
+    /// Returns the budget that has something left for a fetch of a client: the one of all, unless the address has had
+    /// its part or strangers have used it up, and then that of clients with grants.
+    async fn purse(
+        &self,
+        asker: Asker<'_>,
+        (client, url): (&str, &Url),
+    ) -> Result<Purse, DocumentError> {
+        let mut open = of_anybody(asker, url.host_str().unwrap_or_default()).into_iter();
+        if open.all(|(key, bound)| self.hosts.check(&key, bound).is_ok()) {
+            return Ok(Purse::Open);
+        }
+        // Only now, so that the database is not asked at each fetch.
+        let has_grant = match asker.snapshot.database() {
+            Ok(store) => store.grants().has_any(asker.tenant, client).await,
+            Err(failure) => Err(failure),
+        };
+        // While the database is away there are no tokens either.
+        let is_granted = has_grant.unwrap_or(false);
+        is_granted.then_some(Purse::Granted).ok_or(BUSY)
+    }
+
+    /// Draws a fetch from a budget that had something left.
+    fn spend(&self, (asker, purse): (Asker<'_>, Purse), host: &str) -> Result<(), Duration> {
+        let granted = ("granted", asker.tenant, host, 0);
+        match purse {
+            Purse::Open => of_anybody(asker, host)
+                .iter()
+                .try_for_each(|(key, bound)| self.hosts.spend(key, *bound)),
+            Purse::Granted => self.hosts.spend(&granted, HOST_FETCHES),
+        }
+    }
+
     async fn get(
         &self,
-        tenant: &str,
+        by: (Asker<'_>, Purse),
         url: &Url,
         max: usize,
     ) -> Result<crate::base::Document, DocumentError> {
-        let busy = DocumentError::Unavailable("too many documents are asked for");
-        let host = url.host_str().unwrap_or_default();
-        self.hosts
-            .spend(&(tenant, host), HOST_FETCHES)
-            .map_err(|_| busy.clone())?;
-        let _turn = self.fetches.of(&tenant.into()).draw(1).ok_or(busy)?;
+        let (tenant, host) = (by.0.tenant, url.host_str().unwrap_or_default());
+        self.spend(by, host).map_err(|_| BUSY)?;
+        let _turn = self.fetches.of(&tenant.into()).draw(1).ok_or(BUSY)?;
         let fetched = self.outbound.document(url.as_str(), max).await;
         fetched.map_err(|refused| {
             tracing::info!(url.domain = host, why = %refused, "a client's document was not got");
@@ -276,6 +360,20 @@ impl Documents {
             }
         })
     }
+}
+
+/// The budgets of anybody's fetch, with their bounds: of the address, and of the host.
+fn of_anybody<'k>(asker: Asker<'k>, host: &'k str) -> [(FetchKey<'k>, u32); 2] {
+    let of_address = ("address", asker.tenant, "", account(asker.from));
+    let of_host = ("host", asker.tenant, host, 0);
+    [(of_address, ADDRESS_FETCHES), (of_host, HOST_FETCHES)]
+}
+
+/// What a budget of fetches is of: its kind, the tenant, the host, and the account of the address.
+type FetchKey<'k> = (&'static str, &'k str, &'k str, u128);
+
+fn keys_url(url: &str) -> Result<Url, DocumentError> {
+    Url::parse(url).map_err(|_| DocumentError::Invalid("jwks_uri is no URL"))
 }
 
 /// Parses a document (draft, section 4).
@@ -327,8 +425,12 @@ const PROBE_INTERVAL: Duration = Duration::from_mins(10);
 const PROBE_PAUSE: Duration = Duration::from_secs(5);
 /// Maximum concurrent fetches, of 3 seconds at most.
 const FETCHES: u64 = 64;
-/// Maximum fetches per minute from one host, for one tenant.
-const HOST_FETCHES: u32 = 300;
+/// Maximum fetches per minute from one host, for one tenant: as many by anybody, and as many for clients with grants.
+const HOST_FETCHES: u32 = 150;
+/// Maximum fetches per minute by anybody from one address at a tenant.
+const ADDRESS_FETCHES: u32 = 60;
+/// The refusal of a fetch for which no budget has anything left.
+const BUSY: DocumentError = DocumentError::Unavailable("too many documents are asked for");
 
 #[cfg(test)]
 mod tests {

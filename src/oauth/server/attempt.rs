@@ -1,6 +1,6 @@
 //! Failure limit and audit records of the endpoints for clients.
 //!
-//! An address with too many failures is refused before any work is done. Failures that may be guesses
+//! An address with too many failures at a tenant is refused before any work is done. Failures that may be guesses
 //! are counted and reported.
 
 use std::net::IpAddr;
@@ -23,7 +23,8 @@ pub(crate) fn address(extensions: &Extensions) -> Option<IpAddr> {
     address.map(|address| address.0)
 }
 
-/// Runs `attempted`, unless the address has used up its failures of this minute.
+/// Runs `attempted`, unless the address has used up its failures of this minute at the tenant. Services have the
+/// clients of many tenants at one address: what one of these makes fail must not keep the others out.
 pub(crate) async fn attempt(
     state: &OauthState,
     server: &AuthorizationServer,
@@ -31,7 +32,8 @@ pub(crate) async fn attempt(
     route: &'static str,
     attempted: impl Future<Output = Result<Response, OauthRefusal>>,
 ) -> Response {
-    let (account, bound) = (throttle::account(address), state.config.oauth.failures);
+    let account = ("client", &*server.tenant.name, throttle::account(address));
+    let bound = state.config.oauth.failures;
     let count = |outcome| state.metrics.oauth_requests.add([route, outcome]);
     if let Err(retry) = state.failures.check(&account, bound) {
         let refusal = OauthRefusal::too_many("too many failures", retry);
@@ -53,7 +55,9 @@ pub(crate) async fn attempt(
         RefusalCode::InvalidToken | RefusalCode::InvalidLogoutToken => Denied::BadToken,
         _ => return refusal.into_response(),
     };
-    state.failures.note(&account);
+    if refusal.is_guess() {
+        state.failures.note(&account);
+    }
     state.denials.report(Denial {
         who: Caller::At(address),
         tenant: server.tenant.name.as_str().into(),

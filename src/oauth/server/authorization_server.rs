@@ -1,6 +1,6 @@
 //! Authorization server of one tenant, extracted from the path of a request.
 
-use std::{future::ready, sync::Arc};
+use std::{future::ready, net::IpAddr, sync::Arc};
 
 use axum::{
     extract::FromRequestParts,
@@ -81,10 +81,15 @@ impl AuthorizationServer {
         endpoint.url(self.site(state).url, &self.tenant.name)
     }
 
-    /// Returns the clients of the tenant.
-    pub(crate) fn clients<'s>(&'s self, state: &'s OauthState) -> Clients<'s> {
+    /// Returns the clients of the tenant, for a request from this address.
+    pub(crate) fn clients<'s>(
+        &'s self,
+        state: &'s OauthState,
+        from: Option<IpAddr>,
+    ) -> Clients<'s> {
         Clients {
             tenant: &self.tenant.name,
+            from,
             builtin: &self.builtin,
             documents: &state.documents,
             snapshot: &state.snapshot,

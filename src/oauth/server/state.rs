@@ -35,13 +35,13 @@ pub(crate) struct OauthState {
     pub(crate) audit: AuditQueue,
     /// Randomness.
     pub(crate) random: SystemRandom,
-    /// Failed codes, secrets, tokens and passwords, by address.
+    /// Failed codes, secrets and tokens by tenant and address, failed passwords by address and by name.
     pub(crate) failures: Throttle,
     /// Registrations and their changes, by address, by client, by redirect host and in total.
     pub(crate) registrations: Throttle,
     /// Steps of authorization attempts that are kept, by address and in total.
     pub(crate) steps: Throttle,
-    /// Log-ins, decisions and codes by address, refreshes by grant, assertions by client.
+    /// Log-ins, decisions and codes by address, refreshes and refused ones by grant, assertions by client.
     pub(crate) writes: Throttle,
     /// Client ID metadata documents, cached.
     pub(crate) documents: Documents,

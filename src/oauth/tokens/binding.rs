@@ -72,7 +72,7 @@ impl RequestProof {
         Ok(())
     }
 
-    /// Uses the proof, once everything else about the request is right. Whoever gets that far was counted.
+    /// Uses the proof, once everything else about the request is right, but for its code: a wrong code counts.
     pub(super) async fn bind(
         &self,
         state: &OauthState,

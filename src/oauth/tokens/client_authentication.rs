@@ -11,11 +11,12 @@ use crate::endpoint::OauthEndpoint;
 use crate::{
     auth::{KeySet, Signature},
     base::Sha256,
-    database,
     oauth::{
         base::{Form, OauthRefusal, RefusalCode, refusal::BASIC_CHALLENGE, secret},
-        clients::{Client, ClientAuthMethod, ClientError, ClientProof, DocumentError, Keys},
-        server::{AuthorizationServer, OauthState},
+        clients::{
+            Client, ClientAuthMethod, ClientError, ClientProof, Clients, DocumentError, Keys,
+        },
+        server::{AuthorizationServer, OauthState, attempt::address},
     },
 };
 
@@ -47,13 +48,14 @@ pub(super) async fn authenticate(
     form: &Form,
 ) -> Result<Client, OauthRefusal> {
     let offer = OfferedProof::of(&head.headers, form)?;
+    let clients = server.clients(state, address(&head.extensions));
     let id = match &offer {
         OfferedProof::Id(id) | OfferedProof::Secret { id, .. } => id.clone(),
         OfferedProof::Assertion { id, text } => {
-            return by_assertion(state, server, *id, text).await;
+            return by_assertion(state, server, clients, (*id, text)).await;
         }
     };
-    let client = find(state, server, &id).await?;
+    let client = find(clients, &id).await?;
     let (hash, is_method) = match (&offer, client.as_ref().map(|client| &client.proof)) {
         (OfferedProof::Id(_), Some(ClientProof::None)) => return client.ok_or(REFUSED),
         (OfferedProof::Secret { method, .. }, Some(ClientProof::Secret { hash, methods })) => {
@@ -71,12 +73,8 @@ pub(super) async fn authenticate(
 }
 
 /// Finds the client with this id.
-async fn find(
-    state: &OauthState,
-    server: &AuthorizationServer,
-    id: &str,
-) -> Result<Option<Client>, OauthRefusal> {
-    match server.clients(state).find(id).await {
+async fn find(clients: Clients<'_>, id: &str) -> Result<Option<Client>, OauthRefusal> {
+    match clients.find(id).await {
         Ok(client) => Ok(Some(client)),
         Err(ClientError::Unknown | ClientError::Document(_)) => Ok(None),
         Err(ClientError::Away(why)) => Err(OauthRefusal::later(why)),
@@ -159,8 +157,8 @@ fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, OauthRefusal> 
 async fn by_assertion(
     state: &OauthState,
     server: &AuthorizationServer,
-    id: Option<&str>,
-    text: &str,
+    clients: Clients<'_>,
+    (id, text): (Option<&str>, &str),
 ) -> Result<Client, OauthRefusal> {
     let endpoints = [OauthEndpoint::Token, OauthEndpoint::Revoke];
     let endpoints = endpoints.map(|endpoint| server.endpoint(state, endpoint));
@@ -174,12 +172,12 @@ async fn by_assertion(
     if id.is_some_and(|id| id != assertion.client) {
         return Err(REFUSED);
     }
-    let client = find(state, server, &assertion.client).await?;
+    let client = find(clients, &assertion.client).await?;
     let client = client.ok_or(REFUSED)?;
     let ClientProof::Keys(keys) = &client.proof else {
         return Err(REFUSED);
     };
-    if !is_signed(state, server, keys, &assertion).await? {
+    if !is_signed(clients, keys, &assertion).await? {
         return Err(REFUSED);
     }
     let used = replay_key("client_assertion", &assertion.client, &assertion.id);
@@ -205,8 +203,7 @@ pub(super) async fn use_once(
 }
 
 async fn is_signed(
-    state: &OauthState,
-    server: &AuthorizationServer,
+    clients: Clients<'_>,
     keys: &Keys,
     by: &Assertion<'_>,
 ) -> Result<bool, OauthRefusal> {
@@ -218,17 +215,18 @@ async fn is_signed(
         Keys::Url(url) => url,
     };
     let refused = |error| match error {
-        DocumentError::Unavailable(what) => database::Error::Unavailable(what.to_owned()).into(),
+        // Its own site, and not our database.
+        DocumentError::Unavailable(what) => OauthRefusal::later(what),
         DocumentError::Invalid(_) => REFUSED,
     };
-    let (documents, tenant) = (&state.documents, &server.tenant.name);
-    let known = documents.keys(tenant, url).await.map_err(refused)?;
+    let (documents, asker, of) = (clients.documents, clients.asker(), (&*by.client, &**url));
+    let known = documents.keys(asker, of).await.map_err(refused)?;
     match known.check(&by.jws) {
         Signature::By(_) => Ok(true),
         Signature::Bad => Ok(false),
         // The key may be newer than the cached set.
         Signature::NoKey => {
-            let anew = documents.keys_anew(tenant, url).await.map_err(refused)?;
+            let anew = documents.keys_anew(asker, of).await.map_err(refused)?;
             Ok(is_signed_by(&anew, by))
         }
     }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     database::{
-        self, Database,
+        Database,
         oauth::{
             Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode,
         },
@@ -135,6 +135,8 @@ impl Exchange<'_> {
             .form
             .need("code_verifier", "code_verifier is missing")?;
         let tenant = &self.server.tenant.name;
+        // A proof that cannot be used takes no code.
+        let binding = self.bind().await?;
         let mut code = match self
             .store
             .grants()
@@ -168,11 +170,10 @@ impl Exchange<'_> {
             hash: secret::hash(&refresh),
             expires_ms: self.idle_until(),
         };
-        let binding = self.bind().await?;
         if !self.store.grants().start(tenant, &code, &first).await? {
             return Err(BAD_CODE);
         }
-        self.renew_client().await?;
+        self.renew_client().await;
         let answer = self.issue(&code.grant, &groups, &scope, (Some(&refresh), binding))?;
         self.note_started(&code.grant).await;
         Ok(answer)
@@ -226,6 +227,24 @@ impl Exchange<'_> {
         let known = self.store.grants().of_refresh(tenant, &hash).await?;
         let known = known.filter(|grant| grant.client_id == self.client.id);
         let known = known.ok_or(BAD_REFRESH)?;
+        let id = known.id;
+        let refreshed = self.refresh_known(known, (text, &hash)).await;
+        refreshed.map_err(|refusal| {
+            // The token was no guess; that it comes again and again counts all the same.
+            let is_refused = refusal.code() == RefusalCode::InvalidGrant;
+            let refusals = &self.state.writes;
+            if is_refused && refusals.spend(&("refused", id), REFUSALS).is_ok() {
+                return refusal.no_guess();
+            }
+            refusal
+        })
+    }
+
+    async fn refresh_known(
+        &self,
+        known: Grant,
+        (text, hash): (&str, &[u8; 32]),
+    ) -> Result<Response, OauthRefusal> {
         self.check_resource(&known)?;
         let scope = narrowed(&known.scope, self.form.get("scope"))?;
         let jkt = self.proof.refresh_key(self.client, &known)?;
@@ -242,7 +261,7 @@ impl Exchange<'_> {
             grace_ms: millis(self.state.config.oauth.grace),
         };
         let binding = self.bind().await?;
-        let used = self.succeed(&known, jkt.as_deref(), &hash, &succession);
+        let used = self.succeed(&known, jkt.as_deref(), hash, &succession);
         let (grant, salt) = match used.await? {
             Refreshed::Good { grant, salt } => (grant, salt),
             Refreshed::Refused => return Err(BAD_REFRESH),
@@ -253,7 +272,7 @@ impl Exchange<'_> {
             }
         };
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
-        self.renew_client().await?;
+        self.renew_client().await;
         let scope = self.permitted(&grant, &scope);
         self.issue(&grant, &groups, &scope, (Some(&next), binding))
     }
@@ -375,19 +394,24 @@ impl Exchange<'_> {
         self.now_ms + millis(self.state.config.oauth.refresh_idle)
     }
 
-    /// Uses the proof of the request, once everything else about it is right.
+    /// Uses the proof of the request, once everything else about it is right; of one with a code, before that is taken.
     pub(super) async fn bind(&self) -> Result<Binding, OauthRefusal> {
         let tenant = &self.server.tenant.name;
         self.proof.bind(self.state, tenant, self.client).await
     }
 
-    /// Extends the expiry of a registered client after its use.
-    pub(super) async fn renew_client(&self) -> Result<(), database::Error> {
-        let used = self.state.config.oauth.client_used;
-        let tenant = &self.server.tenant.name;
-        self.client
-            .renew(self.store, tenant, self.now_ms, used)
-            .await
+    /// Extends the expiry of a registered client after its use. Code and grant are used up by then, so a failure is
+    /// not the request's.
+    pub(super) async fn renew_client(&self) {
+        let (tenant, used) = (
+            &self.server.tenant.name,
+            self.state.config.oauth.client_used,
+        );
+        let renewed = self.client.renew(self.store, tenant, self.now_ms, used);
+        if let Err(failure) = renewed.await {
+            let (tenant, client) = (tenant.as_str(), self.client.id.as_str());
+            tracing::warn!(tenant.id = tenant, client, %failure, "a client is not kept for longer");
+        }
     }
 
     /// Records the begin of a grant, before the answer is sent.
@@ -453,6 +477,10 @@ pub(super) fn millis(duration: std::time::Duration) -> i64 {
 
 /// Maximum refreshes of one grant per minute: each writes a token that lives for weeks.
 pub(super) const REFRESHES: u32 = 300;
+
+/// Refusals a minute of the refresh tokens of one grant that are no failures of their address: a client of many people
+/// comes with many that have ended.
+const REFUSALS: u32 = 10;
 
 /// Refusal of an invalid code, the same for every reason.
 const BAD_CODE: OauthRefusal = OauthRefusal::new(

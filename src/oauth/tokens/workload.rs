@@ -20,7 +20,7 @@ use crate::{
     oauth::{
         base::{Form, OauthRefusal, RefusalCode},
         clients::{Client, ClientError},
-        server::{Attempt, AuthorizationServer, OauthState},
+        server::{Attempt, AuthorizationServer, OauthState, attempt::address},
     },
 };
 
@@ -87,7 +87,8 @@ pub(super) async fn authenticate(
             return Err(refused("the assertion was used before"));
         }
     }
-    match server.clients(state).find(&declared.id).await {
+    let clients = server.clients(state, address(&head.extensions));
+    match clients.find(&declared.id).await {
         Ok(client) => Ok(client),
         Err(ClientError::Unavailable(failure)) => Err(failure.into()),
         Err(_) => Err(refused("no such workload")),

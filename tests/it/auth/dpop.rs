@@ -315,6 +315,7 @@ async fn a_token_request_needs_a_good_proof_or_none() {
             "another tenant",
             prover.for_token(&endpoint.replace("/a/", "/b/")),
         ),
+        ("a proof of before", replayed.clone()),
         ("the past", changed("iat", json!(now() - 90))),
         ("the future", changed("iat", json!(now() + 60))),
     ] {

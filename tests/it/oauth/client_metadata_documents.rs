@@ -31,6 +31,7 @@ use crate::support::{
     browser::{Browser, Shown},
     harness::{client, until, within},
     oauth_client::{Answer, App, BACK, gateway, tenants},
+    postgres::Postgres,
     served::Served,
 };
 
@@ -367,6 +368,65 @@ async fn slow_documents_of_one_tenant_leave_fetches_to_others() {
     }
     flood.shutdown().await;
     held.abort();
+}
+
+/// Five requests a second for documents that are not there used up what is fetched of their host: at a replica that has
+/// just started, its clients could neither log in nor refresh.
+#[tokio::test(flavor = "multi_thread")]
+async fn made_up_documents_leave_fetches_to_others() {
+    let (site, postgres) = (Site::start().await, Postgres::start());
+    let config = json!({
+        "sql": {"url": postgres.url()}, "public_url": "https://gw.test",
+        "master_key": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+        "oauth": {"failures": 100_000},
+    });
+    let (first, second) = (open(config.clone()).await, open(config).await);
+    let id = site.document("/known", "no-store", json!({}));
+    let known = App::of(&first, "a", &id);
+    let mut refresh = known.tokens().await.text("refresh_token");
+    // The second one has no document yet.
+    let from = |last: u8, tenant: &str, id: &str| {
+        let address = std::net::IpAddr::from([127, 0, 0, last]);
+        let http = reqwest::Client::builder().local_address(address);
+        App {
+            http: http.build().unwrap(),
+            ..App::of(&second, tenant, id)
+        }
+    };
+    let busy = "too many documents are asked for";
+    let until_busy = async |last: u8| {
+        let mut asker = from(last, "a", "");
+        for count in 0..1000 {
+            asker.id = format!("{}/made-up-{last}-{count}", site.origin);
+            let answer = asker.refresh("lgr_x", &[]).await;
+            answer.assert_refused(503, "temporarily_unavailable");
+            if answer.text("error_description") == busy {
+                return count;
+            }
+        }
+        panic!("nothing stops it")
+    };
+    let is_served = async |last: u8, tenant: &str, path: &str| {
+        let id = site.document(path, "no-store", json!({}));
+        let answer = from(last, tenant, &id).refresh("lgr_x", &[]).await;
+        if answer.status != StatusCode::SERVICE_UNAVAILABLE {
+            answer.assert_refused(400, "invalid_grant");
+            return true;
+        }
+        assert_eq!(answer.text("error_description"), busy);
+        false
+    };
+    assert_eq!(until_busy(2).await, 60, "of one address");
+    assert!(is_served(3, "a", "/new").await);
+    assert_eq!(until_busy(3).await, 59);
+    assert_eq!(until_busy(4).await, 30, "of one host");
+    assert!(!is_served(5, "a", "/newer").await);
+    assert!(is_served(5, "b", "/newer").await, "at another tenant");
+    for last in [5, 2] {
+        let next = from(last, "a", &id).refresh(&refresh, &[]).await;
+        assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+        refresh = next.text("refresh_token");
+    }
 }
 
 /// Whether clients are told that they may name a document.

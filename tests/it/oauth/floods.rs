@@ -128,6 +128,34 @@ async fn changes_count_as_registrations_of_their_address() {
     assert_recorded(&gateway, "client.changed", 3).await;
 }
 
+/// The records of such changes stay, so that they are few; two addresses used them up for all tenants.
+#[tokio::test]
+async fn first_changes_at_one_tenant_leave_some_to_others() {
+    let limits = json!({"registrations_address": 1000, "registrations": 4000});
+    let gateway = gateway(json!({"oauth": limits})).await;
+    let changed = async |tenant: &str, times: usize| {
+        let made = register(&gateway, tenant, &json!({"redirect_uris": [BACK]})).await;
+        let (url, token) = (
+            made.text("registration_client_uri"),
+            made.text("registration_access_token"),
+        );
+        // The first one alone finds a registration that nobody used and that has not changed.
+        let mut statuses = Vec::new();
+        for name in 0..times {
+            let body = json!({"client_id": made.text("client_id"), "redirect_uris": [BACK],
+                "client_name": name.to_string()});
+            let answer = send(Method::PUT, &url, &token, Some(&body)).await;
+            statuses.push(answer.status.as_u16());
+        }
+        statuses
+    };
+    for _ in 0..60 {
+        assert_eq!(changed("a", 1).await, [200]);
+    }
+    assert_eq!(changed("a", 1).await, [429]);
+    assert_eq!(changed("b", 2).await, [200, 200]);
+}
+
 /// Forty clients that changed nothing of their registrations kept the database and a processor busy.
 #[tokio::test]
 async fn an_address_asks_about_registrations_300_times_a_minute() {
@@ -209,6 +237,33 @@ async fn a_form_leads_to_a_provider_once() {
     };
     assert_delayed(&refused);
     assert!(sent <= 5, "{sent}");
+}
+
+/// Such a form was told that its first answer counts, which was none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_form_is_good_again_if_nobody_could_be_sent_on() {
+    let provider = json!({"kind": "oauth", "issuer": "https://hub.test", "client_id": "gateway",
+        "client_secret": "secret", "authorization_url": "http://127.0.0.1:9/authorize",
+        "token_url": "http://127.0.0.1:9/token", "user_url": "http://127.0.0.1:9/user"});
+    let postgres = Postgres::start();
+    let config = json!({"sql": {"url": postgres.url()}, "oauth": {"writes": 1}});
+    let gateway = behind(config, json!({"acme": provider})).await;
+    let mut sql = PgConnection::connect(&postgres.url()).await.unwrap();
+    let mut browser = Browser::new();
+    let consent = chosen(&gateway, &mut browser, "acme").await;
+    let hide = "ALTER TABLE trips RENAME TO hidden";
+    sqlx::query(hide).execute(&mut sql).await.unwrap();
+    let refused = browser.submit(&consent, &[("decision", "allow")]).await;
+    assert_eq!(
+        refused.status,
+        StatusCode::SERVICE_UNAVAILABLE,
+        "{}",
+        refused.text
+    );
+    let show = "ALTER TABLE hidden RENAME TO trips";
+    sqlx::query(show).execute(&mut sql).await.unwrap();
+    let sent = browser.submit(&consent, &[("decision", "allow")]).await;
+    assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.text);
 }
 
 /// Decisions, log-ins and codes of one address have a budget.
@@ -439,4 +494,24 @@ async fn a_revocation_that_does_not_hold_yet_is_503() {
         !app.reaches("x", &token).await
     })
     .await;
+}
+
+/// A code was used up, and its client was told to come again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_kept_no_longer_gets_its_tokens() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let app = App::public(&gateway, "a").await;
+    let code = app.code(&[]).await;
+    for statement in [
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             RAISE EXCEPTION 'no change'; END $$",
+        "CREATE TRIGGER refuse BEFORE UPDATE ON registrations
+             FOR EACH ROW EXECUTE FUNCTION refuse()",
+    ] {
+        sqlx::query(statement).execute(&mut sql).await.unwrap();
+    }
+    let tokens = app.redeem(&code, &[]).await;
+    assert_eq!(tokens.status, StatusCode::OK, "{}", tokens.body);
+    let next = app.refresh(&tokens.text("refresh_token"), &[]).await;
+    assert_eq!(next.status, StatusCode::OK, "{}", next.body);
 }

@@ -389,6 +389,17 @@ async fn clients_sign_with_keys_that_are_elsewhere() {
         let redeemed = self::redeemed(&app, &second, "second").await;
         assert_eq!(redeemed.status, StatusCode::OK, "{id}: {}", redeemed.body);
     }
+    // A site that does not answer is the client's, and not the database.
+    let away = json!({"redirect_uris": [BACK], "client_name": "Away",
+        "jwks_uri": "https://127.0.0.1:9/keys", "token_endpoint_auth_method": "private_key_jwt"});
+    let made = register(&gateway, "a", &away).await;
+    let app = App::of(&gateway, "a", &made.text("client_id"));
+    let refused = redeemed(&app, &first, "first").await;
+    refused.assert_refused(503, "temporarily_unavailable");
+    assert_eq!(
+        refused.text("error_description"),
+        "the client's site does not answer"
+    );
 }
 
 /// The answer of the token endpoint to a code of ada, with an assertion signed by `key`.

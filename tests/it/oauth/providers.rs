@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    oauth::pages::{Registered, claims, gateway, redeem, request},
+    oauth::pages::{BACK, Registered, claims, gateway, redeem, request},
     support::{
         browser::{Browser, Shown},
         issuer::{Key, Provider, now},
@@ -395,6 +395,50 @@ async fn consent_precedes_the_redirect_to_a_provider() {
     let shown = returned(&gateway, &mut victim, &sent, "&code=c").await;
     assert_eq!(shown.status, StatusCode::BAD_REQUEST);
     assert!(!shown.headers.contains_key(LOCATION));
+}
+
+/// A tenant without passwords: the page is the first that a stranger sees.
+#[tokio::test]
+async fn before_a_provider_the_page_does_not_tell_which_servers_there_are() {
+    let hostile = Hostile::start().await;
+    let tenant = json!({
+        "auth": {"mode": "builtin", "scopes": ["files:read"]},
+        "providers": {"acme": openid(&hostile.stage.url)},
+        "clients": {"app": {"title": "The App", "redirect_uris": [BACK]}},
+        "servers": {
+            "for-all": {"command": "cat"},
+            "for-eve": {"command": "cat", "grants": {"users": ["eve"]}},
+        },
+    });
+    let config = json!({"outbound": {"allow": ["127.0.0.0/8"]}});
+    let gateway = Served::start(config, json!({"a": tenant})).await;
+    let mut pages = Vec::new();
+    for (server, error) in [
+        ("for-all", None),
+        ("for-eve", Some("invalid_target")),
+        ("for-nobody", Some("invalid_target")),
+    ] {
+        let resource = format!("{}/t/a/{server}/mcp", gateway.origin());
+        let asked = [
+            ("resource", &*resource),
+            ("scope", "files:read offline_access"),
+        ];
+        let mut browser = Browser::new();
+        let consent = browser.open(&request(&gateway, &asked)).await;
+        let text = consent.text.replace(&consent.form("form").1, "");
+        pages.push(text.replace(server, ""));
+        // It is passed whether there is such a server or not.
+        let sent = browser.submit(&consent, &ALLOW).await;
+        assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.text);
+        hostile.give(&hostile.signed(&hostile.claims(&sent)));
+        let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
+        let answer = done.answer();
+        assert_eq!(answer.get("error").map(String::as_str), error, "{server}");
+        assert_eq!(answer.contains_key("code"), error.is_none(), "{server}");
+    }
+    assert_eq!(pages[0], pages[2]);
+    assert_eq!(pages[1], pages[2]);
+    assert!(!pages[2].contains("May not use"), "{}", pages[2]);
 }
 
 /// **Use another account** makes the provider ask for one, with any `prompt` of the client.

@@ -333,15 +333,46 @@ async fn floods_of_registrations_are_stopped() {
         let answer = register(&hosts, tenant, &metadata).await;
         assert_eq!(answer.status, StatusCode::CREATED);
     }
-    let all = gateway(json!({"oauth": {"registrations": 3}})).await;
-    assert_eq!(until_refused(&all, "a", host).await, 3);
-    let cap = gateway(json!({"oauth": {"clients": 2}})).await;
-    assert_eq!(until_refused(&cap, "a", host).await, 2);
-    assert_eq!(
-        until_refused(&cap, "b", host).await,
-        2,
-        "each tenant has its own"
+    // One tenant has a part, of which what is no registration takes nothing.
+    let parts = gateway(json!({"oauth": {"registrations": 12}})).await;
+    for _ in 0..12 {
+        let wrong = register(&parts, "a", &json!({})).await;
+        assert_eq!(wrong.status, StatusCode::BAD_REQUEST, "{}", wrong.body);
+    }
+    for tenant in ["a", "b"] {
+        assert_eq!(until_refused(&parts, tenant, host).await, 3, "{tenant}");
+    }
+    let all = gateway(json!({"oauth": {"registrations": 1}})).await;
+    assert_eq!(until_refused(&all, "a", host).await, 1);
+    assert_eq!(until_refused(&all, "b", host).await, 0);
+}
+
+/// Three addresses kept new clients out of a tenant.
+#[tokio::test]
+async fn clients_that_nobody_used_give_way_to_new_ones() {
+    let gateway = gateway(json!({"oauth": {"clients": 2}})).await;
+    let host = |count: usize| json!({"redirect_uris": [format!("https://h{count}.test/cb")]});
+    let first = App::public(&gateway, "a").await;
+    let tokens = first.tokens().await;
+    let unused = register(&gateway, "a", &host(0)).await;
+    for count in 1..5 {
+        let answer = register(&gateway, "a", &host(count)).await;
+        assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
+    }
+    let (url, token) = (
+        unused.text("registration_client_uri"),
+        unused.text("registration_access_token"),
     );
+    let gone = send(Method::GET, &url, &token, None).await;
+    gone.assert_refused(401, "invalid_token");
+    let next = first.refresh(&tokens.text("refresh_token"), &[]).await;
+    assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+    // Those that somebody used give way to nobody.
+    let second = App::public(&gateway, "a").await;
+    second.tokens().await;
+    assert_eq!(until_refused(&gateway, "a", host).await, 0);
+    let other = register(&gateway, "b", &host(0)).await;
+    assert_eq!(other.status, StatusCode::CREATED, "each tenant has its own");
 }
 
 /// Each registration left a record that was kept for months.

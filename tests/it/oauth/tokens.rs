@@ -663,6 +663,42 @@ async fn clients_revoke_their_tokens_on_postgres() {
     revokes(json!({"sql": {"url": postgres.url()}})).await;
 }
 
+/// A service has the clients of many people and tenants at one address: what ended at one tenant kept all of them out.
+#[tokio::test]
+async fn refresh_tokens_that_have_ended_keep_nobody_out() {
+    let gateway = gateway(json!({"oauth": {"failures": 10}})).await;
+    let (app, other) = (
+        App::public(&gateway, "a").await,
+        App::public(&gateway, "b").await,
+    );
+    let good = other.tokens().await.text("refresh_token");
+    let mut ended = Vec::new();
+    for _ in 0..12 {
+        let token = app.tokens().await.text("refresh_token");
+        assert_eq!(app.revoke(&token).await, StatusCode::OK);
+        ended.push(token);
+    }
+    for token in &ended {
+        let refused = app.refresh(token, &[]).await;
+        refused.assert_refused(400, "invalid_grant");
+    }
+    // One that comes again and again counts, and so does what was guessed.
+    let mut statuses = Vec::new();
+    for _ in 0..15 {
+        statuses.push(app.refresh(&ended[0], &[]).await.status.as_u16());
+    }
+    let stranger = App::public(&gateway, "a").await;
+    statuses.push(stranger.refresh(&ended[1], &[]).await.status.as_u16());
+    assert_eq!(statuses, [400; 16]);
+    for at in 0..6 {
+        statuses.push(app.refresh(&format!("lgr_{at}"), &[]).await.status.as_u16());
+    }
+    assert_eq!(statuses[16..], [400, 400, 400, 429, 429, 429]);
+    // Not at another tenant.
+    let next = other.refresh(&good, &[]).await;
+    assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+}
+
 /// Guesses from one address are throttled.
 #[tokio::test]
 async fn guesses_are_stopped() {

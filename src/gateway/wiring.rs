@@ -101,8 +101,7 @@ pub(crate) async fn run(
     match (listeners.admin, api) {
         (Some(listener), Some(api)) => {
             let app = App::of_public(api, parts.administration_gate(&listener, &hub)?);
-            let administrators = Connections::new(ADMINISTRATORS);
-            serve(&parts.stages.accepting, listener, app, administrators);
+            serve(&parts.stages.accepting, listener, app, administrators());
         }
         (None, Some(api)) => app = app.merge(api),
         (_, None) => {}
@@ -111,8 +110,7 @@ pub(crate) async fn run(
     if let Some(listener) = listeners.ops {
         let (metrics, bound) = (Arc::clone(&parts.metrics), listener.local_addr()?);
         let app = ops::operations(parts.health.clone(), metrics, hub.clone(), bound);
-        let probes = Connections::for_probes(OPERATIONS);
-        serve(&parts.stages.operations, listener, app, probes);
+        serve(&parts.stages.operations, listener, app, probes());
     }
     lifecycle.serving.cancel();
     tokio::select! {
@@ -479,6 +477,14 @@ fn bounds(connections: Connections) -> Bounds {
         finish: FINISH_TIMEOUT,
         idle: accept::KEEP_ALIVE,
     }
+}
+
+fn administrators() -> Connections {
+    Connections::new(ADMINISTRATORS)
+}
+
+fn probes() -> Connections {
+    Connections::for_probes(OPERATIONS)
 }
 
 /// Maximum connections of the administration listener.

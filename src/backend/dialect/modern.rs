@@ -403,15 +403,14 @@ impl Modern {
         if ask.answer.is_some() {
             return;
         }
-        let answer = match message.result() {
-            Some(result) => Bytes::copy_from_slice(result),
+        let answer = if let Some(result) = message.result() {
+            Bytes::copy_from_slice(result)
+        } else {
             // There are no errors among the answers of this era.
-            None => {
-                let code = message.error().and_then(|error| json::get(error, "code"));
-                let code = code.and_then(|code| str::from_utf8(code).ok()?.parse::<i64>().ok());
-                tracing::debug!(code, "a client answers what it is asked by an error");
-                CANCELLED
-            }
+            let code = message.error().and_then(|error| json::get(error, "code"));
+            let code = code.and_then(|code| str::from_utf8(code).ok()?.parse::<i64>().ok());
+            tracing::debug!(code, "a client answers what it is asked by an error");
+            CANCELLED
         };
         let is_refused = message.result().is_none() && !ask.is_elicitation;
         self.kept += answer.len();

@@ -36,7 +36,7 @@ pub(crate) struct Connection {
     /// Configuration file of the gateway, which has its listener and its data directory
     #[arg(long, global = true, value_name = "F")]
     config: Option<PathBuf>,
-    /// API key of an administrator, which the list of processes shows: rather set the variable, or LOCKGATE_KEY_FILE;
+    /// API key of an administrator, which the list of processes shows: rather set the variable, or `LOCKGATE_KEY_FILE`;
     /// default: the key in `{data_dir}/admin.key`
     #[arg(
         long,

@@ -241,13 +241,12 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
         return Err(mistakes);
     }
     let secrets = secrets(&sources, &config, file.as_deref());
-    let prune = if prune { Prune::Remove } else { Prune::Keep };
     let manifest = file.map(|file| ManifestFile {
         file,
         pending: declaration,
         text,
         looks: FileLooks::default(),
-        prune,
+        prune: if prune { Prune::Remove } else { Prune::Keep },
     });
     Ok(Plan {
         work: Work::of(&config, &offer),

@@ -236,8 +236,7 @@ impl Gate {
         if let Some(trace) = &trace {
             head.extensions.insert(trace.clone());
         }
-        let checked = self.check(&mut head, &state);
-        let response = match checked {
+        let response = match self.check(&mut head, &state) {
             Err(refused) => in_form_of(path, with_methods(refused, &head.uri, routes).await),
             Ok(origin) => {
                 let mut response = if cors::is_preflight(&head.method, &head.headers) {

@@ -264,14 +264,11 @@ impl BrokenConnections {
 
     /// Logs the error that ended a connection to `peer`.
     pub(crate) fn log(&self, peer: &dyn Display, error: &(dyn Error + 'static)) {
-        match is_broken(error).then(|| self.0.count()).flatten() {
-            Some(count) => tracing::warn!(
-                %peer,
-                error,
-                count,
-                "a connection between replicas broke, with all requests on it"
-            ),
-            None => tracing::debug!(%peer, error, "a connection between replicas ended"),
+        if let Some(count) = is_broken(error).then(|| self.0.count()).flatten() {
+            let what = "a connection between replicas broke, with all requests on it";
+            tracing::warn!(%peer, error, count, "{what}");
+        } else {
+            tracing::debug!(%peer, error, "a connection between replicas ended");
         }
     }
 }

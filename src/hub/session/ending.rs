@@ -32,6 +32,25 @@ use crate::{
 const GRACE: Duration = Duration::from_millis(900);
 
 impl Session {
+    /// Ends the streams, and answers whoever waits for the session.
+    fn release_clients(&mut self, reason: EndReason, has_successor: bool) {
+        let end = match reason {
+            EndReason::Drained | EndReason::Fenced | EndReason::Orphaned => StreamEnd::Released,
+            _ => StreamEnd::Finished,
+        };
+        let refusal = || {
+            Answer::Refused(if has_successor {
+                STORE_AWAY
+            } else {
+                Error::NoSession
+            })
+        };
+        if let Some(reply) = self.lease.take_initialized() {
+            let _ = reply.send(refusal());
+        }
+        self.streams.release(end, refusal);
+    }
+
     /// Ends calls and streams, lets readers finish, and stops the child.
     pub(super) async fn finish(
         mut self: Box<Self>,
@@ -62,21 +81,7 @@ impl Session {
             let fence = self.lease.fence();
             let _ = self.stores.directory.release(&self.id, fence).await;
         }
-        let end = match reason {
-            EndReason::Drained | EndReason::Fenced | EndReason::Orphaned => StreamEnd::Released,
-            _ => StreamEnd::Finished,
-        };
-        let refusal = || {
-            Answer::Refused(if has_successor {
-                STORE_AWAY
-            } else {
-                Error::NoSession
-            })
-        };
-        if let Some(reply) = self.lease.take_initialized() {
-            let _ = reply.send(refusal());
-        }
-        self.streams.release(end, refusal);
+        self.release_clients(reason, has_successor);
         commands.close();
         while let Ok(command) = commands.try_recv() {
             // A command that is dropped here is answered with `NoSession`.

@@ -439,7 +439,8 @@ mod tests {
         else {
             return;
         };
-        let group = root.join(format!("lockgate-test-{}", uuid::Uuid::new_v4().simple()));
+        // Gateways remove what is named like theirs.
+        let group = root.join(format!("filters-{}", uuid::Uuid::new_v4().simple()));
         if !is_offered() || fs::create_dir(&group).is_err() {
             return;
         }

@@ -396,8 +396,8 @@ fn with_object_schemas(answer: &[u8]) -> Option<Bytes> {
         }
     }
     kept.put_u8(b']');
-    let mut list = BytesMut::with_capacity(answer.len());
     is_cut.then(|| {
+        let mut list = BytesMut::with_capacity(answer.len());
         json::splice(&mut list, answer, &[(tools, &kept)]);
         list.freeze()
     })

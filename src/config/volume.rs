@@ -18,7 +18,11 @@ use rustix::process::Uid;
 /// earlier start.
 pub(super) fn own_directory(path: PathBuf) -> PathBuf {
     let own = path.join(OWN);
-    let has_store = |dir: &Path| STORE.iter().any(|name| dir.join(name).exists());
+    let has_store = |dir: &Path| {
+        STORE
+            .iter()
+            .any(|name| dir.join(name).try_exists().unwrap_or(true))
+    };
     // A gateway that becomes root must not begin anew beside the store of the user that it was.
     let was_volume = || has_store(&own) && !has_store(&path);
     if is_roots_volume(&path).unwrap_or(false) || was_volume() {

@@ -350,8 +350,12 @@ impl<'a> ForOperators<'a> {
 /// Creates the file with private modes before SQLite creates it with others. SQLite uses the same
 /// modes for its companion files.
 fn make_private(file: &Path) -> io::Result<()> {
-    let mode = fs::Permissions::from_mode(private_file::MODE);
-    private_file::open_or_create(file)?.set_permissions(mode)
+    let file = private_file::open_or_create(file)?;
+    // A root without CAP_FOWNER may not change that of another user's, though it is right.
+    if file.metadata()?.permissions().mode() & 0o777 == private_file::MODE {
+        return Ok(());
+    }
+    file.set_permissions(fs::Permissions::from_mode(private_file::MODE))
 }
 
 /// The file name of the database in the data directory.

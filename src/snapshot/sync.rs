@@ -14,6 +14,7 @@ use std::{
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
     sync::{mpsc, oneshot, watch},
+    task::spawn_blocking,
     time::{Instant, MissedTickBehavior, interval, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
@@ -203,10 +204,20 @@ impl SnapshotSync {
                 tokio::select! {
                     () = stop.cancelled() => break,
                     Ok(()) = results.changed() => {}
-                    Some(()) = changed.recv() => self.settled_manifest().await,
+                    Some(()) = changed.recv() => {
+                        let settled = stop.run_until_cancelled(self.settled_manifest());
+                        if settled.await.is_none() {
+                            break;
+                        }
+                    }
                     _ = looks.tick() => {
-                        self.look_at_manifest();
-                        self.look_at_files().await;
+                        let looking = async {
+                            self.look_at_manifest().await;
+                            self.look_at_files().await;
+                        };
+                        if stop.run_until_cancelled(looking).await.is_none() {
+                            break;
+                        }
                     }
                     Some(command) = self.commands.recv() => match command {
                         Command::Reload(done) => {
@@ -342,12 +353,17 @@ impl SnapshotSync {
     /// Reads the manifest again once its file stays as it is for a while: it may be written in several steps, and
     /// a part of it would be another manifest.
     async fn settled_manifest(&mut self) {
-        let Some(file) = self.manifest.as_ref().map(|manifest| manifest.file.clone()) else {
+        let Some(manifest) = &self.manifest else {
             return;
+        };
+        let (file, settle) = match manifest.prune {
+            Prune::Keep => (manifest.file.clone(), SETTLE),
+            // What is not there yet would be removed for good.
+            Prune::Remove => (manifest.file.clone(), SETTLE * 10),
         };
         let mut before = FileStamp::now(&file);
         for _ in 0..SETTLES {
-            sleep(SETTLE).await;
+            sleep(settle).await;
             let now = FileStamp::now(&file);
             if now == before {
                 return self.reread_manifest();
@@ -359,11 +375,16 @@ impl SnapshotSync {
 
     /// Reads the manifest again if two looks find its file otherwise than the last reading: the folder of a file
     /// that is mounted alone, or behind a link, tells nothing of its changes.
-    fn look_at_manifest(&mut self) {
+    async fn look_at_manifest(&mut self) {
         let Some(manifest) = &mut self.manifest else {
             return;
         };
-        let now = FileStamp::now(&manifest.file);
+        // The file system may not answer.
+        let file = manifest.file.clone();
+        let look = spawn_blocking(move || FileStamp::now(&file));
+        let Ok(now) = look.await else {
+            return;
+        };
         if manifest.looks.has_settled(now) {
             self.reread_manifest();
         }
@@ -511,6 +532,6 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
 /// announces.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
 /// The time for which a file that is being written stays as it is at most.
-const SETTLE: Duration = Duration::from_millis(100);
+const SETTLE: Duration = Duration::from_millis(200);
 /// How often that is waited for.
-const SETTLES: usize = 50;
+const SETTLES: usize = 10;

@@ -163,7 +163,7 @@ pub(super) fn flags(namespaces: Namespaces) -> i32 {
 fn remove(private: Option<&Path>, group: Option<&Path>) {
     if let Some(path) = private {
         // Errors have no reader here; the gateway looks for leftovers.
-        _ = removal::remove(path);
+        _ = removal::remove_patiently(path);
     }
     if let Some(group) = group {
         _ = fs::remove_dir(group);

@@ -32,6 +32,16 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     remove_until(path, Instant::now() + LONGEST)
 }
 
+/// Removes a directory like [`remove`], where nobody waits for it and nobody else can add to it: a cache may have very
+/// many files.
+///
+/// # Errors
+///
+/// The file system's; `TimedOut` after [`PATIENT`].
+pub(crate) fn remove_patiently(path: &Path) -> io::Result<()> {
+    remove_until(path, Instant::now() + PATIENT)
+}
+
 /// Removes a directory like [`remove`], until this time at most: a process that has escaped could add files for
 /// ever.
 ///
@@ -167,6 +177,8 @@ const OWN: u32 = 0o700;
 
 /// The longest time of a removal, which keeps a thread for blocking work, of which there are few.
 const LONGEST: Duration = Duration::from_secs(10);
+/// The longest removal that nobody waits for.
+const PATIENT: Duration = Duration::from_mins(10);
 
 #[cfg(test)]
 mod tests {

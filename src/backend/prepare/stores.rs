@@ -19,7 +19,7 @@ use std::{
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 
-use crate::backend::{child::SCRATCH, linux::removal::remove};
+use crate::backend::{child::SCRATCH, linux::removal::remove_patiently as remove};
 
 /// Directory of all stores.
 #[derive(Clone, Debug)]

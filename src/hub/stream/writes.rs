@@ -146,12 +146,13 @@ impl Writes {
     /// Whether so much is under way that the child has to wait: more than a session may have, or, while the share
     /// has no room for it, any of a few that were written together.
     pub(crate) fn is_full(&self) -> bool {
-        self.are_too_many() || self.is_waited_for && self.drawn.is_too_much()
+        let is_too_much = self.are_too_many() || self.bytes > MAX_BYTES;
+        is_too_much || self.is_waited_for && self.drawn.is_too_much()
     }
 
-    /// Whether more is under way than a session may have.
+    /// Whether more writes are under way than a session may have, however small.
     pub(super) fn are_too_many(&self) -> bool {
-        self.queue.len() > MAX_WRITES || self.bytes > MAX_BYTES
+        self.queue.len() > MAX_WRITES
     }
 
     /// Begins a write; returns it if it is acknowledged at once.
@@ -333,9 +334,9 @@ mod tests {
             calls: Some(calls),
         };
         writes.enqueue(Box::pin(ready(Ok(()))), StreamId::default(), open);
-        assert!(!writes.are_too_many());
+        assert!(!writes.is_full());
         writes.enqueue(Box::pin(ready(Ok(()))), StreamId::default(), event);
-        assert!(writes.are_too_many() && writes.is_full());
+        assert!(writes.is_full() && !writes.are_too_many());
         assert_eq!(share.used(), 2 * WEIGHT + MAX_BYTES as u64 + 2);
         for _ in 0..2 {
             writes.next().await.unwrap();

@@ -276,7 +276,8 @@ impl BrowserRequest {
         Err(StepRefusal::Client(authorization.redirect.clone(), refusal))
     }
 
-    /// Records a decision about a client, whose registration stays on record from now on.
+    /// Records a decision about a client, whose registration stays on record from now on if a person is known: before
+    /// the log-in at a provider anybody may deny.
     async fn audit_consent(
         &self,
         kind: &str,
@@ -284,7 +285,7 @@ impl BrowserRequest {
         authorization: &AuthorizationRequest,
     ) -> Result<(), StepRefusal> {
         let id = &authorization.client.id;
-        if id.starts_with(REGISTERED) {
+        if id.starts_with(REGISTERED) && !subject.is_empty() {
             self.store()?.clients().decided(self.tenant(), id).await?;
         }
         let target = format!("client {}/{}", self.tenant(), authorization.client.id);

@@ -55,23 +55,25 @@ enum State {
     /// A backend is being acquired.
     Acquiring(Acquisition),
     /// The session's own child has been sent `initialize`.
-    Initializing {
-        own: Box<Own>,
-        /// The gateway's id of `initialize`.
-        id: CallId,
-        /// The time at which its response is overdue.
-        until: Instant,
-        /// The time at which people are told that there is none; none once they were.
-        silence: Option<Instant>,
-        /// The beginning of its first line that is no message.
-        noise: Option<Box<str>>,
-        /// Its stdout has ended, and its exit is awaited.
-        is_closed: bool,
-    },
+    Initializing { own: Box<Own>, wait: Box<Wait> },
     /// The session's own child serves it.
     Ready(Box<Own>),
     /// A shared child serves it.
     Shared(Box<Member>),
+}
+
+/// The wait for the response to `initialize`: on the heap, since sessions rest in other states.
+struct Wait {
+    /// The gateway's id of `initialize`.
+    id: CallId,
+    /// The time at which its response is overdue.
+    until: Instant,
+    /// The time at which people are told that there is none; none once they were.
+    silence: Option<Instant>,
+    /// The beginning of the child's first line that is no message.
+    noise: Option<Box<str>>,
+    /// Its stdout has ended, and its exit is awaited.
+    is_closed: bool,
 }
 
 /// A child of one session.
@@ -231,28 +233,29 @@ impl Link {
     pub(super) fn begin_initialize(&mut self, own: Own, id: CallId, until: Instant) {
         let own = Box::new(own);
         let silence = Some(Instant::now() + SILENCE);
-        self.state = State::Initializing {
-            own,
+        let wait = Box::new(Wait {
             id,
             until,
             silence,
             noise: None,
             is_closed: false,
-        };
+        });
+        self.state = State::Initializing { own, wait };
     }
 
     /// Keeps the beginning of a line that is no message, for people who are told that there is no answer.
     pub(super) fn keep_noise(&mut self, line: &[u8]) {
-        if let State::Initializing { noise, .. } = &mut self.state {
+        if let State::Initializing { wait, .. } = &mut self.state {
             let begin = line.get(..NOISE).unwrap_or(line);
-            noise.get_or_insert_with(|| String::from_utf8_lossy(begin).into());
+            let kept = || String::from_utf8_lossy(begin).into();
+            wait.noise.get_or_insert_with(kept);
         }
     }
 
     /// The line that was kept.
     pub(super) fn noise(&self) -> Option<&str> {
         match &self.state {
-            State::Initializing { noise, .. } => noise.as_deref(),
+            State::Initializing { wait, .. } => wait.noise.as_deref(),
             _ => None,
         }
     }
@@ -260,34 +263,23 @@ impl Link {
     /// Waits until `until` for the exit of a child whose stdout ended before it was initialized;
     /// false if it was.
     pub(super) fn await_exit(&mut self, until: Instant) -> bool {
-        if let State::Initializing {
-            until: deadline,
-            silence,
-            is_closed,
-            ..
-        } = &mut self.state
-        {
-            (*deadline, *silence, *is_closed) = (until.min(*deadline), None, true);
-            return true;
-        }
-        false
+        let State::Initializing { wait, .. } = &mut self.state else {
+            return false;
+        };
+        wait.until = until.min(wait.until);
+        (wait.silence, wait.is_closed) = (None, true);
+        true
     }
 
     /// Whether the stdout of the child ended before it was initialized.
     pub(super) fn is_closed(&self) -> bool {
-        matches!(
-            self.state,
-            State::Initializing {
-                is_closed: true,
-                ..
-            }
-        )
+        matches!(&self.state, State::Initializing { wait, .. } if wait.is_closed)
     }
 
     /// The time at which people are told that the child does not answer `initialize`.
     pub(super) fn silence(&self) -> Option<Instant> {
         match &self.state {
-            State::Initializing { silence, .. } => *silence,
+            State::Initializing { wait, .. } => wait.silence,
             _ => None,
         }
     }
@@ -295,7 +287,7 @@ impl Link {
     /// Whether people have to be told so now; once.
     pub(super) fn is_silent(&mut self, now: Instant) -> bool {
         match &mut self.state {
-            State::Initializing { silence, .. } => silence.take_if(|at| *at <= now).is_some(),
+            State::Initializing { wait, .. } => wait.silence.take_if(|at| *at <= now).is_some(),
             _ => false,
         }
     }
@@ -311,7 +303,7 @@ impl Link {
     /// The gateway's id of `initialize`, while the child has not answered it.
     pub(super) fn initialize_id(&self) -> Option<CallId> {
         match &self.state {
-            State::Initializing { id, .. } => Some(*id),
+            State::Initializing { wait, .. } => Some(wait.id),
             _ => None,
         }
     }
@@ -319,7 +311,7 @@ impl Link {
     /// The time by which the child must answer `initialize`, while it has not.
     pub(super) fn initialize_deadline(&self) -> Option<Instant> {
         match &self.state {
-            State::Initializing { until, .. } => Some(*until),
+            State::Initializing { wait, .. } => Some(wait.until),
             _ => None,
         }
     }

@@ -291,6 +291,10 @@ mod tests {
         assert!(started.await.is_err() && task.queue.is_empty());
         task.tracker.close();
         task.tracker.wait().await;
-        assert_eq!(registry.list().len(), 1, "the others are stopped");
+        assert_eq!(
+            registry.list(|_| true, false).len(),
+            1,
+            "the others are stopped"
+        );
     }
 }

@@ -150,8 +150,13 @@ impl Registry {
         selected.cloned().collect()
     }
 
-    /// Lists all children, oldest first; reads `/proc`, so not for the path of a call.
-    pub(crate) fn list(&self) -> Vec<ChildStatus> {
+    /// Lists children by the names of their tenants and servers, oldest first, with what they have last written to stderr
+    /// or without; reads `/proc`, so not for the path of a call.
+    pub(crate) fn list(
+        &self,
+        is_wanted: impl Fn([&str; 2]) -> bool,
+        with_stderr: bool,
+    ) -> Vec<ChildStatus> {
         let status = |entry: Arc<Entry>| {
             let guard = entry.guard.load(Ordering::Relaxed);
             let usage = Usage::of(guard);
@@ -167,10 +172,15 @@ impl Registry {
                 calls: entry.calls.load(Ordering::Relaxed),
                 memory: usage.memory,
                 cpu: usage.cpu,
-                stderr: entry.stderr(),
+                stderr: if with_stderr {
+                    entry.stderr()
+                } else {
+                    Vec::new()
+                },
             }
         };
-        self.all(|_| true).into_iter().map(status).collect()
+        let wanted = self.all(|entry| is_wanted(entry.names()));
+        wanted.into_iter().map(status).collect()
     }
 
     /// Ends the children of a server, now or after their calls; returns their number. Sessions continue

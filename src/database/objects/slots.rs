@@ -17,7 +17,7 @@ use super::{
 use crate::{
     base::{Random, Secret},
     config::Wrong,
-    declare::{Kind, ObjectName, PLACE, SecretChange},
+    declare::{Kind, ObjectName, PLACE, SecretChange, machine_subject},
 };
 
 /// Secrets in the slots of the servers of tenants.
@@ -261,13 +261,14 @@ pub(super) async fn forget(
     transaction: &mut Transaction,
     removed: &ObjectName,
 ) -> Result<(), Error> {
-    let values = vec![
-        removed.owner().unwrap_or_default().into(),
-        removed.name().into(),
-    ];
+    let name = match removed.kind() {
+        Kind::Client => machine_subject(removed.name()),
+        _ => removed.name().to_owned(),
+    };
+    let values = vec![removed.owner().unwrap_or_default().into(), name.into()];
     match removed.kind() {
         Kind::Server => transaction.run(FORGET_SERVER, values).await?,
-        Kind::User => transaction.run(FORGET_HOLDER, values).await?,
+        Kind::User | Kind::Client => transaction.run(FORGET_HOLDER, values).await?,
         _ => return Ok(()),
     };
     Ok(())

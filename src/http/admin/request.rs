@@ -27,8 +27,13 @@ impl Path {
     /// Reads the parameters of a request's path; a path that is not UTF-8 names no object.
     pub(super) async fn of(parts: &mut Parts) -> Result<Self, Problem> {
         let path = axum::extract::Path::from_request_parts(parts, &()).await;
-        let found = path.map(|axum::extract::Path(found)| Self(found));
-        found.map_err(|_| Problem::not_found())
+        let axum::extract::Path(found) = path.map_err(|_| Problem::not_found())?;
+        let found: Vec<(String, String)> = found;
+        // No name has one, and PostgreSQL refuses it in any text.
+        if found.iter().any(|(_, value)| value.contains('\0')) {
+            return Err(Problem::not_found());
+        }
+        Ok(Self(found))
     }
 
     /// A parameter.

@@ -8,6 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 use axum::{body::Body, response::IntoResponse};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
+use tokio::sync::Semaphore;
 
 use super::{
     caller::{Caller, Permission},
@@ -109,18 +110,17 @@ async fn status(call: Call) -> OperationResult {
         tenants.clone(),
         Arc::clone(&front.config),
     );
-    // The list reads files of the kernel for each process.
-    let listed = move || in_use(&hub, &snapshot, &seen, &config.public_url);
-    let listed = tokio::task::spawn_blocking(listed).await;
+    let listed = listed(move || in_use(&hub, &snapshot, &seen, &config.public_url)).await;
     Ok(ok(&json!({
         "status": readiness.as_str(), "degraded": degraded, "version": env!("CARGO_PKG_VERSION"),
-        "uptime_seconds": uptime, "tenants": tenants, "servers": listed.unwrap_or_default(),
+        "uptime_seconds": uptime, "tenants": tenants, "servers": listed,
     })))
 }
 
 /// The use of every server of these tenants.
 fn in_use(hub: &Hub, snapshot: &Snapshot, tenants: &[String], public_url: &str) -> Vec<Json> {
-    let (children, sessions) = (hub.children(), hub.session_counts());
+    let is_seen = |[tenant, _]: [&str; 2]| tenants.iter().any(|seen| seen == tenant);
+    let (children, sessions) = (hub.children_of(is_seen, false), hub.session_counts());
     let mut packages = HashMap::new();
     for one in hub.prepared() {
         packages.extend(one.servers.into_iter().map(|name| (name, one.state)));
@@ -207,7 +207,7 @@ async fn end_session(call: Call) -> OperationResult {
 }
 
 async fn children(call: Call) -> OperationResult {
-    let found = children_of(&call.front, &call.path).await;
+    let found = children_of(&call.front, &call.path, false).await;
     let items: Vec<Json> = found.iter().map(child).collect();
     Ok(ok(&json!({"items": items})))
 }
@@ -223,7 +223,7 @@ fn child(one: &ChildStatus) -> Json {
 /// Returns the latest stderr output of a server's children, one object per line. The output of a
 /// start that failed has no child.
 async fn logs(call: Call) -> OperationResult {
-    let found = children_of(&call.front, &call.path).await;
+    let found = children_of(&call.front, &call.path, true).await;
     let server = call
         .caller
         .snapshot
@@ -248,14 +248,27 @@ async fn logs(call: Call) -> OperationResult {
     Ok(lines(Body::from(out)))
 }
 
-async fn children_of(front: &Front, path: &Path) -> Vec<ChildStatus> {
+async fn children_of(front: &Front, path: &Path, with_stderr: bool) -> Vec<ChildStatus> {
     let hub = front.hub.clone();
-    // The list reads files of the kernel for each process.
-    let listed = tokio::task::spawn_blocking(move || hub.children()).await;
-    let mut found = listed.unwrap_or_default();
-    found.retain(|one| one.tenant == path.tenant() && one.server == path.name());
-    found
+    let names = [path.tenant(), path.name()].map(str::to_owned);
+    listed(move || hub.children_of(|found| found == [&*names[0], &*names[1]], with_stderr)).await
 }
+
+/// Lists children beside few others who do: that reads files of the kernel for each process, and copies their stderr.
+async fn listed<T: Default + Send + 'static>(list: impl FnOnce() -> T + Send + 'static) -> T {
+    let Ok(turn) = LISTINGS.acquire().await else {
+        return T::default();
+    };
+    let listed = tokio::task::spawn_blocking(move || {
+        let listed = list();
+        drop(turn);
+        listed
+    });
+    listed.await.unwrap_or_default()
+}
+
+/// The lists of children that are made at once.
+static LISTINGS: Semaphore = Semaphore::const_new(4);
 
 async fn restart(call: Call) -> OperationResult {
     let how = mode(&call.query)?;
@@ -281,14 +294,13 @@ async fn quotas(call: Call) -> OperationResult {
     // Unknown while the database is away; the other numbers are not.
     let objects = objects.and_then(|objects| objects.checked_add_unsigned(secrets?));
     let (hub, name) = (call.front.hub.clone(), tenant.to_owned());
-    let used = tokio::task::spawn_blocking(move || {
-        let own = |one: &ChildStatus| one.tenant == name;
-        let children: Vec<ChildStatus> = hub.children().into_iter().filter(own).collect();
+    let used = listed(move || {
+        let children = hub.children_of(|[tenant, _]| tenant == name, false);
         let calls: u32 = children.iter().map(|one| one.calls).sum();
         let memory: u64 = children.iter().map(|one| one.memory).sum();
         (children.len(), calls, memory, hub.sessions(&name).len())
     });
-    let (children, calls, memory, sessions) = used.await.unwrap_or_default();
+    let (children, calls, memory, sessions) = used.await;
     Ok(ok(&json!({
         "tenant": quotas.tenant.shown(),
         "principal": quotas.principal.shown(),

@@ -140,6 +140,7 @@ on_both! {
     a_manifest_is_applied_as_a_whole
     without_a_key_there_is_nothing
     a_nul_is_refused
+    a_password_is_no_file_of_the_gateway
     a_key_of_two_tenants_administrates_each_by_its_path
     a_key_that_has_ended_is_no_last_key
     the_key_of_the_environment_gets_in
@@ -899,6 +900,31 @@ async fn a_key_that_has_ended_is_no_last_key(ground: Ground) {
 }
 
 /// NUL, which PostgreSQL texts cannot contain, is a mistake of the sender.
+/// An administrator of a tenant had any file of the gateway as a password, to try guesses at.
+async fn a_password_is_no_file_of_the_gateway(ground: Ground) {
+    let replica = ground.serve(&[]).await;
+    let admin = Admin::first(&ground, &replica);
+    let builtin = json!({"auth": {"mode": "builtin"}});
+    assert_eq!(admin.put("/tenants/a", builtin).await.0, 201);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "correct-horse-battery").unwrap();
+    for reference in [
+        format!("${{file:{}}}", file.display()),
+        "${env:HOME}/xxxxxxxx".to_owned(),
+    ] {
+        let (status, problem) = admin
+            .put("/tenants/a/users/ada", json!({"password": reference}))
+            .await;
+        assert_eq!(status, 422, "{problem}");
+        let key = &problem["errors"][0]["key"];
+        assert_eq!(key, "tenants.a.users.ada.password", "{problem}");
+    }
+    let plain = json!({"password": "a $$ and 8 letters"});
+    assert_eq!(admin.put("/tenants/a/users/ada", plain).await.0, 201);
+    replica.stop().await;
+}
+
 async fn a_nul_is_refused(ground: Ground) {
     let replica = ground.serve(&[]).await;
     let admin = Admin::first(&ground, &replica);
@@ -912,6 +938,13 @@ async fn a_nul_is_refused(ground: Ground) {
         "/tenants/a/users?after=%00",
     ] {
         assert_eq!(admin.get(path).await.0, 400, "{path}");
+    }
+    for path in [
+        "/tenants/a/users/x%00",
+        "/tenants/a/api-keys/k_%00",
+        "/tenants/a/clients/c_%00",
+    ] {
+        assert_eq!(admin.get(path).await.0, 404, "{path}");
     }
     for name in ["subject", "client"] {
         let body = json!({name: "a\0b"});

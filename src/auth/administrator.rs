@@ -178,16 +178,15 @@ pub(crate) async fn ensure_operator(
         if !known.is_some_and(|key| key.holds(now)) {
             // An expired key becomes valid again under its own name: each key has one object.
             let name = known.map_or("environment", |key| &key.name);
-            let shown = name;
-            let name = ObjectName::operator_key(name);
+            let object = ObjectName::operator_key(name);
             store
                 .objects()
-                .put(&name, key_object(given), Expected::Any, &author)
+                .put(&object, key_object(given), Expected::Any, &author)
                 .await?;
             if !snapshot.operator_keys.is_empty() {
                 tracing::warn!(
                     event = "operator.key",
-                    name = shown,
+                    name,
                     "admin_key was no valid key of an operator, and is one again"
                 );
             }

@@ -91,11 +91,8 @@ impl Layers {
             .collect();
         for (name, value) in env.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
             let base = name.strip_suffix("_FILE").unwrap_or(name);
-            let of_others = READ_ELSEWHERE.iter().chain(&FILES_ELSEWHERE);
-            if of_others
-                .map(|other| format!("{PREFIX}{other}"))
-                .any(|other| other == *name)
-            {
+            let elsewhere = [&READ_ELSEWHERE[..], &FILES_ELSEWHERE].concat();
+            if elsewhere.contains(&&name[PREFIX.len()..]) {
                 continue;
             }
             if let Some(key) = variables.get(name) {

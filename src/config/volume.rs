@@ -1,10 +1,8 @@
 //! The data directory on a mounted volume that belongs to root.
 //!
-//! What an earlier start put below it stays in use, also by a gateway that is root by now.
-//!
 //! Kubernetes mounts volumes so that a group (`fsGroup`) or everybody may write, and a gateway that is
-//! not root can change neither owner nor mode. Its files go into a directory of its own below the mount.
-//! Not here: the check of that directory (`cli/serve/private_dir`).
+//! not root can change neither owner nor mode. Its files go into a directory of its own below the mount, and stay
+//! there when it becomes root. Not here: the check of that directory (`cli/serve/private_dir`).
 
 use std::{
     fs::{self, Metadata},
@@ -14,19 +12,10 @@ use std::{
 
 use rustix::process::Uid;
 
-/// The directory to use for the data directory `path`: one below it, if it is such a volume or was one at an
-/// earlier start.
+/// The directory to use for the data directory `path`: one below it, if it is such a volume.
 pub(super) fn own_directory(path: PathBuf) -> PathBuf {
-    let own = path.join(OWN);
-    let has_store = |dir: &Path| {
-        STORE
-            .iter()
-            .any(|name| dir.join(name).try_exists().unwrap_or(true))
-    };
-    // A gateway that becomes root must not begin anew beside the store of the user that it was.
-    let was_volume = || has_store(&own) && !has_store(&path);
-    if is_roots_volume(&path).unwrap_or(false) || was_volume() {
-        own
+    if is_roots_volume(&path).unwrap_or(false) {
+        path.join(OWN)
     } else {
         path
     }
@@ -36,8 +25,8 @@ pub(super) fn own_directory(path: PathBuf) -> PathBuf {
 ///
 /// A directory that others share, such as /srv or /tmp, is none, so that it is still refused.
 fn is_roots_volume(path: &Path) -> std::io::Result<bool> {
-    let found = fs::metadata(path)?;
-    if !is_roots(&found, rustix::process::geteuid()) {
+    let (found, user) = (fs::metadata(path)?, rustix::process::geteuid());
+    if !is_roots(&found, user, || has_store(&path.join(OWN))) {
         return Ok(false);
     }
     let table = fs::read("/proc/self/mountinfo")?;
@@ -53,8 +42,15 @@ fn is_roots_volume(path: &Path) -> std::io::Result<bool> {
     Ok(true)
 }
 
-fn is_roots(found: &Metadata, own: Uid) -> bool {
-    found.is_dir() && found.uid() == 0 && !own.is_root()
+/// Reports whether a directory is root's, for a gateway of this user. One that is root has it for itself, unless it was
+/// another user before: it must not begin anew beside that store.
+fn is_roots(found: &Metadata, user: Uid, has_store: impl FnOnce() -> bool) -> bool {
+    found.is_dir() && found.uid() == 0 && (!user.is_root() || has_store())
+}
+
+fn has_store(dir: &Path) -> bool {
+    let mut files = STORE.iter().map(|name| dir.join(name));
+    files.any(|file| file.try_exists().unwrap_or(true))
 }
 
 /// Finds `path` in a table of mounts (proc(5), "/proc/pid/mountinfo": the fifth field).
@@ -113,20 +109,19 @@ mod tests {
     #[test]
     fn the_store_of_an_earlier_start_stays_in_use() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().to_owned();
-        let own = path.join(OWN);
-        fs::create_dir(&own).unwrap();
-        assert_eq!(own_directory(path.clone()), path);
+        assert!(!has_store(dir.path()));
         for name in STORE {
-            fs::write(own.join(name), "").unwrap();
-            assert_eq!(own_directory(path.clone()), own);
-            // One of its own goes before.
-            fs::write(path.join(name), "").unwrap();
-            assert_eq!(own_directory(path.clone()), path);
-            for dir in [&path, &own] {
-                fs::remove_file(dir.join(name)).unwrap();
-            }
+            fs::write(dir.path().join(name), "").unwrap();
+            assert!(has_store(dir.path()), "{name}");
+            fs::remove_file(dir.path().join(name)).unwrap();
         }
+        let root = fs::metadata("/").unwrap();
+        assert!(is_roots(&root, Uid::ROOT, || true));
+        // In a directory that is no mount anybody may have put one.
+        let own = dir.path().join(OWN);
+        fs::create_dir(&own).unwrap();
+        fs::write(own.join(STORE[0]), "").unwrap();
+        assert_eq!(own_directory(dir.path().to_owned()), dir.path());
     }
 
     #[test]
@@ -141,7 +136,7 @@ mod tests {
             assert_eq!(own_directory(PathBuf::from(shared)), Path::new(shared));
         }
         let root = fs::metadata("/").unwrap();
-        assert!(is_roots(&root, Uid::from_raw(10_001)));
-        assert!(!is_roots(&root, Uid::ROOT));
+        assert!(is_roots(&root, Uid::from_raw(10_001), || false));
+        assert!(!is_roots(&root, Uid::ROOT, || false));
     }
 }

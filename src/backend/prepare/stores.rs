@@ -19,7 +19,7 @@ use std::{
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 
-use crate::backend::{child::SCRATCH, linux::removal::remove_patiently as remove};
+use crate::backend::{child::SCRATCH, linux::removal::remove_patiently};
 
 /// Directory of all stores.
 #[derive(Clone, Debug)]
@@ -111,7 +111,7 @@ impl Stores {
 
     /// Completes a filled store; a store that another gateway completed first takes its place.
     pub(super) fn complete(&self, name: &str, store: Store) -> io::Result<Store> {
-        let emptied = remove(&store.path.join(SCRATCH));
+        let emptied = remove_patiently(&store.path.join(SCRATCH));
         if let Err(error) = emptied.and_then(|()| seal(&store.path, DEEPEST)) {
             store.discard();
             return Err(error);
@@ -191,7 +191,7 @@ impl Store {
 
     /// Removes the store.
     pub(crate) fn discard(self) {
-        if let Err(error) = remove(&self.path) {
+        if let Err(error) = remove_patiently(&self.path) {
             tracing::warn!(%error, "cannot remove a store");
         }
     }

@@ -27,7 +27,7 @@ struct Addresses {
     proxies: Vec<IpNet>,
     /// The most of one address; none for as many as are free.
     most: Option<u64>,
-    /// None for a listener whose connections come from the reserve.
+    /// None for probes, whose connections come from the reserve.
     descriptors: Option<Descriptors>,
 }
 
@@ -57,17 +57,7 @@ impl Connections {
     /// At most `max` for probes and scrapers, of which an address has at most a quarter: a child of a server or a
     /// neighbour that takes all it can keeps the probes of the machine from no place. Loopback is one address.
     pub(crate) fn for_probes(max: usize) -> Self {
-        let all = Budget::new(max as u64);
-        let shares = Shares::new(Arc::clone(&all));
-        Self {
-            all,
-            addresses: Some(Addresses {
-                shares,
-                proxies: Vec::new(),
-                most: Some(max as u64 / 4),
-                descriptors: None,
-            }),
-        }
+        Self::of_addresses(max, Some(max as u64 / 4), Vec::new(), None)
     }
 
     /// At most `max`, of which an address that is no proxy has at most as many as are free, or `most`.
@@ -77,6 +67,15 @@ impl Connections {
         proxies: Vec<IpNet>,
         descriptors: Descriptors,
     ) -> Self {
+        Self::of_addresses(max, most, proxies, Some(descriptors))
+    }
+
+    fn of_addresses(
+        max: usize,
+        most: Option<u64>,
+        proxies: Vec<IpNet>,
+        descriptors: Option<Descriptors>,
+    ) -> Self {
         let all = Budget::new(max as u64);
         let shares = Shares::new(Arc::clone(&all));
         Self {
@@ -85,7 +84,7 @@ impl Connections {
                 shares,
                 proxies,
                 most,
-                descriptors: Some(descriptors),
+                descriptors,
             }),
         }
     }
@@ -101,6 +100,7 @@ impl Connections {
         };
         let mut peer = peer.to_canonical();
         let descriptors = addresses.descriptors.as_ref();
+        // A child can take any address of loopback.
         if descriptors.is_none() && peer.is_loopback() {
             peer = IpAddr::V4(Ipv4Addr::LOCALHOST);
         }

@@ -621,6 +621,15 @@ pub(crate) fn is_same_resource(public_url: &str, one: &str, other: &str) -> bool
     is_same_url(one, other) || path(one).is_some_and(|one| path(other) == Some(one))
 }
 
+/// The resource of a URL to which messages of HTTP+SSE are posted, with or without the session in its query. There are
+/// clients (the C# SDK) that name it where they refresh a token, since it is the URL of all their requests.
+pub(crate) fn stream_of_messages(site: Site<'_>, url: &str) -> Option<String> {
+    let (url, _) = url.split_once('?').unwrap_or((url, ""));
+    let (spelled, _) = split_url(site.url, url)?;
+    let endpoint = site.endpoint_at(url)?;
+    (endpoint.kind == Kind::Messages).then(|| endpoint.resource().url(&spelled))
+}
+
 /// Whether two absolute URLs are the same but for the case of scheme and host.
 fn is_same_url(one: &str, other: &str) -> bool {
     let host = one.find("://").map_or(0, |at| at + "://".len());
@@ -718,6 +727,40 @@ mod tests {
         let none = TenantHost::new("https://gw.test", ("a.test", 443), ("a", ""));
         let site = Site::of("https://gw.test", Some(&default), Some(&none));
         assert!(site.endpoint("/mcp").is_none() && !site.has_short_urls());
+    }
+
+    #[test]
+    fn messages_are_of_their_stream() {
+        let default = default();
+        let site = Site::of(GATEWAY, Some(&default), None);
+        let local = Site::of("http://127.0.0.1:8080", None, None);
+        for (site, url, stream) in [
+            (
+                site,
+                "https://gw.test/t/a/x/messages?session_id=s",
+                Some("https://gw.test/t/a/x/sse"),
+            ),
+            (
+                site,
+                "HTTPS://GW.test/t/a/x/messages",
+                Some("https://gw.test/t/a/x/sse"),
+            ),
+            (
+                site,
+                "https://gw.test/messages?session_id=s",
+                Some("https://gw.test/sse"),
+            ),
+            (
+                local,
+                "http://localhost:8080/t/a/x/messages?a",
+                Some("http://localhost:8080/t/a/x/sse"),
+            ),
+            (site, "https://gw.test/t/a/x/sse?session_id=s", None),
+            (site, "https://gw.test/t/a/x/mcp", None),
+            (site, "https://evil.test/t/a/x/messages", None),
+        ] {
+            assert_eq!(stream_of_messages(site, url).as_deref(), stream, "{url}");
+        }
     }
 
     #[test]

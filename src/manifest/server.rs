@@ -276,7 +276,8 @@ fn reply(server: &Fields<'_>) -> Reply {
         close_after: fields
             .key(
                 "close_after",
-                "The time after which a POST stream is closed and polled; 0s is off.",
+                "The time after which a POST stream is closed and polled; 0s is off. Not for clients that do not \
+                 resume such a stream, like VS Code and the Java SDK: they would miss the response.",
             )
             .read(default.close_after, parse::duration()),
     };

@@ -203,8 +203,8 @@ impl Client {
             .map_err(|error| Error::Failed(format!("cannot speak HTTP: {error}")))?;
         Ok(Self {
             http,
+            key: key(to, &base)?,
             base,
-            key: key(to)?,
             json: to.json,
         })
     }
@@ -493,13 +493,21 @@ fn print(text: &str) -> Result<(), Error> {
 }
 
 /// The API key of the caller: given, or stored on this machine by the gateway's first start.
-fn key(to: &Connection) -> Result<String, Error> {
+fn key(to: &Connection, base: &Url) -> Result<String, Error> {
     if let Some(key) = to.key.as_ref().filter(|key| !key.is_empty()) {
         return Ok(key.trim().to_owned());
     }
-    let file = match environment().get("LOCKGATE_KEY_FILE") {
-        Some(file) => file.into(),
-        None => to.settings()?.data_dir.join("admin.key"),
+    let file = if let Some(file) = environment().get("LOCKGATE_KEY_FILE") {
+        file.into()
+    } else {
+        let settings = to.settings()?;
+        let file = settings.data_dir.join("admin.key");
+        if !is_of(&settings, base) {
+            let file = file.display();
+            let what = format!("was not named, and {file} is for the gateway of this machine");
+            return Err(Error::usage("--key", &what, "set LOCKGATE_KEY"));
+        }
+        file
     };
     let key = fs::read_to_string(&file).map_err(|error| {
         let what = format!(
@@ -509,6 +517,12 @@ fn key(to: &Connection) -> Result<String, Error> {
         Error::usage("--key", &what, "set LOCKGATE_KEY")
     })?;
     Ok(key.trim().to_owned())
+}
+
+/// Whether a URL is of the gateway with these settings: another one must not be told its key.
+fn is_of(settings: &Config, base: &Url) -> bool {
+    let has = |own: &str| Url::parse(own).is_ok_and(|own| own.origin() == base.origin());
+    base.host_str().is_some_and(is_loopback) || has(&own_url(settings)) || has(&settings.public_url)
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -633,5 +647,33 @@ mod tests {
         assert_eq!(url(&public), "http://127.0.0.1:9501");
         let both = [&public[..], &["admin.listen=[::]:9600"]].concat();
         assert_eq!(url(&both), "http://[::1]:9600");
+    }
+
+    #[test]
+    fn the_key_of_this_machine_is_for_its_gateway() {
+        let sources = Sources {
+            env: [("HOME".to_owned(), "/home/ada".to_owned())].into(),
+            set: ["admin.listen=10.0.0.7:9091", "public_url=https://gw.test"]
+                .map(str::to_owned)
+                .into(),
+            ..Sources::default()
+        };
+        let settings = Config::load(&sources).unwrap();
+        for (base, is_own) in [
+            ("http://localhost:9091", true),
+            ("http://127.0.0.1:1", true),
+            ("http://10.0.0.7:9091", true),
+            ("https://gw.test/", true),
+            ("http://gw.test/", false),
+            ("https://gw.test:8443/", false),
+            ("https://other.test/", false),
+            ("http://10.0.0.8:9091", false),
+        ] {
+            assert_eq!(
+                is_of(&settings, &Url::parse(base).unwrap()),
+                is_own,
+                "{base}"
+            );
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, num::NonZeroU64};
 
 use super::{
     super::{
-        oauth::revocations,
+        oauth::{grants::REVOKED, revocations},
         pool::{Author, Error, Pool, Record, Row, Transaction, Value, audit},
         vault::{Keyring, Place, Sealer, Vault},
     },
@@ -65,22 +65,30 @@ const MOST: u64 = 20_000;
 const HOLDER_MAX: usize = 1 << 10;
 
 impl Secrets<'_> {
-    /// Stores a secret, within the tenant's quota of objects; the same value again changes nothing.
+    /// Stores a secret, within the tenant's quota of objects; the same value again changes nothing. `auth_ms` is the
+    /// time at which the person logged in who sets it: a later person of that name must not inherit it.
     ///
     /// # Errors
     ///
-    /// `NotFound` without the server; `Invalid` for a holder that cannot be one, or too many secrets.
+    /// `NotFound` without the server, or if all that the person had here has ended since; `Invalid` for a holder that cannot be one, or too many secrets.
     pub(crate) async fn put(
         self,
         of: HolderAt<'_>,
         name: &str,
-        value: &Secret,
+        (value, auth_ms): (&Secret, Option<i64>),
         quota: Option<NonZeroU64>,
         author: &Author,
     ) -> Result<(), Error> {
         check_holder(of.holder)?;
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin().await?;
+        if let (Some(holder), Some(auth_ms)) = (of.holder, auth_ms) {
+            let (tenant, no_client) = (of.tenant.into(), "".into());
+            let revoked = vec![tenant, holder.into(), no_client, auth_ms.into()];
+            if !transaction.run(REVOKED, revoked).await?.is_empty() {
+                return Err(Error::NotFound);
+            }
+        }
         let server = vec![of.tenant.into(), of.server.into()];
         if transaction.run(SERVER, server).await?.is_empty() {
             return Err(Error::NotFound);

@@ -2,10 +2,12 @@
 
 use std::{num::NonZeroU64, sync::Arc};
 
-use super::fixture::{CANARY, Place, ada, beside, manifest, on_both, put, server, tenant};
+use super::fixture::{
+    BEGIN, CANARY, Place, ada, beside, later, manifest, on_both, put, server, tenant,
+};
 use crate::base::Secret;
 use crate::config::Wrong;
-use crate::database::{Database, Error, Expected, Filter, HolderAt, Judge, Value};
+use crate::database::{Database, Error, Expected, Filter, HolderAt, Judge, Value, oauth::Revoked};
 use crate::declare::{Issued, Prune, SecretChange, When};
 
 on_both! {
@@ -14,6 +16,7 @@ on_both! {
     changes_of_secrets_are_numbered_and_recorded
     secrets_count_among_the_objects_of_their_tenant
     changes_of_objects_count_secrets
+    a_secret_is_not_set_by_a_person_who_is_gone
 }
 
 const ADA: HolderAt<'static> = HolderAt {
@@ -43,7 +46,7 @@ async fn set(store: &Database, of: HolderAt<'_>, value: &str) {
     let value = Secret::new(value.to_owned());
     store
         .secrets()
-        .put(of, "TOKEN", &value, None, &ada())
+        .put(of, "TOKEN", (&value, None), None, &ada())
         .await
         .unwrap();
 }
@@ -161,7 +164,7 @@ async fn changes_of_secrets_are_numbered_and_recorded(place: Place) {
     let value = Secret::new("x".to_owned());
     let refused = store
         .secrets()
-        .put(nowhere, "TOKEN", &value, None, &ada())
+        .put(nowhere, "TOKEN", (&value, None), None, &ada())
         .await;
     assert!(matches!(refused, Err(Error::NotFound)));
 }
@@ -170,7 +173,10 @@ async fn changes_of_secrets_are_numbered_and_recorded(place: Place) {
 async fn secrets_count_among_the_objects_of_their_tenant(place: Place) {
     let store = declared(&place).await;
     let (value, quota) = (Secret::new("x".to_owned()), NonZeroU64::new(4));
-    let set = async |of, name| store.secrets().put(of, name, &value, quota, &ada()).await;
+    let set = async |of, name| {
+        let secrets = store.secrets();
+        secrets.put(of, name, (&value, None), quota, &ada()).await
+    };
     set(ADA, "TOKEN").await.unwrap();
     set(ALL, "TOKEN").await.unwrap();
     let refused = set(EVE, "TOKEN").await;
@@ -192,6 +198,32 @@ async fn secrets_count_among_the_objects_of_their_tenant(place: Place) {
     let author = ada();
     assert!(store.secrets().remove(ADA, "TOKEN", &author).await.unwrap());
     set(EVE, "TOKEN").await.unwrap();
+}
+
+/// A user who is removed while the form is on its way, and another one of that name.
+async fn a_secret_is_not_set_by_a_person_who_is_gone(place: Place) {
+    let store = declared(&place).await;
+    later(&place, 10);
+    let gone = Revoked::Subject("ada".to_owned());
+    store.revocations().revoke("acme", &gone).await.unwrap();
+    later(&place, 10);
+    let (secret, author) = (Secret::new("x".to_owned()), ada());
+    for (auth_ms, is_set) in [(BEGIN, false), (BEGIN + 10, false), (BEGIN + 20, true)] {
+        let given = (&secret, Some(auth_ms));
+        let put = store
+            .secrets()
+            .put(ADA, "TOKEN", given, None, &author)
+            .await;
+        assert_eq!(put.is_ok(), is_set, "{auth_ms}");
+        assert!(is_set || matches!(put, Err(Error::NotFound)));
+        assert_eq!(value(&store, ADA).await.unwrap().is_some(), is_set);
+    }
+    let another = (&secret, Some(BEGIN));
+    store
+        .secrets()
+        .put(EVE, "TOKEN", another, None, &author)
+        .await
+        .unwrap();
 }
 
 /// A change is judged with the secrets that count beside its objects.

@@ -111,7 +111,7 @@ async fn set(mut call: Call) -> OperationResult {
     let tenant = call.caller.snapshot.catalog.tenants.get(call.path.tenant());
     let quota = tenant.and_then(|tenant| tenant.quotas.tenant.objects);
     secrets
-        .put(of, slot(&call.path), &value, quota, &author)
+        .put(of, slot(&call.path), (&value, None), quota, &author)
         .await?;
     refreshed(&call.front).await
 }

@@ -315,13 +315,16 @@ impl BrowserRequest {
         let (store, value) = (self.store()?, Secret::new(value));
         let quota = self.server.tenant.quotas.tenant.objects;
         let author = self.author(person);
-        let put = store.secrets().put(of, name, &value, quota, &author).await;
+        let value = (&value, Some(person.auth_ms));
+        let put = store.secrets().put(of, name, value, quota, &author).await;
         put.map_err(|failure| match failure {
             database::Error::Invalid(_) => {
                 let what =
                     "As many are stored as permitted. Ask an administrator. Nothing was saved.";
                 ErrorPage::bad("This secret cannot be saved", what, OPEN_AGAIN).into()
             }
+            // The person or the server may have been removed just now.
+            database::Error::NotFound => unknown().into(),
             failure => StepRefusal::from(failure),
         })?;
         self.oauth.0.snapshot.refresh_issued().await?;

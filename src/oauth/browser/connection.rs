@@ -23,7 +23,7 @@ use super::{
     request::{BrowserRequest, StepRefusal, StepResult, not_found_page, unreadable},
 };
 use crate::{
-    database::{ConnectionAt, Tokens, oauth::Person},
+    database::{self, ConnectionAt, Tokens, oauth::Person},
     declare::Upstream,
     endpoint::OauthEndpoint,
     oauth::{
@@ -216,7 +216,7 @@ impl BrowserRequest {
             Err(error) => Err(failed(&upstream, &error)),
         };
         let Some(consent) = pending.consent else {
-            self.keep_tokens(&upstream, &person, &redeemed?).await?;
+            self.keep_tokens(upstream, &person, redeemed?).await?;
             let account = self.path(OauthEndpoint::Account);
             return Ok(redirect(
                 StatusCode::FOUND,
@@ -227,7 +227,7 @@ impl BrowserRequest {
         let flow = Flow::new(consent.query, consent.is_short, browser, self.flow_expiry());
         match redeemed {
             Ok(tokens) => {
-                self.keep_tokens(&upstream, &person, &tokens).await?;
+                self.keep_tokens(upstream, &person, tokens).await?;
                 // The log-in that the request may demand came before its consent.
                 let again = self.restart_url(&flow, &without_log_in_prompt(&flow.query));
                 Ok(redirect(StatusCode::FOUND, &again))
@@ -263,18 +263,33 @@ impl BrowserRequest {
 
     async fn keep_tokens(
         &self,
-        upstream: &Upstream,
+        upstream: Arc<Upstream>,
         person: &Person,
-        tokens: &Tokens,
+        tokens: Tokens,
     ) -> Result<(), StepRefusal> {
-        let at = self.connection_at(upstream, person);
+        let at = self.connection_at(&upstream, person);
         let (kept, author) = (self.store()?.connections(), self.author(person));
-        // The person may have been removed while the upstream was asked.
-        if !kept.put(at, tokens, person.auth_ms, &author).await? {
-            return Err(expired().into());
-        }
-        self.oauth.0.snapshot.refresh_issued().await?;
-        Ok(())
+        let refused = match kept.put(at, &tokens, person.auth_ms, &author).await {
+            Ok(true) => {
+                self.oauth.0.snapshot.refresh_issued().await?;
+                return Ok(());
+            }
+            // The person or the upstream may have been removed while the upstream was asked.
+            Ok(false) | Err(database::Error::NotFound) => expired(),
+            Err(database::Error::Invalid(_)) => {
+                let what =
+                    "The tenant has as many connections as permitted. Nothing was connected.";
+                ErrorPage::bad(
+                    "This account cannot be connected",
+                    what,
+                    "Ask an administrator.",
+                )
+            }
+            Err(failure) => return Err(failure.into()),
+        };
+        // Nobody has them any more.
+        self.oauth.0.upstreams.revoke(upstream, tokens).await;
+        Err(refused.into())
     }
 
     /// What this browser departed for, once.

@@ -25,8 +25,8 @@ use crate::{
             Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode,
         },
     },
-    declare::AllowedScopes,
-    endpoint::is_same_resource,
+    declare::{AllowedScopes, OFFLINE_ACCESS},
+    endpoint::{is_same_resource, stream_of_messages},
     oauth::{
         base::{
             Form, OauthRefusal, RefusalCode, SecretKind,
@@ -325,7 +325,11 @@ impl Exchange<'_> {
             let what = "the grant is for another host";
             return Err(OauthRefusal::new(RefusalCode::InvalidGrant, what));
         }
-        let own = |resource| is_same_resource(site.url, &grant.resource, resource);
+        let own = |resource: &str| {
+            let stream = stream_of_messages(site, resource);
+            let named = stream.as_deref().unwrap_or(resource);
+            is_same_resource(site.url, &grant.resource, named)
+        };
         if self
             .form
             .get("resource")
@@ -452,12 +456,22 @@ fn audit_detail(grant: &Grant) -> (String, serde_json::Value) {
 
 /// The scopes of a grant, or the requested subset of them, which has at least one: else the answer could not name
 /// it (RFC 6749, section 5.1).
+///
+/// `offline_access` is everybody's: a client that repeats what it was told while its person had no other scope gets
+/// what it was granted.
 fn narrowed(granted: &str, asked: Option<&str>) -> Result<String, OauthRefusal> {
     let Some(asked) = asked else {
         return Ok(granted.to_owned());
     };
     let has = |scope: &str| granted.split(' ').any(|own| own == scope);
     let asked: Vec<&str> = asked.split(' ').filter(|scope| !scope.is_empty()).collect();
+    if asked == [OFFLINE_ACCESS] && !granted.is_empty() && !has(OFFLINE_ACCESS) {
+        return Ok(granted.to_owned());
+    }
+    let asked: Vec<&str> = asked
+        .into_iter()
+        .filter(|scope| *scope != OFFLINE_ACCESS || has(scope))
+        .collect();
     if asked.is_empty() || !asked.iter().all(|scope| has(scope)) {
         let what = "more scopes than were granted, or none";
         return Err(OauthRefusal::new(RefusalCode::InvalidScope, what));
@@ -515,10 +529,16 @@ mod tests {
             (Some("ab"), Err(RefusalCode::InvalidScope)),
             (Some("a\tb"), Err(RefusalCode::InvalidScope)),
             (Some(" "), Err(RefusalCode::InvalidScope)),
+            (Some("offline_access"), Ok("a b c")),
+            (Some("a offline_access"), Ok("a")),
+            (Some("offline_access d"), Err(RefusalCode::InvalidScope)),
         ] {
             assert_eq!(of(asked), wanted.map(str::to_owned), "{asked:?}");
         }
         assert!(narrowed("", Some("a")).is_err());
+        assert!(narrowed("", Some("offline_access")).is_err());
+        let kept = narrowed("a offline_access", Some("offline_access"));
+        assert_eq!(kept.ok().as_deref(), Some("offline_access"));
     }
 
     #[test]

@@ -327,7 +327,7 @@ fn read_tokens(
     if !text("token_type").is_some_and(|kind| kind.eq_ignore_ascii_case("bearer")) {
         return Err(invalid("no bearer token"));
     }
-    let lasts_s = answer.get("expires_in").and_then(Value::as_i64);
+    let lasts_s = answer.get("expires_in").and_then(seconds);
     let expires = |s: i64| now_ms.saturating_add(s.max(0).saturating_mul(1000));
     Ok(Tokens {
         access: Secret::new(access.to_owned()),
@@ -338,6 +338,20 @@ fn read_tokens(
         expires_ms: lasts_s.map(expires),
         authority: upstream.authority(),
     })
+}
+
+/// Seconds in an answer. There are servers that write them as a text or with a fraction, and a token of which none is
+/// known is used for ever.
+fn seconds(value: &Value) -> Option<i64> {
+    let number = value.as_f64();
+    let number = number.or_else(|| value.as_str()?.trim().parse().ok());
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "what is beyond is the bound"
+    )]
+    number
+        .filter(|number| number.is_finite())
+        .map(|number| number as i64)
 }
 
 /// The scope by which an OpenID provider gives a refresh token.
@@ -356,3 +370,29 @@ const ISSUERS: u64 = 256;
 const FRESH: Duration = Duration::from_secs(300);
 /// Maximum size of a response in bytes.
 const ANSWER: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn seconds_are_numbers_or_texts() {
+        for (value, wanted) in [
+            (json!(3600), Some(3600)),
+            (json!("3599"), Some(3599)),
+            (json!(" 3599.7 "), Some(3599)),
+            (json!(3600.5), Some(3600)),
+            (json!(-1), Some(-1)),
+            (json!(1e300), Some(i64::MAX)),
+            (json!("NaN"), None),
+            (json!("inf"), None),
+            (json!("soon"), None),
+            (json!(null), None),
+            (json!([1]), None),
+        ] {
+            assert_eq!(seconds(&value), wanted, "{value}");
+        }
+    }
+}

@@ -87,12 +87,17 @@ impl Upstreams {
         if let (Some(upstream), Some(tokens)) = (upstream, tokens)
             && tokens.authority == upstream.authority()
         {
-            let client = self.client.clone();
-            let revoking = async move { client.revoke(&upstream, &tokens).await };
-            // It goes on when the request that wanted it does not.
-            _ = self.tracker.spawn(revoking).await;
+            self.revoke(upstream, tokens).await;
         }
         Ok(true)
+    }
+
+    /// Revokes tokens at the upstream that gave them, where it has an endpoint for that.
+    pub(crate) async fn revoke(&self, upstream: Arc<Upstream>, tokens: Tokens) {
+        let client = self.client.clone();
+        let revoking = async move { client.revoke(&upstream, &tokens).await };
+        // It goes on when the request that wanted it does not.
+        _ = self.tracker.spawn(revoking).await;
     }
 
     /// The upstream, as it is declared now.

@@ -308,6 +308,39 @@ async fn a_person_leaves_from_one_replica_and_returns_to_another() {
     );
 }
 
+/// Nobody has the tokens of a connection that is not kept, so they end where they are from.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_for_a_person_who_is_gone_end_at_the_upstream() {
+    let stage = Stage::start().await;
+    let mut hub = scripted(&stage);
+    hub["revocation_endpoint"] = json!(format!("{}/revoke", stage.url));
+    let people = People::with(json!({"hub": hub}));
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    stage.set("/token", Answer::Held);
+    let mut browser = Browser::new();
+    let page = consent(&gateway, &mut browser).await;
+    let sent = browser.submit(&page, &CONNECT).await;
+    let url = returning(&gateway, "hub", &sent);
+    let removed = async {
+        until("the request for tokens", async || {
+            !stage.asked("POST /token").is_empty()
+        })
+        .await;
+        let operator = gateway.administrator();
+        let ada = administered(&gateway, &operator, Method::DELETE, "a/users/ada").await;
+        assert_eq!(ada.0, StatusCode::NO_CONTENT, "{}", ada.1);
+        stage.json("/token", tokens("canary-1", 3600, "canary-r1"));
+    };
+    let (back, ()) = tokio::join!(browser.open(&url), removed);
+    assert_eq!(back.status, StatusCode::BAD_REQUEST, "{}", back.text);
+    assert!(back.text.contains("has expired"), "{}", back.text);
+    let revoked = stage.asked("POST /revoke");
+    assert!(
+        revoked.len() == 1 && revoked[0].contains("token=canary-r1"),
+        "{revoked:?}"
+    );
+}
+
 /// An operation on connections of tenant `a`, or of `of`.
 async fn administered(
     gateway: &Served,

@@ -373,6 +373,10 @@ async fn a_refresh_asks_for_no_more_than_was_granted() {
         (("scope", " "), "invalid_scope"),
         (("resource", elsewhere.as_str()), "invalid_target"),
         (("resource", "https://evil.test/mcp"), "invalid_target"),
+        (
+            ("resource", elsewhere.replace("/mcp", "/messages").as_str()),
+            "invalid_target",
+        ),
     ] {
         app.refresh(&refresh, &[more])
             .await
@@ -381,6 +385,28 @@ async fn a_refresh_asks_for_no_more_than_was_granted() {
     // The refusals spend no token, and do not narrow the grant.
     let whole = app.refresh(&refresh, &[]).await;
     assert_eq!(whole.text("scope"), "files:read files:write");
+}
+
+/// Clients of HTTP+SSE post all their messages to one URL, and some name it in place of the resource.
+#[tokio::test]
+async fn a_refresh_may_name_the_url_of_the_messages() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    let at = |path: &str| format!("{}/t/a/{path}", gateway.origin());
+    let (stream, scope) = (at("x/sse"), ("scope", "files:read"));
+    let code = app.code(&[("resource", stream.as_str()), scope]).await;
+    let tokens = app.redeem(&code, &[("resource", &stream)]).await;
+    let mut refresh = tokens.text("refresh_token");
+    for named in ["x/messages?session_id=01", "x/messages"] {
+        let next = app.refresh(&refresh, &[("resource", &at(named))]).await;
+        assert_eq!(next.status, StatusCode::OK, "{named}: {}", next.body);
+        assert_eq!(said(&next.text("access_token")).1["aud"], stream.as_str());
+        refresh = next.text("refresh_token");
+    }
+    for other in ["y/messages?session_id=01", "x/mcp"] {
+        let refused = app.refresh(&refresh, &[("resource", &at(other))]).await;
+        refused.assert_refused(400, "invalid_target");
+    }
 }
 
 /// A client is told that it got something else, also where nothing that it asked for exists.

@@ -6,6 +6,8 @@ use std::{
 };
 
 use serde_json::Value;
+
+use super::harness::until;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -43,6 +45,8 @@ pub(crate) enum Answer {
     Redirect(String),
     /// No answer.
     Slow,
+    /// The next answer that the path has.
+    Held,
 }
 
 impl Stage {
@@ -100,12 +104,14 @@ async fn answer(mut socket: TcpStream, state: Shared) {
     let request = String::from_utf8_lossy(&request).into_owned();
     let target = request.split(' ').nth(1).unwrap_or_default();
     let path = target.split('?').next().unwrap_or_default().to_owned();
-    let found = {
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.asked.push(request);
-        state.answers.get(&path).cloned()
-    };
-    let (status, more, body) = match found {
+    let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
+    lock().asked.push(request);
+    let found = || lock().answers.get(&path).cloned();
+    until("the answer", async || {
+        !matches!(found(), Some(Answer::Held))
+    })
+    .await;
+    let (status, more, body) = match found() {
         Some(Answer::Json(status, body)) => (status, String::new(), body.to_string()),
         Some(Answer::Text(body)) => (200, String::new(), body),
         Some(Answer::Redirect(to)) => (302, format!("Location: {to}\r\n"), "{}".to_owned()),
@@ -114,6 +120,7 @@ async fn answer(mut socket: TcpStream, state: Shared) {
             let _ = socket.read(&mut [0; 1]).await;
             return;
         }
+        Some(Answer::Held) => unreachable!("it was waited for"),
         None => (404, String::new(), "{}".to_owned()),
     };
     let head = format!(

@@ -625,8 +625,8 @@ pub(crate) fn is_same_resource(public_url: &str, one: &str, other: &str) -> bool
 /// clients (the C# SDK) that name it where they refresh a token, since it is the URL of all their requests.
 pub(crate) fn stream_of_messages(site: Site<'_>, url: &str) -> Option<String> {
     let (url, _) = url.split_once('?').unwrap_or((url, ""));
-    let (spelled, _) = split_url(site.url, url)?;
-    let endpoint = site.endpoint_at(url)?;
+    let (spelled, path) = split_url(site.url, url)?;
+    let endpoint = site.endpoint(path)?;
     (endpoint.kind == Kind::Messages).then(|| endpoint.resource().url(&spelled))
 }
 

@@ -293,6 +293,8 @@ impl OwnKeyCallers {
             PersonStanding::Ended => {
                 let again_ms = now_ms + millis(AGAIN);
                 caller.ended_ms.store(again_ms, Ordering::Release);
+                // No word before this one lets anybody in again once the database is away.
+                caller.word_ms.store(0, Ordering::Release);
                 Ok(false)
             }
             // As access tokens, which nobody asks about until they end.
@@ -487,9 +489,9 @@ mod tests {
         assert_eq!(of(&tenant("mode: builtin"), "ada"), None);
     }
 
-    /// A database that is asked about people, all of whom are gone.
+    /// A database that is asked about people: what it says, in turn, and at last that all are gone.
     #[derive(Default)]
-    struct Gone(std::sync::atomic::AtomicUsize);
+    struct Gone(std::sync::atomic::AtomicUsize, &'static [PersonStanding]);
 
     impl People for Gone {
         fn standing<'p>(
@@ -498,21 +500,18 @@ mod tests {
             _: &'p Builtin,
             _: &'p str,
         ) -> BoxFuture<'p, PersonStanding> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            Box::pin(std::future::ready(PersonStanding::Ended))
+            let at = self.0.fetch_add(1, Ordering::Relaxed);
+            let said = self.1.get(at).copied();
+            Box::pin(std::future::ready(said.unwrap_or(PersonStanding::Ended)))
         }
     }
 
-    /// Each request with such a key was a query, one after the other.
-    #[tokio::test]
-    async fn a_key_of_a_person_who_is_gone_asks_the_database_seldom() {
+    /// A tenant that asks about its people, and the key of one of them.
+    fn of_a_provider() -> (Arc<Tenant>, OwnKey, Arc<CurrentSnapshot>) {
         let text = "tenants: {a: {auth: {own_keys: {}, recheck: 10m}, providers: {corp: {issuer: \"https://corp.test\", \
             client_id: us, allow: {domains: [corp.test]}}}}}";
         let read = parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
         let tenant = Arc::clone(&read.catalog.tenants["a"]);
-        let AuthMode::Builtin(builtin) = &tenant.auth else {
-            panic!("{:?}", tenant.auth)
-        };
         let key = OwnKey {
             name: "k_1".to_owned(),
             subject: "https://corp.test#ada".to_owned(),
@@ -524,11 +523,50 @@ mod tests {
             since_ms: i64::MAX / 2,
             expires_ms: i64::MAX,
         };
+        let snapshot = CurrentSnapshot::fixed(read.catalog);
+        (tenant, key, snapshot)
+    }
+
+    /// With the database away, the word before the last one let people in again who were gone.
+    #[tokio::test]
+    async fn no_word_before_the_end_lets_anybody_in() {
+        const SAID: [PersonStanding; 3] = [
+            PersonStanding::Good,
+            PersonStanding::Ended,
+            PersonStanding::NoStore,
+        ];
+        let (tenant, key, snapshot) = of_a_provider();
+        let AuthMode::Builtin(builtin) = &tenant.auth else {
+            panic!("{:?}", tenant.auth)
+        };
+        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+        let callers = OwnKeyCallers::new(&snapshot, &tracker, &stop);
+        callers.ask(Arc::new(Gone(0.into(), &SAID)));
+        let issuer = || "https://us.test".to_owned();
+        let caller = callers.caller(&tenant, [1; 32], &Arc::new(key), issuer);
+        let mut are_in = Vec::new();
+        for _ in SAID {
+            are_in.push(callers.ask_about(&tenant, builtin, &caller).await.ok());
+            // Some seconds later.
+            for until in [&caller.good_ms, &caller.ended_ms] {
+                until.store(0, Ordering::Relaxed);
+            }
+        }
+        assert_eq!(are_in, [Some(true), Some(false), None]);
+        stop.cancel();
+    }
+
+    /// Each request with such a key was a query, one after the other.
+    #[tokio::test]
+    async fn a_key_of_a_person_who_is_gone_asks_the_database_seldom() {
+        let (tenant, key, snapshot) = of_a_provider();
+        let AuthMode::Builtin(builtin) = &tenant.auth else {
+            panic!("{:?}", tenant.auth)
+        };
         let mut issued = Issued::default();
         let keys = [([1; 32], Arc::new(key))].into_iter().collect();
         issued.own_keys.insert("a".to_owned(), Arc::new(keys));
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
-        let snapshot = CurrentSnapshot::fixed(read.catalog.clone());
         let (callers, gone) = (
             OwnKeyCallers::new(&snapshot, &tracker, &stop),
             Arc::new(Gone::default()),

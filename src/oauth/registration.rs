@@ -191,13 +191,19 @@ fn spend_of_address(state: &OauthState, address: Option<IpAddr>) -> Result<(), O
     spend(state, of_address, state.config.oauth.registrations_address)
 }
 
-/// Draws a registration, or the change of one, from the budget of all, of which a tenant has a part: a flood at one
-/// keeps no client of another out.
+/// Draws a registration, or the change of one, from the budget of all, of which a tenant surely has a part, and beyond it
+/// what leaves as much to others: a flood at one keeps no client of another out.
 fn spend_in_all(state: &OauthState, tenant: &str) -> Result<(), OauthRefusal> {
     let settings = &state.config.oauth;
     let part = settings.registrations.div_ceil(TENANTS);
-    spend(state, ("tenant", tenant, "", 0), part)?;
-    spend(state, ("all", "", "", 0), settings.registrations)
+    let all = ("all", "", "", 0);
+    if let Err(too_many) = spend(state, ("tenant", tenant, "", 0), part) {
+        let left = state
+            .registrations
+            .check(&all, settings.registrations - part);
+        left.map_err(|_| too_many)?;
+    }
+    spend(state, all, settings.registrations)
 }
 
 fn spend(

@@ -189,7 +189,7 @@ async fn the_place_in_a_batch_makes_no_record_older(place: Place) {
     place.now_ms.fetch_add(20, Ordering::Relaxed);
     // It takes longer than 20 ms to write them.
     let of_acme = record(Some("acme"), "call", "ada").since(Instant::now());
-    let batch = vec![of_acme; 1_500];
+    let batch = vec![of_acme; 9_000];
     store.audit().append(&batch).await.unwrap();
     let calls = Filter {
         kind: Some("call".to_owned()),

@@ -470,8 +470,12 @@ impl Protocols {
             .max_local_error_reset_streams(RESETS)
             .max_send_buf_size(64 << 10);
         let mut http2_of_proxies = http2.clone();
-        // One client must not end the requests of all the others.
-        http2_of_proxies.max_local_error_reset_streams(None::<usize>);
+        // One client must not end the requests of all the others, nor stop them by bodies that nobody reads yet: those are
+        // counted for each request.
+        http2_of_proxies
+            .max_local_error_reset_streams(None::<usize>)
+            .max_pending_accept_reset_streams(PROXY_RESETS)
+            .initial_connection_window_size(STREAMS * STREAM_WINDOW);
         Self {
             http1,
             http2,
@@ -515,6 +519,8 @@ const STREAMS: u32 = 64;
 /// was: the next one ends the connection. Before they have read the settings, clients open up to 100 (Go's and
 /// nghttp2 do): of those the ones beyond [`STREAMS`] are refused, and reset again for each frame of a body.
 const RESETS: usize = 256;
+/// The most streams of a proxy that its clients have ended before they were taken up. The next one ends the connection.
+const PROXY_RESETS: usize = 4096;
 /// Shortest time limit for the first request, however late the first byte came.
 const FIRST_REQUEST_MIN: Duration = Duration::from_millis(500);
 /// Concurrent requests of one other replica; `peers` has the same limit.

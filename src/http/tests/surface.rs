@@ -763,6 +763,37 @@ async fn late_frames_end_the_connection_of_a_client_and_not_that_of_a_proxy() {
     }
 }
 
+/// A client that gives up many requests at once ended those of all others behind the proxy.
+#[tokio::test]
+async fn requests_that_are_given_up_at_once_do_not_end_the_connection_of_a_proxy() {
+    for (proxies, is_open) in [
+        (vec![], false),
+        (vec!["127.0.0.0/8".parse().unwrap()], true),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let bound = listener.local_addr().expect("address");
+        let app = App::of_operators(public(Health::default()), bound);
+        let connections = Connections::shared(100, None, proxies, Descriptors::new(10_000));
+        let surface = serving_by(listener, app, connections, KEEP_ALIVE);
+        let mut stream = surface.connect().await;
+        let mut written = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+        // More than are forgiven to a client, in one write.
+        for number in (1_u32..=61).step_by(2) {
+            let fields = b"\x82\x86\x04\x06/livez\x01\x09localhost";
+            let length = u8::try_from(fields.len()).expect("short");
+            written.extend([0, 0, length, 1, 5]);
+            written.extend(number.to_be_bytes());
+            written.extend(fields);
+            // RST_STREAM with CANCEL.
+            written.extend([0, 0, 4, 3, 0]);
+            written.extend(number.to_be_bytes());
+            written.extend(8_u32.to_be_bytes());
+        }
+        stream.write_all(&written).await.expect("frames");
+        assert_eq!(is_alive(&mut stream, 999).await, is_open);
+    }
+}
+
 /// Asks for `/livez` on an HTTP/2 stream; returns whether there is an answer.
 async fn is_alive(connection: &mut TcpStream, stream: u32) -> bool {
     let fields = b"\x82\x86\x04\x06/livez\x01\x09localhost";

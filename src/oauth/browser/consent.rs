@@ -276,16 +276,19 @@ impl BrowserRequest {
         Err(StepRefusal::Client(authorization.redirect.clone(), refusal))
     }
 
-    /// Records a decision about a client, whose registration stays on record from now on if a person is known: before
-    /// the log-in at a provider anybody may deny.
+    /// Records a decision about a client, whose registration stays on record from now on. Before the log-in at a provider
+    /// anybody may deny: that is nobody's decision.
     async fn audit_consent(
         &self,
         kind: &str,
         subject: &str,
         authorization: &AuthorizationRequest,
     ) -> Result<(), StepRefusal> {
+        if subject.is_empty() {
+            return Ok(());
+        }
         let id = &authorization.client.id;
-        if id.starts_with(REGISTERED) && !subject.is_empty() {
+        if id.starts_with(REGISTERED) {
             self.store()?.clients().decided(self.tenant(), id).await?;
         }
         let target = format!("client {}/{}", self.tenant(), authorization.client.id);

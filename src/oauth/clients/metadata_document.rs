@@ -56,8 +56,9 @@ pub(crate) struct Documents {
     fresh: Cache<String, CachedDocument>,
     /// The last valid documents, used while their servers are unreachable.
     last: Cache<String, Arc<Document>>,
-    keys: Cache<String, Arc<KeySet>>,
-    /// Key sets that are being got in place of those.
+    /// The last key sets.
+    keys: Cache<String, KnownKeys>,
+    /// Key sets that are being got.
     anew: Cache<String, Arc<KeySet>>,
     /// Concurrent fetches, shared out to tenants: slow sites of one must not keep clients of another
     /// out.
@@ -96,8 +97,15 @@ pub(crate) enum DocumentError {
 enum Purse {
     /// That of anybody's requests, of which an address has a part.
     Open,
-    /// That of clients with grants: strangers cannot use it up.
+    /// That of clients with grants, of which an address has a part as well.
     Granted,
+}
+
+/// The last key set of a client.
+#[derive(Clone)]
+struct KnownKeys {
+    set: Arc<KeySet>,
+    got: tokio::time::Instant,
 }
 
 #[derive(Clone)]
@@ -137,7 +145,7 @@ impl Documents {
                 .build(),
             keys: Cache::builder()
                 .max_capacity(DOCUMENTS)
-                .time_to_live(KEYS)
+                .time_to_live(LAST_KEYS)
                 .build(),
             anew: Cache::new(DOCUMENTS),
             fetches: Shares::new(Budget::new(FETCHES)),
@@ -189,7 +197,7 @@ impl Documents {
             // A client keeps its tokens while its own site is unreachable.
             Err(away @ DocumentError::Unavailable(_)) => match self.last.get(id).await {
                 Some(document) => Ok(document),
-                None => self.known(id).await?.ok_or(away),
+                None => self.known(id, &away).await?.ok_or(away),
             },
             Err(wrong) => {
                 self.last.invalidate(id).await;
@@ -216,8 +224,12 @@ impl Documents {
     }
 
     /// Returns the known document of a client, and keeps it for the other steps of a log-in, each of which would
-    /// wait for the site.
-    async fn known(&self, id: &str) -> Result<Option<Arc<Document>>, DocumentError> {
+    /// wait for the site. Where one tenant may not ask the site any more, others may.
+    async fn known(
+        &self,
+        id: &str,
+        away: &DocumentError,
+    ) -> Result<Option<Arc<Document>>, DocumentError> {
         let Some(text) = self.known.documents.get(id) else {
             return Ok(None);
         };
@@ -226,28 +238,33 @@ impl Documents {
             date: Some(Arc::clone(&self.known.date)),
             ..read
         });
-        let cached = CachedDocument {
-            document: Arc::clone(&document),
-            fresh: KNOWN,
-        };
-        self.fresh.insert(id.to_owned(), cached).await;
+        if *away != BUSY {
+            let cached = CachedDocument {
+                document: Arc::clone(&document),
+                fresh: KNOWN,
+            };
+            self.fresh.insert(id.to_owned(), cached).await;
+        }
         Ok(Some(document))
     }
 
-    /// Returns the key set at the `jwks_uri` of a client. Concurrent callers share one fetch.
+    /// Returns the key set at the `jwks_uri` of a client. Concurrent callers share one fetch. The last set serves while the
+    /// site does not answer, so that its clients go on.
     pub(crate) async fn keys(
         &self,
         asker: Asker<'_>,
         (client, url): (&str, &str),
     ) -> Result<Arc<KeySet>, DocumentError> {
-        if let Some(known) = self.keys.get(url).await {
-            return Ok(known);
+        let known = self.keys.get(url).await;
+        if let Some(known) = &known
+            && known.got.elapsed() < KEYS
+        {
+            return Ok(Arc::clone(&known.set));
         }
-        let parsed = keys_url(url)?;
-        let purse = self.purse(asker, (client, &parsed)).await?;
-        let fetch = self.fetch_keys((asker, purse), &parsed);
-        let fetched = self.keys.try_get_with_by_ref(url, fetch).await;
-        fetched.map_err(|error| DocumentError::clone(&error))
+        match (self.keys_anew(asker, (client, url)).await, known) {
+            (Err(DocumentError::Unavailable(_)), Some(known)) => Ok(known.set),
+            (got, _) => got,
+        }
     }
 
     /// Returns the key set at the `jwks_uri` of a client as it is now. The one before stays until another is got:
@@ -266,7 +283,11 @@ impl Documents {
         let fetched = fetched.await;
         self.anew.invalidate(url).await;
         let set = fetched.map_err(|error| DocumentError::clone(&error))?;
-        self.keys.insert(url.to_owned(), Arc::clone(&set)).await;
+        let known = KnownKeys {
+            set: Arc::clone(&set),
+            got: tokio::time::Instant::now(),
+        };
+        self.keys.insert(url.to_owned(), known).await;
         Ok(set)
     }
 
@@ -328,13 +349,12 @@ impl Documents {
 
     /// Draws a fetch from a budget that had something left.
     fn spend(&self, (asker, purse): (Asker<'_>, Purse), host: &str) -> Result<(), Duration> {
-        let granted = ("granted", asker.tenant, host, 0);
-        match purse {
-            Purse::Open => of_anybody(asker, host)
-                .iter()
-                .try_for_each(|(key, bound)| self.hosts.spend(key, *bound)),
-            Purse::Granted => self.hosts.spend(&granted, HOST_FETCHES),
-        }
+        let keys = match purse {
+            Purse::Open => of_anybody(asker, host),
+            Purse::Granted => of_grants(asker, host),
+        };
+        let mut keys = keys.iter();
+        keys.try_for_each(|(key, bound)| self.hosts.spend(key, *bound))
     }
 
     async fn get(
@@ -367,6 +387,13 @@ fn of_anybody<'k>(asker: Asker<'k>, host: &'k str) -> [(FetchKey<'k>, u32); 2] {
     let of_address = ("address", asker.tenant, "", account(asker.from));
     let of_host = ("host", asker.tenant, host, 0);
     [(of_address, ADDRESS_FETCHES), (of_host, HOST_FETCHES)]
+}
+
+/// The same of a fetch for a client with grants, which anybody can name.
+fn of_grants<'k>(asker: Asker<'k>, host: &'k str) -> [(FetchKey<'k>, u32); 2] {
+    let of_address = ("granted-of", asker.tenant, host, account(asker.from));
+    let of_host = ("granted", asker.tenant, host, 0);
+    [(of_address, ADDRESS_GRANTED), (of_host, HOST_FETCHES)]
 }
 
 /// What a budget of fetches is of: its kind, the tenant, the host, and the account of the address.
@@ -417,8 +444,10 @@ const FRESH_MAX: Duration = Duration::from_hours(24);
 const LAST: Duration = Duration::from_hours(24);
 /// Time for which a known document serves before its site is asked again.
 const KNOWN: Duration = Duration::from_mins(1);
-/// Lifetime of cached keys.
+/// Time after which cached keys are got again.
 const KEYS: Duration = Duration::from_mins(5);
+/// Time for which the last keys serve while their site does not answer.
+const LAST_KEYS: Duration = Duration::from_hours(1);
 /// Time between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_mins(10);
 /// Shortest time between two of them.
@@ -427,6 +456,8 @@ const PROBE_PAUSE: Duration = Duration::from_secs(5);
 const FETCHES: u64 = 64;
 /// Maximum fetches per minute from one host, for one tenant: as many by anybody, and as many for clients with grants.
 const HOST_FETCHES: u32 = 150;
+/// Maximum fetches per minute from one host for clients with grants that one address causes at a tenant.
+const ADDRESS_GRANTED: u32 = HOST_FETCHES / 4;
 /// Maximum fetches per minute by anybody from one address at a tenant.
 const ADDRESS_FETCHES: u32 = 60;
 /// The refusal of a fetch for which no budget has anything left.
@@ -437,7 +468,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::oauth::clients::redirect::matches_registered;
+    use crate::{declare::Catalog, oauth::clients::redirect::matches_registered};
 
     const ID: &str = "https://app.test/client.json";
 
@@ -514,11 +545,67 @@ mod tests {
                 "http://[::1]:9/oauth_callback",
             ),
         ] {
-            let document = documents.known(id).await.unwrap().unwrap();
+            let document = documents.known(id, &BUSY).await.unwrap().unwrap();
+            assert!(
+                documents.fresh.get(id).await.is_none(),
+                "one tenant is busy"
+            );
+            let away = DocumentError::Unavailable("away");
+            let at_all = documents.known(id, &away).await.unwrap().unwrap();
+            assert!(documents.fresh.get(id).await.is_some());
+            assert_eq!(at_all.digest, document.digest);
             let mut own = document.metadata.redirect_uris.iter();
             assert!(own.any(|own| matches_registered(own, uri)), "{id} {uri}");
             assert_eq!(document.date.as_deref(), Some("2026-09-01"));
         }
+    }
+
+    /// One address used up what is kept for clients with grants.
+    #[tokio::test]
+    async fn an_address_has_a_part_of_the_fetches_for_clients_with_grants() {
+        let documents = Documents::new(&Outbound::new(Vec::new()), KnownClients::default(), false);
+        let snapshot = CurrentSnapshot::fixed(Catalog::default());
+        let from = |last: u8| Asker {
+            tenant: "a",
+            from: Some([192, 0, 2, last].into()),
+            snapshot: &snapshot,
+        };
+        let spent = |last: u8| {
+            let mut count = 0;
+            while documents.spend((from(last), Purse::Granted), "h").is_ok() {
+                count += 1;
+            }
+            count
+        };
+        let parts: Vec<u32> = (0..6).map(spent).collect();
+        assert_eq!(parts, [37, 37, 37, 37, 2, 0]);
+    }
+
+    /// Clients with a key set were out five minutes after its site was.
+    #[tokio::test]
+    async fn the_last_keys_serve_while_their_site_does_not_answer() {
+        let outbound = Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]);
+        let documents = Documents::new(&outbound, KnownClients::default(), false);
+        let snapshot = CurrentSnapshot::fixed(Catalog::default());
+        let asker = Asker {
+            tenant: "a",
+            from: None,
+            snapshot: &snapshot,
+        };
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("https://{}/keys", closed.local_addr().unwrap());
+        drop(closed);
+        let got = async || documents.keys(asker, (ID, &url)).await;
+        assert!(matches!(got().await, Err(DocumentError::Unavailable(_))));
+        let keys = br#"{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"k","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+        let known = KnownKeys {
+            set: Arc::new(KeySet::parse(keys).unwrap()),
+            got: tokio::time::Instant::now().checked_sub(KEYS).unwrap(),
+        };
+        let set = Arc::clone(&known.set);
+        documents.keys.insert(url.clone(), known).await;
+        assert!(Arc::ptr_eq(&got().await.unwrap(), &set));
+        assert!(documents.keys_anew(asker, (ID, &url)).await.is_err());
     }
 
     #[tokio::test]

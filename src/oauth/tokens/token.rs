@@ -32,7 +32,7 @@ use crate::{
             Form, OauthRefusal, RefusalCode, SecretKind,
             posted::posted,
             refusal::{NO_RANDOM, answer},
-            secret,
+            secret, throttle,
         },
         clients::{CLIENT_CREDENTIALS, Client, JWT_BEARER},
         providers::Standing,
@@ -104,6 +104,7 @@ async fn exchange(
         // Read first, so that no code is consumed for which no token can be signed.
         key: store.signing_keys().current(&server.tenant.name).await?,
         now_ms: state.clock.now_ms(),
+        account: throttle::account(address(&head.extensions)),
     };
     match grant_type {
         JWT_BEARER if !is_workload => exchange.id_jag(attempt).await,
@@ -124,17 +125,23 @@ pub(super) struct Exchange<'r> {
     pub(super) store: &'r Database,
     key: SigningKey,
     pub(super) now_ms: i64,
+    /// The account of its address.
+    account: u128,
 }
 
 impl Exchange<'_> {
     /// Exchanges a code (RFC 6749, section 4.1.3). The code is consumed even if the request is
-    /// refused.
+    /// refused. Wrong codes have a bound of their own: anybody can send them by way of a service, which refreshes the
+    /// tokens of many people.
     async fn redeem(&self, attempt: &Attempt) -> Result<Response, OauthRefusal> {
         let text = self.form.need("code", "code is missing")?;
         let verifier = self
             .form
             .need("code_verifier", "code_verifier is missing")?;
         let tenant = &self.server.tenant.name;
+        let (failures, of_codes) = (&self.state.failures, ("code", tenant, self.account));
+        let left = failures.check(&of_codes, self.state.config.oauth.failures);
+        left.map_err(|retry| OauthRefusal::too_many("too many wrong codes", retry))?;
         // A proof that cannot be used takes no code.
         let binding = self.bind().await?;
         let mut code = match self
@@ -154,7 +161,8 @@ impl Exchange<'_> {
             }
             TakenCode::Unknown => {
                 attempt.named_by(&secret::challenge(verifier));
-                return Err(BAD_CODE);
+                failures.note(&of_codes);
+                return Err(BAD_CODE.no_guess());
             }
         };
         attempt.named_by(&code.challenge);

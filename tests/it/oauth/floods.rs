@@ -22,7 +22,7 @@ use tokio::{
 use crate::{
     oauth::{
         pages::{self, ADA, consent_page, request},
-        providers::{behind, chosen},
+        providers::{Hostile, behind, chosen, openid},
     },
     support::{
         browser::{Browser, Shown},
@@ -209,6 +209,25 @@ async fn a_consent_form_is_taken_once() {
         }
         assert_recorded(&gateway, kind, 1).await;
     }
+}
+
+/// Before the log-in at a provider anybody may deny: 600 records a minute of each address were kept for months.
+#[tokio::test]
+async fn denials_of_nobody_leave_no_record() {
+    let hostile = Hostile::start().await;
+    let providers = json!({"acme": openid(&hostile.stage.url)});
+    let gateway = behind(json!({}), providers).await;
+    for _ in 0..3 {
+        let mut stranger = Browser::new();
+        let page = chosen(&gateway, &mut stranger, "acme").await;
+        let denied = stranger.submit(&page, &[("decision", "deny")]).await;
+        assert_eq!(denied.answer()["error"], "access_denied");
+    }
+    let mut browser = Browser::new();
+    let page = consent_page(&gateway, &mut browser, &request(&gateway, &[])).await;
+    let denied = browser.submit(&page, &[("decision", "deny")]).await;
+    assert_eq!(denied.answer()["error"], "access_denied");
+    assert_recorded(&gateway, "consent.denied", 1).await;
 }
 
 /// 54 MB of log-ins in progress in 5 s were possible with one form.

@@ -725,6 +725,22 @@ async fn refresh_tokens_that_have_ended_keep_nobody_out() {
     assert_eq!(next.status, StatusCode::OK, "{}", next.body);
 }
 
+/// Anybody can have a service send codes: at its address, they stopped the refreshes of all its people.
+#[tokio::test]
+async fn wrong_codes_of_a_service_stop_no_refresh() {
+    let gateway = gateway(json!({"oauth": {"failures": 5}})).await;
+    let app = App::public(&gateway, "a").await;
+    let good = app.tokens().await.text("refresh_token");
+    let mut statuses = Vec::new();
+    for number in 0..7 {
+        let answer = app.redeem(&format!("lgc_{number}"), &[]).await;
+        statuses.push(answer.status.as_u16());
+    }
+    assert_eq!(statuses, [400, 400, 400, 400, 400, 429, 429]);
+    let next = app.refresh(&good, &[]).await;
+    assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+}
+
 /// Guesses from one address are throttled.
 #[tokio::test]
 async fn guesses_are_stopped() {

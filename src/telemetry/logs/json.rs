@@ -1,6 +1,7 @@
 //! Log lines as JSON objects: time, level, the fields of the event, and its target.
 //!
-//! Written into a buffer of the thread in one pass: a busy gateway has a line for each request.
+//! Written into a buffer of the thread in one pass: a busy gateway has a line for each request. Text of others is
+//! escaped, because people read these lines on terminals too.
 
 use std::cell::RefCell;
 use std::fmt::{self, Debug, Write};
@@ -13,7 +14,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
 use super::queue::Logs;
-use crate::base::Clock;
+use crate::base::{Clock, terminal::steers};
 
 /// Writes events as JSON objects, one on each line.
 pub(super) struct Json {
@@ -106,8 +107,16 @@ impl Fields<'_> {
 
     fn member(&mut self, field: &Field, value: impl Serialize) {
         self.key(field);
-        // Numbers and texts can be written, and a vector takes them.
+        // Numbers can be written, and a vector takes them.
         let _ = serde_json::to_writer(&mut *self.0, &value);
+    }
+
+    fn text(&mut self, field: &Field, write: impl FnOnce(&mut Escaped<'_>) -> fmt::Result) {
+        self.key(field);
+        self.0.push(b'"');
+        // Of a value that fails to write itself there is what came before.
+        let _ = write(&mut Escaped(self.0));
+        self.0.push(b'"');
     }
 }
 
@@ -129,37 +138,55 @@ impl Visit for Fields<'_> {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.member(field, value);
+        self.text(field, |to| to.write_str(value));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.key(field);
-        self.0.push(b'"');
-        // Of a value that fails to write itself there is what came before.
-        let _ = write!(Escaped(self.0), "{value:?}");
-        self.0.push(b'"');
+        self.text(field, |to| write!(to, "{value:?}"));
     }
 }
 
-/// The inside of a JSON string (RFC 8259, section 7). `serde_json` panics at a value that fails to write
-/// itself.
+/// The inside of a JSON string (RFC 8259, section 7), in which what steers a terminal is escaped as well. `serde_json`
+/// leaves that as it is, and panics at a value that fails to write itself.
 struct Escaped<'l>(&'l mut Vec<u8>);
+
+impl Escaped<'_> {
+    fn push(&mut self, letter: char) {
+        match letter {
+            '"' | '\\' => self.0.push(b'\\'),
+            '\n' => return self.0.extend_from_slice(b"\\n"),
+            '\r' => return self.0.extend_from_slice(b"\\r"),
+            '\t' => return self.0.extend_from_slice(b"\\t"),
+            letter if steers(letter) => {
+                for unit in letter.encode_utf16(&mut [0; 2]) {
+                    let escape = format!("\\u{unit:04x}");
+                    self.0.extend_from_slice(escape.as_bytes());
+                }
+                return;
+            }
+            _ => {}
+        }
+        let mut bytes = [0; 4];
+        let bytes = letter.encode_utf8(&mut bytes).as_bytes();
+        self.0.extend_from_slice(bytes);
+    }
+}
 
 impl Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let mut rest = text.as_bytes();
-        let is_special = |byte: &u8| matches!(byte, 0..0x20 | b'"' | b'\\');
-        while let Some(at) = rest.iter().position(is_special) {
-            self.0.extend_from_slice(&rest[..at]);
-            match rest[at] {
-                quoted @ (b'"' | b'\\') => self.0.extend_from_slice(&[b'\\', quoted]),
-                control => self
-                    .0
-                    .extend_from_slice(format!("\\u{control:04x}").as_bytes()),
+        let mut rest = text;
+        // Most text is ASCII without escapes, and copied at once. Only other characters are looked at one by one.
+        let is_special = |byte: u8| !matches!(byte, b' '..=b'~') || matches!(byte, b'"' | b'\\');
+        while let Some(at) = rest.bytes().position(is_special) {
+            let (plain, special) = rest.split_at(at);
+            self.0.extend_from_slice(plain.as_bytes());
+            let mut letters = special.chars();
+            if let Some(letter) = letters.next() {
+                self.push(letter);
             }
-            rest = &rest[at + 1..];
+            rest = letters.as_str();
         }
-        self.0.extend_from_slice(rest);
+        self.0.extend_from_slice(rest.as_bytes());
         Ok(())
     }
 }

@@ -132,10 +132,19 @@ impl<E> Watched<E> {
         let signal = self.signal;
         match result {
             Err(error) if !was_failing => {
-                tracing::warn!(signal, %error, "the collector does not take telemetry");
+                tracing::warn!(
+                    event = "export.failed",
+                    signal,
+                    %error,
+                    "the collector does not take telemetry"
+                );
             }
             Ok(()) if was_failing => {
-                tracing::info!(signal, "the collector takes telemetry again");
+                tracing::info!(
+                    event = "export.back",
+                    signal,
+                    "the collector takes telemetry again"
+                );
             }
             _ => {}
         }

@@ -59,14 +59,14 @@ enum GrantCommand {
         #[arg(long, value_name = "ID")]
         client: Option<String>,
     },
-    /// Revoke a grant, or all grants of a person or to a client, with their tokens
+    /// Revoke a grant, or all grants of a person or to a client, with their tokens; exit code 1 if there is none
     Revoke {
         /// The tenant
         tenant: String,
         /// Id of the grant, as printed by list
         #[arg(required_unless_present_any = ["subject", "client"])]
         grant: Option<String>,
-        /// All grants of this person
+        /// All grants of this person, by the subject that list prints
         #[arg(long, visible_alias = "user", value_name = "NAME", conflicts_with_all = ["grant", "client"])]
         subject: Option<String>,
         /// All grants to this client

@@ -163,12 +163,15 @@ pub(crate) async fn end(
         }
         Revoked::Subject(subject) => {
             let values = || vec![tenant.into(), subject.as_str().into()];
-            transaction.run(DELETE_IDENTITY, values()).await?;
-            transaction.run(DELETE_LOGINS, values()).await?;
-            transaction
-                .run(DELETE_CONSENTS_OF_SUBJECT, values())
-                .await?;
-            transaction.run(DELETE_CODES_OF_SUBJECT, values()).await?;
+            let mut is_changed = false;
+            for sql in [
+                DELETE_IDENTITY,
+                DELETE_LOGINS,
+                DELETE_CONSENTS_OF_SUBJECT,
+                DELETE_CODES_OF_SUBJECT,
+            ] {
+                is_changed |= !transaction.run(sql, values()).await?.is_empty();
+            }
             let keys = transaction.run(DELETE_OWN_KEYS, values()).await?;
             if !keys.is_empty() {
                 number_own_keys(transaction, tenant, subject, now_ms).await?;
@@ -179,7 +182,7 @@ pub(crate) async fn end(
             number_grants(transaction, tenant, &ended, now_ms).await?;
             // A code of a log-in that has just ended may still be in use.
             number(transaction, tenant, SUBJECT, subject, now_ms).await?;
-            Ok(true)
+            Ok(is_changed || !(keys.is_empty() && ended.is_empty()))
         }
     }
 }
@@ -364,11 +367,13 @@ const DELETE_CODES_OF_CLIENT: &str = "
 
 const DELETE_CODES_OF_SUBJECT: &str = "
     DELETE FROM codes
-     WHERE tenant = $1 AND subject = $2";
+     WHERE tenant = $1 AND subject = $2
+    RETURNING hash";
 
 const DELETE_IDENTITY: &str = "
     DELETE FROM identities
-     WHERE tenant = $1 AND subject = $2";
+     WHERE tenant = $1 AND subject = $2
+    RETURNING subject";
 
 const DELETE_OWN_KEYS: &str = "
     DELETE FROM own_keys
@@ -384,7 +389,8 @@ const HAS_GROUPS: &str = "
 
 const DELETE_LOGINS: &str = "
     DELETE FROM logins
-     WHERE tenant = $1 AND subject = $2";
+     WHERE tenant = $1 AND subject = $2
+    RETURNING subject";
 
 const DELETE_CONSENTS_OF_GRANT: &str = "
     DELETE FROM consents
@@ -401,7 +407,8 @@ const DELETE_CONSENTS_OF_CLIENT: &str = "
 
 const DELETE_CONSENTS_OF_SUBJECT: &str = "
     DELETE FROM consents
-     WHERE tenant = $1 AND subject = $2";
+     WHERE tenant = $1 AND subject = $2
+    RETURNING client_id";
 
 const END_GRANT: &str = "
     UPDATE grants

@@ -78,23 +78,23 @@ async fn a_revocation_ends_its_grants_and_no_others(place: Place) {
         known
     };
     let (all, none) = ((true, true, true), (false, false, false));
-    store
-        .revocations()
-        .revoke("b", &Revoked::Subject("ada".to_owned()))
-        .await
-        .unwrap();
-    store
-        .revocations()
-        .revoke("b", &Revoked::Grant(ids[0]))
-        .await
-        .unwrap();
+    let revoke = async |tenant: &str, what: Revoked| {
+        store.revocations().revoke(tenant, &what).await.unwrap()
+    };
+    let ada = || Revoked::Subject("ada".to_owned());
+    assert!(!revoke("b", ada()).await);
+    assert!(!revoke("b", Revoked::Grant(ids[0])).await);
     assert_eq!(known().await, [all; 5], "another tenant's");
+    assert!(revoke("a", ada()).await);
+    assert_eq!(known().await, [none, none, all, all, all]);
+    assert!(!revoke("a", ada()).await, "once");
+    // A log-in alone is something to end.
     store
-        .revocations()
-        .revoke("a", &Revoked::Subject("ada".to_owned()))
+        .logins()
+        .log_in("a", &[77; 32], &person("ada"), BEGIN + DAY)
         .await
         .unwrap();
-    assert_eq!(known().await, [none, none, all, all, all]);
+    assert!(revoke("a", ada()).await);
     store
         .revocations()
         .revoke("a", &Revoked::Client("c_app".to_owned()))

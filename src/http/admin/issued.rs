@@ -88,7 +88,8 @@ fn of_grants() -> Vec<Operation> {
         post(
             "/tenants/{tenant}/revocations",
             "revoke",
-            "Revoke a grant, or all grants of a client or a person, with their tokens; consent is requested again",
+            "Revoke a grant, or all grants of a client or a person, with their tokens; consent is requested again; 404 if \
+             there is nothing to revoke",
         )
         .takes(&REVOCATION)
         .fails(&[400, 404, 408, 409, 413, 415, 422])
@@ -351,8 +352,17 @@ async fn revoke(call: Call) -> OperationResult {
     let store = call.front.snapshot.database()?;
     // The record is written before the grants end.
     store.audit().append(&[record]).await?;
-    store.revocations().revoke(tenant, &what).await?;
+    let is_ended = store.revocations().revoke(tenant, &what).await?;
     refresh_issued(&call.front).await?;
+    if !is_ended {
+        // A name may be misspelt, and the person or the client that was meant goes on.
+        let kind = match kind {
+            "client" => "grant to client",
+            "subject" => "grant, log-in or key of subject",
+            grant => grant,
+        };
+        return Err(Problem::no_such(kind, &format!("{tenant}/{name}")));
+    }
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

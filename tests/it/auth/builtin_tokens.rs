@@ -1002,7 +1002,8 @@ async fn administrators_see_and_end_what_was_issued() {
     let ada = json!({"subject": "ada"});
     assert_eq!(
         as_boss(Method::POST, "/tenants/b/revocations", Some(&ada)).await,
-        204
+        404,
+        "nothing is granted there"
     );
     for (method, path, body) in [
         (Method::GET, "/tenants/a/signing-keys", None),
@@ -1023,6 +1024,13 @@ async fn administrators_see_and_end_what_was_issued() {
         ("/tenants/k/revocations", ada.clone(), 409),
         ("/tenants/k/signing-keys", json!({}), 409),
         ("/tenants/nobody/revocations", ada.clone(), 404),
+        ("/tenants/a/revocations", json!({"subject": "ad"}), 404),
+        ("/tenants/a/revocations", json!({"client": "c_x"}), 404),
+        (
+            "/tenants/a/revocations",
+            json!({"grant": uuid::Uuid::nil().to_string()}),
+            404,
+        ),
     ] {
         let answer = ground.operate(Method::POST, path, Some(&body)).await;
         assert_eq!(answer.status.as_u16(), status, "{path} {body}");

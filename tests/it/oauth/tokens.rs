@@ -977,6 +977,14 @@ async fn grants_are_listed_and_revoked_by_commands() {
     assert!(!app.reaches("x", &one).await && app.reaches("x", &two).await);
     run(&["grant", "revoke", "a", "--subject", subject]).await;
     assert!(!app.reaches("x", &two).await);
+    // A name that is not theirs would leave all of it.
+    let words = ["grant", "revoke", "a", "--subject", "ad"];
+    let to = ["--url", gateway.origin(), "--key", &key];
+    let refused = stranger(&[&words[..], &to].concat()).output();
+    let refused = within("a command", refused).await.unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let why = "lockgate: there is no grant, log-in or key of subject a/ad (404)\n";
+    assert_eq!(String::from_utf8(refused.stderr).unwrap(), why);
     let listed = run(&["grant", "list", "a"]).await;
     assert_eq!(listed.lines().count(), 1, "{listed}");
 }

@@ -6,9 +6,8 @@ use rustls::{CertificateError, Error as Tls};
 use serde::Serialize;
 
 use super::visitor::Failure;
-use crate::base::terminal::shortened;
 
-/// A finding. Its texts steer no terminal, whatever a server sent.
+/// A finding, with its texts as they came; the report makes them fit to be shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     /// The name of the cause, for programs.
@@ -31,8 +30,8 @@ impl Finding {
         Self {
             code: cause.code,
             what: cause.what,
-            asked: shortened(asked, LONGEST).into_owned(),
-            came: shortened(came, LONGEST).into_owned(),
+            asked: asked.to_owned(),
+            came: came.to_owned(),
             section: cause.section,
             mend: cause.mend.to_owned(),
         }
@@ -40,14 +39,14 @@ impl Finding {
 
     /// The finding with another answer.
     pub(super) fn with_answer(mut self, came: &str) -> Self {
-        self.came = shortened(came, LONGEST).into_owned();
+        came.clone_into(&mut self.came);
         self
     }
 
     /// The finding with more about the mend.
     pub(super) fn mending(mut self, more: &str) -> Self {
         self.mend += "; ";
-        self.mend += &shortened(more, LONGEST);
+        self.mend += more;
         self
     }
 }
@@ -71,9 +70,6 @@ pub(super) fn failed(failure: &Failure, asked: &str) -> Finding {
     };
     Finding::new(cause, asked, &failure.shown())
 }
-
-/// The most characters of what was asked and of what came.
-const LONGEST: usize = 300;
 
 /// A cause of findings.
 #[derive(Debug, PartialEq, Eq)]

@@ -147,7 +147,7 @@ impl Plan<'_> {
             answer: self.args.timeout,
             idle: self.args.idle,
         };
-        let mut report = Report::new(self.url.as_str());
+        let mut report = Report::new(self.url.as_str(), self.token.clone());
         let authorities = self.authorities.as_deref();
         let visitor = Visitor::new(self.url.clone(), self.token.clone(), authorities, &limits);
         let mut visitor = visitor.await?;
@@ -157,9 +157,6 @@ impl Plan<'_> {
         }
         self.clients(&mut visitor, &mut report, &door).await;
         report.requests = visitor.requests;
-        if let Some(token) = &self.token {
-            report.redact(token);
-        }
         Ok(report)
     }
 

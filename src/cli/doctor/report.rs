@@ -5,11 +5,14 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::causes::Finding;
-use crate::base::{Screen, Secret, Tone};
+use crate::base::{Screen, Secret, Tone, terminal::shortened};
 
-/// The report.
+/// The report. Its texts have no token, and steer no terminal, whatever a server sent.
 #[derive(Serialize)]
 pub(super) struct Report {
+    /// The token of the examination, which a server may send back.
+    #[serde(skip)]
+    token: Option<Secret>,
     /// The URL that was examined.
     pub(super) url: String,
     /// Whether there is no finding.
@@ -66,10 +69,11 @@ pub(super) enum Outcome {
 }
 
 impl Report {
-    /// An empty report.
-    pub(super) fn new(url: &str) -> Self {
+    /// An empty report of an examination with this token.
+    pub(super) fn new(url: &str, token: Option<Secret>) -> Self {
         Self {
-            url: url.to_owned(),
+            url: without(token.as_ref(), url),
+            token,
             ok: true,
             authentication: Authentication::Unknown,
             checks: Vec::new(),
@@ -86,7 +90,7 @@ impl Report {
         result: Result<Option<String>, Finding>,
     ) -> Line {
         let (result, note, finding) = match result {
-            Ok(Some(note)) => (Outcome::Ok, note, None),
+            Ok(Some(note)) => (Outcome::Ok, self.shown(&note, LONGEST), None),
             Ok(None) => (Outcome::Skipped, "not offered".to_owned(), None),
             Err(finding) => {
                 let note = finding.what.to_owned();
@@ -114,8 +118,12 @@ impl Report {
     }
 
     /// Adds a finding, unless it is there; returns its position from 1.
-    fn add(&mut self, finding: Finding) -> usize {
+    fn add(&mut self, mut finding: Finding) -> usize {
         self.ok = false;
+        finding.asked = self.shown(&finding.asked, LONGEST);
+        finding.came = self.shown(&finding.came, LONGEST);
+        // With what the cause has to say about it.
+        finding.mend = self.shown(&finding.mend, 3 * LONGEST);
         // The same cause at the same request, whatever a clock or a random id made of the rest.
         let is_it = |one: &Finding| one.code == finding.code && one.came == finding.came;
         if let Some(at) = self.findings.iter().position(is_it) {
@@ -125,13 +133,10 @@ impl Report {
         self.findings.len()
     }
 
-    /// Takes the token out of what a server sent back.
-    pub(super) fn redact(&mut self, token: &Secret) {
-        for finding in &mut self.findings {
-            for text in [&mut finding.asked, &mut finding.came, &mut finding.mend] {
-                *text = text.replace(token.expose(), "(token)");
-            }
-        }
+    /// A text of at most `most` characters as it is shown. It is cut last: of a token across the cut the begin would be
+    /// left.
+    fn shown(&self, text: &str, most: usize) -> String {
+        shortened(&without(self.token.as_ref(), text), most).into_owned()
     }
 
     /// The report for people.
@@ -170,5 +175,64 @@ impl Report {
             );
         }
         text
+    }
+}
+
+/// A text without a token, and without the begin of one at its end, where the answer was cut.
+fn without(token: Option<&Secret>, text: &str) -> String {
+    let Some(token) = token.map(Secret::expose) else {
+        return text.to_owned();
+    };
+    let mut text = text.replace(token, TOKEN);
+    let begins = (TELLING..token.len()).rev();
+    let mut begins = begins.filter_map(|end| token.get(..end));
+    if let Some(begin) = begins.find(|begin| text.ends_with(begin)) {
+        text.truncate(text.len() - begin.len());
+        text += TOKEN;
+    }
+    text
+}
+
+/// What stands in the place of a token.
+const TOKEN: &str = "(token)";
+/// The bytes of the begin of a token that tell more than its kind.
+const TELLING: usize = 8;
+/// The most characters of a text.
+const LONGEST: usize = 300;
+
+#[cfg(test)]
+mod tests {
+    use super::super::{causes, report::*};
+
+    /// An answer was cut before the token was taken out, and of a long token nothing is whole then.
+    #[test]
+    fn no_part_of_the_token_is_left() {
+        let token = format!("eyJhbGciOiJFUzI1NiJ9.{}", "abcdefghij".repeat(50));
+        let mut report = Report::new(
+            &format!("https://gw.test/?t={token}"),
+            Secret::of(token.clone()),
+        );
+        for came in [
+            format!("400 you sent {token} and {token}"),
+            format!("400 {} you sent {token}", "x".repeat(270)),
+            format!("400 you sent {}", &token[..380]),
+        ] {
+            let finding = Finding::new(&causes::NOT_MCP, &format!("GET /?t={token}"), &came);
+            let finding = finding.mending(&format!("it has to be {token}"));
+            let line = report.line(("a", "A"), Err(finding));
+            report.checks.push(line);
+        }
+        let line = report.line(("b", "B"), Ok(Some(format!("log-in at {token}"))));
+        report.checks.push(line);
+        assert_eq!(report.findings.len(), 3);
+        let (json, text) = (
+            serde_json::to_string(&report).unwrap(),
+            report.text(Screen::default()),
+        );
+        for shown in [json, text] {
+            assert!(!shown.contains(&token[..TELLING]), "{shown}");
+            assert!(shown.contains("you sent (token)"), "{shown}");
+        }
+        assert_eq!(report.findings[0].came, "400 you sent (token) and (token)");
     }
 }

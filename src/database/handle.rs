@@ -273,15 +273,6 @@ impl Database {
         rotation::end_rotation(source, &keys)
     }
 
-    /// Copies the database file, as of one moment, to `target`, an empty file.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` for PostgreSQL, `Unavailable`.
-    pub(crate) async fn copy_to(&self, target: &Path) -> Result<(), Error> {
-        Ok(self.0.pool.copy_to(&target.to_string_lossy()).await?)
-    }
-
     /// Ends all grants, log-ins and consents, for a copy that does not know what was revoked since.
     /// Returns the number of grants.
     pub(crate) async fn end_issued(&self) -> Result<usize, Error> {

@@ -52,8 +52,8 @@ ELSEWHERE = {
     "README.md": (7, "tests/referees/ten-commands.sh runs those of \"Several tenants\"; quickstart.md and deploying.md have the others"),
     "docs/install.md": (8, "they change the machine; tests/deploy/packages.py installs the package and runs its unit on one of its own"),
     "docs/demo.md": (8, "tests/deploy/demo.py runs them, all but the installation of the servers"),
-    "docs/containers.md": (5, "they need a container engine; tests/deploy/image.py builds both images and starts them"),
-    "docs/kubernetes.md": (5, "they need a cluster; tests/deploy/chart.py renders the chart, rolling_upgrade.py carries it out"),
+    "docs/containers.md": (6, "they need a container engine; tests/deploy/image.py builds both images and starts them"),
+    "docs/kubernetes.md": (6, "they need a cluster; tests/deploy/chart.py renders the chart, rolling_upgrade.py carries it out"),
     "CONTRIBUTING.md": (3, "they change the machine, or need a checkout with a build"),
 }
 # How many blocks of these pages cannot run here. Each has its reason on the page.

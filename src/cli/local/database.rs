@@ -6,7 +6,6 @@ use std::{
     fmt::Write,
     fs::{self, File},
     io,
-    os::unix::fs::{MetadataExt, fchown},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -19,14 +18,15 @@ use super::{
     runtime::{configuration, wait},
 };
 use crate::{
+    auth::api_key,
     base::{Clock, private_file, terminal::escaped},
-    cli::serve::database::lock_file,
+    cli::serve::{database::lock_file, private_dir},
     config::{Config, Mistake, Wrong},
     database::{
         self, Database, Judge, Location, Opening,
         pool::{
-            HeldKey,
-            file::{api_keys, inspect, remove_unfinished, settle, unfinished},
+            HeldKey, SqlError,
+            file::{self, api_keys, inspect, remove_unfinished, settle, unfinished},
         },
     },
     snapshot::CurrentSnapshot,
@@ -95,35 +95,45 @@ pub(crate) fn rotate(args: DatabaseArgs) -> ExitCode {
 pub(crate) fn backup(args: CopyArgs) -> ExitCode {
     let target = args.file;
     run(args.database, async |config: &Config| {
-        check_exists(&sqlite_file(config)?)?;
-        let database = Database::open(opening(config)).await?;
-        let at = |error: &io::Error| wrong(&target, format!("cannot be made: {error}"), NEW_FILE);
-        // SQLite fills the empty file, which only its owner can read.
-        private_file::create_new(&target).map_err(|error| at(&error))?;
-        let copied = database.copy_to(&target).await;
-        database.close().await;
-        if copied.is_err() {
-            let _ = fs::remove_file(&target);
-        }
-        copied.map_err(|error| match error {
-            database::Error::Unavailable(what) => {
-                let what = format!("cannot be made: {what}");
-                wrong(&target, what, "make room, or name a file on another disk")
-            }
-            error => error,
-        })?;
-        let synced = File::open(&target).and_then(|file| file.sync_all());
-        synced.map_err(|error| at(&error))?;
-        let key = if config.storage.master_key.is_some() {
-            "the master key"
-        } else {
-            "master.key"
-        };
-        Ok(format!(
-            "{} is a copy of the database; keep {key} elsewhere",
-            named(&target)
-        ))
+        copied(&target, config).await
     })
+}
+
+/// Copies the database, and says what is not in the copy.
+async fn copied(target: &Path, config: &Config) -> Result<String, database::Error> {
+    let store = sqlite_file(config)?;
+    check_exists(&store)?;
+    let at = |error: &io::Error| wrong(target, format!("cannot be made: {error}"), NEW_FILE);
+    // SQLite fills the empty file, which only its owner can read.
+    private_file::create_new(target).map_err(|error| at(&error))?;
+    let copied = file::copy(&store, target).await;
+    if copied.is_err() {
+        let _ = fs::remove_file(target);
+    }
+    copied.map_err(|error| match error {
+        SqlError::Unavailable(what) => {
+            let what = format!("cannot be made: {what}");
+            wrong(target, what, "make room, or name a file on another disk")
+        }
+        SqlError::Unusable(what) => wrong(&store, what, "name the data directory of a gateway"),
+        error => error.into(),
+    })?;
+    let synced = File::open(target).and_then(|file| file.sync_all());
+    synced.map_err(|error| at(&error))?;
+    let key = if config.storage.master_key.is_some() {
+        "the master key"
+    } else {
+        "master.key"
+    };
+    let other = if admin_key(config).exists() {
+        " and admin.key"
+    } else {
+        ""
+    };
+    Ok(format!(
+        "{} is a copy of the database; keep {key}{other} elsewhere",
+        named(target)
+    ))
 }
 
 /// `lockgate restore F`
@@ -142,8 +152,8 @@ async fn replaced(
     keep_grants: bool,
 ) -> Result<String, database::Error> {
     let file = sqlite_file(config)?;
-    fs::create_dir_all(&config.data_dir)
-        .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
+    private_dir::made(&config.data_dir)
+        .map_err(|error| wrong(&config.data_dir, format!("{error:#}"), "make it writable"))?;
     let lock = lock_file(&config.data_dir)
         .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
     if lock.try_lock().is_err() {
@@ -184,7 +194,29 @@ async fn replaced(
         ),
     };
     let held = api_keys(&file).await.unwrap_or_default();
-    Ok(done + &returned(&held, known.ok().as_deref()))
+    Ok(done + &returned(&held, known.ok().as_deref()) + &way_in(&held, config))
+}
+
+/// Says how an operator gets in if the key that commands use is none of the copy's, which has digests alone. A copy
+/// without a key of an operator gets one at the start.
+fn way_in(held: &[HeldKey], config: &Config) -> String {
+    let mut operators = held.iter().filter(|key| key.tenant.is_none()).peekable();
+    let file = admin_key(config);
+    let own = fs::read_to_string(&file).map(|key| api_key::fingerprint(key.trim()));
+    let is_own = |key: &HeldKey| own.as_ref().is_ok_and(|own| *own == key.hash);
+    if config.storage.admin_key.is_some() || operators.peek().is_none() || operators.any(is_own) {
+        return String::new();
+    }
+    format!(
+        "\nno operator key of the copy is in {}; use one that you have, or start once with LOCKGATE_ADMIN_KEY \
+         (lockgate key new prints one)",
+        named(&file)
+    )
+}
+
+/// The key of an operator that a gateway made at its first start.
+fn admin_key(config: &Config) -> PathBuf {
+    config.data_dir.join("admin.key")
 }
 
 /// Makes the database of a copy beside `file`, before anything is replaced: it may be sealed under another master key, or
@@ -274,12 +306,7 @@ fn returned(held: &[HeldKey], known: Option<&[HeldKey]>) -> String {
 
 /// Copies a database into the directory of the one that it will replace.
 fn copy_beside(copy: &Path, new: &Path) -> io::Result<()> {
-    let mut target = private_file::create_new(new)?;
-    // By root, for the user of the gateway: it could not open a file of root's.
-    if let (true, Some(dir)) = (rustix::process::geteuid().is_root(), new.parent()) {
-        let owner = fs::metadata(dir)?;
-        fchown(&target, Some(owner.uid()), Some(owner.gid()))?;
-    }
+    let mut target = private_file::create_beside(new)?;
     io::copy(&mut File::open(copy)?, &mut target)?;
     target.sync_all()
 }
@@ -394,11 +421,13 @@ const NEW_FILE: &str = "name a new file in a folder that is there";
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::super::database::*;
     use crate::{
         config::{Format, Sources},
-        database::{Author, pool::file::edit},
-        declare::Prune,
+        database::{Author, Expected, pool::file::edit},
+        declare::{Document, Kind, Object, ObjectName, Prune},
         manifest::objects,
     };
 
@@ -412,9 +441,24 @@ mod tests {
             std::os::unix::fs::chown(dir.path(), Some(12_345), Some(12_346)).unwrap();
         }
         copy_beside(&copy, &new).unwrap();
-        let [owner, of_new] = [dir.path(), &*new].map(|path| fs::metadata(path).unwrap());
-        assert_eq!((of_new.uid(), of_new.gid()), (owner.uid(), owner.gid()));
-        assert_eq!(of_new.mode() & 0o777, 0o600);
+        let lock = dir.path().join("lockgate.lock");
+        drop(lock_file(dir.path()).unwrap());
+        for made in [&new, &lock] {
+            let [owner, of_new] = [dir.path(), made].map(|path| fs::metadata(path).unwrap());
+            assert_eq!((of_new.uid(), of_new.gid()), (owner.uid(), owner.gid()));
+            assert_eq!(of_new.mode() & 0o777, 0o600);
+        }
+        // What is there already keeps its owner: it may be a link to a file of somebody else.
+        let link = dir.path().join("there");
+        fs::create_dir(&link).unwrap();
+        fs::write(dir.path().join("foreign"), "").unwrap();
+        std::os::unix::fs::symlink("../foreign", link.join("lockgate.lock")).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&link, Some(12_345), Some(12_346)).unwrap();
+        }
+        drop(lock_file(&link).unwrap());
+        let foreign = fs::metadata(dir.path().join("foreign")).unwrap();
+        assert_eq!(foreign.uid(), rustix::process::geteuid().as_raw());
     }
 
     /// A data directory with a store, and a copy of it.
@@ -434,10 +478,72 @@ mod tests {
         let applied = applied.apply(&declared, Prune::Keep, &author).await;
         applied.unwrap();
         let copy = dir.path().join("copy.db");
-        private_file::create_new(&copy).unwrap();
-        database.copy_to(&copy).await.unwrap();
+        copied(&copy, &config).await.unwrap();
         database.close().await;
         (dir, config, copy)
+    }
+
+    /// A copy made by a newer release, before an upgrade, was of no use to the older one, and its store had changed.
+    #[tokio::test]
+    async fn a_copy_leaves_the_store_as_it_is() {
+        let (dir, config, _) = stored().await;
+        let store = config.data_dir.join("lockgate.db");
+        edit(
+            &store,
+            "DELETE FROM _sqlx_migrations WHERE version = (SELECT MAX(version) FROM _sqlx_migrations)",
+        )
+        .await;
+        // Nor does a copy need the key.
+        fs::remove_file(config.data_dir.join("master.key")).unwrap();
+        let (before, target) = (fs::read(&store).unwrap(), dir.path().join("older.db"));
+        let said = copied(&target, &config).await.unwrap();
+        assert!(said.ends_with("; keep master.key elsewhere"), "{said}");
+        assert!(fs::read(&store).unwrap() == before, "it was changed");
+        assert!(!config.data_dir.join("master.key").exists());
+        assert!(fs::metadata(&target).unwrap().len() > 0);
+        fs::remove_file(&target).unwrap();
+        fs::write(&store, "").unwrap();
+        let said = copied(&target, &config).await.unwrap_err().to_string();
+        assert!(said.contains("is no store of lockgate"), "{said}");
+        assert!(!target.exists());
+    }
+
+    /// After a restore on a new machine nobody had an operator's key.
+    #[tokio::test]
+    async fn a_restore_says_how_an_operator_gets_in() {
+        let (dir, config, copy) = stored().await;
+        let (key, note) = (
+            "lgk_of_the_machine_before",
+            "start once with LOCKGATE_ADMIN_KEY",
+        );
+        let said = replaced(&copy, &config, false).await.unwrap();
+        assert!(!said.contains(note), "the next start makes a key: {said}");
+        let database = Database::open(opening(&config)).await.unwrap();
+        let hash = ("hash".to_owned(), api_key::fingerprint(key).into());
+        let object = Object::new(Kind::ApiKey, Document::from_iter([hash]));
+        let (name, author) = (ObjectName::operator_key("first"), Author::named("start"));
+        let objects = database.objects();
+        let put = objects.put(&name, object, Expected::Absent, &author).await;
+        put.unwrap();
+        database.close().await;
+        let copy = dir.path().join("with-a-key.db");
+        copied(&copy, &config).await.unwrap();
+        for (own, is_told) in [
+            (None, true),
+            (Some("lgk_of_another"), true),
+            (Some(key), false),
+        ] {
+            if let Some(own) = own {
+                fs::write(admin_key(&config), format!("{own}\n")).unwrap();
+            }
+            let said = replaced(&copy, &config, false).await.unwrap();
+            assert_eq!(said.contains(note), is_told, "{said}");
+        }
+        let said = copied(&dir.path().join("last.db"), &config).await.unwrap();
+        assert!(
+            said.ends_with("; keep master.key and admin.key elsewhere"),
+            "{said}"
+        );
     }
 
     /// What a restore says when it refuses a copy, and replaces nothing.

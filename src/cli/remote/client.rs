@@ -183,6 +183,8 @@ pub(crate) struct Client {
     http: reqwest::Client,
     base: Url,
     key: String,
+    /// The file of the key, if that is the one of this machine.
+    key_file: Option<PathBuf>,
     /// Prints the JSON of the API.
     pub(crate) json: bool,
 }
@@ -201,9 +203,11 @@ impl Client {
         let http = builder
             .build()
             .map_err(|error| Error::Failed(format!("cannot speak HTTP: {error}")))?;
+        let (key, key_file) = key(to, &base)?;
         Ok(Self {
             http,
-            key: key(to, &base)?,
+            key,
+            key_file,
             base,
             json: to.json,
         })
@@ -394,6 +398,12 @@ impl Client {
             || format!("{} answered {status}", self.place()),
             |detail| format!("{} ({})", plain(detail), status.as_u16()),
         );
+        if let (StatusCode::UNAUTHORIZED, Some(file)) = (status, &self.key_file) {
+            let file = file.display();
+            return Error::Failed(format!(
+                "{message}; {file} is no key of this gateway: {OTHER_KEY}"
+            ));
+        }
         match status {
             StatusCode::BAD_REQUEST
             | StatusCode::PAYLOAD_TOO_LARGE
@@ -492,13 +502,14 @@ fn print(text: &str) -> Result<(), Error> {
     written.map_err(|error| Error::Failed(format!("cannot write: {error}")))
 }
 
-/// The API key of the caller: given, or stored on this machine by the gateway's first start.
-fn key(to: &Connection, base: &Url) -> Result<String, Error> {
+/// The API key of the caller: given, or stored on this machine by the gateway's first start, and in which file then.
+fn key(to: &Connection, base: &Url) -> Result<(String, Option<PathBuf>), Error> {
     if let Some(key) = to.key.as_ref().filter(|key| !key.is_empty()) {
-        return Ok(key.trim().to_owned());
+        return Ok((key.trim().to_owned(), None));
     }
-    let file = if let Some(file) = environment().get("LOCKGATE_KEY_FILE") {
-        file.into()
+    let given = environment().get("LOCKGATE_KEY_FILE").map(PathBuf::from);
+    let (file, remedy) = if let Some(file) = &given {
+        (file.clone(), "set LOCKGATE_KEY")
     } else {
         let settings = to.settings()?;
         let file = settings.data_dir.join("admin.key");
@@ -507,16 +518,17 @@ fn key(to: &Connection, base: &Url) -> Result<String, Error> {
             let what = format!("was not named, and {file} is for the gateway of this machine");
             return Err(Error::usage("--key", &what, "set LOCKGATE_KEY"));
         }
-        file
+        (file, OTHER_KEY)
     };
     let key = fs::read_to_string(&file).map_err(|error| {
         let what = format!(
             "was not named, and {} cannot be read: {error}",
             file.display()
         );
-        Error::usage("--key", &what, "set LOCKGATE_KEY")
+        Error::usage("--key", &what, remedy)
     })?;
-    Ok(key.trim().to_owned())
+    let is_own = given.is_none();
+    Ok((key.trim().to_owned(), is_own.then_some(file)))
 }
 
 /// Whether a URL is of the gateway with these settings: another one must not be told its key.
@@ -530,6 +542,9 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || address.is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
+/// How to administrate without the key of this machine, which a copy of the database does not bring back.
+const OTHER_KEY: &str =
+    "set LOCKGATE_KEY; without any key start the gateway once with LOCKGATE_ADMIN_KEY";
 /// How to name a gateway.
 const ADDRESS: &str = "write it like https://gateway.example.com or localhost:8080";
 /// The deadline of a connection, after which a gateway counts as absent.

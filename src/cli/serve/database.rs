@@ -150,7 +150,8 @@ pub(crate) fn lock(config: &Config) -> anyhow::Result<[File; 2]> {
     }
 }
 
-/// Opens the lock file of a data directory.
+/// Opens the lock file of a data directory. A new one belongs to the user of the directory, for a `restore` by root may
+/// come before the first start.
 ///
 /// # Errors
 ///
@@ -161,6 +162,7 @@ pub(crate) fn lock_file(data_dir: &Path) -> anyhow::Result<File> {
 
 fn open_lock(data_dir: &Path, name: &str) -> anyhow::Result<File> {
     let path = data_dir.join(name);
-    let opened = private_file::open_or_create(&path);
+    let made = private_file::create_beside(&path);
+    let opened = made.or_else(|_| private_file::open_or_create(&path));
     opened.with_context(|| format!("cannot open {}", path.display()))
 }

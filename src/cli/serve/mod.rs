@@ -21,7 +21,7 @@ pub(crate) mod database;
 pub(crate) mod descriptors;
 pub(crate) mod machine;
 mod plan;
-mod private_dir;
+pub(crate) mod private_dir;
 pub(crate) mod process;
 mod service_manager;
 mod signals;

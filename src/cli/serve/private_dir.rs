@@ -49,7 +49,7 @@ pub(super) fn private(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Creates a directory for the gateway alone, with those on the way, unless it exists.
-pub(super) fn made(path: &Path) -> anyhow::Result<()> {
+pub(crate) fn made(path: &Path) -> anyhow::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)

@@ -1,4 +1,4 @@
-//! A SQLite file that no gateway uses: its check, and the end of its log.
+//! A SQLite file without a gateway: its check, its copy, and the end of its log.
 
 use std::{
     collections::BTreeSet,
@@ -39,11 +39,7 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
         Err(late @ SqlError::Unavailable(_)) => return Err(late),
         _ => return unusable("is no whole database"),
     }
-    let sql = "SELECT MAX(version) FROM _sqlx_migrations";
-    let newest: Result<Option<i64>, _> = {
-        let asked = sqlx::query_scalar(sql).fetch_one(&mut connection);
-        timed(STATEMENT, asked).await
-    };
+    let newest = newest_migration(&mut connection).await;
     let known = sqlite_schema()
         .iter()
         .map(|migration| migration.version)
@@ -64,6 +60,38 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
         return unusable("does not say which master key sealed it");
     }
     Ok(())
+}
+
+/// The newest migration of a store; none of an empty table.
+async fn newest_migration(connection: &mut SqliteConnection) -> Result<Option<i64>, SqlError> {
+    let sql = "SELECT MAX(version) FROM _sqlx_migrations";
+    let asked = sqlx::query_scalar(sql).fetch_one(connection);
+    timed(STATEMENT, asked).await
+}
+
+/// Copies one state of a store to `target`, an empty file. The store keeps its schema: the gateway that uses it may be
+/// of an older release, which has to understand the copy.
+///
+/// # Errors
+///
+/// `Unusable` if the store cannot be read; those of the copy.
+pub(crate) async fn copy(file: &Path, target: &Path) -> Result<(), SqlError> {
+    let unreadable = |error| SqlError::Unusable(format!("cannot be read: {error}"));
+    let options = SqliteConnectOptions::new().filename(file).read_only(true);
+    let opened = SqliteConnection::connect_with(&options);
+    let mut connection = timed(STATEMENT, opened).await.map_err(unreadable)?;
+    match newest_migration(&mut connection).await {
+        Ok(Some(_)) => {}
+        Err(late @ SqlError::Unavailable(_)) => return Err(unreadable(late)),
+        _ => return Err(SqlError::Unusable("is no store of lockgate".to_owned())),
+    }
+    let copied = sqlx::query("VACUUM INTO $1")
+        .bind(target.to_string_lossy().into_owned())
+        .execute(&mut connection);
+    let copied = timed(MIGRATION, copied).await;
+    // The copy is whole, however the connection ends.
+    _ = timed(STATEMENT, connection.close()).await;
+    copied.map(drop)
 }
 
 /// Whether a file has the size that its header says. SQLite reads what is missing at its end as zeros.

@@ -5,7 +5,7 @@
 //!
 //! * `audit`: the audit trail
 //! * `error`: errors of database operations
-//! * `file`: a SQLite file that no gateway uses
+//! * `file`: a SQLite file without a gateway
 //! * `lent`: a connection to PostgreSQL, and its return to the pool
 //! * `migrations`: the migrations of the schema
 //! * `sql`: connections, transactions and rows, on SQLite and PostgreSQL

@@ -288,18 +288,6 @@ impl Pool {
         measured(&self.times, (system, name), step)
     }
 
-    /// Copies a consistent state of the file to `target`, which must be empty.
-    pub(crate) async fn copy_to(&self, target: &str) -> Result<(), SqlError> {
-        let Connections::Sqlite { read, .. } = &self.connections else {
-            let what = "PostgreSQL is backed up by its own tools (pg_dump)";
-            return Err(SqlError::Unusable(what.to_owned()));
-        };
-        let copied = sqlx::query("VACUUM INTO $1")
-            .bind(target.to_owned())
-            .execute(read);
-        timed(MIGRATION, copied).await.map(drop)
-    }
-
     /// Closes the connections that [`Self::reserved`] has opened. The last one to a file must be that which
     /// writes, for it puts what the log still has into the file.
     pub(crate) async fn close_reserved(&self) {

@@ -376,6 +376,20 @@ async fn mistakes_and_refusals_are_told_apart() {
         "{}",
         said.err
     );
+    assert!(said.err.contains("LOCKGATE_ADMIN_KEY"), "{}", said.err);
+    // The key of another store is there, as after a restore.
+    fs::write(nobody.path().join("admin.key"), "lgk_another").unwrap();
+    let mut command = stranger(&["tenant", "list", "--url", &shell.replica.http]);
+    command.env("LOCKGATE_DATA_DIR", nobody.path());
+    let said = Said::of(within("a command", command.output()).await.unwrap());
+    assert_eq!(said.code, 1);
+    for part in [
+        "(401); ",
+        "admin.key is no key of this gateway",
+        "LOCKGATE_ADMIN_KEY",
+    ] {
+        assert!(said.err.contains(part), "{}", said.err);
+    }
 }
 
 #[tokio::test]

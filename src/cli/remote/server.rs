@@ -193,7 +193,11 @@ impl Kind for Servers {
             return Ok(output);
         }
         let Server { tenant, name } = &add.server;
-        let servers = running(client, tenant).await?;
+        // The server is declared: without its URL, that is still what the command was to do.
+        let servers = running(client, tenant).await.unwrap_or_else(|_| {
+            eprintln!("lockgate: {tenant}/{name} is declared; its URL cannot be asked for now");
+            Vec::new()
+        });
         let url = servers.iter().find(|one| one["name"] == name.as_str());
         let url = url.and_then(|one| one["url"].as_str()).map(plain);
         Ok(output + &url.map_or_else(String::new, |url| format!("URL: {url}\n")))
@@ -491,6 +495,11 @@ const CHILDREN: [Column; 8] = [
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        net::TcpListener,
+    };
+
     use super::super::server::*;
 
     #[test]
@@ -549,5 +558,47 @@ mod tests {
         }
         let unset = launch(&words(&["x"]), &words(&["LOCKGATE_TEST_OF_NOTHING"]));
         assert!(matches!(unset, Err(Error::Mistakes(_))));
+    }
+
+    /// A second try of a command that had said that it failed was refused, because the server existed.
+    #[test]
+    fn a_server_is_declared_also_if_its_url_cannot_be_asked_for() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            server: ServerArgs,
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let gateway = std::thread::spawn(move || {
+            ["201 Created", "503 Service Unavailable"].map(|status| {
+                let mut socket = BufReader::new(listener.accept().unwrap().0);
+                let (mut asked, mut length) = (String::new(), 0);
+                while !asked.ends_with("\r\n\r\n") {
+                    let begin = asked.len();
+                    socket.read_line(&mut asked).unwrap();
+                    let line = asked[begin..].to_ascii_lowercase();
+                    if let Some(bytes) = line.strip_prefix("content-length:") {
+                        length = bytes.trim().parse().unwrap();
+                    }
+                }
+                socket.read_exact(&mut vec![0; length]).unwrap();
+                let head = "Content-Type: application/json\r\nConnection: close";
+                write!(
+                    socket.get_mut(),
+                    "HTTP/1.1 {status}\r\n{head}\r\nContent-Length: 2\r\n\r\n{{}}"
+                )
+                .unwrap();
+                asked
+            })
+        });
+        let line = [
+            "server", "--url", &url, "--key", "k", "add", "a", "x", "--", "true",
+        ];
+        let line: Line = clap::Parser::parse_from(line);
+        assert_eq!(line.server.run(), ExitCode::SUCCESS);
+        let [put, get] = gateway.join().unwrap();
+        assert!(put.starts_with("PUT /api/v1/tenants/a/servers/x "), "{put}");
+        assert!(get.starts_with("GET /api/v1/status "), "{get}");
     }
 }

@@ -1,7 +1,6 @@
 //! Commands of the program, and their dispatch.
 
 use std::{
-    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -11,7 +10,7 @@ use clap_complete::Shell;
 
 use super::{
     doctor::DoctorArgs,
-    local::{check, database, demo, healthcheck, import, key},
+    local::{check, database, demo, healthcheck, import, key, said},
     remote::{
         self, ApplyArgs, AuditArgs, Clients, ConnectionArgs, GrantArgs, LoginsArgs, ObjectArgs,
         Providers, ServerArgs, SessionArgs, StatusArgs, TenantArgs, Upstreams, UserArgs,
@@ -148,24 +147,13 @@ pub fn main() -> ExitCode {
         Command::Logins(args) => args.run(),
         Command::Audit(args) => args.run(),
         Command::Key(KeyCommand::Remote(command)) => command.run(),
-        Command::Openapi { markdown: false } => {
-            print!("{}", crate::http::admin::document());
-            ExitCode::SUCCESS
-        }
-        Command::Openapi { markdown: true } => {
-            print!("{}", remote::reference());
-            ExitCode::SUCCESS
-        }
-        Command::Schema => {
-            print!("{}", crate::manifest::schema());
-            ExitCode::SUCCESS
-        }
+        Command::Openapi { markdown: false } => said(crate::http::admin::document()),
+        Command::Openapi { markdown: true } => said(remote::reference()),
+        Command::Schema => said(crate::manifest::schema()),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut documented(), NAME, &mut script);
-            // A reader that has seen enough is no error.
-            let _ = std::io::stdout().write_all(&script);
-            ExitCode::SUCCESS
+            said(script)
         }
         Command::Man { directory } => man(&directory),
         Command::Import(args) => import::import(&args),

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     path::PathBuf,
     process::ExitCode,
     time::Duration,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     base::{Screen, Secret, terminal::escaped},
-    cli::local::wait,
+    cli::local::{said, wait},
     config::{gateway::environment, reader::duration},
 };
 
@@ -92,12 +92,9 @@ impl DoctorArgs {
             Ok(json) if self.json => json + "\n",
             _ => report.text(screen),
         };
-        // A reader that has seen enough is no error.
-        let _ = io::stdout().write_all(text.as_bytes());
-        if report.ok {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
+        match said(text) {
+            code if report.ok => code,
+            _ => ExitCode::FAILURE,
         }
     }
 

@@ -9,6 +9,7 @@ use std::{
 
 use clap::Args;
 
+use super::runtime::said;
 use crate::endpoint::{Endpoint, Kind};
 use crate::{
     backend::sandbox::{Kernel, choice::out_of_reach},
@@ -46,10 +47,7 @@ pub(crate) fn check(args: CheckArgs) -> ExitCode {
         ..Sources::default()
     };
     match report(&sources, args.apply.as_deref(), &kernel()) {
-        Ok(summary) => {
-            print!("{summary}");
-            ExitCode::SUCCESS
-        }
+        Ok(summary) => said(summary),
         Err(mistakes) => {
             for mistake in mistakes {
                 eprintln!("{mistake}");

@@ -15,7 +15,7 @@ use clap::Args;
 
 use super::{
     progress::shown,
-    runtime::{configuration, wait},
+    runtime::{configuration, said, wait},
 };
 use crate::{
     auth::api_key,
@@ -393,10 +393,7 @@ fn run(
         Err(code) => return code,
     };
     match result {
-        Ok(message) => {
-            println!("{message}");
-            ExitCode::SUCCESS
-        }
+        Ok(message) => said(message + "\n"),
         Err(error @ database::Error::Invalid(_)) => {
             eprintln!("{error}");
             ExitCode::from(2)

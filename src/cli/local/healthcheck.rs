@@ -12,7 +12,7 @@ use std::{
 
 use clap::Args;
 
-use super::runtime::{configuration, wait};
+use super::runtime::{configuration, said, wait};
 
 /// `lockgate healthcheck`
 #[derive(Args)]
@@ -41,10 +41,7 @@ pub(crate) fn healthcheck(args: HealthcheckArgs) -> ExitCode {
     let path = if args.live { "livez" } else { "readyz" };
     let url = format!("http://{}/{path}", own(listen));
     match wait(ask(&url)) {
-        Ok(Ok(answer)) => {
-            println!("{answer}");
-            ExitCode::SUCCESS
-        }
+        Ok(Ok(answer)) => said(answer + "\n"),
         Ok(Err(error)) => {
             eprintln!("lockgate: {url}: {error}");
             ExitCode::FAILURE

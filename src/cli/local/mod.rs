@@ -9,7 +9,7 @@
 //! * `progress`: progress of a single command
 //! * `prompt`: secrets that a person types
 //! * `reach`: notes on files that the children of a server will not find
-//! * `runtime`: runtime and configuration of a single command
+//! * `runtime`: runtime, configuration and output of a single command
 
 pub(crate) mod check;
 pub(crate) mod database;
@@ -22,4 +22,4 @@ pub(crate) mod prompt;
 pub(crate) mod reach;
 mod runtime;
 
-pub(crate) use self::runtime::wait;
+pub(crate) use self::runtime::{print, said, wait};

@@ -3,8 +3,7 @@
 //! Not here: the commands, and the format of their output (`table`).
 
 use std::{
-    fs,
-    io::Write,
+    fs, io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
@@ -22,7 +21,7 @@ use url::Url;
 use super::table::plain;
 use crate::auth::api_key::fingerprint;
 use crate::base::{terminal::escaped, without_user};
-use crate::cli::local::wait;
+use crate::cli::local::{self, wait};
 use crate::config::{Config, Mistake, Sources, Wrong, gateway::environment, reader::name};
 use crate::manifest::Manifest;
 
@@ -125,6 +124,8 @@ pub(crate) enum Error {
     Changed(String),
     /// The mistakes in the command, one line each.
     Mistakes(Vec<String>),
+    /// The reader of the output has seen enough, which ends the command and is no error.
+    Unread,
 }
 
 impl Error {
@@ -472,7 +473,7 @@ pub(crate) fn run(
         Err(code) => return code,
     };
     match done.and_then(|text| print(&text)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) | Err(Error::Unread) => ExitCode::SUCCESS,
         Err(Error::Failed(why) | Error::Missing(why)) => {
             eprintln!("lockgate: {}", escaped(&why));
             ExitCode::FAILURE
@@ -497,9 +498,11 @@ pub(crate) fn page(items: &[Json]) -> Json {
 }
 
 fn print(text: &str) -> Result<(), Error> {
-    let mut out = std::io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|error| Error::Failed(format!("cannot write: {error}")))
+    match local::print(&mut io::stdout().lock(), text.as_bytes()) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Error::Unread),
+        Err(error) => Err(Error::Failed(format!("cannot write: {error}"))),
+    }
 }
 
 /// The API key of the caller: given, or stored on this machine by the gateway's first start, and in which file then.

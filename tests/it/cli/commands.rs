@@ -1,6 +1,9 @@
 //! Commands for a running gateway: effects, output and exit codes.
 
-use std::{fs, process::Output};
+use std::{
+    fs,
+    process::{Output, Stdio},
+};
 
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, process::Command};
@@ -68,9 +71,9 @@ impl Shell {
     /// Runs a command with `input` on stdin.
     pub(crate) async fn fed(&self, args: &[&str], input: &str) -> Said {
         let mut command = self.command(args);
-        command.stdin(std::process::Stdio::piped());
-        command.stdout(std::process::Stdio::piped());
-        command.stderr(std::process::Stdio::piped());
+        command.stdin(Stdio::piped());
+        command.stdout(Stdio::piped());
+        command.stderr(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let mut stdin = process.stdin.take().unwrap();
         stdin.write_all(input.as_bytes()).await.unwrap();
@@ -80,6 +83,16 @@ impl Shell {
                 .await
                 .unwrap(),
         )
+    }
+
+    /// Runs a command whose output goes to `out`.
+    async fn prints_to(&self, args: &[&str], out: Stdio) -> Said {
+        let mut command = self.command(args);
+        command.stdout(out).stderr(Stdio::piped());
+        let process = command.spawn().unwrap();
+        drop(command);
+        let ended = within("a command", process.wait_with_output()).await;
+        Said::of(ended.unwrap())
     }
 
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
@@ -389,6 +402,38 @@ async fn mistakes_and_refusals_are_told_apart() {
         "LOCKGATE_ADMIN_KEY",
     ] {
         assert!(said.err.contains(part), "{}", said.err);
+    }
+}
+
+/// `lockgate openapi | head -1` was a panic now and then, and told as a failure where the work was done.
+#[tokio::test]
+async fn a_reader_that_has_seen_enough_is_no_error() {
+    let shell = Shell::new().await;
+    let copy = shell.file("copy.db", "");
+    fs::remove_file(&copy).unwrap();
+    for args in [
+        &["openapi"][..],
+        &["openapi", "--markdown"],
+        &["schema"],
+        &["completions", "bash"],
+        &["backup", &copy],
+        &["tenant", "list"],
+        &["audit", "--export"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let said = shell.prints_to(args, writer.into()).await;
+        assert_eq!((said.code, &*said.err), (0, ""), "{args:?}");
+        if args[0] != "backup" {
+            let full = fs::File::options().write(true).open("/dev/full").unwrap();
+            let said = shell.prints_to(args, full.into()).await;
+            assert_eq!(said.code, 1, "{args:?}: {}", said.err);
+            assert!(
+                said.err.starts_with("lockgate: cannot write: "),
+                "{}",
+                said.err
+            );
+        }
     }
 }
 

@@ -378,7 +378,11 @@ async fn mistakes_and_refusals_are_told_apart() {
         said.starts_with("lockgate: cannot reach http://127.0.0.1:1/: "),
         "{said}"
     );
-    // A caller without a key.
+}
+
+#[tokio::test]
+async fn a_caller_without_a_key_is_told_how_to_get_one() {
+    let shell = Shell::new().await;
     let nobody = tempfile::tempdir().unwrap();
     let mut command = stranger(&["tenant", "list", "--url", &shell.replica.http]);
     command.env("LOCKGATE_DATA_DIR", nobody.path());

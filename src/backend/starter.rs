@@ -119,7 +119,7 @@ impl Starter {
     /// `Limit` and `Circuit` at once; `Busy` at the deadline; `Spawn`.
     pub(super) async fn start(
         self: &Arc<Self>,
-        server: &Server,
+        server: &Arc<Server>,
         ready: Option<&Ready>,
         restarts: u32,
         deadline: Instant,

@@ -47,6 +47,16 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Whether children that were started by this declaration are to be replaced in favour of another.
+    pub(crate) fn needs_restart(&self, new: &Self) -> bool {
+        !std::ptr::eq(self, new)
+            && (self.launch != new.launch
+                || self.slots != new.slots
+                || self.recipe != new.recipe
+                || self.limits != new.limits
+                || self.supervision.isolation != new.supervision.isolation)
+    }
+
     /// The scopes that the grants allow a caller, all without grants; `None` if they do not admit it.
     pub(crate) fn scopes_of(
         &self,

@@ -36,7 +36,7 @@ pub(super) async fn follow(
             metrics.unenforced.add([tenant, server, key], sign);
         }
         hub.prepare(&snapshot.catalog);
-        hub.follow(&snapshot.catalog).await;
+        hub.follow(&snapshot.catalog);
     }
 }
 

@@ -5,29 +5,33 @@
 //! here: the catalogue itself (`snapshot`).
 
 use std::{
-    sync::{Arc, PoisonError},
+    pin::pin,
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
-use futures_util::future::join_all;
-use tokio::{sync::mpsc::error::TrySendError, task::JoinHandle};
+use tokio::{sync::mpsc::error::TrySendError, time::timeout};
 
-use super::{core::Handle, requests::Hub};
+use super::{
+    core::{Core, Handle},
+    requests::Hub,
+};
 use crate::{
     backend::child::Restart,
     declare::{Catalog, Server},
     protocol::Revision,
+    state::SessionId,
 };
 
 impl Hub {
-    /// Makes sessions and children follow `catalog`; returns once every session has its command, or after
-    /// `NOTIFY_TIMEOUT`: those whose queue is full get it later.
+    /// Makes sessions and children follow `catalog`. Sessions whose queue is full are told later: neither the others
+    /// nor the next change may wait for them.
     ///
     /// A session whose principal may not use its server any more ends at once, with its calls and
     /// streams. Children of a removed server end at once. Children of a server with another launch
     /// end when their calls have ended, and are replaced at the next request; shared ones of a revision
     /// that their tenant excludes end likewise, and are not.
-    pub(crate) async fn follow(&self, catalog: &Arc<Catalog>) {
+    pub(crate) fn follow(&self, catalog: &Arc<Catalog>) {
         let core = &self.0;
         let before = {
             let mut followed = core
@@ -36,11 +40,8 @@ impl Hub {
                 .unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *followed, Arc::clone(catalog))
         };
-        let handles = core.sessions.all();
-        let late = handles.into_iter().filter_map(|handle| self.tell(handle));
-        let told = join_all(late.collect::<Vec<_>>());
-        if tokio::time::timeout(NOTIFY_TIMEOUT, told).await.is_err() {
-            tracing::warn!("a session was not told in time what changed; it will be");
+        for (id, handle) in core.sessions.all() {
+            self.tell(id, handle);
         }
         for old in before.servers() {
             let found = catalog.find(&old.tenant, &old.name);
@@ -52,11 +53,9 @@ impl Hub {
                     let registry = &core.pool.registry;
                     registry.restart(&old.tenant, &old.name, Restart::Now);
                 }
-                Some((_, new)) if needs_restart(old, &new) => {
+                Some((_, new)) if old.needs_restart(&new) => {
                     core.pool.forget_failure(old);
-                    core.pool
-                        .registry
-                        .restart(&new.tenant, &new.name, Restart::Drain);
+                    core.pool.registry.replace_old(&new);
                 }
                 Some(_) => {}
             }
@@ -68,17 +67,51 @@ impl Hub {
         core.pool.keep_warm(&wanted, &core.drain, &core.tracker);
     }
 
-    /// Tells a session what changed for it. Returns the task that waits for room in its queue, if there is none: a
-    /// busy session must not delay the others, and one that was never told would go on without its access.
-    fn tell(&self, handle: Handle) -> Option<JoinHandle<()>> {
-        let change = self.0.change_for(&handle)?;
-        match handle.commands.try_send(change) {
-            Err(TrySendError::Full(change)) => Some(self.0.tracker.spawn(async move {
-                // A session that has ended needs no change.
-                let _ = handle.commands.send(change).await;
-            })),
-            Ok(()) | Err(TrySendError::Closed(_)) => None,
+    /// Tells a session what changed for it; in a task that waits for room in its queue, if there is none. One that was
+    /// never told would go on without its access.
+    fn tell(&self, id: SessionId, handle: Handle) {
+        let core = &self.0;
+        let Some(change) = core.change_for(&handle) else {
+            return;
+        };
+        let told = handle.commands.try_send(change);
+        let is_full = matches!(told, Err(TrySendError::Full(_)));
+        // One task for all the changes that it is late for.
+        if is_full && !handle.is_late.swap(true, Ordering::AcqRel) {
+            let told = tell_late(Arc::clone(core), id, handle);
+            core.tracker.spawn(told);
         }
+    }
+}
+
+/// Tells a session what has changed for it by the time that its queue has room.
+async fn tell_late(core: Arc<Core>, id: SessionId, handle: Handle) {
+    let mut room = pin!(handle.commands.reserve());
+    let room = if let Ok(room) = timeout(LATE, &mut room).await {
+        room
+    } else {
+        tracing::warn!(
+            session.id = id.short(),
+            "a session was not told in time what changed; it will be"
+        );
+        room.await
+    };
+    // A session that has ended needs no change.
+    let Ok(room) = room else {
+        return;
+    };
+    // What changes from here on needs another task.
+    handle.is_late.swap(false, Ordering::AcqRel);
+    // The handle of now: another access may have joined meanwhile.
+    let present = core.sessions.get(&id);
+    let present = present.filter(|present| present.fence == handle.fence);
+    if let Some(change) = present.and_then(|present| core.change_for(&present)) {
+        room.send(change);
+    }
+    // It may have started a child of the server as that was.
+    let (tenant, server) = (&handle.access.tenant().name, &handle.access.server().name);
+    if let Some((_, server)) = core.snapshot.catalog().find(tenant, server) {
+        core.pool.registry.replace_old(&server);
     }
 }
 
@@ -96,15 +129,5 @@ fn excluded<'c>(
     })
 }
 
-/// The longest wait for sessions whose queues are full.
-const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Whether a change affects the start of a child.
-fn needs_restart(old: &Arc<Server>, new: &Arc<Server>) -> bool {
-    !Arc::ptr_eq(old, new)
-        && (old.launch != new.launch
-            || old.slots != new.slots
-            || old.recipe != new.recipe
-            || old.limits != new.limits
-            || old.supervision.isolation != new.supervision.isolation)
-}
+/// The wait for room in the queue of a session from which on people are told that it is late.
+const LATE: Duration = Duration::from_secs(5);

@@ -46,7 +46,7 @@ impl Hub {
     /// The number of sessions of each server on this replica.
     pub(crate) fn session_counts(&self) -> HashMap<[String; 2], u64> {
         let mut counts = HashMap::new();
-        for handle in self.0.sessions.all() {
+        for (_, handle) in self.0.sessions.all() {
             let access = &handle.access;
             let name = [&access.tenant().name, &access.server().name].map(String::clone);
             *counts.entry(name).or_default() += 1;

@@ -643,13 +643,9 @@ async fn a_session_is_initialized_once_the_next_owner_would_know() {
     bench.end().await;
 }
 
-/// A session whose child held it up for five seconds went on without its access, until another change.
-#[tokio::test]
-async fn a_session_that_was_busy_for_long_is_told_of_its_revocation() {
-    // No tenant is left.
-    let snapshot = CurrentSnapshot::fixed(Catalog::default());
-    let bench = Bench::of(&json!({}), snapshot, |_| {});
-    let (commands, mut received) = mpsc::channel(1);
+/// A session whose queue is full; its commands.
+fn busy_session(bench: &Bench) -> mpsc::Receiver<Command> {
+    let (commands, received) = mpsc::channel(1);
     let drain = Command::Drain(oneshot::channel().0);
     assert!(commands.try_send(drain).is_ok(), "the queue is full");
     let handle = Handle {
@@ -658,21 +654,82 @@ async fn a_session_that_was_busy_for_long_is_told_of_its_revocation() {
         transport: Transport::Streamable,
         born: Instant::now(),
         fence: Fence(1),
+        is_late: Arc::default(),
     };
-    bench
-        .hub
-        .0
-        .sessions
-        .insert(&SessionId("busy".into()), handle);
-    let catalog = Arc::default();
-    let mut follow = Box::pin(bench.hub.follow(&catalog));
-    assert!(futures_util::poll!(&mut follow).is_pending());
-    // As its time limit does.
-    drop(follow);
+    let id = SessionId("busy".into());
+    bench.hub.0.sessions.insert(&id, handle);
+    received
+}
+
+/// A session whose child held it up for five seconds went on without its access, until another change. Each change
+/// waited for it anew.
+#[tokio::test]
+async fn a_session_that_was_busy_for_long_is_told_of_its_revocation() {
+    // No tenant is left.
+    let snapshot = CurrentSnapshot::fixed(Catalog::default());
+    let bench = Bench::of(&json!({}), snapshot, |_| {});
+    let mut received = busy_session(&bench);
+    let tasks = bench.tracker.len();
+    for _ in 0..3 {
+        bench.hub.follow(&Arc::default());
+    }
+    assert_eq!(bench.tracker.len(), tasks + 1, "one waits for all changes");
     let first = received.recv().await;
     assert!(matches!(first, Some(Command::Drain(_))));
     let told = tokio::time::timeout(Duration::from_secs(60), received.recv()).await;
     assert!(matches!(told, Ok(Some(Command::Change(None)))));
+    let told = async {
+        while bench.tracker.len() > tasks {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let told = tokio::time::timeout(Duration::from_secs(60), told).await;
+    assert!(told.is_ok(), "and once");
+    assert!(received.try_recv().is_err());
+    bench.end().await;
+}
+
+/// The children of all tenants waited up to five seconds for a session with a full queue, at each change.
+#[tokio::test]
+async fn a_session_with_a_full_queue_delays_no_child() {
+    let catalog = |servers: &Value| {
+        let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+            "servers": servers}}});
+        let manifest = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+        manifest.unwrap().catalog
+    };
+    let before = catalog(&json!({"main": {"command": "x"}, "gone": {"command": "x"}}));
+    let after = catalog(&json!({"main": {"command": "y"}}));
+    let new = after.find("a", "main").unwrap().1;
+    let snapshot = CurrentSnapshot::fixed(after.clone());
+    let bench = Bench::of(&json!({}), snapshot, |_| {});
+    let mut received = busy_session(&bench);
+    let registry = &bench.hub.0.pool.registry;
+    let started = |server: &str| {
+        let server = before.find("a", server).unwrap().1;
+        registry.add(&server, None, 0)
+    };
+    let (main, gone) = (started("main"), started("gone"));
+    bench.hub.follow(&Arc::new(before.clone()));
+    let young = registry.add(&new, None, 0);
+    bench.hub.follow(&Arc::new(after));
+    assert_eq!(main.restart(), Some(Restart::Drain));
+    assert_eq!(gone.restart(), Some(Restart::Now));
+    // Those of a session that was not told yet, by the old declaration.
+    let late = started("main");
+    assert_eq!(late.restart(), None);
+    while !matches!(received.recv().await, Some(Command::Change(_))) {}
+    let told = async {
+        while late.restart() != Some(Restart::Drain) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let told = tokio::time::timeout(Duration::from_secs(60), told).await;
+    assert!(told.is_ok());
+    assert_eq!(young.restart(), None, "it is of the new declaration");
+    for entry in [main, gone, young, late] {
+        registry.remove(&entry);
+    }
     bench.end().await;
 }
 
@@ -902,11 +959,11 @@ async fn the_tools_of_a_server_that_is_gone_are_forgotten() {
         Arc::new(manifest.unwrap().catalog)
     };
     let (hub, tools) = (&bench.hub, &bench.hub.0.tools);
-    hub.follow(&catalog("main")).await;
+    hub.follow(&catalog("main"));
     tools.compare(&bench.server, br#"[{"name": "x"}]"#);
-    hub.follow(&catalog("main")).await;
+    hub.follow(&catalog("main"));
     assert!(tools.has(&bench.server));
-    hub.follow(&catalog("other")).await;
+    hub.follow(&catalog("other"));
     assert!(!tools.has(&bench.server));
     bench.end().await;
 }

@@ -39,8 +39,8 @@ pub(crate) struct Registry {
 /// Entry of one child.
 pub(crate) struct Entry {
     number: u64,
-    tenant: String,
-    server: String,
+    /// The server as it was at the start.
+    server: Arc<Server>,
     /// The one whose secrets it was started with.
     holder: Option<Arc<str>>,
     tokens: ChildTokens,
@@ -110,14 +110,13 @@ impl Registry {
     /// Adds a child that is about to start.
     pub(crate) fn add(
         &self,
-        server: &Server,
+        server: &Arc<Server>,
         holder: Option<Arc<str>>,
         restarts: u32,
     ) -> Arc<Entry> {
         let entry = Arc::new(Entry {
             number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
-            tenant: server.tenant.clone(),
-            server: server.name.clone(),
+            server: Arc::clone(server),
             holder,
             tokens: ChildTokens::new(&server.slots),
             born: Instant::now(),
@@ -162,8 +161,8 @@ impl Registry {
             let usage = Usage::of(guard);
             ChildStatus {
                 number: entry.number,
-                tenant: entry.tenant.clone(),
-                server: entry.server.clone(),
+                tenant: entry.server.tenant.clone(),
+                server: entry.server.name.clone(),
                 guard,
                 pid: below(guard).first().copied(),
                 state: entry.state(),
@@ -191,13 +190,22 @@ impl Registry {
         selected.len()
     }
 
+    /// Ends the children of a server that were started by another declaration of it, after their calls, if they
+    /// differ in what children are started with.
+    pub(crate) fn replace_old(&self, server: &Server) {
+        let names = [&*server.tenant, &*server.name];
+        let is_old = |entry: &Entry| entry.names() == names && entry.server.needs_restart(server);
+        Self::end(&self.all(is_old), Restart::Drain);
+    }
+
     /// Ends the children that were started with secrets that have changed, after their calls; those of a
     /// connection get the new access token first, where they can. `number` is that of the change.
     pub(crate) fn secret_changed(&self, number: i64, change: &SecretChange) {
         if let Some(upstream) = &change.upstream {
             let from = TokenFrom::Upstream(upstream.clone());
             let holder = change.holder.as_deref();
-            let is_of = |entry: &Entry| entry.tenant == change.tenant && entry.holder() == holder;
+            let is_of =
+                |entry: &Entry| entry.server.tenant == change.tenant && entry.holder() == holder;
             for entry in self.all(is_of) {
                 entry.tokens.changed(&from, number);
             }
@@ -240,7 +248,7 @@ impl Entry {
 
     /// The tenant and the server of the child.
     pub(crate) fn names(&self) -> [&str; 2] {
-        [&self.tenant, &self.server]
+        [&self.server.tenant, &self.server.name]
     }
 
     /// The one whose secrets it was started with.

@@ -1,6 +1,6 @@
 //! Table of the sessions that this replica owns.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicBool};
 
 use tokio::{sync::mpsc, time::Instant};
 
@@ -29,6 +29,8 @@ pub(crate) struct Handle {
     pub(crate) born: Instant,
     /// The fence of this owner.
     pub(crate) fence: Fence,
+    /// Whether a task waits for room in its queue, to tell it what has changed by then.
+    pub(crate) is_late: Arc<AtomicBool>,
 }
 
 impl Sessions {
@@ -52,8 +54,11 @@ impl Sessions {
     }
 
     /// Every session.
-    pub(crate) fn all(&self) -> Vec<Handle> {
-        self.read().values().cloned().collect()
+    pub(crate) fn all(&self) -> Vec<(SessionId, Handle)> {
+        let sessions = self.read();
+        let all = sessions.iter();
+        all.map(|(id, handle)| (id.clone(), handle.clone()))
+            .collect()
     }
 
     /// The sessions of a tenant, in no order.

@@ -1,8 +1,9 @@
 //! The appender: writes events to Redis in order, in batches, with retries.
 //!
 //! One task writes for all sessions. The writes of a session in one batch are one script call,
-//! which applies all of them or none. Writes that Redis did not take, or may not have taken, come
-//! first in the next batch, in halves; repeating a write changes nothing.
+//! which applies all of them or none. Writes that may not have reached Redis come first in the next
+//! batch, in halves; repeating a write changes nothing. Those that it refuses, as it has no memory
+//! left, hold up their own session alone.
 
 #![expect(
     clippy::disallowed_types,
@@ -10,7 +11,7 @@
 )]
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -122,16 +123,21 @@ impl Queue {
         }
     }
 
-    /// Appends queued writes to `batch` until that is full.
-    fn fill(&self, batch: &mut VecDeque<Write>) {
-        let mut bytes: usize = batch.iter().map(|write| write.operation.bytes()).sum();
+    /// Appends queued writes to `batch` until enough of them may be next.
+    fn fill(&self, batch: &mut Batch) {
+        let next = batch.next.iter();
+        let mut bytes: usize = next.map(|write| write.operation.bytes()).sum();
         let mut writes = self.locked();
-        while batch.len() < MAX_BATCH.0 && bytes < MAX_BATCH.1 {
+        while batch.next.len() < MAX_BATCH.0 && bytes < MAX_BATCH.1 {
             let Some(next) = writes.queue.pop_front() else {
                 break;
             };
-            bytes += next.operation.bytes();
-            batch.push_back(next);
+            if batch.waiting.contains(&next.at.session) {
+                batch.refused.push_back(next);
+            } else {
+                bytes += next.operation.bytes();
+                batch.next.push_back(next);
+            }
         }
         drop_room(&mut writes.queue);
     }
@@ -156,6 +162,91 @@ impl Queue {
     }
 }
 
+/// Writes without a result. Those of one session are made in order: of what is tried, of what is next, of what was
+/// refused.
+#[derive(Default)]
+struct Batch {
+    /// Those that Redis may have made.
+    tried: VecDeque<Write>,
+    next: VecDeque<Write>,
+    /// Those that Redis answered not to take, and those of their sessions behind them. The others go first, since
+    /// they may be what gives memory back.
+    refused: VecDeque<Write>,
+    /// The sessions of those.
+    waiting: HashSet<SessionId>,
+}
+
+impl Batch {
+    fn is_empty(&self) -> bool {
+        self.tried.is_empty() && self.next.is_empty() && self.refused.is_empty()
+    }
+
+    /// Keeps the wanted writes, after a try.
+    fn retain(&mut self, is_wanted: impl Fn(&Write) -> bool) {
+        while let Some(write) = self.tried.pop_back() {
+            if self.waiting.contains(&write.at.session) {
+                self.refused.push_front(write);
+            } else {
+                self.next.push_front(write);
+            }
+        }
+        self.next.retain(&is_wanted);
+        if self.waiting.is_empty() {
+            return;
+        }
+        // What gives memory back waits for writes of its own session alone, which are gone when that has ended.
+        let mut refused = std::mem::take(&mut self.refused);
+        refused.retain(&is_wanted);
+        self.waiting.clear();
+        for write in refused {
+            let session = &write.at.session;
+            if write.operation.is_mandatory() && !self.waiting.contains(session) {
+                self.next.push_back(write);
+            } else {
+                self.waiting.insert(session.clone());
+                self.refused.push_back(write);
+            }
+        }
+    }
+
+    /// Takes at most so many writes to try; returns their number.
+    fn take(&mut self, most: usize) -> usize {
+        // One of those that were refused shows whether Redis takes them again.
+        self.tried.extend(self.refused.pop_front());
+        let mut bytes = 0;
+        while self.tried.len() < most && bytes < MAX_BATCH.1 {
+            let Some(next) = self.next.pop_front() else {
+                break;
+            };
+            bytes += next.operation.bytes();
+            self.tried.push_back(next);
+        }
+        self.tried.len()
+    }
+
+    /// Redis has answered, and refused what is left of those that were tried.
+    fn answered(&mut self) {
+        if self.tried.is_empty() {
+            // It takes all again.
+            if !self.waiting.is_empty() {
+                self.waiting.clear();
+                self.refused.append(&mut self.next);
+                std::mem::swap(&mut self.refused, &mut self.next);
+            }
+            return;
+        }
+        let tried = self.tried.iter();
+        self.waiting
+            .extend(tried.map(|write| write.at.session.clone()));
+        let next = std::mem::take(&mut self.next).into_iter();
+        let (mut behind, next) = next.partition(|write| self.waiting.contains(&write.at.session));
+        self.next = next;
+        self.tried.append(&mut behind);
+        self.tried.append(&mut self.refused);
+        std::mem::swap(&mut self.tried, &mut self.refused);
+    }
+}
+
 /// The task that writes.
 pub(super) struct Appender {
     pub(crate) redis: Redis,
@@ -167,7 +258,7 @@ pub(super) struct Appender {
 impl Appender {
     /// Writes until `halt`, then flushes the queue for at most a second.
     pub(crate) async fn run(self, halt: CancellationToken) {
-        let mut batch = VecDeque::new();
+        let mut batch = Batch::default();
         halt.run_until_cancelled(async {
             loop {
                 if self.queue.is_empty() {
@@ -182,9 +273,9 @@ impl Appender {
         self.queue.close();
     }
 
-    /// Writes until the queue is empty. Cancel-safe: `batch` keeps every write without a result. After a failure,
-    /// the next try has half as many.
-    async fn write_all(&self, batch: &mut VecDeque<Write>) {
+    /// Writes until the queue is empty. Cancel-safe: `batch` keeps every write without a result. After a try without
+    /// an answer, the next one has half as many.
+    async fn write_all(&self, batch: &mut Batch) {
         let (mut delay, mut most) = (RETRY_DELAY.0, MAX_BATCH.0);
         loop {
             self.queue.fill(batch);
@@ -198,14 +289,19 @@ impl Appender {
             });
             if batch.is_empty() {
                 if self.queue.is_empty() {
+                    // Of all that was refused for a while.
+                    batch.next.shrink_to(MAX_BATCH.0);
                     return;
                 }
                 continue;
             }
-            let (before, tried) = (batch.len(), batch.len().min(most));
-            self.write(batch, tried).await;
-            let is_written = batch.len() + tried == before;
-            most = next_most(most, tried, is_written);
+            let tried = batch.take(most);
+            let is_answered = self.write(&mut batch.tried).await;
+            most = next_most(most, tried, is_answered);
+            let is_written = batch.tried.is_empty();
+            if is_answered {
+                batch.answered();
+            }
             if is_written {
                 delay = RETRY_DELAY.0;
             } else {
@@ -215,9 +311,9 @@ impl Appender {
         }
     }
 
-    /// Writes the first `count` of a batch. Writes that Redis did not take stay in it, in order.
-    async fn write(&self, batch: &mut VecDeque<Write>, count: usize) {
-        let groups = groups(batch, count);
+    /// Makes these writes; those that Redis did not take stay, in order. False if it did not answer.
+    async fn write(&self, batch: &mut VecDeque<Write>) -> bool {
+        let groups = groups(batch);
         let sent: Vec<usize> = (0..groups.len())
             .filter(|group| {
                 groups[*group]
@@ -233,7 +329,7 @@ impl Appender {
         } else {
             match self.redis.batch(calls).await {
                 Ok(replies) => replies,
-                Err(_) => return,
+                Err(_) => return false,
             }
         };
         let mut replies: HashMap<usize, _> = sent.into_iter().zip(replies).collect();
@@ -249,6 +345,7 @@ impl Appender {
             self.reply(writes, &reply);
         }
         batch.extend(remaining.into_iter().flatten());
+        true
     }
 
     fn call(&self, group: &Group, batch: &VecDeque<Write>) -> Call {
@@ -337,8 +434,8 @@ impl Operation {
 }
 
 /// The most writes of the next try. What is too much for the time limit would fail for ever, and hold up all sessions.
-fn next_most(most: usize, tried: usize, is_written: bool) -> usize {
-    if is_written {
+fn next_most(most: usize, tried: usize, is_answered: bool) -> usize {
+    if is_answered {
         (most * 2).min(MAX_BATCH.0)
     } else {
         (tried / 2).max(1)
@@ -352,11 +449,11 @@ struct Group {
     writes: Vec<usize>,
 }
 
-/// The groups of the first `count` writes.
-fn groups(batch: &VecDeque<Write>, count: usize) -> Vec<Group> {
+/// The groups of these writes.
+fn groups(batch: &VecDeque<Write>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let mut last: HashMap<&SessionId, usize> = HashMap::new();
-    for (at, write) in batch.iter().take(count).enumerate() {
+    for (at, write) in batch.iter().enumerate() {
         let session = &write.at.session;
         let known = last.get(session).copied().filter(|group| {
             let first = &batch[groups[*group].writes[0]];
@@ -405,13 +502,13 @@ mod tests {
 
     #[test]
     fn the_queue_gives_back_the_room_of_what_batches_took() {
-        let (queue, mut batch) = (Queue::default(), VecDeque::new());
+        let (queue, mut batch) = (Queue::default(), Batch::default());
         for _ in 0..10_000 {
             queue.push(write("s", Operation::Barrier));
         }
         while !queue.is_empty() {
             queue.fill(&mut batch);
-            batch.clear();
+            batch.next.clear();
         }
         let room = queue.locked().queue.capacity();
         assert!(room <= 8, "{room}");
@@ -433,12 +530,12 @@ mod tests {
                     calls: Some(calls.clone()),
                 }
             };
-            let (queue, mut batch) = (Queue::default(), VecDeque::new());
+            let (queue, mut batch) = (Queue::default(), Batch::default());
             for _ in 0..10 {
                 queue.push(write("s", operation()));
             }
             queue.fill(&mut batch);
-            assert_eq!((batch.len(), queue.len()), (2, 8), "{with_event}");
+            assert_eq!((batch.next.len(), queue.len()), (2, 8), "{with_event}");
         }
     }
 
@@ -452,11 +549,98 @@ mod tests {
         assert_eq!(next_most(MAX_BATCH.0, 3, true), MAX_BATCH.0);
     }
 
+    fn append(session: &str, number: u64) -> Write {
+        let operation = Operation::Append {
+            number,
+            event: Some(vec![b' '; MAX_BATCH.1 / 2].into()),
+            trim_before: 0,
+            calls: None,
+        };
+        write(session, operation)
+    }
+
+    /// Of a Redis without memory, a round of the appender. Returns the sessions that were forgotten.
+    fn refuse(queue: &Queue, batch: &mut Batch, is_wanted: impl Fn(&Write) -> bool) -> Vec<String> {
+        queue.fill(batch);
+        batch.retain(is_wanted);
+        batch.take(MAX_BATCH.0);
+        let forgets = |write: &Write| matches!(write.operation, Operation::Forget);
+        let tried = batch.tried.iter().filter(|write| forgets(write));
+        let forgotten = tried.map(|write| write.at.session.as_str().to_owned());
+        let forgotten = forgotten.collect();
+        // A call of a session is taken as a whole, or not.
+        let appends = batch.tried.iter().filter(|write| !forgets(write));
+        let refused: HashSet<SessionId> = appends.map(|write| write.at.session.clone()).collect();
+        batch
+            .tried
+            .retain(|write| refused.contains(&write.at.session));
+        batch.answered();
+        forgotten
+    }
+
+    /// The log of the whole replica stood behind an event that a full Redis did not take, and so did all that would
+    /// have given it memory.
+    #[test]
+    fn what_gives_memory_back_waits_for_no_event_of_another_session() {
+        let (queue, mut batch) = (Queue::default(), Batch::default());
+        for number in 1..=10 {
+            queue.push(append("a", number));
+            queue.push(append("b", number));
+        }
+        for session in ["x", "y"] {
+            queue.push(write(session, Operation::Forget));
+        }
+        let all = |_: &Write| true;
+        let mut forgotten = refuse(&queue, &mut batch, all);
+        forgotten.extend(refuse(&queue, &mut batch, all));
+        assert_eq!(forgotten, ["x", "y"]);
+        // Of a session whose events wait, behind them, until it is over.
+        queue.push(write("b", Operation::Forget));
+        assert!(refuse(&queue, &mut batch, all).is_empty());
+        let is_of_a = |write: &Write| write.at.session.as_str() == "a";
+        let is_wanted = |write: &Write| is_of_a(write) || write.operation.is_mandatory();
+        assert_eq!(refuse(&queue, &mut batch, is_wanted), ["b"]);
+        // With memory again, all is written in order.
+        let mut written = Vec::new();
+        while !batch.is_empty() {
+            batch.retain(all);
+            batch.take(MAX_BATCH.0);
+            written.extend(batch.tried.drain(..));
+            batch.answered();
+        }
+        let numbers = written.iter().map(|write| match write.operation {
+            Operation::Append { number, .. } => number,
+            _ => 0,
+        });
+        assert_eq!(numbers.collect::<Vec<_>>(), Vec::from_iter(1..=10));
+    }
+
+    /// A try whose answer was lost puts nothing before what it had refused.
+    #[test]
+    fn a_try_without_an_answer_keeps_the_order_of_a_session() {
+        let (queue, mut batch) = (Queue::default(), Batch::default());
+        (1..=4).for_each(|number| queue.push(append("a", number)));
+        refuse(&queue, &mut batch, |_| true);
+        for _ in 0..3 {
+            queue.fill(&mut batch);
+            batch.retain(|_| true);
+            assert_eq!(batch.take(1), 1);
+            let first = batch.tried.front().map(|write| &write.operation);
+            assert!(matches!(first, Some(Operation::Append { number: 1, .. })));
+        }
+    }
+
     #[test]
     fn a_part_of_a_batch_has_its_first_writes() {
         let sessions = ["a", "b", "a", "a", "b"];
-        let batch = sessions.map(|session| write(session, Operation::Forget));
-        let parts = groups(&batch.into(), 3);
+        let mut batch = Batch {
+            next: sessions
+                .map(|session| write(session, Operation::Forget))
+                .into(),
+            ..Batch::default()
+        };
+        assert_eq!(batch.take(3), 3);
+        let parts = groups(&batch.tried);
         let parts = parts
             .iter()
             .map(|group| (group.session.as_str(), &group.writes[..]));

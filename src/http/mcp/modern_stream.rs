@@ -447,7 +447,7 @@ impl Source for SubscriptionStream {
                 next = self.reader.next() => next,
                 change = self.subscription.changes.next() => match change {
                     Some(event) => Next::Events(vec![(String::new(), event)]),
-                    // A notification was missed: the client subscribes again, and reads all anew.
+                    // A notification was or would be missed: the client subscribes again, and reads all anew.
                     None => Next::Released,
                 },
                 state = self.tasks.next() => {

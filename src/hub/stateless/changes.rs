@@ -26,11 +26,24 @@ impl Changes {
     }
 }
 
+impl Changes {
+    /// Ends the subscriptions of now.
+    pub(super) fn end(&self) {
+        if let Some(changes) = self.heard() {
+            // The last one may have gone meanwhile.
+            let _ = changes.send(END);
+        }
+    }
+}
+
+/// Stands for the end of the subscriptions; a notification is never empty.
+const END: Bytes = Bytes::new();
+
 impl ChangeReader {
-    /// Waits for the next notification; none if one was missed. Cancel-safe.
+    /// Waits for the next notification; none if one was missed, or the subscription ends. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Bytes> {
         match self.0.recv().await {
-            Ok(notification) => Some(notification),
+            Ok(notification) => Some(notification).filter(|one| !one.is_empty()),
             Err(RecvError::Lagged(_)) => None,
             // No session for one call will ever be in its group.
             Err(RecvError::Closed) => std::future::pending().await,

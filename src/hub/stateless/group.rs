@@ -274,12 +274,24 @@ impl Group {
         member: Arc<Member>,
     ) -> Result<Lease, Error> {
         let handle = hub.0.find(access, member.id.as_str())?;
+        if !member.is_for_one {
+            self.end_old_subscriptions(or_never(hub.0.config.session.max));
+        }
         self.change(|members| members.push(Arc::clone(&member)));
         Ok(Lease {
             is_alone: member.is_for_one,
             member,
             handle,
         })
+    }
+
+    /// Ends the subscriptions at a session for all that gets no more calls, when another one begins: what the calls
+    /// there do would not be heard. Their clients subscribe again.
+    fn end_old_subscriptions(&self, max: Duration) {
+        let is_old = |member: &Arc<Member>| !member.is_for_one && member.born.elapsed() >= max;
+        if self.all().iter().any(is_old) {
+            self.changes.end();
+        }
     }
 
     /// The header fields of the tools that are listed under a policy, if they were read no longer ago than this.
@@ -507,30 +519,58 @@ mod tests {
         assert_ne!(key("2001:db8::1"), key("2001:db8:0:1::1"));
     }
 
+    fn member(commands: &mpsc::Sender<Command>, is_for_one: bool) -> Arc<Member> {
+        let initialized = Bytes::from_static(b"{}");
+        Arc::new(Member {
+            id: SessionId("s".into()),
+            server: KnownServer::of(&initialized),
+            initialized,
+            is_for_one,
+            is_taken: AtomicBool::new(false),
+            is_heard: AtomicBool::new(false),
+            commands: commands.clone(),
+            born: Instant::now(),
+            level: AtomicU8::new(NO_LEVEL),
+            watched: Watched::default(),
+        })
+    }
+
     #[test]
     fn a_session_that_is_old_gets_no_more_calls() {
         let group = Group::default();
         let (commands, _task) = mpsc::channel(1);
-        let initialized = Bytes::from_static(b"{}");
         for is_for_one in [true, false] {
-            let member = Arc::new(Member {
-                id: SessionId("s".into()),
-                server: KnownServer::of(&initialized),
-                initialized: initialized.clone(),
-                is_for_one,
-                is_taken: AtomicBool::new(false),
-                is_heard: AtomicBool::new(false),
-                commands: commands.clone(),
-                born: Instant::now(),
-                level: AtomicU8::new(NO_LEVEL),
-                watched: Watched::default(),
-            });
+            let member = member(&commands, is_for_one);
             group.change(|members| members.push(Arc::clone(&member)));
             assert!(group.free(is_for_one, Duration::ZERO).is_none());
             assert!(!member.is_taken(), "no call has it");
             assert!(group.free(is_for_one, Duration::MAX).is_some());
         }
         assert_eq!(group.all().len(), 2, "those that have it go on");
+    }
+
+    /// A subscription stayed at the session of a long call, and heard nothing of what later calls did.
+    #[tokio::test]
+    async fn subscriptions_at_an_old_session_end_when_another_begins() {
+        for is_for_one in [true, false] {
+            let group = Group::default();
+            let (commands, _task) = mpsc::channel(1);
+            let member = member(&commands, is_for_one);
+            group.change(|members| members.push(member));
+            let mut reader = group.changes.reader();
+            for (max, is_over) in [(Duration::MAX, false), (Duration::ZERO, !is_for_one)] {
+                group.end_old_subscriptions(max);
+                if !is_over {
+                    let sent = group.changes.heard().unwrap().send("{}".into());
+                    assert!(sent.is_ok());
+                }
+                assert_eq!(
+                    reader.next().await.is_none(),
+                    is_over,
+                    "{is_for_one} {max:?}"
+                );
+            }
+        }
     }
 
     /// A list is filtered by the policy of the caller that it was read for.

@@ -27,6 +27,9 @@ impl Stateless {
             Ok(lease) => lease,
             Err(line) => return Ok(Subscribed::Failed(line)),
         };
+        // Before another session for all can begin, which ends the subscriptions at this one.
+        let group = self.group(caller);
+        let changes = group.changes.reader();
         // From here on, so that nothing is missed that follows the acknowledgement.
         let reader = self.sender.hub.listen(&lease.handle, caller.access).await?;
         let mut filter = wanted.honoured(lease.member.capabilities());
@@ -35,8 +38,6 @@ impl Stateless {
         let share = hub.limits().memory().caller(caller.access);
         let held = share.draw(SUBSCRIPTION + bytes_of(&uris));
         let held = held.ok_or_else(|| hub.limits().no_room(RETRY))?;
-        let group = self.group(caller);
-        let changes = group.changes.reader();
         for member in group.alone() {
             self.hear(group, &member, caller.access).await;
         }

@@ -156,7 +156,7 @@ impl Session {
         let mut room = self.check_room(message.method());
         // The stream of a ping ends as it begins.
         if room.is_ok() && message.method() != Method::Ping {
-            room = self.check_streams();
+            room = self.check_streams(1);
         }
         if let Err(error) = room {
             let _ = reply.send(Answer::Refused(error));
@@ -194,9 +194,9 @@ impl Session {
         Ok(())
     }
 
-    fn check_streams(&self) -> Result<(), Error> {
+    fn check_streams(&self, calls: usize) -> Result<(), Error> {
         let room = if self.client.transport() == Transport::Sse2024 {
-            self.streams.check_call(self.calls.count())
+            self.streams.check_calls(calls, self.calls.count())
         } else {
             self.streams.check_room()
         };
@@ -608,7 +608,7 @@ impl Session {
         let answers = items.iter().filter(|item| is_answered(item)).count();
         let (stream, accepted) = if answers == 0 {
             (LISTENER_STREAM, Some(reply))
-        } else if let Err(error) = self.check_streams() {
+        } else if let Err(error) = self.check_streams(answers) {
             let _ = reply.send(Answer::Refused(error));
             return;
         } else {

@@ -248,10 +248,12 @@ impl Streams {
         Ok(())
     }
 
-    /// Whether one more call may begin whose response is an event of the listener, beside this many. Each writes the
-    /// ids of all of them to the log, which may be slower than the client.
-    pub(crate) fn check_call(&self, calls: usize) -> Result<(), Error> {
-        if calls >= self.limits.streams {
+    /// Whether so many calls of one body may begin whose responses are events of the listener, beside others. Each
+    /// writes the ids of all of them to the log, which may be slower than the client. A batch that could never begin
+    /// beside others begins alone.
+    pub(crate) fn check_calls(&self, calls: usize, others: usize) -> Result<(), Error> {
+        let most = self.limits.streams;
+        if others >= most || others > 0 && others + calls > most {
             return Err(NO_ROOM);
         }
         if self.writes.are_too_many() {
@@ -848,6 +850,18 @@ mod tests {
         }
         streams.give_up();
         assert!(!streams.is_any_behind());
+    }
+
+    /// A batch of a hundred calls was one call.
+    #[tokio::test]
+    async fn a_batch_over_the_listener_is_as_many_calls_as_it_has() {
+        let streams = streams_in(memory());
+        let cases = [(1, 31, true), (1, 32, false), (2, 31, false), (31, 1, true)];
+        for (calls, others, has_room) in cases {
+            let checked = streams.check_calls(calls, others);
+            assert_eq!(checked.is_ok(), has_room, "{calls} beside {others}");
+        }
+        assert!(streams.check_calls(100, 0).is_ok(), "it would never begin");
     }
 
     #[tokio::test]

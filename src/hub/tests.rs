@@ -563,6 +563,32 @@ async fn a_response_that_waits_for_the_record_is_no_refusal_when_the_session_end
     bench.end().await;
 }
 
+/// It was replaced by an error that a next owner would have given, where there is none.
+#[tokio::test]
+async fn a_response_that_waits_for_the_record_is_given_when_the_session_is_deleted() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let client = bench.open("ada").await;
+    let gate = directory.gate.write().await;
+    // That of an earlier write.
+    let _ = futures_util::poll!(pin!(directory.asked.notified()));
+    let level = json!({"level": "error"});
+    let mut asked = Box::pin(client.ask("logging/setLevel", &level));
+    tokio::select! {
+        answer = &mut asked => panic!("before it is written: {answer}"),
+        () = directory.asked.notified() => {}
+    }
+    let ended = bench.hub.end(&client.access, client.id.as_str());
+    let (answer, ended) = tokio::join!(asked, ended);
+    assert!(ended.is_ok(), "{ended:?}");
+    assert!(answer["result"].is_object(), "{answer}");
+    drop(gate);
+    bench.end().await;
+}
+
 /// A child says what it likes in `initialize`, and sessions keep it.
 #[tokio::test]
 async fn a_server_with_too_many_capabilities_is_not_used() {

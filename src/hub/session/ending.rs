@@ -67,7 +67,7 @@ impl Session {
         let claim = self.block_claims();
         self.cancel_at_shared_child().await;
         self.fail_calls(error);
-        self.fail_recorded_calls();
+        self.finish_recorded_calls(reason);
         self.flush_log().await;
         // The log has not taken them, and their servers may have executed them: a refusal would say that they can be
         // sent again.
@@ -123,12 +123,26 @@ impl Session {
         }
     }
 
-    /// Ends the calls whose responses wait for the record, which the next owner may not know: a refusal would say that
-    /// they can be sent again.
-    fn fail_recorded_calls(&mut self) {
-        for (stream, line) in self.lease.take_responses() {
-            let id = json::get(&line, "id").unwrap_or(b"null");
-            let line = CallError::OWNER_LOST.line(id);
+    /// Ends the calls whose responses wait for the record. Where the session goes on, its next owner may not know what
+    /// they did, and a refusal would say that they can be sent again.
+    fn finish_recorded_calls(&mut self, reason: EndReason) {
+        let is_over = match reason {
+            EndReason::Deleted
+            | EndReason::Idle
+            | EndReason::Expired
+            | EndReason::Disconnected
+            | EndReason::Lost => true,
+            EndReason::Revoked
+            | EndReason::Failed
+            | EndReason::Drained
+            | EndReason::Fenced
+            | EndReason::Orphaned => false,
+        };
+        for (stream, mut line) in self.lease.take_responses() {
+            if !is_over {
+                let id = json::get(&line, "id").unwrap_or(b"null");
+                line = CallError::OWNER_LOST.line(id);
+            }
             let finished = self.streams.finish_call(stream, Some(line));
             self.handle_write(finished);
         }

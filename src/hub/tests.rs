@@ -7,7 +7,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::Poll,
     time::Duration,
@@ -52,8 +52,12 @@ use crate::{
 };
 
 fn initialize(name: &str) -> Message {
+    initialize_in("2025-11-25", name)
+}
+
+fn initialize_in(revision: &str, name: &str) -> Message {
     let message = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
-        "protocolVersion": "2025-11-25", "capabilities": {},
+        "protocolVersion": revision, "capabilities": {},
         "clientInfo": {"name": name, "version": "1"}}});
     Message::parse(message.to_string().into()).unwrap()
 }
@@ -145,8 +149,11 @@ impl Bench {
     }
 
     async fn open(&self, subject: &str) -> Client<'_> {
+        self.open_with(subject, initialize(subject)).await
+    }
+
+    async fn open_with(&self, subject: &str, message: Message) -> Client<'_> {
         let access = self.access(subject);
-        let message = initialize(subject);
         let opened = self
             .hub
             .begin_with(&access, Transport::Streamable, message, Form::Json, None)
@@ -214,7 +221,12 @@ impl Client<'_> {
     /// Sends a notification.
     async fn tell(&self, method: &str) -> Answer {
         let message = json!({"jsonrpc": "2.0", "method": method});
-        let body = Body::parse(message.to_string().into()).unwrap();
+        self.send(&message).await
+    }
+
+    /// Sends a body; its first answer.
+    async fn send(&self, body: &Value) -> Answer {
+        let body = Body::parse(body.to_string().into()).unwrap();
         let (hub, by, id) = (&self.bench.hub, Transport::Streamable, self.id.as_str());
         let told = hub.deliver(&self.access, by, id, body, Form::Json, (None, None));
         told.await.unwrap().answer().await
@@ -384,6 +396,8 @@ struct Gated {
     epoch: AtomicU32,
     /// The number of look-ups.
     found: AtomicU32,
+    /// Whether it does not answer, and has lost what it is to keep.
+    is_away: AtomicBool,
 }
 
 impl Directory for Gated {
@@ -428,6 +442,9 @@ impl Directory for Gated {
         session: &'a SessionId,
     ) -> BoxFuture<'a, Result<Option<Found>, StoreError>> {
         self.found.fetch_add(1, Ordering::Relaxed);
+        if self.is_away.load(Ordering::Relaxed) {
+            return Box::pin(std::future::ready(Err(StoreError::Away)));
+        }
         self.records.find(session)
     }
 
@@ -453,6 +470,9 @@ impl Directory for Gated {
         Box::pin(async move {
             self.asked.notify_one();
             drop(self.gate.read().await);
+            if self.is_away.load(Ordering::Relaxed) {
+                return Err(StoreError::Flushed);
+            }
             self.records.keep(session, fence, kept).await
         })
     }
@@ -641,31 +661,65 @@ async fn a_server_with_too_many_capabilities_is_not_used() {
 /// The next owner's child was never initialized, and refused every request.
 #[tokio::test]
 async fn a_session_is_initialized_once_the_next_owner_would_know() {
+    let told = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    for (revision, told) in [("2025-11-25", told.clone()), ("2025-03-26", json!([told]))] {
+        let (directory, owner) = replica().await;
+        let bench = Bench::over(&json!({}), |stores| {
+            stores.directory = Arc::clone(&directory) as _;
+            stores.owner = Arc::clone(&owner);
+        });
+        let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+        bench.tracker.spawn(beats);
+        let client = bench.open_with("ada", initialize_in(revision, "ada")).await;
+        let gate = directory.gate.write().await;
+        let _ = futures_util::poll!(pin!(directory.asked.notified()));
+        let mut first = Box::pin(client.send(&told));
+        tokio::select! {
+            _ = &mut first => panic!("before it is written"),
+            () = directory.asked.notified() => {}
+        }
+        let early = tokio::time::timeout(Duration::from_millis(500), &mut first).await;
+        assert!(early.is_err(), "{revision}: before it is written");
+        // There is nothing to write of a second one.
+        let again = client.send(&told).await;
+        assert!(matches!(again, Answer::Accepted), "{revision}");
+        drop(gate);
+        assert!(matches!(first.await, Answer::Accepted), "{revision}");
+        let found = directory.find(&client.id).await.unwrap().unwrap();
+        let record = String::from_utf8(found.record.kept.to_vec()).unwrap();
+        assert!(record.contains(r#""is_initialized":true"#), "{record}");
+        drop(client);
+        bench.end().await;
+    }
+}
+
+/// It hung for as long as the store was away, where all else was refused at once.
+#[tokio::test]
+async fn a_session_that_is_not_recorded_in_time_is_not_initialized() {
     let (directory, owner) = replica().await;
     let bench = Bench::over(&json!({}), |stores| {
         stores.directory = Arc::clone(&directory) as _;
         stores.owner = Arc::clone(&owner);
+        stores.patience.close_after = Duration::from_millis(1);
     });
     let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
     bench.tracker.spawn(beats);
     let client = bench.open("ada").await;
-    let gate = directory.gate.write().await;
-    let _ = futures_util::poll!(pin!(directory.asked.notified()));
-    let mut told = Box::pin(client.tell("notifications/initialized"));
-    tokio::select! {
-        _ = &mut told => panic!("before it is written"),
-        () = directory.asked.notified() => {}
-    }
-    let early = tokio::time::timeout(Duration::from_millis(500), &mut told).await;
-    assert!(early.is_err(), "before it is written");
-    // There is nothing to write of a second one.
-    let again = client.tell("notifications/initialized").await;
-    assert!(matches!(again, Answer::Accepted));
-    drop(gate);
-    assert!(matches!(told.await, Answer::Accepted));
-    let found = directory.find(&client.id).await.unwrap().unwrap();
-    let record = String::from_utf8(found.record.kept.to_vec()).unwrap();
-    assert!(record.contains(r#""is_initialized":true"#), "{record}");
+    directory.is_away.store(true, Ordering::Relaxed);
+    let told = client.tell("notifications/initialized");
+    let told = tokio::time::timeout(Duration::from_secs(60), told).await;
+    assert!(matches!(told, Ok(Answer::Refused(Error::Busy { .. }))));
+    directory.is_away.store(false, Ordering::Relaxed);
+    let recorded = async {
+        while !matches!(
+            client.tell("notifications/initialized").await,
+            Answer::Accepted
+        ) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let recorded = tokio::time::timeout(Duration::from_secs(60), recorded).await;
+    assert!(recorded.is_ok(), "it is sent again");
     bench.end().await;
 }
 

@@ -606,6 +606,7 @@ impl Session {
                 .map_or(true, |message| message.kind() == Kind::Request)
         };
         let answers = items.iter().filter(|item| is_answered(item)).count();
+        let was_initialized = self.replay.is_initialized;
         let (stream, accepted) = if answers == 0 {
             (LISTENER_STREAM, Some(reply))
         } else if let Err(error) = self.check_streams(answers) {
@@ -650,7 +651,10 @@ impl Session {
         // 2025-03-26 transports, "Sending Messages to the Server" 4: without a request, 202 only if the
         // server accepts the input.
         if let Some(reply) = accepted {
-            let _ = reply.send(taken.map_or_else(Answer::Refused, |()| Answer::Accepted));
+            match taken {
+                Ok(()) => self.accept_recorded(was_initialized, reply),
+                Err(error) => _ = reply.send(Answer::Refused(error)),
+            }
         }
     }
 

@@ -82,6 +82,10 @@ impl Session {
                 () = sleep_until(close.unwrap_or(orphaned)), if close.is_some() => {
                     close = None;
                     self.streams.disconnect_all();
+                    if let Some(reply) = self.lease.take_initialized() {
+                        // Refused as what comes now is: its client may send it again.
+                        let _ = reply.send(Answer::Refused(STORE_AWAY));
+                    }
                 }
                 Some(command) = commands.recv() => match command {
                     // A lost access takes effect without the store.

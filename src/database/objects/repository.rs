@@ -432,6 +432,11 @@ impl Objects<'_> {
         };
         let next = transaction.run(NEXT_VERSION, Vec::new()).await?;
         state.version = version_in(&next)?;
+        let is_new =
+            |one: &Change| one.name.kind() == Kind::Tenant && one.what == ChangeKind::Added;
+        if changes.iter().any(is_new) {
+            transaction.run_in_postgres(audit::CREATION).await?;
+        }
         let now_ms = self.pool.now_ms();
         let mut written = Written::of(state);
         for change in &changes {

@@ -8,7 +8,7 @@
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 use serde_json::Value as Json;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::{
@@ -244,6 +244,7 @@ impl Audit<'_> {
     /// Appends records, all or none.
     pub(crate) async fn append(self, records: &[Record]) -> Result<(), Error> {
         let mut transaction = self.pool.begin_unserialized().await?;
+        wait_for_creations(&mut transaction).await?;
         append(&mut transaction, self.pool.now_ms(), records).await?;
         Ok(transaction.commit().await?)
     }
@@ -264,6 +265,23 @@ impl Audit<'_> {
         let before_ms = self.pool.now_ms().saturating_sub(keep_ms);
         while prune(self.pool, before_ms).await? > 0 {}
         Ok(())
+    }
+}
+
+/// Waits while another transaction creates a tenant: a record that is written meanwhile sees no row of it, and would be
+/// younger than the tenant of its name. Not for long, since a record that is not written is lost.
+async fn wait_for_creations(transaction: &mut Transaction) -> Result<(), SqlError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let tried = transaction.run_in_postgres(TRY_BESIDE_CREATIONS).await?;
+        let is_free = tried
+            .first()
+            .map_or(Ok(1), |row| row.get::<i64>("is_free"))?
+            == 1;
+        if is_free || Instant::now() >= until {
+            return Ok(());
+        }
+        sleep(TURN).await;
     }
 }
 
@@ -359,6 +377,17 @@ fn entry(row: &Row) -> Result<Entry, Error> {
         },
     })
 }
+
+/// The longest wait for the creation of a tenant, and the time between two looks.
+const PATIENCE: Duration = Duration::from_secs(4);
+const TURN: Duration = Duration::from_millis(20);
+
+// A lock of its own: there is no need to wait for other changes.
+const TRY_BESIDE_CREATIONS: &str = "
+    SELECT CAST(CAST(pg_try_advisory_xact_lock_shared(5507730182244496485) AS INT) AS BIGINT) AS is_free";
+
+/// Makes the records of others wait, from before the time of a tenant that a transaction creates until its end.
+pub(crate) const CREATION: &str = "SELECT pg_advisory_xact_lock(5507730182244496485)";
 
 // What began before the tenant of that name was created concerns an earlier one, and is shown to the operators alone.
 const INSERT: &str = "

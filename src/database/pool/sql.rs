@@ -384,6 +384,17 @@ impl Transaction {
         }
     }
 
+    /// Runs one statement in PostgreSQL; none in SQLite, where one transaction writes at a time.
+    pub(crate) async fn run_in_postgres(
+        &mut self,
+        sql: &'static str,
+    ) -> Result<Vec<Row>, SqlError> {
+        match self.begun {
+            Begun::Postgres(_) => self.run(sql, Vec::new()).await,
+            Begun::Sqlite(_) => Ok(Vec::new()),
+        }
+    }
+
     /// Commits. After an error the outcome is unknown and must be read.
     pub(crate) async fn commit(self) -> Result<(), SqlError> {
         match self.begun {

@@ -14,6 +14,7 @@ on_both! {
     a_change_and_its_audit_record_are_one_transaction
     the_audit_trail_is_filtered_and_read_in_pages
     records_of_an_earlier_tenant_are_not_of_the_present_one
+    a_record_that_comes_while_the_next_tenant_is_created_is_not_of_it
     the_place_in_a_batch_makes_no_record_older
     an_audit_record_holds_any_text
     old_audit_records_are_deleted
@@ -180,6 +181,51 @@ async fn records_of_an_earlier_tenant_are_not_of_the_present_one(place: Place) {
     let late = page.unwrap().entries.into_iter().map(|entry| entry.record);
     let late = late.filter(|record| record.kind == "denied");
     assert_eq!(late.map(|record| record.tenant).collect::<Vec<_>>(), [None]);
+}
+
+/// It saw no tenant, kept the name, and was younger than the tenant when that was there.
+async fn a_record_that_comes_while_the_next_tenant_is_created_is_not_of_it(place: Place) {
+    let store = place.open().await;
+    if place.postgres.is_none() {
+        // One transaction writes at a time.
+        return;
+    }
+    let pool = place.pool().await;
+    let waiting = async || {
+        let sql = "SELECT COUNT(*) AS waiting FROM pg_locks WHERE NOT granted";
+        loop {
+            let rows = pool.read(sql, Vec::new()).await.unwrap();
+            let found: i64 = rows[0].get("waiting").unwrap();
+            if found > 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let mut holds_up = pool.begin_unserialized().await.unwrap();
+    let lock = "LOCK TABLE tenants IN SHARE MODE";
+    holds_up.run(lock, Vec::new()).await.unwrap();
+    let mut created = Box::pin(put(&store, tenant("acme")));
+    tokio::select! {
+        _ = &mut created => panic!("nothing holds it up"),
+        () = waiting() => {}
+    }
+    place.now_ms.fetch_add(1_000, Ordering::Relaxed);
+    let long_ago = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
+    let call = [record(Some("acme"), "call", "ada").since(long_ago)];
+    let audit = store.audit();
+    let mut appended = Box::pin(audit.append(&call));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut appended).await;
+    assert!(early.is_err(), "beside the creation of its tenant");
+    holds_up.commit().await.unwrap();
+    let (_, appended) = tokio::join!(created, appended);
+    appended.unwrap();
+    let page = audit.page(&Filter::default(), None, 9).await.unwrap();
+    let records = page.entries.into_iter().map(|entry| entry.record);
+    let tenants = records.map(|record| (record.kind, record.tenant));
+    let wanted = [("call", None), ("tenant.added", Some("acme"))];
+    let wanted = wanted.map(|(kind, tenant)| (kind.to_owned(), tenant.map(str::to_owned)));
+    assert_eq!(tenants.collect::<Vec<_>>(), wanted);
 }
 
 /// Of a new tenant, the last ones of a large batch seemed to have begun before it was there.

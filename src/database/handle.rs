@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::Semaphore;
+
 use super::{
     oauth::{
         Clients, Grants, Identities, Issuance, LoginSteps, Logins, OwnKeys, Revocations, Signing,
@@ -81,13 +83,18 @@ impl Opening {
 pub(crate) struct Database(Arc<Parts>);
 
 struct Parts {
-    /// For requests of outsiders: clients, grants, log-ins; and for what operators read at length.
+    /// For requests of outsiders: clients, grants, log-ins, administrators of tenants; and for what operators read at
+    /// length.
     pool: Pool,
-    /// For operators, the snapshot and revocations, which no flood of such requests may delay.
+    /// For operators, records and revocations, which no flood of such requests may delay.
     reserved: Pool,
+    /// For what replicas follow: revocations and the declared state, which nothing else may delay.
+    followed: Pool,
     vault: Vault,
     judge: Judge,
     signing: Signing,
+    /// The turn at a revocation by others than operators.
+    revoking: Semaphore,
 }
 
 impl fmt::Debug for Database {
@@ -120,10 +127,12 @@ impl Database {
         transaction.commit().await?;
         Ok(Self(Arc::new(Parts {
             reserved: pool.reserved(),
+            followed: pool.reserved(),
             pool,
             vault,
             judge: opening.judge,
             signing: Signing::default(),
+            revoking: Semaphore::new(1),
         })))
     }
 
@@ -131,17 +140,20 @@ impl Database {
     pub(crate) fn reconnect(&self, url: &Secret) {
         self.0.pool.reconnect(url.expose());
         self.0.reserved.reconnect(url.expose());
+        self.0.followed.reconnect(url.expose());
     }
 
-    /// Declared objects.
+    /// Declared objects, for operators and their manifests.
     pub(crate) fn objects(&self) -> Objects<'_> {
-        let Parts {
-            reserved: pool,
-            vault,
-            judge,
-            ..
-        } = &*self.0;
-        Objects { pool, vault, judge }
+        self.for_administrator(true).objects()
+    }
+
+    /// Declared objects, as replicas follow them.
+    pub(crate) fn followed_objects(&self) -> Objects<'_> {
+        Objects {
+            pool: &self.0.followed,
+            ..self.objects()
+        }
     }
 
     /// Secrets in the slots of servers.
@@ -164,9 +176,12 @@ impl Database {
         }
     }
 
-    /// What operators read and end of what was issued.
-    pub(crate) fn for_operators(&self) -> ForOperators<'_> {
-        ForOperators(&self.0)
+    /// What an administrator, an operator or one of a tenant, reads and changes.
+    pub(crate) fn for_administrator(&self, is_operator: bool) -> ForAdministrator<'_> {
+        ForAdministrator {
+            database: self,
+            is_operator,
+        }
     }
 
     /// Registered clients.
@@ -214,17 +229,19 @@ impl Database {
         SigningKeys { pool, vault, cache }
     }
 
-    /// Revocations.
+    /// Revocations by others than operators. What ends access waits for no flood of requests, but has one of the
+    /// reserved connections at most.
     pub(crate) fn revocations(&self) -> Revocations<'_> {
         Revocations {
             pool: &self.0.reserved,
+            turn: Some(&self.0.revoking),
         }
     }
 
     /// Public keys and revocations, as replicas read them.
     pub(crate) fn issued(&self) -> Issuance<'_> {
         let Parts {
-            reserved: pool,
+            followed: pool,
             signing: cache,
             ..
         } = &*self.0;
@@ -281,59 +298,96 @@ impl Database {
 
     /// Closes every connection.
     pub(crate) async fn close(&self) {
+        self.0.followed.close_reserved().await;
         self.0.reserved.close_reserved().await;
         self.0.pool.close().await;
     }
 }
 
-/// Rows of the authorization servers by reserved connections: what ends a grant does not wait for
-/// requests of outsiders.
-pub(crate) struct ForOperators<'a>(&'a Parts);
+/// What one administrator reads and changes. Operators have reserved connections; those of tenants have the
+/// connections of other outsiders, and keep no operator waiting.
+#[derive(Clone, Copy)]
+pub(crate) struct ForAdministrator<'a> {
+    database: &'a Database,
+    is_operator: bool,
+}
 
-impl<'a> ForOperators<'a> {
-    /// Registered clients.
-    pub(crate) fn clients(&self) -> Clients<'a> {
-        Clients {
-            pool: &self.0.reserved,
+impl<'a> ForAdministrator<'a> {
+    fn pool(self) -> &'a Pool {
+        let parts = &self.database.0;
+        if self.is_operator {
+            &parts.reserved
+        } else {
+            &parts.pool
         }
     }
 
+    /// Declared objects.
+    pub(crate) fn objects(self) -> Objects<'a> {
+        let Parts { vault, judge, .. } = &*self.database.0;
+        Objects {
+            pool: self.pool(),
+            vault,
+            judge,
+        }
+    }
+
+    /// The audit trail.
+    pub(crate) fn audit(self) -> Audit<'a> {
+        self.database.audit()
+    }
+
+    /// Revocations.
+    pub(crate) fn revocations(self) -> Revocations<'a> {
+        let mut revocations = self.database.revocations();
+        if self.is_operator {
+            revocations.turn = None;
+        }
+        revocations
+    }
+
+    /// Steps of attempts of clients to be let in.
+    pub(crate) fn login_steps(self) -> LoginSteps<'a> {
+        LoginSteps { pool: self.pool() }
+    }
+
+    /// Registered clients.
+    pub(crate) fn clients(self) -> Clients<'a> {
+        Clients { pool: self.pool() }
+    }
+
     /// Connections of people to upstreams.
-    pub(crate) fn connections(&self) -> Connections<'a> {
+    pub(crate) fn connections(self) -> Connections<'a> {
         Connections {
-            pool: &self.0.reserved,
-            vault: &self.0.vault,
+            pool: self.pool(),
+            vault: &self.database.0.vault,
         }
     }
 
     /// Grants.
-    pub(crate) fn grants(&self) -> Grants<'a> {
-        Grants {
-            pool: &self.0.reserved,
-        }
+    pub(crate) fn grants(self) -> Grants<'a> {
+        Grants { pool: self.pool() }
     }
 
     /// API keys that people made for themselves.
-    pub(crate) fn own_keys(&self) -> OwnKeys<'a> {
-        OwnKeys {
-            pool: &self.0.reserved,
-        }
+    pub(crate) fn own_keys(self) -> OwnKeys<'a> {
+        OwnKeys { pool: self.pool() }
     }
 
     /// Secrets in the slots of servers.
-    pub(crate) fn secrets(&self) -> Secrets<'a> {
+    pub(crate) fn secrets(self) -> Secrets<'a> {
         Secrets {
-            pool: &self.0.reserved,
-            vault: &self.0.vault,
+            pool: self.pool(),
+            vault: &self.database.0.vault,
         }
     }
 
     /// Signing keys.
-    pub(crate) fn signing_keys(&self) -> SigningKeys<'a> {
+    pub(crate) fn signing_keys(self) -> SigningKeys<'a> {
         SigningKeys {
-            pool: &self.0.reserved,
-            vault: &self.0.vault,
-            cache: &self.0.signing,
+            pool: self.pool(),
+            vault: &self.database.0.vault,
+            cache: &self.database.0.signing,
         }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) mod pool;
 mod tests;
 pub(crate) mod vault;
 
-pub(crate) use self::handle::{Database, Location, Opening};
+pub(crate) use self::handle::{Database, ForAdministrator, Location, Opening};
 pub(crate) use self::objects::{
     Connection, ConnectionAt, ConnectionFilter, Expected, HolderAt, Judge, Mark, Marks, Newer,
     StoredConnection, StoredSecret,

@@ -14,7 +14,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, Semaphore, watch},
     time::{Instant, timeout},
 };
 
@@ -53,6 +53,8 @@ pub(crate) struct CurrentSnapshot {
     woken: Notify,
     /// The time of the database, where replicas share one; else the system's.
     clock: Clock,
+    /// The turn at a refresh. Many at once would take the connections by which revocations are followed.
+    refreshing: Semaphore,
     /// Told of each change of a secret before the request that made it is answered.
     on_secret_change: OnceLock<OnSecretChange>,
 }
@@ -122,6 +124,7 @@ impl CurrentSnapshot {
             last_poll: LastPollAttempt::never(),
             woken: Notify::new(),
             clock: Clock::system(),
+            refreshing: Semaphore::new(1),
             on_secret_change: OnceLock::new(),
         })
     }
@@ -199,14 +202,16 @@ impl CurrentSnapshot {
     /// are served as they are stored, if any state was served before.
     pub(crate) async fn refresh(&self) -> Result<(), database::Error> {
         let database = self.database()?;
+        let turn = self.refreshing.acquire().await;
+        let _turn = turn.map_err(|_| database::Error::Bug("no turn to refresh".to_owned()))?;
         let began = Instant::now();
-        let known = self.load();
-        let Newer { loaded, mut marks } = database.objects().newer(&known.marks).await?;
-        let judged = database.objects().judged(&loaded, When::Serving).await;
+        let (known, objects) = (self.load(), database.followed_objects());
+        let Newer { loaded, mut marks } = objects.newer(&known.marks).await?;
+        let judged = objects.judged(&loaded, When::Serving).await;
         let (mut changed, mistakes) = match judged {
             Ok(manifest) => (manifest.catalog, None),
             Err(database::Error::Invalid(mistakes)) if known.version.is_some() => {
-                let (catalog, refused) = database.objects().judged_apart(&loaded).await?;
+                let (catalog, refused) = objects.judged_apart(&loaded).await?;
                 if refused.is_empty() {
                     return Err(database::Error::Invalid(mistakes));
                 }
@@ -547,9 +552,8 @@ mod tests {
         is(3, 7, "three", "of 7");
     }
 
-    /// Nothing of the first one was ended if no snapshot was without it.
-    #[tokio::test]
-    async fn a_tenant_that_is_declared_again_is_another_one() {
+    /// A snapshot of a database with no objects, in a directory of its own.
+    async fn opened() -> (tempfile::TempDir, Arc<CurrentSnapshot>) {
         let (dir, current) = (tempfile::tempdir().unwrap(), CurrentSnapshot::empty());
         let config = Config::load(&Sources {
             set: vec![format!("data_dir={}", dir.path().display())],
@@ -559,6 +563,33 @@ mod tests {
         let judge = Arc::new(|_: &_, _| Vec::new());
         let opening = Opening::of(&config.unwrap(), judge, Clock::of(|| 1_000));
         current.set_database(Database::open(opening).await.unwrap());
+        (dir, current)
+    }
+
+    /// Those of many requests took all connections by which revocations are followed.
+    #[tokio::test]
+    async fn refreshes_take_turns() {
+        let (_dir, current) = opened().await;
+        let under_way = current.refreshing.acquire().await;
+        let mut next = pin!(current.refresh());
+        let polls = async {
+            for _ in 0..200 {
+                current.poll().await.unwrap();
+            }
+        };
+        tokio::select! {
+            biased;
+            done = &mut next => panic!("it did not wait: {done:?}"),
+            () = polls => {}
+        }
+        drop(under_way);
+        next.await.unwrap();
+    }
+
+    /// Nothing of the first one was ended if no snapshot was without it.
+    #[tokio::test]
+    async fn a_tenant_that_is_declared_again_is_another_one() {
+        let (_dir, current) = opened().await;
         let objects = current.database().unwrap().objects();
         let author = Author::named("x");
         let declare = async |kind, name: &ObjectName, json: serde_json::Value| {

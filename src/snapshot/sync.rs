@@ -280,7 +280,7 @@ impl SnapshotSync {
         let is_changed = self.apply(database).await?;
         let version = match version {
             Some(version) if !is_changed => version,
-            _ => database.objects().version().await?,
+            _ => database.followed_objects().version().await?,
         };
         if self.snapshot.load().version < Some(version) {
             if self.refused == Some(version) {

@@ -30,4 +30,4 @@ pub(crate) use self::room::{drop_room, push_back};
 pub(crate) use self::rotation::{Rotation, Turn};
 pub(crate) use self::shares::Shares;
 pub(crate) use self::tree::{Budget, Drawn};
-pub(crate) use self::turns::Turns;
+pub(crate) use self::turns::{Turn as OwnersTurn, Turns};

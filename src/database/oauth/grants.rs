@@ -356,7 +356,8 @@ impl Grants<'_> {
                     drop(transaction);
                     let (pool, grant) = (self.pool, grant.id);
                     let all = Revoked::Grant(grant);
-                    let is_ended = Revocations { pool }.revoke(tenant, &all).await?;
+                    let revocations = Revocations { pool, turn: None };
+                    let is_ended = revocations.revoke(tenant, &all).await?;
                     return Ok(if is_ended {
                         Refreshed::Reused { grant }
                     } else {

@@ -5,9 +5,13 @@
 //! single grants, so that no clock decides which tokens are revoked. Not here: reading by replicas
 //! (`issued`).
 
-use std::slice;
+use std::{slice, time::Duration};
 
 use serde_json::json;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
 use uuid::Uuid;
 
 use super::logins::USE_ONCE;
@@ -47,6 +51,8 @@ pub(crate) enum LoggedOut {
 #[derive(Clone, Copy)]
 pub(crate) struct Revocations<'a> {
     pub(crate) pool: &'a Pool,
+    /// The turn that is waited for first, if any.
+    pub(crate) turn: Option<&'a Semaphore>,
 }
 
 impl Revocations<'_> {
@@ -54,6 +60,7 @@ impl Revocations<'_> {
     /// revocation. The log-ins of a subject end too. After a client or a subject is revoked, the
     /// consent page is shown again. Returns false if there was nothing to revoke.
     pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
+        let _turn = self.turn().await?;
         // With the lock first: a grant that begins at this instant is seen here, or sees the revocation (`HOLD_OFF`).
         let mut transaction = self.pool.begin().await?;
         let now_ms = self.pool.now_ms();
@@ -71,6 +78,7 @@ impl Revocations<'_> {
         (once, until_ms): (&[u8; 32], i64),
         record: &Record,
     ) -> Result<bool, Error> {
+        let _turn = self.turn().await?;
         let mut transaction = self.pool.begin().await?;
         let now_ms = self.pool.now_ms();
         let values = vec![tenant.into(), once.into(), until_ms.into()];
@@ -90,6 +98,16 @@ impl Revocations<'_> {
         }
         transaction.commit().await?;
         Ok(true)
+    }
+
+    /// Takes the turn, if there is one. It costs no time: the transactions of revocations wait for one another.
+    async fn turn(&self) -> Result<Option<SemaphorePermit<'_>>, Error> {
+        let Some(turn) = self.turn else {
+            return Ok(None);
+        };
+        let taken = timeout(TURN, turn.acquire()).await;
+        let late = |_| Error::Unavailable("other revocations take long".to_owned());
+        Ok(taken.map_err(late)?.ok())
     }
 }
 
@@ -306,6 +324,8 @@ async fn number(
 /// The time that a revocation is kept: longer than the lifetime of access tokens, and of sessions
 /// that began with one.
 pub(super) const KEPT_MS: i64 = 24 * 3600 * 1000 + 3600 * 1000;
+/// Time limit for the turn at a revocation: as long as one may wait for the lock.
+const TURN: Duration = Duration::from_secs(5);
 
 /// Row kind: grants, as ids separated by spaces.
 pub(super) const GRANTS: &str = "grants";

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use serde_json::{Value as Json, json};
 
 use super::fixture::{CANARY, Place, ada, lines, manifest, object, on_both, put, server, tenant};
-use crate::database::{Error, Expected, Filter, Marks};
-use crate::declare::{AuthMode, Kind, ObjectName, Prune, When};
+use crate::database::{Database, Error, Expected, Filter, Marks};
+use crate::declare::{AuthMode, Issued, Kind, ObjectName, Prune, When};
 
 on_both! {
     an_object_is_written_read_and_removed
@@ -23,6 +23,8 @@ on_both! {
     changed_tenants_are_read_alone
     users_and_providers_are_declared_objects
     a_plan_changes_nothing
+    what_replicas_follow_waits_for_no_operator
+    administrators_of_tenants_take_no_reserved_connection
 }
 
 async fn an_object_is_written_read_and_removed(place: Place) {
@@ -527,4 +529,45 @@ async fn users_and_providers_are_declared_objects(place: Place) {
         "- user acme/ada@example.com",
     ];
     assert_eq!(lines(&gone), wanted);
+}
+
+/// Connections that a few lists or changes of operators hold.
+async fn hold(store: &Database) -> [impl Sized; 2] {
+    let pool = store.objects().pool;
+    [
+        pool.snapshot().await.unwrap(),
+        pool.snapshot().await.unwrap(),
+    ]
+}
+
+async fn what_replicas_follow_waits_for_no_operator(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let held = hold(&store).await;
+    let issued = store.issued();
+    assert_eq!(issued.reached().await.unwrap().version, 1);
+    issued.newer((&Issued::default(), 0)).await.unwrap();
+    let objects = store.followed_objects();
+    assert_eq!(objects.version().await.unwrap(), 1);
+    let newer = objects.newer(&Marks::default()).await.unwrap();
+    assert_eq!(newer.marks.len(), 1);
+    drop(held);
+}
+
+async fn administrators_of_tenants_take_no_reserved_connection(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let held = hold(&store).await;
+    let boss = store.for_administrator(false);
+    let (name, files) = server("acme", "files", "1");
+    let objects = boss.objects();
+    objects
+        .put(&name, files, Expected::Any, &ada())
+        .await
+        .unwrap();
+    let listed = objects.list(Kind::Server, Some("acme"), None, 9).await;
+    assert_eq!(listed.unwrap().len(), 1);
+    assert!(boss.login_steps().newest("acme").await.unwrap().is_empty());
+    assert_eq!(boss.secrets().count("acme").await.unwrap(), 0);
+    drop(held);
 }

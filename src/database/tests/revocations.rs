@@ -1,6 +1,7 @@
 //! Revocations.
 
 use std::collections::HashSet;
+use std::pin::pin;
 
 use futures_util::future::join_all;
 use serde_json::json;
@@ -17,6 +18,7 @@ on_both! {
     a_revocation_deletes_its_consents
     every_revocation_is_seen_by_other_handles
     a_recreated_tenant_inherits_nothing
+    revocations_leave_a_connection_to_operators
 }
 
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
@@ -271,4 +273,26 @@ async fn a_recreated_tenant_inherits_nothing(place: Place) {
         store.signing_keys().current("a").await.unwrap().kid,
         key.kid
     );
+}
+
+/// People who revoke much kept operators waiting.
+async fn revocations_leave_a_connection_to_operators(place: Place) {
+    let [store, _] = open(&place).await;
+    let people = store.revocations();
+    let under_way = people.turn.unwrap().acquire().await.unwrap();
+    let gone = Revoked::Subject("ada".to_owned());
+    let mut next = pin!(people.revoke("a", &gone));
+    let operator = async {
+        for tenant in ["a", "b"] {
+            let revocations = store.for_administrator(true).revocations();
+            assert!(revocations.revoke(tenant, &gone).await.unwrap());
+        }
+    };
+    tokio::select! {
+        biased;
+        done = &mut next => panic!("it did not wait: {done:?}"),
+        () = operator => {}
+    }
+    drop(under_way);
+    assert!(next.await.unwrap());
 }

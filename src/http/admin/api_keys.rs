@@ -141,8 +141,8 @@ async fn write_key(
         Ok(object)
     };
     let author = caller.author();
-    let objects = front.snapshot.database()?.objects();
-    let put = objects.edit(name, expected, &author, change).await;
+    let store = caller.store(front).await?;
+    let put = store.objects().edit(name, expected, &author, change).await;
     let put = put.map_err(|failure| match failure {
         database::Error::Conflict => {
             let text = "there is a key of this name already: rotate it, or remove it first";

@@ -63,7 +63,7 @@ pub(super) fn operations() -> Vec<Operation> {
 /// Lists attempts: the newest steps of the tenant, by attempt.
 async fn logins(call: Call) -> OperationResult {
     let limit = call.query.limit()?;
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     let steps = store.login_steps().newest(call.path.tenant()).await?;
     let mut attempts: Vec<Vec<&Step>> = Vec::new();
     let mut places = std::collections::HashMap::new();
@@ -100,7 +100,7 @@ fn summary(steps: &[&Step]) -> Option<Json> {
 /// Shows the steps of an attempt.
 async fn login(call: Call) -> OperationResult {
     let id = call.path.get("id").unwrap_or_default();
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     let steps = store.login_steps().of(call.path.tenant(), id).await?;
     if steps.is_empty() {
         return Err(Problem::no_such("attempt", id));
@@ -155,13 +155,14 @@ async fn audit(call: Call) -> OperationResult {
         let text = "the parameter after: no such cursor";
         Problem::new(StatusCode::BAD_REQUEST, text)
     })?;
-    let store = call.front.snapshot.database()?.clone();
     let accept = call.headers.get(ACCEPT);
     let accept = accept.and_then(|value| value.to_str().ok());
     if accept.is_some_and(|accept| accept.contains(LINES)) {
+        let store = call.front.snapshot.database()?.clone();
         return Ok(lines(export(store, filter, after)));
     }
     let limit = u32::try_from(query.limit()?).unwrap_or(u32::MAX);
+    let store = call.caller.store(&call.front).await?;
     let found = store.audit().page(&filter, after, limit).await?;
     let next = found.next.map(|next| next.to_string());
     Ok(page(found.entries.iter().map(entry).collect(), next))

@@ -3,16 +3,22 @@
 //! An operator sees every tenant. A tenant's administrator sees its own tenant, and cannot declare
 //! what the gateway starts or connects to. Not here: API keys (`auth`).
 
-use std::sync::Arc;
+use std::{
+    ops::Deref,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE, request::Parts};
+use tokio::time::timeout;
 
 use super::request::Path;
 use crate::{
     auth::{ADMIN_SCOPE, Administrator, AdministratorRefusal},
+    base::budget::{OwnersTurn, Turns},
     config::ClientAddress,
-    database::Author,
+    database::{Author, ForAdministrator},
     declare::AuthMode,
     http::{
         Front,
@@ -27,6 +33,20 @@ pub(super) struct Caller {
     pub(super) administrator: Administrator,
     /// The snapshot at the time of the request.
     pub(super) snapshot: Arc<Snapshot>,
+}
+
+/// The database as a caller may use it, at its turn. Take it behind the body of the request, whose sender may be slow.
+pub(super) struct Store<'f> {
+    database: ForAdministrator<'f>,
+    _turn: Option<OwnersTurn>,
+}
+
+impl<'f> Deref for Store<'f> {
+    type Target = ForAdministrator<'f>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.database
+    }
 }
 
 /// Permission that an operation requires of its caller, and the objects that its path must name.
@@ -83,6 +103,9 @@ impl Caller {
     /// was something: behind a load balancer, a tenant and its first server arrive at two replicas.
     pub(super) async fn catch_up(&mut self, front: &Front) -> bool {
         let snapshot = &front.snapshot;
+        let Ok(_turn) = self.turn().await else {
+            return false;
+        };
         let Ok(reached) = snapshot.poll().await else {
             return false;
         };
@@ -94,6 +117,29 @@ impl Caller {
         let known = self.snapshot.version;
         self.snapshot = snapshot.load();
         known < self.snapshot.version
+    }
+
+    /// Waits until it is this caller's turn at the database.
+    pub(super) async fn store<'f>(&self, front: &'f Front) -> Result<Store<'f>, Problem> {
+        let database = front.snapshot.database()?;
+        Ok(Store {
+            _turn: self.turn().await?,
+            database: database.for_administrator(self.administrator.is_operator()),
+        })
+    }
+
+    /// Waits for a turn of the caller's tenant. Operators wait for none: they have connections of their own.
+    async fn turn(&self) -> Result<Option<OwnersTurn>, Problem> {
+        if self.administrator.is_operator() {
+            return Ok(None);
+        }
+        taken(&TURNS, self.owner()).await.map(Some)
+    }
+
+    /// The owner of this caller's turns: its tenant, and for operators the name of none.
+    pub(super) fn owner(&self) -> &str {
+        let own = self.administrator.tenants().and_then(<[String]>::first);
+        own.map_or("", String::as_str)
     }
 
     /// Returns the author of this caller's changes, for the audit trail.
@@ -176,4 +222,44 @@ fn challenge(why: AdministratorRefusal) -> Response {
         response.headers_mut().insert(WWW_AUTHENTICATE, value);
     }
     response
+}
+
+/// Waits for a turn, but not for long.
+pub(super) async fn taken(turns: &Turns, owner: &str) -> Result<OwnersTurn, Problem> {
+    within(WAIT, turns.take(owner)).await
+}
+
+async fn within(
+    limit: Duration,
+    turn: impl Future<Output = OwnersTurn>,
+) -> Result<OwnersTurn, Problem> {
+    timeout(limit, turn).await.map_err(|_| Problem::busy())
+}
+
+/// Turns of tenants' administrators at the database: half of the connections that they share with outsiders.
+static TURNS: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
+/// Time limit for a turn.
+const WAIT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::super::caller::*;
+
+    /// The requests of one tenant's administrators were in front of everybody else's, without an end.
+    #[tokio::test]
+    async fn a_tenant_whose_turns_are_taken_is_told_to_come_again() {
+        let turns = Turns::new(4);
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            held.push(taken(&turns, "a").await.unwrap());
+        }
+        let waiting = within(Duration::from_millis(1), turns.take("a"));
+        let refused = waiting.await.map(drop).unwrap_err();
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let refused = refused.into_response();
+        assert!(refused.headers().contains_key("retry-after"));
+        assert!(taken(&turns, "b").await.is_ok());
+        held.clear();
+        assert!(taken(&turns, "a").await.is_ok());
+    }
 }

@@ -196,10 +196,10 @@ async fn list_tenants(call: Call) -> OperationResult {
     let Some(own) = call.caller.administrator.tenants() else {
         return list(call, Kind::Tenant).await;
     };
-    let objects = call.front.snapshot.database()?.objects();
+    let store = call.caller.store(&call.front).await?;
     let mut found = Vec::new();
     for own in own {
-        found.extend(objects.get(&ObjectName::tenant(own)).await?);
+        found.extend(store.objects().get(&ObjectName::tenant(own)).await?);
     }
     Ok(page(found.iter().map(shown).collect(), None))
 }
@@ -211,7 +211,7 @@ async fn list(call: Call, kind: Kind) -> OperationResult {
         call.query.get("after"),
         call.query.limit()?,
     );
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     // One object more than the limit shows that there is another page.
     let found = store.objects().list(kind, tenant, after, limit + 1).await?;
     let named = found.iter();
@@ -219,7 +219,7 @@ async fn list(call: Call, kind: Kind) -> OperationResult {
         .map(|stored| (stored.name.name().to_owned(), shown(stored)))
         .collect();
     if let (Kind::ApiKey, Some(tenant)) = (kind, tenant) {
-        found.extend(issued::own_keys(store, tenant, after, limit + 1).await?);
+        found.extend(issued::own_keys(&store, tenant, after, limit + 1).await?);
         found.sort_by(|(one, _), (other, _)| one.cmp(other));
     }
     let is_more = found.len() > limit;
@@ -233,7 +233,7 @@ async fn read(call: Call, kind: Kind) -> OperationResult {
     if is_own_key(&call.path, kind) {
         return issued::show_own_key(call).await;
     }
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     let name = object_name(&call.path, kind);
     let found = store.objects().get(&name).await?;
     let stored = found.ok_or_else(|| missing(&name))?;
@@ -250,7 +250,7 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
         return Err(Problem::new(StatusCode::FORBIDDEN, text));
     }
     let (object, author) = (Object::new(kind, document), caller.author());
-    let store = front.snapshot.database()?;
+    let store = caller.store(front).await?;
     let is_conditional = expected.is_some();
     let expected = expected.unwrap_or(Expected::Any);
     let put = store.objects().put(&name, object, expected, &author).await;
@@ -280,7 +280,7 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
     }
     let expected = expected(&call.headers)?;
     let is_conditional = expected.is_some();
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     let (name, author) = (object_name(&call.path, kind), call.caller.author());
     let expected = expected.unwrap_or(Expected::Present);
     let deleted = store.objects().delete(&name, expected, &author).await;
@@ -361,7 +361,7 @@ async fn apply(call: Call) -> OperationResult {
     let parsed = spawn_blocking(move || parsed(&body, format)).await;
     let bug = |error: JoinError| database::Error::Bug(format!("a body is not parsed: {error}"));
     let wanted = parsed.map_err(bug)??;
-    let store = front.snapshot.database()?;
+    let store = call.caller.store(&front).await?;
     let changes = if is_dry {
         store.objects().plan(&wanted, prune).await
     } else {

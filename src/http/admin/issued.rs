@@ -17,7 +17,7 @@ use crate::{
     base::{hex, moment},
     config::Wrong,
     database::{
-        self, ConnectionAt, ConnectionFilter, Database, Expected, Record, StoredConnection,
+        self, ConnectionAt, ConnectionFilter, Expected, ForAdministrator, Record, StoredConnection,
         oauth::{
             GrantFilter, ListedClient, ListedGrant, ListedKey, ListedOwnKey, OwnKeyAt, Revoked,
             Schedule,
@@ -127,12 +127,8 @@ fn of_connections() -> Vec<Operation> {
 
 /// Lists the signing keys of a tenant, newest first: next, current and previous.
 async fn signing_keys(call: Call) -> OperationResult {
-    let store = call.front.snapshot.database()?;
-    let keys = store
-        .for_operators()
-        .signing_keys()
-        .list(call.path.tenant())
-        .await?;
+    let store = call.caller.store(&call.front).await?;
+    let keys = store.signing_keys().list(call.path.tenant()).await?;
     let items: Vec<Json> = keys.iter().map(signing_key).collect();
     Ok(ok(&json!({"items": items})))
 }
@@ -148,13 +144,9 @@ fn signing_key(key: &ListedKey) -> Json {
 async fn rotate_signing_key(call: Call) -> OperationResult {
     let front = &call.front;
     let schedule = Schedule::of(&front.config.oauth);
-    let (store, author) = (front.snapshot.database()?, call.caller.author());
+    let (store, author) = (call.caller.store(front).await?, call.caller.author());
     let tenant = call.path.tenant();
-    let made = store
-        .for_operators()
-        .signing_keys()
-        .rotate(tenant, schedule, &author)
-        .await;
+    let made = store.signing_keys().rotate(tenant, schedule, &author).await;
     let made = made.map_err(|failure| match failure {
         database::Error::Conflict => {
             let text = "there is a key that waits to take its turn";
@@ -168,14 +160,9 @@ async fn rotate_signing_key(call: Call) -> OperationResult {
 
 /// Removes a signing key; the tokens that it signed become invalid.
 async fn remove_signing_key(call: Call) -> OperationResult {
-    let (store, author) = (call.front.snapshot.database()?, call.caller.author());
+    let (store, author) = (call.caller.store(&call.front).await?, call.caller.author());
     let (tenant, kid) = (call.path.tenant(), call.path.get("kid").unwrap_or_default());
-    if !store
-        .for_operators()
-        .signing_keys()
-        .remove(tenant, kid, &author)
-        .await?
-    {
+    if !store.signing_keys().remove(tenant, kid, &author).await? {
         return Err(Problem::not_found());
     }
     refresh_issued(&call.front).await?;
@@ -195,10 +182,9 @@ async fn grants(call: Call) -> OperationResult {
         })?,
     };
     let limit = query.limit()?;
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     // One grant more than the limit shows that there is another page.
     let mut found = store
-        .for_operators()
         .grants()
         .list(call.path.tenant(), filter, limit + 1)
         .await?;
@@ -222,10 +208,9 @@ fn grant(seen: &ListedGrant) -> Json {
 /// Lists the clients of a tenant that registered themselves and have not expired.
 async fn registrations(call: Call) -> OperationResult {
     let (limit, after) = (call.query.limit()?, call.query.get("after"));
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     // One client more than the limit shows that there is another page.
     let mut found = store
-        .for_operators()
         .clients()
         .list(call.path.tenant(), after.unwrap_or_default(), limit + 1)
         .await?;
@@ -253,29 +238,25 @@ pub(super) async fn remove_client(call: Call) -> OperationResult {
         return Err(Problem::of(database::Error::Conflict, true));
     }
     let (tenant, client) = (call.path.tenant(), call.path.name());
-    let store = call.front.snapshot.database()?;
-    let registered = store.for_operators().clients().get(tenant, client).await?;
+    let store = call.caller.store(&call.front).await?;
+    let registered = store.clients().get(tenant, client).await?;
     registered.ok_or_else(Problem::not_found)?;
     let target = format!("client {tenant}/{client}");
     let record = record(&call.caller, tenant, "client.removed", &target);
     store.audit().append(&[record]).await?;
-    store
-        .for_operators()
-        .clients()
-        .remove(tenant, client)
-        .await?;
+    store.clients().remove(tenant, client).await?;
     refresh_issued(&call.front).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// The API keys of a tenant that people made, by name, after `after`.
 pub(super) async fn own_keys(
-    database: &Database,
+    database: &ForAdministrator<'_>,
     tenant: &str,
     after: Option<&str>,
     limit: usize,
 ) -> Result<Vec<(String, Json)>, Problem> {
-    let keys = database.for_operators().own_keys();
+    let keys = database.own_keys();
     let after = after.unwrap_or_default();
     let found = keys.list(tenant, None, after, limit).await?;
     let named = found.iter();
@@ -305,7 +286,8 @@ fn own_key(tenant: &str, listed: &ListedOwnKey) -> Json {
 /// Shows the API key in the path, which a person made.
 pub(super) async fn show_own_key(call: Call) -> OperationResult {
     let (tenant, name) = (call.path.tenant(), call.path.name());
-    let keys = call.front.snapshot.database()?.for_operators().own_keys();
+    let store = call.caller.store(&call.front).await?;
+    let keys = store.own_keys();
     let found = keys.get(at(tenant, name)).await?;
     let listed = found.ok_or_else(|| no_own_key(tenant, name))?;
     Ok(ok(&own_key(tenant, &listed)))
@@ -318,7 +300,8 @@ pub(super) async fn remove_own_key(call: Call) -> OperationResult {
         return Err(Problem::of(database::Error::Conflict, true));
     }
     let (tenant, name) = (call.path.tenant(), call.path.name());
-    let keys = call.front.snapshot.database()?.for_operators().own_keys();
+    let store = call.caller.store(&call.front).await?;
+    let keys = store.own_keys();
     if !keys.remove(at(tenant, name), &call.caller.author()).await? {
         return Err(no_own_key(tenant, name));
     }
@@ -349,7 +332,7 @@ async fn revoke(call: Call) -> OperationResult {
     let tenant = call.path.tenant();
     let target = format!("{kind} {tenant}/{name}");
     let record = record(&call.caller, tenant, "grants.revoked", &target);
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     // The record is written before the grants end.
     store.audit().append(&[record]).await?;
     let is_ended = store.revocations().revoke(tenant, &what).await?;
@@ -376,14 +359,10 @@ async fn connections(call: Call) -> OperationResult {
         holder: query.get("subject"),
         after: after.split_once('/').unwrap_or_default(),
     };
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     let now_ms = call.front.snapshot.clock().now_ms();
     // One connection more than the limit shows that there is another page.
-    let mut found = store
-        .for_operators()
-        .connections()
-        .list(tenant, filter, limit + 1)
-        .await?;
+    let mut found = store.connections().list(tenant, filter, limit + 1).await?;
     let is_more = found.len() > limit;
     found.truncate(limit);
     let next = found.last().filter(|_| is_more);
@@ -431,7 +410,9 @@ async fn disconnect(call: Call) -> OperationResult {
     };
     let author = call.caller.author();
     let name = format!("{}/{} of {holder}", of.tenant, of.upstream);
-    if !call.front.upstreams.disconnect(of, &author).await? {
+    let store = call.caller.store(&call.front).await?;
+    let (upstreams, kept) = (&call.front.upstreams, store.connections());
+    if !upstreams.disconnect((kept, store), of, &author).await? {
         return Err(Problem::no_such("connection", &name));
     }
     Ok(StatusCode::NO_CONTENT.into_response())

@@ -63,6 +63,12 @@ impl Problem {
         .with_retry(RETRY)
     }
 
+    /// Makes the problem of a request that waited too long behind others of its tenant.
+    pub(super) fn busy() -> Self {
+        let text = "too many requests of administrators wait";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, text).with_retry(RETRY)
+    }
+
     /// A failure of the database; `is_conditional` if the request named the version it expects.
     pub(super) fn of(failure: database::Error, is_conditional: bool) -> Self {
         match failure {

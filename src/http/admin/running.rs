@@ -3,15 +3,18 @@
 //! Sessions and children end in one of two modes: `drain` waits for the end of their calls, `now`
 //! does not.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock},
+};
 
 use axum::{body::Body, response::IntoResponse};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
-use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 
 use super::{
-    caller::{Caller, Permission},
+    caller::{Caller, Permission, taken},
     operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, Path, Query},
     response::{lines, ok, page},
@@ -19,7 +22,8 @@ use super::{
 };
 use crate::{
     backend::child::{ChildStatus, Restart as EndMode},
-    database::{Mark, Record},
+    base::budget::Turns,
+    database::{self, Mark, Record},
     endpoint::{Endpoint, Kind},
     http::{
         Front,
@@ -110,7 +114,8 @@ async fn status(call: Call) -> OperationResult {
         tenants.clone(),
         Arc::clone(&front.config),
     );
-    let listed = listed(move || in_use(&hub, &snapshot, &seen, &config.public_url)).await;
+    let list = move || in_use(&hub, &snapshot, &seen, &config.public_url);
+    let listed = listed(caller.owner(), list).await?;
     Ok(ok(&json!({
         "status": readiness.as_str(), "degraded": degraded, "version": env!("CARGO_PKG_VERSION"),
         "uptime_seconds": uptime, "tenants": tenants, "servers": listed,
@@ -191,7 +196,7 @@ async fn end_session(call: Call) -> OperationResult {
     let how = mode(&call.query)?;
     let (tenant, id) = (call.path.tenant(), call.path.get("id").unwrap_or_default());
     let (front, caller) = (&call.front, &call.caller);
-    let store = front.snapshot.database()?;
+    let store = caller.store(front).await?;
     let target = format!("session {tenant}/{id}");
     let record = record(caller, tenant, "session.ended", &target, how);
     if !front.hub.sessions(tenant).iter().any(|one| one.id == id) {
@@ -207,7 +212,7 @@ async fn end_session(call: Call) -> OperationResult {
 }
 
 async fn children(call: Call) -> OperationResult {
-    let found = children_of(&call.front, &call.path, false).await;
+    let found = children_of((&call.front, call.caller.owner()), &call.path, false).await?;
     let items: Vec<Json> = found.iter().map(child).collect();
     Ok(ok(&json!({"items": items})))
 }
@@ -223,7 +228,7 @@ fn child(one: &ChildStatus) -> Json {
 /// Returns the latest stderr output of a server's children, one object per line. The output of a
 /// start that failed has no child.
 async fn logs(call: Call) -> OperationResult {
-    let found = children_of(&call.front, &call.path, true).await;
+    let found = children_of((&call.front, call.caller.owner()), &call.path, true).await?;
     let server = call
         .caller
         .snapshot
@@ -248,32 +253,40 @@ async fn logs(call: Call) -> OperationResult {
     Ok(lines(Body::from(out)))
 }
 
-async fn children_of(front: &Front, path: &Path, with_stderr: bool) -> Vec<ChildStatus> {
+async fn children_of(
+    (front, owner): (&Front, &str),
+    path: &Path,
+    with_stderr: bool,
+) -> Result<Vec<ChildStatus>, Problem> {
     let hub = front.hub.clone();
     let names = [path.tenant(), path.name()].map(str::to_owned);
-    listed(move || hub.children_of(|found| found == [&*names[0], &*names[1]], with_stderr)).await
+    let list = move || hub.children_of(|found| found == [&*names[0], &*names[1]], with_stderr);
+    listed(owner, list).await
 }
 
-/// Lists children beside few others who do: that reads files of the kernel for each process, and copies their stderr.
-async fn listed<T: Default + Send + 'static>(list: impl FnOnce() -> T + Send + 'static) -> T {
-    let Ok(turn) = LISTINGS.acquire().await else {
-        return T::default();
-    };
-    let listed = tokio::task::spawn_blocking(move || {
+/// Lists children beside few others who do, tenants and operators in turn: that reads files of the kernel for each
+/// process, and copies their stderr.
+async fn listed<T: Send + 'static>(
+    owner: &str,
+    list: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Problem> {
+    let turn = taken(&LISTINGS, owner).await?;
+    let listed = spawn_blocking(move || {
         let listed = list();
         drop(turn);
         listed
     });
-    listed.await.unwrap_or_default()
+    let bug = |error| database::Error::Bug(format!("children are not listed: {error}"));
+    Ok(listed.await.map_err(bug)?)
 }
 
 /// The lists of children that are made at once.
-static LISTINGS: Semaphore = Semaphore::const_new(4);
+static LISTINGS: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
 
 async fn restart(call: Call) -> OperationResult {
     let how = mode(&call.query)?;
     let (tenant, name) = (call.path.tenant(), call.path.name());
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     let target = format!("server {tenant}/{name}");
     let record = record(&call.caller, tenant, "server.restarted", &target, how);
     store.audit().append(&[record]).await?;
@@ -287,20 +300,20 @@ async fn quotas(call: Call) -> OperationResult {
     let found = call.caller.snapshot.catalog.tenants.get(tenant);
     let quotas = found.ok_or_else(Problem::not_found)?.quotas;
     let objects = call.caller.snapshot.marks.get(tenant).map(Mark::members);
-    let secrets = match (objects, call.front.snapshot.database()) {
-        (Some(_), Ok(store)) => store.for_operators().secrets().count(tenant).await.ok(),
+    let secrets = match (objects, call.caller.store(&call.front).await) {
+        (Some(_), Ok(store)) => store.secrets().count(tenant).await.ok(),
         _ => None,
     };
     // Unknown while the database is away; the other numbers are not.
     let objects = objects.and_then(|objects| objects.checked_add_unsigned(secrets?));
     let (hub, name) = (call.front.hub.clone(), tenant.to_owned());
-    let used = listed(move || {
+    let used = listed(call.caller.owner(), move || {
         let children = hub.children_of(|[tenant, _]| tenant == name, false);
         let calls: u32 = children.iter().map(|one| one.calls).sum();
         let memory: u64 = children.iter().map(|one| one.memory).sum();
         (children.len(), calls, memory, hub.sessions(&name).len())
     });
-    let (children, calls, memory, sessions) = used.await;
+    let (children, calls, memory, sessions) = used.await?;
     Ok(ok(&json!({
         "tenant": quotas.tenant.shown(),
         "principal": quotas.principal.shown(),
@@ -429,3 +442,45 @@ static QUOTAS: Schema = Schema {
         ])
     }),
 };
+
+#[cfg(test)]
+mod tests {
+    use std::{pin::pin, sync::Barrier};
+
+    use futures_util::future::join_all;
+
+    use super::super::running::*;
+
+    /// A tenant's administrators were in front of the operators, without an end.
+    #[tokio::test]
+    async fn lists_of_children_take_turns_by_tenant() {
+        let barrier = Arc::new(Barrier::new(4));
+        let slow = (0..3).map(|_| {
+            let barrier = Arc::clone(&barrier);
+            listed("a", move || barrier.wait())
+        });
+        let mut slow = pin!(join_all(slow));
+        let mut next = pin!(listed("a", || 1));
+        let others = async {
+            for owner in ["b", "", "b", ""] {
+                assert_eq!(listed(owner, || 2).await.unwrap(), 2);
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = &mut slow => panic!("they did not meet"),
+            done = &mut next => panic!("it did not wait: {}", done.is_ok()),
+            () = others => {}
+        }
+        spawn_blocking(move || barrier.wait());
+        assert!(slow.await.iter().all(Result::is_ok));
+        assert_eq!(next.await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_list_that_fails_is_not_empty() {
+        let failed = listed::<()>("a", || panic!("no list")).await;
+        let status = failed.unwrap_err().status();
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    }
+}

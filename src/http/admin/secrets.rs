@@ -66,9 +66,9 @@ async fn list(call: Call) -> OperationResult {
     // A slot has no slash in its name.
     let after = call.query.get("after").unwrap_or_default();
     let (slot, holder) = after.split_once('/').unwrap_or_default();
-    let store = call.front.snapshot.database()?;
+    let store = call.caller.store(&call.front).await?;
     // One more than the limit shows that there is another page.
-    let found = store.for_operators().secrets();
+    let found = store.secrets();
     let mut found = found
         .of_server(
             holder_at(&call.path, &call.query),
@@ -103,11 +103,8 @@ async fn set(mut call: Call) -> OperationResult {
     }
     checked?;
     let value = value(&document(&call.headers, call.body, BODY).await?)?;
-    let (store, author) = (call.front.snapshot.database()?, call.caller.author());
-    let (of, secrets) = (
-        holder_at(&call.path, &call.query),
-        store.for_operators().secrets(),
-    );
+    let (store, author) = (call.caller.store(&call.front).await?, call.caller.author());
+    let (of, secrets) = (holder_at(&call.path, &call.query), store.secrets());
     let tenant = call.caller.snapshot.catalog.tenants.get(call.path.tenant());
     let quota = tenant.and_then(|tenant| tenant.quotas.tenant.objects);
     secrets
@@ -117,11 +114,8 @@ async fn set(mut call: Call) -> OperationResult {
 }
 
 async fn remove(call: Call) -> OperationResult {
-    let (store, author) = (call.front.snapshot.database()?, call.caller.author());
-    let (of, secrets) = (
-        holder_at(&call.path, &call.query),
-        store.for_operators().secrets(),
-    );
+    let (store, author) = (call.caller.store(&call.front).await?, call.caller.author());
+    let (of, secrets) = (holder_at(&call.path, &call.query), store.secrets());
     if !secrets.remove(of, slot(&call.path), &author).await? {
         let (tenant, server, name) = (call.path.tenant(), call.path.name(), slot(&call.path));
         return Err(Problem::no_such(

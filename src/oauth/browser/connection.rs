@@ -318,7 +318,9 @@ impl BrowserRequest {
     ) -> Result<&'static str, StepRefusal> {
         let upstream = self.named_upstream(person, fields)?;
         let (at, author) = (self.connection_at(&upstream, person), self.author(person));
-        self.oauth.0.upstreams.disconnect(at, &author).await?;
+        let kept = self.store()?.connections();
+        let upstreams = &self.oauth.0.upstreams;
+        upstreams.disconnect((kept, ()), at, &author).await?;
         Ok("disconnected")
     }
 

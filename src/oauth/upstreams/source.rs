@@ -14,7 +14,7 @@ use super::{
 use crate::{
     backend::{Refused, TokenOf, TokenSource, child::AccessToken},
     base::{Clock, Outbound},
-    database::{self, Author, Connection, ConnectionAt, Tokens},
+    database::{self, Author, Connection, ConnectionAt, Tokens, objects::Connections},
     declare::{AuthMode, TokenFrom, Upstream},
     snapshot::CurrentSnapshot,
 };
@@ -66,13 +66,14 @@ impl Upstreams {
         })
     }
 
-    /// Ends a connection here, and at the upstream where it has an endpoint for that; returns false if there is none.
+    /// Ends one of the connections that are kept here, and at the upstream where it has an endpoint for that; returns
+    /// false if there is none. `turn` is the caller's at the database, and ends before the upstream is asked.
     pub(crate) async fn disconnect(
         &self,
+        (kept, turn): (Connections<'_>, impl Send),
         of: ConnectionAt<'_>,
         author: &Author,
     ) -> Result<bool, database::Error> {
-        let kept = self.snapshot.database()?.for_operators().connections();
         // One whose tokens do not open can still be ended.
         let known = kept.get(of).await.ok().flatten();
         if !kept
@@ -82,6 +83,7 @@ impl Upstreams {
             return Ok(false);
         }
         self.snapshot.refresh_issued().await?;
+        drop(turn);
         let upstream = self.upstream(of.tenant, of.upstream);
         let tokens = known.map(|known| known.tokens);
         if let (Some(upstream), Some(tokens)) = (upstream, tokens)

@@ -489,6 +489,54 @@ async fn a_revocation_bites_while_requests_have_all_connections_to_the_database(
     lock.rollback().await.unwrap();
 }
 
+/// Two lists of a tenant's administrator held the connections by which a replica learns of revocations, and by which
+/// operators could have removed the key.
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_of_a_tenants_administrator_keep_nobody_else_waiting() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let app = App::public(&gateway, "a").await;
+    let token = app.tokens().await.text("access_token");
+    let (operator, api) = (
+        gateway.administrator(),
+        format!("{}/api/v1", gateway.origin()),
+    );
+    let key = json!({"name": "boss", "subject": "boss", "scopes": ["admin"], "servers": ["*"]});
+    let keys = format!("{api}/tenants/a/api-keys");
+    let made = send(Method::POST, &keys, &operator, Some(&key)).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    // Each list waits for this, with its connection.
+    let mut lock = sql.begin().await.unwrap();
+    let held = sqlx::query("LOCK TABLE users IN ACCESS EXCLUSIVE MODE");
+    held.execute(&mut *lock).await.unwrap();
+    let refused = Arc::new(AtomicUsize::new(0));
+    let mut lists = JoinSet::new();
+    for _ in 0..40 {
+        let (url, boss) = (format!("{api}/tenants/a/users"), made.text("key"));
+        let refused = Arc::clone(&refused);
+        lists.spawn(async move {
+            loop {
+                let status = send(Method::GET, &url, &boss, None).await.status;
+                refused.fetch_add(usize::from(status == 503), Ordering::Relaxed);
+            }
+        });
+    }
+    until("lists that waited too long", || async {
+        refused.load(Ordering::Relaxed) > 0
+    })
+    .await;
+    for _ in 0..10 {
+        let url = format!("{api}/operator-keys");
+        let listed = send(Method::GET, &url, &operator, None).await;
+        assert_eq!(listed.status, StatusCode::OK, "{}", listed.body);
+    }
+    assert!(app.reaches("x", &token).await);
+    let ended = end(&gateway, json!({"grant": grant_of(&token)})).await;
+    assert_eq!(ended, StatusCode::NO_CONTENT);
+    assert!(!app.reaches("x", &token).await, "it is good still");
+    lists.shutdown().await;
+    lock.rollback().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revocation_that_does_not_hold_yet_is_503() {
     let (gateway, _postgres, mut sql) = over_postgres().await;

@@ -22,7 +22,7 @@ use super::{
     vault::{KeySource, Sealer, Vault, rotation},
 };
 use crate::{
-    base::{Clock, Secret, private_file},
+    base::{Clock, Secret, budget::Turns, private_file},
     config::Config,
     telemetry::StoreTimes,
 };
@@ -93,6 +93,8 @@ struct Parts {
     vault: Vault,
     judge: Judge,
     signing: Signing,
+    /// Turns at changes of declared objects.
+    changes: Turns,
     /// The turn at a revocation by others than operators.
     revoking: Semaphore,
 }
@@ -132,6 +134,7 @@ impl Database {
             vault,
             judge: opening.judge,
             signing: Signing::default(),
+            changes: Turns::new(CHANGES),
             revoking: Semaphore::new(1),
         })))
     }
@@ -324,11 +327,18 @@ impl<'a> ForAdministrator<'a> {
 
     /// Declared objects.
     pub(crate) fn objects(self) -> Objects<'a> {
-        let Parts { vault, judge, .. } = &*self.database.0;
+        let Parts {
+            vault,
+            judge,
+            changes: turns,
+            ..
+        } = &*self.database.0;
         Objects {
             pool: self.pool(),
             vault,
             judge,
+            turns,
+            is_operator: self.is_operator,
         }
     }
 
@@ -407,3 +417,5 @@ fn make_private(file: &Path) -> io::Result<()> {
 const FILE: &str = "lockgate.db";
 /// The file name of the master keys in the data directory.
 const KEY_FILE: &str = "master.key";
+/// Changes of declared objects at once; one of a tenant's, so that the next turn is another tenant's.
+const CHANGES: usize = 2;

@@ -7,17 +7,22 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::{
+    task::{JoinError, spawn_blocking},
+    time::timeout,
+};
 
 use super::{
     changes::{Written, edited, record, write},
-    rows::{self, Loaded, Marks, RowError, Selection, Stored, declared},
+    rows::{self, Loaded, Mark, Marks, RowError, Selection, Stored, declared},
     secrets::hashed,
     slots,
 };
 use crate::{
+    base::budget::{OwnersTurn, Turns},
     config::Mistake,
     database::{
         pool::{Author, Error, Pool, Record, Row, Transaction, audit},
@@ -70,6 +75,30 @@ pub(crate) struct Objects<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) vault: &'a Vault,
     pub(crate) judge: &'a Judge,
+    /// Turns at changes, by tenant.
+    pub(crate) turns: &'a Turns,
+    /// The changes are of operators, who do not wait behind those of the tenant.
+    pub(crate) is_operator: bool,
+}
+
+/// A change that is judged and not written yet.
+struct Planned {
+    /// The selected objects.
+    before: Loaded,
+    /// What it was judged by.
+    basis: Basis,
+    wanted: Declared,
+    changes: Vec<Change>,
+}
+
+/// What a change is judged by, in brief: while it stays equal, the judgement holds.
+#[derive(PartialEq, Eq)]
+struct Basis {
+    mark: Mark,
+    /// The number of other tenants.
+    others: usize,
+    /// The secrets of the selected tenants.
+    secrets: BTreeMap<String, u64>,
 }
 
 impl Objects<'_> {
@@ -231,9 +260,9 @@ impl Objects<'_> {
     ) -> Result<Put, Error> {
         object.keep_password();
         let wanted = Declared(BTreeMap::from([(name.clone(), object)]));
-        let mut wanted = self.hashed(wanted, Selection::One(name)).await?;
+        let wanted = self.hashed(wanted, Selection::One(name)).await?;
         let keep = |kept: Option<&Stored>| {
-            let hashed = wanted.0.remove(name);
+            let hashed = wanted.0.get(name).cloned();
             let mut object = hashed.ok_or_else(|| Error::Bug(format!("{name} is lost")))?;
             let kept = kept.map(|stored| &stored.object);
             object.keep_secrets(name, kept).map_err(Error::Invalid)?;
@@ -242,8 +271,8 @@ impl Objects<'_> {
         self.edit(name, expected, author, keep).await
     }
 
-    /// Writes what `change` makes of the stored object, in the transaction that read it: a change
-    /// that expects no version fails for no other writer.
+    /// Writes what `change` makes of the stored object, if that is still there as it was, or else what it makes of the
+    /// newer one: a change that expects no version fails for no other writer.
     ///
     /// # Errors
     ///
@@ -255,7 +284,7 @@ impl Objects<'_> {
         name: &ObjectName,
         expected: Expected,
         author: &Author,
-        change: impl FnOnce(Option<&Stored>) -> Result<Object, Error>,
+        mut change: impl FnMut(Option<&Stored>) -> Result<Object, Error>,
     ) -> Result<Put, Error> {
         let edit = |before: &Loaded| {
             let stored = before.objects.iter().find(|stored| stored.name == *name);
@@ -407,24 +436,94 @@ impl Objects<'_> {
     /// The steps of every change: `edit` makes of the selected objects the wanted ones, with the
     /// differences. The tenants that change are checked as a whole, and the result is written with its
     /// audit records, or not at all.
+    ///
+    /// A tenant with many objects takes long to read and to check, while other writers would wait for the lock: that
+    /// comes before it, and again if others have changed the same tenant meanwhile.
     async fn change(
         self,
         selection: Selection<'_>,
         when: When,
         author: &Author,
-        edit: impl FnOnce(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
+        mut edit: impl FnMut(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
     ) -> Result<(Loaded, Vec<Change>), Error> {
-        let mut transaction = self.pool.begin().await?;
-        let mut state = self.loaded(&mut transaction, selection).await?;
-        let (wanted, changes) = edit(&state)?;
+        let _turn = self.turn(selection).await?;
+        let tries = match selection {
+            Selection::All => 1,
+            _ => UNLOCKED,
+        };
+        for _ in 0..tries {
+            let unlocked = self.pool.snapshot().await?;
+            let planned = Box::pin(self.planned(unlocked, selection, when, &mut edit));
+            // Its connection returns: another one is needed.
+            let planned = planned.await?.0;
+            if planned.changes.is_empty() {
+                return Ok((planned.before, planned.changes));
+            }
+            let mut transaction = self.pool.begin().await?;
+            if Basis::read(&mut transaction, selection).await? == planned.basis {
+                return self.write(transaction, planned, author).await;
+            }
+        }
+        let locked = self.pool.begin().await?;
+        let planned = Box::pin(self.planned(locked, selection, when, &mut edit));
+        let (planned, transaction) = planned.await?;
+        self.write(transaction, planned, author).await
+    }
+
+    /// Waits for the turn at a change of the selected objects: one of a tenant at a time, and tenants in turn.
+    async fn turn(self, selection: Selection<'_>) -> Result<OwnersTurn, Error> {
+        let owner = match selection {
+            Selection::Tenant(tenant) if !self.is_operator => tenant,
+            // The name of no tenant.
+            _ => "",
+        };
+        let late = |_| Error::Unavailable("other changes take long".to_owned());
+        timeout(TURN, self.turns.take(owner)).await.map_err(late)
+    }
+
+    /// What `edit` makes of the selected objects, as the transaction reads them, without a mistake.
+    async fn planned(
+        self,
+        mut transaction: Transaction,
+        selection: Selection<'_>,
+        when: When,
+        edit: &mut impl FnMut(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
+    ) -> Result<(Planned, Transaction), Error> {
+        let basis = Basis::read(&mut transaction, selection).await?;
+        let before = self.loaded(&mut transaction, selection).await?;
+        let (wanted, changes) = edit(&before)?;
+        if !changes.is_empty() {
+            let after = edited(before.declared(), &wanted, &changes)?;
+            let (changed, mut others) = apart(after, &changes);
+            others.tenants += before.others;
+            others.secrets.clone_from(&basis.secrets);
+            self.judged_state(changed, others, when).await?;
+        }
+        let planned = Planned {
+            before,
+            basis,
+            wanted,
+            changes,
+        };
+        Ok((planned, transaction))
+    }
+
+    /// Writes a change with its audit records, in a transaction in which it is judged by what is there.
+    async fn write(
+        self,
+        mut transaction: Transaction,
+        planned: Planned,
+        author: &Author,
+    ) -> Result<(Loaded, Vec<Change>), Error> {
+        let Planned {
+            before: mut state,
+            wanted,
+            changes,
+            ..
+        } = planned;
         if changes.is_empty() {
             return Ok((state, changes));
         }
-        let after = edited(state.declared(), &wanted, &changes)?;
-        let (changed, mut others) = apart(after, &changes);
-        others.tenants += state.others;
-        others.secrets = slots::counts(&mut transaction, selection).await?;
-        self.judged_state(changed, others, when).await?;
         let keys = self.vault.current_keys(&mut transaction).await?;
         let sealer = Sealer {
             keys: &keys,
@@ -461,6 +560,17 @@ impl Objects<'_> {
     }
 }
 
+impl Basis {
+    /// What changes of the selected objects are judged by, from indexes alone.
+    async fn read(transaction: &mut Transaction, selection: Selection<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            mark: rows::mark(transaction, selection).await?,
+            others: rows::others(transaction, selection).await?,
+            secrets: slots::counts(transaction, selection).await?,
+        })
+    }
+}
+
 /// The tenants that changes concern, and the others: a mistake in one of those stops no change.
 fn apart(after: Declared, changes: &[Change]) -> (Declared, Others) {
     let owners: BTreeSet<&str> = changes.iter().filter_map(|one| one.name.owner()).collect();
@@ -492,6 +602,11 @@ fn of_number(tenants: usize) -> Others {
 const FEW: usize = 16;
 /// How often the passwords of a manifest are hashed at most while others write: each time takes long.
 const TRIES: u32 = 4;
+/// How often a change is checked beside other writers of its tenant, before it is while they wait. That of a whole
+/// manifest is once, because any writer is in its way.
+const UNLOCKED: u32 = 3;
+/// Time limit for the turn at a change: as long as it may wait for the lock then.
+const TURN: Duration = Duration::from_secs(5);
 
 /// Checks the precondition of a change.
 fn check_expected(stored: Option<&Stored>, expected: &Expected) -> Result<(), Error> {

@@ -133,6 +133,24 @@ pub(super) async fn marks(transaction: &mut Transaction) -> Result<Marks, SqlErr
     Ok(marks)
 }
 
+/// Reads the mark of a selected tenant, from indexes alone. Of other selections it is that of all changes.
+pub(super) async fn mark(
+    transaction: &mut Transaction,
+    selection: Selection<'_>,
+) -> Result<Mark, SqlError> {
+    let (sql, values) = match selection {
+        Selection::Tenant(tenant) => (MARK, vec![tenant.into()]),
+        _ => (CHANGES, Vec::new()),
+    };
+    let mut mark = Mark::default();
+    for row in transaction.run(sql, values).await? {
+        let (objects, version): (i64, i64) = (row.get("objects")?, row.get("version")?);
+        mark.objects += objects;
+        mark.version = mark.version.max(version);
+    }
+    Ok(mark)
+}
+
 /// The number of tenants other than those of `selection`.
 pub(super) async fn others(
     transaction: &mut Transaction,
@@ -425,6 +443,25 @@ const MARKS: &str = "
     SELECT tenant, COUNT(*), MAX(version) FROM upstreams GROUP BY tenant
      UNION ALL
     SELECT tenant, COUNT(*), MAX(version) FROM api_keys WHERE tenant IS NOT NULL GROUP BY tenant";
+
+const MARK: &str = "
+    SELECT COUNT(*) AS objects, COALESCE(MAX(version), 0) AS version FROM tenants WHERE name = $1
+     UNION ALL
+    SELECT COUNT(*), COALESCE(MAX(version), 0) FROM servers WHERE tenant = $1
+     UNION ALL
+    SELECT COUNT(*), COALESCE(MAX(version), 0) FROM users WHERE tenant = $1
+     UNION ALL
+    SELECT COUNT(*), COALESCE(MAX(version), 0) FROM clients WHERE tenant = $1
+     UNION ALL
+    SELECT COUNT(*), COALESCE(MAX(version), 0) FROM providers WHERE tenant = $1
+     UNION ALL
+    SELECT COUNT(*), COALESCE(MAX(version), 0) FROM upstreams WHERE tenant = $1
+     UNION ALL
+    SELECT COUNT(*), COALESCE(MAX(version), 0) FROM api_keys WHERE tenant = $1";
+
+const CHANGES: &str = "
+    SELECT COUNT(*) AS objects, COALESCE(MAX(version), 0) AS version
+      FROM changes";
 
 const OTHERS: &str = "
     SELECT COUNT(*) AS tenants

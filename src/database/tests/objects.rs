@@ -1,12 +1,15 @@
 //! Declared objects: written, removed, planned and applied.
 
-use std::sync::atomic::Ordering;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use serde_json::{Value as Json, json};
 
 use super::fixture::{CANARY, Place, ada, lines, manifest, object, on_both, put, server, tenant};
-use crate::database::{Database, Error, Expected, Filter, Marks};
-use crate::declare::{AuthMode, Issued, Kind, ObjectName, Prune, When};
+use crate::config::Wrong;
+use crate::database::{Database, Error, Expected, Filter, Judge, Marks, Opening};
+use crate::declare::{AuthMode, Issued, Kind, Object, ObjectName, Prune, When};
 
 on_both! {
     an_object_is_written_read_and_removed
@@ -25,6 +28,9 @@ on_both! {
     a_plan_changes_nothing
     what_replicas_follow_waits_for_no_operator
     administrators_of_tenants_take_no_reserved_connection
+    changes_of_a_tenant_take_turns
+    a_change_is_checked_beside_other_writers
+    a_change_is_checked_again_if_its_tenant_has_changed
 }
 
 async fn an_object_is_written_read_and_removed(place: Place) {
@@ -570,4 +576,98 @@ async fn administrators_of_tenants_take_no_reserved_connection(place: Place) {
     assert!(boss.login_steps().newest("acme").await.unwrap().is_empty());
     assert_eq!(boss.secrets().count("acme").await.unwrap(), 0);
     drop(held);
+}
+
+/// Writes as an administrator of the tenant.
+async fn put_as_tenant(
+    store: &Database,
+    (name, object): (ObjectName, Object),
+) -> Result<(), Error> {
+    let (objects, author) = (store.for_administrator(false).objects(), ada());
+    let put = objects.put(&name, object, Expected::Any, &author);
+    put.await.map(drop)
+}
+
+async fn changes_of_a_tenant_take_turns(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let under_way = store.objects().turns.take("acme").await;
+    let mut next = pin!(put_as_tenant(&store, server("acme", "files", "1")));
+    let others = async {
+        for name in ["a", "b", "c"] {
+            put_as_tenant(&store, tenant(name)).await.unwrap();
+        }
+        // Nor do operators wait behind the tenant.
+        put(&store, server("acme", "other", "1")).await;
+    };
+    tokio::select! {
+        biased;
+        done = &mut next => panic!("it did not wait: {done:?}"),
+        () = others => {}
+    }
+    drop(under_way);
+    next.await.unwrap();
+}
+
+/// A database whose first check of a tenant stops at the barrier, and goes on when it is met again. No tenant may have
+/// two servers.
+async fn stopping_at(place: &Place, barrier: &Arc<Barrier>, stopping: &'static str) -> Database {
+    let (barrier, is_first) = (Arc::clone(barrier), AtomicBool::new(true));
+    let judge: Judge = Arc::new(move |manifest, _| {
+        let is_there = manifest.catalog.tenants.contains_key(stopping);
+        if is_there && is_first.swap(false, Ordering::Relaxed) {
+            barrier.wait();
+            barrier.wait();
+        }
+        let mut tenants = manifest.catalog.tenants.values();
+        let is_bad = tenants.any(|tenant| tenant.servers.len() > 1);
+        let wrong = Wrong::new("has two servers", "remove one");
+        is_bad
+            .then(|| wrong.at("judge", "servers"))
+            .into_iter()
+            .collect()
+    });
+    let opening = Opening {
+        judge,
+        ..place.opening()
+    };
+    Database::open(opening).await.unwrap()
+}
+
+async fn meet(barrier: &Arc<Barrier>) {
+    let barrier = Arc::clone(barrier);
+    let met = tokio::task::spawn_blocking(move || barrier.wait());
+    met.await.unwrap();
+}
+
+/// A tenant with many objects kept the writers of all others waiting while its changes were checked.
+async fn a_change_is_checked_beside_other_writers(place: Place) {
+    let barrier = Arc::new(Barrier::new(2));
+    let store = stopping_at(&place, &barrier, "large").await;
+    let other = async {
+        meet(&barrier).await;
+        let put = put_as_tenant(&store, tenant("small")).await;
+        meet(&barrier).await;
+        put
+    };
+    let (large, small) = tokio::join!(put_as_tenant(&store, tenant("large")), other);
+    large.unwrap();
+    small.unwrap();
+}
+
+async fn a_change_is_checked_again_if_its_tenant_has_changed(place: Place) {
+    let other = place.open().await;
+    put(&other, tenant("acme")).await;
+    let barrier = Arc::new(Barrier::new(2));
+    let store = stopping_at(&place, &barrier, "acme").await;
+    let beside = async {
+        meet(&barrier).await;
+        let put = put_as_tenant(&other, server("acme", "one", "1")).await;
+        meet(&barrier).await;
+        put
+    };
+    let files = put_as_tenant(&store, server("acme", "files", "1"));
+    let (files, one) = tokio::join!(files, beside);
+    one.unwrap();
+    assert!(matches!(files, Err(Error::Invalid(_))), "{files:?}");
 }

@@ -102,7 +102,7 @@ async fn create(call: Call) -> OperationResult {
         Some(tenant) => ObjectName::of(tenant, Kind::ApiKey, &name),
         None => ObjectName::operator_key(&name),
     };
-    let change = |_: Option<&Stored>| Ok(document);
+    let change = |_: Option<&Stored>| Ok(document.clone());
     write_key((&call.front, &call.caller), &name, Expected::Absent, change).await
 }
 
@@ -125,7 +125,7 @@ async fn write_key(
     (front, caller): (&Front, &Caller),
     name: &ObjectName,
     expected: Expected,
-    change: impl FnOnce(Option<&Stored>) -> Result<Document, database::Error>,
+    mut change: impl FnMut(Option<&Stored>) -> Result<Document, database::Error>,
 ) -> OperationResult {
     let key = api_key::generate(&aws_lc_rs::rand::SystemRandom::new())
         .map_err(|_| Problem::of(database::Error::Bug("no randomness".to_owned()), false))?;

@@ -198,7 +198,7 @@ impl Grants<'_> {
             grant.resource.as_str().into(),
             grant.scope.as_str().into(),
             session(grant),
-            jkt(grant),
+            Value::Text(grant.jkt.clone()),
             grant.auth_ms.into(),
             grant.expires_ms.into(),
             code.redirect_uri.as_str().into(),
@@ -315,8 +315,9 @@ impl Grants<'_> {
         Ok(true)
     }
 
-    /// Uses a refresh token of `client_id`, and binds its grant to the key `jkt`, if it is not bound to one. A token
-    /// that is bound to another key, or is and comes without one, is refused.
+    /// Uses a refresh token of `client_id`. Its first use binds its grant to the key `jkt`, if it is not bound to one; a
+    /// retry does not, since the successor may be in use by then. A token that is bound to another key, or is and comes
+    /// without one, is refused.
     pub(crate) async fn refresh(
         self,
         tenant: &str,
@@ -338,7 +339,7 @@ impl Grants<'_> {
         let Some(row) = held.first() else {
             return Ok(Refreshed::Refused);
         };
-        let grant = Box::new(grant(row)?);
+        let mut grant = Box::new(grant(row)?);
         let next = &succession.successor;
         let values = vec![
             hash.into(),
@@ -371,6 +372,11 @@ impl Grants<'_> {
                 },
             }
         } else {
+            if let Some(jkt) = jkt.filter(|_| grant.jkt.is_none()) {
+                let values = vec![grant.id.into(), jkt.into(), now_ms.into()];
+                transaction.run(BIND_GRANT, values).await?;
+                grant.jkt = Some(jkt.to_owned());
+            }
             add_refresh(&mut transaction, &grant, next).await?;
             let salt = succession.salt;
             Refreshed::Good { grant, salt }
@@ -535,7 +541,7 @@ fn grant_values(tenant: &str, grant: &Grant, now_ms: i64) -> Vec<Value> {
         grant.resource.as_str().into(),
         grant.scope.as_str().into(),
         session(grant),
-        jkt(grant),
+        Value::Text(grant.jkt.clone()),
         grant.auth_ms.into(),
         now_ms.into(),
         grant.expires_ms.into(),
@@ -544,10 +550,6 @@ fn grant_values(tenant: &str, grant: &Grant, now_ms: i64) -> Vec<Value> {
 
 fn session(grant: &Grant) -> Value {
     Value::Text(grant.session.clone())
-}
-
-fn jkt(grant: &Grant) -> Value {
-    Value::Text(grant.jkt.clone())
 }
 
 fn groups_text(grant: &Grant) -> String {
@@ -611,14 +613,20 @@ const INSERT_REFRESH: &str = "
     INSERT INTO refresh_tokens (hash, grant_id, expires_ms)
     VALUES ($1, $2, $3)";
 
-// For the lock, too. Once bound to a key, a grant stays so.
+// Changes nothing, but takes the row lock in both databases.
 const HOLD_GRANT: &str = "
     UPDATE grants
-       SET jkt = COALESCE(jkt, $5)
+       SET jkt = jkt
      WHERE id = (SELECT grant_id FROM refresh_tokens WHERE hash = $1)
        AND tenant = $2 AND client_id = $3 AND revoked_ms IS NULL AND expires_ms > $4
        AND (jkt IS NULL OR jkt = $5)
     RETURNING id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, expires_ms";
+
+// Once bound to a key, a grant stays so.
+const BIND_GRANT: &str = "
+    UPDATE grants
+       SET jkt = $2, bound_ms = $3
+     WHERE id = $1";
 
 const USE_REFRESH: &str = "
     UPDATE refresh_tokens

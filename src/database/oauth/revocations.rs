@@ -69,6 +69,26 @@ impl Revocations<'_> {
         Ok(is_changed)
     }
 
+    /// Ends the grant of a refresh token that was used by the time the grant was bound to a key, and now comes with
+    /// another key or none: the token was given out unbound, so somebody else may have bound its successors. There is
+    /// no grace, because who binds a grant repeats requests with that key. Returns the grant; none if the token is no
+    /// such one, or the grant has ended.
+    pub(crate) async fn end_of_other_key(
+        self,
+        tenant: &str,
+        hash: &[u8; 32],
+        jkt: Option<&str>,
+    ) -> Result<Option<Uuid>, Error> {
+        let values = vec![hash.into(), tenant.into(), jkt.unwrap_or_default().into()];
+        let found = self.pool.read(BOUND_BY_ANOTHER, values).await?;
+        let Some(row) = found.first() else {
+            return Ok(None);
+        };
+        let id: Uuid = row.get("id")?;
+        let is_ended = self.revoke(tenant, &Revoked::Grant(id)).await?;
+        Ok(is_ended.then_some(id))
+    }
+
     /// Ends the log-ins and grants of a logout at an identity provider. Returns false if the value `once`, which is
     /// stored until a time, was used before.
     pub(crate) async fn log_out(
@@ -362,6 +382,14 @@ const NEXT: &str = "
 const INSERT: &str = "
     INSERT INTO revocations (number, tenant, kind, value, at_ms)
     VALUES ($1, $2, $3, $4, $5)";
+
+// A used token of a grant that its code bound, or of one bound later, ends nothing: its thief could do nothing with it.
+const BOUND_BY_ANOTHER: &str = "
+    SELECT grants.id AS id
+      FROM refresh_tokens
+      JOIN grants ON grants.id = refresh_tokens.grant_id
+     WHERE refresh_tokens.hash = $1 AND grants.tenant = $2 AND grants.jkt <> $3
+       AND refresh_tokens.used_ms <= grants.bound_ms";
 
 const DELETE_CODE_OF_GRANT: &str = "
     DELETE FROM codes

@@ -5,7 +5,7 @@
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 11] = [
+pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 12] = [
     (
         1,
         "control",
@@ -92,6 +92,14 @@ pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 11] = [
         [
             include_str!("../../../migrations/sqlite/0011_own_keys.sql"),
             include_str!("../../../migrations/postgres/0011_own_keys.sql"),
+        ],
+    ),
+    (
+        12,
+        "bound",
+        [
+            include_str!("../../../migrations/sqlite/0012_bound.sql"),
+            include_str!("../../../migrations/postgres/0012_bound.sql"),
         ],
     ),
 ];

@@ -24,6 +24,7 @@ on_both! {
     a_refresh_token_has_one_successor
     a_refresh_token_is_of_one_client
     a_refresh_token_is_of_one_key
+    a_token_of_before_its_key_ends_the_grant
     a_used_refresh_token_ends_its_grant_after_the_grace
     codes_and_refresh_tokens_are_never_spent_twice
 }
@@ -347,6 +348,57 @@ async fn a_refresh_token_is_of_one_key(place: Place) {
     let stolen = refreshed(third, Some("l"), 1).await;
     assert_eq!(stolen, Err(Refreshed::Refused));
     assert_eq!(refreshed(third, own, 1).await, Ok(k));
+}
+
+/// Who steals an unbound token and binds it is found out by its owner, as without a key.
+async fn a_token_of_before_its_key_ends_the_grant(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut bound = code(2);
+    bound.grant.jkt = Some("k".to_owned());
+    let stolen = granted(&store, &code(1), &[1; 32]).await;
+    granted(&store, &bound, &[2; 32]).await;
+    granted(&store, &code(3), &[3; 32]).await;
+    let used = async |token: &[u8; 32], jkt: Option<&str>, salt| {
+        let (grants, next) = (store.grants(), succession(token, salt));
+        let used = grants.refresh("a", ("c_app", jkt), token, &next).await;
+        match used.unwrap() {
+            Refreshed::Good { grant, .. } => Ok(grant.jkt),
+            refused => Err(refused),
+        }
+    };
+    let ended = async |tenant: &str, token: &[u8; 32], jkt: Option<&str>| {
+        let revocations = other.revocations();
+        let ended = revocations.end_of_other_key(tenant, token, jkt).await;
+        ended.unwrap()
+    };
+    let (own, k) = (Some("k"), Ok(Some("k".to_owned())));
+    // A first use binds, a retry does not: the successor is still good for its owner, who has no key.
+    assert_eq!(used(&[3; 32], None, 1).await, Ok(None));
+    assert_eq!(used(&[3; 32], own, 2).await, Ok(None));
+    let next = successor(&[3; 32], 1);
+    assert_eq!(used(&next, None, 1).await, Ok(None));
+    // Unused, or of a grant that its code bound, or of one that is bound to none, a token ends nothing.
+    assert_eq!(used(&[2; 32], own, 1).await, k);
+    for token in [[1; 32], [2; 32], [3; 32], [9; 32]] {
+        for jkt in [None, Some("l")] {
+            assert_eq!(ended("a", &token, jkt).await, None, "{token:?}");
+        }
+    }
+    assert_eq!(used(&[1; 32], own, 1).await, k);
+    let after = successor(&[1; 32], 1);
+    later(&place, SECOND);
+    assert_eq!(used(&after, own, 1).await, k);
+    // The key itself, another tenant, and a token that was bound when it was given out.
+    assert_eq!(ended("a", &[1; 32], own).await, None);
+    assert_eq!(ended("b", &[1; 32], None).await, None);
+    assert_eq!(ended("a", &after, None).await, None);
+    assert!(revoked(&store).await.is_empty());
+    // Within the grace, too.
+    assert_eq!(ended("a", &[1; 32], None).await, Some(stolen));
+    assert_eq!(ended("a", &[1; 32], Some("l")).await, None, "it has ended");
+    assert_eq!(revoked(&store).await, [stolen].into());
+    let last = successor(&after, 1);
+    assert_eq!(used(&last, own, 1).await, Err(Refreshed::Refused));
 }
 
 async fn a_used_refresh_token_ends_its_grant_after_the_grace(place: Place) {

@@ -92,7 +92,7 @@ impl RequestProof {
     }
 
     /// The thumbprint of its key.
-    fn key(&self) -> Option<String> {
+    pub(super) fn key(&self) -> Option<String> {
         self.0.as_ref().map(|proof| proof.key().text())
     }
 

@@ -255,7 +255,10 @@ impl Exchange<'_> {
     ) -> Result<Response, OauthRefusal> {
         self.check_resource(&known)?;
         let scope = narrowed(&known.scope, self.form.get("scope"))?;
-        let jkt = self.proof.refresh_key(self.client, &known)?;
+        let jkt = match self.proof.refresh_key(self.client, &known) {
+            Ok(jkt) => jkt,
+            Err(refusal) => return Err(self.of_other_key(hash, refusal).await?),
+        };
         let known = self.in_good_standing(known).await?;
         let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
@@ -272,7 +275,8 @@ impl Exchange<'_> {
         let used = self.succeed(&known, jkt.as_deref(), hash, &succession);
         let (grant, salt) = match used.await? {
             Refreshed::Good { grant, salt } => (grant, salt),
-            Refreshed::Refused => return Err(BAD_REFRESH),
+            // It may have been bound just now.
+            Refreshed::Refused => return Err(self.of_other_key(hash, BAD_REFRESH).await?),
             Refreshed::Reused { grant } => {
                 self.note_revoked(grant, "a refresh token came again");
                 self.state.snapshot.refresh_issued().await?;
@@ -283,6 +287,24 @@ impl Exchange<'_> {
         self.renew_client().await;
         let scope = self.permitted(&grant, &scope);
         self.issue(&grant, &groups, &scope, (Some(&next), binding))
+    }
+
+    /// The refusal of a refresh token that comes without the key of its grant. If it was used by the time the grant was
+    /// bound, one of its two holders is a thief, and the grant ends.
+    async fn of_other_key(
+        &self,
+        hash: &[u8; 32],
+        refusal: OauthRefusal,
+    ) -> Result<OauthRefusal, OauthRefusal> {
+        let (tenant, key) = (&self.server.tenant.name, self.proof.key());
+        let revocations = self.store.revocations();
+        let ended = revocations.end_of_other_key(tenant, hash, key.as_deref());
+        let Some(grant) = ended.await? else {
+            return Ok(refusal);
+        };
+        self.note_revoked(grant, "a refresh token from before its key came again");
+        self.state.snapshot.refresh_issued().await?;
+        Ok(BAD_REFRESH)
     }
 
     /// Returns a grant with the groups that its person has at the identity provider now. The provider is asked before the

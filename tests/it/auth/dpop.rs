@@ -7,7 +7,9 @@ use crate::{
     auth::external_tokens::bearer,
     support::{
         dpop::{Prover, claims, claims_with, proving},
-        harness::{Events, NEWEST, Session, child, client, client_with, json_of, opening, within},
+        harness::{
+            Events, NEWEST, Session, child, client, client_with, json_of, opening, until, within,
+        },
         issuer::{Issuer, Key, Provider, now},
         oauth_client::{Answer, App, BACK, SECRET, basic, gateway, register, said, send, tenants},
         pair::Pair,
@@ -356,6 +358,38 @@ async fn a_token_request_needs_a_good_proof_or_none() {
     let own = by(&prover.for_token(&endpoint)).refresh(&plain, &[]).await;
     let refused = app.refresh(&own.text("refresh_token"), &[]).await;
     refused.assert_refused(400, "invalid_dpop_proof");
+}
+
+/// A thief binds a token that is bound to no key: its owner, who comes with it and has none, ends the grant.
+#[tokio::test]
+async fn who_binds_a_stolen_refresh_token_is_found_out() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    let (thief, endpoint) = (Prover::new(), app.endpoint("token"));
+    let by = async |refresh: &str| {
+        let own = with_proof(&app, &thief.for_token(&endpoint));
+        own.refresh(refresh, &[]).await.text("refresh_token")
+    };
+    // The owner used it before, and the thief repeats it: the successor stays good for its owner.
+    let mine = app.tokens().await.text("refresh_token");
+    let next = app.refresh(&mine, &[]).await.text("refresh_token");
+    assert_eq!(by(&mine).await, next);
+    let tokens = app.refresh(&next, &[]).await;
+    assert_eq!(tokens.text("token_type"), "Bearer");
+    // The thief is the first.
+    let mine = tokens.text("refresh_token");
+    let theirs = by(&mine).await;
+    let refused = app.refresh(&mine, &[]).await;
+    refused.assert_refused(400, "invalid_grant");
+    let own = with_proof(&app, &thief.for_token(&endpoint));
+    let refused = own.refresh(&theirs, &[]).await;
+    refused.assert_refused(400, "invalid_grant");
+    let audit = format!("{}/api/v1/audit?kind=grant.revoked", gateway.origin());
+    until("a record", async || {
+        let audit = send(Method::GET, &audit, &gateway.administrator(), None).await;
+        audit.body.to_string().contains("before its key came again")
+    })
+    .await;
 }
 
 #[tokio::test]

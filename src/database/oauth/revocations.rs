@@ -27,6 +27,8 @@ pub(crate) enum Revoked {
     Grant(Uuid),
     /// One grant, the consents of its user to its client, and the codes that the client has not redeemed.
     Consent(Uuid),
+    /// The same of every grant of the user to the client, which has one for each log-in.
+    Access(Uuid),
     /// All grants of a client, and every consent to it.
     Client(String),
     /// All grants and consents of a subject.
@@ -186,6 +188,14 @@ pub(crate) async fn end(
             let grant = Revoked::Grant(*id);
             let is_ended = Box::pin(end(transaction, tenant, &grant, now_ms)).await?;
             Ok(is_ended || !(consents.is_empty() && codes.is_empty()))
+        }
+        Revoked::Access(id) => {
+            let values = vec![tenant.into(), (*id).into(), now_ms.into()];
+            let ended = transaction.run(END_LIKE_GRANT, values).await?;
+            number_grants(transaction, tenant, &ended, now_ms).await?;
+            let consent = Revoked::Consent(*id);
+            let is_ended = Box::pin(end(transaction, tenant, &consent, now_ms)).await?;
+            Ok(is_ended || !ended.is_empty())
         }
         Revoked::Client(client) => {
             let values = || vec![tenant.into(), client.as_str().into()];
@@ -462,6 +472,16 @@ const END_GRANT: &str = "
     UPDATE grants
        SET revoked_ms = $3
      WHERE tenant = $1 AND id = $2 AND revoked_ms IS NULL
+    RETURNING id";
+
+const END_LIKE_GRANT: &str = "
+    UPDATE grants
+       SET revoked_ms = $3
+     WHERE tenant = $1
+       AND (subject, client_id) IN (SELECT subject, client_id
+                                      FROM grants
+                                     WHERE tenant = $1 AND id = $2)
+       AND revoked_ms IS NULL
     RETURNING id";
 
 const END_OF_CLIENT: &str = "

@@ -16,6 +16,7 @@ use crate::declare::{Issued, Kind, Object, ObjectName};
 on_both! {
     a_revocation_ends_its_grants_and_no_others
     a_revocation_deletes_its_consents
+    access_that_is_taken_back_is_that_of_every_log_in
     every_revocation_is_seen_by_other_handles
     a_recreated_tenant_inherits_nothing
     revocations_leave_a_connection_to_operators
@@ -137,6 +138,35 @@ async fn a_revocation_ends_its_grants_and_no_others(place: Place) {
     );
 }
 
+/// A client has a grant for each log-in, device and server.
+async fn access_that_is_taken_back_is_that_of_every_log_in(place: Place) {
+    let [store, _] = open(&place).await;
+    let mut ids = Vec::new();
+    for (number, subject, client, resource) in [
+        (1, "ada", "c_app", "x"),
+        (2, "ada", "c_app", "x"),
+        (3, "ada", "c_app", "y"),
+        (4, "ada", "c_web", "x"),
+        (5, "bob", "c_app", "x"),
+    ] {
+        let mut code = code(number);
+        code.grant.subject = subject.to_owned();
+        code.grant.client_id = client.to_owned();
+        code.grant.resource = resource.to_owned();
+        ids.push(granted(&store, &code, &[number; 32]).await);
+    }
+    let revocations = store.revocations();
+    let all = Revoked::Access(ids[1]);
+    assert!(!revocations.revoke("b", &all).await.unwrap());
+    assert!(revocations.revoke("a", &all).await.unwrap());
+    assert_eq!(revoked(&store).await, ids[..3].iter().copied().collect());
+    let listed = store.grants().list("a", GrantFilter::default(), 9).await;
+    let mut kept: Vec<_> = listed.unwrap().iter().map(|seen| seen.grant.id).collect();
+    kept.sort_by_key(|id| ids.iter().position(|known| known == id));
+    assert_eq!(kept, ids[3..]);
+    assert!(!revocations.revoke("a", &all).await.unwrap());
+}
+
 async fn every_revocation_is_seen_by_other_handles(place: Place) {
     let stores = open(&place).await;
     let mut ids = Vec::new();
@@ -178,6 +208,7 @@ async fn a_revocation_deletes_its_consents(place: Place) {
     for (what, forgotten) in [
         (Revoked::Grant(id), vec![]),
         (Revoked::Consent(id), vec![of_code()]),
+        (Revoked::Access(id), vec![of_code()]),
         (
             Revoked::Client("c_app".to_owned()),
             vec![of_code(), ("a", "bob", "c_app")],

@@ -325,7 +325,9 @@ fn no_own_key(tenant: &str, name: &str) -> Problem {
 async fn revoke(call: Call) -> OperationResult {
     let what = revoked(&document(&call.headers, call.body, MAX).await?)?;
     let (kind, name) = match &what {
-        Revoked::Grant(id) | Revoked::Consent(id) => ("grant", id.to_string()),
+        Revoked::Grant(id) | Revoked::Consent(id) | Revoked::Access(id) => {
+            ("grant", id.to_string())
+        }
         Revoked::Client(client) => ("client", client.clone()),
         Revoked::Subject(subject) => ("subject", subject.clone()),
     };

@@ -365,7 +365,7 @@ impl BrowserRequest {
         let record = Record::new(tenant, "grant.revoked", &person.subject, &target, detail);
         // The record is written before the grant ends.
         store.audit().append(&[record]).await?;
-        let ended = Revoked::Consent(grant.id);
+        let ended = Revoked::Access(grant.id);
         store.revocations().revoke(self.tenant(), &ended).await?;
         self.oauth.0.snapshot.refresh_issued().await?;
         Ok("revoked")

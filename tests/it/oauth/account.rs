@@ -289,6 +289,8 @@ async fn nothing_is_changed(browser: &mut Browser, page: &Shown, forms: [&[(&str
 async fn a_person_ends_the_access_of_an_application() {
     let gateway = gateway(json!({}), slots()).await;
     let app = App::public(&gateway, "a").await;
+    // Two log-ins, as on two devices.
+    let other = app.tokens().await;
     let tokens = app.tokens().await;
     let tokens = app.refresh(&tokens.text("refresh_token"), &[]).await;
     let mut eve = Browser::new();
@@ -311,9 +313,11 @@ async fn a_person_ends_the_access_of_an_application() {
         "{}",
         page.text
     );
-    assert!(!app.reaches("x", &tokens.text("access_token")).await);
-    let refused = app.refresh(&tokens.text("refresh_token"), &[]).await;
-    refused.assert_refused(400, "invalid_grant");
+    for tokens in [&tokens, &other] {
+        assert!(!app.reaches("x", &tokens.text("access_token")).await);
+        let refused = app.refresh(&tokens.text("refresh_token"), &[]).await;
+        refused.assert_refused(400, "invalid_grant");
+    }
     nothing_is_changed(&mut ada, &page, [&revoke, &nobodys]).await;
     let audit = format!("{}/api/v1/audit?kind=grant.revoked", gateway.origin());
     let audit = send(Method::GET, &audit, &gateway.administrator(), None).await;

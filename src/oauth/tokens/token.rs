@@ -82,7 +82,7 @@ async fn exchange(
     let proof = RequestProof::of(state, server, &head)?;
     let is_workload = grant_type == JWT_BEARER && workload::is_presented(&form);
     let client = if is_workload {
-        workload::authenticate(state, server, (&head, &form), attempt).await?
+        workload::authenticate(state, server, (&head, &form), &proof, attempt).await?
     } else {
         authenticate(state, server, &head, &form).await?
     };

@@ -8,12 +8,13 @@ use http::{header::AUTHORIZATION, request::Parts};
 use serde_json::{Map, Value};
 
 use super::{
+    binding::RequestProof,
     client_authentication::{replay_key, use_once},
     jose::{check_audience, check_times, is_id_jag},
 };
 use crate::{
     auth::{
-        Jws, KeySet, Signature, TokenError,
+        Jws, KeySet, Signature, Thumbprint, TokenError, holder,
         jose::{declared, parse_unverified, string},
     },
     declare::{ALGORITHMS, DeclaredClient, Workload},
@@ -32,6 +33,8 @@ struct PlatformToken<'t> {
     expires: i64,
     /// What is good once: its `jti`, else all that is signed.
     id: String,
+    /// The key that the workload has to prove.
+    holder: Option<Thumbprint>,
     jws: Jws<'t>,
 }
 
@@ -50,12 +53,13 @@ pub(super) fn is_presented(form: &Form) -> bool {
 ///
 /// # Errors
 ///
-/// `invalid_grant` with the failed check. Nothing that an operator declared decides before the signature is
+/// `invalid_grant` with the failed check, or `invalid_dpop_proof` without the proof that the token needs. Nothing that an operator declared decides before the signature is
 /// verified, so that strangers cannot find out what is declared.
 pub(super) async fn authenticate(
     state: &OauthState,
     server: &AuthorizationServer,
     (head, form): (&Parts, &Form),
+    proof: &RequestProof,
     attempt: &Attempt,
 ) -> Result<Client, OauthRefusal> {
     let credentials = ["client_secret", "client_assertion"];
@@ -79,6 +83,7 @@ pub(super) async fn authenticate(
     }
     let signed = token.signed(state, trusted).await?;
     let Candidate(declared, workload) = token.meant(server, signed, attempt)?;
+    proof.check_holder(token.holder)?;
     if !workload.is_reusable {
         let used = replay_key("workload", &token.issuer, &token.id);
         let once = (&used, token.expires);
@@ -111,11 +116,13 @@ impl<'t> PlatformToken<'t> {
         let id = string(&claims, "jti")?.map(|id| format!("jti {id}"));
         let signed = text.rsplit_once('.').map_or(text, |(signed, _)| signed);
         let id = id.unwrap_or_else(|| signed.to_owned());
+        let holder = holder(&claims)?;
         Ok(Self {
             issuer,
             claims,
             expires,
             id,
+            holder,
             jws,
         })
     }
@@ -227,6 +234,9 @@ mod tests {
         PlatformToken::parse(&text, 10_000).map(|token| token.id)
     }
 
+    /// The reason against a token that is bound otherwise.
+    const BOUND: &str = "a token that is bound to what cannot be proved here";
+
     #[test]
     fn tokens_of_platforms_are_told_from_others() {
         let header = json!({"alg": "RS256", "typ": "JWT"});
@@ -241,6 +251,8 @@ mod tests {
             ("nbf", json!(10_061), "not valid yet"),
             ("iat", json!(10_061), "not valid yet"),
             ("jti", json!(1), "a member that is no text"),
+            ("cnf", json!({"x5t#S256": "x"}), BOUND),
+            ("cnf", json!({"jkt": "x"}), BOUND),
         ] {
             let mut claims = claims.clone();
             claims[name] = value;

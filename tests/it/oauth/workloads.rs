@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::{
     auth::external_tokens::bearer,
     support::{
-        harness::{NEWEST, Session, child, client, json_of, until, within},
+        dpop::Prover,
+        harness::{NEWEST, Session, child, client, client_with, json_of, until, within},
         issuer::{Issuer, Key, Mood, now},
         oauth_client::{Answer, SECRET, basic, post_with, said, send},
         pair::Pair,
@@ -394,6 +395,48 @@ async fn every_check_of_a_workload_is_made() {
             .contains("a claim is not as declared (ci: ref, deploy: environment)")
     })
     .await;
+}
+
+/// RFC 7800, section 3.1.
+#[tokio::test]
+async fn a_token_of_a_key_is_good_with_its_proof_alone() {
+    let (key, cluster) = (Key::new("k"), Key::new("c"));
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = Served::start(config(), tenants(&issuer.url, &cluster)).await;
+    let ours = issuer_of(&gateway).await;
+    let url = format!("{}/t/a/oauth/token", gateway.origin());
+    let (own, other) = (Prover::new(), Prover::new());
+    let of = |confirmation: Value| signed(&key, &claims(&issuer, &ours, &[("cnf", confirmation)]));
+    let ask = async |assertion: &str, proof: Option<&Prover>| {
+        let mut headers = reqwest::header::HeaderMap::new();
+        if let Some(prover) = proof {
+            headers.insert("DPoP", prover.for_token(&url).parse().unwrap());
+        }
+        let form = url::form_urlencoded::Serializer::new(String::new())
+            .extend_pairs([("grant_type", JWT_BEARER), ("assertion", assertion)])
+            .finish();
+        let sent = client_with(headers)
+            .post(&url)
+            .header("Content-Type", "application/x-www-form-urlencoded")
+            .body(form)
+            .send();
+        Answer::of(within("an answer", sent).await.unwrap()).await
+    };
+    let bound = of(json!({"jkt": own.thumbprint()}));
+    let otherwise = of(json!({"x5t#S256": own.thumbprint()}));
+    // None of the refusals uses the token up.
+    for (assertion, proof, error) in [
+        (&bound, None, "invalid_dpop_proof"),
+        (&bound, Some(&other), "invalid_grant"),
+        (&otherwise, Some(&own), "invalid_grant"),
+    ] {
+        let refused = ask(assertion, proof).await;
+        refused.assert_refused(400, error);
+    }
+    let tokens = ask(&bound, Some(&own)).await;
+    assert_eq!(tokens.text("token_type"), "DPoP");
+    let again = ask(&bound, Some(&own)).await;
+    again.assert_refused(400, "invalid_grant");
 }
 
 #[tokio::test]

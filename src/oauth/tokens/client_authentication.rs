@@ -7,7 +7,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
 
 use super::jose::Assertion;
-use crate::endpoint::OauthEndpoint;
+use crate::endpoint::{OauthEndpoint, Site};
 use crate::{
     auth::{KeySet, Signature},
     base::Sha256,
@@ -162,8 +162,9 @@ async fn by_assertion(
 ) -> Result<Client, OauthRefusal> {
     let endpoints = [OauthEndpoint::Token, OauthEndpoint::Revoke];
     let endpoints = endpoints.map(|endpoint| server.endpoint(state, endpoint));
-    let short = format!("{}/token", server.site(state).url);
-    let ours = [&server.issuer, &endpoints[0], &endpoints[1], &short].map(String::as_str);
+    let mut ours = vec![&*server.issuer, &*endpoints[0], &*endpoints[1]];
+    let short = short_url(server.site(state), &server.tenant.name);
+    ours.extend(short.as_deref());
     let now = state.clock.now_ms() / 1000;
     let assertion = Assertion::parse(text, &ours, now).map_err(|why| {
         tracing::debug!(why, "a client assertion is refused");
@@ -184,6 +185,14 @@ async fn by_assertion(
     let once = (&used, assertion.expires);
     let is_first = use_once(state, server, (&client.id, ASSERTIONS), once);
     is_first.await?.then_some(client).ok_or(REFUSED)
+}
+
+/// The short URL of the token endpoint, of the default tenant alone: an assertion for it identifies no other server
+/// (RFC 7523, section 3).
+fn short_url(site: Site<'_>, tenant: &str) -> Option<String> {
+    let alias = OauthEndpoint::Token.alias()?;
+    let is_of_tenant = site.oauth_tenant(alias) == Some(tenant);
+    is_of_tenant.then(|| format!("{}{alias}", site.url))
 }
 
 /// Records the use of an assertion of a client, which has `bound` of them in a minute, and reports whether it is the
@@ -292,6 +301,17 @@ mod tests {
 
     fn basic_of(text: &str) -> String {
         format!("Basic {}", STANDARD.encode(text))
+    }
+
+    #[test]
+    fn the_short_url_is_that_of_the_default_tenant() {
+        let default = ("a".to_owned(), "x".to_owned());
+        let site = Site::of("https://gw.test", Some(&default), None);
+        let short = "https://gw.test/token".to_owned();
+        assert_eq!(short_url(site, "a"), Some(short));
+        assert_eq!(short_url(site, "b"), None);
+        let site = Site::of("https://gw.test", None, None);
+        assert_eq!(short_url(site, "a"), None);
     }
 
     #[test]

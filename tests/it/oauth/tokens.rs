@@ -609,6 +609,8 @@ async fn clients_authenticate_by_signed_assertions() {
         ("aud", json!("https://evil.test")),
         ("aud", json!([issuer, "https://evil.test"])),
         ("aud", json!(format!("{}/t/b", gateway.origin()))),
+        // No tenant is the default one here.
+        ("aud", json!(format!("{}/token", gateway.origin()))),
         ("exp", json!(now() - 120)),
         ("exp", json!(now() + 3600)),
         ("nbf", json!(now() + 600)),

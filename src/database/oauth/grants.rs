@@ -6,7 +6,7 @@
 use uuid::Uuid;
 
 use super::{
-    logins::CONSENTED,
+    logins::{CONSENTED, FORGET_CONSENTS},
     revocations::{HOLD_OFF, Revocations, Revoked, begin_beside},
 };
 use crate::database::pool::{Error, Pool, Row, Transaction, Value};
@@ -153,7 +153,8 @@ pub(crate) struct Grants<'a> {
 
 impl Grants<'_> {
     /// Stores a code for a request that was begun at `asked_ms`, before the consent was read: one that is remembered, by
-    /// its digest. Returns false if all grants of the client were revoked since, or the consent was taken back.
+    /// its digest. Returns false if all grants of the client were revoked since, or those of the subject since the log-in,
+    /// or the consent was taken back.
     pub(crate) async fn add_code(
         self,
         tenant: &str,
@@ -162,20 +163,24 @@ impl Grants<'_> {
         consent: Option<&[u8; 32]>,
     ) -> Result<bool, Error> {
         let grant = &code.grant;
-        // A revocation is seen here, or sees the code. One of the subject counts from the log-in on, at the start.
+        // A revocation is seen here, or sees the code. That of a session at a provider counts at the start.
         let mut transaction = begin_beside(self.pool).await?;
-        let no_subject = "";
-        let revoked = vec![
+        let none = "";
+        let of_client = vec![
             tenant.into(),
-            no_subject.into(),
+            none.into(),
             grant.client_id.as_str().into(),
             asked_ms.into(),
         ];
+        let subject = grant.subject.as_str().into();
+        let of_subject = vec![tenant.into(), subject, none.into(), grant.auth_ms.into()];
         let by = || -> Vec<Value> {
             let (subject, client) = (grant.subject.as_str(), grant.client_id.as_str());
             vec![tenant.into(), subject.into(), client.into()]
         };
-        if !transaction.run(REVOKED, revoked).await?.is_empty() {
+        let mut revoked = transaction.run(REVOKED, of_client).await?;
+        revoked.extend(transaction.run(REVOKED, of_subject).await?);
+        if !revoked.is_empty() {
             // One that was stored behind the revocation would be one that nobody gave since.
             transaction.run(FORGET_CONSENTS, by()).await?;
             transaction.commit().await?;
@@ -589,10 +594,6 @@ const REVOKED_SUBJECT: &str = "
        AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4
             OR CAST($4 AS TEXT) IS NULL AND kind = 'sessionless' AND value = $2)
      LIMIT 1";
-
-const FORGET_CONSENTS: &str = "
-    DELETE FROM consents
-     WHERE tenant = $1 AND subject = $2 AND client_id = $3";
 
 /// A revocation of all that a subject or a client had, since a time.
 pub(crate) const REVOKED: &str = "

@@ -270,6 +270,10 @@ const CONSENT: &str = "
     VALUES ($1, $2, $3, $4, $5)
     ON CONFLICT (tenant, subject, client_id, digest) DO NOTHING";
 
+pub(super) const FORGET_CONSENTS: &str = "
+    DELETE FROM consents
+     WHERE tenant = $1 AND subject = $2 AND client_id = $3";
+
 const ADD_TRIP: &str = "
     INSERT INTO trips (tenant, state, content, expires_ms)
     VALUES ($1, $2, $3, $4)";

@@ -20,6 +20,7 @@ on_both! {
     a_grant_without_a_code_does_not_begin_beside_a_revocation
     no_machine_keeps_a_grant_that_a_revocation_meets
     no_code_is_issued_by_a_consent_that_has_ended
+    no_consent_is_left_to_the_next_person_of_a_name
     the_grants_with_the_newest_tokens_come_first
     a_refresh_token_has_one_successor
     a_refresh_token_is_of_one_client
@@ -555,6 +556,24 @@ async fn no_code_is_issued_by_a_consent_that_has_ended(place: Place) {
         known.push(taken != TakenCode::Unknown);
     }
     assert_eq!(known, [false, true, false, true]);
+}
+
+/// A consent that is stored while its user is removed.
+async fn no_consent_is_left_to_the_next_person_of_a_name(place: Place) {
+    let [store, _] = open(&place).await;
+    let (grants, logins, digest) = (store.grants(), store.logins(), [7; 32]);
+    let removed = Revoked::Subject("ada".to_owned());
+    store.revocations().revoke("a", &removed).await.unwrap();
+    for (number, auth_ms, is_issued) in [(1, BEGIN, false), (2, BEGIN + 1, true)] {
+        let consent = logins.consent("a", "ada", "c_app", &digest);
+        consent.await.unwrap();
+        let mut new = code(number);
+        new.grant.auth_ms = auth_ms;
+        let added = grants.add_code("a", &new, BEGIN + 2, Some(&digest)).await;
+        assert_eq!(added.unwrap(), is_issued, "{number}");
+        let known = logins.has_consented("a", "ada", "c_app", &digest).await;
+        assert_eq!(known.unwrap(), is_issued, "{number}");
+    }
 }
 
 async fn the_grants_with_the_newest_tokens_come_first(place: Place) {

@@ -257,7 +257,8 @@ impl BrowserRequest {
                 .consent(self.tenant(), subject, client, &digest)
                 .await?;
         }
-        self.audit_consent("consent.given", subject, authorization)
+        let granted = self.granted_scopes(authorization, &allowed).join(" ");
+        self.audit_consent("consent.given", subject, authorization, &granted)
             .await?;
         self.issue_code(authorization, person, redirect_status)
             .await
@@ -267,7 +268,8 @@ impl BrowserRequest {
         let person = self.person().await?;
         self.take_decision(flow).await?;
         let subject = person.map(|person| person.subject).unwrap_or_default();
-        self.audit_consent("consent.denied", &subject, authorization)
+        let asked = authorization.parameters.scope();
+        self.audit_consent("consent.denied", &subject, authorization, &asked)
             .await?;
         let refusal = AuthorizationRefusal {
             error: "access_denied",
@@ -283,6 +285,7 @@ impl BrowserRequest {
         kind: &str,
         subject: &str,
         authorization: &AuthorizationRequest,
+        scope: &str,
     ) -> Result<(), StepRefusal> {
         if subject.is_empty() {
             return Ok(());
@@ -294,7 +297,8 @@ impl BrowserRequest {
         let target = format!("client {}/{}", self.tenant(), authorization.client.id);
         let detail = json!({
             "resource": authorization.parameters.resource.url,
-            "scope": authorization.parameters.scope(),
+            "scope": scope,
+            "asked": authorization.parameters.scope(),
             "redirect_host": authorization.redirect.shown_host(),
         });
         self.audit(kind, subject, target, detail).await;

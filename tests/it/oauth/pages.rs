@@ -1,12 +1,12 @@
 //! Log-in and consent pages: forms, remembered decisions, refused requests.
 
-use reqwest::{StatusCode, header::LOCATION};
+use reqwest::{Method, StatusCode, header::LOCATION};
 use serde_json::{Value, json};
 
 use crate::support::{
     browser::{Browser, Shown},
     harness::{child, client, json_of, within},
-    oauth_client::post,
+    oauth_client::{post, send},
     postgres::Postgres,
     served::Served,
 };
@@ -757,6 +757,21 @@ async fn hostile_metadata_is_escaped() {
         consent.text
     );
     assert!(consent.text.contains("127.0.0.1:7777"));
+}
+
+/// A person cannot allow what they may not use.
+#[tokio::test]
+async fn the_audit_trail_has_the_scopes_that_were_allowed() {
+    let more = json!({"servers": {"x": {"grants": {"users": {"ada": ["files:read"]}}}}});
+    let gateway = gateway(json!({}), more).await;
+    let mut browser = Browser::new();
+    let url = request(&gateway, &[("scope", "files:read files:write")]);
+    code(&gateway, &mut browser, &url).await;
+    let audit = format!("{}/api/v1/audit?kind=consent.given", gateway.origin());
+    let audit = send(Method::GET, &audit, &gateway.administrator(), None).await;
+    let detail = &audit.body["items"][0]["detail"];
+    assert_eq!(detail["scope"], "files:read", "{}", audit.body);
+    assert_eq!(detail["asked"], "files:read files:write");
 }
 
 /// The warning is about the redirect URI of the request, whatever others the client has.

@@ -132,7 +132,7 @@ impl IdentityProvider for OauthProvider {
     fn authorization_url<'a>(
         &'a self,
         login: &'a ProviderLogin<'a>,
-        _again: bool,
+        again: bool,
     ) -> ProviderFuture<'a, Result<Url, ProviderError>> {
         Box::pin(async move {
             let endpoints = self.endpoints()?;
@@ -150,6 +150,12 @@ impl IdentityProvider for OauthProvider {
             let request = more.iter().fold(request, |request, (name, value)| {
                 request.add_extra_param(name, value)
             });
+            // GitHub knows it, and others ignore it (RFC 6749, section 3.1). None of them has a word for a fresh log-in.
+            let request = if again && !more.contains_key(PROMPT) {
+                request.add_extra_param(PROMPT, "select_account")
+            } else {
+                request
+            };
             Ok(request.url().0)
         })
     }
@@ -223,6 +229,9 @@ impl IdentityProvider for OauthProvider {
         Box::pin(async { Err(ProviderError::Invalid(what)) })
     }
 }
+
+/// The parameter that demands a page of the provider.
+const PROMPT: &str = "prompt";
 
 /// The crate's client with a token endpoint.
 type TokenClient =

@@ -179,7 +179,8 @@ impl From<OutboundError> for ProviderError {
 /// 8. No redirect and no URL of the provider is followed, except those that its operator or its own
 ///    metadata name, as far as `outbound` allows them.
 pub(crate) trait IdentityProvider: Send + Sync {
-    /// Builds the URL of the provider's log-in; `again` requests a fresh log-in.
+    /// Builds the URL of the provider's log-in; `again` requests a fresh log-in, or another account where the provider
+    /// has no such request. Whether it asks the person is up to the provider.
     fn authorization_url<'a>(
         &'a self,
         login: &'a ProviderLogin<'a>,

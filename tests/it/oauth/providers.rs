@@ -470,6 +470,34 @@ async fn another_account_is_asked_for_at_the_provider() {
     assert_eq!(claims["sub"], format!("{}#2", hostile.stage.url));
 }
 
+/// A session at a provider without OpenID would identify the same person again.
+#[tokio::test]
+async fn another_account_is_asked_for_without_openid() {
+    let stage = Stage::start().await;
+    let at = |path: &str| format!("{}{path}", stage.url);
+    for (declared, wanted) in [(None, "select_account"), (Some("login"), "login")] {
+        let mut provider = json!({"kind": "oauth", "issuer": "https://hub.test", "client_id": "gateway",
+            "client_secret": "secret", "authorization_url": at("/authorize"), "token_url": at("/token"),
+            "user_url": at("/user")});
+        if let Some(prompt) = declared {
+            provider["authorization_parameters"] = json!({"prompt": prompt});
+        }
+        let gateway = behind(json!({}), json!({"acme": provider})).await;
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        let usual = sent.answer().get("prompt").cloned();
+        assert_eq!(usual.as_deref(), declared);
+        let login = browser
+            .open(&request(&gateway, &[("prompt", "login")]))
+            .await;
+        let consent = browser.submit(&login, &[("provider", "acme")]).await;
+        let sent = browser.submit(&consent, &ALLOW).await;
+        assert_eq!(sent.answer()["prompt"], wanted);
+        let url = sent.location().unwrap();
+        assert_eq!(url.as_str().matches("prompt=").count(), 1, "{url}");
+    }
+}
+
 /// An operator adds parameters, and those of a log-in that has to be a fresh one stay.
 #[tokio::test]
 async fn a_provider_is_asked_with_more_parameters() {

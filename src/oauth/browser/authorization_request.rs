@@ -60,6 +60,16 @@ pub(super) fn without_log_in_prompt(query: &str) -> String {
 
 /// Adds `prompt=login` to a query.
 pub(super) fn with_log_in_prompt(query: &str) -> String {
+    with_prompt(query, "login", is_log_in)
+}
+
+/// Adds `prompt=consent` to a query.
+pub(super) fn with_consent_prompt(query: &str) -> String {
+    with_prompt(query, "consent", |word| word == "consent")
+}
+
+/// Adds a word to the `prompt` of a query, in the place of those that are like it.
+fn with_prompt(query: &str, added: &str, is_like: fn(&str) -> bool) -> String {
     let mut has_prompt = false;
     let pairs =
         query.split('&').map(
@@ -68,8 +78,8 @@ pub(super) fn with_log_in_prompt(query: &str) -> String {
                     has_prompt = true;
                     let others = words
                         .split(' ')
-                        .filter(|word| !word.is_empty() && !is_log_in(word));
-                    let words: Vec<&str> = others.chain(["login"]).collect();
+                        .filter(|word| !word.is_empty() && !is_like(word));
+                    let words: Vec<&str> = others.chain([added]).collect();
                     let mut text = url::form_urlencoded::Serializer::new(String::new());
                     text.append_pair("prompt", &words.join(" "));
                     Cow::Owned(text.finish())
@@ -79,7 +89,7 @@ pub(super) fn with_log_in_prompt(query: &str) -> String {
         );
     let mut pairs: Vec<_> = pairs.collect();
     if !has_prompt {
-        pairs.push(Cow::Borrowed("prompt=login"));
+        pairs.push(Cow::Owned(format!("prompt={added}")));
     }
     pairs.join("&")
 }

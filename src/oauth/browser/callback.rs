@@ -258,7 +258,8 @@ impl BrowserRequest {
 }
 
 fn expired_log_in() -> ErrorPage {
-    let what = "It was started in another browser, has already ended, or took too long.";
+    let what = "It was started in another browser, or before a log-in in another tab of this one, has already ended, or \
+                took too long.";
     ErrorPage::bad("This log-in has expired", what, RECONNECT)
 }
 

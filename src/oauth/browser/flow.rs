@@ -36,6 +36,15 @@ pub(super) struct Flow {
     pub(super) shown: Option<[u8; 32]>,
 }
 
+/// The flow of a form, by the browser that sends it.
+#[derive(Debug)]
+pub(super) enum Opened {
+    /// That of the flow.
+    Here(Flow),
+    /// Another one, or the same after it got another cookie.
+    Elsewhere(Flow),
+}
+
 /// Form that carries a flow. A flow sealed for one form is invalid in the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FormKind {
@@ -124,7 +133,7 @@ impl Flow {
         Some(URL_SAFE_NO_PAD.encode(sealed))
     }
 
-    /// Opens a sealed flow of this form, tenant and browser, unless it has expired.
+    /// Opens a sealed flow of this form and tenant, unless it has expired; none without a browser.
     pub(super) fn open(
         store: &Database,
         tenant: &str,
@@ -132,13 +141,18 @@ impl Flow {
         text: &str,
         browser: Option<&BrowserId>,
         now_ms: i64,
-    ) -> Option<Self> {
+    ) -> Option<Opened> {
         let sealed = URL_SAFE_NO_PAD.decode(text).ok()?;
         let plain = store
             .logins()
             .open_sealed(tenant, page.purpose(), &sealed)?;
         let flow: Self = serde_json::from_slice(&plain).ok()?;
-        let is_here = browser.is_some_and(|browser| browser.hash() == flow.browser);
-        (is_here && now_ms < flow.expires_ms).then_some(flow)
+        let browser = browser.filter(|_| now_ms < flow.expires_ms)?;
+        let is_here = browser.hash() == flow.browser;
+        Some(if is_here {
+            Opened::Here(flow)
+        } else {
+            Opened::Elsewhere(flow)
+        })
     }
 }

@@ -13,9 +13,10 @@ use serde_json::json;
 use super::{
     authorization_request::{
         AuthorizationRefusal, AuthorizationRequest, ClientRedirect, RequestParameters,
+        with_consent_prompt,
     },
     cookie::{BrowserId, CookieJar},
-    flow::{Flow, FormKind},
+    flow::{Flow, FormKind, Opened},
     pages::{ErrorPage, redirect},
 };
 use crate::endpoint::{self, OauthEndpoint};
@@ -56,6 +57,8 @@ pub(super) enum StepRefusal {
     Page(ErrorPage),
     /// An error response for the client.
     Client(ClientRedirect, AuthorizationRefusal),
+    /// The URL at which the flow begins again.
+    Again(String),
 }
 
 impl From<ErrorPage> for StepRefusal {
@@ -139,6 +142,7 @@ impl BrowserRequest {
                 self.tell(StepKind::Refused, &reason);
                 redirect(redirect_status, &back.refusal_url(&refusal))
             }
+            Err(StepRefusal::Again(url)) => redirect(redirect_status, &url),
         }
     }
 
@@ -425,19 +429,27 @@ impl BrowserRequest {
         }
     }
 
-    /// Opens the flow of a submitted form.
+    /// Opens the flow of a submitted form. That of another browser counts for nothing. A log-in and a consent begin
+    /// again, as by a link, since the browser may be the same: of several tabs one has logged in, and with that changed
+    /// the cookie. The consent page follows in any case, so that it tells who is logged in by then.
     pub(crate) fn open_form(&self, fields: &Form, page: FormKind) -> Result<Flow, StepRefusal> {
         let text = fields.get("form");
         let browser = self.browser.as_ref();
         let now_ms = self.now_ms();
         let store = self.store()?;
         let open = |text| Flow::open(store, self.tenant(), page, text, browser, now_ms);
-        let flow = text.and_then(open);
-        Ok(flow.ok_or_else(|| {
-            let what = "It is too old, was opened in another browser, or its form was changed. \
-                        Nothing was allowed by it.";
-            ErrorPage::bad("This page has expired", what, RECONNECT)
-        })?)
+        match text.and_then(open) {
+            Some(Opened::Here(flow)) => Ok(flow),
+            Some(Opened::Elsewhere(flow)) if page != FormKind::Account => {
+                let query = with_consent_prompt(&flow.query);
+                Err(StepRefusal::Again(self.restart_url(&flow, &query)))
+            }
+            Some(Opened::Elsewhere(_)) | None => {
+                let what = "It is too old, was opened in another browser, or its form was changed. \
+                            Nothing was allowed by it.";
+                Err(ErrorPage::bad("This page has expired", what, RECONNECT).into())
+            }
+        }
     }
 }
 

@@ -119,6 +119,13 @@ fn prompts_are_words() {
     ] {
         assert_eq!(with_log_in_prompt(query), wanted);
     }
+    for (query, wanted) in [
+        ("a=%7e&b=2", "a=%7e&b=2&prompt=consent"),
+        ("a=1&prompt=login&b=2", "a=1&prompt=login+consent&b=2"),
+        ("prompt=consent", "prompt=consent"),
+    ] {
+        assert_eq!(with_consent_prompt(query), wanted);
+    }
 }
 
 #[test]

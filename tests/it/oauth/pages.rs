@@ -550,7 +550,17 @@ async fn forms_are_bound_to_their_browser() {
     };
     let own = url("a", "consent");
     let allow = ("decision", "allow");
-    refused(&mut eve, &own, &[("form", &form), allow]).await;
+    // Of another browser it leads to its own log-in, as a link would.
+    let elsewhere = async |browser: &mut Browser, url: &str, fields: &[(&str, &str)]| {
+        let shown = browser.post(url, fields).await;
+        assert_eq!(shown.status, StatusCode::SEE_OTHER, "{}", shown.text);
+        let again = shown.location().unwrap();
+        assert!(again.as_str().contains("/t/a/oauth/authorize?"), "{again}");
+        assert!(again.as_str().ends_with("&prompt=consent"), "{again}");
+        browser.open(again.as_str()).await
+    };
+    let again = elsewhere(&mut eve, &own, &[("form", &form), allow]).await;
+    assert!(again.text.contains("name=\"password\""), "{}", again.text);
     refused(&mut Browser::new(), &own, &[("form", &form), allow]).await;
     refused(&mut ada, &own, &[allow]).await;
     refused(&mut ada, &own, &[("form", ""), allow]).await;
@@ -570,12 +580,13 @@ async fn forms_are_bound_to_their_browser() {
     )
     .await;
     // The cookie changed with the log-in.
-    refused(
-        &mut ada,
-        &url("a", "login"),
-        &[("form", &login_form), ADA[0], ADA[1]],
-    )
-    .await;
+    let eves = [("form", login_form.as_str()), ("username", "eve"), ADA[1]];
+    let again = elsewhere(&mut ada, &url("a", "login"), &eves).await;
+    assert!(
+        again.text.contains("Signed in as <bdi>ada</bdi>"),
+        "{}",
+        again.text
+    );
     refused(
         &mut ada,
         &own,
@@ -595,6 +606,35 @@ async fn forms_are_bound_to_their_browser() {
     );
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     refused(&mut ada, &own, &[("form", &form), allow]).await;
+}
+
+/// A client with several servers opens a tab for each, before anybody is logged in.
+#[tokio::test]
+async fn several_tabs_log_in_one_after_the_other() {
+    let gateway = plain().await;
+    let (mut browser, mut tab) = (Browser::new(), Browser::new());
+    // Opened at once, each answer sets a cookie, and the last one counts.
+    let first = browser.open(&request(&gateway, &[])).await;
+    let second = tab.open(&request(&gateway, &[])).await;
+    browser.steal(&tab);
+    let third = browser.open(&request(&gateway, &[])).await;
+    let again = browser.submit(&first, &ADA).await;
+    assert_eq!(again.status, StatusCode::SEE_OTHER, "{}", again.text);
+    let first = browser.follow(again, gateway.origin()).await;
+    let sent = browser.submit(&first, &ADA).await;
+    let first = browser.follow(sent, gateway.origin()).await;
+    // The log-in of the first changes the cookie of the others.
+    let mut pages = vec![first];
+    for form in [second, third] {
+        let sent = browser.submit(&form, &ADA).await;
+        let next = browser.follow(sent, gateway.origin()).await;
+        assert!(next.text.contains("Signed in as"), "{}", next.text);
+        pages.push(next);
+    }
+    for page in pages {
+        let done = browser.submit(&page, &ALLOW).await;
+        assert!(done.answer()["code"].starts_with("lgc_"), "{}", done.text);
+    }
 }
 
 /// Foreign pages cannot submit the forms.

@@ -186,11 +186,19 @@ impl BrowserRequest {
 
     async fn shown_grants(&self, person: &Person) -> Result<Vec<ShownGrant>, StepRefusal> {
         let mut grants = Vec::new();
+        // A client has a grant for each log-in: it is read once.
+        let mut titles = BTreeMap::new();
         for listed in self.grants_of(person).await? {
             let grant = listed.grant;
+            let known: Option<&String> = titles.get(&grant.client_id);
+            let client = match known {
+                Some(title) => title.clone(),
+                None => shown(&self.client_title(&grant.client_id).await?),
+            };
+            titles.insert(grant.client_id, client.clone());
             grants.push(ShownGrant {
                 id: grant.id.to_string(),
-                client: shown(&self.client_title(&grant.client_id).await?),
+                client,
                 server: grant.resource,
                 scopes: grant.scope.split(' ').map(str::to_owned).collect(),
                 since: day(listed.created_ms),

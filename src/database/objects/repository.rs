@@ -23,13 +23,13 @@ use super::{
 };
 use crate::{
     base::budget::{OwnersTurn, Turns},
-    config::Mistake,
+    config::{Mistake, Wrong},
     database::{
         pool::{Author, Error, Pool, Record, Row, Transaction, audit},
         vault::{Sealer, Vault},
     },
     declare::{
-        Catalog, Change, ChangeKind, Declared, Kind, Object, ObjectName, Prune, When,
+        Catalog, Change, ChangeKind, Declared, Kind, Object, ObjectName, PLACE, Prune, When,
         difference::{difference, with_members},
     },
     manifest::{Manifest, Others},
@@ -250,7 +250,7 @@ impl Objects<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::edit`].
+    /// Those of [`Self::edit`]; `Invalid` for a tenant with lists of other objects.
     pub(crate) async fn put(
         self,
         name: &ObjectName,
@@ -258,6 +258,10 @@ impl Objects<'_> {
         expected: Expected,
         author: &Author,
     ) -> Result<Put, Error> {
+        let lists = list_mistakes(name, &object);
+        if !lists.is_empty() {
+            return Err(Error::Invalid(lists));
+        }
         object.keep_password();
         let wanted = Declared(BTreeMap::from([(name.clone(), object)]));
         let wanted = self.hashed(wanted, Selection::One(name)).await?;
@@ -607,6 +611,19 @@ const TRIES: u32 = 4;
 const UNLOCKED: u32 = 3;
 /// Time limit for the turn at a change: as long as it may wait for the lock then.
 const TURN: Duration = Duration::from_secs(5);
+
+/// The lists in the document of a tenant that are of other objects. In the tenant's row nothing would seal their
+/// secrets or hash their passwords, and the administrators of the tenant would see them without a way to remove them.
+fn list_mistakes(name: &ObjectName, object: &Object) -> Vec<Mistake> {
+    let lists = Kind::ALL[1..].iter().map(|kind| kind.plural());
+    let lists = lists.filter(|list| name.kind() == Kind::Tenant && object.spec.contains_key(*list));
+    let mistake = |list: &str| {
+        let remedy = "declare each as an object of its own, or apply a manifest";
+        let wrong = Wrong::new("is no part of the tenant's own document", remedy);
+        wrong.at(PLACE, &format!("{}.{list}", name.key()))
+    };
+    lists.map(mistake).collect()
+}
 
 /// Checks the precondition of a change.
 fn check_expected(stored: Option<&Stored>, expected: &Expected) -> Result<(), Error> {

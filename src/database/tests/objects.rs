@@ -17,6 +17,7 @@ on_both! {
     one_of_racing_writers_wins
     versions_tell_nothing_of_other_tenants
     an_object_with_a_mistake_is_not_written
+    a_tenant_has_no_other_objects_in_its_document
     applying_the_same_manifest_again_writes_nothing
     replicas_that_start_together_write_once
     the_objects_of_a_tenant_are_removed_with_it
@@ -221,6 +222,29 @@ async fn an_object_with_a_mistake_is_not_written(place: Place) {
         .unwrap()
         .entries;
     assert_eq!(records.len(), 2, "{records:?}");
+}
+
+/// Their secrets were stored in clear, and shown to the administrators of the tenant.
+async fn a_tenant_has_no_other_objects_in_its_document(place: Place) {
+    let store = place.open().await;
+    let (name, plain) = tenant("acme");
+    for kind in &Kind::ALL[1..] {
+        let mut with = plain.clone();
+        let list = json!({"x": {"command": "cat", "env": {"TOKEN": CANARY}}});
+        with.spec.insert(kind.plural().to_owned(), list);
+        let (objects, author) = (store.objects(), ada());
+        let put = objects.put(&name, with, Expected::Any, &author).await;
+        let Err(Error::Invalid(mistakes)) = put else {
+            panic!("{put:?}")
+        };
+        let keys: Vec<&str> = mistakes.iter().map(|one| one.key.as_str()).collect();
+        assert_eq!(keys, [format!("tenants.acme.{}", kind.plural())]);
+    }
+    assert!(!place.holds(CANARY));
+    put(&store, (name, plain)).await;
+    let read = manifest("tenants: {acme: {servers: {x: {command: cat}}}}");
+    let applied = store.objects().apply(&read, Prune::Keep, &ada()).await;
+    assert_eq!(applied.unwrap().len(), 2, "a manifest has them");
 }
 
 const TWO: &str = "

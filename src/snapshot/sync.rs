@@ -30,7 +30,7 @@ use crate::{
     },
     config::{Config, Mistake},
     database::{self, Author, Database, Location, Opening},
-    declare::Prune,
+    declare::{Kind, Prune},
     manifest::{Declaration, objects},
     telemetry::StoreTimes,
 };
@@ -63,10 +63,22 @@ enum Command {
 pub(crate) enum Freshness {
     /// The database is reachable, and its state is served.
     Current,
+    /// As `Current`, but the manifest is not applied, or not to every tenant.
+    Unapplied,
     /// An older state of the database is served.
     Stale,
     /// No state was read yet.
     Empty,
+}
+
+/// A manifest that was refused, in whole or for some tenants: a missing program may be installed, and what
+/// administrators have stored may change.
+struct Refused {
+    declaration: Declaration,
+    /// Its mistakes, as they were logged.
+    mistakes: Vec<String>,
+    /// The time of the next try.
+    until: Instant,
 }
 
 /// The result of a round.
@@ -85,6 +97,10 @@ pub(crate) struct SnapshotSync {
     snapshot: Arc<CurrentSnapshot>,
     opening: Opening,
     manifest: Option<ManifestFile>,
+    /// The manifest that was refused last, until it is applied or another one is read.
+    unapplied: Option<Refused>,
+    /// The first round has ended: mistakes are logged from now on.
+    is_started: bool,
     env: BTreeMap<String, String>,
     /// Paths that are hidden from children; files that a manifest reads are added.
     hidden: HiddenPaths,
@@ -140,6 +156,8 @@ impl SnapshotSync {
             snapshot,
             opening,
             manifest,
+            unapplied: None,
+            is_started: false,
             env,
             hidden,
             upkeep: Upkeep::new(config),
@@ -164,7 +182,9 @@ impl SnapshotSync {
     /// Those that prevent the start. An unreachable server is not among them, as it may return; an
     /// unreachable file is.
     pub(crate) async fn start(&mut self) -> Result<(), database::Error> {
-        match self.round(None).await {
+        let first = self.round(None).await;
+        self.is_started = true;
+        match first {
             Err(database::Error::Unavailable(why))
                 if matches!(self.opening.location, Location::Url(_)) =>
             {
@@ -262,6 +282,7 @@ impl SnapshotSync {
             Err(failure) => self.log_once("store.away", failure),
         }
         match &outcome {
+            Ok(Round::UpToDate) if self.unapplied.is_some() => Freshness::Unapplied,
             Ok(Round::UpToDate) => Freshness::Current,
             _ if self.snapshot.is_loaded() => Freshness::Stale,
             _ => Freshness::Empty,
@@ -278,6 +299,13 @@ impl SnapshotSync {
         let snapshot = Arc::clone(&self.snapshot);
         let database = snapshot.database()?;
         let is_changed = self.apply(database).await?;
+        if self.unapplied.is_some() && !self.snapshot.is_loaded() {
+            let tenants = database.objects().list(Kind::Tenant, None, None, 1);
+            // A start without a database is over. Everything would be 404, and clients give up.
+            if tenants.await?.is_empty() {
+                return Ok(Round::Unservable);
+            }
+        }
         let version = match version {
             Some(version) if !is_changed => version,
             _ => database.followed_objects().version().await?,
@@ -308,45 +336,59 @@ impl SnapshotSync {
         &self.opening.times
     }
 
-    /// Applies the pending manifest, if any. A mistake in it is an error only before anything is
-    /// served.
+    /// Applies the pending manifest, if any, or tries again one that was refused. A mistake that it has whatever is
+    /// stored is an error at the start only.
     async fn apply(&mut self, database: &Database) -> Result<bool, database::Error> {
         let Some(manifest) = &mut self.manifest else {
             return Ok(false);
         };
-        let Some(pending) = &manifest.pending else {
-            return Ok(false);
+        let (declaration, known) = match (manifest.pending.take(), self.unapplied.take()) {
+            (Some(pending), _) => (pending, Vec::new()),
+            // What the file was before its mistakes is not tried again.
+            (None, Some(refused))
+                if refused.until <= Instant::now() && self.mistakes.is_empty() =>
+            {
+                (refused.declaration, refused.mistakes)
+            }
+            (None, refused) => {
+                self.unapplied = refused;
+                return Ok(false);
+            }
         };
         let author = Author::named("manifest");
-        let done = database
-            .objects()
-            .apply(&pending.declared, manifest.prune, &author)
-            .await;
-        let file = &manifest.file;
-        match done {
+        let objects = database.objects();
+        let applied = objects.apply_apart(&declaration.declared, manifest.prune, &author);
+        let file = manifest.file.display();
+        let mistakes: Vec<String> = match applied.await {
             Err(database::Error::Unavailable(why)) => {
+                manifest.pending = Some(declaration);
                 return Err(database::Error::Unavailable(why));
             }
-            Ok(changes) => {
+            Ok((changes, mistakes)) => {
                 for change in &changes {
-                    tracing::info!(event = "manifest.applied", file = %file.display(), "{change}");
+                    tracing::info!(event = "manifest.applied", %file, "{change}");
                 }
+                let placed = mistakes.iter().map(|mistake| placed(&declaration, mistake));
+                placed.map(|mistake| mistake.to_string()).collect()
             }
             Err(database::Error::Invalid(mistakes)) => {
-                let placed = mistakes.iter().map(|mistake| placed(pending, mistake));
-                let mistakes: Vec<Mistake> = placed.collect();
-                if !self.snapshot.is_loaded() {
-                    manifest.pending = None;
-                    return Err(database::Error::Invalid(mistakes));
+                let placed = mistakes.iter().map(|mistake| placed(&declaration, mistake));
+                if !self.is_started {
+                    return Err(database::Error::Invalid(placed.collect()));
                 }
-                log_mistakes(&mistakes);
+                placed.map(|mistake| mistake.to_string()).collect()
             }
-            Err(failure) if !self.snapshot.is_loaded() => return Err(failure),
-            Err(failure) => {
-                tracing::error!(event = "manifest.refused", file = %file.display(), "{failure}");
-            }
+            Err(failure) if !self.is_started => return Err(failure),
+            Err(failure) => vec![failure.to_string()],
+        };
+        for mistake in mistakes.iter().filter(|_| mistakes != known) {
+            tracing::error!(event = "manifest.refused", %file, "{mistake}");
         }
-        manifest.pending = None;
+        self.unapplied = (!mistakes.is_empty()).then(|| Refused {
+            declaration,
+            mistakes,
+            until: Instant::now() + RETRY,
+        });
         Ok(true)
     }
 
@@ -531,6 +573,8 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
 /// The time from the begin of a poll to that of the next one, for changes that no other replica
 /// announces.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
+/// The time from a refusal of a manifest to the next try.
+const RETRY: Duration = Duration::from_secs(10);
 /// The time for which a file that is being written stays as it is at most.
 const SETTLE: Duration = Duration::from_millis(200);
 /// How often that is waited for.

@@ -199,27 +199,44 @@ impl Objects<'_> {
         prune: Prune,
         author: &Author,
     ) -> Result<Vec<Change>, Error> {
-        let mut tries = TRIES;
-        loop {
-            let seen = self.version().await?;
-            let hashed = self.hashed(wanted.clone(), Selection::All).await?;
-            tries -= 1;
-            let is_early = tries > 0 && hashed != *wanted;
-            let edit = |before: &Loaded| {
-                // Replicas that start with one manifest would each store a hash of their own for the
-                // same password, and end the log-ins of the other's.
-                if is_early && before.version != seen {
-                    return Err(Error::Conflict);
-                }
-                let changes = difference(&before.declared(), &hashed, prune);
-                Ok((hashed.clone(), changes))
-            };
-            let changed = self.change(Selection::All, When::Applying, author, edit);
-            match changed.await {
-                Err(Error::Conflict) if is_early => {}
-                changed => return changed.map(|(_, changes)| changes),
+        self.apply_to(Selection::All, wanted, prune, author).await
+    }
+
+    /// As [`Self::apply`], or, if the manifest is right by itself and does not fit to what is stored, tenant by tenant:
+    /// what the administrators of one have stored stops no other. Returns the changes, and every mistake in the tenants
+    /// that stay as they were.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::apply`]: `Invalid` if the manifest is wrong whatever is stored.
+    pub(crate) async fn apply_apart(
+        self,
+        wanted: &Declared,
+        prune: Prune,
+        author: &Author,
+    ) -> Result<(Vec<Change>, Vec<Mistake>), Error> {
+        match self.apply(wanted, prune, author).await {
+            Err(Error::Invalid(found)) => self.check_alone(wanted, found).await?,
+            Err(Error::Conflict) => {}
+            applied => return applied.map(|changes| (changes, Vec::new())),
+        }
+        let hashed = self.hashed(wanted.clone(), Selection::All).await?;
+        let differing = difference(&self.load().await?.declared(), &hashed, prune);
+        let tenants = differing.iter().filter_map(|change| change.name.owner());
+        let (mut changes, mut mistakes) = (Vec::new(), Vec::new());
+        for tenant in tenants.collect::<BTreeSet<_>>() {
+            let own = wanted.0.iter();
+            let own = own.filter(|(name, _)| name.owner() == Some(tenant));
+            let own = Declared(own.map(|(name, one)| (name.clone(), one.clone())).collect());
+            let part = Selection::Tenant(tenant);
+            match self.apply_to(part, &own, prune, author).await {
+                Ok(done) => changes.extend(done),
+                Err(Error::Invalid(found)) => mistakes.extend(found),
+                Err(Error::Conflict) => mistakes.push(hash_mistake(tenant)),
+                Err(failure) => return Err(failure),
             }
         }
+        Ok((changes, mistakes))
     }
 
     /// The objects of a kind after `after`, ordered by name. `tenant` owns them; none selects
@@ -373,6 +390,58 @@ pub(crate) async fn reseal(
 
 /// The steps of every change.
 impl Objects<'_> {
+    /// Changes a part of the stored state, all of it or a tenant, to that of a manifest.
+    async fn apply_to(
+        self,
+        part: Selection<'_>,
+        wanted: &Declared,
+        prune: Prune,
+        author: &Author,
+    ) -> Result<Vec<Change>, Error> {
+        let when = match part {
+            Selection::All => When::Applying,
+            _ => When::Changing,
+        };
+        let mut tries = TRIES;
+        loop {
+            let seen = self.version().await?;
+            let hashed = self.hashed(wanted.clone(), part).await?;
+            tries -= 1;
+            let is_early = tries > 0 && hashed != *wanted;
+            let edit = |before: &Loaded| {
+                // Replicas that start with one manifest would each store a hash of their own for the
+                // same password, and end the log-ins of the other's.
+                if is_early && before.version != seen {
+                    return Err(Error::Conflict);
+                }
+                let changes = difference(&before.declared(), &hashed, prune);
+                Ok((hashed.clone(), changes))
+            };
+            match self.change(part, when, author, edit).await {
+                Err(Error::Conflict) if is_early => {}
+                changed => return changed.map(|(_, changes)| changes),
+            }
+        }
+    }
+
+    /// Fails with the mistakes that were `found` in the state after a manifest, if it has one of them whatever is
+    /// stored.
+    async fn check_alone(self, wanted: &Declared, found: Vec<Mistake>) -> Result<(), Error> {
+        let alone = self.judged_state(wanted.clone(), Others::default(), When::Applying);
+        let own = match alone.await {
+            Ok(_) => return Ok(()),
+            Err(Error::Invalid(own)) => own,
+            Err(failure) => return Err(failure),
+        };
+        // Not the texts: they count what is stored.
+        let is_own = |mistake: &Mistake| own.iter().any(|own| own.key == mistake.key);
+        if found.iter().any(is_own) {
+            Err(Error::Invalid(found))
+        } else {
+            Ok(())
+        }
+    }
+
     /// Hashes the passwords of `wanted`; those that are stored, among the selected objects, stay.
     async fn hashed(self, wanted: Declared, stored: Selection<'_>) -> Result<Declared, Error> {
         let stored = Box::pin(async move { Ok(declared(&self.stored(stored).await?)) });
@@ -611,6 +680,13 @@ const TRIES: u32 = 4;
 const UNLOCKED: u32 = 3;
 /// Time limit for the turn at a change: as long as it may wait for the lock then.
 const TURN: Duration = Duration::from_secs(5);
+
+/// The mistake of an API key whose hash is taken, as a database tells it: without the name of the key.
+fn hash_mistake(tenant: &str) -> Mistake {
+    let what = "has a hash that another key of the tenant has in the store";
+    let wrong = Wrong::new(what, "remove that key, or rotate it");
+    wrong.at(PLACE, &format!("tenants.{tenant}.api_keys"))
+}
 
 /// The lists in the document of a tenant that are of other objects. In the tenant's row nothing would seal their
 /// secrets or hash their passwords, and the administrators of the tenant would see them without a way to remove them.

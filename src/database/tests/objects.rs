@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use super::fixture::{CANARY, Place, ada, lines, manifest, object, on_both, put, server, tenant};
 use crate::config::Wrong;
 use crate::database::{Database, Error, Expected, Filter, Judge, Marks, Opening};
-use crate::declare::{AuthMode, Issued, Kind, Object, ObjectName, Prune, When};
+use crate::declare::{AuthMode, Declared, Issued, Kind, Object, ObjectName, Prune, When};
 
 on_both! {
     an_object_is_written_read_and_removed
@@ -19,6 +19,8 @@ on_both! {
     an_object_with_a_mistake_is_not_written
     a_tenant_has_no_other_objects_in_its_document
     applying_the_same_manifest_again_writes_nothing
+    a_manifest_reaches_the_tenants_whose_stored_state_it_fits_to
+    a_manifest_that_is_wrong_by_itself_changes_nothing
     replicas_that_start_together_write_once
     the_objects_of_a_tenant_are_removed_with_it
     the_hash_of_an_api_key_is_unique
@@ -304,6 +306,74 @@ async fn applying_the_same_manifest_again_writes_nothing(place: Place) {
         .map(|stored| stored.name.to_string())
         .collect();
     assert_eq!(left, ["tenant a", "server a/x"]);
+}
+
+/// A manifest with two API keys of `a` and one argument of the server of `b`.
+fn keys_and_server(arg: &str) -> Declared {
+    let key = |digit: &str| {
+        let hash = digit.repeat(64);
+        format!("{{hash: \"sha256:{hash}\", subject: s, servers: [\"*\"]}}")
+    };
+    manifest(&format!(
+        "tenants:\n  a: {{auth: {{mode: keys}}, api_keys: {{ci: {}, zz: {}}}}}\n  \
+         b: {{auth: {{mode: none}}, servers: {{x: {{command: cat, args: [\"{arg}\"]}}}}}}\n",
+        key("1"),
+        key("2")
+    ))
+}
+
+/// Nothing was applied, and the next start failed, for all tenants.
+async fn a_manifest_reaches_the_tenants_whose_stored_state_it_fits_to(place: Place) {
+    let store = place.open().await;
+    let (objects, author) = (store.objects(), ada());
+    let apply = async |arg: &str, prune| {
+        let wanted = keys_and_server(arg);
+        let applied = objects.apply_apart(&wanted, prune, &author).await.unwrap();
+        let keys: Vec<String> = applied.1.into_iter().map(|one| one.key).collect();
+        (lines(&applied.0), keys)
+    };
+    let key = async |name: &str, digit: &str| {
+        let hash = format!("sha256:{}", digit.repeat(64));
+        let json = json!({"hash": hash, "subject": "s", "servers": ["*"]});
+        let name = ObjectName::of("a", Kind::ApiKey, name);
+        put(&store, (name, object(Kind::ApiKey, &json))).await;
+    };
+    let (all, none) = apply("1", Prune::Keep).await;
+    assert_eq!((all.len(), none), (5, vec![]));
+    // The key of the manifest gets another hash, and a key beside it that of the manifest.
+    key("ci", "3").await;
+    key("own", "1").await;
+    put(&store, tenant("c")).await;
+    let (changes, mistakes) = apply("2", Prune::Keep).await;
+    assert_eq!(changes, ["~ server b/x: args"]);
+    assert_eq!(mistakes, ["tenants.a.api_keys.own.hash"]);
+    // Two keys that have each other's hash.
+    key("own", "4").await;
+    key("zz", "5").await;
+    key("ci", "2").await;
+    key("zz", "1").await;
+    let (changes, mistakes) = apply("3", Prune::Keep).await;
+    assert_eq!(changes, ["~ server b/x: args"]);
+    assert_eq!(mistakes, ["tenants.a.api_keys"]);
+    // A tenant that is removed does not wait for the others either, and nobody's key is.
+    let (changes, mistakes) = apply("4", Prune::Remove).await;
+    assert_eq!(changes, ["~ server b/x: args", "- tenant c"]);
+    assert_eq!(mistakes, ["tenants.a.api_keys"]);
+    key("zz", "6").await;
+    let (changes, mistakes) = apply("4", Prune::Remove).await;
+    assert_eq!((changes.len(), mistakes), (3, vec![]), "{changes:?}");
+}
+
+async fn a_manifest_that_is_wrong_by_itself_changes_nothing(place: Place) {
+    let store = place.open().await;
+    let (objects, author) = (store.objects(), ada());
+    put(&store, tenant("a")).await;
+    let before = objects.version().await.unwrap();
+    let text = "tenants: {bad: {auth: {mode: none}}, c: {auth: {mode: none}}}";
+    let wanted = manifest(text);
+    let refused = objects.apply_apart(&wanted, Prune::Keep, &author).await;
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    assert_eq!(objects.version().await.unwrap(), before);
 }
 
 async fn a_plan_changes_nothing(place: Place) {

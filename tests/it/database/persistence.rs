@@ -341,6 +341,7 @@ on_both! {
     serves_what_was_applied_before
     keeps_what_is_not_in_the_manifest_unless_told_to_prune
     a_changed_file_is_applied_and_a_bad_one_is_not
+    what_an_administrator_has_stored_stops_no_start
     another_key_does_not_start
     the_key_is_rotated_while_it_serves
 }
@@ -433,6 +434,61 @@ async fn a_changed_file_is_applied_and_a_bad_one_is_not(ground: Ground) {
     until("the next server", || replica.serves("a", "z")).await;
     assert_eq!(replica.ready().await.0, 200);
     replica.stop().await;
+}
+
+/// An administrator of a tenant made the next start fail, for all tenants.
+async fn what_an_administrator_has_stored_stops_no_start(ground: Ground) {
+    let key = |digit: &str| {
+        let hash = format!("sha256:{}", digit.repeat(64));
+        json!({"hash": hash, "subject": "s", "servers": ["*"]})
+    };
+    let declared = |servers: &Value| {
+        let a = json!({"auth": {"mode": "keys"}, "api_keys": {"ci": key("1")}});
+        json!({"a": a, "b": tenant(servers)})
+    };
+    let file = ground.manifest(&declared(&json!({"x": server("1")})));
+    let args = ["--apply", file.to_str().unwrap()];
+    let first = ground.serve(&args).await;
+    let admin = Admin::first(&ground, &first);
+    for (name, digit, status) in [("ci", "2", 200), ("own", "1", 201)] {
+        let path = format!("/tenants/a/api-keys/{name}");
+        assert_eq!(admin.put(&path, key(digit)).await.0, status);
+    }
+    first.stop().await;
+    ground.manifest(&declared(&json!({"x": server("1"), "y": server("1")})));
+    let second = ground.serve(&args).await;
+    assert!(second.serves("b", "y").await, "the other tenant changes");
+    let refused = second.logged("manifest.refused");
+    let mistake = "tenants.a.api_keys.own.hash: is the hash of ci too";
+    assert!(
+        refused.len() == 1 && refused[0].contains(mistake),
+        "{refused:?}"
+    );
+    let degraded = (200, json!({"status": "degraded", "degraded": ["manifest"]}));
+    until("the reason", async || second.ready().await == degraded).await;
+    // The rest is applied as soon as it fits, without another start.
+    let admin = Admin::first(&ground, &second);
+    assert_eq!(admin.delete("/tenants/a/api-keys/own").await, 204);
+    until("the rest", async || {
+        second.ready().await.1["status"] == "ready"
+    })
+    .await;
+    assert_eq!(
+        second.logged("manifest.applied"),
+        ["+ server b/y", "~ api_key a/ci: hash"]
+    );
+    assert_eq!(second.logged("manifest.refused").len(), 1);
+    second.stop().await;
+    // A mistake of the file itself is not what somebody has stored.
+    let missing = json!({"x": {"command": "no-such-program-here"}});
+    ground.manifest(&declared(&missing));
+    let Err(said) = ground.try_serve(&args).await else {
+        panic!("it serves")
+    };
+    assert!(
+        said.starts_with("Some(2)") && said.contains("not found"),
+        "{said}"
+    );
 }
 
 async fn another_key_does_not_start(ground: Ground) {
@@ -556,6 +612,42 @@ async fn starts_without_its_database_and_recovers() {
     until("its recovery", async || replica.ready().await.0 == 200).await;
     replica.session("a", "x").await;
     assert_eq!(replica.logged("store.back").len(), 1);
+    replica.stop().await;
+}
+
+/// A manifest that is refused when its database comes was dropped, and the gateway was ready without it.
+#[tokio::test]
+async fn a_manifest_that_is_refused_after_an_outage_is_not_forgotten() {
+    let mut ground = Ground {
+        postgres: Some(Postgres::prepared()),
+        ..Ground::sqlite()
+    };
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("1")}))}));
+    let replica = ground
+        .serve(&[
+            "--apply",
+            file.to_str().unwrap(),
+            "--set=default.tenant=a",
+            "--set=default.server=z",
+        ])
+        .await;
+    ground.postgres.as_mut().unwrap().resume();
+    let refused = async || !replica.logged("manifest.refused").is_empty();
+    until("the mistake", refused).await;
+    let said = "default.tenant and default.server name a/z";
+    let is_said = |line: &String| line.contains(said);
+    assert!(replica.logged("manifest.refused").iter().all(is_said));
+    assert!(!replica.logged("store.away").iter().any(is_said));
+    // Nothing is stored: not 404, on which clients would give up.
+    for _ in 0..100 {
+        assert_eq!(replica.ready().await.0, 503);
+    }
+    assert_eq!(replica.status("a", "x").await, 503);
+    ground.manifest(&json!({"a": tenant(&json!({"x": server("1"), "z": server("1")}))}));
+    until("its mend", async || replica.ready().await.0 == 200).await;
+    assert!(replica.serves("a", "x").await);
+    assert_eq!(replica.ready().await.1["status"], "ready");
+    assert_eq!(replica.logged("manifest.refused").len(), 1);
     replica.stop().await;
 }
 

@@ -78,6 +78,24 @@ impl Catalog {
         }
     }
 
+    /// Lets a server start the children that it had in `before`, because those that are declared cannot be started; one
+    /// that this tenant did not have is left out. Who may use it is as declared now. No other reference to the tenant
+    /// exists yet.
+    pub(crate) fn keep_children(&mut self, tenant: &str, server: &str, before: &Self) {
+        let old = before
+            .find(tenant, server)
+            .filter(|_| self.is_still(tenant, before));
+        let Some(tenant) = self.tenants.get_mut(tenant).and_then(Arc::get_mut) else {
+            return;
+        };
+        let new = tenant.servers.get_mut(server).and_then(Arc::get_mut);
+        if let (Some(new), Some((_, old))) = (new, &old) {
+            new.start_as(old);
+        } else {
+            tenant.servers.remove(server);
+        }
+    }
+
     /// Reports whether the tenant of that name is the one that it was in `before`.
     pub(crate) fn is_still(&self, tenant: &str, before: &Self) -> bool {
         let id = |catalog: &Self| catalog.tenants.get(tenant).map(|tenant| tenant.id);

@@ -57,6 +57,16 @@ impl Server {
                 || self.supervision.isolation != new.supervision.isolation)
     }
 
+    /// Starts its children as `old` does.
+    pub(crate) fn start_as(&mut self, old: &Self) {
+        self.launch = old.launch.clone();
+        self.slots = old.slots.clone();
+        self.recipe = old.recipe.clone();
+        self.limits = old.limits;
+        self.era = old.era;
+        self.supervision = old.supervision;
+    }
+
     /// The scopes that the grants allow a caller, all without grants; `None` if they do not admit it.
     pub(crate) fn scopes_of(
         &self,

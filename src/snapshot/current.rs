@@ -4,6 +4,7 @@
 //! effect of a change on sessions and children (`hub`).
 
 use std::{
+    collections::BTreeSet,
     pin::pin,
     sync::{
         Arc, OnceLock,
@@ -21,7 +22,7 @@ use tokio::{
 use crate::{
     base::Clock,
     database::{self, Database, Marks, Newer, oauth::Reached},
-    declare::{Catalog, Issued, Kind, OperatorKeys, SecretChange, When},
+    declare::{Catalog, Issued, OperatorKeys, SecretChange, When},
 };
 
 /// The declared and issued state at one moment.
@@ -37,7 +38,7 @@ pub(crate) struct Snapshot {
     pub(crate) operator_keys: OperatorKeys,
     /// The states of the tenants in `catalog`, by which changed ones are found.
     pub(crate) marks: Arc<Marks>,
-    /// Some tenants are as they were before: what is stored of them cannot be served here.
+    /// Some tenants or servers are as they were before: what is stored of them cannot be served here.
     pub(crate) is_partial: bool,
 }
 
@@ -198,37 +199,38 @@ impl CurrentSnapshot {
     /// # Errors
     ///
     /// Those of [`Objects::newer`](crate::database::objects::Objects::newer): the last snapshot stays.
-    /// `Invalid` for a state that cannot be served here: its tenants stay as they were, and the others
-    /// are served as they are stored, if any state was served before.
+    /// `Invalid` for a state that cannot be served here, of which the rest is served, if any state was served before: a
+    /// server whose children cannot be started as declared starts those that it had, and other tenants stay as they
+    /// were.
     pub(crate) async fn refresh(&self) -> Result<(), database::Error> {
         let database = self.database()?;
         let turn = self.refreshing.acquire().await;
         let _turn = turn.map_err(|_| database::Error::Bug("no turn to refresh".to_owned()))?;
         let began = Instant::now();
         let (known, objects) = (self.load(), database.followed_objects());
-        let Newer { loaded, mut marks } = objects.newer(&known.marks).await?;
-        let judged = objects.judged(&loaded, When::Serving).await;
-        let (mut changed, mistakes) = match judged {
-            Ok(manifest) => (manifest.catalog, None),
+        let mut newer = objects.newer(&known.marks).await?;
+        let judged = objects.judged(&newer.loaded, When::Serving);
+        let (mut changed, walled, mistakes) = match judged.await {
+            Ok(manifest) => (manifest.catalog, Vec::new(), None),
             Err(database::Error::Invalid(mistakes)) if known.version.is_some() => {
-                let (catalog, refused) = objects.judged_apart(&loaded).await?;
-                if refused.is_empty() {
+                let apart = objects.judged_apart(&newer.loaded).await?;
+                let walled = apart.walled.iter().map(|(tenant, _)| tenant);
+                let partial = apart.refused.iter().chain(walled).map(String::as_str);
+                let partial: BTreeSet<&str> = partial.collect();
+                if partial.is_empty() {
                     return Err(database::Error::Invalid(mistakes));
                 }
-                for tenant in refused {
-                    match known.marks.get(&tenant) {
-                        Some(mark) => marks.insert(tenant, *mark),
-                        None => marks.remove(&tenant),
-                    };
-                }
-                (catalog, Some(mistakes))
+                keep_marks(&mut newer, &partial, &known);
+                (apart.catalog, apart.walled, Some(mistakes))
             }
             Err(failure) => return Err(failure),
         };
-        for stored in &loaded.objects {
-            if stored.name.kind() == Kind::Tenant {
-                changed.identify(stored.name.name(), stored.id);
-            }
+        let Newer { loaded, marks } = newer;
+        for (tenant, id) in loaded.tenants() {
+            changed.identify(tenant, id);
+        }
+        for (tenant, server) in &walled {
+            changed.keep_children(tenant, server, &known.catalog);
         }
         let changed = changed.reusing(&known.catalog).tenants;
         let mut tenants = known.catalog.tenants.clone();
@@ -417,6 +419,23 @@ impl CurrentSnapshot {
     }
 }
 
+/// Gives tenants that cannot be served here as they are stored the marks of what is served, so that each change reads
+/// them again. One that was declared anew has none: nothing of the tenant that was removed is served.
+fn keep_marks(newer: &mut Newer, partial: &BTreeSet<&str>, known: &Snapshot) {
+    let Newer { loaded, marks } = newer;
+    for (tenant, id) in loaded.tenants() {
+        if !partial.contains(tenant) {
+            continue;
+        }
+        let served = known.catalog.tenants.get(tenant);
+        let is_same = served.is_some_and(|served| served.id == Some(id));
+        match known.marks.get(tenant).filter(|_| is_same) {
+            Some(mark) => marks.insert(tenant.to_owned(), *mark),
+            None => marks.remove(tenant),
+        };
+    }
+}
+
 /// The wait for a database, in parts that show whether this process stood still meanwhile.
 struct Wait {
     began: Instant,
@@ -485,10 +504,10 @@ mod tests {
     use serde_json::json;
 
     use super::super::current::*;
-    use crate::config::{Config, Format, Sources};
-    use crate::database::{Author, Expected, Opening};
-    use crate::declare::{Object, ObjectName, PublicKey};
-    use crate::manifest::reader::parse;
+    use crate::config::{Config, Format, Sources, Wrong};
+    use crate::database::{Author, Expected, Judge, Opening};
+    use crate::declare::{Kind, Object, ObjectName, PublicKey, Server};
+    use crate::manifest::{Manifest, reader::parse};
 
     #[test]
     fn an_older_snapshot_does_not_replace_a_newer_one() {
@@ -552,15 +571,14 @@ mod tests {
         is(3, 7, "three", "of 7");
     }
 
-    /// A snapshot of a database with no objects, in a directory of its own.
-    async fn opened() -> (tempfile::TempDir, Arc<CurrentSnapshot>) {
+    /// A snapshot of a database with no objects, in a directory of its own, whose states `judge` checks.
+    async fn opened(judge: Judge) -> (tempfile::TempDir, Arc<CurrentSnapshot>) {
         let (dir, current) = (tempfile::tempdir().unwrap(), CurrentSnapshot::empty());
         let config = Config::load(&Sources {
             set: vec![format!("data_dir={}", dir.path().display())],
             env: BTreeMap::from([("HOME".to_owned(), "/".to_owned())]),
             ..Sources::default()
         });
-        let judge = Arc::new(|_: &_, _| Vec::new());
         let opening = Opening::of(&config.unwrap(), judge, Clock::of(|| 1_000));
         current.set_database(Database::open(opening).await.unwrap());
         (dir, current)
@@ -569,7 +587,7 @@ mod tests {
     /// Those of many requests took all connections by which revocations are followed.
     #[tokio::test]
     async fn refreshes_take_turns() {
-        let (_dir, current) = opened().await;
+        let (_dir, current) = opened(Arc::new(|_: &_, _| Vec::new())).await;
         let under_way = current.refreshing.acquire().await;
         let mut next = pin!(current.refresh());
         let polls = async {
@@ -589,7 +607,7 @@ mod tests {
     /// Nothing of the first one was ended if no snapshot was without it.
     #[tokio::test]
     async fn a_tenant_that_is_declared_again_is_another_one() {
-        let (_dir, current) = opened().await;
+        let (_dir, current) = opened(Arc::new(|_: &_, _| Vec::new())).await;
         let objects = current.database().unwrap().objects();
         let author = Author::named("x");
         let declare = async |kind, name: &ObjectName, json: serde_json::Value| {
@@ -617,6 +635,108 @@ mod tests {
         let second = declared().await;
         assert!(!second.is_still("a", &first));
         assert!(!Arc::ptr_eq(&server_of(&first), &server_of(&second)));
+    }
+
+    /// Judges the servers that are served by their commands.
+    fn of_commands() -> Judge {
+        Arc::new(|manifest: &Manifest, when| {
+            let found = |server: &Arc<Server>| {
+                let (tenant, name) = (&server.tenant, &server.name);
+                let key = match server.launch.command.as_str() {
+                    "walled" => format!("tenants.{tenant}.servers.{name}.limits.memory"),
+                    "refused" => format!("tenants.{tenant}.auth"),
+                    _ => return None,
+                };
+                Some(Wrong::new("is missing", "add it").at("here", &key))
+            };
+            let servers = manifest.catalog.servers();
+            let servers = servers.filter(|_| when == When::Serving);
+            servers.filter_map(found).collect()
+        })
+    }
+
+    /// Declares an object of tenant `a`.
+    async fn declare(current: &CurrentSnapshot, name: &ObjectName, json: serde_json::Value) {
+        let object = Object::new(name.kind(), json.as_object().unwrap().clone());
+        let (objects, author) = (current.database().unwrap().objects(), Author::named("x"));
+        let put = objects.put(name, object, Expected::Any, &author).await;
+        put.unwrap();
+    }
+
+    async fn remove(current: &CurrentSnapshot, name: &ObjectName) {
+        let (objects, author) = (current.database().unwrap().objects(), Author::named("x"));
+        let gone = objects.delete(name, Expected::Present, &author).await;
+        gone.unwrap();
+    }
+
+    /// The catalogue after a refresh, which takes over all that is stored or not.
+    async fn served(current: &CurrentSnapshot, is_whole: bool) -> Arc<Catalog> {
+        assert_eq!(current.refresh().await.is_ok(), is_whole);
+        assert_eq!(current.load().is_partial, !is_whole);
+        current.catalog()
+    }
+
+    /// The command of a server of tenant `a`.
+    fn command(catalog: &Catalog, name: &str) -> Option<String> {
+        let (_, server) = catalog.find("a", name)?;
+        Some(server.launch.command.clone())
+    }
+
+    /// Removed keys stayed good, because all changes of their tenant waited for one server.
+    #[tokio::test]
+    async fn a_server_that_cannot_be_started_here_keeps_nothing_else_as_it_was() {
+        let (_dir, current) = opened(of_commands()).await;
+        let of = |kind, name| ObjectName::of("a", kind, name);
+        let (x, y) = (of(Kind::Server, "x"), of(Kind::Server, "y"));
+        let key = of(Kind::ApiKey, "k");
+        let hash = format!("sha256:{}", "7".repeat(64));
+        let declared = json!({"hash": hash, "subject": "s", "servers": ["*"]});
+        let tenant = json!({"auth": {"mode": "keys"}});
+        declare(&current, &ObjectName::tenant("a"), tenant).await;
+        declare(&current, &x, json!({"command": "cat"})).await;
+        declare(&current, &key, declared.clone()).await;
+        let catalog = served(&current, true).await;
+        assert_eq!(catalog.tenants["a"].api_keys.len(), 1);
+        // The server goes on as it was, for those who may still use it.
+        let walled = json!({"command": "walled", "grants": {"users": ["s"]}});
+        declare(&current, &x, walled).await;
+        declare(&current, &y, json!({"command": "walled"})).await;
+        for _ in 0..2 {
+            remove(&current, &key).await;
+            let catalog = served(&current, false).await;
+            assert!(catalog.tenants["a"].api_keys.is_empty());
+            assert_eq!(command(&catalog, "x").as_deref(), Some("cat"));
+            assert!(catalog.find("a", "x").unwrap().1.grants.is_some());
+            assert_eq!(command(&catalog, "y"), None);
+            declare(&current, &key, declared.clone()).await;
+        }
+        remove(&current, &y).await;
+        declare(&current, &x, json!({"command": "true"})).await;
+        let catalog = served(&current, true).await;
+        assert_eq!(command(&catalog, "x").as_deref(), Some("true"));
+    }
+
+    #[tokio::test]
+    async fn nothing_of_a_removed_tenant_is_served_under_its_name() {
+        let (_dir, current) = opened(of_commands()).await;
+        let (tenant, x) = (
+            ObjectName::tenant("a"),
+            ObjectName::of("a", Kind::Server, "x"),
+        );
+        let keys = json!({"auth": {"mode": "keys"}});
+        for (next, is_there) in [("walled", true), ("refused", false)] {
+            declare(&current, &tenant, keys.clone()).await;
+            declare(&current, &x, json!({"command": "cat"})).await;
+            let catalog = served(&current, true).await;
+            assert_eq!(command(&catalog, "x").as_deref(), Some("cat"));
+            remove(&current, &tenant).await;
+            declare(&current, &tenant, keys.clone()).await;
+            declare(&current, &x, json!({"command": next})).await;
+            let catalog = served(&current, false).await;
+            assert_eq!(catalog.tenants.contains_key("a"), is_there);
+            assert_eq!(command(&catalog, "x"), None);
+            remove(&current, &tenant).await;
+        }
     }
 
     #[test]

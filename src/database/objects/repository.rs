@@ -69,6 +69,17 @@ pub(crate) struct Newer {
     pub(crate) marks: Marks,
 }
 
+/// Stored tenants, each judged alone.
+#[derive(Debug, Default)]
+pub(crate) struct Apart {
+    /// Those that can be served here, but for the servers in `walled`.
+    pub(crate) catalog: Catalog,
+    /// Those that cannot, by name.
+    pub(crate) refused: Vec<String>,
+    /// The servers in `catalog` whose children cannot be started here as they are declared, each with its tenant.
+    pub(crate) walled: Vec<(String, String)>,
+}
+
 /// The declared objects of a database.
 #[derive(Clone, Copy)]
 pub(crate) struct Objects<'a> {
@@ -156,16 +167,12 @@ impl Objects<'_> {
         self.judged_state(declared, others, when).await
     }
 
-    /// The tenants of the state `loaded` that can be served here, each judged alone, and the names of
-    /// those that cannot.
+    /// The tenants of the state `loaded`, each judged alone.
     ///
     /// # Errors
     ///
     /// `Bug`.
-    pub(crate) async fn judged_apart(
-        self,
-        loaded: &Loaded,
-    ) -> Result<(Catalog, Vec<String>), Error> {
+    pub(crate) async fn judged_apart(self, loaded: &Loaded) -> Result<Apart, Error> {
         let mut apart: BTreeMap<String, Declared> = BTreeMap::new();
         for (name, object) in loaded.declared().0 {
             if let Some(owner) = name.owner() {
@@ -174,16 +181,28 @@ impl Objects<'_> {
             }
         }
         let others = loaded.others + apart.len().saturating_sub(1);
-        let (mut catalog, mut refused) = (Catalog::default(), Vec::new());
+        let mut judged = Apart::default();
         for (tenant, declared) in apart {
             let others = of_number(others);
-            match self.judged_state(declared, others, When::Serving).await {
-                Ok(manifest) => catalog.tenants.extend(manifest.catalog.tenants),
-                Err(Error::Invalid(_)) => refused.push(tenant),
+            let (manifest, mistakes) = match self.weighed(declared, others, When::Serving).await {
+                Ok(weighed) => weighed,
+                Err(Error::Invalid(_)) => {
+                    judged.refused.push(tenant);
+                    continue;
+                }
                 Err(failure) => return Err(failure),
+            };
+            match servers_of(&tenant, &mistakes) {
+                Some(servers) => {
+                    judged.catalog.tenants.extend(manifest.catalog.tenants);
+                    let named = servers.into_iter();
+                    let named = named.map(|server| (tenant.clone(), server));
+                    judged.walled.extend(named);
+                }
+                None => judged.refused.push(tenant),
             }
         }
-        Ok((catalog, refused))
+        Ok(judged)
     }
 
     /// Changes the stored state to that of a manifest, in one transaction, and returns the changes;
@@ -483,24 +502,35 @@ impl Objects<'_> {
         Ok(read?)
     }
 
-    /// The state as a manifest, if it has no mistake. It is judged off the runtime's workers, because a
-    /// state can have thousands of objects.
+    /// The state as a manifest, if it has no mistake.
     async fn judged_state(
         self,
         declared: Declared,
         others: Others,
         when: When,
     ) -> Result<Manifest, Error> {
+        let (manifest, mistakes) = self.weighed(declared, others, when).await?;
+        if mistakes.is_empty() {
+            Ok(manifest)
+        } else {
+            Err(Error::Invalid(mistakes))
+        }
+    }
+
+    /// The state as a manifest, if it can be read, with its other mistakes. It is judged off the runtime's workers,
+    /// because a state can have thousands of objects.
+    async fn weighed(
+        self,
+        declared: Declared,
+        others: Others,
+        when: When,
+    ) -> Result<(Manifest, Vec<Mistake>), Error> {
         let judge = Arc::clone(self.judge);
         let judged = spawn_blocking(move || {
             let mut manifest = declared.manifest().map_err(Error::Invalid)?;
             manifest.others = others;
             let mistakes = judge(&manifest, when);
-            if mistakes.is_empty() {
-                Ok(manifest)
-            } else {
-                Err(Error::Invalid(mistakes))
-            }
+            Ok((manifest, mistakes))
         });
         let ended = |error: JoinError| Error::Bug(format!("a state is not judged: {error}"));
         judged.await.map_err(ended)?
@@ -661,6 +691,16 @@ fn apart(after: Declared, changes: &[Change]) -> (Declared, Others) {
         }
     }
     (changed, others)
+}
+
+/// The servers of a tenant that these mistakes are of; none if one is of the tenant itself, or of all.
+fn servers_of(tenant: &str, mistakes: &[Mistake]) -> Option<BTreeSet<String>> {
+    let list = format!("tenants.{tenant}.servers.");
+    let server = |mistake: &Mistake| {
+        let (server, _) = mistake.key.strip_prefix(&list)?.split_once('.')?;
+        Some(server.to_owned())
+    };
+    mistakes.iter().map(server).collect()
 }
 
 /// Other tenants of which only the number is known.

@@ -93,6 +93,13 @@ impl Loaded {
     pub(crate) fn declared(&self) -> Declared {
         declared(&self.objects)
     }
+
+    /// The selected tenants, each with the id of its row.
+    pub(crate) fn tenants(&self) -> impl Iterator<Item = (&str, Uuid)> {
+        let tenants = self.objects.iter();
+        let tenants = tenants.filter(|stored| stored.name.kind() == Kind::Tenant);
+        tenants.map(|stored| (stored.name.name(), stored.id))
+    }
 }
 
 /// Objects by name.

@@ -104,7 +104,7 @@ pub(crate) fn is_host(host: &str) -> bool {
 
 /// Checks a private-use scheme (RFC 8252, section 7.1). Schemes should contain a dot, but many apps
 /// use their plain names, which no list could enumerate. Only schemes that browsers and systems handle
-/// themselves are refused.
+/// themselves are refused, and those of programs that open any site that is named behind them.
 fn check_private(text: &str, scheme: &str, rest: &str) -> Result<(), &'static str> {
     let begins = scheme.starts_with(|letter: char| letter.is_ascii_lowercase());
     let is_name =
@@ -112,8 +112,8 @@ fn check_private(text: &str, scheme: &str, rest: &str) -> Result<(), &'static st
     if !begins || scheme.len() < 2 || !scheme.bytes().all(is_name) {
         return Err("a redirect URI has no scheme, or one in capitals");
     }
-    // Windows handles those that begin so itself, and several of them run programs.
-    if RESERVED.contains(&scheme) || scheme.starts_with("ms-") {
+    let is_reserved = |begin: &str| scheme.starts_with(begin);
+    if RESERVED.contains(&scheme) || RESERVED_BEGINS.into_iter().any(is_reserved) {
         return Err("a redirect URI has a scheme that is nobody's own");
     }
     if rest.trim_matches('/').is_empty() {
@@ -125,11 +125,16 @@ fn check_private(text: &str, scheme: &str, rest: &str) -> Result<(), &'static st
         .map_err(|_| "a redirect URI is no URL")
 }
 
-/// Schemes that browsers and systems handle themselves.
-const RESERVED: [&str; 70] = [
+/// What schemes begin with that belong to systems: Windows handles `ms-` itself, and several of those run programs;
+/// browsers and stores open any site behind the others.
+const RESERVED_BEGINS: [&str; 4] = ["googlechrome", "itms", "microsoft-", "ms-"];
+
+/// Schemes that browsers and systems handle themselves, or that open whatever is named behind them.
+const RESERVED: [&str; 73] = [
     "about",
     "acap",
     "afp",
+    "android-app",
     "app-prefs",
     "app-settings",
     "applescript",
@@ -185,6 +190,7 @@ const RESERVED: [&str; 70] = [
     "sms",
     "snews",
     "ssh",
+    "steam",
     "tel",
     "telnet",
     "urn",
@@ -197,6 +203,7 @@ const RESERVED: [&str; 70] = [
     "x-apple.systempreferences",
     "x-help-script",
     "x-man-page",
+    "zoommtg",
 ];
 
 /// Maximum bytes of a redirect URI.
@@ -244,7 +251,7 @@ mod tests {
         }
     }
 
-    const BAD: [&str; 97] = [
+    const BAD: [&str; 106] = [
         "",
         "app.test/cb",
         "/cb",
@@ -331,6 +338,15 @@ mod tests {
         "view-source:https://app.test/",
         "ms-msdt:/id%20PCWDiagnostic",
         "search-ms:query=x",
+        "microsoft-edge:https://app.test/",
+        "microsoft-edge-holographic:https://app.test/",
+        "googlechrome://navigate?url=app.test",
+        "googlechromes://app.test/",
+        "itms-services://?action=download-manifest",
+        "itms-apps://app.test/",
+        "android-app://app.test/",
+        "steam://openurl/https://app.test/",
+        "zoommtg://app.test/join",
         "shell:startup",
         "x-apple.systempreferences:com.apple.preference",
         "intent://x",

@@ -235,7 +235,8 @@ pub(crate) fn check_known_hosts(manifest: &Manifest, known: &Catalog) -> Vec<Mis
     }
     for tenant in manifest.tenants() {
         for (host, _) in &tenant.hosts {
-            let owner = known.owner_of(host);
+            let is_told = manifest.others.hosts.contains_key(host);
+            let owner = known.owner_of(host).filter(|_| !is_told);
             let owner = owner.filter(|owner| !manifest.catalog.tenants.contains_key(*owner));
             mistakes.extend(owner.map(|owner| taken(manifest, tenant, host, owner)));
         }
@@ -268,6 +269,8 @@ fn check_hosts(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
             if *owner != tenant.name {
                 mistakes.push(taken(manifest, tenant, host, owner));
             }
+            let other = manifest.others.hosts.get(host);
+            mistakes.extend(other.map(|owner| taken(manifest, tenant, host, owner)));
             let (what, remedy) = if public.is_some_and(is_own) {
                 ("is the host of public_url", "name another host")
             } else if LOOPBACK.into_iter().any(is_own) || allowed(host) {

@@ -8,13 +8,15 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::Value as Json;
+
 use super::{
     interpolation::interpolate,
     table::{Entries, Fields, Findings, Parser, parse},
 };
 use crate::{
-    config::{Mistake, Node, Value, Wrong},
-    declare::{Catalog, PLACE, Tenant, Usage},
+    config::{Mistake, Node, Value, Wrong, address::authority},
+    declare::{Catalog, Document, PLACE, Tenant, Usage},
 };
 
 /// A manifest without mistakes.
@@ -40,6 +42,19 @@ pub(crate) struct Others {
     pub(crate) servers: BTreeSet<(String, String)>,
     /// How many secrets each tenant has in the slots of its servers: they count as objects.
     pub(crate) secrets: BTreeMap<String, u64>,
+    /// The hosts of the tenants, each with its tenant, where one of the manifest may take them.
+    pub(crate) hosts: BTreeMap<String, String>,
+}
+
+impl Others {
+    /// Adds the hosts of a tenant, as its document declares them.
+    pub(crate) fn add_hosts(&mut self, tenant: &str, document: &Document) {
+        let hosts = document.get("hosts").and_then(Json::as_array);
+        let hosts = hosts.into_iter().flatten().filter_map(Json::as_str);
+        let named = hosts.filter_map(authority);
+        let owned = named.map(|(host, _)| (host, tenant.to_owned()));
+        self.hosts.extend(owned);
+    }
 }
 
 impl Manifest {

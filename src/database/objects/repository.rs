@@ -98,6 +98,8 @@ struct Planned {
     before: Loaded,
     /// What it was judged by.
     basis: Basis,
+    /// It was judged by the hosts of other tenants as well.
+    looks_at_hosts: bool,
     wanted: Declared,
     changes: Vec<Change>,
 }
@@ -563,6 +565,12 @@ impl Objects<'_> {
                 return Ok((planned.before, planned.changes));
             }
             let mut transaction = self.pool.begin().await?;
+            if planned.looks_at_hosts {
+                // They are of all tenants, so that the basis does not tell of them.
+                let planned = Box::pin(self.planned(transaction, selection, when, &mut edit));
+                let (planned, transaction) = planned.await?;
+                return self.write(transaction, planned, author).await;
+            }
             if Basis::read(&mut transaction, selection).await? == planned.basis {
                 return self.write(transaction, planned, author).await;
             }
@@ -595,16 +603,25 @@ impl Objects<'_> {
         let basis = Basis::read(&mut transaction, selection).await?;
         let before = self.loaded(&mut transaction, selection).await?;
         let (wanted, changes) = edit(&before)?;
+        let mut looks_at_hosts = false;
         if !changes.is_empty() {
             let after = edited(before.declared(), &wanted, &changes)?;
             let (changed, mut others) = apart(after, &changes);
             others.tenants += before.others;
             others.secrets.clone_from(&basis.secrets);
+            // Another replica may just have given a host to another tenant.
+            if let Selection::Tenant(tenant) = selection
+                && changes.iter().any(takes_hosts(&changed))
+            {
+                rows::hosts(&mut transaction, tenant, &mut others).await?;
+                looks_at_hosts = true;
+            }
             self.judged_state(changed, others, when).await?;
         }
         let planned = Planned {
             before,
             basis,
+            looks_at_hosts,
             wanted,
             changes,
         };
@@ -680,7 +697,10 @@ fn apart(after: Declared, changes: &[Change]) -> (Declared, Others) {
     let (mut changed, mut others) = (Declared::default(), Others::default());
     for (name, object) in after.0 {
         match (name.owner(), name.kind()) {
-            (Some(owner), Kind::Tenant) if !owners.contains(owner) => others.tenants += 1,
+            (Some(owner), Kind::Tenant) if !owners.contains(owner) => {
+                others.tenants += 1;
+                others.add_hosts(owner, &object.spec);
+            }
             (Some(owner), kind) if !owners.contains(owner) => {
                 if kind == Kind::Server {
                     let server = (owner.to_owned(), name.name().to_owned());
@@ -691,6 +711,15 @@ fn apart(after: Declared, changes: &[Change]) -> (Declared, Others) {
         }
     }
     (changed, others)
+}
+
+/// Whether a change writes a tenant with hosts.
+fn takes_hosts(after: &Declared) -> impl Fn(&Change) -> bool {
+    move |change| {
+        let object = after.0.get(&change.name);
+        let object = object.filter(|_| change.name.kind() == Kind::Tenant);
+        object.is_some_and(|object| object.spec.contains_key("hosts"))
+    }
 }
 
 /// The servers of a tenant that these mistakes are of; none if one is of the tenant itself, or of all.

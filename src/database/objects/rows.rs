@@ -14,6 +14,7 @@ use crate::{
         vault::{Keyring, NotOpened, Place, Sealer},
     },
     declare::{Declared, Document, Kind, Object, ObjectName, OperatorKey, PASSWORD, SecretMembers},
+    manifest::Others,
 };
 
 /// A stored object.
@@ -169,6 +170,21 @@ pub(super) async fn others(
     let rows = transaction.run(OTHERS, vec![tenant.into()]).await?;
     let count = rows.first().map(|row| row.get::<i64>("tenants"));
     Ok(usize::try_from(count.transpose()?.unwrap_or(0)).unwrap_or(0))
+}
+
+/// Adds the hosts of every tenant but `tenant` to `others`.
+pub(super) async fn hosts(
+    transaction: &mut Transaction,
+    tenant: &str,
+    others: &mut Others,
+) -> Result<(), RowError> {
+    for row in transaction.run(HOSTS, vec![tenant.into()]).await? {
+        let (name, spec): (String, String) = (row.get("name")?, row.get("spec")?);
+        let broken = || RowError::Broken(format!("the document of tenant {name}"));
+        let spec: Document = serde_json::from_str(&spec).map_err(|_| broken())?;
+        others.add_hosts(&name, &spec);
+    }
+    Ok(())
 }
 
 /// The reason why a row could not be read or written.
@@ -474,6 +490,12 @@ const OTHERS: &str = "
     SELECT COUNT(*) AS tenants
       FROM tenants
      WHERE name <> $1";
+
+const HOSTS: &str = "
+    SELECT name, spec
+      FROM tenants
+     WHERE name <> $1
+       AND spec LIKE '%\"hosts\"%'";
 
 const INSERT_TENANT: &str = "
     INSERT INTO tenants (id, name, version, spec, secret, created_ms, updated_ms)

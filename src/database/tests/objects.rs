@@ -1,5 +1,6 @@
 //! Declared objects: written, removed, planned and applied.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -7,9 +8,10 @@ use std::sync::{Arc, Barrier};
 use serde_json::{Value as Json, json};
 
 use super::fixture::{CANARY, Place, ada, lines, manifest, object, on_both, put, server, tenant};
-use crate::config::Wrong;
+use crate::config::{Config, Sources, Wrong};
 use crate::database::{Database, Error, Expected, Filter, Judge, Marks, Opening};
-use crate::declare::{AuthMode, Declared, Issued, Kind, Object, ObjectName, Prune, When};
+use crate::declare::{AuthMode, Declared, Issued, Kind, Object, ObjectName, Offer, Prune, When};
+use crate::manifest::checks;
 
 on_both! {
     an_object_is_written_read_and_removed
@@ -21,6 +23,7 @@ on_both! {
     applying_the_same_manifest_again_writes_nothing
     a_manifest_reaches_the_tenants_whose_stored_state_it_fits_to
     a_manifest_that_is_wrong_by_itself_changes_nothing
+    a_host_of_another_tenant_is_taken_whatever_this_replica_has_read
     replicas_that_start_together_write_once
     the_objects_of_a_tenant_are_removed_with_it
     the_hash_of_an_api_key_is_unique
@@ -374,6 +377,45 @@ async fn a_manifest_that_is_wrong_by_itself_changes_nothing(place: Place) {
     let refused = objects.apply_apart(&wanted, Prune::Keep, &author).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     assert_eq!(objects.version().await.unwrap(), before);
+}
+
+/// Two replicas gave one host to two tenants, and the first by name got the people of the other.
+async fn a_host_of_another_tenant_is_taken_whatever_this_replica_has_read(place: Place) {
+    let settings = ["public_url=https://gw.test", "sandbox.shared_uid=true"];
+    let config = Config::load(&Sources {
+        set: settings.map(str::to_owned).to_vec(),
+        env: BTreeMap::from([("HOME".to_owned(), "/".to_owned())]),
+        ..Sources::default()
+    });
+    let (config, offer) = (config.unwrap(), Offer::none());
+    let judge = Arc::new(move |manifest: &_, when| {
+        checks::judge(manifest, when, &config, "/bin:/usr/bin", &offer)
+    });
+    let opening = Opening {
+        judge,
+        ..place.opening()
+    };
+    let store = Database::open(opening).await.unwrap();
+    let (objects, author) = (store.objects(), ada());
+    let hosts = async |tenant: &str, hosts: Json| {
+        let json = json!({"auth": {"mode": "keys"}, "hosts": hosts});
+        let (name, object) = (ObjectName::tenant(tenant), object(Kind::Tenant, &json));
+        let put = objects.put(&name, object, Expected::Any, &author).await;
+        put.map(drop).map_err(|error| error.to_string())
+    };
+    hosts("b", json!(["mcp.acme.test"])).await.unwrap();
+    let taken = "tenants.zeta.hosts: mcp.acme.test is a host of tenant b";
+    let refused = hosts("zeta", json!(["zeta.test", "MCP.acme.test:8443"])).await;
+    assert!(refused.as_ref().unwrap_err().contains(taken), "{refused:?}");
+    let text = "tenants: {zeta: {auth: {mode: keys}, hosts: [mcp.acme.test]}}";
+    let refused = objects.apply(&manifest(text), Prune::Keep, &author).await;
+    assert!(refused.unwrap_err().to_string().contains(taken));
+    hosts("zeta", json!(["zeta.test"])).await.unwrap();
+    hosts("b", json!(["mcp.acme.test", "b.test"]))
+        .await
+        .unwrap();
+    let applied = objects.apply(&manifest(text), Prune::Remove, &author).await;
+    assert_eq!(applied.unwrap().len(), 2, "tenant b goes");
 }
 
 async fn a_plan_changes_nothing(place: Place) {

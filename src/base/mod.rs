@@ -45,6 +45,6 @@ pub(crate) use self::secret::{Secret, without_user};
 pub(crate) use self::table::{FastHash, Table};
 pub(crate) use self::terminal::{Screen, Tone, is_unseen};
 pub(crate) use self::watched_files::{
-    ContentDigest, FileLooks, FileStamp, LOOK_INTERVAL, MANIFEST_MAX, SETTING_MAX, WatchedFiles,
-    content, content_digest, text,
+    ContentDigest, FileStamp, LOOK_INTERVAL, MANIFEST_MAX, SETTING_MAX, WatchedFiles, content,
+    content_digest, text,
 };

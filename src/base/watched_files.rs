@@ -80,27 +80,6 @@ impl FileStamp {
     }
 }
 
-/// Looks at a file that may be written in several steps.
-#[derive(Debug, Default)]
-pub(crate) struct FileLooks {
-    /// What was reported.
-    known: FileStamp,
-    /// The last look.
-    seen: FileStamp,
-}
-
-impl FileLooks {
-    /// Reports, once, what two looks in a row have found.
-    pub(crate) fn has_settled(&mut self, now: FileStamp) -> bool {
-        let has_settled = now == self.seen && now != self.known;
-        if has_settled {
-            self.known = now;
-        }
-        self.seen = now;
-        has_settled
-    }
-}
-
 /// The largest file that holds a setting, a secret or certificates, in bytes.
 pub(crate) const SETTING_MAX: u64 = 4 << 20;
 /// The largest manifest, in bytes.
@@ -172,20 +151,23 @@ mod tests {
     use super::super::watched_files::*;
 
     #[test]
-    fn a_file_has_settled_once_two_looks_find_the_same() {
+    fn a_stamp_tells_of_changes_behind_a_link() {
         let dir = tempfile::tempdir().unwrap();
         let (file, target) = (dir.path().join("link"), dir.path().join("target"));
         fs::write(&target, "old").unwrap();
         symlink("target", &file).unwrap();
-        let mut looks = FileLooks::default();
-        let mut look = || looks.has_settled(FileStamp::now(&file));
-        assert_eq!([look(), look(), look()], [false, true, false]);
+        let mut last = FileStamp::now(&file);
+        let mut is_another = || {
+            let now = FileStamp::now(&file);
+            std::mem::replace(&mut last, now) != now
+        };
+        assert!(!is_another());
         fs::write(&target, "half").unwrap();
-        assert!(!look());
+        assert!(is_another() && !is_another());
         fs::write(&target, "whole").unwrap();
-        assert_eq!([look(), look(), look()], [false, true, false]);
+        assert!(is_another() && !is_another());
         fs::remove_file(&target).unwrap();
-        assert_eq!([look(), look(), look()], [false, true, false]);
+        assert!(is_another() && !is_another());
     }
 
     #[tokio::test]

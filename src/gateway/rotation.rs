@@ -1,6 +1,6 @@
 //! Rotation: takes over secrets whose files change while the gateway serves.
 //!
-//! Not here: files that a manifest refers to (`snapshot/sync`), and certificates (`http/listen/tls`).
+//! Not here: files that a manifest refers to (`snapshot/manifest_file`), and certificates (`http/listen/tls`).
 
 use std::{path::Path, sync::Arc};
 

@@ -2,14 +2,17 @@
 //!
 //! * `audit_queue`: the queue of audit records that belong to no change
 //! * `current`: the current snapshot, and polls of the database
+//! * `manifest_file`: the manifest file, which is read again when it changes
 //! * `sync`: the task that opens the database, applies the manifest file and refreshes the snapshot
 //! * `upkeep`: removal of old audit records and expired rows, rotation of signing keys
 
 mod audit_queue;
 mod current;
+mod manifest_file;
 mod sync;
 mod upkeep;
 
 pub(crate) use self::audit_queue::AuditQueue;
 pub(crate) use self::current::{CurrentSnapshot, LastPollAttempt, Snapshot};
-pub(crate) use self::sync::{Freshness, ManifestFile, Reloader, SnapshotSync};
+pub(crate) use self::manifest_file::ManifestFile;
+pub(crate) use self::sync::{Freshness, Reloader, SnapshotSync};

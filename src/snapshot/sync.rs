@@ -1,59 +1,35 @@
 //! The task that keeps database, snapshot and manifest file in step.
 //!
 //! Opens the database and retries while it is unreachable, applies the manifest whenever its file
-//! changes and on request, and reads changes of other replicas. Not here: the tables (`database`), old rows and keys
-//! (`upkeep`).
+//! changes and on request, and reads changes of other replicas. Not here: the tables (`database`), the reading of the
+//! manifest (`manifest_file`), old rows and keys (`upkeep`).
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, future, sync::Arc, time::Duration};
 
-use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    task::spawn_blocking,
-    time::{Instant, MissedTickBehavior, interval, sleep, timeout_at},
+    time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
     current::{CurrentSnapshot, Polled, silent},
+    manifest_file::{ManifestFile, ManifestWatch, Reply, Unread},
     upkeep::Upkeep,
 };
 use crate::{
-    base::{
-        FileLooks, FileStamp, HiddenPaths, LOOK_INTERVAL, MANIFEST_MAX, Secret, WatchedFiles,
-        content,
-    },
+    base::{HiddenPaths, Secret},
     config::{Config, Mistake},
     database::{self, Author, Database, Location, Opening},
-    declare::{Kind, Prune},
-    manifest::{Declaration, objects},
+    declare::Kind,
+    manifest::Declaration,
     telemetry::StoreTimes,
 };
-
-/// A manifest file, applied at the start and whenever it changes.
-#[derive(Debug)]
-pub(crate) struct ManifestFile {
-    /// Its path.
-    pub(crate) file: PathBuf,
-    /// The declaration that was read last, until it is applied.
-    pub(crate) pending: Option<Declaration>,
-    /// The content when the file was read last, before `pending` was parsed from it.
-    pub(crate) text: Option<Vec<u8>>,
-    /// The looks at the file.
-    pub(crate) looks: FileLooks,
-    /// The treatment of objects that the manifest does not declare.
-    pub(crate) prune: Prune,
-}
 
 /// A request to the task.
 enum Command {
     /// To apply the manifest again; answered when that is done.
-    Reload(oneshot::Sender<()>),
+    Reload(Reply),
     /// To connect by another URL from now on.
     Reconnect(Secret),
 }
@@ -96,23 +72,16 @@ pub(crate) type Report = Box<dyn Fn(Freshness) + Send + Sync>;
 pub(crate) struct SnapshotSync {
     snapshot: Arc<CurrentSnapshot>,
     opening: Opening,
-    manifest: Option<ManifestFile>,
+    manifest: Option<ManifestWatch>,
     /// The manifest that was refused last, until it is applied or another one is read.
     unapplied: Option<Refused>,
     /// The first round has ended: mistakes are logged from now on.
     is_started: bool,
-    env: BTreeMap<String, String>,
-    /// Paths that are hidden from children; files that a manifest reads are added.
-    hidden: HiddenPaths,
     upkeep: Upkeep,
     /// The last error in the log; a repeated one is not logged.
     logged_error: String,
     /// The last change that cannot be served here; it is not read again.
     refused: Option<i64>,
-    /// The files that the manifest refers to.
-    referenced: WatchedFiles,
-    /// The mistakes that the manifest had when it was read last, as they were logged.
-    mistakes: Vec<String>,
     commands: mpsc::Receiver<Command>,
     reloader: Reloader,
 }
@@ -124,11 +93,15 @@ pub(crate) struct Reloader(mpsc::Sender<Command>);
 impl Reloader {
     /// Reads the manifest and the files that it names, applies it as at the start, and returns when
     /// that is done. Mistakes are logged, and the state before is served.
-    pub(crate) async fn reload(&self) {
+    ///
+    /// # Errors
+    ///
+    /// The manifest cannot be read for some seconds. It is applied once it can be.
+    pub(crate) async fn reload(&self) -> Result<(), Unread> {
         let (done, end) = oneshot::channel();
-        if self.0.send(Command::Reload(done)).await.is_ok() {
-            _ = end.await;
-        }
+        _ = self.0.send(Command::Reload(done)).await;
+        // Without an answer the task has ended, and so does the gateway.
+        end.await.unwrap_or(Ok(()))
     }
 
     /// Opens every further connection to PostgreSQL by this URL, which differs in its credentials
@@ -148,23 +121,16 @@ impl SnapshotSync {
         (env, hidden): (BTreeMap<String, String>, HiddenPaths),
         config: &Config,
     ) -> Self {
-        let pending = manifest.as_ref().and_then(|one| one.pending.as_ref());
-        let referenced = pending.map(|read| read.files.clone()).unwrap_or_default();
-        hidden.add(referenced.keys());
         let (sender, commands) = mpsc::channel(1);
         Self {
             snapshot,
             opening,
-            manifest,
+            manifest: manifest.map(|manifest| ManifestWatch::new(manifest, env, hidden)),
             unapplied: None,
             is_started: false,
-            env,
-            hidden,
             upkeep: Upkeep::new(config),
             logged_error: String::new(),
             refused: None,
-            referenced: WatchedFiles::new(referenced),
-            mistakes: Vec::new(),
             commands,
             reloader: Reloader(sender),
         }
@@ -197,20 +163,12 @@ impl SnapshotSync {
 
     /// Runs rounds until `stop`.
     pub(crate) async fn run(mut self, report: Report, stop: CancellationToken) {
-        let (news, mut changed) = mpsc::channel(1);
-        let file = self.manifest.as_ref().map(|manifest| manifest.file.clone());
-        let _watcher = file.as_deref().and_then(|file| watch_file(file, news));
-        // A change between the first read and the watch counts too. An unchanged file does not:
-        // applied again, it would undo the changes of administrators since the gateway listens.
-        self.reread_manifest();
         let (sender, mut results) = watch::channel(None);
         let snapshot = Arc::clone(&self.snapshot);
         // Polls run beside the rounds, which may take long: revocations must take effect soon.
         let polling = stop.run_until_cancelled(poll_loop(&snapshot, &sender));
         let keeping = async {
-            let (mut freshness, mut request) = (None, None::<oneshot::Sender<()>>);
-            let mut looks = interval(LOOK_INTERVAL);
-            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let (mut freshness, mut request) = (None, None::<Reply>);
             loop {
                 let result = results.borrow_and_update().clone();
                 let now = self.step(result).await;
@@ -219,32 +177,18 @@ impl SnapshotSync {
                     freshness = Some(now);
                 }
                 if let Some(done) = request.take() {
-                    _ = done.send(());
+                    _ = done.send(Ok(()));
                 }
                 tokio::select! {
                     () = stop.cancelled() => break,
                     Ok(()) = results.changed() => {}
-                    Some(()) = changed.recv() => {
-                        let settled = stop.run_until_cancelled(self.settled_manifest());
-                        if settled.await.is_none() {
-                            break;
-                        }
-                    }
-                    _ = looks.tick() => {
-                        let looking = async {
-                            self.look_at_manifest().await;
-                            self.look_at_files().await;
-                        };
-                        if stop.run_until_cancelled(looking).await.is_none() {
-                            break;
-                        }
-                    }
+                    // No arm waits: a round would be late, and so would be what another replica has ended.
+                    read = changed(&mut self.manifest) => request = read,
                     Some(command) = self.commands.recv() => match command {
-                        Command::Reload(done) => {
-                            self.mistakes.clear();
-                            self.load_manifest();
-                            request = Some(done);
-                        }
+                        Command::Reload(done) => match &mut self.manifest {
+                            Some(manifest) => manifest.reload(done),
+                            None => request = Some(done),
+                        },
                         Command::Reconnect(url) => self.reconnect(url),
                     },
                 }
@@ -346,7 +290,7 @@ impl SnapshotSync {
             (Some(pending), _) => (pending, Vec::new()),
             // What the file was before its mistakes is not tried again.
             (None, Some(refused))
-                if refused.until <= Instant::now() && self.mistakes.is_empty() =>
+                if refused.until <= Instant::now() && !manifest.has_mistakes() =>
             {
                 (refused.declaration, refused.mistakes)
             }
@@ -358,7 +302,8 @@ impl SnapshotSync {
         let author = Author::named("manifest");
         let objects = database.objects();
         let applied = objects.apply_apart(&declaration.declared, manifest.prune, &author);
-        let file = manifest.file.display();
+        let file = manifest.file().to_owned();
+        let file = file.display();
         let mistakes: Vec<String> = match applied.await {
             Err(database::Error::Unavailable(why)) => {
                 manifest.pending = Some(declaration);
@@ -390,97 +335,6 @@ impl SnapshotSync {
             until: Instant::now() + RETRY,
         });
         Ok(true)
-    }
-
-    /// Reads the manifest again once its file stays as it is for a while: it may be written in several steps, and
-    /// a part of it would be another manifest.
-    async fn settled_manifest(&mut self) {
-        let Some(manifest) = &self.manifest else {
-            return;
-        };
-        let (file, settle) = match manifest.prune {
-            Prune::Keep => (manifest.file.clone(), SETTLE),
-            // What is not there yet would be removed for good.
-            Prune::Remove => (manifest.file.clone(), SETTLE * 10),
-        };
-        let mut before = FileStamp::now(&file);
-        for _ in 0..SETTLES {
-            sleep(settle).await;
-            let now = FileStamp::now(&file);
-            if now == before {
-                return self.reread_manifest();
-            }
-            before = now;
-        }
-        // A later look finds it when it is whole.
-    }
-
-    /// Reads the manifest again if two looks find its file otherwise than the last reading: the folder of a file
-    /// that is mounted alone, or behind a link, tells nothing of its changes.
-    async fn look_at_manifest(&mut self) {
-        let Some(manifest) = &mut self.manifest else {
-            return;
-        };
-        // The file system may not answer.
-        let file = manifest.file.clone();
-        let look = spawn_blocking(move || FileStamp::now(&file));
-        let Ok(now) = look.await else {
-            return;
-        };
-        if manifest.looks.has_settled(now) {
-            self.reread_manifest();
-        }
-    }
-
-    /// Reads the manifest again if its file has changed.
-    fn reread_manifest(&mut self) {
-        let Some(manifest) = &self.manifest else {
-            return;
-        };
-        if read(&manifest.file) == manifest.text {
-            let file = manifest.file.display();
-            tracing::debug!(event = "manifest.unchanged", %file, "the manifest is as it was");
-            return;
-        }
-        self.mistakes.clear();
-        self.load_manifest();
-    }
-
-    /// Reads the manifest again if a file that it refers to has changed. One with mistakes is read
-    /// again at every look, because a missing file may have come.
-    async fn look_at_files(&mut self) {
-        let changed = self.referenced.look().await;
-        for file in &changed {
-            let file = file.display();
-            tracing::info!(event = "manifest.file_changed", %file, "a file of the manifest changed");
-        }
-        if !changed.is_empty() || !self.mistakes.is_empty() {
-            self.load_manifest();
-        }
-    }
-
-    /// Reads the manifest, and the files that it names.
-    fn load_manifest(&mut self) {
-        let Some(manifest) = &mut self.manifest else {
-            return;
-        };
-        manifest.text = read(&manifest.file);
-        match objects::load(&manifest.file, &self.env) {
-            Ok(read) => {
-                // Before any child starts with their content.
-                self.hidden.add(read.files.keys());
-                self.referenced = WatchedFiles::new(read.files.clone());
-                self.mistakes.clear();
-                manifest.pending = Some(read);
-            }
-            Err(mistakes) => {
-                let texts: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
-                if texts != self.mistakes {
-                    log_mistakes(&mistakes);
-                    self.mistakes = texts;
-                }
-            }
-        }
     }
 
     /// Uses another URL for every further connection.
@@ -531,43 +385,12 @@ fn placed(pending: &Declaration, mistake: &Mistake) -> Mistake {
     manifest.mistake(&mistake.key, mistake.what.as_str(), &mistake.remedy)
 }
 
-fn log_mistakes(mistakes: &[Mistake]) {
-    for mistake in mistakes {
-        tracing::error!(event = "manifest.refused", "{mistake}");
+/// Waits for the manifest, if there is one, as [`ManifestWatch::changed`] does.
+async fn changed(manifest: &mut Option<ManifestWatch>) -> Option<Reply> {
+    match manifest {
+        Some(manifest) => manifest.changed().await,
+        None => future::pending().await,
     }
-}
-
-fn read(file: &Path) -> Option<Vec<u8>> {
-    content(file, MANIFEST_MAX).ok()
-}
-
-/// Sends to `news` on every event in the folder of `file`: editors and orchestrators replace the
-/// file, or a link to it.
-fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
-    let on_event = move |event: notify::Result<notify::Event>| {
-        // Reads are events too, including those of this process.
-        let is_read = |kind: &EventKind| {
-            let write = EventKind::Access(AccessKind::Close(notify::event::AccessMode::Write));
-            matches!(kind, EventKind::Access(_)) && *kind != write
-        };
-        if event.is_ok_and(|event| !is_read(&event.kind)) {
-            // If the channel is full, a message is waiting already that causes a read.
-            let _ = news.try_send(());
-        }
-    };
-    let folder = file
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    let watching = notify::recommended_watcher(on_event).and_then(|mut watcher| {
-        watcher.watch(folder, RecursiveMode::NonRecursive)?;
-        Ok(watcher)
-    });
-    let log = |error: &notify::Error| {
-        let file = file.display();
-        tracing::warn!(event = "manifest.unwatched", %file, "cannot watch the manifest: {error}");
-    };
-    watching.inspect_err(log).ok()
 }
 
 /// The time from the begin of a poll to that of the next one, for changes that no other replica
@@ -575,7 +398,81 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
 /// The time from a refusal of a manifest to the next try.
 const RETRY: Duration = Duration::from_secs(10);
-/// The time for which a file that is being written stays as it is at most.
-const SETTLE: Duration = Duration::from_millis(200);
-/// How often that is waited for.
-const SETTLES: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio::{runtime::Handle, time::timeout};
+
+    use super::super::{manifest_file::Pace, sync::*};
+    use crate::base::FileStamp;
+    use crate::config::Sources;
+    use crate::database::Expected;
+    use crate::declare::{Kind, Object, ObjectName, Prune};
+
+    /// A file system of the network whose server is away, for instance.
+    #[tokio::test]
+    async fn a_manifest_whose_file_system_hangs_stops_no_round() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config::load(&Sources {
+            set: vec![format!("data_dir={}", dir.path().display())],
+            env: BTreeMap::from([("HOME".to_owned(), "/".to_owned())]),
+            ..Sources::default()
+        })
+        .unwrap();
+        let snapshot = CurrentSnapshot::empty();
+        let judge = Arc::new(|_: &_, _| Vec::new());
+        let opening = Opening::of(&config, judge, snapshot.clock().clone());
+        let empty = || (BTreeMap::new(), HiddenPaths::new([]));
+        let mut sync = SnapshotSync::new(Arc::clone(&snapshot), opening, None, empty(), &config);
+        let manifest = ManifestFile {
+            file: dir.path().join("manifest.yaml"),
+            pending: None,
+            digest: None,
+            prune: Prune::Keep,
+        };
+        let short = Duration::from_millis(50);
+        let pace = Pace {
+            settle: short,
+            interval: short,
+            patience: short,
+        };
+        let (open, gate) = watch::channel(false);
+        let (begin, mut begun) = watch::channel(false);
+        let runtime = Handle::current();
+        let hangs = move |file: &Path| {
+            begin.send_replace(true);
+            let mut gate = gate.clone();
+            // The end of the test opens it.
+            _ = runtime.block_on(gate.wait_for(|is_open| *is_open));
+            FileStamp::now(file)
+        };
+        let watch = ManifestWatch::with(manifest, empty(), pace, Arc::new(hangs));
+        sync.manifest = Some(watch);
+        sync.start().await.unwrap();
+        let (reloader, stop) = (sync.reloader(), CancellationToken::new());
+        let mut changes = snapshot.subscribe();
+        let story = async {
+            begun.wait_for(|has_begun| *has_begun).await.unwrap();
+            // As by another replica: this one is not told.
+            let tenant = ObjectName::tenant("a");
+            let json = serde_json::json!({"auth": {"mode": "none"}});
+            let object = Object::new(Kind::Tenant, json.as_object().unwrap().clone());
+            let objects = snapshot.database().unwrap().objects();
+            let author = Author::named("x");
+            let put = objects.put(&tenant, object, Expected::Any, &author).await;
+            put.unwrap();
+            let read = changes.wait_for(|read| read.catalog.tenants.contains_key("a"));
+            read.await.unwrap();
+            assert_eq!(reloader.reload().await, Err(Unread::Silent));
+            stop.cancel();
+        };
+        let running = sync.run(Box::new(|_| {}), stop.clone());
+        let both = Box::pin(async { tokio::join!(running, story) });
+        timeout(Duration::from_secs(60), both)
+            .await
+            .expect("within a minute");
+        drop(open);
+    }
+}

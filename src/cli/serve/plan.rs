@@ -17,7 +17,6 @@ use super::{
 };
 use crate::{
     backend::sandbox::Kernel,
-    base::{FileLooks, MANIFEST_MAX, content},
     config::{Config, Mistake, Sources, Wrong, gateway::environment},
     declare::{Confinement, Home, Launch, Offer, Prune, When},
     manifest::{checks, command_line, objects},
@@ -218,9 +217,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
             .map(PathBuf::from)
     };
     let file = apply.or_else(default_manifest);
-    let text = file
-        .as_deref()
-        .and_then(|file| content(file, MANIFEST_MAX).ok());
+    let digest = file.as_deref().and_then(ManifestFile::digest_of);
     let loaded = file.as_deref().map(|file| objects::load(file, &env));
     let config = Config::load(&sources).map_err(|error| error.mistakes);
     let (config, declaration) = both(config, loaded.transpose())?;
@@ -244,8 +241,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     let manifest = file.map(|file| ManifestFile {
         file,
         pending: declaration,
-        text,
-        looks: FileLooks::default(),
+        digest,
         prune: if prune { Prune::Remove } else { Prune::Keep },
     });
     Ok(Plan {

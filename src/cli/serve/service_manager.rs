@@ -99,12 +99,18 @@ impl ServiceManager {
         ))
         .await;
         tracing::info!(event = "reload", "applying the manifest again");
-        if let Some(reloader) = &self.reloader
-            && timeout(RELOAD, reloader.reload()).await.is_err()
-        {
-            tracing::warn!("the manifest is still being applied");
+        let mut state = self.ready();
+        if let Some(reloader) = &self.reloader {
+            match timeout(RELOAD, reloader.reload()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(why)) => {
+                    tracing::error!(event = "manifest.unread", "the manifest is not read: {why}");
+                    state = format!("{state}; the manifest is not read: {why}");
+                }
+                Err(_) => tracing::warn!("the manifest is still being applied"),
+            }
         }
-        self.tell(&self.ready()).await;
+        self.tell(&state).await;
     }
 
     fn ready(&self) -> String {

@@ -183,7 +183,7 @@ pub(crate) enum HopOutcome {
     Full,
 }
 
-/// Class of an HTTP status.
+/// Class of the HTTP status of an answer, or what a request had instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub(crate) enum StatusClass {
@@ -202,6 +202,8 @@ pub(crate) enum StatusClass {
     /// Server error.
     #[strum(serialize = "5xx")]
     ServerError,
+    /// No answer: the client left before.
+    Aborted,
 }
 
 impl From<u16> for StatusClass {

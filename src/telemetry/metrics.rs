@@ -79,7 +79,7 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// Answered requests, by kind of route and class of status.
+    /// Requests, by kind of route and class of the status of their answers.
     requests: Count<(Route, StatusClass)> = "lockgate_requests" ["route", "status"];
     /// Open sessions.
     sessions: Level = "lockgate_sessions";

@@ -30,7 +30,7 @@ pub(crate) use self::health::{Health, Loss, Readiness};
 pub(crate) use self::instruments::LimitName;
 pub(crate) use self::labels::{
     ChildState, Denied, Dropped, Ended, Exit, HopOutcome, Login, MethodClass, Outcome, Resumed,
-    Route,
+    Route, StatusClass,
 };
 pub(crate) use self::logs::{Format, Logs, MIGRATIONS, PREPARATIONS};
 pub(crate) use self::metrics::{Metrics, SESSION_STREAMS};

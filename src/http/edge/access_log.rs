@@ -1,6 +1,7 @@
-//! Access log: one line for each request of the public listener.
+//! Access log: one line for each request of the public listener, and its count.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::request::Parts;
@@ -9,10 +10,12 @@ use tokio::time::Instant;
 
 use crate::config::LoggedRequests;
 use crate::endpoint;
-use crate::telemetry::TraceContext;
+use crate::telemetry::{Metrics, Route, StatusClass, TraceContext};
 
 /// Access log of one listener.
 pub(super) struct AccessLog {
+    /// Counts all requests, those without a line included.
+    metrics: Arc<Metrics>,
     /// The requests that have a line.
     logged: LoggedRequests,
     /// Number of answers that were no errors, for the sample of them.
@@ -25,8 +28,9 @@ pub(super) struct AccessLog {
 
 impl AccessLog {
     /// Makes an access log with a random boot number.
-    pub(super) fn new(logged: LoggedRequests) -> Self {
+    pub(super) fn new(metrics: Arc<Metrics>, logged: LoggedRequests) -> Self {
         Self {
+            metrics,
             logged,
             answered: AtomicU64::new(0),
             boot: uuid::Uuid::new_v4().simple().to_string().split_off(16),
@@ -34,20 +38,29 @@ impl AccessLog {
         }
     }
 
-    /// Begins the line of a request that arrives now.
-    pub(super) fn begin(&self, head: &Parts, address: IpAddr) -> Line<'_> {
+    /// Begins the line of a request of a kind of route that arrives now, in a trace.
+    pub(super) fn begin(
+        &self,
+        head: &Parts,
+        route: Route,
+        address: IpAddr,
+        trace: Option<TraceContext>,
+    ) -> Line<'_> {
         Line {
             log: self,
+            route,
             method: head.method.clone(),
             path: head.uri.path().into(),
             address,
+            trace,
             began: Instant::now(),
+            is_written: false,
         }
     }
 
     /// Whether a request that was answered with `status` has a line.
-    fn has(&self, status: StatusCode) -> bool {
-        let is_error = status.is_client_error() || status.is_server_error();
+    fn has(&self, status: u16) -> bool {
+        let is_error = status >= 400;
         match self.logged {
             LoggedRequests::All => true,
             LoggedRequests::Errors => is_error,
@@ -80,13 +93,31 @@ impl AccessLog {
 }
 
 /// Log line of one request, without query, header fields and session id.
+///
+/// A line that is dropped is that of a request without an answer: its client left first, or the gateway ended. What it
+/// began may go on, so it is written and counted like those of others.
 pub(super) struct Line<'l> {
     log: &'l AccessLog,
+    route: Route,
     method: Method,
     /// A copy: the request lets go of its head while it waits.
     path: Box<str>,
     address: IpAddr,
+    trace: Option<TraceContext>,
     began: Instant,
+    is_written: bool,
+}
+
+impl Drop for Line<'_> {
+    fn drop(&mut self) {
+        if !self.is_written {
+            self.log
+                .metrics
+                .requests
+                .add(self.route, StatusClass::Aborted);
+            self.emit(ABORTED);
+        }
+    }
 }
 
 impl Line<'_> {
@@ -95,8 +126,16 @@ impl Line<'_> {
         &self.path
     }
 
-    /// Writes the line of a request that was answered with `status`, in a trace.
-    pub(super) fn write(&self, status: StatusCode, trace: Option<&TraceContext>) {
+    /// Counts and logs a request that is answered with `status`.
+    pub(super) fn write(&mut self, status: StatusCode) {
+        self.is_written = true;
+        let status = status.as_u16();
+        self.log.metrics.requests.add(self.route, status.into());
+        self.emit(status);
+    }
+
+    /// Writes the line, if requests of this status have one.
+    fn emit(&self, status: u16) {
         let is_shown = tracing::enabled!(target: "lockgate::http", tracing::Level::INFO);
         if !is_shown || !self.log.has(status) {
             return;
@@ -108,7 +147,8 @@ impl Line<'_> {
         let logged = path.char_indices().nth(PATH_MAX);
         let logged = logged.map_or(path, |(end, _)| &path[..end]);
         let (tenant, server) = names(logged);
-        let (id, code) = (&*self.log.request_id(), status.as_u16());
+        let id = &*self.log.request_id();
+        let trace = self.trace.as_ref();
         let ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let address = &*text_of(self.address);
         tracing::info!(
@@ -119,7 +159,7 @@ impl Line<'_> {
                 url.path = logged,
                 tenant.id = tenant,
                 server.name = server,
-                http.status = code,
+                http.status = status,
                 client.address = address,
                 trace_id = trace.map(TraceContext::trace_id),
                 span_id = trace.map(TraceContext::span_id),
@@ -160,6 +200,8 @@ fn names(path: &str) -> (Option<&str>, Option<&str>) {
     }
 }
 
+/// Status in the line of a request without an answer, as that of nginx.
+const ABORTED: u16 = 499;
 /// Length of request ids, until there are more than 4 billion.
 const REQUEST_ID: usize = 24;
 const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -172,15 +214,18 @@ const PATH_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Seek};
+
     use super::*;
+
+    fn log(logged: LoggedRequests) -> AccessLog {
+        AccessLog::new(Arc::new(Metrics::new(None).unwrap()), logged)
+    }
 
     #[test]
     fn a_sample_has_every_error_and_one_of_a_hundred_others() {
         let count = |logged, status: u16| {
-            let (log, status) = (
-                AccessLog::new(logged),
-                StatusCode::from_u16(status).unwrap(),
-            );
+            let log = log(logged);
             (0..1000).filter(|_| log.has(status)).count()
         };
         for (logged, fine, refused, failed) in [
@@ -196,8 +241,47 @@ mod tests {
     }
 
     #[test]
+    fn a_request_without_an_answer_has_a_line_and_a_count_like_others() {
+        let mut file = tempfile::tempfile().unwrap();
+        let lines = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(Arc::new(file.try_clone().unwrap()))
+            .finish();
+        let log = log(LoggedRequests::Errors);
+        let (head, ()) = http::Request::post("/t/a/x/mcp")
+            .body(())
+            .unwrap()
+            .into_parts();
+        let begin = || log.begin(&head, Route::Mcp, "192.0.2.7".parse().unwrap(), None);
+        tracing::subscriber::with_default(lines, || {
+            drop(begin());
+            begin().write(StatusCode::OK);
+            begin().write(StatusCode::NOT_FOUND);
+        });
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "each has one line: {text}");
+        for (line, status) in lines.iter().zip(["http.status=499", "http.status=404"]) {
+            for part in [
+                "client.address=\"192.0.2.7\"",
+                "url.path=\"/t/a/x/mcp\"",
+                status,
+            ] {
+                assert!(line.contains(part), "{part}: {line}");
+            }
+        }
+        let shown = log.metrics.render();
+        for status in ["2xx", "4xx", "aborted"] {
+            let count = format!("lockgate_requests_total{{route=\"mcp\",status=\"{status}\"}} 1\n");
+            assert!(shown.contains(&count), "{count}");
+        }
+    }
+
+    #[test]
     fn request_ids_are_counted_in_hexadecimal() {
-        let log = AccessLog::new(LoggedRequests::All);
+        let log = log(LoggedRequests::All);
         for (next, wanted) in [
             (1, "00000001"),
             (0x0abc_def0, "0abcdef0"),

@@ -59,7 +59,7 @@ pub(crate) struct Gate {
     max_body: u64,
     /// Memory for requests, shared out to addresses.
     memory: Arc<MemoryBudgets>,
-    /// Counts all responses, refusals included.
+    /// Counts refusals of the gate's limits.
     metrics: Arc<Metrics>,
     traces: Traces,
     log: AccessLog,
@@ -81,9 +81,9 @@ impl Gate {
             proxies,
             max_body,
             memory,
+            log: AccessLog::new(Arc::clone(&metrics), logged),
             metrics,
             traces,
-            log: AccessLog::new(logged),
         })
     }
 
@@ -222,12 +222,10 @@ impl Gate {
             share.others_first().await;
         }
         let (mut head, body) = request.into_parts();
-        let line = self.log.begin(&head, address);
-        let path = line.path();
         let version = head.version;
         let (body, state) = body_limit::limit(body, self.max_body, share);
-        let served = Kind::served(path);
-        let label = served.map_or_else(|| route_label(path), label_of);
+        let served = Kind::served(head.uri.path());
+        let label = served.map_or_else(|| route_label(head.uri.path()), label_of);
         let span = self.begin_span(&head, label);
         let trace = match &span {
             Some(span) => Some(span.context()),
@@ -236,6 +234,8 @@ impl Gate {
         if let Some(trace) = &trace {
             head.extensions.insert(trace.clone());
         }
+        let mut line = self.log.begin(&head, label, address, trace);
+        let path = line.path();
         let response = match self.check(&mut head, &state) {
             Err(refused) => in_form_of(path, with_methods(refused, &head.uri, routes).await),
             Ok(origin) => {
@@ -269,8 +269,7 @@ impl Gate {
         let response = with_response_headers(response, version, state.get());
         let response = counted(response, &state, served);
         let status = response.status();
-        self.metrics.requests.add(label, status.as_u16().into());
-        line.write(status, trace.as_ref());
+        line.write(status);
         if let Some(mut span) = span {
             span.answered(status);
         }

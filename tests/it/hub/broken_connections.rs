@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::support::{
-    gauges::{Gauge, median, scaled, slow_call, stays_quick},
+    gauges::{Gauge, OPS, median, metric, scaled, slow_call, stays_quick},
     harness::{Event, Events, Gateway, Legacy, Session, text_of, tool_call, until, within},
     wire::{chunked_body, connect, head},
 };
@@ -308,9 +308,9 @@ async fn a_call_whose_client_is_gone_ends_and_is_kept() {
 /// A held response is lost with its connection, but its call runs to the end, once.
 #[tokio::test]
 async fn a_held_call_whose_client_is_gone_runs_to_its_end_once() {
-    let gateway = Gateway::start(&["server.reply.sse_after=10s"]).await;
+    let gateway = Gateway::start(&["server.reply.sse_after=10s", OPS]).await;
     let session = gateway.session().await;
-    let held = tool_call(json!(1), "sleep", json!({"ms": 200}));
+    let held = tool_call(json!(1), "sleep", json!({"ms": 1000}));
     let text = held.to_string();
     let headers = format!(
         "Content-Type: application/json\r\nContent-Length: {}\r\n",
@@ -324,7 +324,7 @@ async fn a_held_call_whose_client_is_gone_runs_to_its_end_once() {
     })
     .await;
     drop(socket);
-    assert_eq!(session.text("sleep", json!({"ms": 300})).await, "slept");
+    assert_eq!(session.text("sleep", json!({"ms": 1100})).await, "slept");
     assert_eq!(session.text("cancelled", json!({})).await, "[]");
     let received = session.text("received", json!({})).await;
     assert_eq!(
@@ -332,6 +332,8 @@ async fn a_held_call_whose_client_is_gone_runs_to_its_end_once() {
         2,
         "{received}"
     );
+    let aborted = r#"lockgate_requests_total{route="mcp",status="aborted"} "#;
+    until("its count", async || metric(&gateway, aborted).await == 1).await;
 }
 
 #[tokio::test]

@@ -385,7 +385,8 @@ impl Subject {
     }
 }
 
-/// A change of the secrets of one holder for a server, or of a connection to an upstream.
+/// A change of the secrets of one holder for a server, or of a connection to an upstream. A restart of a server by an
+/// administrator is one of all that its children were started with: those of the tenant's secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct SecretChange {
     /// The tenant.
@@ -397,6 +398,9 @@ pub(crate) struct SecretChange {
     pub(crate) upstream: Option<String>,
     /// The holder; none for the tenant itself.
     pub(crate) holder: Option<String>,
+    /// Children do not end their calls first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_now: bool,
 }
 
 /// A public key of a tenant.

@@ -26,7 +26,7 @@ use crate::{
     auth::{Access, policy},
     backend::{
         Pool, PoolSources, StartFailure, TokenSource,
-        child::{ChildSeats, ChildStatus, Launcher, Restart, Wanted},
+        child::{ChildSeats, ChildStatus, Launcher, Wanted},
         prepare::PreparationStatus,
         renew_tokens,
         shared::SharedChildren,
@@ -234,10 +234,9 @@ impl Hub {
         self.0.pool.registry.list(is_wanted, with_stderr)
     }
 
-    /// Restarts the children of a server: they end, and their sessions start new ones at the next
-    /// request. Returns their number.
-    pub(crate) fn restart(&self, tenant: &str, server: &str, how: Restart) -> usize {
-        self.0.pool.registry.restart(tenant, server, how)
+    /// The number of children of a server.
+    pub(crate) fn child_count(&self, tenant: &str, server: &str) -> usize {
+        self.0.pool.registry.count(tenant, server)
     }
 
     /// Begins a session of this transport with an `initialize`; returns the wait for its answer.

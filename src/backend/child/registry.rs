@@ -182,12 +182,10 @@ impl Registry {
         wanted.into_iter().map(status).collect()
     }
 
-    /// Ends the children of a server, now or after their calls; returns their number. Sessions continue
-    /// with new ones.
-    pub(crate) fn restart(&self, tenant: &str, server: &str, mode: Restart) -> usize {
+    /// Ends the children of a server, now or after their calls. Sessions continue with new ones.
+    pub(crate) fn restart(&self, tenant: &str, server: &str, mode: Restart) {
         let selected = self.all(|entry| entry.names() == [tenant, server]);
         Self::end(&selected, mode);
-        selected.len()
     }
 
     /// Ends the children of a server that were started by another declaration of it, after their calls, if they
@@ -198,8 +196,13 @@ impl Registry {
         Self::end(&self.all(is_old), Restart::Drain);
     }
 
-    /// Ends the children that were started with secrets that have changed, after their calls; those of a
-    /// connection get the new access token first, where they can. `number` is that of the change.
+    /// The number of children of a server.
+    pub(crate) fn count(&self, tenant: &str, server: &str) -> usize {
+        self.all(|entry| entry.names() == [tenant, server]).len()
+    }
+
+    /// Ends the children that were started with secrets that have changed, after their calls if the change does not say
+    /// now; those of a connection get the new access token first, where they can. `number` is that of the change.
     pub(crate) fn secret_changed(&self, number: i64, change: &SecretChange) {
         if let Some(upstream) = &change.upstream {
             let from = TokenFrom::Upstream(upstream.clone());
@@ -217,7 +220,12 @@ impl Registry {
         };
         let names = [&*change.tenant, &*change.server];
         let selected = self.all(|entry| entry.names() == names && is_of(entry));
-        Self::end(&selected, Restart::Drain);
+        let mode = if change.is_now {
+            Restart::Now
+        } else {
+            Restart::Drain
+        };
+        Self::end(&selected, mode);
     }
 
     /// Children with access tokens, which are renewed.

@@ -49,7 +49,7 @@ enum ServerCommand {
         #[arg(value_name = "KEY=VALUE", required = true)]
         pairs: Vec<String>,
     },
-    /// Replace the children of a server after their calls
+    /// Replace the children of a server after their calls, at every replica
     Restart {
         #[command(flatten)]
         server: Server,
@@ -360,7 +360,13 @@ async fn restart(client: &Client, server: &Server, now: bool) -> Result<String, 
     Ok(if client.json {
         pretty(&reply)
     } else {
-        format!("children to be replaced: {}\n", reply["children"])
+        // An older gateway restarts its own children only.
+        let others = match reply["replicas"].as_str() {
+            Some("all") => "those of other replicas follow within seconds",
+            _ => "those of other replicas stay",
+        };
+        let count = &reply["children"];
+        format!("children to be replaced at the replica that answered: {count}; {others}\n")
     })
 }
 

@@ -387,6 +387,7 @@ async fn announce(
         server: String::new(),
         upstream: Some(of.upstream.to_owned()),
         holder: Some(of.holder.to_owned()),
+        is_now: false,
     };
     let number = revocations::number_secret(transaction, &change, now_ms).await?;
     let mut values = key(of);

@@ -1,10 +1,10 @@
 //! Secrets in the slots of servers: of a tenant, or of one person, sealed.
 //!
 //! Every change is numbered like a revocation, so that all replicas start the children of its holder
-//! again. Not here: the slots themselves (`declare/launch`), and secrets of declared objects
+//! again; so is a restart of a server. Not here: the slots themselves (`declare/launch`), and secrets of declared objects
 //! (`secrets`).
 
-use std::{collections::BTreeMap, num::NonZeroU64};
+use std::{collections::BTreeMap, num::NonZeroU64, slice};
 
 use super::{
     super::{
@@ -140,6 +140,27 @@ impl Secrets<'_> {
         .await?;
         transaction.commit().await?;
         Ok(true)
+    }
+
+    /// Restarts the children of a server at every replica, now or after their calls: they may be anywhere, and each may
+    /// have an old value.
+    pub(crate) async fn restart(
+        self,
+        [tenant, server]: [&str; 2],
+        is_now: bool,
+        record: &Record,
+    ) -> Result<(), Error> {
+        let now_ms = self.pool.now_ms();
+        let mut transaction = self.pool.begin().await?;
+        audit::append(&mut transaction, now_ms, slice::from_ref(record)).await?;
+        let change = SecretChange {
+            tenant: tenant.to_owned(),
+            server: server.to_owned(),
+            is_now,
+            ..SecretChange::default()
+        };
+        revocations::number_secret(&mut transaction, &change, now_ms).await?;
+        Ok(transaction.commit().await?)
     }
 
     /// The number of a tenant's secrets.
@@ -349,6 +370,7 @@ async fn changed(
         server: of.server.to_owned(),
         holder: of.holder.map(str::to_owned),
         upstream: None,
+        is_now: false,
     };
     revocations::number_secret(transaction, &change, now_ms).await?;
     Ok(())

@@ -7,13 +7,16 @@ use super::fixture::{
 };
 use crate::base::Secret;
 use crate::config::Wrong;
-use crate::database::{Database, Error, Expected, Filter, HolderAt, Judge, Value, oauth::Revoked};
+use crate::database::{
+    Database, Error, Expected, Filter, HolderAt, Judge, Record, Value, oauth::Revoked,
+};
 use crate::declare::{Issued, Prune, SecretChange, When};
 
 on_both! {
     secrets_open_in_their_own_row_alone
     secrets_are_sealed_again_with_a_new_master_key
     changes_of_secrets_are_numbered_and_recorded
+    restarts_of_servers_are_numbered_and_recorded
     secrets_count_among_the_objects_of_their_tenant
     changes_of_objects_count_secrets
     a_secret_is_not_set_by_a_person_who_is_gone
@@ -115,6 +118,40 @@ async fn secrets_are_sealed_again_with_a_new_master_key(place: Place) {
     }
 }
 
+async fn restarts_of_servers_are_numbered_and_recorded(place: Place) {
+    let store = declared(&place).await;
+    let issued = store.issued();
+    let (start, from) = issued.newer((&Issued::default(), 0)).await.unwrap();
+    let record = Record::new(
+        Some("acme"),
+        "server.restarted",
+        "key x",
+        "server acme/files",
+        serde_json::json!({}),
+    );
+    for is_now in [false, true] {
+        let secrets = store.secrets();
+        let restarted = secrets.restart(["acme", "files"], is_now, &record).await;
+        restarted.unwrap();
+    }
+    // As another replica reads them.
+    let (after, to) = issued.newer((&start, from)).await.unwrap();
+    assert_eq!(to, from + 2);
+    let found: Vec<_> = after.secrets.values().cloned().collect();
+    let wanted = [false, true].map(|is_now| SecretChange {
+        tenant: "acme".to_owned(),
+        server: "files".to_owned(),
+        is_now,
+        ..SecretChange::default()
+    });
+    assert_eq!(found, wanted);
+    let audit = store.audit();
+    let page = audit.page(&Filter::default(), None, 100).await.unwrap();
+    let records = page.entries.iter().map(|entry| &entry.record);
+    let restarts = records.filter(|one| one.kind == "server.restarted");
+    assert_eq!(restarts.count(), 2);
+}
+
 async fn changes_of_secrets_are_numbered_and_recorded(place: Place) {
     let store = declared(&place).await;
     let issued = store.issued();
@@ -131,6 +168,7 @@ async fn changes_of_secrets_are_numbered_and_recorded(place: Place) {
         server: of.server.to_owned(),
         holder: of.holder.map(str::to_owned),
         upstream: None,
+        is_now: false,
     };
     let found: Vec<_> = after.secrets.values().cloned().collect();
     assert_eq!(found, [change(ADA), change(ALL), change(ADA)]);

@@ -85,7 +85,7 @@ pub(super) fn operations() -> Vec<Operation> {
         post(
             "/tenants/{tenant}/servers/{name}/restart",
             "restartServer",
-            "Replace the children of a server: now, or when their calls have ended",
+            "Replace the children of a server at every replica, now or when their calls have ended; counted are those of this one",
         )
         .query(&[Parameter::Mode])
         .gives(202, &RESTARTED)
@@ -289,9 +289,13 @@ async fn restart(call: Call) -> OperationResult {
     let store = call.caller.store(&call.front).await?;
     let target = format!("server {tenant}/{name}");
     let record = record(&call.caller, tenant, "server.restarted", &target, how);
-    store.audit().append(&[record]).await?;
-    let count = call.front.hub.restart(tenant, name, how);
-    Ok(answer(StatusCode::ACCEPTED, &json!({"children": count})))
+    let count = call.front.hub.child_count(tenant, name);
+    let (secrets, is_now) = (store.for_operators().secrets(), how == EndMode::Now);
+    secrets.restart([tenant, name], is_now, &record).await?;
+    // This replica follows before the response, the others within seconds.
+    call.front.snapshot.refresh_issued().await?;
+    let restarted = json!({"children": count, "replicas": "all"});
+    Ok(answer(StatusCode::ACCEPTED, &restarted))
 }
 
 /// Returns the quotas of a tenant and its use of them on this replica.
@@ -429,7 +433,12 @@ static LOG_LINES: Schema = Schema {
 
 static RESTARTED: Schema = Schema {
     name: "Restarted",
-    shape: Shape::Json(|| object(&[("children", integer())])),
+    shape: Shape::Json(|| {
+        object(&[
+            ("children", integer()),
+            ("replicas", json!({"enum": ["all"]})),
+        ])
+    }),
 };
 
 static QUOTAS: Schema = Schema {

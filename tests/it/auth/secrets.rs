@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     auth::{api_keys::key, external_tokens::bearer},
     support::{
-        harness::{NEWEST, Session, body, child, json_of, opening, until},
+        harness::{NEWEST, Session, body, child, client, json_of, opening, text_of, until},
         modern::Modern,
         oauth_client::{Answer, send},
         pair::Pair,
@@ -299,6 +299,48 @@ async fn a_secret_changes_at_both_replicas() {
         for session in [&here, &there] {
             until("the new value", async || token(session).await == value).await;
         }
+    }
+}
+
+/// One command replaces the children that a leaked value or a new binary concerns, wherever they run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_a_server_replaces_its_children_at_both_replicas() {
+    let people = People::new();
+    let pair = Pair::of(json!({}), people.tenants.clone()).await;
+    let [first, second] = pair.both();
+    let admin = first.administrator();
+    for name in ["ada", "eve"] {
+        let answer = at(first, &admin, ("x", "TOKEN"), Some(name), Some("one")).await;
+        assert_eq!(answer.status, StatusCode::NO_CONTENT, "{}", answer.body);
+    }
+    let here = session(first, &people.ada, "a/x").await;
+    let there = session(second, &people.eve, "a/x").await;
+    let pid = async |session: &Session| session.text("whoami", json!({})).await;
+    let before = [pid(&here).await, pid(&there).await];
+    // A call that would never end by itself.
+    let call = there.call("hang", json!({}));
+    let restart = async {
+        until("the call", async || {
+            second.children().await[0]["calls"] == 1
+        })
+        .await;
+        let url = format!(
+            "{}/api/v1/tenants/a/servers/x/restart?mode=now",
+            first.origin()
+        );
+        let asked = client().post(url).bearer_auth(&admin).send();
+        let said = json_of(asked.await.unwrap()).await;
+        assert_eq!(said, json!({"children": 1, "replicas": "all"}));
+    };
+    let (cut, ()) = tokio::join!(call, restart);
+    assert_eq!(cut["error"]["code"], -31001, "{cut}");
+    for (session, before) in [&here, &there].into_iter().zip(before) {
+        // A call may still reach the old child, and end with it.
+        until("a new child", async || {
+            let answer = session.call("whoami", json!({})).await;
+            answer["result"].is_object() && text_of(&answer) != before
+        })
+        .await;
     }
 }
 

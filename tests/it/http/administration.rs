@@ -228,7 +228,8 @@ async fn an_operator_runs_a_tenant(ground: Ground) {
     let (status, said) = admin
         .post("/tenants/a/servers/x/restart?mode=now", json!({}))
         .await;
-    assert_eq!((status, said), (202, json!({"children": 1})));
+    let wanted = json!({"children": 1, "replicas": "all"});
+    assert_eq!((status, said), (202, wanted));
     // A call during the restart may reach the old child, and end with it.
     until("the new child", || async {
         let answer = one.call("env", json!({})).await;

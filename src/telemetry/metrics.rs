@@ -12,7 +12,9 @@ use std::{
 };
 
 use opentelemetry::metrics::{Meter, MeterProvider};
-use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider};
+use opentelemetry_sdk::metrics::{
+    Instrument as Declared, PeriodicReader, SdkMeterProvider, Stream,
+};
 use prometheus::{Registry, TextEncoder};
 
 use super::{
@@ -182,7 +184,9 @@ impl Metrics {
             .scope_info_enabled(false)
             .build()
             .map_err(|error| format!("cannot build metrics: {error}"))?;
-        let mut provider = SdkMeterProvider::builder().with_reader(exporter);
+        let mut provider = SdkMeterProvider::builder()
+            .with_reader(exporter)
+            .with_view(with_more_series);
         if let Some(signal) = signal {
             let exporter = otlp::metrics(signal, Arc::clone(exports))?;
             provider = provider
@@ -247,6 +251,19 @@ impl Metrics {
             .unwrap_or_default()
     }
 }
+
+/// Durations of calls have more series than the SDK lets an instrument have: those of a server are bounded already, and
+/// no server may take those of all.
+fn with_more_series(of: &Declared) -> Option<Stream> {
+    if of.name() != descriptions::operations.name {
+        return None;
+    }
+    let stream = Stream::builder().with_cardinality_limit(OPERATION_SERIES);
+    stream.build().ok()
+}
+
+/// The most series of durations of calls; all of them are about 25 MB of Prometheus text.
+pub(super) const OPERATION_SERIES: usize = 10_000;
 
 /// The limit `stream.per_session`.
 pub(crate) const SESSION_STREAMS: LimitName = LimitName("session_streams");

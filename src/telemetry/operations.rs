@@ -2,10 +2,11 @@
 //! the semantic conventions for MCP.
 //!
 //! Names of tools come from clients. A tool has a series of its own after its first result, and as
-//! one of the first tools of its server; all others are `_OTHER`. Not here: the names (`semconv`).
+//! one of the first tools of its server; all others are `_OTHER`. Errors are chosen by the server, so
+//! it has few series of those, too. Not here: the names (`semconv`).
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
@@ -40,7 +41,12 @@ pub(crate) struct ServerOperations {
     server: Arc<str>,
     /// The tools that have a series.
     tools: RwLock<HashMap<Arc<str>, Arc<ToolSeries>>>,
+    /// The errors that have a series.
+    errors: RwLock<HashSet<ErrorSeries>>,
 }
+
+/// A method, its tool if that has a series, and an error.
+type ErrorSeries = (&'static str, Option<Arc<str>>, &'static str);
 
 /// A tool with a series of its own.
 #[derive(Debug)]
@@ -96,6 +102,7 @@ impl Operations {
                 tenant: tenant.into(),
                 server: server.into(),
                 tools: RwLock::default(),
+                errors: RwLock::default(),
             })
         });
         Arc::clone(made)
@@ -118,10 +125,49 @@ impl ServerOperations {
                 .get_or_init(bind)
                 .record(elapsed.as_secs_f64());
         } else {
-            let labels = self.labels(operation, name.as_ref());
+            let (operation, known) = self.within_bounds(operation, name.as_ref());
+            let labels = self.labels(operation, known);
             self.histogram.record(elapsed.as_secs_f64(), &labels);
         }
         name
+    }
+
+    /// The operation and its known tool as they are recorded: an error beyond the bound of its server is one of all
+    /// other tools, and without a tool another error.
+    fn within_bounds<'o>(
+        &self,
+        mut operation: Operation<'o>,
+        known: Option<&'o Arc<str>>,
+    ) -> (Operation<'o>, Option<&'o Arc<str>>) {
+        // The errors of all other tools are few.
+        let is_of_others = operation.tool.is_some() && known.is_none();
+        if let Some(error) = operation.error.filter(|_| !is_of_others)
+            && !self.admits((operation.method, known.cloned(), error))
+        {
+            if known.is_none() {
+                operation.error = Some(OTHER);
+            }
+            return (operation, None);
+        }
+        (operation, known)
+    }
+
+    /// Whether an error has a series, which each of the first ones gets.
+    fn admits(&self, series: ErrorSeries) -> bool {
+        let errors = self.errors.read().unwrap_or_else(PoisonError::into_inner);
+        if errors.contains(&series) {
+            return true;
+        }
+        if errors.len() >= ERRORS {
+            return false;
+        }
+        drop(errors);
+        let mut errors = self.errors.write().unwrap_or_else(PoisonError::into_inner);
+        let is_admitted = errors.len() < ERRORS;
+        if is_admitted {
+            errors.insert(series);
+        }
+        is_admitted
     }
 
     /// The labels of an operation on a tool, if that is `known`.
@@ -210,6 +256,8 @@ pub(crate) fn log_operation(
 
 /// The most tools of a server with a series of their own.
 const TOOLS: usize = 50;
+/// The most errors of a server with a series of their own.
+const ERRORS: usize = 60;
 /// The most bytes of the name of such a tool.
 const NAME_MAX: usize = 128;
 /// The most characters of the name of a tool in a log line.
@@ -219,11 +267,14 @@ const REASON_MAX: usize = 200;
 
 #[cfg(test)]
 mod tests {
-    use super::super::{metrics::Metrics, operations::*};
+    use super::super::{
+        metrics::{Metrics, OPERATION_SERIES},
+        operations::*,
+    };
 
     const SECOND: Duration = Duration::from_secs(1);
-    /// The limit of the SDK for the series of one instrument, and the overflow.
-    const LIMIT: usize = 2001;
+    /// The limit of the series of one instrument, and the overflow.
+    const LIMIT: usize = OPERATION_SERIES + 1;
 
     fn call<'o>(tool: &'o str, error: Option<&'static str>) -> Operation<'o> {
         Operation {
@@ -289,9 +340,50 @@ mod tests {
     }
 
     #[test]
+    fn a_server_leaves_room_for_the_series_of_others() {
+        const METHODS: [&str; 20] = [
+            "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q",
+            "r", "s", "t",
+        ];
+        let (metrics, errors) = (Metrics::new(None).unwrap(), &METHODS[..12]);
+        for one in 0..20 {
+            let of = metrics.operations.of(&one.to_string(), "x");
+            for tool in 0..TOOLS {
+                let tool = tool.to_string();
+                of.record(call(&tool, None), SECOND);
+                for error in errors {
+                    of.record(call(&tool, Some(error)), SECOND);
+                }
+            }
+            for method in METHODS {
+                for error in errors {
+                    let operation = Operation {
+                        method,
+                        tool: None,
+                        error: Some(error),
+                    };
+                    of.record(operation, SECOND);
+                }
+            }
+        }
+        let late = metrics.operations.of("late", "x");
+        late.record(call("echo", Some("timeout")), SECOND);
+        late.record(call("echo", None), SECOND);
+        let shown = series(&metrics);
+        let of = |tenant: &str| {
+            let label = format!("tenant=\"{tenant}\"");
+            shown.iter().filter(|one| one.contains(&label)).count()
+        };
+        // Those of tools, of the first errors, of the other tools by error, and of each method.
+        assert_eq!(of("0"), TOOLS + ERRORS + errors.len() + METHODS.len());
+        assert_eq!(of("late"), 2, "{shown:?}");
+        assert!(!shown.iter().any(|one| one.contains("otel_metric_overflow")));
+    }
+
+    #[test]
     fn the_series_of_all_servers_are_bounded() {
         let metrics = Metrics::new(None).unwrap();
-        for one in 0..200 {
+        for one in 0..250 {
             let of = metrics.operations.of(&one.to_string(), "x");
             for tool in 0..TOOLS {
                 of.record(call(&tool.to_string(), None), SECOND);

@@ -305,6 +305,9 @@ class Objects(unittest.TestCase):
             settings = tomllib.loads(only(objects, "ConfigMap", "-settings")["data"]["lockgate.toml"])
             self.assertEqual((sleep, settings["drain"]["delay"], pod["terminationGracePeriodSeconds"]), times)
 
+    def test_a_pod_that_never_gets_ready_is_replaced_by_the_next_upgrade(self):
+        self.assertEqual(workload(render(HELMS["4"], *LEAST))["spec"]["podManagementPolicy"], "Parallel")
+
     def test_a_manifest_alone_restarts_nothing_unless_asked(self):
         def annotations(*words):
             content = ["--set-json", 'manifest.content={"version": 1, "tenants": {"a": {}}}']

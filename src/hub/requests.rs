@@ -3,7 +3,11 @@
 //! These requests belong to this replica. Not here: the replica that a session belongs to
 //! (`locate`), and HTTP.
 
-use std::sync::{Arc, RwLock};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    sync::{Arc, PoisonError, RwLock, Weak},
+};
 
 use aws_lc_rs::rand::SecureRandom;
 use tokio::{
@@ -87,6 +91,28 @@ fn limits(
     )
 }
 
+/// The directories that the servers of all tenants may write: collected once from each catalogue.
+fn written(
+    snapshot: Arc<CurrentSnapshot>,
+) -> impl Fn() -> Arc<BTreeSet<PathBuf>> + Send + Sync + 'static {
+    type Last = (Weak<Catalog>, Arc<BTreeSet<PathBuf>>);
+    let last: RwLock<Last> = RwLock::default();
+    move || {
+        let catalog = snapshot.catalog();
+        let (of, dirs) = last.read().unwrap_or_else(PoisonError::into_inner).clone();
+        // Its address is no other's as long as there is this reference.
+        if std::ptr::eq(of.as_ptr(), Arc::as_ptr(&catalog)) {
+            return dirs;
+        }
+        let servers = catalog.servers();
+        let dirs = servers.flat_map(|server| &server.launch.confinement.write);
+        let dirs: Arc<BTreeSet<PathBuf>> = Arc::new(dirs.cloned().collect());
+        let mut last = last.write().unwrap_or_else(PoisonError::into_inner);
+        *last = (Arc::downgrade(&catalog), Arc::clone(&dirs));
+        dirs
+    }
+}
+
 fn pool(
     launcher: Launcher,
     config: &Config,
@@ -95,14 +121,7 @@ fn pool(
     (metrics, tracker, halt): (&Arc<Metrics>, &TaskTracker, &CancellationToken),
     (traces, drain): (&Traces, &CancellationToken),
 ) -> (Arc<Pool>, mpsc::Receiver<Wanted>) {
-    let served = Arc::clone(snapshot);
-    launcher.sandbox.know_written(move || {
-        let catalog = served.catalog();
-        let written = catalog
-            .servers()
-            .map(|server| &server.launch.confinement.write);
-        written.flatten().cloned().collect()
-    });
+    launcher.sandbox.know_written(written(Arc::clone(snapshot)));
     let (uids, separation) = (config.sandbox.uids, config.sandbox.separation);
     let most = most_children(uids, separation, config.spawn.children);
     let (seats, wanted) = ChildSeats::new(most);

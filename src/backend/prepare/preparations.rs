@@ -442,6 +442,9 @@ impl Preparations {
         let launch = recipe.launch(&server.launch, &self.launcher.prepared.join(name));
         let checked = self.launcher.check_paths(&server.tenant, &launch).await;
         let Err(error) = checked else { return Ok(()) };
+        if is_shortage(&error) {
+            return self.circuits.refuse(Refused::Busy);
+        }
         let (stage, why, output) = (Stage::Prepare, error.to_string(), Vec::new());
         // Its clients may come as often as they like.
         let known = self.circuits.failures.of(server);
@@ -702,7 +705,8 @@ mod tests {
         preparations.flights.write().unwrap().insert(name, flight);
         assert!(preparations.prepared(&other).await.is_ok());
         let sandbox = &preparations.launcher.sandbox;
-        sandbox.know_written(move || BTreeSet::from([shared.clone()]));
+        let written = Arc::new(BTreeSet::from([shared]));
+        sandbox.know_written(move || Arc::clone(&written));
         assert!(preparations.prepared(&writer).await.is_ok());
         let refused = preparations.prepared(&other).await.err();
         assert!(matches!(refused, Some(Refused::Prepare)), "{refused:?}");

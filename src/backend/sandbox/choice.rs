@@ -6,17 +6,19 @@
 use std::{
     collections::BTreeSet,
     ffi::{OsStr, OsString},
-    fmt, fs, io,
-    os::unix::fs::PermissionsExt,
+    fs, io,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
-use tokio::task::spawn_blocking;
+use rustix::io::Errno;
+use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{
     cgroup::Groups,
-    files::{self, real},
+    files,
+    looks::{Look, Looks, Written, no_answer},
     machine::Kernel,
     network::{self, Filter, Unreachable},
     restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
@@ -48,18 +50,11 @@ pub(crate) struct Sandbox {
     /// Parts of the system that every child may read.
     system: Vec<PathBuf>,
     /// Directories that servers may write, once they are known.
-    written: OnceLock<Written>,
+    written: OnceLock<Arc<Written>>,
+    /// Looks at the paths of servers.
+    looks: Arc<Looks>,
     /// Turns to look for paths that another server may replace.
     checks: Turns,
-}
-
-/// The directories that the servers of all tenants may write, at the moment.
-struct Written(Box<dyn Fn() -> BTreeSet<PathBuf> + Send + Sync>);
-
-impl fmt::Debug for Written {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Written")
-    }
 }
 
 impl Sandbox {
@@ -94,6 +89,7 @@ impl Sandbox {
             hide,
             system: files::system().into_iter().chain(certificates).collect(),
             written: OnceLock::new(),
+            looks: Arc::new(Looks::new()),
             checks: Turns::new(CHECKS),
         })
     }
@@ -120,6 +116,7 @@ impl Sandbox {
             hide: None,
             system: Vec::new(),
             written: OnceLock::new(),
+            looks: Arc::new(Looks::new()),
             checks: Turns::new(CHECKS),
         }
     }
@@ -152,44 +149,53 @@ impl Sandbox {
         .ok()
     }
 
-    /// Names the source of the directories that the servers of all tenants may write.
+    /// Names the source of the directories that the servers of all tenants may write: the same set until it changes.
     pub(crate) fn know_written(
         &self,
-        written: impl Fn() -> BTreeSet<PathBuf> + Send + Sync + 'static,
+        declared: impl Fn() -> Arc<BTreeSet<PathBuf>> + Send + Sync + 'static,
     ) {
+        let written = Written::new(declared, Arc::clone(&self.looks));
         // Only the hub names it.
-        let _ = self.written.set(Written(Box::new(written)));
+        _ = self.written.set(Arc::new(written));
     }
 
     /// Refuses a tenant's child with a program that another server could replace, or a path that it could replace
     /// by a link. `path` is the PATH of the child.
     ///
-    /// Off the runtime's workers, which wait for no file system of another tenant, and few at a time, since threads
-    /// for files are few.
+    /// Off the runtime's workers, which wait for no file system of another tenant, and few at a time. A directory of
+    /// another server that does not answer delays it for a moment at most.
     ///
     /// # Errors
     ///
-    /// There is such a program or path, which the error names.
+    /// There is such a program or path, which the error names. `TimedOut` if its own paths do not answer, and a
+    /// shortage if others take too long to look at.
     pub(crate) async fn check_paths(
         &self,
         tenant: &str,
         launch: &Launch,
         path: Option<&OsStr>,
     ) -> io::Result<()> {
-        let written = self.written.get();
-        let mut written = written.map_or_else(BTreeSet::new, |written| written.0());
+        let Some(written) = self.written.get() else {
+            return Ok(());
+        };
+        let dirs = written.dirs();
         let own = &launch.confinement.write;
-        written.retain(|dir| !own.contains(dir));
         // So it is on most gateways: no other server names any.
-        if written.is_empty() {
+        if dirs.iter().all(|dir| own.contains(dir)) {
             return Ok(());
         }
         let start = Start::of(launch, path, self.offer.separation == Separation::Uid);
-        let turn = self.checks.take(tenant).await;
+        written.look(&dirs).await;
+        let turn = timeout(LONGEST_LINE, self.checks.take(tenant)).await;
+        let turn = turn.map_err(|_| io::Error::from(Errno::AGAIN))?;
+        let (looks, written) = (Arc::clone(&self.looks), Arc::clone(written));
         let checked = spawn_blocking(move || {
             // Held to the end, also if nobody waits for it any more.
             let _turn = turn;
-            start.check(&written)
+            let others = written.others(&dirs, &start.own, start.has_uid);
+            looks.run((PATIENCE, LONGEST_CHECK), move |look| {
+                start.check(&others, look)
+            })?
         });
         checked.await.map_err(io::Error::other)?
     }
@@ -352,30 +358,14 @@ impl Start {
         }
     }
 
-    /// Refuses the start if another server, which may write these directories, can replace a part of it.
-    fn check(&self, written: &BTreeSet<PathBuf>) -> io::Result<()> {
-        // Others replace nothing that is not theirs in a directory with the sticky bit.
-        let written = written
-            .iter()
-            .filter(|dir| !self.has_uid || !is_sticky(dir));
-        // What it may write itself has no more rights than that.
-        let own: Vec<PathBuf> = self.own.iter().filter_map(|dir| real(dir)).collect();
-        let others = written.filter_map(|dir| real(dir));
-        let others: Vec<PathBuf> = others.filter(|dir| !own.contains(dir)).collect();
-        if others.is_empty() {
-            return Ok(());
+    /// Refuses the start if another server, which may write these directories, can replace a part of it, or if
+    /// that cannot be seen.
+    fn check(&self, others: &[PathBuf], look: &Look) -> io::Result<()> {
+        let found = self.replaceable(others, look);
+        if let Some(path) = look.unanswered() {
+            return Err(no_answer(&path));
         }
-        let (path, does) = if let Some(program) = self.replaceable_program(&others) {
-            let does = if program.exists() {
-                "which could replace it; put the program elsewhere"
-            } else {
-                "which could put a program there; take the directory from PATH"
-            };
-            (program, does)
-        } else if let Some(path) = replaceable(&self.named, &others) {
-            let does = "which could put a link in its place; name a path outside of it";
-            (path.clone(), does)
-        } else {
+        let Some((path, does)) = found else {
             return Ok(());
         };
         let path = path.display();
@@ -384,14 +374,37 @@ impl Start {
         )))
     }
 
+    /// The first path that another server can replace, and how.
+    fn replaceable(&self, others: &[PathBuf], look: &Look) -> Option<(PathBuf, &'static str)> {
+        // What it may write itself has no more rights than that.
+        let own: Vec<PathBuf> = self.own.iter().filter_map(|dir| look.real(dir)).collect();
+        let others = others.iter().filter(|dir| !own.contains(dir));
+        let others: Vec<PathBuf> = others.cloned().collect();
+        if others.is_empty() {
+            return None;
+        }
+        if let Some(program) = self.replaceable_program(&others, look) {
+            let exists = look.ask(&program, Path::exists).unwrap_or_default();
+            let does = if exists {
+                "which could replace it; put the program elsewhere"
+            } else {
+                "which could put a program there; take the directory from PATH"
+            };
+            return Some((program, does));
+        }
+        let does = "which could put a link in its place; name a path outside of it";
+        replaceable(&self.named, &others, look).map(|path| (path.clone(), does))
+    }
+
     /// The first of the files that it executes, its program and the interpreters of a script, that leads through
     /// something that others may write; or of the places on PATH where one is looked for before it is found.
-    fn replaceable_program(&self, others: &[PathBuf]) -> Option<PathBuf> {
+    fn replaceable_program(&self, others: &[PathBuf], look: &Look) -> Option<PathBuf> {
         let by = if self.has_uid { 0o001 } else { 0o111 };
-        let executed = files::executed(&self.command, &self.path, self.cwd.as_deref(), by);
+        let command = (&*self.command, &*self.path);
+        let executed = files::executed(command, self.cwd.as_deref(), by, look);
         executed
             .into_iter()
-            .find(|file| files::is_through(file, others))
+            .find(|file| files::is_through(file, others, look))
     }
 }
 
@@ -408,19 +421,14 @@ fn named(launch: &Launch) -> impl Iterator<Item = &PathBuf> {
 }
 
 /// The first path that leads through one of the directories that others may write.
-fn replaceable<'n>(named: &'n [PathBuf], others: &[PathBuf]) -> Option<&'n PathBuf> {
+fn replaceable<'n>(named: &'n [PathBuf], others: &[PathBuf], look: &Look) -> Option<&'n PathBuf> {
     named.iter().find(|path| {
         // The directory itself cannot be replaced from within.
-        let place = real(path);
+        let place = look.real(path);
         let around = others.iter().filter(|dir| Some(*dir) != place.as_ref());
         let around: Vec<PathBuf> = around.cloned().collect();
-        files::is_through(path, &around)
+        files::is_through(path, &around, look)
     })
-}
-
-/// Whether entries of a directory are removed and renamed by their owners only.
-fn is_sticky(dir: &Path) -> bool {
-    fs::metadata(dir).is_ok_and(|found| found.permissions().mode() & 0o1000 != 0)
 }
 
 /// Files in system directories that children of root must not read.
@@ -480,6 +488,15 @@ fn foreign(launch: &Launch) -> Vec<PathBuf> {
 /// Starts whose paths are looked at, at a time.
 const CHECKS: usize = 8;
 
+/// The time that a start waits for its turn.
+const LONGEST_LINE: Duration = Duration::from_secs(10);
+
+/// The time that one path of a start has to answer: a disk may have to start, or a share to be mounted.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The time that all paths of a start have; with the waits before it, less than a start has (`clocks.start`).
+const LONGEST_CHECK: Duration = Duration::from_secs(15);
+
 /// Files readable for uid 0 alone.
 const SECRETS: [&str; 6] = [
     "/etc/shadow",
@@ -492,7 +509,7 @@ const SECRETS: [&str; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, os::unix::fs::PermissionsExt, sync::atomic::Ordering};
 
     use futures_util::FutureExt;
 
@@ -699,8 +716,15 @@ mod tests {
     /// The text by which a start is refused beside servers that may write these.
     fn refused(written: &[PathBuf], launch: &Launch, path: &str) -> Option<String> {
         let start = Start::of(launch, Some(OsStr::new(path)), false);
-        let checked = start.check(&written.iter().cloned().collect());
-        checked.err().map(|error| error.to_string())
+        checked(start, written).err().map(|error| error.to_string())
+    }
+
+    fn checked(start: Start, others: &[PathBuf]) -> io::Result<()> {
+        let (looks, others) = (Arc::new(Looks::new()), others.to_vec());
+        let times = (PATIENCE, LONGEST_CHECK);
+        looks
+            .run(times, move |look| start.check(&others, look))
+            .unwrap()
     }
 
     /// A child with a uid of its own executes what others may.
@@ -719,7 +743,7 @@ mod tests {
         let launch = launch(Path::new("x"), Confinement::default());
         let is_refused = |has_uid| {
             let start = Start::of(&launch, Some(OsStr::new(&path)), has_uid);
-            start.check(&BTreeSet::from([others.clone()])).is_err()
+            checked(start, std::slice::from_ref(&others)).is_err()
         };
         assert_eq!([false, true].map(is_refused), [false, true]);
     }
@@ -728,11 +752,21 @@ mod tests {
     #[test]
     fn paths_are_looked_at_off_the_runtime_and_only_if_others_may_write() {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.max_blocking_threads(1).build().unwrap();
+        let runtime = runtime.max_blocking_threads(1).enable_time();
+        let runtime = runtime.build().unwrap();
         runtime.block_on(async {
-            let (go, wait) = std::sync::mpsc::channel::<()>();
-            let busy = spawn_blocking(move || wait.recv());
-            let sandbox = Sandbox::none();
+            let occupy = || {
+                let (go, wait) = std::sync::mpsc::channel::<()>();
+                spawn_blocking(move || wait.recv());
+                go
+            };
+            let go = occupy();
+            let (looks, is_away, asked) = Looks::silent_at(&["/"], Path::new("/usr"));
+            is_away.store(false, Ordering::Relaxed);
+            let sandbox = Sandbox {
+                looks,
+                ..Sandbox::none()
+            };
             let own = Confinement {
                 write: vec!["/usr".into()],
                 ..Confinement::default()
@@ -740,15 +774,61 @@ mod tests {
             let mut launch = launch(Path::new("/usr/bin/env"), own);
             let check = |launch| sandbox.check_paths("a", launch, None).now_or_never();
             assert!(check(&launch).is_some_and(|checked| checked.is_ok()));
-            sandbox.know_written(|| BTreeSet::from(["/usr".into()]));
+            let written = Arc::new(BTreeSet::from(["/usr".into()]));
+            sandbox.know_written(move || Arc::clone(&written));
             assert!(check(&launch).is_some_and(|checked| checked.is_ok()));
             launch.confinement.write.clear();
             let mut checked = std::pin::pin!(sandbox.check_paths("a", &launch, None));
             assert!((&mut checked).now_or_never().is_none());
+            assert_eq!(asked.load(Ordering::Relaxed), 0);
             drop(go);
             assert!(checked.await.is_err());
-            assert!(busy.await.unwrap().is_err());
+            // The directories are known now.
+            let go = occupy();
+            let mut checked = std::pin::pin!(sandbox.check_paths("a", &launch, None));
+            assert!((&mut checked).now_or_never().is_none());
+            drop(go);
+            assert!(checked.await.is_err());
         });
+    }
+
+    /// One tenant's share that was away stopped the starts of all, and their places filled up.
+    #[tokio::test]
+    async fn a_start_waits_for_its_own_paths_alone() {
+        let share = Path::new("/mnt/share");
+        let (looks, is_away, _) = Looks::silent_at(&["/", "/mnt/share"], share);
+        let sandbox = Sandbox {
+            looks,
+            ..Sandbox::none()
+        };
+        let written = Arc::new(BTreeSet::from(["/mnt/share/a".into(), "/usr/bin".into()]));
+        sandbox.know_written(move || Arc::clone(&written));
+        let own = launch(Path::new("/usr/bin/env"), Confinement::default());
+        // Of those behind it, one is known all the same.
+        let told = sandbox.check_paths("b", &own, None).await.unwrap_err();
+        assert!(
+            is_named(Some(&told.to_string()), Path::new("/usr/bin/env")),
+            "{told}"
+        );
+        let other = launch(Path::new("/etc/passwd"), Confinement::default());
+        sandbox.check_paths("b", &other, None).await.unwrap();
+        for path in ["/mnt/share/x", "/mnt/share/a/x"] {
+            let start = Start::of(
+                &launch(Path::new(path), Confinement::default()),
+                None,
+                false,
+            );
+            let times = (Duration::from_secs(1), LONGEST_CHECK);
+            let look = move |look: &Look| start.check(&["/mnt/share/a".into()], look);
+            let checked = sandbox.looks.run(times, look).flatten();
+            let error = checked.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            assert!(
+                error.to_string().contains("/mnt/share does not answer"),
+                "{error}"
+            );
+        }
+        is_away.store(false, Ordering::Relaxed);
     }
 
     fn is_named(text: Option<&str>, path: &Path) -> bool {

@@ -5,13 +5,14 @@
 
 use std::{
     collections::BTreeSet,
-    ffi::{OsStr, OsString},
+    ffi::OsStr,
     fs,
     io::{BufRead, BufReader, Read},
     os::unix::{ffi::OsStrExt, fs::PermissionsExt},
     path::{Component, Path, PathBuf},
 };
 
+use super::looks::{Look, Place, is_below};
 use crate::backend::linux::regular_file;
 
 /// Existing directories of the system that programs need.
@@ -61,7 +62,7 @@ pub(crate) fn programs(
         .collect();
     let mut on_path = BTreeSet::new();
     for dir in &directories {
-        if let Some(Place { path, is_own: true }) = Place::of(dir, &foreign)
+        if let Some(Place { path, is_own: true }) = Place::of(dir, &foreign, link)
             && path.exists()
         {
             add_tree(&path, homes, &mut found);
@@ -73,7 +74,8 @@ pub(crate) fn programs(
     // The interpreter of a script may be a script again.
     for _ in 0..INTERPRETERS {
         let Some(program) = next else { break };
-        let Some(place) = Place::of(&program, &foreign).filter(|place| is_program(&place.path))
+        let Some(place) =
+            Place::of(&program, &foreign, link).filter(|place| is_program(&place.path))
         else {
             break;
         };
@@ -104,15 +106,20 @@ pub(crate) fn programs(
 ///
 /// Before one that is looked for on PATH come the places in which it is not found: once there is one, it is
 /// executed instead. A program is a file that its child may execute by one of the bits `by` of its mode.
-pub(super) fn executed(command: &OsStr, path: &OsStr, cwd: Option<&Path>, by: u32) -> Vec<PathBuf> {
+pub(super) fn executed(
+    (command, path): (&OsStr, &OsStr),
+    cwd: Option<&Path>,
+    by: u32,
+    look: &Look,
+) -> Vec<PathBuf> {
     let from_cwd = |path: &Path| cwd.unwrap_or(Path::new(".")).join(path);
     // Without a known one, a child begins in its private directory, where nothing is.
     let is_known = |dir: &PathBuf| dir.is_absolute() || (cwd.is_some() && dir != "");
     let directories = std::env::split_paths(path).filter(is_known);
     let directories: Vec<PathBuf> = directories.map(|dir| from_cwd(&dir)).collect();
     let is_program = |path: &Path| {
-        let found = fs::metadata(path);
-        found.is_ok_and(|found| found.is_file() && found.permissions().mode() & by != 0)
+        let found = look.ask(path, Path::metadata).and_then(Result::ok);
+        found.is_some_and(|found| found.is_file() && found.permissions().mode() & by != 0)
     };
     let mut executed = Vec::new();
     let mut search = |name: &OsStr| {
@@ -130,9 +137,8 @@ pub(super) fn executed(command: &OsStr, path: &OsStr, cwd: Option<&Path>, by: u3
     };
     let mut next = search(command);
     for _ in 0..INTERPRETERS {
-        let Some(line) = next.as_deref().and_then(FirstLine::of) else {
-            break;
-        };
+        let line = next.and_then(|script| look.ask(&script, FirstLine::of)?);
+        let Some(line) = line else { break };
         next = search(from_cwd(&line.program).as_os_str());
         if line.is_by_env() {
             next = line.name().and_then(|name| search(OsStr::new(name)));
@@ -142,8 +148,9 @@ pub(super) fn executed(command: &OsStr, path: &OsStr, cwd: Option<&Path>, by: u3
 }
 
 /// Whether a path, or a link on the way to it, lies below one of these directories, which are real.
-pub(super) fn is_through(path: &Path, dirs: &[PathBuf]) -> bool {
-    Place::of(path, dirs).is_none_or(|place| !place.is_own)
+pub(super) fn is_through(path: &Path, dirs: &[PathBuf], look: &Look) -> bool {
+    let place = Place::of(path, dirs, |path| look.link(path));
+    place.is_none_or(|place| !place.is_own)
 }
 
 /// `paths` without those below `foreign` directories and those that a link there leads to. Of what a server may
@@ -153,7 +160,8 @@ pub(super) fn beyond<'p>(
     foreign: &[PathBuf],
 ) -> impl Iterator<Item = PathBuf> + use<'p> {
     let foreign: Vec<PathBuf> = foreign.iter().filter_map(|dir| real(dir)).collect();
-    let is_own = move |path: &Path| Place::of(path, &foreign).is_some_and(|place| place.is_own);
+    let is_own =
+        move |path: &Path| Place::of(path, &foreign, link).is_some_and(|place| place.is_own);
     paths.iter().filter(move |path| is_own(path)).cloned()
 }
 
@@ -167,53 +175,9 @@ pub(super) fn outer(dirs: &[PathBuf]) -> Vec<PathBuf> {
     dirs.iter().filter(is_outer).cloned().collect()
 }
 
-/// Place of a path after its symbolic links.
-struct Place {
-    path: PathBuf,
-    /// Whether it, and each link on the way to it, is outside foreign directories.
-    is_own: bool,
-}
-
-impl Place {
-    /// Follows the links of `path`; none if they lead in a circle.
-    fn of(path: &Path, foreign: &[PathBuf]) -> Option<Self> {
-        let path = std::path::absolute(path).ok()?;
-        let (mut at, mut is_own, mut links) = (PathBuf::from("/"), true, 0);
-        let mut ahead: Vec<OsString> = names_from_last(&path).collect();
-        while let Some(name) = ahead.pop() {
-            if name == ".." {
-                at.pop();
-                continue;
-            }
-            let next = at.join(&name);
-            let Ok(target) = fs::read_link(&next) else {
-                at = next;
-                continue;
-            };
-            links += 1;
-            if links > MOST_LINKS {
-                return None;
-            }
-            is_own &= !is_below(&at, foreign);
-            if target.is_absolute() {
-                at = PathBuf::from("/");
-            }
-            ahead.extend(names_from_last(&target));
-        }
-        is_own &= !is_below(&at, foreign);
-        Some(Self { path: at, is_own })
-    }
-}
-
-/// The names in a path, and `..`.
-fn names_from_last(path: &Path) -> impl Iterator<Item = OsString> + '_ {
-    let parts = path.components().rev();
-    let parts = parts.filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
-    parts.map(|part| part.as_os_str().to_owned())
-}
-
-fn is_below(path: &Path, dirs: &[PathBuf]) -> bool {
-    dirs.iter().any(|dir| path.starts_with(dir))
+/// What a path leads to, if it is a link.
+fn link(path: &Path) -> Option<PathBuf> {
+    fs::read_link(path).ok()
 }
 
 /// Whether a path is an executable file: no socket, which must not be shown, and no directory.
@@ -457,9 +421,6 @@ const ENV_FLAGS: [&str; 9] = [
     "--ignore-environment",
     "--split-string",
 ];
-
-/// Bound of symbolic links in one path, that of Linux.
-const MOST_LINKS: usize = 40;
 
 /// Limit of nested interpreters.
 const INTERPRETERS: usize = 4;

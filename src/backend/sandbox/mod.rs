@@ -8,6 +8,7 @@
 //! * `cgroup`: cgroups of children, and their limits
 //! * `domain`: Landlock domain of a child
 //! * `files`: system directories, devices and programs, for that choice
+//! * `looks`: looks at file systems of servers, of which one may not answer
 //! * `namespace`: user and mount namespaces of a child
 //! * `root`: root directory of a child
 //! * `network`: addresses that the kernel refuses to children
@@ -19,6 +20,7 @@ mod cgroup;
 pub(crate) mod choice;
 pub(crate) mod domain;
 mod files;
+mod looks;
 mod machine;
 pub(crate) mod namespace;
 mod network;

@@ -59,9 +59,9 @@ impl Server {
 
     /// Starts its children as `old` does.
     pub(crate) fn start_as(&mut self, old: &Self) {
-        self.launch = old.launch.clone();
-        self.slots = old.slots.clone();
-        self.recipe = old.recipe.clone();
+        self.launch.clone_from(&old.launch);
+        self.slots.clone_from(&old.slots);
+        self.recipe.clone_from(&old.recipe);
         self.limits = old.limits;
         self.era = old.era;
         self.supervision = old.supervision;

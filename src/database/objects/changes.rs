@@ -2,7 +2,7 @@
 //!
 //! Not here: the path of a change (`repository`), and the statements (`rows`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
@@ -19,6 +19,7 @@ use crate::{
         vault::Sealer,
     },
     declare::{Change, ChangeKind, Declared, Kind, Object, ObjectName},
+    manifest::Others,
 };
 
 /// Applies `changes` to `before`, with the objects in `wanted`.
@@ -171,4 +172,35 @@ pub(super) fn record(change: &Change, author: &Author) -> Record {
     let kind = format!("{}.{what}", change.name.kind().as_str());
     let (tenant, target) = (change.name.owner(), change.name.to_string());
     Record::new(tenant, &kind, &author.actor, &target, Json::Object(detail))
+}
+
+/// The tenants that changes concern, and the others: a mistake in one of those stops no change.
+pub(super) fn apart(after: Declared, changes: &[Change]) -> (Declared, Others) {
+    let owners: BTreeSet<&str> = changes.iter().filter_map(|one| one.name.owner()).collect();
+    let (mut changed, mut others) = (Declared::default(), Others::default());
+    for (name, object) in after.0 {
+        match (name.owner(), name.kind()) {
+            (Some(owner), Kind::Tenant) if !owners.contains(owner) => {
+                others.tenants += 1;
+                others.add_hosts(owner, &object.spec);
+            }
+            (Some(owner), kind) if !owners.contains(owner) => {
+                if kind == Kind::Server {
+                    let server = (owner.to_owned(), name.name().to_owned());
+                    others.servers.insert(server);
+                }
+            }
+            _ => _ = changed.0.insert(name, object),
+        }
+    }
+    (changed, others)
+}
+
+/// Whether a change writes a tenant with hosts.
+pub(super) fn takes_hosts(after: &Declared) -> impl Fn(&Change) -> bool {
+    move |change| {
+        let object = after.0.get(&change.name);
+        let object = object.filter(|_| change.name.kind() == Kind::Tenant);
+        object.is_some_and(|object| object.spec.contains_key("hosts"))
+    }
 }

@@ -8,6 +8,7 @@
 //! * `rows`: objects as rows
 //! * `secrets`: secrets of objects: hashed, kept, hidden
 //! * `slots`: secrets in the slots of servers
+//! * `steps`: turns, judgement and transaction of every change
 
 mod changes;
 pub(crate) mod connections;
@@ -15,6 +16,7 @@ pub(crate) mod repository;
 mod rows;
 mod secrets;
 pub(crate) mod slots;
+mod steps;
 
 pub(crate) use self::connections::{
     Connection, ConnectionAt, ConnectionFilter, Connections, StoredConnection,

@@ -7,25 +7,21 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
 };
 
-use tokio::{
-    task::{JoinError, spawn_blocking},
-    time::timeout,
-};
+use tokio::task::{JoinError, spawn_blocking};
 
 use super::{
-    changes::{Written, edited, record, write},
-    rows::{self, Loaded, Mark, Marks, RowError, Selection, Stored, declared},
+    changes::{apart, edited},
+    rows::{self, Loaded, Marks, RowError, Selection, Stored, declared},
     secrets::hashed,
     slots,
 };
 use crate::{
-    base::budget::{OwnersTurn, Turns},
+    base::budget::Turns,
     config::{Mistake, Wrong},
     database::{
-        pool::{Author, Error, Pool, Record, Row, Transaction, audit},
+        pool::{Author, Error, Pool, Row, Transaction},
         vault::{Sealer, Vault},
     },
     declare::{
@@ -90,28 +86,6 @@ pub(crate) struct Objects<'a> {
     pub(crate) turns: &'a Turns,
     /// The changes are of operators, who do not wait behind those of the tenant.
     pub(crate) is_operator: bool,
-}
-
-/// A change that is judged and not written yet.
-struct Planned {
-    /// The selected objects.
-    before: Loaded,
-    /// What it was judged by.
-    basis: Basis,
-    /// It was judged by the hosts of other tenants as well.
-    looks_at_hosts: bool,
-    wanted: Declared,
-    changes: Vec<Change>,
-}
-
-/// What a change is judged by, in brief: while it stays equal, the judgement holds.
-#[derive(PartialEq, Eq)]
-struct Basis {
-    mark: Mark,
-    /// The number of other tenants.
-    others: usize,
-    /// The secrets of the selected tenants.
-    secrets: BTreeMap<String, u64>,
 }
 
 impl Objects<'_> {
@@ -476,7 +450,7 @@ impl Objects<'_> {
     }
 
     /// The selected objects and the number of the last change, within the transaction.
-    async fn loaded(
+    pub(super) async fn loaded(
         self,
         transaction: &mut Transaction,
         selection: Selection<'_>,
@@ -505,7 +479,7 @@ impl Objects<'_> {
     }
 
     /// The state as a manifest, if it has no mistake.
-    async fn judged_state(
+    pub(super) async fn judged_state(
         self,
         declared: Declared,
         others: Others,
@@ -537,189 +511,6 @@ impl Objects<'_> {
         let ended = |error: JoinError| Error::Bug(format!("a state is not judged: {error}"));
         judged.await.map_err(ended)?
     }
-
-    /// The steps of every change: `edit` makes of the selected objects the wanted ones, with the
-    /// differences. The tenants that change are checked as a whole, and the result is written with its
-    /// audit records, or not at all.
-    ///
-    /// A tenant with many objects takes long to read and to check, while other writers would wait for the lock: that
-    /// comes before it, and again if others have changed the same tenant meanwhile.
-    async fn change(
-        self,
-        selection: Selection<'_>,
-        when: When,
-        author: &Author,
-        mut edit: impl FnMut(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
-    ) -> Result<(Loaded, Vec<Change>), Error> {
-        let _turn = self.turn(selection).await?;
-        let tries = match selection {
-            Selection::All => 1,
-            _ => UNLOCKED,
-        };
-        for _ in 0..tries {
-            let unlocked = self.pool.snapshot().await?;
-            let planned = Box::pin(self.planned(unlocked, selection, when, &mut edit));
-            // Its connection returns: another one is needed.
-            let planned = planned.await?.0;
-            if planned.changes.is_empty() {
-                return Ok((planned.before, planned.changes));
-            }
-            let mut transaction = self.pool.begin().await?;
-            if planned.looks_at_hosts {
-                // They are of all tenants, so that the basis does not tell of them.
-                let planned = Box::pin(self.planned(transaction, selection, when, &mut edit));
-                let (planned, transaction) = planned.await?;
-                return self.write(transaction, planned, author).await;
-            }
-            if Basis::read(&mut transaction, selection).await? == planned.basis {
-                return self.write(transaction, planned, author).await;
-            }
-        }
-        let locked = self.pool.begin().await?;
-        let planned = Box::pin(self.planned(locked, selection, when, &mut edit));
-        let (planned, transaction) = planned.await?;
-        self.write(transaction, planned, author).await
-    }
-
-    /// Waits for the turn at a change of the selected objects: one of a tenant at a time, and tenants in turn.
-    async fn turn(self, selection: Selection<'_>) -> Result<OwnersTurn, Error> {
-        let owner = match selection {
-            Selection::Tenant(tenant) if !self.is_operator => tenant,
-            // The name of no tenant.
-            _ => "",
-        };
-        let late = |_| Error::Unavailable("other changes take long".to_owned());
-        timeout(TURN, self.turns.take(owner)).await.map_err(late)
-    }
-
-    /// What `edit` makes of the selected objects, as the transaction reads them, without a mistake.
-    async fn planned(
-        self,
-        mut transaction: Transaction,
-        selection: Selection<'_>,
-        when: When,
-        edit: &mut impl FnMut(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
-    ) -> Result<(Planned, Transaction), Error> {
-        let basis = Basis::read(&mut transaction, selection).await?;
-        let before = self.loaded(&mut transaction, selection).await?;
-        let (wanted, changes) = edit(&before)?;
-        let mut looks_at_hosts = false;
-        if !changes.is_empty() {
-            let after = edited(before.declared(), &wanted, &changes)?;
-            let (changed, mut others) = apart(after, &changes);
-            others.tenants += before.others;
-            others.secrets.clone_from(&basis.secrets);
-            // Another replica may just have given a host to another tenant.
-            if let Selection::Tenant(tenant) = selection
-                && changes.iter().any(takes_hosts(&changed))
-            {
-                rows::hosts(&mut transaction, tenant, &mut others).await?;
-                looks_at_hosts = true;
-            }
-            self.judged_state(changed, others, when).await?;
-        }
-        let planned = Planned {
-            before,
-            basis,
-            looks_at_hosts,
-            wanted,
-            changes,
-        };
-        Ok((planned, transaction))
-    }
-
-    /// Writes a change with its audit records, in a transaction in which it is judged by what is there.
-    async fn write(
-        self,
-        mut transaction: Transaction,
-        planned: Planned,
-        author: &Author,
-    ) -> Result<(Loaded, Vec<Change>), Error> {
-        let Planned {
-            before: mut state,
-            wanted,
-            changes,
-            ..
-        } = planned;
-        if changes.is_empty() {
-            return Ok((state, changes));
-        }
-        let keys = self.vault.current_keys(&mut transaction).await?;
-        let sealer = Sealer {
-            keys: &keys,
-            random: &self.vault.random,
-        };
-        let next = transaction.run(NEXT_VERSION, Vec::new()).await?;
-        state.version = version_in(&next)?;
-        let is_new =
-            |one: &Change| one.name.kind() == Kind::Tenant && one.what == ChangeKind::Added;
-        if changes.iter().any(is_new) {
-            transaction.run_in_postgres(audit::CREATION).await?;
-        }
-        let now_ms = self.pool.now_ms();
-        let mut written = Written::of(state);
-        for change in &changes {
-            write(
-                &mut transaction,
-                &sealer,
-                &mut written,
-                change,
-                &wanted,
-                now_ms,
-            )
-            .await?;
-        }
-        let state = written.loaded();
-        let records: Vec<Record> = changes
-            .iter()
-            .map(|change| record(change, author))
-            .collect();
-        audit::append(&mut transaction, now_ms, &records).await?;
-        transaction.commit().await?;
-        Ok((state, changes))
-    }
-}
-
-impl Basis {
-    /// What changes of the selected objects are judged by, from indexes alone.
-    async fn read(transaction: &mut Transaction, selection: Selection<'_>) -> Result<Self, Error> {
-        Ok(Self {
-            mark: rows::mark(transaction, selection).await?,
-            others: rows::others(transaction, selection).await?,
-            secrets: slots::counts(transaction, selection).await?,
-        })
-    }
-}
-
-/// The tenants that changes concern, and the others: a mistake in one of those stops no change.
-fn apart(after: Declared, changes: &[Change]) -> (Declared, Others) {
-    let owners: BTreeSet<&str> = changes.iter().filter_map(|one| one.name.owner()).collect();
-    let (mut changed, mut others) = (Declared::default(), Others::default());
-    for (name, object) in after.0 {
-        match (name.owner(), name.kind()) {
-            (Some(owner), Kind::Tenant) if !owners.contains(owner) => {
-                others.tenants += 1;
-                others.add_hosts(owner, &object.spec);
-            }
-            (Some(owner), kind) if !owners.contains(owner) => {
-                if kind == Kind::Server {
-                    let server = (owner.to_owned(), name.name().to_owned());
-                    others.servers.insert(server);
-                }
-            }
-            _ => _ = changed.0.insert(name, object),
-        }
-    }
-    (changed, others)
-}
-
-/// Whether a change writes a tenant with hosts.
-fn takes_hosts(after: &Declared) -> impl Fn(&Change) -> bool {
-    move |change| {
-        let object = after.0.get(&change.name);
-        let object = object.filter(|_| change.name.kind() == Kind::Tenant);
-        object.is_some_and(|object| object.spec.contains_key("hosts"))
-    }
 }
 
 /// The servers of a tenant that these mistakes are of; none if one is of the tenant itself, or of all.
@@ -744,11 +535,6 @@ fn of_number(tenants: usize) -> Others {
 const FEW: usize = 16;
 /// How often the passwords of a manifest are hashed at most while others write: each time takes long.
 const TRIES: u32 = 4;
-/// How often a change is checked beside other writers of its tenant, before it is while they wait. That of a whole
-/// manifest is once, because any writer is in its way.
-const UNLOCKED: u32 = 3;
-/// Time limit for the turn at a change: as long as it may wait for the lock then.
-const TURN: Duration = Duration::from_secs(5);
 
 /// The mistake of an API key whose hash is taken, as a database tells it: without the name of the key.
 fn hash_mistake(tenant: &str) -> Mistake {
@@ -799,7 +585,7 @@ fn check_last_key(state: &Loaded, gone: &ObjectName, now_ms: i64) -> Result<(), 
 }
 
 /// The number of changes in the result of [`VERSION`].
-fn version_in(rows: &[Row]) -> Result<i64, Error> {
+pub(super) fn version_in(rows: &[Row]) -> Result<i64, Error> {
     let row = rows.first();
     let row = row.ok_or_else(|| Error::Bug("no number of changes".to_owned()))?;
     Ok(row.get("version")?)
@@ -809,8 +595,3 @@ fn version_in(rows: &[Row]) -> Result<i64, Error> {
 const VERSION: &str = "
     SELECT version
       FROM changes";
-
-const NEXT_VERSION: &str = "
-    UPDATE changes
-       SET version = version + 1
-    RETURNING version";

@@ -290,7 +290,7 @@ async fn restart(call: Call) -> OperationResult {
     let target = format!("server {tenant}/{name}");
     let record = record(&call.caller, tenant, "server.restarted", &target, how);
     let count = call.front.hub.child_count(tenant, name);
-    let (secrets, is_now) = (store.for_operators().secrets(), how == EndMode::Now);
+    let (secrets, is_now) = (store.secrets(), how == EndMode::Now);
     secrets.restart([tenant, name], is_now, &record).await?;
     // This replica follows before the response, the others within seconds.
     call.front.snapshot.refresh_issued().await?;

@@ -1,0 +1,209 @@
+//! The steps of every change of declared objects: turns, judgement beside other writers, and one transaction.
+//!
+//! Not here: the operations (`repository`), and the edits themselves (`changes`).
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::time::timeout;
+
+use super::{
+    changes::{Written, apart, edited, record, takes_hosts, write},
+    repository::{Objects, version_in},
+    rows::{self, Loaded, Mark, Selection},
+    slots,
+};
+use crate::{
+    base::budget::OwnersTurn,
+    database::{
+        pool::{Author, Error, Record, Transaction, audit},
+        vault::Sealer,
+    },
+    declare::{Change, ChangeKind, Declared, Kind, When},
+};
+
+/// A change that is judged and not written yet.
+struct Planned {
+    /// The selected objects.
+    before: Loaded,
+    /// What it was judged by.
+    basis: Basis,
+    /// It was judged by the hosts of other tenants as well.
+    looks_at_hosts: bool,
+    wanted: Declared,
+    changes: Vec<Change>,
+}
+
+/// What a change is judged by, in brief: while it stays equal, the judgement holds.
+#[derive(PartialEq, Eq)]
+struct Basis {
+    mark: Mark,
+    /// The number of other tenants.
+    others: usize,
+    /// The secrets of the selected tenants.
+    secrets: BTreeMap<String, u64>,
+}
+
+impl Objects<'_> {
+    /// The steps of every change: `edit` makes of the selected objects the wanted ones, with the
+    /// differences. The tenants that change are checked as a whole, and the result is written with its
+    /// audit records, or not at all.
+    ///
+    /// A tenant with many objects takes long to read and to check, while other writers would wait for the lock: that
+    /// comes before it, and again if others have changed the same tenant meanwhile.
+    pub(super) async fn change(
+        self,
+        selection: Selection<'_>,
+        when: When,
+        author: &Author,
+        mut edit: impl FnMut(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
+    ) -> Result<(Loaded, Vec<Change>), Error> {
+        let _turn = self.turn(selection).await?;
+        let tries = match selection {
+            Selection::All => 1,
+            _ => UNLOCKED,
+        };
+        for _ in 0..tries {
+            let unlocked = self.pool.snapshot().await?;
+            let planned = Box::pin(self.planned(unlocked, selection, when, &mut edit));
+            // Its connection returns: another one is needed.
+            let planned = planned.await?.0;
+            if planned.changes.is_empty() {
+                return Ok((planned.before, planned.changes));
+            }
+            let mut transaction = self.pool.begin().await?;
+            if planned.looks_at_hosts {
+                // They are of all tenants, so that the basis does not tell of them.
+                let planned = Box::pin(self.planned(transaction, selection, when, &mut edit));
+                let (planned, transaction) = planned.await?;
+                return self.write(transaction, planned, author).await;
+            }
+            if Basis::read(&mut transaction, selection).await? == planned.basis {
+                return self.write(transaction, planned, author).await;
+            }
+        }
+        let locked = self.pool.begin().await?;
+        let planned = Box::pin(self.planned(locked, selection, when, &mut edit));
+        let (planned, transaction) = planned.await?;
+        self.write(transaction, planned, author).await
+    }
+
+    /// Waits for the turn at a change of the selected objects: one of a tenant at a time, and tenants in turn.
+    async fn turn(self, selection: Selection<'_>) -> Result<OwnersTurn, Error> {
+        let owner = match selection {
+            Selection::Tenant(tenant) if !self.is_operator => tenant,
+            // The name of no tenant.
+            _ => "",
+        };
+        let late = |_| Error::Unavailable("other changes take long".to_owned());
+        timeout(TURN, self.turns.take(owner)).await.map_err(late)
+    }
+
+    /// What `edit` makes of the selected objects, as the transaction reads them, without a mistake.
+    async fn planned(
+        self,
+        mut transaction: Transaction,
+        selection: Selection<'_>,
+        when: When,
+        edit: &mut impl FnMut(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
+    ) -> Result<(Planned, Transaction), Error> {
+        let basis = Basis::read(&mut transaction, selection).await?;
+        let before = self.loaded(&mut transaction, selection).await?;
+        let (wanted, changes) = edit(&before)?;
+        let mut looks_at_hosts = false;
+        if !changes.is_empty() {
+            let after = edited(before.declared(), &wanted, &changes)?;
+            let (changed, mut others) = apart(after, &changes);
+            others.tenants += before.others;
+            others.secrets.clone_from(&basis.secrets);
+            // Another replica may just have given a host to another tenant.
+            if let Selection::Tenant(tenant) = selection
+                && changes.iter().any(takes_hosts(&changed))
+            {
+                rows::hosts(&mut transaction, tenant, &mut others).await?;
+                looks_at_hosts = true;
+            }
+            self.judged_state(changed, others, when).await?;
+        }
+        let planned = Planned {
+            before,
+            basis,
+            looks_at_hosts,
+            wanted,
+            changes,
+        };
+        Ok((planned, transaction))
+    }
+
+    /// Writes a change with its audit records, in a transaction in which it is judged by what is there.
+    async fn write(
+        self,
+        mut transaction: Transaction,
+        planned: Planned,
+        author: &Author,
+    ) -> Result<(Loaded, Vec<Change>), Error> {
+        let Planned {
+            before: mut state,
+            wanted,
+            changes,
+            ..
+        } = planned;
+        if changes.is_empty() {
+            return Ok((state, changes));
+        }
+        let keys = self.vault.current_keys(&mut transaction).await?;
+        let sealer = Sealer {
+            keys: &keys,
+            random: &self.vault.random,
+        };
+        let next = transaction.run(NEXT_VERSION, Vec::new()).await?;
+        state.version = version_in(&next)?;
+        let is_new =
+            |one: &Change| one.name.kind() == Kind::Tenant && one.what == ChangeKind::Added;
+        if changes.iter().any(is_new) {
+            transaction.run_in_postgres(audit::CREATION).await?;
+        }
+        let now_ms = self.pool.now_ms();
+        let mut written = Written::of(state);
+        for change in &changes {
+            write(
+                &mut transaction,
+                &sealer,
+                &mut written,
+                change,
+                &wanted,
+                now_ms,
+            )
+            .await?;
+        }
+        let state = written.loaded();
+        let records: Vec<Record> = changes
+            .iter()
+            .map(|change| record(change, author))
+            .collect();
+        audit::append(&mut transaction, now_ms, &records).await?;
+        transaction.commit().await?;
+        Ok((state, changes))
+    }
+}
+
+impl Basis {
+    /// What changes of the selected objects are judged by, from indexes alone.
+    async fn read(transaction: &mut Transaction, selection: Selection<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            mark: rows::mark(transaction, selection).await?,
+            others: rows::others(transaction, selection).await?,
+            secrets: slots::counts(transaction, selection).await?,
+        })
+    }
+}
+
+/// How often a change is checked beside other writers of its tenant, before it is while they wait. That of a whole
+/// manifest is once, because any writer is in its way.
+const UNLOCKED: u32 = 3;
+/// Time limit for the turn at a change: as long as it may wait for the lock then.
+const TURN: Duration = Duration::from_secs(5);
+
+const NEXT_VERSION: &str = "
+    UPDATE changes
+       SET version = version + 1
+    RETURNING version";

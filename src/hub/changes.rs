@@ -6,7 +6,7 @@
 
 use std::{
     pin::pin,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -77,7 +77,7 @@ impl Hub {
         let told = handle.commands.try_send(change);
         let is_full = matches!(told, Err(TrySendError::Full(_)));
         // One task for all the changes that it is late for.
-        if is_full && !handle.is_late.swap(true, Ordering::AcqRel) {
+        if is_full && core.sessions.mark_late(&id, handle.fence) {
             let told = tell_late(Arc::clone(core), id, handle);
             core.tracker.spawn(told);
         }
@@ -96,12 +96,12 @@ async fn tell_late(core: Arc<Core>, id: SessionId, handle: Handle) {
         );
         room.await
     };
+    // What changes from here on needs another task.
+    core.sessions.unmark_late(&id, handle.fence);
     // A session that has ended needs no change.
     let Ok(room) = room else {
         return;
     };
-    // What changes from here on needs another task.
-    handle.is_late.swap(false, Ordering::AcqRel);
     // The handle of now: another access may have joined meanwhile.
     let present = core.sessions.get(&id);
     let present = present.filter(|present| present.fence == handle.fence);

@@ -337,7 +337,6 @@ impl Hub {
             transport,
             born: Instant::now(),
             fence: Fence(1),
-            is_late: Arc::default(),
         };
         let session = Session::new(Arc::clone(core), id.clone(), access, handle.clone(), place);
         core.tracker.spawn(session.run(received));

@@ -97,7 +97,6 @@ impl Hub {
             transport: transport.unwrap_or(Transport::Streamable),
             born: born(record.age),
             fence,
-            is_late: Arc::default(),
         };
         let mut session = Session::new(
             Arc::clone(&self.0),

@@ -747,7 +747,6 @@ fn busy_session(bench: &Bench) -> mpsc::Receiver<Command> {
         transport: Transport::Streamable,
         born: Instant::now(),
         fence: Fence(1),
-        is_late: Arc::default(),
     };
     let id = SessionId("busy".into());
     bench.hub.0.sessions.insert(&id, handle);

@@ -55,7 +55,7 @@ impl std::borrow::Borrow<str> for SessionId {
 }
 
 /// The fencing number of a session, which grows with each change of its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Fence(pub(crate) u64);
 
 /// Consecutive events of one stream.

@@ -1,6 +1,9 @@
 //! Table of the sessions that this replica owns.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicBool};
+use std::{
+    collections::HashSet,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
 
 use tokio::{sync::mpsc, time::Instant};
 
@@ -14,7 +17,11 @@ use crate::{
 
 /// The sessions that this replica owns, by id. Read on every request, never held across an await.
 #[derive(Default)]
-pub(crate) struct Sessions(RwLock<Table<SessionId, Handle>>);
+pub(crate) struct Sessions {
+    table: RwLock<Table<SessionId, Handle>>,
+    /// Those for which a task waits for room in their queue, to tell them what has changed by then.
+    late: RwLock<HashSet<(SessionId, Fence)>>,
+}
 
 /// The handle of a session: the channel to its task, and the access that it requires.
 #[derive(Clone)]
@@ -29,8 +36,6 @@ pub(crate) struct Handle {
     pub(crate) born: Instant,
     /// The fence of this owner.
     pub(crate) fence: Fence,
-    /// Whether a task waits for room in its queue, to tell it what has changed by then.
-    pub(crate) is_late: Arc<AtomicBool>,
 }
 
 impl Sessions {
@@ -109,11 +114,25 @@ impl Sessions {
         Ok(())
     }
 
+    /// Marks a session that is told of changes later; false if it was marked before.
+    pub(crate) fn mark_late(&self, id: &SessionId, fence: Fence) -> bool {
+        self.late_ones().insert((id.clone(), fence))
+    }
+
+    /// Removes that mark: what changes from now on is told anew.
+    pub(crate) fn unmark_late(&self, id: &SessionId, fence: Fence) {
+        self.late_ones().remove(&(id.clone(), fence));
+    }
+
+    fn late_ones(&self) -> RwLockWriteGuard<'_, HashSet<(SessionId, Fence)>> {
+        self.late.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, Table<SessionId, Handle>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Table<SessionId, Handle>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

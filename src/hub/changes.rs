@@ -86,27 +86,35 @@ impl Hub {
 
 /// Tells a session what has changed for it by the time that its queue has room.
 async fn tell_late(core: Arc<Core>, id: SessionId, handle: Handle) {
-    let mut room = pin!(handle.commands.reserve());
-    let room = if let Ok(room) = timeout(LATE, &mut room).await {
-        room
-    } else {
-        tracing::warn!(
-            session.id = id.short(),
-            "a session was not told in time what changed; it will be"
-        );
-        room.await
-    };
-    // What changes from here on needs another task.
-    core.sessions.unmark_late(&id, handle.fence);
-    // A session that has ended needs no change.
-    let Ok(room) = room else {
-        return;
-    };
-    // The handle of now: another access may have joined meanwhile.
-    let present = core.sessions.get(&id);
-    let present = present.filter(|present| present.fence == handle.fence);
-    if let Some(change) = present.and_then(|present| core.change_for(&present)) {
-        room.send(change);
+    loop {
+        let mut room = pin!(handle.commands.reserve());
+        let room = if let Ok(room) = timeout(LATE, &mut room).await {
+            room
+        } else {
+            tracing::warn!(
+                session.id = id.short(),
+                "a session was not told in time what changed; it will be"
+            );
+            room.await
+        };
+        // What changes from here on needs another task.
+        core.sessions.unmark_late(&id, handle.fence);
+        // A session that has ended needs no change.
+        let Ok(room) = room else {
+            return;
+        };
+        let catalog = core.snapshot.catalog();
+        // The handle of now: another access may have joined meanwhile.
+        let present = core.sessions.get(&id);
+        let present = present.filter(|present| present.fence == handle.fence);
+        if let Some(change) = present.and_then(|present| core.change_for(&present)) {
+            room.send(change);
+        }
+        // A newer change may have gone before that one.
+        let is_newest = Arc::ptr_eq(&catalog, &core.snapshot.catalog());
+        if is_newest || !core.sessions.mark_late(&id, handle.fence) {
+            break;
+        }
     }
     // It may have started a child of the server as that was.
     let (tenant, server) = (&handle.access.tenant().name, &handle.access.server().name);

@@ -99,14 +99,20 @@ fn written(
     let last: RwLock<Last> = RwLock::default();
     move || {
         let catalog = snapshot.catalog();
-        let (of, dirs) = last.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let (of, known) = last.read().unwrap_or_else(PoisonError::into_inner).clone();
         // Its address is no other's as long as there is this reference.
         if std::ptr::eq(of.as_ptr(), Arc::as_ptr(&catalog)) {
-            return dirs;
+            return known;
         }
         let servers = catalog.servers();
         let dirs = servers.flat_map(|server| &server.launch.confinement.write);
-        let dirs: Arc<BTreeSet<PathBuf>> = Arc::new(dirs.cloned().collect());
+        let found: BTreeSet<PathBuf> = dirs.cloned().collect();
+        // The same set as long as it is equal: what was seen of it counts on.
+        let dirs = if *known == found {
+            known
+        } else {
+            Arc::new(found)
+        };
         let mut last = last.write().unwrap_or_else(PoisonError::into_inner);
         *last = (Arc::downgrade(&catalog), Arc::clone(&dirs));
         dirs

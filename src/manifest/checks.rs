@@ -229,14 +229,13 @@ pub(crate) fn check_default(manifest: &Manifest, config: &Config) -> Vec<Mistake
 /// A host of a tenant of the manifest is no host of a tenant in `known` that the manifest does not have.
 pub(crate) fn check_known_hosts(manifest: &Manifest, known: &Catalog) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
-    if manifest.others.tenants == 0 {
-        // No other tenant stays.
+    // No other tenant stays, or the store has told of them.
+    if manifest.others.tenants == 0 || manifest.others.are_hosts_told {
         return mistakes;
     }
     for tenant in manifest.tenants() {
         for (host, _) in &tenant.hosts {
-            let is_told = manifest.others.hosts.contains_key(host);
-            let owner = known.owner_of(host).filter(|_| !is_told);
+            let owner = known.owner_of(host);
             let owner = owner.filter(|owner| !manifest.catalog.tenants.contains_key(*owner));
             mistakes.extend(owner.map(|owner| taken(manifest, tenant, host, owner)));
         }

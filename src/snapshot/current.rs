@@ -199,9 +199,8 @@ impl CurrentSnapshot {
     /// # Errors
     ///
     /// Those of [`Objects::newer`](crate::database::objects::Objects::newer): the last snapshot stays.
-    /// `Invalid` for a state that cannot be served here, of which the rest is served, if any state was served before: a
-    /// server whose children cannot be started as declared starts those that it had, and other tenants stay as they
-    /// were.
+    /// `Invalid` for a state that cannot be served here, of which the rest is served, if there is any: a server whose
+    /// children cannot be started as declared starts those that it had, and other tenants stay as they were.
     pub(crate) async fn refresh(&self) -> Result<(), database::Error> {
         let database = self.database()?;
         let turn = self.refreshing.acquire().await;
@@ -212,12 +211,13 @@ impl CurrentSnapshot {
         let judged = objects.judged(&newer.loaded, When::Serving);
         let (mut changed, walled, mistakes) = match judged.await {
             Ok(manifest) => (manifest.catalog, Vec::new(), None),
-            Err(database::Error::Invalid(mistakes)) if known.version.is_some() => {
+            Err(database::Error::Invalid(mistakes)) => {
                 let apart = objects.judged_apart(&newer.loaded).await?;
                 let walled = apart.walled.iter().map(|(tenant, _)| tenant);
                 let partial = apart.refused.iter().chain(walled).map(String::as_str);
                 let partial: BTreeSet<&str> = partial.collect();
-                if partial.is_empty() {
+                let is_none_served = known.version.is_none() && apart.catalog.tenants.is_empty();
+                if partial.is_empty() || is_none_served {
                     return Err(database::Error::Invalid(mistakes));
                 }
                 keep_marks(&mut newer, &partial, &known);

@@ -4,7 +4,12 @@
 //! changes and on request, and reads changes of other replicas. Not here: the tables (`database`), the reading of the
 //! manifest (`manifest_file`), old rows and keys (`upkeep`).
 
-use std::{collections::BTreeMap, future, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -53,6 +58,8 @@ struct Refused {
     declaration: Declaration,
     /// Its mistakes, as they were logged.
     mistakes: Vec<String>,
+    /// The tenants that stayed as they were; none if that are all.
+    stayed: Option<BTreeSet<String>>,
     /// The time of the next try.
     until: Instant,
 }
@@ -151,6 +158,11 @@ impl SnapshotSync {
         let first = self.round(None).await;
         self.is_started = true;
         match first {
+            // Others are served without what cannot be: a later release may refuse what administrators have stored.
+            Err(database::Error::Invalid(mistakes)) if self.snapshot.is_loaded() => {
+                self.log_once("store.away", &database::Error::Invalid(mistakes));
+                Ok(())
+            }
             Err(database::Error::Unavailable(why))
                 if matches!(self.opening.location, Location::Url(_)) =>
             {
@@ -226,7 +238,7 @@ impl SnapshotSync {
             Err(failure) => self.log_once("store.away", failure),
         }
         match &outcome {
-            Ok(Round::UpToDate) if self.unapplied.is_some() => Freshness::Unapplied,
+            Ok(Round::UpToDate) if self.is_unapplied() => Freshness::Unapplied,
             Ok(Round::UpToDate) => Freshness::Current,
             _ if self.snapshot.is_loaded() => Freshness::Stale,
             _ => Freshness::Empty,
@@ -275,6 +287,12 @@ impl SnapshotSync {
         Ok(Round::UpToDate)
     }
 
+    /// Whether the manifest is not applied, or not to every tenant, or has mistakes.
+    fn is_unapplied(&self) -> bool {
+        let manifest = self.manifest.as_ref();
+        self.unapplied.is_some() || manifest.is_some_and(ManifestWatch::has_mistakes)
+    }
+
     /// Where the durations of the database's operations are recorded.
     pub(crate) fn times(&self) -> &StoreTimes {
         &self.opening.times
@@ -283,58 +301,82 @@ impl SnapshotSync {
     /// Applies the pending manifest, if any, or tries again one that was refused. A mistake that it has whatever is
     /// stored is an error at the start only.
     async fn apply(&mut self, database: &Database) -> Result<bool, database::Error> {
-        let Some(manifest) = &mut self.manifest else {
+        let Some(mut due) = self.due() else {
             return Ok(false);
         };
-        let (declaration, known) = match (manifest.pending.take(), self.unapplied.take()) {
-            (Some(pending), _) => (pending, Vec::new()),
-            // What the file was before its mistakes is not tried again.
-            (None, Some(refused))
-                if refused.until <= Instant::now() && !manifest.has_mistakes() =>
-            {
-                (refused.declaration, refused.mistakes)
-            }
-            (None, refused) => {
-                self.unapplied = refused;
-                return Ok(false);
-            }
+        let Some(manifest) = &self.manifest else {
+            return Ok(false);
         };
-        let author = Author::named("manifest");
-        let objects = database.objects();
-        let applied = objects.apply_apart(&declaration.declared, manifest.prune, &author);
-        let file = manifest.file().to_owned();
-        let file = file.display();
+        let (author, objects) = (Author::named("manifest"), database.objects());
+        let by = (&author, due.stayed.as_ref());
+        let applied = objects.apply_apart(&due.declaration.declared, manifest.prune, by);
+        let file = manifest.file().display();
+        let placed = |mistake: &Mistake| placed(&due.declaration, mistake);
+        let mut stayed = due.stayed.clone();
         let mistakes: Vec<String> = match applied.await {
             Err(database::Error::Unavailable(why)) => {
-                manifest.pending = Some(declaration);
+                self.put_back(due);
                 return Err(database::Error::Unavailable(why));
             }
-            Ok((changes, mistakes)) => {
-                for change in &changes {
+            Ok(done) => {
+                for change in &done.changes {
                     tracing::info!(event = "manifest.applied", %file, "{change}");
                 }
-                let placed = mistakes.iter().map(|mistake| placed(&declaration, mistake));
-                placed.map(|mistake| mistake.to_string()).collect()
+                stayed = Some(done.stayed);
+                let mistakes = done.mistakes.iter().map(placed);
+                mistakes.map(|mistake| mistake.to_string()).collect()
             }
             Err(database::Error::Invalid(mistakes)) => {
-                let placed = mistakes.iter().map(|mistake| placed(&declaration, mistake));
+                let mistakes = mistakes.iter().map(placed);
                 if !self.is_started {
-                    return Err(database::Error::Invalid(placed.collect()));
+                    return Err(database::Error::Invalid(mistakes.collect()));
                 }
-                placed.map(|mistake| mistake.to_string()).collect()
+                mistakes.map(|mistake| mistake.to_string()).collect()
             }
             Err(failure) if !self.is_started => return Err(failure),
             Err(failure) => vec![failure.to_string()],
         };
-        for mistake in mistakes.iter().filter(|_| mistakes != known) {
+        for mistake in mistakes.iter().filter(|_| mistakes != due.mistakes) {
             tracing::error!(event = "manifest.refused", %file, "{mistake}");
         }
-        self.unapplied = (!mistakes.is_empty()).then(|| Refused {
-            declaration,
-            mistakes,
-            until: Instant::now() + RETRY,
-        });
+        if !mistakes.is_empty() {
+            due.mistakes = mistakes;
+            due.stayed = stayed;
+            due.until = Instant::now() + RETRY;
+            self.unapplied = Some(due);
+        }
         Ok(true)
+    }
+
+    /// What is to be applied now.
+    fn due(&mut self) -> Option<Refused> {
+        let manifest = self.manifest.as_mut()?;
+        match (manifest.pending.take(), self.unapplied.take()) {
+            (Some(declaration), _) => Some(Refused {
+                declaration,
+                mistakes: Vec::new(),
+                stayed: None,
+                until: Instant::now(),
+            }),
+            // What the file was before its mistakes is not tried again.
+            (None, Some(refused))
+                if refused.until <= Instant::now() && !manifest.has_mistakes() =>
+            {
+                Some(refused)
+            }
+            (None, refused) => {
+                self.unapplied = refused;
+                None
+            }
+        }
+    }
+
+    /// Keeps what could not be applied because the database is away.
+    fn put_back(&mut self, due: Refused) {
+        match &mut self.manifest {
+            Some(manifest) if due.mistakes.is_empty() => manifest.pending = Some(due.declaration),
+            _ => self.unapplied = Some(due),
+        }
     }
 
     /// Uses another URL for every further connection.

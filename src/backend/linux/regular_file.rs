@@ -10,8 +10,8 @@ use rustix::fs::{Mode, OFlags};
 ///
 /// # Errors
 ///
-/// The file system's, and `InvalidInput` for all but a regular file: the open of a FIFO waits for its
-/// writer.
+/// The file system's, `InvalidInput` for all but a regular file: the open of a FIFO waits for its
+/// writer; `WouldBlock` for a file on which another process has a lease.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let found = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -19,8 +19,10 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
         let why = "it is no regular file";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    // By descriptor: a file that replaces the name is not opened.
-    File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
+    // By descriptor: a file that replaces the name is not opened. Nor is waited for the owner of a lease on it.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let own = format!("/proc/self/fd/{}", found.as_raw_fd());
+    Ok(File::from(rustix::fs::open(own, flags, Mode::empty())?))
 }
 
 #[cfg(test)]
@@ -30,6 +32,36 @@ mod tests {
     use rustix::fs::{CWD, FileType};
 
     use super::super::regular_file::*;
+
+    /// The owner of a file makes others wait for 45 s.
+    #[test]
+    fn a_lease_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "x").unwrap();
+        let python = r#"
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("leased", flush=True)
+sys.stdin.read()
+"#;
+        let mut owner = std::process::Command::new("python3")
+            .args(["-c", python])
+            .arg(&path)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = [0; 6];
+        owner.stdout.take().unwrap().read_exact(&mut said).unwrap();
+        let refused = open(&path).unwrap_err();
+        drop(owner.stdin.take());
+        owner.wait().unwrap();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        assert!(open(&path).is_ok());
+    }
 
     #[test]
     fn only_a_regular_file_is_opened() {

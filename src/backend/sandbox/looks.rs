@@ -352,8 +352,10 @@ impl Written {
                 break;
             }
         }
+        // A newer set may have been looked at by now.
+        let newest = self.dirs();
         let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
-        seen.retain(|dir, _| dirs.contains(dir));
+        seen.retain(|dir, _| dirs.contains(dir) || newest.contains(dir));
         drop(seen);
         self.round.send_replace(Round {
             of: Some(dirs),

@@ -76,6 +76,17 @@ pub(crate) struct Apart {
     pub(crate) walled: Vec<(String, String)>,
 }
 
+/// What a manifest has changed tenant by tenant.
+#[derive(Debug, Default)]
+pub(crate) struct AppliedApart {
+    /// The changes.
+    pub(crate) changes: Vec<Change>,
+    /// Every mistake in the tenants that stay as they were.
+    pub(crate) mistakes: Vec<Mistake>,
+    /// Those tenants.
+    pub(crate) stayed: BTreeSet<String>,
+}
+
 /// The declared objects of a database.
 #[derive(Clone, Copy)]
 pub(crate) struct Objects<'a> {
@@ -84,7 +95,7 @@ pub(crate) struct Objects<'a> {
     pub(crate) judge: &'a Judge,
     /// Turns at changes, by tenant.
     pub(crate) turns: &'a Turns,
-    /// The changes are of operators, who do not wait behind those of the tenant.
+    /// The changes are of operators, who wait for no turn.
     pub(crate) is_operator: bool,
 }
 
@@ -198,8 +209,8 @@ impl Objects<'_> {
     }
 
     /// As [`Self::apply`], or, if the manifest is right by itself and does not fit to what is stored, tenant by tenant:
-    /// what the administrators of one have stored stops no other. Returns the changes, and every mistake in the tenants
-    /// that stay as they were.
+    /// what the administrators of one have stored stops no other. A manifest that is tried again changes those tenants
+    /// alone that stayed as they were: what administrators of the others have changed since is theirs.
     ///
     /// # Errors
     ///
@@ -208,30 +219,40 @@ impl Objects<'_> {
         self,
         wanted: &Declared,
         prune: Prune,
-        author: &Author,
-    ) -> Result<(Vec<Change>, Vec<Mistake>), Error> {
-        match self.apply(wanted, prune, author).await {
-            Err(Error::Invalid(found)) => self.check_alone(wanted, found).await?,
-            Err(Error::Conflict) => {}
-            applied => return applied.map(|changes| (changes, Vec::new())),
-        }
-        let hashed = self.hashed(wanted.clone(), Selection::All).await?;
-        let differing = difference(&self.load().await?.declared(), &hashed, prune);
-        let tenants = differing.iter().filter_map(|change| change.name.owner());
-        let (mut changes, mut mistakes) = (Vec::new(), Vec::new());
-        for tenant in tenants.collect::<BTreeSet<_>>() {
+        (author, stayed): (&Author, Option<&BTreeSet<String>>),
+    ) -> Result<AppliedApart, Error> {
+        let mut done = AppliedApart::default();
+        let tenants = match stayed {
+            Some(stayed) => stayed.clone(),
+            None => match self.apply(wanted, prune, author).await {
+                Err(Error::Invalid(found)) => {
+                    self.check_alone(wanted, found).await?;
+                    self.differing(wanted, prune).await?
+                }
+                Err(Error::Conflict) => self.differing(wanted, prune).await?,
+                applied => {
+                    done.changes = applied?;
+                    return Ok(done);
+                }
+            },
+        };
+        for tenant in &tenants {
             let own = wanted.0.iter();
-            let own = own.filter(|(name, _)| name.owner() == Some(tenant));
+            let own = own.filter(|(name, _)| name.owner() == Some(tenant.as_str()));
             let own = Declared(own.map(|(name, one)| (name.clone(), one.clone())).collect());
             let part = Selection::Tenant(tenant);
             match self.apply_to(part, &own, prune, author).await {
-                Ok(done) => changes.extend(done),
-                Err(Error::Invalid(found)) => mistakes.extend(found),
-                Err(Error::Conflict) => mistakes.push(hash_mistake(tenant)),
+                Ok(changes) => {
+                    done.changes.extend(changes);
+                    continue;
+                }
+                Err(Error::Invalid(found)) => done.mistakes.extend(found),
+                Err(Error::Conflict) => done.mistakes.push(hash_mistake(tenant)),
                 Err(failure) => return Err(failure),
             }
+            done.stayed.insert(tenant.clone());
         }
-        Ok((changes, mistakes))
+        Ok(done)
     }
 
     /// The objects of a kind after `after`, ordered by name. `tenant` owns them; none selects
@@ -385,6 +406,14 @@ pub(crate) async fn reseal(
 
 /// The steps of every change.
 impl Objects<'_> {
+    /// The tenants that differ from a manifest.
+    async fn differing(self, wanted: &Declared, prune: Prune) -> Result<BTreeSet<String>, Error> {
+        let hashed = self.hashed(wanted.clone(), Selection::All).await?;
+        let differing = difference(&self.load().await?.declared(), &hashed, prune);
+        let tenants = differing.iter().filter_map(|change| change.name.owner());
+        Ok(tenants.map(str::to_owned).collect())
+    }
+
     /// Changes a part of the stored state, all of it or a tenant, to that of a manifest.
     async fn apply_to(
         self,

@@ -87,15 +87,17 @@ impl Objects<'_> {
         self.write(transaction, planned, author).await
     }
 
-    /// Waits for the turn at a change of the selected objects: one of a tenant at a time, and tenants in turn.
-    async fn turn(self, selection: Selection<'_>) -> Result<OwnersTurn, Error> {
-        let owner = match selection {
-            Selection::Tenant(tenant) if !self.is_operator => tenant,
-            // The name of no tenant.
-            _ => "",
-        };
-        let late = |_| Error::Unavailable("other changes take long".to_owned());
-        timeout(TURN, self.turns.take(owner)).await.map_err(late)
+    /// Waits for the turn at a change of the selected objects: one of a tenant at a time, and tenants in turn. Operators
+    /// and the manifest wait for none.
+    async fn turn(self, selection: Selection<'_>) -> Result<Option<OwnersTurn>, Error> {
+        match selection {
+            Selection::Tenant(tenant) if !self.is_operator => {
+                let late = |_| Error::Unavailable("other changes take long".to_owned());
+                let taken = timeout(TURN, self.turns.take(tenant)).await;
+                taken.map(Some).map_err(late)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// What `edit` makes of the selected objects, as the transaction reads them, without a mistake.

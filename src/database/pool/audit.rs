@@ -243,10 +243,17 @@ pub(crate) struct Audit<'a> {
 impl Audit<'_> {
     /// Appends records, all or none.
     pub(crate) async fn append(self, records: &[Record]) -> Result<(), Error> {
-        let mut transaction = self.pool.begin_unserialized().await?;
-        wait_for_creations(&mut transaction).await?;
-        append(&mut transaction, self.pool.now_ms(), records).await?;
-        Ok(transaction.commit().await?)
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let mut transaction = self.pool.begin_unserialized().await?;
+            if is_beside_no_creation(&mut transaction).await? || Instant::now() >= until {
+                append(&mut transaction, self.pool.now_ms(), records).await?;
+                return Ok(transaction.commit().await?);
+            }
+            // Others have the connection meanwhile.
+            drop(transaction);
+            sleep(TURN).await;
+        }
     }
 
     /// Reads records after `after`, newest first.
@@ -268,21 +275,13 @@ impl Audit<'_> {
     }
 }
 
-/// Waits while another transaction creates a tenant: a record that is written meanwhile sees no row of it, and would be
-/// younger than the tenant of its name. Not for long, since a record that is not written is lost.
-async fn wait_for_creations(transaction: &mut Transaction) -> Result<(), SqlError> {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let tried = transaction.run_in_postgres(TRY_BESIDE_CREATIONS).await?;
-        let is_free = tried
-            .first()
-            .map_or(Ok(1), |row| row.get::<i64>("is_free"))?
-            == 1;
-        if is_free || Instant::now() >= until {
-            return Ok(());
-        }
-        sleep(TURN).await;
-    }
+/// Whether no other transaction creates a tenant, and none does until this one ends: a record that is written meanwhile
+/// sees no row of it, and would be younger than the tenant of its name. That is waited for, but not for long, since a
+/// record that is not written is lost.
+async fn is_beside_no_creation(transaction: &mut Transaction) -> Result<bool, SqlError> {
+    let tried = transaction.run_in_postgres(TRY_BESIDE_CREATIONS).await?;
+    let is_free = tried.first().map(|row| row.get::<i64>("is_free"));
+    Ok(is_free.transpose()?.unwrap_or(1) == 1)
 }
 
 /// Writes records in a transaction.

@@ -675,8 +675,8 @@ const BUSY: Duration = Duration::from_secs(5);
 const POSTGRES: u32 = 8;
 /// Connections that [`Pool::reserved`] has beside them.
 const RESERVED: u32 = 2;
-/// Reading connections to a file.
-const SQLITE_READERS: u32 = 4;
+/// Reading connections to a file: of those, administrators of tenants have half (`http::admin`).
+const SQLITE_READERS: u32 = 8;
 
 #[cfg(test)]
 mod tests {

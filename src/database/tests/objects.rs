@@ -1,6 +1,6 @@
 //! Declared objects: written, removed, planned and applied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -326,14 +326,17 @@ fn keys_and_server(arg: &str) -> Declared {
 }
 
 /// Nothing was applied, and the next start failed, for all tenants.
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn a_manifest_reaches_the_tenants_whose_stored_state_it_fits_to(place: Place) {
     let store = place.open().await;
     let (objects, author) = (store.objects(), ada());
     let apply = async |arg: &str, prune| {
         let wanted = keys_and_server(arg);
-        let applied = objects.apply_apart(&wanted, prune, &author).await.unwrap();
-        let keys: Vec<String> = applied.1.into_iter().map(|one| one.key).collect();
-        (lines(&applied.0), keys)
+        let applied = objects.apply_apart(&wanted, prune, (&author, None)).await;
+        let applied = applied.unwrap();
+        let keys: Vec<String> = applied.mistakes.into_iter().map(|one| one.key).collect();
+        assert_eq!(applied.stayed.len(), keys.len(), "{:?}", applied.stayed);
+        (lines(&applied.changes), keys)
     };
     let key = async |name: &str, digit: &str| {
         let hash = format!("sha256:{}", digit.repeat(64));
@@ -362,9 +365,33 @@ async fn a_manifest_reaches_the_tenants_whose_stored_state_it_fits_to(place: Pla
     let (changes, mistakes) = apply("4", Prune::Remove).await;
     assert_eq!(changes, ["~ server b/x: args", "- tenant c"]);
     assert_eq!(mistakes, ["tenants.a.api_keys"]);
+    // Tried again, it changes those alone that stayed: what has changed elsewhere since is not undone.
+    put(&store, tenant("d")).await;
+    let stayed = BTreeSet::from(["a".to_owned()]);
+    let wanted = keys_and_server("5");
+    let again = async || {
+        let by = (&author, Some(&stayed));
+        objects
+            .apply_apart(&wanted, Prune::Remove, by)
+            .await
+            .unwrap()
+    };
+    let refused = again().await;
+    assert_eq!(
+        (lines(&refused.changes), &refused.stayed),
+        (vec![], &stayed)
+    );
     key("zz", "6").await;
+    let applied = again().await;
+    assert!(
+        applied
+            .changes
+            .iter()
+            .all(|change| change.name.owner() == Some("a"))
+    );
+    assert_eq!((applied.changes.len(), applied.stayed.len()), (3, 0));
     let (changes, mistakes) = apply("4", Prune::Remove).await;
-    assert_eq!((changes.len(), mistakes), (3, vec![]), "{changes:?}");
+    assert_eq!((changes, mistakes), (vec!["- tenant d".to_owned()], vec![]));
 }
 
 async fn a_manifest_that_is_wrong_by_itself_changes_nothing(place: Place) {
@@ -374,7 +401,8 @@ async fn a_manifest_that_is_wrong_by_itself_changes_nothing(place: Place) {
     let before = objects.version().await.unwrap();
     let text = "tenants: {bad: {auth: {mode: none}}, c: {auth: {mode: none}}}";
     let wanted = manifest(text);
-    let refused = objects.apply_apart(&wanted, Prune::Keep, &author).await;
+    let by = (&author, None);
+    let refused = objects.apply_apart(&wanted, Prune::Keep, by).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     assert_eq!(objects.version().await.unwrap(), before);
 }

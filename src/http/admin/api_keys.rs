@@ -151,6 +151,7 @@ async fn write_key(
         failure => failed(failure, name),
     });
     let stored = put?.stored;
+    drop(store);
     refresh(front).await;
     let mut body = shown(&stored);
     body["key"] = key.into();

@@ -7,7 +7,7 @@ use http::{StatusCode, header::ACCEPT};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::Permission,
+    caller::{Permission, turn_of},
     operation::{Call, Operation, OperationResult, get},
     request::Parameter,
     response::{lines, ok, page},
@@ -159,7 +159,9 @@ async fn audit(call: Call) -> OperationResult {
     let accept = accept.and_then(|value| value.to_str().ok());
     if accept.is_some_and(|accept| accept.contains(LINES)) {
         let store = call.front.snapshot.database()?.clone();
-        return Ok(lines(export(store, filter, after)));
+        let caller = &call.caller;
+        let owner = (!caller.administrator.is_operator()).then(|| caller.owner().to_owned());
+        return Ok(lines(export((store, owner), filter, after)));
     }
     let limit = u32::try_from(query.limit()?).unwrap_or(u32::MAX);
     let store = call.caller.store(&call.front).await?;
@@ -168,13 +170,21 @@ async fn audit(call: Call) -> OperationResult {
     Ok(page(found.entries.iter().map(entry).collect(), next))
 }
 
-/// Streams all records, page by page at the speed of the client. An error of the database aborts the
+/// Streams all records, page by page at the speed of the client, each at a turn of its owner; none for operators. An error of the database aborts the
 /// response, so that an incomplete one does not look complete.
-fn export(store: Database, filter: Filter, after: Option<Cursor>) -> Body {
-    let first = Some((store, filter, after));
+fn export(
+    (store, owner): (Database, Option<String>),
+    filter: Filter,
+    after: Option<Cursor>,
+) -> Body {
+    let first = Some((store, owner, filter, after));
     let pages = stream::try_unfold(first, async |state| {
-        let Some((store, filter, after)) = state else {
+        let Some((store, owner, filter, after)) = state else {
             return Ok::<_, database::Error>(None);
+        };
+        let _turn = match &owner {
+            Some(owner) => Some(turn_of(owner).await.map_err(|_| late())?),
+            None => None,
         };
         let page = store.audit().page(&filter, after, EXPORT_PAGE).await?;
         let mut text = String::new();
@@ -182,10 +192,14 @@ fn export(store: Database, filter: Filter, after: Option<Cursor>) -> Body {
             text.push_str(&entry(one).to_string());
             text.push('\n');
         }
-        let rest = page.next.map(|next| (store, filter, Some(next)));
+        let rest = page.next.map(|next| (store, owner, filter, Some(next)));
         Ok(Some((Bytes::from(text), rest)))
     });
     Body::from_stream(pages)
+}
+
+fn late() -> database::Error {
+    database::Error::Unavailable("other requests of administrators take long".to_owned())
 }
 
 fn entry(entry: &Entry) -> Json {

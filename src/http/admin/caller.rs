@@ -101,13 +101,15 @@ impl Caller {
 
     /// Reads what another replica changed and this one does not know yet, and returns whether there
     /// was something: behind a load balancer, a tenant and its first server arrive at two replicas.
-    pub(super) async fn catch_up(&mut self, front: &Front) -> bool {
+    ///
+    /// # Errors
+    ///
+    /// There is no turn for it.
+    pub(super) async fn catch_up(&mut self, front: &Front) -> Result<bool, Problem> {
         let snapshot = &front.snapshot;
-        let Ok(_turn) = self.turn().await else {
-            return false;
-        };
+        let _turn = self.turn().await?;
         let Ok(reached) = snapshot.poll().await else {
-            return false;
+            return Ok(false);
         };
         if snapshot.load().version < Some(reached)
             && let Err(failure) = snapshot.refresh().await
@@ -116,7 +118,7 @@ impl Caller {
         }
         let known = self.snapshot.version;
         self.snapshot = snapshot.load();
-        known < self.snapshot.version
+        Ok(known < self.snapshot.version)
     }
 
     /// Waits until it is this caller's turn at the database.
@@ -133,7 +135,7 @@ impl Caller {
         if self.administrator.is_operator() {
             return Ok(None);
         }
-        taken(&TURNS, self.owner()).await.map(Some)
+        turn_of(self.owner()).await.map(Some)
     }
 
     /// The owner of this caller's turns: its tenant, and for operators the name of none.
@@ -222,6 +224,11 @@ fn challenge(why: AdministratorRefusal) -> Response {
         response.headers_mut().insert(WWW_AUTHENTICATE, value);
     }
     response
+}
+
+/// Waits for a turn of a tenant's administrators at the database.
+pub(super) async fn turn_of(tenant: &str) -> Result<OwnersTurn, Problem> {
+    taken(&TURNS, tenant).await
 }
 
 /// Waits for a turn, but not for long.

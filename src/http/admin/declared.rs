@@ -255,6 +255,8 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
     let expected = expected.unwrap_or(Expected::Any);
     let put = store.objects().put(&name, object, expected, &author).await;
     let put = put.map_err(|failure| Problem::of(failure, is_conditional))?;
+    // Others have its turn while this replica reads the change.
+    drop(store);
     refresh(front).await;
     let status = if put.is_new {
         StatusCode::CREATED
@@ -288,6 +290,7 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
         database::Error::Conflict => Problem::of(failure, is_conditional),
         failure => failed(failure, &name),
     })?;
+    drop(store);
     refresh(&call.front).await;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -182,7 +182,7 @@ impl Operation {
         let call = async {
             let path = path?;
             let mut allowed = self.permission.check(&caller, &path);
-            if allowed.is_err() && caller.catch_up(&front).await {
+            if allowed.is_err() && caller.catch_up(&front).await? {
                 allowed = self.permission.check(&caller, &path);
             }
             allowed?;

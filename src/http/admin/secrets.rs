@@ -98,7 +98,7 @@ fn shown(secret: &StoredSecret) -> Json {
 async fn set(mut call: Call) -> OperationResult {
     let mut checked = check_slot(&call.caller, &call.path, &call.query);
     // Behind a load balancer, a server and its first secret arrive at two replicas.
-    if checked.is_err() && call.caller.catch_up(&call.front).await {
+    if checked.is_err() && call.caller.catch_up(&call.front).await? {
         checked = check_slot(&call.caller, &call.path, &call.query);
     }
     checked?;

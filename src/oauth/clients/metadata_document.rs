@@ -262,7 +262,11 @@ impl Documents {
             return Ok(Arc::clone(&known.set));
         }
         match (self.keys_anew(asker, (client, url)).await, known) {
-            (Err(DocumentError::Unavailable(_)), Some(known)) => Ok(known.set),
+            (Err(away @ DocumentError::Unavailable(_)), Some(known)) => {
+                // Others can use up the budget: a key that its client has taken away is not theirs for long.
+                let is_old = away == BUSY && known.got.elapsed() >= BUSY_KEYS;
+                if is_old { Err(away) } else { Ok(known.set) }
+            }
             (got, _) => got,
         }
     }
@@ -446,6 +450,8 @@ const LAST: Duration = Duration::from_hours(24);
 const KNOWN: Duration = Duration::from_mins(1);
 /// Time after which cached keys are got again.
 const KEYS: Duration = Duration::from_mins(5);
+/// Time for which keys serve while there is no budget for others.
+const BUSY_KEYS: Duration = Duration::from_mins(15);
 /// Time for which the last keys serve while their site does not answer.
 const LAST_KEYS: Duration = Duration::from_hours(1);
 /// Time between two probes.

@@ -55,8 +55,13 @@ async fn revoke_grant(
         keys.and_then(|keys| jose::grant_of(text, &server.issuer, keys))
     };
     // A token of another client is left alone, with the same response (section 2.1).
-    // A grant is revoked once, so the budget of grants is that of revocations, too.
     if let Some((grant, _)) = found.filter(|(_, owner)| *owner == client.id) {
+        let issued = &state.snapshot.catalog().issued;
+        let known = issued.revoked.get(tenant);
+        // It holds here already, and would take the lock of all writers for nothing.
+        if known.is_some_and(|known| known.grants.contains_key(&grant)) {
+            return Ok(revoked_or_unknown());
+        }
         let revoked = Revoked::Grant(grant);
         if store.revocations().revoke(tenant, &revoked).await? {
             let (actor, target) = (format!("client:{}", client.id), format!("grant {grant}"));
@@ -68,7 +73,12 @@ async fn revoke_grant(
         // ask again (section 2.2.1).
         state.snapshot.refresh_issued().await?;
     }
+    Ok(revoked_or_unknown())
+}
+
+/// The response is the same for a token that is not known (section 2.2).
+fn revoked_or_unknown() -> Response {
     let mut response = Response::new(Body::empty());
     forbid_storing(response.headers_mut());
-    Ok(response)
+    response
 }

@@ -18,6 +18,8 @@ trap finish EXIT
 through() {
   local name=$work/${#proxies[@]}
   mkfifo "$name.in"
+  # It is read before the proxy may have opened it.
+  : >"$name.out"
   "$node" "$here/bearer-proxy.mjs" "$1" <"$name.in" >"$name.out" 2>"$name.err" &
   proxies+=("$!")
   exec {held}>"$name.in"

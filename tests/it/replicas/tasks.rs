@@ -95,14 +95,14 @@ async fn a_frozen_replica_is_not_asked_again_before_its_next_heartbeat() {
     first.polled(&task, "working").await;
     let get = first.message("tasks/get", json!({"taskId": task["taskId"]}));
     pair.both()[1].send(Signal::STOP);
-    let began = Instant::now();
-    first.post(&get).await;
-    assert!(began.elapsed() > Duration::from_secs(2), "it is asked once");
-    for _ in 0..3 {
+    // Not even once, if its last heartbeat was late.
+    let mut waits = 0;
+    for _ in 0..4 {
         let began = Instant::now();
         first.post(&get).await;
-        assert!(began.elapsed() < Duration::from_secs(2), "asked again");
+        waits += u32::from(began.elapsed() > Duration::from_secs(2));
     }
+    assert!(waits <= 1, "asked again: {waits}");
     pair.both()[1].send(Signal::CONT);
     first.polled(&task, "working").await;
 }

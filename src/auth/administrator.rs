@@ -190,7 +190,7 @@ pub(crate) async fn ensure_operator(
                     "admin_key was no valid key of an operator, and is one again"
                 );
             }
-            current.refresh().await?;
+            refresh(current).await?;
         }
         return Ok(());
     }
@@ -201,7 +201,7 @@ pub(crate) async fn ensure_operator(
     let name = ObjectName::operator_key("first");
     let before = store.objects().get(&name).await?;
     // A refresh shows concurrent writers up to here; the expected version detects later ones.
-    current.refresh().await?;
+    refresh(current).await?;
     if is_open(&current.load().operator_keys) {
         return Ok(());
     }
@@ -224,7 +224,15 @@ pub(crate) async fn ensure_operator(
             tracing::info!(event = "admin.key", file = %file.display(), "an operator's API key");
         }
     }
-    current.refresh().await
+    refresh(current).await
+}
+
+/// Reads the keys of operators again, also where a tenant cannot be served: an operator has to mend that.
+async fn refresh(current: &CurrentSnapshot) -> Result<(), database::Error> {
+    match current.refresh().await {
+        Err(database::Error::Invalid(_)) if current.is_loaded() => Ok(()),
+        refreshed => refreshed,
+    }
 }
 
 fn key_object(key: &str) -> Object {

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     future::poll_fn,
     path::PathBuf,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -520,6 +520,15 @@ async fn replica() -> (Arc<Gated>, Arc<ReplicaLease>) {
     (directory, owner)
 }
 
+/// Waits until the response waits for its record, and not for an earlier one.
+async fn until_written(directory: &Gated, asked: &mut Pin<Box<impl Future<Output = Value>>>) {
+    let _ = futures_util::poll!(pin!(directory.asked.notified()));
+    tokio::select! {
+        answer = asked => panic!("before it is written: {answer}"),
+        () = directory.asked.notified() => {}
+    }
+}
+
 /// The client took the session for deleted, which went on at another replica.
 #[tokio::test]
 async fn a_deletion_that_its_owner_did_not_get_to_is_no_404() {
@@ -549,14 +558,9 @@ async fn a_session_that_drains_first_writes_what_its_last_call_changed() {
     bench.tracker.spawn(beats);
     let client = bench.open("ada").await;
     let gate = directory.gate.write().await;
-    // That of an earlier write.
-    let _ = futures_util::poll!(pin!(directory.asked.notified()));
     let level = json!({"level": "error"});
     let mut asked = Box::pin(client.ask("logging/setLevel", &level));
-    tokio::select! {
-        answer = &mut asked => panic!("before it is written: {answer}"),
-        () = directory.asked.notified() => {}
-    }
+    until_written(&directory, &mut asked).await;
     bench.drain.cancel();
     let early = tokio::time::timeout(Duration::from_millis(500), &mut asked).await;
     assert!(early.is_err(), "before it is written: {early:?}");
@@ -579,14 +583,9 @@ async fn a_response_that_waits_for_the_record_is_no_refusal_when_the_session_end
     });
     let client = bench.open("ada").await;
     let gate = directory.gate.write().await;
-    // That of an earlier write.
-    let _ = futures_util::poll!(pin!(directory.asked.notified()));
     let level = json!({"level": "error"});
     let mut asked = Box::pin(client.ask("logging/setLevel", &level));
-    tokio::select! {
-        answer = &mut asked => panic!("before it is written: {answer}"),
-        () = directory.asked.notified() => {}
-    }
+    until_written(&directory, &mut asked).await;
     bench.halt.cancel();
     let answer = asked.await;
     assert_eq!(answer["id"], 1, "{answer}");
@@ -606,14 +605,9 @@ async fn a_response_that_waits_for_the_record_is_given_when_the_session_is_delet
     });
     let client = bench.open("ada").await;
     let gate = directory.gate.write().await;
-    // That of an earlier write.
-    let _ = futures_util::poll!(pin!(directory.asked.notified()));
     let level = json!({"level": "error"});
     let mut asked = Box::pin(client.ask("logging/setLevel", &level));
-    tokio::select! {
-        answer = &mut asked => panic!("before it is written: {answer}"),
-        () = directory.asked.notified() => {}
-    }
+    until_written(&directory, &mut asked).await;
     let ended = bench.hub.end(&client.access, client.id.as_str());
     let (answer, ended) = tokio::join!(asked, ended);
     assert!(ended.is_ok(), "{ended:?}");

@@ -216,7 +216,11 @@ impl CurrentSnapshot {
                 let walled = apart.walled.iter().map(|(tenant, _)| tenant);
                 let partial = apart.refused.iter().chain(walled).map(String::as_str);
                 let partial: BTreeSet<&str> = partial.collect();
-                let is_none_served = known.version.is_none() && apart.catalog.tenants.is_empty();
+                // A start goes on without what administrators have stored. It ends for a mistake of settings, or of the
+                // machine, of which a roll-out has to learn.
+                let is_first = known.version.is_none();
+                let is_none_served =
+                    is_first && (apart.is_judged || apart.catalog.tenants.is_empty());
                 if partial.is_empty() || is_none_served {
                     return Err(database::Error::Invalid(mistakes));
                 }
@@ -602,6 +606,54 @@ mod tests {
         }
         drop(under_way);
         next.await.unwrap();
+    }
+
+    /// What one tenant had stored, and a later release refused, ended the start for all.
+    #[tokio::test]
+    async fn a_first_state_is_served_without_a_tenant_that_cannot_be_read() {
+        let refuses = |manifest: &Manifest, when| {
+            let wrong = Wrong::new("is refused", "none");
+            let has_c = when == When::Serving && manifest.catalog.tenants.contains_key("c");
+            has_c
+                .then(|| wrong.at("judge", "tenants.c.auth"))
+                .into_iter()
+                .collect()
+        };
+        let (_dir, current) = opened(Arc::new(refuses)).await;
+        let database = current.database().unwrap();
+        let (objects, author) = (database.objects(), Author::named("x"));
+        let declare = async |name: &str| {
+            let json = serde_json::json!({"auth": {"mode": "none"}});
+            let object = Object::new(Kind::Tenant, json.as_object().unwrap().clone());
+            let name = ObjectName::tenant(name);
+            objects
+                .put(&name, object, Expected::Any, &author)
+                .await
+                .unwrap();
+        };
+        declare("a").await;
+        declare("b").await;
+        let mut transaction = objects.pool.begin().await.unwrap();
+        let spoil = "UPDATE tenants SET spec = '{\"auth\":{\"mode\":\"odd\"}}' WHERE name = 'a'";
+        transaction.run(spoil, Vec::new()).await.unwrap();
+        transaction.commit().await.unwrap();
+        let started = async || {
+            let next = CurrentSnapshot::empty();
+            next.set_database(database.clone());
+            let refused = next.refresh().await;
+            assert!(
+                matches!(refused, Err(database::Error::Invalid(_))),
+                "{refused:?}"
+            );
+            next.is_loaded().then(|| {
+                let catalog = next.catalog();
+                catalog.tenants.keys().cloned().collect::<Vec<_>>()
+            })
+        };
+        assert_eq!(started().await, Some(vec!["b".to_owned()]));
+        // A mistake of settings, or of the machine, is one of the start.
+        declare("c").await;
+        assert_eq!(started().await, None);
     }
 
     /// Nothing of the first one was ended if no snapshot was without it.

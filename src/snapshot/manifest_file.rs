@@ -94,6 +94,8 @@ pub(super) struct ManifestWatch {
     referenced: FilesLook,
     /// The mistakes that the manifest had when it was read last, as they were logged.
     mistakes: Vec<String>,
+    /// They are logged again, for a reload, if it still has them.
+    are_due: bool,
     /// The reload that is not answered yet. There is one at a time (`cli::serve`).
     request: Option<Request>,
 }
@@ -205,6 +207,7 @@ impl ManifestWatch {
             is_silent: false,
             referenced: look_later(WatchedFiles::new(files), pace.interval),
             mistakes: Vec::new(),
+            are_due: false,
             request: None,
         }
     }
@@ -222,8 +225,7 @@ impl ManifestWatch {
     /// Reads the file again, and those that it names, and has `done` returned by [`Self::changed`], or answers it
     /// within a bound.
     pub(super) fn reload(&mut self, done: Reply) {
-        // They are logged for each reload.
-        self.mistakes.clear();
+        self.are_due = true;
         self.want(Wanted::Anyway);
         let until = Instant::now() + self.pace.patience;
         self.request = Some(Request { done, until });
@@ -305,6 +307,7 @@ impl ManifestWatch {
             self.known.digest = reading.digest;
             self.mistakes.clear();
         }
+        let are_due = mem::take(&mut self.are_due);
         match reading.declaration {
             None => {
                 let file = self.source.file.display();
@@ -320,7 +323,7 @@ impl ManifestWatch {
             }
             Some(Err(mistakes)) => {
                 let texts: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
-                if texts != self.mistakes {
+                if are_due || texts != self.mistakes {
                     log_mistakes(&mistakes);
                     self.mistakes = texts;
                 }
@@ -616,6 +619,21 @@ mod tests {
         assert!(watch.pending.is_some() && answer.try_recv().is_err());
         done.send(Ok(())).unwrap();
         assert_eq!(answer.await, Ok(Ok(())));
+    }
+
+    #[tokio::test]
+    async fn mistakes_stay_until_the_file_is_read_again() {
+        let stage = Stage::new();
+        let look = Arc::new(FileStamp::now);
+        let mut watch = watch_of(stage.read(), PACE, look);
+        fs::write(stage.file(), "tenants: {t: {odd: 1}}").unwrap();
+        let (done, _answer) = oneshot::channel();
+        watch.reload(done);
+        assert!(soon(watch.changed()).await.is_some() && watch.has_mistakes());
+        let (done, _answer) = oneshot::channel();
+        watch.reload(done);
+        assert!(watch.has_mistakes(), "it is not read yet");
+        assert!(soon(watch.changed()).await.is_some() && watch.has_mistakes());
     }
 
     #[tokio::test]

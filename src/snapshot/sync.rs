@@ -279,11 +279,12 @@ impl SnapshotSync {
             }
             refreshed?;
         }
-        if self.snapshot.load().is_partial {
+        let served = self.snapshot.load();
+        // That of all tenants, also while one cannot be served.
+        self.upkeep.run(database, &served.catalog).await?;
+        if served.is_partial {
             return Ok(Round::Unservable);
         }
-        let catalog = self.snapshot.catalog();
-        self.upkeep.run(database, &catalog).await?;
         Ok(Round::UpToDate)
     }
 
@@ -453,9 +454,12 @@ mod tests {
     use crate::database::Expected;
     use crate::declare::{Kind, Object, ObjectName, Prune};
 
-    /// A file system of the network whose server is away, for instance.
-    #[tokio::test]
-    async fn a_manifest_whose_file_system_hangs_stops_no_round() {
+    fn empty() -> (BTreeMap<String, String>, HiddenPaths) {
+        (BTreeMap::new(), HiddenPaths::new([]))
+    }
+
+    /// The task of an empty database, without a manifest.
+    fn opened() -> (tempfile::TempDir, SnapshotSync) {
         let dir = tempfile::tempdir().unwrap();
         let config = Config::load(&Sources {
             set: vec![format!("data_dir={}", dir.path().display())],
@@ -466,8 +470,53 @@ mod tests {
         let snapshot = CurrentSnapshot::empty();
         let judge = Arc::new(|_: &_, _| Vec::new());
         let opening = Opening::of(&config, judge, snapshot.clock().clone());
-        let empty = || (BTreeMap::new(), HiddenPaths::new([]));
-        let mut sync = SnapshotSync::new(Arc::clone(&snapshot), opening, None, empty(), &config);
+        let sync = SnapshotSync::new(snapshot, opening, None, empty(), &config);
+        (dir, sync)
+    }
+
+    async fn put(snapshot: &CurrentSnapshot, tenant: &str, json: serde_json::Value) {
+        let object = Object::new(Kind::Tenant, json.as_object().unwrap().clone());
+        let (name, author) = (ObjectName::tenant(tenant), Author::named("x"));
+        let objects = snapshot.database().unwrap().objects();
+        let put = objects.put(&name, object, Expected::Any, &author).await;
+        put.unwrap();
+    }
+
+    /// One tenant's administrator could keep expired rows, and old keys, of all tenants.
+    #[tokio::test]
+    async fn upkeep_goes_on_while_a_tenant_cannot_be_served() {
+        let (_dir, mut sync) = opened();
+        sync.start().await.unwrap();
+        let snapshot = Arc::clone(&sync.snapshot);
+        put(
+            &snapshot,
+            "a",
+            serde_json::json!({"auth": {"mode": "none"}}),
+        )
+        .await;
+        put(
+            &snapshot,
+            "b",
+            serde_json::json!({"auth": {"mode": "builtin"}}),
+        )
+        .await;
+        let objects = snapshot.database().unwrap().objects();
+        let mut transaction = objects.pool.begin().await.unwrap();
+        let spoil = "UPDATE tenants SET spec = '{\"auth\":{\"mode\":\"odd\"}}' WHERE name = 'a'";
+        transaction.run(spoil, Vec::new()).await.unwrap();
+        transaction.commit().await.unwrap();
+        assert!(sync.round(None).await.is_err(), "it is told once");
+        assert!(matches!(sync.round(None).await, Ok(Round::Unservable)));
+        snapshot.refresh_issued().await.unwrap();
+        let keys = &snapshot.catalog().issued.keys;
+        assert!(keys.contains_key("b"), "its signing key was made");
+    }
+
+    /// A file system of the network whose server is away, for instance.
+    #[tokio::test]
+    async fn a_manifest_whose_file_system_hangs_stops_no_round() {
+        let (dir, mut sync) = opened();
+        let snapshot = Arc::clone(&sync.snapshot);
         let manifest = ManifestFile {
             file: dir.path().join("manifest.yaml"),
             pending: None,
@@ -498,13 +547,12 @@ mod tests {
         let story = async {
             begun.wait_for(|has_begun| *has_begun).await.unwrap();
             // As by another replica: this one is not told.
-            let tenant = ObjectName::tenant("a");
-            let json = serde_json::json!({"auth": {"mode": "none"}});
-            let object = Object::new(Kind::Tenant, json.as_object().unwrap().clone());
-            let objects = snapshot.database().unwrap().objects();
-            let author = Author::named("x");
-            let put = objects.put(&tenant, object, Expected::Any, &author).await;
-            put.unwrap();
+            put(
+                &snapshot,
+                "a",
+                serde_json::json!({"auth": {"mode": "none"}}),
+            )
+            .await;
             let read = changes.wait_for(|read| read.catalog.tenants.contains_key("a"));
             read.await.unwrap();
             assert_eq!(reloader.reload().await, Err(Unread::Silent));

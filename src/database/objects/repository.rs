@@ -72,6 +72,8 @@ pub(crate) struct Apart {
     pub(crate) catalog: Catalog,
     /// Those that cannot, by name.
     pub(crate) refused: Vec<String>,
+    /// One can be read, and is refused for settings or for what this machine has, which its administrators did not choose.
+    pub(crate) is_judged: bool,
     /// The servers in `catalog` whose children cannot be started here as they are declared, each with its tenant.
     pub(crate) walled: Vec<(String, String)>,
 }
@@ -179,6 +181,7 @@ impl Objects<'_> {
                 }
                 Err(failure) => return Err(failure),
             };
+            judged.is_judged |= !mistakes.is_empty();
             match servers_of(&tenant, &mistakes) {
                 Some(servers) => {
                     judged.catalog.tenants.extend(manifest.catalog.tenants);

@@ -70,7 +70,8 @@ impl Secrets<'_> {
     ///
     /// # Errors
     ///
-    /// `NotFound` without the server, or if all that the person had here has ended since; `Invalid` for a holder that cannot be one, or too many secrets.
+    /// `NotFound` without the server, or if all that the person had here has ended since; `Invalid` for a holder that
+    /// cannot be one, or too many secrets.
     pub(crate) async fn put(
         self,
         of: HolderAt<'_>,

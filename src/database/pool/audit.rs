@@ -244,15 +244,25 @@ impl Audit<'_> {
     /// Appends records, all or none.
     pub(crate) async fn append(self, records: &[Record]) -> Result<(), Error> {
         let until = Instant::now() + PATIENCE;
+        let mut pause = TURN;
         loop {
-            let mut transaction = self.pool.begin_unserialized().await?;
+            let begun = self.pool.begin_unserialized().await.map_err(Error::from);
+            let mut transaction = match begun {
+                // Who waits has given its connection to others: that there is none now is one more wait.
+                Err(Error::Unavailable(_)) if pause > TURN && Instant::now() < until => {
+                    sleep(pause).await;
+                    continue;
+                }
+                begun => begun?,
+            };
             if is_beside_no_creation(&mut transaction).await? || Instant::now() >= until {
                 append(&mut transaction, self.pool.now_ms(), records).await?;
                 return Ok(transaction.commit().await?);
             }
             // Others have the connection meanwhile.
             drop(transaction);
-            sleep(TURN).await;
+            sleep(pause).await;
+            pause = (pause * 2).min(TURN * 10);
         }
     }
 

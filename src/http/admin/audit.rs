@@ -170,8 +170,8 @@ async fn audit(call: Call) -> OperationResult {
     Ok(page(found.entries.iter().map(entry).collect(), next))
 }
 
-/// Streams all records, page by page at the speed of the client, each at a turn of its owner; none for operators. An error of the database aborts the
-/// response, so that an incomplete one does not look complete.
+/// Streams all records, page by page at the speed of the client, each page at a turn of its owner; operators wait for
+/// none. An error of the database aborts the response, so that an incomplete one does not look complete.
 fn export(
     (store, owner): (Database, Option<String>),
     filter: Filter,

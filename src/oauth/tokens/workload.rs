@@ -53,8 +53,8 @@ pub(super) fn is_presented(form: &Form) -> bool {
 ///
 /// # Errors
 ///
-/// `invalid_grant` with the failed check, or `invalid_dpop_proof` without the proof that the token needs. Nothing that an operator declared decides before the signature is
-/// verified, so that strangers cannot find out what is declared.
+/// `invalid_grant` with the failed check, or `invalid_dpop_proof` without the proof that the token needs. Nothing that an
+/// operator declared decides before the signature is verified, so that strangers cannot find out what is declared.
 pub(super) async fn authenticate(
     state: &OauthState,
     server: &AuthorizationServer,

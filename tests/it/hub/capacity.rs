@@ -96,7 +96,13 @@ async fn abandoned_sessions_leave_no_child_no_task_and_no_memory() {
     // not in each round: a leak shows at the end of every later round.
     let is_back = |after: &[(i64, usize, usize)]| {
         let (first, last) = (after[0].0.max(after[1].0), after[after.len() - 1].0);
-        after.len() >= 5 && last - first <= first / 20 + 1024
+        // The runtime has as many threads for files as it had work for at one time, so that a round may add one. One
+        // that a session leaves shows in each round.
+        let has_more_threads = after
+            .windows(2)
+            .next_back()
+            .is_some_and(|two| two[1].2 > two[0].2);
+        after.len() >= 5 && last - first <= first / 20 + 1024 && !has_more_threads
     };
     while after.len() < 2 || !is_back(&after) {
         assert!(after.len() < 16, "memory, descriptors, threads: {after:?}");
@@ -120,8 +126,8 @@ async fn abandoned_sessions_leave_no_child_no_task_and_no_memory() {
     assert_eq!(gateway.descendants(), Vec::<u32>::new());
     assert_eq!(gauge.children(), 0);
     let (first, last) = (after[1], after[after.len() - 1]);
-    // The runtime has as many threads for files as it had work for at one time.
-    assert!(last.1 <= first.1 + 4 && last.2 <= first.2 + 2, "{after:?}");
+    let has_few = last.1 <= first.1 + 4 && last.2 <= first.2 + 2;
+    assert!(has_few, "{after:?}");
 }
 
 /// A gateway that may open 100 files.

@@ -12,9 +12,9 @@ use crate::{
     auth::external_tokens::bearer,
     support::{
         dpop::Prover,
-        harness::{NEWEST, Session, child, client, client_with, json_of, until, within},
+        harness::{NEWEST, Session, child, client, json_of, until, within},
         issuer::{Issuer, Key, now},
-        oauth_client::{Answer, App, SECRET, basic, post_with, said, send},
+        oauth_client::{Answer, App, SECRET, basic, post_proved, post_with, said, send},
         pair::Pair,
         served::Served,
     },
@@ -396,21 +396,10 @@ async fn an_assertion_of_a_key_is_good_with_its_proof_alone() {
     let (own, other) = (Prover::new(), Prover::new());
     let of = |confirmation: Value| signed(&key, &claims(&issuer, &ours, &[("cnf", confirmation)]));
     let ask = async |assertion: &str, proof: Option<&Prover>| {
-        let mut headers = reqwest::header::HeaderMap::new();
-        headers.insert("Authorization", basic("app", SECRET).parse().unwrap());
-        if let Some(prover) = proof {
-            headers.insert("DPoP", prover.for_token(&url).parse().unwrap());
-        }
-        let form = url::form_urlencoded::Serializer::new(String::new())
-            .extend_pairs([("grant_type", JWT_BEARER), ("assertion", assertion)])
-            .finish();
-        let sent = client_with(headers)
-            .post(&url)
-            .header("Content-Type", "application/x-www-form-urlencoded")
-            .body(form)
-            .send();
-        let answer = within("an answer", sent).await.unwrap();
-        (answer.status(), json_of(answer).await)
+        let fields = [("grant_type", JWT_BEARER), ("assertion", assertion)];
+        let by = basic("app", SECRET);
+        let answer = post_proved(&url, &fields, Some(&by), proof).await;
+        (answer.status, answer.body)
     };
     let jkt = own.thumbprint();
     let bound = of(json!({"jkt": jkt}));

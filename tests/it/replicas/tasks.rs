@@ -94,17 +94,25 @@ async fn a_frozen_replica_is_not_asked_again_before_its_next_heartbeat() {
     let task = begun(&second, "hang", json!({})).await;
     first.polled(&task, "working").await;
     let get = first.message("tasks/get", json!({"taskId": task["taskId"]}));
-    pair.both()[1].send(Signal::STOP);
-    // Not even once, if its last heartbeat was late.
-    let mut waits = 0;
-    for _ in 0..4 {
-        let began = Instant::now();
-        first.post(&get).await;
-        waits += u32::from(began.elapsed() > Duration::from_secs(2));
+    // Where no connection is open at that moment, it cannot be asked.
+    let mut is_asked = false;
+    for _ in 0..5 {
+        pair.both()[1].send(Signal::STOP);
+        let mut waits = 0;
+        for _ in 0..4 {
+            let began = Instant::now();
+            first.post(&get).await;
+            waits += u32::from(began.elapsed() > Duration::from_secs(2));
+        }
+        pair.both()[1].send(Signal::CONT);
+        first.polled(&task, "working").await;
+        assert!(waits <= 1, "asked again: {waits}");
+        is_asked |= waits == 1;
+        if is_asked {
+            break;
+        }
     }
-    assert!(waits <= 1, "asked again: {waits}");
-    pair.both()[1].send(Signal::CONT);
-    first.polled(&task, "working").await;
+    assert!(is_asked, "it is asked once");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::support::{
     browser::Browser,
-    harness::{child, client, within},
+    dpop::Prover,
+    harness::{child, client, client_with, within},
     served::Served,
 };
 
@@ -100,6 +101,20 @@ pub(crate) async fn post(url: &str, fields: &[(&str, &str)]) -> Answer {
 /// Posts a form, with `Authorization`.
 pub(crate) async fn post_with(url: &str, fields: &[(&str, &str)], by: Option<&str>) -> Answer {
     post_by(&client(), url, fields, by).await
+}
+
+/// The same with a proof of the key that a token is bound to, for the URL.
+pub(crate) async fn post_proved(
+    url: &str,
+    fields: &[(&str, &str)],
+    by: Option<&str>,
+    proof: Option<&Prover>,
+) -> Answer {
+    let mut headers = HeaderMap::new();
+    if let Some(prover) = proof {
+        headers.insert("DPoP", prover.for_token(url).parse().unwrap());
+    }
+    post_by(&client_with(headers), url, fields, by).await
 }
 
 async fn post_by(

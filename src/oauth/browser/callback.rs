@@ -73,7 +73,7 @@ impl BrowserRequest {
         flow: &Flow,
         provider: &Arc<Provider>,
     ) -> StepResult {
-        let browser = self.browser.as_ref().ok_or_else(expired_log_in)?;
+        let trips = self.trips.as_ref().ok_or_else(expired_log_in)?;
         let (state, nonce, verifier) = (self.random()?, self.random()?, self.random()?);
         let callback = self.callback(provider);
         let login = ProviderLogin {
@@ -101,14 +101,14 @@ impl BrowserRequest {
         };
         let content = Zeroizing::new(serde_json::to_vec(&pending).unwrap_or_default());
         let expires_ms = self.flow_expiry();
-        let (logins, key) = (self.store()?.logins(), browser.login_key(&state));
+        let (logins, key) = (self.store()?.logins(), trips.login_key(&state));
         let added = logins.add_trip(self.tenant(), &key, &content, expires_ms);
         if let Err(failure) = added.await {
             self.give_back_decision(flow).await;
             return Err(failure.into());
         }
         self.tell(StepKind::SentToProvider, "");
-        Ok(redirect(StatusCode::SEE_OTHER, to.as_str()))
+        Ok(self.send_off(trips, to.as_str()))
     }
 
     /// Builds the redirect URI at the gateway, byte for byte as registered at the provider.
@@ -122,10 +122,10 @@ impl BrowserRequest {
         if fields.repeated(&[]).is_some() {
             return Err(unreadable().into());
         }
-        let browser = self.browser.as_ref().ok_or_else(expired_log_in)?;
+        let trips = self.trips.as_ref().ok_or_else(expired_log_in)?;
         let state = fields.get("state").ok_or_else(expired_log_in)?;
         // Another cookie gives another key, so no browser can take over the log-in of another one.
-        let key = browser.login_key(state);
+        let key = trips.login_key(state);
         let pending = self
             .store()?
             .logins()
@@ -258,8 +258,7 @@ impl BrowserRequest {
 }
 
 fn expired_log_in() -> ErrorPage {
-    let what = "It was started in another browser, or before a log-in in another tab of this one, has already ended, or \
-                took too long.";
+    let what = "It was started in another browser, has already ended, or took too long.";
     ErrorPage::bad("This log-in has expired", what, RECONNECT)
 }
 

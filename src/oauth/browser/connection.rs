@@ -152,7 +152,7 @@ impl BrowserRequest {
         upstream: &Upstream,
         consent: Option<&Flow>,
     ) -> Result<Result<Response, ErrorPage>, StepRefusal> {
-        let browser = self.browser.as_ref().ok_or_else(expired)?;
+        let trips = self.trips.as_ref().ok_or_else(expired)?;
         let (state, verifier) = (self.random()?, self.random()?);
         let callback = self.callback_of_upstream(upstream);
         let departure = Departure {
@@ -180,7 +180,7 @@ impl BrowserRequest {
             }),
         };
         let content = Zeroizing::new(serde_json::to_vec(&pending).unwrap_or_default());
-        let (key, expires_ms) = (browser.login_key(&state), self.flow_expiry());
+        let (key, expires_ms) = (trips.login_key(&state), self.flow_expiry());
         let logins = self.store()?.logins();
         let added = logins.add_trip(self.tenant(), &key, &content, expires_ms);
         if let Err(failure) = added.await {
@@ -189,7 +189,7 @@ impl BrowserRequest {
             }
             return Err(failure.into());
         }
-        Ok(Ok(redirect(StatusCode::SEE_OTHER, to.as_str())))
+        Ok(Ok(self.send_off(trips, to.as_str())))
     }
 
     /// The redirect URI, byte for byte as registered at the upstream.
@@ -298,9 +298,9 @@ impl BrowserRequest {
         name: &str,
         state: &str,
     ) -> Result<(Arc<Upstream>, PendingConnection), StepRefusal> {
-        let browser = self.browser.as_ref().ok_or_else(expired)?;
+        let trips = self.trips.as_ref().ok_or_else(expired)?;
         // Another cookie gives another key, so no browser can take over the connection of another one.
-        let (key, logins) = (browser.login_key(state), self.store()?.logins());
+        let (key, logins) = (trips.login_key(state), self.store()?.logins());
         let pending = logins.take_trip(self.tenant(), &key).await?;
         let pending = pending.and_then(|content| serde_json::from_slice(&content).ok());
         let pending = pending.filter(|pending: &PendingConnection| pending.upstream == name);

@@ -1,7 +1,8 @@
-//! Cookie that identifies a browser.
+//! Cookies that identify a browser.
 //!
-//! The cookie is a random value. Its digest is the key of the log-in in the database and is sealed into
-//! each form. Not here: the content of forms (`flow`).
+//! A cookie is a random value. The digest of one is the key of the log-in in the database and is sealed into
+//! each form; the other one binds the redirects to providers that are under way. Not here: the content of forms
+//! (`flow`).
 
 use std::time::Duration;
 
@@ -15,7 +16,18 @@ use crate::oauth::base::secret;
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct BrowserId(String);
 
-/// The cookie of one tenant.
+/// The purpose of a cookie.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum CookieKind {
+    /// Identifies the browser and its log-in. Each log-in changes it.
+    LogIn,
+    /// Binds the trips of the browser to providers and upstreams. It begins as the value that identifies the browser,
+    /// the same in all tabs, and log-ins keep it: of several trips one is the first to return. No log-in is found by
+    /// it.
+    Trips,
+}
+
+/// The cookies of one tenant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CookieJar<'j> {
     tenant: &'j str,
@@ -40,7 +52,7 @@ impl BrowserId {
 }
 
 impl<'j> CookieJar<'j> {
-    /// The cookie of `tenant` at this public URL.
+    /// The cookies of `tenant` at this public URL.
     pub(crate) fn of(tenant: &'j str, public_url: &str) -> Self {
         Self {
             tenant,
@@ -48,22 +60,27 @@ impl<'j> CookieJar<'j> {
         }
     }
 
-    /// Returns the cookie name. Without https (on loopback) browsers accept neither the prefix nor
+    /// Returns the name of a cookie. Without https (on loopback) browsers accept neither the prefix nor
     /// `Secure`.
-    fn name(&self) -> String {
+    fn name(&self, kind: CookieKind) -> String {
         let prefix = if self.is_secure { "__Host-" } else { "" };
-        format!("{prefix}lockgate-{}", self.tenant)
+        let purpose = match kind {
+            CookieKind::LogIn => "lockgate-",
+            // Not the beginning of the other name: it would be that of another tenant.
+            CookieKind::Trips => "lockgate_trips-",
+        };
+        format!("{prefix}{purpose}{}", self.tenant)
     }
 
-    /// Returns the browser of a request. Two cookies with the same name count as none, because an
+    /// Returns the browser of a request by one of its cookies. Two cookies with the same name count as none, because an
     /// attacker may have planted one.
     ///
     /// Rejected: taking the one of them that is valid. The planted one is valid too, as the cookie of the
     /// attacker's own log-in or form, and its place among them proves nothing, because a longer path comes first
     /// (RFC 6265, section 5.4). Behind https no browser keeps two: the prefix `__Host-` admits neither a domain nor
     /// another path. Without https who can plant a cookie can as well overwrite ours (section 8.6).
-    pub(crate) fn browser(&self, headers: &HeaderMap) -> Option<BrowserId> {
-        let name = self.name();
+    pub(crate) fn browser(&self, headers: &HeaderMap, kind: CookieKind) -> Option<BrowserId> {
+        let name = self.name(kind);
         let lines = headers.get_all(COOKIE).iter();
         let pairs = lines
             .filter_map(|line| line.to_str().ok())
@@ -76,11 +93,16 @@ impl<'j> CookieJar<'j> {
     }
 
     /// Makes the header field that sets the cookie for `age`.
-    pub(super) fn cookie(&self, browser: &BrowserId, age: Duration) -> HeaderValue {
+    pub(super) fn cookie(
+        &self,
+        browser: &BrowserId,
+        kind: CookieKind,
+        age: Duration,
+    ) -> HeaderValue {
         let secure = if self.is_secure { "; Secure" } else { "" };
         let text = format!(
             "{}={}; Path=/; Max-Age={}; HttpOnly; SameSite=Lax{secure}",
-            self.name(),
+            self.name(kind),
             browser.0,
             age.as_secs().max(1)
         );
@@ -109,12 +131,19 @@ mod tests {
         let other = BrowserId::new(&SystemRandom::new()).unwrap();
         assert!(browser.hash() != other.hash() && browser.login_key("s") != other.login_key("s"));
         let day = Duration::from_hours(24);
-        for (url, name, end) in [
-            ("http://127.0.0.1:8080", "lockgate-a", "SameSite=Lax"),
-            ("https://gw.test", "__Host-lockgate-a", "Secure"),
+        let (plain, secure) = (
+            ("http://127.0.0.1:8080", "Lax"),
+            ("https://gw.test", "Secure"),
+        );
+        for ((url, end), kind, name) in [
+            (plain, CookieKind::LogIn, "lockgate-a"),
+            (secure, CookieKind::LogIn, "__Host-lockgate-a"),
+            (plain, CookieKind::Trips, "lockgate_trips-a"),
+            (secure, CookieKind::Trips, "__Host-lockgate_trips-a"),
         ] {
             let jar = CookieJar::of("a", url);
-            let cookie = jar.cookie(&browser, day).to_str().unwrap().to_owned();
+            let cookie = jar.cookie(&browser, kind, day);
+            let cookie = cookie.to_str().unwrap().to_owned();
             let begin = format!("{name}={}; Path=/; Max-Age=86400; HttpOnly; ", browser.0);
             assert!(
                 cookie.starts_with(&begin) && cookie.ends_with(end),
@@ -122,7 +151,10 @@ mod tests {
             );
             assert!(!cookie.contains("Domain"));
             let pair = format!("{name}={}", browser.0);
-            let found = |lines: &[&str]| jar.browser(&headers(lines)).map(|found| found.hash());
+            let found = |lines: &[&str]| {
+                let found = jar.browser(&headers(lines), kind);
+                found.map(|found| found.hash())
+            };
             let known = Some(browser.hash());
             assert_eq!(found(&[&pair]), known);
             assert_eq!(found(&[&format!("x=1; {pair}; y")]), known);
@@ -133,6 +165,11 @@ mod tests {
             assert_eq!(found(&[&format!("{pair}A")]), None);
             assert_eq!(found(&[&format!("{name}=")]), None);
             assert_eq!(found(&[]), None);
+            let other = match kind {
+                CookieKind::LogIn => CookieKind::Trips,
+                CookieKind::Trips => CookieKind::LogIn,
+            };
+            assert!(jar.browser(&headers(&[&pair]), other).is_none(), "{name}");
         }
     }
 }

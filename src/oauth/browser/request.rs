@@ -3,7 +3,7 @@
 //! Not here: the parameters (`authorization_request`) and the steps (`authorize`, `login`,
 //! `consent`, `callback`).
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SystemRandom;
 use axum::{body::Body, response::Response};
@@ -15,7 +15,7 @@ use super::{
         AuthorizationRefusal, AuthorizationRequest, ClientRedirect, RequestParameters,
         with_consent_prompt,
     },
-    cookie::{BrowserId, CookieJar},
+    cookie::{BrowserId, CookieJar, CookieKind},
     flow::{Flow, FormKind, Opened},
     pages::{ErrorPage, redirect},
 };
@@ -42,6 +42,8 @@ pub(super) struct BrowserRequest {
     pub(crate) server: AuthorizationServer,
     /// The browser, if its cookie is known.
     pub(crate) browser: Option<BrowserId>,
+    /// What its trips to providers and upstreams are bound to.
+    pub(super) trips: Option<BrowserId>,
     /// The client address.
     pub(crate) address: Option<IpAddr>,
     /// The time at which it began, in milliseconds since 1970: before anything was read for it.
@@ -82,8 +84,10 @@ impl BrowserRequest {
     pub(crate) fn of(oauth: &Oauth, parts: &Parts) -> Option<Self> {
         let server = AuthorizationServer::at(&oauth.0, parts.uri.path(), &parts.extensions)?;
         let jar = CookieJar::of(&server.tenant.name, server.site(&oauth.0).url);
-        let browser = jar.browser(&parts.headers);
+        let browser = jar.browser(&parts.headers, CookieKind::LogIn);
+        let trips = jar.browser(&parts.headers, CookieKind::Trips);
         Some(Self {
+            trips: trips.or_else(|| browser.clone()),
             oauth: oauth.clone(),
             server,
             browser,
@@ -156,10 +160,29 @@ impl BrowserRequest {
             .tell(state, &self.server, self.address, step, reason);
     }
 
-    /// Sets the browser's cookie.
+    /// Sets the cookie that identifies the browser.
     pub(super) fn set_cookie(&self, response: &mut Response, browser: &BrowserId) {
+        let age = self.oauth.0.config.oauth.login;
+        self.set_cookie_of(response, browser, CookieKind::LogIn, age);
+    }
+
+    /// Redirects to a provider or an upstream, from where only a browser with the cookie of `trips` can return.
+    pub(super) fn send_off(&self, trips: &BrowserId, to: &str) -> Response {
+        let mut response = redirect(StatusCode::SEE_OTHER, to);
+        let age = self.oauth.0.config.oauth.flow;
+        self.set_cookie_of(&mut response, trips, CookieKind::Trips, age);
+        response
+    }
+
+    fn set_cookie_of(
+        &self,
+        response: &mut Response,
+        browser: &BrowserId,
+        kind: CookieKind,
+        age: Duration,
+    ) {
         let jar = CookieJar::of(self.tenant(), self.server.site(&self.oauth.0).url);
-        let cookie = jar.cookie(browser, self.oauth.0.config.oauth.login);
+        let cookie = jar.cookie(browser, kind, age);
         response.headers_mut().append(SET_COOKIE, cookie);
     }
 

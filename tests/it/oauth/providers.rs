@@ -345,6 +345,34 @@ async fn callbacks_must_come_from_the_browser_that_left() {
     }
 }
 
+/// A client with several servers sends a browser to the provider in a tab for each. The log-in of the tab that returned
+/// first changed the cookie of the others, whose log-ins were those of another browser.
+#[tokio::test]
+async fn several_tabs_return_from_a_provider_one_after_the_other() {
+    let hostile = Hostile::start().await;
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let mut browser = Browser::new();
+    let mut trips = Vec::new();
+    for _ in 0..3 {
+        trips.push(departed(&gateway, &mut browser, "acme").await);
+    }
+    // Each answer sets a cookie for trips, the same whichever comes last.
+    let set = |sent: &Shown| sent.header("set-cookie").to_owned();
+    let cookie = set(&trips[0]);
+    assert!(cookie.starts_with("lockgate_trips-a="), "{cookie}");
+    assert!(trips.iter().all(|sent| set(sent) == cookie), "{cookie}");
+    let mut before = browser.cookie("lockgate-a").unwrap();
+    for sent in trips {
+        hostile.give(&hostile.signed(&hostile.claims(&sent)));
+        let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
+        assert_eq!(done.status, StatusCode::FOUND, "{}", done.text);
+        assert!(done.answer()["code"].starts_with("lgc_"), "{done:?}");
+        let now = browser.cookie("lockgate-a").unwrap();
+        assert_ne!(now, before, "each log-in has a cookie of its own");
+        before = now;
+    }
+}
+
 /// RFC 9207, section 2.4: a response without the `iss` that the provider announces is of another one.
 #[tokio::test]
 async fn a_provider_that_announces_its_name_has_to_give_it() {

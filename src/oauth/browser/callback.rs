@@ -24,6 +24,7 @@ use super::{
     },
 };
 use crate::{
+    base::LEEWAY_S,
     database::oauth::Person,
     declare::Provider,
     endpoint::OauthEndpoint,
@@ -48,6 +49,10 @@ struct PendingLogin {
     /// Set if it leads to the account page.
     #[serde(default)]
     is_account: bool,
+    /// The time since which the provider has to have asked the person, in milliseconds since 1970, if the client
+    /// requested a fresh log-in.
+    #[serde(default)]
+    asked_since_ms: Option<i64>,
 }
 
 /// GET: handles the return from a provider.
@@ -84,8 +89,8 @@ impl BrowserRequest {
             is_kept: !self.server.builtin.recheck.is_zero(),
         };
         let identity = self.oauth.0.providers.of(provider);
-        let again = authorization
-            .is_some_and(|of| of.parameters.prompt.login || of.parameters.max_age.is_some());
+        let asked_since_ms = authorization.and_then(|of| asked_since(of, self.now_ms()));
+        let again = asked_since_ms.is_some();
         let to = identity.authorization_url(&login, again).await;
         let to = to.map_err(|unknown| provider_error_page(provider, &unknown))?;
         // After the provider's metadata are known: without them the page stays valid.
@@ -98,6 +103,7 @@ impl BrowserRequest {
             verifier,
             allowed: authorization.map_or([0; 32], |of| of.digest),
             is_account: flow.is_account,
+            asked_since_ms,
         };
         let content = Zeroizing::new(serde_json::to_vec(&pending).unwrap_or_default());
         let expires_ms = self.flow_expiry();
@@ -165,8 +171,40 @@ impl BrowserRequest {
         let wanted = self.server.wanted_claims(&provider);
         let found = identity.identify(&login, code, wanted).await;
         let found = found.map_err(|unknown| self.unidentified(&provider, &unknown))?;
+        self.check_asked(&provider, authorization, &pending, &found.0)?;
         self.complete_log_in(&provider, authorization, &pending, found)
             .await
+    }
+
+    /// Refuses a log-in by a session at the provider, where the client requested a fresh one. A provider may not know that
+    /// request (OpenID Connect Core, sections 3.1.2.1 and 3.1.3.7); one that does not tell what it did is believed.
+    fn check_asked(
+        &self,
+        provider: &Provider,
+        authorization: Option<&AuthorizationRequest>,
+        pending: &PendingLogin,
+        found: &ProviderIdentity,
+    ) -> Result<(), StepRefusal> {
+        let (Some(of), Some(since_ms)) = (authorization, pending.asked_since_ms) else {
+            return Ok(());
+        };
+        let leeway = u64::from(LEEWAY_S);
+        let latest = found.asked_s.map(|asked| asked.saturating_add(leeway));
+        let since = u64::try_from(since_ms / 1000).unwrap_or(0);
+        if latest.is_none_or(|latest| latest >= since) {
+            return Ok(());
+        }
+        let name = provider.name.as_str();
+        tracing::info!(
+            provider = name,
+            "an identity provider did not ask for a fresh log-in"
+        );
+        self.oauth.0.metrics.logins.add(Login::Refused);
+        let refusal = AuthorizationRefusal {
+            error: "login_required",
+            description: "the identity provider did not ask the person again",
+        };
+        Err(StepRefusal::Client(of.redirect.clone(), refusal))
     }
 
     /// Counts a log-in at a provider that identified nobody, and makes its page.
@@ -255,6 +293,14 @@ impl BrowserRequest {
     pub(super) fn random(&self) -> Result<String, StepRefusal> {
         secret::plain(&self.oauth.0.random).ok_or_else(no_randomness)
     }
+}
+
+/// The time since which a provider has to have asked the person, for a request of a fresh log-in at `now_ms`.
+fn asked_since(authorization: &AuthorizationRequest, now_ms: i64) -> Option<i64> {
+    let of = &authorization.parameters;
+    let age = if of.prompt.login { 0 } else { of.max_age? };
+    let age_ms = i64::try_from(age.saturating_mul(1000)).unwrap_or(i64::MAX);
+    Some(now_ms.saturating_sub(age_ms))
 }
 
 fn expired_log_in() -> ErrorPage {

@@ -122,6 +122,7 @@ impl OauthProvider {
             title: title(user, &["name", "login", "username", "email"]),
             groups: None,
             session: None,
+            asked_s: None,
             // The response does not say whether an address is verified.
             email: None,
         })

@@ -357,6 +357,8 @@ pub(crate) fn identity(
         groups,
         email: email.filter(|_| is_verified).map(str::to_owned),
         session: session.map(str::to_owned),
+        // Most log-ins do not need it, so one that cannot be read is none.
+        asked_s: numeric_date(claims, "auth_time").ok().flatten(),
     })
 }
 
@@ -619,6 +621,20 @@ mod tests {
         };
         assert_eq!(session("s").as_deref(), Some("s"));
         assert_eq!(session("s\0"), None);
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_read_is_none() {
+        for (claimed, wanted) in [
+            (json!(9_000), Some(9_000)),
+            (json!("9000"), None),
+            (json!(-1), None),
+            (Value::Null, None),
+        ] {
+            let claims = json!({"sub": "1", "auth_time": claimed});
+            let found = identity(claims.as_object().unwrap(), None).unwrap();
+            assert_eq!(found.asked_s, wanted, "{claims}");
+        }
     }
 
     #[test]

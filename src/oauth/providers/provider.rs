@@ -45,6 +45,9 @@ pub(crate) struct ProviderIdentity {
     pub(crate) email: Option<String>,
     /// The person's session there, if the provider names it (OpenID Connect Back-Channel Logout 1.0, section 2.1).
     pub(crate) session: Option<String>,
+    /// The time at which the provider asked the person to log in, in seconds since 1970, if it tells it (OpenID Connect
+    /// Core, section 2, `auth_time`).
+    pub(crate) asked_s: Option<u64>,
 }
 
 /// The tokens of a person that a provider gave.
@@ -180,7 +183,7 @@ impl From<OutboundError> for ProviderError {
 ///    metadata name, as far as `outbound` allows them.
 pub(crate) trait IdentityProvider: Send + Sync {
     /// Builds the URL of the provider's log-in; `again` requests a fresh log-in, or another account where the provider
-    /// has no such request. Whether it asks the person is up to the provider.
+    /// has no such request. Whether it asks the person is up to the provider, and told by `ProviderIdentity::asked_s`.
     fn authorization_url<'a>(
         &'a self,
         login: &'a ProviderLogin<'a>,

@@ -498,6 +498,40 @@ async fn another_account_is_asked_for_at_the_provider() {
     assert_eq!(claims["sub"], format!("{}#2", hostile.stage.url));
 }
 
+/// A provider that answered with a session of long ago counted as a fresh log-in.
+#[tokio::test]
+async fn a_fresh_log_in_is_one_at_the_provider() {
+    let hostile = Hostile::start().await;
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let (login, hours) = ([("prompt", "login")], [("max_age", "7200")]);
+    for (asked, age, wanted) in [
+        (&[][..], Some(3600), None),
+        (&login[..], None, None),
+        (&login[..], Some(0), None),
+        (&login[..], Some(3600), Some("login_required")),
+        (&hours[..], Some(3600), None),
+        (&hours[..], Some(9000), Some("login_required")),
+    ] {
+        let mut browser = Browser::new();
+        let page = browser.open(&request(&gateway, asked)).await;
+        let consent = browser.submit(&page, &[("provider", "acme")]).await;
+        let sent = browser.submit(&consent, &ALLOW).await;
+        let before = browser.cookie("lockgate-a");
+        let mut claims = hostile.claims(&sent);
+        if let Some(age) = age {
+            claims["auth_time"] = json!(now() - age);
+        }
+        hostile.give(&hostile.signed(&claims));
+        let answer = returned(&gateway, &mut browser, &sent, "&code=c").await;
+        let answer = answer.answer();
+        let error = answer.get("error").map(String::as_str);
+        assert_eq!(error, wanted, "{asked:?} {age:?}");
+        assert_eq!(answer.contains_key("code"), wanted.is_none());
+        let is_logged_in = browser.cookie("lockgate-a") != before;
+        assert_eq!(is_logged_in, wanted.is_none(), "{asked:?} {age:?}");
+    }
+}
+
 /// A session at a provider without OpenID would identify the same person again.
 #[tokio::test]
 async fn another_account_is_asked_for_without_openid() {

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{
     base::{OauthRefusal, RefusalCode, posted::posted, refusal::forbid_storing},
-    providers::{LogoutToken, ProviderError},
+    providers::{LogoutToken, ProviderError, REFETCH},
     server::{
         AuthorizationServer, Oauth, OauthState,
         attempt::{address, attempt},
@@ -105,8 +105,9 @@ fn refused(provider: &Provider, error: &ProviderError) -> OauthRefusal {
         "a logout token is not accepted"
     );
     if error.may_pass() {
+        // Nothing is known to be wrong with it. Section 2.8 has 400 alone, after which no provider sends it again.
         let what = "the keys of the provider cannot be fetched";
-        return OauthRefusal::new(RefusalCode::InvalidLogoutToken, what);
+        return OauthRefusal::away(what, REFETCH);
     }
     BAD_TOKEN
 }

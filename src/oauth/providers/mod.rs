@@ -19,7 +19,7 @@ mod standing;
 mod transport;
 
 pub(crate) use self::implementations::Providers;
-pub(crate) use self::openid::identity;
+pub(crate) use self::openid::{REFETCH, identity};
 pub(crate) use self::provider::{
     ExchangeError, LogoutToken, ProviderError, ProviderIdentity, ProviderLogin, ProviderTokens,
     WantedClaims,

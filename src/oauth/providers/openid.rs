@@ -43,13 +43,21 @@ use crate::{
 
 /// Cached metadata of providers by issuer; clones share it.
 #[derive(Clone)]
-pub(crate) struct MetadataCache(Cache<String, Arc<ProviderMetadata>>);
+pub(crate) struct MetadataCache {
+    fetched: Cache<String, Arc<ProviderMetadata>>,
+    /// The last failures to fetch them, after which tokens of strangers cause no fetch.
+    failed: Cache<String, ProviderError>,
+}
 
 impl MetadataCache {
     /// An empty cache.
     pub(crate) fn new() -> Self {
-        let cache = Cache::builder().max_capacity(ISSUERS).time_to_live(FRESH);
-        Self(cache.build())
+        let fetched = Cache::builder().max_capacity(ISSUERS).time_to_live(FRESH);
+        let failed = Cache::builder().max_capacity(ISSUERS);
+        Self {
+            fetched: fetched.build(),
+            failed: failed.time_to_live(REFETCH).build(),
+        }
     }
 }
 
@@ -95,6 +103,22 @@ type IdClient<Token = EndpointNotSet> = Client<
     EndpointNotSet,
     Token,
 >;
+
+/// The sender of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sender {
+    /// The provider, over a connection of the gateway.
+    Provider,
+    /// Anybody: what their tokens cause is bounded.
+    Anybody,
+}
+
+impl Sender {
+    /// Reports whether keys of that age may be fetched again for an unknown one.
+    fn may_refetch(self, age_ms: i64) -> bool {
+        self == Self::Provider || u128::try_from(age_ms).is_ok_and(|age| age >= REFETCH.as_millis())
+    }
+}
 
 /// An OpenID Connect provider.
 pub(super) struct OpenIdProvider {
@@ -150,9 +174,59 @@ impl OpenIdProvider {
     /// Metadata and keys; concurrent callers share one fetch.
     async fn metadata(&self) -> Result<Arc<ProviderMetadata>, ProviderError> {
         let (issuer, _) = self.declared();
-        let fetched = self.known.0.try_get_with(issuer.to_owned(), self.fetch());
+        let fetch = async {
+            let fetched = self.fetch().await;
+            if let Err(error) = &fetched {
+                let (issuer, error) = (issuer.to_owned(), error.clone());
+                self.known.failed.insert(issuer, error).await;
+            }
+            fetched
+        };
+        let fetched = self.known.fetched.try_get_with(issuer.to_owned(), fetch);
         // The error is shared by all waiting callers.
         fetched.await.map_err(|error| (*error).clone())
+    }
+
+    /// The same for a token that anybody may have sent, which causes no fetch soon after one that failed.
+    async fn metadata_for(&self, sender: Sender) -> Result<Arc<ProviderMetadata>, ProviderError> {
+        let (issuer, _) = self.declared();
+        if let Some(known) = self.known.fetched.get(issuer).await {
+            return Ok(known);
+        }
+        match self.failed(sender).await {
+            Some(error) => Err(error),
+            None => self.metadata().await,
+        }
+    }
+
+    /// Metadata and keys, fetched once more for a key that is not among those.
+    async fn refetched(
+        &self,
+        known: Arc<ProviderMetadata>,
+        sender: Sender,
+    ) -> Result<Arc<ProviderMetadata>, ProviderError> {
+        if let Some(error) = self.failed(sender).await {
+            return Err(error);
+        }
+        let (issuer, _) = self.declared();
+        self.known.fetched.invalidate(issuer).await;
+        let fetched = self.metadata().await;
+        let age_ms = self.clock.now_ms().saturating_sub(known.fetched_ms);
+        if fetched.is_err() && u128::try_from(age_ms).is_ok_and(|age| age < FRESH.as_millis()) {
+            // While the provider is away, a key that somebody made up must not take away those that are known.
+            let issuer = issuer.to_owned();
+            self.known.fetched.insert(issuer, known).await;
+        }
+        fetched
+    }
+
+    /// The failure of a moment ago that tokens of this sender have to wait for.
+    async fn failed(&self, sender: Sender) -> Option<ProviderError> {
+        let (issuer, _) = self.declared();
+        match sender {
+            Sender::Provider => None,
+            Sender::Anybody => self.known.failed.get(issuer).await,
+        }
     }
 
     async fn fetch(&self) -> Result<Arc<ProviderMetadata>, ProviderError> {
@@ -194,16 +268,16 @@ impl OpenIdProvider {
             now: self.now_s(),
         };
         let check = |header: &_, claims: &_| expected.check(header, claims);
-        let (claims, ()) = self.verified(text, 0, check).await?;
+        let (claims, ()) = self.verified(text, Sender::Provider, check).await?;
         Ok(claims)
     }
 
     /// Verifies a token of the provider, whose claims pass `check`. An unknown key may be new, so metadata and keys
-    /// are fetched once more, unless they are younger than that many milliseconds.
+    /// are fetched once more, unless they are young and anybody may have sent the token.
     async fn verified<T>(
         &self,
         text: &str,
-        young_ms: i64,
+        sender: Sender,
         check: impl Fn(&Map<String, Value>, &Map<String, Value>) -> Result<T, &'static str>,
     ) -> Result<(Map<String, Value>, T), ProviderError> {
         let wrong = |what: &str| ProviderError::Invalid(format!("its token: {what}"));
@@ -211,13 +285,11 @@ impl OpenIdProvider {
         let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
         let (header, claims, jws) = parse_unverified(text, &algorithms).map_err(wrong)?;
         let checked = check(&header, &claims).map_err(wrong)?;
-        let metadata = self.metadata().await?;
+        let metadata = self.metadata_for(sender).await?;
         let age_ms = self.clock.now_ms().saturating_sub(metadata.fetched_ms);
         let outcome = match metadata.keys.check(&jws) {
-            Signature::NoKey if age_ms >= young_ms => {
-                let (issuer, _) = self.declared();
-                self.known.0.invalidate(issuer).await;
-                self.metadata().await?.keys.check(&jws)
+            Signature::NoKey if sender.may_refetch(age_ms) => {
+                self.refetched(metadata, sender).await?.keys.check(&jws)
             }
             outcome => outcome,
         };
@@ -551,7 +623,7 @@ impl IdentityProvider for OpenIdProvider {
             let of = (issuer, self.provider.client_id.as_str());
             let check =
                 |header: &_, claims: &_| logout_token::read(header, claims, of, self.now_s());
-            let (_, token) = self.verified(text, REFETCH_MS, check).await?;
+            let (_, token) = self.verified(text, Sender::Anybody, check).await?;
             Ok(token)
         })
     }
@@ -582,8 +654,8 @@ const PROMPT: &str = "prompt";
 const ISSUERS: u64 = 256;
 /// Lifetime of cached metadata. The first token of a new key refreshes it sooner.
 const FRESH: Duration = Duration::from_secs(300);
-/// The time between two fetches that tokens of strangers can cause, in milliseconds.
-const REFETCH_MS: i64 = 15_000;
+/// The time between two fetches that tokens of strangers can cause.
+pub(crate) const REFETCH: Duration = Duration::from_secs(15);
 /// Maximum size of a key set in bytes.
 const KEYS: usize = 256 << 10;
 /// Maximum age of an ID token in seconds.
@@ -591,9 +663,15 @@ const AGE: u64 = 600;
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        collections::BTreeMap,
+        sync::atomic::{AtomicI64, Ordering},
+    };
+
     use serde_json::json;
 
     use super::*;
+    use crate::declare::Allow;
 
     fn check(header: &Value, claims: &Value) -> Result<(), &'static str> {
         let expected = ExpectedIdToken {
@@ -621,6 +699,60 @@ mod tests {
         };
         assert_eq!(session("s").as_deref(), Some("s"));
         assert_eq!(session("s\0"), None);
+    }
+
+    /// A provider that no fetch reaches, at a time.
+    fn out_of_reach(issuer: &str, now: &Arc<AtomicI64>) -> OpenIdProvider {
+        let provider = Provider {
+            name: "acme".to_owned(),
+            title: "Acme".to_owned(),
+            kind: ProviderKind::OpenId {
+                issuer: issuer.to_owned(),
+                groups: GroupsClaim {
+                    name: "groups".to_owned(),
+                    map: None,
+                },
+                vouches: false,
+            },
+            client_id: "us".to_owned(),
+            client_secret: None,
+            scopes: Vec::new(),
+            authorization_parameters: BTreeMap::new(),
+            exchange: Vec::new(),
+            allow: Allow::default(),
+        };
+        let (provider, now) = (Arc::new(provider), Arc::clone(now));
+        let clock = Clock::of(move || now.load(Ordering::Relaxed));
+        OpenIdProvider::new(
+            provider,
+            Outbound::new(Vec::new()),
+            clock,
+            MetadataCache::new(),
+        )
+    }
+
+    /// A key that nobody has took away those that are known, for as long as the provider was away.
+    #[tokio::test]
+    async fn known_keys_outlive_a_fetch_that_fails() {
+        let (issuer, now) = ("http://127.0.0.1:1", Arc::new(AtomicI64::new(0)));
+        let document = json!({"issuer": issuer, "authorization_endpoint": issuer, "token_endpoint": issuer,
+            "jwks_uri": issuer});
+        let known = Arc::new(ProviderMetadata {
+            document: serde_json::from_value(document).unwrap(),
+            keys: KeySet::parse(br#"{"keys":[]}"#).unwrap(),
+            fetched_ms: 0,
+        });
+        for (at_ms, is_kept) in [(15_000, true), (299_999, true), (300_000, false)] {
+            now.store(at_ms, Ordering::Relaxed);
+            let provider = out_of_reach(issuer, &now);
+            let fetched = &provider.known.fetched;
+            fetched.insert(issuer.to_owned(), Arc::clone(&known)).await;
+            let new = provider.refetched(Arc::clone(&known), Sender::Anybody);
+            assert!(new.await.is_err(), "{at_ms}");
+            assert_eq!(fetched.get(issuer).await.is_some(), is_kept, "{at_ms}");
+            assert!(provider.failed(Sender::Anybody).await.is_some());
+            assert!(provider.failed(Sender::Provider).await.is_none());
+        }
     }
 
     #[test]

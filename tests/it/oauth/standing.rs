@@ -762,6 +762,30 @@ async fn logout_tokens_are_believed_only_if_all_of_them_is_right() {
     assert!(is_in(&gateway, &mut person).await);
 }
 
+/// While the keys of the provider could not be fetched, its logouts were lost, counted as guesses, and each caused a fetch.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_logout_can_come_again_while_there_are_no_keys() {
+    let metadata = "/.well-known/openid-configuration";
+    let hostile = Hostile::start().await;
+    let config = json!({"oauth": {"failures": 3}});
+    let gateway = gateway(config, "1h", openid(&hostile.stage.url)).await;
+    hostile.stage.set(metadata, Answer::Json(500, json!({})));
+    let token = hostile.signed(&logout(&hostile, "j", &json!({"sub": "1"})));
+    for _ in 0..10 {
+        let answer = sent(&gateway, &token).await;
+        answer.assert_refused(503, "temporarily_unavailable");
+        assert_eq!(answer.headers["retry-after"], "15");
+    }
+    assert_eq!(hostile.stage.asked(&format!("GET {metadata}")).len(), 1);
+    // A log-in waits for nothing, and brings the keys.
+    hostile
+        .stage
+        .json(metadata, Hostile::metadata(&hostile.stage));
+    let mut person = logged_in_with(&gateway, &hostile, "s1").await;
+    assert_eq!(sent(&gateway, &token).await.status, StatusCode::OK);
+    assert!(!is_in(&gateway, &mut person).await);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_logout_counts_at_all_replicas_once() {
     let hostile = Hostile::start().await;

@@ -224,7 +224,8 @@ impl Batch {
         self.tried.len()
     }
 
-    /// Redis has answered, and refused what is left of those that were tried.
+    /// Redis has answered, and refused what is left of those that were tried. They go to the end, so that each session
+    /// has its turn, with what is behind them of their sessions.
     fn answered(&mut self) {
         if self.tried.is_empty() {
             // It takes all again.
@@ -235,15 +236,21 @@ impl Batch {
             }
             return;
         }
-        let tried = self.tried.iter();
-        self.waiting
-            .extend(tried.map(|write| write.at.session.clone()));
+        // Not those whose last write has just been taken.
+        let refused = self.tried.iter().chain(&self.refused);
+        self.waiting = refused.map(|write| write.at.session.clone()).collect();
         let next = std::mem::take(&mut self.next).into_iter();
         let (mut behind, next) = next.partition(|write| self.waiting.contains(&write.at.session));
         self.next = next;
         self.tried.append(&mut behind);
-        self.tried.append(&mut self.refused);
-        std::mem::swap(&mut self.tried, &mut self.refused);
+        // Behind what was refused before of other sessions, one of which is the next to show whether Redis takes it.
+        let losers: HashSet<&SessionId> =
+            self.tried.iter().map(|write| &write.at.session).collect();
+        let refused = std::mem::take(&mut self.refused).into_iter();
+        let (mut own, others) = refused.partition(|write| losers.contains(&write.at.session));
+        self.refused = others;
+        self.refused.append(&mut self.tried);
+        self.refused.append(&mut own);
     }
 }
 
@@ -484,6 +491,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::{any, prop, proptest};
+
     use super::super::appender::*;
 
     fn write(session: &str, operation: Operation) -> Write {
@@ -613,6 +622,86 @@ mod tests {
             _ => 0,
         });
         assert!(numbers.eq(1..=10));
+    }
+
+    /// Of a Redis that was short of memory, each round refused another session first, and the oldest waited longest.
+    #[test]
+    fn of_refused_sessions_each_is_tried_again_in_turn() {
+        let (queue, mut batch) = (Queue::default(), Batch::default());
+        for session in ["a", "b", "a"] {
+            queue.push(write(session, Operation::End { bytes: None }));
+        }
+        refuse(&queue, &mut batch, |_| true);
+        let mut first = Vec::new();
+        for new in ["x", "y", "z", "a"] {
+            queue.push(write(new, Operation::End { bytes: None }));
+            queue.fill(&mut batch);
+            batch.retain(|_| true);
+            batch.take(MAX_BATCH.0);
+            first.push(batch.tried[0].at.session.as_str().to_owned());
+            batch.answered();
+        }
+        assert_eq!(first, ["a", "b", "a", "x"]);
+        // The last write of a session was taken, and its next one waits for nobody.
+        queue.fill(&mut batch);
+        batch.retain(|_| true);
+        batch.take(MAX_BATCH.0);
+        let taken = batch.tried.pop_front().unwrap().at.session;
+        assert_eq!(taken.as_str(), "b");
+        batch.tried.push_back(write("c", Operation::Barrier));
+        batch.answered();
+        assert!(!batch.waiting.contains(&taken));
+        queue.push(write("b", Operation::Barrier));
+        queue.fill(&mut batch);
+        let next = batch.next.iter();
+        assert!(next.map(|write| &write.at.session).eq([&taken]));
+    }
+
+    proptest! {
+        /// Whatever Redis takes, refuses, or does not answer.
+        #[test]
+        fn the_writes_of_a_session_stay_in_order(
+            rounds in prop::collection::vec((0..4_usize, 0..16_u8, 1..4_usize, any::<bool>()), 0..60),
+        ) {
+            let (queue, mut batch) = (Queue::default(), Batch::default());
+            let sessions = ["a", "b", "c", "d"];
+            let (mut pushed, mut taken) = ([0_u64; 4], [0_u64; 4]);
+            let of = |write: &Write| {
+                let name = write.at.session.as_str();
+                sessions.iter().position(|one| *one == name).unwrap()
+            };
+            let rest = std::iter::repeat_n((0, 0, MAX_BATCH.0, true), 2);
+            for (session, refuses, most, is_answered) in rounds.into_iter().chain(rest) {
+                for at in [session, 0] {
+                    pushed[at] += 1;
+                    let operation = Operation::Append {
+                        number: pushed[at],
+                        event: None,
+                        trim_before: 0,
+                        calls: None,
+                    };
+                    queue.push(write(sessions[at], operation));
+                }
+                queue.fill(&mut batch);
+                batch.retain(|_| true);
+                batch.take(most);
+                if !is_answered {
+                    continue;
+                }
+                for write in std::mem::take(&mut batch.tried) {
+                    let at = of(&write);
+                    if refuses & (1 << at) != 0 {
+                        batch.tried.push_back(write);
+                        continue;
+                    }
+                    let Operation::Append { number, .. } = write.operation else { unreachable!() };
+                    taken[at] += 1;
+                    assert_eq!(number, taken[at]);
+                }
+                batch.answered();
+            }
+            assert!(batch.is_empty() && taken == pushed);
+        }
     }
 
     /// A try whose answer was lost puts nothing before what it had refused.

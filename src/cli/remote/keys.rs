@@ -22,7 +22,7 @@ pub(crate) enum KeyCommand {
     #[command(flatten)]
     Object(ObjectCommand<ApiKeys>),
     /// Replace the secret of a tenant's API key, and print the new key
-    Renew(Key),
+    Renew(Renewal),
 }
 
 /// API keys as a kind of object.
@@ -49,6 +49,21 @@ pub(crate) struct Key {
     names: Vec<String>,
     /// The key is an operator's
     #[arg(long)]
+    operators: bool,
+    #[command(flatten)]
+    to: Connection,
+}
+
+/// The API key of a tenant that gets another secret.
+#[derive(Args)]
+pub(crate) struct Renewal {
+    /// The tenant
+    tenant: String,
+    /// The name of the key
+    #[arg(required_unless_present = "operators")]
+    name: Option<String>,
+    // Known, so that its refusal says what to do instead.
+    #[arg(long, hide = true)]
     operators: bool,
     #[command(flatten)]
     to: Connection,
@@ -162,7 +177,7 @@ impl KeyCommand {
     pub(crate) fn run(&self) -> ExitCode {
         run(self.to(), async |client: &Client| match self {
             Self::Object(command) => command.execute(client).await,
-            Self::Renew(key) => renew(client, key).await,
+            Self::Renew(renewal) => renew(client, renewal).await,
         })
     }
 
@@ -171,22 +186,24 @@ impl KeyCommand {
             Self::Object(ObjectCommand::List(keys)) => &keys.to,
             Self::Object(ObjectCommand::Add(add)) => &add.key.to,
             Self::Object(ObjectCommand::Remove(removal)) => &removal.name.to,
-            Self::Object(ObjectCommand::Show(key)) | Self::Renew(key) => &key.to,
+            Self::Object(ObjectCommand::Show(key)) => &key.to,
+            Self::Renew(renewal) => &renewal.to,
         }
     }
 }
 
-async fn renew(client: &Client, key: &Key) -> Result<String, Error> {
-    let (mut path, name) = key.parts(ApiKeys::SEGMENT)?;
-    if key.operators {
+async fn renew(client: &Client, renewal: &Renewal) -> Result<String, Error> {
+    let name = renewal.name.as_deref().filter(|_| !renewal.operators);
+    let Some(name) = name else {
         let remedy = "add another one, then remove this";
         return Err(Error::usage(
             "--operators",
             "such keys are not renewed",
             remedy,
         ));
-    }
-    path.extend([name, "rotate"]);
+    };
+    let tenant = &renewal.tenant;
+    let path = ["tenants", tenant, ApiKeys::SEGMENT, name, "rotate"];
     create(client, &path, None).await
 }
 
@@ -255,3 +272,34 @@ const OPERATORS: [Column; 3] = [
     ("EXPIRES", "/spec/expires"),
     ("UPDATED", "/updated"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The help showed an option whose use was a mistake.
+    #[test]
+    fn a_key_is_renewed_by_tenant_and_name() {
+        let command = KeyCommand::augment_subcommands(clap::Command::new("key"));
+        let mut shown = command.clone();
+        let help = shown
+            .find_subcommand_mut("renew")
+            .unwrap()
+            .render_long_help();
+        let help = help.to_string();
+        assert!(
+            help.contains("<TENANT>") && help.contains("The name of the key"),
+            "{help}"
+        );
+        assert!(!help.contains("operator"), "{help}");
+        for (line, is_good) in [
+            (&["key", "renew", "a", "ci"][..], true),
+            (&["key", "renew", "a"][..], false),
+            // Refused later, with what to do instead.
+            (&["key", "renew", "--operators", "eve"][..], true),
+        ] {
+            let parsed = command.clone().try_get_matches_from(line);
+            assert_eq!(parsed.is_ok(), is_good, "{line:?}");
+        }
+    }
+}

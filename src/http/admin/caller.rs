@@ -135,7 +135,17 @@ impl Caller {
         if self.administrator.is_operator() {
             return Ok(None);
         }
-        turn_of(self.owner()).await.map(Some)
+        taken(&TURNS, self.owner()).await.map(Some)
+    }
+
+    /// The turns at reads of the audit trail, and the name that this caller takes them by: tenants' administrators have
+    /// one, operators their own.
+    pub(super) fn scans(&self) -> (&'static Turns, &str) {
+        if self.administrator.is_operator() {
+            (LazyLock::force(&SCANS), self.administrator.actor.as_str())
+        } else {
+            (LazyLock::force(&TURNS), self.owner())
+        }
     }
 
     /// The owner of this caller's turns: its tenant, and for operators the name of none.
@@ -226,17 +236,13 @@ fn challenge(why: AdministratorRefusal) -> Response {
     response
 }
 
-/// Waits for a turn of a tenant's administrators at the database.
-pub(super) async fn turn_of(tenant: &str) -> Result<OwnersTurn, Problem> {
-    taken(&TURNS, tenant).await
-}
-
 /// Waits for a turn, but not for long.
 pub(super) async fn taken(turns: &Turns, owner: &str) -> Result<OwnersTurn, Problem> {
     within(WAIT, turns.take(owner)).await
 }
 
-async fn within(
+/// Waits for a turn as long as the limit.
+pub(super) async fn within(
     limit: Duration,
     turn: impl Future<Output = OwnersTurn>,
 ) -> Result<OwnersTurn, Problem> {
@@ -245,12 +251,28 @@ async fn within(
 
 /// Turns of tenants' administrators at the database: half of the connections that they share with outsiders.
 static TURNS: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
+/// Turns of operators at the audit trail, which they read by the same connections: a page may take as long as a
+/// statement may.
+static SCANS: LazyLock<Turns> = LazyLock::new(|| Turns::new(2));
 /// Time limit for a turn.
-const WAIT: Duration = Duration::from_secs(5);
+pub(super) const WAIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::super::caller::*;
+
+    /// Those of operators had no bound: eight of them took all connections by which people log in.
+    #[tokio::test]
+    async fn operators_read_the_trail_in_turn_beside_tenants() {
+        let turn = |owner: &'static str| SCANS.take(owner).now_or_never();
+        let first = turn("operator:first");
+        assert!(first.is_some() && turn("operator:first").is_none());
+        let second = turn("operator:second");
+        assert!(second.is_some() && turn("operator:third").is_none());
+        assert!(TURNS.take("a").now_or_never().is_some());
+    }
 
     /// The requests of one tenant's administrators were in front of everybody else's, without an end.
     #[tokio::test]

@@ -537,6 +537,23 @@ async fn lists_of_a_tenants_administrator_keep_nobody_else_waiting() {
     lock.rollback().await.unwrap();
 }
 
+/// It was 200, and ended without a record.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_that_cannot_begin_is_503() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let mut lock = sql.begin().await.unwrap();
+    let held = sqlx::query("LOCK TABLE audit IN ACCESS EXCLUSIVE MODE");
+    held.execute(&mut *lock).await.unwrap();
+    let asked = reqwest::Client::new()
+        .get(format!("{}/api/v1/audit", gateway.origin()))
+        .bearer_auth(gateway.administrator())
+        .header("Accept", "application/x-ndjson");
+    let answer = within("an answer", asked.send()).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(answer.headers().contains_key("retry-after"));
+    lock.rollback().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revocation_that_does_not_hold_yet_is_503() {
     let (gateway, _postgres, mut sql) = over_postgres().await;

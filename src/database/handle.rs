@@ -10,8 +10,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Semaphore;
-
 use super::{
     oauth::{
         Clients, Grants, Identities, Issuance, LoginSteps, Logins, OwnKeys, Revocations, Signing,
@@ -95,8 +93,8 @@ struct Parts {
     signing: Signing,
     /// Turns at changes of declared objects.
     changes: Turns,
-    /// The turn at a revocation by others than operators.
-    revoking: Semaphore,
+    /// Turns at revocations by others than operators: one at a time, and tenants in turn.
+    revoking: Turns,
 }
 
 impl fmt::Debug for Database {
@@ -135,7 +133,7 @@ impl Database {
             judge: opening.judge,
             signing: Signing::default(),
             changes: Turns::new(CHANGES),
-            revoking: Semaphore::new(1),
+            revoking: Turns::new(1),
         })))
     }
 
@@ -237,7 +235,8 @@ impl Database {
     pub(crate) fn revocations(&self) -> Revocations<'_> {
         Revocations {
             pool: &self.0.reserved,
-            turn: Some(&self.0.revoking),
+            readers: &self.0.pool,
+            turns: Some(&self.0.revoking),
         }
     }
 
@@ -349,11 +348,11 @@ impl<'a> ForAdministrator<'a> {
 
     /// Revocations.
     pub(crate) fn revocations(self) -> Revocations<'a> {
-        let mut revocations = self.database.revocations();
         if self.is_operator {
-            revocations.turn = None;
+            Revocations::at_once(&self.database.0.reserved)
+        } else {
+            self.database.revocations()
         }
-        revocations
     }
 
     /// Steps of attempts of clients to be let in.

@@ -349,6 +349,25 @@ async fn a_revoked_token_is_revoked_once() {
     refused.assert_refused(400, "invalid_grant");
 }
 
+/// Whoever had such a token took the lock of all writers with it, at each replica, again and again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_of_a_grant_that_has_ended_waits_for_no_writer() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let app = App::public(&gateway, "a").await;
+    let token = app.tokens().await.text("access_token");
+    // As if it had expired: no replica remembers a revocation.
+    for statement in ["DELETE FROM refresh_tokens", "DELETE FROM grants"] {
+        sqlx::query(statement).execute(&mut sql).await.unwrap();
+    }
+    let mut lock = sql.begin().await.unwrap();
+    let held = sqlx::query("LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE");
+    held.execute(&mut *lock).await.unwrap();
+    for _ in 0..10 {
+        assert_eq!(app.revoke(&token).await, StatusCode::OK);
+    }
+    lock.rollback().await.unwrap();
+}
+
 /// Each refresh writes a token that lives for weeks.
 #[tokio::test]
 async fn a_grant_is_refreshed_300_times_a_minute() {

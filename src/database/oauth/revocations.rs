@@ -80,6 +80,23 @@ impl<'a> Revocations<'a> {
         Ok(is_changed)
     }
 
+    /// Reports whether grants that a revocation names were revoked before, and have not expired since: one that was made
+    /// and not confirmed comes again.
+    pub(crate) async fn was_made(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
+        let (sql, of): (_, Value) = match what {
+            Revoked::Grant(id) | Revoked::Consent(id) | Revoked::Access(id) => {
+                (REVOKED_GRANT, (*id).into())
+            }
+            Revoked::Client(client) => (REVOKED_OF_CLIENT, client.as_str().into()),
+            Revoked::Subject(subject) => (REVOKED_OF_SUBJECT, subject.as_str().into()),
+        };
+        Ok(!self
+            .readers
+            .read(sql, vec![tenant.into(), of])
+            .await?
+            .is_empty())
+    }
+
     /// Reports whether a grant is there and not revoked. Whoever has a token of one that has ended may come with it again
     /// and again: a revocation would take the lock of all writers each time, to find nothing.
     pub(crate) async fn is_live(self, tenant: &str, grant: Uuid) -> Result<bool, Error> {
@@ -414,6 +431,23 @@ const LIVE: &str = "
     SELECT id
       FROM grants
      WHERE tenant = $1 AND id = $2 AND revoked_ms IS NULL";
+
+const REVOKED_GRANT: &str = "
+    SELECT id
+      FROM grants
+     WHERE tenant = $1 AND id = $2 AND revoked_ms IS NOT NULL";
+
+const REVOKED_OF_CLIENT: &str = "
+    SELECT id
+      FROM grants
+     WHERE tenant = $1 AND client_id = $2 AND revoked_ms IS NOT NULL
+     LIMIT 1";
+
+const REVOKED_OF_SUBJECT: &str = "
+    SELECT id
+      FROM grants
+     WHERE tenant = $1 AND subject = $2 AND revoked_ms IS NOT NULL
+     LIMIT 1";
 
 // A used token of a grant that its code bound, or of one bound later, ends nothing: its thief could do nothing with it.
 const BOUND_BY_ANOTHER: &str = "

@@ -22,6 +22,7 @@ on_both! {
     revocations_leave_a_connection_to_operators
     revocations_take_turns_by_tenant
     a_grant_is_live_until_it_is_revoked
+    a_revocation_that_was_made_is_told_from_one_of_nothing
 }
 
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
@@ -364,4 +365,40 @@ async fn a_grant_is_live_until_it_is_revoked(place: Place) {
     drop(under_way);
     people.revoke("a", &Revoked::Grant(id)).await.unwrap();
     assert!(!people.is_live("a", id).await.unwrap());
+}
+
+/// One that held, and was not confirmed, was told to have found nothing when it came again.
+async fn a_revocation_that_was_made_is_told_from_one_of_nothing(place: Place) {
+    let [store, _] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    let (client, subject) = ("c_app".to_owned(), "ada".to_owned());
+    let of_grant = [
+        Revoked::Grant(id),
+        Revoked::Consent(id),
+        Revoked::Access(id),
+        Revoked::Client(client),
+        Revoked::Subject(subject),
+    ];
+    let of_nothing = [
+        Revoked::Consent(code(2).grant.id),
+        Revoked::Client("c_ap".to_owned()),
+        Revoked::Subject("ad".to_owned()),
+    ];
+    let was_made = async |tenant: &str, what: &Revoked| {
+        let revocations = store.revocations();
+        revocations.was_made(tenant, what).await.unwrap()
+    };
+    for what in &of_grant {
+        assert!(!was_made("a", what).await, "{what:?}");
+    }
+    for what in of_nothing.iter().chain([&of_grant[1]]) {
+        store.revocations().revoke("a", what).await.unwrap();
+    }
+    for what in &of_grant {
+        assert!(was_made("a", what).await, "{what:?}");
+        assert!(!was_made("b", what).await, "{what:?}");
+    }
+    for what in &of_nothing {
+        assert!(!was_made("a", what).await, "{what:?}");
+    }
 }

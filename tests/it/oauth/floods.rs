@@ -597,6 +597,9 @@ async fn a_revocation_that_does_not_hold_yet_is_503() {
         !app.reaches("x", &token).await
     })
     .await;
+    // It was told to come again, and must not hear that there is no such grant.
+    let again = end(&gateway, json!({"grant": grant_of(&token)})).await;
+    assert_eq!(again, StatusCode::NO_CONTENT);
 }
 
 /// A code was used up, and its client was told to come again.

@@ -91,7 +91,7 @@ struct Parts {
     vault: Vault,
     judge: Judge,
     signing: Signing,
-    /// Turns at changes of declared objects.
+    /// Turns at changes of declared objects by others than operators.
     changes: Turns,
     /// Turns at revocations by others than operators: one at a time, and tenants in turn.
     revoking: Turns,
@@ -326,19 +326,18 @@ impl<'a> ForAdministrator<'a> {
 
     /// Declared objects.
     pub(crate) fn objects(self) -> Objects<'a> {
-        let Parts {
-            vault,
-            judge,
-            changes: turns,
-            ..
-        } = &*self.database.0;
+        let Parts { vault, judge, .. } = &*self.database.0;
         Objects {
             pool: self.pool(),
             vault,
             judge,
-            turns,
-            is_operator: self.is_operator,
         }
+    }
+
+    /// Turns at changes of declared objects: one of the tenant is taken before the change, and before a turn at what
+    /// others need. Operators take none.
+    pub(crate) fn changes(self) -> Option<&'a Turns> {
+        (!self.is_operator).then_some(&self.database.0.changes)
     }
 
     /// The audit trail.

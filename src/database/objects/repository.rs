@@ -18,7 +18,6 @@ use super::{
     slots,
 };
 use crate::{
-    base::budget::Turns,
     config::{Mistake, Wrong},
     database::{
         pool::{Author, Error, Pool, Row, Transaction},
@@ -95,10 +94,6 @@ pub(crate) struct Objects<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) vault: &'a Vault,
     pub(crate) judge: &'a Judge,
-    /// Turns at changes, by tenant.
-    pub(crate) turns: &'a Turns,
-    /// The changes are of operators, who wait for no turn.
-    pub(crate) is_operator: bool,
 }
 
 impl Objects<'_> {

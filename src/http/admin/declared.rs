@@ -250,7 +250,7 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
         return Err(Problem::new(StatusCode::FORBIDDEN, text));
     }
     let (object, author) = (Object::new(kind, document), caller.author());
-    let store = caller.store(front).await?;
+    let store = caller.store_to_change(front, &name).await?;
     let is_conditional = expected.is_some();
     let expected = expected.unwrap_or(Expected::Any);
     let put = store.objects().put(&name, object, expected, &author).await;
@@ -282,8 +282,8 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
     }
     let expected = expected(&call.headers)?;
     let is_conditional = expected.is_some();
-    let store = call.caller.store(&call.front).await?;
     let (name, author) = (object_name(&call.path, kind), call.caller.author());
+    let store = call.caller.store_to_change(&call.front, &name).await?;
     let expected = expected.unwrap_or(Expected::Present);
     let deleted = store.objects().delete(&name, expected, &author).await;
     deleted.map_err(|failure| match failure {

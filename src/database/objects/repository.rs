@@ -339,7 +339,8 @@ impl Objects<'_> {
         })
     }
 
-    /// Removes one object and all objects that belong to it, and writes the audit records.
+    /// Removes one object and all objects that belong to it, and writes the audit records. Returns the number of the
+    /// change.
     ///
     /// # Errors
     ///
@@ -350,7 +351,7 @@ impl Objects<'_> {
         name: &ObjectName,
         expected: Expected,
         author: &Author,
-    ) -> Result<(), Error> {
+    ) -> Result<i64, Error> {
         let edit = |before: &Loaded| {
             let stored = before.declared();
             if !stored.0.contains_key(name) {
@@ -368,7 +369,7 @@ impl Objects<'_> {
         };
         let around = Selection::around(name);
         let changed = self.change(around, When::Changing, author, edit);
-        changed.await.map(drop)
+        changed.await.map(|(after, _)| after.version)
     }
 
     /// The changes that [`Self::apply`] would make.

@@ -152,7 +152,7 @@ async fn write_key(
     });
     let stored = put?.stored;
     drop(store);
-    refresh(front).await;
+    refresh(front, stored.version).await;
     let mut body = shown(&stored);
     body["key"] = key.into();
     let mut response = tagged(StatusCode::CREATED, &stored, &body);

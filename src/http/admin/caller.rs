@@ -114,7 +114,7 @@ impl Caller {
             return Ok(false);
         };
         if snapshot.load().version < Some(reached)
-            && let Err(failure) = snapshot.refresh().await
+            && let Err(failure) = snapshot.refresh_to(reached).await
         {
             tracing::warn!(%failure, "a change of another replica is not served yet");
         }

@@ -632,7 +632,7 @@ mod tests {
     async fn a_change_that_was_read_meanwhile_is_not_read_again() {
         let reads = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&reads);
-        let judge = move |_: &Manifest, when| {
+        let judge = move |_: &Manifest, when: When| {
             counted.fetch_add(u64::from(when == When::Serving), Ordering::Relaxed);
             Vec::new()
         };

@@ -347,9 +347,9 @@ async fn revocations_take_turns_by_tenant(place: Place) {
         done = &mut own => panic!("they were all in front: {done:?}"),
         done = &mut other => assert!(!done.unwrap()),
     }
-    own.await
-        .into_iter()
-        .for_each(|done| assert!(!done.unwrap()));
+    for done in own.await {
+        assert!(!done.unwrap());
+    }
 }
 
 /// A client with a token of a grant that has ended took the lock of all writers with it as often as it liked.

@@ -336,8 +336,8 @@ mod tests {
             env: BTreeMap::from([("HOME".to_owned(), "/".to_owned())]),
             ..Sources::default()
         });
-        let judge = Arc::new(|_: &_, _| Vec::new());
-        let opening = Opening::of(&config.unwrap(), judge, Clock::of(|| 1_000));
+        let (config, clock) = (config.unwrap(), Clock::of(|| 1_000));
+        let opening = Opening::of(&config, Arc::new(|_: &_, _| Vec::new()), clock);
         let store = Database::open(opening).await.unwrap();
         let record = Record::new(None, "server.restarted", "ada", "x", json!({}));
         store.audit().append(&vec![record; records]).await.unwrap();

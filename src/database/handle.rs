@@ -10,8 +10,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Semaphore;
-
 use super::{
     oauth::{
         Clients, Grants, Identities, Issuance, LoginSteps, Logins, OwnKeys, Revocations, Signing,
@@ -93,10 +91,10 @@ struct Parts {
     vault: Vault,
     judge: Judge,
     signing: Signing,
-    /// Turns at changes of declared objects.
+    /// Turns at changes of declared objects by others than operators.
     changes: Turns,
-    /// The turn at a revocation by others than operators.
-    revoking: Semaphore,
+    /// Turns at revocations by others than operators: one at a time, and tenants in turn.
+    revoking: Turns,
 }
 
 impl fmt::Debug for Database {
@@ -135,7 +133,7 @@ impl Database {
             judge: opening.judge,
             signing: Signing::default(),
             changes: Turns::new(CHANGES),
-            revoking: Semaphore::new(1),
+            revoking: Turns::new(1),
         })))
     }
 
@@ -237,7 +235,8 @@ impl Database {
     pub(crate) fn revocations(&self) -> Revocations<'_> {
         Revocations {
             pool: &self.0.reserved,
-            turn: Some(&self.0.revoking),
+            readers: &self.0.pool,
+            turns: Some(&self.0.revoking),
         }
     }
 
@@ -327,19 +326,18 @@ impl<'a> ForAdministrator<'a> {
 
     /// Declared objects.
     pub(crate) fn objects(self) -> Objects<'a> {
-        let Parts {
-            vault,
-            judge,
-            changes: turns,
-            ..
-        } = &*self.database.0;
+        let Parts { vault, judge, .. } = &*self.database.0;
         Objects {
             pool: self.pool(),
             vault,
             judge,
-            turns,
-            is_operator: self.is_operator,
         }
+    }
+
+    /// Turns at changes of declared objects: one of the tenant is taken before the change, and before a turn at what
+    /// others need. Operators take none.
+    pub(crate) fn changes(self) -> Option<&'a Turns> {
+        (!self.is_operator).then_some(&self.database.0.changes)
     }
 
     /// The audit trail.
@@ -349,11 +347,11 @@ impl<'a> ForAdministrator<'a> {
 
     /// Revocations.
     pub(crate) fn revocations(self) -> Revocations<'a> {
-        let mut revocations = self.database.revocations();
         if self.is_operator {
-            revocations.turn = None;
+            Revocations::at_once(&self.database.0.reserved)
+        } else {
+            self.database.revocations()
         }
-        revocations
     }
 
     /// Steps of attempts of clients to be let in.

@@ -24,7 +24,9 @@ pub(crate) use self::objects::{
     Connection, ConnectionAt, ConnectionFilter, Expected, HolderAt, Judge, Mark, Marks, Newer,
     StoredConnection, StoredSecret,
 };
-pub(crate) use self::pool::{Author, Cursor, Entry, Error, FIELD, Filter, KINDS, Record, cut};
+pub(crate) use self::pool::{
+    Author, Cursor, Entry, Error, FIELD, Filter, KINDS, Page, Record, cut,
+};
 #[cfg(test)]
 pub(crate) use self::pool::{Pool, Value};
 pub(crate) use self::vault::Tokens;

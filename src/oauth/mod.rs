@@ -27,5 +27,6 @@ mod server;
 pub(crate) mod tokens;
 mod upstreams;
 
+pub(crate) use self::base::Throttle;
 pub(crate) use self::server::Oauth;
 pub(crate) use self::upstreams::Upstreams;

@@ -202,9 +202,27 @@ impl CurrentSnapshot {
     /// `Invalid` for a state that cannot be served here, of which the rest is served, if there is any: a server whose
     /// children cannot be started as declared starts those that it had, and other tenants stay as they were.
     pub(crate) async fn refresh(&self) -> Result<(), database::Error> {
+        self.refresh_to(i64::MAX).await
+    }
+
+    /// The same, unless a change of this number has been read by its turn: of many that wait behind one that reads, the
+    /// next reads for all.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::refresh`]; what cannot be served here is told to the one that read it.
+    pub(crate) async fn refresh_to(&self, version: i64) -> Result<(), database::Error> {
         let database = self.database()?;
         let turn = self.refreshing.acquire().await;
         let _turn = turn.map_err(|_| database::Error::Bug("no turn to refresh".to_owned()))?;
+        if self.load().version >= Some(version) {
+            return Ok(());
+        }
+        self.read_declared(database).await
+    }
+
+    /// Reads the changed tenants, at a turn.
+    async fn read_declared(&self, database: &Database) -> Result<(), database::Error> {
         let began = Instant::now();
         let (known, objects) = (self.load(), database.followed_objects());
         let mut newer = objects.newer(&known.marks).await?;
@@ -505,6 +523,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 mod tests {
     use std::collections::{BTreeMap, HashMap};
 
+    use futures_util::FutureExt;
     use serde_json::json;
 
     use super::super::current::*;
@@ -606,6 +625,47 @@ mod tests {
         }
         drop(under_way);
         next.await.unwrap();
+    }
+
+    /// Each of a tenant's changes read all of it anew, and those of others and of operators waited behind them.
+    #[tokio::test]
+    async fn a_change_that_was_read_meanwhile_is_not_read_again() {
+        let reads = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&reads);
+        let judge = move |_: &Manifest, when: When| {
+            counted.fetch_add(u64::from(when == When::Serving), Ordering::Relaxed);
+            Vec::new()
+        };
+        let (_dir, current) = opened(Arc::new(judge)).await;
+        declare(
+            &current,
+            &ObjectName::tenant("a"),
+            json!({"auth": {"mode": "none"}}),
+        )
+        .await;
+        let version = current
+            .database()
+            .unwrap()
+            .objects()
+            .version()
+            .await
+            .unwrap();
+        let under_way = current.refreshing.acquire().await;
+        let mut waiting: Vec<_> = (0..3)
+            .map(|_| Box::pin(current.refresh_to(version)))
+            .collect();
+        for one in &mut waiting {
+            assert!(one.now_or_never().is_none());
+        }
+        drop(under_way);
+        for one in waiting {
+            one.await.unwrap();
+        }
+        assert_eq!(reads.load(Ordering::Relaxed), 1);
+        assert!(current.catalog().tenants.contains_key("a"));
+        current.refresh_to(version + 1).await.unwrap();
+        current.refresh().await.unwrap();
+        assert_eq!(reads.load(Ordering::Relaxed), 3);
     }
 
     /// What one tenant had stored, and a later release refused, ended the start for all.

@@ -360,9 +360,9 @@ impl Grants<'_> {
                 Some(used) if now_ms - used.at_ms > succession.grace_ms => {
                     // Revocations take their own lock first.
                     drop(transaction);
-                    let (pool, grant) = (self.pool, grant.id);
+                    let grant = grant.id;
                     let all = Revoked::Grant(grant);
-                    let revocations = Revocations { pool, turn: None };
+                    let revocations = Revocations::at_once(self.pool);
                     let is_ended = revocations.revoke(tenant, &all).await?;
                     return Ok(if is_ended {
                         Refreshed::Reused { grant }

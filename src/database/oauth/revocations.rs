@@ -8,14 +8,12 @@
 use std::{slice, time::Duration};
 
 use serde_json::json;
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::timeout,
-};
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::logins::USE_ONCE;
 use crate::{
+    base::budget::{OwnersTurn, Turns},
     database::pool::{Error, Pool, Record, Row, Transaction, Value, audit},
     declare::SecretChange,
 };
@@ -53,22 +51,57 @@ pub(crate) enum LoggedOut {
 #[derive(Clone, Copy)]
 pub(crate) struct Revocations<'a> {
     pub(crate) pool: &'a Pool,
-    /// The turn that is waited for first, if any.
-    pub(crate) turn: Option<&'a Semaphore>,
+    /// For what is asked before a revocation, and takes no turn.
+    pub(crate) readers: &'a Pool,
+    /// Turns by tenant, of which one is waited for first, if there are any.
+    pub(crate) turns: Option<&'a Turns>,
 }
 
-impl Revocations<'_> {
+impl<'a> Revocations<'a> {
+    /// Revocations that wait for no turn.
+    pub(crate) fn at_once(pool: &'a Pool) -> Self {
+        Self {
+            pool,
+            readers: pool,
+            turns: None,
+        }
+    }
+
     /// Revokes: refresh tokens and codes end at once, access tokens when replicas read the
     /// revocation. The log-ins of a subject end too. After a client or a subject is revoked, the
     /// consent page is shown again. Returns false if there was nothing to revoke.
     pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
-        let _turn = self.turn().await?;
+        let _turn = self.turn(tenant).await?;
         // With the lock first: a grant that begins at this instant is seen here, or sees the revocation (`HOLD_OFF`).
         let mut transaction = self.pool.begin().await?;
         let now_ms = self.pool.now_ms();
         let is_changed = end(&mut transaction, tenant, what, now_ms).await?;
         transaction.commit().await?;
         Ok(is_changed)
+    }
+
+    /// Reports whether grants that a revocation names were revoked before, and have not expired since: one that was made
+    /// and not confirmed comes again.
+    pub(crate) async fn was_made(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
+        let (sql, of): (_, Value) = match what {
+            Revoked::Grant(id) | Revoked::Consent(id) | Revoked::Access(id) => {
+                (REVOKED_GRANT, (*id).into())
+            }
+            Revoked::Client(client) => (REVOKED_OF_CLIENT, client.as_str().into()),
+            Revoked::Subject(subject) => (REVOKED_OF_SUBJECT, subject.as_str().into()),
+        };
+        Ok(!self
+            .readers
+            .read(sql, vec![tenant.into(), of])
+            .await?
+            .is_empty())
+    }
+
+    /// Reports whether a grant is there and not revoked. Whoever has a token of one that has ended may come with it again
+    /// and again: a revocation would take the lock of all writers each time, to find nothing.
+    pub(crate) async fn is_live(self, tenant: &str, grant: Uuid) -> Result<bool, Error> {
+        let values = vec![tenant.into(), grant.into()];
+        Ok(!self.readers.read(LIVE, values).await?.is_empty())
     }
 
     /// Ends the grant of a refresh token that was used by the time the grant was bound to a key, and now comes with
@@ -82,7 +115,7 @@ impl Revocations<'_> {
         jkt: Option<&str>,
     ) -> Result<Option<Uuid>, Error> {
         let values = vec![hash.into(), tenant.into(), jkt.unwrap_or_default().into()];
-        let found = self.pool.read(BOUND_BY_ANOTHER, values).await?;
+        let found = self.readers.read(BOUND_BY_ANOTHER, values).await?;
         let Some(row) = found.first() else {
             return Ok(None);
         };
@@ -100,7 +133,7 @@ impl Revocations<'_> {
         (once, until_ms): (&[u8; 32], i64),
         record: &Record,
     ) -> Result<bool, Error> {
-        let _turn = self.turn().await?;
+        let _turn = self.turn(tenant).await?;
         let mut transaction = self.pool.begin().await?;
         let now_ms = self.pool.now_ms();
         let values = vec![tenant.into(), once.into(), until_ms.into()];
@@ -122,14 +155,15 @@ impl Revocations<'_> {
         Ok(true)
     }
 
-    /// Takes the turn, if there is one. It costs no time: the transactions of revocations wait for one another.
-    async fn turn(&self) -> Result<Option<SemaphorePermit<'_>>, Error> {
-        let Some(turn) = self.turn else {
+    /// Takes a turn of the tenant, if there are any. It costs no time: the transactions of revocations wait for one
+    /// another.
+    async fn turn(&self, tenant: &str) -> Result<Option<OwnersTurn>, Error> {
+        let Some(turns) = self.turns else {
             return Ok(None);
         };
-        let taken = timeout(TURN, turn.acquire()).await;
         let late = |_| Error::Unavailable("other revocations take long".to_owned());
-        Ok(taken.map_err(late)?.ok())
+        let taken = timeout(TURN, turns.take(tenant)).await;
+        taken.map(Some).map_err(late)
     }
 }
 
@@ -393,12 +427,35 @@ const INSERT: &str = "
     INSERT INTO revocations (number, tenant, kind, value, at_ms)
     VALUES ($1, $2, $3, $4, $5)";
 
+const LIVE: &str = "
+    SELECT id
+      FROM grants
+     WHERE tenant = $1 AND id = $2 AND revoked_ms IS NULL";
+
+const REVOKED_GRANT: &str = "
+    SELECT id
+      FROM grants
+     WHERE tenant = $1 AND id = $2 AND revoked_ms IS NOT NULL";
+
+const REVOKED_OF_CLIENT: &str = "
+    SELECT id
+      FROM grants
+     WHERE tenant = $1 AND client_id = $2 AND revoked_ms IS NOT NULL
+     LIMIT 1";
+
+const REVOKED_OF_SUBJECT: &str = "
+    SELECT id
+      FROM grants
+     WHERE tenant = $1 AND subject = $2 AND revoked_ms IS NOT NULL
+     LIMIT 1";
+
 // A used token of a grant that its code bound, or of one bound later, ends nothing: its thief could do nothing with it.
 const BOUND_BY_ANOTHER: &str = "
     SELECT grants.id AS id
       FROM refresh_tokens
       JOIN grants ON grants.id = refresh_tokens.grant_id
      WHERE refresh_tokens.hash = $1 AND grants.tenant = $2 AND grants.jkt <> $3
+       AND grants.revoked_ms IS NULL
        AND refresh_tokens.used_ms <= grants.bound_ms";
 
 const DELETE_CODE_OF_GRANT: &str = "

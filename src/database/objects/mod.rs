@@ -8,7 +8,7 @@
 //! * `rows`: objects as rows
 //! * `secrets`: secrets of objects: hashed, kept, hidden
 //! * `slots`: secrets in the slots of servers
-//! * `steps`: turns, judgement and transaction of every change
+//! * `steps`: judgement and transaction of every change
 
 mod changes;
 pub(crate) mod connections;

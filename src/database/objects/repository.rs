@@ -18,7 +18,6 @@ use super::{
     slots,
 };
 use crate::{
-    base::budget::Turns,
     config::{Mistake, Wrong},
     database::{
         pool::{Author, Error, Pool, Row, Transaction},
@@ -95,10 +94,6 @@ pub(crate) struct Objects<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) vault: &'a Vault,
     pub(crate) judge: &'a Judge,
-    /// Turns at changes, by tenant.
-    pub(crate) turns: &'a Turns,
-    /// The changes are of operators, who wait for no turn.
-    pub(crate) is_operator: bool,
 }
 
 impl Objects<'_> {
@@ -344,7 +339,8 @@ impl Objects<'_> {
         })
     }
 
-    /// Removes one object and all objects that belong to it, and writes the audit records.
+    /// Removes one object and all objects that belong to it, and writes the audit records. Returns the number of the
+    /// change.
     ///
     /// # Errors
     ///
@@ -355,7 +351,7 @@ impl Objects<'_> {
         name: &ObjectName,
         expected: Expected,
         author: &Author,
-    ) -> Result<(), Error> {
+    ) -> Result<i64, Error> {
         let edit = |before: &Loaded| {
             let stored = before.declared();
             if !stored.0.contains_key(name) {
@@ -373,7 +369,7 @@ impl Objects<'_> {
         };
         let around = Selection::around(name);
         let changed = self.change(around, When::Changing, author, edit);
-        changed.await.map(drop)
+        changed.await.map(|(after, _)| after.version)
     }
 
     /// The changes that [`Self::apply`] would make.

@@ -1,10 +1,8 @@
-//! The steps of every change of declared objects: turns, judgement beside other writers, and one transaction.
+//! The steps of every change of declared objects: judgement beside other writers, and one transaction.
 //!
 //! Not here: the operations (`repository`), and the edits themselves (`changes`).
 
-use std::{collections::BTreeMap, time::Duration};
-
-use tokio::time::timeout;
+use std::collections::BTreeMap;
 
 use super::{
     changes::{Written, apart, edited, record, takes_hosts, write},
@@ -13,7 +11,6 @@ use super::{
     slots,
 };
 use crate::{
-    base::budget::OwnersTurn,
     database::{
         pool::{Author, Error, Record, Transaction, audit},
         vault::Sealer,
@@ -57,7 +54,6 @@ impl Objects<'_> {
         author: &Author,
         mut edit: impl FnMut(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
     ) -> Result<(Loaded, Vec<Change>), Error> {
-        let _turn = self.turn(selection).await?;
         let tries = match selection {
             Selection::All => 1,
             _ => UNLOCKED,
@@ -85,19 +81,6 @@ impl Objects<'_> {
         let planned = Box::pin(self.planned(locked, selection, when, &mut edit));
         let (planned, transaction) = planned.await?;
         self.write(transaction, planned, author).await
-    }
-
-    /// Waits for the turn at a change of the selected objects: one of a tenant at a time, and tenants in turn. Operators
-    /// and the manifest wait for none.
-    async fn turn(self, selection: Selection<'_>) -> Result<Option<OwnersTurn>, Error> {
-        match selection {
-            Selection::Tenant(tenant) if !self.is_operator => {
-                let late = |_| Error::Unavailable("other changes take long".to_owned());
-                let taken = timeout(TURN, self.turns.take(tenant)).await;
-                taken.map(Some).map_err(late)
-            }
-            _ => Ok(None),
-        }
     }
 
     /// What `edit` makes of the selected objects, as the transaction reads them, without a mistake.
@@ -202,8 +185,6 @@ impl Basis {
 /// How often a change is checked beside other writers of its tenant, before it is while they wait. That of a whole
 /// manifest is once, because any writer is in its way.
 const UNLOCKED: u32 = 3;
-/// Time limit for the turn at a change: as long as it may wait for the lock then.
-const TURN: Duration = Duration::from_secs(5);
 
 const NEXT_VERSION: &str = "
     UPDATE changes

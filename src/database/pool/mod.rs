@@ -20,7 +20,7 @@ pub(crate) mod sql;
 mod value;
 
 pub(crate) use self::audit::{
-    Audit, Author, Cursor, Entry, FIELD, Filter, KINDS, Record, cut, storable,
+    Audit, Author, Cursor, Entry, FIELD, Filter, KINDS, Page, Record, cut, storable,
 };
 pub(crate) use self::error::Error;
 pub(crate) use self::file::HeldKey;

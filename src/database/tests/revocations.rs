@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::pin::pin;
 
-use futures_util::future::join_all;
+use futures_util::{FutureExt, future::join_all};
 use serde_json::json;
 
 use super::fixture::{
@@ -20,6 +20,9 @@ on_both! {
     every_revocation_is_seen_by_other_handles
     a_recreated_tenant_inherits_nothing
     revocations_leave_a_connection_to_operators
+    revocations_take_turns_by_tenant
+    a_grant_is_live_until_it_is_revoked
+    a_revocation_that_was_made_is_told_from_one_of_nothing
 }
 
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
@@ -310,7 +313,7 @@ async fn a_recreated_tenant_inherits_nothing(place: Place) {
 async fn revocations_leave_a_connection_to_operators(place: Place) {
     let [store, _] = open(&place).await;
     let people = store.revocations();
-    let under_way = people.turn.unwrap().acquire().await.unwrap();
+    let under_way = people.turns.unwrap().take("a").await;
     let gone = Revoked::Subject("ada".to_owned());
     let mut next = pin!(people.revoke("a", &gone));
     let operator = async {
@@ -326,4 +329,76 @@ async fn revocations_leave_a_connection_to_operators(place: Place) {
     }
     drop(under_way);
     next.await.unwrap();
+}
+
+/// Those of one tenant were all in front of another's.
+async fn revocations_take_turns_by_tenant(place: Place) {
+    let [store, _] = open(&place).await;
+    let people = store.revocations();
+    let under_way = people.turns.unwrap().take("a").await;
+    let gone = Revoked::Subject("ada".to_owned());
+    let mut own = pin!(join_all((0..3).map(|_| people.revoke("a", &gone))));
+    assert!((&mut own).now_or_never().is_none());
+    let mut other = pin!(people.revoke("b", &gone));
+    assert!((&mut other).now_or_never().is_none());
+    drop(under_way);
+    tokio::select! {
+        biased;
+        done = &mut own => panic!("they were all in front: {done:?}"),
+        done = &mut other => assert!(!done.unwrap()),
+    }
+    for done in own.await {
+        assert!(!done.unwrap());
+    }
+}
+
+/// A client with a token of a grant that has ended took the lock of all writers with it as often as it liked.
+async fn a_grant_is_live_until_it_is_revoked(place: Place) {
+    let [store, _] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    let people = store.revocations();
+    // It is asked without a turn.
+    let under_way = people.turns.unwrap().take("a").await;
+    assert!(people.is_live("a", id).await.unwrap());
+    assert!(!people.is_live("b", id).await.unwrap());
+    assert!(!people.is_live("a", code(2).grant.id).await.unwrap());
+    drop(under_way);
+    people.revoke("a", &Revoked::Grant(id)).await.unwrap();
+    assert!(!people.is_live("a", id).await.unwrap());
+}
+
+/// One that held, and was not confirmed, was told to have found nothing when it came again.
+async fn a_revocation_that_was_made_is_told_from_one_of_nothing(place: Place) {
+    let [store, _] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    let (client, subject) = ("c_app".to_owned(), "ada".to_owned());
+    let of_grant = [
+        Revoked::Grant(id),
+        Revoked::Consent(id),
+        Revoked::Access(id),
+        Revoked::Client(client),
+        Revoked::Subject(subject),
+    ];
+    let of_nothing = [
+        Revoked::Consent(code(2).grant.id),
+        Revoked::Client("c_ap".to_owned()),
+        Revoked::Subject("ad".to_owned()),
+    ];
+    let was_made = async |tenant: &str, what: &Revoked| {
+        let revocations = store.revocations();
+        revocations.was_made(tenant, what).await.unwrap()
+    };
+    for what in &of_grant {
+        assert!(!was_made("a", what).await, "{what:?}");
+    }
+    for what in of_nothing.iter().chain([&of_grant[1]]) {
+        store.revocations().revoke("a", what).await.unwrap();
+    }
+    for what in &of_grant {
+        assert!(was_made("a", what).await, "{what:?}");
+        assert!(!was_made("b", what).await, "{what:?}");
+    }
+    for what in &of_nothing {
+        assert!(!was_made("a", what).await, "{what:?}");
+    }
 }

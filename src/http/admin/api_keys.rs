@@ -141,7 +141,7 @@ async fn write_key(
         Ok(object)
     };
     let author = caller.author();
-    let store = caller.store(front).await?;
+    let store = caller.store_to_change(front, name).await?;
     let put = store.objects().edit(name, expected, &author, change).await;
     let put = put.map_err(|failure| match failure {
         database::Error::Conflict => {
@@ -152,7 +152,7 @@ async fn write_key(
     });
     let stored = put?.stored;
     drop(store);
-    refresh(front).await;
+    refresh(front, stored.version).await;
     let mut body = shown(&stored);
     body["key"] = key.into();
     let mut response = tagged(StatusCode::CREATED, &stored, &body);

@@ -1,22 +1,28 @@
 //! Audit trail: a page of records as JSON, or all records as JSON lines; and the attempts of clients to be let in.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{
+    StreamExt,
+    future::ready,
+    stream::{once, try_unfold},
+};
 use http::{StatusCode, header::ACCEPT};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Permission, turn_of},
+    caller::{Permission, WAIT, within},
     operation::{Call, Operation, OperationResult, get},
     request::Parameter,
     response::{lines, ok, page},
     schema::{self, LINES, Schema, Shape, any_object, nullable_text, object, text},
 };
 use crate::{
-    base::moment,
+    base::{budget::Turns, moment},
     config::reader::nearest,
-    database::{self, Cursor, Database, Entry, Filter, KINDS, Record, oauth::Step},
+    database::{Cursor, Database, Entry, Filter, KINDS, Page, Record, oauth::Step},
     http::reply::Problem,
 };
 
@@ -157,49 +163,71 @@ async fn audit(call: Call) -> OperationResult {
     })?;
     let accept = call.headers.get(ACCEPT);
     let accept = accept.and_then(|value| value.to_str().ok());
+    let (turns, owner) = call.caller.scans();
+    let trail = Trail {
+        store: call.front.snapshot.database()?.clone(),
+        filter,
+        turns,
+        owner: owner.to_owned(),
+    };
     if accept.is_some_and(|accept| accept.contains(LINES)) {
-        let store = call.front.snapshot.database()?.clone();
-        let caller = &call.caller;
-        let owner = (!caller.administrator.is_operator()).then(|| caller.owner().to_owned());
-        return Ok(lines(export((store, owner), filter, after)));
+        // Before the response, which can tell of nothing once it has begun.
+        let first = trail.page(after, EXPORT_PAGE, WAIT).await?;
+        return Ok(lines(export(trail, first)));
     }
     let limit = u32::try_from(query.limit()?).unwrap_or(u32::MAX);
-    let store = call.caller.store(&call.front).await?;
-    let found = store.audit().page(&filter, after, limit).await?;
+    let found = trail.page(after, limit, WAIT).await?;
     let next = found.next.map(|next| next.to_string());
     Ok(page(found.entries.iter().map(entry).collect(), next))
 }
 
-/// Streams all records, page by page at the speed of the client, each page at a turn of its owner; operators wait for
-/// none. An error of the database aborts the response, so that an incomplete one does not look complete.
-fn export(
-    (store, owner): (Database, Option<String>),
+/// The audit trail as one caller reads it.
+struct Trail {
+    store: Database,
     filter: Filter,
-    after: Option<Cursor>,
-) -> Body {
-    let first = Some((store, owner, filter, after));
-    let pages = stream::try_unfold(first, async |state| {
-        let Some((store, owner, filter, after)) = state else {
-            return Ok::<_, database::Error>(None);
-        };
-        let _turn = match &owner {
-            Some(owner) => Some(turn_of(owner).await.map_err(|_| late())?),
-            None => None,
-        };
-        let page = store.audit().page(&filter, after, EXPORT_PAGE).await?;
-        let mut text = String::new();
-        for one in &page.entries {
-            text.push_str(&entry(one).to_string());
-            text.push('\n');
-        }
-        let rest = page.next.map(|next| (store, owner, filter, Some(next)));
-        Ok(Some((Bytes::from(text), rest)))
-    });
-    Body::from_stream(pages)
+    /// Turns at a page, of which each scans as much as a statement can.
+    turns: &'static Turns,
+    /// The name that the turns are taken by.
+    owner: String,
 }
 
-fn late() -> database::Error {
-    database::Error::Unavailable("other requests of administrators take long".to_owned())
+impl Trail {
+    /// Reads a page at its turn, which is waited for as long as `patience`.
+    async fn page(
+        &self,
+        after: Option<Cursor>,
+        limit: u32,
+        patience: Duration,
+    ) -> Result<Page, Problem> {
+        let _turn = within(patience, self.turns.take(&self.owner)).await?;
+        Ok(self.store.audit().page(&self.filter, after, limit).await?)
+    }
+}
+
+/// Streams all records from a first page on, page by page at the speed of the client. Between two pages nothing is
+/// held, so that the next one may wait for long. An error aborts the response, so that an incomplete one does not look
+/// complete.
+fn export(trail: Trail, first: Page) -> Body {
+    let begin = once(ready(Ok(text_of(&first))));
+    let rest = try_unfold((trail, first.next), async |(trail, after)| {
+        let Some(after) = after else {
+            return Ok::<_, String>(None);
+        };
+        let page = trail.page(Some(after), EXPORT_PAGE, PATIENCE).await;
+        let page = page.map_err(|problem| format!("an export ends with {}", problem.status()))?;
+        Ok(Some((text_of(&page), (trail, page.next))))
+    });
+    Body::from_stream(begin.chain(rest))
+}
+
+/// The records of a page, one a line.
+fn text_of(page: &Page) -> Bytes {
+    let mut text = String::new();
+    for one in &page.entries {
+        text.push_str(&entry(one).to_string());
+        text.push('\n');
+    }
+    Bytes::from(text)
 }
 
 fn entry(entry: &Entry) -> Json {
@@ -219,6 +247,8 @@ fn entry(entry: &Entry) -> Json {
 
 /// Records per read of an export.
 const EXPORT_PAGE: u32 = 500;
+/// Time limit for the turn of a page of an export under way, which begins anew if it is broken off.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 static RECORD: Schema = Schema {
     name: "Record",
@@ -283,3 +313,71 @@ static RECORDS: Schema = Schema {
     name: "Records",
     shape: Shape::Page(&RECORD),
 };
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use axum::response::IntoResponse;
+    use tokio::time::timeout;
+
+    use super::super::audit::*;
+    use crate::{
+        base::Clock,
+        config::{Config, Sources},
+        database::Opening,
+    };
+
+    /// A trail of so many records, read at one turn, in a directory of its own.
+    async fn trail(records: usize) -> (tempfile::TempDir, Trail) {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config::load(&Sources {
+            set: vec![format!("data_dir={}", dir.path().display())],
+            env: BTreeMap::from([("HOME".to_owned(), "/".to_owned())]),
+            ..Sources::default()
+        });
+        let (config, clock) = (config.unwrap(), Clock::of(|| 1_000));
+        let opening = Opening::of(&config, Arc::new(|_: &_, _| Vec::new()), clock);
+        let store = Database::open(opening).await.unwrap();
+        let record = Record::new(None, "server.restarted", "ada", "x", json!({}));
+        store.audit().append(&vec![record; records]).await.unwrap();
+        let trail = Trail {
+            store,
+            filter: Filter::default(),
+            turns: Box::leak(Box::new(Turns::new(2))),
+            owner: "a".to_owned(),
+        };
+        (dir, trail)
+    }
+
+    /// It was cut off after five seconds behind others, and began anew each time.
+    #[tokio::test]
+    async fn an_export_under_way_waits_long_for_its_turn() {
+        let records = usize::try_from(EXPORT_PAGE).unwrap() + 1;
+        let (_dir, trail) = trail(records).await;
+        let turns = trail.turns;
+        let first = trail.page(None, EXPORT_PAGE, WAIT).await.unwrap();
+        let mut body = export(trail, first).into_data_stream();
+        let held = turns.take("a").await;
+        let mut read = body.next().await.unwrap().unwrap().to_vec();
+        let mut next = body.next();
+        let early = timeout(Duration::from_millis(50), &mut next).await;
+        assert!(early.is_err(), "it did not wait: {early:?}");
+        drop(held);
+        read.extend_from_slice(&next.await.unwrap().unwrap());
+        assert!(body.next().await.is_none());
+        assert_eq!(read.split_inclusive(|byte| *byte == b'\n').count(), records);
+    }
+
+    #[tokio::test]
+    async fn a_page_that_finds_no_turn_is_503() {
+        let (_dir, trail) = trail(1).await;
+        let held = trail.turns.take("a").await;
+        let late = trail.page(None, 9, Duration::from_millis(1)).await;
+        let late = late.map(drop).unwrap_err().into_response();
+        assert_eq!(late.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(late.headers().contains_key("retry-after"));
+        drop(held);
+        assert_eq!(trail.page(None, 9, WAIT).await.unwrap().entries.len(), 1);
+    }
+}

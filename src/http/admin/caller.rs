@@ -19,7 +19,7 @@ use crate::{
     base::budget::{OwnersTurn, Turns},
     config::ClientAddress,
     database::{Author, ForAdministrator},
-    declare::AuthMode,
+    declare::{AuthMode, ObjectName},
     http::{
         Front,
         admission::{bearer, challenge::REALM},
@@ -39,6 +39,8 @@ pub(super) struct Caller {
 pub(super) struct Store<'f> {
     database: ForAdministrator<'f>,
     _turn: Option<OwnersTurn>,
+    /// The turn at a change of declared objects.
+    _change: Option<OwnersTurn>,
 }
 
 impl<'f> Deref for Store<'f> {
@@ -112,7 +114,7 @@ impl Caller {
             return Ok(false);
         };
         if snapshot.load().version < Some(reached)
-            && let Err(failure) = snapshot.refresh().await
+            && let Err(failure) = snapshot.refresh_to(reached).await
         {
             tracing::warn!(%failure, "a change of another replica is not served yet");
         }
@@ -123,11 +125,35 @@ impl Caller {
 
     /// Waits until it is this caller's turn at the database.
     pub(super) async fn store<'f>(&self, front: &'f Front) -> Result<Store<'f>, Problem> {
-        let database = front.snapshot.database()?;
         Ok(Store {
+            database: self.database(front)?,
             _turn: self.turn().await?,
-            database: database.for_administrator(self.administrator.is_operator()),
+            _change: None,
         })
+    }
+
+    /// The same for a change of a declared object, at its turn as well.
+    pub(super) async fn store_to_change<'f>(
+        &self,
+        front: &'f Front,
+        name: &ObjectName,
+    ) -> Result<Store<'f>, Problem> {
+        let database = self.database(front)?;
+        let (Some(changes), Some(tenant)) = (database.changes(), name.owner()) else {
+            return self.store(front).await;
+        };
+        let all = LazyLock::force(&TURNS);
+        let [change, turn] = in_turn([changes, all], [tenant, self.owner()]).await?;
+        Ok(Store {
+            database,
+            _turn: Some(turn),
+            _change: Some(change),
+        })
+    }
+
+    fn database<'f>(&self, front: &'f Front) -> Result<ForAdministrator<'f>, Problem> {
+        let database = front.snapshot.database()?;
+        Ok(database.for_administrator(self.administrator.is_operator()))
     }
 
     /// Waits for a turn of the caller's tenant. Operators wait for none: they have connections of their own.
@@ -135,7 +161,17 @@ impl Caller {
         if self.administrator.is_operator() {
             return Ok(None);
         }
-        turn_of(self.owner()).await.map(Some)
+        taken(&TURNS, self.owner()).await.map(Some)
+    }
+
+    /// The turns at reads of the audit trail, and the name that this caller takes them by: tenants' administrators have
+    /// one, operators their own.
+    pub(super) fn scans(&self) -> (&'static Turns, &str) {
+        if self.administrator.is_operator() {
+            (LazyLock::force(&SCANS), self.administrator.actor.as_str())
+        } else {
+            (LazyLock::force(&TURNS), self.owner())
+        }
     }
 
     /// The owner of this caller's turns: its tenant, and for operators the name of none.
@@ -226,17 +262,23 @@ fn challenge(why: AdministratorRefusal) -> Response {
     response
 }
 
-/// Waits for a turn of a tenant's administrators at the database.
-pub(super) async fn turn_of(tenant: &str) -> Result<OwnersTurn, Problem> {
-    taken(&TURNS, tenant).await
-}
-
 /// Waits for a turn, but not for long.
 pub(super) async fn taken(turns: &Turns, owner: &str) -> Result<OwnersTurn, Problem> {
     within(WAIT, turns.take(owner)).await
 }
 
-async fn within(
+/// Waits for the turn of a tenant at a change, and then for that of an owner at the database: changes that wait for one
+/// another keep nobody from it.
+async fn in_turn(
+    [changes, all]: [&Turns; 2],
+    [tenant, owner]: [&str; 2],
+) -> Result<[OwnersTurn; 2], Problem> {
+    let change = taken(changes, tenant).await?;
+    Ok([change, taken(all, owner).await?])
+}
+
+/// Waits for a turn as long as the limit.
+pub(super) async fn within(
     limit: Duration,
     turn: impl Future<Output = OwnersTurn>,
 ) -> Result<OwnersTurn, Problem> {
@@ -245,12 +287,47 @@ async fn within(
 
 /// Turns of tenants' administrators at the database: half of the connections that they share with outsiders.
 static TURNS: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
+/// Turns of operators at the audit trail, which they read by the same connections: a page may take as long as a
+/// statement may.
+static SCANS: LazyLock<Turns> = LazyLock::new(|| Turns::new(2));
 /// Time limit for a turn.
-const WAIT: Duration = Duration::from_secs(5);
+pub(super) const WAIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::super::caller::*;
+
+    /// Those of operators had no bound: eight of them took all connections by which people log in.
+    #[tokio::test]
+    async fn operators_read_the_trail_in_turn_beside_tenants() {
+        let turn = |owner: &'static str| SCANS.take(owner).now_or_never();
+        let first = turn("operator:first");
+        assert!(first.is_some() && turn("operator:first").is_none());
+        let second = turn("operator:second");
+        assert!(second.is_some() && turn("operator:third").is_none());
+        assert!(TURNS.take("a").now_or_never().is_some());
+    }
+
+    /// Three of a tenant held three of the four turns, two of them only to wait for the first.
+    #[tokio::test]
+    async fn changes_that_wait_for_one_another_hold_no_turn_at_the_database() {
+        let (changes, all) = (Turns::new(2), Turns::new(4));
+        let change = || Box::pin(in_turn([&changes, &all], ["a", "a"]));
+        let under_way = change().await.unwrap();
+        let mut waiting = [change(), change()];
+        for one in &mut waiting {
+            assert!(one.now_or_never().is_none());
+        }
+        let reads = [(); 2].map(|()| all.take("a").now_or_never().unwrap());
+        assert!(change().now_or_never().is_none());
+        assert!(changes.take("b").now_or_never().is_some());
+        drop((under_way, reads));
+        for one in waiting {
+            one.await.map(drop).unwrap();
+        }
+    }
 
     /// The requests of one tenant's administrators were in front of everybody else's, without an end.
     #[tokio::test]

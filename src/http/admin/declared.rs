@@ -250,14 +250,14 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
         return Err(Problem::new(StatusCode::FORBIDDEN, text));
     }
     let (object, author) = (Object::new(kind, document), caller.author());
-    let store = caller.store(front).await?;
+    let store = caller.store_to_change(front, &name).await?;
     let is_conditional = expected.is_some();
     let expected = expected.unwrap_or(Expected::Any);
     let put = store.objects().put(&name, object, expected, &author).await;
     let put = put.map_err(|failure| Problem::of(failure, is_conditional))?;
     // Others have its turn while this replica reads the change.
     drop(store);
-    refresh(front).await;
+    refresh(front, put.stored.version).await;
     let status = if put.is_new {
         StatusCode::CREATED
     } else {
@@ -282,16 +282,17 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
     }
     let expected = expected(&call.headers)?;
     let is_conditional = expected.is_some();
-    let store = call.caller.store(&call.front).await?;
     let (name, author) = (object_name(&call.path, kind), call.caller.author());
+    let store = call.caller.store_to_change(&call.front, &name).await?;
     let expected = expected.unwrap_or(Expected::Present);
     let deleted = store.objects().delete(&name, expected, &author).await;
-    deleted.map_err(|failure| match failure {
+    let deleted = deleted.map_err(|failure| match failure {
         database::Error::Conflict => Problem::of(failure, is_conditional),
         failure => failed(failure, &name),
-    })?;
+    });
+    let version = deleted?;
     drop(store);
-    refresh(&call.front).await;
+    refresh(&call.front, version).await;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -315,9 +316,9 @@ fn missing(name: &ObjectName) -> Problem {
     Problem::no_such(&kind.replace('_', " "), rest)
 }
 
-/// Refreshes the snapshot before the response. After a failure the change takes effect later.
-pub(super) async fn refresh(front: &Front) {
-    if let Err(failure) = front.snapshot.refresh().await {
+/// Refreshes the snapshot up to a change before the response. After a failure the change takes effect later.
+pub(super) async fn refresh(front: &Front, version: i64) {
+    if let Err(failure) = front.snapshot.refresh_to(version).await {
         tracing::warn!(%failure, "a change is stored and not served yet");
     }
 }
@@ -375,7 +376,7 @@ async fn apply(call: Call) -> OperationResult {
     };
     let changes = changes?;
     if !is_dry {
-        refresh(&front).await;
+        refresh(&front, i64::MAX).await;
     }
     let changes: Vec<Json> = changes.iter().map(change).collect();
     Ok(ok(&json!({"changes": changes, "dry_run": is_dry})))

@@ -89,7 +89,7 @@ fn of_grants() -> Vec<Operation> {
             "/tenants/{tenant}/revocations",
             "revoke",
             "Revoke a grant, or all grants of a client or a person, with their tokens; consent is requested again; 404 if \
-             there is nothing to revoke",
+             there is and was nothing to revoke",
         )
         .takes(&REVOCATION)
         .fails(&[400, 404, 408, 409, 413, 415, 422])
@@ -339,7 +339,8 @@ async fn revoke(call: Call) -> OperationResult {
     store.audit().append(&[record]).await?;
     let is_ended = store.revocations().revoke(tenant, &what).await?;
     refresh_issued(&call.front).await?;
-    if !is_ended {
+    // One that was answered 503 may hold, and is asked for again.
+    if !is_ended && !store.revocations().was_made(tenant, &what).await? {
         // A name may be misspelt, and the person or the client that was meant goes on.
         let kind = match kind {
             "client" => "grant to client",

@@ -349,6 +349,25 @@ async fn a_revoked_token_is_revoked_once() {
     refused.assert_refused(400, "invalid_grant");
 }
 
+/// Whoever had such a token took the lock of all writers with it, at each replica, again and again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_of_a_grant_that_has_ended_waits_for_no_writer() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let app = App::public(&gateway, "a").await;
+    let token = app.tokens().await.text("access_token");
+    // As if it had expired: no replica remembers a revocation.
+    for statement in ["DELETE FROM refresh_tokens", "DELETE FROM grants"] {
+        sqlx::query(statement).execute(&mut sql).await.unwrap();
+    }
+    let mut lock = sql.begin().await.unwrap();
+    let held = sqlx::query("LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE");
+    held.execute(&mut *lock).await.unwrap();
+    for _ in 0..10 {
+        assert_eq!(app.revoke(&token).await, StatusCode::OK);
+    }
+    lock.rollback().await.unwrap();
+}
+
 /// Each refresh writes a token that lives for weeks.
 #[tokio::test]
 async fn a_grant_is_refreshed_300_times_a_minute() {
@@ -537,6 +556,23 @@ async fn lists_of_a_tenants_administrator_keep_nobody_else_waiting() {
     lock.rollback().await.unwrap();
 }
 
+/// It was 200, and ended without a record.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_that_cannot_begin_is_503() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let mut lock = sql.begin().await.unwrap();
+    let held = sqlx::query("LOCK TABLE audit IN ACCESS EXCLUSIVE MODE");
+    held.execute(&mut *lock).await.unwrap();
+    let asked = reqwest::Client::new()
+        .get(format!("{}/api/v1/audit", gateway.origin()))
+        .bearer_auth(gateway.administrator())
+        .header("Accept", "application/x-ndjson");
+    let answer = within("an answer", asked.send()).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(answer.headers().contains_key("retry-after"));
+    lock.rollback().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revocation_that_does_not_hold_yet_is_503() {
     let (gateway, _postgres, mut sql) = over_postgres().await;
@@ -561,6 +597,9 @@ async fn a_revocation_that_does_not_hold_yet_is_503() {
         !app.reaches("x", &token).await
     })
     .await;
+    // It was told to come again, and must not hear that there is no such grant.
+    let again = end(&gateway, json!({"grant": grant_of(&token)})).await;
+    assert_eq!(again, StatusCode::NO_CONTENT);
 }
 
 /// A code was used up, and its client was told to come again.

@@ -58,9 +58,9 @@ pub(super) fn without_log_in_prompt(query: &str) -> String {
     kept.collect::<Vec<_>>().join("&")
 }
 
-/// Adds `prompt=login` to a query.
+/// Adds `prompt=select_account` to a query: a client's own `prompt=login` stays.
 pub(super) fn with_log_in_prompt(query: &str) -> String {
-    with_prompt(query, "login", is_log_in)
+    with_prompt(query, "select_account", |word| word == "select_account")
 }
 
 /// Adds `prompt=consent` to a query.
@@ -191,8 +191,10 @@ pub(super) struct RequestParameters {
 pub(super) struct Prompt {
     /// No page may be shown.
     pub(crate) none: bool,
-    /// The person must log in again.
+    /// The person must log in again, or choose an account.
     pub(crate) login: bool,
+    /// The person must log in again, wherever that is.
+    pub(crate) credentials: bool,
     /// The person must consent again.
     pub(crate) consent: bool,
 }
@@ -304,7 +306,10 @@ fn prompt(text: Option<&str>) -> Result<Prompt, AuthorizationRefusal> {
         match *word {
             "none" => prompt.none = true,
             "consent" => prompt.consent = true,
-            word if is_log_in(word) => prompt.login = true,
+            word if is_log_in(word) => {
+                prompt.login = true;
+                prompt.credentials |= word == "login";
+            }
             _ => {}
         }
     }

@@ -100,6 +100,7 @@ fn invalid_requests_get_the_right_error_code() {
 fn prompts_are_words() {
     let of = |more: &str| read(&format!("{GOOD}&prompt={more}")).unwrap().prompt;
     assert!(of("none").none && of("login").login && of("select_account").login);
+    assert!(of("login").credentials && !of("select_account").credentials);
     let both = of("login+consent");
     assert!(both.login && both.consent);
     assert_eq!(of("create"), Prompt::default());
@@ -112,10 +113,10 @@ fn prompts_are_words() {
         assert_eq!(without_log_in_prompt(query), wanted);
     }
     for (query, wanted) in [
-        ("a=%7e&b=2", "a=%7e&b=2&prompt=login"),
-        ("a=1&prompt=consent&b=2", "a=1&prompt=consent+login&b=2"),
-        ("prompt=select_account", "prompt=login"),
-        ("pr%6Fmpt=&a=1", "prompt=login&a=1"),
+        ("a=%7e&b=2", "a=%7e&b=2&prompt=select_account"),
+        ("a=1&prompt=consent&b=2", "a=1&prompt=consent+select_account&b=2"),
+        ("prompt=login", "prompt=login+select_account"),
+        ("pr%6Fmpt=&a=1", "prompt=select_account&a=1"),
     ] {
         assert_eq!(with_log_in_prompt(query), wanted);
     }

@@ -222,7 +222,7 @@ impl Launcher {
         let home = self.ambient.home.as_deref().map(Path::new);
         let mut restrictions =
             self.sandbox
-                .restrictions(launch, limits, path, home, &self.ambient.cwd);
+                .restrictions(launch, limits, path, home, &self.ambient.cwd)?;
         restrictions.uid = uid;
         if let (Some(uid), Some(private)) = (restrictions.uid, &request.private) {
             chown(private, Some(uid), Some(uid))?;

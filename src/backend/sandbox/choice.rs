@@ -258,6 +258,10 @@ impl Sandbox {
     }
 
     /// Decides the restrictions of a child with this PATH, HOME and working directory.
+    ///
+    /// # Errors
+    ///
+    /// A shortage if its program cannot be read because of a lease.
     pub(crate) fn restrictions(
         &self,
         launch: &Launch,
@@ -265,11 +269,13 @@ impl Sandbox {
         path: &OsStr,
         home: Option<&Path>,
         cwd: &Path,
-    ) -> Restrictions {
+    ) -> io::Result<Restrictions> {
         let (offer, wanted) = (&self.offer, &launch.confinement);
         let is_standard = wanted.profile == Profile::Standard;
         let by_group = self.groups.is_some() && offer.separation != Separation::Uid;
-        Restrictions {
+        let is_confined = is_standard && offer.landlock > 0;
+        let files = is_confined.then(|| self.files(launch, path, home, cwd));
+        Ok(Restrictions {
             uid: None,
             nice: self.nice,
             namespaces: match offer.separation {
@@ -284,7 +290,7 @@ impl Sandbox {
             is_filtered: offer.has_seccomp
                 && matches!(offer.separation, Separation::Uid | Separation::Landlock),
             landlock: offer.landlock,
-            files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
+            files: files.transpose()?,
             hide: self.hidden(),
             sockets: self.sockets(launch),
             tcp: match &wanted.tcp {
@@ -299,7 +305,7 @@ impl Sandbox {
             } else {
                 Store::Read
             }),
-        }
+        })
     }
 
     fn sockets(&self, launch: &Launch) -> Sockets {
@@ -322,13 +328,19 @@ impl Sandbox {
         found.collect()
     }
 
-    fn files(&self, launch: &Launch, path: &OsStr, home: Option<&Path>, cwd: &Path) -> Files {
-        let read = readable(&self.system, launch, path, home);
+    fn files(
+        &self,
+        launch: &Launch,
+        path: &OsStr,
+        home: Option<&Path>,
+        cwd: &Path,
+    ) -> io::Result<Files> {
+        let read = readable(&self.system, launch, path, home)?;
         let mut write = files::outer(&launch.confinement.write);
         if launch.home == Home::Caller {
             write.push(cwd.to_owned());
         }
-        Files { read, write }
+        Ok(Files { read, write })
     }
 }
 
@@ -365,7 +377,7 @@ impl Start {
         if let Some(path) = look.unanswered() {
             return Err(no_answer(&path));
         }
-        let Some((path, does)) = found else {
+        let Some((path, does)) = found? else {
             return Ok(());
         };
         let path = path.display();
@@ -375,36 +387,40 @@ impl Start {
     }
 
     /// The first path that another server can replace, and how.
-    fn replaceable(&self, others: &[PathBuf], look: &Look) -> Option<(PathBuf, &'static str)> {
+    fn replaceable(
+        &self,
+        others: &[PathBuf],
+        look: &Look,
+    ) -> io::Result<Option<(PathBuf, &'static str)>> {
         // What it may write itself has no more rights than that.
         let own: Vec<PathBuf> = self.own.iter().filter_map(|dir| look.real(dir)).collect();
         let others = others.iter().filter(|dir| !own.contains(dir));
         let others: Vec<PathBuf> = others.cloned().collect();
         if others.is_empty() {
-            return None;
+            return Ok(None);
         }
-        if let Some(program) = self.replaceable_program(&others, look) {
+        if let Some(program) = self.replaceable_program(&others, look)? {
             let exists = look.ask(&program, Path::exists).unwrap_or_default();
             let does = if exists {
                 "which could replace it; put the program elsewhere"
             } else {
                 "which could put a program there; take the directory from PATH"
             };
-            return Some((program, does));
+            return Ok(Some((program, does)));
         }
         let does = "which could put a link in its place; name a path outside of it";
-        replaceable(&self.named, &others, look).map(|path| (path.clone(), does))
+        let named = replaceable(&self.named, &others, look);
+        Ok(named.map(|path| (path.clone(), does)))
     }
 
     /// The first of the files that it executes, its program and the interpreters of a script, that leads through
     /// something that others may write; or of the places on PATH where one is looked for before it is found.
-    fn replaceable_program(&self, others: &[PathBuf], look: &Look) -> Option<PathBuf> {
+    fn replaceable_program(&self, others: &[PathBuf], look: &Look) -> io::Result<Option<PathBuf>> {
         let by = if self.has_uid { 0o001 } else { 0o111 };
         let command = (&*self.command, &*self.path);
-        let executed = files::executed(command, self.cwd.as_deref(), by, look);
-        executed
-            .into_iter()
-            .find(|file| files::is_through(file, others, look))
+        let executed = files::executed(command, self.cwd.as_deref(), by, look)?;
+        let mut executed = executed.into_iter();
+        Ok(executed.find(|file| files::is_through(file, others, look)))
     }
 }
 
@@ -449,7 +465,10 @@ pub(crate) fn out_of_reach<'l>(
     path: &OsStr,
     home: Option<&Path>,
 ) -> Vec<&'l str> {
-    let roots = readable(&files::system(), launch, path, home);
+    // A program that cannot be read at the moment does not start either.
+    let Ok(roots) = readable(&files::system(), launch, path, home) else {
+        return Vec::new();
+    };
     let is_in_reach = |file: &Path| {
         let mut roots = roots.iter().chain(&launch.confinement.write);
         roots.any(|root| file.starts_with(root))
@@ -467,15 +486,15 @@ fn readable(
     launch: &Launch,
     path: &OsStr,
     home: Option<&Path>,
-) -> Vec<PathBuf> {
+) -> io::Result<Vec<PathBuf>> {
     let homes: Vec<PathBuf> = home.into_iter().map(Path::to_owned).collect();
     let mut read = system.to_vec();
     let foreign = foreign(launch);
     let command = OsStr::new(&launch.command);
-    read.extend(files::programs(command, path, &homes, &foreign));
+    read.extend(files::programs(command, path, &homes, &foreign)?);
     read.extend(files::beyond(&launch.confinement.read, &foreign));
     read.extend(files::beyond(launch.cwd.as_slice(), &foreign));
-    read
+    Ok(read)
 }
 
 /// Directories whose contents the server or its package wrote. The user's own project, which `run` works in,
@@ -514,7 +533,10 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::super::choice::*;
-    use crate::declare::Confinement;
+    use crate::{
+        backend::{admission::is_shortage, linux::regular_file::tests::Lease},
+        declare::Confinement,
+    };
 
     fn launch(command: &Path, confinement: Confinement) -> Launch {
         Launch {
@@ -550,7 +572,7 @@ mod tests {
         };
         let mut launch = launch(Path::new("/x"), confinement);
         launch.cwd = Some(app);
-        let read = readable(&[], &launch, OsStr::new(""), None);
+        let read = readable(&[], &launch, OsStr::new(""), None).unwrap();
         assert_eq!(read, [given]);
         let write = files::outer(&launch.confinement.write);
         assert_eq!(write, [own]);
@@ -727,6 +749,35 @@ mod tests {
             .unwrap()
     }
 
+    /// Its interpreter, which another server could replace, was not looked at.
+    #[test]
+    fn a_start_waits_for_the_end_of_a_lease_on_its_script() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let [safe, others] = ["safe", "others"].map(|name| root.join(name));
+        for dir in [&safe, &others] {
+            fs::create_dir(dir).unwrap();
+        }
+        let (script, theirs) = (safe.join("x"), others.join("theirs"));
+        fs::write(&theirs, "").unwrap();
+        fs::write(&script, format!("#!{}\n", theirs.display())).unwrap();
+        for file in [&theirs, &script] {
+            fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let launch = launch(&script, Confinement::default());
+        let check = || {
+            checked(
+                Start::of(&launch, None, false),
+                std::slice::from_ref(&others),
+            )
+        };
+        let lease = Lease::on(&script);
+        let error = check().unwrap_err();
+        assert!(is_shortage(&error), "{error}");
+        drop(lease);
+        assert!(is_named(Some(&check().unwrap_err().to_string()), &theirs));
+    }
+
     /// A child with a uid of its own executes what others may.
     #[test]
     fn a_program_is_found_as_its_child_finds_it() {
@@ -888,7 +939,7 @@ mod tests {
                 ..launch(&script, confinement)
             }
         };
-        let read = |launch: Launch| readable(&[], &launch, OsStr::new(""), None);
+        let read = |launch: Launch| readable(&[], &launch, OsStr::new(""), None).unwrap();
         let own = || Some(root.join("a"));
         let of_operator = [root.join("a"), root.join("b/data")];
         assert_eq!(read(launch(None, None)), of_operator);

@@ -192,7 +192,7 @@ impl Sandbox {
         let checked = spawn_blocking(move || {
             // Held to the end, also if nobody waits for it any more.
             let _turn = turn;
-            let others = written.others(&dirs, &start.own, start.has_uid);
+            let others = written.others(&dirs, &start.own, start.has_uid)?;
             looks.run((PATIENCE, LONGEST_CHECK), move |look| {
                 start.check(&others, look)
             })?

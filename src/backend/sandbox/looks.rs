@@ -377,23 +377,36 @@ impl Written {
 
     /// Real paths of those of these directories that a server does not name itself, and in which others could
     /// replace what is its own. It may have a uid that is its own too.
+    ///
+    /// # Errors
+    ///
+    /// A shortage if it is not known yet where one of them leads. That of one that does not answer is: it was asked.
     pub(super) fn others(
         &self,
         dirs: &BTreeSet<PathBuf>,
         own: &[PathBuf],
         has_uid: bool,
-    ) -> Vec<PathBuf> {
+    ) -> io::Result<Vec<PathBuf>> {
         let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
-        let dirs = dirs.iter().filter(|dir| !own.contains(dir));
-        let seen = dirs.map(|dir| seen.get(dir).cloned().unwrap_or_else(|| Seen::never(dir)));
-        // Others replace nothing that is not theirs in a directory with the sticky bit.
-        let seen = seen.filter(|seen| !has_uid || !seen.is_sticky);
-        seen.flat_map(|seen| seen.paths).collect()
+        let mut others = Vec::new();
+        for dir in dirs.iter().filter(|dir| !own.contains(dir)) {
+            let seen = match seen.get(dir) {
+                Some(seen) => seen.clone(),
+                None if self.dirs().contains(dir) => return Err(unseen(dir)),
+                // Since these were read, it was taken from the last server that might write there.
+                None => Seen::never(dir),
+            };
+            // Others replace nothing that is not theirs in a directory with the sticky bit.
+            if !has_uid || !seen.is_sticky {
+                others.extend(seen.paths);
+            }
+        }
+        Ok(others)
     }
 }
 
 impl Seen {
-    /// A directory that nobody has looked at yet: as it was declared.
+    /// A directory that nobody has looked at: as it was declared.
     fn never(dir: &Path) -> Self {
         let place = Place::of(dir, &[], |_| None);
         Self {
@@ -501,6 +514,12 @@ pub(super) fn no_answer(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
+/// The error of a start before it was seen where a directory of another server leads.
+fn unseen(dir: &Path) -> io::Error {
+    let why = format!("sandbox: {} was not looked at yet", dir.display());
+    io::Error::new(io::ErrorKind::WouldBlock, why)
+}
+
 /// The innermost mount point around a path without links.
 fn mount_of<'m>(path: &Path, mounts: &'m [PathBuf]) -> Option<&'m Path> {
     let around = mounts.iter().filter(|mount| path.starts_with(mount));
@@ -605,7 +624,7 @@ mod tests {
         let written = Arc::new(Written::new(Arc::default, Arc::clone(&looks)));
         let others = async |written: &Arc<Written>, dirs| {
             written.look(&dirs).await;
-            let mut others = written.others(&dirs, &[], false);
+            let mut others = written.others(&dirs, &[], false).unwrap();
             others.sort();
             others
         };
@@ -643,6 +662,27 @@ mod tests {
             }
         };
         timeout(Duration::from_secs(30), answers).await.unwrap();
+    }
+
+    /// It was trusted to be where it was declared, and links led elsewhere.
+    #[test]
+    fn a_directory_that_was_not_looked_at_is_nowhere_yet() {
+        let [own, other, gone] = ["/own", "/usr/bin/..", "/gone"].map(PathBuf::from);
+        let declared = Arc::new(BTreeSet::from([own.clone(), other]));
+        let source = Arc::clone(&declared);
+        let looks = Arc::new(Looks::told(vec!["/".into()], |_| ()));
+        let written = Arc::new(Written::new(move || Arc::clone(&source), looks));
+        let own = [own];
+        let others = |dirs: &BTreeSet<PathBuf>| written.others(dirs, &own, false);
+        let refused = others(&declared).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        assert!(
+            refused.to_string().contains("/usr/bin/.. was not"),
+            "{refused}"
+        );
+        assert_eq!(others(&BTreeSet::from([gone.clone()])).unwrap(), [gone]);
+        Arc::clone(&written).look_at_all(Arc::clone(&declared));
+        assert_eq!(others(&declared).unwrap(), [PathBuf::from("/usr")]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! restrictions (`domain`, `namespace`, `seccomp`).
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
     fs, io,
     path::{Path, PathBuf},
@@ -200,7 +200,7 @@ impl Sandbox {
         checked.await.map_err(io::Error::other)?
     }
 
-    /// Leases a uid for a child of a tenant, if each has its own.
+    /// Leases a uid for a child of a tenant, which reaches these directories of everybody, if each has its own.
     ///
     /// # Errors
     ///
@@ -208,13 +208,10 @@ impl Sandbox {
     pub(crate) async fn lease(
         &self,
         tenant: &str,
-        launch: &Launch,
+        places: Vec<&'static Path>,
     ) -> io::Result<Option<UidLease>> {
         match &self.uids {
-            Some(uids) => uids
-                .lease(tenant, self.shared_places(launch))
-                .await
-                .map(Some),
+            Some(uids) => uids.lease(tenant, places).await.map(Some),
             None => Ok(None),
         }
     }
@@ -257,12 +254,36 @@ impl Sandbox {
         Ok(Some(leaf))
     }
 
-    /// Decides the restrictions of a child with this PATH, HOME and working directory.
+    /// Decides the restrictions of a child with this PATH, HOME and working directory; and which directories of
+    /// everybody it reaches, if it has a uid of its own. Off the runtime's workers, which wait for no file system
+    /// of a server.
     ///
     /// # Errors
     ///
-    /// A shortage if its program cannot be read because of a lease.
-    pub(crate) fn restrictions(
+    /// `TimedOut` if its own paths do not answer, and a shortage if its program cannot be read because of a lease.
+    pub(crate) async fn decide(
+        self: &Arc<Self>,
+        launch: &Launch,
+        limits: &Limits,
+        (path, home, cwd): (&OsStr, Option<&Path>, &Path),
+    ) -> io::Result<(Restrictions, Vec<&'static Path>)> {
+        let start = Start::of(launch, Some(path), self.uids.is_some());
+        let (sandbox, launch, limits) = (Arc::clone(self), without_secrets(launch), *limits);
+        let (home, cwd) = (home.map(Path::to_owned), cwd.to_owned());
+        let decide = move |look: &Look| {
+            if launch.confinement.profile == Profile::Standard || start.has_uid {
+                start.ask(look)?;
+            }
+            let (path, home) = (&start.path, home.as_deref());
+            let restrictions = sandbox.restrictions(&launch, &limits, path, home, &cwd)?;
+            let places = start.has_uid.then(|| sandbox.shared_places(&launch));
+            Ok::<_, io::Error>((restrictions, places.unwrap_or_default()))
+        };
+        let times = (PATIENCE, LONGEST_CHECK);
+        self.looks.watch(times, decide).await?
+    }
+
+    fn restrictions(
         &self,
         launch: &Launch,
         limits: &Limits,
@@ -370,6 +391,19 @@ impl Start {
         }
     }
 
+    /// Refuses the start if a path of its own does not answer.
+    fn ask(&self, look: &Look) -> io::Result<()> {
+        let on_path: Vec<PathBuf> = std::env::split_paths(&self.path).collect();
+        let command = PathBuf::from(&self.command);
+        let paths = self.named.iter().chain(&self.own).chain(&self.cwd);
+        let paths: BTreeSet<&PathBuf> = paths.chain(&on_path).chain([&command]).collect();
+        for path in paths.into_iter().filter(|path| path.is_absolute()) {
+            _ = look.ask(path, Path::symlink_metadata);
+        }
+        look.unanswered()
+            .map_or(Ok(()), |path| Err(no_answer(&path)))
+    }
+
     /// Refuses the start if another server, which may write these directories, can replace a part of it, or if
     /// that cannot be seen.
     fn check(&self, others: &[PathBuf], look: &Look) -> io::Result<()> {
@@ -421,6 +455,21 @@ impl Start {
         let executed = files::executed(command, self.cwd.as_deref(), by, look)?;
         let mut executed = executed.into_iter();
         Ok(executed.find(|file| files::is_through(file, others, look)))
+    }
+}
+
+/// What the restrictions of a child follow from.
+fn without_secrets(launch: &Launch) -> Launch {
+    Launch {
+        command: launch.command.clone(),
+        args: Vec::new(),
+        env: BTreeMap::new(),
+        files: BTreeMap::new(),
+        cwd: launch.cwd.clone(),
+        home: launch.home,
+        confinement: launch.confinement.clone(),
+        prepared: launch.prepared.clone(),
+        is_preparing: launch.is_preparing,
     }
 }
 
@@ -528,7 +577,7 @@ const SECRETS: [&str; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, os::unix::fs::PermissionsExt, sync::atomic::Ordering};
+    use std::{os::unix::fs::PermissionsExt, sync::atomic::Ordering};
 
     use futures_util::FutureExt;
 
@@ -840,6 +889,51 @@ mod tests {
             assert!((&mut checked).now_or_never().is_none());
             drop(go);
             assert!(checked.await.is_err());
+        });
+    }
+
+    /// A path of its own that did not answer stopped a worker of the runtime.
+    #[test]
+    fn restrictions_are_decided_off_the_runtime() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).enable_time();
+        let runtime = runtime.build().unwrap();
+        runtime.block_on(async {
+            let (go, wait) = std::sync::mpsc::channel::<()>();
+            spawn_blocking(move || wait.recv());
+            let (looks, is_away, asked) = Looks::silent_at(&["/"], Path::new("/usr"));
+            is_away.store(false, Ordering::Relaxed);
+            let own = Confinement {
+                read: vec!["/usr".into()],
+                ..Confinement::default()
+            };
+            let launch = launch(Path::new("/x"), own);
+            let limits = Limits {
+                line: 0,
+                stderr: 0,
+                files: 0,
+                file_size: 0,
+                memory: None,
+                pids: None,
+                cpu: None,
+            };
+            let start = Start::of(&launch, None, false);
+            let sandbox = Arc::new(Sandbox {
+                looks: Arc::clone(&looks),
+                ..Sandbox::none()
+            });
+            let of_child = (OsStr::new(""), None, Path::new("/"));
+            let mut decided = std::pin::pin!(sandbox.decide(&launch, &limits, of_child));
+            assert!((&mut decided).now_or_never().is_none());
+            assert_eq!(asked.load(Ordering::Relaxed), 0);
+            drop(go);
+            decided.await.unwrap();
+            assert!(asked.load(Ordering::Relaxed) > 0);
+            is_away.store(true, Ordering::Relaxed);
+            let times = (Duration::from_secs(1), LONGEST_CHECK);
+            let look = looks.watch(times, move |look| start.ask(look)).await;
+            is_away.store(false, Ordering::Relaxed);
+            assert_eq!(look.flatten().unwrap_err().kind(), io::ErrorKind::TimedOut);
         });
     }
 

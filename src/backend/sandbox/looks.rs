@@ -63,6 +63,9 @@ pub(super) struct Look {
     is_given_up: AtomicBool,
 }
 
+/// A look that a task waits for; given up once it does not any more.
+struct Watched(Arc<Look>);
+
 /// The directories that the servers of all tenants may write.
 pub(super) struct Written {
     /// Those at the moment; the same ones until the catalogue changes.
@@ -155,13 +158,7 @@ impl Looks {
         (patience, longest): (Duration, Duration),
         see: impl FnOnce(&Look) -> T + Send + 'static,
     ) -> io::Result<T> {
-        let look = Arc::new(Look {
-            looks: Arc::clone(self),
-            patience,
-            asks: RwLock::default(),
-            unanswered: RwLock::default(),
-            is_given_up: AtomicBool::new(false),
-        });
+        let look = Look::begin(self, patience);
         let (tell, told) = sync_channel(1);
         let (began, own) = (Instant::now(), Arc::clone(&look));
         // Not one of the runtime's, of which there are few.
@@ -173,22 +170,48 @@ impl Looks {
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(io::Error::other("sandbox: a look at files failed"));
                 }
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.bound(&look, (began, longest))?,
             }
-            let asks = look.asks.read().unwrap_or_else(PoisonError::into_inner);
-            match asks.clone() {
-                Some((path, since)) if since.elapsed() >= patience => {
-                    look.is_given_up.store(true, Ordering::Relaxed);
-                    self.note(&path, since, &look);
-                    return Err(no_answer(&path));
-                }
-                asks if began.elapsed() >= longest => {
-                    look.is_given_up.store(true, Ordering::Relaxed);
-                    let (path, _) = asks.unzip();
-                    return Err(no_answer(&path.unwrap_or_default()));
-                }
-                _ => {}
+        }
+    }
+
+    /// As [`Looks::run`], for a task: in a thread of the runtime, which is there already, so that the look of each
+    /// start costs little.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if it was given up.
+    pub(super) async fn watch<T: Send + 'static>(
+        self: &Arc<Self>,
+        (patience, longest): (Duration, Duration),
+        see: impl FnOnce(&Look) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let watched = Watched(Look::begin(self, patience));
+        let (began, own) = (Instant::now(), Arc::clone(&watched.0));
+        let mut seen = spawn_blocking(move || see(&own));
+        loop {
+            if let Ok(seen) = timeout(TICK, &mut seen).await {
+                return seen.map_err(io::Error::other);
             }
+            self.bound(&watched.0, (began, longest))?;
+        }
+    }
+
+    /// Gives up a look that waits too long for an answer, or takes too long in all.
+    fn bound(&self, look: &Arc<Look>, (began, longest): (Instant, Duration)) -> io::Result<()> {
+        let asks = look.asks.read().unwrap_or_else(PoisonError::into_inner);
+        match asks.clone() {
+            Some((path, since)) if since.elapsed() >= look.patience => {
+                look.is_given_up.store(true, Ordering::Relaxed);
+                self.note(&path, since, look);
+                Err(no_answer(&path))
+            }
+            asks if began.elapsed() >= longest => {
+                look.is_given_up.store(true, Ordering::Relaxed);
+                let (path, _) = asks.unzip();
+                Err(no_answer(&path.unwrap_or_default()))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -222,6 +245,16 @@ impl Looks {
 }
 
 impl Look {
+    fn begin(looks: &Arc<Looks>, patience: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            looks: Arc::clone(looks),
+            patience,
+            asks: RwLock::default(),
+            unanswered: RwLock::default(),
+            is_given_up: AtomicBool::new(false),
+        })
+    }
+
     /// Whether nobody waits for it any more.
     pub(super) fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::Relaxed)
@@ -268,6 +301,17 @@ impl Look {
 
     fn set(&self, asks: Option<(PathBuf, Instant)>) {
         *self.asks.write().unwrap_or_else(PoisonError::into_inner) = asks;
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let asks = self.0.asks.read().unwrap_or_else(PoisonError::into_inner);
+        let was_given_up = self.0.is_given_up.swap(true, Ordering::Relaxed);
+        // It may wait for the answer for as long as it takes, so that others must not.
+        if let Some((path, since)) = asks.clone().filter(|_| !was_given_up) {
+            self.0.looks.note(&path, since, &self.0);
+        }
     }
 }
 
@@ -697,6 +741,28 @@ mod tests {
         });
         assert_eq!(seen.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(!looks.is_silent(Path::new("/usr"), Duration::ZERO));
+    }
+
+    /// Each start that was given up kept a thread of the runtime.
+    #[tokio::test]
+    async fn a_look_that_no_task_waits_for_asks_no_more() {
+        let share = Path::new("/mnt/share");
+        let (looks, is_away, asked) = Looks::silent_at(&["/", "/mnt/share"], share);
+        let times = (Duration::from_secs(60), Duration::MAX);
+        {
+            let see = |look: &Look| look.real(Path::new("/mnt/share/x"));
+            let mut look = std::pin::pin!(looks.watch(times, see));
+            while asked.load(Ordering::Relaxed) == 0 {
+                assert!(timeout(TICK, &mut look).await.is_err());
+            }
+        }
+        assert!(looks.is_silent(share, Duration::ZERO));
+        assert!(!looks.is_silent(Path::new("/usr"), Duration::ZERO));
+        is_away.store(false, Ordering::Relaxed);
+        while looks.is_silent(share, Duration::ZERO) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -45,12 +45,14 @@ impl Refused {
 /// would open for everybody.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
-    errno.is_some_and(|errno| {
+    let is_of_system = errno.is_some_and(|errno| {
         matches!(
             errno,
-            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::NOBUFS
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS
         )
-    })
+    });
+    // AGAIN of the system, or what is said in its place.
+    is_of_system || error.kind() == io::ErrorKind::WouldBlock
 }
 
 /// Why a start ended with `clocks.start`.

@@ -134,20 +134,37 @@ impl Launcher {
         self.sandbox.check_paths(tenant, launch, path).await
     }
 
+    /// Decides the restrictions of a child, and the directories of everybody that it reaches.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Sandbox::decide`].
+    pub(super) async fn restrictions(
+        &self,
+        launch: &Launch,
+        limits: &Limits,
+    ) -> io::Result<(Restrictions, Vec<&'static Path>)> {
+        let path = self.path(launch).unwrap_or_default();
+        let home = self.ambient.home.as_deref().map(Path::new);
+        let of_child = (path, home, &*self.ambient.cwd);
+        self.sandbox.decide(launch, limits, of_child).await
+    }
+
     /// PATH of a child.
     fn path<'l>(&'l self, launch: &'l Launch) -> Option<&'l OsStr> {
         let declared = launch.env.get("PATH").map(OsStr::new);
         declared.or(self.ambient.path.as_deref())
     }
 
-    /// Builds the launch request to the guard of a child, with its uid if it has one; creates its private
-    /// directory and cgroup.
+    /// Builds the launch request to the guard of a child with these restrictions, and its uid if it has one;
+    /// creates its private directory and cgroup.
     pub(super) fn request(
         &self,
         label: &str,
         launch: &Launch,
         limits: &Limits,
         lease: Option<&UidLease>,
+        restrictions: Restrictions,
     ) -> io::Result<LaunchRequest> {
         let mut env: Vec<(OsString, OsString)> = Vec::with_capacity(launch.env.len() + 4);
         let mut set = |name: &str, value: Option<OsString>| {
@@ -198,10 +215,10 @@ impl Launcher {
             private,
             files: limits.files,
             file_size: limits.file_size,
-            restrictions: Restrictions::default(),
+            restrictions,
         };
         let uid = lease.map(|lease| lease.uid);
-        match self.add_restrictions(&mut request, (&name, uid), launch, limits) {
+        match self.add_owner(&mut request, (&name, uid), launch, limits) {
             Ok(()) => Ok(request),
             Err(error) => {
                 request.private.map(|dir| Self::discard(&dir));
@@ -210,19 +227,15 @@ impl Launcher {
         }
     }
 
-    /// Adds the restrictions to `request`.
-    fn add_restrictions(
+    /// Adds the uid and the cgroup to the restrictions of `request`.
+    fn add_owner(
         &self,
         request: &mut LaunchRequest,
         (name, uid): (&str, Option<u32>),
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<()> {
-        let path = self.path(launch).unwrap_or_default();
-        let home = self.ambient.home.as_deref().map(Path::new);
-        let mut restrictions =
-            self.sandbox
-                .restrictions(launch, limits, path, home, &self.ambient.cwd);
+        let restrictions = &mut request.restrictions;
         restrictions.uid = uid;
         if let (Some(uid), Some(private)) = (restrictions.uid, &request.private) {
             chown(private, Some(uid), Some(uid))?;
@@ -232,7 +245,6 @@ impl Launcher {
             chown(store.join(SCRATCH), Some(uid), Some(uid))?;
         }
         restrictions.group = self.sandbox.group(name, launch, limits)?;
-        request.restrictions = restrictions;
         Ok(())
     }
 }

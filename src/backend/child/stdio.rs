@@ -23,6 +23,7 @@ use tokio::{
     net::unix::pipe::{Receiver, Sender},
     task::coop,
     time::Instant,
+    try_join,
 };
 
 use super::held::Held;
@@ -120,24 +121,19 @@ impl Child {
         limits: &Limits,
     ) -> io::Result<Self> {
         launcher.check_paths(tenant, launch).await?;
-        let lease = launcher.sandbox.lease(tenant, launch).await?;
         // Before the request, whose directories would be left behind by a start that is given up here. A guard
         // that gets no request ends.
-        let started = match start(launcher).await {
-            Ok(started) => started,
-            Err(error) => {
-                _ = lease.map(UidLease::end);
-                return Err(error);
-            }
-        };
-        let label = format!("{tenant}-{name}");
-        let request = launcher.request(&label, launch, limits, lease.as_ref())?;
+        let (started, decided) = try_join!(start(launcher), launcher.restrictions(launch, limits))?;
         let Started {
             guard,
             stdin,
             stdout,
             stderr,
         } = started;
+        let (restrictions, places) = decided;
+        let lease = launcher.sandbox.lease(tenant, places).await?;
+        let label = format!("{tenant}-{name}");
+        let request = launcher.request(&label, launch, limits, lease.as_ref(), restrictions)?;
         let mut child = Self {
             stdin: Some(stdin),
             is_stdin_lost: false,

@@ -88,7 +88,7 @@ impl Zygote {
         running: &mut Option<Running>,
         streams: [BorrowedFd<'_>; STREAMS],
     ) -> io::Result<Pid> {
-        let zygote = match running.take() {
+        let mut zygote = match running.take() {
             Some(zygote) => zygote,
             None => Running::start(&self.program)?,
         };
@@ -112,6 +112,8 @@ impl Zygote {
 struct Running {
     process: process::Child,
     socket: OwnedFd,
+    /// The number of its last order.
+    order: u32,
 }
 
 impl Running {
@@ -130,41 +132,60 @@ impl Running {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
-        Ok(Self { process, socket })
+        Ok(Self {
+            process,
+            socket,
+            order: 0,
+        })
     }
 
     /// Sends the streams of a guard; returns its process id, or a negative error number.
-    fn ask(&self, streams: [BorrowedFd<'_>; STREAMS]) -> io::Result<i32> {
+    fn ask(&mut self, streams: [BorrowedFd<'_>; STREAMS]) -> io::Result<i32> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(STREAMS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&streams));
-        let order = &[IoSlice::new(b"f")];
+        self.order = self.order.wrapping_add(1);
+        let order = self.order.to_ne_bytes();
+        let order = &[IoSlice::new(&order)];
         sendmsg(&self.socket, order, &mut control, SendFlags::NOSIGNAL)?;
-        let mut answer = [0; ANSWER];
+        match self.answer() {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(Errno::AGAIN) => {
+                let what = format!("the zygote does not answer within {ANSWERS:?}");
+                Err(io::Error::new(io::ErrorKind::TimedOut, what))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits for the answer to the last order; none if both who give it are gone, the zygote and the guard.
+    fn answer(&self) -> rustix::io::Result<Option<i32>> {
+        let mut answer = [[0; 4]; 2];
         loop {
-            match recv(&self.socket, &mut answer, RecvFlags::empty()) {
-                Ok((_, ANSWER)) => return Ok(i32::from_ne_bytes(answer)),
-                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    let what = format!("the zygote does not answer within {ANSWERS:?}");
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            match recv(&self.socket, answer.as_flattened_mut(), RecvFlags::empty()) {
+                Ok((_, ANSWER)) if answer[0] == self.order.to_ne_bytes() => {
+                    return Ok(Some(i32::from_ne_bytes(answer[1])));
                 }
-                Err(error) => return Err(error.into()),
+                // The second one to an order before.
+                Ok((_, ANSWER)) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(None),
+                Err(error) => return Err(error),
             }
         }
     }
 }
 
 impl Running {
-    /// Ends it; returns an answer that nobody has read.
+    /// Ends it; returns an answer that nobody has read, or that a guard gives which it forked before.
     fn end(mut self) -> Option<i32> {
         self.kill();
-        let mut answer = [0; ANSWER];
-        match recv(&self.socket, &mut answer, RecvFlags::DONTWAIT) {
-            Ok((_, ANSWER)) => Some(i32::from_ne_bytes(answer)),
-            _ => None,
-        }
+        let answer = match self.answer() {
+            // That it has not read its last order is told first.
+            Err(Errno::CONNRESET) => self.answer(),
+            answer => answer,
+        };
+        answer.ok().flatten()
     }
 
     fn kill(&mut self) {
@@ -265,8 +286,8 @@ fn reap(process: &AsyncFd<OwnedFd>) -> Option<ExitStatus> {
     }
 }
 
-/// Bytes of an answer.
-const ANSWER: usize = size_of::<i32>();
+/// Bytes of an answer: the number of the order, and what it led to.
+const ANSWER: usize = 2 * size_of::<i32>();
 
 /// Time for the zygote to answer, also on a machine that is very busy.
 const ANSWERS: Duration = Duration::from_secs(10);
@@ -282,18 +303,48 @@ mod tests {
     use super::super::tests::built;
     use super::*;
 
-    /// The guard of a zygote that answered too late was a zombie until the end of the gateway.
+    /// The guard of a zygote that answered too late was a zombie until the end of the gateway, and so was that of
+    /// one that was killed before it answered.
     #[test]
     fn an_answer_that_comes_too_late_is_read() {
         for late in [Some(4321_i32), None] {
             let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
             let (socket, far) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
             let process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-            if let Some(answer) = late {
-                rustix::net::send(&far, &answer.to_ne_bytes(), SendFlags::empty()).unwrap();
-            }
-            let running = Running { process, socket };
+            let zygote = PathBuf::from(format!("/proc/{}", process.id()));
+            let guard = std::thread::spawn(move || {
+                while zygote.exists() {
+                    std::thread::yield_now();
+                }
+                let before = std::iter::once((1_u32, 1234));
+                for (order, pid) in before.chain(late.map(|pid| (2, pid))) {
+                    let answer = [order.to_ne_bytes(), pid.to_ne_bytes()];
+                    _ = rustix::net::send(&far, answer.as_flattened(), SendFlags::NOSIGNAL);
+                }
+            });
+            let order = 2;
+            let running = Running {
+                process,
+                socket,
+                order,
+            };
             assert_eq!(running.end(), late);
+            guard.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_guard_answers_as_its_zygote_does() {
+        let mut zygote = Running::start(&built("lockgate")).unwrap();
+        for _ in 0..2 {
+            let [stdin, stdout, stderr] =
+                [(); STREAMS].map(|()| pipe_with(PipeFlags::CLOEXEC).unwrap());
+            let streams = [stdin.0.as_fd(), stdout.1.as_fd(), stderr.1.as_fd()];
+            let guard = zygote.ask(streams).unwrap();
+            assert_eq!(zygote.answer(), Ok(Some(guard)));
+            drop((stdin, stdout, stderr));
+            let guard = Pid::from_raw(guard).unwrap();
+            rustix::process::waitpid(Some(guard), WaitOptions::empty()).unwrap();
         }
     }
 

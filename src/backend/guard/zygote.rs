@@ -35,9 +35,11 @@ pub(super) fn run(gateway: Pid) -> io::Result<i32> {
     close_all_but_streams()?;
     _ = rustix::thread::set_name(c"lockgate-zygote");
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    while let Some(streams) = receive()? {
+    while let Some((order, streams)) = receive()? {
         let forked = match clone_sibling() {
             Ok(Clone::Child) => {
+                // If the zygote was killed by now, only the guard can tell of itself.
+                _ = answer(order, rustix::process::getpid().as_raw_pid());
                 take(streams)?;
                 return supervise(gateway);
             }
@@ -45,18 +47,24 @@ pub(super) fn run(gateway: Pid) -> io::Result<i32> {
             Err(error) => -error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
         };
         drop(streams);
-        if send(stdin(), &forked.to_ne_bytes(), SendFlags::NOSIGNAL).is_err() {
+        if answer(order, forked).is_err() {
             break;
         }
     }
     Ok(0)
 }
 
-/// Receives stdin, stdout and stderr of a guard; none once the gateway is gone.
-fn receive() -> io::Result<Option<[OwnedFd; STREAMS]>> {
+/// Answers an order: with the process id of the guard, or a negative error number.
+fn answer(order: Order, forked: i32) -> rustix::io::Result<usize> {
+    let answer = [order, forked.to_ne_bytes()];
+    send(stdin(), answer.as_flattened(), SendFlags::NOSIGNAL)
+}
+
+/// Receives an order, and stdin, stdout and stderr of its guard; none once the gateway is gone.
+fn receive() -> io::Result<Option<(Order, [OwnedFd; STREAMS])>> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(STREAMS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut order = [0; 1];
+    let mut order = Order::default();
     let flags = RecvFlags::CMSG_CLOEXEC;
     let received = loop {
         let into = &mut [IoSliceMut::new(&mut order)];
@@ -73,7 +81,7 @@ fn receive() -> io::Result<Option<[OwnedFd; STREAMS]>> {
         _ => None,
     });
     match <[OwnedFd; STREAMS]>::try_from(streams.unwrap_or_default()) {
-        Ok(streams) if !received.flags.contains(ReturnFlags::CTRUNC) => Ok(Some(streams)),
+        Ok(streams) if !received.flags.contains(ReturnFlags::CTRUNC) => Ok(Some((order, streams))),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
@@ -87,6 +95,9 @@ fn take([stdin, stdout, stderr]: [OwnedFd; STREAMS]) -> io::Result<()> {
     dup2_stderr(&stderr)?;
     Ok(())
 }
+
+/// The number of an order to fork a guard, which its answers begin with.
+type Order = [u8; 4];
 
 /// Number of streams of a guard.
 pub(crate) const STREAMS: usize = 3;

@@ -26,20 +26,25 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{fs, io::Read, sync::mpsc, time::Duration};
+pub(in crate::backend) mod tests {
+    use std::{
+        fs,
+        io::Read,
+        process::{Child, Command, Stdio},
+        sync::mpsc,
+        time::Duration,
+    };
 
     use rustix::fs::{CWD, FileType};
 
     use super::super::regular_file::*;
 
-    /// The owner of a file makes others wait for 45 s.
-    #[test]
-    fn a_lease_is_not_waited_for() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        fs::write(&path, "x").unwrap();
-        let python = r#"
+    /// A process with a lease on a file, until it is dropped.
+    pub(in crate::backend) struct Lease(Child);
+
+    impl Lease {
+        pub(in crate::backend) fn on(path: &Path) -> Self {
+            let python = r#"
 import fcntl, os, signal, sys
 signal.signal(signal.SIGIO, signal.SIG_IGN)
 file = os.open(sys.argv[1], os.O_RDWR)
@@ -47,18 +52,35 @@ fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 print("leased", flush=True)
 sys.stdin.read()
 "#;
-        let mut owner = std::process::Command::new("python3")
-            .args(["-c", python])
-            .arg(&path)
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = [0; 6];
-        owner.stdout.take().unwrap().read_exact(&mut said).unwrap();
+            let mut owner = Command::new("python3")
+                .args(["-c", python])
+                .arg(path)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut said = [0; 6];
+            owner.stdout.take().unwrap().read_exact(&mut said).unwrap();
+            Self(owner)
+        }
+    }
+
+    impl Drop for Lease {
+        fn drop(&mut self) {
+            drop(self.0.stdin.take());
+            _ = self.0.wait();
+        }
+    }
+
+    /// The owner of a file makes others wait for 45 s.
+    #[test]
+    fn a_lease_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "x").unwrap();
+        let lease = Lease::on(&path);
         let refused = open(&path).unwrap_err();
-        drop(owner.stdin.take());
-        owner.wait().unwrap();
+        drop(lease);
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         assert!(open(&path).is_ok());
     }

@@ -4,7 +4,7 @@
 //! restrictions (`domain`, `namespace`, `seccomp`).
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
     fs, io,
     path::{Path, PathBuf},
@@ -192,7 +192,7 @@ impl Sandbox {
         let checked = spawn_blocking(move || {
             // Held to the end, also if nobody waits for it any more.
             let _turn = turn;
-            let others = written.others(&dirs, &start.own, start.has_uid);
+            let others = written.others(&dirs, &start.own, start.has_uid)?;
             looks.run((PATIENCE, LONGEST_CHECK), move |look| {
                 start.check(&others, look)
             })?
@@ -200,7 +200,7 @@ impl Sandbox {
         checked.await.map_err(io::Error::other)?
     }
 
-    /// Leases a uid for a child of a tenant, if each has its own.
+    /// Leases a uid for a child of a tenant, which reaches these directories of everybody, if each has its own.
     ///
     /// # Errors
     ///
@@ -208,13 +208,10 @@ impl Sandbox {
     pub(crate) async fn lease(
         &self,
         tenant: &str,
-        launch: &Launch,
+        places: Vec<&'static Path>,
     ) -> io::Result<Option<UidLease>> {
         match &self.uids {
-            Some(uids) => uids
-                .lease(tenant, self.shared_places(launch))
-                .await
-                .map(Some),
+            Some(uids) => uids.lease(tenant, places).await.map(Some),
             None => Ok(None),
         }
     }
@@ -257,19 +254,49 @@ impl Sandbox {
         Ok(Some(leaf))
     }
 
-    /// Decides the restrictions of a child with this PATH, HOME and working directory.
-    pub(crate) fn restrictions(
+    /// Decides the restrictions of a child with this PATH, HOME and working directory; and which directories of
+    /// everybody it reaches, if it has a uid of its own. Off the runtime's workers, which wait for no file system
+    /// of a server.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if its own paths do not answer, and a shortage if its program cannot be read because of a lease.
+    pub(crate) async fn decide(
+        self: &Arc<Self>,
+        launch: &Launch,
+        limits: &Limits,
+        (path, home, cwd): (&OsStr, Option<&Path>, &Path),
+    ) -> io::Result<(Restrictions, Vec<&'static Path>)> {
+        let start = Start::of(launch, Some(path), self.uids.is_some());
+        let (sandbox, launch, limits) = (Arc::clone(self), without_secrets(launch), *limits);
+        let (home, cwd) = (home.map(Path::to_owned), cwd.to_owned());
+        let decide = move |look: &Look| {
+            if launch.confinement.profile == Profile::Standard || start.has_uid {
+                start.ask(look)?;
+            }
+            let (path, home) = (&start.path, home.as_deref());
+            let restrictions = sandbox.restrictions(&launch, &limits, path, home, &cwd)?;
+            let places = start.has_uid.then(|| sandbox.shared_places(&launch));
+            Ok::<_, io::Error>((restrictions, places.unwrap_or_default()))
+        };
+        let times = (PATIENCE, LONGEST_CHECK);
+        self.looks.watch(times, decide).await?
+    }
+
+    fn restrictions(
         &self,
         launch: &Launch,
         limits: &Limits,
         path: &OsStr,
         home: Option<&Path>,
         cwd: &Path,
-    ) -> Restrictions {
+    ) -> io::Result<Restrictions> {
         let (offer, wanted) = (&self.offer, &launch.confinement);
         let is_standard = wanted.profile == Profile::Standard;
         let by_group = self.groups.is_some() && offer.separation != Separation::Uid;
-        Restrictions {
+        let is_confined = is_standard && offer.landlock > 0;
+        let files = is_confined.then(|| self.files(launch, path, home, cwd));
+        Ok(Restrictions {
             uid: None,
             nice: self.nice,
             namespaces: match offer.separation {
@@ -284,7 +311,7 @@ impl Sandbox {
             is_filtered: offer.has_seccomp
                 && matches!(offer.separation, Separation::Uid | Separation::Landlock),
             landlock: offer.landlock,
-            files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
+            files: files.transpose()?,
             hide: self.hidden(),
             sockets: self.sockets(launch),
             tcp: match &wanted.tcp {
@@ -299,7 +326,7 @@ impl Sandbox {
             } else {
                 Store::Read
             }),
-        }
+        })
     }
 
     fn sockets(&self, launch: &Launch) -> Sockets {
@@ -322,13 +349,19 @@ impl Sandbox {
         found.collect()
     }
 
-    fn files(&self, launch: &Launch, path: &OsStr, home: Option<&Path>, cwd: &Path) -> Files {
-        let read = readable(&self.system, launch, path, home);
+    fn files(
+        &self,
+        launch: &Launch,
+        path: &OsStr,
+        home: Option<&Path>,
+        cwd: &Path,
+    ) -> io::Result<Files> {
+        let read = readable(&self.system, launch, path, home)?;
         let mut write = files::outer(&launch.confinement.write);
         if launch.home == Home::Caller {
             write.push(cwd.to_owned());
         }
-        Files { read, write }
+        Ok(Files { read, write })
     }
 }
 
@@ -358,6 +391,19 @@ impl Start {
         }
     }
 
+    /// Refuses the start if a path of its own does not answer.
+    fn ask(&self, look: &Look) -> io::Result<()> {
+        let on_path: Vec<PathBuf> = std::env::split_paths(&self.path).collect();
+        let command = PathBuf::from(&self.command);
+        let paths = self.named.iter().chain(&self.own).chain(&self.cwd);
+        let paths: BTreeSet<&PathBuf> = paths.chain(&on_path).chain([&command]).collect();
+        for path in paths.into_iter().filter(|path| path.is_absolute()) {
+            _ = look.ask(path, Path::symlink_metadata);
+        }
+        look.unanswered()
+            .map_or(Ok(()), |path| Err(no_answer(&path)))
+    }
+
     /// Refuses the start if another server, which may write these directories, can replace a part of it, or if
     /// that cannot be seen.
     fn check(&self, others: &[PathBuf], look: &Look) -> io::Result<()> {
@@ -365,7 +411,7 @@ impl Start {
         if let Some(path) = look.unanswered() {
             return Err(no_answer(&path));
         }
-        let Some((path, does)) = found else {
+        let Some((path, does)) = found? else {
             return Ok(());
         };
         let path = path.display();
@@ -375,36 +421,55 @@ impl Start {
     }
 
     /// The first path that another server can replace, and how.
-    fn replaceable(&self, others: &[PathBuf], look: &Look) -> Option<(PathBuf, &'static str)> {
+    fn replaceable(
+        &self,
+        others: &[PathBuf],
+        look: &Look,
+    ) -> io::Result<Option<(PathBuf, &'static str)>> {
         // What it may write itself has no more rights than that.
         let own: Vec<PathBuf> = self.own.iter().filter_map(|dir| look.real(dir)).collect();
         let others = others.iter().filter(|dir| !own.contains(dir));
         let others: Vec<PathBuf> = others.cloned().collect();
         if others.is_empty() {
-            return None;
+            return Ok(None);
         }
-        if let Some(program) = self.replaceable_program(&others, look) {
+        if let Some(program) = self.replaceable_program(&others, look)? {
             let exists = look.ask(&program, Path::exists).unwrap_or_default();
             let does = if exists {
                 "which could replace it; put the program elsewhere"
             } else {
                 "which could put a program there; take the directory from PATH"
             };
-            return Some((program, does));
+            return Ok(Some((program, does)));
         }
         let does = "which could put a link in its place; name a path outside of it";
-        replaceable(&self.named, &others, look).map(|path| (path.clone(), does))
+        let named = replaceable(&self.named, &others, look);
+        Ok(named.map(|path| (path.clone(), does)))
     }
 
     /// The first of the files that it executes, its program and the interpreters of a script, that leads through
     /// something that others may write; or of the places on PATH where one is looked for before it is found.
-    fn replaceable_program(&self, others: &[PathBuf], look: &Look) -> Option<PathBuf> {
+    fn replaceable_program(&self, others: &[PathBuf], look: &Look) -> io::Result<Option<PathBuf>> {
         let by = if self.has_uid { 0o001 } else { 0o111 };
         let command = (&*self.command, &*self.path);
-        let executed = files::executed(command, self.cwd.as_deref(), by, look);
-        executed
-            .into_iter()
-            .find(|file| files::is_through(file, others, look))
+        let executed = files::executed(command, self.cwd.as_deref(), by, look)?;
+        let mut executed = executed.into_iter();
+        Ok(executed.find(|file| files::is_through(file, others, look)))
+    }
+}
+
+/// What the restrictions of a child follow from.
+fn without_secrets(launch: &Launch) -> Launch {
+    Launch {
+        command: launch.command.clone(),
+        args: Vec::new(),
+        env: BTreeMap::new(),
+        files: BTreeMap::new(),
+        cwd: launch.cwd.clone(),
+        home: launch.home,
+        confinement: launch.confinement.clone(),
+        prepared: launch.prepared.clone(),
+        is_preparing: launch.is_preparing,
     }
 }
 
@@ -449,7 +514,10 @@ pub(crate) fn out_of_reach<'l>(
     path: &OsStr,
     home: Option<&Path>,
 ) -> Vec<&'l str> {
-    let roots = readable(&files::system(), launch, path, home);
+    // A program that cannot be read at the moment does not start either.
+    let Ok(roots) = readable(&files::system(), launch, path, home) else {
+        return Vec::new();
+    };
     let is_in_reach = |file: &Path| {
         let mut roots = roots.iter().chain(&launch.confinement.write);
         roots.any(|root| file.starts_with(root))
@@ -467,15 +535,15 @@ fn readable(
     launch: &Launch,
     path: &OsStr,
     home: Option<&Path>,
-) -> Vec<PathBuf> {
+) -> io::Result<Vec<PathBuf>> {
     let homes: Vec<PathBuf> = home.into_iter().map(Path::to_owned).collect();
     let mut read = system.to_vec();
     let foreign = foreign(launch);
     let command = OsStr::new(&launch.command);
-    read.extend(files::programs(command, path, &homes, &foreign));
+    read.extend(files::programs(command, path, &homes, &foreign)?);
     read.extend(files::beyond(&launch.confinement.read, &foreign));
     read.extend(files::beyond(launch.cwd.as_slice(), &foreign));
-    read
+    Ok(read)
 }
 
 /// Directories whose contents the server or its package wrote. The user's own project, which `run` works in,
@@ -509,12 +577,15 @@ const SECRETS: [&str; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, os::unix::fs::PermissionsExt, sync::atomic::Ordering};
+    use std::{os::unix::fs::PermissionsExt, sync::atomic::Ordering};
 
     use futures_util::FutureExt;
 
     use super::super::choice::*;
-    use crate::declare::Confinement;
+    use crate::{
+        backend::{admission::is_shortage, linux::regular_file::tests::Lease},
+        declare::Confinement,
+    };
 
     fn launch(command: &Path, confinement: Confinement) -> Launch {
         Launch {
@@ -550,7 +621,7 @@ mod tests {
         };
         let mut launch = launch(Path::new("/x"), confinement);
         launch.cwd = Some(app);
-        let read = readable(&[], &launch, OsStr::new(""), None);
+        let read = readable(&[], &launch, OsStr::new(""), None).unwrap();
         assert_eq!(read, [given]);
         let write = files::outer(&launch.confinement.write);
         assert_eq!(write, [own]);
@@ -727,6 +798,35 @@ mod tests {
             .unwrap()
     }
 
+    /// Its interpreter, which another server could replace, was not looked at.
+    #[test]
+    fn a_start_waits_for_the_end_of_a_lease_on_its_script() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let [safe, others] = ["safe", "others"].map(|name| root.join(name));
+        for dir in [&safe, &others] {
+            fs::create_dir(dir).unwrap();
+        }
+        let (script, theirs) = (safe.join("x"), others.join("theirs"));
+        fs::write(&theirs, "").unwrap();
+        fs::write(&script, format!("#!{}\n", theirs.display())).unwrap();
+        for file in [&theirs, &script] {
+            fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let launch = launch(&script, Confinement::default());
+        let check = || {
+            checked(
+                Start::of(&launch, None, false),
+                std::slice::from_ref(&others),
+            )
+        };
+        let lease = Lease::on(&script);
+        let error = check().unwrap_err();
+        assert!(is_shortage(&error), "{error}");
+        drop(lease);
+        assert!(is_named(Some(&check().unwrap_err().to_string()), &theirs));
+    }
+
     /// A child with a uid of its own executes what others may.
     #[test]
     fn a_program_is_found_as_its_child_finds_it() {
@@ -789,6 +889,51 @@ mod tests {
             assert!((&mut checked).now_or_never().is_none());
             drop(go);
             assert!(checked.await.is_err());
+        });
+    }
+
+    /// A path of its own that did not answer stopped a worker of the runtime.
+    #[test]
+    fn restrictions_are_decided_off_the_runtime() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).enable_time();
+        let runtime = runtime.build().unwrap();
+        runtime.block_on(async {
+            let (go, wait) = std::sync::mpsc::channel::<()>();
+            spawn_blocking(move || wait.recv());
+            let (looks, is_away, asked) = Looks::silent_at(&["/"], Path::new("/usr"));
+            is_away.store(false, Ordering::Relaxed);
+            let own = Confinement {
+                read: vec!["/usr".into()],
+                ..Confinement::default()
+            };
+            let launch = launch(Path::new("/x"), own);
+            let limits = Limits {
+                line: 0,
+                stderr: 0,
+                files: 0,
+                file_size: 0,
+                memory: None,
+                pids: None,
+                cpu: None,
+            };
+            let start = Start::of(&launch, None, false);
+            let sandbox = Arc::new(Sandbox {
+                looks: Arc::clone(&looks),
+                ..Sandbox::none()
+            });
+            let of_child = (OsStr::new(""), None, Path::new("/"));
+            let mut decided = std::pin::pin!(sandbox.decide(&launch, &limits, of_child));
+            assert!((&mut decided).now_or_never().is_none());
+            assert_eq!(asked.load(Ordering::Relaxed), 0);
+            drop(go);
+            decided.await.unwrap();
+            assert!(asked.load(Ordering::Relaxed) > 0);
+            is_away.store(true, Ordering::Relaxed);
+            let times = (Duration::from_secs(1), LONGEST_CHECK);
+            let look = looks.watch(times, move |look| start.ask(look)).await;
+            is_away.store(false, Ordering::Relaxed);
+            assert_eq!(look.flatten().unwrap_err().kind(), io::ErrorKind::TimedOut);
         });
     }
 
@@ -888,7 +1033,7 @@ mod tests {
                 ..launch(&script, confinement)
             }
         };
-        let read = |launch: Launch| readable(&[], &launch, OsStr::new(""), None);
+        let read = |launch: Launch| readable(&[], &launch, OsStr::new(""), None).unwrap();
         let own = || Some(root.join("a"));
         let of_operator = [root.join("a"), root.join("b/data")];
         assert_eq!(read(launch(None, None)), of_operator);

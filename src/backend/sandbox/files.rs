@@ -6,8 +6,8 @@
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
-    fs,
-    io::{BufRead, BufReader, Read},
+    fs::{self, File},
+    io::{self, BufRead, BufReader, Read},
     os::unix::{ffi::OsStrExt, fs::PermissionsExt},
     path::{Component, Path, PathBuf},
 };
@@ -49,12 +49,16 @@ pub(super) fn devices() -> impl Iterator<Item = PathBuf> {
 ///
 /// The server or its package wrote what is below `foreign`, which it may read anyway: a link there leads
 /// to nothing more, and the first line of a script there to programs on PATH only.
+///
+/// # Errors
+///
+/// Those of [`FirstLine::of`].
 pub(crate) fn programs(
     command: &OsStr,
     path: &OsStr,
     homes: &[PathBuf],
     foreign: &[PathBuf],
-) -> Vec<PathBuf> {
+) -> io::Result<Vec<PathBuf>> {
     let foreign: Vec<PathBuf> = foreign.iter().filter_map(|dir| real(dir)).collect();
     let mut found = BTreeSet::new();
     let directories: Vec<PathBuf> = std::env::split_paths(path)
@@ -80,7 +84,7 @@ pub(crate) fn programs(
             break;
         };
         let target = place.path;
-        next = interpreter(&target, &directories);
+        next = interpreter(&target, &directories)?;
         if is_below(&target, &foreign) {
             is_named_by_operator = false;
             continue;
@@ -98,7 +102,7 @@ pub(crate) fn programs(
         found.insert(target);
         is_named_by_operator = true;
     }
-    outermost(found.into_iter())
+    Ok(outermost(found.into_iter()))
 }
 
 /// Files that the kernel executes for a command in a working directory: its program and, of a script, the
@@ -106,12 +110,16 @@ pub(crate) fn programs(
 ///
 /// Before one that is looked for on PATH come the places in which it is not found: once there is one, it is
 /// executed instead. A program is a file that its child may execute by one of the bits `by` of its mode.
+///
+/// # Errors
+///
+/// Those of [`FirstLine::of`].
 pub(super) fn executed(
     (command, path): (&OsStr, &OsStr),
     cwd: Option<&Path>,
     by: u32,
     look: &Look,
-) -> Vec<PathBuf> {
+) -> io::Result<Vec<PathBuf>> {
     let from_cwd = |path: &Path| cwd.unwrap_or(Path::new(".")).join(path);
     // Without a known one, a child begins in its private directory, where nothing is.
     let is_known = |dir: &PathBuf| dir.is_absolute() || (cwd.is_some() && dir != "");
@@ -137,14 +145,16 @@ pub(super) fn executed(
     };
     let mut next = search(command);
     for _ in 0..INTERPRETERS {
-        let line = next.and_then(|script| look.ask(&script, FirstLine::of)?);
-        let Some(line) = line else { break };
+        let line = next.and_then(|script| look.ask(&script, FirstLine::of));
+        let Some(line) = line.transpose()?.flatten() else {
+            break;
+        };
         next = search(from_cwd(&line.program).as_os_str());
         if line.is_by_env() {
             next = line.name().and_then(|name| search(OsStr::new(name)));
         }
     }
-    executed
+    Ok(executed)
 }
 
 /// Whether a path, or a link on the way to it, lies below one of these directories, which are real.
@@ -250,8 +260,23 @@ struct FirstLine {
 }
 
 impl FirstLine {
-    fn of(script: &Path) -> Option<Self> {
-        let file = regular_file::open(script).ok()?;
+    /// That of a file, if it is a script.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if another process has a lease on it: what it executes cannot be seen.
+    fn of(script: &Path) -> io::Result<Option<Self>> {
+        match regular_file::open(script) {
+            Ok(file) => Ok(Self::read(file)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let why = format!("sandbox: a process has a lease on {}", script.display());
+                Err(io::Error::new(error.kind(), why))
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn read(file: File) -> Option<Self> {
         let mut line = Vec::new();
         // As much as the kernel reads (BINPRM_BUF_SIZE).
         let mut head = BufReader::new(file.take(256));
@@ -280,12 +305,15 @@ impl FirstLine {
 }
 
 /// Interpreter in the first line of a script.
-fn interpreter(script: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
-    let line = FirstLine::of(script)?;
+fn interpreter(script: &Path, directories: &[PathBuf]) -> io::Result<Option<PathBuf>> {
+    let Some(line) = FirstLine::of(script)? else {
+        return Ok(None);
+    };
     if line.is_by_env() {
-        return located(OsStr::new(line.name()?), directories);
+        let name = line.name().map(OsStr::new);
+        return Ok(name.and_then(|name| located(name, directories)));
     }
-    Some(line.program)
+    Ok(Some(line.program))
 }
 
 pub(super) fn real(path: &Path) -> Option<PathBuf> {
@@ -430,6 +458,7 @@ mod tests {
     use std::os::unix::{fs::symlink, net::UnixListener};
 
     use super::super::files::*;
+    use crate::backend::linux::regular_file::tests::Lease;
 
     fn write(path: &Path, text: &str) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -453,7 +482,7 @@ mod tests {
         let path = std::env::join_paths(path).unwrap();
         let homes = [home.clone()];
         let below = |command: &str| {
-            let found = programs(OsStr::new(command), &path, &homes, &[]);
+            let found = programs(OsStr::new(command), &path, &homes, &[]).unwrap();
             let inside = |path: &PathBuf| path.strip_prefix(&home).ok().map(Path::to_owned);
             found.iter().filter_map(inside).collect::<Vec<_>>()
         };
@@ -475,7 +504,7 @@ mod tests {
         let (script, python) = (root.join("a/serve"), root.join("py/v3/bin/python"));
         write(&python, "\u{7f}ELF");
         write(&script, &format!("#!{} -u\n", python.display()));
-        let found = programs(script.as_os_str(), OsStr::new(""), &[], &[]);
+        let found = programs(script.as_os_str(), OsStr::new(""), &[], &[]).unwrap();
         assert_eq!(found, [root.join("a"), root.join("py/v3")]);
     }
 
@@ -493,7 +522,7 @@ mod tests {
         let found = |command: &Path, line: &str| {
             _ = fs::remove_file(&store);
             write(&store, line);
-            programs(command.as_os_str(), bin.as_os_str(), &[], &foreign)
+            programs(command.as_os_str(), bin.as_os_str(), &[], &foreign).unwrap()
         };
         let path = [root.join("path")];
         let with_node = [root.join("node/v22"), root.join("path")];
@@ -533,7 +562,7 @@ mod tests {
         for command in ["store/x", "store/bin/x", "y"] {
             let command = root.join(command);
             let path = root.join("store/bin");
-            let found = programs(command.as_os_str(), path.as_os_str(), &[], &foreign);
+            let found = programs(command.as_os_str(), path.as_os_str(), &[], &foreign).unwrap();
             assert_eq!(found, [""; 0].map(PathBuf::from), "{command:?}");
         }
     }
@@ -551,7 +580,7 @@ mod tests {
         fs::set_permissions(&text, fs::Permissions::from_mode(0o644)).unwrap();
         let found = |line: String| {
             write(&script, &line);
-            programs(script.as_os_str(), OsStr::new(""), &[], &[])
+            programs(script.as_os_str(), OsStr::new(""), &[], &[]).unwrap()
         };
         let (python, alone) = (python.display(), [root.join("a")]);
         for path in [&socket, &root.join("run"), &text] {
@@ -575,7 +604,24 @@ mod tests {
         let (read, seen) = std::sync::mpsc::channel();
         std::thread::spawn(move || read.send(interpreter(&fifo, &[])));
         let interpreter = seen.recv_timeout(std::time::Duration::from_secs(10));
-        assert_eq!(interpreter.unwrap(), None);
+        assert_eq!(interpreter.unwrap().unwrap(), None);
+    }
+
+    /// Of a script that could not be read nobody looked at the interpreter, and its child was refused it.
+    #[test]
+    fn a_script_under_a_lease_is_no_other_program() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let (script, python) = (root.join("a/serve"), root.join("py/v3/bin/python"));
+        write(&python, "\u{7f}ELF");
+        write(&script, &format!("#!{}\n", python.display()));
+        let found = || programs(script.as_os_str(), OsStr::new(""), &[], &[]);
+        let lease = Lease::on(&script);
+        let refused = found().unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        assert!(refused.to_string().ends_with("a/serve"), "{refused}");
+        drop(lease);
+        assert_eq!(found().unwrap(), [root.join("a"), root.join("py/v3")]);
     }
 
     #[test]

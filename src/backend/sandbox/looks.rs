@@ -63,6 +63,9 @@ pub(super) struct Look {
     is_given_up: AtomicBool,
 }
 
+/// A look that a task waits for; given up once it does not any more.
+struct Watched(Arc<Look>);
+
 /// The directories that the servers of all tenants may write.
 pub(super) struct Written {
     /// Those at the moment; the same ones until the catalogue changes.
@@ -155,13 +158,7 @@ impl Looks {
         (patience, longest): (Duration, Duration),
         see: impl FnOnce(&Look) -> T + Send + 'static,
     ) -> io::Result<T> {
-        let look = Arc::new(Look {
-            looks: Arc::clone(self),
-            patience,
-            asks: RwLock::default(),
-            unanswered: RwLock::default(),
-            is_given_up: AtomicBool::new(false),
-        });
+        let look = Look::begin(self, patience);
         let (tell, told) = sync_channel(1);
         let (began, own) = (Instant::now(), Arc::clone(&look));
         // Not one of the runtime's, of which there are few.
@@ -173,22 +170,48 @@ impl Looks {
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(io::Error::other("sandbox: a look at files failed"));
                 }
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.bound(&look, (began, longest))?,
             }
-            let asks = look.asks.read().unwrap_or_else(PoisonError::into_inner);
-            match asks.clone() {
-                Some((path, since)) if since.elapsed() >= patience => {
-                    look.is_given_up.store(true, Ordering::Relaxed);
-                    self.note(&path, since, &look);
-                    return Err(no_answer(&path));
-                }
-                asks if began.elapsed() >= longest => {
-                    look.is_given_up.store(true, Ordering::Relaxed);
-                    let (path, _) = asks.unzip();
-                    return Err(no_answer(&path.unwrap_or_default()));
-                }
-                _ => {}
+        }
+    }
+
+    /// As [`Looks::run`], for a task: in a thread of the runtime, which is there already, so that the look of each
+    /// start costs little.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if it was given up.
+    pub(super) async fn watch<T: Send + 'static>(
+        self: &Arc<Self>,
+        (patience, longest): (Duration, Duration),
+        see: impl FnOnce(&Look) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let watched = Watched(Look::begin(self, patience));
+        let (began, own) = (Instant::now(), Arc::clone(&watched.0));
+        let mut seen = spawn_blocking(move || see(&own));
+        loop {
+            if let Ok(seen) = timeout(TICK, &mut seen).await {
+                return seen.map_err(io::Error::other);
             }
+            self.bound(&watched.0, (began, longest))?;
+        }
+    }
+
+    /// Gives up a look that waits too long for an answer, or takes too long in all.
+    fn bound(&self, look: &Arc<Look>, (began, longest): (Instant, Duration)) -> io::Result<()> {
+        let asks = look.asks.read().unwrap_or_else(PoisonError::into_inner);
+        match asks.clone() {
+            Some((path, since)) if since.elapsed() >= look.patience => {
+                look.is_given_up.store(true, Ordering::Relaxed);
+                self.note(&path, since, look);
+                Err(no_answer(&path))
+            }
+            asks if began.elapsed() >= longest => {
+                look.is_given_up.store(true, Ordering::Relaxed);
+                let (path, _) = asks.unzip();
+                Err(no_answer(&path.unwrap_or_default()))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -222,6 +245,16 @@ impl Looks {
 }
 
 impl Look {
+    fn begin(looks: &Arc<Looks>, patience: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            looks: Arc::clone(looks),
+            patience,
+            asks: RwLock::default(),
+            unanswered: RwLock::default(),
+            is_given_up: AtomicBool::new(false),
+        })
+    }
+
     /// Whether nobody waits for it any more.
     pub(super) fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::Relaxed)
@@ -268,6 +301,17 @@ impl Look {
 
     fn set(&self, asks: Option<(PathBuf, Instant)>) {
         *self.asks.write().unwrap_or_else(PoisonError::into_inner) = asks;
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let asks = self.0.asks.read().unwrap_or_else(PoisonError::into_inner);
+        let was_given_up = self.0.is_given_up.swap(true, Ordering::Relaxed);
+        // It may wait for the answer for as long as it takes, so that others must not.
+        if let Some((path, since)) = asks.clone().filter(|_| !was_given_up) {
+            self.0.looks.note(&path, since, &self.0);
+        }
     }
 }
 
@@ -377,23 +421,36 @@ impl Written {
 
     /// Real paths of those of these directories that a server does not name itself, and in which others could
     /// replace what is its own. It may have a uid that is its own too.
+    ///
+    /// # Errors
+    ///
+    /// A shortage if it is not known yet where one of them leads. That of one that does not answer is: it was asked.
     pub(super) fn others(
         &self,
         dirs: &BTreeSet<PathBuf>,
         own: &[PathBuf],
         has_uid: bool,
-    ) -> Vec<PathBuf> {
+    ) -> io::Result<Vec<PathBuf>> {
         let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
-        let dirs = dirs.iter().filter(|dir| !own.contains(dir));
-        let seen = dirs.map(|dir| seen.get(dir).cloned().unwrap_or_else(|| Seen::never(dir)));
-        // Others replace nothing that is not theirs in a directory with the sticky bit.
-        let seen = seen.filter(|seen| !has_uid || !seen.is_sticky);
-        seen.flat_map(|seen| seen.paths).collect()
+        let mut others = Vec::new();
+        for dir in dirs.iter().filter(|dir| !own.contains(dir)) {
+            let seen = match seen.get(dir) {
+                Some(seen) => seen.clone(),
+                None if self.dirs().contains(dir) => return Err(unseen(dir)),
+                // Since these were read, it was taken from the last server that might write there.
+                None => Seen::never(dir),
+            };
+            // Others replace nothing that is not theirs in a directory with the sticky bit.
+            if !has_uid || !seen.is_sticky {
+                others.extend(seen.paths);
+            }
+        }
+        Ok(others)
     }
 }
 
 impl Seen {
-    /// A directory that nobody has looked at yet: as it was declared.
+    /// A directory that nobody has looked at: as it was declared.
     fn never(dir: &Path) -> Self {
         let place = Place::of(dir, &[], |_| None);
         Self {
@@ -501,6 +558,12 @@ pub(super) fn no_answer(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
+/// The error of a start before it was seen where a directory of another server leads.
+fn unseen(dir: &Path) -> io::Error {
+    let why = format!("sandbox: {} was not looked at yet", dir.display());
+    io::Error::new(io::ErrorKind::WouldBlock, why)
+}
+
 /// The innermost mount point around a path without links.
 fn mount_of<'m>(path: &Path, mounts: &'m [PathBuf]) -> Option<&'m Path> {
     let around = mounts.iter().filter(|mount| path.starts_with(mount));
@@ -605,7 +668,7 @@ mod tests {
         let written = Arc::new(Written::new(Arc::default, Arc::clone(&looks)));
         let others = async |written: &Arc<Written>, dirs| {
             written.look(&dirs).await;
-            let mut others = written.others(&dirs, &[], false);
+            let mut others = written.others(&dirs, &[], false).unwrap();
             others.sort();
             others
         };
@@ -645,6 +708,27 @@ mod tests {
         timeout(Duration::from_secs(30), answers).await.unwrap();
     }
 
+    /// It was trusted to be where it was declared, and links led elsewhere.
+    #[test]
+    fn a_directory_that_was_not_looked_at_is_nowhere_yet() {
+        let [own, other, gone] = ["/own", "/usr/bin/..", "/gone"].map(PathBuf::from);
+        let declared = Arc::new(BTreeSet::from([own.clone(), other]));
+        let source = Arc::clone(&declared);
+        let looks = Arc::new(Looks::told(vec!["/".into()], |_| ()));
+        let written = Arc::new(Written::new(move || Arc::clone(&source), looks));
+        let own = [own];
+        let others = |dirs: &BTreeSet<PathBuf>| written.others(dirs, &own, false);
+        let refused = others(&declared).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        assert!(
+            refused.to_string().contains("/usr/bin/.. was not"),
+            "{refused}"
+        );
+        assert_eq!(others(&BTreeSet::from([gone.clone()])).unwrap(), [gone]);
+        Arc::clone(&written).look_at_all(Arc::clone(&declared));
+        assert_eq!(others(&declared).unwrap(), [PathBuf::from("/usr")]);
+    }
+
     #[test]
     fn a_look_that_takes_too_long_is_given_up() {
         let looks = Arc::new(Looks::told(vec!["/".into()], |_| {
@@ -657,6 +741,28 @@ mod tests {
         });
         assert_eq!(seen.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(!looks.is_silent(Path::new("/usr"), Duration::ZERO));
+    }
+
+    /// Each start that was given up kept a thread of the runtime.
+    #[tokio::test]
+    async fn a_look_that_no_task_waits_for_asks_no_more() {
+        let share = Path::new("/mnt/share");
+        let (looks, is_away, asked) = Looks::silent_at(&["/", "/mnt/share"], share);
+        let times = (Duration::from_secs(60), Duration::MAX);
+        {
+            let see = |look: &Look| look.real(Path::new("/mnt/share/x"));
+            let mut look = std::pin::pin!(looks.watch(times, see));
+            while asked.load(Ordering::Relaxed) == 0 {
+                assert!(timeout(TICK, &mut look).await.is_err());
+            }
+        }
+        assert!(looks.is_silent(share, Duration::ZERO));
+        assert!(!looks.is_silent(Path::new("/usr"), Duration::ZERO));
+        is_away.store(false, Ordering::Relaxed);
+        while looks.is_silent(share, Duration::ZERO) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -114,6 +114,7 @@ fn rule(
 /// Calls denied for some of their arguments.
 fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let new_user = libc::CLONE_NEWUSER.unsigned_abs().into();
+    let lease = libc::F_SETLEASE.unsigned_abs().into();
     Ok(vec![
         (
             libc::SYS_clone,
@@ -133,6 +134,8 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
                 rule([(1, Is::Eq, TIOCLINUX)])?,
             ],
         ),
+        // It holds up each open of the file for most of a minute, such as that of another server's script.
+        (libc::SYS_fcntl, vec![rule([(1, Is::Eq, lease)])?]),
     ])
 }
 
@@ -381,6 +384,36 @@ mod tests {
                 assert_eq!(made(AddressFamily::NETLINK, SocketType::RAW), Ok(()));
             });
             confined.join().unwrap();
+        }
+    }
+
+    /// The owner of a lease on a script stopped the starts of a server.
+    #[test]
+    fn no_file_is_leased() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let python = "import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_GETLEASE)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)";
+        for is_hardened in [false, true] {
+            let file = file.clone();
+            // A filter holds for its thread and the processes that this starts.
+            let confined = std::thread::spawn(move || {
+                rustix::thread::set_no_new_privs(true).unwrap();
+                let restrictions = Restrictions {
+                    is_hardened,
+                    ..Restrictions::default()
+                };
+                apply(&restrictions).unwrap();
+                let mut leased = std::process::Command::new("python3");
+                leased.args(["-c", python]).arg(file).output().unwrap()
+            });
+            let output = confined.join().unwrap();
+            let errors = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.success(), !is_hardened, "{errors}");
+            assert_eq!(errors.contains("PermissionError: [Errno 1]"), is_hardened);
         }
     }
 

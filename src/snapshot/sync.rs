@@ -359,6 +359,11 @@ impl SnapshotSync {
                 stayed: None,
                 until: Instant::now(),
             }),
+                if let Some(failure) = done.failure {
+                    due.stayed = stayed;
+                    self.put_back(due);
+                    return Err(failure);
+                }
             // What the file was before its mistakes is not tried again.
             (None, Some(refused))
                 if refused.until <= Instant::now() && !manifest.has_mistakes() =>
@@ -372,10 +377,12 @@ impl SnapshotSync {
         }
     }
 
-    /// Keeps what could not be applied because the database is away.
+    /// Keeps what could not be applied, or not whole, because the database is away.
     fn put_back(&mut self, due: Refused) {
         match &mut self.manifest {
-            Some(manifest) if due.mistakes.is_empty() => manifest.pending = Some(due.declaration),
+            Some(manifest) if due.mistakes.is_empty() && due.stayed.is_none() => {
+                manifest.pending = Some(due.declaration);
+            }
             _ => self.unapplied = Some(due),
         }
     }
@@ -450,7 +457,7 @@ mod tests {
 
     use super::super::{manifest_file::Pace, sync::*};
     use crate::base::FileStamp;
-    use crate::config::Sources;
+    use crate::config::{Format, Sources};
     use crate::database::Expected;
     use crate::declare::{Kind, Object, ObjectName, Prune};
 
@@ -488,6 +495,7 @@ mod tests {
         let (_dir, mut sync) = opened();
         sync.start().await.unwrap();
         let snapshot = Arc::clone(&sync.snapshot);
+    use crate::manifest::objects;
         put(
             &snapshot,
             "a",
@@ -566,3 +574,41 @@ mod tests {
         drop(open);
     }
 }
+
+    /// A manifest of which a part is applied was applied whole again, over what administrators had changed since.
+    #[tokio::test]
+    async fn only_what_is_left_of_a_manifest_is_tried_again() {
+        let (dir, mut sync) = opened();
+        let text = "tenants: {a: {auth: {mode: none}}, b: {auth: {mode: none}}}";
+        let read = || objects::parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
+        let manifest = ManifestFile {
+            file: dir.path().join("manifest.yaml"),
+            pending: None,
+            digest: None,
+            prune: Prune::Remove,
+        };
+        let (env, hidden) = empty();
+        sync.manifest = Some(ManifestWatch::new(manifest, env, hidden));
+        sync.start().await.unwrap();
+        let due = |stayed| Refused {
+            declaration: read(),
+            mistakes: Vec::new(),
+            stayed,
+            until: Instant::now(),
+        };
+        let snapshot = Arc::clone(&sync.snapshot);
+        sync.put_back(due(Some(BTreeSet::from(["b".to_owned()]))));
+        sync.round(None).await.unwrap();
+        let tenants = || {
+            snapshot
+                .catalog()
+                .tenants
+                .keys()
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(tenants(), ["b"]);
+        sync.put_back(due(None));
+        sync.round(None).await.unwrap();
+        assert_eq!(tenants().len(), 2);
+    }

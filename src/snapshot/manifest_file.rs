@@ -277,6 +277,11 @@ impl ManifestWatch {
         !self.mistakes.is_empty()
     }
 
+    /// Whether the file has mistakes, or cannot be read: what is declared is not applied.
+    pub(super) fn is_behind(&self) -> bool {
+        self.has_mistakes() || self.is_silent
+    }
+
     /// Reads the file again, and those that it names, and has `done` returned by [`Self::changed`], or answers it
     /// within a bound.
     pub(super) fn reload(&mut self, done: Reply) {

@@ -291,7 +291,7 @@ impl SnapshotSync {
     /// Whether the manifest is not applied, or not to every tenant, or has mistakes.
     fn is_unapplied(&self) -> bool {
         let manifest = self.manifest.as_ref();
-        self.unapplied.is_some() || manifest.is_some_and(ManifestWatch::has_mistakes)
+        self.unapplied.is_some() || manifest.is_some_and(ManifestWatch::is_behind)
     }
 
     /// Where the durations of the database's operations are recorded.
@@ -566,7 +566,8 @@ mod tests {
             assert_eq!(reloader.reload().await, Err(Unread::Silent));
             stop.cancel();
         };
-        let running = sync.run(Box::new(|_| {}), stop.clone());
+        let report = move |now| _ = reported.send_replace(Some(now));
+        let running = sync.run(Box::new(report), stop.clone());
         let both = Box::pin(async { tokio::join!(running, story) });
         timeout(Duration::from_secs(60), both)
             .await
@@ -612,3 +613,7 @@ mod tests {
         sync.round(None).await.unwrap();
         assert_eq!(tenants().len(), 2);
     }
+        let (reported, mut freshness) = watch::channel(None);
+            // What it declares may not be what is served.
+            let told = freshness.wait_for(|now| *now == Some(Freshness::Unapplied));
+            told.await.unwrap();

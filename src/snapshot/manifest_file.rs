@@ -513,15 +513,15 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
 
 /// The time for which a file that is being written stays as it is at most.
 const SETTLE: Duration = Duration::from_millis(200);
+/// How many times that is for one by which objects are removed.
+const STEPS: u32 = 10;
+/// The looks of a start until it gives up, [`SETTLE`] apart: it has no longer patience than a reload.
+const LOOKS: u32 = 50;
 /// The time after which a silent file system of the manifest is logged, and a reload is answered: shorter than that of
 /// the service manager.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
-/// How many times that is for one by which objects are removed.
-const STEPS: u32 = 10;
-/// The looks of a start until it gives up, [`SETTLE`] apart: it has no longer patience than a reload.
-const LOOKS: u32 = 50;
 mod tests {
     use std::{
         fs::{self, OpenOptions},
@@ -651,11 +651,6 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn what_changed_before_the_watch_is_read_and_what_is_the_same_is_not() {
-        let (count, mut looks) = watch::channel(0);
-        let counted: Look = Arc::new(move |file: &Path| {
-            count.send_modify(|looks| *looks += 1);
     /// What a writer had not come to yet was removed.
     #[test]
     fn with_prune_a_start_reads_a_whole_file() {
@@ -674,6 +669,11 @@ mod tests {
         assert!(mistakes[0].to_string().contains("is still being written"));
     }
 
+    #[tokio::test]
+    async fn what_changed_before_the_watch_is_read_and_what_is_the_same_is_not() {
+        let (count, mut looks) = watch::channel(0);
+        let counted: Look = Arc::new(move |file: &Path| {
+            count.send_modify(|looks| *looks += 1);
             FileStamp::now(file)
         });
         let (stage, elsewhere) = (Stage::new(), tempfile::tempdir().unwrap());

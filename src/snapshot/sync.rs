@@ -64,6 +64,17 @@ struct Refused {
     until: Instant,
 }
 
+/// A state of the database that cannot be served here, in whole or in part. What is missing may come without a change of
+/// it: the right master key, for instance.
+struct Unserved {
+    /// The number of its last change.
+    version: i64,
+    /// The reason, as it was logged.
+    why: String,
+    /// The time of the next look.
+    until: Instant,
+}
+
 /// The result of a round.
 enum Round {
     /// The state of the database is served.
@@ -87,8 +98,8 @@ pub(crate) struct SnapshotSync {
     upkeep: Upkeep,
     /// The last error in the log; a repeated one is not logged.
     logged_error: String,
-    /// The last change that cannot be served here; it is not read again.
-    refused: Option<i64>,
+    /// The state that cannot be served here, until it can be.
+    unserved: Option<Unserved>,
     commands: mpsc::Receiver<Command>,
     reloader: Reloader,
 }
@@ -137,7 +148,7 @@ impl SnapshotSync {
             is_started: false,
             upkeep: Upkeep::new(config),
             logged_error: String::new(),
-            refused: None,
+            unserved: None,
             commands,
             reloader: Reloader(sender),
         }
@@ -266,20 +277,11 @@ impl SnapshotSync {
             Some(version) if !is_changed => version,
             _ => database.followed_objects().version().await?,
         };
-        if self.snapshot.load().version < Some(version) {
-            if self.refused == Some(version) {
-                return Ok(Round::Unservable);
-            }
-            let refreshed = self.snapshot.refresh().await;
-            if matches!(
-                refreshed,
-                Err(database::Error::Invalid(_) | database::Error::Bug(_))
-            ) {
-                self.refused = Some(version);
-            }
-            refreshed?;
-        }
+        self.read(version).await?;
         let served = self.snapshot.load();
+        if served.version < Some(version) {
+            return Ok(Round::Unservable);
+        }
         // That of all tenants, also while one cannot be served.
         self.upkeep.run(database, &served.catalog).await?;
         if served.is_partial {
@@ -288,7 +290,40 @@ impl SnapshotSync {
         Ok(Round::UpToDate)
     }
 
-    /// Whether the manifest is not applied, or not to every tenant, or has mistakes.
+    /// Reads the state of `version` if it is newer than what is served, or, at intervals, if it is not served whole. A
+    /// reason that is known is no error.
+    async fn read(&mut self, version: i64) -> Result<(), database::Error> {
+        let served = self.snapshot.load();
+        let is_behind = served.version < Some(version);
+        if !is_behind && !served.is_partial {
+            self.unserved = None;
+            return Ok(());
+        }
+        let is_early = |known: &Unserved| {
+            let is_same = !is_behind || known.version == version;
+            is_same && Instant::now() < known.until
+        };
+        if self.unserved.as_ref().is_some_and(is_early) {
+            return Ok(());
+        }
+        let known = self.unserved.take();
+        match self.snapshot.refresh().await {
+            Err(failure @ (database::Error::Invalid(_) | database::Error::Bug(_))) => {
+                let why = failure.to_string();
+                let is_known = known.is_some_and(|known| known.why == why);
+                let until = Instant::now() + RETRY;
+                self.unserved = Some(Unserved {
+                    version,
+                    why,
+                    until,
+                });
+                if is_known { Ok(()) } else { Err(failure) }
+            }
+            refreshed => refreshed,
+        }
+    }
+
+    /// Whether the manifest is not applied, or not to every tenant, or has mistakes, or cannot be read.
     fn is_unapplied(&self) -> bool {
         let manifest = self.manifest.as_ref();
         self.unapplied.is_some() || manifest.is_some_and(ManifestWatch::is_behind)
@@ -324,6 +359,11 @@ impl SnapshotSync {
                     tracing::info!(event = "manifest.applied", %file, "{change}");
                 }
                 stayed = Some(done.stayed);
+                if let Some(failure) = done.failure {
+                    due.stayed = stayed;
+                    self.put_back(due);
+                    return Err(failure);
+                }
                 let mistakes = done.mistakes.iter().map(placed);
                 mistakes.map(|mistake| mistake.to_string()).collect()
             }
@@ -359,11 +399,6 @@ impl SnapshotSync {
                 stayed: None,
                 until: Instant::now(),
             }),
-                if let Some(failure) = done.failure {
-                    due.stayed = stayed;
-                    self.put_back(due);
-                    return Err(failure);
-                }
             // What the file was before its mistakes is not tried again.
             (None, Some(refused))
                 if refused.until <= Instant::now() && !manifest.has_mistakes() =>
@@ -446,7 +481,7 @@ async fn changed(manifest: &mut Option<ManifestWatch>) -> Option<Reply> {
 /// The time from the begin of a poll to that of the next one, for changes that no other replica
 /// announces.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
-/// The time from a refusal of a manifest to the next try.
+/// The time from a refusal, of a manifest or of a state, to the next try.
 const RETRY: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -460,6 +495,7 @@ mod tests {
     use crate::config::{Format, Sources};
     use crate::database::Expected;
     use crate::declare::{Kind, Object, ObjectName, Prune};
+    use crate::manifest::objects;
 
     fn empty() -> (BTreeMap<String, String>, HiddenPaths) {
         (BTreeMap::new(), HiddenPaths::new([]))
@@ -481,6 +517,14 @@ mod tests {
         (dir, sync)
     }
 
+    /// Changes rows as no gateway does.
+    async fn run(snapshot: &CurrentSnapshot, statement: &'static str) {
+        let objects = snapshot.database().unwrap().objects();
+        let mut transaction = objects.pool.begin().await.unwrap();
+        transaction.run(statement, Vec::new()).await.unwrap();
+        transaction.commit().await.unwrap();
+    }
+
     async fn put(snapshot: &CurrentSnapshot, tenant: &str, json: serde_json::Value) {
         let object = Object::new(Kind::Tenant, json.as_object().unwrap().clone());
         let (name, author) = (ObjectName::tenant(tenant), Author::named("x"));
@@ -495,7 +539,6 @@ mod tests {
         let (_dir, mut sync) = opened();
         sync.start().await.unwrap();
         let snapshot = Arc::clone(&sync.snapshot);
-    use crate::manifest::objects;
         put(
             &snapshot,
             "a",
@@ -508,16 +551,43 @@ mod tests {
             serde_json::json!({"auth": {"mode": "builtin"}}),
         )
         .await;
-        let objects = snapshot.database().unwrap().objects();
-        let mut transaction = objects.pool.begin().await.unwrap();
-        let spoil = "UPDATE tenants SET spec = '{\"auth\":{\"mode\":\"odd\"}}' WHERE name = 'a'";
-        transaction.run(spoil, Vec::new()).await.unwrap();
-        transaction.commit().await.unwrap();
+        run(&snapshot, SPOIL).await;
         assert!(sync.round(None).await.is_err(), "it is told once");
         assert!(matches!(sync.round(None).await, Ok(Round::Unservable)));
         snapshot.refresh_issued().await.unwrap();
         let keys = &snapshot.catalog().issued.keys;
         assert!(keys.contains_key("b"), "its signing key was made");
+    }
+
+    const SPOIL: &str =
+        "UPDATE tenants SET spec = '{\"auth\":{\"mode\":\"odd\"}}' WHERE name = 'a'";
+    const MEND: &str =
+        "UPDATE tenants SET spec = '{\"auth\":{\"mode\":\"none\"}}' WHERE name = 'a'";
+
+    /// A tenant that could be served again was not before the next change of any.
+    #[tokio::test]
+    async fn a_state_that_is_not_served_whole_is_looked_at_again() {
+        let (_dir, mut sync) = opened();
+        sync.start().await.unwrap();
+        let snapshot = Arc::clone(&sync.snapshot);
+        for tenant in ["a", "b"] {
+            let none = serde_json::json!({"auth": {"mode": "none"}});
+            put(&snapshot, tenant, none).await;
+        }
+        run(&snapshot, SPOIL).await;
+        assert!(sync.round(None).await.is_err());
+        let is_due = |sync: &mut SnapshotSync| {
+            sync.unserved.as_mut().unwrap().until = Instant::now();
+        };
+        is_due(&mut sync);
+        let told = sync.round(None).await;
+        assert!(matches!(told, Ok(Round::Unservable)), "it is told again");
+        run(&snapshot, MEND).await;
+        let early = sync.round(None).await;
+        assert!(matches!(early, Ok(Round::Unservable)), "it is read always");
+        is_due(&mut sync);
+        assert!(matches!(sync.round(None).await, Ok(Round::UpToDate)));
+        assert!(snapshot.catalog().tenants.contains_key("a"));
     }
 
     /// A file system of the network whose server is away, for instance.
@@ -552,6 +622,7 @@ mod tests {
         sync.start().await.unwrap();
         let (reloader, stop) = (sync.reloader(), CancellationToken::new());
         let mut changes = snapshot.subscribe();
+        let (reported, mut freshness) = watch::channel(None);
         let story = async {
             begun.wait_for(|has_begun| *has_begun).await.unwrap();
             // As by another replica: this one is not told.
@@ -564,6 +635,9 @@ mod tests {
             let read = changes.wait_for(|read| read.catalog.tenants.contains_key("a"));
             read.await.unwrap();
             assert_eq!(reloader.reload().await, Err(Unread::Silent));
+            // What it declares may not be what is served.
+            let told = freshness.wait_for(|now| *now == Some(Freshness::Unapplied));
+            told.await.unwrap();
             stop.cancel();
         };
         let report = move |now| _ = reported.send_replace(Some(now));
@@ -574,7 +648,6 @@ mod tests {
             .expect("within a minute");
         drop(open);
     }
-}
 
     /// A manifest of which a part is applied was applied whole again, over what administrators had changed since.
     #[tokio::test]
@@ -613,7 +686,4 @@ mod tests {
         sync.round(None).await.unwrap();
         assert_eq!(tenants().len(), 2);
     }
-        let (reported, mut freshness) = watch::channel(None);
-            // What it declares may not be what is served.
-            let told = freshness.wait_for(|now| *now == Some(Freshness::Unapplied));
-            told.await.unwrap();
+}

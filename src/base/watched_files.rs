@@ -78,6 +78,14 @@ impl FileStamp {
         ];
         Self(Some([found.dev(), found.ino(), found.size()]), times)
     }
+
+    /// When the file was changed last, in milliseconds since 1970 by the clock of its file system; 0 without a file.
+    pub(crate) fn changed_ms(&self) -> i64 {
+        let Self(_, [_, _, seconds, nanos]) = self;
+        seconds
+            .saturating_mul(1000)
+            .saturating_add(nanos / 1_000_000)
+    }
 }
 
 /// The largest file that holds a setting, a secret or certificates, in bytes.

@@ -3,6 +3,7 @@
 //! Not here: the repositories themselves (`objects`, `oauth`, `pool/audit`).
 
 use std::{
+    cmp::Ordering,
     fmt, fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -16,12 +17,12 @@ use super::{
         SigningKeys, identities, restored, signing_keys, sweep,
     },
     objects::{Connections, Judge, Objects, Secrets, connections, repository, slots},
-    pool::{Audit, Error, Pool},
+    pool::{Audit, Error, Pool, file, sql},
     vault::{KeySource, Sealer, Vault, rotation},
 };
 use crate::{
     base::{Clock, Secret, budget::Turns, private_file},
-    config::Config,
+    config::{Config, Wrong},
     telemetry::StoreTimes,
 };
 
@@ -135,6 +136,39 @@ impl Database {
             changes: Turns::new(CHANGES),
             revoking: Turns::new(1),
         })))
+    }
+
+    /// Opens a database that has the schema of this build. To update it is an upgrade, and one of a newer build may have
+    /// secrets that this one does not know.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`]; `Invalid` for another schema, which stays as it is.
+    pub(crate) async fn open_as_it_is(opening: Opening) -> Result<Self, Error> {
+        let (newest, place, key) = match &opening.location {
+            Location::File(store) => {
+                let place = store.display().to_string();
+                (file::newest_of(store).await?, place, "store")
+            }
+            Location::Url(url) => {
+                let newest = sql::newest_in_postgres(url.expose()).await?;
+                (newest, "configuration".to_owned(), "sql.url")
+            }
+        };
+        let (what, remedy) = match newest.cmp(&file::newest_known()) {
+            Ordering::Equal => return Self::open(opening).await,
+            _ if newest.is_none() => ("is no store of lockgate", "name that of a gateway"),
+            Ordering::Less => (
+                "has the schema of an older lockgate",
+                "use the release that serves it, or update it by lockgate migrate",
+            ),
+            Ordering::Greater => (
+                "has the schema of a newer lockgate",
+                "use the release that serves it",
+            ),
+        };
+        let wrong = Wrong::new(what, remedy);
+        Err(Error::from_mistake(wrong.at(&place, key)))
     }
 
     /// Opens every further connection to PostgreSQL by `url`.

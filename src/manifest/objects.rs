@@ -436,6 +436,19 @@ tenants:
         assert_eq!(with("$"), Err(1));
     }
 
+    /// What was put in, by a reference or a flag, had each `$` twice in texts that are read without references.
+    #[test]
+    fn a_dollar_is_the_same_in_every_text() {
+        let text = "tenants:\n  a:\n    auth: {mode: none}\n    servers:\n      x:\n        command: cat\n        args: [a$$b]\n        sandbox: {read: [/a$$b, /a$b, '/${env:A}']}\n";
+        let env = BTreeMap::from([("A".to_owned(), "a$b".to_owned())]);
+        let read = parse("F", text, Format::Yaml, &env).unwrap();
+        let stored = read.declared.manifest().unwrap();
+        let (_, server) = stored.catalog.find("a", "x").unwrap();
+        assert_eq!(server.launch.args, ["a$b"]);
+        let read = &server.launch.confinement.read;
+        assert_eq!(*read, ["/a$b"; 3].map(PathBuf::from));
+    }
+
     #[test]
     fn a_manifest_that_was_sent_names_nothing_of_ours() {
         let dir = tempfile::tempdir().unwrap();

@@ -157,7 +157,7 @@ impl<'e> Reader<'e> {
     /// A text in which variables and files are inserted.
     pub(crate) fn text(&self) -> Parser<'e, String> {
         let env = self.env;
-        parse::text().and(move |text| interpolate(&text, env))
+        parse::written().and(move |text| interpolate(&text, env))
     }
 }
 

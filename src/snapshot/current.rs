@@ -20,9 +20,9 @@ use tokio::{
 };
 
 use crate::{
-    base::Clock,
+    base::{Clock, Table},
     database::{self, Database, Marks, Newer, oauth::Reached},
-    declare::{Catalog, Issued, OperatorKeys, SecretChange, When},
+    declare::{Catalog, Issued, OperatorKeys, SecretChange, Tenant, When},
 };
 
 /// The declared and issued state at one moment.
@@ -293,14 +293,11 @@ impl CurrentSnapshot {
 
     async fn read_issued(&self) -> Result<(), database::Error> {
         let (issued, revocation) = self.newer_issued(self.database()?).await?;
-        let current = self.load();
+        // Without a version: what is declared stays, also if it is read again meanwhile.
         self.publish(Snapshot {
-            version: current.version,
             revocation,
-            catalog: Arc::new(Catalog::new(current.catalog.tenants.clone(), issued)),
-            operator_keys: current.operator_keys.clone(),
-            marks: Arc::clone(&current.marks),
-            is_partial: current.is_partial,
+            catalog: Arc::new(Catalog::new(Table::default(), issued)),
+            ..Snapshot::default()
         });
         Ok(())
     }
@@ -403,6 +400,7 @@ impl CurrentSnapshot {
         // Refreshes may run concurrently; the lock of the watch channel orders them.
         self.changed.send_if_modified(|current| {
             let is_declared_newer = new.version > current.version;
+            let is_declared_newer = is_declared_newer || is_other_part(&new, current);
             let is_issued_newer = new.revocation > current.revocation;
             if !is_declared_newer && !is_issued_newer {
                 return false;
@@ -439,6 +437,20 @@ impl CurrentSnapshot {
             receive(*number, change);
         }
     }
+}
+
+/// Whether two snapshots serve different parts of one state: what was missing for a part may have come.
+fn is_other_part(new: &Snapshot, current: &Snapshot) -> bool {
+    let (tenants, known) = (&new.catalog.tenants, &current.catalog.tenants);
+    let is_known = |(name, tenant): (&String, &Arc<Tenant>)| {
+        let known = known.get(name);
+        known.is_some_and(|known| Arc::ptr_eq(known, tenant))
+    };
+    let is_same = || {
+        let is_as_partial = new.is_partial && new.marks == current.marks;
+        is_as_partial && tenants.len() == known.len() && tenants.iter().all(is_known)
+    };
+    current.is_partial && new.version == current.version && !is_same()
 }
 
 /// Gives tenants that cannot be served here as they are stored the marks of what is served, so that each change reads
@@ -521,7 +533,10 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, HashMap};
+    use std::{
+        collections::{BTreeMap, HashMap},
+        sync::atomic::AtomicBool,
+    };
 
     use futures_util::FutureExt;
     use serde_json::json;
@@ -849,6 +864,37 @@ mod tests {
             assert_eq!(command(&catalog, "x"), None);
             remove(&current, &tenant).await;
         }
+    }
+
+    /// What was missing on the machine came without a change, and was not served before the next one.
+    #[tokio::test]
+    async fn a_part_that_was_missing_is_served_without_a_change() {
+        let (is_missing, of_commands) = (Arc::new(AtomicBool::new(true)), of_commands());
+        let missing = Arc::clone(&is_missing);
+        let judge: Judge = Arc::new(move |manifest, when| {
+            if missing.load(Ordering::Relaxed) {
+                of_commands(manifest, when)
+            } else {
+                Vec::new()
+            }
+        });
+        let (_dir, current) = opened(judge).await;
+        let x = ObjectName::of("a", Kind::Server, "x");
+        let tenant = json!({"auth": {"mode": "keys"}});
+        declare(&current, &ObjectName::tenant("a"), tenant).await;
+        declare(&current, &x, json!({"command": "cat"})).await;
+        served(&current, true).await;
+        declare(&current, &x, json!({"command": "walled"})).await;
+        served(&current, false).await;
+        // Nobody has to follow what is as it was.
+        let changes = current.subscribe();
+        let catalog = served(&current, false).await;
+        assert_eq!(command(&catalog, "x").as_deref(), Some("cat"));
+        assert!(!changes.has_changed().unwrap());
+        is_missing.store(false, Ordering::Relaxed);
+        let catalog = served(&current, true).await;
+        assert_eq!(command(&catalog, "x").as_deref(), Some("walled"));
+        assert!(changes.has_changed().unwrap());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     sync::Arc,
+    thread,
     time::Duration,
 };
 
@@ -20,10 +21,10 @@ use tokio::{
 
 use crate::{
     base::{
-        ContentDigest, FileStamp, HiddenPaths, LOOK_INTERVAL, MANIFEST_MAX, WatchedFiles, content,
-        sha256,
+        Clock, ContentDigest, FileStamp, HiddenPaths, LOOK_INTERVAL, MANIFEST_MAX, WatchedFiles,
+        content, sha256,
     },
-    config::Mistake,
+    config::{Mistake, Wrong},
     declare::Prune,
     manifest::{Declaration, objects},
 };
@@ -42,8 +43,62 @@ pub(crate) struct ManifestFile {
 }
 
 impl ManifestFile {
+    /// Reads the manifest of a start, before there is a runtime. With [`Prune::Remove`] the file has to have been the same
+    /// for a while, as whenever it is read: what is not there yet would be removed for good.
+    ///
+    /// # Errors
+    ///
+    /// Its mistakes.
+    pub(crate) fn at_start(
+        file: PathBuf,
+        env: &BTreeMap<String, String>,
+        prune: Prune,
+    ) -> Result<Self, Vec<Mistake>> {
+        let pause = || thread::sleep(SETTLE);
+        Self::settled(
+            (file, prune),
+            env,
+            &Clock::system(),
+            (&FileStamp::now, &pause),
+        )
+    }
+
+    /// As [`Self::at_start`], by looks and pauses of the caller.
+    fn settled(
+        (file, prune): (PathBuf, Prune),
+        env: &BTreeMap<String, String>,
+        clock: &Clock,
+        (look, pause): (&dyn Fn(&Path) -> FileStamp, &dyn Fn()),
+    ) -> Result<Self, Vec<Mistake>> {
+        let age_ms = i64::try_from((SETTLE * STEPS).as_millis()).unwrap_or(i64::MAX);
+        let (mut seen, mut same) = (None, 0);
+        for _ in 0..LOOKS {
+            let before = look(&file);
+            same = if seen == Some(before) { same + 1 } else { 0 };
+            seen = Some(before);
+            // Almost always, so that a start does not wait.
+            let is_old = clock.now_ms().saturating_sub(before.changed_ms()) > age_ms;
+            if prune == Prune::Keep || is_old || same == STEPS {
+                let digest = Self::digest_of(&file);
+                let read = objects::load(&file, env);
+                if prune == Prune::Keep || look(&file) == before {
+                    return Ok(Self {
+                        pending: Some(read?),
+                        file,
+                        digest,
+                        prune,
+                    });
+                }
+                same = 0;
+            }
+            pause();
+        }
+        let wrong = Wrong::new("is still being written", "start again once it is done");
+        Err(vec![wrong.at(&file.display().to_string(), "--apply")])
+    }
+
     /// The digest of the content of `file` now.
-    pub(crate) fn digest_of(file: &Path) -> ContentDigest {
+    fn digest_of(file: &Path) -> ContentDigest {
         let content = content(file, MANIFEST_MAX).ok();
         content.map(|content| sha256(&content))
     }
@@ -222,6 +277,11 @@ impl ManifestWatch {
         !self.mistakes.is_empty()
     }
 
+    /// Whether the file has mistakes, or cannot be read: what is declared is not applied.
+    pub(super) fn is_behind(&self) -> bool {
+        self.has_mistakes() || self.is_silent
+    }
+
     /// Reads the file again, and those that it names, and has `done` returned by [`Self::changed`], or answers it
     /// within a bound.
     pub(super) fn reload(&mut self, done: Reply) {
@@ -364,7 +424,7 @@ impl Pace {
             settle: match prune {
                 Prune::Keep => SETTLE,
                 // What is not there yet would be removed for good.
-                Prune::Remove => SETTLE * 10,
+                Prune::Remove => SETTLE * STEPS,
             },
             interval: LOOK_INTERVAL,
             patience: PATIENCE,
@@ -453,6 +513,10 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
 
 /// The time for which a file that is being written stays as it is at most.
 const SETTLE: Duration = Duration::from_millis(200);
+/// How many times that is for one by which objects are removed.
+const STEPS: u32 = 10;
+/// The looks of a start until it gives up, [`SETTLE`] apart: it has no longer patience than a reload.
+const LOOKS: u32 = 50;
 /// The time after which a silent file system of the manifest is logged, and a reload is answered: shorter than that of
 /// the service manager.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -585,6 +649,24 @@ mod tests {
                 assert_eq!(tenants, 1 + written.len(), "{name} {written:?}");
             }
         }
+    }
+
+    /// What a writer had not come to yet was removed.
+    #[test]
+    fn with_prune_a_start_reads_a_whole_file() {
+        let read = |now_ms: i64, writes: fn(usize) -> bool| {
+            let (stage, look) = (Stage::new(), while_written(writes));
+            let (clock, pause) = (Clock::of(move || now_ms), || {});
+            let of = (stage.file(), Prune::Remove);
+            let read = ManifestFile::settled(of, &BTreeMap::new(), &clock, (&*look, &pause));
+            read.map(|read| read.pending.unwrap().manifest.catalog.tenants.len())
+        };
+        // Between the first looks, and while it is read.
+        assert_eq!(read(0, |look| look < 3 || look == 13), Ok(5));
+        // One that is old is read at once.
+        assert_eq!(read(i64::MAX, |look| look == 0), Ok(2));
+        let mistakes = read(0, |_| true).unwrap_err();
+        assert!(mistakes[0].to_string().contains("is still being written"));
     }
 
     #[tokio::test]

@@ -64,6 +64,17 @@ struct Refused {
     until: Instant,
 }
 
+/// A state of the database that cannot be served here, in whole or in part. What is missing may come without a change of
+/// it: the right master key, for instance.
+struct Unserved {
+    /// The number of its last change.
+    version: i64,
+    /// The reason, as it was logged.
+    why: String,
+    /// The time of the next look.
+    until: Instant,
+}
+
 /// The result of a round.
 enum Round {
     /// The state of the database is served.
@@ -87,8 +98,8 @@ pub(crate) struct SnapshotSync {
     upkeep: Upkeep,
     /// The last error in the log; a repeated one is not logged.
     logged_error: String,
-    /// The last change that cannot be served here; it is not read again.
-    refused: Option<i64>,
+    /// The state that cannot be served here, until it can be.
+    unserved: Option<Unserved>,
     commands: mpsc::Receiver<Command>,
     reloader: Reloader,
 }
@@ -137,7 +148,7 @@ impl SnapshotSync {
             is_started: false,
             upkeep: Upkeep::new(config),
             logged_error: String::new(),
-            refused: None,
+            unserved: None,
             commands,
             reloader: Reloader(sender),
         }
@@ -266,20 +277,11 @@ impl SnapshotSync {
             Some(version) if !is_changed => version,
             _ => database.followed_objects().version().await?,
         };
-        if self.snapshot.load().version < Some(version) {
-            if self.refused == Some(version) {
-                return Ok(Round::Unservable);
-            }
-            let refreshed = self.snapshot.refresh().await;
-            if matches!(
-                refreshed,
-                Err(database::Error::Invalid(_) | database::Error::Bug(_))
-            ) {
-                self.refused = Some(version);
-            }
-            refreshed?;
-        }
+        self.read(version).await?;
         let served = self.snapshot.load();
+        if served.version < Some(version) {
+            return Ok(Round::Unservable);
+        }
         // That of all tenants, also while one cannot be served.
         self.upkeep.run(database, &served.catalog).await?;
         if served.is_partial {
@@ -288,10 +290,43 @@ impl SnapshotSync {
         Ok(Round::UpToDate)
     }
 
-    /// Whether the manifest is not applied, or not to every tenant, or has mistakes.
+    /// Reads the state of `version` if it is newer than what is served, or, at intervals, if it is not served whole. A
+    /// reason that is known is no error.
+    async fn read(&mut self, version: i64) -> Result<(), database::Error> {
+        let served = self.snapshot.load();
+        let is_behind = served.version < Some(version);
+        if !is_behind && !served.is_partial {
+            self.unserved = None;
+            return Ok(());
+        }
+        let is_early = |known: &Unserved| {
+            let is_same = !is_behind || known.version == version;
+            is_same && Instant::now() < known.until
+        };
+        if self.unserved.as_ref().is_some_and(is_early) {
+            return Ok(());
+        }
+        let known = self.unserved.take();
+        match self.snapshot.refresh().await {
+            Err(failure @ (database::Error::Invalid(_) | database::Error::Bug(_))) => {
+                let why = failure.to_string();
+                let is_known = known.is_some_and(|known| known.why == why);
+                let until = Instant::now() + RETRY;
+                self.unserved = Some(Unserved {
+                    version,
+                    why,
+                    until,
+                });
+                if is_known { Ok(()) } else { Err(failure) }
+            }
+            refreshed => refreshed,
+        }
+    }
+
+    /// Whether the manifest is not applied, or not to every tenant, or has mistakes, or cannot be read.
     fn is_unapplied(&self) -> bool {
         let manifest = self.manifest.as_ref();
-        self.unapplied.is_some() || manifest.is_some_and(ManifestWatch::has_mistakes)
+        self.unapplied.is_some() || manifest.is_some_and(ManifestWatch::is_behind)
     }
 
     /// Where the durations of the database's operations are recorded.
@@ -324,6 +359,11 @@ impl SnapshotSync {
                     tracing::info!(event = "manifest.applied", %file, "{change}");
                 }
                 stayed = Some(done.stayed);
+                if let Some(failure) = done.failure {
+                    due.stayed = stayed;
+                    self.put_back(due);
+                    return Err(failure);
+                }
                 let mistakes = done.mistakes.iter().map(placed);
                 mistakes.map(|mistake| mistake.to_string()).collect()
             }
@@ -372,10 +412,12 @@ impl SnapshotSync {
         }
     }
 
-    /// Keeps what could not be applied because the database is away.
+    /// Keeps what could not be applied, or not whole, because the database is away.
     fn put_back(&mut self, due: Refused) {
         match &mut self.manifest {
-            Some(manifest) if due.mistakes.is_empty() => manifest.pending = Some(due.declaration),
+            Some(manifest) if due.mistakes.is_empty() && due.stayed.is_none() => {
+                manifest.pending = Some(due.declaration);
+            }
             _ => self.unapplied = Some(due),
         }
     }
@@ -439,7 +481,7 @@ async fn changed(manifest: &mut Option<ManifestWatch>) -> Option<Reply> {
 /// The time from the begin of a poll to that of the next one, for changes that no other replica
 /// announces.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
-/// The time from a refusal of a manifest to the next try.
+/// The time from a refusal, of a manifest or of a state, to the next try.
 const RETRY: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -450,9 +492,10 @@ mod tests {
 
     use super::super::{manifest_file::Pace, sync::*};
     use crate::base::FileStamp;
-    use crate::config::Sources;
+    use crate::config::{Format, Sources};
     use crate::database::Expected;
     use crate::declare::{Kind, Object, ObjectName, Prune};
+    use crate::manifest::objects;
 
     fn empty() -> (BTreeMap<String, String>, HiddenPaths) {
         (BTreeMap::new(), HiddenPaths::new([]))
@@ -472,6 +515,14 @@ mod tests {
         let opening = Opening::of(&config, judge, snapshot.clock().clone());
         let sync = SnapshotSync::new(snapshot, opening, None, empty(), &config);
         (dir, sync)
+    }
+
+    /// Changes rows as no gateway does.
+    async fn run(snapshot: &CurrentSnapshot, statement: &'static str) {
+        let objects = snapshot.database().unwrap().objects();
+        let mut transaction = objects.pool.begin().await.unwrap();
+        transaction.run(statement, Vec::new()).await.unwrap();
+        transaction.commit().await.unwrap();
     }
 
     async fn put(snapshot: &CurrentSnapshot, tenant: &str, json: serde_json::Value) {
@@ -500,16 +551,43 @@ mod tests {
             serde_json::json!({"auth": {"mode": "builtin"}}),
         )
         .await;
-        let objects = snapshot.database().unwrap().objects();
-        let mut transaction = objects.pool.begin().await.unwrap();
-        let spoil = "UPDATE tenants SET spec = '{\"auth\":{\"mode\":\"odd\"}}' WHERE name = 'a'";
-        transaction.run(spoil, Vec::new()).await.unwrap();
-        transaction.commit().await.unwrap();
+        run(&snapshot, SPOIL).await;
         assert!(sync.round(None).await.is_err(), "it is told once");
         assert!(matches!(sync.round(None).await, Ok(Round::Unservable)));
         snapshot.refresh_issued().await.unwrap();
         let keys = &snapshot.catalog().issued.keys;
         assert!(keys.contains_key("b"), "its signing key was made");
+    }
+
+    const SPOIL: &str =
+        "UPDATE tenants SET spec = '{\"auth\":{\"mode\":\"odd\"}}' WHERE name = 'a'";
+    const MEND: &str =
+        "UPDATE tenants SET spec = '{\"auth\":{\"mode\":\"none\"}}' WHERE name = 'a'";
+
+    /// A tenant that could be served again was not before the next change of any.
+    #[tokio::test]
+    async fn a_state_that_is_not_served_whole_is_looked_at_again() {
+        let (_dir, mut sync) = opened();
+        sync.start().await.unwrap();
+        let snapshot = Arc::clone(&sync.snapshot);
+        for tenant in ["a", "b"] {
+            let none = serde_json::json!({"auth": {"mode": "none"}});
+            put(&snapshot, tenant, none).await;
+        }
+        run(&snapshot, SPOIL).await;
+        assert!(sync.round(None).await.is_err());
+        let is_due = |sync: &mut SnapshotSync| {
+            sync.unserved.as_mut().unwrap().until = Instant::now();
+        };
+        is_due(&mut sync);
+        let told = sync.round(None).await;
+        assert!(matches!(told, Ok(Round::Unservable)), "it is told again");
+        run(&snapshot, MEND).await;
+        let early = sync.round(None).await;
+        assert!(matches!(early, Ok(Round::Unservable)), "it is read always");
+        is_due(&mut sync);
+        assert!(matches!(sync.round(None).await, Ok(Round::UpToDate)));
+        assert!(snapshot.catalog().tenants.contains_key("a"));
     }
 
     /// A file system of the network whose server is away, for instance.
@@ -544,6 +622,7 @@ mod tests {
         sync.start().await.unwrap();
         let (reloader, stop) = (sync.reloader(), CancellationToken::new());
         let mut changes = snapshot.subscribe();
+        let (reported, mut freshness) = watch::channel(None);
         let story = async {
             begun.wait_for(|has_begun| *has_begun).await.unwrap();
             // As by another replica: this one is not told.
@@ -556,13 +635,55 @@ mod tests {
             let read = changes.wait_for(|read| read.catalog.tenants.contains_key("a"));
             read.await.unwrap();
             assert_eq!(reloader.reload().await, Err(Unread::Silent));
+            // What it declares may not be what is served.
+            let told = freshness.wait_for(|now| *now == Some(Freshness::Unapplied));
+            told.await.unwrap();
             stop.cancel();
         };
-        let running = sync.run(Box::new(|_| {}), stop.clone());
+        let report = move |now| _ = reported.send_replace(Some(now));
+        let running = sync.run(Box::new(report), stop.clone());
         let both = Box::pin(async { tokio::join!(running, story) });
         timeout(Duration::from_secs(60), both)
             .await
             .expect("within a minute");
         drop(open);
+    }
+
+    /// A manifest of which a part is applied was applied whole again, over what administrators had changed since.
+    #[tokio::test]
+    async fn only_what_is_left_of_a_manifest_is_tried_again() {
+        let (dir, mut sync) = opened();
+        let text = "tenants: {a: {auth: {mode: none}}, b: {auth: {mode: none}}}";
+        let read = || objects::parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
+        let manifest = ManifestFile {
+            file: dir.path().join("manifest.yaml"),
+            pending: None,
+            digest: None,
+            prune: Prune::Remove,
+        };
+        let (env, hidden) = empty();
+        sync.manifest = Some(ManifestWatch::new(manifest, env, hidden));
+        sync.start().await.unwrap();
+        let due = |stayed| Refused {
+            declaration: read(),
+            mistakes: Vec::new(),
+            stayed,
+            until: Instant::now(),
+        };
+        let snapshot = Arc::clone(&sync.snapshot);
+        sync.put_back(due(Some(BTreeSet::from(["b".to_owned()]))));
+        sync.round(None).await.unwrap();
+        let tenants = || {
+            snapshot
+                .catalog()
+                .tenants
+                .keys()
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(tenants(), ["b"]);
+        sync.put_back(due(None));
+        sync.round(None).await.unwrap();
+        assert_eq!(tenants().len(), 2);
     }
 }

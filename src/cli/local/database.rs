@@ -82,7 +82,7 @@ pub(crate) fn rotate(args: DatabaseArgs) -> ExitCode {
         if let Location::File(file) = Location::of(config) {
             check_exists(&file)?;
         }
-        let database = Database::open(opening(config)).await?;
+        let database = Database::open_as_it_is(opening(config)).await?;
         let id = database.rotate().await?;
         database.close().await;
         Ok(format!(

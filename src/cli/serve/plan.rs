@@ -19,7 +19,7 @@ use crate::{
     backend::sandbox::Kernel,
     config::{Config, Mistake, Sources, Wrong, gateway::environment},
     declare::{Confinement, Home, Launch, Offer, Prune, When},
-    manifest::{checks, command_line, objects},
+    manifest::{checks, command_line},
     snapshot::ManifestFile,
 };
 
@@ -217,13 +217,14 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
             .map(PathBuf::from)
     };
     let file = apply.or_else(default_manifest);
-    let digest = file.as_deref().and_then(ManifestFile::digest_of);
-    let loaded = file.as_deref().map(|file| objects::load(file, &env));
+    let prune = if prune { Prune::Remove } else { Prune::Keep };
+    let manifest = file.map(|file| ManifestFile::at_start(file, &env, prune));
     let config = Config::load(&sources).map_err(|error| error.mistakes);
-    let (config, declaration) = both(config, loaded.transpose())?;
+    let (config, manifest) = both(config, manifest.transpose())?;
     let (kernel, offer) = probe(&config)?;
     // The server of `[default]` may be in the database already.
-    let judged = declaration.as_ref().map(|read| {
+    let declaration = manifest.as_ref().and_then(|file| file.pending.as_ref());
+    let judged = declaration.map(|read| {
         checks::judge(
             &read.manifest,
             When::Changing,
@@ -237,13 +238,8 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
-    let secrets = secrets(&sources, &config, file.as_deref());
-    let manifest = file.map(|file| ManifestFile {
-        file,
-        pending: declaration,
-        digest,
-        prune: if prune { Prune::Remove } else { Prune::Keep },
-    });
+    let file = manifest.as_ref().map(|manifest| manifest.file.as_path());
+    let secrets = secrets(&sources, &config, file);
     Ok(Plan {
         work: Work::of(&config, &offer),
         config,

@@ -84,8 +84,10 @@ pub(crate) struct AppliedApart {
     pub(crate) changes: Vec<Change>,
     /// Every mistake in the tenants that stay as they were.
     pub(crate) mistakes: Vec<Mistake>,
-    /// Those tenants.
+    /// Those tenants, and those that are left after a `failure`.
     pub(crate) stayed: BTreeSet<String>,
+    /// The database went away on the way.
+    pub(crate) failure: Option<Error>,
 }
 
 /// The declared objects of a database.
@@ -212,7 +214,8 @@ impl Objects<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::apply`]: `Invalid` if the manifest is wrong whatever is stored.
+    /// Those of [`Self::apply`]: `Invalid` if the manifest is wrong whatever is stored. One after the first change is in
+    /// the result.
     pub(crate) async fn apply_apart(
         self,
         wanted: &Declared,
@@ -234,7 +237,8 @@ impl Objects<'_> {
                 }
             },
         };
-        for tenant in &tenants {
+        let mut left = tenants.iter();
+        while let Some(tenant) = left.next() {
             let own = wanted.0.iter();
             let own = own.filter(|(name, _)| name.owner() == Some(tenant.as_str()));
             let own = Declared(own.map(|(name, one)| (name.clone(), one.clone())).collect());
@@ -246,7 +250,11 @@ impl Objects<'_> {
                 }
                 Err(Error::Invalid(found)) => done.mistakes.extend(found),
                 Err(Error::Conflict) => done.mistakes.push(hash_mistake(tenant)),
-                Err(failure) => return Err(failure),
+                Err(failure @ Error::Unavailable(_)) => {
+                    done.stayed.extend(left.by_ref().cloned());
+                    done.failure = Some(failure);
+                }
+                Err(failure) => done.mistakes.push(failed(tenant, &failure)),
             }
             done.stayed.insert(tenant.clone());
         }
@@ -569,6 +577,13 @@ fn hash_mistake(tenant: &str) -> Mistake {
     let what = "has a hash that another key of the tenant has in the store";
     let wrong = Wrong::new(what, "remove that key, or rotate it");
     wrong.at(PLACE, &format!("tenants.{tenant}.api_keys"))
+}
+
+/// The mistake of a tenant that cannot be changed: its rows were written by another program, for instance.
+fn failed(tenant: &str, failure: &Error) -> Mistake {
+    let what = format!("cannot be changed: {failure}");
+    let remedy = "see what the log says about the database, or restore a copy of it";
+    Wrong::new(what, remedy).at(PLACE, &format!("tenants.{tenant}"))
 }
 
 /// The lists in the document of a tenant that are of other objects. In the tenant's row nothing would seal their

@@ -13,7 +13,7 @@ use sqlx::{
 
 use super::{
     lent::STATEMENT,
-    sql::{MIGRATION, SqlError, migrated, sqlite_schema, timed, timed_migration},
+    sql::{MIGRATION, NEWEST, SqlError, migrated, sqlite_schema, timed, timed_migration},
 };
 
 /// Checks, without a change, that a file is an intact database that this build can use, with the tables that its
@@ -40,10 +40,7 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
         _ => return unusable("is no whole database"),
     }
     let newest = newest_migration(&mut connection).await;
-    let known = sqlite_schema()
-        .iter()
-        .map(|migration| migration.version)
-        .max();
+    let known = newest_known();
     let newest = match newest {
         Ok(newest) if newest > known => return unusable("was made by a newer lockgate"),
         Ok(Some(newest)) => newest,
@@ -62,10 +59,32 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
     Ok(())
 }
 
+/// The newest migration of this build.
+pub(crate) fn newest_known() -> Option<i64> {
+    let schema = sqlite_schema();
+    schema.iter().map(|migration| migration.version).max()
+}
+
+/// The newest migration of a store, which stays as it is; none of a file that is no store.
+///
+/// # Errors
+///
+/// Those of a file that cannot be read.
+pub(crate) async fn newest_of(file: &Path) -> Result<Option<i64>, SqlError> {
+    let options = SqliteConnectOptions::new().filename(file).read_only(true);
+    let opened = SqliteConnection::connect_with(&options);
+    let mut connection = timed(STATEMENT, opened).await?;
+    let newest = newest_migration(&mut connection).await;
+    _ = timed(STATEMENT, connection.close()).await;
+    match newest {
+        Err(SqlError::Bug(_)) => Ok(None),
+        newest => newest,
+    }
+}
+
 /// The newest migration of a store; none of an empty table.
 async fn newest_migration(connection: &mut SqliteConnection) -> Result<Option<i64>, SqlError> {
-    let sql = "SELECT MAX(version) FROM _sqlx_migrations";
-    let asked = sqlx::query_scalar(sql).fetch_one(connection);
+    let asked = sqlx::query_scalar(NEWEST).fetch_one(connection);
     timed(STATEMENT, asked).await
 }
 

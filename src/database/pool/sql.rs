@@ -6,8 +6,8 @@
 use std::{fmt, path::Path, pin::Pin, time::Duration};
 
 use sqlx::{
-    AssertSqlSafe, Connection, Database, Decode, Encode, PgPool, Row as _, SqlSafeStr,
-    SqliteConnection, SqlitePool, Type,
+    AssertSqlSafe, Connection, Database, Decode, Encode, PgConnection, PgPool, Row as _,
+    SqlSafeStr, SqliteConnection, SqlitePool, Type,
     migrate::{MigrateError, Migration, MigrationType, Migrator},
     pool::PoolOptions,
     postgres::{PgConnectOptions, PgRow},
@@ -577,6 +577,19 @@ async fn migrate_postgres(options: PgConnectOptions) -> Result<(), SqlError> {
     migrated(outcome)
 }
 
+/// The newest migration of a database in PostgreSQL, which stays as it is; none without the table.
+pub(crate) async fn newest_in_postgres(url: &str) -> Result<Option<i64>, SqlError> {
+    let options = limited(postgres_options(url)?);
+    let mut connection = timed(STATEMENT, PgConnection::connect_with(&options)).await?;
+    let asked = sqlx::query_scalar(NEWEST).fetch_one(&mut connection);
+    let newest = timed(STATEMENT, asked).await;
+    _ = timed(STATEMENT, connection.close()).await;
+    match newest {
+        Err(SqlError::Bug(_)) => Ok(None),
+        newest => newest,
+    }
+}
+
 pub(super) fn migrated(outcome: Result<(), MigrateError>) -> Result<(), SqlError> {
     match outcome {
         Ok(()) => Ok(()),
@@ -640,6 +653,8 @@ fn schema(of: fn([&'static str; 2]) -> &'static str) -> Migrator {
     schema.set_ignore_missing(true);
     schema
 }
+
+pub(super) const NEWEST: &str = "SELECT MAX(version) FROM _sqlx_migrations";
 
 /// The time of the statement, not of the start of its transaction.
 const NOW: &str = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT";

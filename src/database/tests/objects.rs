@@ -23,6 +23,7 @@ on_both! {
     applying_the_same_manifest_again_writes_nothing
     a_manifest_reaches_the_tenants_whose_stored_state_it_fits_to
     a_manifest_that_is_wrong_by_itself_changes_nothing
+    what_is_left_of_a_manifest_is_told
     a_host_of_another_tenant_is_taken_whatever_this_replica_has_read
     replicas_that_start_together_write_once
     the_objects_of_a_tenant_are_removed_with_it
@@ -405,6 +406,34 @@ async fn a_manifest_that_is_wrong_by_itself_changes_nothing(place: Place) {
     let refused = objects.apply_apart(&wanted, Prune::Keep, by).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     assert_eq!(objects.version().await.unwrap(), before);
+}
+
+/// It was applied whole again, over what administrators had changed since. One tenant's rows kept all others waiting.
+async fn what_is_left_of_a_manifest_is_told(place: Place) {
+    let store = place.open().await;
+    let (objects, author) = (store.objects(), ada());
+    put(&store, tenant("a")).await;
+    put(&store, server("a", "x", "1")).await;
+    let mut transaction = objects.pool.begin().await.unwrap();
+    let spoil = "UPDATE servers SET spec = 'x'";
+    transaction.run(spoil, Vec::new()).await.unwrap();
+    transaction.commit().await.unwrap();
+    let wanted = manifest("tenants: {a: {auth: {mode: keys}}, b: {auth: {mode: none}}}");
+    let both = BTreeSet::from(["a", "b"].map(str::to_owned));
+    let apply = async || {
+        let by = (&author, Some(&both));
+        let applied = objects.apply_apart(&wanted, Prune::Keep, by).await;
+        applied.unwrap()
+    };
+    let done = apply().await;
+    assert_eq!(lines(&done.changes), ["+ tenant b"]);
+    assert_eq!(done.mistakes[0].key, "tenants.a");
+    assert!(done.stayed.contains("a") && done.stayed.len() == 1);
+    assert!(done.failure.is_none());
+    store.close().await;
+    let away = apply().await;
+    assert!(matches!(away.failure, Some(Error::Unavailable(_))));
+    assert_eq!(away.stayed, both);
 }
 
 /// Two replicas gave one host to two tenants, and the first by name got the people of the other.

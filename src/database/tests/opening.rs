@@ -13,6 +13,7 @@ on_both! {
     two_handles_see_each_others_changes
     a_newer_schema_is_still_used
     handles_opened_at_once_migrate_in_turn
+    another_schema_is_left_as_it_is
     a_lock_held_forever_is_given_up
 }
 
@@ -68,6 +69,43 @@ async fn handles_opened_at_once_migrate_in_turn(place: Place) {
         let name = number.to_string();
         put(store, server("acme", &name, "")).await;
         assert!(token(&opened[3], "acme", &name).await.is_some());
+    }
+}
+
+/// To change the master key updated the schema below the gateways of an older release.
+async fn another_schema_is_left_as_it_is(place: Place) {
+    place.open().await.close().await;
+    let pool = place.pool().await;
+    let open = async || Database::open_as_it_is(place.opening()).await;
+    let change = async |statement: &'static str| {
+        let mut transaction = pool.begin().await.unwrap();
+        transaction.run(statement, Vec::new()).await.unwrap();
+        transaction.commit().await.unwrap();
+    };
+    open().await.unwrap().close().await;
+    for (statement, why) in [
+        (
+            "UPDATE _sqlx_migrations SET version = 9999 WHERE version = 1",
+            "of a newer lockgate; use the release that serves it",
+        ),
+        (
+            "DELETE FROM _sqlx_migrations WHERE version > 5",
+            "of an older lockgate; use the release that serves it, or update it by lockgate migrate",
+        ),
+        (
+            "DELETE FROM _sqlx_migrations",
+            "is no store of lockgate; name",
+        ),
+        (
+            "DROP TABLE _sqlx_migrations",
+            "is no store of lockgate; name",
+        ),
+    ] {
+        change(statement).await;
+        for _ in 0..2 {
+            let refused = open().await.unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
     }
 }
 

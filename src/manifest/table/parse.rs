@@ -116,8 +116,17 @@ impl<'p, T: 'p> Parser<'p, T> {
     }
 }
 
-/// Any text.
+/// Any text. `$$` is `$` in it, as in every text of a manifest: whoever puts a value in writes it so. One alone stays.
 pub(crate) fn text<'p>() -> Parser<'p, String> {
+    let (read, write) = (
+        |text: String| text.replace("$$", "$"),
+        |text: &String| text.replace('$', "$$"),
+    );
+    written().convert(read, write)
+}
+
+/// A text as it is written.
+pub(crate) fn written<'p>() -> Parser<'p, String> {
     Parser::new(|| JsonSchema::of("string"), Node::text).shown(|text| text.as_str().into())
 }
 

@@ -59,7 +59,8 @@ impl ManifestFile {
             (file, prune),
             env,
             &Clock::system(),
-            (&FileStamp::now, &pause),
+            &FileStamp::now,
+            &pause,
         )
     }
 
@@ -68,7 +69,8 @@ impl ManifestFile {
         (file, prune): (PathBuf, Prune),
         env: &BTreeMap<String, String>,
         clock: &Clock,
-        (look, pause): (&dyn Fn(&Path) -> FileStamp, &dyn Fn()),
+        look: &dyn Fn(&Path) -> FileStamp,
+        pause: &dyn Fn(),
     ) -> Result<Self, Vec<Mistake>> {
         let age_ms = i64::try_from((SETTLE * STEPS).as_millis()).unwrap_or(i64::MAX);
         let (mut seen, mut same) = (None, 0);
@@ -658,7 +660,7 @@ mod tests {
             let (stage, look) = (Stage::new(), while_written(writes));
             let (clock, pause) = (Clock::of(move || now_ms), || {});
             let of = (stage.file(), Prune::Remove);
-            let read = ManifestFile::settled(of, &BTreeMap::new(), &clock, (&*look, &pause));
+            let read = ManifestFile::settled(of, &BTreeMap::new(), &clock, &*look, &pause);
             read.map(|read| read.pending.unwrap().manifest.catalog.tenants.len())
         };
         // Between the first looks, and while it is read.

@@ -208,22 +208,23 @@ impl Trail {
 /// held, so that the next one may wait for long. An error aborts the response, so that an incomplete one does not look
 /// complete.
 fn export(trail: Trail, first: Page) -> Body {
-    let begin = once(ready(Ok(text_of(&first))));
-    let rest = try_unfold((trail, first.next), async |(trail, after)| {
+    let Page { entries, next } = first;
+    let begin = once(ready(Ok(text_of(&entries))));
+    let rest = try_unfold((trail, next), async |(trail, after)| {
         let Some(after) = after else {
             return Ok::<_, String>(None);
         };
         let page = trail.page(Some(after), EXPORT_PAGE, PATIENCE).await;
         let page = page.map_err(|problem| format!("an export ends with {}", problem.status()))?;
-        Ok(Some((text_of(&page), (trail, page.next))))
+        Ok(Some((text_of(&page.entries), (trail, page.next))))
     });
     Body::from_stream(begin.chain(rest))
 }
 
-/// The records of a page, one a line.
-fn text_of(page: &Page) -> Bytes {
+/// Records, one a line.
+fn text_of(entries: &[Entry]) -> Bytes {
     let mut text = String::new();
-    for one in &page.entries {
+    for one in entries {
         text.push_str(&entry(one).to_string());
         text.push('\n');
     }

@@ -187,6 +187,10 @@ pub(super) struct RequestParameters {
 }
 
 /// The values of `prompt` (OpenID Connect Core, section 3.1.2.1).
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "words, of which each may be there"
+)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prompt {
     /// No page may be shown.

@@ -90,7 +90,8 @@ impl BrowserRequest {
         };
         let identity = self.oauth.0.providers.of(provider);
         let asked_since_ms = authorization.and_then(|of| asked_since(of, self.now_ms()));
-        let again = asked_since_ms.is_some() || authorization.is_some_and(|of| of.parameters.prompt.login);
+        let again =
+            asked_since_ms.is_some() || authorization.is_some_and(|of| of.parameters.prompt.login);
         let to = identity.authorization_url(&login, again).await;
         let to = to.map_err(|unknown| provider_error_page(provider, &unknown))?;
         // After the provider's metadata are known: without them the page stays valid.
@@ -298,7 +299,11 @@ impl BrowserRequest {
 /// The time since which a provider has to have asked the person, for a request of a fresh log-in at `now_ms`.
 fn asked_since(authorization: &AuthorizationRequest, now_ms: i64) -> Option<i64> {
     let of = &authorization.parameters;
-    let age = if of.prompt.credentials { 0 } else { of.max_age? };
+    let age = if of.prompt.credentials {
+        0
+    } else {
+        of.max_age?
+    };
     let age_ms = i64::try_from(age.saturating_mul(1000)).unwrap_or(i64::MAX);
     Some(now_ms.saturating_sub(age_ms))
 }

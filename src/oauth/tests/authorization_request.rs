@@ -114,7 +114,10 @@ fn prompts_are_words() {
     }
     for (query, wanted) in [
         ("a=%7e&b=2", "a=%7e&b=2&prompt=select_account"),
-        ("a=1&prompt=consent&b=2", "a=1&prompt=consent+select_account&b=2"),
+        (
+            "a=1&prompt=consent&b=2",
+            "a=1&prompt=consent+select_account&b=2",
+        ),
         ("prompt=login", "prompt=login+select_account"),
         ("pr%6Fmpt=&a=1", "prompt=select_account&a=1"),
     ] {

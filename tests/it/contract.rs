@@ -134,8 +134,9 @@ fn tests_of(text: &str, module: &str, found: &mut BTreeSet<String>) {
                 code.split_whitespace()
                     .map(|name| format!("{module}{name}")),
             );
-        } else if let Some(name) = code
-            .trim_start_matches("pub(super) ")
+        } else if let Some(name) = (code.strip_prefix("pub("))
+            .and_then(|rest| rest.split_once(") "))
+            .map_or(code, |(_, item)| item)
             .strip_prefix("mod ")
             .and_then(|rest| rest.strip_suffix(" {"))
         {

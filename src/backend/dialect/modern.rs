@@ -321,7 +321,7 @@ impl Modern {
                 to.owner.push_back(message.bytes().clone());
             }
             ServerAnswer::InputRequired(wanted) => self.ask(call, wanted, to),
-            ServerAnswer::Unknown => self.fail(call, "the result has no type that is known", to),
+            ServerAnswer::Unknown => self.fail(call, "the result is none of this revision", to),
         }
     }
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::{
     modern_answer::{answered, failed, formed},
-    modern_request::{ModernRequest, refused, unsupported},
+    modern_request::{ModernRequest, no_initialize, refused},
     modern_stream::{CallStream, Responder, Step, SubscriptionStream},
     modern_tasks,
 };
@@ -71,11 +71,12 @@ async fn answer(
     accepts: Accepts,
 ) -> Result<Response, McpRefusal> {
     if message.method() == Method::Initialize && !message.is_modern() {
-        // "A server that supports only modern versions SHOULD name the protocol versions it supports in any
-        // error it returns to an initialize request" (2026-07-28 versioning, "Backward Compatibility").
         let params = message.params().unwrap_or_default();
         let version = raw::get(params, "protocolVersion").and_then(raw::decoded);
-        return Err(unsupported(&admitted.access, &version.unwrap_or_default()));
+        return Err(no_initialize(
+            &admitted.access,
+            &version.unwrap_or_default(),
+        ));
     }
     let turn = large(&admitted.access, message.bytes()).await;
     let request = turn.run(|| ModernRequest::check(&parts.headers, message, admitted))?;

@@ -236,8 +236,22 @@ fn check_version(
     Ok(())
 }
 
+/// Refuses an `initialize`, which this era has not: "A server that supports only modern versions SHOULD name the protocol
+/// versions it supports in any error it returns to an initialize request" (2026-07-28 versioning, "Backward
+/// Compatibility").
+pub(super) fn no_initialize(access: &Access, requested: &str) -> McpRefusal {
+    let supported = Stateless::revisions(access);
+    if !supported.contains(&requested) {
+        return unsupported(access, requested);
+    }
+    // Told that what it requests is not supported, and that it is, its client would send the same again.
+    let data = serde_json::json!({"supported": supported});
+    let why = "Method not found";
+    refused(StatusCode::NOT_FOUND, -32601, why).with_data(data.to_string())
+}
+
 /// The revision is not served (`UnsupportedProtocolVersionError`).
-pub(super) fn unsupported(access: &Access, requested: &str) -> McpRefusal {
+fn unsupported(access: &Access, requested: &str) -> McpRefusal {
     let supported = Stateless::revisions(access);
     let data = serde_json::json!({"supported": supported, "requested": requested});
     let why = "Unsupported protocol version";

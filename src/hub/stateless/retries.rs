@@ -13,7 +13,7 @@ use crate::{
     auth::Access,
     base::budget::LargeWork,
     error::Error,
-    hub::core::or_never,
+    hub::{core::or_never, limits::Seats},
     protocol::{
         Message,
         modern::{self, InputRequest},
@@ -22,7 +22,8 @@ use crate::{
 
 impl Stateless {
     /// Parks a call until its client answers; returns its ticket. A client that does not answer has its
-    /// call cancelled when the server would wait no longer (`clocks.ask`).
+    /// call cancelled when the server would wait no longer (`clocks.ask`). Meanwhile it has no connection, and no seat
+    /// among the streams.
     ///
     /// # Errors
     ///
@@ -30,6 +31,7 @@ impl Stateless {
     pub(crate) fn park(self: &Arc<Self>, mut parked: Parked) -> Result<String, Error> {
         parked.round += 1;
         parked.call.has_asked = true;
+        parked.reader.hold(Seats::new());
         let (call, round) = (self.sender.next_id(), parked.round);
         let ticket = ForCall {
             ticket: Ticket::new(&self.sender.hub.0.owner.me, call, round),
@@ -163,17 +165,21 @@ impl Stateless {
         self.sender.hub.0.snapshot.clock().now_ms()
     }
 
-    /// Continues the call of a ticket with the answers of its client.
+    /// Continues the call of a ticket with the answers of its client. The response to the retry may be a stream, like
+    /// that to any POST.
     ///
     /// # Errors
     ///
-    /// Those of the delivery to its session; the call stays parked then, under the same ticket.
+    /// `Quota`, and those of the delivery to its session; the call stays parked then, under the same ticket.
     pub(crate) async fn resume(
         self: &Arc<Self>,
         access: &Access,
         retry: &Message,
         ticket: &Ticket,
     ) -> Result<Resumed, Error> {
+        let limits = self.sender.hub.limits();
+        let mut seats = limits.seats_for_post(access).await?;
+        seats.extend(limits.became_stream(access).await);
         let turn = LargeWork::turn(&access.tenant().name, retry.bytes().len()).await;
         let Some(mut parked) = self.parked.take(ticket.call, ticket.round) else {
             return Ok(Resumed::Used);
@@ -190,6 +196,7 @@ impl Stateless {
             parked.asks.retain(|ask| ask.id != id);
         }
         if parked.asks.is_empty() {
+            parked.reader.hold(seats);
             return Ok(Resumed::Here(Box::new(parked)));
         }
         Ok(Resumed::Again(Box::new(Asked {

@@ -107,7 +107,9 @@ impl Work {
         dismiss(&mut self.orders).await;
         self.asks.clear();
         self.ttl = Some(self.born.elapsed() + Self::kept(&self.core));
-        self.end(end.as_deref());
+        self.end(end);
+        // A part of what the server said in its `initialize`, and only for states that follow.
+        self.completion.server_info = None;
         self.write().await;
         let core = Arc::clone(&self.core);
         select! {
@@ -232,8 +234,9 @@ impl Work {
         self.task.state.send_replace(held.until_dropped(state));
     }
 
-    /// Shows the last state, within the share of the caller.
-    fn end(&self, end: Option<&[u8]>) {
+    /// Shows the last state, within the share of the caller. The answer goes with that: whether its result is kept or
+    /// not, it would be held beside it, uncounted, for as long as the task is kept.
+    fn end(&self, end: End) {
         let failed = |line: &[u8]| {
             let error = json::get(line, "error").unwrap_or(b"{}");
             let message = json::get(error, "message").and_then(json::decoded);
@@ -241,9 +244,9 @@ impl Work {
         };
         let state = match end {
             None => self.render(TaskStatus::Cancelled, Some("cancelled by its client")),
-            Some(line) => match json::get(line, "result") {
+            Some(line) => match json::get(&line, "result") {
                 Some(result) => self.render(TaskStatus::Completed(result), None),
-                None => failed(line),
+                None => failed(&line),
             },
         };
         let state = match self.share.draw(state.len() as u64) {

@@ -294,7 +294,7 @@ pub(crate) enum ServerAnswer {
     /// What the server wants to know before it answers.
     InputRequired(WantedInput),
     /// A result of a type that was not agreed on: "A client MUST treat an unrecognized `resultType` as an
-    /// error" (2026-07-28 basic, `resultType`).
+    /// error" (2026-07-28 basic, `resultType`); or one that asks for what is no input.
     Unknown,
 }
 
@@ -449,21 +449,32 @@ impl WantedInput {
             .collect()
     }
 
-    /// The input that a raw result asks for; none if it asks for nothing, or for too much.
+    /// The input that a raw result asks for; none if it asks for nothing or for too much, and where its state is no
+    /// string, or its requests are no object with a key for each: "keys are server assigned identifiers and MUST be unique
+    /// within the scope of the request" (2026-07-28 mrtr, "Server Requirements").
     fn of(result: &[u8]) -> Option<Self> {
-        let state = json::get(result, "requestState").map(Into::into);
+        let state = json::get(result, "requestState");
         let wanted = json::get(result, "inputRequests").unwrap_or(b"{}");
-        let mut requests = Vec::new();
+        if state.is_some_and(|state| !state.starts_with(b"\"")) || !wanted.starts_with(b"{") {
+            return None;
+        }
+        let mut requests: Vec<(Box<[u8]>, Bytes)> = Vec::new();
         for (key, request) in json::members(wanted, Span::whole(wanted)) {
             let request = request.of(wanted);
             let method = json::get(request, "method").and_then(json::decoded)?;
             if !InputRequest::is_one(&method) || requests.len() >= MAX_REQUESTS {
                 return None;
             }
-            let request = Bytes::copy_from_slice(request);
-            requests.push((key.of(wanted).into(), request));
+            let key = key.of(wanted);
+            let own = json::canonical(key);
+            let mut known = requests.iter();
+            if known.any(|(key, _)| json::canonical(key) == own) {
+                return None;
+            }
+            requests.push((key.into(), Bytes::copy_from_slice(request)));
         }
         let is_anything = state.is_some() || !requests.is_empty();
+        let state = state.map(Into::into);
         is_anything.then_some(Self { requests, state })
     }
 }

@@ -149,3 +149,34 @@ fn older_clients_get_what_they_can_read() {
         assert_eq!(for_session_client(method, error.clone()), error);
     }
 }
+
+/// A second request under a key was passed on under another key, and a state that is no string as it was.
+#[test]
+fn a_result_that_asks_for_no_valid_input_is_none() {
+    let answer = |members: &str| {
+        let line = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"result":{{"resultType":"input_required",{members}}}}}"#
+        );
+        ServerAnswer::of(&Message::parse(line.into()).unwrap(), b"1")
+    };
+    let roots = r#"{"method":"roots/list"}"#;
+    for valid in [
+        format!(r#""inputRequests":{{"a":{roots},"b":{roots}}}"#),
+        r#""inputRequests":{},"requestState":"s""#.to_owned(),
+        r#""requestState":"s""#.to_owned(),
+    ] {
+        let read = answer(&valid);
+        assert!(matches!(read, ServerAnswer::InputRequired(_)), "{valid}");
+    }
+    for invalid in [
+        format!(r#""inputRequests":{{"a":{roots},"a":{roots}}}"#),
+        format!(r#""inputRequests":{{"a":{roots},"\u0061":{roots}}}"#),
+        format!(r#""inputRequests":{{"a":{roots}}},"requestState":5"#),
+        r#""inputRequests":{}"#.to_owned(),
+        r#""inputRequests":[],"requestState":"s""#.to_owned(),
+        r#""inputRequests":null,"requestState":"s""#.to_owned(),
+        r#""requestState":null"#.to_owned(),
+    ] {
+        assert_eq!(answer(&invalid), ServerAnswer::Unknown, "{invalid}");
+    }
+}

@@ -12,6 +12,7 @@ use crate::support::{
         Events, Legacy, NEWEST, Session, body, child, client, json_of, last, opening, text_of,
         tool_call, until, within,
     },
+    modern::{Modern, asked},
     served::Served,
 };
 
@@ -299,6 +300,35 @@ async fn streams_beyond_the_quota_are_refused_and_those_that_are_open_go_on() {
     })
     .await;
     assert!(limited(&gateway, "streams").await >= 2);
+}
+
+/// It kept the place of its connection for as long as its client might answer, also behind its own end.
+#[tokio::test]
+async fn a_parked_call_takes_no_stream_and_its_retry_does() {
+    let tenant = json!({"auth": {"mode": "none"}, "quotas": {"streams": 1},
+        "servers": {"main": {"command": child()}}});
+    let gateway = Served::start(json!({}), json!({"a": tenant})).await;
+    let client = Modern::at(&format!("{}/t/a/main/mcp", gateway.origin()));
+    let client = client.with(json!({"roots": {}}));
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let required = client.answer(&call).await;
+    let key = asked(&required)[0].0.clone();
+    let retry = client.retry(&call, &required, json!({key: {"roots": []}}));
+    let (_, listener) = client.listen(json!({"toolsListChanged": true})).await;
+    let refused = client.post(&retry).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    drop(listener);
+    // It waits still.
+    let retried = async {
+        loop {
+            let response = client.post(&retry).await;
+            if response.status() != StatusCode::TOO_MANY_REQUESTS {
+                return last(response).await;
+            }
+        }
+    };
+    let answer = within("a place", retried).await;
+    assert!(text_of(&answer).contains("roots"), "{answer}");
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::support::{
-    harness::{Events, Gateway, NEWEST, body, child, json_of, text_of, until, within},
+    harness::{Events, Gateway, NEWEST, body, child, json_of, opening, text_of, until, within},
     modern::{MODERN, Modern, asked},
 };
 
@@ -243,6 +243,21 @@ async fn a_revision_that_is_not_served_is_refused_with_those_that_are() {
         assert_eq!(error["data"]["requested"], revision);
         assert_eq!(error["data"]["supported"][0], MODERN);
         assert_eq!(error["data"]["supported"][1], NEWEST);
+    }
+    assert!(gateway.descendants().is_empty());
+}
+
+/// It was told that its revision is not served, with a list of those that are, which named it.
+#[tokio::test]
+async fn an_initialize_with_the_header_of_this_revision_is_not_sent_round_in_circles() {
+    let gateway = Gateway::start(&[]).await;
+    let client = Modern::at(&gateway.url);
+    for (revision, status, code) in [(NEWEST, 404, -32601), ("2019-01-01", 400, -32022)] {
+        let refused = client.post(&opening(revision)).await;
+        assert_eq!(refused.status().as_u16(), status, "{revision}");
+        let error = &json_of(refused).await["error"];
+        assert_eq!(error["code"], code, "{revision}");
+        assert_eq!(error["data"]["supported"][1], NEWEST, "{error}");
     }
     assert!(gateway.descendants().is_empty());
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::support::{
+    gauges::Gauge,
     harness::{Events, Gateway, child, json_of, text_of, until, within},
     modern::{Modern, asked},
 };
@@ -326,6 +327,29 @@ async fn a_result_beyond_the_share_of_its_caller_is_not_kept() {
     assert_eq!(state["error"]["data"]["reason"], "overloaded", "{state}");
     let task = begun(&client, "sleep", args(10_000)).await;
     client.polled(&task, "completed").await;
+}
+
+/// Its answer was held for as long as the task is kept, and counted nowhere.
+#[tokio::test]
+async fn a_result_that_is_not_kept_takes_no_memory() {
+    let soon = "server.reply.task_after=50ms";
+    let sets = [soon, "log.memory=1MiB", "log.bytes=64KiB", "log.events=4"];
+    let gateway = Gateway::start(&sets).await;
+    let client = Modern::at(&gateway.url).with(tasks());
+    let fail = async |count: u32| {
+        for _ in 0..count {
+            let args = json!({"ms": 400, "bytes": 8_000_000});
+            let task = begun(&client, "sleep", args).await;
+            client.polled(&task, "failed").await;
+        }
+    };
+    // What the first ones take, the allocator keeps for the others.
+    fail(3).await;
+    let gauge = Gauge::of(&gateway);
+    let before = gauge.memory();
+    fail(20).await;
+    let grown = gauge.memory() - before;
+    assert!(grown < 64 << 10, "{grown} KiB");
 }
 
 #[tokio::test]

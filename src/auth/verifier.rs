@@ -175,7 +175,8 @@ impl Verifier {
             Credential::Asserted(text) => {
                 self.check_revocations(&tenant.auth)?;
                 let known = Authenticated::asserted(&tenant.name, text);
-                let renewed = known.and_then(|known| known.renewed(catalog, tenant));
+                let now_ms = self.0.clock.now_ms();
+                let renewed = known.and_then(|known| known.renewed(catalog, tenant, now_ms));
                 return renewed.ok_or_else(|| bad("no longer valid at this replica"));
             }
         };

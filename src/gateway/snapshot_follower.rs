@@ -1,4 +1,6 @@
-//! Snapshot follower: applies each new snapshot to sessions, children and metrics, and the end of API keys to sessions.
+//! Snapshot follower: applies each new snapshot to sessions, children and metrics.
+//!
+//! Sessions follow the end of API keys as well, which changes no snapshot.
 
 use std::{collections::BTreeSet, future, sync::Arc, time::Duration};
 

@@ -292,9 +292,9 @@ impl Authenticated {
         })
     }
 
-    /// The same principal as of this catalog; `None` if its credentials are no longer valid. Expiry is
-    /// not checked.
-    pub(super) fn renewed(self, catalog: &Catalog, tenant: &Tenant) -> Option<Self> {
+    /// The same principal as of this catalog; `None` if its credentials are no longer valid, as an API key that has ended
+    /// by now. The expiry of a token is not checked: its client gets another.
+    pub(super) fn renewed(self, catalog: &Catalog, tenant: &Tenant, now_ms: i64) -> Option<Self> {
         let is_token = matches!(self.basis, AccessBasis::Token | AccessBasis::Own(_));
         if is_token && !self.is_bound && tenant.dpop == Dpop::Required {
             return None;
@@ -305,13 +305,15 @@ impl Authenticated {
                 AccessBasis::ApiKey(hash),
                 AuthMode::Keys | AuthMode::Builtin(_) | AuthMode::External(_),
             ) => {
-                let key = tenant.api_keys.get(hash)?;
-                Self::by_key(principals::by_key(tenant, key), *hash, key)
+                let now = u64::try_from(now_ms / 1000).unwrap_or(0);
+                let (hash, key) = api_key::find(tenant, *hash, now)?;
+                Self::by_key(principals::by_key(tenant, &key), hash, &key)
             }
             (AccessBasis::OwnKey(hash), AuthMode::Builtin(builtin)) => {
                 let (key, groups) = api_key::own(&catalog.issued, (tenant, builtin), hash)?;
                 let of = (Some(key.subject.as_str()), Some(key.name.as_str()));
-                if of != (self.principal.subject(), self.principal.client()) {
+                let is_good = key.holds(hash, builtin.own_keys.as_ref()?, now_ms);
+                if !is_good || of != (self.principal.subject(), self.principal.client()) {
                     return None;
                 }
                 return Some(Self::by_own_key(self.principal, (*hash, key), groups));
@@ -375,12 +377,12 @@ impl Authenticated {
     }
 }
 
-/// Renews an access after a change of the catalog.
+/// Renews an access after a change of the catalog, or at the end of an API key.
 ///
 /// Returns `None` if the tenant or the server is gone, the tenant is another one of that name, the API
-/// key was removed or has another subject, the issuer is no longer trusted, the grant was revoked, or
-/// the server is no longer granted. Expiry is not checked.
-pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
+/// key has ended by now, was removed or has another subject, the issuer is no longer trusted, the grant
+/// was revoked, or the server is no longer granted. The expiry of a token is not checked.
+pub(crate) fn renew(catalog: &Catalog, access: &Access, now_ms: i64) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
     if tenant.id != access.tenant.id {
         return None;
@@ -396,7 +398,8 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
         is_bound: access.is_bound,
         key: None,
     };
-    let renewed = known.renewed(catalog, &tenant)?.access(&tenant, &server)?;
+    let renewed = known.renewed(catalog, &tenant, now_ms)?;
+    let renewed = renewed.access(&tenant, &server)?;
     Some(renewed.placed(access.from, access.host.clone()))
 }
 
@@ -485,10 +488,11 @@ impl Access {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::{config::Format, manifest::reader::parse};
+    use crate::{config::Format, declare::Servers, manifest::reader::parse};
 
     use super::*;
 
+    const NOW_MS: i64 = 1_800_000_000_000;
     const HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
     fn catalog(auth: &str, rest: &str, grants: &str) -> Catalog {
@@ -615,11 +619,14 @@ mod tests {
         let access = by_key(&keyed(key, ""), "x").unwrap();
         assert_eq!(access.scopes(), ["s"]);
         let wider = keyed("subject: ada, servers: [\"*\"], scopes: [s, t]", "");
-        assert_eq!(renew(&wider, &access).unwrap().scopes(), ["s", "t"]);
+        assert_eq!(renew(&wider, &access, NOW_MS).unwrap().scopes(), ["s", "t"]);
         let mut another = keyed(key, "");
         let name = access.tenant.name.clone();
         another.identify(&name, uuid::Uuid::from_u128(1));
-        assert!(renew(&another, &access).is_none(), "a tenant of that name");
+        assert!(
+            renew(&another, &access, NOW_MS).is_none(),
+            "a tenant of that name"
+        );
         for gone in [
             keyed("subject: eve, servers: [x]", ""),
             keyed("subject: ada, servers: [y]", ""),
@@ -628,21 +635,67 @@ mod tests {
             catalog("mode: none", "", ""),
             Catalog::default(),
         ] {
-            assert!(renew(&gone, &access).is_none());
+            assert!(renew(&gone, &access, NOW_MS).is_none());
         }
         let external = |issuer: &str, grants: &str| {
             catalog(&format!("mode: external, issuer: \"{issuer}\""), "", grants)
         };
         let own = external("https://i.test", ", grants: {groups: [g]}");
         let access = by_token(&own, &["g"]).unwrap();
-        assert!(renew(&own, &access).is_some());
+        assert!(renew(&own, &access, NOW_MS).is_some());
         for gone in [
             external("https://j.test", ""),
             external("https://i.test", ", grants: {groups: [h]}"),
             catalog("mode: keys", "", ""),
             catalog("mode: none", "", ""),
         ] {
-            assert!(renew(&gone, &access).is_none());
+            assert!(renew(&gone, &access, NOW_MS).is_none());
         }
+    }
+
+    /// New requests were refused, and sessions and streams of before went on.
+    #[test]
+    fn an_access_ends_with_its_key() {
+        let until = |expires: &str| keyed(&format!("subject: ada, servers: [x]{expires}"), "");
+        let access = by_key(&until(""), "x").unwrap();
+        let at_end = until(", expires: \"2027-01-15T08:00:00Z\"");
+        assert!(renew(&at_end, &access, NOW_MS - 1).is_some());
+        assert!(renew(&at_end, &access, NOW_MS).is_none());
+        let own = |rules: &str, expires_ms: i64| {
+            let mut catalog = catalog(rules, "users: {ada: {}}", "");
+            let key = OwnKey {
+                name: "k_1".to_owned(),
+                subject: "ada".to_owned(),
+                groups: Arc::default(),
+                scopes: Arc::default(),
+                servers: Servers::All,
+                hash: [1; 32],
+                previous: Some(([2; 32], NOW_MS + 1)),
+                since_ms: NOW_MS - 90_000,
+                expires_ms,
+            };
+            let mut issued = Issued::default();
+            let key = Arc::new(key);
+            let keys = [([1; 32], Arc::clone(&key)), ([2; 32], Arc::clone(&key))];
+            let keys = keys.into_iter().collect();
+            issued.own_keys.insert("a".to_owned(), Arc::new(keys));
+            catalog.issued = Arc::new(issued);
+            (catalog, key)
+        };
+        let of = |(catalog, key): &(Catalog, Arc<OwnKey>), hash: [u8; 32]| {
+            let (tenant, server) = catalog.find("a", "x").unwrap();
+            let principal = Principal::new("a", Some("i"), Some("ada"), Some("k_1"));
+            let value = (hash, Arc::clone(key));
+            let known = Authenticated::by_own_key(principal, value, Groups::default());
+            known.access(&tenant, &server).unwrap()
+        };
+        let lasting = own("own_keys: {}", NOW_MS + 2);
+        let (newest, previous) = (of(&lasting, [1; 32]), of(&lasting, [2; 32]));
+        for (access, left_ms) in [(&newest, 2), (&previous, 1)] {
+            let renewed = |now_ms| renew(&lasting.0, access, now_ms).is_some();
+            assert!(renewed(NOW_MS + left_ms - 1) && !renewed(NOW_MS + left_ms));
+        }
+        let (shortened, _) = own("own_keys: {ttl: 1m}", i64::MAX);
+        assert!(renew(&shortened, &newest, NOW_MS).is_none());
     }
 }

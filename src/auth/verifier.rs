@@ -11,7 +11,7 @@ use super::{
     api_key::{self, OwnKeyCallers, People},
     builtin::Tokens,
     denials::{self, Denials},
-    dpop::{Proof, ProvenRequest, UsedProofs},
+    dpop::{ProvenRequest, UsedProofs},
     external::{Issuers, KeyFetch, TrustedIssuers},
     jose::Thumbprint,
     jwt::TokenError,
@@ -77,7 +77,7 @@ impl Verifier {
             issuers: Issuers::new(fetch),
             tokens: Tokens::new(),
             principals: Principals::default(),
-            proofs: UsedProofs::new(limiter),
+            proofs: UsedProofs::new(limiter, snapshot.clock().clone(), config.redis.is_some()),
             own_keys: OwnKeyCallers::new(snapshot, tracker, stop),
             denials,
             clock: snapshot.clock().clone(),
@@ -175,7 +175,8 @@ impl Verifier {
             Credential::Asserted(text) => {
                 self.check_revocations(&tenant.auth)?;
                 let known = Authenticated::asserted(&tenant.name, text);
-                let renewed = known.and_then(|known| known.renewed(catalog, tenant));
+                let now_ms = self.0.clock.now_ms();
+                let renewed = known.and_then(|known| known.renewed(catalog, tenant, now_ms));
                 return renewed.ok_or_else(|| bad("no longer valid at this replica"));
             }
         };
@@ -257,7 +258,8 @@ impl Verifier {
             method: request.method,
             url: &url,
         };
-        let proof = Proof::verify(offered.map_err(wrong)?, of, self.0.now()).map_err(wrong)?;
+        let proof = self.0.proofs.verify(offered.map_err(wrong)?, of);
+        let proof = proof.map_err(wrong)?;
         proof.check_token(text, holder).map_err(wrong)?;
         let used = self.0.proofs.take(&tenant.name, Arc::clone(caller), &proof);
         let used = used.await;

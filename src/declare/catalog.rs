@@ -133,6 +133,30 @@ impl Catalog {
         let server = tenant.servers.get(server)?;
         Some((Arc::clone(tenant), Arc::clone(server)))
     }
+
+    /// The first end of an API key after `after_ms`, in milliseconds since 1970.
+    pub(crate) fn next_key_end(&self, after_ms: i64) -> Option<i64> {
+        let tenants = self.tenants.values();
+        let ends = tenants.flat_map(|tenant| self.key_ends(tenant));
+        ends.filter(|end_ms| *end_ms > after_ms).min()
+    }
+
+    /// The ends of the API keys of a tenant, those that people made included, in no order.
+    fn key_ends(&self, tenant: &Tenant) -> impl Iterator<Item = i64> {
+        let rules = match &tenant.auth {
+            AuthMode::Builtin(builtin) => builtin.own_keys,
+            _ => None,
+        };
+        let own = rules.and_then(|rules| Some((rules, self.issued.own_keys.get(&tenant.name)?)));
+        let own = own.into_iter().flat_map(|(rules, keys)| {
+            keys.values().flat_map(move |key| {
+                let previous = key.previous.map(|(_, until_ms)| until_ms);
+                previous.into_iter().chain([key.ends_ms(&rules)])
+            })
+        });
+        let declared = tenant.api_keys.values();
+        declared.filter_map(|key| key.ends_ms()).chain(own)
+    }
 }
 
 /// The unit of isolation: tenants share nothing.
@@ -205,5 +229,54 @@ impl Tenant {
         let mut seen = BTreeSet::new();
         let all = own.iter().chain(required).map(String::as_str);
         all.filter(|scope| seen.insert(*scope)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::identity::{OwnKey, Servers};
+    use super::*;
+    use crate::config::Format;
+    use crate::manifest::reader::parse;
+
+    #[test]
+    fn the_next_end_of_a_key_is_known() {
+        let of = |auth: &str| {
+            let hash = |digit: &str| format!("hash: \"sha256:{}\"", digit.repeat(64));
+            let (late, soon, never) = (hash("1"), hash("2"), hash("3"));
+            let keys = format!(
+                "{{late: {{{late}, subject: ada, servers: [\"*\"], expires: \"1970-01-01T00:00:50Z\"}},
+                  soon: {{{soon}, subject: ada, servers: [\"*\"], expires: \"1970-01-01T00:00:20Z\"}},
+                  never: {{{never}, subject: ada, servers: [\"*\"]}}}}"
+            );
+            let text = format!("tenants: {{a: {{auth: {{{auth}}}, api_keys: {keys}}}}}");
+            let read = parse("F", &text, Format::Yaml, &BTreeMap::new());
+            let own = OwnKey {
+                name: "k_1".to_owned(),
+                subject: "ada".to_owned(),
+                groups: Arc::default(),
+                scopes: Arc::default(),
+                servers: Servers::All,
+                hash: [1; 32],
+                previous: Some(([2; 32], 30_000)),
+                since_ms: 10_000,
+                expires_ms: 300_000,
+            };
+            let mut issued = Issued::default();
+            let own = [([1; 32], Arc::new(own))].into_iter().collect();
+            issued.own_keys.insert("a".to_owned(), Arc::new(own));
+            Catalog::new(read.unwrap().catalog.tenants, Arc::new(issued))
+        };
+        let ends = |catalog: &Catalog| {
+            let mut ends = Vec::new();
+            while let Some(end_ms) = catalog.next_key_end(ends.last().copied().unwrap_or(0)) {
+                ends.push(end_ms);
+            }
+            ends
+        };
+        assert_eq!(ends(&of("mode: builtin")), [20_000, 50_000]);
+        let all = [20_000, 30_000, 50_000, 130_000];
+        assert_eq!(ends(&of("own_keys: {ttl: 2m}")), all);
+        assert_eq!(ends(&Catalog::default()), [0; 0]);
     }
 }

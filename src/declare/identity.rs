@@ -157,6 +157,14 @@ pub(crate) struct ApiKey {
     pub(crate) expires: Option<u64>,
 }
 
+impl ApiKey {
+    /// Its end, in milliseconds since 1970.
+    pub(crate) fn ends_ms(&self) -> Option<i64> {
+        let ms = |expires: u64| i64::try_from(expires.saturating_mul(1000)).unwrap_or(i64::MAX);
+        self.expires.map(ms)
+    }
+}
+
 /// Public keys and revocations, which decide whether a token of this gateway is valid.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Issued {

@@ -1,17 +1,21 @@
 //! Snapshot follower: applies each new snapshot to sessions, children and metrics.
+//!
+//! Sessions follow the end of API keys as well, which changes no snapshot.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, future, sync::Arc, time::Duration};
 
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    base::Clock,
     declare::{Catalog, Offer, Server},
     hub::Hub,
     snapshot::CurrentSnapshot,
     telemetry::Metrics,
 };
 
-/// Applies new snapshots until `stop`.
+/// Applies new snapshots, and ends of keys, until `stop`.
 pub(super) async fn follow(
     current: Arc<CurrentSnapshot>,
     hub: Hub,
@@ -22,7 +26,21 @@ pub(super) async fn follow(
     let mut changes = current.subscribe();
     changes.mark_changed();
     let mut unenforced = BTreeSet::new();
-    while let Some(Ok(())) = stop.run_until_cancelled(changes.changed()).await {
+    let mut next_end_ms = None;
+    loop {
+        let is_changed = tokio::select! {
+            () = stop.cancelled() => return,
+            changed = changes.changed() => changed.is_ok(),
+            // The end of a key changes no snapshot.
+            () = end_of_key(current.clock(), next_end_ms) => {
+                let catalog = Arc::clone(&changes.borrow().catalog);
+                next_end_ms = follow_access(&hub, current.clock(), &catalog);
+                continue;
+            }
+        };
+        if !is_changed {
+            return;
+        }
         let snapshot = Arc::clone(&changes.borrow_and_update());
         if snapshot.version.is_none() {
             continue;
@@ -36,7 +54,29 @@ pub(super) async fn follow(
             metrics.unenforced.add([tenant, server, key], sign);
         }
         hub.prepare(&snapshot.catalog);
-        hub.follow(&snapshot.catalog);
+        next_end_ms = follow_access(&hub, current.clock(), &snapshot.catalog);
+    }
+}
+
+/// Makes sessions and children follow `catalog`; returns the next end of an API key.
+fn follow_access(hub: &Hub, clock: &Clock, catalog: &Arc<Catalog>) -> Option<i64> {
+    // Read before they follow, so that no end falls between.
+    let now_ms = clock.now_ms();
+    hub.follow(catalog);
+    catalog.next_key_end(now_ms)
+}
+
+/// Waits for the end of an API key; for ever without one.
+async fn end_of_key(clock: &Clock, end_ms: Option<i64>) {
+    let Some(end_ms) = end_ms else {
+        return future::pending().await;
+    };
+    loop {
+        let Ok(left_ms @ 1..) = u64::try_from(end_ms.saturating_sub(clock.now_ms())) else {
+            return;
+        };
+        // In parts: the clock of the database may be set meanwhile.
+        sleep(Duration::from_millis(left_ms).min(LOOK)).await;
     }
 }
 
@@ -48,4 +88,35 @@ fn shortcomings(catalog: &Catalog, offer: &Offer) -> BTreeSet<(String, String, &
         missing.map(move |missing| (tenant.clone(), name.clone(), missing.key))
     };
     catalog.servers().flat_map(of).collect()
+}
+
+/// The longest time between two looks at the clock while a key has an end.
+const LOOK: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        sync::atomic::{AtomicI64, Ordering},
+    };
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// The clock of the database may be set forward after the wait has begun.
+    #[tokio::test]
+    async fn the_end_of_a_key_follows_the_clock() {
+        const DAY_MS: i64 = 86_400_000;
+        let now_ms = Arc::new(AtomicI64::new(0));
+        let shown = Arc::clone(&now_ms);
+        let clock = Clock::of(move || shown.load(Ordering::Relaxed));
+        end_of_key(&clock, Some(0)).await;
+        let mut never = pin!(end_of_key(&clock, None));
+        assert!(timeout(Duration::ZERO, &mut never).await.is_err());
+        let mut ending = pin!(end_of_key(&clock, Some(DAY_MS)));
+        assert!(timeout(Duration::ZERO, &mut ending).await.is_err());
+        now_ms.store(DAY_MS, Ordering::Relaxed);
+        assert!(timeout(Duration::from_mins(1), ending).await.is_ok());
+    }
 }

@@ -48,12 +48,19 @@ pub(super) async fn keys(
     let catalog = oauth.0.snapshot.catalog();
     let keys = catalog.issued.keys.get(&server.tenant.name);
     let keys: Vec<Value> = keys.iter().flat_map(|keys| keys.iter()).map(jwk).collect();
-    // Shorter than the time for which a key is published before it signs.
-    cacheable(
-        &headers,
-        &json!({ "keys": keys }).to_string(),
-        "max-age=300",
-    )
+    key_set(&headers, &keys)
+}
+
+/// The response with these JWKs.
+fn key_set(request: &HeaderMap, keys: &[Value]) -> Response {
+    let cache_control = if keys.is_empty() {
+        // The first key of a tenant is about to be made: a resource that kept this would refuse its first tokens.
+        "no-store"
+    } else {
+        // Shorter than the time for which a key is published before it signs.
+        "max-age=300"
+    };
+    cacheable(request, &json!({ "keys": keys }).to_string(), cache_control)
 }
 
 /// A public key as a JWK (RFC 8037, section 2).
@@ -143,4 +150,21 @@ fn cacheable(request: &HeaderMap, text: &str, cache_control: &'static str) -> Re
         headers.insert(ETAG, tag);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first tokens of a tenant were refused for as long as the empty set of before was kept.
+    #[test]
+    fn a_key_set_without_a_key_is_not_kept() {
+        let kept = |keys: &[Value]| {
+            let response = key_set(&HeaderMap::new(), keys);
+            response.headers()[CACHE_CONTROL].clone()
+        };
+        assert_eq!(kept(&[]), "no-store");
+        let (kid, x) = ("k".to_owned(), [7; 32]);
+        assert_eq!(kept(&[jwk(&PublicKey { kid, x })]), "max-age=300");
+    }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Proof {
     id: [u8; 32],
     /// `ath`: the digest of an access token in base64url.
     token: Option<String>,
+    /// `iat`, in seconds since 1970.
+    issued: u64,
 }
 
 impl Proof {
@@ -36,7 +38,7 @@ impl Proof {
     /// # Errors
     ///
     /// The reason why it proves nothing, for the client's developer.
-    pub(crate) fn verify(
+    pub(super) fn verify(
         text: &str,
         request: ProvenRequest<'_>,
         now: u64,
@@ -68,7 +70,7 @@ impl Proof {
         // The claims of every JWT (RFC 7519, sections 4.1.4 and 4.1.5) hold too.
         let is_over = numeric_date(&claims, "exp")?.is_some_and(|end| end <= now);
         if is_over || issued.saturating_add(PAST_S) < now {
-            return Err("the proof is too old");
+            return Err(TOO_OLD);
         }
         if numeric_date(&claims, "nbf")?.is_some_and(|begin| begin > now + FUTURE_S) {
             return Err("the proof is not valid yet");
@@ -84,12 +86,22 @@ impl Proof {
             id.add_part(part.as_bytes());
         }
         let id = id.finish();
-        Ok(Self { key, id, token })
+        Ok(Self {
+            key,
+            id,
+            token,
+            issued,
+        })
     }
 
     /// The thumbprint of its key.
     pub(crate) fn key(&self) -> Thumbprint {
         self.key
+    }
+
+    /// The time of its issue, in seconds since 1970.
+    pub(super) fn issued(&self) -> u64 {
+        self.issued
     }
 
     /// Its identity: another proof of the same key has another one.
@@ -122,6 +134,9 @@ const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::Rs256,
     Algorithm::Ps256,
 ];
+
+/// The reason for the refusal of a proof that was made too long ago.
+pub(super) const TOO_OLD: &str = "the proof is too old";
 
 /// Maximum size of a proof in bytes: with a key of RSA of 4096 bits it has about 2 KiB.
 const PROOF_MAX: usize = 4 << 10;

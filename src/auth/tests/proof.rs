@@ -1,5 +1,7 @@
 //! Tests of `auth::dpop::proof`.
 
+use std::sync::Arc;
+
 use aws_lc_rs::{
     rand::SystemRandom,
     signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _},
@@ -8,7 +10,9 @@ use jsonwebtoken::{Algorithm as Alg, EncodingKey, crypto};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 use serde_json::{Value, json};
 
+use super::super::UsedProofs;
 use super::*;
+use crate::{base::Clock, state::memory::MemoryLimiter};
 
 const URL: &str = "https://gw.test/t/a/x/mcp";
 const NOW: u64 = 1_800_000_000;
@@ -238,4 +242,25 @@ proptest! {
         let proof = Holder::ed25519().proof(&with("iat", json!(issued)));
         prop_assert_eq!(verify(&proof).is_ok(), (-60..=10).contains(&ahead));
     }
+}
+
+/// A restart forgot what was used, and each proof of the last minute was good once more.
+#[test]
+fn a_proof_from_before_the_memory_of_used_ones_is_too_old() {
+    let now_ms = i64::try_from(NOW * 1000).unwrap();
+    let remembered = |is_shared: bool| {
+        let clock = Clock::of(move || now_ms);
+        UsedProofs::new(Arc::new(MemoryLimiter::default()), clock, is_shared)
+    };
+    let holder = Holder::es256();
+    let verified = |proofs: &UsedProofs, issued: u64| {
+        let (method, url) = ("POST", URL);
+        let proof = holder.proof(&with("iat", json!(issued)));
+        let verified = proofs.verify(&proof, ProvenRequest { method, url });
+        verified.map(|proof| proof.issued)
+    };
+    let (alone, shared) = (remembered(false), remembered(true));
+    assert_eq!(verified(&alone, NOW), Ok(NOW));
+    assert_eq!(verified(&alone, NOW - 30), Err("the proof is too old"));
+    assert_eq!(verified(&shared, NOW - 30), Ok(NOW - 30));
 }

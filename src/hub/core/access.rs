@@ -25,7 +25,7 @@ pub(crate) fn owner_of(access: &Access) -> Owner {
     Owner::Caller(name.into())
 }
 
-/// The effect of a changed catalogue on an access.
+/// The effect of a changed catalogue on an access, and of time on its API key.
 pub(crate) enum AccessChange {
     /// None: the access is the same.
     None,
@@ -59,7 +59,8 @@ impl Core {
             return AccessChange::None;
         }
         // The newest catalogue: no session may have followed it yet.
-        let renewed = access::renew(&self.snapshot.catalog(), access);
+        let now_ms = self.snapshot.clock().now_ms();
+        let renewed = access::renew(&self.snapshot.catalog(), access, now_ms);
         let is_same = renewed.as_ref().is_some_and(|renewed| {
             Arc::ptr_eq(renewed.server(), access.server())
                 && Arc::ptr_eq(renewed.tenant(), access.tenant())

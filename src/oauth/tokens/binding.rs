@@ -58,8 +58,7 @@ impl RequestProof {
             method: head.method.as_str(),
             url: &url(state, server, head),
         };
-        let now = u64::try_from(state.clock.now_ms() / 1000).unwrap_or(0);
-        let proof = Proof::verify(text, request, now).map_err(invalid)?;
+        let proof = state.proofs.verify(text, request).map_err(invalid)?;
         Ok(Self(Some(proof)))
     }
 

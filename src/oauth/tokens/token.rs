@@ -102,7 +102,7 @@ async fn exchange(
         proof,
         store,
         // Read first, so that no code is consumed for which no token can be signed.
-        key: store.signing_keys().current(&server.tenant.name).await?,
+        key: signing_key(state, store, &server.tenant.name).await?,
         now_ms: state.clock.now_ms(),
         account: throttle::account(address(&head.extensions)),
     };
@@ -112,6 +112,23 @@ async fn exchange(
         "refresh_token" => exchange.refresh().await,
         _ => exchange.redeem(attempt).await,
     }
+}
+
+/// The key that signs for a tenant, which this replica knows by the time that a token has its signature: the first one of a
+/// tenant may have been made for this request.
+async fn signing_key(
+    state: &OauthState,
+    store: &Database,
+    tenant: &str,
+) -> Result<SigningKey, OauthRefusal> {
+    let key = store.signing_keys().current(tenant).await?;
+    let catalog = state.snapshot.catalog();
+    let published = catalog.issued.keys.get(tenant);
+    let is_known = published.is_some_and(|keys| keys.iter().any(|known| known.kid == key.kid));
+    if !is_known {
+        state.snapshot.refresh_issued().await?;
+    }
+    Ok(key)
 }
 
 /// One token request of an authenticated client.

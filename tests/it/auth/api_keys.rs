@@ -4,6 +4,8 @@ use std::process::Command;
 
 use reqwest::{Method, RequestBuilder, Response, StatusCode, header::HeaderMap};
 use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tokio::time::Instant;
 
 use crate::{
     auth::external_tokens::bearer,
@@ -12,7 +14,10 @@ use crate::{
             BOTH, Legacy, NEWEST, Session, child, client, client_with, json_of, opening, tool_call,
             until, within,
         },
+        issuer::now,
         modern::{Modern, asked},
+        oauth_client::send,
+        pair::Pair,
         served::Served,
         wire::statuses,
     },
@@ -571,6 +576,52 @@ async fn denials_are_folded() {
         keyed.served.descendants().is_empty()
     })
     .await;
+}
+
+/// Keys that end by themselves, and by a change: new requests were refused, and what was open went on.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_end_with_their_key_at_every_replica() {
+    let (near, past) = (key(), key());
+    let spec = |hash: &str| json!({"hash": hash, "subject": "ada", "servers": ["x"]});
+    let tenants = json!({"a": {"auth": {"mode": "keys"},
+        "api_keys": {"near": spec(&near.1), "past": spec(&past.1)},
+        "servers": {"x": {"command": child()}}}});
+    let pair = Pair::of(json!({}), tenants).await;
+    let opened = async |replica: &Served, key: &str| {
+        let url = format!("{}/t/a/x/mcp", replica.origin());
+        let mut session = Session::at(bearer(key), url);
+        session.initialize(NEWEST).await;
+        session.listen().await
+    };
+    let [first, second] = pair.both();
+    let mut open = Vec::new();
+    for replica in [first, second] {
+        open.push([
+            opened(replica, &past.0).await,
+            opened(replica, &near.0).await,
+        ]);
+    }
+    let expire = async |name: &str, hash: &str, at: u64| {
+        let at = OffsetDateTime::from_unix_timestamp(i64::try_from(at).unwrap()).unwrap();
+        let mut ends = spec(hash);
+        ends["expires"] = json!(at.format(&Rfc3339).unwrap());
+        let url = format!("{}/api/v1/tenants/a/api-keys/{name}", first.origin());
+        let put = send(Method::PUT, &url, &first.administrator(), Some(&ends)).await;
+        assert!(put.status.is_success(), "{}", put.body);
+    };
+    let end = now() + 4;
+    expire("near", &near.1, end).await;
+    let began = Instant::now();
+    expire("past", &past.1, now() - 60).await;
+    for [past, _] in &mut open {
+        within("the end of a stream", past.rest()).await;
+    }
+    assert!(began.elapsed().as_secs() < 5);
+    for [_, near] in &mut open {
+        within("the end of a stream", near.rest()).await;
+        // The clock of the database decides.
+        assert!((end - 1..end + 6).contains(&now()));
+    }
 }
 
 /// A gateway without authentication serves a client without credentials, ignores an API key, and

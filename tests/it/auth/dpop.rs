@@ -664,6 +664,39 @@ async fn a_proof_is_good_once_at_both_replicas() {
     }
 }
 
+/// A gateway without Redis forgets which proofs were used, and each was good once more after a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_makes_no_used_proof_good_again() {
+    let mut config = json!({"public_url": "https://gw.test"});
+    let mut first = gateway(config.clone()).await;
+    let (app, prover) = (App::public(&first, "a").await, Prover::new());
+    let code = app.code(&[]).await;
+    let for_token = prover.for_token("https://gw.test/t/a/oauth/token");
+    let tokens = with_proof(&app, &for_token).redeem(&code, &[]).await;
+    assert_eq!(tokens.status, StatusCode::OK, "{}", tokens.body);
+    let token = tokens.text("access_token");
+    let own = || prover.with_token("GET", "https://gw.test/t/a/x/mcp", &token);
+    let url = |gateway: &Served| format!("{}/t/a/x/mcp", gateway.origin());
+    let (used, made) = (own(), now());
+    assert_eq!(status(&url(&first), &token, &used).await, GOOD);
+    first.stop().await;
+    until("a second in which it was not made", async || now() > made).await;
+    config["data_dir"] = json!(first.data());
+    let again = Served::with(&[], config, Value::Null).await;
+    assert_eq!(status(&url(&again), &token, &used).await, 401);
+    assert_eq!(status(&url(&again), &token, &own()).await, GOOD);
+    let app = App {
+        origin: again.origin().to_owned(),
+        ..app.clone()
+    };
+    let refresh = tokens.text("refresh_token");
+    let replayed = with_proof(&app, &for_token).refresh(&refresh, &[]).await;
+    replayed.assert_refused(400, "invalid_dpop_proof");
+    let proof = prover.for_token("https://gw.test/t/a/oauth/token");
+    let refreshed = with_proof(&app, &proof).refresh(&refresh, &[]).await;
+    assert_eq!(refreshed.status, StatusCode::OK, "{}", refreshed.body);
+}
+
 /// A gateway whose tenants trust an issuer; `strict` requires keys.
 async fn trusting(issuer: &str) -> Served {
     let tenant = |dpop: &str| {

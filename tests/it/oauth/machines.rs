@@ -254,3 +254,30 @@ async fn a_machine_gets_what_it_may_and_nobody_else_does() {
         .unwrap();
     assert_eq!(page.status(), StatusCode::BAD_REQUEST);
 }
+
+/// The first key of a tenant is made with its first token, and that token was refused for up to half a second.
+#[tokio::test]
+async fn the_first_token_of_a_new_tenant_is_good_at_once() {
+    let gateway = Served::start(json!({}), tenants()).await;
+    let put = async |path: String, spec: Value| {
+        let url = format!("{}/api/v1/tenants/{path}", gateway.origin());
+        let done = send(Method::PUT, &url, &gateway.administrator(), Some(&spec)).await;
+        assert!(done.status.is_success(), "{}", done.body);
+    };
+    let machine = json!({"secret": SECRET, "grant_types": ["client_credentials"]});
+    for tenant in ["n1", "n2", "n3", "n4"] {
+        put(tenant.to_owned(), json!({"auth": {"mode": "builtin"}})).await;
+        put(format!("{tenant}/clients/ci"), machine.clone()).await;
+        put(format!("{tenant}/servers/x"), json!({"command": child()})).await;
+        let at = format!("{}/t/{tenant}", gateway.origin());
+        let (url, resource) = (format!("{at}/oauth/token"), format!("{at}/x/mcp"));
+        let fields = [
+            ("grant_type", "client_credentials"),
+            ("resource", resource.as_str()),
+        ];
+        let token = post_with(&url, &fields, Some(&basic("ci", SECRET))).await;
+        assert_eq!(token.status, StatusCode::OK, "{}", token.body);
+        let ci = App::of(&gateway, tenant, "ci");
+        assert!(ci.reaches("x", &token.text("access_token")).await);
+    }
+}

@@ -200,6 +200,12 @@ impl Policy {
         self.groups.is_some()
     }
 
+    /// Reports whether it has names for this group.
+    pub(crate) fn names_group(&self, group: &str) -> bool {
+        let by_group = self.groups.as_ref();
+        by_group.is_some_and(|by_group| by_group.contains_key(group))
+    }
+
     /// The scopes that imply others.
     pub(crate) fn implying(&self) -> BTreeSet<&String> {
         self.implied_by.values().flatten().collect()
@@ -410,6 +416,8 @@ mod tests {
             assert!(own.resources.allows("pub:x") && own.resources.allows_template("pub:{x}"));
             assert!(own.prompts.is_open(), "everybody has all prompts");
             assert!(!own.tools.is_open() && !own.has_groups());
+            let is_named = groups.iter().any(|group| policy.names_group(group));
+            assert_eq!(is_named, is_member, "{groups:?}");
         }
         let alike = Arc::new(Policy::of(&json!({"scopes": {"w*": ["write"]}})));
         assert!(

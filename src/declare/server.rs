@@ -80,6 +80,13 @@ impl Server {
         }
     }
 
+    /// Reports whether being in this group may decide what a caller may do here.
+    pub(crate) fn names_group(&self, group: &str) -> bool {
+        let grants = self.grants.as_ref();
+        self.policy.names_group(group)
+            || grants.is_some_and(|grants| grants.groups.contains_key(group))
+    }
+
     /// Reports whether its children need secrets of this kind of holder.
     pub(crate) fn has_slots(&self, holder: Holder) -> bool {
         self.slots.values().any(|slot| slot.holder == holder)

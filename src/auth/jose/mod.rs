@@ -12,10 +12,7 @@ mod thumbprint;
 
 pub(crate) use self::embedded_key::EmbeddedKey;
 pub(crate) use self::jws::{
-    Jws, KeyId, KeySet, Signature, declared, members, numeric_date, parse_unverified,
+    Jws, KeyId, KeySet, Signature, TOKEN_MAX, declared, members, numeric_date, parse_unverified,
     parse_with_key, string, strings,
 };
 pub(crate) use self::thumbprint::Thumbprint;
-
-#[cfg(test)]
-pub(crate) use self::jws::TOKEN_MAX;

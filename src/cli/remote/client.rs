@@ -3,6 +3,7 @@
 //! Not here: the commands, and the format of their output (`table`).
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
@@ -289,11 +290,9 @@ impl Client {
         path: &[&str],
         options: RequestOptions<'_>,
     ) -> Result<Json, Error> {
-        let response = self.send(method, path, options).await?;
-        let body = response
-            .bytes()
-            .await
-            .map_err(|error| self.transport_error(&error))?;
+        let mut response = self.send(method, path, options).await?;
+        let mut body = Vec::new();
+        while self.read(&mut response, &mut body).await? {}
         serde_json::from_slice(&body)
             .map_err(|_| Error::Failed(format!("{} does not answer with JSON", self.place())))
     }
@@ -306,6 +305,7 @@ impl Client {
         most: usize,
     ) -> Result<Vec<Json>, Error> {
         let (mut items, mut after) = (Vec::new(), None);
+        let mut seen = BTreeSet::new();
         loop {
             let limit = (most - items.len()).min(PAGE);
             let mut query = query.to_vec();
@@ -320,7 +320,13 @@ impl Client {
                 items.extend(found);
             }
             match page["next"].take() {
-                Json::String(next) if items.len() < most => after = Some(next),
+                Json::String(next) if items.len() < most => {
+                    if !seen.insert(next.clone()) {
+                        let what = format!("{} names a page of a list again", self.place());
+                        return Err(Error::Failed(what));
+                    }
+                    after = Some(next);
+                }
                 _ => return Ok(items),
             }
         }
@@ -340,22 +346,37 @@ impl Client {
         };
         let mut response = self.send(Method::GET, path, options).await?;
         let (mut rest, mut count) = (Vec::new(), 0);
-        while let Some(chunk) = response
-            .chunk()
-            .await
-            .map_err(|error| self.transport_error(&error))?
-        {
-            rest.extend_from_slice(&chunk);
-            let Some(end) = rest.iter().rposition(|byte| *byte == b'\n') else {
+        loop {
+            let known = rest.len();
+            if !self.read(&mut response, &mut rest).await? {
+                return Ok(count);
+            }
+            let end = rest[known..].iter().rposition(|byte| *byte == b'\n');
+            let Some(end) = end else {
                 continue;
             };
-            let whole: Vec<u8> = rest.drain(..=end).collect();
+            let whole: Vec<u8> = rest.drain(..=known + end).collect();
             let whole = String::from_utf8_lossy(&whole);
             count += whole.lines().count();
             let output: String = whole.lines().map(|line| each(line) + "\n").collect();
             print(&output)?;
         }
-        Ok(count)
+    }
+
+    /// Appends the next part of an answer to what is there of it; returns whether there was one.
+    async fn read(&self, response: &mut Response, into: &mut Vec<u8>) -> Result<bool, Error> {
+        let chunk = response.chunk().await;
+        let Some(chunk) = chunk.map_err(|error| self.transport_error(&error))? else {
+            return Ok(false);
+        };
+        if into.len() + chunk.len() > ANSWER {
+            let (base, most) = (self.place(), ANSWER >> 20);
+            return Err(Error::Failed(format!(
+                "the answer of {base} is longer than {most} MiB"
+            )));
+        }
+        into.extend_from_slice(&chunk);
+        Ok(true)
     }
 
     /// The address of the gateway, for texts of errors.
@@ -377,9 +398,10 @@ impl Client {
     }
 
     /// The failure in a problem (RFC 9457).
-    async fn problem(&self, response: Response, manifest: Option<&Manifest>) -> Error {
+    async fn problem(&self, mut response: Response, manifest: Option<&Manifest>) -> Error {
         let status = response.status();
-        let body = response.bytes().await.unwrap_or_default();
+        let mut body = Vec::new();
+        while matches!(self.read(&mut response, &mut body).await, Ok(true)) {}
         let problem: Json = serde_json::from_slice(&body).unwrap_or_default();
         let error = |error: &Json| {
             let text = |name: &str| plain(error[name].as_str().unwrap_or_default());
@@ -508,7 +530,7 @@ fn print(text: &str) -> Result<(), Error> {
 /// The API key of the caller: given, or stored on this machine by the gateway's first start, and in which file then.
 fn key(to: &Connection, base: &Url) -> Result<(String, Option<PathBuf>), Error> {
     if let Some(key) = to.key.as_ref().filter(|key| !key.is_empty()) {
-        return Ok((key.trim().to_owned(), None));
+        return Ok((sendable(key, "--key or LOCKGATE_KEY")?, None));
     }
     let given = environment().get("LOCKGATE_KEY_FILE").map(PathBuf::from);
     let (file, remedy) = if let Some(file) = &given {
@@ -531,7 +553,18 @@ fn key(to: &Connection, base: &Url) -> Result<(String, Option<PathBuf>), Error> 
         Error::usage("--key", &what, remedy)
     })?;
     let is_own = given.is_none();
-    Ok((key.trim().to_owned(), is_own.then_some(file)))
+    let key = sendable(&key, &file.display().to_string())?;
+    Ok((key, is_own.then_some(file)))
+}
+
+/// A key as a header field can have it; `place` is where it is written.
+fn sendable(key: &str, place: &str) -> Result<String, Error> {
+    let key = key.trim();
+    if key.chars().any(char::is_control) {
+        let what = "has a line break or another control character inside";
+        return Err(Error::usage(place, what, "write one key and nothing else"));
+    }
+    Ok(key.to_owned())
 }
 
 /// Whether a URL is of the gateway with these settings: another one must not be told its key.
@@ -556,12 +589,30 @@ const CONNECT: Duration = Duration::from_secs(10);
 const READ: Duration = Duration::from_secs(60);
 /// The deadline of a whole response other than lines.
 const WHOLE: Duration = Duration::from_secs(120);
+/// The most bytes of an answer, or of a line where it is printed line by line: those of a page of the largest objects,
+/// and more.
+const ANSWER: usize = 256 << 20;
 /// The maximum of items on a page of the API.
 const PAGE: usize = 1000;
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
     use super::super::client::*;
+
+    fn client(url: &str) -> Client {
+        let client = Client::of(&Connection {
+            url: Some(url.to_owned()),
+            config: None,
+            key: Some("k".to_owned()),
+            json: false,
+        });
+        client.unwrap()
+    }
 
     #[test]
     fn an_address_is_a_url_a_host_with_port_or_a_port() {
@@ -597,13 +648,60 @@ mod tests {
 
     #[test]
     fn no_text_repeats_the_password_of_a_url() {
-        let client = Client::of(&Connection {
-            url: Some("http://u:SECRET@127.0.0.1:1".to_owned()),
-            config: None,
-            key: Some("k".to_owned()),
-            json: false,
-        });
-        assert_eq!(client.unwrap().place(), "http://…@127.0.0.1:1/");
+        let client = client("http://u:SECRET@127.0.0.1:1");
+        assert_eq!(client.place(), "http://…@127.0.0.1:1/");
+    }
+
+    #[test]
+    fn a_key_that_is_no_header_field_is_named() {
+        for (key, wanted) in [
+            ("lgk_x\n", Some("lgk_x")),
+            ("lgk_x\nlgk_y", None),
+            ("lgk\u{1b}x", None),
+        ] {
+            match sendable(key, "--key or LOCKGATE_KEY") {
+                Ok(key) => assert_eq!(Some(key.as_str()), wanted),
+                Err(Error::Mistakes(lines)) => {
+                    assert!(lines[0].contains("LOCKGATE_KEY: has"), "{lines:?}");
+                    assert_eq!(wanted, None, "{key:?}");
+                }
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_end_is_not_read() {
+        let client = client("http://127.0.0.1:1");
+        for (length, is_read) in [(0, true), (ANSWER, false)] {
+            let mut answer = Response::from(http::Response::new("x"));
+            let mut body = vec![0; length];
+            let read = client.read(&mut answer, &mut body).await;
+            assert_eq!(read.is_ok(), is_read, "{read:?}");
+            assert_eq!(body.len(), length + usize::from(is_read));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_that_names_itself_ends_a_list() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = client(&format!("http://{}", listener.local_addr().unwrap()));
+        let answering = async move {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = [0; 4096];
+                assert!(stream.read(&mut request).await.unwrap() > 0);
+                let body = r#"{"items": [1], "next": "x"}"#;
+                let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length";
+                let answer = format!("{head}: {}\r\n\r\n{body}", body.len());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        };
+        let (listed, ()) = tokio::join!(client.items(&["tenants"], &[], usize::MAX), answering);
+        let Err(Error::Failed(why)) = listed else {
+            panic!("{listed:?}");
+        };
+        assert!(why.ends_with("names a page of a list again"), "{why}");
     }
 
     #[test]

@@ -232,10 +232,12 @@ async fn a_record_that_comes_while_the_next_tenant_is_created_is_not_of_it(place
 async fn the_place_in_a_batch_makes_no_record_older(place: Place) {
     let store = place.open().await;
     put(&store, tenant("acme")).await;
-    place.now_ms.fetch_add(20, Ordering::Relaxed);
-    // It takes longer than 20 ms to write them.
-    let of_acme = record(Some("acme"), "call", "ada").since(Instant::now());
-    let batch = vec![of_acme; 9_000];
+    place.now_ms.fetch_add(60, Ordering::Relaxed);
+    // It takes longer than 60 ms to write them, and less to begin with it.
+    let of_acme = vec![record(Some("acme"), "call", "ada"); 9_000];
+    let began = Instant::now();
+    let batch = of_acme.into_iter().map(|one| one.since(began));
+    let batch: Vec<Record> = batch.collect();
     store.audit().append(&batch).await.unwrap();
     let calls = Filter {
         kind: Some("call".to_owned()),

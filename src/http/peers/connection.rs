@@ -461,10 +461,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_breaks_by_an_error_and_not_by_the_end_of_a_replica() {
-        for (reason, expected) in [
-            (Some(Reason::ENHANCE_YOUR_CALM), 1),
-            (Some(Reason::NO_ERROR), 0),
-            (None, 0),
+        for (reason, is_reset, expected) in [
+            (Some(Reason::ENHANCE_YOUR_CALM), false, 1),
+            (Some(Reason::NO_ERROR), false, 0),
+            (None, false, 0),
+            (None, true, 0),
         ] {
             let broken = Arc::default();
             let (connection, mut frames) = connected(&broken).await;
@@ -475,11 +476,15 @@ mod tests {
             // All is read on either side, so that the socket closes without a reset.
             frames.write(PING_FRAME, 0, 0, &[0; 8]).await;
             frames.read(PING_FRAME).await;
+            if is_reset {
+                frames.0.set_zero_linger().unwrap();
+            }
             drop(frames);
             while !connection.is_closed() {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(broken.load(Ordering::Relaxed), expected, "{reason:?}");
+            let broken = broken.load(Ordering::Relaxed);
+            assert_eq!(broken, expected, "{reason:?} {is_reset}");
         }
     }
 }

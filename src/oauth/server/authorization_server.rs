@@ -1,6 +1,6 @@
 //! Authorization server of one tenant, extracted from the path of a request.
 
-use std::{future::ready, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, future::ready, net::IpAddr, sync::Arc};
 
 use axum::{
     extract::FromRequestParts,
@@ -124,6 +124,26 @@ impl AuthorizationServer {
         let person = self.builtin.subject(subject, claimed).ok()?;
         let server = self.tenant.servers.get(server)?;
         server.scopes_of(subject, person.groups(claimed), Some(client))
+    }
+
+    /// Returns those of the groups of a subject that decide something at a server: its declaration or `allow` of the
+    /// provider names them. The groups of a local user count as they are declared, whatever a token tells.
+    pub(crate) fn needed_groups(
+        &self,
+        server: Option<&str>,
+        (subject, groups): (&str, &[String]),
+    ) -> Vec<String> {
+        let Some(provider) = self.builtin.provider_of(subject) else {
+            return Vec::new();
+        };
+        let server = server.and_then(|name| self.tenant.servers.get(name));
+        let is_needed = |group: &&String| {
+            provider.allow.groups.contains(group)
+                || server.is_some_and(|server| server.names_group(group))
+        };
+        // `groups_map` may call several by one name.
+        let needed: BTreeSet<&String> = groups.iter().filter(is_needed).collect();
+        needed.into_iter().cloned().collect()
     }
 
     /// Returns a person of an identity provider, whose standing can be asked for.

@@ -19,6 +19,7 @@ use super::{
     workload,
 };
 use crate::{
+    auth::jose::TOKEN_MAX,
     database::{
         Database,
         oauth::{
@@ -423,10 +424,7 @@ impl Exchange<'_> {
             expires,
             holder: binding.key(),
         };
-        let token = token.sign(&self.key).ok_or_else(|| {
-            tracing::error!("a signing key cannot sign");
-            OauthRefusal::later("nothing can be signed now")
-        })?;
+        let token = self.readable(&token)?;
         let mut body = json!({
             "access_token": token, "token_type": binding.token_type(), "expires_in": expires - issued,
         });
@@ -438,6 +436,43 @@ impl Exchange<'_> {
             body["scope"] = scope.into();
         }
         Ok(answer(StatusCode::OK, &body))
+    }
+
+    /// Signs an access token that this gateway reads. If its groups make it too long, it has only those that decide
+    /// something at its server; a group that comes to do so later is in the next token.
+    fn readable(&self, token: &AccessToken<'_>) -> Result<String, OauthRefusal> {
+        let whole = self.signed(token)?;
+        if whole.len() <= TOKEN_MAX {
+            return Ok(whole);
+        }
+        let (server, grant) = (self.server, token.grant);
+        let site = server.site(self.state);
+        let at = site.endpoint_at(&grant.resource);
+        let name = at.map(|endpoint| endpoint.server);
+        let groups = server.needed_groups(name, (grant.subject.as_str(), token.groups));
+        let short = self.signed(&AccessToken {
+            groups: &groups,
+            ..*token
+        })?;
+        if short.len() <= TOKEN_MAX {
+            return Ok(short);
+        }
+        let (tenant, subject) = (server.tenant.name.as_str(), grant.subject.as_str());
+        let groups = groups.len();
+        tracing::warn!(
+            tenant.id = tenant,
+            subject,
+            groups,
+            "an access token would be too long"
+        );
+        Err(TOO_LONG)
+    }
+
+    fn signed(&self, token: &AccessToken<'_>) -> Result<String, OauthRefusal> {
+        token.sign(&self.key).ok_or_else(|| {
+            tracing::error!("a signing key cannot sign");
+            OauthRefusal::later("nothing can be signed now")
+        })
     }
 
     /// The expiry of a new refresh token that stays unused; the grant may expire sooner.
@@ -552,6 +587,11 @@ const BAD_CODE: OauthRefusal = OauthRefusal::new(
 const OTHER_KEY: OauthRefusal = OauthRefusal::new(
     RefusalCode::InvalidGrant,
     "the code is bound to a key that the request does not prove",
+);
+/// Refusal of a token that every server here would refuse.
+const TOO_LONG: OauthRefusal = OauthRefusal::new(
+    RefusalCode::InvalidGrant,
+    "the access token would be too long: the person is in too many groups that the server names, or has too many scopes",
 );
 /// Refusal of an invalid refresh token, the same for every reason.
 const BAD_REFRESH: OauthRefusal = OauthRefusal::new(

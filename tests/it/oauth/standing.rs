@@ -387,6 +387,53 @@ async fn a_person_who_is_not_let_in_any_more_is_out() {
     }
 }
 
+/// A server refuses tokens that are too long, so that one for very many groups would be of no use.
+#[tokio::test]
+async fn people_of_very_many_groups_get_tokens_that_servers_read() {
+    let hostile = Hostile::start().await;
+    let long = |at: usize| format!("{at}-{}", "x".repeat(40));
+    let short = ["eng", "staff"].map(str::to_owned);
+    let many: Vec<String> = (0..300).map(long).chain(short).collect();
+    let mut acme = openid(&hostile.stage.url);
+    acme["allow"] = json!({"groups": ["staff"]});
+    let mut declared = tenant("1h", acme);
+    // Another server than that of the token.
+    declared["servers"]["y"] = json!({"grants": {"groups": many}});
+    let gateway = serving(json!({}), declared).await;
+    let mut browser = Browser::new();
+    let sent = departed(&gateway, &mut browser, "acme").await;
+    let mut claims = hostile.claims(&sent);
+    claims.as_object_mut().unwrap().remove("groups");
+    hostile
+        .stage
+        .json("/user", json!({"sub": "1", "groups": many}));
+    give(&hostile, &claims, None);
+    let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    let tokens = redeem(&gateway, &done.answer()["code"], &[]).await;
+    assert_eq!(pages::claims(&tokens)["groups"], json!(["eng", "staff"]));
+    let access = text(&tokens, "access_token");
+    assert_eq!(status(&gateway, access).await, StatusCode::BAD_REQUEST);
+    // All of them decide: no token can tell them, and the client is told so.
+    let (app, refresh) = (
+        App::of(&gateway, "a", "app"),
+        text(&tokens, "refresh_token"),
+    );
+    let x = |groups: Value| json!({"command": child(), "grants": {"groups": groups}});
+    put(&gateway, "tenants/a/servers/x", &x(json!(many))).await;
+    let refused = app.refresh(refresh, &[]).await;
+    refused.assert_refused(400, "invalid_grant");
+    assert!(
+        refused.text("error_description").contains("too long"),
+        "{}",
+        refused.body
+    );
+    // The grant lives on.
+    put(&gateway, "tenants/a/servers/x", &x(json!([many[0]]))).await;
+    let next = app.refresh(refresh, &[]).await;
+    let groups = json!([many[0], "staff"]);
+    assert_eq!(pages::claims(&next.body)["groups"], groups);
+}
+
 /// Some providers give a refresh token at the first log-in alone, some none, and some know no OpenID.
 #[tokio::test]
 async fn providers_are_asked_by_what_they_gave() {

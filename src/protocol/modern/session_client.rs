@@ -453,8 +453,10 @@ impl WantedInput {
     /// string, or its requests are no object with a key for each: "keys are server assigned identifiers and MUST be unique
     /// within the scope of the request" (2026-07-28 mrtr, "Server Requirements").
     fn of(result: &[u8]) -> Option<Self> {
-        let state = json::get(result, "requestState");
-        let wanted = json::get(result, "inputRequests").unwrap_or(b"{}");
+        // Some libraries write what is absent as null.
+        let member = |name| json::get(result, name).filter(|value| *value != b"null");
+        let state = member("requestState");
+        let wanted = member("inputRequests").unwrap_or(b"{}");
         if state.is_some_and(|state| !state.starts_with(b"\"")) || !wanted.starts_with(b"{") {
             return None;
         }

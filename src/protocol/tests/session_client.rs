@@ -164,6 +164,7 @@ fn a_result_that_asks_for_no_valid_input_is_none() {
         format!(r#""inputRequests":{{"a":{roots},"b":{roots}}}"#),
         r#""inputRequests":{},"requestState":"s""#.to_owned(),
         r#""requestState":"s""#.to_owned(),
+        r#""inputRequests":null,"requestState":"s""#.to_owned(),
     ] {
         let read = answer(&valid);
         assert!(matches!(read, ServerAnswer::InputRequired(_)), "{valid}");
@@ -174,7 +175,6 @@ fn a_result_that_asks_for_no_valid_input_is_none() {
         format!(r#""inputRequests":{{"a":{roots}}},"requestState":5"#),
         r#""inputRequests":{}"#.to_owned(),
         r#""inputRequests":[],"requestState":"s""#.to_owned(),
-        r#""inputRequests":null,"requestState":"s""#.to_owned(),
         r#""requestState":null"#.to_owned(),
     ] {
         assert_eq!(answer(&invalid), ServerAnswer::Unknown, "{invalid}");

@@ -52,7 +52,11 @@ enum AccessBasis {
     /// The API key with this hash.
     ApiKey([u8; 32]),
     /// The API key with this hash, which its person made.
-    OwnKey([u8; 32]),
+    OwnKey {
+        hash: [u8; 32],
+        /// When the value was made, in milliseconds since 1970; the least number for one that another has replaced.
+        since_ms: i64,
+    },
     /// A token of another authorization server, the principal's issuer.
     Token,
     /// A token of the tenant's own authorization server.
@@ -86,7 +90,7 @@ impl Access {
             .filter(|subject| !subject.is_empty())?;
         match self.basis {
             AccessBasis::Open => None,
-            AccessBasis::ApiKey(_) | AccessBasis::OwnKey(_) | AccessBasis::Own(_) => {
+            AccessBasis::ApiKey(_) | AccessBasis::OwnKey { .. } | AccessBasis::Own(_) => {
                 Some(subject.to_owned())
             }
             AccessBasis::Token => Some(format!("{}#{subject}", self.principal.issuer()?)),
@@ -147,7 +151,7 @@ impl Access {
             basis: match &self.basis {
                 AccessBasis::Open => AssertedBasis::Open,
                 AccessBasis::ApiKey(hash) => AssertedBasis::ApiKey(*hash),
-                AccessBasis::OwnKey(hash) => AssertedBasis::OwnKey(*hash),
+                AccessBasis::OwnKey { hash, .. } => AssertedBasis::OwnKey(*hash),
                 AccessBasis::Token => AssertedBasis::Token,
                 AccessBasis::Own(basis) => AssertedBasis::Own(basis.numbers()),
             },
@@ -167,10 +171,13 @@ impl Access {
             (AccessBasis::Own(own), AccessBasis::Own(theirs)) => {
                 AccessBasis::Own(own.joined(theirs)?)
             }
-            // Another value of the key: the one before may end.
-            (AccessBasis::OwnKey(own), AccessBasis::OwnKey(theirs)) if own != theirs => {
-                AccessBasis::OwnKey(*theirs)
-            }
+            // A later value of the key: the one before ends, and must not end those who use the later one.
+            (
+                AccessBasis::OwnKey { since_ms, .. },
+                AccessBasis::OwnKey {
+                    since_ms: later, ..
+                },
+            ) if since_ms < later => other.basis.clone(),
             _ => return None,
         };
         Some(Self {
@@ -221,11 +228,13 @@ impl Authenticated {
         (hash, key): ([u8; 32], Arc<OwnKey>),
         groups: Groups,
     ) -> Self {
+        let is_newest = key.hash == hash;
+        let since_ms = if is_newest { key.since_ms } else { i64::MIN };
         Self {
             principal,
             scopes: Arc::clone(&key.scopes),
             groups,
-            basis: AccessBasis::OwnKey(hash),
+            basis: AccessBasis::OwnKey { hash, since_ms },
             is_bound: false,
             key: Some(PresentedKey::Own(key)),
         }
@@ -280,7 +289,10 @@ impl Authenticated {
             basis: match said.basis {
                 AssertedBasis::Open => AccessBasis::Open,
                 AssertedBasis::ApiKey(hash) => AccessBasis::ApiKey(hash),
-                AssertedBasis::OwnKey(hash) => AccessBasis::OwnKey(hash),
+                AssertedBasis::OwnKey(hash) => AccessBasis::OwnKey {
+                    hash,
+                    since_ms: i64::MIN,
+                },
                 AssertedBasis::Token => AccessBasis::Token,
                 AssertedBasis::Own(all) => {
                     let basis = builtin::GrantBasis::of_numbers(all, said.groups_since_s);
@@ -309,7 +321,7 @@ impl Authenticated {
                 let (hash, key) = api_key::find(tenant, *hash, now)?;
                 Self::by_key(principals::by_key(tenant, &key), hash, &key)
             }
-            (AccessBasis::OwnKey(hash), AuthMode::Builtin(builtin)) => {
+            (AccessBasis::OwnKey { hash, .. }, AuthMode::Builtin(builtin)) => {
                 let (key, groups) = api_key::own(&catalog.issued, (tenant, builtin), hash)?;
                 let of = (Some(key.subject.as_str()), Some(key.name.as_str()));
                 let is_good = key.holds(hash, builtin.own_keys.as_ref()?, now_ms);
@@ -691,6 +703,7 @@ mod tests {
         };
         let lasting = own("own_keys: {}", NOW_MS + 2);
         let (newest, previous) = (of(&lasting, [1; 32]), of(&lasting, [2; 32]));
+        assert!(previous.joined(&newest).is_some() && newest.joined(&previous).is_none());
         for (access, left_ms) in [(&newest, 2), (&previous, 1)] {
             let renewed = |now_ms| renew(&lasting.0, access, now_ms).is_some();
             assert!(renewed(NOW_MS + left_ms - 1) && !renewed(NOW_MS + left_ms));

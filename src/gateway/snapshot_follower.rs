@@ -73,7 +73,8 @@ async fn end_of_key(clock: &Clock, end_ms: Option<i64>) {
     };
     loop {
         let Ok(left_ms @ 1..) = u64::try_from(end_ms.saturating_sub(clock.now_ms())) else {
-            return;
+            // With all that end by then: to follow costs all sessions a look.
+            return sleep(GATHER).await;
         };
         // In parts: the clock of the database may be set meanwhile.
         sleep(Duration::from_millis(left_ms).min(LOOK)).await;
@@ -90,6 +91,8 @@ fn shortcomings(catalog: &Catalog, offer: &Offer) -> BTreeSet<(String, String, &
     catalog.servers().flat_map(of).collect()
 }
 
+/// The time for which ends of keys are gathered.
+const GATHER: Duration = Duration::from_millis(500);
 /// The longest time between two looks at the clock while a key has an end.
 const LOOK: Duration = Duration::from_secs(1);
 

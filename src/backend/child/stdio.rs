@@ -123,7 +123,8 @@ impl Child {
         launcher.check_paths(tenant, launch).await?;
         // Before the request, whose directories would be left behind by a start that is given up here. A guard
         // that gets no request ends.
-        let (started, decided) = try_join!(start(launcher), launcher.restrictions(launch, limits))?;
+        let decided = launcher.restrictions(tenant, launch, limits);
+        let (started, decided) = try_join!(start(launcher), decided)?;
         let Started {
             guard,
             stdin,

@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::io::Errno;
 use tokio::{
     sync::watch,
     task::spawn_blocking,
@@ -208,8 +209,9 @@ impl Looks {
             }
             asks if began.elapsed() >= longest => {
                 look.is_given_up.store(true, Ordering::Relaxed);
-                let (path, _) = asks.unzip();
-                Err(no_answer(&path.unwrap_or_default()))
+                // Without a question it waits for a thread or for its turn at a processor: that is no failure of the server.
+                let busy = || io::Error::from(Errno::AGAIN);
+                Err(asks.map_or_else(busy, |(path, _)| no_answer(&path)))
             }
             _ => Ok(()),
         }

@@ -135,7 +135,13 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
             ],
         ),
         // It holds up each open of the file for most of a minute, such as that of another server's script.
-        (libc::SYS_fcntl, vec![rule([(1, Is::Eq, lease)])?]),
+        (
+            libc::SYS_fcntl,
+            vec![
+                rule([(1, Is::Eq, lease)])?,
+                rule([(1, Is::Eq, F_SETDELEG)])?,
+            ],
+        ),
     ])
 }
 
@@ -306,6 +312,8 @@ const SOCKET_TYPE: u64 = 0xf;
 
 /// `ioctl_console(2)`; not in libc.
 const TIOCLINUX: u64 = 0x541c;
+/// A lease by another name (Linux 6.19, `linux/fcntl.h`).
+const F_SETDELEG: u64 = 1040;
 
 /// Landlock watches `truncate` since its interface 3 (Linux 6.2).
 const TRUNCATE_SINCE: u32 = 3;

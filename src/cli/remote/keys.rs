@@ -14,7 +14,7 @@ use super::{
     server::running,
     table::{Column, plain, pretty},
 };
-use crate::http::reply::page::snippets;
+use crate::{http::reply::page::snippets, manifest::interpolation::escape};
 
 /// The commands on API keys of a gateway.
 #[derive(Subcommand)]
@@ -233,9 +233,12 @@ impl AddKey {
     fn document(&self, name: &str) -> Json {
         let mut document = json!({"name": name});
         if !self.key.operators {
-            document["subject"] = self.subject.as_deref().unwrap_or(name).into();
-            document["servers"] = self.server.clone().into();
-            document["scopes"] = self.scope.clone().into();
+            // As in every text of a manifest.
+            let escaped = |texts: &[String]| texts.iter().map(|text| escape(text).into()).collect();
+            let subject = self.subject.as_deref().unwrap_or(name);
+            document["subject"] = escape(subject).into();
+            document["servers"] = Json::Array(escaped(&self.server));
+            document["scopes"] = Json::Array(escaped(&self.scope));
         }
         if let Some(expires) = &self.expires {
             document["expires"] = expires.as_str().into();

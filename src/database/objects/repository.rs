@@ -230,7 +230,8 @@ impl Objects<'_> {
                     self.check_alone(wanted, found).await?;
                     self.differing(wanted, prune).await?
                 }
-                Err(Error::Conflict) => self.differing(wanted, prune).await?,
+                // Of a bug one tenant may be the reason: its rows were written by another program, for instance.
+                Err(Error::Conflict | Error::Bug(_)) => self.differing(wanted, prune).await?,
                 applied => {
                     done.changes = applied?;
                     return Ok(done);
@@ -413,12 +414,27 @@ pub(crate) async fn reseal(
 
 /// The steps of every change.
 impl Objects<'_> {
-    /// The tenants that differ from a manifest.
+    /// The tenants that differ from a manifest. Where one cannot be read all may: those that are declared, and with
+    /// [`Prune::Remove`] those that are stored.
     async fn differing(self, wanted: &Declared, prune: Prune) -> Result<BTreeSet<String>, Error> {
-        let hashed = self.hashed(wanted.clone(), Selection::All).await?;
-        let differing = difference(&self.load().await?.declared(), &hashed, prune);
-        let tenants = differing.iter().filter_map(|change| change.name.owner());
-        Ok(tenants.map(str::to_owned).collect())
+        let differing = async {
+            let hashed = self.hashed(wanted.clone(), Selection::All).await?;
+            let differing = difference(&self.load().await?.declared(), &hashed, prune);
+            let tenants = differing.iter().filter_map(|change| change.name.owner());
+            Ok(tenants.map(str::to_owned).collect())
+        };
+        match differing.await {
+            Err(Error::Bug(_) | Error::Invalid(_)) => {}
+            differing => return differing,
+        }
+        let owners = wanted.0.keys().filter_map(ObjectName::owner);
+        let mut named: BTreeSet<String> = owners.map(str::to_owned).collect();
+        if prune == Prune::Remove {
+            let mut transaction = self.pool.begin_unserialized().await?;
+            let stored = rows::marks(&mut transaction).await?.into_keys();
+            named.extend(stored.filter(|tenant| !tenant.is_empty()));
+        }
+        Ok(named)
     }
 
     /// Changes a part of the stored state, all of it or a tenant, to that of a manifest.

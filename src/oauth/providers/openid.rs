@@ -214,8 +214,9 @@ impl OpenIdProvider {
         let age_ms = self.clock.now_ms().saturating_sub(known.fetched_ms);
         if fetched.is_err() && u128::try_from(age_ms).is_ok_and(|age| age < FRESH.as_millis()) {
             // While the provider is away, a key that somebody made up must not take away those that are known.
-            let issuer = issuer.to_owned();
-            self.known.fetched.insert(issuer, known).await;
+            // Unless another one was faster and has newer ones.
+            let entry = self.known.fetched.entry(issuer.to_owned());
+            entry.or_insert(known).await;
         }
         fetched
     }

@@ -91,8 +91,13 @@ impl RequestProof {
     }
 
     /// The thumbprint of its key.
+    pub(super) fn thumbprint(&self) -> Option<Thumbprint> {
+        self.0.as_ref().map(Proof::key)
+    }
+
+    /// The same as a text.
     pub(super) fn key(&self) -> Option<String> {
-        self.0.as_ref().map(|proof| proof.key().text())
+        self.thumbprint().map(|key| key.text())
     }
 
     /// Reports whether it is of the key to which an authorization request has bound a code.

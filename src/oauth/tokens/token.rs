@@ -196,6 +196,7 @@ impl Exchange<'_> {
             hash: secret::hash(&refresh),
             expires_ms: self.idle_until(),
         };
+        self.check_length(&code.grant, &groups, &scope)?;
         if !self.store.grants().start(tenant, &code, &first).await? {
             return Err(BAD_CODE);
         }
@@ -289,6 +290,7 @@ impl Exchange<'_> {
             },
             grace_ms: millis(self.state.config.oauth.grace),
         };
+        self.check_length(&known, &groups, &self.permitted(&known, &scope))?;
         let binding = self.bind().await?;
         let used = self.succeed(&known, jkt.as_deref(), hash, &succession);
         let (grant, salt) = match used.await? {
@@ -438,6 +440,30 @@ impl Exchange<'_> {
         Ok(answer(StatusCode::OK, &body))
     }
 
+    /// Refuses a token that would be too long before anything is used up for it.
+    fn check_length(
+        &self,
+        grant: &Grant,
+        groups: &[String],
+        scope: &str,
+    ) -> Result<(), OauthRefusal> {
+        // Each has quotation marks and a comma.
+        let length: usize = groups.iter().map(|group| group.len() + 3).sum();
+        if length + scope.len() < TOKEN_MAX / 4 {
+            return Ok(());
+        }
+        let token = AccessToken {
+            issuer: &self.server.issuer,
+            grant,
+            groups,
+            scope,
+            issued: self.now_ms / 1000,
+            expires: grant.expires_ms / 1000,
+            holder: self.proof.thumbprint(),
+        };
+        self.readable(&token).map(drop)
+    }
+
     /// Signs an access token that this gateway reads. If its groups make it too long, it has only those that decide
     /// something at its server; a group that comes to do so later is in the next token.
     fn readable(&self, token: &AccessToken<'_>) -> Result<String, OauthRefusal> {
@@ -465,7 +491,7 @@ impl Exchange<'_> {
             groups,
             "an access token would be too long"
         );
-        Err(TOO_LONG)
+        Err(TOO_LONG.no_guess())
     }
 
     fn signed(&self, token: &AccessToken<'_>) -> Result<String, OauthRefusal> {

@@ -399,7 +399,7 @@ async fn people_of_very_many_groups_get_tokens_that_servers_read() {
     let mut declared = tenant("1h", acme);
     // Another server than that of the token.
     declared["servers"]["y"] = json!({"grants": {"groups": many}});
-    let gateway = serving(json!({}), declared).await;
+    let gateway = serving(json!({"oauth": {"grace": "1ms"}}), declared).await;
     let mut browser = Browser::new();
     let sent = departed(&gateway, &mut browser, "acme").await;
     let mut claims = hostile.claims(&sent);
@@ -427,7 +427,7 @@ async fn people_of_very_many_groups_get_tokens_that_servers_read() {
         "{}",
         refused.body
     );
-    // The grant lives on.
+    // The grant lives on, and the token is unused.
     put(&gateway, "tenants/a/servers/x", &x(json!([many[0]]))).await;
     let next = app.refresh(refresh, &[]).await;
     let groups = json!([many[0], "staff"]);

@@ -141,14 +141,13 @@ impl Launcher {
     /// Those of [`Sandbox::decide`].
     pub(super) async fn restrictions(
         &self,
-        tenant: &str,
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<(Restrictions, Vec<&'static Path>)> {
         let path = self.path(launch).unwrap_or_default();
         let home = self.ambient.home.as_deref().map(Path::new);
         let of_child = (path, home, &*self.ambient.cwd);
-        self.sandbox.decide(tenant, launch, limits, of_child).await
+        self.sandbox.decide(launch, limits, of_child).await
     }
 
     /// PATH of a child.

@@ -123,7 +123,7 @@ impl Child {
         launcher.check_paths(tenant, launch).await?;
         // Before the request, whose directories would be left behind by a start that is given up here. A guard
         // that gets no request ends.
-        let decided = launcher.restrictions(tenant, launch, limits);
+        let decided = launcher.restrictions(launch, limits);
         let (started, decided) = try_join!(start(launcher), decided)?;
         let Started {
             guard,

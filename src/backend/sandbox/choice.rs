@@ -260,11 +260,9 @@ impl Sandbox {
     ///
     /// # Errors
     ///
-    /// `TimedOut` if its own paths do not answer, and a shortage if its program cannot be read because of a lease, or if
-    /// others of the tenant take too long.
+    /// `TimedOut` if its own paths do not answer, and a shortage if its program cannot be read because of a lease.
     pub(crate) async fn decide(
         self: &Arc<Self>,
-        tenant: &str,
         launch: &Launch,
         limits: &Limits,
         (path, home, cwd): (&OsStr, Option<&Path>, &Path),
@@ -272,11 +270,7 @@ impl Sandbox {
         let start = Start::of(launch, Some(path), self.uids.is_some());
         let (sandbox, launch, limits) = (Arc::clone(self), without_secrets(launch), *limits);
         let (home, cwd) = (home.map(Path::to_owned), cwd.to_owned());
-        let turn = timeout(LONGEST_LINE, self.checks.take(tenant)).await;
-        let turn = turn.map_err(|_| io::Error::from(Errno::AGAIN))?;
         let decide = move |look: &Look| {
-            // Held to the end, also if nobody waits for it any more: each that hangs keeps a thread of the runtime.
-            let _turn = turn;
             if launch.confinement.profile == Profile::Standard || start.has_uid {
                 start.ask(look)?;
             }
@@ -929,7 +923,7 @@ mod tests {
                 ..Sandbox::none()
             });
             let of_child = (OsStr::new(""), None, Path::new("/"));
-            let mut decided = std::pin::pin!(sandbox.decide("a", &launch, &limits, of_child));
+            let mut decided = std::pin::pin!(sandbox.decide(&launch, &limits, of_child));
             assert!((&mut decided).now_or_never().is_none());
             assert_eq!(asked.load(Ordering::Relaxed), 0);
             drop(go);

@@ -18,9 +18,8 @@ use std::{
     time::Duration,
 };
 
-use rustix::io::Errno;
 use tokio::{
-    sync::watch,
+    sync::{oneshot, watch},
     task::spawn_blocking,
     time::{Instant, timeout},
 };
@@ -162,26 +161,23 @@ impl Looks {
         let look = Look::begin(self, patience);
         let (tell, told) = sync_channel(1);
         let (began, own) = (Instant::now(), Arc::clone(&look));
-        // Not one of the runtime's, of which there are few.
-        let thread = thread::Builder::new().name("files".into());
-        thread.spawn(move || _ = tell.send(see(&own)))?;
+        thread_of_files().spawn(move || _ = tell.send(see(&own)))?;
         loop {
             match told.recv_timeout(TICK) {
                 Ok(seen) => return Ok(seen),
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(io::Error::other("sandbox: a look at files failed"));
+                    return Err(failed_look());
                 }
                 Err(RecvTimeoutError::Timeout) => self.bound(&look, (began, longest))?,
             }
         }
     }
 
-    /// As [`Looks::run`], for a task: in a thread of the runtime, which is there already, so that the look of each
-    /// start costs little.
+    /// As [`Looks::run`], for a task.
     ///
     /// # Errors
     ///
-    /// `TimedOut` if it was given up.
+    /// As there.
     pub(super) async fn watch<T: Send + 'static>(
         self: &Arc<Self>,
         (patience, longest): (Duration, Duration),
@@ -189,10 +185,11 @@ impl Looks {
     ) -> io::Result<T> {
         let watched = Watched(Look::begin(self, patience));
         let (began, own) = (Instant::now(), Arc::clone(&watched.0));
-        let mut seen = spawn_blocking(move || see(&own));
+        let (tell, mut seen) = oneshot::channel();
+        thread_of_files().spawn(move || _ = tell.send(see(&own)))?;
         loop {
             if let Ok(seen) = timeout(TICK, &mut seen).await {
-                return seen.map_err(io::Error::other);
+                return seen.map_err(|_| failed_look());
             }
             self.bound(&watched.0, (began, longest))?;
         }
@@ -209,9 +206,10 @@ impl Looks {
             }
             asks if began.elapsed() >= longest => {
                 look.is_given_up.store(true, Ordering::Relaxed);
-                // Without a question it waits for a thread or for its turn at a processor: that is no failure of the server.
-                let busy = || io::Error::from(Errno::AGAIN);
-                Err(asks.map_or_else(busy, |(path, _)| no_answer(&path)))
+                // Behind the first questions it follows the first lines of scripts.
+                let unnamed = || "the program or its interpreter".into();
+                let path = asks.map_or_else(unnamed, |(path, _)| path);
+                Err(no_answer(&path))
             }
             _ => Ok(()),
         }
@@ -558,6 +556,15 @@ pub(super) fn no_answer(path: &Path) -> io::Error {
         path.display()
     );
     io::Error::new(io::ErrorKind::TimedOut, why)
+}
+
+/// A thread for what may wait for a file system: not one of the runtime's, of which there are few.
+fn thread_of_files() -> thread::Builder {
+    thread::Builder::new().name("files".into())
+}
+
+fn failed_look() -> io::Error {
+    io::Error::other("sandbox: a look at files failed")
 }
 
 /// The error of a start before it was seen where a directory of another server leads.

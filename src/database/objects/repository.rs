@@ -427,10 +427,17 @@ impl Objects<'_> {
             Err(Error::Bug(_) | Error::Invalid(_)) => {}
             differing => return differing,
         }
+        // Nobody has looked at the manifest yet. The server of `[default]` may be in the database.
+        let when = match prune {
+            Prune::Keep => When::Changing,
+            Prune::Remove => When::Applying,
+        };
+        let alone = self.judged_state(wanted.clone(), Others::default(), when);
+        drop(alone.await?);
         let owners = wanted.0.keys().filter_map(ObjectName::owner);
         let mut named: BTreeSet<String> = owners.map(str::to_owned).collect();
         if prune == Prune::Remove {
-            let mut transaction = self.pool.begin_unserialized().await?;
+            let mut transaction = self.pool.snapshot().await?;
             let stored = rows::marks(&mut transaction).await?.into_keys();
             named.extend(stored.filter(|tenant| !tenant.is_empty()));
         }

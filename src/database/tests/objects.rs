@@ -418,6 +418,11 @@ async fn what_is_left_of_a_manifest_is_told(place: Place) {
     let spoil = "UPDATE servers SET spec = 'x'";
     transaction.run(spoil, Vec::new()).await.unwrap();
     transaction.commit().await.unwrap();
+    let wrong = manifest("tenants: {bad: {auth: {mode: none}}, c: {auth: {mode: none}}}");
+    for prune in [Prune::Keep, Prune::Remove] {
+        let refused = objects.apply_apart(&wrong, prune, (&author, None)).await;
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    }
     let wanted = manifest("tenants: {a: {auth: {mode: keys}}, b: {auth: {mode: none}}}");
     let both = BTreeSet::from(["a", "b"].map(str::to_owned));
     let apply = async |stayed: Option<&BTreeSet<String>>| {

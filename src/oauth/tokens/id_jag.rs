@@ -79,13 +79,8 @@ impl Exchange<'_> {
         let by = ("id-jag", tenant, client, &person.subject);
         let budget = self.state.writes.spend(&by, REFRESHES);
         budget.map_err(|retry| OauthRefusal::too_many("too many tokens", retry))?;
-        let binding = self.bind().await?;
         let used = replay_key("id-jag", &jag.issuer, &jag.id);
         let once = (&used, jag.expires);
-        let is_first = use_once(self.state, self.server, (client, ASSERTIONS), once);
-        if !is_first.await? {
-            return Err(refused("the assertion was used before"));
-        }
         let grant = Grant {
             id: Uuid::new_v4(),
             subject: person.subject,
@@ -99,6 +94,13 @@ impl Exchange<'_> {
             // It ends with its only token.
             expires_ms: self.now_ms + millis(self.state.config.oauth.access),
         };
+        let length = self.check_length(&grant, &grant.groups, &grant.scope);
+        length.map_err(OauthRefusal::no_guess)?;
+        let binding = self.bind().await?;
+        let is_first = use_once(self.state, self.server, (client, ASSERTIONS), once);
+        if !is_first.await? {
+            return Err(refused("the assertion was used before"));
+        }
         if !self.store.grants().add(tenant, &grant).await? {
             return Err(refused(
                 "the access of the person or the client was revoked since",
@@ -106,18 +108,10 @@ impl Exchange<'_> {
         }
         self.renew_client().await;
         let answer = self.issue(&grant, &grant.groups, &grant.scope, (None, binding))?;
-        let (target, by) = (
-            format!("tenant {tenant}"),
-            json!({"by": person.provider, "client": client}),
-        );
-        note(
-            self.state,
-            self.server,
-            "login",
-            &grant.subject,
-            &target,
-            by,
-        );
+        let target = format!("tenant {tenant}");
+        let by = json!({"by": person.provider, "client": client});
+        let of = (self.state, self.server);
+        note(of.0, of.1, "login", &grant.subject, &target, by);
         self.state.metrics.logins.add(Login::Success);
         self.note_started(&grant).await;
         Ok(answer)

@@ -196,7 +196,8 @@ impl Exchange<'_> {
             hash: secret::hash(&refresh),
             expires_ms: self.idle_until(),
         };
-        self.check_length(&code.grant, &groups, &scope)?;
+        let length = self.check_length(&code.grant, &groups, &scope);
+        length.map_err(OauthRefusal::no_guess)?;
         if !self.store.grants().start(tenant, &code, &first).await? {
             return Err(BAD_CODE);
         }
@@ -441,7 +442,7 @@ impl Exchange<'_> {
     }
 
     /// Refuses a token that would be too long before anything is used up for it.
-    fn check_length(
+    pub(super) fn check_length(
         &self,
         grant: &Grant,
         groups: &[String],
@@ -491,7 +492,7 @@ impl Exchange<'_> {
             groups,
             "an access token would be too long"
         );
-        Err(TOO_LONG.no_guess())
+        Err(TOO_LONG)
     }
 
     fn signed(&self, token: &AccessToken<'_>) -> Result<String, OauthRefusal> {

@@ -577,7 +577,10 @@ const SECRETS: [&str; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::PermissionsExt, sync::atomic::Ordering};
+    use std::{
+        os::unix::fs::PermissionsExt,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
 
     use futures_util::FutureExt;
 
@@ -893,48 +896,43 @@ mod tests {
     }
 
     /// A path of its own that did not answer stopped a worker of the runtime.
-    #[test]
-    fn restrictions_are_decided_off_the_runtime() {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.max_blocking_threads(1).enable_time();
-        let runtime = runtime.build().unwrap();
-        runtime.block_on(async {
-            let (go, wait) = std::sync::mpsc::channel::<()>();
-            spawn_blocking(move || wait.recv());
-            let (looks, is_away, asked) = Looks::silent_at(&["/"], Path::new("/usr"));
-            is_away.store(false, Ordering::Relaxed);
-            let own = Confinement {
-                read: vec!["/usr".into()],
-                ..Confinement::default()
-            };
-            let launch = launch(Path::new("/x"), own);
-            let limits = Limits {
-                line: 0,
-                stderr: 0,
-                files: 0,
-                file_size: 0,
-                memory: None,
-                pids: None,
-                cpu: None,
-            };
-            let start = Start::of(&launch, None, false);
-            let sandbox = Arc::new(Sandbox {
-                looks: Arc::clone(&looks),
-                ..Sandbox::none()
-            });
-            let of_child = (OsStr::new(""), None, Path::new("/"));
-            let mut decided = std::pin::pin!(sandbox.decide(&launch, &limits, of_child));
-            assert!((&mut decided).now_or_never().is_none());
-            assert_eq!(asked.load(Ordering::Relaxed), 0);
-            drop(go);
-            decided.await.unwrap();
-            assert!(asked.load(Ordering::Relaxed) > 0);
-            is_away.store(true, Ordering::Relaxed);
-            let times = (Duration::from_secs(1), LONGEST_CHECK);
-            let look = looks.watch(times, move |look| start.ask(look)).await;
-            is_away.store(false, Ordering::Relaxed);
-            assert_eq!(look.flatten().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    #[tokio::test]
+    async fn restrictions_are_decided_off_the_runtime() {
+        let counts = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+        let (own_thread, told) = (std::thread::current().id(), counts.clone());
+        let looks = Looks::told(vec!["/".into()], move |path| {
+            let is_elsewhere = std::thread::current().id() != own_thread;
+            let count = &told[usize::from(is_elsewhere)];
+            count.fetch_add(usize::from(path == Path::new("/usr")), Ordering::Relaxed);
         });
+        let own = Confinement {
+            read: vec!["/usr".into()],
+            ..Confinement::default()
+        };
+        let launch = launch(Path::new("/x"), own);
+        let limits = Limits {
+            line: 0,
+            stderr: 0,
+            files: 0,
+            file_size: 0,
+            memory: None,
+            pids: None,
+            cpu: None,
+        };
+        let sandbox = Arc::new(Sandbox {
+            looks: Arc::new(looks),
+            ..Sandbox::none()
+        });
+        let of_child = (OsStr::new(""), None, Path::new("/"));
+        sandbox.decide(&launch, &limits, of_child).await.unwrap();
+        let [here, elsewhere] = counts.map(|count| count.load(Ordering::Relaxed));
+        assert!(here == 0 && elsewhere > 0, "{here} {elsewhere}");
+        let (looks, is_away, _) = Looks::silent_at(&["/"], Path::new("/usr"));
+        let start = Start::of(&launch, None, false);
+        let times = (Duration::from_secs(1), LONGEST_CHECK);
+        let look = looks.watch(times, move |look| start.ask(look)).await;
+        is_away.store(false, Ordering::Relaxed);
+        assert_eq!(look.flatten().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     /// One tenant's share that was away stopped the starts of all, and their places filled up.

@@ -400,6 +400,8 @@ impl Start {
         for path in paths.into_iter().filter(|path| path.is_absolute()) {
             _ = look.ask(path, Path::symlink_metadata);
         }
+        // A script leads on to its interpreters.
+        self.executed(look)?;
         look.unanswered()
             .map_or(Ok(()), |path| Err(no_answer(&path)))
     }
@@ -450,11 +452,14 @@ impl Start {
     /// The first of the files that it executes, its program and the interpreters of a script, that leads through
     /// something that others may write; or of the places on PATH where one is looked for before it is found.
     fn replaceable_program(&self, others: &[PathBuf], look: &Look) -> io::Result<Option<PathBuf>> {
+        let mut executed = self.executed(look)?.into_iter();
+        Ok(executed.find(|file| files::is_through(file, others, look)))
+    }
+
+    fn executed(&self, look: &Look) -> io::Result<Vec<PathBuf>> {
         let by = if self.has_uid { 0o001 } else { 0o111 };
         let command = (&*self.command, &*self.path);
-        let executed = files::executed(command, self.cwd.as_deref(), by, look)?;
-        let mut executed = executed.into_iter();
-        Ok(executed.find(|file| files::is_through(file, others, look)))
+        files::executed(command, self.cwd.as_deref(), by, look)
     }
 }
 
@@ -933,6 +938,27 @@ mod tests {
         let look = looks.watch(times, move |look| start.ask(look)).await;
         is_away.store(false, Ordering::Relaxed);
         assert_eq!(look.flatten().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// Each start left a thread behind, and no file system counted as silent.
+    #[tokio::test]
+    async fn an_interpreter_that_does_not_answer_is_asked_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("serve");
+        fs::write(&script, "#!/mnt/share/python\n").unwrap();
+        let share = Path::new("/mnt/share");
+        let (looks, is_away, asked) = Looks::silent_at(&["/", "/mnt/share"], share);
+        let launch = launch(&script, Confinement::default());
+        for _ in 0..2 {
+            let start = Start::of(&launch, Some(OsStr::new("")), false);
+            let times = (Duration::from_secs(1), LONGEST_CHECK);
+            let look = looks.watch(times, move |look| start.ask(look)).await;
+            let refused = look.flatten().unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
+            assert!(refused.to_string().contains("/mnt/share"), "{refused}");
+        }
+        is_away.store(false, Ordering::Relaxed);
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 
     /// One tenant's share that was away stopped the starts of all, and their places filled up.

@@ -206,7 +206,7 @@ impl Looks {
             }
             asks if began.elapsed() >= longest => {
                 look.is_given_up.store(true, Ordering::Relaxed);
-                // Behind the first questions it follows the first lines of scripts.
+                // Behind its questions it asks again, about what has just answered.
                 let unnamed = || "the program or its interpreter".into();
                 let path = asks.map_or_else(unnamed, |(path, _)| path);
                 Err(no_answer(&path))
@@ -752,7 +752,7 @@ mod tests {
         assert!(!looks.is_silent(Path::new("/usr"), Duration::ZERO));
     }
 
-    /// Each start that was given up kept a thread of the runtime.
+    /// Each start that was given up kept a thread.
     #[tokio::test]
     async fn a_look_that_no_task_waits_for_asks_no_more() {
         let share = Path::new("/mnt/share");

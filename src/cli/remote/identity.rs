@@ -16,7 +16,7 @@ use super::{
     document::document,
     object::{
         Help, InTenant, Kind, NameInTenant, ObjectCommand, Place, Replacement, change, declare,
-        format_list, list,
+        format_list, list, word,
     },
     table::Column,
 };
@@ -523,11 +523,6 @@ async fn password(is_on_stdin: bool, may_ask: bool) -> Result<Option<String>, Er
 fn no_password() -> Error {
     let remedy = format!("write it to stdin, or set {PASSWORD}");
     Error::usage("--password-stdin", "no password", &remedy)
-}
-
-/// A literal text in the syntax of manifests, where "$$" is "$".
-fn word(text: impl AsRef<str>) -> Json {
-    text.as_ref().replace('$', "$$").into()
 }
 
 /// A password or secret from stdin: asked for without echo if that is a terminal.

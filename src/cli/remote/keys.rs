@@ -10,11 +10,11 @@ use serde_json::{Value as Json, json};
 
 use super::{
     client::{Client, Connection, Error, RequestOptions, run},
-    object::{Help, Kind, ObjectCommand, Place},
+    object::{Help, Kind, ObjectCommand, Place, word},
     server::running,
     table::{Column, plain, pretty},
 };
-use crate::{http::reply::page::snippets, manifest::interpolation::escape};
+use crate::http::reply::page::snippets;
 
 /// The commands on API keys of a gateway.
 #[derive(Subcommand)]
@@ -233,12 +233,10 @@ impl AddKey {
     fn document(&self, name: &str) -> Json {
         let mut document = json!({"name": name});
         if !self.key.operators {
-            // As in every text of a manifest.
-            let escaped = |texts: &[String]| texts.iter().map(|text| escape(text).into()).collect();
-            let subject = self.subject.as_deref().unwrap_or(name);
-            document["subject"] = escape(subject).into();
-            document["servers"] = Json::Array(escaped(&self.server));
-            document["scopes"] = Json::Array(escaped(&self.scope));
+            let words = |texts: &[String]| texts.iter().map(word).collect();
+            document["subject"] = word(self.subject.as_deref().unwrap_or(name));
+            document["servers"] = Json::Array(words(&self.server));
+            document["scopes"] = Json::Array(words(&self.scope));
         }
         if let Some(expires) = &self.expires {
             document["expires"] = expires.as_str().into();

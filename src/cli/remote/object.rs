@@ -13,7 +13,12 @@ use super::{
     client::{Client, Condition, Connection, Error, RequestOptions, page, run},
     table::{Column, object, plain, pretty, table},
 };
-use crate::cli::local::prompt;
+use crate::{cli::local::prompt, manifest::interpolation::escape};
+
+/// A literal text in the syntax of manifests, where "$$" is "$".
+pub(super) fn word(text: impl AsRef<str>) -> Json {
+    escape(text.as_ref()).into()
+}
 
 /// A kind of declared object.
 pub(crate) trait Kind {

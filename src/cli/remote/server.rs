@@ -16,7 +16,7 @@ use super::{
     client::{Client, Connection, Error, RequestOptions, run},
     document::document,
     object::{
-        Help, InTenant, Kind, ObjectCommand, Place, Replacement, change, declare, format_list,
+        Help, InTenant, Kind, ObjectCommand, Place, Replacement, change, declare, format_list, word,
     },
     table::{Column, plain, pretty, table},
 };
@@ -311,11 +311,6 @@ fn json_of(value: &Value) -> Option<Json> {
     })
 }
 
-/// A literal text in the syntax of manifests, where "$$" is "$".
-fn word(text: &str) -> Json {
-    Json::String(text.replace('$', "$$"))
-}
-
 /// Lists the servers of a tenant with their URLs and states, and the failed starts below.
 async fn list(client: &Client, of: &InTenant) -> Result<String, Error> {
     let path = of.path(Servers::SEGMENT)?;
@@ -465,7 +460,7 @@ fn launch(command: &[String], variables: &[String]) -> Result<Json, Error> {
         };
         env.insert(name.to_owned(), word(&value));
     }
-    let mut words = command.iter().map(|text| word(text));
+    let mut words = command.iter().map(word);
     let mut spec = json!({"command": words.next(), "args": words.collect::<Vec<_>>()});
     if !env.is_empty() {
         spec["env"] = Json::Object(env);

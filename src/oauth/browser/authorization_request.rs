@@ -59,7 +59,7 @@ pub(super) fn without_log_in_prompt(query: &str) -> String {
 }
 
 /// Adds `prompt=select_account` to a query: a client's own `prompt=login` stays.
-pub(super) fn with_log_in_prompt(query: &str) -> String {
+pub(super) fn with_account_prompt(query: &str) -> String {
     with_prompt(query, "select_account", |word| word == "select_account")
 }
 
@@ -197,7 +197,7 @@ pub(super) struct Prompt {
     pub(crate) none: bool,
     /// The person must log in again, or choose an account.
     pub(crate) login: bool,
-    /// The person must log in again, wherever that is.
+    /// The person must log in again; it is not enough to choose an account.
     pub(crate) credentials: bool,
     /// The person must consent again.
     pub(crate) consent: bool,

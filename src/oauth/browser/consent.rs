@@ -16,7 +16,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::{
-    authorization_request::{AuthorizationRefusal, AuthorizationRequest, with_log_in_prompt},
+    authorization_request::{AuthorizationRefusal, AuthorizationRequest, with_account_prompt},
     flow::{Flow, FormKind},
     pages::{ConsentPage, ErrorPage, FormTarget, STYLE, ShownUpstream, html, redirect, shown},
     request::{
@@ -314,7 +314,7 @@ impl BrowserRequest {
                 .await?;
         }
         // The prompt keeps a session at a provider from identifying the same person again.
-        let again = self.restart_url(flow, &with_log_in_prompt(&flow.query));
+        let again = self.restart_url(flow, &with_account_prompt(&flow.query));
         let mut response = redirect(StatusCode::SEE_OTHER, &again);
         let browser = Self::new_browser(&self.oauth.0.random)?;
         self.set_cookie(&mut response, &browser);

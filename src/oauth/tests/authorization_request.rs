@@ -121,7 +121,7 @@ fn prompts_are_words() {
         ("prompt=login", "prompt=login+select_account"),
         ("pr%6Fmpt=&a=1", "prompt=select_account&a=1"),
     ] {
-        assert_eq!(with_log_in_prompt(query), wanted);
+        assert_eq!(with_account_prompt(query), wanted);
     }
     for (query, wanted) in [
         ("a=%7e&b=2", "a=%7e&b=2&prompt=consent"),

@@ -25,6 +25,7 @@ use crate::{
         admission::{bearer, challenge::REALM},
         reply::Problem,
     },
+    oauth::Throttle,
     snapshot::Snapshot,
 };
 
@@ -49,6 +50,19 @@ impl<'f> Deref for Store<'f> {
     fn deref(&self) -> &Self::Target {
         &self.database
     }
+}
+
+/// What administrators of a tenant ask for and all replicas learn of by a numbered row, which is kept for a day and read
+/// at each start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Numbered {
+    /// A restart of a server, which ends children.
+    Restart,
+    /// A new signing key, or the end of one: every replica reads the public keys of all tenants again, and keeps the id
+    /// of a removed one in memory.
+    SigningKey,
+    /// The end of access, or another secret.
+    Other,
 }
 
 /// Permission that an operation requires of its caller, and the objects that its path must name.
@@ -121,6 +135,18 @@ impl Caller {
         let known = self.snapshot.version;
         self.snapshot = snapshot.load();
         Ok(known < self.snapshot.version)
+    }
+
+    /// Counts what the administrators of a tenant ask for; operators have no bound.
+    ///
+    /// # Errors
+    ///
+    /// The bound of the minute is reached.
+    pub(super) fn count(&self, what: Numbered, tenant: &str) -> Result<(), Problem> {
+        if self.administrator.is_operator() {
+            return Ok(());
+        }
+        what.count(what.asked(), tenant)
     }
 
     /// Waits until it is this caller's turn at the database.
@@ -212,6 +238,39 @@ impl Caller {
     }
 }
 
+impl Numbered {
+    /// The most of a tenant's administrators in a minute. No person and no script that keeps a tenant in order comes near.
+    fn bound(self) -> u32 {
+        match self {
+            Self::Restart => 60,
+            Self::SigningKey => 10,
+            Self::Other => 600,
+        }
+    }
+
+    /// What was asked for in the last minute, by tenant. Each has a table of its own, in which two tenants may share a
+    /// place.
+    fn asked(self) -> &'static Throttle {
+        match self {
+            Self::Restart => &RESTARTS,
+            Self::SigningKey => &SIGNING_KEYS,
+            Self::Other => &OTHERS,
+        }
+    }
+
+    fn count(self, asked: &Throttle, tenant: &str) -> Result<(), Problem> {
+        asked.spend(&tenant, self.bound()).map_err(|left| {
+            let what = match self {
+                Self::Restart => "the servers of the tenant were restarted",
+                Self::SigningKey => "the signing keys of the tenant were changed",
+                Self::Other => "access and secrets of the tenant were changed",
+            };
+            let text = format!("{what} too often in the last minute");
+            Problem::new(StatusCode::TOO_MANY_REQUESTS, text).with_retry(left)
+        })
+    }
+}
+
 impl Permission {
     /// Refuses a caller that lacks this permission for `path`.
     pub(super) fn check(self, caller: &Caller, path: &Path) -> Result<(), Problem> {
@@ -290,6 +349,12 @@ static TURNS: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
 /// Turns of operators at the audit trail, which they read by the same connections: a page may take as long as a
 /// statement may.
 static SCANS: LazyLock<Turns> = LazyLock::new(|| Turns::new(2));
+/// Restarts by tenants' administrators.
+static RESTARTS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
+/// Changes of signing keys by them.
+static SIGNING_KEYS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
+/// What else they ask for of [`Numbered`].
+static OTHERS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
 /// Time limit for a turn.
 pub(super) const WAIT: Duration = Duration::from_secs(5);
 
@@ -326,6 +391,27 @@ mod tests {
         drop((under_way, reads));
         for one in waiting {
             one.await.map(drop).unwrap();
+        }
+    }
+
+    /// A tenant's administrator could write so many rows that no replica would read them in time at its start.
+    #[tokio::test]
+    async fn rows_of_a_tenant_are_bounded_by_the_minute() {
+        let all = [
+            (Numbered::Restart, 60),
+            (Numbered::SigningKey, 10),
+            (Numbered::Other, 600),
+        ];
+        for (what, most) in all {
+            let asked = Throttle::new();
+            for _ in 0..most {
+                what.count(&asked, "a").unwrap();
+            }
+            let refused = what.count(&asked, "a").unwrap_err().into_response();
+            assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+            let retry = refused.headers()["retry-after"].to_str().unwrap();
+            assert!((1..=60).contains(&retry.parse::<u64>().unwrap()), "{retry}");
+            assert!(what.count(&asked, "b").is_ok());
         }
     }
 

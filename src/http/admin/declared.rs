@@ -13,7 +13,7 @@ use serde_json::{Value as Json, json};
 use tokio::task::{JoinError, spawn_blocking};
 
 use super::{
-    caller::Permission,
+    caller::{Numbered, Permission},
     issued,
     operation::{self, Call, Operation, OperationResult},
     request::{PAGE, Parameter, Path, body, expected, spec},
@@ -249,6 +249,9 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
         let text = "this is for operators: the gateway asks the issuer of a workload for its keys, unless jwks has them";
         return Err(Problem::new(StatusCode::FORBIDDEN, text));
     }
+    if kind == Kind::User && document.get("disabled") == Some(&Json::Bool(true)) {
+        caller.count(Numbered::Other, call.path.tenant())?;
+    }
     let (object, author) = (Object::new(kind, document), caller.author());
     let store = caller.store_to_change(front, &name).await?;
     let is_conditional = expected.is_some();
@@ -282,6 +285,9 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
     }
     let expected = expected(&call.headers)?;
     let is_conditional = expected.is_some();
+    if matches!(kind, Kind::User | Kind::Client) {
+        call.caller.count(Numbered::Other, call.path.tenant())?;
+    }
     let (name, author) = (object_name(&call.path, kind), call.caller.author());
     let store = call.caller.store_to_change(&call.front, &name).await?;
     let expected = expected.unwrap_or(Expected::Present);

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
 use super::{
-    caller::{Caller, Permission},
+    caller::{Caller, Numbered, Permission},
     operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, document, expected},
     response::{ok, page},
@@ -144,8 +144,9 @@ fn signing_key(key: &ListedKey) -> Json {
 async fn rotate_signing_key(call: Call) -> OperationResult {
     let front = &call.front;
     let schedule = Schedule::of(&front.config.oauth);
-    let (store, author) = (call.caller.store(front).await?, call.caller.author());
     let tenant = call.path.tenant();
+    call.caller.count(Numbered::SigningKey, tenant)?;
+    let (store, author) = (call.caller.store(front).await?, call.caller.author());
     let made = store.signing_keys().rotate(tenant, schedule, &author).await;
     let made = made.map_err(|failure| match failure {
         database::Error::Conflict => {
@@ -160,8 +161,9 @@ async fn rotate_signing_key(call: Call) -> OperationResult {
 
 /// Removes a signing key; the tokens that it signed become invalid.
 async fn remove_signing_key(call: Call) -> OperationResult {
-    let (store, author) = (call.caller.store(&call.front).await?, call.caller.author());
     let (tenant, kid) = (call.path.tenant(), call.path.get("kid").unwrap_or_default());
+    call.caller.count(Numbered::SigningKey, tenant)?;
+    let (store, author) = (call.caller.store(&call.front).await?, call.caller.author());
     if !store.signing_keys().remove(tenant, kid, &author).await? {
         return Err(Problem::not_found());
     }
@@ -238,6 +240,7 @@ pub(super) async fn remove_client(call: Call) -> OperationResult {
         return Err(Problem::of(database::Error::Conflict, true));
     }
     let (tenant, client) = (call.path.tenant(), call.path.name());
+    call.caller.count(Numbered::Other, tenant)?;
     let store = call.caller.store(&call.front).await?;
     let registered = store.clients().get(tenant, client).await?;
     registered.ok_or_else(Problem::not_found)?;
@@ -300,6 +303,7 @@ pub(super) async fn remove_own_key(call: Call) -> OperationResult {
         return Err(Problem::of(database::Error::Conflict, true));
     }
     let (tenant, name) = (call.path.tenant(), call.path.name());
+    call.caller.count(Numbered::Other, tenant)?;
     let store = call.caller.store(&call.front).await?;
     let keys = store.own_keys();
     if !keys.remove(at(tenant, name), &call.caller.author()).await? {
@@ -332,6 +336,7 @@ async fn revoke(call: Call) -> OperationResult {
         Revoked::Subject(subject) => ("subject", subject.clone()),
     };
     let tenant = call.path.tenant();
+    call.caller.count(Numbered::Other, tenant)?;
     let target = format!("{kind} {tenant}/{name}");
     let record = record(&call.caller, tenant, "grants.revoked", &target);
     let store = call.caller.store(&call.front).await?;
@@ -411,6 +416,7 @@ async fn disconnect(call: Call) -> OperationResult {
         upstream: call.path.get("upstream").unwrap_or_default(),
         holder,
     };
+    call.caller.count(Numbered::Other, of.tenant)?;
     let author = call.caller.author();
     let name = format!("{}/{} of {holder}", of.tenant, of.upstream);
     let store = call.caller.store(&call.front).await?;

@@ -14,7 +14,7 @@ use serde_json::{Value as Json, json};
 use tokio::task::spawn_blocking;
 
 use super::{
-    caller::{Caller, Permission, taken},
+    caller::{Caller, Numbered, Permission, taken},
     operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, Path, Query},
     response::{lines, ok, page},
@@ -30,7 +30,6 @@ use crate::{
         reply::{Problem, answer},
     },
     hub::{Hub, SessionSummary},
-    oauth::Throttle,
     snapshot::Snapshot,
 };
 
@@ -287,9 +286,7 @@ static LISTINGS: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
 async fn restart(call: Call) -> OperationResult {
     let how = mode(&call.query)?;
     let (tenant, name) = (call.path.tenant(), call.path.name());
-    if !call.caller.administrator.is_operator() {
-        count_restart(&RESTARTS, tenant)?;
-    }
+    call.caller.count(Numbered::Restart, tenant)?;
     let store = call.caller.store(&call.front).await?;
     let target = format!("server {tenant}/{name}");
     let record = record(&call.caller, tenant, "server.restarted", &target, how);
@@ -304,19 +301,6 @@ async fn restart(call: Call) -> OperationResult {
     let restarted = json!({"children": count, "replicas": "all"});
     Ok(answer(StatusCode::ACCEPTED, &restarted))
 }
-
-/// Counts a restart by a tenant's administrators: each is a row that all replicas keep for a day.
-fn count_restart(restarts: &Throttle, tenant: &str) -> Result<(), Problem> {
-    restarts.spend(&tenant, MAX_RESTARTS).map_err(|left| {
-        let text = "the servers of the tenant were restarted too often in the last minute";
-        Problem::new(StatusCode::TOO_MANY_REQUESTS, text).with_retry(left)
-    })
-}
-
-/// Restarts by the administrators of each tenant.
-static RESTARTS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
-/// Restarts by the administrators of a tenant in a minute.
-const MAX_RESTARTS: u32 = 60;
 
 /// Returns the quotas of a tenant and its use of them on this replica.
 async fn quotas(call: Call) -> OperationResult {
@@ -504,20 +488,6 @@ mod tests {
         spawn_blocking(move || barrier.wait());
         assert!(slow.await.iter().all(Result::is_ok));
         assert_eq!(next.await.unwrap(), 1);
-    }
-
-    /// A tenant's administrator could write so many that no replica would read them in time at its start.
-    #[tokio::test]
-    async fn restarts_of_a_tenant_are_bounded_by_the_minute() {
-        let restarts = Throttle::new();
-        for _ in 0..MAX_RESTARTS {
-            count_restart(&restarts, "a").unwrap();
-        }
-        let refused = count_restart(&restarts, "a").unwrap_err().into_response();
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        let retry = refused.headers()["retry-after"].to_str().unwrap();
-        assert!((1..=60).contains(&retry.parse::<u64>().unwrap()), "{retry}");
-        assert!(count_restart(&restarts, "b").is_ok());
     }
 
     #[tokio::test]

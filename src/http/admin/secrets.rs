@@ -7,7 +7,7 @@ use http::StatusCode;
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Caller, Permission},
+    caller::{Caller, Numbered, Permission},
     operation::{Call, Operation, OperationResult, delete, get, put},
     request::{Parameter, Path, Query, document},
     response::page,
@@ -103,6 +103,7 @@ async fn set(mut call: Call) -> OperationResult {
     }
     checked?;
     let value = value(&document(&call.headers, call.body, BODY).await?)?;
+    call.caller.count(Numbered::Other, call.path.tenant())?;
     let (store, author) = (call.caller.store(&call.front).await?, call.caller.author());
     let (of, secrets) = (holder_at(&call.path, &call.query), store.secrets());
     let tenant = call.caller.snapshot.catalog.tenants.get(call.path.tenant());
@@ -114,6 +115,7 @@ async fn set(mut call: Call) -> OperationResult {
 }
 
 async fn remove(call: Call) -> OperationResult {
+    call.caller.count(Numbered::Other, call.path.tenant())?;
     let (store, author) = (call.caller.store(&call.front).await?, call.caller.author());
     let (of, secrets) = (holder_at(&call.path, &call.query), store.secrets());
     if !secrets.remove(of, slot(&call.path), &author).await? {

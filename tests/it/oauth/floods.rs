@@ -556,6 +556,70 @@ async fn lists_of_a_tenants_administrator_keep_nobody_else_waiting() {
     lock.rollback().await.unwrap();
 }
 
+/// Each is a row that all replicas keep for a day and read at their start, and there was no bound.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_tenants_administrator_ends_is_bounded_by_the_minute() {
+    let gateway = gateway(json!({})).await;
+    let (operator, api) = (
+        gateway.administrator(),
+        format!("{}/api/v1/tenants/a", gateway.origin()),
+    );
+    let key = json!({"name": "boss", "subject": "boss", "scopes": ["admin"], "servers": ["*"]});
+    let keys = format!("{api}/api-keys");
+    let made = send(Method::POST, &keys, &operator, Some(&key)).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    let boss = made.text("key");
+    let ask = async |key: &str, (method, path, body): &(Method, &str, Value)| {
+        let body = (!body.is_null()).then_some(body);
+        let url = format!("{api}/{path}");
+        send(method.clone(), &url, key, body).await.status
+    };
+    let signing_key = (Method::DELETE, "signing-keys/nobody", Value::Null);
+    for _ in 0..10 {
+        assert_eq!(ask(&boss, &signing_key).await, StatusCode::NOT_FOUND);
+    }
+    let mut asking = JoinSet::new();
+    let http = reqwest::Client::new();
+    for _ in 0..4 {
+        let secret = http
+            .delete(format!("{api}/servers/x/secrets/NOTHING"))
+            .bearer_auth(&boss);
+        asking.spawn(async move {
+            loop {
+                let asked = secret.try_clone().unwrap().send();
+                let status = asked.await.unwrap().status();
+                if status != StatusCode::NOT_FOUND {
+                    return status;
+                }
+            }
+        });
+    }
+    for status in within("the bound of a minute", asking.join_all()).await {
+        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    }
+    for one in [
+        signing_key,
+        (Method::POST, "signing-keys", Value::Null),
+        (Method::POST, "revocations", json!({"client": "nobody"})),
+        (Method::PUT, "users/eve", json!({"disabled": true})),
+        (Method::DELETE, "users/nobody", Value::Null),
+        (Method::DELETE, "clients/nobody", Value::Null),
+        (Method::DELETE, "clients/c_nobody", Value::Null),
+        (Method::DELETE, "api-keys/k_nobody", Value::Null),
+        (
+            Method::DELETE,
+            "connections/nobody?subject=ada",
+            Value::Null,
+        ),
+        (Method::DELETE, "servers/x/secrets/NOTHING", Value::Null),
+    ] {
+        let refused = ask(&boss, &one).await;
+        assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "{one:?}");
+        let done = ask(&operator, &one).await;
+        assert_ne!(done, StatusCode::TOO_MANY_REQUESTS, "{one:?}");
+    }
+}
+
 /// It was 200, and ended without a record.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_export_that_cannot_begin_is_503() {

@@ -12,7 +12,7 @@ use super::{
     signing_keys::{self, Signing},
 };
 use crate::{
-    database::pool::{Error, Pool, Row},
+    database::pool::{Error, Pool, Row, Transaction},
     declare::{Issued, TenantRevocations},
 };
 
@@ -46,64 +46,105 @@ impl Issuance<'_> {
         let (known, known_to) = before;
         let since_ms = self.pool.now_ms() - KEPT_MS;
         let mut issued = known.clone();
-        // Numbers begin at 1, so the first read takes all keys.
-        let mut is_keys = known_to <= 0;
-        let newer = transaction.run(NEWER, vec![known_to.into()]).await?;
-        // Every number had a row: a missing one was swept, and may have been of a key.
-        is_keys |= i64::try_from(newer.len()).unwrap_or(i64::MAX) < number - known_to;
-        let (is_unknown, mut own_keys) = (is_keys, BTreeSet::new());
-        for row in newer {
-            let tenant: String = row.get("tenant")?;
-            let (kind, value): (String, String) = (row.get("kind")?, row.get("value")?);
-            let at_ms: i64 = row.get("at_ms")?;
-            let of = &mut issued.revoked;
-            match kind.as_str() {
-                GRANTS => {
-                    let revoked = Arc::make_mut(of.entry(tenant).or_default());
-                    revoked.grants.extend(ids(&value).map(|id| (id, at_ms)));
-                }
-                GROUPS => {
-                    if let Ok((subject, groups)) = serde_json::from_str::<(_, Vec<_>)>(&value) {
-                        let revoked = Arc::make_mut(of.entry(tenant).or_default());
-                        revoked.groups.insert(subject, (groups.into(), at_ms));
-                    }
-                }
-                KEY => {
-                    let revoked = Arc::make_mut(of.entry(tenant).or_default());
-                    revoked.keys.insert(value, at_ms);
-                    is_keys = true;
-                }
-                KEYS => is_keys = true,
-                OWN_KEYS => _ = own_keys.insert((tenant, value)),
-                SECRETS => {
-                    let changes = Arc::make_mut(&mut issued.secrets);
-                    if let Ok(change) = serde_json::from_str(&value) {
-                        changes.insert(row.get("number")?, change);
-                    }
-                    while changes.len() > CHANGES {
-                        changes.pop_first();
-                    }
-                }
-                // Relevant only when a grant is written.
-                _ => {}
-            }
-        }
+        let told = told(&mut transaction, &mut issued, (known_to, number)).await?;
+        // Numbers begin at 1, so the first read takes all keys. Every number had a row: a missing one was swept, and may
+        // have been of a key.
+        let is_unknown = known_to <= 0 || told.rows < number - known_to;
         if is_unknown {
             own_keys::read(&mut transaction, &mut issued, None).await?;
         } else {
             // Those of a tenant come before those of its people.
-            for (tenant, subject) in &own_keys {
+            for (tenant, subject) in &told.own_keys {
                 own_keys::read(&mut transaction, &mut issued, Some((tenant, subject))).await?;
             }
         }
         forget(&mut issued, since_ms);
         own_keys::drop_expired(&mut issued, self.pool.now_ms());
-        if is_keys {
+        if is_unknown || told.is_keys {
             self.cache.changed();
             issued.keys = signing_keys::public_keys(&mut transaction).await?;
         }
         Ok((issued, number))
     }
+}
+
+/// What numbered rows say, beside what they change in memory.
+#[derive(Default)]
+struct Told {
+    /// The number of rows.
+    rows: i64,
+    /// The public keys are others now.
+    is_keys: bool,
+    /// Tenants, and their people whose API keys are others now.
+    own_keys: BTreeSet<(String, String)>,
+}
+
+impl Told {
+    /// Takes over a row.
+    fn add(&mut self, issued: &mut Issued, row: &Row) -> Result<(), Error> {
+        self.rows += 1;
+        let tenant: String = row.get("tenant")?;
+        let (kind, value): (String, String) = (row.get("kind")?, row.get("value")?);
+        let at_ms: i64 = row.get("at_ms")?;
+        let of = &mut issued.revoked;
+        match kind.as_str() {
+            GRANTS => {
+                let revoked = Arc::make_mut(of.entry(tenant).or_default());
+                revoked.grants.extend(ids(&value).map(|id| (id, at_ms)));
+            }
+            GROUPS => {
+                if let Ok((subject, groups)) = serde_json::from_str::<(_, Vec<_>)>(&value) {
+                    let revoked = Arc::make_mut(of.entry(tenant).or_default());
+                    revoked.groups.insert(subject, (groups.into(), at_ms));
+                }
+            }
+            KEY => {
+                let revoked = Arc::make_mut(of.entry(tenant).or_default());
+                revoked.keys.insert(value, at_ms);
+                self.is_keys = true;
+            }
+            KEYS => self.is_keys = true,
+            OWN_KEYS => _ = self.own_keys.insert((tenant, value)),
+            SECRETS => {
+                let changes = Arc::make_mut(&mut issued.secrets);
+                if let Ok(change) = serde_json::from_str(&value) {
+                    changes.insert(row.get("number")?, change);
+                }
+                while changes.len() > CHANGES {
+                    changes.pop_first();
+                }
+            }
+            // Relevant only when a grant is written.
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Takes over the rows behind one number and up to another. There may be millions: each part is read within the time of
+/// a statement, and little is in memory at once.
+async fn told(
+    transaction: &mut Transaction,
+    issued: &mut Issued,
+    (known_to, number): (i64, i64),
+) -> Result<Told, Error> {
+    let mut told = Told::default();
+    let (sql, mut read_to) = if known_to > 0 {
+        (NEWER, known_to)
+    } else {
+        let rows = transaction.run(OLDEST, Vec::new()).await?;
+        let oldest: Option<i64> = rows.first().map_or(Ok(None), |row| row.get("oldest"))?;
+        (KEPT, oldest.map_or(number, |oldest| oldest - 1))
+    };
+    while read_to < number {
+        let to = read_to.saturating_add(PART).min(number);
+        let rows = transaction.run(sql, vec![read_to.into(), to.into()]);
+        for row in rows.await? {
+            told.add(issued, &row)?;
+        }
+        read_to = to;
+    }
+    Ok(told)
 }
 
 fn reached_in(rows: &[Row]) -> Result<Reached, Error> {
@@ -144,8 +185,24 @@ const REACHED: &str = "
     SELECT version, revocation
       FROM changes";
 
+/// The most rows that are read at once.
+const PART: i64 = 10_000;
+
+/// The oldest row: those before it were swept.
+const OLDEST: &str = "
+    SELECT MIN(number) AS oldest
+      FROM revocations";
+
 const NEWER: &str = "
     SELECT number, tenant, kind, value, at_ms
       FROM revocations
-     WHERE number > $1
+     WHERE number > $1 AND number <= $2
+     ORDER BY number";
+
+/// The same without those that are relevant only when a grant is written, and that nobody counts at the first read.
+const KEPT: &str = "
+    SELECT number, tenant, kind, value, at_ms
+      FROM revocations
+     WHERE number > $1 AND number <= $2
+       AND kind NOT IN ('client', 'subject', 'session', 'sessionless')
      ORDER BY number";

@@ -23,6 +23,7 @@ on_both! {
     revocations_take_turns_by_tenant
     a_grant_is_live_until_it_is_revoked
     a_revocation_that_was_made_is_told_from_one_of_nothing
+    a_day_of_revocations_is_read_in_parts
 }
 
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
@@ -401,4 +402,52 @@ async fn a_revocation_that_was_made_is_told_from_one_of_nothing(place: Place) {
     for what in &of_nothing {
         assert!(!was_made("a", what).await, "{what:?}");
     }
+}
+
+/// One statement read them all, and those that nobody keeps: beyond some millions no replica could start.
+async fn a_day_of_revocations_is_read_in_parts(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let write = async |sql: &'static str| {
+        let mut transaction = pool.begin().await.unwrap();
+        transaction.run(sql, Vec::new()).await.unwrap();
+        transaction.commit().await.unwrap();
+    };
+    write(
+        "INSERT INTO revocations (number, tenant, kind, value, at_ms)
+         WITH RECURSIVE numbers (number) AS (
+             SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 25000)
+         SELECT number, 'a', 'client', 'c_x', 1000000 FROM numbers",
+    )
+    .await;
+    write("UPDATE changes SET revocation = 25000").await;
+    write(
+        "UPDATE revocations SET kind = 'key', value = CAST(number AS TEXT)
+          WHERE number IN (1, 10000, 10001, 12345, 20000, 20001, 25000)",
+    )
+    .await;
+    if place.postgres.is_none() {
+        // Who reads them finds no text.
+        write("UPDATE revocations SET value = x'ff' WHERE kind = 'client'").await;
+    }
+    let keys = async |known_to: i64| {
+        let newer = store.issued().newer((&Issued::default(), known_to)).await;
+        let (issued, number) = newer.unwrap();
+        assert_eq!(number, 25_000);
+        let of = issued.revoked["a"].keys.keys();
+        let mut numbers: Vec<i64> = of.map(|kid| kid.parse().unwrap()).collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    let all: [i64; 7] = [1, 10_000, 10_001, 12_345, 20_000, 20_001, 25_000];
+    assert_eq!(keys(0).await, all);
+    // What is older was swept.
+    write("DELETE FROM revocations WHERE number < 12345").await;
+    assert_eq!(keys(0).await, all[3..]);
+    if place.postgres.is_none() {
+        write("UPDATE revocations SET value = 'c_x' WHERE kind = 'client'").await;
+    }
+    assert_eq!(keys(10_000).await, all[3..]);
+    assert_eq!(keys(12_345).await, all[4..]);
+    pool.close().await;
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     error::Error,
-    sql::{Pool, Row, SqlError, Transaction},
+    sql::{Pool, Row, Sql, SqlError, Transaction},
     value::Value,
 };
 
@@ -336,19 +336,9 @@ async fn query(
     after: Option<Cursor>,
     limit: u32,
 ) -> Result<Page, Error> {
-    let values = vec![
-        Value::Text(filter.tenant.clone()),
-        Value::Text(filter.kind.clone()),
-        Value::Text(filter.actor.clone()),
-        Value::Whole(filter.from_ms),
-        Value::Whole(filter.until_ms),
-        Value::Whole(after.map(|cursor| cursor.at_ms)),
-        after.map_or(Uuid::nil(), |cursor| cursor.id).into(),
-        // One more record tells whether another page follows.
-        (i64::from(limit) + 1).into(),
-        i64::from(filter.of_present).into(),
-    ];
-    let rows = pool.read(SELECT, values).await?;
+    let (owner, values) = selection(filter, after, limit);
+    let sql = Sql::from(SELECT).owned_by(owner);
+    let rows = pool.read(sql, values).await?;
     let mut entries = rows.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
     let is_more = entries.len() > limit as usize;
     entries.truncate(limit as usize);
@@ -358,6 +348,29 @@ async fn query(
         id: entry.id,
     });
     Ok(Page { entries, next })
+}
+
+/// The condition for the owner of the records, and the values of [`SELECT`]. A tenant and times are bounds of an index,
+/// in which a page begins: a condition that may be none is tried on each record from the newest on.
+fn selection(filter: &Filter, after: Option<Cursor>, limit: u32) -> (&'static str, Vec<Value>) {
+    // No id is before the nil one.
+    let until = (filter.until_ms.unwrap_or(i64::MAX), Uuid::nil());
+    let (before_ms, before) = after.map_or(until, |cursor| until.min((cursor.at_ms, cursor.id)));
+    let mut values: Vec<Value> = vec![
+        filter.from_ms.unwrap_or(i64::MIN).into(),
+        before_ms.into(),
+        before.into(),
+        Value::Text(filter.kind.clone()),
+        Value::Text(filter.actor.clone()),
+        i64::from(filter.of_present).into(),
+        // One more record tells whether another page follows.
+        (i64::from(limit) + 1).into(),
+    ];
+    let Some(tenant) = &filter.tenant else {
+        return ("TRUE", values);
+    };
+    values.push(tenant.as_str().into());
+    ("tenant = $8", values)
 }
 
 /// Removes some records before `before_ms`, and returns their number; zero if none is left.
@@ -414,19 +427,18 @@ const INSERT: &str = "
 const SELECT: &str = "
     SELECT id, at_ms, tenant, kind, actor, target, detail
       FROM audit
-     WHERE (CAST($1 AS TEXT) IS NULL OR tenant = $1)
-       AND (CAST($2 AS TEXT) IS NULL OR kind = $2)
-       AND (CAST($3 AS TEXT) IS NULL OR actor = $3)
-       AND (CAST($4 AS BIGINT) IS NULL OR at_ms >= $4)
-       AND (CAST($5 AS BIGINT) IS NULL OR at_ms < $5)
-       AND (CAST($6 AS BIGINT) IS NULL OR at_ms < $6 OR (at_ms = $6 AND id < $7))
-       AND ($9 = 0 OR EXISTS (SELECT 1
+     WHERE {owner}
+       AND at_ms >= $1
+       AND (at_ms, id) < ($2, $3)
+       AND (CAST($4 AS TEXT) IS NULL OR kind = $4)
+       AND (CAST($5 AS TEXT) IS NULL OR actor = $5)
+       AND ($6 = 0 OR EXISTS (SELECT 1
                                 FROM tenants
                                WHERE tenants.name = audit.tenant
                                  AND (audit.at_ms > tenants.created_ms
                                       OR (audit.at_ms = tenants.created_ms AND audit.id > tenants.id))))
      ORDER BY at_ms DESC, id DESC
-     LIMIT $8";
+     LIMIT $7";
 
 // Small batches keep the wait of other writers short.
 const DELETE: &str = "
@@ -486,6 +498,32 @@ mod tests {
     use serde_json::json;
 
     use super::super::audit::*;
+    use crate::{base::Clock, telemetry::StoreTimes};
+
+    /// For a page of a tenant with few records, or of the end of an export, all records of all tenants were read.
+    #[tokio::test]
+    async fn a_page_begins_at_its_place_in_an_index() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, times) = (dir.path().join("lockgate.db"), StoreTimes::default());
+        let pool = Pool::sqlite(&file, Clock::system(), times).await.unwrap();
+        let all = Filter::default();
+        let of_one = Filter {
+            tenant: Some("a".to_owned()),
+            ..all.clone()
+        };
+        for (filter, index) in [
+            (all, "audit_by_time (at_ms>?"),
+            (of_one, "audit_by_tenant (tenant=? AND at_ms>?"),
+        ] {
+            let (owner, values) = selection(&filter, None, 9);
+            let plan = Sql::on(SELECT, "EXPLAIN QUERY PLAN {table}").owned_by(owner);
+            let rows = pool.read(plan, values).await.unwrap();
+            let plan: String = rows[0].get("detail").unwrap();
+            let wanted = format!("SEARCH audit USING INDEX {index} AND (at_ms,id)<(?,?))");
+            assert_eq!(plan, wanted);
+        }
+        pool.close().await;
+    }
 
     #[test]
     fn the_page_of_the_audit_trail_lists_every_kind() {

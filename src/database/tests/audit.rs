@@ -13,6 +13,7 @@ use crate::declare::ObjectName;
 on_both! {
     a_change_and_its_audit_record_are_one_transaction
     the_audit_trail_is_filtered_and_read_in_pages
+    an_end_and_a_place_in_the_trail_hold_together
     records_of_an_earlier_tenant_are_not_of_the_present_one
     a_record_that_comes_while_the_next_tenant_is_created_is_not_of_it
     the_place_in_a_batch_makes_no_record_older
@@ -124,6 +125,36 @@ async fn the_audit_trail_is_filtered_and_read_in_pages(place: Place) {
         let found = store.audit().page(&filter, None, 99).await.unwrap().entries;
         assert_eq!(found.len(), count, "{filter:?}");
     }
+}
+
+async fn an_end_and_a_place_in_the_trail_hold_together(place: Place) {
+    let store = place.open().await;
+    for at_ms in [1_000, 1_000, 1_001, 1_002] {
+        place.now_ms.store(at_ms, Ordering::Relaxed);
+        let both = [Some("a"), None].map(|tenant| record(tenant, "login", "ada"));
+        store.audit().append(&both).await.unwrap();
+    }
+    let audit = store.audit();
+    let until = |until_ms| Filter {
+        tenant: Some("a".to_owned()),
+        until_ms: Some(until_ms),
+        ..Filter::default()
+    };
+    let (mut times, mut after) = (Vec::new(), None);
+    loop {
+        let page = audit.page(&until(1_002), after, 1).await.unwrap();
+        times.extend(page.entries.iter().map(|entry| entry.at_ms));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(times, [1_001_i64, 1_000, 1_000]);
+    // A place behind the end that is asked for next.
+    let newest = audit.page(&Filter::default(), None, 1).await.unwrap();
+    let found = audit.page(&until(1_001), newest.next, 9).await.unwrap();
+    assert_eq!(found.entries.len(), 2);
+    assert!(found.entries.iter().all(|entry| entry.at_ms == 1_000));
 }
 
 /// Its administrator read all that was recorded of another owner's tenant of that name.

@@ -48,11 +48,6 @@ impl Catalog {
         }
     }
 
-    /// The name of the tenant with this host, in lower case.
-    pub(crate) fn owner_of(&self, host: &str) -> Option<&str> {
-        self.hosts.get(host).map(|(_, tenant)| tenant.as_str())
-    }
-
     /// The site of the tenant with this host, in lower case, and port. A host that was declared without a port has
     /// that of the public URL.
     pub(crate) fn host(&self, public_url: &str, host: &str, port: u16) -> Option<TenantHost> {

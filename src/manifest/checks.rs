@@ -18,7 +18,7 @@ use crate::{
         address::{authority, is_trustworthy},
         gateway::is_loopback,
     },
-    declare::{AuthMode, Catalog, Offer, STORE, Server, Tenant, When},
+    declare::{AuthMode, Offer, STORE, Server, Tenant, When},
     endpoint::LOOPBACK,
 };
 
@@ -226,23 +226,6 @@ pub(crate) fn check_default(manifest: &Manifest, config: &Config) -> Vec<Mistake
     missing.map(mistake).into_iter().collect()
 }
 
-/// A host of a tenant of the manifest is no host of a tenant in `known` that the manifest does not have.
-pub(crate) fn check_known_hosts(manifest: &Manifest, known: &Catalog) -> Vec<Mistake> {
-    let mut mistakes = Vec::new();
-    // No other tenant stays, or the store has told of them.
-    if manifest.others.tenants == 0 || manifest.others.are_hosts_told {
-        return mistakes;
-    }
-    for tenant in manifest.tenants() {
-        for (host, _) in &tenant.hosts {
-            let owner = known.owner_of(host);
-            let owner = owner.filter(|owner| !manifest.catalog.tenants.contains_key(*owner));
-            mistakes.extend(owner.map(|owner| taken(manifest, tenant, host, owner)));
-        }
-    }
-    mistakes
-}
-
 fn taken(manifest: &Manifest, tenant: &Tenant, host: &str, owner: &str) -> Mistake {
     let key = format!("tenants.{}.hosts", tenant.name);
     let what = format!("{host} is a host of tenant {owner}");
@@ -420,18 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_a_tenant_that_is_declared_elsewhere_is_taken() {
-        let known = with_hosts("c.test", "b.test").catalog;
-        let known = Catalog::new(known.tenants, known.issued);
-        let mut one = yaml("tenants: {d: {auth: {mode: keys}, hosts: [C.test, d.test]}}").unwrap();
-        assert!(check_known_hosts(&one, &known).is_empty(), "all others go");
-        one.others.tenants = 1;
-        let found = check_known_hosts(&one, &known);
-        assert_eq!(found[0].what, "c.test is a host of tenant a");
-        assert_eq!(found.len(), 1);
-        let mut both = with_hosts("b.test", "c.test");
-        both.others.tenants = 1;
-        assert!(check_known_hosts(&both, &known).is_empty(), "they change");
+    fn a_host_is_a_name_with_or_without_a_port() {
         for host in [
             "",
             "127.0.0.1",

@@ -44,8 +44,6 @@ pub(crate) struct Others {
     pub(crate) secrets: BTreeMap<String, u64>,
     /// The hosts of the tenants, each with its tenant, where one of the manifest may take them.
     pub(crate) hosts: BTreeMap<String, String>,
-    /// Those are all that there are.
-    pub(crate) are_hosts_told: bool,
 }
 
 impl Others {

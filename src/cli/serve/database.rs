@@ -18,7 +18,7 @@ use crate::{
     base::{HiddenPaths, Secret, private_file},
     config::{Config, Mistake},
     database::{self, Judge, Location, Opening, pool::file::remove_unfinished, vault::Make},
-    declare::{Catalog, Offer, When},
+    declare::{Catalog, Offer},
     gateway::Served,
     manifest::checks,
     snapshot::{CurrentSnapshot, ManifestFile, SnapshotSync},
@@ -32,25 +32,10 @@ pub(super) enum Source {
     Stored(Option<Box<ManifestFile>>),
 }
 
-/// Judges declared states: against the configuration and this machine, and changes against the tenants that are
-/// known.
-fn judge_of(
-    config: &Config,
-    env: &BTreeMap<String, String>,
-    offer: Offer,
-    snapshot: &Arc<CurrentSnapshot>,
-) -> Judge {
+/// Judges declared states against the configuration and this machine.
+fn judge_of(config: &Config, env: &BTreeMap<String, String>, offer: Offer) -> Judge {
     let (own, search) = (config.clone(), path_of(env).to_owned());
-    let known = Arc::downgrade(snapshot);
-    Arc::new(move |manifest, when| {
-        let mut mistakes = checks::judge(manifest, when, &own, &search, &offer);
-        if when != When::Serving
-            && let Some(known) = known.upgrade()
-        {
-            mistakes.extend(checks::check_known_hosts(manifest, &known.catalog()));
-        }
-        mistakes
-    })
+    Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer))
 }
 
 /// Reads the catalogue for the first time. The inner error lists the operator's mistakes.
@@ -73,7 +58,7 @@ pub(super) async fn open(
     };
     let admin_key = config.storage.admin_key.as_ref();
     let snapshot = CurrentSnapshot::empty();
-    let judge = judge_of(config, env, offer, &snapshot);
+    let judge = judge_of(config, env, offer);
     let opening = Opening::of(config, judge, snapshot.clock().clone());
     let (source, is_server) = (
         opening.keys.clone(),

@@ -184,7 +184,6 @@ pub(super) async fn hosts(
         let spec: Document = serde_json::from_str(&spec).map_err(|_| broken())?;
         others.add_hosts(&name, &spec);
     }
-    others.are_hosts_told = true;
     Ok(())
 }
 

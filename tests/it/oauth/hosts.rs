@@ -230,6 +230,25 @@ async fn hosts_come_and_go_and_have_one_tenant() {
     .await;
 }
 
+/// Another tenant did not change, and the replica still served the tenant that was to go.
+#[tokio::test]
+async fn a_host_goes_to_a_tenant_that_replaces_another() {
+    let other = json!({"auth": {"mode": "keys"}, "servers": {}});
+    let mut of_host = other.clone();
+    of_host["hosts"] = json!(["a.localhost"]);
+    let gateway = Served::start(json!({}), json!({"a": of_host, "c": other})).await;
+    let key = gateway.administrator();
+    let wanted = json!({"version": 1, "tenants": {"b": of_host, "c": other}});
+    for query in ["prune=true&dry_run=true", "prune=true"] {
+        let url = format!("{}/api/v1/apply?{query}", gateway.origin());
+        let applied = send(reqwest::Method::POST, &url, &key, Some(&wanted)).await;
+        assert_eq!(applied.status, StatusCode::OK, "{}", applied.body);
+        let changes = applied.body["changes"].as_array().unwrap().iter();
+        let changes: Vec<&str> = changes.map(|one| one["change"].as_str().unwrap()).collect();
+        assert_eq!(changes, ["- tenant a", "+ tenant b"]);
+    }
+}
+
 /// The replica that has the session is told which host its client named.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_at_a_host_is_reached_through_any_replica() {

@@ -76,6 +76,30 @@ impl Written {
     }
 }
 
+/// Makes the hashes free that API keys are about to give up, since each may be another key's from now on: a hash is unique
+/// after every statement.
+pub(super) async fn give_up_hashes(
+    transaction: &mut Transaction,
+    state: &Written,
+    changes: &[Change],
+) -> Result<(), Error> {
+    if changes.len() < 2 {
+        return Ok(());
+    }
+    let is_hash = |member: &String| member == "hash";
+    for change in changes {
+        let has_other =
+            matches!(&change.what, ChangeKind::Changed(members) if members.iter().any(is_hash));
+        if change.name.kind() == Kind::ApiKey
+            && has_other
+            && let Some(stored) = state.objects.get(&change.name)
+        {
+            rows::give_up_hash(transaction, stored).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes one change, and applies it to `state`.
 pub(super) async fn write(
     transaction: &mut Transaction,

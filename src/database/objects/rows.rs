@@ -331,6 +331,17 @@ pub(crate) async fn update(
     Ok(())
 }
 
+/// Takes its hash from an API key, which is about to have another one: its id stands for none meanwhile.
+pub(super) async fn give_up_hash(
+    transaction: &mut Transaction,
+    key: &Stored,
+) -> Result<(), RowError> {
+    let none = key.id.simple().to_string();
+    let values = vec![key.id.into(), none.into()];
+    transaction.run(GIVE_UP_HASH, values).await?;
+    Ok(())
+}
+
 /// Removes an object.
 pub(crate) async fn delete(transaction: &mut Transaction, old: &Stored) -> Result<(), RowError> {
     let sql = Sql::on(old.name.kind().plural(), DELETE);
@@ -517,6 +528,11 @@ const UPDATE: &str = "
 const UPDATE_API_KEY: &str = "
     UPDATE api_keys
        SET version = $2, spec = $3, secret = $4, updated_ms = $5, hash = $6
+     WHERE id = $1";
+
+const GIVE_UP_HASH: &str = "
+    UPDATE api_keys
+       SET hash = $2
      WHERE id = $1";
 
 const RESEAL: &str = "

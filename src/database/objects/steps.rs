@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    changes::{Written, apart, edited, record, takes_hosts, write},
+    changes::{Written, apart, edited, give_up_hashes, record, takes_hosts, write},
     repository::{Objects, version_in},
     rows::{self, Loaded, Mark, Selection},
     slots,
@@ -149,6 +149,7 @@ impl Objects<'_> {
         }
         let now_ms = self.pool.now_ms();
         let mut written = Written::of(state);
+        give_up_hashes(&mut transaction, &written, &changes).await?;
         for change in &changes {
             write(
                 &mut transaction,

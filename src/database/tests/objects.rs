@@ -29,6 +29,7 @@ on_both! {
     the_objects_of_a_tenant_are_removed_with_it
     the_hash_of_an_api_key_is_unique
     the_hash_of_another_tenants_key_is_no_conflict
+    hashes_move_from_key_to_key
     a_mistake_in_another_tenant_stops_no_change
     changed_tenants_are_read_alone
     users_and_providers_are_declared_objects
@@ -580,6 +581,39 @@ async fn the_hash_of_an_api_key_is_unique(place: Place) {
     let name = ObjectName::operator_key("other");
     let refused = store.objects().delete(&name, Expected::Any, &ada()).await;
     assert!(matches!(refused, Err(Error::LastKey)), "{refused:?}");
+}
+
+/// Keys were written in the order of their names, and one met its hash at the key that was about to give it up.
+async fn hashes_move_from_key_to_key(place: Place) {
+    let store = place.open().await;
+    let hash = |digit: &str| format!("sha256:{}", digit.repeat(64));
+    for keys in [
+        &[("active", "1"), ("next", "2")][..],
+        &[("active", "2"), ("next", "3")],
+        &[("active", "3"), ("next", "2")],
+        &[("a-new-one", "3"), ("active", "4"), ("next", "2")],
+    ] {
+        let declared = keys.iter().map(|(name, digit)| {
+            let key = json!({"hash": hash(digit), "subject": "ada", "servers": ["*"]});
+            ((*name).to_owned(), key)
+        });
+        let declared: serde_json::Map<String, Json> = declared.collect();
+        let tenant = json!({"auth": {"mode": "keys"}, "api_keys": declared});
+        let wanted = manifest(&json!({"tenants": {"a": tenant}}).to_string());
+        let objects = store.objects();
+        let applied = objects.apply(&wanted, Prune::Remove, &ada()).await;
+        applied.unwrap();
+        let listed = objects.list(Kind::ApiKey, Some("a"), None, 9).await;
+        let stored = listed.unwrap().into_iter().map(|one| {
+            let hash = one.object.spec["hash"].clone();
+            (one.name.name().to_owned(), hash)
+        });
+        let wanted = keys.iter().map(|(name, digit)| {
+            let hash = Json::from(hash(digit));
+            ((*name).to_owned(), hash)
+        });
+        assert!(stored.eq(wanted), "{keys:?}");
+    }
 }
 
 /// The conflict told a tenant's administrator that the key existed.

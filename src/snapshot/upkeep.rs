@@ -30,11 +30,11 @@ pub(super) struct Upkeep {
 }
 
 impl Upkeep {
-    /// Upkeep by these settings; all of it is due.
+    /// Upkeep by these settings; all of it is due, but for the trail, which may be long: a start does not wait for it.
     pub(super) fn new(config: &Config) -> Self {
         Self {
             audit_retention: config.storage.audit,
-            prune_at: Instant::now(),
+            prune_at: Instant::now() + SWEEP_INTERVAL,
             oauth: config.oauth.clone(),
             sweep_at: Instant::now(),
             orphans_at: Instant::now(),
@@ -55,7 +55,10 @@ impl Upkeep {
     ) -> Result<(), database::Error> {
         if !self.audit_retention.is_zero() && Instant::now() >= self.prune_at {
             self.prune_at = Instant::now() + SWEEP_INTERVAL;
-            database.audit().prune(self.audit_retention).await?;
+            // A part in each round: what replicas follow waits for it.
+            if database.audit().prune(self.audit_retention).await? {
+                self.prune_at = Instant::now();
+            }
         }
         self.create_keys(database, catalog).await?;
         self.rotate_keys(database).await?;
@@ -129,15 +132,13 @@ mod tests {
         base::Clock,
         config::Sources,
         database::{
-            Author, Expected, Filter, Opening,
+            Author, Expected, Filter, Opening, Record,
             oauth::{Registered, millis},
         },
         declare::{Kind, Object, ObjectName},
     };
 
-    /// Rows that clients have written would fill the disk within an hour.
-    #[tokio::test]
-    async fn expired_rows_go_each_minute() {
+    async fn opened() -> (tempfile::TempDir, Config, Database) {
         let dir = tempfile::tempdir().unwrap();
         let config = Config::load(&Sources {
             set: vec![format!("data_dir={}", dir.path().display())],
@@ -148,6 +149,36 @@ mod tests {
         let judge = Arc::new(|_: &_, _| Vec::new());
         let opening = Opening::of(&config, judge, Clock::of(|| 1_000));
         let database = Database::open(opening).await.unwrap();
+        (dir, config, database)
+    }
+
+    /// A start, and what replicas follow, waited until all that is old of a trail was gone.
+    #[tokio::test]
+    async fn a_round_removes_a_part_of_the_old_records() {
+        let (_dir, config, database) = opened().await;
+        let old = Record::new(None, "login", "ada", "x", json!({}));
+        let old = old.at(-millis(config.storage.audit));
+        let audit = database.audit();
+        audit.append(&vec![old; 1_500]).await.unwrap();
+        let left = async || {
+            let page = audit.page(&Filter::default(), None, 9_999).await;
+            page.unwrap().entries.len()
+        };
+        let mut upkeep = Upkeep::new(&config);
+        upkeep.run(&database, &Catalog::default()).await.unwrap();
+        assert_eq!(left().await, 1_500, "at the start");
+        upkeep.prune_at = Instant::now();
+        for count in [500, 0] {
+            upkeep.run(&database, &Catalog::default()).await.unwrap();
+            assert_eq!(left().await, count);
+        }
+        assert!(upkeep.prune_at > Instant::now());
+    }
+
+    /// Rows that clients have written would fill the disk within an hour.
+    #[tokio::test]
+    async fn expired_rows_go_each_minute() {
+        let (_dir, config, database) = opened().await;
         let spec = serde_json::Map::from_iter([("auth".to_owned(), json!({"mode": "keys"}))]);
         let (name, tenant) = (ObjectName::tenant("a"), Object::new(Kind::Tenant, spec));
         let (objects, author) = (database.objects(), Author::named("x"));

@@ -276,12 +276,12 @@ impl Audit<'_> {
         query(self.readers, filter, after, limit).await
     }
 
-    /// Removes records that are older than `keep`.
-    pub(crate) async fn prune(self, keep: Duration) -> Result<(), Error> {
+    /// Removes some records that are older than `keep`; returns true if there may be more.
+    pub(crate) async fn prune(self, keep: Duration) -> Result<bool, Error> {
         let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
         let before_ms = self.pool.now_ms().saturating_sub(keep_ms);
-        while prune(self.pool, before_ms).await? > 0 {}
-        Ok(())
+        let removed = self.pool.write(DELETE, vec![before_ms.into()]).await?;
+        Ok(removed.len() == PART)
     }
 }
 
@@ -373,14 +373,6 @@ fn selection(filter: &Filter, after: Option<Cursor>, limit: u32) -> (&'static st
     ("tenant = $8", values)
 }
 
-/// Removes some records before `before_ms`, and returns their number; zero if none is left.
-async fn prune(pool: &Pool, before_ms: i64) -> Result<usize, SqlError> {
-    let mut transaction = pool.begin_unserialized().await?;
-    let removed = transaction.run(DELETE, vec![before_ms.into()]).await?.len();
-    transaction.commit().await?;
-    Ok(removed)
-}
-
 fn entry(row: &Row) -> Result<Entry, Error> {
     let detail: String = row.get("detail")?;
     let bug = |error| Error::Bug(format!("a record of the audit trail: {error}"));
@@ -440,7 +432,9 @@ const SELECT: &str = "
      ORDER BY at_ms DESC, id DESC
      LIMIT $7";
 
-// Small batches keep the wait of other writers short.
+/// The most records that are removed at once, so that other writers do not wait long.
+const PART: usize = 1000;
+
 const DELETE: &str = "
     DELETE FROM audit
      WHERE id IN (SELECT id FROM audit WHERE at_ms < $1 ORDER BY at_ms LIMIT 1000)

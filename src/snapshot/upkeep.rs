@@ -27,6 +27,8 @@ pub(super) struct Upkeep {
     orphans_at: Instant,
     /// The time of the next check of the age of signing keys.
     rotate_at: Instant,
+    /// It waits for a connection to the database.
+    is_waiting: bool,
 }
 
 impl Upkeep {
@@ -39,16 +41,37 @@ impl Upkeep {
             sweep_at: Instant::now(),
             orphans_at: Instant::now(),
             rotate_at: Instant::now(),
+            is_waiting: false,
         }
     }
 
-    /// Does what is due.
+    /// Does what is due. What finds no connection waits for the next round: requests may have them all for a while, and
+    /// a database that cannot be reached is told by the poll.
     ///
     /// # Errors
     ///
-    /// Those of the database. A removal of audit records or a rotation that failed is due after another
+    /// Other ones of the database. A removal of audit records or a rotation that failed is due after another
     /// interval.
     pub(super) async fn run(
+        &mut self,
+        database: &Database,
+        catalog: &Catalog,
+    ) -> Result<(), database::Error> {
+        match self.work(database, catalog).await {
+            Err(failure) if failure.lacks_connection() => {
+                if !std::mem::replace(&mut self.is_waiting, true) {
+                    tracing::warn!(%failure, "the upkeep of the database has to wait");
+                }
+                Ok(())
+            }
+            done => {
+                self.is_waiting = false;
+                done
+            }
+        }
+    }
+
+    async fn work(
         &mut self,
         database: &Database,
         catalog: &Catalog,
@@ -173,6 +196,24 @@ mod tests {
             assert_eq!(left().await, count);
         }
         assert!(upkeep.prune_at > Instant::now());
+    }
+
+    /// The database was told to be away, though its state was read and served.
+    #[tokio::test]
+    async fn upkeep_waits_while_requests_have_all_connections() {
+        let (_dir, config, database) = opened().await;
+        let pool = database.for_administrator(false).objects().pool;
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            held.push(pool.snapshot().await.unwrap());
+        }
+        let mut upkeep = Upkeep::new(&config);
+        upkeep.run(&database, &Catalog::default()).await.unwrap();
+        assert!(upkeep.is_waiting);
+        drop(held);
+        upkeep.rotate_at = Instant::now();
+        upkeep.run(&database, &Catalog::default()).await.unwrap();
+        assert!(!upkeep.is_waiting);
     }
 
     /// Rows that clients have written would fill the disk within an hour.

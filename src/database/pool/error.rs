@@ -1,6 +1,6 @@
 //! Errors of database operations.
 
-use super::sql::SqlError;
+use super::sql::{NO_CONNECTION, SqlError};
 use crate::config::{Mistake, Wrong};
 
 /// The reason why a database operation failed.
@@ -35,6 +35,11 @@ impl Error {
     /// A mistake in the master key.
     pub(crate) fn from_key(wrong: Wrong) -> Self {
         Self::from_mistake(wrong.at("configuration", "master_key"))
+    }
+
+    /// Whether there was no connection: others may have them all.
+    pub(crate) fn lacks_connection(&self) -> bool {
+        matches!(self, Self::Unavailable(why) if why == NO_CONNECTION)
     }
 
     /// The system has no randomness.

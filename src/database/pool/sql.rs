@@ -612,10 +612,10 @@ fn meaning(error: &sqlx::Error) -> SqlError {
                 SqlError::Bug(text)
             }
         }
+        sqlx::Error::PoolTimedOut => SqlError::Unavailable(NO_CONNECTION.to_owned()),
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)
         | sqlx::Error::Protocol(_)
-        | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
         | sqlx::Error::BeginFailed
         | sqlx::Error::WorkerCrashed => SqlError::Unavailable(text),
@@ -672,6 +672,8 @@ const AWAY: [&str; 9] = ["08", "28", "3D", "40", "53", "55", "57", "58", "25006"
 /// `CANTOPEN`.
 const SQLITE_AWAY: [u32; 6] = [5, 6, 8, 10, 13, 14];
 
+/// The reason where others have all connections, or none can be made.
+pub(super) const NO_CONNECTION: &str = "no connection within the time limit";
 /// Time limit for a request to get a connection: its client gets 503 within a second.
 const ACQUIRE: Duration = Duration::from_millis(800);
 /// Time limit for the start to reach a database.

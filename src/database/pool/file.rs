@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     io::{self, Read},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use sqlx::{
@@ -32,7 +33,7 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
     let mut connection = timed(STATEMENT, opened).await?;
     let sound: Result<String, SqlError> = {
         let asked = sqlx::query_scalar("PRAGMA integrity_check(1)").fetch_one(&mut connection);
-        timed(MIGRATION, asked).await
+        timed(patience(file), asked).await
     };
     match sound {
         Ok(said) if said == "ok" && has_all_pages(file) => {}
@@ -107,10 +108,16 @@ pub(crate) async fn copy(file: &Path, target: &Path) -> Result<(), SqlError> {
     let copied = sqlx::query("VACUUM INTO $1")
         .bind(target.to_string_lossy().into_owned())
         .execute(&mut connection);
-    let copied = timed(MIGRATION, copied).await;
+    let copied = timed(patience(file), copied).await;
     // The copy is whole, however the connection ends.
     _ = timed(STATEMENT, connection.close()).await;
     copied.map(drop)
+}
+
+/// Time limit for what reads a whole file: at a mebibyte in a second, which any disk reads.
+fn patience(file: &Path) -> Duration {
+    let size = fs::metadata(file).map_or(0, |found| found.len());
+    MIGRATION + Duration::from_secs(size >> 20)
 }
 
 /// Whether a file has the size that its header says. SQLite reads what is missing at its end as zeros.
@@ -260,4 +267,19 @@ pub(crate) async fn edit(file: &Path, statement: &'static str) {
     let edited = sqlx::query(statement).execute(&mut connection).await;
     edited.unwrap();
     connection.close().await.unwrap();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A store of some gigabytes could neither be copied nor be restored.
+    #[test]
+    fn a_large_file_has_its_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("lockgate.db");
+        assert_eq!(patience(&file), MIGRATION, "there is none");
+        File::create(&file).unwrap().set_len(10 << 30).unwrap();
+        assert_eq!(patience(&file), MIGRATION + Duration::from_secs(10 << 10));
+    }
 }

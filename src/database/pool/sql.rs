@@ -664,9 +664,11 @@ const BEGIN: &str = "BEGIN";
 /// Begins one that reads one state.
 const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
-/// SQLSTATE codes of PostgreSQL (appendix A) that a retry may avoid: connection, log-in, missing
-/// database, rollback, resources, lock, cancellation, system.
-const AWAY: [&str; 9] = ["08", "28", "3D", "40", "53", "55", "57", "58", "25006"];
+/// SQLSTATE codes of PostgreSQL (appendix A) that a retry may avoid: connection, log-in, missing database, rollback,
+/// resources, lock, cancellation, system; a server that only reads, a transaction that was idle or took too long.
+const AWAY: [&str; 11] = [
+    "08", "28", "3D", "40", "53", "55", "57", "58", "25006", "25P03", "25P04",
+];
 
 /// SQLite error codes of the file: `SQLITE_BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`,
 /// `CANTOPEN`.
@@ -707,8 +709,12 @@ mod tests {
         for code in ["13", "778", "517", "08006", "57P01"] {
             assert!(is_away(code), "{code}");
         }
-        // `SQLITE_CORRUPT`, `SQLITE_CONSTRAINT_UNIQUE`, and a syntax error of PostgreSQL.
-        for code in ["11", "2067", "42601", ""] {
+        // What PostgreSQL says of a transaction that stood still, as a suspended machine does.
+        for code in ["25P03", "25P04"] {
+            assert!(is_away(code), "{code}");
+        }
+        // `SQLITE_CORRUPT`, `SQLITE_CONSTRAINT_UNIQUE`, and a failed transaction and a syntax error of PostgreSQL.
+        for code in ["11", "2067", "25P02", "42601", ""] {
             assert!(!is_away(code), "{code}");
         }
     }

@@ -575,6 +575,40 @@ async fn a_connection_outlives_a_database_that_goes_away_while_it_is_refreshed()
     assert_eq!(audited(&gateway).await, ["upstream.connected"]);
 }
 
+/// The upstream has used up the refresh token, and the database is away when it gives the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn refreshed_tokens_are_stored_once_the_database_is_back() {
+    let (stage, mut postgres) = (Stage::start().await, Postgres::start());
+    let people = People::with(json!({"hub": scripted(&stage)}));
+    let config = outbound(json!({"sql": {"url": postgres.url()}}));
+    let gateway = gateway(config, people.tenant.clone()).await;
+    connected_to(&stage, &gateway, tokens("canary-1", 0, "r1")).await;
+    stage.set("/token", Answer::Held);
+    let waiting = session(&gateway, &people.ada, "f");
+    let away = async {
+        until("it is asked", async || {
+            stage.asked("POST /token").len() == 2
+        })
+        .await;
+        postgres.pause();
+        let given = tokens("canary-2", 3600, "");
+        stage.set("/token", Answer::Rotating(given, 1));
+    };
+    let opening = opening(NEWEST);
+    let (refused, ()) = tokio::join!(waiting.post(&opening), away);
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    postgres.resume();
+    until("it goes on", async || {
+        let answer = session(&gateway, &people.ada, "f").post(&opening).await;
+        answer.status() == StatusCode::OK
+    })
+    .await;
+    let ada = opened(&gateway, &people.ada, "f").await;
+    assert_eq!(token(&ada).await, "canary-2");
+    assert_eq!(stage.asked("POST /token").len(), 2);
+    assert_eq!(audited(&gateway).await, ["upstream.connected"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_never_goes_to_an_upstream_that_is_declared_later() {
     let (stage, later) = (Stage::start().await, Stage::start().await);

@@ -141,10 +141,8 @@ impl Exchange<'_> {
                 return Err(OauthRefusal::away(what, retry));
             }
         }
-        let issuer = &self.server.issuer;
-        // Clients write the URL of a host with the path "/" (RFC 3986, section 6.2.3).
-        let with_path = format!("{issuer}/");
-        let ours = [issuer.as_str(), with_path.as_str()];
+        let names = self.server.own_audiences();
+        let ours = names.each_ref().map(String::as_str);
         check_audience(&jag.claims, &ours)
             .map_err(|_| refused("the assertion is for another audience"))?;
         if jag.client != self.client.id {

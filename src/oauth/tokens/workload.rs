@@ -175,9 +175,13 @@ impl<'t> PlatformToken<'t> {
         mut signed: Vec<Candidate<'c>>,
         attempt: &Attempt,
     ) -> Result<Candidate<'c>, OauthRefusal> {
+        let names = server.own_audiences();
         signed.retain(|Candidate(_, workload)| {
-            let audience = workload.audience.as_ref().unwrap_or(&server.issuer);
-            check_audience(&self.claims, &[audience]).is_ok()
+            let outcome = match &workload.audience {
+                Some(audience) => check_audience(&self.claims, &[audience]),
+                None => check_audience(&self.claims, &names.each_ref().map(String::as_str)),
+            };
+            outcome.is_ok()
         });
         if signed.is_empty() {
             return Err(refused("the assertion is for another audience"));

@@ -314,6 +314,9 @@ async fn every_check_of_a_workload_is_made() {
     let both = signed(&key, &of(&[("environment", json!("production"))]));
     let ci = asked(&gateway, &both, &[("client_id", "ci")]).await;
     assert_eq!(ci.status, StatusCode::OK, "{}", ci.body);
+    let with_path = signed(&key, &of(&[("aud", json!(format!("{ours}/")))]));
+    let ci = asked(&gateway, &with_path, &[]).await;
+    assert_eq!(ci.status, StatusCode::OK, "{}", ci.body);
     // Before the signature is verified, nothing that is declared decides.
     let bad = "the signature is of no key of the issuer";
     for changed in [

@@ -82,10 +82,10 @@ async fn exchange(
     // Before anything is used up, so that a client may come again with another proof.
     let proof = RequestProof::of(state, server, &head)?;
     let is_workload = grant_type == JWT_BEARER && workload::is_presented(&form);
-    let client = if is_workload {
+    let (client, unused) = if is_workload {
         workload::authenticate(state, server, (&head, &form), &proof, attempt).await?
     } else {
-        authenticate(state, server, &head, &form).await?
+        (authenticate(state, server, &head, &form).await?, None)
     };
     attempt.client_id(&client.id);
     attempt.client(&client.title);
@@ -109,7 +109,7 @@ async fn exchange(
     };
     match grant_type {
         JWT_BEARER if !is_workload => exchange.id_jag(attempt).await,
-        CLIENT_CREDENTIALS | JWT_BEARER => exchange.client_credentials().await,
+        CLIENT_CREDENTIALS | JWT_BEARER => exchange.client_credentials(unused).await,
         "refresh_token" => exchange.refresh().await,
         _ => exchange.redeem(attempt).await,
     }

@@ -381,14 +381,15 @@ async fn every_check_of_a_workload_is_made() {
     }
     for resource in ["z", "none"] {
         let resource = format!("{ours}/{resource}/mcp");
-        let refused = asked(
-            &gateway,
-            &signed(&key, &of(&[])),
-            &[("resource", &resource)],
-        )
-        .await;
+        let refused = asked(&gateway, &fresh, &[("resource", &resource)]).await;
         refused.assert_refused(400, "invalid_target");
     }
+    let refused = asked(&gateway, &fresh, &[("scope", "files:write")]).await;
+    refused.assert_refused(400, "invalid_scope");
+    // A job has one token: none of that has used it up.
+    assert_eq!(asked(&gateway, &fresh, &[]).await.status, StatusCode::OK);
+    let again = reason(&gateway, &fresh, &[]).await;
+    assert_eq!(again, "the assertion was used before");
     // Operators are told which claim it was.
     let logins = format!("{}/api/v1/tenants/a/logins", gateway.origin());
     until("a step", async || {

@@ -13,7 +13,10 @@ use super::{
 use crate::{
     database::oauth::Grant,
     declare::{OFFLINE_ACCESS, machine_subject},
-    oauth::base::{OauthRefusal, RefusalCode, Resource},
+    oauth::{
+        base::{OauthRefusal, RefusalCode, Resource},
+        server::attempt::not_guessed,
+    },
 };
 
 impl Exchange<'_> {
@@ -23,6 +26,12 @@ impl Exchange<'_> {
         &self,
         unused: Option<Unused>,
     ) -> Result<Response, OauthRefusal> {
+        let of = ("client", &self.server.tenant.name, &self.client.id);
+        let issued = self.machine(unused).await;
+        issued.map_err(|refusal| not_guessed(self.state, &of, refusal))
+    }
+
+    async fn machine(&self, unused: Option<Unused>) -> Result<Response, OauthRefusal> {
         let (server, client) = (self.server, &self.client.id);
         let declared = server.builtin.clients.get(client);
         if !declared.is_some_and(|declared| declared.is_machine) {

@@ -26,7 +26,10 @@ use crate::{
         base::{OauthRefusal, RefusalCode, Resource},
         clients::ClientProof,
         providers::identity,
-        server::{Attempt, attempt::note},
+        server::{
+            Attempt,
+            attempt::{not_guessed, note},
+        },
     },
     telemetry::Login,
 };
@@ -69,11 +72,24 @@ impl Exchange<'_> {
         let jag = IdJag::parse(text, self.now_ms / 1000).map_err(refused)?;
         attempt.named_by(&jag.id);
         let provider = self.verified(&jag, attempt).await?;
+        let sub = string(&jag.claims, "sub").ok().flatten();
+        let of = ("client", &self.server.tenant.name, &self.client.id, sub);
+        let issued = self.for_person(provider, &jag, attempt).await;
+        issued.map_err(|refusal| not_guessed(self.state, &of, refusal))
+    }
+
+    /// Issues it by a verified assertion.
+    async fn for_person(
+        &self,
+        provider: &Provider,
+        jag: &IdJag<'_>,
+        attempt: &Attempt,
+    ) -> Result<Response, OauthRefusal> {
         self.proof.check_holder(jag.holder)?;
-        let person = self.vouched(provider, &jag, attempt).await?;
-        let resource = self.asserted_resource(&jag)?;
+        let person = self.vouched(provider, jag, attempt).await?;
+        let resource = self.asserted_resource(jag)?;
         attempt.server(&resource.server);
-        let scope = self.asserted_scope(&jag, &resource, &person)?;
+        let scope = self.asserted_scope(jag, &resource, &person)?;
         let (tenant, client) = (&self.server.tenant.name, &self.client.id);
         // Each use writes a grant, and lines to the audit trail.
         let by = ("id-jag", tenant, client, &person.subject);

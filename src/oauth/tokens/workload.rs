@@ -21,7 +21,10 @@ use crate::{
     oauth::{
         base::{Form, OauthRefusal, RefusalCode},
         clients::{Client, ClientError},
-        server::{Attempt, AuthorizationServer, OauthState, attempt::address},
+        server::{
+            Attempt, AuthorizationServer, OauthState,
+            attempt::{address, not_guessed},
+        },
     },
 };
 
@@ -90,7 +93,11 @@ pub(super) async fn authenticate(
         return Err(refused("no such workload has tokens of this issuer"));
     }
     let signed = token.signed(state, trusted).await?;
-    let Candidate(declared, workload) = token.meant(server, signed, attempt)?;
+    let meant = token.meant(server, signed, attempt);
+    let Candidate(declared, workload) = meant.map_err(|refusal| {
+        let of = ("issuer", &server.tenant.name, &token.issuer);
+        not_guessed(state, &of, refusal)
+    })?;
     proof.check_holder(token.holder)?;
     let unused = (!workload.is_reusable).then(|| Unused {
         key: replay_key("workload", &token.issuer, &token.id),

@@ -401,6 +401,35 @@ async fn every_check_of_a_workload_is_made() {
     .await;
 }
 
+/// Runners of a platform have few addresses. A job that came again and again kept the others out.
+#[tokio::test]
+async fn workloads_that_are_refused_keep_no_others_out() {
+    let (key, stranger, cluster) = (Key::new("k"), Key::new("k"), Key::new("c"));
+    let issuer = Issuer::start(&[&key]).await;
+    let mut config = config();
+    config["oauth"]["failures"] = json!(3);
+    let gateway = Served::start(config, tenants(&issuer.url, &cluster)).await;
+    let ours = issuer_of(&gateway).await;
+    let of = |changed: &[(&str, Value)]| claims(&issuer, &ours, changed);
+    let used = signed(&key, &of(&[]));
+    assert_eq!(asked(&gateway, &used, &[]).await.status, StatusCode::OK);
+    for _ in 0..10 {
+        let again = reason(&gateway, &used, &[]).await;
+        assert_eq!(again, "the assertion was used before");
+        let wrong = signed(&key, &of(&[("ref", json!("refs/heads/x"))]));
+        let wrong = reason(&gateway, &wrong, &[]).await;
+        assert_eq!(wrong, "a claim is not as declared");
+    }
+    let next = asked(&gateway, &signed(&key, &of(&[])), &[]).await;
+    assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+    // What is signed by a stranger is a guess.
+    for _ in 0..3 {
+        reason(&gateway, &signed(&stranger, &of(&[])), &[]).await;
+    }
+    let late = asked(&gateway, &signed(&key, &of(&[])), &[]).await;
+    late.assert_refused(429, "temporarily_unavailable");
+}
+
 /// RFC 7800, section 3.1.
 #[tokio::test]
 async fn a_token_of_a_key_is_good_with_its_proof_alone() {

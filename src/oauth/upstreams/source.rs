@@ -264,7 +264,15 @@ impl Upstreams {
         tokens: &Tokens,
     ) -> Result<(), database::Error> {
         let kept = self.snapshot.database()?.connections();
-        kept.refreshed(at, version, tokens).await.map(drop)
+        if kept.refreshed(at, version, tokens).await? || kept.get(at).await?.is_some() {
+            return Ok(());
+        }
+        // The person disconnected meanwhile: nobody has these any more. To revoke them beside a new connection may end that.
+        let upstream = self.upstream(at.tenant, at.upstream);
+        if let Some(upstream) = upstream.filter(|one| one.authority() == tokens.authority) {
+            self.revoke(upstream, tokens.clone()).await;
+        }
+        Ok(())
     }
 
     /// Asks the upstream now and then whether it has ended the access token (2025-03-26 authorization, "Session

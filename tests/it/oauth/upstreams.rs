@@ -477,6 +477,37 @@ async fn an_upstream_is_asked_with_more_parameters() {
     assert_eq!(url.as_str().matches("prompt=").count(), 1, "{url}");
 }
 
+/// The upstream gave new tokens for those that the person ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disconnect_ends_what_is_refreshed_meanwhile() {
+    let stage = Stage::start().await;
+    let mut hub = scripted(&stage);
+    hub["revocation_endpoint"] = json!(format!("{}/revoke", stage.url));
+    stage.json("/revoke", json!({}));
+    let people = People::with(json!({"hub": hub}));
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    let mut browser = connected_to(&stage, &gateway, tokens("canary-1", 0, "r1")).await;
+    let page = account(&gateway, &mut browser, &ADA).await;
+    stage.set("/token", Answer::Held);
+    let waiting = session(&gateway, &people.ada, "f");
+    let opening = opening(NEWEST);
+    let ended = async {
+        until("it is asked", async || {
+            stage.asked("POST /token").len() == 2
+        })
+        .await;
+        done(&mut browser, &page, "disconnect").await;
+        stage.json("/token", tokens("canary-2", 3600, "r2"));
+    };
+    let (refused, ()) = tokio::join!(waiting.post(&opening), ended);
+    assert_eq!(json_of(refused).await["error"]["code"], -31005);
+    until("the end of the new tokens", async || {
+        let revoked = stage.asked("POST /revoke");
+        revoked.iter().any(|asked| asked.contains("token=r2"))
+    })
+    .await;
+}
+
 /// Whoever gets the name of a user again gets nothing that the user was connected to.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_user_leaves_no_connection() {

@@ -157,7 +157,7 @@ impl Issuer {
     /// A cached token, unless its key has been removed since.
     async fn recall(&self, hash: &KeyId) -> Option<Arc<ExternalToken>> {
         let known = self.verified.get(hash).await?;
-        let keys = self.keys.current()?;
+        let keys = self.keys.of_verified()?;
         if keys.has(&known.key) {
             return Some(known);
         }
@@ -269,9 +269,38 @@ impl IssuerKeys {
         (age < KEYS_MAX).then_some(keys)
     }
 
+    /// Reports whether there are keys of this age, of an issuer that answered last.
+    fn are_older(&self, age: Duration) -> bool {
+        let now = Instant::now();
+        self.with(|state| {
+            let keys = state.keys.as_ref();
+            state.failures == 0 && keys.is_some_and(|(_, came)| now - *came >= age)
+        })
+    }
+
+    /// The keys, if recent enough to use. Those of an issuer whose tokens come seldom may have been withdrawn long ago, so
+    /// newer ones are waited for, unless the issuer did not answer last.
+    async fn recent(self: &Arc<Self>) -> Option<Arc<KeySet>> {
+        if self.are_older(KEYS_FRESH)
+            && let Some(flight) = self.fetch(Instant::now())
+        {
+            Box::pin(wait_for(flight, SOON)).await;
+        }
+        self.current()
+    }
+
+    /// The keys by which a token is good that was verified before; none if it has to be verified again by newer ones.
+    fn of_verified(self: &Arc<Self>) -> Option<Arc<KeySet>> {
+        // Tokens that come all the time never find keys of that age: the first one caused a fetch.
+        if self.are_older(KEYS_FRESH * 2) {
+            return None;
+        }
+        self.current()
+    }
+
     /// The key that signed a token.
     async fn signer(self: &Arc<Self>, jws: &Jws<'_>) -> Result<KeyId, TokenError> {
-        let keys = match self.current() {
+        let keys = match self.recent().await {
             Some(keys) => keys,
             None => self.first().await?,
         };
@@ -303,13 +332,13 @@ impl IssuerKeys {
             TokenError::Unavailable(again.max(Duration::from_secs(1)))
         };
         let flight = self.fetch(now).ok_or_else(unavailable)?;
-        wait_for(flight).await;
+        wait_for(flight, FETCH * 2).await;
         self.current().ok_or_else(unavailable)
     }
 
     /// Keys newer than `old`, if a fetch returns any.
     async fn newer(self: &Arc<Self>, old: &Arc<KeySet>) -> Option<Arc<KeySet>> {
-        wait_for(self.fetch(Instant::now())?).await;
+        wait_for(self.fetch(Instant::now())?, FETCH * 2).await;
         self.current().filter(|keys| !Arc::ptr_eq(keys, old))
     }
 
@@ -423,9 +452,9 @@ impl IssuerKeys {
     }
 }
 
-/// Waits for the end of a fetch, which has its own deadline; this one covers scheduling.
-async fn wait_for(mut flight: watch::Receiver<bool>) {
-    let _ = tokio::time::timeout(FETCH * 2, flight.wait_for(|ended| *ended)).await;
+/// Waits for the end of a fetch, for `longest`. It has its own deadline: a longer one covers scheduling.
+async fn wait_for(mut flight: watch::Receiver<bool>, longest: Duration) {
+    let _ = tokio::time::timeout(longest, flight.wait_for(|ended| *ended)).await;
 }
 
 /// The `jwks_uri` of metadata, whose issuer must match exactly (RFC 8414, section 3.3).
@@ -455,6 +484,8 @@ const ISSUERS: u64 = 1024;
 const ISSUER_IDLE: Duration = Duration::from_secs(24 * 3600);
 /// Age from which keys are refreshed, so that removed ones are noticed.
 const KEYS_FRESH: Duration = Duration::from_secs(300);
+/// The longest time for which a request waits for newer keys than it could use.
+const SOON: Duration = Duration::from_secs(1);
 /// Age from which keys are no longer used.
 const KEYS_MAX: Duration = Duration::from_secs(3600);
 /// Deadline of one fetch, all documents together.
@@ -475,7 +506,62 @@ const KEYS_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        task::JoinSet,
+    };
+
     use super::*;
+
+    const KEYS: &str = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"k","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+
+    /// Answers with the metadata and the keys of the issuer `url`.
+    async fn serve(listener: TcpListener, url: String) {
+        let metadata = format!(r#"{{"issuer":"{url}","jwks_uri":"{url}/keys"}}"#);
+        loop {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut request = [0; 4096];
+            let count = socket.read(&mut request).await.unwrap();
+            let is_for_keys = request[..count].starts_with(b"GET /keys ");
+            let body = if is_for_keys { KEYS } else { metadata.as_str() };
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close";
+            let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            socket.write_all(answer.as_bytes()).await.unwrap();
+        }
+    }
+
+    /// A key that was withdrawn was good for an hour where no other token came meanwhile.
+    #[tokio::test]
+    async fn newer_keys_of_an_issuer_that_is_asked_seldom_are_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve(listener, url.clone()));
+        let key_fetch = KeyFetch {
+            outbound: Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]),
+            tracker: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        };
+        let issuer = IssuerKeys::new(&url, key_fetch);
+        let old = Arc::new(KeySet::parse(KEYS.as_bytes()).unwrap());
+        let aged = |age: Duration| {
+            let came = Instant::now().checked_sub(age).unwrap();
+            issuer.with(|state| state.keys = Some((Arc::clone(&old), came)));
+        };
+        aged(KEYS_FRESH / 2);
+        assert!(Arc::ptr_eq(&issuer.recent().await.unwrap(), &old));
+        assert!(issuer.of_verified().is_some());
+        aged(KEYS_FRESH * 2);
+        assert!(issuer.of_verified().is_none());
+        assert!(!Arc::ptr_eq(&issuer.recent().await.unwrap(), &old));
+        assert!(issuer.of_verified().is_some());
+        // While it is away, the last keys serve.
+        tasks.shutdown().await;
+        aged(KEYS_FRESH * 2);
+        assert!(Arc::ptr_eq(&issuer.recent().await.unwrap(), &old));
+        assert!(issuer.of_verified().is_some());
+    }
 
     #[test]
     fn metadata_is_fetched_from_three_urls() {

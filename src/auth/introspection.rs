@@ -64,6 +64,8 @@ struct State {
     /// Consecutive failures that are of all tokens, and the time before which nothing is asked.
     failures: u32,
     again: Option<Instant>,
+    /// The time of the last one.
+    failed_at: Option<Instant>,
 }
 
 /// The reason why an authorization server has not said whether a token is active.
@@ -160,13 +162,13 @@ impl Requests {
         (settings, by): (&External, &Introspection),
         (text, from): (&str, Option<IpAddr>),
     ) -> Result<Option<Arc<Claims>>, Duration> {
-        if let Some(wait) = self.wait() {
-            return Err(wait);
-        }
+        self.begin()?;
         let host = from.map_or(String::new(), |from| host_of(from).to_string());
         let Ok(_turn) = timeout(DEADLINE, self.turns.take(&host)).await else {
             return Err(BACKOFF);
         };
+        // Another request may have failed while this one waited for its turn.
+        let begun = self.begin()?;
         let answered = async {
             let url = self.endpoint(outbound, settings, by).await;
             let url = url.map_err(Unsaid::of_all)?;
@@ -197,7 +199,7 @@ impl Requests {
                     why,
                     "an authorization server says nothing of tokens"
                 );
-                Err(self.fail())
+                Err(self.fail(begun))
             }
         }
     }
@@ -239,18 +241,27 @@ impl Requests {
         act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The time until it may be asked again after a failure.
-    fn wait(&self) -> Option<Duration> {
-        let again = self.with(|state| state.again)?;
-        let left = again.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then(|| left.max(BACKOFF))
+    /// The begin of a request, or the time until one may be made after a failure.
+    fn begin(&self) -> Result<Instant, Duration> {
+        let (again, now) = (self.with(|state| state.again), Instant::now());
+        match again {
+            Some(again) if again > now => Err((again - now).max(BACKOFF)),
+            _ => Ok(now),
+        }
     }
 
-    fn fail(&self) -> Duration {
+    /// Notes the failure of a request that was begun at a time; the time until the next one. Those that were under way
+    /// together fail together, and that is one failure.
+    fn fail(&self, begun: Instant) -> Duration {
+        let now = Instant::now();
         self.with(|state| {
+            if state.failed_at.is_some_and(|failed_at| begun <= failed_at) {
+                let again = state.again.unwrap_or(now);
+                return again.saturating_duration_since(now).max(BACKOFF);
+            }
             let wait = (BACKOFF * 2_u32.pow(state.failures.min(5))).min(BACKOFF_MAX);
             state.failures += 1;
-            state.again = Some(Instant::now() + wait);
+            (state.failed_at, state.again) = (Some(now), Some(now + wait));
             // The metadata may have changed.
             state.endpoint = None;
             wait
@@ -342,7 +353,7 @@ mod tests {
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::{TcpListener, TcpStream},
-        sync::mpsc,
+        sync::{mpsc, watch},
         task::JoinSet,
     };
 
@@ -359,6 +370,8 @@ mod tests {
         settings: External,
         by: Introspection,
         heard: mpsc::Receiver<String>,
+        /// Answers what was not answered yet.
+        answer: watch::Sender<bool>,
         _tasks: JoinSet<()>,
     }
 
@@ -366,11 +379,12 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/introspect", listener.local_addr().unwrap());
         let (asked, heard) = mpsc::channel(1000);
+        let (release, released) = watch::channel(false);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut open = JoinSet::new();
             while let Ok((socket, _)) = listener.accept().await {
-                open.spawn(answer(socket, asked.clone()));
+                open.spawn(answer(socket, asked.clone(), released.clone()));
             }
         });
         Issuer {
@@ -394,13 +408,18 @@ mod tests {
                 client_secret: Secret::new("s".to_owned()),
             },
             heard,
+            answer: release,
             _tasks: tasks,
         }
     }
 
-    /// Answers that tokens which begin with `good` are active, nothing about those with `late`, and that it is asked
-    /// too much about others.
-    async fn answer(mut socket: TcpStream, asked: mpsc::Sender<String>) {
+    /// Answers that tokens which begin with `good` are active, and that it is asked too much about others; about those
+    /// with `late` once they are released.
+    async fn answer(
+        mut socket: TcpStream,
+        asked: mpsc::Sender<String>,
+        mut released: watch::Receiver<bool>,
+    ) {
         let (mut request, mut buffer) = (String::new(), [0; 4096]);
         loop {
             let body = request.split_once("\r\n\r\ntoken=");
@@ -416,9 +435,12 @@ mod tests {
             let token = token.to_owned();
             request.clear();
             asked.send(token.clone()).await.unwrap();
+            let is_late = token.starts_with("late");
+            if is_late && released.wait_for(|is_released| *is_released).await.is_err() {
+                return;
+            }
             let (status, body) = match &token[..4] {
                 "good" => ("200 OK", r#"{"active":true,"sub":"ada","aud":"x"}"#),
-                "late" => std::future::pending().await,
                 _ => ("429 Too Many Requests", "{}"),
             };
             let length = body.len();
@@ -465,6 +487,40 @@ mod tests {
         tokio::select! {
             _ = join_all(flood) => panic!("their time is over"),
             () = others => {}
+        }
+    }
+
+    /// One moment without an answer was half a minute without any, because each request under way counted.
+    #[tokio::test]
+    async fn requests_that_fail_together_are_one_failure() {
+        let mut issuer = issuer().await;
+        let (_, unheard) = mpsc::channel(1);
+        let mut heard = std::mem::replace(&mut issuer.heard, unheard);
+        let tokens: Vec<String> = (0..2 * TURNS).map(|at| format!("late{at}")).collect();
+        let all = join_all(tokens.iter().map(|text| issuer.ask(text, "192.0.2.1")));
+        let released = async {
+            for _ in 0..(TURNS * 3 / 4) {
+                heard.recv().await.unwrap();
+            }
+            issuer.answer.send_replace(true);
+        };
+        let (said, ()) = tokio::join!(all, released);
+        for one in said {
+            let Err(TokenError::Unavailable(wait)) = one else {
+                panic!("something was said");
+            };
+            assert_eq!(wait, BACKOFF);
+        }
+        assert!(heard.try_recv().is_err(), "those that waited ask nothing");
+    }
+
+    #[test]
+    fn failures_one_after_the_other_make_the_wait_longer() {
+        let requests = Requests::new();
+        for s in [1, 2, 4, 8, 16, 30, 30] {
+            let last = requests.with(|state| state.failed_at);
+            let begun = last.unwrap_or_else(Instant::now) + Duration::from_millis(1);
+            assert_eq!(requests.fail(begun), Duration::from_secs(s));
         }
     }
 

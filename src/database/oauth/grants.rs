@@ -1,13 +1,13 @@
 //! Authorization codes, grants and refresh tokens.
 //!
 //! One statement decides each one-time use: the caller whose update finds the row unused succeeds.
-//! Not here: revocations (`revocations`).
+//! Not here: revocations (`revocations`), and grants that begin without a code (`direct_grants`).
 
 use uuid::Uuid;
 
 use super::{
     logins::{CONSENTED, FORGET_CONSENTS},
-    revocations::{HOLD_OFF, Revocations, Revoked, begin_beside},
+    revocations::{Revocations, Revoked, begin_beside},
 };
 use crate::database::pool::{Error, Pool, Row, Transaction, Value};
 
@@ -275,51 +275,6 @@ impl Grants<'_> {
         Ok(true)
     }
 
-    /// The grant of a client for itself that lasts until `until_ms` at least, or `new`, which is added then; none if
-    /// [`Self::add`] refuses it.
-    pub(crate) async fn of_machine(
-        self,
-        tenant: &str,
-        new: Grant,
-        until_ms: i64,
-    ) -> Result<Option<(Grant, bool)>, Error> {
-        let values = vec![
-            tenant.into(),
-            new.client_id.as_str().into(),
-            new.subject.as_str().into(),
-            new.resource.as_str().into(),
-            until_ms.into(),
-        ];
-        let known = self.pool.read(GRANT_OF_MACHINE, values).await?;
-        if let Some(row) = known.first() {
-            // A revocation names it, and with it its tokens.
-            return Ok(Some((grant(row)?, false)));
-        }
-        let is_added = self.add(tenant, &new).await?;
-        Ok(is_added.then_some((new, true)))
-    }
-
-    /// Stores a grant that has no refresh token. Returns false if all grants of the subject or the client were revoked
-    /// after the subject was authenticated.
-    pub(crate) async fn add(self, tenant: &str, grant: &Grant) -> Result<bool, Error> {
-        let mut transaction = self.pool.begin_unserialized().await?;
-        // A revocation is seen here, or sees the grant.
-        transaction.run(HOLD_OFF, Vec::new()).await?;
-        let values = vec![
-            tenant.into(),
-            grant.subject.as_str().into(),
-            grant.client_id.as_str().into(),
-            grant.auth_ms.into(),
-        ];
-        if !transaction.run(REVOKED, values).await?.is_empty() {
-            return Ok(false);
-        }
-        let values = grant_values(tenant, grant, self.pool.now_ms());
-        transaction.run(INSERT_GRANT, values).await?;
-        transaction.commit().await?;
-        Ok(true)
-    }
-
     /// Uses a refresh token of `client_id`. Its first use binds its grant to the key `jkt`, if it is not bound to one; a
     /// retry does not, since the successor may be in use by then. A token that is bound to another key, or is and comes
     /// without one, is refused.
@@ -491,7 +446,7 @@ async fn add_refresh(
 }
 
 /// Reads a row of `grants`.
-fn grant(row: &Row) -> Result<Grant, Error> {
+pub(super) fn grant(row: &Row) -> Result<Grant, Error> {
     Ok(Grant {
         id: row.get("id")?,
         subject: row.get("subject")?,
@@ -536,7 +491,7 @@ fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
 }
 
 /// The values of a new row of `grants`.
-fn grant_values(tenant: &str, grant: &Grant, now_ms: i64) -> Vec<Value> {
+pub(super) fn grant_values(tenant: &str, grant: &Grant, now_ms: i64) -> Vec<Value> {
     vec![
         grant.id.into(),
         tenant.into(),
@@ -603,7 +558,7 @@ pub(crate) const REVOKED: &str = "
        AND ((kind = 'subject' AND value = $2) OR (kind = 'client' AND value = $3))
      LIMIT 1";
 
-const INSERT_GRANT: &str = "
+pub(super) const INSERT_GRANT: &str = "
     INSERT INTO grants (id, tenant, subject, groups, client_id, resource, scope, session,
                         jkt, auth_ms, created_ms, expires_ms)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
@@ -649,14 +604,6 @@ const GRANT_OF_REFRESH: &str = "
       FROM refresh_tokens
       JOIN grants ON grants.id = refresh_tokens.grant_id
      WHERE refresh_tokens.hash = $1 AND grants.tenant = $2";
-
-const GRANT_OF_MACHINE: &str = "
-    SELECT id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, expires_ms
-      FROM grants
-     WHERE tenant = $1 AND client_id = $2 AND subject = $3 AND resource = $4
-       AND revoked_ms IS NULL AND expires_ms > $5
-     ORDER BY expires_ms DESC
-     LIMIT 1";
 
 const ANY_OF_CLIENT: &str = "
     SELECT 1 AS one

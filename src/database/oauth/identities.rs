@@ -42,6 +42,9 @@ pub(crate) struct Identity {
     pub(crate) version: i64,
     /// The time of the provider's last word, in milliseconds since 1970.
     pub(crate) checked_ms: i64,
+    /// Whether a request by the refresh token had no answer that was stored: the provider may have given another one, and
+    /// take this one no more.
+    pub(crate) is_unanswered: bool,
 }
 
 impl Identities<'_> {
@@ -86,12 +89,13 @@ impl Identities<'_> {
             tokens: tokens.ok_or_else(broken)?,
             version: row.get("version")?,
             checked_ms: row.get("checked_ms")?,
+            is_unanswered: row.get::<i64>("unanswered")? != 0,
         }))
     }
 
     /// Takes the lease to ask the provider by the tokens of `known` until `until_ms`; false if another replica has it, or
     /// had it since `known` was read. A rotated refresh token that is used twice may end the person's session there (RFC
-    /// 9700, section 4.14.2).
+    /// 9700, section 4.14.2). Until the answer is stored, the request by a refresh token has none.
     pub(crate) async fn lease(
         self,
         of: IdentityAt<'_>,
@@ -104,19 +108,22 @@ impl Identities<'_> {
             until_ms.into(),
             self.pool.now_ms().into(),
             known.checked_ms.into(),
+            i64::from(known.is_unanswered).into(),
+            i64::from(known.tokens.refresh.is_some()).into(),
         ]);
         Ok(!self.pool.write(LEASE, values).await?.is_empty())
     }
 
-    /// Changes the end of the lease that this replica has.
+    /// Changes the end of the lease that this replica has, and stores whether the tokens of this version are unanswered.
     pub(crate) async fn end_lease(
         self,
         of: IdentityAt<'_>,
-        version: i64,
+        (version, is_unanswered): (i64, bool),
         at_ms: i64,
     ) -> Result<(), Error> {
         let mut values = key(of);
-        values.extend([version.into(), at_ms.into()]);
+        let unanswered = i64::from(is_unanswered);
+        values.extend([version.into(), at_ms.into(), unanswered.into()]);
         self.pool.write(END_LEASE, values).await?;
         Ok(())
     }
@@ -215,6 +222,14 @@ impl Identities<'_> {
         revocations::end(&mut transaction, of.tenant, &person, now_ms).await?;
         transaction.commit().await?;
         Ok(true)
+    }
+
+    /// Removes an identity of this version and nothing else of the person, who has to log in again; returns false if it
+    /// is another one.
+    pub(crate) async fn remove(self, of: IdentityAt<'_>, version: i64) -> Result<bool, Error> {
+        let mut values = key(of);
+        values.push(version.into());
+        Ok(!self.pool.write(DELETE, values).await?.is_empty())
     }
 
     /// Gives what the person has here other groups, and announces them; false if they are the same.
@@ -352,27 +367,27 @@ const PUT: &str = "
     VALUES ($1, $2, $3, $4, 0, 0, $5)
     ON CONFLICT (tenant, subject)
     DO UPDATE SET provider = excluded.provider, value = excluded.value, version = identities.version + 1,
-                  lease_ms = 0, checked_ms = excluded.checked_ms";
+                  lease_ms = 0, checked_ms = excluded.checked_ms, unanswered = 0";
 
 const ONE: &str = "
-    SELECT value, version, checked_ms
+    SELECT value, version, checked_ms, unanswered
       FROM identities
      WHERE tenant = $1 AND subject = $2 AND provider = $3";
 
 const LEASE: &str = "
     UPDATE identities
-       SET lease_ms = $4
-     WHERE tenant = $1 AND subject = $2 AND version = $3 AND lease_ms <= $5 AND checked_ms = $6
+       SET lease_ms = $4, unanswered = $8
+     WHERE tenant = $1 AND subject = $2 AND version = $3 AND lease_ms <= $5 AND checked_ms = $6 AND unanswered = $7
     RETURNING version";
 
 const END_LEASE: &str = "
     UPDATE identities
-       SET lease_ms = $4
+       SET lease_ms = $4, unanswered = $5
      WHERE tenant = $1 AND subject = $2 AND version = $3";
 
 const RENEW: &str = "
     UPDATE identities
-       SET value = $4, version = version + 1
+       SET value = $4, version = version + 1, unanswered = 0
      WHERE tenant = $1 AND subject = $2 AND version = $3
     RETURNING version";
 

@@ -4,6 +4,7 @@
 //!
 //! * `login_steps`: steps of attempts of clients to be let in
 //! * `clients`: registered clients
+//! * `direct_grants`: grants that begin without a code
 //! * `grants`: authorization codes, grants, and rotation of refresh tokens
 //! * `identities`: last words of identity providers about people
 //! * `issued`: public keys and revocations, as replicas read them
@@ -15,6 +16,7 @@
 //! * `sweep`: removal of expired rows
 
 mod clients;
+mod direct_grants;
 pub(crate) mod grants;
 pub(crate) mod identities;
 mod issued;

@@ -5,7 +5,7 @@
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 12] = [
+pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 13] = [
     (
         1,
         "control",
@@ -100,6 +100,14 @@ pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 12] = [
         [
             include_str!("../../../migrations/sqlite/0012_bound.sql"),
             include_str!("../../../migrations/postgres/0012_bound.sql"),
+        ],
+    ),
+    (
+        13,
+        "unanswered",
+        [
+            include_str!("../../../migrations/sqlite/0013_unanswered.sql"),
+            include_str!("../../../migrations/postgres/0013_unanswered.sql"),
         ],
     ),
 ];

@@ -10,7 +10,9 @@ use super::fixture::{
     succession, successor,
 };
 use crate::database::Error;
-use crate::database::oauth::{Grant, GrantFilter, NewRefresh, Refreshed, Revoked, TakenCode};
+use crate::database::oauth::{
+    Grant, GrantFilter, Grants, NewRefresh, Refreshed, Revoked, TakenCode,
+};
 use crate::declare::machine_subject;
 
 on_both! {
@@ -18,7 +20,8 @@ on_both! {
     a_code_of_another_tenant_is_unknown
     a_grant_begins_once_and_not_after_a_revocation
     a_grant_without_a_code_does_not_begin_beside_a_revocation
-    no_machine_keeps_a_grant_that_a_revocation_meets
+    machines_that_begin_together_have_one_grant
+    no_grant_without_a_code_is_kept_that_a_revocation_meets
     no_code_is_issued_by_a_consent_that_has_ended
     no_consent_is_left_to_the_next_person_of_a_name
     the_grants_with_the_newest_tokens_come_first
@@ -183,15 +186,45 @@ async fn a_grant_without_a_code_does_not_begin_beside_a_revocation(place: Place)
     assert!(store.grants().add("a", &of_person("cd")).await.unwrap());
 }
 
-async fn no_machine_keeps_a_grant_that_a_revocation_meets(place: Place) {
+/// The pods of a service: an operator saw as many grants, and ended one.
+async fn machines_that_begin_together_have_one_grant(place: Place) {
     let stores = open(&place).await;
     for number in 0..rounds() {
         let client = format!("ci{number}");
-        let begins = (0..8).map(|_| {
-            let grants = stores[0].grants();
-            let (client, until_ms) = (&client, BEGIN + 90 * DAY);
-            // No known grant lasts until then, so that each is a new one.
-            patient(move || grants.of_machine("a", of_machine(client, BEGIN), until_ms))
+        let begins = (0..8_usize).map(|at| {
+            let (grants, client) = (stores[at % 2].grants(), &client);
+            patient(move || grants.of_machine("a", of_machine(client, BEGIN), BEGIN + DAY))
+        });
+        let begun = join_all(begins).await;
+        let ids: Vec<Uuid> = begun.iter().flatten().map(|(grant, _)| grant.id).collect();
+        assert_eq!(ids, [ids[0]; 8], "{client}");
+        let new = begun.iter().flatten().filter(|(_, is_new)| *is_new);
+        assert_eq!(new.count(), 1, "{client}");
+    }
+}
+
+/// Begins a grant of a client for itself, or for a person.
+async fn begun(grants: Grants<'_>, client: &str, is_machine: bool) -> Result<bool, Error> {
+    if is_machine {
+        // No known grant lasts until then, so that each is a new one.
+        let until_ms = BEGIN + 90 * DAY;
+        let begun = grants.of_machine("a", of_machine(client, BEGIN), until_ms);
+        return Ok(begun.await?.is_some());
+    }
+    let grant = Grant {
+        client_id: client.to_owned(),
+        ..code(0).grant
+    };
+    grants.add("a", &grant).await
+}
+
+async fn no_grant_without_a_code_is_kept_that_a_revocation_meets(place: Place) {
+    let stores = open(&place).await;
+    for number in 0..rounds() {
+        let client = format!("ci{number}");
+        let begins = (0..8).map(|at| {
+            let (grants, client) = (stores[0].grants(), &client);
+            patient(move || begun(grants, client, at % 2 == 0))
         });
         let what = Revoked::Client(client.clone());
         let ending = patient(|| stores[1].revocations().revoke("a", &what));

@@ -19,6 +19,7 @@ use crate::declare::{Issued, Kind, ObjectName};
 on_both! {
     identities_open_in_their_own_row_alone
     one_replica_at_a_time_asks_by_the_tokens_of_a_version
+    a_refresh_without_an_answer_is_remembered
     told_groups_reach_grants_log_ins_and_replicas
     what_was_asked_before_a_log_in_says_nothing_against_it
     identities_are_sealed_again_and_go_with_what_they_belong_to
@@ -94,12 +95,14 @@ async fn one_replica_at_a_time_asks_by_the_tokens_of_a_version(place: Place) {
     let first = kept.get(ADA).await.unwrap().unwrap();
     assert!(kept.lease(ADA, &first, i64::MAX).await.unwrap());
     assert!(!there.lease(ADA, &first, i64::MAX).await.unwrap());
-    kept.end_lease(ADA, first.version, 0).await.unwrap();
+    kept.end_lease(ADA, (first.version, false), 0)
+        .await
+        .unwrap();
     assert!(there.lease(ADA, &first, i64::MAX).await.unwrap());
     // Renewed tokens leave the lease and the age of the word; the word ends both.
     let renewed = there.renew(ADA, first.version, &tokens("renewed")).await;
     let renewed = renewed.unwrap().unwrap();
-    there.end_lease(ADA, renewed, 0).await.unwrap();
+    there.end_lease(ADA, (renewed, false), 0).await.unwrap();
     assert!(
         !kept.lease(ADA, &first, i64::MAX).await.unwrap(),
         "old tokens"
@@ -125,6 +128,50 @@ async fn one_replica_at_a_time_asks_by_the_tokens_of_a_version(place: Place) {
     assert_eq!(found.as_deref(), Some("second"));
     // A restored copy does not ask in the name of the original.
     store.end_issued().await.unwrap();
+    assert_eq!(access(&store, ADA).await.unwrap(), None);
+}
+
+/// A replica that is killed while it asks, and a provider that is too slow.
+async fn a_refresh_without_an_answer_is_remembered(place: Place) {
+    let [store, other] = open(&place).await;
+    keep(&store, ADA, "first", &[]).await;
+    let (kept, there) = (store.identities(), other.identities());
+    let asked = async || kept.get(ADA).await.unwrap().unwrap();
+    let first = asked().await;
+    assert!(!first.is_unanswered);
+    assert!(kept.lease(ADA, &first, BEGIN + 10).await.unwrap());
+    later(&place, 10);
+    // What was read before knows nothing of it.
+    assert!(!there.lease(ADA, &first, BEGIN + 20).await.unwrap());
+    let second = asked().await;
+    assert!(second.is_unanswered);
+    assert!(there.lease(ADA, &second, BEGIN + 20).await.unwrap());
+    // A log-in without a refresh token leaves this one.
+    there.vouch(ADA, None).await.unwrap();
+    assert!(asked().await.is_unanswered);
+    for is_unanswered in [false, true] {
+        let known = (second.version, is_unanswered);
+        there.end_lease(ADA, known, 0).await.unwrap();
+        assert_eq!(asked().await.is_unanswered, is_unanswered);
+    }
+    let new = tokens("renewed");
+    there.renew(ADA, second.version, &new).await.unwrap();
+    let third = asked().await;
+    assert!(!third.is_unanswered);
+    assert!(kept.lease(ADA, &third, BEGIN + 20).await.unwrap());
+    keep(&other, ADA, "second", &[]).await;
+    assert!(!asked().await.is_unanswered);
+    // A request does not use up an access token.
+    let bare = Tokens {
+        refresh: None,
+        ..tokens("bare")
+    };
+    kept.put(ADA, &bare, &[]).await.unwrap();
+    let known = asked().await;
+    assert!(kept.lease(ADA, &known, BEGIN + 20).await.unwrap());
+    assert!(!asked().await.is_unanswered);
+    assert!(!kept.remove(ADA, second.version).await.unwrap());
+    assert!(kept.remove(ADA, known.version).await.unwrap());
     assert_eq!(access(&store, ADA).await.unwrap(), None);
 }
 

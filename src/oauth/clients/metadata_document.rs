@@ -188,12 +188,7 @@ impl Documents {
     ) -> Result<Arc<Document>, DocumentError> {
         let url = self.check(id)?;
         match self.fresh_or_fetched(asker, id, &url).await {
-            Ok(document) => {
-                if document.date.is_none() {
-                    self.last.insert(id.to_owned(), Arc::clone(&document)).await;
-                }
-                Ok(document)
-            }
+            Ok(document) => Ok(document),
             // A client keeps its tokens while its own site is unreachable.
             Err(away @ DocumentError::Unavailable(_)) => match self.last.get(id).await {
                 Some(document) => Ok(document),
@@ -217,7 +212,13 @@ impl Documents {
         }
         // Not within the fetch, which others share: one that has no budget must not have it fail for them.
         let purse = self.purse(asker, (id, url)).await?;
-        let fetch = self.fetch((asker, purse), url);
+        let fetch = async {
+            let fetched = self.fetch((asker, purse), url).await?;
+            let (id, document) = (id.to_owned(), Arc::clone(&fetched.document));
+            // Its day begins here, and not at each use.
+            self.last.insert(id, document).await;
+            Ok::<_, DocumentError>(fetched)
+        };
         let fetched = self.fresh.try_get_with_by_ref(id, fetch).await;
         let fetched = fetched.map_err(|error| DocumentError::clone(&error));
         Ok(fetched?.document)
@@ -564,6 +565,26 @@ mod tests {
             assert!(own.any(|own| matches_registered(own, uri)), "{id} {uri}");
             assert_eq!(document.date.as_deref(), Some("2026-09-01"));
         }
+    }
+
+    /// Each use within its freshness began its day anew, so that it served for two.
+    #[tokio::test]
+    async fn the_day_of_a_document_begins_with_its_fetch() {
+        let documents = Documents::new(&Outbound::new(Vec::new()), KnownClients::default(), false);
+        let snapshot = CurrentSnapshot::fixed(Catalog::default());
+        let asker = Asker {
+            tenant: "a",
+            from: None,
+            snapshot: &snapshot,
+        };
+        let read = read(ID, document().to_string().as_bytes()).unwrap();
+        let cached = CachedDocument {
+            document: Arc::new(read),
+            fresh: FRESH_MAX,
+        };
+        documents.fresh.insert(ID.to_owned(), cached).await;
+        documents.find(asker, ID).await.unwrap();
+        assert!(documents.last.get(ID).await.is_none());
     }
 
     /// One address used up what is kept for clients with grants.

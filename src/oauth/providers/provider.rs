@@ -171,7 +171,8 @@ impl From<OutboundError> for ProviderError {
 ///    gateway, confirms it for this log-in: another nonce, verifier, audience or issuer is
 ///    `Invalid`.
 /// 3. `ask_again` answers `Ended` only if the provider itself refuses the tokens; new tokens are returned whatever
-///    follows, since the old ones may be used up.
+///    follows, since the old ones may be used up. Without new tokens and with an error that `may_pass` nobody knows
+///    whether they are.
 /// 4. `logout_token` returns only what the provider itself has signed for the gateway just now. Anybody can cause it, so
 ///    what it fetches is bounded.
 /// 5. `exchange` sends the token to the token endpoint alone, and gives only what is an access token by the answer. Its

@@ -223,10 +223,11 @@ impl Standings {
         if alive.is_some() && !has_come(known.tokens.refresh_ms()) {
             return Ok(alive);
         }
-        if !kept.lease(of.at(), &known, now_ms + LEASE_MS).await? {
+        let until_ms = now_ms + LEASE_MS;
+        if !kept.lease(of.at(), &known, until_ms).await? {
             return Ok(alive);
         }
-        match self.renew(kept, of, &mut known).await? {
+        match self.renew(kept, of, &mut known, until_ms).await? {
             Ok(Standing::Ended) => Ok(Some(HeldToken::Gone)),
             Ok(_) => {
                 let renewed = kept.get(of.at()).await?;
@@ -234,9 +235,7 @@ impl Standings {
                 Ok(Some(renewed.unwrap_or(HeldToken::Gone)))
             }
             Err(error) => {
-                warn(of, &error);
-                let again_ms = self.clock.now_ms() + BACKOFF_MS;
-                kept.end_lease(of.at(), known.version, again_ms).await?;
+                self.wait_after(kept, (of, &known), &error).await?;
                 Ok(Some(alive.unwrap_or(HeldToken::Unknown)))
             }
         }
@@ -276,26 +275,39 @@ impl Standings {
         }
         // The last word holds for as long again, so that a provider that is away for a while ends nothing.
         let held = (age < recheck.saturating_mul(2)).then_some(Standing::Good(None));
-        if !kept.lease(of.at(), &known, now_ms + LEASE_MS).await? {
+        let until_ms = now_ms + LEASE_MS;
+        if !kept.lease(of.at(), &known, until_ms).await? {
             return Ok(held);
         }
-        match self.renew(kept, of, &mut known).await? {
+        match self.renew(kept, of, &mut known, until_ms).await? {
             Ok(standing) => Ok(Some(standing)),
             Err(error) => {
-                warn(of, &error);
-                let again_ms = self.clock.now_ms() + BACKOFF_MS;
-                kept.end_lease(of.at(), known.version, again_ms).await?;
+                self.wait_after(kept, (of, &known), &error).await?;
                 Ok(Some(held.unwrap_or(Standing::Unknown)))
             }
         }
     }
 
-    /// Asks the provider.
+    /// Lets the next attempt wait for a while after one that brought no word.
+    async fn wait_after(
+        &self,
+        kept: Identities<'_>,
+        (of, known): (&StandingOf, &Identity),
+        error: &ProviderError,
+    ) -> Result<(), database::Error> {
+        warn(of, error);
+        let again_ms = self.clock.now_ms() + BACKOFF_MS;
+        let known = (known.version, known.is_unanswered);
+        kept.end_lease(of.at(), known, again_ms).await
+    }
+
+    /// Asks the provider, under a lease until `until_ms`.
     async fn renew(
         &self,
         kept: Identities<'_>,
         of: &StandingOf,
         known: &mut Identity,
+        until_ms: i64,
     ) -> Result<Result<Standing, ProviderError>, database::Error> {
         let provider = self.providers.of(&of.provider);
         let asked = provider.ask_again(&known.tokens, of.wanted).await;
@@ -303,10 +315,16 @@ impl Standings {
             let mut tokens = of.kept(given, self.clock.now_ms());
             // RFC 6749, section 6: without a new one the old one stays valid.
             tokens.refresh = tokens.refresh.or_else(|| known.tokens.refresh.clone());
-            let renewed = kept.renew(of.at(), known.version, &tokens).await?;
-            known.version = renewed.unwrap_or(known.version);
+            let renewed = self.replace((kept, of), known.version, tokens, until_ms);
+            known.version = renewed.await?.unwrap_or(known.version);
+            known.is_unanswered = false;
+        } else if asked.word.as_ref().is_err_and(ProviderError::may_pass) {
+            known.is_unanswered |= known.tokens.refresh.is_some();
         }
         let told = match asked.word {
+            Err(ProviderError::Ended) if known.is_unanswered => {
+                return self.log_in_again(kept, of, known).await.map(Ok);
+            }
             Err(ProviderError::Ended) => {
                 return self.end(kept, of, known, "ended there").await.map(Ok);
             }
@@ -337,6 +355,76 @@ impl Standings {
             Some(false) => {}
         }
         Ok(Ok(Standing::Good(groups)))
+    }
+
+    /// Stores tokens in place of those of this version, which the provider may take no more. While the database is away,
+    /// that goes on behind the caller's error until the end of the lease.
+    async fn replace(
+        &self,
+        (kept, of): (Identities<'_>, &StandingOf),
+        version: i64,
+        tokens: Tokens,
+        until_ms: i64,
+    ) -> Result<Option<i64>, database::Error> {
+        let renewed = kept.renew(of.at(), version, &tokens).await;
+        if matches!(renewed, Err(database::Error::Unavailable(_))) {
+            let (one, of) = (self.clone(), of.clone());
+            let late = async move { one.replace_late(&of, version, &tokens, until_ms).await };
+            self.tracker.spawn(late);
+        }
+        renewed
+    }
+
+    async fn replace_late(&self, of: &StandingOf, version: i64, tokens: &Tokens, until_ms: i64) {
+        while self.clock.now_ms() < until_ms {
+            sleep(REPEAT).await;
+            if self.put_late(of, version, tokens).await.is_ok() {
+                return;
+            }
+        }
+        let (tenant, provider) = (&of.tenant, &of.provider.name);
+        tracing::warn!(
+            tenant.id = tenant,
+            provider,
+            "tokens of an identity provider could not be stored: the person may have to log in again"
+        );
+    }
+
+    async fn put_late(
+        &self,
+        of: &StandingOf,
+        version: i64,
+        tokens: &Tokens,
+    ) -> Result<(), database::Error> {
+        let kept = self.identities()?;
+        // Another version is of a log-in of meanwhile, or of a commit of before whose answer was lost.
+        if let Some(version) = kept.renew(of.at(), version, tokens).await? {
+            // Its word was lost, and is asked for by these.
+            kept.end_lease(of.at(), (version, false), 0).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets tokens that the provider refuses, maybe because another request has used them up: that says nothing about
+    /// the person, who loses nothing else.
+    async fn log_in_again(
+        &self,
+        kept: Identities<'_>,
+        of: &StandingOf,
+        known: &Identity,
+    ) -> Result<Standing, database::Error> {
+        // Another version is a log-in of just now.
+        if !kept.remove(of.at(), known.version).await? {
+            return Ok(Standing::Good(None));
+        }
+        let (tenant, provider) = (&of.tenant, &of.provider.name);
+        tracing::warn!(
+            tenant.id = tenant,
+            provider,
+            "an identity provider refuses a refresh token after a request that had no answer: the person has to log in \
+             again"
+        );
+        Ok(Standing::Ended)
     }
 
     async fn end(
@@ -386,5 +474,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 /// The time for which one replica alone asks, in milliseconds: longer than its requests may take.
 const LEASE_MS: i64 = 30_000;
+/// The time between two attempts to store new tokens while the database is away.
+const REPEAT: Duration = Duration::from_millis(250);
 /// The time between two attempts at a provider that is away, in milliseconds.
 const BACKOFF_MS: i64 = 5_000;

@@ -71,7 +71,10 @@ pub(super) fn refresh_error(
     if ENDED.contains(&code.as_str()) {
         return ProviderError::Ended;
     }
+    // It may have given tokens that cannot be read.
+    let is_refusal = !code.is_empty() || matches!(error, oauth2::RequestTokenError::Request(_));
     match exchange_error(error) {
+        ProviderError::Invalid(what) if !is_refusal => ProviderError::Unusable(what),
         ProviderError::Invalid(_) => {
             ProviderError::Invalid("the token endpoint refused to refresh".to_owned())
         }

@@ -3,7 +3,7 @@
 //! An address with too many failures at a tenant is refused before any work is done. Failures that may be guesses
 //! are counted and reported.
 
-use std::net::IpAddr;
+use std::{hash::Hash, net::IpAddr};
 
 use axum::response::{IntoResponse, Response};
 use http::Extensions;
@@ -72,6 +72,20 @@ pub(crate) async fn attempt(
     refusal.into_response()
 }
 
+/// The refusal of what was surely given out, as its row or its signature proves: it is no guess. If the same, which `of`
+/// names, comes again and again, that counts all the same.
+pub(crate) fn not_guessed(
+    state: &OauthState,
+    of: &impl Hash,
+    refusal: OauthRefusal,
+) -> OauthRefusal {
+    let is_refused = refusal.code() == RefusalCode::InvalidGrant;
+    if is_refused && state.writes.spend(&("refused", of), REFUSALS).is_ok() {
+        return refusal.no_guess();
+    }
+    refusal
+}
+
 /// Writes an audit record.
 pub(crate) fn note(
     state: &OauthState,
@@ -85,3 +99,7 @@ pub(crate) fn note(
     let record = Record::new(tenant, kind, actor, target, detail);
     state.audit.add(record);
 }
+
+/// Refusals a minute of the same that are no failures of their address: a service comes with the tokens and the assertions
+/// of many people, of which many may have ended.
+const REFUSALS: u32 = 10;

@@ -81,6 +81,12 @@ impl AuthorizationServer {
         endpoint.url(self.site(state).url, &self.tenant.name)
     }
 
+    /// Returns the names of the issuer as an audience: clients write the URL of a host with the path "/" (RFC 3986, section
+    /// 6.2.3).
+    pub(crate) fn own_audiences(&self) -> [String; 2] {
+        [self.issuer.clone(), format!("{}/", self.issuer)]
+    }
+
     /// Returns the clients of the tenant, for a request from this address.
     pub(crate) fn clients<'s>(
         &'s self,

@@ -162,7 +162,8 @@ async fn by_assertion(
 ) -> Result<Client, OauthRefusal> {
     let endpoints = [OauthEndpoint::Token, OauthEndpoint::Revoke];
     let endpoints = endpoints.map(|endpoint| server.endpoint(state, endpoint));
-    let mut ours = vec![&*server.issuer, &*endpoints[0], &*endpoints[1]];
+    let names = server.own_audiences();
+    let mut ours: Vec<&str> = names.iter().chain(&endpoints).map(String::as_str).collect();
     let short = short_url(server.site(state), &server.tenant.name);
     ours.extend(short.as_deref());
     let now = state.clock.now_ms() / 1000;

@@ -6,16 +6,32 @@
 use axum::response::Response;
 use uuid::Uuid;
 
-use super::token::{Exchange, REFRESHES, millis};
+use super::{
+    token::{Exchange, REFRESHES, millis},
+    workload::Unused,
+};
 use crate::{
     database::oauth::Grant,
     declare::{OFFLINE_ACCESS, machine_subject},
-    oauth::base::{OauthRefusal, RefusalCode, Resource},
+    oauth::{
+        base::{OauthRefusal, RefusalCode, Resource},
+        server::attempt::not_guessed,
+    },
 };
 
 impl Exchange<'_> {
-    /// Issues an access token to the client itself, without a refresh token (section 4.4.3).
-    pub(super) async fn client_credentials(&self) -> Result<Response, OauthRefusal> {
+    /// Issues an access token to the client itself, without a refresh token (section 4.4.3); `unused` is the token by which
+    /// a workload was authenticated.
+    pub(super) async fn client_credentials(
+        &self,
+        unused: Option<Unused>,
+    ) -> Result<Response, OauthRefusal> {
+        let of = ("client", &self.server.tenant.name, &self.client.id);
+        let issued = self.machine(unused).await;
+        issued.map_err(|refusal| not_guessed(self.state, &of, refusal))
+    }
+
+    async fn machine(&self, unused: Option<Unused>) -> Result<Response, OauthRefusal> {
         let (server, client) = (self.server, &self.client.id);
         let declared = server.builtin.clients.get(client);
         if !declared.is_some_and(|declared| declared.is_machine) {
@@ -43,8 +59,12 @@ impl Exchange<'_> {
             auth_ms: self.now_ms,
             expires_ms: self.now_ms.saturating_add(millis(settings.refresh_max)),
         };
+        self.check_length(&new, &[], &scope)?;
         let until_ms = self.now_ms + millis(settings.access);
         let binding = self.bind().await?;
+        if let Some(token) = unused {
+            token.redeem(self.state, server, client).await?;
+        }
         let tenant = &server.tenant.name;
         let stored = self.store.grants().of_machine(tenant, new, until_ms).await;
         let what = "the access of the client was revoked meanwhile";

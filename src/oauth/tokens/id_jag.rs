@@ -26,7 +26,10 @@ use crate::{
         base::{OauthRefusal, RefusalCode, Resource},
         clients::ClientProof,
         providers::identity,
-        server::{Attempt, attempt::note},
+        server::{
+            Attempt,
+            attempt::{not_guessed, note},
+        },
     },
     telemetry::Login,
 };
@@ -69,11 +72,24 @@ impl Exchange<'_> {
         let jag = IdJag::parse(text, self.now_ms / 1000).map_err(refused)?;
         attempt.named_by(&jag.id);
         let provider = self.verified(&jag, attempt).await?;
+        let sub = string(&jag.claims, "sub").ok().flatten();
+        let of = ("client", &self.server.tenant.name, &self.client.id, sub);
+        let issued = self.for_person(provider, &jag, attempt).await;
+        issued.map_err(|refusal| not_guessed(self.state, &of, refusal))
+    }
+
+    /// Issues it by a verified assertion.
+    async fn for_person(
+        &self,
+        provider: &Provider,
+        jag: &IdJag<'_>,
+        attempt: &Attempt,
+    ) -> Result<Response, OauthRefusal> {
         self.proof.check_holder(jag.holder)?;
-        let person = self.vouched(provider, &jag, attempt).await?;
-        let resource = self.asserted_resource(&jag)?;
+        let person = self.vouched(provider, jag, attempt).await?;
+        let resource = self.asserted_resource(jag)?;
         attempt.server(&resource.server);
-        let scope = self.asserted_scope(&jag, &resource, &person)?;
+        let scope = self.asserted_scope(jag, &resource, &person)?;
         let (tenant, client) = (&self.server.tenant.name, &self.client.id);
         // Each use writes a grant, and lines to the audit trail.
         let by = ("id-jag", tenant, client, &person.subject);
@@ -141,10 +157,8 @@ impl Exchange<'_> {
                 return Err(OauthRefusal::away(what, retry));
             }
         }
-        let issuer = &self.server.issuer;
-        // Clients write the URL of a host with the path "/" (RFC 3986, section 6.2.3).
-        let with_path = format!("{issuer}/");
-        let ours = [issuer.as_str(), with_path.as_str()];
+        let names = self.server.own_audiences();
+        let ours = names.each_ref().map(String::as_str);
         check_audience(&jag.claims, &ours)
             .map_err(|_| refused("the assertion is for another audience"))?;
         if jag.client != self.client.id {

@@ -39,7 +39,7 @@ use crate::{
         providers::Standing,
         server::{
             Attempt, AuthorizationServer, Oauth, OauthState, StepKind,
-            attempt::{address, attempt, note},
+            attempt::{address, attempt, not_guessed, note},
         },
     },
 };
@@ -82,10 +82,10 @@ async fn exchange(
     // Before anything is used up, so that a client may come again with another proof.
     let proof = RequestProof::of(state, server, &head)?;
     let is_workload = grant_type == JWT_BEARER && workload::is_presented(&form);
-    let client = if is_workload {
+    let (client, unused) = if is_workload {
         workload::authenticate(state, server, (&head, &form), &proof, attempt).await?
     } else {
-        authenticate(state, server, &head, &form).await?
+        (authenticate(state, server, &head, &form).await?, None)
     };
     attempt.client_id(&client.id);
     attempt.client(&client.title);
@@ -109,7 +109,7 @@ async fn exchange(
     };
     match grant_type {
         JWT_BEARER if !is_workload => exchange.id_jag(attempt).await,
-        CLIENT_CREDENTIALS | JWT_BEARER => exchange.client_credentials().await,
+        CLIENT_CREDENTIALS | JWT_BEARER => exchange.client_credentials(unused).await,
         "refresh_token" => exchange.refresh().await,
         _ => exchange.redeem(attempt).await,
     }
@@ -257,15 +257,7 @@ impl Exchange<'_> {
         let known = known.ok_or(BAD_REFRESH)?;
         let id = known.id;
         let refreshed = self.refresh_known(known, (text, &hash)).await;
-        refreshed.map_err(|refusal| {
-            // The token was no guess; that it comes again and again counts all the same.
-            let is_refused = refusal.code() == RefusalCode::InvalidGrant;
-            let refusals = &self.state.writes;
-            if is_refused && refusals.spend(&("refused", id), REFUSALS).is_ok() {
-                return refusal.no_guess();
-            }
-            refusal
-        })
+        refreshed.map_err(|refusal| not_guessed(self.state, &("grant", id), refusal))
     }
 
     async fn refresh_known(
@@ -600,10 +592,6 @@ pub(super) fn millis(duration: std::time::Duration) -> i64 {
 
 /// Maximum refreshes of one grant per minute: each writes a token that lives for weeks.
 pub(super) const REFRESHES: u32 = 300;
-
-/// Refusals a minute of the refresh tokens of one grant that are no failures of their address: a client of many people
-/// comes with many that have ended.
-const REFUSALS: u32 = 10;
 
 /// Refusal of an invalid code, the same for every reason.
 const BAD_CODE: OauthRefusal = OauthRefusal::new(

@@ -21,7 +21,10 @@ use crate::{
     oauth::{
         base::{Form, OauthRefusal, RefusalCode},
         clients::{Client, ClientError},
-        server::{Attempt, AuthorizationServer, OauthState, attempt::address},
+        server::{
+            Attempt, AuthorizationServer, OauthState,
+            attempt::{address, not_guessed},
+        },
     },
 };
 
@@ -38,6 +41,13 @@ struct PlatformToken<'t> {
     jws: Jws<'t>,
 }
 
+/// A token of a platform that is good once, and not used yet.
+pub(super) struct Unused {
+    key: [u8; 32],
+    /// Its expiry, in seconds since 1970.
+    expires: i64,
+}
+
 /// A declared client that is a workload.
 #[derive(Clone, Copy)]
 struct Candidate<'c>(&'c DeclaredClient, &'c Workload);
@@ -49,7 +59,8 @@ pub(super) fn is_presented(form: &Form) -> bool {
     !parse_unverified(text, &algorithms).is_ok_and(|(header, ..)| is_id_jag(&header))
 }
 
-/// Authenticates the workload that presents a token of its platform.
+/// Authenticates the workload that presents a token of its platform, which is to be used once everything else about the
+/// request is right: a workload may get no other one.
 ///
 /// # Errors
 ///
@@ -61,7 +72,7 @@ pub(super) async fn authenticate(
     (head, form): (&Parts, &Form),
     proof: &RequestProof,
     attempt: &Attempt,
-) -> Result<Client, OauthRefusal> {
+) -> Result<(Client, Option<Unused>), OauthRefusal> {
     let credentials = ["client_secret", "client_assertion"];
     let is_in_form = credentials.iter().any(|name| form.get(name).is_some());
     if is_in_form || head.headers.contains_key(AUTHORIZATION) {
@@ -82,21 +93,37 @@ pub(super) async fn authenticate(
         return Err(refused("no such workload has tokens of this issuer"));
     }
     let signed = token.signed(state, trusted).await?;
-    let Candidate(declared, workload) = token.meant(server, signed, attempt)?;
+    let meant = token.meant(server, signed, attempt);
+    let Candidate(declared, workload) = meant.map_err(|refusal| {
+        let of = ("issuer", &server.tenant.name, &token.issuer);
+        not_guessed(state, &of, refusal)
+    })?;
     proof.check_holder(token.holder)?;
-    if !workload.is_reusable {
-        let used = replay_key("workload", &token.issuer, &token.id);
-        let once = (&used, token.expires);
-        let is_first = use_once(state, server, (&declared.id, TOKENS), once);
-        if !is_first.await? {
-            return Err(refused("the assertion was used before"));
-        }
-    }
+    let unused = (!workload.is_reusable).then(|| Unused {
+        key: replay_key("workload", &token.issuer, &token.id),
+        expires: token.expires,
+    });
     let clients = server.clients(state, address(&head.extensions));
     match clients.find(&declared.id).await {
-        Ok(client) => Ok(client),
+        Ok(client) => Ok((client, unused)),
         Err(ClientError::Unavailable(failure)) => Err(failure.into()),
         Err(_) => Err(refused("no such workload")),
+    }
+}
+
+impl Unused {
+    /// Uses the token of this workload.
+    pub(super) async fn redeem(
+        &self,
+        state: &OauthState,
+        server: &AuthorizationServer,
+        workload: &str,
+    ) -> Result<(), OauthRefusal> {
+        let once = (&self.key, self.expires);
+        if use_once(state, server, (workload, TOKENS), once).await? {
+            return Ok(());
+        }
+        Err(refused("the assertion was used before"))
     }
 }
 
@@ -175,9 +202,13 @@ impl<'t> PlatformToken<'t> {
         mut signed: Vec<Candidate<'c>>,
         attempt: &Attempt,
     ) -> Result<Candidate<'c>, OauthRefusal> {
+        let names = server.own_audiences();
         signed.retain(|Candidate(_, workload)| {
-            let audience = workload.audience.as_ref().unwrap_or(&server.issuer);
-            check_audience(&self.claims, &[audience]).is_ok()
+            let outcome = match &workload.audience {
+                Some(audience) => check_audience(&self.claims, &[audience]),
+                None => check_audience(&self.claims, &names.each_ref().map(String::as_str)),
+            };
+            outcome.is_ok()
         });
         if signed.is_empty() {
             return Err(refused("the assertion is for another audience"));

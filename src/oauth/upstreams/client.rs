@@ -22,6 +22,8 @@ use crate::{
 pub(crate) struct UpstreamClient {
     outbound: Outbound,
     known: Cache<String, Arc<Endpoints>>,
+    /// The last ones, which serve while others cannot be had.
+    last: Cache<String, Arc<Endpoints>>,
 }
 
 /// The parameters of one redirect to an upstream; each value but the callback is random and used once.
@@ -82,10 +84,11 @@ impl Endpoints {
 impl UpstreamClient {
     /// A client without metadata, which reaches upstreams through `outbound`.
     pub(crate) fn new(outbound: Outbound) -> Self {
-        let cache = Cache::builder().max_capacity(ISSUERS).time_to_live(FRESH);
+        let cache = |life| Cache::builder().max_capacity(ISSUERS).time_to_live(life);
         Self {
             outbound,
-            known: cache.build(),
+            known: cache(FRESH).build(),
+            last: cache(LAST).build(),
         }
     }
 
@@ -259,9 +262,7 @@ impl UpstreamClient {
     async fn endpoints(&self, upstream: &Upstream) -> Result<Arc<Endpoints>, UpstreamError> {
         match &upstream.endpoints {
             UpstreamEndpoints::Discovered { issuer } => {
-                let fetched = self
-                    .known
-                    .try_get_with(issuer.clone(), self.discover(issuer));
+                let fetched = self.known.try_get_with(issuer.clone(), self.latest(issuer));
                 fetched.await.map_err(|error| (*error).clone())
             }
             UpstreamEndpoints::Declared {
@@ -278,6 +279,24 @@ impl UpstreamClient {
                 token_endpoint_auth_methods_supported: None,
                 authorization_response_iss_parameter_supported: false,
             })),
+        }
+    }
+
+    /// The metadata of an issuer, or the last ones while it does not have them: what needs no new ones must not fail, or
+    /// wait each time, because of that.
+    async fn latest(&self, issuer: &str) -> Result<Arc<Endpoints>, UpstreamError> {
+        match self.discover(issuer).await {
+            Ok(found) => {
+                let known = Arc::clone(&found);
+                self.last.insert(issuer.to_owned(), known).await;
+                Ok(found)
+            }
+            Err(UpstreamError::Unavailable(why)) => {
+                tracing::warn!(issuer, why, "the metadata of an upstream cannot be had");
+                let last = self.last.get(issuer).await;
+                last.ok_or(UpstreamError::Unavailable(why))
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -368,14 +387,69 @@ const REFUSALS: [&str; 5] = [
 const ISSUERS: u64 = 256;
 /// Lifetime of cached metadata.
 const FRESH: Duration = Duration::from_secs(300);
+/// Lifetime of the last metadata.
+const LAST: Duration = Duration::from_hours(1);
 /// Maximum size of a response in bytes.
 const ANSWER: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use serde_json::json;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        task::JoinSet,
+    };
 
     use super::*;
+
+    /// A start with a token that was good for hours waited for the metadata, and each refresh failed.
+    #[tokio::test]
+    async fn the_last_metadata_serve_while_others_cannot_be_had() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let issuer = format!("http://{}", listener.local_addr().unwrap());
+        let metadata =
+            json!({"issuer": issuer, "authorization_endpoint": "a", "token_endpoint": "t"});
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            loop {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut request = [0; 4096];
+                assert_ne!(socket.read(&mut request).await.unwrap(), 0);
+                let (body, head) = (metadata.to_string(), "HTTP/1.1 200 OK\r\nConnection: close");
+                let kind = format!(
+                    "Content-Type: application/json\r\nContent-Length: {}",
+                    body.len()
+                );
+                let answer = format!("{head}\r\n{kind}\r\n\r\n{body}");
+                socket.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        let upstream = Upstream {
+            name: "hub".to_owned(),
+            title: String::new(),
+            endpoints: UpstreamEndpoints::Discovered {
+                issuer: issuer.clone(),
+            },
+            client_id: "gateway".to_owned(),
+            client_secret: None,
+            scopes: Vec::new(),
+            authorization_parameters: BTreeMap::new(),
+            resource: None,
+        };
+        let client = UpstreamClient::new(Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]));
+        let first = client.endpoints(&upstream).await.unwrap();
+        tasks.shutdown().await;
+        client.known.invalidate(&issuer).await;
+        let then = client.endpoints(&upstream).await.unwrap();
+        assert!(Arc::ptr_eq(&first, &then));
+        client.known.invalidate(&issuer).await;
+        client.last.invalidate(&issuer).await;
+        let away = client.endpoints(&upstream).await;
+        assert!(matches!(away, Err(UpstreamError::Unavailable(_))));
+    }
 
     #[test]
     fn seconds_are_numbers_or_texts() {

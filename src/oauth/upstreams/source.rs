@@ -182,7 +182,8 @@ impl Upstreams {
             }
             return Ok(Ok(Step::Done(given(known, known.tokens.expires_ms))));
         };
-        if !kept.lease(at, version, now_ms + LEASE_MS).await? {
+        let until_ms = now_ms + LEASE_MS;
+        if !kept.lease(at, version, until_ms).await? {
             let valid = given(known, known.tokens.refresh_ms());
             return Ok(Ok(if is_expired {
                 Step::Again
@@ -193,7 +194,7 @@ impl Upstreams {
         match self.client.refresh(upstream, refresh, now_ms).await {
             Ok(mut tokens) => {
                 stretch(&mut tokens, self.clock.now_ms());
-                kept.refreshed(at, version, &tokens).await?;
+                self.replace(at, version, tokens, until_ms).await?;
                 // This replica has not to wait until its own change is announced to it.
                 Ok(Ok(Step::Again))
             }
@@ -210,6 +211,68 @@ impl Upstreams {
                 })
             }
         }
+    }
+
+    /// Stores tokens in place of those of this version, which the upstream may take no more. While the database is away,
+    /// that goes on behind the caller's error until the end of the lease.
+    async fn replace(
+        &self,
+        at: ConnectionAt<'_>,
+        version: i64,
+        tokens: Tokens,
+        until_ms: i64,
+    ) -> Result<(), database::Error> {
+        let stored = self.store(at, version, &tokens).await;
+        if matches!(stored, Err(database::Error::Unavailable(_))) {
+            let names = [at.tenant, at.upstream, at.holder].map(str::to_owned);
+            let one = self.clone();
+            let late = async move { one.replace_late(&names, version, &tokens, until_ms).await };
+            self.tracker.spawn(late);
+        }
+        stored
+    }
+
+    async fn replace_late(
+        &self,
+        [tenant, upstream, holder]: &[String; 3],
+        version: i64,
+        tokens: &Tokens,
+        until_ms: i64,
+    ) {
+        let at = ConnectionAt {
+            tenant,
+            upstream,
+            holder,
+        };
+        while self.clock.now_ms() < until_ms {
+            sleep(REPEAT).await;
+            if self.store(at, version, tokens).await.is_ok() {
+                return;
+            }
+        }
+        tracing::warn!(
+            tenant.id = tenant,
+            upstream.name = upstream,
+            "refreshed tokens could not be stored: the person may have to connect again"
+        );
+    }
+
+    async fn store(
+        &self,
+        at: ConnectionAt<'_>,
+        version: i64,
+        tokens: &Tokens,
+    ) -> Result<(), database::Error> {
+        let kept = self.snapshot.database()?.connections();
+        if kept.refreshed(at, version, tokens).await? || kept.get(at).await?.is_some() {
+            return Ok(());
+        }
+        // The person disconnected meanwhile: nobody has these any more. To revoke them beside a new connection may end that.
+        let upstream = self.upstream(at.tenant, at.upstream);
+        if let Some(upstream) = upstream.filter(|one| one.authority() == tokens.authority) {
+            self.revoke(upstream, tokens.clone()).await;
+        }
+        Ok(())
     }
 
     /// Asks the upstream now and then whether it has ended the access token (2025-03-26 authorization, "Session
@@ -303,6 +366,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 /// The time for which one replica alone refreshes, in milliseconds: longer than its requests may take.
 const LEASE_MS: i64 = 20_000;
+/// The time between two attempts to store new tokens while the database is away.
+const REPEAT: Duration = Duration::from_millis(250);
 /// The time between two attempts at an upstream that is away, in milliseconds.
 const BACKOFF_MS: i64 = 5_000;
 /// The life of an access token that has expired as a refresh returns it, in milliseconds: the refreshes of a

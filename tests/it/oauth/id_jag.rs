@@ -385,6 +385,42 @@ async fn every_check_of_an_identity_assertion_is_made() {
     .await;
 }
 
+/// The assertions of all people of a service come from its address. One whom the tenant did not let in ended the access of
+/// all others.
+#[tokio::test]
+async fn people_who_are_not_let_in_keep_no_others_of_a_service_out() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let mut config = config();
+    config["oauth"]["failures"] = json!(3);
+    let gateway = Served::start(config, tenants(&issuer.url)).await;
+    let ours = issuer_of(&gateway).await;
+    let of = |changed: &[(&str, Value)]| signed(&key, &claims(&issuer, &ours, changed));
+    let refused = async || {
+        let sales = of(&[("groups", json!(["sales"]))]);
+        asked(&gateway, &sales, &[]).await
+    };
+    for _ in 0..10 {
+        refused().await.assert_refused(400, "invalid_grant");
+    }
+    // A client may repeat a request whose answer was lost.
+    let other = of(&[("sub", json!("eve"))]);
+    let first = asked(&gateway, &other, &[]).await;
+    assert_eq!(first.status, StatusCode::OK, "{}", first.body);
+    for _ in 0..10 {
+        let again = asked(&gateway, &other, &[]).await;
+        again.assert_refused(400, "invalid_grant");
+    }
+    let next = asked(&gateway, &of(&[("sub", json!("eve"))]), &[]).await;
+    assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+    // Those of one person do not come for ever.
+    for _ in 0..3 {
+        refused().await.assert_refused(400, "invalid_grant");
+    }
+    let late = refused().await;
+    late.assert_refused(429, "temporarily_unavailable");
+}
+
 /// RFC 9449, section 6: whoever has found the assertion of a client with a key gets nothing for it.
 #[tokio::test]
 async fn an_assertion_of_a_key_is_good_with_its_proof_alone() {

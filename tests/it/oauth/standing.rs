@@ -53,6 +53,14 @@ fn give(hostile: &Hostile, claims: &Value, refresh: Option<&str>) {
     hostile.stage.json("/token", tokens);
 }
 
+/// Lets the provider give refresh tokens that are good for one use, of which this is the number of the last one.
+fn rotate(hostile: &Hostile, claims: &Value, number: u32) {
+    let tokens = json!({"access_token": "at", "token_type": "Bearer", "expires_in": 300,
+        "id_token": hostile.signed(claims)});
+    let rotating = Answer::Rotating(tokens, number);
+    hostile.stage.set("/token", rotating);
+}
+
 /// Logs a person in at a scripted provider, which gives this refresh token: the claims of the person, the tokens of the
 /// application, and the browser.
 async fn logged_in(
@@ -319,6 +327,103 @@ async fn nobody_is_out_because_the_database_goes_away_meanwhile() {
     })
     .await;
     assert!(ended(&gateway).await.is_empty());
+}
+
+/// The provider has used up the refresh token, and the database is away when it gives the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_refresh_token_is_stored_once_the_database_is_back() {
+    let (hostile, mut postgres) = (Hostile::start().await, Postgres::start());
+    let gateway = gateway(on(&postgres), "1h", openid(&hostile.stage.url)).await;
+    let (claims, tokens, _) = logged_in(&gateway, &hostile, Some("r1")).await;
+    let (app, refresh) = (
+        App::of(&gateway, "a", "app"),
+        text(&tokens, "refresh_token"),
+    );
+    age(&postgres, 180);
+    hostile.stage.set("/token", Answer::Held);
+    let away = async {
+        until("it is asked", async || {
+            hostile.stage.asked("POST /token").len() == 2
+        })
+        .await;
+        postgres.pause();
+        rotate(&hostile, &claims, 1);
+    };
+    let (refused, ()) = tokio::join!(app.refresh(refresh, &[]), away);
+    refused.assert_refused(503, "temporarily_unavailable");
+    postgres.resume();
+    until("it goes on", async || {
+        app.refresh(refresh, &[]).await.status == StatusCode::OK
+    })
+    .await;
+    let asked = hostile.stage.asked("POST /token");
+    assert!(asked.last().unwrap().contains("refresh_token=r2"));
+    assert!(ended(&gateway).await.is_empty());
+}
+
+/// A refresh token that was used up by a request without an answer tells nothing about the person: the provider's refusal
+/// ended all that the person had, API keys included.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_of_a_provider_takes_nothing_away() {
+    let (hostile, postgres) = (Hostile::start().await, Postgres::start());
+    let mut declared = tenant("1h", openid(&hostile.stage.url));
+    declared["auth"]["own_keys"] = json!({});
+    let gateway = serving(on(&postgres), declared).await;
+    let (claims, tokens, mut browser) = logged_in(&gateway, &hostile, Some("r1")).await;
+    let page = browser.open(&account::page_of(&gateway, "a")).await;
+    let fields = [
+        ("do", "make-key"),
+        ("label", "job"),
+        ("server.x", "yes"),
+        ("life", "86400"),
+    ];
+    let (key, _) = own_keys::made(&mut browser, &page, &fields).await;
+    let (app, refresh) = (
+        App::of(&gateway, "a", "app"),
+        text(&tokens, "refresh_token"),
+    );
+    age(&postgres, 180);
+    hostile.stage.set("/token", Answer::Slow);
+    let unheard = app.refresh(refresh, &[]).await;
+    unheard.assert_refused(503, "temporarily_unavailable");
+    rotate(&hostile, &claims, 2);
+    age(&postgres, 0);
+    let refused = app.refresh(refresh, &[]).await;
+    refused.assert_refused(400, "invalid_grant");
+    assert_eq!(status(&gateway, &key).await, StatusCode::UNAUTHORIZED);
+    let page = browser.open(&request(&gateway, &[])).await;
+    assert!(page.text.contains("name=\"password\""), "{}", page.text);
+    assert!(ended(&gateway).await.is_empty());
+    // The person logs in, and key and client go on.
+    logged_in(&gateway, &hostile, Some("r3")).await;
+    app.refresh(refresh, &[]).await.text("refresh_token");
+    until("the key is good again", async || {
+        status(&gateway, &key).await == StatusCode::BAD_REQUEST
+    })
+    .await;
+}
+
+/// What cannot be read may have been another refresh token.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_of_a_provider_that_cannot_be_read_takes_nothing_away() {
+    let hostile = Hostile::start().await;
+    let gateway = gateway(json!({}), ALWAYS, openid(&hostile.stage.url)).await;
+    let (claims, tokens, _) = logged_in(&gateway, &hostile, Some("r1")).await;
+    let (app, refresh) = (
+        App::of(&gateway, "a", "app"),
+        text(&tokens, "refresh_token"),
+    );
+    hostile.stage.json("/token", json!({"refresh_token": "r2"}));
+    let unread = app.refresh(refresh, &[]).await;
+    unread.assert_refused(503, "temporarily_unavailable");
+    rotate(&hostile, &claims, 2);
+    until("it is asked again", async || {
+        app.refresh(refresh, &[]).await.status == StatusCode::BAD_REQUEST
+    })
+    .await;
+    assert!(ended(&gateway).await.is_empty());
+    logged_in(&gateway, &hostile, Some("r3")).await;
+    app.refresh(refresh, &[]).await.text("refresh_token");
 }
 
 /// A refreshed ID token that is about another person, by another issuer or by another key.

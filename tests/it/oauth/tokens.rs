@@ -593,7 +593,9 @@ async fn clients_authenticate_by_signed_assertions() {
         post(&app.endpoint("token"), &fields).await
     };
     let mut token = app.code(&[]).await;
-    for aud in [json!(issuer), json!([app.endpoint("token")])] {
+    // The SDK for Python writes the path "/" of an issuer that has none.
+    let with_path = json!(format!("{issuer}/"));
+    for aud in [json!(issuer), json!([app.endpoint("token")]), with_path] {
         let assertion = sign(&key, &claims(aud));
         let good = by(&assertion, &token).await;
         assert_eq!(good.status, StatusCode::OK, "{}", good.body);

@@ -477,6 +477,37 @@ async fn an_upstream_is_asked_with_more_parameters() {
     assert_eq!(url.as_str().matches("prompt=").count(), 1, "{url}");
 }
 
+/// The upstream gave new tokens for those that the person ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disconnect_ends_what_is_refreshed_meanwhile() {
+    let stage = Stage::start().await;
+    let mut hub = scripted(&stage);
+    hub["revocation_endpoint"] = json!(format!("{}/revoke", stage.url));
+    stage.json("/revoke", json!({}));
+    let people = People::with(json!({"hub": hub}));
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    let mut browser = connected_to(&stage, &gateway, tokens("canary-1", 0, "r1")).await;
+    let page = account(&gateway, &mut browser, &ADA).await;
+    stage.set("/token", Answer::Held);
+    let waiting = session(&gateway, &people.ada, "f");
+    let opening = opening(NEWEST);
+    let ended = async {
+        until("it is asked", async || {
+            stage.asked("POST /token").len() == 2
+        })
+        .await;
+        done(&mut browser, &page, "disconnect").await;
+        stage.json("/token", tokens("canary-2", 3600, "r2"));
+    };
+    let (refused, ()) = tokio::join!(waiting.post(&opening), ended);
+    assert_eq!(json_of(refused).await["error"]["code"], -31005);
+    until("the end of the new tokens", async || {
+        let revoked = stage.asked("POST /revoke");
+        revoked.iter().any(|asked| asked.contains("token=r2"))
+    })
+    .await;
+}
+
 /// Whoever gets the name of a user again gets nothing that the user was connected to.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_user_leaves_no_connection() {
@@ -572,6 +603,40 @@ async fn a_connection_outlives_a_database_that_goes_away_while_it_is_refreshed()
     .await;
     let ada = opened(&gateway, &people.ada, "f").await;
     assert_eq!(token(&ada).await, "canary-2");
+    assert_eq!(audited(&gateway).await, ["upstream.connected"]);
+}
+
+/// The upstream has used up the refresh token, and the database is away when it gives the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn refreshed_tokens_are_stored_once_the_database_is_back() {
+    let (stage, mut postgres) = (Stage::start().await, Postgres::start());
+    let people = People::with(json!({"hub": scripted(&stage)}));
+    let config = outbound(json!({"sql": {"url": postgres.url()}}));
+    let gateway = gateway(config, people.tenant.clone()).await;
+    connected_to(&stage, &gateway, tokens("canary-1", 0, "r1")).await;
+    stage.set("/token", Answer::Held);
+    let waiting = session(&gateway, &people.ada, "f");
+    let away = async {
+        until("it is asked", async || {
+            stage.asked("POST /token").len() == 2
+        })
+        .await;
+        postgres.pause();
+        let given = tokens("canary-2", 3600, "");
+        stage.set("/token", Answer::Rotating(given, 1));
+    };
+    let opening = opening(NEWEST);
+    let (refused, ()) = tokio::join!(waiting.post(&opening), away);
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    postgres.resume();
+    until("it goes on", async || {
+        let answer = session(&gateway, &people.ada, "f").post(&opening).await;
+        answer.status() == StatusCode::OK
+    })
+    .await;
+    let ada = opened(&gateway, &people.ada, "f").await;
+    assert_eq!(token(&ada).await, "canary-2");
+    assert_eq!(stage.asked("POST /token").len(), 2);
     assert_eq!(audited(&gateway).await, ["upstream.connected"]);
 }
 

@@ -314,6 +314,9 @@ async fn every_check_of_a_workload_is_made() {
     let both = signed(&key, &of(&[("environment", json!("production"))]));
     let ci = asked(&gateway, &both, &[("client_id", "ci")]).await;
     assert_eq!(ci.status, StatusCode::OK, "{}", ci.body);
+    let with_path = signed(&key, &of(&[("aud", json!(format!("{ours}/")))]));
+    let ci = asked(&gateway, &with_path, &[]).await;
+    assert_eq!(ci.status, StatusCode::OK, "{}", ci.body);
     // Before the signature is verified, nothing that is declared decides.
     let bad = "the signature is of no key of the issuer";
     for changed in [
@@ -378,14 +381,15 @@ async fn every_check_of_a_workload_is_made() {
     }
     for resource in ["z", "none"] {
         let resource = format!("{ours}/{resource}/mcp");
-        let refused = asked(
-            &gateway,
-            &signed(&key, &of(&[])),
-            &[("resource", &resource)],
-        )
-        .await;
+        let refused = asked(&gateway, &fresh, &[("resource", &resource)]).await;
         refused.assert_refused(400, "invalid_target");
     }
+    let refused = asked(&gateway, &fresh, &[("scope", "files:write")]).await;
+    refused.assert_refused(400, "invalid_scope");
+    // A job has one token: none of that has used it up.
+    assert_eq!(asked(&gateway, &fresh, &[]).await.status, StatusCode::OK);
+    let again = reason(&gateway, &fresh, &[]).await;
+    assert_eq!(again, "the assertion was used before");
     // Operators are told which claim it was.
     let logins = format!("{}/api/v1/tenants/a/logins", gateway.origin());
     until("a step", async || {
@@ -395,6 +399,35 @@ async fn every_check_of_a_workload_is_made() {
             .contains("a claim is not as declared (ci: ref, deploy: environment)")
     })
     .await;
+}
+
+/// Runners of a platform have few addresses. A job that came again and again kept the others out.
+#[tokio::test]
+async fn workloads_that_are_refused_keep_no_others_out() {
+    let (key, stranger, cluster) = (Key::new("k"), Key::new("k"), Key::new("c"));
+    let issuer = Issuer::start(&[&key]).await;
+    let mut config = config();
+    config["oauth"]["failures"] = json!(3);
+    let gateway = Served::start(config, tenants(&issuer.url, &cluster)).await;
+    let ours = issuer_of(&gateway).await;
+    let of = |changed: &[(&str, Value)]| claims(&issuer, &ours, changed);
+    let used = signed(&key, &of(&[]));
+    assert_eq!(asked(&gateway, &used, &[]).await.status, StatusCode::OK);
+    for _ in 0..10 {
+        let again = reason(&gateway, &used, &[]).await;
+        assert_eq!(again, "the assertion was used before");
+        let wrong = signed(&key, &of(&[("ref", json!("refs/heads/x"))]));
+        let wrong = reason(&gateway, &wrong, &[]).await;
+        assert_eq!(wrong, "a claim is not as declared");
+    }
+    let next = asked(&gateway, &signed(&key, &of(&[])), &[]).await;
+    assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+    // What is signed by a stranger is a guess.
+    for _ in 0..3 {
+        reason(&gateway, &signed(&stranger, &of(&[])), &[]).await;
+    }
+    let late = asked(&gateway, &signed(&key, &of(&[])), &[]).await;
+    late.assert_refused(429, "temporarily_unavailable");
 }
 
 /// RFC 7800, section 3.1.

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::harness::until;
 use tokio::{
@@ -34,6 +34,26 @@ struct State {
     asked: Vec<String>,
 }
 
+impl State {
+    /// The answer of a path whose refresh tokens are good for one use.
+    fn rotated(&mut self, path: &str, request: &str) -> (u16, Value) {
+        let Some(Answer::Rotating(tokens, number)) = self.answers.get_mut(path) else {
+            return (404, Value::Null);
+        };
+        let form = request.rsplit("\r\n").next().unwrap_or_default();
+        let mut fields = form.split('&');
+        if let Some(used) = fields.find_map(|field| field.strip_prefix("refresh_token=")) {
+            if used != format!("r{number}") {
+                return (400, json!({"error": "invalid_grant"}));
+            }
+            *number += 1;
+        }
+        let mut given = tokens.clone();
+        given["refresh_token"] = json!(format!("r{number}"));
+        (200, given)
+    }
+}
+
 /// The answer of a path.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
@@ -43,6 +63,9 @@ pub(crate) enum Answer {
     Text(String),
     /// A redirect.
     Redirect(String),
+    /// This JSON with the refresh token `r{number}`, which is good for one use: that gives the next number. Any other one is
+    /// refused.
+    Rotating(Value, u32),
     /// No answer.
     Slow,
     /// The next answer that the path has.
@@ -105,7 +128,7 @@ async fn answer(mut socket: TcpStream, state: Shared) {
     let target = request.split(' ').nth(1).unwrap_or_default();
     let path = target.split('?').next().unwrap_or_default().to_owned();
     let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
-    lock().asked.push(request);
+    lock().asked.push(request.clone());
     let found = || lock().answers.get(&path).cloned();
     until("the answer", async || {
         !matches!(found(), Some(Answer::Held))
@@ -113,6 +136,10 @@ async fn answer(mut socket: TcpStream, state: Shared) {
     .await;
     let (status, more, body) = match found() {
         Some(Answer::Json(status, body)) => (status, String::new(), body.to_string()),
+        Some(Answer::Rotating(..)) => {
+            let (status, body) = lock().rotated(&path, &request);
+            (status, String::new(), body.to_string())
+        }
         Some(Answer::Text(body)) => (200, String::new(), body),
         Some(Answer::Redirect(to)) => (302, format!("Location: {to}\r\n"), "{}".to_owned()),
         Some(Answer::Slow) => {

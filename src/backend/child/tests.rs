@@ -498,6 +498,30 @@ async fn a_large_line_is_translated_and_returned() {
     child.kill().await;
 }
 
+/// Its owner heard that it had ended, which counted as a failed start.
+#[tokio::test]
+async fn a_refusal_is_told_before_the_end_of_its_child() {
+    let refusal = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no"}}"#;
+    let mut refuses = launch("sh");
+    let script = format!("read asked; echo '{refusal}'; read asked; exit 3");
+    refuses.args = vec!["-c".into(), script];
+    let (mut child, _work) = start_as(&refuses).await;
+    let sessions = (false, Isolation::Session);
+    let translator = Translator::new("acme", Opening::Legacy, sessions, Arc::default());
+    child.translate_by(translator);
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}});
+    let initialize = format!("{initialize}\n");
+    child.out().extend_from_slice(initialize.as_bytes());
+    child.try_flush();
+    assert!(matches!(event(&mut child).await, ChildEvent::Translated));
+    let ChildEvent::Line(line) = event(&mut child).await else {
+        panic!("it is lost")
+    };
+    assert_eq!(line, refusal);
+    assert!(matches!(event(&mut child).await, ChildEvent::Closed));
+    assert_eq!(ended(&mut child).await.code, Some(3));
+}
+
 /// A thousand children that printed were read at once, before the requests of other tenants.
 #[tokio::test]
 async fn a_child_is_read_in_the_turn_of_its_tenant() {

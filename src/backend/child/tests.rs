@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     launcher::{Ambient, Launcher},
     stdio::{Child, ChildEvent, Exit},
+    usage::below,
     zygote::Zygote,
 };
 use crate::backend::{
@@ -396,6 +397,41 @@ async fn a_killed_guard_is_logged_and_others_are_not() {
         assert!(exit.signal == Some(9) || !is_killed, "{exit:?}");
         assert_eq!(warnings.0.load(Ordering::Relaxed), logged);
     }
+}
+
+/// One that was killed in the midst of it left the rest, and was logged as one that left processes.
+#[tokio::test]
+async fn a_guard_that_removes_files_is_not_killed() {
+    let warnings = Warnings::default();
+    let _default = tracing::subscriber::set_default(warnings.clone());
+    let mut spec = launch("cat");
+    spec.args.clear();
+    let (child, work) = start_as(&spec).await;
+    let private = work.path().read_dir().unwrap().next().unwrap().unwrap();
+    for file in 0..30_000 {
+        std::fs::File::create(private.path().join(file.to_string())).unwrap();
+    }
+    let guard = child.pid().unwrap();
+    let wait_until_empty = async |is_empty: bool| {
+        let begun = Instant::now();
+        while below(guard).is_empty() != is_empty {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    wait_until_empty(false).await;
+    let pid = rustix::process::Pid::from_raw(i32::try_from(guard).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    wait_until_empty(true).await;
+    // The runtime has to know that all ends of the pipe are closed.
+    child.stdout.as_ref().unwrap().readable().await.unwrap();
+    child.kill_within(Duration::ZERO).await;
+    let begun = Instant::now();
+    while work.path().read_dir().unwrap().count() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "files are left");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(warnings.0.load(Ordering::Relaxed), 0);
 }
 
 #[test]

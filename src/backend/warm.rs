@@ -13,7 +13,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{Notify, mpsc, oneshot},
     time::{Instant, sleep},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -125,6 +125,7 @@ impl WarmChildren {
             preparations: Arc::clone(&self.preparations),
             server: Arc::clone(server),
             queue: VecDeque::new(),
+            replaced: Arc::default(),
             tracker: tracker.clone(),
         };
         tracker.spawn(async move {
@@ -145,6 +146,8 @@ struct QueueTask {
     preparations: Arc<Preparations>,
     server: Arc<Server>,
     queue: VecDeque<Started>,
+    /// Told when one of them is to be replaced.
+    replaced: Arc<Notify>,
     tracker: TaskTracker,
 }
 
@@ -155,6 +158,7 @@ impl QueueTask {
     async fn run(&mut self, mut takers: mpsc::Receiver<oneshot::Sender<Started>>) {
         let wanted = usize::try_from(self.server.supervision.warm).unwrap_or(usize::MAX);
         let mut refill: Option<Refill> = None;
+        let replaced = Arc::clone(&self.replaced);
         loop {
             if refill.is_none() && self.queue.len() < wanted {
                 refill = Some(self.refill());
@@ -165,12 +169,12 @@ impl QueueTask {
                     Some(taker) => self.hand_over(taker),
                     None => return,
                 },
+                () = replaced.notified() => self.stop_replaced(),
                 started = async { refill.as_mut()?.await.ok() }, if refill.is_some() => {
                     refill = None;
-                    self.queue.extend(started.map(|mut started| {
-                        started.place.settle();
-                        started
-                    }));
+                    if let Some(started) = started {
+                        self.keep(started);
+                    }
                 }
                 (at, exit) = ended(&mut self.queue) => self.lost(at, &exit),
             }
@@ -197,6 +201,30 @@ impl QueueTask {
             }
             started
         })
+    }
+
+    /// Keeps a child until a session takes it.
+    fn keep(&mut self, mut started: Started) {
+        started.place.settle();
+        let replaced = Arc::clone(&self.replaced);
+        started
+            .place
+            .entry()
+            .on_restart(move || replaced.notify_one());
+        self.queue.push_back(started);
+        // It may be to be replaced since before this was told of it.
+        self.stop_replaced();
+    }
+
+    /// Stops the children that are to be replaced: the next ones are started at once, not when a session comes.
+    fn stop_replaced(&mut self) {
+        let is_replaced = |started: &Started| started.place.entry().restart().is_some();
+        let queue = std::mem::take(&mut self.queue).into_iter();
+        let (replaced, kept): (VecDeque<_>, _) = queue.partition(is_replaced);
+        self.queue = kept;
+        for started in replaced {
+            self.stop(started);
+        }
     }
 
     fn hand_over(&mut self, taker: oneshot::Sender<Started>) {
@@ -269,6 +297,7 @@ mod tests {
             preparations: preparations(&starter),
             server: server("warm: 3"),
             queue: VecDeque::new(),
+            replaced: Arc::default(),
             tracker: TaskTracker::new(),
             starter,
         };
@@ -296,5 +325,48 @@ mod tests {
             1,
             "the others are stopped"
         );
+    }
+
+    /// They went on with an old program until the next session came, which found none then.
+    #[tokio::test]
+    async fn warm_children_are_replaced_at_once() {
+        let (starter, _work) = starter(8);
+        let registry = Arc::clone(&starter.registry);
+        let mut task = QueueTask {
+            preparations: preparations(&starter),
+            server: server("warm: 2"),
+            queue: VecDeque::new(),
+            replaced: Arc::default(),
+            tracker: TaskTracker::new(),
+            starter,
+        };
+        // One that is to be replaced before it is kept.
+        let started = task.refill().await.ok().unwrap();
+        started.place.entry().drain();
+        task.keep(started);
+        assert!(task.queue.is_empty());
+        for _ in 0..2 {
+            let started = task.refill().await.ok().unwrap();
+            task.keep(started);
+        }
+        let numbers = || -> Vec<u64> {
+            let children = registry.list(|_| true, false);
+            children.iter().map(|child| child.number).collect()
+        };
+        let old = numbers();
+        let (takers, asked) = mpsc::channel(MAX_TAKERS);
+        let replaced = async {
+            registry.restart("a", "x", Restart::Drain);
+            while numbers().len() != 2 || numbers().iter().any(|number| old.contains(number)) {
+                sleep(Duration::from_millis(1)).await;
+            }
+            drop(takers);
+        };
+        let both = async { tokio::join!(task.run(asked), replaced) };
+        let both = tokio::time::timeout(Duration::from_secs(20), both).await;
+        assert!(both.is_ok(), "they are kept");
+        task.clear();
+        task.tracker.close();
+        task.tracker.wait().await;
     }
 }

@@ -47,7 +47,7 @@ struct ServerQueue {
 /// The most requests for a warm child that wait at one server; each is answered at once.
 const MAX_TAKERS: usize = 64;
 
-/// Pause of a refill after a refusal.
+/// Pause of a refill after a refusal, or a child that there was no process for.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl WarmChildren {
@@ -126,6 +126,7 @@ impl WarmChildren {
             server: Arc::clone(server),
             queue: VecDeque::new(),
             replaced: Arc::default(),
+            pause: Duration::ZERO,
             tracker: tracker.clone(),
         };
         tracker.spawn(async move {
@@ -148,6 +149,8 @@ struct QueueTask {
     queue: VecDeque<Started>,
     /// Told when one of them is to be replaced.
     replaced: Arc<Notify>,
+    /// Pause before the next refill.
+    pause: Duration,
     tracker: TaskTracker,
 }
 
@@ -181,10 +184,14 @@ impl QueueTask {
         }
     }
 
-    fn refill(&self) -> Refill {
+    fn refill(&mut self) -> Refill {
         let (starter, server) = (Arc::clone(&self.starter), Arc::clone(&self.server));
         let preparations = Arc::clone(&self.preparations);
+        let pause = std::mem::take(&mut self.pause);
         Box::pin(async move {
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
             let started = match preparations.prepared(&server).await {
                 Ok(ready) => {
                     let deadline = Instant::now() + server.clocks.start.max(PAUSE);
@@ -242,12 +249,17 @@ impl QueueTask {
         }
     }
 
-    /// Counts a child that ended on the queue as a failed start.
+    /// Counts a child that ended on the queue as a failed start, unless the machine had no process for it: then no
+    /// circuit delays the next one.
     fn lost(&mut self, at: usize, exit: &Exit) {
         let Some(mut started) = self.queue.remove(at) else {
             return;
         };
-        started.place.fail(Stage::Start, &exit.in_words());
+        if exit.is_shortage() {
+            self.pause = PAUSE;
+        } else {
+            started.place.fail(Stage::Start, &exit.in_words());
+        }
         self.starter.metrics.child_exited(Exited::FailedStart);
     }
 
@@ -285,6 +297,7 @@ async fn ended(queue: &mut VecDeque<Started>) -> (usize, Exit) {
 mod tests {
     use super::super::{
         child::Restart,
+        guard::NO_PROCESS,
         starter::tests::{preparations, server, starter},
         warm::*,
     };
@@ -298,6 +311,7 @@ mod tests {
             server: server("warm: 3"),
             queue: VecDeque::new(),
             replaced: Arc::default(),
+            pause: Duration::ZERO,
             tracker: TaskTracker::new(),
             starter,
         };
@@ -327,6 +341,37 @@ mod tests {
         );
     }
 
+    /// It counted as a failure of the server.
+    #[tokio::test]
+    async fn a_warm_child_without_a_process_delays_the_next_one_alone() {
+        let (starter, _work) = starter(2);
+        let mut task = QueueTask {
+            preparations: preparations(&starter),
+            server: server("warm: 1"),
+            queue: VecDeque::new(),
+            replaced: Arc::default(),
+            pause: Duration::ZERO,
+            tracker: TaskTracker::new(),
+            starter,
+        };
+        for (code, state, pause) in [
+            (NO_PROCESS, ChildState::Starting, PAUSE),
+            (1, ChildState::Stopping, Duration::ZERO),
+        ] {
+            task.pause = Duration::ZERO;
+            let started = task.refill().await.ok().unwrap();
+            task.keep(started);
+            let entry = Arc::clone(task.queue[0].place.entry());
+            let exit = Exit {
+                code: Some(code),
+                signal: None,
+                stderr_tail: Vec::new(),
+            };
+            task.lost(0, &exit);
+            assert_eq!((entry.state(), task.pause), (state, pause), "{code}");
+        }
+    }
+
     /// They went on with an old program until the next session came, which found none then.
     #[tokio::test]
     async fn warm_children_are_replaced_at_once() {
@@ -337,6 +382,7 @@ mod tests {
             server: server("warm: 2"),
             queue: VecDeque::new(),
             replaced: Arc::default(),
+            pause: Duration::ZERO,
             tracker: TaskTracker::new(),
             starter,
         };

@@ -33,6 +33,7 @@ use super::stderr::{Stderr, Tail};
 use super::tokens::PrivateFiles;
 use super::zygote::Guard;
 use crate::backend::dialect::Translator;
+use crate::backend::guard::NO_PROCESS;
 use crate::backend::sandbox::UidLease;
 use crate::base::budget::Budget;
 use crate::declare::{Launch, Limits};
@@ -56,7 +57,7 @@ pub(crate) enum ChildEvent {
 /// End of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Exit {
-    /// Exit code; 127 if the command could not be started.
+    /// Exit code; 127 if the command could not be started, [`NO_PROCESS`] if there was no process for it.
     pub(crate) code: Option<i32>,
     /// Signal that killed it.
     pub(crate) signal: Option<i32>,
@@ -65,6 +66,12 @@ pub(crate) struct Exit {
 }
 
 impl Exit {
+    /// Whether the machine had no process left for the server. Of one that has not answered yet: others may end with
+    /// this code for a reason of their own.
+    pub(crate) fn is_shortage(&self) -> bool {
+        self.code == Some(NO_PROCESS)
+    }
+
     /// The exit status in words.
     pub(crate) fn in_words(&self) -> String {
         match (self.code, self.signal) {

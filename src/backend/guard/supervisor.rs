@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use super::{
-    exec::{become_server, refuse},
+    exec::{become_server, refuse, refuse_process},
     init,
     protocol::LaunchRequest,
     tree::{Left, Tree},
@@ -80,7 +80,7 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         Ok(server) => server,
         Err(error) => {
             remove(private.as_deref(), group.as_deref());
-            return Ok(refuse(&request.command, &error));
+            return Ok(refuse_process(&request.command, &error));
         }
     };
     drop(request);

@@ -399,6 +399,23 @@ async fn a_killed_guard_is_logged_and_others_are_not() {
     }
 }
 
+/// The guard ended without it, and the directory stayed with the secrets in it.
+#[tokio::test]
+async fn a_child_that_is_killed_before_its_guard_knows_it_whole_leaves_no_files() {
+    let mut spec = launch("cat");
+    // More than a pipe takes at once.
+    spec.env.insert("LARGE".into(), "x".repeat(12 << 20));
+    let (child, work) = start_as(&spec).await;
+    assert_eq!(work.path().read_dir().unwrap().count(), 1);
+    let begun = Instant::now();
+    while rustix::io::ioctl_fionread(child.stdin.as_ref().unwrap()).unwrap() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "nobody reads");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let exit = child.kill().await;
+    assert_eq!(work.path().read_dir().unwrap().count(), 0, "{exit:?}");
+}
+
 /// One that was killed in the midst of it left the rest, and was logged as one that left processes.
 #[tokio::test]
 async fn a_guard_that_removes_files_is_not_killed() {

@@ -5,7 +5,6 @@
 use std::{
     collections::HashMap,
     sync::{Arc, PoisonError, RwLock},
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -15,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     admission::{Spec, spec},
     child::{Child, ChildEvent},
-    dialect::{KnownEra, Opening, PROBE, Translator, is_modern, push_probe},
+    dialect::{KnownEra, Opening, PROBE, PROBE_WAIT, Translator, is_modern, push_probe},
 };
 use crate::{
     base::budget::LargeWork,
@@ -32,10 +31,6 @@ pub(super) struct Eras {
 
 /// The most launch specifications whose eras are known. Of others a child is asked again.
 const MOST: usize = 16_384;
-
-/// The time for the answer to a probe. A server that needs longer gets `initialize` as well, and its first
-/// answer decides.
-const WAIT: Duration = Duration::from_secs(3);
 
 /// What became of a probe.
 pub(super) enum Probed {
@@ -118,7 +113,8 @@ impl Eras {
         Probed::Ready(child)
     }
 
-    /// Asks a child which era it understands (2026-07-28 stdio, "Backward Compatibility").
+    /// Asks a child which era it understands (2026-07-28 stdio, "Backward Compatibility"). One that needs longer for
+    /// the answer gets `initialize` as well, and its first answer decides.
     async fn probe(&self, child: &mut Child, tenant: &str) -> Answer {
         push_probe(child.out());
         child.try_flush();
@@ -126,7 +122,7 @@ impl Eras {
         let answer = self
             .stop
             .run_until_cancelled(answer(child, tenant, &mut others));
-        let answer = timeout(WAIT, answer).await;
+        let answer = timeout(PROBE_WAIT, answer).await;
         child.unread(others);
         answer.ok().flatten().unwrap_or(Answer::None)
     }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{Notify, mpsc, oneshot},
     time::{Instant, sleep},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -47,7 +47,7 @@ struct ServerQueue {
 /// The most requests for a warm child that wait at one server; each is answered at once.
 const MAX_TAKERS: usize = 64;
 
-/// Pause of a refill after a refusal.
+/// Pause of a refill after a refusal, or a child that there was no process for.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl WarmChildren {
@@ -125,6 +125,8 @@ impl WarmChildren {
             preparations: Arc::clone(&self.preparations),
             server: Arc::clone(server),
             queue: VecDeque::new(),
+            replaced: Arc::default(),
+            pause: Duration::ZERO,
             tracker: tracker.clone(),
         };
         tracker.spawn(async move {
@@ -145,6 +147,10 @@ struct QueueTask {
     preparations: Arc<Preparations>,
     server: Arc<Server>,
     queue: VecDeque<Started>,
+    /// Told when one of them is to be replaced.
+    replaced: Arc<Notify>,
+    /// Pause before the next refill.
+    pause: Duration,
     tracker: TaskTracker,
 }
 
@@ -155,6 +161,7 @@ impl QueueTask {
     async fn run(&mut self, mut takers: mpsc::Receiver<oneshot::Sender<Started>>) {
         let wanted = usize::try_from(self.server.supervision.warm).unwrap_or(usize::MAX);
         let mut refill: Option<Refill> = None;
+        let replaced = Arc::clone(&self.replaced);
         loop {
             if refill.is_none() && self.queue.len() < wanted {
                 refill = Some(self.refill());
@@ -165,22 +172,26 @@ impl QueueTask {
                     Some(taker) => self.hand_over(taker),
                     None => return,
                 },
+                () = replaced.notified() => self.stop_replaced(),
                 started = async { refill.as_mut()?.await.ok() }, if refill.is_some() => {
                     refill = None;
-                    self.queue.extend(started.map(|mut started| {
-                        started.place.settle();
-                        started
-                    }));
+                    if let Some(started) = started {
+                        self.keep(started);
+                    }
                 }
                 (at, exit) = ended(&mut self.queue) => self.lost(at, &exit),
             }
         }
     }
 
-    fn refill(&self) -> Refill {
+    fn refill(&mut self) -> Refill {
         let (starter, server) = (Arc::clone(&self.starter), Arc::clone(&self.server));
         let preparations = Arc::clone(&self.preparations);
+        let pause = std::mem::take(&mut self.pause);
         Box::pin(async move {
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
             let started = match preparations.prepared(&server).await {
                 Ok(ready) => {
                     let deadline = Instant::now() + server.clocks.start.max(PAUSE);
@@ -199,6 +210,30 @@ impl QueueTask {
         })
     }
 
+    /// Keeps a child until a session takes it.
+    fn keep(&mut self, mut started: Started) {
+        started.place.settle();
+        let replaced = Arc::clone(&self.replaced);
+        started
+            .place
+            .entry()
+            .on_restart(move || replaced.notify_one());
+        self.queue.push_back(started);
+        // It may be to be replaced since before this was told of it.
+        self.stop_replaced();
+    }
+
+    /// Stops the children that are to be replaced: the next ones are started at once, not when a session comes.
+    fn stop_replaced(&mut self) {
+        let is_replaced = |started: &Started| started.place.entry().restart().is_some();
+        let queue = std::mem::take(&mut self.queue).into_iter();
+        let (replaced, kept): (VecDeque<_>, _) = queue.partition(is_replaced);
+        self.queue = kept;
+        for started in replaced {
+            self.stop(started);
+        }
+    }
+
     fn hand_over(&mut self, taker: oneshot::Sender<Started>) {
         while let Some(started) = self.queue.pop_front() {
             // Its session would have it replaced at once.
@@ -214,12 +249,17 @@ impl QueueTask {
         }
     }
 
-    /// Counts a child that ended on the queue as a failed start.
+    /// Counts a child that ended on the queue as a failed start, unless the machine had no process for it: then no
+    /// circuit delays the next one.
     fn lost(&mut self, at: usize, exit: &Exit) {
         let Some(mut started) = self.queue.remove(at) else {
             return;
         };
-        started.place.fail(Stage::Start, &exit.in_words());
+        if exit.is_shortage() {
+            self.pause = PAUSE;
+        } else {
+            started.place.fail(Stage::Start, &exit.in_words());
+        }
         self.starter.metrics.child_exited(Exited::FailedStart);
     }
 
@@ -257,6 +297,7 @@ async fn ended(queue: &mut VecDeque<Started>) -> (usize, Exit) {
 mod tests {
     use super::super::{
         child::Restart,
+        guard::NO_PROCESS,
         starter::tests::{preparations, server, starter},
         warm::*,
     };
@@ -269,6 +310,8 @@ mod tests {
             preparations: preparations(&starter),
             server: server("warm: 3"),
             queue: VecDeque::new(),
+            replaced: Arc::default(),
+            pause: Duration::ZERO,
             tracker: TaskTracker::new(),
             starter,
         };
@@ -296,5 +339,80 @@ mod tests {
             1,
             "the others are stopped"
         );
+    }
+
+    /// It counted as a failure of the server.
+    #[tokio::test]
+    async fn a_warm_child_without_a_process_delays_the_next_one_alone() {
+        let (starter, _work) = starter(2);
+        let mut task = QueueTask {
+            preparations: preparations(&starter),
+            server: server("warm: 1"),
+            queue: VecDeque::new(),
+            replaced: Arc::default(),
+            pause: Duration::ZERO,
+            tracker: TaskTracker::new(),
+            starter,
+        };
+        for (code, state, pause) in [
+            (NO_PROCESS, ChildState::Starting, PAUSE),
+            (1, ChildState::Stopping, Duration::ZERO),
+        ] {
+            task.pause = Duration::ZERO;
+            let started = task.refill().await.ok().unwrap();
+            task.keep(started);
+            let entry = Arc::clone(task.queue[0].place.entry());
+            let exit = Exit {
+                code: Some(code),
+                signal: None,
+                stderr_tail: Vec::new(),
+            };
+            task.lost(0, &exit);
+            assert_eq!((entry.state(), task.pause), (state, pause), "{code}");
+        }
+    }
+
+    /// They went on with an old program until the next session came, which found none then.
+    #[tokio::test]
+    async fn warm_children_are_replaced_at_once() {
+        let (starter, _work) = starter(8);
+        let registry = Arc::clone(&starter.registry);
+        let mut task = QueueTask {
+            preparations: preparations(&starter),
+            server: server("warm: 2"),
+            queue: VecDeque::new(),
+            replaced: Arc::default(),
+            pause: Duration::ZERO,
+            tracker: TaskTracker::new(),
+            starter,
+        };
+        // One that is to be replaced before it is kept.
+        let started = task.refill().await.ok().unwrap();
+        started.place.entry().drain();
+        task.keep(started);
+        assert!(task.queue.is_empty());
+        for _ in 0..2 {
+            let started = task.refill().await.ok().unwrap();
+            task.keep(started);
+        }
+        let numbers = || -> Vec<u64> {
+            let children = registry.list(|_| true, false);
+            children.iter().map(|child| child.number).collect()
+        };
+        let old = numbers();
+        let (takers, asked) = mpsc::channel(MAX_TAKERS);
+        let replaced = async {
+            registry.restart("a", "x", Restart::Drain);
+            while numbers().len() != 2 || numbers().iter().any(|number| old.contains(number)) {
+                sleep(Duration::from_millis(1)).await;
+            }
+            drop(takers);
+        };
+        let both = async { tokio::join!(task.run(asked), replaced) };
+        let both = tokio::time::timeout(Duration::from_secs(20), both).await;
+        assert!(both.is_ok(), "they are kept");
+        task.clear();
+        task.tracker.close();
+        task.tracker.wait().await;
     }
 }

@@ -92,8 +92,10 @@ impl Launcher {
         let is_left = |entry: &fs::DirEntry| {
             let name = entry.file_name();
             let is_private = name.to_str().is_some_and(is_random_name);
-            let age = entry.metadata().and_then(|found| found.modified());
-            is_private && age.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= GUARDED))
+            let changed = entry.metadata().and_then(|found| found.modified());
+            // A time far ahead is one that its child has set.
+            let age = changed.map(|at| at.elapsed().unwrap_or_else(|ahead| ahead.duration()));
+            is_private && age.is_ok_and(|age| age >= GUARDED)
         };
         let mut removed = 0;
         for entry in entries.filter(is_left) {
@@ -271,7 +273,7 @@ mod tests {
             Sandbox::none(),
             Descriptors::new(1000),
         );
-        let [left, young, of_guard] = [(); 3].map(|()| random_name());
+        let [left, of_later, young, of_guard] = [(); 4].map(|()| random_name());
         let made = |name: &str, age: Duration| {
             let path = work.path().join(name);
             fs::create_dir(&path).unwrap();
@@ -283,13 +285,18 @@ mod tests {
         };
         drop(made(&left, GUARDED * 2));
         drop(made(&young, GUARDED / 2));
+        let later = made(&of_later, Duration::ZERO);
+        let now = later.metadata().unwrap().modified().unwrap();
+        later.set_modified(now + GUARDED * 2).unwrap();
         for foreign in ["prepared", "a-b-0123", &left[1..], &format!("{left}x")] {
             drop(made(foreign, GUARDED * 2));
         }
         let held = made(&of_guard, GUARDED * 2);
         rustix::fs::flock(&held, FlockOperation::NonBlockingLockShared).unwrap();
-        assert_eq!(launcher.tidy(), 1);
-        assert!(!work.path().join(left).exists());
+        assert_eq!(launcher.tidy(), 2);
+        for gone in [left, of_later] {
+            assert!(!work.path().join(gone).exists());
+        }
         drop(held);
         assert_eq!(launcher.tidy(), 1);
         assert_eq!(fs::read_dir(work.path()).unwrap().count(), 5);

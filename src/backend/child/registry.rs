@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
@@ -49,11 +49,19 @@ pub(crate) struct Entry {
     state: AtomicU8,
     calls: AtomicU32,
     restarts: u32,
-    stderr: OnceLock<Tail>,
     metrics: Arc<Metrics>,
     restart: AtomicU8,
+    /// Never locked across an await.
+    present: RwLock<Present>,
+}
+
+/// What is known of the present process and owner of a child: a process that ends at the probe is replaced, and a warm
+/// child passes to another owner.
+#[derive(Default)]
+struct Present {
+    stderr: Option<Tail>,
     /// Wakes the owner for a requested restart.
-    wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    wake: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// The mode of a restart: the child ends, and the next request starts another one.
@@ -124,10 +132,9 @@ impl Registry {
             state: AtomicU8::new(ChildState::Starting as u8),
             calls: AtomicU32::new(0),
             restarts,
-            stderr: OnceLock::new(),
             metrics: Arc::clone(&self.metrics),
             restart: AtomicU8::new(0),
-            wake: OnceLock::new(),
+            present: RwLock::default(),
         });
         self.metrics.child_state(None, Some(ChildState::Starting));
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
@@ -240,10 +247,7 @@ impl Registry {
 
     fn end(selected: &[Arc<Entry>], mode: Restart) {
         for entry in selected {
-            entry.restart.fetch_max(mode as u8, Ordering::Relaxed);
-            if let Some(wake) = entry.wake.get() {
-                wake();
-            }
+            entry.end(mode);
         }
     }
 }
@@ -288,11 +292,20 @@ impl Entry {
 
     /// Restarts the child after its calls.
     pub(crate) fn drain(&self) {
-        self.restart
-            .fetch_max(Restart::Drain as u8, Ordering::Relaxed);
-        if let Some(wake) = self.wake.get() {
+        self.end(Restart::Drain);
+    }
+
+    fn end(&self, mode: Restart) {
+        self.restart.fetch_max(mode as u8, Ordering::Relaxed);
+        let present = self.present.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wake) = &present.wake {
             wake();
         }
+    }
+
+    /// Changes what is known of its process or its owner.
+    fn change(&self, change: impl FnOnce(&mut Present)) {
+        change(&mut self.present.write().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Sets the private directory of a started child.
@@ -304,17 +317,18 @@ impl Entry {
     pub(crate) fn started(&self, guard: Option<u32>, stderr: Tail) {
         let guard = guard.unwrap_or_default();
         self.guard.store(guard, Ordering::Relaxed);
-        _ = self.stderr.set(stderr);
+        self.change(|present| present.stderr = Some(stderr));
     }
 
     /// The last bytes of its stderr.
     pub(crate) fn stderr(&self) -> Vec<u8> {
-        self.stderr.get().map(Tail::bytes).unwrap_or_default()
+        let present = self.present.read().unwrap_or_else(PoisonError::into_inner);
+        present.stderr.as_ref().map(Tail::bytes).unwrap_or_default()
     }
 
     /// Sets the function that wakes the owner of the child to look at [`Entry::restart`].
     pub(crate) fn on_restart(&self, wake: impl Fn() + Send + Sync + 'static) {
-        _ = self.wake.set(Box::new(wake));
+        self.change(|present| present.wake = Some(Box::new(wake)));
     }
 
     /// Requested restart.
@@ -356,4 +370,40 @@ impl Entry {
 /// Returns the state that was stored as a number.
 fn state_of(number: u8) -> ChildState {
     ChildState::from_repr(number).unwrap_or(ChildState::Stopping)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::registry::*;
+    use crate::backend::{child::stderr::Stderr, starter::tests::server};
+
+    fn entry() -> Arc<Entry> {
+        let metrics = Arc::new(Metrics::new(None).unwrap());
+        let registry = Registry::new(ChildSeats::new(1).0, metrics);
+        registry.add(&server("era: auto"), None, 0)
+    }
+
+    /// The complaint of the first one was shown for the second one.
+    #[test]
+    fn a_process_that_replaces_another_has_its_own_stderr() {
+        let entry = entry();
+        for (guard, said) in [(1, "what is that?"), (2, "API_KEY is not set")] {
+            let mut stderr = Stderr::new("a-x".to_owned(), 100);
+            entry.started(Some(guard), stderr.tail().clone());
+            stderr.take(said.as_bytes());
+            assert_eq!(entry.stderr(), said.as_bytes());
+        }
+    }
+
+    #[test]
+    fn the_last_owner_of_a_child_is_woken_to_replace_it() {
+        let entry = entry();
+        let owners = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
+        for owner in &owners {
+            let owner = Arc::clone(owner);
+            entry.on_restart(move || _ = owner.fetch_add(1, Ordering::Relaxed));
+        }
+        entry.drain();
+        assert_eq!(owners.map(|owner| owner.load(Ordering::Relaxed)), [0, 1]);
+    }
 }

@@ -33,6 +33,7 @@ use super::stderr::{Stderr, Tail};
 use super::tokens::PrivateFiles;
 use super::zygote::Guard;
 use crate::backend::dialect::Translator;
+use crate::backend::guard::NO_PROCESS;
 use crate::backend::sandbox::UidLease;
 use crate::base::budget::Budget;
 use crate::declare::{Launch, Limits};
@@ -56,7 +57,7 @@ pub(crate) enum ChildEvent {
 /// End of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Exit {
-    /// Exit code; 127 if the command could not be started.
+    /// Exit code; 127 if the command could not be started, [`NO_PROCESS`] if there was no process for it.
     pub(crate) code: Option<i32>,
     /// Signal that killed it.
     pub(crate) signal: Option<i32>,
@@ -65,6 +66,12 @@ pub(crate) struct Exit {
 }
 
 impl Exit {
+    /// Whether the machine had no process left for the server. Of one that has not answered yet: others may end with
+    /// this code for a reason of their own.
+    pub(crate) fn is_shortage(&self) -> bool {
+        self.code == Some(NO_PROCESS)
+    }
+
     /// The exit status in words.
     pub(crate) fn in_words(&self) -> String {
         match (self.code, self.signal) {
@@ -82,8 +89,8 @@ pub(crate) struct Child {
     pub(super) guard: Guard,
     /// None once closed by either side.
     pub(crate) stdin: Option<Sender>,
-    /// Whether the child closed stdin while messages were queued, which is not reported yet.
-    is_stdin_lost: bool,
+    /// Whether the end of what it can be told, or says, is not reported yet.
+    is_end_due: bool,
     /// None once it has ended.
     pub(super) stdout: Option<Receiver>,
     /// None once it has ended.
@@ -137,7 +144,7 @@ impl Child {
         let request = launcher.request(&label, launch, limits, lease.as_ref(), restrictions)?;
         let mut child = Self {
             stdin: Some(stdin),
-            is_stdin_lost: false,
+            is_end_due: false,
             stdout: Some(stdout),
             stderr: Some(stderr),
             guard,
@@ -349,6 +356,12 @@ impl Child {
             if self.has_large() {
                 return Poll::Ready(None);
             }
+            if let Some(translator) = &mut self.translator
+                && let Poll::Ready(refusal) = translator.poll_silence(cx)
+            {
+                turn.made_progress();
+                return Poll::Ready(Some(ChildEvent::Line(refusal)));
+            }
             if self.has_to_wait() {
                 return Poll::Ready(None);
             }
@@ -358,9 +371,9 @@ impl Child {
             match stdout {
                 Poll::Ready(()) => turn.made_progress(),
                 // After all of its output.
-                Poll::Pending if std::mem::take(&mut self.is_stdin_lost) => {
+                Poll::Pending if std::mem::take(&mut self.is_end_due) => {
                     turn.made_progress();
-                    return Poll::Ready(Some(ChildEvent::Closed));
+                    return Poll::Ready(Some(self.closed()));
                 }
                 Poll::Pending => {
                     let status = ready!(self.poll_guard(cx));
@@ -398,7 +411,7 @@ impl Child {
     /// EPIPE: the child closed its stdin, so that queued requests are lost.
     fn stdin_lost(&mut self) {
         self.stdin = None;
-        self.is_stdin_lost = true;
+        self.is_end_due = true;
     }
 
     /// Drops an undeliverable queue, and the large buffer of an idle child.
@@ -419,7 +432,7 @@ impl Child {
         let line = match self.lines.take(self.stdout.is_none())? {
             Taken::Line(line) => line,
             Taken::TooLong => return Some(ChildEvent::TooLong),
-            Taken::End => return Some(ChildEvent::Closed),
+            Taken::End => return Some(self.closed()),
         };
         let Some(translator) = &mut self.translator else {
             return Some(ChildEvent::Line(line));
@@ -430,6 +443,18 @@ impl Child {
         }
         let first = self.ahead.pop_front();
         Some(first.map_or(ChildEvent::Translated, ChildEvent::Line))
+    }
+
+    /// The end of what it can be told, or says; before that, what its translator has kept for its owner.
+    fn closed(&mut self) -> ChildEvent {
+        let translator = self.translator.as_mut();
+        match translator.and_then(|translator| translator.closed()) {
+            Some(refusal) => {
+                self.is_end_due = true;
+                ChildEvent::Line(refusal)
+            }
+            None => ChildEvent::Closed,
+        }
     }
 
     /// Whether there is something to read, and others of the tenant stand in line.

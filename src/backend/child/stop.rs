@@ -13,6 +13,7 @@ use tokio::time::{Duration, Instant, timeout, timeout_at};
 use super::{
     launcher::Launcher,
     stdio::{Child, ChildEvent, Exit},
+    usage::below,
 };
 
 impl Child {
@@ -35,12 +36,25 @@ impl Child {
     }
 
     /// Kills the child and every process below it.
-    pub(crate) async fn kill(mut self) -> Exit {
+    pub(crate) async fn kill(self) -> Exit {
+        self.kill_within(GUARD_ANSWERS).await
+    }
+
+    /// The same with the time after which its guard is looked at.
+    pub(super) async fn kill_within(mut self, answers: Duration) -> Exit {
         // A guard that still waits for its launch request ends at the end of stdin.
         self.stdin = None;
         self.signal(Signal::TERM);
-        if let Ok(exit) = timeout(GUARD_ANSWERS, self.ended()).await {
+        if let Ok(exit) = timeout(answers, self.ended()).await {
             return exit;
+        }
+        if self.is_gone_but_for_files() {
+            // Its guard ends behind the last of them, and is reaped then.
+            return Exit {
+                code: None,
+                signal: None,
+                stderr_tail: self.stderr().bytes(),
+            };
         }
         // Only a guard that does not react: processes below it would escape.
         self.signal(Signal::KILL);
@@ -49,6 +63,13 @@ impl Child {
             _ = tokio::task::spawn_blocking(move || Launcher::discard(&dir)).await;
         }
         exit.unwrap_or_else(|_| self.exit(ExitStatus::from_raw(Signal::KILL.as_raw())))
+    }
+
+    /// Whether every process below the guard is gone, so that what it has left to do is to remove files: there may be
+    /// very many.
+    fn is_gone_but_for_files(&self) -> bool {
+        // A guard that has not started the server yet has the pipe open itself.
+        self.stdout.is_none() && self.pid().is_some_and(|guard| below(guard).is_empty())
     }
 
     /// Runs the child to its end with an empty stdin, and passes on the lines of its stdout.

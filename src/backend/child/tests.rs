@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     launcher::{Ambient, Launcher},
     stdio::{Child, ChildEvent, Exit},
+    usage::below,
     zygote::Zygote,
 };
 use crate::backend::{
@@ -398,6 +399,58 @@ async fn a_killed_guard_is_logged_and_others_are_not() {
     }
 }
 
+/// The guard ended without it, and the directory stayed with the secrets in it.
+#[tokio::test]
+async fn a_child_that_is_killed_before_its_guard_knows_it_whole_leaves_no_files() {
+    let mut spec = launch("cat");
+    // More than a pipe takes at once.
+    spec.env.insert("LARGE".into(), "x".repeat(12 << 20));
+    let (child, work) = start_as(&spec).await;
+    assert_eq!(work.path().read_dir().unwrap().count(), 1);
+    let begun = Instant::now();
+    while rustix::io::ioctl_fionread(child.stdin.as_ref().unwrap()).unwrap() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "nobody reads");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let exit = child.kill().await;
+    assert_eq!(work.path().read_dir().unwrap().count(), 0, "{exit:?}");
+}
+
+/// One that was killed in the midst of it left the rest, and was logged as one that left processes.
+#[tokio::test]
+async fn a_guard_that_removes_files_is_not_killed() {
+    let warnings = Warnings::default();
+    let _default = tracing::subscriber::set_default(warnings.clone());
+    let mut spec = launch("cat");
+    spec.args.clear();
+    let (child, work) = start_as(&spec).await;
+    let private = work.path().read_dir().unwrap().next().unwrap().unwrap();
+    for file in 0..30_000 {
+        std::fs::File::create(private.path().join(file.to_string())).unwrap();
+    }
+    let guard = child.pid().unwrap();
+    let wait_until_empty = async |is_empty: bool| {
+        let begun = Instant::now();
+        while below(guard).is_empty() != is_empty {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    wait_until_empty(false).await;
+    let pid = rustix::process::Pid::from_raw(i32::try_from(guard).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    wait_until_empty(true).await;
+    // The runtime has to know that all ends of the pipe are closed.
+    child.stdout.as_ref().unwrap().readable().await.unwrap();
+    child.kill_within(Duration::ZERO).await;
+    let begun = Instant::now();
+    while work.path().read_dir().unwrap().count() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "files are left");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(warnings.0.load(Ordering::Relaxed), 0);
+}
+
 #[test]
 #[ignore = "a helper of the test below"]
 fn helper_gateway() {
@@ -496,6 +549,30 @@ async fn a_large_line_is_translated_and_returned() {
     assert!(LargeWork::turn("other", 1 << 20).now_or_never().is_some());
     assert!(matches!(event(&mut child).await, ChildEvent::Line(_)));
     child.kill().await;
+}
+
+/// Its owner heard that it had ended, which counted as a failed start.
+#[tokio::test]
+async fn a_refusal_is_told_before_the_end_of_its_child() {
+    let refusal = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no"}}"#;
+    let mut refuses = launch("sh");
+    let script = format!("read asked; echo '{refusal}'; read asked; exit 3");
+    refuses.args = vec!["-c".into(), script];
+    let (mut child, _work) = start_as(&refuses).await;
+    let sessions = (false, Isolation::Session);
+    let translator = Translator::new("acme", Opening::Legacy, sessions, Arc::default());
+    child.translate_by(translator);
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}});
+    let initialize = format!("{initialize}\n");
+    child.out().extend_from_slice(initialize.as_bytes());
+    child.try_flush();
+    assert!(matches!(event(&mut child).await, ChildEvent::Translated));
+    let ChildEvent::Line(line) = event(&mut child).await else {
+        panic!("it is lost")
+    };
+    assert_eq!(line, refusal);
+    assert!(matches!(event(&mut child).await, ChildEvent::Closed));
+    assert_eq!(ended(&mut child).await.code, Some(3));
 }
 
 /// A thousand children that printed were read at once, before the requests of other tenants.

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     fs, io,
     path::PathBuf,
-    sync::{OnceLock, PoisonError, RwLock, RwLockWriteGuard},
+    sync::{PoisonError, RwLock, RwLockWriteGuard},
 };
 
 use super::launcher::write_private;
@@ -35,9 +35,12 @@ pub(crate) struct PrivateFiles {
 }
 
 /// The access tokens of a child.
-pub(super) struct ChildTokens {
-    by_origin: RwLock<BTreeMap<TokenFrom, State>>,
-    files: OnceLock<PrivateFiles>,
+pub(super) struct ChildTokens(RwLock<Tokens>);
+
+struct Tokens {
+    by_origin: BTreeMap<TokenFrom, State>,
+    /// Those of its present process: one that ends at the probe is replaced.
+    files: Option<PrivateFiles>,
 }
 
 /// The access token of one origin.
@@ -65,32 +68,27 @@ impl ChildTokens {
                 state.variables.push((variable.clone(), slot.form));
             }
         }
-        Self {
-            by_origin: RwLock::new(by_origin),
-            files: OnceLock::new(),
-        }
+        let files = None;
+        Self(RwLock::new(Tokens { by_origin, files }))
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        let all = self.by_origin.read();
-        all.unwrap_or_else(PoisonError::into_inner).is_empty()
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        all.by_origin.is_empty()
     }
 
-    fn all(&self) -> RwLockWriteGuard<'_, BTreeMap<TokenFrom, State>> {
-        let all = self.by_origin.write();
-        all.unwrap_or_else(PoisonError::into_inner)
+    fn all(&self) -> RwLockWriteGuard<'_, Tokens> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the private directory.
     pub(super) fn keeps(&self, files: Option<PrivateFiles>) {
-        if let Some(files) = files {
-            _ = self.files.set(files);
-        }
+        self.all().files = files;
     }
 
     /// A newer token was announced, which may be before or after the child reads its own.
     pub(super) fn changed(&self, from: &TokenFrom, number: i64) {
-        if let Some(state) = self.all().get_mut(from) {
+        if let Some(state) = self.all().by_origin.get_mut(from) {
             state.announced = state.announced.max(number);
             state.retry_ms = 0;
         }
@@ -99,13 +97,14 @@ impl ChildTokens {
     /// The origins whose token of a started child is an old one, or is to be looked at.
     pub(super) fn due(&self, now_ms: i64) -> Vec<TokenFrom> {
         let all = self.all();
-        let due = all.iter().filter(|(_, state)| state.is_due(now_ms));
+        let due = all.by_origin.iter();
+        let due = due.filter(|(_, state)| state.is_due(now_ms));
         due.map(|(from, _)| from.clone()).collect()
     }
 
     /// Records the token that a child is started with.
     pub(super) fn given(&self, from: &TokenFrom, token: &AccessToken) {
-        if let Some(state) = self.all().get_mut(from) {
+        if let Some(state) = self.all().by_origin.get_mut(from) {
             (state.given, state.look_ms) = (Some(token.version), token.look_ms);
         }
     }
@@ -113,12 +112,12 @@ impl ChildTokens {
     /// Writes a newer token into the files of the child; false if it has the token elsewhere, too, or the
     /// files cannot be written.
     pub(super) fn renew(&self, from: &TokenFrom, token: &AccessToken) -> bool {
-        let mut all = self.all();
-        let Some(state) = all.get_mut(from) else {
+        let all = &mut *self.all();
+        let Some(state) = all.by_origin.get_mut(from) else {
             return true;
         };
         let is_new = state.given.is_none_or(|given| given < token.version);
-        if is_new && !self.rewrite(&state.variables, &token.value) {
+        if is_new && !state.rewrite(all.files.as_ref(), &token.value) {
             return false;
         }
         (state.given, state.look_ms) = (Some(token.version), token.look_ms);
@@ -126,31 +125,28 @@ impl ChildTokens {
     }
 
     pub(super) fn retry(&self, from: &TokenFrom, at_ms: i64) {
-        if let Some(state) = self.all().get_mut(from) {
+        if let Some(state) = self.all().by_origin.get_mut(from) {
             state.retry_ms = at_ms;
         }
     }
+}
 
-    fn rewrite(&self, variables: &[(String, SlotForm)], value: &Secret) -> bool {
-        let mut forms = variables.iter();
-        let Some(files) = self
-            .files
-            .get()
-            .filter(|_| forms.all(|(_, form)| *form == SlotForm::File))
-        else {
+impl State {
+    /// Rewrites the token in the files of the child.
+    fn rewrite(&self, files: Option<&PrivateFiles>, value: &Secret) -> bool {
+        let mut forms = self.variables.iter();
+        let files = files.filter(|_| forms.all(|(_, form)| *form == SlotForm::File));
+        let Some(files) = files else {
             return false;
         };
-        let written = variables
-            .iter()
-            .try_for_each(|(name, _)| files.rewrite(name, value));
+        let mut names = self.variables.iter().map(|(name, _)| name);
+        let written = names.try_for_each(|name| files.rewrite(name, value));
         if let Err(error) = &written {
             tracing::info!(%error, "a child cannot get a new access token by its file");
         }
         written.is_ok()
     }
-}
 
-impl State {
     fn is_due(&self, now_ms: i64) -> bool {
         let is_old = self.given.is_some_and(|given| given < self.announced);
         let is_looked_at =
@@ -236,5 +232,21 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "token 2");
         assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    /// It was written where the files of the process before it had been, and the child was restarted.
+    #[test]
+    fn a_process_that_replaces_another_gets_the_token_in_its_own_files() {
+        let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let tokens = tokens(SlotForm::File);
+        for dir in &dirs {
+            let (dir, uid) = (dir.path().to_owned(), None);
+            tokens.keeps(Some(PrivateFiles { dir, uid }));
+        }
+        let [first, second] = dirs;
+        first.close().unwrap();
+        assert!(tokens.renew(&u(), &token(1)));
+        let written = fs::read_to_string(second.path().join("T")).unwrap();
+        assert_eq!(written, "token 1");
     }
 }

@@ -35,12 +35,15 @@ pub(super) fn below(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let mut parents = vec![pid];
     while let Some(parent) = parents.pop() {
-        let path = format!("/proc/{parent}/task/{parent}/children");
-        let children = fs::read_to_string(path).unwrap_or_default();
-        let children = children.split_ascii_whitespace();
-        for child in children.filter_map(|text| text.parse().ok()) {
-            found.push(child);
-            parents.push(child);
+        // Each thread has a list of its own: of what it has started itself.
+        let threads = fs::read_dir(format!("/proc/{parent}/task"));
+        for thread in threads.into_iter().flatten().flatten() {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            let children = children.split_ascii_whitespace();
+            for child in children.filter_map(|text| text.parse().ok()) {
+                found.push(child);
+                parents.push(child);
+            }
         }
         if found.len() > MAX_PROCESSES {
             break;
@@ -51,3 +54,29 @@ pub(super) fn below(pid: u32) -> Vec<u32> {
 
 /// The most processes that are measured in one tree.
 const MAX_PROCESSES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        process::{Command, Stdio},
+        thread,
+    };
+
+    use super::super::usage::*;
+
+    /// What the first thread had not started itself counted for no quota, and was listed nowhere.
+    #[test]
+    fn what_any_thread_has_started_is_found() {
+        let own = std::process::id();
+        let started = thread::spawn(move || {
+            let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            // While this thread lives: another one would take over what it has started.
+            let found = below(own);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            (child.id(), found)
+        });
+        let (child, found) = started.join().unwrap();
+        assert!(found.contains(&child), "{child} is not in {found:?}");
+    }
+}

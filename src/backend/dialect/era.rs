@@ -1,7 +1,10 @@
 //! Eras that a server understands: the probe for the modern one, and what is known (2026-07-28 stdio,
 //! "Backward Compatibility").
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::{
+    sync::atomic::{AtomicU8, Ordering},
+    time::Duration,
+};
 
 use bytes::{BufMut, BytesMut};
 
@@ -41,6 +44,9 @@ impl Known {
 
 /// The raw id of the probe: the last one that requests of sessions get, in 32 bits with a sign.
 pub(crate) const PROBE: &[u8] = b"2147483647";
+
+/// The time for the answer to a probe.
+pub(crate) const PROBE_WAIT: Duration = Duration::from_secs(3);
 
 /// Appends the probe as a line: a request for which servers of the modern era have an answer.
 pub(crate) fn push_probe(out: &mut BytesMut) {

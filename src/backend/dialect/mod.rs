@@ -29,7 +29,7 @@ mod results;
 mod translated;
 mod translator;
 
-pub(crate) use self::era::{KnownEra, PROBE, is_modern, push_probe};
+pub(crate) use self::era::{KnownEra, PROBE, PROBE_WAIT, is_modern, push_probe};
 pub(crate) use self::id_blocks::{IdBlocks, IdLease, OWN_IDS};
 pub(crate) use self::legacy::{Legacy, owe};
 pub(crate) use self::modern::asked_call;

@@ -2,12 +2,17 @@
 //!
 //! It goes as soon as the child has shown that it is one, and stays if it is none.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::era::{KnownEra, PROBE, is_modern, may_be_modern};
+use super::era::{KnownEra, PROBE, PROBE_WAIT, is_modern, may_be_modern};
 use super::modern::{Modern, To};
 use crate::base::budget::LargeWork;
 use crate::declare::Isolation;
@@ -41,7 +46,7 @@ enum Phase {
     /// The child gets the `initialize` of the owner.
     Legacy,
     /// The child has refused that, as servers without sessions do, and is asked whether it is one.
-    Refused(Message),
+    Refused(Box<Refusal>),
     /// The child has not answered a probe and gets the `initialize` of the owner as well: its first answer
     /// decides.
     Both,
@@ -54,6 +59,15 @@ enum Phase {
     Begun,
     /// The child is a session-based one.
     Over,
+}
+
+/// The answer that its owner gets, unless the child is a server of the modern era.
+struct Refusal {
+    answer: Message,
+    /// The time until which the child may say so.
+    until: Instant,
+    /// Wakes the task of the owner then.
+    alarm: Option<Pin<Box<Sleep>>>,
 }
 
 /// How a session with a child begins.
@@ -187,6 +201,27 @@ impl Translator {
         });
     }
 
+    /// The child says nothing more: the refusal that its owner has not got yet.
+    pub(crate) fn closed(&mut self) -> Option<Bytes> {
+        let Phase::Refused(refusal) = &self.phase else {
+            return None;
+        };
+        let answer = refusal.answer.bytes().clone();
+        self.known.modern.set(Some(false));
+        self.phase = Phase::Over;
+        Some(answer)
+    }
+
+    /// Waits for the refusal that its owner gets of a child which does not answer the question behind it.
+    pub(crate) fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        if let Phase::Refused(refusal) = &mut self.phase {
+            let Refusal { until, alarm, .. } = &mut **refusal;
+            let alarm = alarm.get_or_insert_with(|| Box::pin(sleep_until(*until)));
+            ready!(alarm.as_mut().poll(cx));
+        }
+        self.closed().map_or(Poll::Pending, Poll::Ready)
+    }
+
     fn line_of_owner(&mut self, end: usize, to: &mut To<'_>) {
         let line = self.inbox.split_to(end + 1);
         let is_modern = matches!(self.phase, Phase::Modern { .. } | Phase::Begun);
@@ -244,7 +279,11 @@ impl Translator {
             && may_be_modern(&answer)
         {
             self.modern.begin(initialize, PROBE, to);
-            self.phase = Phase::Refused(answer);
+            self.phase = Phase::Refused(Box::new(Refusal {
+                answer,
+                until: to.now + PROBE_WAIT,
+                alarm: None,
+            }));
             return;
         }
         // One that refuses now may have become a server of the other era.
@@ -267,7 +306,7 @@ impl Translator {
         match (before, &self.initialize, is_modern) {
             (Phase::Refused(refusal), _, false) => {
                 self.phase = Phase::Over;
-                to.owner.push_back(refusal.bytes().clone());
+                to.owner.push_back(refusal.answer.bytes().clone());
             }
             (_, _, false) => {}
             (_, None, true) => self.phase = Phase::Modern { is_assumed: false },

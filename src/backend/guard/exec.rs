@@ -11,6 +11,7 @@ use std::{
 
 use rustix::{
     fs::Mode,
+    io::Errno,
     process::{Pid, Resource, Rlimit, Signal},
     thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets},
 };
@@ -138,5 +139,38 @@ pub(super) fn refuse(command: &OsStr, error: &io::Error) -> i32 {
     NOT_STARTED
 }
 
+/// The same of a command that there is no process for. The machine may have none left, which the gateway has to know.
+pub(super) fn refuse_process(command: &OsStr, error: &io::Error) -> i32 {
+    let code = refuse(command, error);
+    let is_shortage = Errno::from_io_error(error).is_some_and(|errno| {
+        matches!(
+            errno,
+            Errno::AGAIN | Errno::NOMEM | Errno::NFILE | Errno::MFILE
+        )
+    });
+    if is_shortage { NO_PROCESS } else { code }
+}
+
 /// The exit code of shells for a command that could not be started.
 pub(super) const NOT_STARTED: i32 = 127;
+
+/// The exit code of a guard whose machine had no process left for the server: the first one that shells use for no
+/// signal.
+pub(crate) const NO_PROCESS: i32 = 193;
+
+#[cfg(test)]
+mod tests {
+    use super::super::exec::*;
+
+    #[test]
+    fn a_machine_without_processes_is_told_from_a_command_that_cannot_be_started() {
+        for (errno, code) in [
+            (Errno::AGAIN, NO_PROCESS),
+            (Errno::NOMEM, NO_PROCESS),
+            (Errno::INVAL, NOT_STARTED),
+            (Errno::PERM, NOT_STARTED),
+        ] {
+            assert_eq!(refuse_process(OsStr::new("x"), &errno.into()), code);
+        }
+    }
+}

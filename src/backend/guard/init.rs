@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use super::{
-    exec::{become_server, refuse},
+    exec::{become_server, refuse, refuse_process},
     protocol::LaunchRequest,
 };
 use crate::backend::{
@@ -40,9 +40,15 @@ pub(super) fn run(request: &LaunchRequest, user: User, guard: &OwnedFd) -> io::R
     user.map()?;
     set_up(&request.restrictions, request.private.as_deref())?;
     let signals = signals()?;
-    let Clone::Parent(server) = clone(0, None)? else {
-        let error = become_server(request, Pid::from_raw(1));
-        std::process::exit(refuse(&request.command, &error))
+    let server = match clone(0, None) {
+        Ok(Clone::Parent(server)) => server,
+        Ok(Clone::Child) => {
+            let error = become_server(request, Pid::from_raw(1));
+            std::process::exit(refuse(&request.command, &error))
+        }
+        // In a cgroup it may be the limit of the server itself.
+        Err(error) if request.restrictions.group.is_some() => return Err(error),
+        Err(error) => return Ok(refuse_process(&request.command, &error)),
     };
     drop_streams()?;
     let mut has_ended = false;

@@ -18,6 +18,7 @@ mod supervisor;
 mod tree;
 mod zygote;
 
+pub(crate) use self::exec::NO_PROCESS;
 pub(crate) use self::protocol::LaunchRequest;
 pub(crate) use self::stages::{GUARD_ARGUMENT, ZYGOTE};
 pub(crate) use self::zygote::STREAMS;

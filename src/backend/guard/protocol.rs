@@ -36,15 +36,15 @@ impl LaunchRequest {
     /// Encodes the message, with its length in front.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut to = vec![0; 4];
-        text(&mut to, self.command.as_bytes());
-        text(&mut to, self.cwd.as_os_str().as_bytes());
-        // The empty path stands for none.
+        // First: the guard removes it even if the rest does not come. The empty path stands for none.
         text(
             &mut to,
             self.private
                 .as_deref()
                 .map_or(&[], |path| path.as_os_str().as_bytes()),
         );
+        text(&mut to, self.command.as_bytes());
+        text(&mut to, self.cwd.as_os_str().as_bytes());
         to.extend_from_slice(&self.files.to_le_bytes());
         to.extend_from_slice(&self.file_size.to_le_bytes());
         count(&mut to, self.args.len());
@@ -67,9 +67,10 @@ impl LaunchRequest {
     /// Decodes a message without its length; none unless the bytes are exactly one message.
     pub(super) fn decode(mut from: &[u8]) -> Option<Self> {
         let from = &mut from;
+        let private = Self::private_in(from);
+        text_of(from)?;
         let command = text_of(from)?;
         let cwd = PathBuf::from(text_of(from)?);
-        let private = Some(PathBuf::from(text_of(from)?)).filter(|path| path != Path::new(""));
         let (files, file_size) = (long(from)?, long(from)?);
         let args = (0..number(from)?)
             .map(|_| text_of(from))
@@ -88,6 +89,12 @@ impl LaunchRequest {
             restrictions: Restrictions::decode(from)?,
         };
         from.is_empty().then_some(all)
+    }
+
+    /// The private directory in a message, which may be cut off behind it.
+    pub(super) fn private_in(mut message: &[u8]) -> Option<PathBuf> {
+        let path = PathBuf::from(text_of(&mut message)?);
+        Some(path).filter(|path| path != Path::new(""))
     }
 }
 
@@ -298,6 +305,8 @@ mod tests {
         fn an_encoded_request_decodes_to_itself(request in request()) {
             let bytes = request.encode();
             prop_assert_eq!(bytes[..4].to_vec(), u32::try_from(bytes.len() - 4).unwrap().to_le_bytes());
+            let private = request.private.clone();
+            prop_assert_eq!(LaunchRequest::private_in(&bytes[4..]), private);
             prop_assert_eq!(LaunchRequest::decode(&bytes[4..]), Some(request));
         }
 

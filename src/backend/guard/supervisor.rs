@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use super::{
-    exec::{become_server, refuse},
+    exec::{become_server, refuse, refuse_process},
     init,
     protocol::LaunchRequest,
     tree::{Left, Tree},
@@ -37,7 +37,8 @@ use crate::backend::{
 };
 
 impl LaunchRequest {
-    /// Reads exactly one message from stdin: the rest belongs to the server.
+    /// Reads exactly one message from stdin: the rest belongs to the server. Of one that is cut off, since its server is
+    /// not wanted any more, the private directory is removed: it may have secrets.
     fn receive() -> io::Result<Self> {
         let mut length = [0; 4];
         read_exact(&mut length)?;
@@ -46,7 +47,10 @@ impl LaunchRequest {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut body = vec![0; length];
-        read_exact(&mut body)?;
+        if let Err(error) = read_exact(&mut body) {
+            remove(Self::private_in(&body).as_deref(), None);
+            return Err(error);
+        }
         Self::decode(&body).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 }
@@ -80,7 +84,7 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         Ok(server) => server,
         Err(error) => {
             remove(private.as_deref(), group.as_deref());
-            return Ok(refuse(&request.command, &error));
+            return Ok(refuse_process(&request.command, &error));
         }
     };
     drop(request);

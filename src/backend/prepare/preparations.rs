@@ -318,6 +318,7 @@ impl Preparations {
         };
         match ended {
             Some(Ok(exit)) if exit.code == Some(0) => Ok(()),
+            Some(Ok(exit)) if exit.is_shortage() => Err(Failure::Refused(Refused::Busy)),
             Some(Ok(exit)) => {
                 let why = match (exit.code, exit.signal) {
                     (Some(code), _) => format!("it ended with {code}"),
@@ -678,6 +679,16 @@ const ERRORS: u64 = 64 << 10;
 mod tests {
     use super::super::preparations::*;
     use crate::backend::starter::tests::{preparations, server, starter};
+
+    /// It counted as a failure of the server, and was remembered.
+    #[tokio::test]
+    async fn a_preparation_without_a_process_is_no_failure_of_its_server() {
+        let (starter, _work) = starter(1);
+        let preparations = preparations(&starter);
+        let server = server("prepare: [sh, -c, exit 193]");
+        let refused = preparations.prepared(&server).await.err();
+        assert!(matches!(refused, Some(Refused::Busy)), "{refused:?}");
+    }
 
     /// The program of the first one's preparation was its own to replace, and became that of the others.
     #[tokio::test]

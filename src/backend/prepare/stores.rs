@@ -150,8 +150,10 @@ impl Stores {
             let link = self.dir.join(name);
             let is_complete = fs::read_link(&link).is_ok_and(|of| of == *target);
             let longest = if is_complete { kept } else { ABANDONED };
-            let age = entry.metadata().and_then(|found| found.modified());
-            let is_old = age.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= longest));
+            let changed = entry.metadata().and_then(|found| found.modified());
+            // A time far ahead is one that its recipe has set.
+            let age = changed.map(|at| at.elapsed().unwrap_or_else(|ahead| ahead.duration()));
+            let is_old = age.is_ok_and(|age| age >= longest);
             if !is_old || (is_complete && named.contains(name)) {
                 continue;
             }
@@ -357,6 +359,15 @@ mod tests {
         age(&path, day * 6);
         assert_eq!(stores.tidy(&HashSet::new(), KEPT), 0, "it is not that old");
         age(&path, day * 8);
+        assert_eq!(stores.tidy(&HashSet::new(), KEPT), 1);
+        assert_eq!(left(&stores), 0);
+        // One of a file system whose clock is ahead, and one that its recipe has dated.
+        let path = made(&stores, &name).path;
+        let of_later = fs::File::open(&path).unwrap();
+        let now = of_later.metadata().unwrap().modified().unwrap();
+        of_later.set_modified(now + day).unwrap();
+        assert_eq!(stores.tidy(&HashSet::new(), KEPT), 0);
+        of_later.set_modified(now + day * 8).unwrap();
         assert_eq!(stores.tidy(&HashSet::new(), KEPT), 1);
         assert_eq!(left(&stores), 0);
     }

@@ -27,8 +27,8 @@ use tokio::{
 /// The looks of one gateway.
 pub(super) struct Looks {
     silent: RwLock<Silent>,
-    /// Mount points of this machine.
-    mounts: Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>,
+    /// The mounts of this machine at the moment.
+    mounts: Box<dyn Fn() -> Vec<Mount> + Send + Sync>,
     /// Told of each question before it is asked.
     #[cfg(test)]
     asked: Box<dyn Fn(&Path) + Send + Sync>,
@@ -37,18 +37,27 @@ pub(super) struct Looks {
 /// File systems that did not answer in time.
 #[derive(Default)]
 struct Silent {
-    /// Mount points, when the last of them was found.
-    mounts: Vec<PathBuf>,
+    /// All mounts, when the last of them was found or looked for.
+    mounts: Vec<Mount>,
     /// The questions.
     questions: Vec<Question>,
 }
 
 /// A question that was not answered in time.
 struct Question {
-    mount: Option<PathBuf>,
+    /// The number of the mount.
+    mount: Option<u64>,
     since: Instant,
     /// Gone once it was answered.
     look: Weak<Look>,
+}
+
+/// A mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    /// Its own for as long as anything uses it: another one in its place has another.
+    number: u64,
+    point: PathBuf,
 }
 
 /// A look that is under way.
@@ -105,9 +114,7 @@ impl Looks {
     pub(super) fn new() -> Self {
         Self {
             silent: RwLock::default(),
-            mounts: Box::new(|| {
-                mount_points(&fs::read("/proc/self/mountinfo").unwrap_or_default())
-            }),
+            mounts: Box::new(|| mounts_in(&fs::read("/proc/self/mountinfo").unwrap_or_default())),
             #[cfg(test)]
             asked: Box::new(|_| ()),
         }
@@ -119,6 +126,10 @@ impl Looks {
         mounts: Vec<PathBuf>,
         asked: impl Fn(&Path) + Send + Sync + 'static,
     ) -> Self {
+        let mounts: Vec<_> = (0..)
+            .zip(mounts)
+            .map(|(number, point)| Mount { number, point })
+            .collect();
         Self {
             mounts: Box::new(move || mounts.clone()),
             asked: Box::new(asked),
@@ -222,7 +233,7 @@ impl Looks {
         let Silent { questions, .. } = &mut *silent;
         questions.retain(|question| question.look.strong_count() > 0);
         questions.push(Question {
-            mount: mount_of(path, &mounts).map(Path::to_owned),
+            mount: mount_of(path, &mounts),
             since,
             look: Arc::downgrade(look),
         });
@@ -232,14 +243,29 @@ impl Looks {
     /// Whether the file system of a path has not answered for so long.
     fn is_silent(&self, path: &Path, patience: Duration) -> bool {
         let silent = self.silent.read().unwrap_or_else(PoisonError::into_inner);
-        let Silent { mounts, questions } = &*silent;
+        if !silent.is_asked(path, patience) {
+            return false;
+        }
+        drop(silent);
+        // What was mounted there since is another one. Only here: the table may be long.
+        let mounts = (self.mounts)();
+        let mut silent = self.silent.write().unwrap_or_else(PoisonError::into_inner);
+        silent.mounts = mounts;
+        silent.is_asked(path, patience)
+    }
+}
+
+impl Silent {
+    /// Whether the file system of a path was asked so long ago, and has not answered.
+    fn is_asked(&self, path: &Path, patience: Duration) -> bool {
+        let Self { mounts, questions } = self;
         let is_open = |question: &&Question| {
             question.look.strong_count() > 0 && question.since.elapsed() >= patience
         };
         let mut open = questions.iter().filter(is_open).peekable();
         open.peek().is_some() && {
             let mount = mount_of(path, mounts);
-            open.any(|question| question.mount.as_deref() == mount)
+            open.any(|question| question.mount == mount)
         }
     }
 }
@@ -573,19 +599,23 @@ fn unseen(dir: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::WouldBlock, why)
 }
 
-/// The innermost mount point around a path without links.
-fn mount_of<'m>(path: &Path, mounts: &'m [PathBuf]) -> Option<&'m Path> {
-    let around = mounts.iter().filter(|mount| path.starts_with(mount));
-    around
-        .max_by_key(|mount| mount.as_os_str().len())
-        .map(PathBuf::as_path)
+/// The number of the innermost mount around a path without links: the last one of several at the same point.
+fn mount_of(path: &Path, mounts: &[Mount]) -> Option<u64> {
+    let around = mounts.iter().filter(|mount| path.starts_with(&mount.point));
+    let innermost = around.max_by_key(|mount| mount.point.as_os_str().len());
+    innermost.map(|mount| mount.number)
 }
 
-/// Mount points in a table of mounts (proc(5), "/proc/pid/mountinfo": the fifth field).
-fn mount_points(table: &[u8]) -> Vec<PathBuf> {
+/// The mounts in a table of them (proc(5), "/proc/pid/mountinfo": the first and the fifth field).
+fn mounts_in(table: &[u8]) -> Vec<Mount> {
+    let mount = |line: &[u8]| {
+        let mut fields = line.split(|&byte| byte == b' ');
+        let number = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+        let point = unescaped(fields.nth(3)?).into();
+        Some(Mount { number, point })
+    };
     let lines = table.split(|&byte| byte == b'\n');
-    let points = lines.filter_map(|line| line.split(|&byte| byte == b' ').nth(4));
-    points.map(|point| unescaped(point).into()).collect()
+    lines.filter_map(mount).collect()
 }
 
 /// Reads `\040` and the like, which stand for bytes that would break the table.
@@ -777,10 +807,38 @@ mod tests {
     #[test]
     fn mount_points_are_read_as_the_kernel_writes_them() {
         let table = b"21 1 0:1 / / rw - ext4 /dev/a rw\n22 21 0:2 / /a\\040b\\134 rw shared:1 - nfs h:/x rw\n";
-        let mounts = mount_points(table);
-        assert_eq!(mounts, ["/", "/a b\\"].map(PathBuf::from));
-        for (path, mount) in [("/a b\\/c", "/a b\\"), ("/a b", "/"), ("/", "/")] {
-            assert_eq!(mount_of(Path::new(path), &mounts), Some(Path::new(mount)));
+        let mounts = mounts_in(table);
+        let expected = [(21, "/"), (22, "/a b\\")];
+        assert_eq!(mounts, expected.map(mount));
+        for (path, number) in [("/a b\\/c", 22), ("/a b", 21), ("/", 21)] {
+            assert_eq!(mount_of(Path::new(path), &mounts), Some(number));
         }
+    }
+
+    fn mount((number, point): (u64, &str)) -> Mount {
+        let point = point.into();
+        Mount { number, point }
+    }
+
+    /// Starts were refused until the gateway was restarted: the old one may be away for ever.
+    #[test]
+    fn what_is_mounted_in_the_place_of_a_silent_file_system_is_asked() {
+        let table = Arc::new(RwLock::new(vec![(1, "/"), (2, "/mnt/share")]));
+        let read = Arc::clone(&table);
+        let looks = Arc::new(Looks {
+            mounts: Box::new(move || read.read().unwrap().iter().copied().map(mount).collect()),
+            ..Looks::new()
+        });
+        let asked = Look::begin(&looks, Duration::ZERO);
+        looks.note(Path::new("/mnt/share/a"), Instant::now(), &asked);
+        let is_silent = |path: &str| looks.is_silent(Path::new(path), Duration::ZERO);
+        assert!(is_silent("/mnt/share/a") && is_silent("/mnt/share/b/c"));
+        table.write().unwrap().push((3, "/mnt/share/b"));
+        assert!(is_silent("/mnt/share/a") && !is_silent("/mnt/share/b/c"));
+        *table.write().unwrap() = vec![(1, "/"), (4, "/mnt/share")];
+        assert!(!is_silent("/mnt/share/a"), "it is another one");
+        *table.write().unwrap() = vec![(1, "/"), (2, "/elsewhere")];
+        looks.note(Path::new("/elsewhere"), Instant::now(), &asked);
+        assert!(is_silent("/elsewhere/a") && !is_silent("/mnt/share/a"));
     }
 }

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::backend::{
     Occasion, Place, Pool, Refused, Stage, Started,
-    child::{Child, ChildEvent, Owner, Restart},
+    child::{Child, ChildEvent, Exit as ChildExit, Owner, Restart},
     dialect::{IdBlocks, log_own_error},
 };
 use crate::{
@@ -252,17 +252,24 @@ impl RunningChild {
                 ChildEvent::TooLong => return Err(Refused::Failed("oversized_line")),
                 ChildEvent::Closed => {
                     // Its exit follows, and says why.
-                    let ended = timeout(EXIT, self.child.ended()).await;
-                    let why = ended.map_or_else(|_| CLOSED.to_owned(), |exit| exit.in_words());
-                    self.place.fail(Stage::Initialize, &why);
+                    if let Ok(exit) = timeout(EXIT, self.child.ended()).await {
+                        return Err(self.ended(&exit));
+                    }
+                    self.place.fail(Stage::Initialize, CLOSED);
                     return Err(Refused::Failed("backend_exited"));
                 }
-                ChildEvent::Exited(exit) => {
-                    self.place.fail(Stage::Initialize, &exit.in_words());
-                    return Err(Refused::Failed("backend_exited"));
-                }
+                ChildEvent::Exited(exit) => return Err(self.ended(&exit)),
             }
         }
+    }
+
+    /// The child has ended before it was initialized.
+    fn ended(&mut self, exit: &ChildExit) -> Refused {
+        if exit.is_shortage() {
+            return Refused::Busy;
+        }
+        self.place.fail(Stage::Initialize, &exit.in_words());
+        Refused::Failed("backend_exited")
     }
 
     /// Ends a child whose start failed.
@@ -272,8 +279,8 @@ impl RunningChild {
             self.place.succeeded();
             Exit::Stopped
         } else {
-            // The end of the gateway is no failure of the server.
-            if !self.shared.halt.is_cancelled() {
+            // The end of the gateway is no failure of the server, and neither is a machine without processes.
+            if !self.shared.halt.is_cancelled() && !matches!(refused, Refused::Busy) {
                 self.place.fail(Stage::Initialize, &refused.in_words());
             }
             Exit::FailedStart

@@ -136,6 +136,34 @@ fn a_server_that_refuses_initialize_is_asked_whether_it_is_modern() {
     }
 }
 
+/// It was lost with a server that ended at the question behind it, or had no answer to that.
+#[tokio::test]
+async fn a_refusal_is_told_without_an_answer_to_the_question_behind_it() {
+    let refused = answer("1", r#""error":{"code":-32602,"message":"no"}"#);
+    let asked = |waited: Duration| {
+        let mut both = Both::new(Opening::Legacy);
+        assert_eq!(both.translator.closed(), None);
+        both.now -= waited;
+        both.owner_writes(INITIALIZE);
+        let (asked, told) = both.server_writes(&refused);
+        assert!(asked.contains("server/discover") && told.is_empty());
+        both
+    };
+    let mut context = Context::from_waker(std::task::Waker::noop());
+    let mut ends = asked(Duration::ZERO);
+    assert!(ends.translator.poll_silence(&mut context).is_pending());
+    assert_eq!(ends.translator.closed().unwrap(), refused);
+    let mut is_silent = asked(PROBE_WAIT);
+    let told = is_silent.translator.poll_silence(&mut context);
+    assert_eq!(told, Poll::Ready(Bytes::from(refused)));
+    for mut both in [ends, is_silent] {
+        assert!(both.translator.is_over());
+        assert_eq!(both.known.modern.get(), Some(false));
+        assert_eq!(both.translator.closed(), None, "it was told");
+        assert!(both.translator.poll_silence(&mut context).is_pending());
+    }
+}
+
 #[test]
 fn the_first_answer_of_a_slow_server_decides() {
     let probe = std::str::from_utf8(PROBE).unwrap();

@@ -89,7 +89,7 @@ impl Session {
             }
             ChildEvent::Closed => self.child_lost(CallError::EXITED),
             ChildEvent::Exited(exit) if self.link.initializing().is_some() => {
-                self.child_lost_by(CallError::EXITED, &exit.in_words());
+                self.start_ended(&exit);
             }
             ChildEvent::Exited(exit) => {
                 tracing::warn!(

@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Stage,
-        child::Restart,
+        Refused, Stage,
+        child::{Exit as ChildExit, Restart},
         dialect::{AskId, CallId},
         shared::{Loss, routing},
     },
@@ -154,6 +154,19 @@ impl Session {
         if is_crash && !self.lifetime.is_over() && self.is_awaited() {
             self.acquire_backend();
         }
+    }
+
+    /// Handles the end of the session's own child before it was initialized: that of one for which the machine had no
+    /// process is no failure of the server.
+    pub(super) fn start_ended(&mut self, exit: &ChildExit) {
+        if !exit.is_shortage() {
+            return self.child_lost_by(CallError::EXITED, &exit.in_words());
+        }
+        if let Some(own) = self.unlink() {
+            self.stop_child(own, Exit::FailedStart);
+        }
+        self.core.metrics.starts_refused.add(1);
+        self.start_refused(&Refused::Busy);
     }
 
     fn count_crash(&mut self, own: &Own) {

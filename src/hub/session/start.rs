@@ -378,7 +378,7 @@ impl Session {
     }
 
     /// Answers the calls that wait for a backend, which could not be started.
-    fn start_refused(&mut self, refused: &Refused) {
+    pub(super) fn start_refused(&mut self, refused: &Refused) {
         let error = CallError::of(refused);
         let initializing = self.lifetime.initializing();
         let trace = initializing.and_then(|initializing| initializing.trace.as_ref());

@@ -343,6 +343,23 @@ async fn a_failing_server_is_left_alone_and_others_are_served() {
     );
 }
 
+/// Each such start counted as a failure of the server, whose circuit opened for everybody.
+#[tokio::test]
+async fn a_machine_without_processes_is_no_failure_of_a_server() {
+    for isolation in ["session", "tenant"] {
+        // As a guard ends that gets no process for its server.
+        let gateway = served(json!({"command": "/bin/sh", "args": ["-c", "exit 193"],
+            "isolation": isolation}))
+        .await;
+        let stranger = gateway.stranger("a", "main");
+        for _ in 0..7 {
+            let response = stranger.post(&opening("2025-11-25")).await;
+            let status = response.status();
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{isolation}");
+        }
+    }
+}
+
 /// The circuit opened for everybody: a client shut all others out of a server by an `initialize` that
 /// it dies of.
 #[tokio::test]

@@ -26,6 +26,7 @@ use super::{
     core::{Command, Handle},
     ownership::{LookupSource, Place, ReplicaLease},
     stateless::{Caller, Stateless},
+    stream::{Next, Reader},
 };
 use crate::base::{
     MacKeys,
@@ -42,7 +43,7 @@ use crate::{
     declare::{Catalog, SecretChange, Server, Tenant},
     error::Error,
     manifest::reader,
-    protocol::{Body, Message},
+    protocol::{Body, Kind, Message},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
         BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
@@ -613,6 +614,65 @@ async fn a_response_that_waits_for_the_record_is_given_when_the_session_is_delet
     assert!(ended.is_ok(), "{ended:?}");
     assert!(answer["result"].is_object(), "{answer}");
     drop(gate);
+    bench.end().await;
+}
+
+/// Reads so many results from a listener.
+async fn results(reader: &mut Reader, mut count: usize) {
+    while count > 0 {
+        let next = tokio::time::timeout(Duration::from_secs(20), reader.next()).await;
+        let Next::Events(events) = next.expect("no event") else {
+            panic!("the listener has ended");
+        };
+        let messages = events.into_iter().map(|(_, event)| Message::parse(event));
+        let is_result = |message: &Message| message.kind() == Kind::Result;
+        count -= messages.map(Result::unwrap).filter(is_result).count();
+    }
+}
+
+/// They were in no count: a client had any number of them, each of them with the ids of all others in the log.
+#[tokio::test]
+async fn responses_that_wait_for_the_record_are_open_calls_of_their_session() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let access = bench.access("ada");
+    let (id, mut reader) = bench.hub.connect(&access).await.unwrap();
+    let post = async |message: Message| {
+        let (by, body) = (Transport::Sse2024, Body::One(message));
+        let hub = &bench.hub;
+        let posted = hub.deliver(&access, by, id.as_str(), body, Form::Sse, (None, None));
+        posted.await.unwrap().answer().await
+    };
+    let begun = post(initialize_in("2024-11-05", "ada")).await;
+    assert!(matches!(begun, Answer::Accepted));
+    results(&mut reader, 1).await;
+    let level = |id: usize| {
+        let message = json!({"jsonrpc": "2.0", "id": id, "method": "logging/setLevel",
+            "params": {"level": "error"}});
+        Message::parse(message.to_string().into()).unwrap()
+    };
+    let most = bench.hub.0.config.stream.per_session;
+    let gate = directory.gate.write().await;
+    for id in 0..most {
+        assert!(matches!(post(level(id)).await, Answer::Accepted), "{id}");
+    }
+    let answered = async {
+        while bench.hub.children().iter().any(|child| child.calls > 0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let answered = tokio::time::timeout(Duration::from_secs(20), answered).await;
+    assert!(answered.is_ok(), "the child has answered all of them");
+    let refused = post(level(most)).await;
+    assert!(matches!(refused, Answer::Refused(Error::Limit { .. })));
+    drop(gate);
+    results(&mut reader, most).await;
+    assert!(matches!(post(level(most)).await, Answer::Accepted));
     bench.end().await;
 }
 

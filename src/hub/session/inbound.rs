@@ -196,7 +196,9 @@ impl Session {
 
     fn check_streams(&self, calls: usize) -> Result<(), Error> {
         let room = if self.client.transport() == Transport::Sse2024 {
-            self.streams.check_calls(calls, self.calls.count())
+            // Those whose responses wait for the record have not been answered either.
+            let others = self.calls.count() + self.lease.held();
+            self.streams.check_calls(calls, others)
         } else {
             self.streams.check_room()
         };

@@ -729,9 +729,14 @@ async fn a_server_with_too_many_capabilities_is_not_used() {
 #[tokio::test]
 async fn a_session_is_initialized_once_the_next_owner_would_know() {
     let told = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-    for (revision, told) in [("2025-11-25", told.clone()), ("2025-03-26", json!([told]))] {
+    for (isolation, revision, told) in [
+        ("session", "2025-11-25", told.clone()),
+        ("session", "2025-03-26", json!([told])),
+        // Its server may be declared for one session each by then.
+        ("tenant", "2025-11-25", told),
+    ] {
         let (directory, owner) = replica().await;
-        let bench = Bench::over(&json!({}), |stores| {
+        let bench = Bench::over(&json!({"isolation": isolation}), |stores| {
             stores.directory = Arc::clone(&directory) as _;
             stores.owner = Arc::clone(&owner);
         });
@@ -746,12 +751,18 @@ async fn a_session_is_initialized_once_the_next_owner_would_know() {
             () = directory.asked.notified() => {}
         }
         let early = tokio::time::timeout(Duration::from_millis(500), &mut first).await;
-        assert!(early.is_err(), "{revision}: before it is written");
+        assert!(
+            early.is_err(),
+            "{isolation} {revision}: before it is written"
+        );
         // There is nothing to write of a second one.
         let again = client.send(&told).await;
-        assert!(matches!(again, Answer::Accepted), "{revision}");
+        assert!(matches!(again, Answer::Accepted), "{isolation} {revision}");
         drop(gate);
-        assert!(matches!(first.await, Answer::Accepted), "{revision}");
+        assert!(
+            matches!(first.await, Answer::Accepted),
+            "{isolation} {revision}"
+        );
         let found = directory.find(&client.id).await.unwrap().unwrap();
         let record = String::from_utf8(found.record.kept.to_vec()).unwrap();
         assert!(record.contains(r#""is_initialized":true"#), "{record}");

@@ -448,6 +448,9 @@ impl Directory for Gated {
         record: Record,
         epoch: u32,
     ) -> BoxFuture<'a, Result<bool, StoreError>> {
+        if self.is_away.load(Ordering::Relaxed) {
+            return Box::pin(std::future::ready(Err(StoreError::Away)));
+        }
         self.records.insert(session, record, epoch)
     }
 
@@ -614,6 +617,28 @@ async fn a_response_that_waits_for_the_record_is_given_when_the_session_is_delet
     assert!(ended.is_ok(), "{ended:?}");
     assert!(answer["result"].is_object(), "{answer}");
     drop(gate);
+    bench.end().await;
+}
+
+/// It was 404, which clients of HTTP+SSE take for the end.
+#[tokio::test]
+async fn a_connection_that_the_store_does_not_take_is_to_come_again() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let access = bench.access("ada");
+    directory.is_away.store(true, Ordering::Relaxed);
+    let refused = bench.hub.connect(&access).await.err();
+    assert!(matches!(refused, Some(Error::Busy { .. })), "{refused:?}");
+    let sessions = &bench.hub.0.sessions;
+    assert!(sessions.all().is_empty(), "nothing is left of it");
+    directory.is_away.store(false, Ordering::Relaxed);
+    let (id, _reader) = bench.hub.connect(&access).await.unwrap();
+    assert!(sessions.has(id.as_str()), "messages find it");
     bench.end().await;
 }
 

@@ -182,6 +182,9 @@ impl Session {
         self.core.metrics.sessions.add(1);
         if self.client.transport() == Transport::Sse2024 && self.lifetime.is_new() {
             self.register().await;
+            if !self.lifetime.is_over() {
+                self.publish();
+            }
         }
         while !self.lifetime.is_over() {
             if !self.may_serve() {

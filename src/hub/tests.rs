@@ -550,6 +550,21 @@ async fn a_deletion_that_its_owner_did_not_get_to_is_no_404() {
     bench.end().await;
 }
 
+/// A call that came behind the end of its session reached the child, and was lost with it.
+#[tokio::test]
+async fn a_call_behind_the_end_of_its_session_is_refused() {
+    let bench = Bench::new(&json!({}));
+    let client = bench.open("ada").await;
+    let handle = bench.hub.0.sessions.get(&client.id).unwrap();
+    let (done, ended) = oneshot::channel();
+    assert!(handle.commands.try_send(Command::End(done)).is_ok());
+    // Its task has not run since.
+    let called = client.call_as(&client.access, "echo", &json!({})).await;
+    assert!(matches!(called, Err(Error::NoSession)), "{called:?}");
+    assert!(matches!(ended.await, Ok(Ok(()))));
+    bench.end().await;
+}
+
 /// The session ended at the response, which was refused, and no other replica learned of the level.
 #[tokio::test]
 async fn a_session_that_drains_first_writes_what_its_last_call_changed() {

@@ -240,7 +240,8 @@ impl Session {
         while let Some(command) = next {
             self.command(command).await;
             room -= 1;
-            if room == 0 || !self.may_serve() {
+            // What is left in the queue of a session that is over is refused by its end.
+            if room == 0 || !self.may_serve() || self.lifetime.is_over() {
                 break;
             }
             next = commands.try_recv().ok();

@@ -25,7 +25,7 @@ use super::{
     Answer, Form, Hub, HubParts, Stores, Transport,
     core::{Command, Handle},
     ownership::{LookupSource, Place, ReplicaLease},
-    stateless::{Caller, Stateless},
+    stateless::{Begun, Caller, Stateless, Subscribed},
     stream::{Next, Reader},
 };
 use crate::base::{
@@ -43,7 +43,7 @@ use crate::{
     declare::{Catalog, SecretChange, Server, Tenant},
     error::Error,
     manifest::reader,
-    protocol::{Body, Kind, Message},
+    protocol::{Body, Kind, Message, modern::Filter},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
         BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
@@ -1080,6 +1080,60 @@ async fn scopes_are_those_of_the_request_and_what_lacks_them_reaches_no_child() 
         );
         bench.end().await;
     }
+}
+
+/// A client without sessions.
+fn without_session(access: &Access) -> Caller<'_> {
+    Caller {
+        access,
+        capabilities: b"{}",
+        client_info: None,
+        may_become_task: false,
+        trace: None,
+        group: OnceLock::new(),
+    }
+}
+
+/// It was told that there is no such session, by the status that says in its revision that there is no such method.
+#[tokio::test]
+async fn a_session_that_ends_at_this_moment_is_none_to_a_client_without() {
+    let bench = Bench::new(&json!({}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = without_session(&access);
+    // Whoever finds the session finds it ended: its task has not run since.
+    let end = || {
+        let sessions = bench.hub.0.sessions.all();
+        assert_eq!(sessions.len(), 1);
+        for (_, handle) in sessions {
+            let (done, _) = oneshot::channel();
+            assert!(handle.commands.try_send(Command::End(done)).is_ok());
+        }
+    };
+    assert!(
+        stateless
+            .lease(&caller)
+            .await
+            .is_ok_and(|leased| leased.is_ok())
+    );
+    end();
+    let tools = stateless.tool_headers(&caller, false).await;
+    assert!(tools.is_ok_and(|tools| tools.is_some()), "a list of tools");
+    end();
+    let subscribed = stateless.subscribe(&caller, Filter::default()).await;
+    assert!(matches!(subscribed, Ok(Subscribed::Running(..))));
+    end();
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "echo", "arguments": {"text": "x"}}});
+    let call = Message::parse(call.to_string().into()).unwrap();
+    let begun = stateless.call(&caller, &call, Some("info"), false, None);
+    let begun = begun.await;
+    assert!(matches!(
+        begun,
+        Ok(Begun::Sent(Answer::Json(_) | Answer::Stream(_), _))
+    ));
+    drop(subscribed);
+    bench.end().await;
 }
 
 /// One that went between the answer of `initialize` and its own call left a session with a child.

@@ -1136,6 +1136,61 @@ async fn a_session_that_ends_at_this_moment_is_none_to_a_client_without() {
     bench.end().await;
 }
 
+/// A filter of subscriptions to these resources.
+fn resources(uris: &[&str]) -> Filter {
+    let wanted = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen",
+        "params": {"notifications": {"resourceSubscriptions": uris}}});
+    let wanted = Message::parse(wanted.to_string().into()).unwrap();
+    Filter::of(&wanted, uris.len()).unwrap()
+}
+
+/// A client that listened again at once was acknowledged without any resource, ten seconds later: the server was told
+/// of the end of each one first.
+#[tokio::test]
+async fn a_subscription_does_not_wait_for_the_end_of_another() {
+    let bench = Bench::new(&json!({"env": {"CHILD_SILENT": "resources/unsubscribe"}}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = without_session(&access);
+    let subscribe = async || {
+        let wanted = resources(&["test://a", "test://b", "test://c"]);
+        let subscribed = stateless.subscribe(&caller, wanted).await;
+        let Ok(Subscribed::Running(subscription, reader)) = subscribed else {
+            panic!("no subscription");
+        };
+        assert_eq!(subscription.filter.resources.len(), 3);
+        (subscription, reader)
+    };
+    drop(subscribe().await);
+    // The server does not answer to the end of the first one.
+    busy(&bench).await;
+    drop(subscribe().await);
+    bench.end().await;
+}
+
+/// It waited for as long as the server took, or one minute.
+#[tokio::test]
+async fn a_call_does_not_wait_for_a_subscription_of_its_caller() {
+    let bench = Bench::new(&json!({"env": {"CHILD_SILENT": "resources/subscribe"}}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = Caller {
+        capabilities: br#"{"elicitation":{}}"#,
+        ..without_session(&access)
+    };
+    let mut subscribing = Box::pin(stateless.subscribe(&caller, resources(&["test://a"])));
+    tokio::select! {
+        _ = &mut subscribing => panic!("agreed"),
+        () = busy(&bench) => {}
+    }
+    tokio::select! {
+        _ = &mut subscribing => panic!("the call has waited for it"),
+        leased = stateless.lease(&caller) => assert!(leased.is_ok_and(|leased| leased.is_ok())),
+    }
+    drop(subscribing);
+    bench.end().await;
+}
+
 /// One that went between the answer of `initialize` and its own call left a session with a child.
 #[tokio::test]
 async fn a_client_without_a_session_leaves_none_whenever_it_goes() {

@@ -1191,6 +1191,34 @@ async fn a_call_does_not_wait_for_a_subscription_of_its_caller() {
     bench.end().await;
 }
 
+/// Its server waited for half a minute, or for ten while a subscription read the listener, and counted as used.
+#[tokio::test]
+async fn what_nobody_can_be_asked_is_refused_at_once() {
+    let bench = Bench::new(&json!({}));
+    let access = bench.access("one");
+    let begin = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-11-25", "capabilities": {"roots": {}},
+        "clientInfo": {"name": "x", "version": "1"}}});
+    let begin = Message::parse(begin.to_string().into()).unwrap();
+    let (hub, form) = (&bench.hub, Form::Json);
+    let begun = hub.begin_with(&access, Transport::Stateless, begin, form, None);
+    let (_, handle, pending) = begun.await.unwrap();
+    assert!(matches!(pending.answer().await, Answer::Json(_)));
+    // A call whose answer is JSON carries no question.
+    let call = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call",
+        "params": {"name": "ask", "arguments": {"kind": "roots"}}});
+    let call = Body::parse(call.to_string().into()).unwrap();
+    let called = hub.deliver_to(&handle, &access, call, form, (None, None));
+    let answer = called.await.unwrap().answer();
+    let answer = tokio::time::timeout(Duration::from_secs(20), answer).await;
+    let Ok(Answer::Json(line)) = answer else {
+        panic!("it waits for its client");
+    };
+    let line = String::from_utf8_lossy(&line);
+    assert!(line.contains("-32603"), "{line}");
+    bench.end().await;
+}
+
 /// One that went between the answer of `initialize` and its own call left a session with a child.
 #[tokio::test]
 async fn a_client_without_a_session_leaves_none_whenever_it_goes() {

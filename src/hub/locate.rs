@@ -54,7 +54,9 @@ impl Hub {
                     return Ok(Place::There(replica));
                 }
             }
-            LookupSource::Fresh | LookupSource::OwnerRefused(_) => core.places.invalidate(&id),
+            LookupSource::Fresh
+            | LookupSource::OwnerRefused(_)
+            | LookupSource::OwnerReplaced(..) => core.places.invalidate(&id),
         }
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -310,13 +310,18 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// `Draining`, `Quota`.
+    /// `Draining`, `Quota`; `Busy` where the store does not take it.
     pub(crate) async fn connect(&self, access: &Access) -> Result<(SessionId, Reader), Error> {
         let seats = self.0.limits.stream(access).await?;
         let (id, handle) = self.begin(access, Transport::Sse2024).await?;
-        self.0.sessions.insert(&id, handle.clone());
-        self.0.notify(&handle).await;
-        let reader = attach(&handle, None).await?;
+        let reader = match attach(&handle, None).await {
+            // The store could not be told of it. Clients take a 404 here for the end.
+            Err(Error::NoSession) if !self.0.owner.is_alone() => {
+                self.0.renewed(access)?;
+                return Err(STORE_AWAY);
+            }
+            attached => attached?,
+        };
         let mut reader = reader.ok_or(Error::NoSession)?;
         reader.hold(seats);
         Ok((id, reader))

@@ -25,7 +25,8 @@ use super::{
     Answer, Form, Hub, HubParts, Stores, Transport,
     core::{Command, Handle},
     ownership::{LookupSource, Place, ReplicaLease},
-    stateless::{Caller, Stateless},
+    stateless::{Begun, Caller, Stateless, Subscribed},
+    stream::{Next, Reader},
 };
 use crate::base::{
     MacKeys,
@@ -42,7 +43,7 @@ use crate::{
     declare::{Catalog, SecretChange, Server, Tenant},
     error::Error,
     manifest::reader,
-    protocol::{Body, Message},
+    protocol::{Body, Kind, Message, modern::Filter},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
         BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
@@ -447,6 +448,9 @@ impl Directory for Gated {
         record: Record,
         epoch: u32,
     ) -> BoxFuture<'a, Result<bool, StoreError>> {
+        if self.is_away.load(Ordering::Relaxed) {
+            return Box::pin(std::future::ready(Err(StoreError::Away)));
+        }
         self.records.insert(session, record, epoch)
     }
 
@@ -546,6 +550,21 @@ async fn a_deletion_that_its_owner_did_not_get_to_is_no_404() {
     bench.end().await;
 }
 
+/// A call that came behind the end of its session reached the child, and was lost with it.
+#[tokio::test]
+async fn a_call_behind_the_end_of_its_session_is_refused() {
+    let bench = Bench::new(&json!({}));
+    let client = bench.open("ada").await;
+    let handle = bench.hub.0.sessions.get(&client.id).unwrap();
+    let (done, ended) = oneshot::channel();
+    assert!(handle.commands.try_send(Command::End(done)).is_ok());
+    // Its task has not run since.
+    let called = client.call_as(&client.access, "echo", &json!({})).await;
+    assert!(matches!(called, Err(Error::NoSession)), "{called:?}");
+    assert!(matches!(ended.await, Ok(Ok(()))));
+    bench.end().await;
+}
+
 /// The session ended at the response, which was refused, and no other replica learned of the level.
 #[tokio::test]
 async fn a_session_that_drains_first_writes_what_its_last_call_changed() {
@@ -616,6 +635,87 @@ async fn a_response_that_waits_for_the_record_is_given_when_the_session_is_delet
     bench.end().await;
 }
 
+/// It was 404, which clients of HTTP+SSE take for the end.
+#[tokio::test]
+async fn a_connection_that_the_store_does_not_take_is_to_come_again() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let access = bench.access("ada");
+    directory.is_away.store(true, Ordering::Relaxed);
+    let refused = bench.hub.connect(&access).await.err();
+    assert!(matches!(refused, Some(Error::Busy { .. })), "{refused:?}");
+    let sessions = &bench.hub.0.sessions;
+    assert!(sessions.all().is_empty(), "nothing is left of it");
+    directory.is_away.store(false, Ordering::Relaxed);
+    let (id, _reader) = bench.hub.connect(&access).await.unwrap();
+    assert!(sessions.has(id.as_str()), "messages find it");
+    bench.end().await;
+}
+
+/// Reads so many results from a listener.
+async fn results(reader: &mut Reader, mut count: usize) {
+    while count > 0 {
+        let next = tokio::time::timeout(Duration::from_secs(20), reader.next()).await;
+        let Next::Events(events) = next.expect("no event") else {
+            panic!("the listener has ended");
+        };
+        let messages = events.into_iter().map(|(_, event)| Message::parse(event));
+        let is_result = |message: &Message| message.kind() == Kind::Result;
+        count -= messages.map(Result::unwrap).filter(is_result).count();
+    }
+}
+
+/// They were in no count: a client had any number of them, each of them with the ids of all others in the log.
+#[tokio::test]
+async fn responses_that_wait_for_the_record_are_open_calls_of_their_session() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let access = bench.access("ada");
+    let (id, mut reader) = bench.hub.connect(&access).await.unwrap();
+    let post = async |message: Message| {
+        let (by, body) = (Transport::Sse2024, Body::One(message));
+        let hub = &bench.hub;
+        let posted = hub.deliver(&access, by, id.as_str(), body, Form::Sse, (None, None));
+        posted.await.unwrap().answer().await
+    };
+    let begun = post(initialize_in("2024-11-05", "ada")).await;
+    assert!(matches!(begun, Answer::Accepted));
+    results(&mut reader, 1).await;
+    let level = |id: usize| {
+        let message = json!({"jsonrpc": "2.0", "id": id, "method": "logging/setLevel",
+            "params": {"level": "error"}});
+        Message::parse(message.to_string().into()).unwrap()
+    };
+    let most = bench.hub.0.config.stream.per_session;
+    let gate = directory.gate.write().await;
+    for id in 0..most {
+        assert!(matches!(post(level(id)).await, Answer::Accepted), "{id}");
+    }
+    let answered = async {
+        while bench.hub.children().iter().any(|child| child.calls > 0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let answered = tokio::time::timeout(Duration::from_secs(20), answered).await;
+    assert!(answered.is_ok(), "the child has answered all of them");
+    let refused = post(level(most)).await;
+    assert!(matches!(refused, Answer::Refused(Error::Limit { .. })));
+    drop(gate);
+    results(&mut reader, most).await;
+    assert!(matches!(post(level(most)).await, Answer::Accepted));
+    bench.end().await;
+}
+
 /// A child says what it likes in `initialize`, and sessions keep it.
 #[tokio::test]
 async fn a_server_with_too_many_capabilities_is_not_used() {
@@ -669,9 +769,14 @@ async fn a_server_with_too_many_capabilities_is_not_used() {
 #[tokio::test]
 async fn a_session_is_initialized_once_the_next_owner_would_know() {
     let told = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-    for (revision, told) in [("2025-11-25", told.clone()), ("2025-03-26", json!([told]))] {
+    for (isolation, revision, told) in [
+        ("session", "2025-11-25", told.clone()),
+        ("session", "2025-03-26", json!([told])),
+        // Its server may be declared for one session each by then.
+        ("tenant", "2025-11-25", told),
+    ] {
         let (directory, owner) = replica().await;
-        let bench = Bench::over(&json!({}), |stores| {
+        let bench = Bench::over(&json!({"isolation": isolation}), |stores| {
             stores.directory = Arc::clone(&directory) as _;
             stores.owner = Arc::clone(&owner);
         });
@@ -686,12 +791,18 @@ async fn a_session_is_initialized_once_the_next_owner_would_know() {
             () = directory.asked.notified() => {}
         }
         let early = tokio::time::timeout(Duration::from_millis(500), &mut first).await;
-        assert!(early.is_err(), "{revision}: before it is written");
+        assert!(
+            early.is_err(),
+            "{isolation} {revision}: before it is written"
+        );
         // There is nothing to write of a second one.
         let again = client.send(&told).await;
-        assert!(matches!(again, Answer::Accepted), "{revision}");
+        assert!(matches!(again, Answer::Accepted), "{isolation} {revision}");
         drop(gate);
-        assert!(matches!(first.await, Answer::Accepted), "{revision}");
+        assert!(
+            matches!(first.await, Answer::Accepted),
+            "{isolation} {revision}"
+        );
         let found = directory.find(&client.id).await.unwrap().unwrap();
         let record = String::from_utf8(found.record.kept.to_vec()).unwrap();
         assert!(record.contains(r#""is_initialized":true"#), "{record}");
@@ -969,6 +1080,143 @@ async fn scopes_are_those_of_the_request_and_what_lacks_them_reaches_no_child() 
         );
         bench.end().await;
     }
+}
+
+/// A client without sessions.
+fn without_session(access: &Access) -> Caller<'_> {
+    Caller {
+        access,
+        capabilities: b"{}",
+        client_info: None,
+        may_become_task: false,
+        trace: None,
+        group: OnceLock::new(),
+    }
+}
+
+/// It was told that there is no such session, by the status that says in its revision that there is no such method.
+#[tokio::test]
+async fn a_session_that_ends_at_this_moment_is_none_to_a_client_without() {
+    let bench = Bench::new(&json!({}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = without_session(&access);
+    // Whoever finds the session finds it ended: its task has not run since.
+    let end = || {
+        let sessions = bench.hub.0.sessions.all();
+        assert_eq!(sessions.len(), 1);
+        for (_, handle) in sessions {
+            let (done, _) = oneshot::channel();
+            assert!(handle.commands.try_send(Command::End(done)).is_ok());
+        }
+    };
+    assert!(
+        stateless
+            .lease(&caller)
+            .await
+            .is_ok_and(|leased| leased.is_ok())
+    );
+    end();
+    let tools = stateless.tool_headers(&caller, false).await;
+    assert!(tools.is_ok_and(|tools| tools.is_some()), "a list of tools");
+    end();
+    let subscribed = stateless.subscribe(&caller, Filter::default()).await;
+    assert!(matches!(subscribed, Ok(Subscribed::Running(..))));
+    end();
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "echo", "arguments": {"text": "x"}}});
+    let call = Message::parse(call.to_string().into()).unwrap();
+    let begun = stateless.call(&caller, &call, Some("info"), false, None);
+    let begun = begun.await;
+    assert!(matches!(
+        begun,
+        Ok(Begun::Sent(Answer::Json(_) | Answer::Stream(_), _))
+    ));
+    drop(subscribed);
+    bench.end().await;
+}
+
+/// A filter of subscriptions to these resources.
+fn resources(uris: &[&str]) -> Filter {
+    let wanted = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen",
+        "params": {"notifications": {"resourceSubscriptions": uris}}});
+    let wanted = Message::parse(wanted.to_string().into()).unwrap();
+    Filter::of(&wanted, uris.len()).unwrap()
+}
+
+/// A client that listened again at once was acknowledged without any resource, ten seconds later: the server was told
+/// of the end of each one first.
+#[tokio::test]
+async fn a_subscription_does_not_wait_for_the_end_of_another() {
+    let bench = Bench::new(&json!({"env": {"CHILD_SILENT": "resources/unsubscribe"}}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = without_session(&access);
+    let subscribe = async || {
+        let wanted = resources(&["test://a", "test://b", "test://c"]);
+        let subscribed = stateless.subscribe(&caller, wanted).await;
+        let Ok(Subscribed::Running(subscription, reader)) = subscribed else {
+            panic!("no subscription");
+        };
+        assert_eq!(subscription.filter.resources.len(), 3);
+        (subscription, reader)
+    };
+    drop(subscribe().await);
+    // The server does not answer to the end of the first one.
+    busy(&bench).await;
+    drop(subscribe().await);
+    bench.end().await;
+}
+
+/// It waited for as long as the server took, or one minute.
+#[tokio::test]
+async fn a_call_does_not_wait_for_a_subscription_of_its_caller() {
+    let bench = Bench::new(&json!({"env": {"CHILD_SILENT": "resources/subscribe"}}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = Caller {
+        capabilities: br#"{"elicitation":{}}"#,
+        ..without_session(&access)
+    };
+    let mut subscribing = Box::pin(stateless.subscribe(&caller, resources(&["test://a"])));
+    tokio::select! {
+        _ = &mut subscribing => panic!("agreed"),
+        () = busy(&bench) => {}
+    }
+    tokio::select! {
+        _ = &mut subscribing => panic!("the call has waited for it"),
+        leased = stateless.lease(&caller) => assert!(leased.is_ok_and(|leased| leased.is_ok())),
+    }
+    drop(subscribing);
+    bench.end().await;
+}
+
+/// Its server waited for half a minute, or for ten while a subscription read the listener, and counted as used.
+#[tokio::test]
+async fn what_nobody_can_be_asked_is_refused_at_once() {
+    let bench = Bench::new(&json!({}));
+    let access = bench.access("one");
+    let begin = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-11-25", "capabilities": {"roots": {}},
+        "clientInfo": {"name": "x", "version": "1"}}});
+    let begin = Message::parse(begin.to_string().into()).unwrap();
+    let (hub, form) = (&bench.hub, Form::Json);
+    let begun = hub.begin_with(&access, Transport::Stateless, begin, form, None);
+    let (_, handle, pending) = begun.await.unwrap();
+    assert!(matches!(pending.answer().await, Answer::Json(_)));
+    // A call whose answer is JSON carries no question.
+    let call = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call",
+        "params": {"name": "ask", "arguments": {"kind": "roots"}}});
+    let call = Body::parse(call.to_string().into()).unwrap();
+    let called = hub.deliver_to(&handle, &access, call, form, (None, None));
+    let answer = called.await.unwrap().answer();
+    let answer = tokio::time::timeout(Duration::from_secs(20), answer).await;
+    let Ok(Answer::Json(line)) = answer else {
+        panic!("it waits for its client");
+    };
+    let line = String::from_utf8_lossy(&line);
+    assert!(line.contains("-32603"), "{line}");
+    bench.end().await;
 }
 
 /// One that went between the answer of `initialize` and its own call left a session with a child.

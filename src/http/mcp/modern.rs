@@ -4,7 +4,7 @@
 //! Not here: the check of a request (`modern_request`), its event stream (`modern_stream`), and requests about
 //! tasks (`modern_tasks`).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
@@ -108,7 +108,8 @@ async fn discover(
     request: &ModernRequest<'_>,
     accepts: Accepts,
 ) -> Result<Response, McpRefusal> {
-    let lease = match front.stateless.lease(&request.caller).await? {
+    let leased = front.stateless.lease(&request.caller).await;
+    let lease = match leased.map_err(of_kept_session)? {
         Ok(lease) => lease,
         Err(line) => return Ok(failed(front, request, line, accepts)),
     };
@@ -136,8 +137,8 @@ async fn check_arguments(
         return Ok(false);
     }
     for again in [false, true] {
-        let tools = front.stateless.tool_headers(&request.caller, again).await?;
-        let Some(tools) = tools else {
+        let tools = front.stateless.tool_headers(&request.caller, again).await;
+        let Some(tools) = tools.map_err(of_kept_session)? else {
             // A server that cannot be initialized says so to the call.
             return Ok(false);
         };
@@ -182,7 +183,7 @@ async fn call(
     if let Some(ticket) = ticket.filter(|_| !is_sent) {
         front.stateless.give_back(ticket).await;
     }
-    match begun.map_err(|error| admitted.refusal(front, error))? {
+    match begun.map_err(|error| admitted.refusal(front, of_kept_session(error)))? {
         Begun::Failed(line) => Ok(failed(front, request, line, accepts)),
         Begun::Lost => {
             let line = CallError::OWNER_LOST.line(request.id());
@@ -253,6 +254,18 @@ async fn retry(
         Resumed::Ended => Ok(fail(CallError::EXITED)),
         Resumed::Used => Err(no_ticket()),
     }
+}
+
+/// The error of a session that the gateway keeps for a client, if it ended at each attempt. The client knows of none, and
+/// 404 says in this revision that there is no such method.
+fn of_kept_session(error: Error) -> Error {
+    if matches!(error, Error::NoSession) {
+        return Error::Busy {
+            what: "the session at the server has ended",
+            retry: Duration::from_secs(1),
+        };
+    }
+    error
 }
 
 fn no_ticket() -> McpRefusal {
@@ -337,8 +350,8 @@ async fn listen(
         return Err(refused(StatusCode::BAD_REQUEST, -32602, text));
     };
     let tasks = modern_tasks::watched(front, admitted, request, &mut wanted)?;
-    let subscribed = front.stateless.subscribe(&request.caller, wanted).await?;
-    let (subscription, reader) = match subscribed {
+    let subscribed = front.stateless.subscribe(&request.caller, wanted).await;
+    let (subscription, reader) = match subscribed.map_err(of_kept_session)? {
         Subscribed::Running(subscription, reader) => (subscription, reader),
         Subscribed::Failed(line) => return Ok(failed(front, request, line, accepts)),
     };
@@ -353,4 +366,17 @@ async fn listen(
         first,
         pace(front, request),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_a_client_does_not_know_is_no_404() {
+        let (status, _) = McpRefusal::from(of_kept_session(Error::NoSession)).parts();
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        let other = of_kept_session(Error::NoServer);
+        assert!(matches!(other, Error::NoServer), "{other:?}");
+    }
 }

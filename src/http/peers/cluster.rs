@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use axum::{
@@ -14,6 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderValue, StatusCode};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -48,6 +50,7 @@ pub(crate) struct Cluster {
     pub(crate) halt: CancellationToken,
     /// Hops sent.
     sent: AtomicU64,
+    began: Instant,
     received: Received,
     refusals: Refusals,
 }
@@ -70,6 +73,7 @@ impl Cluster {
             release,
             halt,
             sent: AtomicU64::new(0),
+            began: Instant::now(),
             received: Received::default(),
             refusals: Refusals::new(),
         }
@@ -121,7 +125,15 @@ impl Cluster {
                 "refused requests on the cluster listener"
             );
         }
-        mark_refused(refusal(StatusCode::FORBIDDEN, "no valid hop"))
+        let mut refused = mark_refused(refusal(StatusCode::FORBIDDEN, "no valid hop"));
+        if invalid == InvalidHop::Elsewhere {
+            // Its sender has had a proof that this replica has the address to which it was sent.
+            let age = format!("{REPLACED}{}", self.began.elapsed().as_millis());
+            if let Ok(age) = HeaderValue::try_from(age) {
+                refused.headers_mut().insert(HOP, age);
+            }
+        }
+        refused
     }
 
     /// Answers the first request of a connection, which asks for a proof; `None` for any other.
@@ -132,6 +144,15 @@ impl Cluster {
         Some((StatusCode::NO_CONTENT, [(HOP, header)]).into_response())
     }
 }
+
+/// Returns for how long another replica than that of the hop has had its address, if that is why the hop was refused.
+pub(crate) fn replaced_for(refused: &HeaderValue) -> Option<Duration> {
+    let age = refused.to_str().ok()?.strip_prefix(REPLACED)?;
+    age.parse().ok().map(Duration::from_millis)
+}
+
+/// Before the milliseconds for which a replica has had its address, in the refusal of a hop to another one.
+const REPLACED: &str = "replaced;";
 
 /// Marks the refusal of a hop, so that the forwarding replica does not take it for the owner's
 /// response.

@@ -20,7 +20,7 @@ mod received;
 mod signed_body;
 mod stranger;
 
-pub(crate) use self::cluster::{Cluster, mark_refused};
+pub(crate) use self::cluster::{Cluster, mark_refused, replaced_for};
 pub(crate) use self::connection::{BrokenResponse, HEADER_LIST, ResponseBody, SendError};
 #[cfg(test)]
 pub(crate) use self::connections::MAX_CONCURRENT;

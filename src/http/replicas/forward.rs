@@ -159,7 +159,8 @@ impl Forwarding {
                 Ok(Some(next)) => {
                     // The replica denies ownership and the directory confirms it: the replica is
                     // about to release the session.
-                    let is_releasing = error == HopError::NotOwner && next == before;
+                    let is_denied = matches!(error, HopError::NotOwner | HopError::Replaced(_));
+                    let is_releasing = is_denied && next == before;
                     if self.request.is_resume() && next == before && !is_releasing {
                         break;
                     }

@@ -13,7 +13,9 @@ use tokio::time::Instant;
 
 use crate::http::{
     admission::Front,
-    peers::{Cluster, Hop, ResponseBody, SendError, SignedRequest, carried, mark_refused},
+    peers::{
+        Cluster, Hop, ResponseBody, SendError, SignedRequest, carried, mark_refused, replaced_for,
+    },
     reply::{
         McpRefusal,
         event_stream::EVENT_STREAM,
@@ -63,6 +65,8 @@ pub(crate) enum HopError {
     Send(SendError),
     /// The other replica is not the owner.
     NotOwner,
+    /// Another replica has had the address of that one for so long.
+    Replaced(Duration),
 }
 
 impl Forwarding {
@@ -81,14 +85,14 @@ impl Forwarding {
         let sent = peers.send(&to.address, &self.access, signed).await;
         let sent = sent.map_err(HopError::Send).and_then(|answer| {
             // The replica refused the hop: it is not the owner, or it was restarted.
-            if answer.headers().contains_key(HOP) {
-                return Err(HopError::NotOwner);
+            if let Some(refused) = answer.headers().get(HOP) {
+                return Err(replaced_for(refused).map_or(HopError::NotOwner, HopError::Replaced));
             }
             Ok(answer)
         });
         let outcome = match &sent {
             Ok(_) => HopOutcome::Ok,
-            Err(HopError::NotOwner) => HopOutcome::Moved,
+            Err(HopError::NotOwner | HopError::Replaced(_)) => HopOutcome::Moved,
             Err(HopError::Send(SendError::Refused | SendError::NotTaken)) => HopOutcome::Refused,
             Err(HopError::Send(SendError::Full)) => HopOutcome::Full,
             Err(HopError::Send(SendError::Broken | SendError::Silent)) => HopOutcome::Broken,
@@ -161,6 +165,7 @@ impl HopError {
     pub(super) fn look(self, owner: Replica) -> LookupSource {
         match self {
             Self::Send(SendError::Refused) => LookupSource::OwnerRefused(owner),
+            Self::Replaced(age) => LookupSource::OwnerReplaced(owner, age),
             Self::Send(
                 SendError::NotTaken | SendError::Full | SendError::Broken | SendError::Silent,
             )

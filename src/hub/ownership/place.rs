@@ -29,6 +29,9 @@ pub(crate) enum LookupSource {
     /// The directory; the address of this owner refuses connections, so its session may be claimed
     /// at once.
     OwnerRefused(Replica),
+    /// The directory; another replica has had the address of this owner for so long. Its session may be claimed at
+    /// once if the owner has given no sign of life since: of two that share an address by mistake, both do.
+    OwnerReplaced(Replica, Duration),
 }
 
 /// The owner in a record of the directory.
@@ -85,13 +88,66 @@ pub(crate) fn recorded_owner(
             }
         }
         Some(owner) => {
-            let is_refused =
-                matches!(lookup, LookupSource::OwnerRefused(replica) if replica == owner);
-            let is_alive = !is_refused && lease.is_genuine(owner);
-            match found.heartbeat_age.filter(|_| is_alive) {
+            let is_gone = |sign: Duration| match lookup {
+                LookupSource::OwnerRefused(replica) => replica == owner,
+                LookupSource::OwnerReplaced(replica, age) => replica == owner && sign > *age,
+                LookupSource::Cached | LookupSource::Fresh => false,
+            };
+            let is_alive = |sign: &Duration| !is_gone(*sign) && lease.is_genuine(owner);
+            match found.heartbeat_age.filter(is_alive) {
                 Some(sign) => RecordedOwner::Other(owner.clone(), sign),
                 None => RecordedOwner::None,
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::place::*;
+    use crate::{
+        base::MacKeys,
+        state::{Fence, Record, ReplicaKeys, memory::MemoryDirectory},
+    };
+
+    /// Of two replicas that have one address by mistake, each would have claimed the sessions of the other.
+    #[test]
+    fn an_owner_is_gone_that_was_last_heard_of_before_another_replica_had_its_address() {
+        let keys = ReplicaKeys::new(MacKeys::new([&[7; 32]]));
+        let replica = |address: &str| keys.replica(&address.into()).unwrap();
+        let (me, owner, other) = (replica("a:1"), replica("b:1"), replica("b:1"));
+        let lease = ReplicaLease::new(me, keys, Arc::new(MemoryDirectory::default()));
+        let ms = Duration::from_millis;
+        let found = |heartbeat_age| Found {
+            record: Record {
+                principal: "p".into(),
+                server: "s".to_owned(),
+                owner: Some(owner.clone()),
+                fence: Fence(1),
+                kept: "".into(),
+                ttl: ms(60_000),
+                age: ms(0),
+            },
+            heartbeat_age,
+        };
+        let replaced = |replica: &Replica| LookupSource::OwnerReplaced(replica.clone(), ms(500));
+        for (sign, lookup, is_alive) in [
+            (Some(ms(501)), LookupSource::Fresh, true),
+            (Some(ms(501)), replaced(&other), true),
+            (Some(ms(500)), replaced(&owner), true),
+            (Some(ms(501)), replaced(&owner), false),
+            (None, replaced(&owner), false),
+            (
+                Some(ms(0)),
+                LookupSource::OwnerRefused(owner.clone()),
+                false,
+            ),
+        ] {
+            let place = recorded_owner(&lease, &found(sign), &lookup, false);
+            let is_other = matches!(place, RecordedOwner::Other(..));
+            assert_eq!(is_other, is_alive, "{sign:?} {lookup:?}");
         }
     }
 }

@@ -196,7 +196,9 @@ impl Session {
 
     fn check_streams(&self, calls: usize) -> Result<(), Error> {
         let room = if self.client.transport() == Transport::Sse2024 {
-            self.streams.check_calls(calls, self.calls.count())
+            // Those whose responses wait for the record have not been answered either.
+            let others = self.calls.count() + self.lease.held();
+            self.streams.check_calls(calls, others)
         } else {
             self.streams.check_room()
         };
@@ -509,20 +511,15 @@ impl Session {
             self.record_changed();
             return Ok(());
         }
-        match message.method() {
-            Method::Initialized
-                if self.client.server().supervision.isolation == Isolation::Session =>
-            {
-                self.replay.is_initialized = true;
-                self.record_changed();
-            }
-            // The gateway has initialized a shared child, which does not know its sessions.
-            Method::Initialized | Method::ListChanged
-                if self.client.server().supervision.isolation != Isolation::Session =>
-            {
-                return Ok(());
-            }
-            _ => {}
+        if message.method() == Method::Initialized {
+            // Where the child is shared as well: the next one may be of this session alone.
+            self.replay.is_initialized = true;
+            self.record_changed();
+        }
+        // The gateway has initialized a shared child, which does not know its sessions.
+        let is_shared = self.client.server().supervision.isolation != Isolation::Session;
+        if is_shared && matches!(message.method(), Method::Initialized | Method::ListChanged) {
+            return Ok(());
         }
         self.log_cancellation("client", message);
         match self.dialect.notification(message, self.link.out()) {

@@ -130,6 +130,11 @@ impl Lease {
         self.responses.push((stream, line));
     }
 
+    /// The number of responses that are held.
+    pub(super) fn held(&self) -> usize {
+        self.responses.len()
+    }
+
     /// Holds the answer to `notifications/initialized` likewise.
     pub(super) fn hold_initialized(&mut self, reply: oneshot::Sender<Answer>) {
         self.initialized = Some(reply);

@@ -285,11 +285,16 @@ impl Session {
         }
     }
 
-    /// Writes a request of the child to the stream that it belongs to.
+    /// Writes a request of the child to the stream that it belongs to. Clients without sessions answer none on the
+    /// listener.
     fn route_ask(&mut self, id: AskId, task: Option<&[u8]>, line: Bytes) -> Result<(), StoreError> {
         let now = Instant::now();
         let stream = self.calls.route(About::Ask(task));
         let stream = stream.unwrap_or(LISTENER_STREAM);
+        if stream == LISTENER_STREAM && self.client.transport() == Transport::Stateless {
+            self.refuse_ask(id, "the client cannot be asked beside its requests");
+            return Ok(());
+        }
         let number = self.streams.message(stream, line)?;
         let server = self.client.server();
         let clocks = server.clocks_of(self.calls.asking_tool(task));
@@ -625,12 +630,7 @@ impl Session {
 
     fn end_overdue(&mut self, due: Overdue, now: Instant) {
         match due {
-            Overdue::Ask(ask) => {
-                let text = "the client did not answer in time";
-                self.dialect.refuse(ask, text, self.link.out());
-                self.link.try_flush();
-                self.withdraw_ask(ask, text);
-            }
+            Overdue::Ask(ask) => self.refuse_ask(ask, "the client did not answer in time"),
             Overdue::Call(call) => {
                 self.abandon_task(call);
                 Legacy::cancel(call, "the call took too long", self.link.out());

@@ -208,6 +208,13 @@ impl Session {
         }
     }
 
+    /// Refuses a request of the child, which its client may have got.
+    pub(super) fn refuse_ask(&mut self, ask: AskId, why: &str) {
+        self.dialect.refuse(ask, why, self.link.out());
+        self.link.try_flush();
+        self.withdraw_ask(ask, why);
+    }
+
     /// Withdraws a request to the client: cancels it (2025-11-25 lifecycle, "Timeouts"), or keeps it from
     /// a client that has not got it, for which a cancellation would name no request.
     pub(super) fn withdraw_ask(&mut self, ask: AskId, reason: &str) {

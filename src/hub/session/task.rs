@@ -182,6 +182,9 @@ impl Session {
         self.core.metrics.sessions.add(1);
         if self.client.transport() == Transport::Sse2024 && self.lifetime.is_new() {
             self.register().await;
+            if !self.lifetime.is_over() {
+                self.publish();
+            }
         }
         while !self.lifetime.is_over() {
             if !self.may_serve() {
@@ -237,7 +240,8 @@ impl Session {
         while let Some(command) = next {
             self.command(command).await;
             room -= 1;
-            if room == 0 || !self.may_serve() {
+            // What is left in the queue of a session that is over is refused by its end.
+            if room == 0 || !self.may_serve() || self.lifetime.is_over() {
                 break;
             }
             next = commands.try_recv().ok();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{
     call::{Begun, CallInFlight},
     group::Caller,
+    leases::TRIES,
     sessions::Stateless,
     ticket::Carried,
 };
@@ -28,7 +29,7 @@ impl Stateless {
     ///
     /// # Errors
     ///
-    /// `Scopes`, `Quota`, `Busy`, `Draining`.
+    /// `Scopes`, `Quota`, `Busy`, `Draining`; `NoSession` if each session has ended before it had the call.
     pub(crate) async fn call(
         &self,
         caller: &Caller<'_>,
@@ -40,7 +41,7 @@ impl Stateless {
         let clocks = caller.access.server().clocks_of(request.tool().as_deref());
         let mut tries = 0;
         loop {
-            let lease = match self.lease(caller).await? {
+            let lease = match self.lease_at(caller, level).await? {
                 Ok(lease) => lease,
                 Err(line) => return Ok(Begun::Failed(line)),
             };
@@ -58,9 +59,6 @@ impl Stateless {
                 state: carried.and_then(|carried| carried.state.as_deref()),
                 is_told: modern::may_be_asked(caller.capabilities),
             });
-            if let Some(level) = level {
-                lease.want_level(&self.sender, caller.access, level).await?;
-            }
             let id = self.sender.next_id();
             // Where a server declares no tasks, "clients MUST NOT attempt to use task augmentation"
             // (2025-11-25 tasks, "Tool-Level Negotiation").
@@ -96,6 +94,3 @@ impl Stateless {
         }
     }
 }
-
-/// Attempts to find a session for a call.
-const TRIES: usize = 3;

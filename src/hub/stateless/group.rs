@@ -178,7 +178,8 @@ impl KnownServer {
     }
 }
 
-/// The number of subscriptions to each resource of a session, by its raw URI.
+/// The number of subscriptions to each resource of a session, by its raw URI; 0 until the server is told that there are
+/// none. Not held while that answers, unless a subscription is to begin by the answer.
 #[derive(Default)]
 pub(super) struct Watched(pub(super) Arc<Mutex<HashMap<Box<[u8]>, usize>>>);
 

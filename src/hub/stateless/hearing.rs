@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
@@ -37,19 +38,24 @@ impl Stateless {
             member.is_heard.store(false, Ordering::Release);
             return;
         };
-        let uris = group.watched().await;
-        settle(
-            &self.sender,
-            group,
-            uris,
-            std::slice::from_ref(member),
-            access,
-        );
+        // The call that comes does not wait where a server is asked for a subscription at this moment.
+        let uris = group.watched().now_or_never();
+        let (is_late, members) = (uris.is_none(), std::slice::from_ref(member));
+        let uris = uris.unwrap_or_default();
+        settle(&self.sender, group, uris, members, access);
         let share = hub.0.limits.memory().caller(access);
         let count = move |event: Bytes| share.hold(event.len() as u64).until_dropped(event);
+        let (sender, access) = (Arc::clone(&self.sender), access.clone());
         let (group, member) = (Arc::clone(group), Arc::clone(member));
         hub.0.tracker.spawn(async move {
-            pass_on(&group, &member, reader, count).await;
+            let late = async {
+                if is_late {
+                    let uris = group.watched().await;
+                    let members = std::slice::from_ref(&member);
+                    settle(&sender, &group, uris, members, &access);
+                }
+            };
+            tokio::join!(late, pass_on(&group, &member, reader, count));
             member.is_heard.store(false, Ordering::Release);
         });
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    group::{Caller, KnownTools, Leased},
+    group::{Caller, KnownTools, Lease, Leased},
     sessions::Stateless,
 };
 use crate::{
@@ -35,6 +35,30 @@ impl Stateless {
         };
         self.hear(group, &lease.member, caller.access).await;
         Ok(Ok(lease))
+    }
+
+    /// Finds or begins a session for a call that wants log messages of at least this level, if it wants any.
+    ///
+    /// # Errors
+    ///
+    /// `Draining`, `Quota`, `Busy`; `NoSession` if each has ended before its server was asked for them.
+    pub(super) async fn lease_at(
+        &self,
+        caller: &Caller<'_>,
+        level: Option<&str>,
+    ) -> Result<Leased, Error> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let leased = self.lease(caller).await?;
+            let (Ok(lease), Some(level)) = (&leased, level) else {
+                return Ok(leased);
+            };
+            match lease.want_level(&self.sender, caller.access, level).await {
+                Err(Error::NoSession) if tries < TRIES => {}
+                wanted => return wanted.map(|()| leased),
+            }
+        }
     }
 
     /// Finds or begins a session that others may use as well.
@@ -66,7 +90,7 @@ impl Stateless {
     ///
     /// # Errors
     ///
-    /// `Draining`, `Quota`, `Busy`.
+    /// `Draining`, `Quota`, `Busy`; `NoSession` if each session has ended before its server has answered.
     pub(crate) async fn tool_headers(
         &self,
         caller: &Caller<'_>,
@@ -82,10 +106,40 @@ impl Stateless {
         if let Some(tools) = known() {
             return Ok(Some(tools));
         }
-        let Ok(lease) = self.lease(caller).await? else {
-            return Ok(None);
-        };
-        let (read, mut tools) = (Instant::now(), ToolHeaders::default());
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let Ok(lease) = self.lease(caller).await? else {
+                return Ok(None);
+            };
+            let read = Instant::now();
+            let (tools, is_whole) = match self.read_tools(caller, &lease).await {
+                // The session has ended at this moment.
+                Err(Error::NoSession) if tries < TRIES => continue,
+                listed => listed?,
+            };
+            let tools = Arc::new(tools);
+            // Otherwise it is asked again for the next call.
+            if is_whole {
+                let share = self.sender.hub.limits().memory().caller(caller.access);
+                group.keep_tools(KnownTools {
+                    policy: Arc::clone(policy),
+                    read,
+                    _held: share.hold(tools.size() as u64),
+                    tools: Arc::clone(&tools),
+                });
+            }
+            return Ok(Some(tools));
+        }
+    }
+
+    /// Reads the tools that the server of a session lists, and whether these are all.
+    async fn read_tools(
+        &self,
+        caller: &Caller<'_>,
+        lease: &Lease,
+    ) -> Result<(ToolHeaders, bool), Error> {
+        let mut tools = ToolHeaders::default();
         let mut params = Bytes::from_static(b"{}");
         for _ in 0..MAX_PAGES {
             let (handle, method) = (&lease.handle, "tools/list");
@@ -94,8 +148,7 @@ impl Stateless {
                 .request(handle, caller.access, method, &params)
                 .await?;
             let Some(result) = json::get(&answer, "result") else {
-                // It is asked again for the next call.
-                return Ok(Some(Arc::new(tools)));
+                return Ok((tools, false));
             };
             tools.add(&answer);
             let cursor = json::get(result, "nextCursor").filter(|cursor| *cursor != b"null");
@@ -104,18 +157,12 @@ impl Stateless {
             };
             params = [br#"{"cursor":"#, cursor, b"}"].concat().into();
         }
-        let share = self.sender.hub.limits().memory().caller(caller.access);
-        let tools = Arc::new(tools);
-        group.keep_tools(KnownTools {
-            policy: Arc::clone(policy),
-            read,
-            _held: share.hold(tools.size() as u64),
-            tools: Arc::clone(&tools),
-        });
-        Ok(Some(tools))
+        Ok((tools, true))
     }
 }
 
+/// Attempts to find a session that does not end before it is used.
+pub(super) const TRIES: usize = 3;
 /// The time for which the list of a server is taken as it was.
 const FRESH: Duration = Duration::from_secs(60);
 /// The time for which it is not read again, though a call does not agree with it.

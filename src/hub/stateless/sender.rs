@@ -10,7 +10,7 @@ use crate::{
     hub::{
         Hub,
         core::Handle,
-        stream::{Answer, Form},
+        stream::{Answer, Form, Pending},
     },
     protocol::{Body, Message, json, jsonrpc},
 };
@@ -73,6 +73,22 @@ impl Sender {
         method: &str,
         params: &[u8],
     ) -> Result<Bytes, Error> {
+        let sent = self.begin(handle, access, method, params).await?;
+        match sent.answer().await {
+            Answer::Json(line) => Ok(line),
+            Answer::Refused(error) => Err(error),
+            _ => Ok(Bytes::new()),
+        }
+    }
+
+    /// Puts a request of the gateway itself into the queue of a session; the wait for its answer.
+    pub(super) async fn begin(
+        &self,
+        handle: &Handle,
+        access: &Access,
+        method: &str,
+        params: &[u8],
+    ) -> Result<Pending, Error> {
         let id = self.next_id().to_string();
         let mut line = BytesMut::new();
         jsonrpc::push_request(id.as_bytes(), method, Some(params), &mut line);
@@ -81,10 +97,6 @@ impl Sender {
         let sent = self
             .hub
             .deliver_to(handle, access, body, Form::Json, (None, None));
-        match sent.await?.answer().await {
-            Answer::Json(line) => Ok(line),
-            Answer::Refused(error) => Err(error),
-            _ => Ok(Bytes::new()),
-        }
+        sent.await
     }
 }

@@ -12,7 +12,14 @@ use super::{
     sender::Sender,
 };
 use crate::{
-    auth::Access, base::budget::Drawn, error::Error, hub::stream::Reader, protocol::modern::Filter,
+    auth::Access,
+    base::budget::Drawn,
+    error::Error,
+    hub::{
+        core::Handle,
+        stream::{Pending, Reader},
+    },
+    protocol::modern::Filter,
 };
 
 /// A subscription; it ends when this is dropped.
@@ -105,9 +112,9 @@ impl Subscription {
             let watched = watched.lock().await;
             // Unless another subscription is for it by now.
             if !watched.contains_key(&uri) {
-                let params = [&br#"{"uri":"#[..], &uri, b"}"].concat();
-                let method = "resources/unsubscribe";
-                let _ = sender.ask(&handle, &access, method, &params).await;
+                let sent = unsubscribe(&sender, &handle, &access, &uri).await;
+                drop(watched);
+                answered(sent).await;
             }
         });
     }
@@ -132,25 +139,59 @@ impl Drop for Subscription {
         let handle = self.lease.handle.clone();
         let group = Arc::clone(&self.group);
         self.sender.hub.0.tracker.spawn(async move {
-            let mut watched = watched.lock().await;
-            let mut gone = Vec::new();
+            let mut known = watched.lock().await;
+            let mut unused = Vec::new();
             for uri in uris {
-                let Some(count) = watched.get_mut(&uri) else {
+                let Some(count) = known.get_mut(&uri) else {
                     continue;
                 };
                 *count -= 1;
                 if *count > 0 {
                     continue;
                 }
-                watched.remove(&uri);
-                gone.push(uri.clone());
-                let params = [&br#"{"uri":"#[..], &uri, b"}"].concat();
-                let method = "resources/unsubscribe";
-                // A session that has ended has no subscriptions.
-                let _ = sender.ask(&handle, &access, method, &params).await;
+                unused.push(uri);
             }
-            drop(watched);
+            drop(known);
+            let mut gone = Vec::new();
+            for uri in unused {
+                let mut known = watched.lock().await;
+                // A subscription that began meanwhile has it without asking the server.
+                if known.get(&uri) != Some(&0) {
+                    continue;
+                }
+                known.remove(&uri);
+                // Ahead of one that begins from here on, which does not wait for the answer.
+                let sent = unsubscribe(&sender, &handle, &access, &uri).await;
+                drop(known);
+                answered(sent).await;
+                // The server may have taken the two the other way round.
+                if watched.lock().await.contains_key(&uri) {
+                    let params = [&br#"{"uri":"#[..], &uri, b"}"].concat();
+                    let method = "resources/subscribe";
+                    let _ = sender.ask(&handle, &access, method, &params).await;
+                }
+                gone.push(uri);
+            }
             settle(&sender, &group, gone, &group.alone(), &access);
         });
+    }
+}
+
+/// Tells a session that nothing subscribes it to a resource any more; the wait for its answer.
+async fn unsubscribe(
+    sender: &Sender,
+    handle: &Handle,
+    access: &Access,
+    uri: &[u8],
+) -> Result<Pending, Error> {
+    let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
+    let method = "resources/unsubscribe";
+    sender.begin(handle, access, method, &params).await
+}
+
+/// Waits until a server has answered. A session that has ended has no subscriptions.
+async fn answered(sent: Result<Pending, Error>) {
+    if let Ok(sent) = sent {
+        sent.answer().await;
     }
 }

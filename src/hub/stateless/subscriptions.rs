@@ -7,6 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     group::Caller,
     hearing::{bytes_of, settle},
+    leases::TRIES,
     sessions::Stateless,
     subscription::{Subscribed, Subscription, Watch},
 };
@@ -17,21 +18,28 @@ impl Stateless {
     ///
     /// # Errors
     ///
-    /// `Quota`, `Busy`, `Draining`.
+    /// `Quota`, `Busy`, `Draining`; `NoSession` if each session has ended before it could be read.
     pub(crate) async fn subscribe(
         &self,
         caller: &Caller<'_>,
         wanted: Filter,
     ) -> Result<Subscribed, Error> {
-        let lease = match self.lease_for_all(caller).await? {
-            Ok(lease) => lease,
-            Err(line) => return Ok(Subscribed::Failed(line)),
+        let (group, mut tries) = (self.group(caller), 0);
+        let (lease, changes, reader) = loop {
+            tries += 1;
+            let lease = match self.lease_for_all(caller).await? {
+                Ok(lease) => lease,
+                Err(line) => return Ok(Subscribed::Failed(line)),
+            };
+            // Before another session for all can begin, which ends the subscriptions at this one.
+            let changes = group.changes.reader();
+            // From here on, so that nothing is missed that follows the acknowledgement.
+            match self.sender.hub.listen(&lease.handle, caller.access).await {
+                // The session has ended at this moment.
+                Err(Error::NoSession) if tries < TRIES => {}
+                reader => break (lease, changes, reader?),
+            }
         };
-        // Before another session for all can begin, which ends the subscriptions at this one.
-        let group = self.group(caller);
-        let changes = group.changes.reader();
-        // From here on, so that nothing is missed that follows the acknowledgement.
-        let reader = self.sender.hub.listen(&lease.handle, caller.access).await?;
         let mut filter = wanted.honoured(lease.member.capabilities());
         let uris = std::mem::take(&mut filter.resources);
         let hub = &self.sender.hub;

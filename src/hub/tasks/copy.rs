@@ -18,7 +18,7 @@ use crate::{
         stateless::Ticket,
     },
     protocol::{Message, json, modern},
-    state::{Fence, Record, SessionId},
+    state::{Fence, Record, SessionId, StoreError},
 };
 
 /// The copy of a task of this replica.
@@ -93,6 +93,16 @@ impl OwnCopy {
                 tracing::warn!(%error, "a task could not be copied to the store");
             }
         }
+    }
+
+    /// Removes what was written; false while the store is away.
+    pub(super) async fn remove(&mut self) -> bool {
+        let removed = self.core.directory.remove(&self.id, FENCE).await;
+        let is_away = removed == Err(StoreError::Away);
+        if !is_away {
+            self.held = None;
+        }
+        !is_away
     }
 }
 

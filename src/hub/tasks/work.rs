@@ -14,13 +14,14 @@ use super::{
     task::{Order, Task, dismiss},
 };
 use crate::{
+    auth::Access,
     base::{
         budget::{Budget, LargeWork},
         moment,
     },
     hub::{
         CallError,
-        core::{Core, or_never},
+        core::{AccessChange, Core, or_never},
         stateless::CallInFlight,
         stream::{Next, Reader},
     },
@@ -103,6 +104,7 @@ impl Work {
 
     /// Reads the call to its end, and keeps the result for a while.
     pub(super) async fn run(&mut self, call: CallInFlight, reader: Reader) {
+        let access = call.access().clone();
         let end = self.read(call, reader).await;
         dismiss(&mut self.orders).await;
         self.asks.clear();
@@ -115,7 +117,22 @@ impl Work {
         select! {
             () = sleep(Self::kept(&core)) => {}
             () = grace(&core) => {}
+            () = self.keep(&access) => {}
+        }
+    }
+
+    /// Keeps the last state in the store for as long as its caller may use the server, and then leaves nothing of it
+    /// there.
+    async fn keep(&mut self, access: &Access) {
+        let core = Arc::clone(&self.core);
+        select! {
+            () = lost(&core, access) => {}
             () = self.write_missed() => {}
+        }
+        if let Some(copy) = &mut self.copy {
+            while !copy.remove().await {
+                sleep(AGAIN).await;
+            }
         }
     }
 
@@ -276,6 +293,13 @@ impl Work {
     }
 }
 
+/// Waits until the caller of a task may not use its server any more.
+async fn lost(core: &Core, access: &Access) {
+    while !matches!(core.changed(access), AccessChange::Lost) {
+        sleep(LOOK).await;
+    }
+}
+
 /// Waits until this replica is about to end.
 async fn grace(core: &Core) {
     core.drain.cancelled().await;
@@ -284,7 +308,9 @@ async fn grace(core: &Core) {
 
 /// The time that a result is kept at most: it counts among the tasks of its caller.
 const MAX_KEPT: Duration = Duration::from_hours(24);
-/// The time between two attempts to copy the last state to a store that is away.
+/// The time between two looks at the access of the caller of a task that has ended: all of it is gone within seconds.
+const LOOK: Duration = Duration::from_secs(1);
+/// The time between two attempts to copy the last state to a store that is away, or to remove it there.
 const AGAIN: Duration = Duration::from_secs(10);
 /// The most characters of a message.
 const MAX_MESSAGE: usize = 1024;

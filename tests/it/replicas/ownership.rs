@@ -57,6 +57,27 @@ async fn a_replica_with_a_store_of_its_own_says_so() {
     }
 }
 
+/// Each request hung for a second and was 503, until the heartbeat of the earlier start had expired.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_is_up_again_at_once_costs_its_sessions_nothing() {
+    let mut replicas = Replicas::two(&[]).await;
+    let node = replicas.node(0);
+    let sessions = [node.session().await, node.session().await];
+    assert_eq!(count(&replicas.by(&sessions[0], 1)).await, 1);
+    let key = format!("lockgate:v1:{{{}}}", sessions[0].id.as_deref().unwrap());
+    let address = replicas.redis.command(&["HGET", &key, "address"]).text();
+    replicas.kill(0).await;
+    let listen = format!("cluster.listen={address}");
+    replicas.start(0, &[&listen], "idle: 10m").await;
+    // Through the other replica, and through the one that has the address now.
+    for (session, at) in sessions.iter().zip([1, 0]) {
+        let way = replicas.by(session, at);
+        let response = within("an answer", way.begin("counter", json!({}))).await;
+        assert_eq!(response.status(), StatusCode::OK, "by replica {at}");
+        assert_eq!(text_of(&last(response).await), "1", "a new child");
+    }
+}
+
 /// The fence of a session, which counts its owners.
 fn fence(replicas: &Replicas, id: &str) -> String {
     let key = format!("lockgate:v1:{{{id}}}");

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use reqwest::{Method, StatusCode};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -10,6 +11,7 @@ use tokio::time::Instant;
 use crate::support::{
     harness::{child, json_of, text_of, until},
     modern::Modern,
+    oauth_client::send,
     pair::Pair,
 };
 
@@ -154,6 +156,22 @@ async fn tasks_go_on_while_redis_is_away() {
     })
     .await;
     second.polled(&other, "failed").await;
+}
+
+/// Results were kept for as long as those of others, and the end of a call was written after the deletion.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tasks_of_a_deleted_tenant_are_gone_from_redis() {
+    let pair = pair().await;
+    let [first, second] = clients(&pair);
+    let done = begun(&first, "sleep", json!({"ms": 800})).await;
+    first.polled(&done, "completed").await;
+    begun(&second, "hang", json!({})).await;
+    assert_eq!(kept(&pair), 2);
+    let operated = pair.both()[0];
+    let url = format!("{}/api/v1/tenants/a", operated.origin());
+    let gone = send(Method::DELETE, &url, &operated.administrator(), None).await;
+    assert_eq!(gone.status, StatusCode::NO_CONTENT, "{}", gone.body);
+    until("no copy of a task", || async { kept(&pair) == 0 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

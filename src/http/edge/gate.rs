@@ -3,7 +3,7 @@
 //! Not here: credentials and permissions, which are checked behind the gate; header fields of the
 //! other listeners (`app`), and the response above `http.max_connections` (`accept`).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::body::HttpBody;
@@ -24,6 +24,7 @@ use super::body_limit::{self, BodyState, ReadState, STREAM_WINDOW};
 use super::cors;
 use super::null_origin;
 use super::routes::Routes;
+use crate::base::budget::Budget;
 use crate::config::{ClientAddress, LoggedRequests};
 use crate::endpoint::{Kind, TenantHost};
 use crate::http::reply::{
@@ -169,9 +170,19 @@ impl Gate {
         }
     }
 
+    /// Returns the share of an address.
+    pub(super) fn share(&self, address: IpAddr) -> Arc<Budget> {
+        self.memory.address(address)
+    }
+
+    /// Counts what is refused for want of room in such a share.
+    pub(super) fn count_refused(&self) {
+        self.metrics.limited.add(LimitName("address_memory"));
+    }
+
     /// Makes the response to an address that has too much under way.
     fn no_room(&self) -> Response {
-        self.metrics.limited.add(LimitName("address_memory"));
+        self.count_refused();
         let status = StatusCode::SERVICE_UNAVAILABLE;
         let mut refused = refusal(status, "too much of this address is under way");
         let headers = refused.headers_mut();
@@ -217,7 +228,7 @@ impl Gate {
         routes: &Routes,
     ) -> Response {
         let address = client_address(peer.ip(), request.headers(), &self.proxies);
-        let share = self.memory.address(address);
+        let share = self.share(address);
         if had_turn || share.is_busy() {
             share.others_first().await;
         }

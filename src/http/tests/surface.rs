@@ -71,6 +71,7 @@ async fn surface_of(max_connections: usize, memory: Arc<MemoryBudgets>) -> Surfa
             "/who",
             get(async |client: axum::Extension<ClientAddress>| client.0.0.to_string()),
         )
+        .route("/hang", get(std::future::pending::<&'static str>))
         .route("/long", get(async || "x".repeat(LONG)))
         .route("/short", get(async || "x".repeat(1 << 10)))
         .route("/sse", get(async || "x".repeat(LONG)))
@@ -310,13 +311,47 @@ async fn a_slow_header_block_is_cut_off() {
                 .expect("closed in time"),
         );
     };
+    // That of a further request has as long, from its first bytes on, which may come with the request before.
+    let request = format!("GET /livez HTTP/1.1\r\nHost: {}\r\n\r\n", surface.address);
+    let further = async |with: &'static str, then: &'static str| {
+        let mut stream = surface.connect().await;
+        let first = format!("{request}{with}");
+        stream.write_all(first.as_bytes()).await.expect("write");
+        let (answer, is_closed) = quiet(&mut stream).await;
+        assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
+        let (mut from, mut to) = stream.split();
+        let drip = async {
+            for byte in then.bytes() {
+                // The gateway closes meanwhile.
+                let _ = to.write_all(&[byte]).await;
+                tokio::time::sleep(Duration::from_secs(2)).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let mut rest = Vec::new();
+        let ended = async {
+            tokio::select! { () = drip => {}, _ = from.read_to_end(&mut rest) => {} }
+        };
+        timeout(Duration::from_secs(12), ended)
+            .await
+            .expect("closed in time");
+    };
+    let mut idle = surface.connect().await;
+    idle.write_all(request.as_bytes()).await.expect("write");
+    assert_eq!(status(&quiet(&mut idle).await.0), "200");
     tokio::join!(
         slow(0, ""),
         slow(0, "P"),
         slow(0, "GET / HT"),
-        slow(5, "GET / HT")
+        slow(5, "GET / HT"),
+        further("", "GET / HT"),
+        further("GET / HT", ""),
+        further("GET", " / HTTP"),
     );
     assert!(began.elapsed() < Duration::from_secs(12));
+    // One without a further request is not slow.
+    idle.write_all(request.as_bytes()).await.expect("write");
+    assert_eq!(status(&quiet(&mut idle).await.0), "200");
     surface.ends().await;
 }
 
@@ -661,6 +696,63 @@ async fn an_address_without_room_is_refused_and_probes_are_answered() {
     drop(other);
     surface.ends().await;
     assert_eq!(memory.requests().used(), 0);
+}
+
+/// A thousand heads of 63 KiB without their ends were in nobody's share, nor was what comes behind a request.
+#[tokio::test]
+async fn what_is_read_ahead_of_a_request_takes_room_in_the_share_of_its_address() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let host = format!("Host: {}\r\n", surface.address);
+    let fields = format!("X: {}\r\n", "x".repeat(15_000)).repeat(4);
+    let length = fields.len() as u64;
+    let used = || memory.requests().used();
+    let held_between = async |least: u64, most: u64| {
+        while !(least..=most).contains(&used()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let within = async |what: &str, least: u64, most: u64| {
+        let held = timeout(Duration::from_secs(10), held_between(least, most)).await;
+        held.unwrap_or_else(|_| panic!("{what}: {} bytes", used()));
+    };
+    let (mut held, mut refused) = (Vec::new(), 0);
+    for _ in 0..20 {
+        let mut stream = surface.connect().await;
+        let whole = length * (held.len() as u64 + 1);
+        let begun = format!("GET /livez HTTP/1.1\r\n{host}\r\nGET /livez HTTP/1.1\r\n{fields}");
+        // Of one that is refused not all is taken.
+        let _ = stream.write_all(begun.as_bytes()).await;
+        let is_taken = async {
+            let closed = async { while !quiet(&mut stream).await.1 {} };
+            tokio::select! { () = held_between(whole, u64::MAX) => true, () = closed => false }
+        };
+        let is_taken = timeout(Duration::from_secs(10), is_taken).await;
+        if is_taken.expect("neither counted nor refused") {
+            held.push(stream);
+        } else {
+            refused += 1;
+        }
+    }
+    assert!((6..=10).contains(&held.len()), "{} are kept", held.len());
+    assert_eq!(held.len() + refused, 20);
+    assert_eq!(status(&surface.ask("GET /livez", "").await.0), "200");
+    drop(held);
+    within("none is left", 0, 0).await;
+    // A head that comes to its end is taken, and what was held of it given back.
+    let mut stream = surface.connect().await;
+    let whole = format!("GET /livez HTTP/1.1\r\n{host}{fields}\r\n");
+    stream.write_all(whole.as_bytes()).await.expect("write");
+    let (answer, is_closed) = quiet(&mut stream).await;
+    assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
+    within("a whole head", 0, 0).await;
+    // Into a buffer that has grown, much is read behind the next request, too.
+    let hang = format!("GET /hang HTTP/1.1\r\n{host}\r\n");
+    stream.write_all(hang.as_bytes()).await.expect("write");
+    within("a request", 1, u64::MAX).await;
+    let least = used() + (8 << 10);
+    stream.write_all(fields.as_bytes()).await.expect("write");
+    within("what is behind it", least + 1, u64::MAX).await;
 }
 
 /// What HTTP/2 holds of a body until it is read was counted of requests with a usual body alone.

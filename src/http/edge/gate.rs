@@ -278,7 +278,7 @@ impl Gate {
             }
         };
         let response = with_response_headers(response, version, state.get());
-        let response = counted(response, &state, served);
+        let response = counted(response, &state, (served, version));
         let status = response.status();
         line.write(status);
         if let Some(mut span) = span {
@@ -321,9 +321,19 @@ const fn label_of(kind: Kind) -> Route {
 
 /// Counts a complete answer for its address until the client has taken it. A stream has no size, and counts for its
 /// session; a long answer to a call counts for its caller, of which a page has none.
-fn counted(response: Response, state: &BodyState, served: Option<Kind>) -> Response {
+fn counted(
+    response: Response,
+    state: &BodyState,
+    (served, version): (Option<Kind>, Version),
+) -> Response {
     let length = response.body().size_hint().exact().unwrap_or_default();
-    if length <= UNCOUNTED {
+    // Of HTTP/1 a connection has one answer at a time.
+    let (uncounted, least) = if version == Version::HTTP_2 {
+        (0, STREAM)
+    } else {
+        (UNCOUNTED, 0)
+    };
+    if length <= uncounted {
         return response;
     }
     let content_type = response.headers().get(CONTENT_TYPE);
@@ -331,7 +341,7 @@ fn counted(response: Response, state: &BodyState, served: Option<Kind>) -> Respo
     if served.is_some() && !is_page && length > json::SHORT as u64 {
         return response;
     }
-    response.map(|answer| state.count_until_taken(answer))
+    response.map(|answer| state.count_until_taken(answer, least))
 }
 
 /// Adds the header fields that every response of this listener has.
@@ -420,8 +430,10 @@ fn check_scheme(uri: &Uri) -> Result<(), Response> {
 
 /// What a request takes beside its head and its body: its tasks, buffers, and the answer that is made.
 const REQUEST: usize = 8 << 10;
-/// Longest answer that does not count: its stream takes as much.
+/// Longest answer that does not count: its connection takes more.
 const UNCOUNTED: u64 = 1 << 10;
+/// What an answer over HTTP/2 counts as at least: its stream, with its task, is kept as long as the client takes none of it.
+const STREAM: u64 = 2 << 10;
 /// Longest request target.
 const TARGET_MAX: usize = 8 << 10;
 /// Most header fields.

@@ -37,6 +37,8 @@ struct Surface {
 }
 
 const MAX_BODY: u64 = 64 << 10;
+/// Time for connections to finish their requests.
+const FINISH: Duration = Duration::from_secs(10);
 /// Bytes of a long answer.
 const LONG: usize = 100 << 10;
 const PAGE: usize = 6 << 10;
@@ -116,18 +118,18 @@ fn serving_idle(
     max_connections: usize,
     idle: Duration,
 ) -> Surface {
-    serving_by(listener, app, Connections::new(max_connections), idle)
+    let connections = Connections::new(max_connections);
+    serving_by(listener, app, connections, (idle, FINISH))
 }
 
 fn serving_by(
     listener: TcpListener,
     app: App,
     connections: Connections,
-    idle: Duration,
+    (idle, finish): (Duration, Duration),
 ) -> Surface {
     let address = listener.local_addr().expect("address");
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
-    let finish = Duration::from_secs(10);
     let bounds = Bounds {
         connections,
         finish,
@@ -841,7 +843,7 @@ async fn behind(is_proxy: bool) -> Surface {
     let proxies = is_proxy.then(|| "127.0.0.0/8".parse().unwrap());
     let proxies = proxies.into_iter().collect();
     let connections = Connections::shared(100, None, proxies, Descriptors::new(10_000));
-    serving_by(listener, app, connections, KEEP_ALIVE)
+    serving_by(listener, app, connections, (KEEP_ALIVE, FINISH))
 }
 
 /// A proxy's connection is that of many clients, one of whom ended the requests of the others.
@@ -943,6 +945,32 @@ async fn an_idle_http2_connection_ends_though_its_pings_are_answered() {
     let ended = ended.expect("it stays open").expect("no panic");
     assert!(ended.is_ok(), "it ends by GOAWAY: {ended:?}");
     assert!(began.elapsed() >= idle / 2, "{:?}", began.elapsed());
+}
+
+/// A client that takes no answers, but answers pings, held its connection and what is kept for its requests for ever.
+#[tokio::test]
+async fn an_http2_connection_whose_answers_nobody_takes_ends() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let bound = listener.local_addr().expect("address");
+    let routes = Router::new().route("/long", get(async || "x".repeat(LONG)));
+    let (app, soon) = (App::of_operators(routes, bound), Duration::from_millis(400));
+    let surface = serving_by(listener, app, Connections::new(10), (soon, soon));
+    // With a window of one byte h2 has the whole of an answer, and with none the task of its stream.
+    for window in [0_u32, 1] {
+        let stream = TcpStream::connect(bound).await.expect("connect");
+        let handshake = http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(window)
+            .handshake(TokioIo::new(stream))
+            .await;
+        let (mut sender, connection) = handshake.expect("handshake");
+        let connection = surface.tracker.spawn(connection);
+        let request = http::Request::builder().uri(format!("http://{bound}/long"));
+        let request = request.body(Body::empty()).expect("request");
+        let answer = sender.send_request(request).await.expect("answer");
+        let ended = timeout(Duration::from_secs(20), connection).await;
+        drop(ended.expect("it stays open"));
+        drop((answer, sender));
+    }
 }
 
 /// Connections that came at once, each with a request, all went before a request on a connection that was open.

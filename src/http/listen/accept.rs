@@ -6,6 +6,7 @@
 //! 8 KiB more per idle connection than the choice of the protocol here.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
+use futures_util::FutureExt;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -244,7 +246,7 @@ impl Connection {
         let connection = protocols.http1.serve_connection(wire, service);
         let connection = pin!(connection);
         let ended = |error: &hyper::Error| tracing::debug!(%error, "connection ended");
-        let connection = pin!(run(connection, stop, finish, ended));
+        let connection = pin!(run(connection, pending(), stop, finish, ended));
         let limit = HANDSHAKE.saturating_sub(waited).max(FIRST_REQUEST_MIN);
         await_first_request(connection, &requests, limit).await;
     }
@@ -269,7 +271,7 @@ impl Connection {
         };
         let connection = http2.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
-        let stop = stop.child_token();
+        let idle = CancellationToken::new();
         let ended = |error: &hyper::Error| {
             if stranger
                 .as_ref()
@@ -280,17 +282,21 @@ impl Connection {
                 tracing::debug!(%error, "connection ended");
             }
         };
-        let running = pin!(run(connection, stop.clone(), finish, ended));
-        let running = pin!(await_first_request(running, &requests, HANDSHAKE));
+        let running = pin!(run(connection, idle.cancelled(), stop, finish, ended));
+        let mut running = pin!(await_first_request(running, &requests, HANDSHAKE));
         let Some(limit) = protocols.idle else {
             return running.await;
         };
-        let mut running = running;
         tokio::select! {
             () = &mut running => return,
-            () = activity.idle(limit) => stop.cancel(),
+            () = activity.idle(limit) => idle.cancel(),
         }
-        running.await;
+        // A request that was on its way takes its time, and hyper ends the connection behind it, but not behind answers
+        // that nobody takes.
+        tokio::select! {
+            () = running => {}
+            () = activity.idle(finish) => {}
+        }
     }
 }
 
@@ -349,20 +355,25 @@ fn call(
     })
 }
 
-/// Runs a connection to its end; `ended` gets the error of that. From `stop` on it takes no further request and has
-/// `finish` for the open ones, so that a peer that reads nothing cannot delay the shutdown.
+/// Runs a connection to its end; `ended` gets the error of that. From `idle` and from `stop` on it takes no further
+/// request. From `stop` on it has `finish` for the open ones, so that a peer that reads nothing cannot delay the shutdown.
 async fn run<C: GracefulConnection>(
     mut connection: Pin<&mut C>,
+    idle: impl Future<Output = ()>,
     stop: CancellationToken,
     finish: Duration,
     ended: impl Fn(&C::Error),
 ) {
-    let end = tokio::select! {
-        end = connection.as_mut() => end,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            let Ok(end) = timeout(finish, connection).await else { return };
-            end
+    let mut idle = pin!(idle.fuse());
+    let end = loop {
+        tokio::select! {
+            end = connection.as_mut() => break end,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                let Ok(end) = timeout(finish, connection).await else { return };
+                break end;
+            }
+            () = &mut idle => connection.as_mut().graceful_shutdown(),
         }
     };
     if let Err(error) = end {

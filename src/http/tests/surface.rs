@@ -894,12 +894,26 @@ async fn requests_that_are_given_up_at_once_do_not_end_the_connection_of_a_proxy
 
 /// Asks for `/livez` on an HTTP/2 stream; returns whether there is an answer.
 async fn is_alive(connection: &mut TcpStream, stream: u32) -> bool {
-    let fields = b"\x82\x86\x04\x06/livez\x01\x09localhost";
-    let length = u8::try_from(fields.len()).expect("short");
+    has_answer(connection, "/livez", stream).await
+}
+
+/// Asks for a path on an HTTP/2 stream; returns whether there is an answer.
+async fn has_answer(connection: &mut TcpStream, path: &str, stream: u32) -> bool {
+    let size = |text: &[u8]| u8::try_from(text.len()).expect("short");
+    let path = path.as_bytes();
+    let fields = [&b"\x82\x86\x04"[..], &[size(path)], path].concat();
+    let fields = [&fields[..], b"\x01\x09localhost"].concat();
     // HEADERS with END_HEADERS and END_STREAM.
-    let head = [0, 0, length, 1, 5];
-    let request = [&head[..], &stream.to_be_bytes(), fields].concat();
+    let head = [0, 0, size(&fields), 1, 5];
+    let request = [&head[..], &stream.to_be_bytes(), &fields].concat();
     let _ = connection.write_all(&request).await;
+    // DATA, HEADERS, with END_STREAM.
+    let is_end = |kind: u8, flags: u8, of: u32| kind <= 1 && flags & 1 == 1 && of == stream;
+    comes(connection, is_end).await
+}
+
+/// Reads HTTP/2 frames until one of this type, with these flags and of this stream; returns whether it comes.
+async fn comes(connection: &mut TcpStream, is_it: impl Fn(u8, u8, u32) -> bool) -> bool {
     loop {
         let mut head = [0; 9];
         if connection.read_exact(&mut head).await.is_err() {
@@ -910,8 +924,7 @@ async fn is_alive(connection: &mut TcpStream, stream: u32) -> bool {
         if connection.read_exact(&mut payload).await.is_err() {
             return false;
         }
-        // DATA, HEADERS, with END_STREAM.
-        if kind <= 1 && flags & 1 == 1 && u32::from_be_bytes(of) == stream {
+        if is_it(kind, flags, u32::from_be_bytes(of)) {
             return true;
         }
     }
@@ -971,6 +984,30 @@ async fn an_http2_connection_whose_answers_nobody_takes_ends() {
         drop(ended.expect("it stays open"));
         drop((answer, sender));
     }
+}
+
+/// It was cut after the time for a shutdown, in the middle of its answer.
+#[tokio::test]
+async fn a_request_on_its_way_to_an_idle_http2_connection_is_answered() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let bound = listener.local_addr().expect("address");
+    let slow = async || {
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        "done"
+    };
+    let routes = public(Health::default()).route("/slow", get(slow));
+    let app = App::of_operators(routes, bound);
+    let clocks = (Duration::from_millis(300), Duration::from_secs(1));
+    let surface = serving_by(listener, app, Connections::new(10), clocks);
+    let mut stream = surface.connect().await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    stream.write_all(preface).await.expect("preface");
+    assert!(is_alive(&mut stream, 1).await);
+    // GOAWAY, behind which a PING asks whether its client has read it.
+    let goaway = comes(&mut stream, |kind, _, _| kind == 7);
+    let goaway = timeout(Duration::from_secs(10), goaway);
+    assert!(goaway.await.expect("it stays open"));
+    assert!(has_answer(&mut stream, "/slow", 3).await, "it was cut");
 }
 
 /// Connections that came at once, each with a request, all went before a request on a connection that was open.

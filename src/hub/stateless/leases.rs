@@ -62,7 +62,7 @@ impl Stateless {
 impl Stateless {
     /// The header fields that mirror arguments of the tools of a server, as it lists them to a caller;
     /// those of the last minute, or of the last second if they are to be read `again`. None if the server
-    /// cannot be initialized.
+    /// cannot be initialized, or has just failed to list them to another one.
     ///
     /// # Errors
     ///
@@ -77,12 +77,18 @@ impl Stateless {
         if let Some(tools) = known() {
             return Ok(Some(tools));
         }
-        // Others that come meanwhile take what is read.
-        let _turn = group.reading.lock().await;
+        // Others that come meanwhile take what is read. Nor do they wait for a server that does not answer, one behind
+        // the other.
+        let came = Instant::now();
+        let mut failed = group.reading.lock().await;
         if let Some(tools) = known() {
             return Ok(Some(tools));
         }
+        if failed.is_some_and(|at| at >= came) {
+            return Ok(None);
+        }
         let Ok(lease) = self.lease(caller).await? else {
+            *failed = Some(Instant::now());
             return Ok(None);
         };
         let (read, mut tools) = (Instant::now(), ToolHeaders::default());
@@ -95,6 +101,7 @@ impl Stateless {
                 .await?;
             let Some(result) = json::get(&answer, "result") else {
                 // It is asked again for the next call.
+                *failed = Some(Instant::now());
                 return Ok(Some(Arc::new(tools)));
             };
             tools.add(&answer);

@@ -245,7 +245,7 @@ pub(crate) async fn other_method(front: Arc<Front>, request: Request) -> Respons
     if request.method() != Method::OPTIONS {
         return enter(front, request, async |_, _, request| not_allowed(&request)).await;
     }
-    // A CORS preflight carries no credentials.
+    // Browsers ask with it, without credentials. A CORS preflight the gate answers.
     match rates::count(&front, request.extensions()) {
         Ok(()) => not_allowed(&request),
         Err(error) => McpRefusal::from(error).into_response(),

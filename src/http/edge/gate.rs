@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use axum::body::HttpBody;
 use axum::extract::Request;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::header::{
     ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, RETRY_AFTER,
     TRANSFER_ENCODING, X_CONTENT_TYPE_OPTIONS,
@@ -28,6 +28,7 @@ use crate::base::budget::Budget;
 use crate::config::{ClientAddress, LoggedRequests};
 use crate::endpoint::{Kind, TenantHost};
 use crate::http::reply::{
+    McpRefusal,
     header_name::HOP,
     json,
     refusal::{in_form_of, refusal},
@@ -37,6 +38,9 @@ use crate::telemetry::{LimitName, Metrics, Route, Span, TraceContext, Traces};
 
 /// Finds the tenant with a host, in lower case, and a port.
 pub(crate) type FindHost = Box<dyn Fn(&str, u16) -> FoundHost + Send + Sync>;
+
+/// Counts a request for the rate of its address; the refusal of one beyond that.
+pub(crate) type LimitAddress = Box<dyn Fn(IpAddr) -> Option<McpRefusal> + Send + Sync>;
 
 /// What a host that is not the gateway's is.
 pub(crate) enum FoundHost {
@@ -54,6 +58,8 @@ pub(crate) struct Gate {
     allowed: Allowed,
     /// Hosts of tenants.
     hosts: FindHost,
+    /// Rates of addresses, which routes count but for what the gate answers itself.
+    limit: LimitAddress,
     /// Proxies whose `X-Forwarded-For` is trusted.
     proxies: Vec<IpNet>,
     /// Largest request body in bytes.
@@ -69,7 +75,7 @@ pub(crate) struct Gate {
 impl Gate {
     /// Makes the gate.
     pub(crate) fn new(
-        (allowed, hosts): (Allowed, FindHost),
+        (allowed, hosts, limit): (Allowed, FindHost, LimitAddress),
         proxies: Vec<IpNet>,
         max_body: u64,
         memory: Arc<MemoryBudgets>,
@@ -79,6 +85,7 @@ impl Gate {
         Arc::new(Self {
             allowed,
             hosts,
+            limit,
             proxies,
             max_body,
             memory,
@@ -251,7 +258,7 @@ impl Gate {
             Err(refused) => in_form_of(path, with_methods(refused, &head.uri, routes).await),
             Ok(origin) => {
                 let mut response = if cors::is_preflight(&head.method, &head.headers) {
-                    cors::preflight(&head.headers)
+                    in_form_of(path, self.preflight(&head.headers, address, label))
                 } else {
                     head.extensions.insert(ClientAddress(address));
                     let response = routes.call_safely(Request::from_parts(head, body)).await;
@@ -287,6 +294,14 @@ impl Gate {
         response
     }
 
+    /// Answers a preflight, which no route sees, within the rate of its address.
+    fn preflight(&self, headers: &HeaderMap, address: IpAddr, label: Route) -> Response {
+        if label == Route::Health {
+            return cors::preflight(headers);
+        }
+        (self.limit)(address).map_or_else(|| cors::preflight(headers), over_rate)
+    }
+
     /// Begins the span of a request; health probes have none.
     fn begin_span(&self, head: &Parts, label: Route) -> Option<Span> {
         if label == Route::Health || !self.traces.is_enabled() {
@@ -295,6 +310,17 @@ impl Gate {
         let route = Kind::route(head.uri.path());
         self.traces.request(&head.method, route, &head.headers)
     }
+}
+
+/// Makes the response to an address beyond its rate.
+fn over_rate(refused: McpRefusal) -> Response {
+    let (status, text) = refused.parts();
+    let mut response = refusal(status, text);
+    for (name, value) in refused.into_response().headers() {
+        let field = response.headers_mut().entry(name);
+        field.or_insert_with(|| value.clone());
+    }
+    response
 }
 
 /// Returns the label under which a request is counted.

@@ -1,8 +1,9 @@
 //! Public and operations listeners over real sockets, without MCP routes.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -20,13 +21,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::base::budget::Descriptors;
 use crate::config::{ClientAddress, LoggedRequests};
-use crate::http::edge::{Allowed, FoundHost};
-use crate::http::edge::{App, Gate};
+use crate::error::Error;
+use crate::http::edge::{Allowed, App, FoundHost, Gate, LimitAddress};
 use crate::http::listen::{
     Bounds, Connections,
     accept::{KEEP_ALIVE, serve},
 };
 use crate::http::ops::public;
+use crate::http::reply::McpRefusal;
 use crate::hub::limits::MemoryBudgets;
 use crate::telemetry::{Health, Metrics, Traces};
 
@@ -50,6 +52,15 @@ async fn surface(max_connections: usize) -> Surface {
 }
 
 async fn surface_of(max_connections: usize, memory: Arc<MemoryBudgets>) -> Surface {
+    surface_within(max_connections, memory, Box::new(|_| None)).await
+}
+
+/// Counts what the gate answers itself for a rate.
+async fn surface_within(
+    max_connections: usize,
+    memory: Arc<MemoryBudgets>,
+    limit: LimitAddress,
+) -> Surface {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let address = listener.local_addr().expect("address");
     let url = format!("http://{address}").parse().expect("url");
@@ -88,7 +99,7 @@ async fn surface_of(max_connections: usize, memory: Arc<MemoryBudgets>) -> Surfa
     let app = App::of_public(
         routes,
         Gate::new(
-            (allowed, Box::new(|_, _| FoundHost::None)),
+            (allowed, Box::new(|_, _| FoundHost::None), limit),
             Vec::new(),
             MAX_BODY,
             memory,
@@ -269,6 +280,32 @@ async fn origins_and_preflight() {
     assert_eq!(status(&answer), "204");
     assert!(answer.contains("mcp-name, mcp-param-city\r\n"), "{answer}");
     assert!(!answer.contains("x-evil"), "{answer}");
+    surface.ends().await;
+}
+
+/// The gate answers them, and no route counted them.
+#[tokio::test]
+async fn preflights_count_for_the_rate_of_their_address() {
+    let asked = AtomicUsize::new(0);
+    let limit = move |_: IpAddr| {
+        let (what, retry) = ("requests of the address", Duration::from_secs(1));
+        let is_beyond = asked.fetch_add(1, Ordering::Relaxed) >= 2;
+        is_beyond.then(|| McpRefusal::from(Error::Limit { what, retry }))
+    };
+    let memory = MemoryBudgets::of(64 << 20, 64 << 20, None);
+    let surface = surface_within(100, memory, Box::new(limit)).await;
+    let origin = format!("http://localhost:{}", surface.address.port());
+    let headers = format!("Origin: {origin}\r\nAccess-Control-Request-Method: POST\r\n");
+    let mut answers = Vec::new();
+    for path in ["/mcp", "/livez", "/who", "/livez", "/mcp", "/livez"] {
+        answers.push(surface.ask(&format!("OPTIONS {path}"), &headers).await.0);
+    }
+    let statuses: Vec<&str> = answers.iter().map(|answer| status(answer)).collect();
+    assert_eq!(statuses, ["204", "204", "204", "204", "429", "204"]);
+    let refused = &answers[4];
+    assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
+    let reads = format!("access-control-allow-origin: {origin}\r\n");
+    assert!(refused.contains(&reads), "{refused}");
     surface.ends().await;
 }
 

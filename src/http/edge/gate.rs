@@ -11,7 +11,7 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use http::header::{
     ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, RETRY_AFTER,
-    TRANSFER_ENCODING, X_CONTENT_TYPE_OPTIONS,
+    TRANSFER_ENCODING, VARY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
 use http::uri::Scheme;
@@ -255,26 +255,17 @@ impl Gate {
         let mut line = self.log.begin(&head, label, address, trace);
         let path = line.path();
         let response = match self.check(&mut head, &state) {
-            Err(refused) => in_form_of(path, with_methods(refused, &head.uri, routes).await),
+            Err(refused) => {
+                let refused = with_methods(refused, &head.uri, routes).await;
+                in_form_of(path, self.readable(refused, &head, served))
+            }
             Ok(origin) => {
                 let mut response = if cors::is_preflight(&head.method, &head.headers) {
                     in_form_of(path, self.preflight(&head.headers, address, label))
                 } else {
                     head.extensions.insert(ClientAddress(address));
                     let response = routes.call_safely(Request::from_parts(head, body)).await;
-                    // The route cannot tell the limits apart, so its response is replaced.
-                    let response = match state.get() {
-                        ReadState::TooLarge => {
-                            refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large")
-                        }
-                        ReadState::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
-                        ReadState::Scattered => {
-                            refusal(StatusCode::BAD_REQUEST, "the body comes in too many parts")
-                        }
-                        ReadState::NoRoom if label != Route::Health => self.no_room(),
-                        ReadState::Partial | ReadState::Complete | ReadState::NoRoom => response,
-                    };
-                    in_form_of(path, response)
+                    in_form_of(path, self.judged(response, state.get(), label))
                 };
                 if served.is_none() && cors::is_public(path) {
                     cors::allow_any_origin(response.headers_mut());
@@ -292,6 +283,35 @@ impl Gate {
             span.answered(status);
         }
         response
+    }
+
+    /// Returns the response of a route, or the one to a body beyond a limit: a route cannot tell the limits apart.
+    fn judged(&self, response: Response, body: ReadState, label: Route) -> Response {
+        match body {
+            ReadState::TooLarge => refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large"),
+            ReadState::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
+            ReadState::Scattered => {
+                refusal(StatusCode::BAD_REQUEST, "the body comes in too many parts")
+            }
+            ReadState::NoRoom if label != Route::Health => self.no_room(),
+            ReadState::Partial | ReadState::Complete | ReadState::NoRoom => response,
+        }
+    }
+
+    /// Lets pages read a refusal that came before their origin was looked at, as they read others.
+    fn readable(&self, mut refused: Response, head: &Parts, served: Option<Kind>) -> Response {
+        let headers = refused.headers_mut();
+        if headers.contains_key(VARY) {
+            return refused;
+        }
+        if served.is_none() && cors::is_public(head.uri.path()) {
+            cors::allow_any_origin(headers);
+        } else {
+            let is_ours = self.allowed.origin(&head.headers) == OriginCheck::Ours;
+            let origin = head.headers.get(ORIGIN).filter(|_| is_ours);
+            cors::allow_origin(headers, origin.cloned());
+        }
+        refused
     }
 
     /// Answers a preflight, which no route sees, within the rate of its address.

@@ -283,6 +283,41 @@ async fn origins_and_preflight() {
     surface.ends().await;
 }
 
+/// A page saw no status of what was refused before its origin was looked at, and never when to come back.
+#[tokio::test]
+async fn pages_of_an_allowed_origin_read_every_refusal() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let all = memory.address("127.0.0.1".parse().unwrap()).hold(1 << 20);
+    let ours = format!("http://localhost:{}", surface.address.port());
+    let long = format!("/mcp?{}", "a".repeat(9 << 10));
+    for (path, origin, expected, reader) in [
+        ("/mcp", &*ours, "503", Some(&*ours)),
+        (&*long, &*ours, "414", Some(&*ours)),
+        ("/mcp", "http://evil.test", "503", None),
+        ("/token", "http://evil.test", "503", Some("*")),
+    ] {
+        let headers = format!("Origin: {origin}\r\nContent-Length: 0\r\n");
+        let (answer, _) = surface.ask(&format!("POST {path}"), &headers).await;
+        assert_eq!(status(&answer), expected, "{answer}");
+        let allows = answer.split_once("access-control-allow-origin: ");
+        let allowed = allows.and_then(|(_, rest)| rest.lines().next());
+        assert_eq!(allowed, reader, "{answer}");
+        let exposes = answer.split_once("access-control-expose-headers: ");
+        let exposed = exposes.and_then(|(_, rest)| rest.lines().next());
+        let exposed: Vec<&str> = exposed.unwrap_or_default().split(", ").collect();
+        for name in ["Retry-After", "RateLimit", "RateLimit-Policy"] {
+            assert_eq!(
+                exposed.contains(&name),
+                reader.is_some(),
+                "{name}: {answer}"
+            );
+        }
+    }
+    drop(all);
+    surface.ends().await;
+}
+
 /// The gate answers them, and no route counted them.
 #[tokio::test]
 async fn preflights_count_for_the_rate_of_their_address() {

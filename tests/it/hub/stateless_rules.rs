@@ -277,11 +277,18 @@ async fn a_tenant_says_which_revisions_it_serves() {
     let bare = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
     assert_eq!(refusal(legacy.post(&bare).await).await, (400, -32020));
     let http = reqwest::Client::new();
-    for method in [reqwest::Method::GET, reqwest::Method::DELETE] {
-        let request = http.request(method, &new.url);
-        let request = request.header("Accept", "text/event-stream");
-        let response = within("a response", request.send()).await.unwrap();
-        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+    for method in ["GET", "DELETE", "HEAD", "PUT", "PATCH"] {
+        for (url, methods) in [(&new.url, "POST"), (&both.url, "GET, POST, DELETE")] {
+            let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
+            let is_served = url == &both.url && ["GET", "DELETE"].contains(&method.as_str());
+            let request = http.request(method, url);
+            let request = request.header("Accept", "text/event-stream");
+            let response = within("a response", request.send()).await.unwrap();
+            if !is_served {
+                assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+                assert_eq!(response.headers()["allow"], methods);
+            }
+        }
     }
     assert!(gateway.descendants().is_empty(), "no child was started");
     let found = both.ask("server/discover", json!({})).await;

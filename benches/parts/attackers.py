@@ -85,6 +85,26 @@ async def big_heads(host, path):
     await unfinished(host, 1000, head(host, path, 1000, fields))
 
 
+async def heads_without_ends(host, path):
+    """Heads of 63 KiB without their ends, on connections that have had an answer: nothing is known of such a request
+    yet. One that is refused comes again after a second."""
+    answered = f"GET /livez HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    begun = f"GET {path} HTTP/1.1\r\nHost: {host}\r\n".encode()
+    begun += b"".join(b"X-%02d: %s\r\n" % (at, b"y" * 900) for at in range(71))
+
+    async def one(_):
+        reader, writer = await connect(host, "127.0.0.2")
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            writer.write(answered)
+            await answer(reader)
+            writer.write(begun)
+            await reader.read(1)
+        writer.close()
+        await asyncio.sleep(1)
+
+    await many(6000, one)
+
+
 async def unread_answers(host, path):
     body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
     one_request = head(host, path, len(body)) + body
@@ -289,6 +309,7 @@ UNREADING_ELSEWHERE = "1,000 clients that do not read, by way of another replica
 ATTACKS = {
     "200 bodies that do not end": unfinished_bodies,
     "1,000 requests with big heads that do not end": big_heads,
+    "6,000 heads of 63 KiB without their ends": heads_without_ends,
     "150 connections that read no answers": unread_answers,
     "12,000 connections of one address": connections,
     "sessions without end": sessions,

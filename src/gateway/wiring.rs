@@ -26,11 +26,11 @@ use crate::{
     declare::Offer,
     http::{
         Front, admin,
-        edge::{Allowed, App, FindHost, FoundHost, Gate},
+        edge::{Allowed, App, FindHost, FoundHost, Gate, LimitAddress},
         listen::{Bounds, Connections, Files, TlsReload, accept},
         ops,
         peers::{Cluster, Peers},
-        reply::RetryDelay,
+        reply::{McpRefusal, RetryDelay},
         routes,
     },
     hub::{Hub, HubParts, Stores, limits::MemoryBudgets, stateless::Stateless, tasks::Tasks},
@@ -429,14 +429,31 @@ impl Parts {
         Ok(self.gate_of((allowed, Box::new(|_, _| FoundHost::None)), hub))
     }
 
-    fn gate_of(&self, hosts: (Allowed, FindHost), hub: &Hub) -> Arc<Gate> {
+    /// Counts for the rates of addresses.
+    fn limit(&self, hub: &Hub) -> LimitAddress {
+        let (limits, bound) = (Arc::clone(hub.limits()), self.config.http.per_address);
+        Box::new(move |address| {
+            let counted = limits.address(address, bound?);
+            counted.err().map(McpRefusal::from)
+        })
+    }
+
+    fn gate_of(&self, (allowed, hosts): (Allowed, FindHost), hub: &Hub) -> Arc<Gate> {
         let http = &self.config.http;
         let (proxies, max_body) = (http.trusted_proxies.clone(), http.max_body as u64);
         let (memory, telemetry) = (
             Arc::clone(hub.limits().memory()),
             (Arc::clone(&self.metrics), self.traces.clone()),
         );
-        Gate::new(hosts, proxies, max_body, memory, telemetry, http.access_log)
+        let checks = (allowed, hosts, self.limit(hub));
+        Gate::new(
+            checks,
+            proxies,
+            max_body,
+            memory,
+            telemetry,
+            http.access_log,
+        )
     }
 
     /// Starts to accept clients.

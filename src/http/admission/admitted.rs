@@ -130,6 +130,11 @@ impl Admitted {
         }
     }
 
+    /// Whether the tenant serves no revision with sessions.
+    pub(crate) fn is_modern_alone(&self) -> bool {
+        self.access.tenant().revisions.is_empty()
+    }
+
     /// Returns the URL of the endpoint, as the client spells it.
     pub(crate) fn page(&self, front: &Front) -> Response {
         page::page(self.endpoint(), self.public_url(front), false)
@@ -243,13 +248,28 @@ fn no_server(front: &Front) -> Instead {
 /// Refuses a method that an endpoint does not have. Admission comes first here too.
 pub(crate) async fn other_method(front: Arc<Front>, request: Request) -> Response {
     if request.method() != Method::OPTIONS {
-        return enter(front, request, async |_, _, request| not_allowed(&request)).await;
+        return enter(front, request, async |_, admitted, request| {
+            if admitted.kind == Kind::Mcp && admitted.is_modern_alone() {
+                return post_alone(&request);
+            }
+            not_allowed(&request)
+        })
+        .await;
     }
-    // A CORS preflight carries no credentials.
+    // Browsers ask with it, without credentials. A CORS preflight the gate answers.
     match rates::count(&front, request.extensions()) {
         Ok(()) => not_allowed(&request),
         Err(error) => McpRefusal::from(error).into_response(),
     }
+}
+
+/// Makes the 405 of a method that the modern era does not have (2026-07-28 streamable-http, "Earlier Streamable
+/// HTTP Revisions").
+pub(crate) fn post_alone(request: &Request) -> Response {
+    let mut response = not_allowed(request);
+    let allowed = HeaderValue::from_static("POST");
+    response.headers_mut().insert(header::ALLOW, allowed);
+    response
 }
 
 /// Makes a 405 with the allowed methods (RFC 9110, section 15.5.6).

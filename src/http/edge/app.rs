@@ -1,6 +1,6 @@
 //! Routes of one listener, behind its gate.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
@@ -14,6 +14,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use super::gate::Gate;
 use super::routes::{Routes, panic_response};
 use super::{hops, operators};
+use crate::base::budget::Budget;
 use crate::http::peers::Cluster;
 
 /// Routes of one listener with its gate; a handle.
@@ -56,6 +57,22 @@ impl App {
     pub(crate) fn of_public(routes: impl Into<Routes>, gate: Arc<Gate>) -> Self {
         let (routes, gate) = (routes.into(), ListenerGate::Public(gate));
         Self { routes, gate }
+    }
+
+    /// Returns the share of an address that counts what it sends; none of a listener that is not for everybody.
+    pub(crate) fn share(&self, address: IpAddr) -> Option<Arc<Budget>> {
+        match &self.gate {
+            ListenerGate::Public(gate) => Some(gate.share(address)),
+            ListenerGate::Operators(_) | ListenerGate::Replicas(_) => None,
+        }
+    }
+
+    /// Counts a connection that ends because that share has no room.
+    pub(crate) fn count_refused(&self) {
+        match &self.gate {
+            ListenerGate::Public(gate) => gate.count_refused(),
+            ListenerGate::Operators(_) | ListenerGate::Replicas(_) => {}
+        }
     }
 
     /// Answers one request from `peer`; others go first if its connection has had its turn.

@@ -81,12 +81,14 @@ impl BodyState {
         has_room
     }
 
-    /// Counts the parts of an answer until the client has taken them. They exist already, so that none is refused.
-    pub(super) fn count_until_taken(&self, answer: Body) -> Body {
+    /// Counts the parts of an answer, each of them as `least` bytes or more, until the client has taken them. They exist
+    /// already, so that none is refused.
+    pub(super) fn count_until_taken(&self, answer: Body, least: u64) -> Body {
         let budget = Arc::clone(&self.0.budget);
         Body::new(CountedAnswer {
             inner: answer,
             budget,
+            least,
         })
     }
 }
@@ -96,6 +98,7 @@ impl BodyState {
 struct CountedAnswer {
     inner: Body,
     budget: Arc<Budget>,
+    least: u64,
 }
 
 impl HttpBody for CountedAnswer {
@@ -107,7 +110,10 @@ impl HttpBody for CountedAnswer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = std::task::ready!(Pin::new(&mut self.inner).poll_frame(cx));
-        let count = |bytes: Bytes| self.budget.hold(bytes.len() as u64).until_dropped(bytes);
+        let count = |bytes: Bytes| {
+            let amount = self.least.max(bytes.len() as u64);
+            self.budget.hold(amount).until_dropped(bytes)
+        };
         Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(count))))
     }
 

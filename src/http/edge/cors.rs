@@ -64,7 +64,9 @@ pub(crate) fn allow_origin(headers: &mut HeaderMap, origin: Option<HeaderValue>)
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(
             ACCESS_CONTROL_EXPOSE_HEADERS,
-            HeaderValue::from_static("Mcp-Session-Id, WWW-Authenticate"),
+            HeaderValue::from_static(
+                "Mcp-Session-Id, WWW-Authenticate, Retry-After, RateLimit, RateLimit-Policy",
+            ),
         );
     }
 }
@@ -90,7 +92,7 @@ pub(crate) fn allow_any_origin(headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(
         ACCESS_CONTROL_EXPOSE_HEADERS,
-        HeaderValue::from_static("WWW-Authenticate, Retry-After"),
+        HeaderValue::from_static("WWW-Authenticate, Retry-After, RateLimit, RateLimit-Policy"),
     );
     if headers.contains_key(ACCESS_CONTROL_ALLOW_METHODS) {
         // PUT replaces a registration (RFC 7592, section 2.2).

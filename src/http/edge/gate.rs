@@ -3,15 +3,15 @@
 //! Not here: credentials and permissions, which are checked behind the gate; header fields of the
 //! other listeners (`app`), and the response above `http.max_connections` (`accept`).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::body::HttpBody;
 use axum::extract::Request;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::header::{
     ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, RETRY_AFTER,
-    TRANSFER_ENCODING, X_CONTENT_TYPE_OPTIONS,
+    TRANSFER_ENCODING, VARY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
 use http::uri::Scheme;
@@ -24,9 +24,11 @@ use super::body_limit::{self, BodyState, ReadState, STREAM_WINDOW};
 use super::cors;
 use super::null_origin;
 use super::routes::Routes;
+use crate::base::budget::Budget;
 use crate::config::{ClientAddress, LoggedRequests};
 use crate::endpoint::{Kind, TenantHost};
 use crate::http::reply::{
+    McpRefusal,
     header_name::HOP,
     json,
     refusal::{in_form_of, refusal},
@@ -36,6 +38,9 @@ use crate::telemetry::{LimitName, Metrics, Route, Span, TraceContext, Traces};
 
 /// Finds the tenant with a host, in lower case, and a port.
 pub(crate) type FindHost = Box<dyn Fn(&str, u16) -> FoundHost + Send + Sync>;
+
+/// Counts a request for the rate of its address; the refusal of one beyond that.
+pub(crate) type LimitAddress = Box<dyn Fn(IpAddr) -> Option<McpRefusal> + Send + Sync>;
 
 /// What a host that is not the gateway's is.
 pub(crate) enum FoundHost {
@@ -53,6 +58,8 @@ pub(crate) struct Gate {
     allowed: Allowed,
     /// Hosts of tenants.
     hosts: FindHost,
+    /// Rates of addresses, which routes count but for what the gate answers itself.
+    limit: LimitAddress,
     /// Proxies whose `X-Forwarded-For` is trusted.
     proxies: Vec<IpNet>,
     /// Largest request body in bytes.
@@ -68,7 +75,7 @@ pub(crate) struct Gate {
 impl Gate {
     /// Makes the gate.
     pub(crate) fn new(
-        (allowed, hosts): (Allowed, FindHost),
+        (allowed, hosts, limit): (Allowed, FindHost, LimitAddress),
         proxies: Vec<IpNet>,
         max_body: u64,
         memory: Arc<MemoryBudgets>,
@@ -78,6 +85,7 @@ impl Gate {
         Arc::new(Self {
             allowed,
             hosts,
+            limit,
             proxies,
             max_body,
             memory,
@@ -169,9 +177,19 @@ impl Gate {
         }
     }
 
+    /// Returns the share of an address.
+    pub(super) fn share(&self, address: IpAddr) -> Arc<Budget> {
+        self.memory.address(address)
+    }
+
+    /// Counts what is refused for want of room in such a share.
+    pub(super) fn count_refused(&self) {
+        self.metrics.limited.add(LimitName("address_memory"));
+    }
+
     /// Makes the response to an address that has too much under way.
     fn no_room(&self) -> Response {
-        self.metrics.limited.add(LimitName("address_memory"));
+        self.count_refused();
         let status = StatusCode::SERVICE_UNAVAILABLE;
         let mut refused = refusal(status, "too much of this address is under way");
         let headers = refused.headers_mut();
@@ -217,7 +235,7 @@ impl Gate {
         routes: &Routes,
     ) -> Response {
         let address = client_address(peer.ip(), request.headers(), &self.proxies);
-        let share = self.memory.address(address);
+        let share = self.share(address);
         if had_turn || share.is_busy() {
             share.others_first().await;
         }
@@ -237,26 +255,17 @@ impl Gate {
         let mut line = self.log.begin(&head, label, address, trace);
         let path = line.path();
         let response = match self.check(&mut head, &state) {
-            Err(refused) => in_form_of(path, with_methods(refused, &head.uri, routes).await),
+            Err(refused) => {
+                let refused = with_methods(refused, &head.uri, routes).await;
+                in_form_of(path, self.readable(refused, &head, served))
+            }
             Ok(origin) => {
                 let mut response = if cors::is_preflight(&head.method, &head.headers) {
-                    cors::preflight(&head.headers)
+                    in_form_of(path, self.preflight(&head.headers, address, label))
                 } else {
                     head.extensions.insert(ClientAddress(address));
                     let response = routes.call_safely(Request::from_parts(head, body)).await;
-                    // The route cannot tell the limits apart, so its response is replaced.
-                    let response = match state.get() {
-                        ReadState::TooLarge => {
-                            refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large")
-                        }
-                        ReadState::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
-                        ReadState::Scattered => {
-                            refusal(StatusCode::BAD_REQUEST, "the body comes in too many parts")
-                        }
-                        ReadState::NoRoom if label != Route::Health => self.no_room(),
-                        ReadState::Partial | ReadState::Complete | ReadState::NoRoom => response,
-                    };
-                    in_form_of(path, response)
+                    in_form_of(path, self.judged(response, state.get(), label))
                 };
                 if served.is_none() && cors::is_public(path) {
                     cors::allow_any_origin(response.headers_mut());
@@ -267,13 +276,50 @@ impl Gate {
             }
         };
         let response = with_response_headers(response, version, state.get());
-        let response = counted(response, &state, served);
+        let response = counted(response, &state, (served, version));
         let status = response.status();
         line.write(status);
         if let Some(mut span) = span {
             span.answered(status);
         }
         response
+    }
+
+    /// Returns the response of a route, or the one to a body beyond a limit: a route cannot tell the limits apart.
+    fn judged(&self, response: Response, body: ReadState, label: Route) -> Response {
+        match body {
+            ReadState::TooLarge => refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large"),
+            ReadState::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
+            ReadState::Scattered => {
+                refusal(StatusCode::BAD_REQUEST, "the body comes in too many parts")
+            }
+            ReadState::NoRoom if label != Route::Health => self.no_room(),
+            ReadState::Partial | ReadState::Complete | ReadState::NoRoom => response,
+        }
+    }
+
+    /// Lets pages read a refusal that came before their origin was looked at, as they read others.
+    fn readable(&self, mut refused: Response, head: &Parts, served: Option<Kind>) -> Response {
+        let headers = refused.headers_mut();
+        if headers.contains_key(VARY) {
+            return refused;
+        }
+        if served.is_none() && cors::is_public(head.uri.path()) {
+            cors::allow_any_origin(headers);
+        } else {
+            let is_ours = self.allowed.origin(&head.headers) == OriginCheck::Ours;
+            let origin = head.headers.get(ORIGIN).filter(|_| is_ours);
+            cors::allow_origin(headers, origin.cloned());
+        }
+        refused
+    }
+
+    /// Answers a preflight, which no route sees, within the rate of its address.
+    fn preflight(&self, headers: &HeaderMap, address: IpAddr, label: Route) -> Response {
+        if label == Route::Health {
+            return cors::preflight(headers);
+        }
+        (self.limit)(address).map_or_else(|| cors::preflight(headers), over_rate)
     }
 
     /// Begins the span of a request; health probes have none.
@@ -284,6 +330,17 @@ impl Gate {
         let route = Kind::route(head.uri.path());
         self.traces.request(&head.method, route, &head.headers)
     }
+}
+
+/// Makes the response to an address beyond its rate.
+fn over_rate(refused: McpRefusal) -> Response {
+    let (status, text) = refused.parts();
+    let mut response = refusal(status, text);
+    for (name, value) in refused.into_response().headers() {
+        let field = response.headers_mut().entry(name);
+        field.or_insert_with(|| value.clone());
+    }
+    response
 }
 
 /// Returns the label under which a request is counted.
@@ -310,9 +367,19 @@ const fn label_of(kind: Kind) -> Route {
 
 /// Counts a complete answer for its address until the client has taken it. A stream has no size, and counts for its
 /// session; a long answer to a call counts for its caller, of which a page has none.
-fn counted(response: Response, state: &BodyState, served: Option<Kind>) -> Response {
+fn counted(
+    response: Response,
+    state: &BodyState,
+    (served, version): (Option<Kind>, Version),
+) -> Response {
     let length = response.body().size_hint().exact().unwrap_or_default();
-    if length <= UNCOUNTED {
+    // Of HTTP/1 a connection has one answer at a time.
+    let (uncounted, least) = if version == Version::HTTP_2 {
+        (0, STREAM)
+    } else {
+        (UNCOUNTED, 0)
+    };
+    if length <= uncounted {
         return response;
     }
     let content_type = response.headers().get(CONTENT_TYPE);
@@ -320,7 +387,7 @@ fn counted(response: Response, state: &BodyState, served: Option<Kind>) -> Respo
     if served.is_some() && !is_page && length > json::SHORT as u64 {
         return response;
     }
-    response.map(|answer| state.count_until_taken(answer))
+    response.map(|answer| state.count_until_taken(answer, least))
 }
 
 /// Adds the header fields that every response of this listener has.
@@ -409,8 +476,10 @@ fn check_scheme(uri: &Uri) -> Result<(), Response> {
 
 /// What a request takes beside its head and its body: its tasks, buffers, and the answer that is made.
 const REQUEST: usize = 8 << 10;
-/// Longest answer that does not count: its stream takes as much.
+/// Longest answer that does not count: its connection takes more.
 const UNCOUNTED: u64 = 1 << 10;
+/// What an answer over HTTP/2 counts as at least: its stream, with its task, is kept as long as the client takes none of it.
+const STREAM: u64 = 2 << 10;
 /// Longest request target.
 const TARGET_MAX: usize = 8 << 10;
 /// Most header fields.

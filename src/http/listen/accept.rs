@@ -6,15 +6,16 @@
 //! 8 KiB more per idle connection than the choice of the protocol here.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
+use futures_util::FutureExt;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -30,8 +31,9 @@ use tokio_util::task::TaskTracker;
 
 use super::activity::{Activity, Open};
 use super::connections::{Admission, Connections};
+use super::requests::Requests;
 use super::tls::TlsReload;
-use super::wire::Wire;
+use super::wire::{HEAD, Wire};
 use crate::base::budget::others_first;
 use crate::base::memory::pinned;
 use crate::http::edge::{App, STREAM_WINDOW};
@@ -138,8 +140,7 @@ async fn accept(
         fresh += 1;
         set_options(&stream);
         let connection = Connection {
-            peer,
-            app: Arc::new(app.clone()),
+            requests: Requests::new(app.clone(), peer),
             protocols: Arc::clone(&protocols),
             stop: stop.clone(),
             finish: bounds.finish,
@@ -157,11 +158,8 @@ async fn accept(
 
 /// One accepted connection.
 struct Connection {
-    /// Address of the peer.
-    peer: SocketAddr,
-    /// Routes that answer its requests: a reference of the connection's own, which its requests count
-    /// without disturbing other connections.
-    app: Arc<App>,
+    /// Its requests.
+    requests: Arc<Requests>,
     /// Settings of hyper, shared by all connections.
     protocols: Arc<Protocols>,
     /// Cancelled when the connection is to finish.
@@ -235,8 +233,7 @@ impl Connection {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let Self {
-            peer,
-            app,
+            requests,
             protocols,
             stop,
             finish,
@@ -244,20 +241,19 @@ impl Connection {
             admission: _admission,
             broken: _,
         } = self;
-        let has_request = Arc::new(AtomicBool::new(false));
-        let service = service((app, peer, stranger), Arc::clone(&has_request), None);
-        let connection = protocols.http1.serve_connection(Wire::new(stream), service);
+        let service = service(Arc::clone(&requests), stranger, None);
+        let wire = Wire::of_http1(stream, Arc::clone(&requests));
+        let connection = protocols.http1.serve_connection(wire, service);
         let connection = pin!(connection);
         let ended = |error: &hyper::Error| tracing::debug!(%error, "connection ended");
-        let connection = pin!(run(connection, stop, finish, ended));
+        let connection = pin!(run(connection, pending(), stop, finish, ended));
         let limit = HANDSHAKE.saturating_sub(waited).max(FIRST_REQUEST_MIN);
-        await_first_request(connection, &has_request, limit).await;
+        await_first_request(connection, &requests, limit).await;
     }
 
     async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S) {
         let Self {
-            peer,
-            app,
+            requests,
             protocols,
             stop,
             finish,
@@ -265,11 +261,9 @@ impl Connection {
             broken,
             admission,
         } = self;
-        let has_request = Arc::new(AtomicBool::new(false));
         let activity = Arc::new(Activity::default());
-        let requests = Some(Arc::clone(&activity));
-        let of = (app, peer, stranger.clone());
-        let service = service(of, Arc::clone(&has_request), requests);
+        let open = Some(Arc::clone(&activity));
+        let service = service(Arc::clone(&requests), stranger.clone(), open);
         let http2 = if admission.is_of_proxy() {
             &protocols.http2_of_proxies
         } else {
@@ -277,36 +271,39 @@ impl Connection {
         };
         let connection = http2.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
-        let stop = stop.child_token();
+        let idle = CancellationToken::new();
         let ended = |error: &hyper::Error| {
             if stranger
                 .as_ref()
                 .is_some_and(|stranger| stranger.is_known())
             {
-                broken.log(&peer, error);
+                broken.log(&requests.peer, error);
             } else {
                 tracing::debug!(%error, "connection ended");
             }
         };
-        let running = pin!(run(connection, stop.clone(), finish, ended));
-        let running = pin!(await_first_request(running, &has_request, HANDSHAKE));
+        let running = pin!(run(connection, idle.cancelled(), stop, finish, ended));
+        let mut running = pin!(await_first_request(running, &requests, HANDSHAKE));
         let Some(limit) = protocols.idle else {
             return running.await;
         };
-        let mut running = running;
         tokio::select! {
             () = &mut running => return,
-            () = activity.idle(limit) => stop.cancel(),
+            () = activity.idle(limit) => idle.cancel(),
         }
-        running.await;
+        // A request that was on its way takes its time, and hyper ends the connection behind it, but not behind answers
+        // that nobody takes.
+        tokio::select! {
+            () = running => {}
+            () = activity.idle(finish) => {}
+        }
     }
 }
 
-/// Makes the service of one connection, which sets `has_request` at its first request, and counts its open
-/// requests in `activity`.
+/// Makes the service of one connection, which notes its requests, and counts open ones in `activity`.
 fn service(
-    (app, peer, stranger): (Arc<App>, SocketAddr, Option<Arc<Stranger>>),
-    has_request: Arc<AtomicBool>,
+    requests: Arc<Requests>,
+    stranger: Option<Arc<Stranger>>,
     activity: Option<Arc<Activity>>,
 ) -> impl hyper::service::Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
 {
@@ -315,12 +312,12 @@ fn service(
         if let Some(stranger) = &stranger {
             request.extensions_mut().insert(Arc::clone(stranger));
         }
-        has_request.store(true, Ordering::Relaxed);
+        requests.begin();
         let open = activity.as_ref().map(Activity::begin);
         // Requests that a peer sends at once would be handled at once.
         let served = served.fetch_add(1, Ordering::Relaxed);
         let had_turn = served % TURN == TURN - 1;
-        call(Arc::clone(&app), (peer, had_turn), request, open)
+        call(Arc::clone(&requests), had_turn, request, open)
     })
 }
 
@@ -331,10 +328,10 @@ fn service(
 /// space twice.
 async fn await_first_request(
     mut connection: Pin<&mut impl Future<Output = ()>>,
-    has_request: &AtomicBool,
+    requests: &Requests,
     limit: Duration,
 ) {
-    if timeout(limit, &mut connection).await.is_err() && has_request.load(Ordering::Relaxed) {
+    if timeout(limit, &mut connection).await.is_err() && requests.have_begun() {
         connection.await;
     }
 }
@@ -342,13 +339,15 @@ async fn await_first_request(
 /// Passes one request to the routes. Boxed, because hyper reserves space for the future as long as
 /// the connection lives.
 fn call(
-    app: Arc<App>,
-    peer: (SocketAddr, bool),
+    requests: Arc<Requests>,
+    had_turn: bool,
     request: Request<Incoming>,
     open: Option<Open>,
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
     pinned(|| async move {
+        let (app, peer) = (&requests.app, (requests.peer, had_turn));
         let response = app.answer(peer, request.map(Body::new)).await;
+        requests.answered();
         Ok(match open {
             Some(open) => open.until_sent(response),
             None => response,
@@ -356,20 +355,25 @@ fn call(
     })
 }
 
-/// Runs a connection to its end; `ended` gets the error of that. From `stop` on it takes no further request and has
-/// `finish` for the open ones, so that a peer that reads nothing cannot delay the shutdown.
+/// Runs a connection to its end; `ended` gets the error of that. From `idle` and from `stop` on it takes no further
+/// request. From `stop` on it has `finish` for the open ones, so that a peer that reads nothing cannot delay the shutdown.
 async fn run<C: GracefulConnection>(
     mut connection: Pin<&mut C>,
+    idle: impl Future<Output = ()>,
     stop: CancellationToken,
     finish: Duration,
     ended: impl Fn(&C::Error),
 ) {
-    let end = tokio::select! {
-        end = connection.as_mut() => end,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            let Ok(end) = timeout(finish, connection).await else { return };
-            end
+    let mut idle = pin!(idle.fuse());
+    let end = loop {
+        tokio::select! {
+            end = connection.as_mut() => break end,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                let Ok(end) = timeout(finish, connection).await else { return };
+                break end;
+            }
+            () = &mut idle => connection.as_mut().graceful_shutdown(),
         }
     };
     if let Err(error) = end {
@@ -507,7 +511,7 @@ impl Protocols {
 
 /// Time limit for the TLS handshake, for the first byte, for a header block, and for the first valid hop of a replica,
 /// which sends one as soon as it is connected.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE: Duration = HEAD;
 /// [`Bounds::idle`] of clients. It exceeds the minute for which
 /// load balancers keep idle connections: the side that sends requests must close first.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(75);

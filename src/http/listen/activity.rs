@@ -28,7 +28,7 @@ pub(super) struct Activity {
     changed: Notify,
 }
 
-/// A request until its response is sent.
+/// A request until its response is made, or is sent if that is a stream.
 pub(super) struct Open(Arc<Activity>);
 
 impl Activity {
@@ -54,8 +54,12 @@ impl Activity {
 }
 
 impl Open {
-    /// Counts the request until the whole response is sent.
+    /// Counts the request until the whole response is sent; one that is complete already until now. What its client does
+    /// not take would keep the connection open for ever.
     pub(super) fn until_sent(self, response: Response) -> Response {
+        if response.body().size_hint().exact().is_some() {
+            return response;
+        }
         response.map(|body| Body::new(Sent { body, _open: self }))
     }
 }
@@ -96,6 +100,9 @@ impl HttpBody for Sent {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use futures_util::stream::pending;
     use tokio::time::timeout;
 
     use super::super::activity::*;
@@ -116,7 +123,8 @@ mod tests {
         let (stream, call) = (activity.begin(), activity.begin());
         let idle = activity.idle(LIMIT);
         tokio::pin!(idle);
-        let response = call.until_sent(Response::new(Body::empty()));
+        let body = Body::from_stream(pending::<Result<Bytes, Infallible>>());
+        let response = call.until_sent(Response::new(body));
         assert!(timeout(LIMIT * 3, &mut idle).await.is_err());
         drop(stream);
         assert!(timeout(LIMIT * 3, &mut idle).await.is_err());
@@ -124,5 +132,16 @@ mod tests {
         let ended = Instant::now();
         timeout(LATE, idle).await.unwrap();
         assert!(ended.elapsed() >= LIMIT);
+    }
+
+    /// Connections of clients that took no answers stayed open as long as those clients answered pings.
+    #[tokio::test]
+    async fn a_complete_answer_that_nobody_takes_keeps_no_connection_open() {
+        let activity = Arc::new(Activity::default());
+        let answer = || Response::new("an answer".into());
+        let begun = [activity.begin(), activity.begin()];
+        let answers = begun.map(|open| open.until_sent(answer()));
+        timeout(LATE, activity.idle(LIMIT)).await.unwrap();
+        drop(answers);
     }
 }

@@ -4,13 +4,15 @@
 //!
 //! * `accept`: the accept loop
 //! * `connections`: connections at once, shared out to addresses
-//! * `activity`: open requests of a connection
+//! * `requests`: requests of a connection, and how far the current one is
+//! * `activity`: open requests of a connection of HTTP/2
 //! * `tls`: certificates and their reload
-//! * `wire`: a socket with a lingering close
+//! * `wire`: a socket that is read within bounds, with a lingering close
 
 pub(crate) mod accept;
 mod activity;
 mod connections;
+mod requests;
 mod tls;
 mod wire;
 

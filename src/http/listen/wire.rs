@@ -1,4 +1,4 @@
-//! Socket with a lingering close, between hyper and the network.
+//! Socket between hyper and the network: bounds of what is read ahead of a request, and a lingering close.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,11 +11,16 @@ use futures_util::future::BoxFuture;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use crate::base::budget::Budget;
+use super::requests::Requests;
+use crate::base::budget::{Budget, Drawn};
 
-/// A socket that is closed in two steps.
+/// A socket that is read within bounds, and closed in two steps.
+///
+/// Of HTTP/1 hyper keeps up to 112 KiB that no request has taken: a head that is not complete, or what comes behind a
+/// request that is under way. From [`AHEAD`] on that is drawn from the share of the peer's address, and a head has
+/// [`HEAD`] to come, the first one of a connection apart, whose time `accept` keeps.
 ///
 /// If a socket is closed while the peer is still sending, the kernel sends a reset, which can overtake
 /// the response (413, 408). After the write side is shut down, input is therefore discarded for a
@@ -25,6 +30,21 @@ pub(crate) struct Wire<S> {
     io: TokioIo<S>,
     /// The lingering close; set when the write side is shut down.
     closing: Option<Box<Closing>>,
+    /// The requests of an HTTP/1 connection. Those of HTTP/2 come in frames, which h2 bounds.
+    requests: Option<Arc<Requests>>,
+    /// Bytes that hyper may have read ahead of a request.
+    ahead: usize,
+    /// What most connections never need.
+    unparsed: Option<Box<Unparsed>>,
+}
+
+/// The bounds of what was read ahead of a request.
+#[derive(Default)]
+struct Unparsed {
+    /// What is held for it of the share of the address.
+    held: Option<Drawn>,
+    /// The end of the time for a head that has begun.
+    deadline: Option<Pin<Box<Sleep>>>,
 }
 
 /// What is left of a connection whose write side is shut down.
@@ -43,14 +63,88 @@ impl<S> Wire<S> {
         Self {
             io: TokioIo::new(stream),
             closing: None,
+            requests: None,
+            ahead: 0,
+            unparsed: None,
         }
+    }
+
+    /// Wraps a stream that HTTP/1 requests come by.
+    pub(super) fn of_http1(stream: S, requests: Arc<Requests>) -> Self {
+        Self {
+            requests: Some(requests),
+            ..Self::new(stream)
+        }
+    }
+}
+
+impl Unparsed {
+    /// How many of `most` bytes may be read behind `ahead` bytes; none if the share of the address has no room.
+    fn room(&mut self, requests: &Requests, ahead: usize, most: usize) -> Option<usize> {
+        if self.held.is_none() {
+            self.held = requests.share().map(|share| share.hold(0));
+        }
+        if !self.held.as_ref().is_some_and(Drawn::is_too_much) {
+            return Some(most);
+        }
+        let left = AHEAD.saturating_sub(ahead);
+        (left > 0).then_some(left)
+    }
+
+    /// Holds as much as is read ahead, if that is more than every connection may have.
+    fn hold(&mut self, ahead: usize) {
+        let Some(held) = &mut self.held else { return };
+        let (wanted, amount) = (if ahead > AHEAD { ahead as u64 } else { 0 }, held.amount());
+        if wanted > amount {
+            held.add(wanted - amount);
+        }
+        if wanted < amount {
+            held.give_back(amount - wanted);
+        }
+    }
+
+    /// Waits for the end of the time for a head.
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(HEAD)));
+        deadline.as_mut().poll(cx)
+    }
+}
+
+/// A stream for one read, which is measured: hyper's buffer does not tell what came into it.
+struct Measured<'s, S> {
+    stream: &'s mut S,
+    /// The most bytes that are read.
+    most: usize,
+    /// Bytes that were read.
+    length: usize,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Measured<'_, S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let stream = Pin::new(&mut *this.stream);
+        if this.most >= buf.remaining() {
+            let before = buf.filled().len();
+            ready!(stream.poll_read(cx, buf))?;
+            this.length = buf.filled().len() - before;
+        } else {
+            let mut part = ReadBuf::new(buf.initialize_unfilled_to(this.most));
+            ready!(stream.poll_read(cx, &mut part))?;
+            this.length = part.filled().len();
+            buf.advance(this.length);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
 impl Closing {
     fn new() -> Self {
         Self {
-            end: Box::pin(tokio::time::sleep(LINGER)),
+            end: Box::pin(sleep(LINGER)),
             discarded: 0,
             in_line: None,
         }
@@ -95,7 +189,46 @@ impl<S: AsyncRead + Unpin> Read for Wire<S> {
         cx: &mut Context<'_>,
         buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
+        let this = &mut *self;
+        let Some(requests) = &this.requests else {
+            return Pin::new(&mut this.io).poll_read(cx, buf);
+        };
+        let (is_under_way, was_answered) = (requests.is_under_way(), requests.was_answered());
+        if is_under_way {
+            // Behind a head hyper reads on only when nothing is left of what it has read.
+            this.ahead = 0;
+        }
+        if (is_under_way || was_answered)
+            && let Some(unparsed) = &mut this.unparsed
+        {
+            unparsed.deadline = None;
+        }
+        let mut most = buf.remaining();
+        if this.ahead + most > AHEAD {
+            let unparsed = this.unparsed.get_or_insert_default();
+            let Some(room) = unparsed.room(requests, this.ahead, most) else {
+                requests.count_refused();
+                return Poll::Ready(Err(io::ErrorKind::OutOfMemory.into()));
+            };
+            most = room;
+        }
+        let mut read = TokioIo::new(Measured {
+            stream: this.io.inner_mut(),
+            most,
+            length: 0,
+        });
+        let result = Pin::new(&mut read).poll_read(cx, buf);
+        this.ahead += read.inner().length;
+        if let Some(unparsed) = &mut this.unparsed {
+            unparsed.hold(this.ahead);
+        }
+        if result.is_pending() && this.ahead > 0 {
+            // Not one under way, of which nothing is ahead then.
+            let unparsed = this.unparsed.get_or_insert_default();
+            ready!(unparsed.poll_deadline(cx));
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        result
     }
 }
 
@@ -144,6 +277,10 @@ async fn others_first() {
     }
 }
 
+/// Bytes ahead of a request that do not count: the buffer of hyper that every connection has.
+const AHEAD: usize = 8 << 10;
+/// Time limit for a head from its first bytes on.
+pub(super) const HEAD: Duration = Duration::from_secs(10);
 /// Duration of a lingering close: longer than any round trip.
 const LINGER: Duration = Duration::from_secs(1);
 /// Limit of discarded bytes, beyond which the peer gets a reset.

@@ -9,12 +9,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::BytesMut;
-use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, request::Parts};
 use tokio::time::{Instant, timeout};
 
 use super::{modern, slow_start::SlowStart};
 use crate::http::{
-    admission::{Admitted, Front, body, headers, not_allowed},
+    admission::{Admitted, Front, body, headers, not_allowed, post_alone},
     replicas::forward,
     reply::{McpRefusal, StreamOptions, event_stream, json, page},
 };
@@ -230,12 +230,12 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
     if page::is_browser(method, request.headers()) {
         return admitted.page(&front);
     }
+    if is_modern(&admitted, request.headers()) {
+        return post_alone(&request);
+    }
     if method == HttpMethod::HEAD {
         // HEAD would attach a connection that cannot be read.
         return not_allowed(&request);
-    }
-    if is_modern(&admitted, request.headers()) {
-        return post_alone(&request);
     }
     let request = match forward::to_owner(&front, &admitted, session, request).await {
         Ok(request) => request,
@@ -270,16 +270,7 @@ async fn listen(
 
 /// Whether a request belongs to the modern era: by its header, or because its tenant serves no other.
 fn is_modern(admitted: &Admitted, headers: &HeaderMap) -> bool {
-    headers::is_modern(headers) || admitted.access.tenant().revisions.is_empty()
-}
-
-/// The 405 of a method that the modern era does not have (2026-07-28 streamable-http, "Earlier Streamable
-/// HTTP Revisions").
-fn post_alone(request: &Request) -> Response {
-    let mut response = not_allowed(request);
-    let allowed = HeaderValue::from_static("POST");
-    response.headers_mut().insert(header::ALLOW, allowed);
-    response
+    headers::is_modern(headers) || admitted.is_modern_alone()
 }
 
 /// DELETE: ends the session (2025-11-25 transports, "Session Management" 5).

@@ -262,7 +262,11 @@ async fn serve(
     let url = format!("http://{bound}");
     let allowed = Allowed::new(&url.parse().unwrap(), bound, false, &[], &[]).unwrap();
     let gate = Gate::new(
-        (allowed, Box::new(|_, _| FoundHost::None)),
+        (
+            allowed,
+            Box::new(|_, _| FoundHost::None),
+            Box::new(|_| None),
+        ),
         Vec::new(),
         4 << 20,
         Arc::clone(front.hub.limits().memory()),

@@ -1,8 +1,9 @@
 //! Public and operations listeners over real sockets, without MCP routes.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -20,13 +21,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::base::budget::Descriptors;
 use crate::config::{ClientAddress, LoggedRequests};
-use crate::http::edge::{Allowed, FoundHost};
-use crate::http::edge::{App, Gate};
+use crate::error::Error;
+use crate::http::edge::{Allowed, App, FoundHost, Gate, LimitAddress};
 use crate::http::listen::{
     Bounds, Connections,
     accept::{KEEP_ALIVE, serve},
 };
 use crate::http::ops::public;
+use crate::http::reply::McpRefusal;
 use crate::hub::limits::MemoryBudgets;
 use crate::telemetry::{Health, Metrics, Traces};
 
@@ -37,15 +39,28 @@ struct Surface {
 }
 
 const MAX_BODY: u64 = 64 << 10;
+/// Time for connections to finish their requests.
+const FINISH: Duration = Duration::from_secs(10);
 /// Bytes of a long answer.
 const LONG: usize = 100 << 10;
 const PAGE: usize = 6 << 10;
+/// What a short answer over HTTP/2 counts as.
+const STREAM: usize = 2 << 10;
 
 async fn surface(max_connections: usize) -> Surface {
     surface_of(max_connections, MemoryBudgets::of(64 << 20, 64 << 20, None)).await
 }
 
 async fn surface_of(max_connections: usize, memory: Arc<MemoryBudgets>) -> Surface {
+    surface_within(max_connections, memory, Box::new(|_| None)).await
+}
+
+/// Counts what the gate answers itself for a rate.
+async fn surface_within(
+    max_connections: usize,
+    memory: Arc<MemoryBudgets>,
+    limit: LimitAddress,
+) -> Surface {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let address = listener.local_addr().expect("address");
     let url = format!("http://{address}").parse().expect("url");
@@ -71,6 +86,7 @@ async fn surface_of(max_connections: usize, memory: Arc<MemoryBudgets>) -> Surfa
             "/who",
             get(async |client: axum::Extension<ClientAddress>| client.0.0.to_string()),
         )
+        .route("/hang", get(std::future::pending::<&'static str>))
         .route("/long", get(async || "x".repeat(LONG)))
         .route("/short", get(async || "x".repeat(1 << 10)))
         .route("/sse", get(async || "x".repeat(LONG)))
@@ -83,7 +99,7 @@ async fn surface_of(max_connections: usize, memory: Arc<MemoryBudgets>) -> Surfa
     let app = App::of_public(
         routes,
         Gate::new(
-            (allowed, Box::new(|_, _| FoundHost::None)),
+            (allowed, Box::new(|_, _| FoundHost::None), limit),
             Vec::new(),
             MAX_BODY,
             memory,
@@ -113,18 +129,18 @@ fn serving_idle(
     max_connections: usize,
     idle: Duration,
 ) -> Surface {
-    serving_by(listener, app, Connections::new(max_connections), idle)
+    let connections = Connections::new(max_connections);
+    serving_by(listener, app, connections, (idle, FINISH))
 }
 
 fn serving_by(
     listener: TcpListener,
     app: App,
     connections: Connections,
-    idle: Duration,
+    (idle, finish): (Duration, Duration),
 ) -> Surface {
     let address = listener.local_addr().expect("address");
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
-    let finish = Duration::from_secs(10);
     let bounds = Bounds {
         connections,
         finish,
@@ -267,6 +283,67 @@ async fn origins_and_preflight() {
     surface.ends().await;
 }
 
+/// A page saw no status of what was refused before its origin was looked at, and never when to come back.
+#[tokio::test]
+async fn pages_of_an_allowed_origin_read_every_refusal() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let all = memory.address("127.0.0.1".parse().unwrap()).hold(1 << 20);
+    let ours = format!("http://localhost:{}", surface.address.port());
+    let long = format!("/mcp?{}", "a".repeat(9 << 10));
+    for (path, origin, expected, reader) in [
+        ("/mcp", &*ours, "503", Some(&*ours)),
+        (&*long, &*ours, "414", Some(&*ours)),
+        ("/mcp", "http://evil.test", "503", None),
+        ("/token", "http://evil.test", "503", Some("*")),
+    ] {
+        let headers = format!("Origin: {origin}\r\nContent-Length: 0\r\n");
+        let (answer, _) = surface.ask(&format!("POST {path}"), &headers).await;
+        assert_eq!(status(&answer), expected, "{answer}");
+        let allows = answer.split_once("access-control-allow-origin: ");
+        let allowed = allows.and_then(|(_, rest)| rest.lines().next());
+        assert_eq!(allowed, reader, "{answer}");
+        let exposes = answer.split_once("access-control-expose-headers: ");
+        let exposed = exposes.and_then(|(_, rest)| rest.lines().next());
+        let exposed: Vec<&str> = exposed.unwrap_or_default().split(", ").collect();
+        for name in ["Retry-After", "RateLimit", "RateLimit-Policy"] {
+            assert_eq!(
+                exposed.contains(&name),
+                reader.is_some(),
+                "{name}: {answer}"
+            );
+        }
+    }
+    drop(all);
+    surface.ends().await;
+}
+
+/// The gate answers them, and no route counted them.
+#[tokio::test]
+async fn preflights_count_for_the_rate_of_their_address() {
+    let asked = AtomicUsize::new(0);
+    let limit = move |_: IpAddr| {
+        let (what, retry) = ("requests of the address", Duration::from_secs(1));
+        let is_beyond = asked.fetch_add(1, Ordering::Relaxed) >= 2;
+        is_beyond.then(|| McpRefusal::from(Error::Limit { what, retry }))
+    };
+    let memory = MemoryBudgets::of(64 << 20, 64 << 20, None);
+    let surface = surface_within(100, memory, Box::new(limit)).await;
+    let origin = format!("http://localhost:{}", surface.address.port());
+    let headers = format!("Origin: {origin}\r\nAccess-Control-Request-Method: POST\r\n");
+    let mut answers = Vec::new();
+    for path in ["/mcp", "/livez", "/who", "/livez", "/mcp", "/livez"] {
+        answers.push(surface.ask(&format!("OPTIONS {path}"), &headers).await.0);
+    }
+    let statuses: Vec<&str> = answers.iter().map(|answer| status(answer)).collect();
+    assert_eq!(statuses, ["204", "204", "204", "204", "429", "204"]);
+    let refused = &answers[4];
+    assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
+    let reads = format!("access-control-allow-origin: {origin}\r\n");
+    assert!(refused.contains(&reads), "{refused}");
+    surface.ends().await;
+}
+
 #[tokio::test]
 async fn header_blocks() {
     let surface = surface(100).await;
@@ -310,13 +387,47 @@ async fn a_slow_header_block_is_cut_off() {
                 .expect("closed in time"),
         );
     };
+    // That of a further request has as long, from its first bytes on, which may come with the request before.
+    let request = format!("GET /livez HTTP/1.1\r\nHost: {}\r\n\r\n", surface.address);
+    let further = async |with: &'static str, then: &'static str| {
+        let mut stream = surface.connect().await;
+        let first = format!("{request}{with}");
+        stream.write_all(first.as_bytes()).await.expect("write");
+        let (answer, is_closed) = quiet(&mut stream).await;
+        assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
+        let (mut from, mut to) = stream.split();
+        let drip = async {
+            for byte in then.bytes() {
+                // The gateway closes meanwhile.
+                let _ = to.write_all(&[byte]).await;
+                tokio::time::sleep(Duration::from_secs(2)).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let mut rest = Vec::new();
+        let ended = async {
+            tokio::select! { () = drip => {}, _ = from.read_to_end(&mut rest) => {} }
+        };
+        timeout(Duration::from_secs(12), ended)
+            .await
+            .expect("closed in time");
+    };
+    let mut idle = surface.connect().await;
+    idle.write_all(request.as_bytes()).await.expect("write");
+    assert_eq!(status(&quiet(&mut idle).await.0), "200");
     tokio::join!(
         slow(0, ""),
         slow(0, "P"),
         slow(0, "GET / HT"),
-        slow(5, "GET / HT")
+        slow(5, "GET / HT"),
+        further("", "GET / HT"),
+        further("GET / HT", ""),
+        further("GET", " / HTTP"),
     );
     assert!(began.elapsed() < Duration::from_secs(12));
+    // One without a further request is not slow.
+    idle.write_all(request.as_bytes()).await.expect("write");
+    assert_eq!(status(&quiet(&mut idle).await.0), "200");
     surface.ends().await;
 }
 
@@ -663,6 +774,63 @@ async fn an_address_without_room_is_refused_and_probes_are_answered() {
     assert_eq!(memory.requests().used(), 0);
 }
 
+/// A thousand heads of 63 KiB without their ends were in nobody's share, nor was what comes behind a request.
+#[tokio::test]
+async fn what_is_read_ahead_of_a_request_takes_room_in_the_share_of_its_address() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let host = format!("Host: {}\r\n", surface.address);
+    let fields = format!("X: {}\r\n", "x".repeat(15_000)).repeat(4);
+    let length = fields.len() as u64;
+    let used = || memory.requests().used();
+    let held_between = async |least: u64, most: u64| {
+        while !(least..=most).contains(&used()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let within = async |what: &str, least: u64, most: u64| {
+        let held = timeout(Duration::from_secs(10), held_between(least, most)).await;
+        held.unwrap_or_else(|_| panic!("{what}: {} bytes", used()));
+    };
+    let (mut held, mut refused) = (Vec::new(), 0);
+    for _ in 0..20 {
+        let mut stream = surface.connect().await;
+        let whole = length * (held.len() as u64 + 1);
+        let begun = format!("GET /livez HTTP/1.1\r\n{host}\r\nGET /livez HTTP/1.1\r\n{fields}");
+        // Of one that is refused not all is taken.
+        let _ = stream.write_all(begun.as_bytes()).await;
+        let is_taken = async {
+            let closed = async { while !quiet(&mut stream).await.1 {} };
+            tokio::select! { () = held_between(whole, u64::MAX) => true, () = closed => false }
+        };
+        let is_taken = timeout(Duration::from_secs(10), is_taken).await;
+        if is_taken.expect("neither counted nor refused") {
+            held.push(stream);
+        } else {
+            refused += 1;
+        }
+    }
+    assert!((6..=10).contains(&held.len()), "{} are kept", held.len());
+    assert_eq!(held.len() + refused, 20);
+    assert_eq!(status(&surface.ask("GET /livez", "").await.0), "200");
+    drop(held);
+    within("none is left", 0, 0).await;
+    // A head that comes to its end is taken, and what was held of it given back.
+    let mut stream = surface.connect().await;
+    let whole = format!("GET /livez HTTP/1.1\r\n{host}{fields}\r\n");
+    stream.write_all(whole.as_bytes()).await.expect("write");
+    let (answer, is_closed) = quiet(&mut stream).await;
+    assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
+    within("a whole head", 0, 0).await;
+    // Into a buffer that has grown, much is read behind the next request, too.
+    let hang = format!("GET /hang HTTP/1.1\r\n{host}\r\n");
+    stream.write_all(hang.as_bytes()).await.expect("write");
+    within("a request", 1, u64::MAX).await;
+    let least = used() + (8 << 10);
+    stream.write_all(fields.as_bytes()).await.expect("write");
+    within("what is behind it", least + 1, u64::MAX).await;
+}
+
 /// What HTTP/2 holds of a body until it is read was counted of requests with a usual body alone.
 #[tokio::test]
 async fn the_body_of_a_get_over_http2_takes_room_too() {
@@ -719,8 +887,13 @@ async fn an_answer_counts_for_its_address_until_the_client_takes_it() {
         let held = timeout(Duration::from_secs(10), held).await;
         held.unwrap_or_else(|_| panic!("{} of {bytes}", memory.requests().used()));
     };
-    // Short ones do not count, and those of calls count for their callers.
-    let mut open = vec![get("/short").await, get("/sse").await];
+    // A short one counts as what its stream takes, and those of calls count for their callers.
+    let mut open = vec![get("/sse").await];
+    for number in 1..=3 {
+        open.push(get("/short").await);
+        holds(number * STREAM).await;
+    }
+    open.truncate(1);
     open.push(get("/messages").await);
     for number in 1..=5 {
         open.push(get("/long").await);
@@ -742,7 +915,7 @@ async fn behind(is_proxy: bool) -> Surface {
     let proxies = is_proxy.then(|| "127.0.0.0/8".parse().unwrap());
     let proxies = proxies.into_iter().collect();
     let connections = Connections::shared(100, None, proxies, Descriptors::new(10_000));
-    serving_by(listener, app, connections, KEEP_ALIVE)
+    serving_by(listener, app, connections, (KEEP_ALIVE, FINISH))
 }
 
 /// A proxy's connection is that of many clients, one of whom ended the requests of the others.
@@ -793,12 +966,26 @@ async fn requests_that_are_given_up_at_once_do_not_end_the_connection_of_a_proxy
 
 /// Asks for `/livez` on an HTTP/2 stream; returns whether there is an answer.
 async fn is_alive(connection: &mut TcpStream, stream: u32) -> bool {
-    let fields = b"\x82\x86\x04\x06/livez\x01\x09localhost";
-    let length = u8::try_from(fields.len()).expect("short");
+    has_answer(connection, "/livez", stream).await
+}
+
+/// Asks for a path on an HTTP/2 stream; returns whether there is an answer.
+async fn has_answer(connection: &mut TcpStream, path: &str, stream: u32) -> bool {
+    let size = |text: &[u8]| u8::try_from(text.len()).expect("short");
+    let path = path.as_bytes();
+    let fields = [&b"\x82\x86\x04"[..], &[size(path)], path].concat();
+    let fields = [&fields[..], b"\x01\x09localhost"].concat();
     // HEADERS with END_HEADERS and END_STREAM.
-    let head = [0, 0, length, 1, 5];
-    let request = [&head[..], &stream.to_be_bytes(), fields].concat();
+    let head = [0, 0, size(&fields), 1, 5];
+    let request = [&head[..], &stream.to_be_bytes(), &fields].concat();
     let _ = connection.write_all(&request).await;
+    // DATA, HEADERS, with END_STREAM.
+    let is_end = |kind: u8, flags: u8, of: u32| kind <= 1 && flags & 1 == 1 && of == stream;
+    comes(connection, is_end).await
+}
+
+/// Reads HTTP/2 frames until one of this type, with these flags and of this stream; returns whether it comes.
+async fn comes(connection: &mut TcpStream, is_it: impl Fn(u8, u8, u32) -> bool) -> bool {
     loop {
         let mut head = [0; 9];
         if connection.read_exact(&mut head).await.is_err() {
@@ -809,8 +996,7 @@ async fn is_alive(connection: &mut TcpStream, stream: u32) -> bool {
         if connection.read_exact(&mut payload).await.is_err() {
             return false;
         }
-        // DATA, HEADERS, with END_STREAM.
-        if kind <= 1 && flags & 1 == 1 && u32::from_be_bytes(of) == stream {
+        if is_it(kind, flags, u32::from_be_bytes(of)) {
             return true;
         }
     }
@@ -844,6 +1030,56 @@ async fn an_idle_http2_connection_ends_though_its_pings_are_answered() {
     let ended = ended.expect("it stays open").expect("no panic");
     assert!(ended.is_ok(), "it ends by GOAWAY: {ended:?}");
     assert!(began.elapsed() >= idle / 2, "{:?}", began.elapsed());
+}
+
+/// A client that takes no answers, but answers pings, held its connection and what is kept for its requests for ever.
+#[tokio::test]
+async fn an_http2_connection_whose_answers_nobody_takes_ends() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let bound = listener.local_addr().expect("address");
+    let routes = Router::new().route("/long", get(async || "x".repeat(LONG)));
+    let (app, soon) = (App::of_operators(routes, bound), Duration::from_millis(400));
+    let surface = serving_by(listener, app, Connections::new(10), (soon, soon));
+    // With a window of one byte h2 has the whole of an answer, and with none the task of its stream.
+    for window in [0_u32, 1] {
+        let stream = TcpStream::connect(bound).await.expect("connect");
+        let handshake = http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(window)
+            .handshake(TokioIo::new(stream))
+            .await;
+        let (mut sender, connection) = handshake.expect("handshake");
+        let connection = surface.tracker.spawn(connection);
+        let request = http::Request::builder().uri(format!("http://{bound}/long"));
+        let request = request.body(Body::empty()).expect("request");
+        let answer = sender.send_request(request).await.expect("answer");
+        let ended = timeout(Duration::from_secs(20), connection).await;
+        drop(ended.expect("it stays open"));
+        drop((answer, sender));
+    }
+}
+
+/// It was cut after the time for a shutdown, in the middle of its answer.
+#[tokio::test]
+async fn a_request_on_its_way_to_an_idle_http2_connection_is_answered() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let bound = listener.local_addr().expect("address");
+    let slow = async || {
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        "done"
+    };
+    let routes = public(Health::default()).route("/slow", get(slow));
+    let app = App::of_operators(routes, bound);
+    let clocks = (Duration::from_millis(300), Duration::from_secs(1));
+    let surface = serving_by(listener, app, Connections::new(10), clocks);
+    let mut stream = surface.connect().await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    stream.write_all(preface).await.expect("preface");
+    assert!(is_alive(&mut stream, 1).await);
+    // GOAWAY, behind which a PING asks whether its client has read it.
+    let goaway = comes(&mut stream, |kind, _, _| kind == 7);
+    let goaway = timeout(Duration::from_secs(10), goaway);
+    assert!(goaway.await.expect("it stays open"));
+    assert!(has_answer(&mut stream, "/slow", 3).await, "it was cut");
 }
 
 /// Connections that came at once, each with a request, all went before a request on a connection that was open.

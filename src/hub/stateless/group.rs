@@ -104,8 +104,8 @@ pub(crate) struct Group {
     pub(super) begin: Mutex<()>,
     /// The header fields that mirror arguments of tools, by the policy that the list was filtered by.
     tools: RwLock<Vec<KnownTools>>,
-    /// Held by the one that reads them for all.
-    pub(super) reading: Mutex<()>,
+    /// Held by the one that reads them for all; the last time at which that failed.
+    pub(super) reading: Mutex<Option<Instant>>,
     pub(super) changes: Changes,
 }
 

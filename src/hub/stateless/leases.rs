@@ -86,7 +86,7 @@ impl Stateless {
 impl Stateless {
     /// The header fields that mirror arguments of the tools of a server, as it lists them to a caller;
     /// those of the last minute, or of the last second if they are to be read `again`. None if the server
-    /// cannot be initialized.
+    /// cannot be initialized, or has just failed to list them to another one.
     ///
     /// # Errors
     ///
@@ -101,15 +101,21 @@ impl Stateless {
         if let Some(tools) = known() {
             return Ok(Some(tools));
         }
-        // Others that come meanwhile take what is read.
-        let _turn = group.reading.lock().await;
+        // Others that come meanwhile take what is read. Nor do they wait for a server that does not answer, one behind
+        // the other.
+        let came = Instant::now();
+        let mut failed = group.reading.lock().await;
         if let Some(tools) = known() {
             return Ok(Some(tools));
+        }
+        if failed.is_some_and(|at| at >= came) {
+            return Ok(None);
         }
         let mut tries = 0;
         loop {
             tries += 1;
             let Ok(lease) = self.lease(caller).await? else {
+                *failed = Some(Instant::now());
                 return Ok(None);
             };
             let read = Instant::now();
@@ -128,6 +134,8 @@ impl Stateless {
                     _held: share.hold(tools.size() as u64),
                     tools: Arc::clone(&tools),
                 });
+            } else {
+                *failed = Some(Instant::now());
             }
             return Ok(Some(tools));
         }

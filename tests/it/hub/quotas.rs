@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::{Response, StatusCode};
+use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -444,6 +444,18 @@ async fn an_address_is_limited_before_authentication_and_probes_never_are() {
     };
     let refused = refusal(async || get("/t/nobody/nothing/mcp").await).await;
     assert_limited(refused, "address_requests", 5, "requests of the address").await;
+    until("a preflight is refused", || async {
+        let asked = client()
+            .request(
+                Method::OPTIONS,
+                format!("{}/t/a/main/mcp", gateway.origin()),
+            )
+            .header("Access-Control-Request-Method", "POST")
+            .send();
+        let answer = within("a response", asked).await.unwrap();
+        answer.status() == StatusCode::TOO_MANY_REQUESTS
+    })
+    .await;
     for _ in 0..20 {
         assert_eq!(get("/livez").await.status(), StatusCode::OK);
     }

@@ -1,5 +1,6 @@
 //! The letter of revision 2026-07-28 where its clients meet session-based servers.
 
+use futures_util::future::join_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
@@ -130,6 +131,18 @@ async fn a_cursor_that_is_null_is_the_end_of_a_list() {
     client.text("counter", json!({})).await;
     let lists = received(&client, "tools/list").await;
     assert_eq!(lists.len(), 5, "a list of five pages: {lists:?}");
+}
+
+/// Each call waited for a list of its own, one behind the other, before its own time had begun.
+#[tokio::test]
+async fn calls_wait_once_for_a_list_that_does_not_come() {
+    let sets = ["server.reply.sse_after=60s", "server.clocks.call=2s"];
+    let gateway = Gateway::of(&sets, &["CHILD_SILENT=tools/list"], &[&child()]).await;
+    let client = Modern::at(&gateway.url);
+    let calls = (0..5).map(|_| client.text("echo", json!({"text": "x"})));
+    assert_eq!(join_all(calls).await, ["x"; 5]);
+    let lists = received(&client, "tools/list").await;
+    assert_eq!(lists.len(), 2, "one for them and one for this: {lists:?}");
 }
 
 /// Mirrored fields are of the request that they come with, also of a retry.
@@ -264,11 +277,18 @@ async fn a_tenant_says_which_revisions_it_serves() {
     let bare = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
     assert_eq!(refusal(legacy.post(&bare).await).await, (400, -32020));
     let http = reqwest::Client::new();
-    for method in [reqwest::Method::GET, reqwest::Method::DELETE] {
-        let request = http.request(method, &new.url);
-        let request = request.header("Accept", "text/event-stream");
-        let response = within("a response", request.send()).await.unwrap();
-        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+    for method in ["GET", "DELETE", "HEAD", "PUT", "PATCH"] {
+        for (url, methods) in [(&new.url, "POST"), (&both.url, "GET, POST, DELETE")] {
+            let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
+            let is_served = url == &both.url && ["GET", "DELETE"].contains(&method.as_str());
+            let request = http.request(method, url);
+            let request = request.header("Accept", "text/event-stream");
+            let response = within("a response", request.send()).await.unwrap();
+            if !is_served {
+                assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+                assert_eq!(response.headers()["allow"], methods);
+            }
+        }
     }
     assert!(gateway.descendants().is_empty(), "no child was started");
     let found = both.ask("server/discover", json!({})).await;

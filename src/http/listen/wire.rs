@@ -246,7 +246,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Wire<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { io, closing } = &mut *self;
+        let Self { io, closing, .. } = &mut *self;
         if closing.is_none() {
             ready!(Pin::new(&mut *io).poll_shutdown(cx))?;
         }

@@ -153,7 +153,7 @@ async fn a_refusal_is_told_without_an_answer_to_the_question_behind_it() {
     let mut ends = asked(Duration::ZERO);
     assert!(ends.translator.poll_silence(&mut context).is_pending());
     assert_eq!(ends.translator.closed().unwrap(), refused);
-    let mut is_silent = asked(PROBE_WAIT);
+    let mut is_silent = asked(2 * PROBE_WAIT);
     let told = is_silent.translator.poll_silence(&mut context);
     assert_eq!(told, Poll::Ready(Bytes::from(refused)));
     for mut both in [ends, is_silent] {

@@ -197,8 +197,7 @@ impl Objects<'_> {
     ///
     /// # Errors
     ///
-    /// `Invalid` with every mistake in the resulting state; `Conflict` if the hash of an API key
-    /// exists already; `Unavailable`.
+    /// `Invalid` with every mistake in the resulting state; `Unavailable`.
     pub(crate) async fn apply(
         self,
         wanted: &Declared,
@@ -231,7 +230,7 @@ impl Objects<'_> {
                     self.differing(wanted, prune).await?
                 }
                 // Of a bug one tenant may be the reason: its rows were written by another program, for instance.
-                Err(Error::Conflict | Error::Bug(_)) => self.differing(wanted, prune).await?,
+                Err(Error::Bug(_)) => self.differing(wanted, prune).await?,
                 applied => {
                     done.changes = applied?;
                     return Ok(done);
@@ -250,7 +249,6 @@ impl Objects<'_> {
                     continue;
                 }
                 Err(Error::Invalid(found)) => done.mistakes.extend(found),
-                Err(Error::Conflict) => done.mistakes.push(hash_mistake(tenant)),
                 Err(failure @ Error::Unavailable(_)) => {
                     done.stayed.extend(left.by_ref().cloned());
                     done.failure = Some(failure);
@@ -594,13 +592,6 @@ fn of_number(tenants: usize) -> Others {
 const FEW: usize = 16;
 /// How often the passwords of a manifest are hashed at most while others write: each time takes long.
 const TRIES: u32 = 4;
-
-/// The mistake of an API key whose hash is taken, as a database tells it: without the name of the key.
-fn hash_mistake(tenant: &str) -> Mistake {
-    let what = "has a hash that another key of the tenant has in the store";
-    let wrong = Wrong::new(what, "remove that key, or rotate it");
-    wrong.at(PLACE, &format!("tenants.{tenant}.api_keys"))
-}
 
 /// The mistake of a tenant that cannot be changed: its rows were written by another program, for instance.
 fn failed(tenant: &str, failure: &Error) -> Mistake {

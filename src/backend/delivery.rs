@@ -40,15 +40,15 @@ pub(crate) enum SlotValue {
 /// Reads the secrets that a child of a server is started with: those of a holder, and of the tenant alone without
 /// one.
 ///
-/// It fails with `Missing` if one that the server needs is not there.
+/// It fails with `Missing` if one that the server needs is not there, and with `Unreadable` if it cannot be read.
 pub(crate) type SecretSource = Arc<
     dyn Fn(&Server, Option<&str>) -> BoxFuture<'static, Result<Delivery, Refused>> + Send + Sync,
 >;
 
 /// Gives an access token of a person of a tenant, renewed if that is due.
 ///
-/// It fails with `Missing` if the person has none to give, and with `Busy` while the service that gives it is away and
-/// the token has expired.
+/// It fails with `Missing` if the person has none to give, and with `Unreadable` while the service that gives it is away
+/// and the token has expired.
 pub(crate) type TokenSource =
     Arc<dyn Fn(TokenOf) -> BoxFuture<'static, Result<AccessToken, Refused>> + Send + Sync>;
 

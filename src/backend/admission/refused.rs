@@ -20,6 +20,8 @@ pub(crate) enum Refused {
     Spawn,
     /// A secret that the server needs is not there.
     Missing,
+    /// A secret that the server needs cannot be read now: the database, or the service that gives it, is away.
+    Unreadable,
     /// The preparation of the server failed.
     Prepare,
     /// The preparation of the server takes longer than a start may.

@@ -35,6 +35,8 @@ pub(crate) enum Status {
     Busy,
     /// The same while the packages of the server are installed.
     Preparing,
+    /// The same while a secret of the server cannot be read.
+    Unreadable,
     /// 429 with Retry-After, for a quota of the tenant.
     Limit(Full),
 }
@@ -69,6 +71,10 @@ impl Status {
             Self::Preparing => Error::Busy {
                 what: PREPARING,
                 retry: Duration::from_secs(5),
+            },
+            Self::Unreadable => Error::Busy {
+                what: UNREADABLE,
+                retry: Duration::from_secs(2),
             },
             Self::Limit(full) => {
                 let (limit, bound) = quota(full);
@@ -170,6 +176,10 @@ impl CallError {
                 "a secret that the server needs is not set",
                 SECRET_MISSING,
             ),
+            Refused::Unreadable => Self {
+                status: Some(Status::Unreadable),
+                ..Self::new(-31004, UNREADABLE, "overloaded")
+            },
             Refused::Prepare => Self::new(
                 -31001,
                 "what the backend needs could not be prepared",
@@ -313,6 +323,9 @@ const URL_ELICITATION_REQUIRED: i32 = -32042;
 
 /// The reason of a start without a secret.
 pub(crate) const SECRET_MISSING: &str = "secret_missing";
+
+/// The text for a client whose server needs a secret while the database, or the service that gives it, is away.
+const UNREADABLE: &str = "a secret that the server needs cannot be read at this moment";
 
 /// The text for a client that came while the packages of its server are installed.
 const PREPARING: &str = "the packages of the server are still being installed";

@@ -30,7 +30,7 @@ pub(crate) fn secret_source(snapshot: Arc<CurrentSnapshot>, tokens: TokenSource)
                     tenant.id = tenant, server.name = server, %error,
                     "the secrets of a child cannot be read"
                 );
-                Refused::Busy
+                Refused::Unreadable
             })?;
             let mut delivery = Vec::with_capacity(slots.len());
             for (variable, slot) in slots {

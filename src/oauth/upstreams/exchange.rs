@@ -121,7 +121,7 @@ impl Exchanges {
         match self.exchange(&standing, audience, &mut held.retry_ms).await {
             Ok(given) => {
                 held.keep(given, &authority, self.clock.now_ms());
-                let known = held.token.as_ref().ok_or(Refused::Busy)?;
+                let known = held.token.as_ref().ok_or(Refused::Unreadable)?;
                 Ok(known.given(now_ms + SHORT_MS))
             }
             Err(Refused::Missing) => {
@@ -190,7 +190,7 @@ impl Exchanges {
         match held.map_err(|error| unreadable(of, &error))? {
             HeldToken::Alive(subject) => Ok(subject),
             HeldToken::Gone => Err(gone(of, audience)),
-            HeldToken::Unknown => Err(Refused::Busy),
+            HeldToken::Unknown => Err(Refused::Unreadable),
         }
     }
 }
@@ -244,7 +244,7 @@ fn refusal(of: &StandingOf, audience: &str, error: &ExchangeError) -> Refused {
                 %error,
                 "an identity provider gives no token for another audience"
             );
-            Refused::Busy
+            Refused::Unreadable
         }
     }
 }
@@ -252,7 +252,7 @@ fn refusal(of: &StandingOf, audience: &str, error: &ExchangeError) -> Refused {
 fn unreadable(of: &StandingOf, error: &crate::database::Error) -> Refused {
     let (tenant, provider) = (&of.tenant, &of.provider.name);
     tracing::warn!(tenant.id = tenant, provider, %error, "the tokens of a log-in cannot be read");
-    Refused::Busy
+    Refused::Unreadable
 }
 
 fn gone(of: &StandingOf, audience: &str) -> Refused {

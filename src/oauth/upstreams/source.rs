@@ -62,7 +62,7 @@ impl Upstreams {
         Arc::new(move |of| {
             let (one, tracker) = (upstreams.clone(), upstreams.tracker.clone());
             let task = tracker.spawn(async move { one.token(&of).await });
-            Box::pin(async move { task.await.unwrap_or(Err(Refused::Busy)) })
+            Box::pin(async move { task.await.unwrap_or(Err(Refused::Unreadable)) })
         })
     }
 
@@ -135,11 +135,11 @@ impl Upstreams {
             let step = step.map_err(|error| {
                 let (tenant, name) = (at.tenant, at.upstream);
                 tracing::warn!(tenant.id = tenant, upstream.name = name, %error, "a connection cannot be read");
-                Refused::Busy
+                Refused::Unreadable
             })?;
             match step? {
                 Step::Done(token) => return Ok(token),
-                Step::Again if Instant::now() >= deadline => return Err(Refused::Busy),
+                Step::Again if Instant::now() >= deadline => return Err(Refused::Unreadable),
                 Step::Again => sleep(AGAIN).await,
             }
         }
@@ -205,7 +205,7 @@ impl Upstreams {
                     .await?;
                 let valid = given(known, known.tokens.refresh_ms());
                 Ok(if is_expired {
-                    Err(Refused::Busy)
+                    Err(Refused::Unreadable)
                 } else {
                     Ok(Step::Done(valid))
                 })

@@ -407,6 +407,11 @@ async fn no_child_starts_while_its_secrets_cannot_be_read() {
     let refused = later.post(&opening(NEWEST)).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(refused.headers().contains_key("retry-after"));
+    let told = body(refused).await;
+    assert!(
+        told.contains("a secret that the server needs cannot be read"),
+        "{told}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

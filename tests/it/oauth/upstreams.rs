@@ -8,7 +8,7 @@ use crate::{
     oauth::pages::{ADA, gateway},
     support::{
         browser::{Browser, Shown},
-        harness::{NEWEST, Session, child, json_of, opening, until},
+        harness::{NEWEST, Session, body, child, json_of, opening, until},
         issuer::Provider,
         oauth_client::send,
         pair::Pair,
@@ -355,7 +355,9 @@ async fn a_connection_that_the_upstream_ended_is_asked_for_again() {
         let answer = session(&gateway, &people.ada, "f")
             .post(&opening(NEWEST))
             .await;
-        answer.status() == StatusCode::SERVICE_UNAVAILABLE
+        let is_refused = answer.status() == StatusCode::SERVICE_UNAVAILABLE;
+        let why = "a secret that the server needs cannot be read at this moment";
+        is_refused && body(answer).await.contains(why)
     })
     .await;
     assert_eq!(token(&ada).await, "canary-1");

@@ -7,12 +7,13 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::era::{KnownEra, PROBE, PROBE_WAIT, is_modern, may_be_modern};
+use super::era::{KnownEra, PROBE, is_modern, may_be_modern};
 use super::modern::{Modern, To};
 use crate::base::budget::LargeWork;
 use crate::declare::Isolation;
@@ -22,6 +23,9 @@ use crate::protocol::{Kind, Message, Method};
 pub(crate) struct Translator {
     phase: Phase,
     known: Arc<KnownEra>,
+    /// The end of the time that its owner has for the answer to `initialize`, less what a refusal needs to be told;
+    /// none if it waits for ever.
+    until: Option<Instant>,
     /// Lines of the owner that are not translated yet.
     inbox: BytesMut,
     /// The `initialize` of the owner.
@@ -100,6 +104,7 @@ impl Translator {
                 Opening::ModernOnly => Phase::Modern { is_assumed: false },
             },
             known,
+            until: None,
             inbox: BytesMut::new(),
             initialize: None,
             modern: Modern::new(is_for_modern, isolation),
@@ -109,6 +114,15 @@ impl Translator {
                 child: None,
             },
         }
+    }
+
+    /// The same for an owner that waits for the answer to `initialize` so long from now on; for ever if that is zero.
+    pub(crate) fn within(mut self, clock: Duration) -> Self {
+        let wait = clock.saturating_sub(clock / 10);
+        self.until = Instant::now()
+            .checked_add(wait)
+            .filter(|_| !clock.is_zero());
+        self
     }
 
     /// The queue of the owner's lines.
@@ -203,23 +217,30 @@ impl Translator {
 
     /// The child says nothing more: the refusal that its owner has not got yet.
     pub(crate) fn closed(&mut self) -> Option<Bytes> {
+        let refusal = self.refusal()?;
+        self.known.modern.set(Some(false));
+        Some(refusal)
+    }
+
+    /// The refusal that its owner has not got yet, and gets now.
+    fn refusal(&mut self) -> Option<Bytes> {
         let Phase::Refused(refusal) = &self.phase else {
             return None;
         };
         let answer = refusal.answer.bytes().clone();
-        self.known.modern.set(Some(false));
         self.phase = Phase::Over;
         Some(answer)
     }
 
-    /// Waits for the refusal that its owner gets of a child which does not answer the question behind it.
+    /// Waits for the refusal that its owner gets of a child which does not answer the question behind it. That shows
+    /// nothing: the next child may be faster.
     pub(crate) fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
         if let Phase::Refused(refusal) = &mut self.phase {
             let Refusal { until, alarm, .. } = &mut **refusal;
             let alarm = alarm.get_or_insert_with(|| Box::pin(sleep_until(*until)));
             ready!(alarm.as_mut().poll(cx));
         }
-        self.closed().map_or(Poll::Pending, Poll::Ready)
+        self.refusal().map_or(Poll::Pending, Poll::Ready)
     }
 
     fn line_of_owner(&mut self, end: usize, to: &mut To<'_>) {
@@ -279,9 +300,10 @@ impl Translator {
             && may_be_modern(&answer)
         {
             self.modern.begin(initialize, PROBE, to);
+            let latest = to.now + SILENCE;
             self.phase = Phase::Refused(Box::new(Refusal {
                 answer,
-                until: to.now + PROBE_WAIT,
+                until: self.until.map_or(latest, |until| until.min(latest)),
                 alarm: None,
             }));
             return;
@@ -338,6 +360,10 @@ impl Translator {
         self.phase = Phase::Begun;
     }
 }
+
+/// The most time for the answer to the question behind a refusal: a server may have to ask another one for its first
+/// answer.
+const SILENCE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 #[path = "../tests/translator.rs"]

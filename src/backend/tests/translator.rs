@@ -1,8 +1,9 @@
-use std::time::Duration;
-
 use futures_util::FutureExt;
 
-use super::super::{era::push_probe, translator::*};
+use super::super::{
+    era::{PROBE_WAIT, push_probe},
+    translator::*,
+};
 
 /// A translator and the lines that it has written to either side.
 struct Both {
@@ -140,10 +141,10 @@ fn a_server_that_refuses_initialize_is_asked_whether_it_is_modern() {
 #[tokio::test]
 async fn a_refusal_is_told_without_an_answer_to_the_question_behind_it() {
     let refused = answer("1", r#""error":{"code":-32602,"message":"no"}"#);
-    let asked = |waited: Duration| {
+    let asked = |clock: Duration| {
         let mut both = Both::new(Opening::Legacy);
+        both.translator = both.translator.within(clock);
         assert_eq!(both.translator.closed(), None);
-        both.now -= waited;
         both.owner_writes(INITIALIZE);
         let (asked, told) = both.server_writes(&refused);
         assert!(asked.contains("server/discover") && told.is_empty());
@@ -153,14 +154,38 @@ async fn a_refusal_is_told_without_an_answer_to_the_question_behind_it() {
     let mut ends = asked(Duration::ZERO);
     assert!(ends.translator.poll_silence(&mut context).is_pending());
     assert_eq!(ends.translator.closed().unwrap(), refused);
-    let mut is_silent = asked(2 * PROBE_WAIT);
+    let mut is_silent = asked(Duration::from_nanos(1));
     let told = is_silent.translator.poll_silence(&mut context);
     assert_eq!(told, Poll::Ready(Bytes::from(refused)));
-    for mut both in [ends, is_silent] {
+    for (mut both, known) in [(ends, Some(false)), (is_silent, None)] {
         assert!(both.translator.is_over());
-        assert_eq!(both.known.modern.get(), Some(false));
+        assert_eq!(both.known.modern.get(), known);
         assert_eq!(both.translator.closed(), None, "it was told");
         assert!(both.translator.poll_silence(&mut context).is_pending());
+    }
+}
+
+/// One that needed longer than for a probe was of no use to clients with sessions.
+#[tokio::test]
+async fn the_question_behind_a_refusal_has_nearly_the_time_of_the_start() {
+    let refused = answer("1", r#""error":{"code":-32601,"message":"no"}"#);
+    for (clock, is_told) in [(2 * PROBE_WAIT, true), (10 * PROBE_WAIT, false)] {
+        let mut both = Both::new(Opening::Legacy);
+        both.translator = both.translator.within(clock);
+        let until = both.translator.until.unwrap();
+        assert!(until < Instant::now() + clock, "the refusal comes in time");
+        // As if it had been asked, and its owner had begun, at that time.
+        let waited = 3 * PROBE_WAIT;
+        both.translator.until = Some(until - waited);
+        both.now -= waited;
+        both.owner_writes(INITIALIZE);
+        both.server_writes(&refused);
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let told = both.translator.poll_silence(&mut context);
+        assert_eq!(told.is_ready(), is_told, "{clock:?}");
+        let probe = std::str::from_utf8(PROBE).unwrap();
+        let (_, told) = both.server_writes(&answer(probe, DISCOVERED));
+        assert_eq!(told == [INITIALIZED], !is_told, "{told:?}");
     }
 }
 

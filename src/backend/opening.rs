@@ -70,9 +70,14 @@ impl Eras {
         is_probed && self.of(server).modern.get().is_none()
     }
 
+    /// Remembers that a child of a server has ended at the probe: it counts as none of the modern era, so that the next
+    /// one is not probed.
+    pub(super) fn upset(&self, server: &Server) {
+        self.of(server).modern.set(Some(false));
+    }
+
     /// Opens a child of a server for a session, which `is_modern` if its client is: then a child of which it
-    /// is not known whether it is a modern one, too, is probed. One that ends at the probe counts as none, so
-    /// that the next one is not.
+    /// is not known whether it is a modern one, too, is probed.
     pub(super) async fn open(&self, mut child: Child, server: &Server, is_modern: bool) -> Probed {
         let known = self.of(server);
         let opening = match (server.era, is_modern) {
@@ -88,10 +93,7 @@ impl Eras {
                 Some(false) => Opening::Legacy,
                 None => match self.probe(&mut child, &server.tenant).await {
                     Answer::None => Opening::Undecided,
-                    Answer::Ended => {
-                        known.modern.set(Some(false));
-                        return Probed::Upset(child);
-                    }
+                    Answer::Ended => return Probed::Upset(child),
                     Answer::Era(is_modern) => {
                         known.modern.set(Some(is_modern));
                         if is_modern {
@@ -103,13 +105,9 @@ impl Eras {
                 },
             },
         };
-        let isolation = server.supervision.isolation;
-        child.translate_by(Translator::new(
-            &server.tenant,
-            opening,
-            (is_modern, isolation),
-            known,
-        ));
+        let sessions = (is_modern, server.supervision.isolation);
+        let translator = Translator::new(&server.tenant, opening, sessions, known);
+        child.translate_by(translator.within(server.clocks.start));
         Probed::Ready(child)
     }
 

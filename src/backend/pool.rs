@@ -181,8 +181,13 @@ impl Pool {
             Probed::Ready(child) => return Ok(Started { child, place }),
             Probed::Upset(child) => child,
         };
-        upset.kill().await;
+        let exit = upset.kill().await;
         self.metrics.child_exited(Exit::Stopped);
+        // The probe has not reached the server.
+        if exit.is_shortage {
+            return self.circuits.refuse(Refused::Busy);
+        }
+        self.eras.upset(server);
         let Started { child, place } = self.starter.spawn(server, ready, place).await?;
         // Its era counts as known now.
         match self.eras.open(child, server, is_modern).await {

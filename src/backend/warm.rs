@@ -255,7 +255,7 @@ impl QueueTask {
         let Some(mut started) = self.queue.remove(at) else {
             return;
         };
-        if exit.is_shortage() {
+        if exit.is_shortage {
             self.pause = PAUSE;
         } else {
             started.place.fail(Stage::Start, &exit.in_words());
@@ -297,7 +297,6 @@ async fn ended(queue: &mut VecDeque<Started>) -> (usize, Exit) {
 mod tests {
     use super::super::{
         child::Restart,
-        guard::NO_PROCESS,
         starter::tests::{preparations, server, starter},
         warm::*,
     };
@@ -354,21 +353,22 @@ mod tests {
             tracker: TaskTracker::new(),
             starter,
         };
-        for (code, state, pause) in [
-            (NO_PROCESS, ChildState::Starting, PAUSE),
-            (1, ChildState::Stopping, Duration::ZERO),
+        for (is_shortage, state, pause) in [
+            (true, ChildState::Starting, PAUSE),
+            (false, ChildState::Stopping, Duration::ZERO),
         ] {
             task.pause = Duration::ZERO;
             let started = task.refill().await.ok().unwrap();
             task.keep(started);
             let entry = Arc::clone(task.queue[0].place.entry());
             let exit = Exit {
-                code: Some(code),
-                signal: None,
+                code: None,
+                signal: Some(12),
+                is_shortage,
                 stderr_tail: Vec::new(),
             };
             task.lost(0, &exit);
-            assert_eq!((entry.state(), task.pause), (state, pause), "{code}");
+            assert_eq!((entry.state(), task.pause), (state, pause), "{is_shortage}");
         }
     }
 

@@ -57,21 +57,17 @@ pub(crate) enum ChildEvent {
 /// End of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Exit {
-    /// Exit code; 127 if the command could not be started, [`NO_PROCESS`] if there was no process for it.
+    /// Exit code; 127 if the command could not be started.
     pub(crate) code: Option<i32>,
     /// Signal that killed it.
     pub(crate) signal: Option<i32>,
+    /// Whether the machine had no process left for the server.
+    pub(crate) is_shortage: bool,
     /// Last bytes of its stderr.
     pub(crate) stderr_tail: Vec<u8>,
 }
 
 impl Exit {
-    /// Whether the machine had no process left for the server. Of one that has not answered yet: others may end with
-    /// this code for a reason of their own.
-    pub(crate) fn is_shortage(&self) -> bool {
-        self.code == Some(NO_PROCESS)
-    }
-
     /// The exit status in words.
     pub(crate) fn in_words(&self) -> String {
         match (self.code, self.signal) {
@@ -327,7 +323,7 @@ impl Child {
             return Poll::Ready(status);
         }
         let status = ready!(self.guard.poll_end(cx));
-        if status.code().is_none() {
+        if was_killed(status) {
             // Or it has given up, and ended itself.
             let child = self.errors.label();
             tracing::warn!(
@@ -356,12 +352,6 @@ impl Child {
             if self.has_large() {
                 return Poll::Ready(None);
             }
-            if let Some(translator) = &mut self.translator
-                && let Poll::Ready(refusal) = translator.poll_silence(cx)
-            {
-                turn.made_progress();
-                return Poll::Ready(Some(ChildEvent::Line(refusal)));
-            }
             if self.has_to_wait() {
                 return Poll::Ready(None);
             }
@@ -376,12 +366,19 @@ impl Child {
                     return Poll::Ready(Some(self.closed()));
                 }
                 Poll::Pending => {
+                    // Behind an answer that has come in time.
+                    if let Some(translator) = &mut self.translator
+                        && let Poll::Ready(refusal) = translator.poll_silence(cx)
+                    {
+                        turn.made_progress();
+                        return Poll::Ready(Some(ChildEvent::Line(refusal)));
+                    }
                     let status = ready!(self.poll_guard(cx));
                     turn.made_progress();
                     if self.exit.is_none() {
                         self.exit = Some(status);
                         // A killed guard left its directory behind.
-                        if status.code().is_some() {
+                        if !was_killed(status) {
                             _ = self.lease.take().map(UidLease::end);
                             Launcher::log_leftover(self.private.as_deref());
                         }
@@ -559,9 +556,20 @@ impl Child {
         Exit {
             code,
             signal,
+            is_shortage: is_shortage(status),
             stderr_tail: self.errors.tail().bytes(),
         }
     }
+}
+
+/// Whether a guard was killed before it was done, or has given up.
+fn was_killed(guard: ExitStatus) -> bool {
+    guard.code().is_none() && !is_shortage(guard)
+}
+
+/// Whether a guard had no process for its server.
+fn is_shortage(guard: ExitStatus) -> bool {
+    guard.signal() == Some(NO_PROCESS.as_raw())
 }
 
 /// A guard that has no launch request yet, and its pipes.

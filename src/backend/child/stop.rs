@@ -53,6 +53,7 @@ impl Child {
             return Exit {
                 code: None,
                 signal: None,
+                is_shortage: false,
                 stderr_tail: self.stderr().bytes(),
             };
         }

@@ -14,6 +14,7 @@ use std::{
 };
 
 use futures_util::FutureExt;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
@@ -71,27 +72,31 @@ async fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
     (child, work)
 }
 
+async fn start_in(work: &Path, launch: &Launch, sandbox: Sandbox) -> Child {
+    let launcher = launcher(work, sandbox);
+    let child = Child::spawn(&launcher, ("acme", "files"), launch, &LIMITS).await;
+    child.unwrap()
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "a test finds its programs as the gateway does"
 )]
-async fn start_in(work: &Path, launch: &Launch, sandbox: Sandbox) -> Child {
+fn launcher(work: &Path, sandbox: Sandbox) -> Launcher {
     let ambient = Ambient {
         path: std::env::var_os("PATH"),
         cwd: "/".into(),
         ..Ambient::default()
     };
     let zygote = Arc::new(Zygote::new(built("lockgate")));
-    let launcher = Launcher {
+    Launcher {
         zygote,
         ambient,
         work: work.into(),
         sandbox: Arc::new(sandbox),
         descriptors: Descriptors::new(10_000),
         prepared: work.join("prepared"),
-    };
-    let child = Child::spawn(&launcher, ("acme", "files"), launch, &LIMITS).await;
-    child.unwrap()
+    }
 }
 
 async fn start() -> (Child, tempfile::TempDir) {
@@ -573,6 +578,79 @@ async fn a_refusal_is_told_before_the_end_of_its_child() {
     assert_eq!(line, refusal);
     assert!(matches!(event(&mut child).await, ChildEvent::Closed));
     assert_eq!(ended(&mut child).await.code, Some(3));
+}
+
+/// One that stood in its pipe when the time was over was not read.
+#[tokio::test]
+async fn an_answer_that_has_come_goes_before_the_refusal_that_nobody_has_answered() {
+    let refusal = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no"}}"#;
+    let discovered = r#"{"jsonrpc":"2.0","id":2147483647,"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{},"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s","version":"2"}}}}"#;
+    let mut answers = launch("sh");
+    let script = format!("read asked; echo '{refusal}'; read asked; echo '{discovered}'; read end");
+    answers.args = vec!["-c".into(), script];
+    let (mut child, _work) = start_as(&answers).await;
+    let sessions = (false, Isolation::Session);
+    let translator = Translator::new("acme", Opening::Legacy, sessions, Arc::default());
+    // It is over as soon as the question is asked.
+    child.translate_by(translator.within(Duration::from_nanos(1)));
+    let params = json!({"protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "c", "version": "1"}});
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params});
+    let initialize = format!("{initialize}\n");
+    child.out().extend_from_slice(initialize.as_bytes());
+    child.try_flush();
+    assert!(matches!(event(&mut child).await, ChildEvent::Translated));
+    let begun = Instant::now();
+    let stdout = child.stdout.as_ref().unwrap();
+    while rustix::io::ioctl_fionread(stdout).unwrap() == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "no answer");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    stdout.readable().await.unwrap();
+    let ChildEvent::Line(line) = event(&mut child).await else {
+        panic!("it is lost")
+    };
+    assert!(
+        line.starts_with(br#"{"jsonrpc":"2.0","id":1,"result":"#),
+        "{line:?}"
+    );
+    child.kill().await;
+}
+
+/// A server could end with the code that its guard had for this, and was started again and again; or end the guard by
+/// the signal.
+#[tokio::test]
+async fn that_a_machine_has_no_process_is_told_by_the_guard_alone() {
+    let warnings = Warnings::default();
+    let _default = tracing::subscriber::set_default(warnings.clone());
+    for (script, code, signal) in [
+        ("exit 193", Some(193), None),
+        ("kill -USR2 $$", None, Some(Signal::USR2.as_raw())),
+        (
+            "kill -USR2 $PPID; exec cat",
+            None,
+            Some(Signal::KILL.as_raw()),
+        ),
+    ] {
+        let mut own = launch("sh");
+        own.args = vec!["-c".into(), script.into()];
+        let (mut child, _work) = start_as(&own).await;
+        let exit = ended(&mut child).await;
+        let told = (exit.code, exit.signal, exit.is_shortage);
+        assert_eq!(told, (code, signal, false), "{script}");
+    }
+    let work = tempfile::tempdir().unwrap();
+    let launcher = launcher(work.path(), Sandbox::none());
+    launcher.zygote.starve();
+    let mut spec = launch("cat");
+    // Its guard has no descriptor to remove a directory by.
+    spec.home = Home::Caller;
+    let child = Child::spawn(&launcher, ("acme", "files"), &spec, &LIMITS).await;
+    let exit = ended(&mut child.unwrap()).await;
+    assert!(exit.is_shortage && exit.code.is_none(), "{exit:?}");
+    let tail = String::from_utf8(exit.stderr_tail).unwrap();
+    assert!(tail.starts_with("lockgate: cannot start cat: "), "{tail}");
+    assert_eq!(warnings.0.load(Ordering::Relaxed), 0, "no guard was killed");
 }
 
 /// A thousand children that printed were read at once, before the requests of other tenants.

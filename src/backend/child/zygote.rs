@@ -296,12 +296,24 @@ const ANSWERS: Duration = Duration::from_secs(10);
 mod tests {
     use rustix::{
         pipe::{PipeFlags, pipe_with},
-        process::kill_process,
+        process::{Resource, Rlimit, getrlimit, kill_process, prlimit},
     };
     use tokio::time::timeout;
 
     use super::super::tests::built;
     use super::*;
+
+    impl Zygote {
+        /// Leaves its guards no descriptor to start a server by, as on a machine that has none left.
+        pub(crate) fn starve(&self) {
+            self.start();
+            let running = self.running.read().unwrap();
+            let pid = Pid::from_child(&running.as_ref().unwrap().process);
+            // Their streams, their signals, the gateway, and the directory or their own process.
+            let (current, maximum) = (Some(6), getrlimit(Resource::Nofile).maximum);
+            prlimit(Some(pid), Resource::Nofile, Rlimit { current, maximum }).unwrap();
+        }
+    }
 
     /// The guard of a zygote that answered too late was a zombie until the end of the gateway, and so was that of
     /// one that was killed before it answered.

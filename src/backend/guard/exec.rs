@@ -139,24 +139,24 @@ pub(super) fn refuse(command: &OsStr, error: &io::Error) -> i32 {
     NOT_STARTED
 }
 
-/// The same of a command that there is no process for. The machine may have none left, which the gateway has to know.
-pub(super) fn refuse_process(command: &OsStr, error: &io::Error) -> i32 {
-    let code = refuse(command, error);
-    let is_shortage = Errno::from_io_error(error).is_some_and(|errno| {
+/// The same of a command that there is no process for; returns whether it is the machine that has none left, which the
+/// gateway has to know.
+pub(super) fn refuse_process(command: &OsStr, error: &io::Error) -> bool {
+    refuse(command, error);
+    Errno::from_io_error(error).is_some_and(|errno| {
         matches!(
             errno,
             Errno::AGAIN | Errno::NOMEM | Errno::NFILE | Errno::MFILE
         )
-    });
-    if is_shortage { NO_PROCESS } else { code }
+    })
 }
 
 /// The exit code of shells for a command that could not be started.
 pub(super) const NOT_STARTED: i32 = 127;
 
-/// The exit code of a guard whose machine had no process left for the server: the first one that shells use for no
-/// signal.
-pub(crate) const NO_PROCESS: i32 = 193;
+/// The signal by which a guard ends itself whose machine had no process left for the server. No exit code says so: each
+/// of them may be the server's own.
+pub(crate) const NO_PROCESS: Signal = Signal::USR2;
 
 #[cfg(test)]
 mod tests {
@@ -164,13 +164,14 @@ mod tests {
 
     #[test]
     fn a_machine_without_processes_is_told_from_a_command_that_cannot_be_started() {
-        for (errno, code) in [
-            (Errno::AGAIN, NO_PROCESS),
-            (Errno::NOMEM, NO_PROCESS),
-            (Errno::INVAL, NOT_STARTED),
-            (Errno::PERM, NOT_STARTED),
+        for (errno, is_shortage) in [
+            (Errno::AGAIN, true),
+            (Errno::NOMEM, true),
+            (Errno::INVAL, false),
+            (Errno::PERM, false),
         ] {
-            assert_eq!(refuse_process(OsStr::new("x"), &errno.into()), code);
+            let told = refuse_process(OsStr::new("x"), &errno.into());
+            assert_eq!(told, is_shortage, "{errno}");
         }
     }
 }

@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use super::{
-    exec::{become_server, refuse, refuse_process},
+    exec::{NOT_STARTED, become_server, refuse, refuse_process},
     protocol::LaunchRequest,
 };
 use crate::backend::{
@@ -26,10 +26,16 @@ use crate::backend::{
     sandbox::{User, namespace::set_up},
 };
 
-/// Starts the server, reaps processes, and exits with the server's code.
+/// Starts the server, reaps processes, and exits with the server's code. If the machine has no process for it, it writes
+/// to `shortage`: its own code could be the server's.
 ///
 /// The kernel then ends every process of the namespaces.
-pub(super) fn run(request: &LaunchRequest, user: User, guard: &OwnedFd) -> io::Result<i32> {
+pub(super) fn run(
+    request: &LaunchRequest,
+    user: User,
+    guard: &OwnedFd,
+    shortage: &OwnedFd,
+) -> io::Result<i32> {
     rustix::process::setsid()?;
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // A guard that ended before the line above sends no signal.
@@ -48,7 +54,12 @@ pub(super) fn run(request: &LaunchRequest, user: User, guard: &OwnedFd) -> io::R
         }
         // In a cgroup it may be the limit of the server itself.
         Err(error) if request.restrictions.group.is_some() => return Err(error),
-        Err(error) => return Ok(refuse_process(&request.command, &error)),
+        Err(error) => {
+            if refuse_process(&request.command, &error) {
+                _ = rustix::io::write(shortage, &1_u64.to_ne_bytes());
+            }
+            return Ok(NOT_STARTED);
+        }
     };
     drop_streams()?;
     let mut has_ended = false;

@@ -7,18 +7,19 @@
 use std::{
     fs::{self, File},
     io,
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     path::Path,
     time::Duration,
 };
 
 use rustix::{
+    event::{EventfdFlags, eventfd},
     fs::FlockOperation,
     process::{DumpableBehavior, Pid, PidfdFlags, Signal},
 };
 
 use super::{
-    exec::{become_server, refuse, refuse_process},
+    exec::{NO_PROCESS, NOT_STARTED, become_server, refuse, refuse_process},
     init,
     protocol::LaunchRequest,
     tree::{Left, Tree},
@@ -29,8 +30,8 @@ use crate::backend::{
         poll::{is_readable, wait_for},
         removal,
         syscalls::{
-            CHILD_ENDED, clone, close_all_but_streams, drop_streams, next_signal, read_exact,
-            signals,
+            CHILD_ENDED, clone, close_all_but_streams, drop_streams, end_by, next_signal,
+            read_exact, signals,
         },
     },
     sandbox::{Namespaces, User, namespace::set_up},
@@ -80,11 +81,14 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
     let uid = restrictions.uid;
     // Locked while this process lives: a gateway removes directories without a lock.
     let _held = private.as_deref().map(hold);
-    let server = match start(&request) {
-        Ok(server) => server,
+    let (server, shortage) = match start(&request) {
+        Ok(started) => started,
         Err(error) => {
             remove(private.as_deref(), group.as_deref());
-            return Ok(refuse_process(&request.command, &error));
+            if refuse_process(&request.command, &error) {
+                end_by(NO_PROCESS);
+            }
+            return Ok(NOT_STARTED);
         }
     };
     drop(request);
@@ -97,15 +101,31 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         group: group.as_deref(),
         uid,
     };
+    watch(&mut tree, &watched, &signals);
+    if !tree.kill_all(&signals) {
+        // The gateway tells a guard that was killed from one whose child has ended, and says so.
+        let own = rustix::process::getpid();
+        _ = rustix::process::kill_process(own, Signal::KILL);
+    }
+    remove(private.as_deref(), group.as_deref());
+    // Only what has not become the server yet can write to it.
+    if is_readable(&shortage) {
+        end_by(NO_PROCESS);
+    }
+    Ok(tree.code.unwrap_or(128 + libc::SIGKILL))
+}
+
+/// Waits for the end of the server, or of the gateway, or for the signal that ends both.
+fn watch(tree: &mut Tree<'_>, gateway: &OwnedFd, signals: &OwnedFd) {
     let mut left = Left::Running;
     while tree.code.is_none() {
         // Their signal was heard already.
         let at_once = (left == Left::Ended).then_some(Duration::ZERO);
-        wait_for(&[watched.as_fd(), signals.as_fd()], at_once);
-        if is_readable(&watched) {
+        wait_for(&[gateway.as_fd(), signals.as_fd()], at_once);
+        if is_readable(gateway) {
             break;
         }
-        match next_signal(&signals) {
+        match next_signal(signals) {
             Some(CHILD_ENDED) => left = tree.reap(),
             Some(libc::SIGUSR1) => tree.terminate(),
             Some(_) => break,
@@ -113,23 +133,18 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
             None => {}
         }
     }
-    if !tree.kill_all(&signals) {
-        // The gateway tells a guard that was killed from one whose child has ended, and says so.
-        let own = rustix::process::getpid();
-        _ = rustix::process::kill_process(own, Signal::KILL);
-    }
-    remove(private.as_deref(), group.as_deref());
-    Ok(tree.code.unwrap_or(128 + libc::SIGKILL))
 }
 
-/// Starts the server with stdin, stdout and stderr of this process.
+/// Starts the server with stdin, stdout and stderr of this process; returns also what becomes readable if the machine
+/// has no process for it.
 ///
 /// A plain clone suffices instead of a second start of this program: this process has one thread,
 /// and the copy has the request.
-fn start(request: &LaunchRequest) -> io::Result<Pid> {
+fn start(request: &LaunchRequest) -> io::Result<(Pid, OwnedFd)> {
     let restrictions = &request.restrictions;
     let (own, user) = (rustix::process::getpid(), User::own());
     let guard = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
+    let shortage = eventfd(0, EventfdFlags::CLOEXEC)?;
     if restrictions.has_own_processes() {
         // Not possible inside; outside only for root.
         _ = rustix::thread::set_thread_groups(&[]);
@@ -139,10 +154,10 @@ fn start(request: &LaunchRequest) -> io::Result<Pid> {
         flags(restrictions.namespaces),
         group.as_ref().map(AsFd::as_fd),
     )? {
-        Clone::Parent(server) => Ok(server),
+        Clone::Parent(server) => Ok((server, shortage)),
         Clone::Child => {
             let outcome = match restrictions.namespaces {
-                Namespaces::All => init::run(request, user, &guard),
+                Namespaces::All => init::run(request, user, &guard, &shortage),
                 Namespaces::Mounts => set_up(restrictions, request.private.as_deref())
                     .and_then(|()| Err(become_server(request, Some(own)))),
                 Namespaces::None => Err(become_server(request, Some(own))),

@@ -15,7 +15,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::{io::Errno, process::Pid};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal},
+};
 
 /// Side of a [`clone`].
 pub(crate) enum Clone {
@@ -331,6 +334,7 @@ pub(crate) fn signals() -> io::Result<OwnedFd> {
             libc::SIGHUP,
             libc::SIGINT,
             libc::SIGUSR1,
+            libc::SIGUSR2,
             libc::SIGCHLD,
         ] {
             libc::sigaddset(&raw mut set, signal);
@@ -341,6 +345,19 @@ pub(crate) fn signals() -> io::Result<OwnedFd> {
             fd => Ok(OwnedFd::from_raw_fd(fd)),
         }
     }
+}
+
+/// Ends this process by one of the [`signals`]; the others stay blocked.
+pub(crate) fn end_by(signal: Signal) {
+    #[expect(unsafe_code, reason = "rustix has no signal masks")]
+    // SAFETY: the set is initialised by `sigemptyset` before it is used.
+    unsafe {
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, signal.as_raw());
+        libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+    }
+    _ = rustix::process::kill_process(rustix::process::getpid(), signal);
 }
 
 /// The next pending signal.

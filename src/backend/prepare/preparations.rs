@@ -318,7 +318,7 @@ impl Preparations {
         };
         match ended {
             Some(Ok(exit)) if exit.code == Some(0) => Ok(()),
-            Some(Ok(exit)) if exit.is_shortage() => Err(Failure::Refused(Refused::Busy)),
+            Some(Ok(exit)) if exit.is_shortage => Err(Failure::Refused(Refused::Busy)),
             Some(Ok(exit)) => {
                 let why = match (exit.code, exit.signal) {
                     (Some(code), _) => format!("it ended with {code}"),
@@ -685,7 +685,8 @@ mod tests {
     async fn a_preparation_without_a_process_is_no_failure_of_its_server() {
         let (starter, _work) = starter(1);
         let preparations = preparations(&starter);
-        let server = server("prepare: [sh, -c, exit 193]");
+        preparations.launcher.zygote.starve();
+        let server = server("prepare: [sh, -c, exit 0]");
         let refused = preparations.prepared(&server).await.err();
         assert!(matches!(refused, Some(Refused::Busy)), "{refused:?}");
     }

@@ -265,7 +265,7 @@ impl RunningChild {
 
     /// The child has ended before it was initialized.
     fn ended(&mut self, exit: &ChildExit) -> Refused {
-        if exit.is_shortage() {
+        if exit.is_shortage {
             return Refused::Busy;
         }
         self.place.fail(Stage::Initialize, &exit.in_words());

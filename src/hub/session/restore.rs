@@ -159,7 +159,7 @@ impl Session {
     /// Handles the end of the session's own child before it was initialized: that of one for which the machine had no
     /// process is no failure of the server.
     pub(super) fn start_ended(&mut self, exit: &ChildExit) {
-        if !exit.is_shortage() {
+        if !exit.is_shortage {
             return self.child_lost_by(CallError::EXITED, &exit.in_words());
         }
         if let Some(own) = self.unlink() {

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::{
     auth::{api_keys::key, external_tokens::bearer},
     support::{
+        gauges::Gauge,
         harness::{Gateway, Session, child, last, opening, text_of, tool_call, until, within},
         served::Served,
     },
@@ -347,10 +348,8 @@ async fn a_failing_server_is_left_alone_and_others_are_served() {
 #[tokio::test]
 async fn a_machine_without_processes_is_no_failure_of_a_server() {
     for isolation in ["session", "tenant"] {
-        // As a guard ends that gets no process for its server.
-        let gateway = served(json!({"command": "/bin/sh", "args": ["-c", "exit 193"],
-            "isolation": isolation}))
-        .await;
+        let gateway = served(json!({"command": child(), "isolation": isolation})).await;
+        Gauge::at(gateway.pid()).bound_guards(6).await;
         let stranger = gateway.stranger("a", "main");
         for _ in 0..7 {
             let response = stranger.post(&opening("2025-11-25")).await;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     auth::api_keys::key,
     support::{
-        gauges::{OPS, metric},
+        gauges::{Gauge, OPS, metric},
         harness::{Events, Gateway, NEWEST, Session, is_stream, last, text_of, tool_call, until},
         modern::{Modern, asked},
         served::Served,
@@ -129,6 +129,21 @@ async fn a_client_with_a_session_gets_results_alone_that_it_can_read() {
             assert_eq!(object["structuredContent"], json!({"a": 1}), "{object}");
         }
     }
+}
+
+/// Its next client was told that the server refuses what it had not been asked.
+#[tokio::test]
+async fn a_machine_without_processes_shows_no_era() {
+    let gateway = gateway("modern", &[]).await;
+    let gauge = Gauge::of(&gateway);
+    gauge.bound_guards(6).await;
+    let client = Modern::at(&gateway.url);
+    let refused = client
+        .post(&client.tool("echo", json!({"text": "x"})))
+        .await;
+    assert_eq!(refused.status(), 503);
+    gauge.bound_guards(1024).await;
+    assert_eq!(client.text("echo", json!({"text": "x"})).await, "x");
 }
 
 #[tokio::test]

@@ -2,10 +2,11 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::support::harness::{Gateway, Session, body, client, within};
+use crate::support::harness::{Gateway, Session, body, client, until, within};
 
 /// `SCALE` percent of `full`, 1 percent by default, but at least `least`; prints the count.
 #[expect(
@@ -114,6 +115,16 @@ impl Gauge {
     /// The process from which the guards are forked.
     pub(crate) fn zygote(&self) -> Option<u32> {
         self.processes().into_iter().find(|pid| is_zygote(*pid))
+    }
+
+    /// Bounds the descriptors of the guards that a gateway starts from now on: with six of them none can start a server,
+    /// as on a machine that has none left.
+    pub(crate) async fn bound_guards(&self, descriptors: u64) {
+        until("the zygote", || async { self.zygote().is_some() }).await;
+        let zygote = Pid::from_raw(self.zygote().unwrap().cast_signed());
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let current = Some(descriptors);
+        prlimit(zygote, Resource::Nofile, Rlimit { current, maximum }).unwrap();
     }
 
     fn processes(&self) -> Vec<u32> {

@@ -393,6 +393,7 @@ pub(crate) fn environment() -> BTreeMap<String, String> {
 /// The conversion of merged layers into settings.
 impl Layers {
     fn read(&mut self, env: &BTreeMap<String, String>) -> Config {
+        self.refuse_in_run();
         let http = self.http(env);
         let (public_url, is_url_derived) = self.public_url(&http);
         let ops = Ops::read(self, http.listen);
@@ -452,6 +453,21 @@ impl Layers {
             is_url_derived,
             written: self.written(),
             files: std::mem::take(&mut self.files),
+        }
+    }
+
+    /// Refuses what has no effect in `run`.
+    fn refuse_in_run(&mut self) {
+        for key in [
+            "admin.listen",
+            "default.server",
+            "default.tenant",
+            "sql.url",
+        ] {
+            if self.run && !self.leaf(key, Node::text).is_empty() {
+                let what = "is written, and has no effect in run";
+                self.mistake(key, what, "leave it out, or use serve");
+            }
         }
     }
 

@@ -343,6 +343,7 @@ impl Config {
         if let Some(listen) = &sources.listen {
             layers.add("http.listen", Node::from_word("--listen", listen));
         }
+        layers.refuse_in_run();
         let config = layers.read(&sources.env);
         if layers.mistakes.is_empty() {
             Ok(config)
@@ -393,7 +394,6 @@ pub(crate) fn environment() -> BTreeMap<String, String> {
 /// The conversion of merged layers into settings.
 impl Layers {
     fn read(&mut self, env: &BTreeMap<String, String>) -> Config {
-        self.refuse_in_run();
         let http = self.http(env);
         let (public_url, is_url_derived) = self.public_url(&http);
         let ops = Ops::read(self, http.listen);

@@ -343,6 +343,7 @@ impl Config {
         if let Some(listen) = &sources.listen {
             layers.add("http.listen", Node::from_word("--listen", listen));
         }
+        layers.refuse_in_run();
         let config = layers.read(&sources.env);
         if layers.mistakes.is_empty() {
             Ok(config)
@@ -452,6 +453,21 @@ impl Layers {
             is_url_derived,
             written: self.written(),
             files: std::mem::take(&mut self.files),
+        }
+    }
+
+    /// Refuses what has no effect in `run`.
+    fn refuse_in_run(&mut self) {
+        for key in [
+            "admin.listen",
+            "default.server",
+            "default.tenant",
+            "sql.url",
+        ] {
+            if self.run && !self.leaf(key, Node::text).is_empty() {
+                let what = "is written, and has no effect in run";
+                self.mistake(key, what, "leave it out, or use serve");
+            }
         }
     }
 

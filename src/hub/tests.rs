@@ -1118,7 +1118,8 @@ async fn a_session_that_ends_at_this_moment_is_none_to_a_client_without() {
     );
     end();
     let tools = stateless.tool_headers(&caller, false).await;
-    assert!(tools.is_ok_and(|tools| tools.is_some()), "a list of tools");
+    let is_list = tools.is_ok_and(|tools| tools.is_ok_and(|tools| tools.is_some()));
+    assert!(is_list, "a list of tools");
     end();
     let subscribed = stateless.subscribe(&caller, Filter::default()).await;
     assert!(matches!(subscribed, Ok(Subscribed::Running(..))));

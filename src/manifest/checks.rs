@@ -295,8 +295,14 @@ pub(crate) fn check_commands(manifest: &Manifest, search: &str) -> Vec<Mistake> 
         } else {
             "install it, add its directory to PATH, or write its whole path"
         };
+        let is_there = command.contains('/') && Path::new(command).exists();
+        let what = if is_there {
+            "is no executable file"
+        } else {
+            "not found"
+        };
         let key = server_key(tenant, server, key);
-        manifest.mistake(&key, format!("{command} not found"), remedy)
+        manifest.mistake(&key, format!("{command} {what}"), remedy)
     };
     missing.map(mistake).collect()
 }
@@ -592,6 +598,14 @@ mod tests {
             ".",
         ] {
             assert_eq!(find_command(missing, "/bin:/usr/bin"), None, "{missing}");
+        }
+        for (command, what) in [
+            ("/etc/passwd", "is no executable file"),
+            ("/nonexistent/x", "not found"),
+        ] {
+            let text = FULL.replace("/bin/cat", command).replace("npx", "/bin/sh");
+            let found = check_commands(&yaml(&text).unwrap(), "");
+            assert_eq!(found[0].what, format!("{command} {what}"));
         }
         let found = check_commands(&yaml(FULL).unwrap(), "/nonexistent");
         assert_eq!(found.len(), 1);

@@ -38,6 +38,12 @@ pub(crate) fn single(
         );
         reader.wrong(wrong, COMMAND_LINE, "server.secrets");
     }
+    // Its start would fail as if there were no such program.
+    if let Some(cwd) = server.launch.cwd.as_ref().filter(|cwd| !cwd.is_dir()) {
+        let what = format!("{} is no directory", cwd.display());
+        let wrong = Wrong::new(what, "name one that exists");
+        reader.wrong(wrong, "--set", "server.cwd");
+    }
     server.launch.home = launch.home;
     // Not by way of the tree: the name of a directory need not be UTF-8.
     server.launch.cwd = server.launch.cwd.or(launch.cwd);

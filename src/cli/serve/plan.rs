@@ -179,7 +179,11 @@ fn environment_of(
         };
         let wrong = || Wrong::new("is not set here", "write NAME=VALUE, or set it");
         match variable {
-            Some((name, value)) => _ = env.insert(name, value),
+            Some((name, value)) if !name.is_empty() => _ = env.insert(name, value),
+            Some(_) => {
+                let wrong = Wrong::new("is empty", "write NAME=VALUE");
+                mistakes.push(wrong.at("--env", "NAME"));
+            }
             None => mistakes.push(wrong().at("--env", &pair)),
         }
     }
@@ -292,11 +296,14 @@ mod tests {
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
         assert_eq!(pairs, ["A=1", "B=2", "C="]);
-        let mistakes = environment_of(words(&["A", "TOKEN"]), &own).unwrap_err();
+        let mistakes = environment_of(words(&["A", "TOKEN", "=x"]), &own).unwrap_err();
         let said: Vec<_> = mistakes.iter().map(ToString::to_string).collect();
         assert_eq!(
             said,
-            ["--env: TOKEN: is not set here; write NAME=VALUE, or set it"]
+            [
+                "--env: TOKEN: is not set here; write NAME=VALUE, or set it",
+                "--env: NAME: is empty; write NAME=VALUE"
+            ]
         );
     }
 }

@@ -306,3 +306,23 @@ fn workers_leave_processors_to_children() {
     let said = mistakes(&sources(&[], &["limits.workers=1025"]));
     assert!(said[0].contains("write 0 to 1024"), "{said:?}");
 }
+
+#[test]
+fn run_refuses_what_it_has_no_use_for() {
+    let run = |set: &[&str]| Sources {
+        run: true,
+        ..sources(&[], set)
+    };
+    for set in [
+        "admin.listen=127.0.0.1:9091",
+        "default.server=x",
+        "default.tenant=x",
+        "sql.url=postgres://x/y",
+    ] {
+        let (key, _) = set.split_once('=').unwrap();
+        let what = "is written, and has no effect in run; leave it out, or use serve";
+        assert_eq!(mistakes(&run(&[set])), [format!("--set: {key}: {what}")]);
+    }
+    let empty = ["admin.listen=", "default.tenant=", "sql.url="];
+    assert!(Config::load(&run(&empty)).is_ok());
+}

@@ -35,6 +35,7 @@ use crate::{
         event::push_message,
         json as raw, jsonrpc,
         modern::{self, Filter, discover_result},
+        revision::FIRST_MODERN,
     },
 };
 
@@ -70,13 +71,13 @@ async fn answer(
     message: &Message,
     accepts: Accepts,
 ) -> Result<Response, McpRefusal> {
-    if message.method() == Method::Initialize && !message.is_modern() {
+    let not_here = |default: &str| {
         let params = message.params().unwrap_or_default();
         let version = raw::get(params, "protocolVersion").and_then(raw::decoded);
-        return Err(no_initialize(
-            &admitted.access,
-            &version.unwrap_or_default(),
-        ));
+        no_initialize(&admitted.access, version.as_deref().unwrap_or(default))
+    };
+    if message.method() == Method::Initialize && !message.is_modern() {
+        return Err(not_here(""));
     }
     let turn = large(&admitted.access, message.bytes()).await;
     let request = turn.run(|| ModernRequest::check(&parts.headers, message, admitted))?;
@@ -88,6 +89,8 @@ async fn answer(
             let accepts = formed(&request, accepts);
             modern_tasks::answer(front, admitted, parts, &request, accepts).await
         }
+        // Its `_meta` names a revision that is served.
+        "initialize" => Err(not_here(FIRST_MODERN)),
         method if modern::is_removed(method) => {
             Err(refused(StatusCode::NOT_FOUND, -32601, "Method not found"))
         }
@@ -126,30 +129,46 @@ async fn discover(
 }
 
 /// Checks that header fields mirror the arguments that the server's own list says (2026-07-28
-/// streamable-http, "Server Behavior for Custom Headers"). A list may have changed since it was read. Whether
-/// the tool has to be called as a task.
+/// streamable-http, "Server Behavior for Custom Headers"). A list may have changed since it was read.
 async fn check_arguments(
     front: &Front,
     parts: &Parts,
     request: &ModernRequest<'_>,
-) -> Result<bool, McpRefusal> {
+) -> Result<Checked, McpRefusal> {
     if request.message.method() != Method::ToolsCall {
-        return Ok(false);
+        return Ok(Checked::Call {
+            is_for_tasks: false,
+        });
     }
     for again in [false, true] {
         let tools = front.stateless.tool_headers(&request.caller, again).await;
-        let Some(tools) = tools.map_err(of_kept_session)? else {
-            // A server that cannot be initialized says so to the call.
-            return Ok(false);
+        let tools = match tools.map_err(of_kept_session)? {
+            Ok(Some(tools)) => tools,
+            Ok(None) => {
+                return Ok(Checked::Call {
+                    is_for_tasks: false,
+                });
+            }
+            Err(line) => return Ok(Checked::Failed(line)),
         };
         let turn = large(request.caller.access, request.message.bytes()).await;
         if turn.run(|| request.mirrors(&parts.headers, &tools)) {
             let name = request.message.name();
-            return Ok(name.is_some_and(|name| tools.is_for_tasks(&name)));
+            let is_for_tasks = name.is_some_and(|name| tools.is_for_tasks(&name));
+            return Ok(Checked::Call { is_for_tasks });
         }
     }
     let text = "an Mcp-Param header field differs from its argument";
     Err(refused(StatusCode::BAD_REQUEST, -32020, text))
+}
+
+/// A call whose arguments were checked.
+enum Checked {
+    /// It may be made, of a tool that has to be called as a task if it `is_for_tasks`.
+    Call { is_for_tasks: bool },
+    /// The server could not be initialized; the raw error response. To start it for the call as well would take as long
+    /// again.
+    Failed(Bytes),
 }
 
 async fn call(
@@ -159,7 +178,10 @@ async fn call(
     accepts: Accepts,
     carried: Option<(Carried, &str)>,
 ) -> Result<Response, McpRefusal> {
-    let is_for_tasks = check_arguments(front, parts, request).await?;
+    let is_for_tasks = match check_arguments(front, parts, request).await? {
+        Checked::Call { is_for_tasks } => is_for_tasks,
+        Checked::Failed(line) => return Ok(failed(front, request, line, accepts)),
+    };
     if let Some((carried, ticket)) = &carried {
         let access = request.caller.access;
         let used = front.stateless.use_carried(access, ticket, carried).await;

@@ -82,8 +82,8 @@ fn error_code(line: &[u8]) -> Option<&[u8]> {
     raw::get(error, "code")
 }
 
-/// The error response of a server that could not be initialized. What the server itself says stays out of it:
-/// its codes would be taken for answers to this request.
+/// The error response of a server that could not be initialized. The codes of the server itself would be taken for
+/// answers to this request.
 pub(super) fn failed(
     front: &Front,
     request: &ModernRequest<'_>,
@@ -100,10 +100,12 @@ pub(super) fn failed(
         let line = input_required(request.id(), &asks, &ticket, None);
         return answered(front, request, line, accepts);
     }
-    let of_gateway = message.filter(|message| message.error().is_some_and(CallError::is_own));
-    let line = match of_gateway {
-        Some(message) => request.completion(None).complete(&message),
-        None => CallError::REFUSED.line(request.id()),
+    let error = message.as_ref().and_then(Message::error);
+    let line = match &message {
+        Some(message) if error.is_some_and(CallError::is_own) => {
+            request.completion(None).complete(message)
+        }
+        _ => CallError::line_of_refusal(request.id(), error.unwrap_or_default()),
     };
     answered(front, request, line, accepts)
 }

@@ -1,6 +1,6 @@
 //! Errors of the gateway itself as responses to calls, listed in `docs/contract.md`.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{borrow::Cow, num::NonZeroU64, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use serde_json::{Value as Json, json};
@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::{
     backend::{Refused, StartFailure},
+    base::terminal::shortened,
     declare::{Full, Slots, TokenFrom},
     error::{Error, Limit, Quota},
     protocol::{json as raw, jsonrpc},
@@ -142,6 +143,11 @@ impl CallError {
         "the backend refused to be initialized again",
         "backend_refused",
     );
+    /// The first child of a session did.
+    const REFUSED_AT_FIRST: Self = Self {
+        message: "the backend refused to be initialized",
+        ..Self::REFUSED
+    };
     /// The server speaks no revision that the tenant allows.
     pub(crate) const REVISION: Self = Self::new(
         -31003,
@@ -229,6 +235,37 @@ impl CallError {
                 b"-31001" | b"-31002" | b"-31003" | b"-31004" | b"-31005"
             )
         })
+    }
+
+    /// Whether a raw error is that of a call whose clock ran out.
+    pub(crate) fn is_timeout(error: &[u8]) -> bool {
+        raw::get(error, "code") == Some(b"-31002")
+    }
+
+    /// The message of a raw error.
+    pub(crate) fn said(error: &[u8]) -> Option<String> {
+        let text = raw::get(error, "message")?;
+        raw::decoded(text).map(Cow::into_owned)
+    }
+
+    /// The error response to a request whose server has answered `initialize` with this raw error, which it tells in
+    /// words: the code would be taken for that of an answer to this request.
+    pub(crate) fn line_of_refusal(id: &[u8], error: &[u8]) -> Bytes {
+        let refused = Self::REFUSED_AT_FIRST;
+        let code = raw::get(error, "code").and_then(|code| str::from_utf8(code).ok());
+        let message = match (code, Self::said(error)) {
+            (Some(code), Some(said)) => {
+                let said = shortened(&said, SAID_MAX);
+                format!(
+                    "{} ({}: {said})",
+                    refused.message,
+                    shortened(code, CODE_MAX)
+                )
+            }
+            _ => refused.message.to_owned(),
+        };
+        let data = json!({"reason": refused.reason, "retryable": refused.is_retryable});
+        refused.line_of(id, &message, &data)
     }
 
     /// The error response to a request with this raw id.
@@ -321,6 +358,11 @@ fn how_to_fill(slots: &Slots) -> &'static str {
 /// The code of `URLElicitationRequiredError` (2025-11-25 elicitation).
 const URL_ELICITATION_REQUIRED: i32 = -32042;
 
+/// The most characters of the message of a server's own error in that of the gateway.
+const SAID_MAX: usize = 600;
+/// The most characters of its code.
+const CODE_MAX: usize = 20;
+
 /// The reason of a start without a secret.
 pub(crate) const SECRET_MISSING: &str = "secret_missing";
 
@@ -329,3 +371,30 @@ const UNREADABLE: &str = "a secret that the server needs cannot be read at this 
 
 /// The text for a client that came while the packages of its server are installed.
 const PREPARING: &str = "the packages of the server are still being installed";
+
+#[cfg(test)]
+mod tests {
+    use super::super::error::*;
+
+    #[test]
+    fn a_refusal_is_told_in_the_words_of_the_server() {
+        let told = |error: &str| {
+            let line = CallError::line_of_refusal(b"7", error.as_bytes());
+            let line: Json = serde_json::from_slice(&line).unwrap();
+            assert_eq!(
+                (&line["id"], &line["error"]["code"]),
+                (&json!(7), &json!(-31001))
+            );
+            let data = json!({"reason": "backend_refused", "retryable": false});
+            assert_eq!(line["error"]["data"], data);
+            line["error"]["message"].as_str().unwrap().to_owned()
+        };
+        let refused = "the backend refused to be initialized";
+        let said = told(r#"{"code":-5,"message":"no \"token\""}"#);
+        assert_eq!(said, format!("{refused} (-5: no \"token\")"));
+        assert_eq!(told("{}"), refused);
+        assert_eq!(told(""), refused);
+        let long = format!(r#"{{"code":-5,"message":"{}"}}"#, "x".repeat(1 << 20));
+        assert!(told(&long).len() < 1 << 10);
+    }
+}

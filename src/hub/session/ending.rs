@@ -59,7 +59,8 @@ impl Session {
     ) {
         let reason = self.end_reason();
         let error = self.error_of_calls(reason);
-        self.count_initialize(Some(CallError::EXITED.of_start().reason));
+        let failed = CallError::EXITED.of_start();
+        self.count_initialize(Some(failed.reason), || Some(failed.message.to_owned()));
         if let Some(initializing) = self.lifetime.initializing() {
             let line = CallError::EXITED.of_start().line(&initializing.id);
             self.answer_start(Answer::Failed(line));

@@ -1,7 +1,6 @@
 //! Messages from the backend to the client, exits of its child, and the timers of the session.
 
 use std::{
-    borrow::Cow,
     path::Path,
     sync::{Arc, LazyLock},
     time::Duration,
@@ -665,8 +664,7 @@ static IS_ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"isE
 
 /// The message of the error of a response; none for a result, which is never logged.
 fn reason(message: &Message) -> Option<String> {
-    let text = json::get(message.error()?, "message")?;
-    json::decoded(text).map(Cow::into_owned)
+    CallError::said(message.error()?)
 }
 
 /// The time to live of a task (2025-11-25 tasks, "TTL and Resource Management"); none is unlimited.

@@ -143,7 +143,7 @@ impl Session {
             };
             self.stop_child(own, exit);
         }
-        self.count_initialize(Some(error.of_start().reason));
+        self.count_initialize(Some(error.of_start().reason), || Some(why.to_owned()));
         if let Some(initializing) = self.lifetime.initializing() {
             let line = self.error_line(error.of_start(), &initializing.id);
             self.lifetime.force_end(EndReason::Failed);

@@ -198,7 +198,8 @@ impl Session {
             let calls = &self.core.metrics.calls;
             calls.add(MethodClass::Initialize, outcome);
             if is_error {
-                self.count_initialize(message.error().map(semconv::error_type));
+                let error = message.error().unwrap_or_default();
+                self.count_initialize(Some(semconv::error_type(error)), || CallError::said(error));
                 self.lifetime.force_end(EndReason::Failed);
                 return self.answer_start(Answer::Failed(line));
             }
@@ -227,7 +228,7 @@ impl Session {
         }
         if is_first {
             self.serve_own_child();
-            self.count_initialize(None);
+            self.count_initialize(None, || None);
             return self.begin_session(revision, capabilities, line).await;
         }
         if self.check_replacement(revision, capabilities) {
@@ -294,7 +295,7 @@ impl Session {
         if !self.client.revisions().contains(&revision) {
             return self.start_refused(&Refused::Failed("unsupported_revision"));
         }
-        self.count_initialize(None);
+        self.count_initialize(None, || None);
         let mut line = BytesMut::new();
         jsonrpc::push_result(&initializing.id, &result, &mut line);
         self.core
@@ -337,8 +338,13 @@ impl Session {
         }
     }
 
-    /// Counts the client's `initialize`, which ends now, and records its span, with the type of its error if it has one.
-    pub(super) fn count_initialize(&self, error: Option<&'static str>) {
+    /// Counts and logs the client's `initialize`, which ends now, and records its span, with the type of its error if it
+    /// has one, and the `reason` of that in words.
+    pub(super) fn count_initialize(
+        &self,
+        error: Option<&'static str>,
+        reason: impl FnOnce() -> Option<String>,
+    ) {
         if let Some(initializing) = self.lifetime.initializing() {
             let operation = Operation {
                 method: "initialize",
@@ -353,7 +359,7 @@ impl Session {
                 operations.names(),
                 self.id.short(),
                 elapsed,
-                || None,
+                reason,
             );
             let names = operations.names().map(|name| &**name);
             let parent = initializing.trace.as_ref();
@@ -397,10 +403,11 @@ impl Session {
                 .add(LimitName(quota(*full).0.name()));
         }
         self.link.disconnect();
-        self.count_initialize(Some(match refused {
-            Refused::Answered(error) => semconv::error_type(error),
-            _ => error.reason,
-        }));
+        let (kind, said) = match refused {
+            Refused::Answered(error) => (semconv::error_type(error), CallError::said(error)),
+            _ => (error.reason, Some(error.message.to_owned())),
+        };
+        self.count_initialize(Some(kind), || said);
         if let Some(Initializing { id, reply, .. }) = self.lifetime.initializing() {
             let answer = match (refused, error.status, reply) {
                 (Refused::Answered(error), ..) => {

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     error::Error,
+    hub::CallError,
     protocol::{json, modern::ToolHeaders},
 };
 
@@ -85,8 +86,9 @@ impl Stateless {
 
 impl Stateless {
     /// The header fields that mirror arguments of the tools of a server, as it lists them to a caller;
-    /// those of the last minute, or of the last second if they are to be read `again`. None if the server
-    /// cannot be initialized, or has just failed to list them to another one.
+    /// those of the last minute, or of the last second if they are to be read `again`. None if it has just failed to
+    /// list them to another caller, or has not answered one in the last minute; the raw error response if it could not be
+    /// initialized.
     ///
     /// # Errors
     ///
@@ -95,58 +97,64 @@ impl Stateless {
         &self,
         caller: &Caller<'_>,
         again: bool,
-    ) -> Result<Option<Arc<ToolHeaders>>, Error> {
+    ) -> Result<Result<Option<Arc<ToolHeaders>>, Bytes>, Error> {
         let (group, policy) = (self.group(caller), caller.access.policy());
         let known = || group.tools(policy, if again { AGAIN } else { FRESH });
         if let Some(tools) = known() {
-            return Ok(Some(tools));
+            return Ok(Ok(Some(tools)));
         }
         // Others that come meanwhile take what is read. Nor do they wait for a server that does not answer, one behind
         // the other.
         let came = Instant::now();
-        let mut failed = group.reading.lock().await;
+        let mut in_vain = group.reading.lock().await;
         if let Some(tools) = known() {
-            return Ok(Some(tools));
+            return Ok(Ok(Some(tools)));
         }
-        if failed.is_some_and(|at| at >= came) {
-            return Ok(None);
+        if in_vain.is_some_and(|until| until >= came) {
+            return Ok(Ok(None));
         }
         let mut tries = 0;
         loop {
             tries += 1;
-            let Ok(lease) = self.lease(caller).await? else {
-                *failed = Some(Instant::now());
-                return Ok(None);
+            let lease = match self.lease(caller).await? {
+                Ok(lease) => lease,
+                Err(line) => {
+                    *in_vain = Some(Instant::now());
+                    return Ok(Err(line));
+                }
             };
             let read = Instant::now();
-            let (tools, is_whole) = match self.read_tools(caller, &lease).await {
+            let (tools, end) = match self.read_tools(caller, &lease).await {
                 // The session has ended at this moment.
                 Err(Error::NoSession) if tries < TRIES => continue,
                 listed => listed?,
             };
             let tools = Arc::new(tools);
-            // Otherwise it is asked again for the next call.
-            if is_whole {
-                let share = self.sender.hub.limits().memory().caller(caller.access);
-                group.keep_tools(KnownTools {
-                    policy: Arc::clone(policy),
-                    read,
-                    _held: share.hold(tools.size() as u64),
-                    tools: Arc::clone(&tools),
-                });
-            } else {
-                *failed = Some(Instant::now());
+            match end {
+                ListEnd::Whole => {
+                    let share = self.sender.hub.limits().memory().caller(caller.access);
+                    group.keep_tools(KnownTools {
+                        policy: Arc::clone(policy),
+                        read,
+                        _held: share.hold(tools.size() as u64),
+                        tools: Arc::clone(&tools),
+                    });
+                }
+                // It is asked again for the next call.
+                ListEnd::Failed => *in_vain = Some(Instant::now()),
+                // Each call would wait for as long again.
+                ListEnd::Late => *in_vain = Some(Instant::now() + FRESH),
             }
-            return Ok(Some(tools));
+            return Ok(Ok(Some(tools)));
         }
     }
 
-    /// Reads the tools that the server of a session lists, and whether these are all.
+    /// Reads the tools that the server of a session lists, and how that ended.
     async fn read_tools(
         &self,
         caller: &Caller<'_>,
         lease: &Lease,
-    ) -> Result<(ToolHeaders, bool), Error> {
+    ) -> Result<(ToolHeaders, ListEnd), Error> {
         let mut tools = ToolHeaders::default();
         let mut params = Bytes::from_static(b"{}");
         for _ in 0..MAX_PAGES {
@@ -156,7 +164,14 @@ impl Stateless {
                 .request(handle, caller.access, method, &params)
                 .await?;
             let Some(result) = json::get(&answer, "result") else {
-                return Ok((tools, false));
+                let error = json::get(&answer, "error");
+                let is_late = error.is_some_and(CallError::is_timeout);
+                let end = if is_late {
+                    ListEnd::Late
+                } else {
+                    ListEnd::Failed
+                };
+                return Ok((tools, end));
             };
             tools.add(&answer);
             let cursor = json::get(result, "nextCursor").filter(|cursor| *cursor != b"null");
@@ -165,13 +180,23 @@ impl Stateless {
             };
             params = [br#"{"cursor":"#, cursor, b"}"].concat().into();
         }
-        Ok((tools, true))
+        Ok((tools, ListEnd::Whole))
     }
+}
+
+/// How the reading of a list ended.
+enum ListEnd {
+    /// It was read.
+    Whole,
+    /// A page of it was no result.
+    Failed,
+    /// A page of it did not come in time.
+    Late,
 }
 
 /// Attempts to find a session that does not end before it is used.
 pub(super) const TRIES: usize = 3;
-/// The time for which the list of a server is taken as it was.
+/// The time for which the list of a server is taken as it was, and not waited for if it did not come.
 const FRESH: Duration = Duration::from_secs(60);
 /// The time for which it is not read again, though a call does not agree with it.
 const AGAIN: Duration = Duration::from_secs(1);

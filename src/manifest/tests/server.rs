@@ -268,6 +268,33 @@ fn run_reads_flags_by_the_same_path() {
     );
 }
 
+/// It was said that there is no such program.
+#[test]
+fn run_starts_its_server_in_a_directory_that_is_there() {
+    let at = |cwd: &str| {
+        let sources = Sources {
+            run: true,
+            set: vec![format!("server.cwd={cwd}")],
+            ..Sources::default()
+        };
+        let launch = Launch {
+            command: "cat".to_owned(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            cwd: None,
+            home: Home::Caller,
+            confinement: Confinement::default(),
+            prepared: None,
+            files: BTreeMap::new(),
+            is_preparing: false,
+        };
+        single(launch, &Config::load(&sources).unwrap().server, &env())
+    };
+    assert!(at("/").is_ok());
+    let said = "--set: server.cwd: /nonexistent/x is no directory; name one that exists";
+    assert_eq!(found(at("/nonexistent/x")), [said]);
+}
+
 fn prepared(keys: &str) -> Result<(Launch, Option<Recipe>), Vec<String>> {
     let text = format!("tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{{keys}}}}}}}}}");
     let read = parse("F", &text, Format::Yaml, &BTreeMap::new());

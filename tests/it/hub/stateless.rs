@@ -253,11 +253,14 @@ async fn an_initialize_with_the_header_of_this_revision_is_not_sent_round_in_cir
     let gateway = Gateway::start(&[]).await;
     let client = Modern::at(&gateway.url);
     for (revision, status, code) in [(NEWEST, 404, -32601), ("2019-01-01", 400, -32022)] {
-        let refused = client.post(&opening(revision)).await;
-        assert_eq!(refused.status().as_u16(), status, "{revision}");
-        let error = &json_of(refused).await["error"];
-        assert_eq!(error["code"], code, "{revision}");
-        assert_eq!(error["data"]["supported"][1], NEWEST, "{error}");
+        let params = json!({"protocolVersion": revision});
+        for message in [opening(revision), client.message("initialize", params)] {
+            let refused = client.post(&message).await;
+            assert_eq!(refused.status().as_u16(), status, "{message}");
+            let error = &json_of(refused).await["error"];
+            assert_eq!(error["code"], code, "{message}");
+            assert_eq!(error["data"]["supported"][1], NEWEST, "{error}");
+        }
     }
     assert!(gateway.descendants().is_empty());
 }

@@ -105,6 +105,12 @@ async fn a_refused_initialize_is_no_error_of_the_request() {
         let error = &json_of(response).await["error"];
         assert_eq!(error["code"], -31001, "{error}");
         assert_eq!(error["data"]["reason"], "backend_refused");
+        let message =
+            format!("the backend refused to be initialized ({code}: no initialize today)");
+        assert_eq!(error["message"], message);
+        // And so is its line of the log.
+        let told = async || gateway.stderr().contains(": no initialize today");
+        until("the error in the log", told).await;
     }
 }
 
@@ -142,7 +148,20 @@ async fn calls_wait_once_for_a_list_that_does_not_come() {
     let calls = (0..5).map(|_| client.text("echo", json!({"text": "x"})));
     assert_eq!(join_all(calls).await, ["x"; 5]);
     let lists = received(&client, "tools/list").await;
-    assert_eq!(lists.len(), 2, "one for them and one for this: {lists:?}");
+    assert_eq!(lists.len(), 1, "one for them and for this: {lists:?}");
+}
+
+/// The list of its tools had a start of its own, so that the error came after twice `clocks.start`.
+#[tokio::test]
+async fn a_call_waits_for_one_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let starts = dir.path().join("starts");
+    let script = format!("echo x >> {}; exec cat > /dev/null", starts.display());
+    let sets = ["server.era=legacy", "server.clocks.start=1s"];
+    let gateway = Gateway::of(&sets, &[], &["sh", "-c", &script]).await;
+    let refused = Modern::at(&gateway.url).call("echo", json!({})).await;
+    assert_eq!(refused["error"]["code"], -31002, "{refused}");
+    assert_eq!(std::fs::read_to_string(&starts).unwrap(), "x\n");
 }
 
 /// Mirrored fields are of the request that they come with, also of a retry.

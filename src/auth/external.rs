@@ -269,17 +269,19 @@ impl IssuerKeys {
         (age < KEYS_MAX).then_some(keys)
     }
 
-    /// Reports whether there are keys of this age, of an issuer that answered last.
+    /// Reports whether there are keys of this age, of an issuer that did not just fail to answer: a failure of long ago says
+    /// nothing about now.
     fn are_older(&self, age: Duration) -> bool {
         let now = Instant::now();
         self.with(|state| {
+            let is_away = state.failures > 0 && now < state.again + KEYS_FRESH;
             let keys = state.keys.as_ref();
-            state.failures == 0 && keys.is_some_and(|(_, came)| now - *came >= age)
+            !is_away && keys.is_some_and(|(_, came)| now - *came >= age)
         })
     }
 
     /// The keys, if recent enough to use. Those of an issuer whose tokens come seldom may have been withdrawn long ago, so
-    /// newer ones are waited for, unless the issuer did not answer last.
+    /// newer ones are waited for, unless the issuer did not answer a moment ago.
     async fn recent(self: &Arc<Self>) -> Option<Arc<KeySet>> {
         if self.are_older(KEYS_FRESH)
             && let Some(flight) = self.fetch(Instant::now())
@@ -556,6 +558,20 @@ mod tests {
         assert!(issuer.of_verified().is_none());
         assert!(!Arc::ptr_eq(&issuer.recent().await.unwrap(), &old));
         assert!(issuer.of_verified().is_some());
+        // A failure of a moment ago tells that it is away; one of long ago, which no other token followed, tells nothing.
+        let failed = |ago: Duration| {
+            aged(KEYS_FRESH * 2);
+            let again = Instant::now().checked_sub(ago).unwrap();
+            issuer.with(|state| (state.failures, state.again) = (1, again));
+        };
+        failed(KEYS_FRESH / 2);
+        assert!(issuer.of_verified().is_some());
+        // That caused a fetch.
+        let flight = issuer.with(|state| state.flight.clone());
+        wait_for(flight.unwrap(), FETCH).await;
+        failed(KEYS_FRESH);
+        assert!(issuer.of_verified().is_none());
+        assert!(!Arc::ptr_eq(&issuer.recent().await.unwrap(), &old));
         // While it is away, the last keys serve.
         tasks.shutdown().await;
         aged(KEYS_FRESH * 2);

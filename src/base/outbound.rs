@@ -60,7 +60,9 @@ enum Way {
 pub(crate) enum OutboundError {
     /// The URL is not allowed because of its scheme, its address, or a user name in it.
     Url(&'static str),
-    /// There is no connection, or no response in time.
+    /// There is no connection: nothing was sent.
+    Unconnected(String),
+    /// There is no response in time, or none that says anything.
     Unreachable(String),
     /// The response is not the expected document.
     Response(String),
@@ -81,7 +83,9 @@ impl fmt::Display for OutboundError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Url(what) => f.write_str(what),
-            Self::Unreachable(what) | Self::Response(what) => f.write_str(what),
+            Self::Unconnected(what) | Self::Unreachable(what) | Self::Response(what) => {
+                f.write_str(what)
+            }
         }
     }
 }
@@ -138,7 +142,7 @@ impl Outbound {
     ///
     /// Those of [`Self::json`].
     pub(crate) async fn document(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
-        in_time(self.fetch(url, max)).await
+        in_time(TOTAL, self.fetch(url, max)).await
     }
 
     async fn fetch(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
@@ -169,9 +173,9 @@ impl Outbound {
     ///
     /// # Errors
     ///
-    /// `Url`, `Unreachable`.
+    /// `Url`, `Unconnected`, `Unreachable`.
     pub(crate) async fn ask(&self, url: &str) -> Result<reqwest::Response, OutboundError> {
-        in_time(self.send(url)).await
+        in_time(TOTAL, self.send(url)).await
     }
 
     async fn send(&self, url: &str) -> Result<reqwest::Response, OutboundError> {
@@ -201,19 +205,35 @@ impl Outbound {
         request: http::Request<Vec<u8>>,
         max: usize,
     ) -> Result<http::Response<Vec<u8>>, OutboundError> {
-        in_time(self.post(request, max)).await
+        in_time(TOTAL, self.post(request, max, TOTAL)).await
+    }
+
+    /// The same for what the other side may do once alone, such as taking a refresh token: its answer is waited for longer,
+    /// because nothing can be asked in its place.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::exchange`].
+    pub(crate) async fn exchange_once(
+        &self,
+        request: http::Request<Vec<u8>>,
+        max: usize,
+    ) -> Result<http::Response<Vec<u8>>, OutboundError> {
+        in_time(ONCE, self.post(request, max, ONCE)).await
     }
 
     async fn post(
         &self,
         request: http::Request<Vec<u8>>,
         max: usize,
+        limit: Duration,
     ) -> Result<http::Response<Vec<u8>>, OutboundError> {
         let (head, content) = request.into_parts();
         let url = Url::parse(&head.uri.to_string()).map_err(|_| OutboundError::Url("no URL"))?;
         let client = self.client(self.way(&url).await?).await?;
         let request = client.request(head.method, url);
-        let sent = request.headers(head.headers).body(content).send();
+        let request = request.headers(head.headers).timeout(limit);
+        let sent = request.body(content).send();
         let answer = sent.await.map_err(unreachable)?;
         let (status, headers) = (answer.status(), answer.headers().clone());
         if status.is_redirection() || status.is_server_error() || !is_json(&headers) {
@@ -273,14 +293,14 @@ impl Outbound {
         let is_public = |at: &SocketAddr| is_within(Reach::Public, at);
         if !found.iter().all(is_public) {
             let what = "the name has a private address".to_owned();
-            return Err(OutboundError::Unreachable(what));
+            return Err(OutboundError::Unconnected(what));
         }
         Ok(false)
     }
 
     /// Returns the client for `way`, when it is there.
     async fn client(&self, way: Way) -> Result<Client, OutboundError> {
-        let failed = || OutboundError::Unreachable("no client: see the log".to_owned());
+        let failed = || OutboundError::Unconnected("no client: see the log".to_owned());
         if way == Way::Direct(Reach::Allowed) {
             // Without certificates: nothing is read from the disk.
             let build = || self.build(way, |builder| builder.tls_certs_only([]));
@@ -292,7 +312,7 @@ impl Outbound {
         };
         let mut client = client.get_or_init(|| self.build_secure(way)).clone();
         let built = timeout(CONNECT, client.wait_for(Option::is_some)).await;
-        let slow = |_| OutboundError::Unreachable("certificates are still being read".to_owned());
+        let slow = |_| OutboundError::Unconnected("certificates are still being read".to_owned());
         let built = built.map_err(slow)?.map_err(|_| failed())?;
         built.clone().ok_or_else(failed)
     }
@@ -394,10 +414,11 @@ impl Resolve for Resolver {
 /// Runs a request within its time: that of the client begins after the lookup of a name for the proxy, and
 /// after the client is made.
 async fn in_time<T>(
+    limit: Duration,
     request: impl Future<Output = Result<T, OutboundError>>,
 ) -> Result<T, OutboundError> {
     let late = || OutboundError::Unreachable("no answer in time".to_owned());
-    timeout(TOTAL, request)
+    timeout(limit, request)
         .await
         .unwrap_or_else(|_| Err(late()))
 }
@@ -458,6 +479,9 @@ fn unreachable(error: reqwest::Error) -> OutboundError {
     while let Some(inner) = reason.source() {
         reason = inner;
     }
+    if error.is_connect() {
+        return OutboundError::Unconnected(reason.to_string());
+    }
     OutboundError::Unreachable(reason.to_string())
 }
 
@@ -472,6 +496,8 @@ const LOOKUPS: usize = 128;
 const LOOKUPS_OF_STRANGERS: usize = 64;
 /// Time limit from the lookup to the last byte; a caller waits for it.
 const TOTAL: Duration = Duration::from_secs(3);
+/// The same for what can be asked once: with the metadata before it, shorter than the leases of those who ask.
+const ONCE: Duration = Duration::from_secs(8);
 /// Most addresses that are tried for one name.
 const ADDRESSES: usize = 8;
 

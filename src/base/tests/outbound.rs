@@ -249,8 +249,44 @@ async fn names_of_private_addresses_are_not_connected_to() {
     for url in [named.clone(), named.replace("http:", "https:")] {
         let got = elsewhere.json(&url, 9).await;
         let why = "the name has no public address".to_owned();
-        assert_eq!(got, Err(OutboundError::Unreachable(why)), "{url}");
+        assert_eq!(got, Err(OutboundError::Unconnected(why)), "{url}");
     }
+}
+
+/// A refresh token was taken for used up, where nobody had got it.
+#[tokio::test]
+async fn a_request_that_was_not_sent_is_told_from_one_without_an_answer() {
+    let post = |url: &str| http::Request::post(url).body(Vec::new()).unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", closed.local_addr().unwrap());
+    drop(closed);
+    let got = local().exchange(post(&url), 9).await;
+    assert!(matches!(got, Err(OutboundError::Unconnected(_))), "{got:?}");
+    let (url, _server) = server(b"HTTP/1.1 200 OK\r\n").await;
+    let got = local().exchange(post(&url), 9).await;
+    assert!(matches!(got, Err(OutboundError::Unreachable(_))), "{got:?}");
+}
+
+/// A service that took longer had used the refresh token up, and its answer was lost.
+#[tokio::test]
+async fn what_can_be_asked_once_is_waited_for_longer() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let post = || http::Request::post(&url).body(Vec::new()).unwrap();
+    let outbound = local();
+    let slow = async {
+        let (mut once, _) = listener.accept().await.unwrap();
+        _ = once.read(&mut [0; 1024]).await.unwrap();
+        // It ends later than the time that any other one has.
+        let lost = outbound.exchange(post(), 9).await;
+        let head =
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+        once.write_all(head).await.unwrap();
+        (lost, once)
+    };
+    let (got, (lost, _once)) = tokio::join!(outbound.exchange_once(post(), 9), slow);
+    assert!(lost.is_err());
+    assert_eq!(got.unwrap().body(), b"{}");
 }
 
 #[test]

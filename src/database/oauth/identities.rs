@@ -42,9 +42,21 @@ pub(crate) struct Identity {
     pub(crate) version: i64,
     /// The time of the provider's last word, in milliseconds since 1970.
     pub(crate) checked_ms: i64,
-    /// Whether a request by the refresh token had no answer that was stored: the provider may have given another one, and
-    /// take this one no more.
-    pub(crate) is_unanswered: bool,
+    /// The mark of tokens that a request left unanswered; that of others, or 0, says nothing about these.
+    unanswered: i64,
+}
+
+impl Identity {
+    /// Reports whether a request by the refresh token had no answer that was stored: the provider may have given another
+    /// one, and take this one no more.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.unanswered == mark(self.version)
+    }
+
+    /// A request by the refresh token had no answer.
+    pub(crate) fn leave_unanswered(&mut self) {
+        self.unanswered = mark(self.version);
+    }
 }
 
 impl Identities<'_> {
@@ -89,7 +101,7 @@ impl Identities<'_> {
             tokens: tokens.ok_or_else(broken)?,
             version: row.get("version")?,
             checked_ms: row.get("checked_ms")?,
-            is_unanswered: row.get::<i64>("unanswered")? != 0,
+            unanswered: row.get("unanswered")?,
         }))
     }
 
@@ -102,14 +114,16 @@ impl Identities<'_> {
         known: &Identity,
         until_ms: i64,
     ) -> Result<bool, Error> {
+        let refresh = known.tokens.refresh.as_ref();
+        let unanswered = refresh.map_or(0, |_| mark(known.version));
         let mut values = key(of);
         values.extend([
             known.version.into(),
             until_ms.into(),
             self.pool.now_ms().into(),
             known.checked_ms.into(),
-            i64::from(known.is_unanswered).into(),
-            i64::from(known.tokens.refresh.is_some()).into(),
+            known.unanswered.into(),
+            unanswered.into(),
         ]);
         Ok(!self.pool.write(LEASE, values).await?.is_empty())
     }
@@ -122,7 +136,7 @@ impl Identities<'_> {
         at_ms: i64,
     ) -> Result<(), Error> {
         let mut values = key(of);
-        let unanswered = i64::from(is_unanswered);
+        let unanswered = if is_unanswered { mark(version) } else { 0 };
         values.extend([version.into(), at_ms.into(), unanswered.into()]);
         self.pool.write(END_LEASE, values).await?;
         Ok(())
@@ -202,22 +216,10 @@ impl Identities<'_> {
     ) -> Result<bool, Error> {
         let mut transaction = self.pool.begin().await?;
         let now_ms = self.pool.now_ms();
-        let mut values = key(of);
-        values.push(version.into());
-        if transaction.run(DELETE, values).await?.is_empty() {
+        let with = ("identity.ended", author, now_ms);
+        if !delete(&mut transaction, of, version, with).await? {
             return Ok(false);
         }
-        let target = format!("tenant {}", of.tenant);
-        let mut detail = author.detail.clone();
-        detail.insert("subject".to_owned(), of.subject.into());
-        let record = Record::new(
-            Some(of.tenant),
-            "identity.ended",
-            &author.actor,
-            &target,
-            detail.into(),
-        );
-        audit::append(&mut transaction, now_ms, &[record]).await?;
         let person = Revoked::Subject(of.subject.to_owned());
         revocations::end(&mut transaction, of.tenant, &person, now_ms).await?;
         transaction.commit().await?;
@@ -226,10 +228,17 @@ impl Identities<'_> {
 
     /// Removes an identity of this version and nothing else of the person, who has to log in again; returns false if it
     /// is another one.
-    pub(crate) async fn remove(self, of: IdentityAt<'_>, version: i64) -> Result<bool, Error> {
-        let mut values = key(of);
-        values.push(version.into());
-        Ok(!self.pool.write(DELETE, values).await?.is_empty())
+    pub(crate) async fn remove(
+        self,
+        of: IdentityAt<'_>,
+        version: i64,
+        author: &Author,
+    ) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin().await?;
+        let with = ("identity.refused", author, self.pool.now_ms());
+        let is_removed = delete(&mut transaction, of, version, with).await?;
+        transaction.commit().await?;
+        Ok(is_removed)
     }
 
     /// Gives what the person has here other groups, and announces them; false if they are the same.
@@ -290,6 +299,27 @@ impl Identities<'_> {
     }
 }
 
+/// Deletes an identity of this version, with an audit record of this kind; returns false if it is another one.
+async fn delete(
+    transaction: &mut Transaction,
+    of: IdentityAt<'_>,
+    version: i64,
+    (kind, author, now_ms): (&str, &Author, i64),
+) -> Result<bool, Error> {
+    let mut values = key(of);
+    values.push(version.into());
+    if transaction.run(DELETE, values).await?.is_empty() {
+        return Ok(false);
+    }
+    let target = format!("tenant {}", of.tenant);
+    let mut detail = author.detail.clone();
+    detail.insert("subject".to_owned(), of.subject.into());
+    let tenant = Some(of.tenant);
+    let record = Record::new(tenant, kind, &author.actor, &target, detail.into());
+    audit::append(transaction, now_ms, &[record]).await?;
+    Ok(true)
+}
+
 /// Removes the identities of a removed provider.
 pub(crate) async fn forget(
     transaction: &mut Transaction,
@@ -341,6 +371,12 @@ fn names(row: &Row) -> Result<[String; 3], Error> {
     ])
 }
 
+/// The mark of tokens of this version that a request left unanswered. Whatever changes tokens, the program of an earlier
+/// version included, gives them another version, of which it says nothing.
+fn mark(version: i64) -> i64 {
+    version.saturating_add(1)
+}
+
 fn key(of: IdentityAt<'_>) -> Vec<Value> {
     vec![of.tenant.into(), of.subject.into()]
 }
@@ -367,7 +403,7 @@ const PUT: &str = "
     VALUES ($1, $2, $3, $4, 0, 0, $5)
     ON CONFLICT (tenant, subject)
     DO UPDATE SET provider = excluded.provider, value = excluded.value, version = identities.version + 1,
-                  lease_ms = 0, checked_ms = excluded.checked_ms, unanswered = 0";
+                  lease_ms = 0, checked_ms = excluded.checked_ms";
 
 const ONE: &str = "
     SELECT value, version, checked_ms, unanswered
@@ -387,7 +423,7 @@ const END_LEASE: &str = "
 
 const RENEW: &str = "
     UPDATE identities
-       SET value = $4, version = version + 1, unanswered = 0
+       SET value = $4, version = version + 1
      WHERE tenant = $1 AND subject = $2 AND version = $3
     RETURNING version";
 

@@ -472,6 +472,7 @@ pub(crate) const KINDS: [&str; 43] = [
     "login.ended",
     "login.refused",
     "identity.ended",
+    "identity.refused",
     "consent.given",
     "consent.denied",
     "grant.started",

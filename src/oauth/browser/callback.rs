@@ -366,6 +366,18 @@ fn provider_error_page(provider: &Provider, unknown: &ProviderError) -> ErrorPag
             );
             ErrorPage::away("The identity provider does not answer as it should.")
         }
+        ProviderError::Refused(error) => {
+            tracing::warn!(
+                provider = name,
+                why,
+                "an identity provider refuses the code of a log-in"
+            );
+            let title = super::pages::shown(&provider.title);
+            let what = format!("{title} did not log you in: {error}.");
+            let remedy = "Connect again from your application. If this goes on, an administrator \
+                          of the tenant can find the reason in the gateway's log.";
+            ErrorPage::bad("Log-in failed", what, remedy)
+        }
         ProviderError::Invalid(_) | ProviderError::Ended => {
             tracing::warn!(provider = name, why, "an identity provider is not believed");
             let what = "The answer of the identity provider is not valid. You are not signed in.";

@@ -375,7 +375,7 @@ impl Documents {
         fetched.map_err(|refused| {
             tracing::info!(url.domain = host, why = %refused, "a client's document was not got");
             match refused {
-                OutboundError::Unreachable(_) => {
+                OutboundError::Unconnected(_) | OutboundError::Unreachable(_) => {
                     self.doubt.notify_one();
                     DocumentError::Unavailable("the client's site does not answer")
                 }
@@ -443,8 +443,9 @@ const DOCUMENTS: u64 = 1000;
 const DOCUMENT_MAX: usize = 10 << 10;
 /// Maximum size of a key set in bytes.
 const KEYS_MAX: usize = 64 << 10;
-/// Upper bound of a server's caching header.
-const FRESH_MAX: Duration = Duration::from_hours(24);
+/// Upper bound of a server's caching header: half of the day for which a document serves, so that there is a rest of it for a
+/// site that does not answer.
+const FRESH_MAX: Duration = Duration::from_hours(12);
 /// Time for which the last valid document serves while its server is unreachable.
 const LAST: Duration = Duration::from_hours(24);
 /// Time for which a known document serves before its site is asked again.
@@ -585,6 +586,8 @@ mod tests {
         documents.fresh.insert(ID.to_owned(), cached).await;
         documents.find(asker, ID).await.unwrap();
         assert!(documents.last.get(ID).await.is_none());
+        // Whatever its site allows, there is a rest of the day for a site that does not answer.
+        assert_eq!(FRESH_MAX * 2, LAST);
     }
 
     /// One address used up what is kept for clients with grants.

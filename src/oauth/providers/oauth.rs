@@ -17,8 +17,8 @@ use super::{
         ProviderIdentity, ProviderLogin, ProviderTokens, WantedClaims, check_subject, title,
     },
     transport::{
-        OutboundClient, exchange, exchange_error, get_with_old_token, get_with_token, given,
-        refresh_error, url,
+        OutboundClient, RefreshClient, exchange, exchange_error, get_with_old_token,
+        get_with_token, given, refresh_error, url, was_sent,
     },
 };
 use crate::{
@@ -79,11 +79,12 @@ impl OauthProvider {
         })
     }
 
-    /// The person's word by old tokens; `renewed` are those in their place.
+    /// The person's word by old tokens; `renewed` are those in their place, and `is_sent` says whether a refresh token was
+    /// sent.
     async fn again(
         &self,
         tokens: &Tokens,
-        renewed: &mut Option<ProviderTokens>,
+        (renewed, is_sent): (&mut Option<ProviderTokens>, &mut bool),
     ) -> Result<Option<ProviderIdentity>, ProviderError> {
         let endpoints = self.endpoints()?;
         let place = endpoints.user_url;
@@ -91,10 +92,12 @@ impl OauthProvider {
             None => get_with_old_token(&self.outbound, place, tokens.access.expose()).await?,
             Some(refresh) => {
                 let refresh = RefreshToken::new(refresh.expose().to_owned());
-                let http = OutboundClient(&self.outbound);
+                let http = RefreshClient(&self.outbound);
                 let client = self.token_client(&endpoints)?;
                 let answer = client.exchange_refresh_token(&refresh).request_async(&http);
-                let given = given(&answer.await.map_err(refresh_error)?);
+                let answer = answer.await;
+                *is_sent = was_sent(&answer);
+                let given = given(&answer.map_err(refresh_error)?);
                 let token = &renewed.insert(given).access;
                 get_with_token(&self.outbound, place, token.expose()).await?
             }
@@ -200,10 +203,11 @@ impl IdentityProvider for OauthProvider {
         _wanted: WantedClaims,
     ) -> ProviderFuture<'a, AskedAgain> {
         Box::pin(async move {
-            let mut renewed = None;
-            let word = self.again(tokens, &mut renewed).await;
+            let (mut renewed, mut is_sent) = (None, false);
+            let word = self.again(tokens, (&mut renewed, &mut is_sent)).await;
             AskedAgain {
                 tokens: renewed,
+                is_sent,
                 word,
             }
         })

@@ -27,8 +27,8 @@ use super::{
         check_subject, title,
     },
     transport::{
-        OutboundClient, exchange, exchange_error, get_with_old_token, get_with_token, given,
-        refresh_error, url,
+        OutboundClient, RefreshClient, exchange, exchange_error, get_with_old_token,
+        get_with_token, given, refresh_error, url, was_sent,
     },
 };
 use crate::{
@@ -348,12 +348,13 @@ impl OpenIdProvider {
         })
     }
 
-    /// The provider's word by old tokens; `renewed` are those in their place.
+    /// The provider's word by old tokens; `renewed` are those in their place, and `is_sent` says whether a refresh token was
+    /// sent.
     async fn again(
         &self,
         tokens: &Tokens,
         wanted: WantedClaims,
-        renewed: &mut Option<ProviderTokens>,
+        (renewed, is_sent): (&mut Option<ProviderTokens>, &mut bool),
     ) -> Result<Option<ProviderIdentity>, ProviderError> {
         let metadata = self.metadata().await?;
         let document = &metadata.document;
@@ -367,10 +368,12 @@ impl OpenIdProvider {
             return self.identity(&claims).map(Some);
         };
         let refresh = RefreshToken::new(refresh.expose().to_owned());
-        let http = OutboundClient(&self.outbound);
+        let http = RefreshClient(&self.outbound);
         let client = self.token_client(document)?;
         let answer = client.exchange_refresh_token(&refresh).request_async(&http);
-        let answer = answer.await.map_err(refresh_error)?;
+        let answer = answer.await;
+        *is_sent = was_sent(&answer);
+        let answer = answer.map_err(refresh_error)?;
         *renewed = Some(given(&answer));
         let token = answer.access_token().secret();
         // Section 12.2: the response may be without one.
@@ -592,10 +595,12 @@ impl IdentityProvider for OpenIdProvider {
         wanted: WantedClaims,
     ) -> ProviderFuture<'a, AskedAgain> {
         Box::pin(async move {
-            let mut renewed = None;
-            let word = self.again(tokens, wanted, &mut renewed).await;
+            let (mut renewed, mut is_sent) = (None, false);
+            let word = self.again(tokens, wanted, (&mut renewed, &mut is_sent));
+            let word = word.await;
             AskedAgain {
                 tokens: renewed,
+                is_sent,
                 word,
             }
         })

@@ -64,6 +64,8 @@ pub(crate) struct ProviderTokens {
 pub(crate) struct AskedAgain {
     /// New tokens in place of those by which it was asked, whatever its word.
     pub(crate) tokens: Option<ProviderTokens>,
+    /// Whether a refresh token was sent: without an answer nobody knows whether it is used up.
+    pub(crate) is_sent: bool,
     /// The person, if it described them.
     pub(crate) word: Result<Option<ProviderIdentity>, ProviderError>,
 }
@@ -114,6 +116,8 @@ pub(crate) enum ProviderError {
     Unusable(String),
     /// The provider's response is invalid; the text is for the log.
     Invalid(String),
+    /// The provider refuses the code of a log-in or a refresh token, by this error (RFC 6749, section 5.2).
+    Refused(&'static str),
     /// The provider does not honour the tokens of the person any more.
     Ended,
 }
@@ -131,6 +135,7 @@ impl fmt::Display for ProviderError {
             Self::Unavailable(what) | Self::Unusable(what) | Self::Invalid(what) => {
                 f.write_str(what)
             }
+            Self::Refused(error) => write!(f, "the token endpoint answers {error}"),
             Self::Ended => f.write_str("it does not honour the tokens of the person any more"),
         }
     }
@@ -154,7 +159,9 @@ impl<E: Into<ProviderError>> From<E> for ExchangeError {
 impl From<OutboundError> for ProviderError {
     fn from(error: OutboundError) -> Self {
         match error {
-            OutboundError::Unreachable(what) => Self::Unavailable(what),
+            OutboundError::Unconnected(what) | OutboundError::Unreachable(what) => {
+                Self::Unavailable(what)
+            }
             // It suggests a broken proxy in front of the provider.
             OutboundError::Response(what) => Self::Unusable(what),
             OutboundError::Url(what) => Self::Invalid(what.to_owned()),
@@ -171,8 +178,8 @@ impl From<OutboundError> for ProviderError {
 ///    gateway, confirms it for this log-in: another nonce, verifier, audience or issuer is
 ///    `Invalid`.
 /// 3. `ask_again` answers `Ended` only if the provider itself refuses the tokens; new tokens are returned whatever
-///    follows, since the old ones may be used up. Without new tokens and with an error that `may_pass` nobody knows
-///    whether they are.
+///    follows, since the old ones may be used up. Without new tokens, where one was sent, and with an error that
+///    `may_pass`, nobody knows whether they are.
 /// 4. `logout_token` returns only what the provider itself has signed for the gateway just now. Anybody can cause it, so
 ///    what it fetches is bounded.
 /// 5. `exchange` sends the token to the token endpoint alone, and gives only what is an access token by the answer. Its

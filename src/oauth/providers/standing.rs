@@ -297,7 +297,7 @@ impl Standings {
     ) -> Result<(), database::Error> {
         warn(of, error);
         let again_ms = self.clock.now_ms() + BACKOFF_MS;
-        let known = (known.version, known.is_unanswered);
+        let known = (known.version, known.is_unanswered());
         kept.end_lease(of.at(), known, again_ms).await
     }
 
@@ -317,17 +317,16 @@ impl Standings {
             tokens.refresh = tokens.refresh.or_else(|| known.tokens.refresh.clone());
             let renewed = self.replace((kept, of), known.version, tokens, until_ms);
             known.version = renewed.await?.unwrap_or(known.version);
-            known.is_unanswered = false;
-        } else if asked.word.as_ref().is_err_and(ProviderError::may_pass) {
-            known.is_unanswered |= known.tokens.refresh.is_some();
+        } else if asked.is_sent && asked.word.as_ref().is_err_and(ProviderError::may_pass) {
+            known.leave_unanswered();
         }
+        let version = known.version;
+        let end = |why| self.end((kept, of), version, why, until_ms);
         let told = match asked.word {
-            Err(ProviderError::Ended) if known.is_unanswered => {
-                return self.log_in_again(kept, of, known).await.map(Ok);
+            Err(ProviderError::Ended) if known.is_unanswered() => {
+                return self.log_in_again(kept, of, version).await.map(Ok);
             }
-            Err(ProviderError::Ended) => {
-                return self.end(kept, of, known, "ended there").await.map(Ok);
-            }
+            Err(ProviderError::Ended) => return end("ended there").await.map(Ok),
             Err(error) => return Ok(Err(error)),
             Ok(told) => told,
         };
@@ -341,10 +340,7 @@ impl Standings {
             let email = told.email.as_deref();
             let of_now = told.groups.as_deref().unwrap_or_default();
             if told.groups.is_some() && !of.provider.allow.admits(&told.subject, of_now, email) {
-                return self
-                    .end(kept, of, known, "not admitted any more")
-                    .await
-                    .map(Ok);
+                return end("not admitted any more").await.map(Ok);
             }
             groups = told.groups;
         }
@@ -411,10 +407,11 @@ impl Standings {
         &self,
         kept: Identities<'_>,
         of: &StandingOf,
-        known: &Identity,
+        version: i64,
     ) -> Result<Standing, database::Error> {
+        let author = author(of, "a request had no answer");
         // Another version is a log-in of just now.
-        if !kept.remove(of.at(), known.version).await? {
+        if !kept.remove(of.at(), version, &author).await? {
             return Ok(Standing::Good(None));
         }
         let (tenant, provider) = (&of.tenant, &of.provider.name);
@@ -427,29 +424,63 @@ impl Standings {
         Ok(Standing::Ended)
     }
 
+    /// Ends all that the person has here, unless another log-in came meanwhile. While the database is away, that goes on
+    /// behind the caller's error until the end of the lease: the provider has answered, and the same answer to the next
+    /// request would say less.
     async fn end(
         &self,
-        kept: Identities<'_>,
-        of: &StandingOf,
-        known: &Identity,
+        (kept, of): (Identities<'_>, &StandingOf),
+        version: i64,
         why: &str,
+        until_ms: i64,
     ) -> Result<Standing, database::Error> {
-        let mut author = Author::named(ACTOR);
-        author
-            .detail
-            .insert("by".to_owned(), of.provider.name.as_str().into());
-        author.detail.insert("why".to_owned(), why.into());
+        let author = author(of, why);
+        let ended = kept.end(of.at(), version, &author).await;
+        if matches!(ended, Err(database::Error::Unavailable(_))) {
+            let (one, of) = (self.clone(), of.clone());
+            let late = async move { one.end_late(&of, version, &author, until_ms).await };
+            self.tracker.spawn(late);
+        }
         // Another version is a log-in of just now.
-        if !kept.end(of.at(), known.version, &author).await? {
+        if !ended? {
             return Ok(Standing::Good(None));
         }
         self.snapshot.refresh_issued().await?;
         Ok(Standing::Ended)
     }
 
+    async fn end_late(&self, of: &StandingOf, version: i64, author: &Author, until_ms: i64) {
+        while self.clock.now_ms() < until_ms {
+            sleep(REPEAT).await;
+            let ended = match self.identities() {
+                Ok(kept) => kept.end(of.at(), version, author).await,
+                Err(failure) => Err(failure),
+            };
+            // Replicas learn of it as of every change.
+            if ended.is_ok() {
+                return;
+            }
+        }
+        let (tenant, provider) = (&of.tenant, &of.provider.name);
+        tracing::warn!(
+            tenant.id = tenant,
+            provider,
+            "an identity provider lets a person in no more, which could not be stored"
+        );
+    }
+
     fn identities(&self) -> Result<Identities<'_>, database::Error> {
         Ok(self.snapshot.database()?.identities())
     }
+}
+
+/// The author of what a provider's word changes.
+fn author(of: &StandingOf, why: &str) -> Author {
+    let mut author = Author::named(ACTOR);
+    let by = of.provider.name.as_str().into();
+    author.detail.insert("by".to_owned(), by);
+    author.detail.insert("why".to_owned(), why.into());
+    author
 }
 
 fn warn(of: &StandingOf, error: &ProviderError) {

@@ -7,8 +7,8 @@ use http::{
     header::{ACCEPT, AUTHORIZATION},
 };
 use oauth2::{
-    AsyncHttpClient, ExtraTokenFields, HttpRequest, HttpResponse, StandardTokenResponse,
-    TokenResponse,
+    AsyncHttpClient, ExtraTokenFields, HttpRequest, HttpResponse, RequestTokenError,
+    StandardTokenResponse, TokenResponse,
     basic::{BasicErrorResponse, BasicTokenType},
 };
 use serde_json::{Map, Value};
@@ -34,52 +34,81 @@ impl<'c> AsyncHttpClient<'c> for OutboundClient<'_> {
     }
 }
 
+/// The same for a refresh token, which may be good for one request.
+pub(super) struct RefreshClient<'o>(pub(super) &'o Outbound);
+
+impl<'c> AsyncHttpClient<'c> for RefreshClient<'_> {
+    type Error = OutboundError;
+    type Future = ProviderFuture<'c, Result<HttpResponse, OutboundError>>;
+
+    fn call(&'c self, request: HttpRequest) -> Self::Future {
+        Box::pin(self.0.exchange_once(request, ANSWER))
+    }
+}
+
 /// Parses a URL.
 pub(super) fn url(text: &str) -> Result<Url, ProviderError> {
     Url::parse(text).map_err(|_| ProviderError::Invalid(format!("{text:?} is no URL")))
 }
 
+/// An error of a request to the token endpoint.
+type TokenError = RequestTokenError<OutboundError, BasicErrorResponse>;
+
+/// Reports whether a request went out: the provider may have used up what is good once, whatever came back.
+pub(super) fn was_sent<T>(answer: &Result<T, TokenError>) -> bool {
+    let unsent = |error: &OutboundError| {
+        matches!(error, OutboundError::Url(_) | OutboundError::Unconnected(_))
+    };
+    !matches!(answer, Err(RequestTokenError::Request(error)) if unsent(error))
+}
+
 /// Maps a failed code exchange.
-pub(super) fn exchange_error<E: oauth2::ErrorResponse>(
-    error: oauth2::RequestTokenError<OutboundError, E>,
-) -> ProviderError {
+pub(super) fn exchange_error(error: TokenError) -> ProviderError {
+    let code = code(&error);
     match error {
-        oauth2::RequestTokenError::Request(refused) => refused.into(),
-        // The text may contain the provider's response, so only its kind is logged.
-        oauth2::RequestTokenError::ServerResponse(_) => {
-            ProviderError::Invalid("the token endpoint refused the code".to_owned())
-        }
-        oauth2::RequestTokenError::Parse(..) | oauth2::RequestTokenError::Other(_) => {
-            ProviderError::Invalid("the token endpoint answered no tokens".to_owned())
+        RequestTokenError::Request(refused) => refused.into(),
+        RequestTokenError::ServerResponse(_)
+        | RequestTokenError::Parse(..)
+        | RequestTokenError::Other(_) => {
+            if code.is_empty() {
+                let what = "the token endpoint answered no tokens";
+                return ProviderError::Invalid(what.to_owned());
+            }
+            ProviderError::Refused(known(&code))
         }
     }
 }
 
 /// Maps a failed refresh.
-pub(super) fn refresh_error(
-    error: oauth2::RequestTokenError<OutboundError, BasicErrorResponse>,
-) -> ProviderError {
-    let code = match &error {
-        oauth2::RequestTokenError::ServerResponse(refused) => refused.error().as_ref().to_owned(),
-        // Some services refuse with 200.
-        oauth2::RequestTokenError::Parse(_, body) => {
-            let body: Value = serde_json::from_slice(body).unwrap_or_default();
-            body["error"].as_str().unwrap_or_default().to_owned()
-        }
-        _ => String::new(),
-    };
-    if ENDED.contains(&code.as_str()) {
+pub(super) fn refresh_error(error: TokenError) -> ProviderError {
+    if ENDED.contains(&code(&error).as_str()) {
         return ProviderError::Ended;
     }
     // It may have given tokens that cannot be read.
-    let is_refusal = !code.is_empty() || matches!(error, oauth2::RequestTokenError::Request(_));
+    let is_answered = !matches!(error, RequestTokenError::Request(_));
     match exchange_error(error) {
-        ProviderError::Invalid(what) if !is_refusal => ProviderError::Unusable(what),
-        ProviderError::Invalid(_) => {
-            ProviderError::Invalid("the token endpoint refused to refresh".to_owned())
-        }
+        ProviderError::Invalid(what) if is_answered => ProviderError::Unusable(what),
         other => other,
     }
+}
+
+/// The error of an answer; empty if it has none.
+fn code(error: &TokenError) -> String {
+    match error {
+        RequestTokenError::ServerResponse(refused) => refused.error().as_ref().to_owned(),
+        // Some services refuse with 200.
+        RequestTokenError::Parse(_, body) => {
+            let body: Value = serde_json::from_slice(body).unwrap_or_default();
+            body["error"].as_str().unwrap_or_default().to_owned()
+        }
+        RequestTokenError::Request(_) | RequestTokenError::Other(_) => String::new(),
+    }
+}
+
+/// The name of an error that the standards have; another text may be anything.
+fn known(error: &str) -> &'static str {
+    let mut all = REFUSALS.into_iter();
+    all.find(|known| *known == error).unwrap_or("another error")
 }
 
 /// The tokens of a response.
@@ -127,9 +156,7 @@ fn exchanged(is_success: bool, body: &Value) -> Result<ProviderTokens, ExchangeE
     let text = |name: &str| body[name].as_str();
     let invalid = |what: &str| ProviderError::Invalid(format!("its answer to an exchange: {what}"));
     if let Some(error) = text("error") {
-        let known = EXCHANGE_REFUSALS.into_iter().find(|known| *known == error);
-        // Another text may be anything.
-        return Err(ExchangeError::Refused(known.unwrap_or("another error")));
+        return Err(ExchangeError::Refused(known(error)));
     }
     if !is_success {
         return Err(invalid("neither a token nor an error").into());
@@ -191,8 +218,8 @@ pub(super) async fn get_with_old_token(
 const TOKEN_EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
 /// The type of access tokens (RFC 8693, section 3).
 const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
-/// Errors that are logged by their names (RFC 6749, section 5.2; RFC 8693, section 2.2.2).
-const EXCHANGE_REFUSALS: [&str; 10] = [
+/// Errors that are told by their names (RFC 6749, section 5.2; RFC 8693, section 2.2.2).
+const REFUSALS: [&str; 10] = [
     "access_denied",
     "interaction_required",
     "invalid_client",
@@ -219,6 +246,61 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    fn refused(error: &str) -> TokenError {
+        let body = json!({"error": error, "error_description": "a secret of the provider"});
+        TokenError::ServerResponse(serde_json::from_value(body).unwrap())
+    }
+
+    /// A wrong client secret was told to nobody: the code was said to be refused.
+    #[test]
+    fn refusals_have_the_names_that_the_standards_give_them() {
+        for (error, wanted) in [
+            ("invalid_client", "invalid_client"),
+            ("a secret of the provider", "another error"),
+        ] {
+            let told = exchange_error(refused(error));
+            assert_eq!(told, ProviderError::Refused(wanted));
+            assert!(told.to_string().contains(wanted), "{told}");
+            assert!(!told.may_pass());
+            assert_eq!(
+                refresh_error(refused(error)),
+                ProviderError::Refused(wanted)
+            );
+        }
+        let code = exchange_error(refused("invalid_grant"));
+        assert_eq!(code, ProviderError::Refused("invalid_grant"));
+        assert_eq!(
+            refresh_error(refused("invalid_grant")),
+            ProviderError::Ended
+        );
+        let unread = || TokenError::Other("x".to_owned());
+        assert!(matches!(
+            exchange_error(unread()),
+            ProviderError::Invalid(_)
+        ));
+        assert!(matches!(
+            refresh_error(unread()),
+            ProviderError::Unusable(_)
+        ));
+    }
+
+    /// What was not sent counted as a request without an answer.
+    #[test]
+    fn a_refresh_token_that_did_not_go_out_is_not_used_up() {
+        let what = || "x".to_owned();
+        for (error, is_sent) in [
+            (OutboundError::Url("x"), false),
+            (OutboundError::Unconnected(what()), false),
+            (OutboundError::Unreachable(what()), true),
+            (OutboundError::Response(what()), true),
+        ] {
+            let answer: Result<(), TokenError> = Err(TokenError::Request(error));
+            assert_eq!(was_sent(&answer), is_sent, "{answer:?}");
+        }
+        assert!(was_sent(&Ok(())));
+        assert!(was_sent::<()>(&Err(refused("invalid_client"))));
+    }
 
     #[test]
     fn an_exchange_gives_an_access_token_or_a_reason() {

@@ -16,7 +16,7 @@ use crate::{
         clients::{
             Client, ClientAuthMethod, ClientError, ClientProof, Clients, DocumentError, Keys,
         },
-        server::{AuthorizationServer, OauthState, attempt::address},
+        server::{Attempt, AuthorizationServer, OauthState, attempt::address},
     },
 };
 
@@ -39,20 +39,29 @@ enum OfferedProof<'f> {
 ///
 /// # Errors
 ///
-/// `invalid_client`, the same for every failed authentication; `invalid_request` for a request with
-/// two credentials.
+/// `invalid_client`, the same for every failed authentication, with the failed check of an assertion for operators alone;
+/// `invalid_request` for a request with two credentials.
 pub(super) async fn authenticate(
     state: &OauthState,
     server: &AuthorizationServer,
-    head: &Parts,
-    form: &Form,
+    (head, form): (&Parts, &Form),
+    attempt: &Attempt,
 ) -> Result<Client, OauthRefusal> {
     let offer = OfferedProof::of(&head.headers, form)?;
     let clients = server.clients(state, address(&head.extensions));
     let id = match &offer {
         OfferedProof::Id(id) | OfferedProof::Secret { id, .. } => id.clone(),
         OfferedProof::Assertion { id, text } => {
-            return by_assertion(state, server, clients, (*id, text)).await;
+            let by = by_assertion(state, server, clients, (*id, text)).await;
+            return by.map_err(|fault| match fault {
+                Fault::Refused(refusal) => refusal,
+                Fault::Assertion(why) => {
+                    let tenant = &server.tenant.name;
+                    tracing::info!(tenant.id = tenant, why, "a client assertion is refused");
+                    attempt.detail(format!("the assertion: {why}"));
+                    REFUSED
+                }
+            });
         }
     };
     let client = find(clients, &id).await?;
@@ -153,13 +162,27 @@ fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, OauthRefusal> 
     read().map(Some).ok_or(REFUSED)
 }
 
+/// Reason why an assertion authenticates nobody.
+enum Fault {
+    /// A check of the assertion failed, or there is no such client: strangers are not told which.
+    Assertion(&'static str),
+    /// The request is refused otherwise.
+    Refused(OauthRefusal),
+}
+
+impl From<OauthRefusal> for Fault {
+    fn from(refusal: OauthRefusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
 /// Verifies a signed assertion: by a key of its client, for this server, used for the first time.
 async fn by_assertion(
     state: &OauthState,
     server: &AuthorizationServer,
     clients: Clients<'_>,
     (id, text): (Option<&str>, &str),
-) -> Result<Client, OauthRefusal> {
+) -> Result<Client, Fault> {
     let endpoints = [OauthEndpoint::Token, OauthEndpoint::Revoke];
     let endpoints = endpoints.map(|endpoint| server.endpoint(state, endpoint));
     let names = server.own_audiences();
@@ -167,25 +190,23 @@ async fn by_assertion(
     let short = short_url(server.site(state), &server.tenant.name);
     ours.extend(short.as_deref());
     let now = state.clock.now_ms() / 1000;
-    let assertion = Assertion::parse(text, &ours, now).map_err(|why| {
-        tracing::debug!(why, "a client assertion is refused");
-        REFUSED
-    })?;
+    let assertion = Assertion::parse(text, &ours, now).map_err(Fault::Assertion)?;
     if id.is_some_and(|id| id != assertion.client) {
-        return Err(REFUSED);
+        return Err(Fault::Assertion("client_id differs from its iss"));
     }
     let client = find(clients, &assertion.client).await?;
-    let client = client.ok_or(REFUSED)?;
+    let client = client.ok_or(Fault::Assertion("no such client"))?;
     let ClientProof::Keys(keys) = &client.proof else {
-        return Err(REFUSED);
+        return Err(Fault::Assertion("the client has no keys"));
     };
     if !is_signed(clients, keys, &assertion).await? {
-        return Err(REFUSED);
+        return Err(Fault::Assertion("the signature is of no key of the client"));
     }
     let used = replay_key("client_assertion", &assertion.client, &assertion.id);
     let once = (&used, assertion.expires);
     let is_first = use_once(state, server, (&client.id, ASSERTIONS), once);
-    is_first.await?.then_some(client).ok_or(REFUSED)
+    let used = Fault::Assertion("it was used before");
+    is_first.await?.then_some(client).ok_or(used)
 }
 
 /// The short URL of the token endpoint, of the default tenant alone: an assertion for it identifies no other server
@@ -212,11 +233,7 @@ pub(super) async fn use_once(
     Ok(logins.use_once(&server.tenant.name, used, until_ms).await?)
 }
 
-async fn is_signed(
-    clients: Clients<'_>,
-    keys: &Keys,
-    by: &Assertion<'_>,
-) -> Result<bool, OauthRefusal> {
+async fn is_signed(clients: Clients<'_>, keys: &Keys, by: &Assertion<'_>) -> Result<bool, Fault> {
     let url = match keys {
         Keys::Inline(text) => {
             let set = KeySet::parse(text.as_bytes());
@@ -226,8 +243,8 @@ async fn is_signed(
     };
     let refused = |error| match error {
         // Its own site, and not our database.
-        DocumentError::Unavailable(what) => OauthRefusal::later(what),
-        DocumentError::Invalid(_) => REFUSED,
+        DocumentError::Unavailable(what) => Fault::Refused(OauthRefusal::later(what)),
+        DocumentError::Invalid(what) => Fault::Assertion(what),
     };
     let (documents, asker, of) = (clients.documents, clients.asker(), (&*by.client, &**url));
     let known = documents.keys(asker, of).await.map_err(refused)?;

@@ -62,19 +62,19 @@ impl Exchange<'_> {
         self.check_length(&new, &[], &scope)?;
         let until_ms = self.now_ms + millis(settings.access);
         let binding = self.bind().await?;
-        if let Some(token) = unused {
-            token.redeem(self.state, server, client).await?;
-        }
         let tenant = &server.tenant.name;
         let stored = self.store.grants().of_machine(tenant, new, until_ms).await;
         let what = "the access of the client was revoked meanwhile";
         let refused = OauthRefusal::new(RefusalCode::InvalidGrant, what);
         let (grant, is_new) = stored?.ok_or(refused)?;
-        let answer = self.issue(&grant, &[], &scope, (None, binding))?;
         if is_new {
             self.note_started(&grant).await;
         }
-        Ok(answer)
+        // After all that can fail, since a job may have no other token. A used one may begin a grant, and gets nothing of it.
+        if let Some(token) = unused {
+            token.redeem(self.state, server, client).await?;
+        }
+        self.issue(&grant, &[], &scope, (None, binding))
     }
 
     /// The resource of the request, or the default server of the tenant.

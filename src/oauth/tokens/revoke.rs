@@ -13,7 +13,7 @@ use crate::{
     oauth::{
         base::{OauthRefusal, SecretKind, posted::posted, refusal::forbid_storing, secret},
         server::{
-            AuthorizationServer, Oauth, OauthState,
+            Attempt, AuthorizationServer, Oauth, OauthState,
             attempt::{address, attempt, note},
         },
     },
@@ -40,7 +40,9 @@ async fn revoke_grant(
 ) -> Result<Response, OauthRefusal> {
     let (head, form) = posted(request).await?;
     let text = form.need("token", "token is missing")?;
-    let client = authenticate(state, server, &head, &form).await?;
+    // A revocation is no attempt to be let in: the log alone has the reason.
+    let attempt = Attempt::default();
+    let client = authenticate(state, server, (&head, &form), &attempt).await?;
     let (tenant, store) = (&server.tenant.name, state.snapshot.database()?);
     // The prefix shows the type; the hint is ignored (section 2.1).
     let found = if text.starts_with(SecretKind::Refresh.prefix()) {

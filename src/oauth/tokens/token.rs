@@ -85,7 +85,8 @@ async fn exchange(
     let (client, unused) = if is_workload {
         workload::authenticate(state, server, (&head, &form), &proof, attempt).await?
     } else {
-        (authenticate(state, server, &head, &form).await?, None)
+        let client = authenticate(state, server, (&head, &form), attempt).await?;
+        (client, None)
     };
     attempt.client_id(&client.id);
     attempt.client(&client.title);

@@ -36,6 +36,15 @@ pub(crate) struct Departure<'d> {
     pub(crate) verifier: &'d str,
 }
 
+/// How often a request can be made.
+#[derive(Clone, Copy)]
+enum Times {
+    /// As often as there is somebody who wants it.
+    Any,
+    /// Once: it may use up a refresh token.
+    Once,
+}
+
 /// Reason why an upstream gave nothing; the texts are for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UpstreamError {
@@ -50,9 +59,9 @@ pub(crate) enum UpstreamError {
 impl From<OutboundError> for UpstreamError {
     fn from(error: OutboundError) -> Self {
         match error {
-            OutboundError::Unreachable(what) | OutboundError::Response(what) => {
-                Self::Unavailable(what)
-            }
+            OutboundError::Unconnected(what)
+            | OutboundError::Unreachable(what)
+            | OutboundError::Response(what) => Self::Unavailable(what),
             OutboundError::Url(what) => Self::Invalid(what.to_owned()),
         }
     }
@@ -159,7 +168,7 @@ impl UpstreamClient {
             ("redirect_uri", departure.callback),
             ("code_verifier", departure.verifier),
         ];
-        self.tokens(upstream, &form, now_ms).await
+        self.tokens(upstream, &form, now_ms, Times::Any).await
     }
 
     /// Gets new tokens for a refresh token, which the upstream may not take again.
@@ -173,7 +182,8 @@ impl UpstreamClient {
             ("grant_type", "refresh_token"),
             ("refresh_token", refresh.expose()),
         ];
-        let mut tokens = self.tokens(upstream, &form, now_ms).await?;
+        let tokens = self.tokens(upstream, &form, now_ms, Times::Once);
+        let mut tokens = tokens.await?;
         // RFC 6749, section 6: without a new one the old one stays valid.
         tokens.refresh.get_or_insert_with(|| refresh.clone());
         Ok(tokens)
@@ -184,12 +194,15 @@ impl UpstreamClient {
         upstream: &Upstream,
         form: &[(&str, &str)],
         now_ms: i64,
+        times: Times,
     ) -> Result<Tokens, UpstreamError> {
         let endpoints = self.endpoints(upstream).await?;
         let mut form = form.to_vec();
         form.extend(upstream.resource.as_deref().map(|url| ("resource", url)));
         let url = &endpoints.token_endpoint;
-        let answer = self.ask(upstream, &endpoints, url, &form).await?;
+        let answer = self
+            .ask(upstream, &endpoints, (url.as_str(), form.as_slice()), times)
+            .await?;
         read_tokens(upstream, &answer, now_ms)
     }
 
@@ -213,7 +226,13 @@ impl UpstreamClient {
             ("token", token.expose()),
             ("token_type_hint", "access_token"),
         ];
-        let answer = self.ask(upstream, &endpoints, url, &form).await?;
+        let asked = self.ask(
+            upstream,
+            &endpoints,
+            (url.as_str(), form.as_slice()),
+            Times::Any,
+        );
+        let answer = asked.await?;
         let active = answer.get("active").and_then(Value::as_bool);
         let silent =
             || UpstreamError::Invalid("it does not say whether a token is active".to_owned());
@@ -235,7 +254,13 @@ impl UpstreamClient {
         };
         let form = [("token", token.expose()), ("token_type_hint", hint)];
         // A success has no content.
-        _ = self.ask(upstream, &endpoints, url, &form).await;
+        let asked = self.ask(
+            upstream,
+            &endpoints,
+            (url.as_str(), form.as_slice()),
+            Times::Any,
+        );
+        _ = asked.await;
     }
 
     /// Sends a form with the credentials of the gateway; the answer is an object, also an error.
@@ -243,8 +268,8 @@ impl UpstreamClient {
         &self,
         upstream: &Upstream,
         endpoints: &Endpoints,
-        url: &str,
-        form: &[(&str, &str)],
+        (url, form): (&str, &[(&str, &str)]),
+        times: Times,
     ) -> Result<Map<String, Value>, UpstreamError> {
         let invalid = |what: &str| UpstreamError::Invalid(format!("{url}: {what}"));
         let client = ClientAt {
@@ -254,7 +279,10 @@ impl UpstreamClient {
         };
         let request = client.form(url, form);
         let request = request.ok_or_else(|| invalid("it cannot be asked"))?;
-        let answer = self.outbound.exchange(request, ANSWER).await?;
+        let answer = match times {
+            Times::Any => self.outbound.exchange(request, ANSWER).await?,
+            Times::Once => self.outbound.exchange_once(request, ANSWER).await?,
+        };
         serde_json::from_slice(answer.body()).map_err(|_| invalid("no JSON object"))
     }
 

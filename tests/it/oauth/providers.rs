@@ -792,6 +792,18 @@ async fn what_a_provider_did_is_told_as_it_was() {
             tokens("x"),
             "The answer of the identity provider is not valid.",
         ),
+        // The usual mistake: a client secret that is wrong or too old.
+        (
+            Answer::Json(
+                401,
+                json!({"error": "invalid_client", "error_description": "too old"}),
+            ),
+            "Acme did not log you in: invalid_client.",
+        ),
+        (
+            Answer::Json(200, json!({"error": "call +1 555"})),
+            "Acme did not log you in: another error.",
+        ),
     ] {
         let mut browser = Browser::new();
         let sent = departed(&gateway, &mut browser, "acme").await;
@@ -802,6 +814,8 @@ async fn what_a_provider_did_is_told_as_it_was() {
     let logs = gateway.end().await;
     let is_told = |line: &Value| line["why"] == "its token: no JWT";
     assert!(logs.iter().any(is_told), "{logs:?}");
+    let is_named = |line: &Value| line["why"] == "the token endpoint answers invalid_client";
+    assert!(logs.iter().any(is_named), "{logs:?}");
 }
 
 /// GitHub's `iss` in answers (RFC 9207) differs from its name in subjects.

@@ -89,12 +89,13 @@ async fn status(gateway: &Served, access: &str) -> StatusCode {
     within("a status", asked).await.unwrap().status()
 }
 
-/// The kinds and details of the audit records about ended identities.
+/// The details of the audit records about ended identities.
 async fn ended(gateway: &Served) -> Vec<Value> {
-    let url = format!(
-        "{}/api/v1/audit?tenant=a&kind=identity.ended",
-        gateway.origin()
-    );
+    recorded(gateway, "identity.ended").await
+}
+
+async fn recorded(gateway: &Served, kind: &str) -> Vec<Value> {
+    let url = format!("{}/api/v1/audit?tenant=a&kind={kind}", gateway.origin());
     let records = send(Method::GET, &url, &gateway.administrator(), None).await;
     let items = records.body["items"].as_array().unwrap().iter();
     items.map(|item| item["detail"].clone()).collect()
@@ -394,6 +395,10 @@ async fn a_lost_answer_of_a_provider_takes_nothing_away() {
     let page = browser.open(&request(&gateway, &[])).await;
     assert!(page.text.contains("name=\"password\""), "{}", page.text);
     assert!(ended(&gateway).await.is_empty());
+    let refused = recorded(&gateway, "identity.refused").await;
+    let who = json!({"by": "acme", "why": "a request had no answer",
+        "subject": format!("{}#1", hostile.stage.url)});
+    assert_eq!(refused, [who]);
     // The person logs in, and key and client go on.
     logged_in(&gateway, &hostile, Some("r3")).await;
     app.refresh(refresh, &[]).await.text("refresh_token");
@@ -401,6 +406,68 @@ async fn a_lost_answer_of_a_provider_takes_nothing_away() {
         status(&gateway, &key).await == StatusCode::BAD_REQUEST
     })
     .await;
+}
+
+/// A provider that was away before it could be asked was taken for one that may have used the refresh token up: nothing of a
+/// person who had left ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_that_was_not_asked_has_used_nothing_up() {
+    let metadata = "/.well-known/openid-configuration";
+    let hostile = Hostile::start().await;
+    let pair = pair(&hostile).await;
+    // The second one knows nothing of the provider yet.
+    let [first, second] = pair.both();
+    let refresh = granted_twice(&hostile, first).await;
+    let app = App::of(second, "a", "app");
+    age(&pair.postgres, 180);
+    hostile.stage.set(metadata, Answer::Json(500, json!({})));
+    let unheard = app.refresh(&refresh[0], &[]).await;
+    unheard.assert_refused(503, "temporarily_unavailable");
+    assert_eq!(hostile.stage.asked("POST /token").len(), 1);
+    hostile
+        .stage
+        .json(metadata, Hostile::metadata(&hostile.stage));
+    let left = Answer::Json(400, json!({"error": "invalid_grant"}));
+    hostile.stage.set("/token", left);
+    age(&pair.postgres, 0);
+    let refused = app.refresh(&refresh[0], &[]).await;
+    refused.assert_refused(400, "invalid_grant");
+    assert_eq!(ended(first).await.len(), 1);
+    assert!(recorded(first, "identity.refused").await.is_empty());
+    let other = app.refresh(&refresh[1], &[]).await;
+    other.assert_refused(400, "invalid_grant");
+}
+
+/// The next refusal was that of a token whose request had no answer, which ends nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_person_is_stored_once_the_database_is_back() {
+    let (hostile, mut postgres) = (Hostile::start().await, Postgres::start());
+    let gateway = gateway(on(&postgres), "1h", openid(&hostile.stage.url)).await;
+    let (_, tokens, _) = logged_in(&gateway, &hostile, Some("r1")).await;
+    let (app, refresh) = (
+        App::of(&gateway, "a", "app"),
+        text(&tokens, "refresh_token"),
+    );
+    age(&postgres, 180);
+    hostile.stage.set("/token", Answer::Held);
+    let away = async {
+        until("it is asked", async || {
+            hostile.stage.asked("POST /token").len() == 2
+        })
+        .await;
+        postgres.pause();
+        let left = Answer::Json(400, json!({"error": "invalid_grant"}));
+        hostile.stage.set("/token", left);
+    };
+    let (refused, ()) = tokio::join!(app.refresh(refresh, &[]), away);
+    refused.assert_refused(503, "temporarily_unavailable");
+    postgres.resume();
+    until("it has ended", async || {
+        app.refresh(refresh, &[]).await.status == StatusCode::BAD_REQUEST
+    })
+    .await;
+    assert_eq!(ended(&gateway).await.len(), 1);
+    assert_eq!(hostile.stage.asked("POST /token").len(), 2);
 }
 
 /// What cannot be read may have been another refresh token.

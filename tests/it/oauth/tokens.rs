@@ -5,16 +5,16 @@
 
 use std::time::Duration;
 
-use reqwest::{StatusCode, header::WWW_AUTHENTICATE};
+use reqwest::{Method, StatusCode, header::WWW_AUTHENTICATE};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::cli::commands::stranger;
 use crate::support::{
-    harness::{child, client, within},
+    harness::{child, client, until, within},
     issuer::{Key, now},
     oauth_client::{
-        Answer, App, BACK, SECRET, VERIFIER, basic, gateway, post, post_with, register, said,
+        Answer, App, BACK, SECRET, VERIFIER, basic, gateway, post, post_with, register, said, send,
     },
     postgres::Postgres,
     served::Served,
@@ -626,6 +626,25 @@ async fn clients_authenticate_by_signed_assertions() {
     }
     let forged = by(&sign(&stranger, &claims(json!(issuer))), &refresh).await;
     forged.assert_refused(401, "invalid_client");
+    let told = forged.text("error_description");
+    assert_eq!(told, "the client is not known");
+    // Operators alone are told why.
+    let logins = format!("{}/api/v1/tenants/a/logins", gateway.origin());
+    for why in [
+        "it was used before",
+        "iss and sub differ",
+        "another audience",
+        "expired",
+        "a claim is missing",
+        "the signature is of no key of the client",
+    ] {
+        let wanted = format!("(the assertion: {why})");
+        until(&wanted, async || {
+            let kept = send(Method::GET, &logins, &gateway.administrator(), None).await;
+            kept.body.to_string().contains(&wanted)
+        })
+        .await;
+    }
     app.refresh(&refresh, &[])
         .await
         .assert_refused(401, "invalid_client");

@@ -7,6 +7,7 @@ use std::{
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 
 use crate::{
     auth::external_tokens::bearer,
@@ -16,6 +17,7 @@ use crate::{
         issuer::{Issuer, Key, Mood, now},
         oauth_client::{Answer, SECRET, basic, post_proved, post_with, said, send},
         pair::Pair,
+        postgres::Postgres,
         served::Served,
     },
 };
@@ -399,6 +401,34 @@ async fn every_check_of_a_workload_is_made() {
             .contains("a claim is not as declared (ci: ref, deploy: environment)")
     })
     .await;
+}
+
+/// A job was refused when it came again as it was told, and had no other token.
+#[tokio::test]
+async fn a_request_that_fails_for_the_gateway_uses_no_token_up() {
+    let (key, cluster) = (Key::new("k"), Key::new("c"));
+    let (issuer, postgres) = (Issuer::start(&[&key]).await, Postgres::start());
+    let mut config = config();
+    config["sql"] = json!({"url": postgres.url()});
+    let gateway = Served::start(config, tenants(&issuer.url, &cluster)).await;
+    let ours = issuer_of(&gateway).await;
+    let token = || signed(&key, &claims(&issuer, &ours, &[]));
+    // With it begins the key that signs.
+    let first = asked(&gateway, &token(), &[]).await;
+    assert_eq!(first.status, StatusCode::OK, "{}", first.body);
+    let mut sql = PgConnection::connect(&postgres.url()).await.unwrap();
+    let mut lock = sql.begin().await.unwrap();
+    let held = sqlx::query("LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE");
+    held.execute(&mut *lock).await.unwrap();
+    let (token, resource) = (token(), format!("{ours}/y/mcp"));
+    let more = [("resource", resource.as_str())];
+    let away = within("a refusal", asked(&gateway, &token, &more)).await;
+    away.assert_refused(503, "temporarily_unavailable");
+    lock.rollback().await.unwrap();
+    let good = asked(&gateway, &token, &more).await;
+    assert_eq!(good.status, StatusCode::OK, "{}", good.body);
+    let again = reason(&gateway, &token, &more).await;
+    assert_eq!(again, "the assertion was used before");
 }
 
 /// Runners of a platform have few addresses. A job that came again and again kept the others out.

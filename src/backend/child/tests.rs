@@ -393,7 +393,7 @@ async fn a_killed_guard_is_logged_and_others_are_not() {
         let exit = if is_killed {
             let guard = i32::try_from(child.pid().unwrap()).unwrap();
             let guard = rustix::process::Pid::from_raw(guard).unwrap();
-            rustix::process::kill_process(guard, rustix::process::Signal::KILL).unwrap();
+            rustix::process::kill_process(guard, Signal::KILL).unwrap();
             ended(&mut child).await
         } else {
             child.kill().await
@@ -443,7 +443,7 @@ async fn a_guard_that_removes_files_is_not_killed() {
     };
     wait_until_empty(false).await;
     let pid = rustix::process::Pid::from_raw(i32::try_from(guard).unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
     wait_until_empty(true).await;
     // The runtime has to know that all ends of the pipe are closed.
     child.stdout.as_ref().unwrap().readable().await.unwrap();

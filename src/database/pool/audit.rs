@@ -441,7 +441,7 @@ const DELETE: &str = "
     RETURNING id";
 
 /// All kinds of records, as `docs/administration.md` lists them.
-pub(crate) const KINDS: [&str; 43] = [
+pub(crate) const KINDS: [&str; 44] = [
     "tenant.added",
     "tenant.changed",
     "tenant.removed",

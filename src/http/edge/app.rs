@@ -59,10 +59,11 @@ impl App {
         Self { routes, gate }
     }
 
-    /// Returns the share of an address that counts what it sends; none of a listener that is not for everybody.
-    pub(crate) fn share(&self, address: IpAddr) -> Option<Arc<Budget>> {
+    /// Returns the share that counts what a peer sends ahead of its requests; none of a listener that is not for
+    /// everybody.
+    pub(crate) fn share_of_peer(&self, peer: IpAddr) -> Option<Arc<Budget>> {
         match &self.gate {
-            ListenerGate::Public(gate) => Some(gate.share(address)),
+            ListenerGate::Public(gate) => Some(gate.share_of_peer(peer)),
             ListenerGate::Operators(_) | ListenerGate::Replicas(_) => None,
         }
     }

@@ -178,8 +178,17 @@ impl Gate {
     }
 
     /// Returns the share of an address.
-    pub(super) fn share(&self, address: IpAddr) -> Arc<Budget> {
+    fn share(&self, address: IpAddr) -> Arc<Budget> {
         self.memory.address(address)
+    }
+
+    /// Returns the share of a peer, or all that there is for a proxy, whose connections are those of many clients.
+    pub(super) fn share_of_peer(&self, peer: IpAddr) -> Arc<Budget> {
+        let peer = peer.to_canonical();
+        if self.proxies.iter().any(|proxy| proxy.contains(&peer)) {
+            return Arc::clone(self.memory.requests());
+        }
+        self.share(peer)
     }
 
     /// Counts what is refused for want of room in such a share.

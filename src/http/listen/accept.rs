@@ -269,7 +269,8 @@ impl Connection {
         } else {
             &protocols.http2
         };
-        let connection = http2.serve_connection(Wire::new(stream), service);
+        let connection =
+            http2.serve_connection(Wire::of_http2(stream, Arc::clone(&requests)), service);
         let connection = pin!(connection);
         let idle = CancellationToken::new();
         let ended = |error: &hyper::Error| {
@@ -346,7 +347,12 @@ fn call(
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
     pinned(|| async move {
         let (app, peer) = (&requests.app, (requests.peer, had_turn));
-        let response = app.answer(peer, request.map(Body::new)).await;
+        // Only of HTTP/1 is what was taken of interest.
+        let request = match open {
+            Some(_) => request.map(Body::new),
+            None => request.map(|body| requests.body(body)),
+        };
+        let response = app.answer(peer, request).await;
         requests.answered();
         Ok(match open {
             Some(open) => open.until_sent(response),

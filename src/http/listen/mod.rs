@@ -6,12 +6,14 @@
 //! * `connections`: connections at once, shared out to addresses
 //! * `requests`: requests of a connection, and how far the current one is
 //! * `activity`: open requests of a connection of HTTP/2
+//! * `frames`: frames of HTTP/2, as far as header blocks are concerned
 //! * `tls`: certificates and their reload
 //! * `wire`: a socket that is read within bounds, with a lingering close
 
 pub(crate) mod accept;
 mod activity;
 mod connections;
+mod frames;
 mod requests;
 mod tls;
 mod wire;

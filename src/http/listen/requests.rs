@@ -3,8 +3,15 @@
 //! Not here: open requests of HTTP/2, of which there are several at a time (`activity`).
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper::body::Incoming;
 
 use crate::base::budget::Budget;
 use crate::http::edge::App;
@@ -22,6 +29,8 @@ pub(super) struct Requests {
     is_under_way: AtomicBool,
     /// Whether one was answered since the last look.
     was_answered: AtomicBool,
+    /// Bytes that were taken since the last look; of a head at least one.
+    taken: AtomicUsize,
 }
 
 impl Requests {
@@ -33,6 +42,7 @@ impl Requests {
             have_begun: AtomicBool::new(false),
             is_under_way: AtomicBool::new(false),
             was_answered: AtomicBool::new(false),
+            taken: AtomicUsize::new(0),
         })
     }
 
@@ -40,6 +50,16 @@ impl Requests {
     pub(super) fn begin(&self) {
         self.have_begun.store(true, Ordering::Relaxed);
         self.is_under_way.store(true, Ordering::Relaxed);
+        self.taken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The body of a request of HTTP/1, which notes what is taken of it.
+    pub(super) fn body(self: &Arc<Self>, body: Incoming) -> Body {
+        if body.is_end_stream() {
+            return Body::new(body);
+        }
+        let requests = Arc::clone(self);
+        Body::new(TakenBody { body, requests })
     }
 
     /// Notes the answer to it.
@@ -67,13 +87,52 @@ impl Requests {
         was_answered
     }
 
-    /// The share of the peer's address; none at listeners that are not for everybody.
+    /// Bytes that were taken since the last look; of a head or trailers at least one.
+    pub(super) fn taken(&self) -> usize {
+        if self.taken.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.taken.swap(0, Ordering::Relaxed)
+    }
+
+    /// The share of the peer's address, or all that is free for a proxy; none at listeners that are not for everybody.
     pub(super) fn share(&self) -> Option<Arc<Budget>> {
-        self.app.share(self.peer.ip())
+        self.app.share_of_peer(self.peer.ip())
     }
 
     /// Counts a head for which that share has no room.
     pub(super) fn count_refused(&self) {
         self.app.count_refused();
+    }
+}
+
+/// A body of HTTP/1, of which hyper may have more than it has given away.
+struct TakenBody {
+    body: Incoming,
+    requests: Arc<Requests>,
+}
+
+impl HttpBody for TakenBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame {
+            let length = frame.data_ref().map_or(1, Bytes::len);
+            self.requests.taken.fetch_add(length, Ordering::Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -13,14 +13,16 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
+use super::frames::Frames;
 use super::requests::Requests;
 use crate::base::budget::{Budget, Drawn};
 
 /// A socket that is read within bounds, and closed in two steps.
 ///
-/// Of HTTP/1 hyper keeps up to 112 KiB that no request has taken: a head that is not complete, or what comes behind a
-/// request that is under way. From [`AHEAD`] on that is drawn from the share of the peer's address, and a head has
-/// [`HEAD`] to come, the first one of a connection apart, whose time `accept` keeps.
+/// Of HTTP/1 hyper keeps up to 112 KiB that no request has taken: a head that is not complete, what comes behind a
+/// request that is under way, or trailers. Of HTTP/2 h2 keeps the fields of a header block without its end. From
+/// [`AHEAD`] on that is drawn from the share of the peer's address, and a head has [`HEAD`] to come, the first one of a
+/// connection apart, whose time `accept` keeps.
 ///
 /// If a socket is closed while the peer is still sending, the kernel sends a reset, which can overtake
 /// the response (413, 408). After the write side is shut down, input is therefore discarded for a
@@ -30,12 +32,31 @@ pub(crate) struct Wire<S> {
     io: TokioIo<S>,
     /// The lingering close; set when the write side is shut down.
     closing: Option<Box<Closing>>,
-    /// The requests of an HTTP/1 connection. Those of HTTP/2 come in frames, which h2 bounds.
+    /// The requests of the connection; without them it is read without bounds.
     requests: Option<Arc<Requests>>,
-    /// Bytes that hyper may have read ahead of a request.
-    ahead: usize,
+    /// How far it was read ahead of them.
+    progress: Progress,
     /// What most connections never need.
     unparsed: Option<Box<Unparsed>>,
+}
+
+/// How far a connection was read ahead of its requests.
+enum Progress {
+    Http1(Ahead),
+    Http2(Frames),
+}
+
+/// What of HTTP/1 was read ahead of a request.
+#[derive(Default)]
+struct Ahead {
+    /// The most bytes that hyper may have of it.
+    bytes: usize,
+    /// Bytes of the last read.
+    last: usize,
+    /// Whether that ended with the end of a line.
+    ends_line: bool,
+    /// Whether nothing but ends of lines may have come since the last answer.
+    is_idle: bool,
 }
 
 /// The bounds of what was read ahead of a request.
@@ -64,7 +85,7 @@ impl<S> Wire<S> {
             io: TokioIo::new(stream),
             closing: None,
             requests: None,
-            ahead: 0,
+            progress: Progress::Http1(Ahead::default()),
             unparsed: None,
         }
     }
@@ -76,25 +97,164 @@ impl<S> Wire<S> {
             ..Self::new(stream)
         }
     }
+
+    /// Wraps a stream that HTTP/2 requests come by.
+    pub(super) fn of_http2(stream: S, requests: Arc<Requests>) -> Self {
+        Self {
+            requests: Some(requests),
+            progress: Progress::Http2(Frames::new()),
+            ..Self::new(stream)
+        }
+    }
+}
+
+impl Ahead {
+    /// Notes what was `taken` of it since the last read.
+    fn take(&mut self, taken: usize, (is_under_way, was_answered): (bool, bool)) {
+        if is_under_way {
+            // Behind a head or a part of a body hyper reads on only when nothing is left of what it has read. Trailers
+            // it keeps until it has all of them.
+            if taken > 0 {
+                self.bytes = 0;
+            }
+        } else if was_answered || taken > 0 {
+            // A request that was taken has its end in the last read: heads are looked at after each read, and bodies
+            // are read when nothing else is left.
+            self.bytes = self.bytes.min(self.last).saturating_sub(taken);
+            // The end of a line behind a body is no head, though some clients send one (RFC 9112, section 2.2): the time
+            // of an idle connection is for it.
+            self.is_idle = self.bytes == 0 || self.ends_line;
+        }
+    }
+
+    /// Notes what was read.
+    fn note(&mut self, read: &[u8]) {
+        if read.is_empty() {
+            return;
+        }
+        self.bytes += read.len();
+        self.last = read.len();
+        self.ends_line = read.ends_with(b"\n");
+        self.is_idle &= read.iter().all(|byte| b"\r\n".contains(byte));
+    }
+
+    fn poll_read<S: AsyncRead + Unpin>(
+        &mut self,
+        stream: &mut S,
+        (requests, unparsed): (&Requests, &mut Option<Box<Unparsed>>),
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let (is_under_way, was_answered) = (requests.is_under_way(), requests.was_answered());
+        self.take(requests.taken(), (is_under_way, was_answered));
+        if (is_under_way || was_answered)
+            && let Some(unparsed) = unparsed.as_mut()
+        {
+            unparsed.deadline = None;
+        }
+        let mut most = buf.remaining();
+        if self.bytes + most > AHEAD {
+            let unparsed = unparsed.get_or_insert_default();
+            let Some(room) = unparsed.room(requests, self.bytes, most) else {
+                return out_of_memory(requests);
+            };
+            most = room;
+        }
+        let mut read = TokioIo::new(Seen {
+            stream,
+            most,
+            see: |read: &[u8]| self.note(read),
+        });
+        let result = Pin::new(&mut read).poll_read(cx, buf);
+        if let Some(unparsed) = unparsed.as_mut() {
+            unparsed.hold(requests, self.bytes);
+        }
+        let is_head = self.bytes > 0 && !is_under_way && !self.is_idle;
+        if result.is_pending() && is_head {
+            let unparsed = unparsed.get_or_insert_default();
+            ready!(unparsed.poll_deadline(cx));
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        result
+    }
+}
+
+/// Reads frames of HTTP/2, and bounds a header block until it has its end.
+fn poll_frames<S: AsyncRead + Unpin>(
+    frames: &mut Frames,
+    stream: &mut S,
+    (requests, unparsed): (&Requests, &mut Option<Box<Unparsed>>),
+    cx: &mut Context<'_>,
+    buf: ReadBufCursor<'_>,
+) -> Poll<io::Result<()>> {
+    let (most, mut has_ended) = (buf.remaining(), false);
+    let mut read = TokioIo::new(Seen {
+        stream,
+        most,
+        see: |read: &[u8]| has_ended = frames.follow(read),
+    });
+    let result = Pin::new(&mut read).poll_read(cx, buf);
+    if !frames.are_within_block() {
+        *unparsed = None;
+        return result;
+    }
+    let bounds = unparsed.get_or_insert_default();
+    if has_ended {
+        // That of another block.
+        bounds.deadline = None;
+    }
+    let kept = frames.kept();
+    bounds.hold(requests, kept);
+    if result.is_pending() {
+        ready!(bounds.poll_deadline(cx));
+        return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+    }
+    if kept > AHEAD && bounds.is_too_much(requests) {
+        *unparsed = None;
+        return out_of_memory(requests);
+    }
+    result
+}
+
+/// Ends a connection, since the share of the address has no room for what is read of it.
+fn out_of_memory(requests: &Requests) -> Poll<io::Result<()>> {
+    requests.count_refused();
+    Poll::Ready(Err(io::ErrorKind::OutOfMemory.into()))
 }
 
 impl Unparsed {
     /// How many of `most` bytes may be read behind `ahead` bytes; none if the share of the address has no room.
     fn room(&mut self, requests: &Requests, ahead: usize, most: usize) -> Option<usize> {
-        if self.held.is_none() {
-            self.held = requests.share().map(|share| share.hold(0));
-        }
-        if !self.held.as_ref().is_some_and(Drawn::is_too_much) {
+        if !self.is_too_much(requests) {
             return Some(most);
         }
         let left = AHEAD.saturating_sub(ahead);
         (left > 0).then_some(left)
     }
 
+    /// What is held, once there is anything.
+    fn held(&mut self, requests: &Requests) -> Option<&mut Drawn> {
+        if self.held.is_none() {
+            self.held = requests.share().map(|share| share.hold(0));
+        }
+        self.held.as_mut()
+    }
+
+    /// Whether the share of the address holds more than it may.
+    fn is_too_much(&mut self, requests: &Requests) -> bool {
+        self.held(requests).is_some_and(|held| held.is_too_much())
+    }
+
     /// Holds as much as is read ahead, if that is more than every connection may have.
-    fn hold(&mut self, ahead: usize) {
-        let Some(held) = &mut self.held else { return };
-        let (wanted, amount) = (if ahead > AHEAD { ahead as u64 } else { 0 }, held.amount());
+    fn hold(&mut self, requests: &Requests, ahead: usize) {
+        let wanted = if ahead > AHEAD { ahead as u64 } else { 0 };
+        if wanted == 0 && self.held.is_none() {
+            return;
+        }
+        let Some(held) = self.held(requests) else {
+            return;
+        };
+        let amount = held.amount();
         if wanted > amount {
             held.add(wanted - amount);
         }
@@ -110,16 +270,16 @@ impl Unparsed {
     }
 }
 
-/// A stream for one read, which is measured: hyper's buffer does not tell what came into it.
-struct Measured<'s, S> {
+/// A stream for one read, of which what was read is seen: the caller's buffer does not tell what came into it.
+struct Seen<'s, S, F> {
     stream: &'s mut S,
     /// The most bytes that are read.
     most: usize,
-    /// Bytes that were read.
-    length: usize,
+    /// Gets what was read.
+    see: F,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Measured<'_, S> {
+impl<S: AsyncRead + Unpin, F: FnMut(&[u8]) + Unpin> AsyncRead for Seen<'_, S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -127,16 +287,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for Measured<'_, S> {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let stream = Pin::new(&mut *this.stream);
+        let before = buf.filled().len();
         if this.most >= buf.remaining() {
-            let before = buf.filled().len();
             ready!(stream.poll_read(cx, buf))?;
-            this.length = buf.filled().len() - before;
         } else {
             let mut part = ReadBuf::new(buf.initialize_unfilled_to(this.most));
             ready!(stream.poll_read(cx, &mut part))?;
-            this.length = part.filled().len();
-            buf.advance(this.length);
+            let length = part.filled().len();
+            buf.advance(length);
         }
+        (this.see)(&buf.filled()[before..]);
         Poll::Ready(Ok(()))
     }
 }
@@ -189,46 +349,21 @@ impl<S: AsyncRead + Unpin> Read for Wire<S> {
         cx: &mut Context<'_>,
         buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        let Some(requests) = &this.requests else {
-            return Pin::new(&mut this.io).poll_read(cx, buf);
+        let Self {
+            io,
+            requests,
+            progress,
+            unparsed,
+            closing: _,
+        } = &mut *self;
+        let Some(requests) = requests else {
+            return Pin::new(io).poll_read(cx, buf);
         };
-        let (is_under_way, was_answered) = (requests.is_under_way(), requests.was_answered());
-        if is_under_way {
-            // Behind a head hyper reads on only when nothing is left of what it has read.
-            this.ahead = 0;
+        let (stream, requests) = (io.inner_mut(), &**requests);
+        match progress {
+            Progress::Http1(ahead) => ahead.poll_read(stream, (requests, unparsed), cx, buf),
+            Progress::Http2(frames) => poll_frames(frames, stream, (requests, unparsed), cx, buf),
         }
-        if (is_under_way || was_answered)
-            && let Some(unparsed) = &mut this.unparsed
-        {
-            unparsed.deadline = None;
-        }
-        let mut most = buf.remaining();
-        if this.ahead + most > AHEAD {
-            let unparsed = this.unparsed.get_or_insert_default();
-            let Some(room) = unparsed.room(requests, this.ahead, most) else {
-                requests.count_refused();
-                return Poll::Ready(Err(io::ErrorKind::OutOfMemory.into()));
-            };
-            most = room;
-        }
-        let mut read = TokioIo::new(Measured {
-            stream: this.io.inner_mut(),
-            most,
-            length: 0,
-        });
-        let result = Pin::new(&mut read).poll_read(cx, buf);
-        this.ahead += read.inner().length;
-        if let Some(unparsed) = &mut this.unparsed {
-            unparsed.hold(this.ahead);
-        }
-        if result.is_pending() && this.ahead > 0 {
-            // Not one under way, of which nothing is ahead then.
-            let unparsed = this.unparsed.get_or_insert_default();
-            ready!(unparsed.poll_deadline(cx));
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        result
     }
 }
 
@@ -381,6 +516,33 @@ mod tests {
         closed.await.unwrap();
         let steps = u32::try_from(DISCARD_MAX / DISCARD_STEP).unwrap();
         assert!(began.elapsed() + DISCARD_AHEAD * 2 >= DISCARD_COST * steps);
+    }
+
+    /// What was read with each request was ahead of all further ones.
+    #[test]
+    fn what_is_left_behind_a_request_is_of_the_last_read() {
+        let mut ahead = Ahead::default();
+        for _ in 0..1000 {
+            ahead.take(0, (false, false));
+            ahead.note(&[b"POST".repeat(100), b"\r\n".to_vec()].concat());
+            // The body was taken; there was no read while the request was under way.
+            ahead.take(300, (false, true));
+            assert_eq!((ahead.bytes, ahead.is_idle), (102, true));
+        }
+        ahead.note(b"\r\n");
+        assert!(ahead.is_idle);
+        ahead.note(b"GET / HTTP/1.1\r\n");
+        assert!(!ahead.is_idle);
+        // A body that is read while its request is under way, and trailers.
+        ahead.take(1, (true, false));
+        assert_eq!(ahead.bytes, 0);
+        ahead.note(&[b'x'; 1000]);
+        ahead.take(1000, (true, false));
+        for number in 1..=3 {
+            ahead.note(&[b'x'; 1000]);
+            ahead.take(0, (true, false));
+            assert_eq!(ahead.bytes, number * 1000);
+        }
     }
 
     fn discarded<S>(wire: &Wire<S>) -> usize {

@@ -13,6 +13,7 @@ use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use ipnet::IpNet;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
@@ -61,6 +62,16 @@ async fn surface_within(
     memory: Arc<MemoryBudgets>,
     limit: LimitAddress,
 ) -> Surface {
+    surface_behind(max_connections, memory, limit, Vec::new()).await
+}
+
+/// Has clients behind these proxies.
+async fn surface_behind(
+    max_connections: usize,
+    memory: Arc<MemoryBudgets>,
+    limit: LimitAddress,
+    proxies: Vec<IpNet>,
+) -> Surface {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let address = listener.local_addr().expect("address");
     let url = format!("http://{address}").parse().expect("url");
@@ -100,7 +111,7 @@ async fn surface_within(
         routes,
         Gate::new(
             (allowed, Box::new(|_, _| FoundHost::None), limit),
-            Vec::new(),
+            proxies,
             MAX_BODY,
             memory,
             (metrics, Traces::default()),
@@ -371,6 +382,7 @@ async fn header_blocks() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn a_slow_header_block_is_cut_off() {
     let surface = surface(100).await;
     let began = Instant::now();
@@ -415,6 +427,14 @@ async fn a_slow_header_block_is_cut_off() {
     let mut idle = surface.connect().await;
     idle.write_all(request.as_bytes()).await.expect("write");
     assert_eq!(status(&quiet(&mut idle).await.0), "200");
+    // The end of a line behind a request, or behind its answer, is no head.
+    let mut lines = [surface.connect().await, surface.connect().await];
+    for (stream, with) in lines.iter_mut().zip(["\r\n", ""]) {
+        let first = format!("{request}{with}");
+        stream.write_all(first.as_bytes()).await.expect("write");
+        assert_eq!(status(&quiet(stream).await.0), "200");
+    }
+    lines[1].write_all(b"\r\n").await.expect("write");
     tokio::join!(
         slow(0, ""),
         slow(0, "P"),
@@ -426,8 +446,10 @@ async fn a_slow_header_block_is_cut_off() {
     );
     assert!(began.elapsed() < Duration::from_secs(12));
     // One without a further request is not slow.
-    idle.write_all(request.as_bytes()).await.expect("write");
-    assert_eq!(status(&quiet(&mut idle).await.0), "200");
+    for mut stream in lines.into_iter().chain([idle]) {
+        stream.write_all(request.as_bytes()).await.expect("write");
+        assert_eq!(status(&quiet(&mut stream).await.0), "200");
+    }
     surface.ends().await;
 }
 
@@ -829,6 +851,109 @@ async fn what_is_read_ahead_of_a_request_takes_room_in_the_share_of_its_address(
     let least = used() + (8 << 10);
     stream.write_all(fields.as_bytes()).await.expect("write");
     within("what is behind it", least + 1, u64::MAX).await;
+}
+
+/// hyper keeps trailers of up to 64 KiB, which nobody counted.
+#[tokio::test]
+async fn trailers_without_their_end_take_room_in_the_share_of_their_address() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let host = format!("Host: {}\r\n", surface.address);
+    let trailers = format!("X: {}\r\n", "x".repeat(15_000)).repeat(4);
+    let begun = format!(
+        "POST /mcp HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n{trailers}"
+    );
+    let mut stream = surface.connect().await;
+    stream.write_all(begun.as_bytes()).await.expect("write");
+    // What was read with the head is of the request.
+    holds_between(&memory, 40_000, u64::MAX).await;
+    stream.write_all(b"\r\n").await.expect("write");
+    let (answer, is_closed) = quiet(&mut stream).await;
+    assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
+    assert!(answer.ends_with("got 3"), "{answer}");
+    holds_between(&memory, 0, 0).await;
+}
+
+/// Waits until so much is held of what requests may take.
+async fn holds_between(memory: &MemoryBudgets, least: u64, most: u64) {
+    let used = || memory.requests().used();
+    let held = async {
+        while !(least..=most).contains(&used()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let held = timeout(Duration::from_secs(10), held).await;
+    held.unwrap_or_else(|_| panic!("{least} to {most}: {} bytes", used()));
+}
+
+/// A kilobyte of fields without a value each was kept as 147 KiB, for nobody and as long as the connection lived.
+#[tokio::test]
+async fn a_header_block_without_its_end_over_http2_takes_room_and_has_its_time() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let fields = b"\x82\x86\x04\x06/livez\x01\x09localhost";
+    // A field that is remembered, and then named by a byte each time.
+    let fields = [&fields[..], b"\x40\x01a\x00", &[0xbe; 50]].concat();
+    let length = u8::try_from(fields.len()).expect("short");
+    // HEADERS with END_STREAM and without END_HEADERS.
+    let begun = [&[0, 0, length, 1, 1, 0, 0, 0, 3][..], &fields].concat();
+    let block = 128 << 10;
+    let (mut held, mut refused) = (Vec::new(), 0);
+    for _ in 0..5 {
+        let mut stream = surface.connect().await;
+        stream.write_all(preface).await.expect("preface");
+        assert!(is_alive(&mut stream, 1).await);
+        holds_between(&memory, held.len() as u64 * block, u64::MAX).await;
+        let least = memory.requests().used() + block;
+        stream.write_all(&begun).await.expect("begun");
+        let is_closed = tokio::select! {
+            () = holds_between(&memory, least, u64::MAX) => false,
+            is_alive = comes(&mut stream, |_, _, _| false) => !is_alive,
+        };
+        if is_closed {
+            refused += 1;
+        } else {
+            held.push(stream);
+        }
+    }
+    assert_eq!((held.len(), refused), (2, 3));
+    // One that comes to its end is answered, and holds nothing any more; the other has its time.
+    let began = Instant::now();
+    let mut whole = held.remove(0);
+    // CONTINUATION with END_HEADERS.
+    let end = [0, 0, 1, 9, 4, 0, 0, 0, 3, 0xbe];
+    whole.write_all(&end).await.expect("end");
+    let is_end = |kind: u8, flags: u8, of: u32| kind <= 1 && flags & 1 == 1 && of == 3;
+    assert!(comes(&mut whole, is_end).await);
+    let mut slow = held.remove(0);
+    let closed = timeout(Duration::from_secs(15), comes(&mut slow, |_, _, _| false)).await;
+    assert!(!closed.expect("it is waited for"));
+    holds_between(&memory, 0, 0).await;
+    assert!(is_alive(&mut whole, 5).await, "{:?}", began.elapsed());
+}
+
+/// A proxy's connections are those of all its clients, and had the share of one.
+#[tokio::test]
+async fn what_a_proxy_sends_ahead_of_a_request_takes_room_of_all() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let proxies = vec!["127.0.0.0/8".parse().expect("network")];
+    let surface = surface_behind(100, Arc::clone(&memory), Box::new(|_| None), proxies).await;
+    let most = 600 << 10;
+    let own = memory.address("127.0.0.1".parse().unwrap()).hold(most);
+    let mut stream = surface.connect().await;
+    let fields = format!("X: {}\r\n", "x".repeat(15_000)).repeat(2);
+    let begun = format!(
+        "GET /who HTTP/1.1\r\nHost: {}\r\nX-Forwarded-For: 192.0.2.1\r\n{fields}",
+        surface.address
+    );
+    stream.write_all(begun.as_bytes()).await.expect("write");
+    holds_between(&memory, most + fields.len() as u64, u64::MAX).await;
+    stream.write_all(b"\r\n").await.expect("write");
+    let (answer, _) = quiet(&mut stream).await;
+    assert!(answer.ends_with("192.0.2.1"), "{answer}");
+    drop(own);
+    surface.ends().await;
 }
 
 /// What HTTP/2 holds of a body until it is read was counted of requests with a usual body alone.

@@ -1,0 +1,219 @@
+//! Frames of HTTP/2 in what is read of a connection, as far as header blocks are concerned (RFC 9113, sections 4.1
+//! and 6.10).
+//!
+//! h2 decodes each part of a block as it comes, and keeps the fields until the block has its end. Not here: what the
+//! frames say, and whether they are right, which h2 knows.
+
+/// How far the frames of a connection have come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Frames {
+    /// Bytes of the head or the payload that are still to come.
+    left: usize,
+    /// What is needed of the head: length, type and flags.
+    head: [u8; 5],
+    /// Whether it is the head that comes.
+    is_head: bool,
+    /// Whether a header block has begun whose end has not come.
+    is_open: bool,
+}
+
+impl Frames {
+    /// Those of a connection of which nothing was read.
+    pub(super) fn new() -> Self {
+        Self {
+            // The preface is skipped like the payload of a frame.
+            left: PREFACE,
+            head: [0; 5],
+            is_head: false,
+            is_open: false,
+        }
+    }
+
+    /// Follows what was read, wherever it is cut; returns whether a header block came to its end.
+    pub(super) fn follow(&mut self, mut bytes: &[u8]) -> bool {
+        let mut has_ended = false;
+        loop {
+            let (part, rest) = bytes.split_at(bytes.len().min(self.left));
+            if self.is_head {
+                let known = self.head.iter_mut().skip(HEAD - self.left);
+                for (known, byte) in known.zip(part) {
+                    *known = *byte;
+                }
+            }
+            (self.left, bytes) = (self.left - part.len(), rest);
+            if self.left > 0 {
+                return has_ended;
+            }
+            if self.is_head {
+                self.begin();
+            } else {
+                has_ended |= self.end();
+            }
+        }
+    }
+
+    /// Whether a header block has begun and not come to its end.
+    pub(super) fn are_within_block(&self) -> bool {
+        self.is_open || self.is_cut()
+    }
+
+    /// What h2 may keep of that block.
+    pub(super) fn kept(&self) -> usize {
+        if self.is_open {
+            BLOCK
+        } else if self.is_cut() {
+            self.length()
+        } else {
+            0
+        }
+    }
+
+    /// Whether the payload that comes is of a header block.
+    fn is_cut(&self) -> bool {
+        !self.is_head && self.is_of_block()
+    }
+
+    fn is_of_block(&self) -> bool {
+        let [_, _, _, kind, _] = self.head;
+        matches!(kind, HEADERS | PUSH_PROMISE | CONTINUATION)
+    }
+
+    fn has_end(&self) -> bool {
+        let [_, _, _, _, flags] = self.head;
+        flags & END_HEADERS != 0
+    }
+
+    fn length(&self) -> usize {
+        let [high, middle, low, _, _] = self.head;
+        (usize::from(high) << 16) | (usize::from(middle) << 8) | usize::from(low)
+    }
+
+    /// The head is complete.
+    fn begin(&mut self) {
+        (self.left, self.is_head) = (self.length(), false);
+        let [_, _, _, kind, _] = self.head;
+        // Of a block into which another frame comes h2 keeps nothing.
+        let goes_on = self.is_open && kind == CONTINUATION;
+        self.is_open = self.is_of_block() && (goes_on || !self.has_end());
+    }
+
+    /// The payload is complete; returns whether a header block is.
+    fn end(&mut self) -> bool {
+        let has_ended = self.is_of_block() && self.has_end();
+        self.is_open &= !has_ended;
+        (self.left, self.is_head) = (HEAD, true);
+        has_ended
+    }
+}
+
+/// Bytes of the preface (section 3.4).
+const PREFACE: usize = 24;
+/// Bytes of the head of a frame.
+const HEAD: usize = 9;
+/// Types of the frames of header blocks.
+const HEADERS: u8 = 1;
+const PUSH_PROMISE: u8 = 5;
+const CONTINUATION: u8 = 9;
+/// Flag of the last frame of a block.
+const END_HEADERS: u8 = 4;
+/// What h2 may keep of a block: a list of 64 KiB counts 32 bytes for each field, which takes 72, in room that is
+/// doubled as it grows.
+const BLOCK: usize = 192 << 10;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop, prop_assert_eq, proptest};
+
+    use super::super::frames::*;
+
+    fn frame(kind: u8, flags: u8, length: u16) -> Vec<u8> {
+        let [high, low] = length.to_be_bytes();
+        let head = [0, high, low, kind, flags, 0, 0, 0, 1];
+        [&head[..], &vec![kind; usize::from(length)]].concat()
+    }
+
+    fn begun() -> Frames {
+        let mut frames = Frames::new();
+        assert!(!frames.follow(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"));
+        frames
+    }
+
+    #[test]
+    fn a_block_is_open_from_its_beginning_to_its_end() {
+        let mut frames = begun();
+        assert!(!frames.follow(&frame(4, 0, 6)), "no block");
+        assert!(frames.follow(&frame(HEADERS, END_HEADERS | 1, 20)));
+        assert_eq!((frames.are_within_block(), frames.kept()), (false, 0));
+        for kind in [HEADERS, PUSH_PROMISE] {
+            assert!(!frames.follow(&frame(kind, 1, 20)));
+            assert_eq!((frames.are_within_block(), frames.kept()), (true, BLOCK));
+            assert!(!frames.follow(&frame(CONTINUATION, 0, 0)));
+            let last = frame(CONTINUATION, END_HEADERS, 300);
+            // Until all of it has come.
+            let (first, rest) = last.split_at(200);
+            assert!(!frames.follow(first));
+            assert_eq!((frames.are_within_block(), frames.kept()), (true, BLOCK));
+            assert!(frames.follow(rest));
+            assert_eq!((frames.are_within_block(), frames.kept()), (false, 0));
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_cut_takes_its_length() {
+        let mut frames = begun();
+        let whole = frame(HEADERS, END_HEADERS, 10_000);
+        let (first, rest) = whole.split_at(50);
+        assert!(!frames.follow(first));
+        assert_eq!((frames.are_within_block(), frames.kept()), (true, 10_000));
+        assert!(frames.follow(rest));
+        assert_eq!((frames.are_within_block(), frames.kept()), (false, 0));
+        // Data is no block.
+        assert!(!frames.follow(&frame(0, 0, 10_000)[..50]));
+        assert_eq!((frames.are_within_block(), frames.kept()), (false, 0));
+    }
+
+    #[test]
+    fn a_block_into_which_another_frame_comes_is_none() {
+        let mut frames = begun();
+        assert!(!frames.follow(&frame(HEADERS, 0, 20)));
+        assert!(!frames.follow(&frame(0, 0, 20)));
+        assert!(!frames.are_within_block());
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_the_same_wherever_reads_are_cut(
+            sent in prop::collection::vec((0..11_u8, any::<u8>(), 0..40_u16), 0..20),
+            left_off in 0..60_usize,
+            reads in prop::collection::vec(0..30_usize, 0..80),
+        ) {
+            let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+            for (kind, flags, length) in sent {
+                bytes.extend(frame(kind, flags, length));
+            }
+            bytes.truncate(bytes.len().saturating_sub(left_off));
+            let mut whole = Frames::new();
+            let has_ended = whole.follow(&bytes);
+            let (mut cut, mut rest, mut ended) = (Frames::new(), &bytes[..], false);
+            for length in reads {
+                let (read, behind) = rest.split_at(length.min(rest.len()));
+                ended |= cut.follow(read);
+                rest = behind;
+            }
+            ended |= cut.follow(rest);
+            prop_assert_eq!((&cut, ended), (&whole, has_ended));
+            let mut single = Frames::new();
+            let ended = bytes.iter().fold(false, |ended, byte| ended | single.follow(&[*byte]));
+            prop_assert_eq!((&single, ended), (&whole, has_ended));
+        }
+
+        #[test]
+        fn any_bytes_are_followed(bytes in prop::collection::vec(any::<u8>(), 0..400), at in 0..400_usize) {
+            let (mut whole, mut cut) = (Frames::new(), Frames::new());
+            let (first, rest) = bytes.split_at(at.min(bytes.len()));
+            let has_ended = whole.follow(&bytes);
+            let ended = [cut.follow(first), cut.follow(rest)];
+            prop_assert_eq!((cut, ended.contains(&true)), (whole, has_ended));
+        }
+    }
+}

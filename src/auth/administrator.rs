@@ -57,6 +57,8 @@ pub(crate) enum AdministratorRefusal {
     NoToken,
     /// An invalid credential.
     BadToken,
+    /// A key that is not known here, and may be stored in a database that cannot be read.
+    NotRead,
     /// The scope is missing.
     NoScope,
 }
@@ -65,6 +67,12 @@ impl Verifier {
     /// Waits for a short time until reported denials are in the audit trail.
     pub(crate) async fn settle(&self) {
         self.0.denials.settle().await;
+    }
+
+    /// The refusal of a key that is not known here, while the database cannot be read.
+    fn not_read(&self) -> Option<AdministratorRefusal> {
+        let is_cut_off = self.0.asked.is_cut_off();
+        is_cut_off.then_some(AdministratorRefusal::NotRead)
     }
 
     /// The administrator with this credential; `tenant` is the one that the request names.
@@ -126,7 +134,7 @@ impl Verifier {
         }
         let found = keys_with(catalog, hash, tenant, now);
         let Some((first, key)) = found.first() else {
-            return no_key();
+            return self.not_read().map_or_else(no_key, Err);
         };
         let is_admin = |key: &ApiKey| key.scopes.iter().any(|scope| scope == ADMIN_SCOPE);
         let mut own = found.iter().filter(|(_, key)| is_admin(key)).peekable();

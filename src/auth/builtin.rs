@@ -120,6 +120,9 @@ impl Deref for Groups {
     }
 }
 
+/// The reason of a token whose signing key is not known here.
+pub(super) const UNKNOWN_KEY: &str = "an unknown key";
+
 impl Tokens {
     pub(super) fn new() -> Self {
         Self {
@@ -149,14 +152,14 @@ impl Tokens {
                 _ => Err("another audience"),
             }
         };
-        let keys = issued.keys.get(&tenant.name).ok_or("an unknown key")?;
+        let keys = issued.keys.get(&tenant.name).ok_or(UNKNOWN_KEY)?;
         let hash = sha256(text.as_bytes());
         if let Some(known) = self.verified.get(&hash).await
             && known.principal.tenant() == tenant.name
         {
             let is_there = keys.iter().any(|key| key.x == known.public);
             is_meant(&known.claims)?;
-            return is_there.then_some(known).ok_or("an unknown key");
+            return is_there.then_some(known).ok_or(UNKNOWN_KEY);
         }
         let (issuer, of_principal) = issuers();
         let expected = ExpectedToken {
@@ -172,7 +175,7 @@ impl Tokens {
         is_meant(&token.claims)?;
         let kid = token.kid().ok_or("no kid")?;
         let key = keys.iter().find(|key| key.kid == kid);
-        let key = key.ok_or("an unknown key")?;
+        let key = key.ok_or(UNKNOWN_KEY)?;
         // The most expensive step comes last.
         let grant = token.text("grant")?.and_then(|id| Uuid::try_parse(id).ok());
         let grant = grant.ok_or("no grant")?;

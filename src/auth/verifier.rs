@@ -9,7 +9,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     access::{Access, Authenticated},
     api_key::{self, OwnKeyCallers, People},
-    builtin::Tokens,
+    builtin::{Tokens, UNKNOWN_KEY},
     denials::{self, Denials},
     dpop::{ProvenRequest, UsedProofs},
     external::{Issuers, KeyFetch, TrustedIssuers},
@@ -43,7 +43,7 @@ pub(crate) struct VerifierState {
     own_keys: OwnKeyCallers,
     pub(crate) denials: Denials,
     clock: Clock,
-    asked: LastPollAttempt,
+    pub(crate) asked: LastPollAttempt,
 }
 
 impl VerifierState {
@@ -177,7 +177,8 @@ impl Verifier {
                 let known = Authenticated::asserted(&tenant.name, text);
                 let now_ms = self.0.clock.now_ms();
                 let renewed = known.and_then(|known| known.renewed(catalog, tenant, now_ms));
-                return renewed.ok_or_else(|| bad("no longer valid at this replica"));
+                let bad = || bad("no longer valid at this replica");
+                return renewed.ok_or_else(|| self.unknown_here(bad));
             }
         };
         if api_key::has_prefix(text) {
@@ -185,7 +186,8 @@ impl Verifier {
                 return Err(bad("an API key, as a token that is bound to a key"));
             }
             let known = self.identify_key(catalog, tenant, text).await?;
-            return known.ok_or_else(|| bad("an API key that is not known here"));
+            let bad = || bad("an API key that is not known here");
+            return known.ok_or_else(|| self.unknown_here(bad));
         }
         self.check_revocations(&tenant.auth)?;
         let known = self.by_token(catalog, tenant, (request, text)).await;
@@ -227,7 +229,10 @@ impl Verifier {
                 let (tokens, at) = (&self.0.tokens, (&**tenant, &*catalog.issued));
                 let issuers = || (request.site.issuer(&tenant.name), self.issuer(&tenant.name));
                 let verified = tokens.verify(at, issuers, text, now, is_audience).await;
-                let verified = verified.map_err(TokenError::Invalid)?;
+                let verified = verified.map_err(|why| match why {
+                    UNKNOWN_KEY if self.0.asked.is_cut_off() => TokenError::Unavailable(AGAIN),
+                    why => TokenError::Invalid(why),
+                })?;
                 let of = (&**tenant, &**builtin);
                 let known = Authenticated::by_own_token(of, &catalog.issued, &verified);
                 Ok((known.map_err(TokenError::Invalid)?, verified.claims.holder))
@@ -267,6 +272,18 @@ impl Verifier {
             return Ok(());
         }
         Err(wrong("the proof was used before"))
+    }
+
+    /// Refuses credentials that are not known here. While the database cannot be read they may be those of another
+    /// replica, and nobody is reported.
+    fn unknown_here(&self, bad: impl FnOnce() -> AccessRefusal) -> AccessRefusal {
+        if !self.0.asked.is_cut_off() {
+            return bad();
+        }
+        AccessRefusal::Later(Error::Busy {
+            what: "the database cannot be read at this moment",
+            retry: AGAIN,
+        })
     }
 
     /// Reports a caller whose credentials are refused.

@@ -4,7 +4,7 @@
 use std::{
     borrow::Cow,
     collections::BTreeMap,
-    fmt::{self, Display, Formatter},
+    fmt::{self, Display, Formatter, Write as _},
 };
 
 /// Abilities of the output that text for people goes to.
@@ -90,6 +90,22 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(safe)
+}
+
+/// JSON in which what steers a terminal is written as `\u` escapes, so that a program reads the same text. Such
+/// characters stand within its strings alone, as do all escapes; breaks between its lines stay.
+pub(crate) fn escaped_json(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for letter in json.chars() {
+        if letter == '\n' || !steers(letter) {
+            safe.push(letter);
+            continue;
+        }
+        for unit in letter.encode_utf16(&mut [0; 2]) {
+            _ = write!(safe, "\\u{unit:04x}");
+        }
+    }
+    safe
 }
 
 /// Whether a text has nothing to escape, and a byte for each character: most are so.

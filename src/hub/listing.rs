@@ -11,7 +11,7 @@ use super::{
     core::{Command, Handle, Transport},
     requests::Hub,
 };
-use crate::{backend::child::Restart, state::SessionId};
+use crate::{backend::child::Restart, error::Error, state::SessionId};
 
 /// The summary of a session of this replica.
 #[derive(Clone, Debug)]
@@ -54,20 +54,54 @@ impl Hub {
         counts
     }
 
-    /// Ends the session whose id begins so; false if there is none.
-    pub(crate) async fn end_session(&self, tenant: &str, id: &str, end: Restart) -> bool {
+    /// Whether an administrator can end the session whose id begins so.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession` if there is none; `Busy` while the store is away.
+    pub(crate) fn check_end(&self, tenant: &str, id: &str) -> Result<(), Error> {
+        self.ending(tenant, id).map(drop)
+    }
+
+    fn ending(&self, tenant: &str, id: &str) -> Result<(SessionId, Handle), Error> {
         let mut handles = self.0.sessions.of_tenant(tenant).into_iter();
-        let Some((_, handle)) = handles.find(|(own, _)| own.short() == id) else {
-            return false;
-        };
+        let found = handles.find(|(own, _)| own.short() == id);
+        let (own, handle) = found.ok_or(Error::NoSession)?;
+        if handle.transport != Transport::Stateless {
+            self.0.owner.check()?;
+        }
+        Ok((own, handle))
+    }
+
+    /// Ends the session whose id begins so.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::check_end`].
+    pub(crate) async fn end_session(
+        &self,
+        tenant: &str,
+        id: &str,
+        end: Restart,
+    ) -> Result<(), Error> {
+        let (own, handle) = self.ending(tenant, id)?;
         let (done, ended) = oneshot::channel();
         let command = match end {
             Restart::Now => Command::End(done),
             Restart::Drain => Command::Drain(done),
         };
-        let sent = handle.commands.send(command).await;
-        // One whose record a silent store still has is over as well: its task is gone, and removes it later.
-        sent.is_ok() && ended.await.is_ok()
+        _ = handle.commands.send(command).await;
+        match ended.await {
+            Ok(Err(away)) if self.0.sessions.has(own.as_str()) => Err(away),
+            // One whose record a silent store still has is over as well: its task is gone, and removes it later.
+            Ok(_) => Ok(()),
+            // It has ended by itself. While the store is away it may live on elsewhere.
+            Err(_) if handle.transport != Transport::Stateless => {
+                self.0.owner.check()?;
+                Err(Error::NoSession)
+            }
+            Err(_) => Err(Error::NoSession),
+        }
     }
 }
 

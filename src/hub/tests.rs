@@ -841,6 +841,42 @@ async fn a_session_that_is_not_recorded_in_time_is_not_initialized() {
     bench.end().await;
 }
 
+/// It hung until the session was given up, and then there was none.
+#[tokio::test]
+async fn an_administrator_ends_no_session_while_the_store_is_away() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+        stores.patience.close_after = Duration::from_millis(1);
+    });
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let client = bench.open("ada").await;
+    directory.is_away.store(true, Ordering::Relaxed);
+    // The session waits for its lease from here on.
+    let told = client.tell("notifications/initialized").await;
+    assert!(matches!(told, Answer::Refused(Error::Busy { .. })));
+    let (hub, id) = (&bench.hub, client.id.short());
+    for end in [Restart::Now, Restart::Drain] {
+        let ended = hub.end_session("a", id, end);
+        let ended = tokio::time::timeout(Duration::from_secs(20), ended).await;
+        assert!(matches!(ended, Ok(Err(Error::Busy { .. }))), "{ended:?}");
+        assert!(hub.0.sessions.has(client.id.as_str()));
+    }
+    directory.is_away.store(false, Ordering::Relaxed);
+    let ended = async {
+        while hub.end_session("a", id, Restart::Now).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(60), ended).await;
+    assert!(ended.is_ok(), "it is ended once the store is back");
+    let again = hub.end_session("a", id, Restart::Now).await;
+    assert!(matches!(again, Err(Error::NoSession)), "{again:?}");
+    bench.end().await;
+}
+
 /// A session whose queue is full; its commands.
 fn busy_session(bench: &Bench) -> mpsc::Receiver<Command> {
     let (commands, received) = mpsc::channel(1);

@@ -464,7 +464,7 @@ pub(super) fn needed(fields: &Fields<'_>, key: &'static str, remedy: &str) {
 fn password(text: Parser<'_, String>) -> Parser<'_, ()> {
     let text = text.having("minLength", 8).having("maxLength", 1024);
     text.and(|text| {
-        let wrong = |what| Wrong::new(what, "choose a longer one, of at most 1024 bytes");
+        let wrong = |what| Wrong::new(what, "choose one of 8 letters to 1024 bytes");
         check_password(&text).map_err(wrong)
     })
 }

@@ -8,7 +8,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -70,11 +70,15 @@ type OnSecretChange = Box<dyn Fn(i64, &SecretChange) + Send + Sync>;
 /// again. The begin counts, not the end: the answer to a poll may have waited as long as the process,
 /// and its timeout may have passed meanwhile. An unreachable database ends no access.
 #[derive(Clone, Debug)]
-pub(crate) struct LastPollAttempt(Arc<(Instant, AtomicU64)>);
+pub(crate) struct LastPollAttempt(Arc<(Instant, AtomicU64, AtomicBool)>);
 
 impl LastPollAttempt {
     fn never() -> Self {
-        Self(Arc::new((Instant::now(), AtomicU64::new(0))))
+        Self(Arc::new((
+            Instant::now(),
+            AtomicU64::new(0),
+            AtomicBool::new(false),
+        )))
     }
 
     /// Reports whether the poll is recent enough that no revocation is missed, if the database could
@@ -84,14 +88,27 @@ impl LastPollAttempt {
     }
 
     fn is_recent_at(&self, now: Instant) -> bool {
-        let (began, at_ms) = &*self.0;
+        let (began, at_ms, _) = &*self.0;
         let at = Duration::from_millis(at_ms.load(Ordering::Acquire));
         now.duration_since(*began) < at.saturating_add(MAX_POLL_AGE)
     }
 
+    /// Whether the database cannot be read: what is not known here may be declared there by now. The flag costs
+    /// nothing, however many names and keys are made up.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        let (_, _, is_cut_off) = &*self.0;
+        is_cut_off.load(Ordering::Acquire)
+    }
+
+    /// Records whether the database cannot be read. It can be again once its state is served, not at the first answer.
+    pub(crate) fn set_cut_off(&self, is_cut_off: bool) {
+        let (_, _, flag) = &*self.0;
+        flag.store(is_cut_off, Ordering::Release);
+    }
+
     /// Records a poll that began at `poll`.
     fn note(&self, poll: Instant) {
-        let (began, at_ms) = &*self.0;
+        let (began, at_ms, _) = &*self.0;
         let poll_ms = u64::try_from(poll.duration_since(*began).as_millis()).unwrap_or(u64::MAX);
         at_ms.fetch_max(poll_ms, Ordering::AcqRel);
     }
@@ -153,6 +170,11 @@ impl CurrentSnapshot {
     /// Reports whether the database was read: before that, no server can be called unknown.
     pub(crate) fn is_loaded(&self) -> bool {
         self.snapshot.load().version.is_some()
+    }
+
+    /// Reports whether what is not known here does not exist: the database was read, and can be.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_loaded() && !self.last_poll.is_cut_off()
     }
 
     /// Subscribes to new snapshots. Of several in quick succession, only the last may arrive.
@@ -533,10 +555,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        collections::{BTreeMap, HashMap},
-        sync::atomic::AtomicBool,
-    };
+    use std::collections::{BTreeMap, HashMap};
 
     use futures_util::FutureExt;
     use serde_json::json;

@@ -226,7 +226,11 @@ impl SnapshotSync {
     /// Runs a round after a poll, and returns how current the snapshot is.
     async fn step(&mut self, result: Option<Result<Polled, String>>) -> Freshness {
         let outcome = match result {
-            Some(Err(why)) => Err(database::Error::Unavailable(why)),
+            Some(Err(why)) => {
+                // Again: a round that ends only now was of an answer before.
+                self.snapshot.last_poll().set_cut_off(true);
+                Err(database::Error::Unavailable(why))
+            }
             Some(Ok(polled)) => {
                 let round = self.round(Some(polled.version)).await;
                 // One that is always slow is not back between two polls, though its state is read.
@@ -277,7 +281,10 @@ impl SnapshotSync {
             Some(version) if !is_changed => version,
             _ => database.followed_objects().version().await?,
         };
-        self.read(version).await?;
+        let read = self.read(version).await;
+        let is_cut_off = matches!(read, Err(database::Error::Unavailable(_)));
+        self.snapshot.last_poll().set_cut_off(is_cut_off);
+        read?;
         let served = self.snapshot.load();
         if served.version < Some(version) {
             return Ok(Round::Unservable);
@@ -453,8 +460,15 @@ async fn poll_loop(
         // The rounds open the database. Until then there is no result: an error of the time before
         // would be stale by then.
         let result = if snapshot.database().is_ok() {
-            let on_silence = || _ = sender.send_replace(Some(Err(told(silent()))));
-            Some(snapshot.follow(on_silence).await.map_err(told))
+            let on_silence = || {
+                snapshot.last_poll().set_cut_off(true);
+                sender.send_replace(Some(Err(told(silent()))));
+            };
+            let polled = snapshot.follow(on_silence).await;
+            if polled.is_err() {
+                snapshot.last_poll().set_cut_off(true);
+            }
+            Some(polled.map_err(told))
         } else {
             None
         };
@@ -557,6 +571,22 @@ mod tests {
         snapshot.refresh_issued().await.unwrap();
         let keys = &snapshot.catalog().issued.keys;
         assert!(keys.contains_key("b"), "its signing key was made");
+    }
+
+    /// They were final refusals of what another replica served.
+    #[tokio::test]
+    async fn what_is_not_known_while_the_database_cannot_be_read_may_exist() {
+        let (_dir, mut sync) = opened();
+        sync.start().await.unwrap();
+        let snapshot = Arc::clone(&sync.snapshot);
+        assert!(snapshot.is_complete());
+        sync.step(Some(Err("it is away".to_owned()))).await;
+        assert!(snapshot.is_loaded() && !snapshot.is_complete());
+        // Not at its first answer: what was declared meanwhile is read by then.
+        snapshot.follow(|| {}).await.unwrap();
+        assert!(!snapshot.is_complete());
+        sync.step(None).await;
+        assert!(snapshot.is_complete());
     }
 
     const SPOIL: &str =

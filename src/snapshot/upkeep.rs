@@ -27,8 +27,10 @@ pub(super) struct Upkeep {
     orphans_at: Instant,
     /// The time of the next check of the age of signing keys.
     rotate_at: Instant,
-    /// It waits for a connection to the database.
-    is_waiting: bool,
+    /// The time for which records are removed in a round.
+    pruning: Duration,
+    /// Since when it waits for a connection to the database.
+    waiting_since: Option<Instant>,
 }
 
 impl Upkeep {
@@ -41,17 +43,19 @@ impl Upkeep {
             sweep_at: Instant::now(),
             orphans_at: Instant::now(),
             rotate_at: Instant::now(),
-            is_waiting: false,
+            pruning: PRUNING,
+            waiting_since: None,
         }
     }
 
     /// Does what is due. What finds no connection waits for the next round: requests may have them all for a while, and
-    /// a database that cannot be reached is told by the poll.
+    /// a database that cannot be reached is told by the poll. But where no new connection can be made, the poll goes on by
+    /// an old one, and all else fails.
     ///
     /// # Errors
     ///
-    /// Other ones of the database. A removal of audit records or a rotation that failed is due after another
-    /// interval.
+    /// No connection for [`FLOOD`], and other ones of the database. A removal of audit records or a rotation that failed
+    /// is due after another interval.
     pub(super) async fn run(
         &mut self,
         database: &Database,
@@ -59,13 +63,18 @@ impl Upkeep {
     ) -> Result<(), database::Error> {
         match self.work(database, catalog).await {
             Err(failure) if failure.lacks_connection() => {
-                if !std::mem::replace(&mut self.is_waiting, true) {
+                if self.waiting_since.is_none() {
                     tracing::warn!(%failure, "the upkeep of the database has to wait");
                 }
-                Ok(())
+                let since = self.waiting_since.get_or_insert_with(Instant::now);
+                if since.elapsed() < FLOOD {
+                    Ok(())
+                } else {
+                    Err(failure)
+                }
             }
             done => {
-                self.is_waiting = false;
+                self.waiting_since = None;
                 done
             }
         }
@@ -78,9 +87,13 @@ impl Upkeep {
     ) -> Result<(), database::Error> {
         if !self.audit_retention.is_zero() && Instant::now() >= self.prune_at {
             self.prune_at = Instant::now() + SWEEP_INTERVAL;
-            // A part in each round: what replicas follow waits for it.
-            if database.audit().prune(self.audit_retention).await? {
-                self.prune_at = Instant::now();
+            let began = Instant::now();
+            // A few parts in each round, as fast as records are written: what replicas follow waits for them.
+            while database.audit().prune(self.audit_retention).await? {
+                if began.elapsed() >= self.pruning {
+                    self.prune_at = Instant::now();
+                    break;
+                }
             }
         }
         self.create_keys(database, catalog).await?;
@@ -141,6 +154,10 @@ impl Upkeep {
 const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
 /// The interval between removals of rows that belong to nothing any more, for which there is no index.
 const ORPHANS_INTERVAL: Duration = Duration::from_hours(1);
+/// The time for which old audit records are removed in a round: half of that to the next one.
+const PRUNING: Duration = Duration::from_millis(200);
+/// The time without a connection after which the database counts as away, and not as busy.
+const FLOOD: Duration = Duration::from_mins(1);
 /// The maximum interval between checks of the age of signing keys.
 const ROTATION_CHECK: Duration = Duration::from_mins(1);
 
@@ -191,10 +208,28 @@ mod tests {
         upkeep.run(&database, &Catalog::default()).await.unwrap();
         assert_eq!(left().await, 1_500, "at the start");
         upkeep.prune_at = Instant::now();
+        upkeep.pruning = Duration::ZERO;
         for count in [500, 0] {
             upkeep.run(&database, &Catalog::default()).await.unwrap();
             assert_eq!(left().await, count);
         }
+        assert!(upkeep.prune_at > Instant::now());
+    }
+
+    /// A part in each round was less than a busy gateway writes, and the trail grew for ever.
+    #[tokio::test]
+    async fn a_round_removes_as_many_parts_as_it_has_time_for() {
+        let (_dir, config, database) = opened().await;
+        let old = Record::new(None, "login", "ada", "x", json!({}));
+        let old = old.at(-millis(config.storage.audit));
+        let audit = database.audit();
+        audit.append(&vec![old; 2_500]).await.unwrap();
+        let mut upkeep = Upkeep::new(&config);
+        upkeep.prune_at = Instant::now();
+        upkeep.pruning = Duration::from_mins(9);
+        upkeep.run(&database, &Catalog::default()).await.unwrap();
+        let page = audit.page(&Filter::default(), None, 9_999).await;
+        assert!(page.unwrap().entries.is_empty());
         assert!(upkeep.prune_at > Instant::now());
     }
 
@@ -209,11 +244,15 @@ mod tests {
         }
         let mut upkeep = Upkeep::new(&config);
         upkeep.run(&database, &Catalog::default()).await.unwrap();
-        assert!(upkeep.is_waiting);
+        assert!(upkeep.waiting_since.is_some());
+        // New connections are refused, and nobody was told.
+        upkeep.waiting_since = Instant::now().checked_sub(FLOOD);
+        let failed = upkeep.run(&database, &Catalog::default()).await;
+        assert!(failed.is_err_and(|failure| failure.lacks_connection()));
         drop(held);
         upkeep.rotate_at = Instant::now();
         upkeep.run(&database, &Catalog::default()).await.unwrap();
-        assert!(!upkeep.is_waiting);
+        assert!(upkeep.waiting_since.is_none());
     }
 
     /// Rows that clients have written would fill the disk within an hour.

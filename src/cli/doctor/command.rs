@@ -22,7 +22,10 @@ use super::{
     visitor::{Limits, Visitor},
 };
 use crate::{
-    base::{Screen, Secret, terminal::escaped},
+    base::{
+        Screen, Secret,
+        terminal::{escaped, escaped_json},
+    },
     cli::local::{said, wait},
     config::{gateway::environment, reader::duration},
 };
@@ -89,7 +92,7 @@ impl DoctorArgs {
         };
         let screen = Screen::of(&environment(), io::stdout().is_terminal());
         let text = match serde_json::to_string_pretty(&report) {
-            Ok(json) if self.json => json + "\n",
+            Ok(json) if self.json => escaped_json(&json) + "\n",
             _ => report.text(screen),
         };
         match said(text) {

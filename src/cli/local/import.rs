@@ -14,7 +14,7 @@ use std::{
 use clap::Args;
 
 use crate::{
-    base::terminal::escaped,
+    base::terminal::{escaped, steers},
     config::{
         Format, Mistake, Node, Value, Wrong,
         reader::{name, syntax_mistakes},
@@ -440,11 +440,8 @@ fn quoted(text: &str) -> String {
             '"' | '\\' => out.extend(['\\', c]),
             '\n' => out.push_str("\\n"),
             '\t' => out.push_str("\\t"),
-            // Printable characters of YAML 1.2 (5.1), except line breaks and the byte order mark.
-            ' '..='~'
-            | '\u{a0}'..='\u{2027}'
-            | '\u{202a}'..='\u{d7ff}'
-            | '\u{e000}'..='\u{fdcf}' => {
+            // Printable characters of YAML 1.2 (5.1), except what steers a terminal, as line breaks do.
+            ' '..='~' | '\u{a0}'..='\u{d7ff}' | '\u{e000}'..='\u{fdcf}' if !steers(c) => {
                 out.push(c);
             }
             _ => write!(out, "\\U{:08X}", u32::from(c)).expect("a String takes it"),
@@ -589,6 +586,19 @@ mod tests {
         ] {
             assert_eq!(without_comments(text), wanted);
         }
+    }
+
+    /// Files of others are shown by the terminal on which they are converted.
+    #[test]
+    fn a_manifest_steers_no_terminal_and_has_every_character() {
+        let arg = "\u{646}\u{200c}\u{202e}\u{2028}\u{ad}\u{feff}\u{9b}";
+        let server = serde_json::json!({"command": "cat", "args": [arg]});
+        let text = serde_json::json!({"mcpServers": {"x": server}}).to_string();
+        let (manifest, _) = convert("F", &text, "a").unwrap();
+        let mut letters = manifest.chars().filter(|letter| *letter != '\n');
+        assert!(!letters.any(steers), "{manifest}");
+        let catalog = parse("M", &manifest, Format::Yaml, &env()).unwrap().catalog;
+        assert_eq!(catalog.find("a", "x").unwrap().1.launch.args, [arg]);
     }
 
     proptest! {

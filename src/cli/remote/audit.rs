@@ -10,7 +10,7 @@ use super::{
     object::format_list,
     table::{Column, plain},
 };
-use crate::database::KINDS;
+use crate::{base::terminal::escaped_json, database::KINDS};
 
 /// The command line of `lockgate audit`.
 #[derive(Args)]
@@ -60,7 +60,7 @@ impl AuditArgs {
             let query = given.filter_map(|(name, value)| Some((name, value.clone()?)));
             let query: Vec<_> = query.collect();
             if self.export {
-                let lines = client.lines(&["audit"], query, str::to_owned);
+                let lines = client.lines(&["audit"], query, escaped_json);
                 return lines.await.map(|_| String::new());
             }
             let most = usize::from(self.limit.max(1));

@@ -21,6 +21,7 @@ use super::{
     table::{Column, plain, pretty, table},
 };
 use crate::{
+    base::terminal::escaped_json,
     cli::local::{
         prompt,
         reach::{notes, quoted},
@@ -368,7 +369,7 @@ async fn restart(client: &Client, server: &Server, now: bool) -> Result<String, 
 async fn logs(client: &Client, server: &Server) -> Result<String, Error> {
     let output = |line: &str| {
         if client.json {
-            return line.to_owned();
+            return escaped_json(line);
         }
         let line: Json = serde_json::from_str(line).unwrap_or_default();
         let text = line["line"].as_str().unwrap_or_default();

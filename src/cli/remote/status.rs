@@ -145,8 +145,8 @@ mod tests {
             "status": "degraded", "degraded": ["sql", "x\u{1b}[2J"], "version": "1.2.3",
             "uptime_seconds": 3723.4, "tenants": ["acme", "globex"], "servers": [server],
         });
-        insta::assert_snapshot!(text(&status, Screen::default()), @"
-        degraded, without sql, x�[2J; lockgate 1.2.3, up 1h 2m
+        insta::assert_snapshot!(text(&status, Screen::default()), @r"
+        degraded, without sql, x\u{1b}[2J; lockgate 1.2.3, up 1h 2m
         2 tenants, 1 server, 3 sessions, 1 running child, 2 open calls
 
         TENANT  SERVER  STATE   SESSIONS  CHILDREN  CALLS  RESTARTS  MEMORY  PACKAGES

@@ -1,11 +1,11 @@
 //! Tables and objects on a terminal.
 //!
 //! Names and texts come from clients and children, so what steers a terminal is
-//! replaced.
+//! escaped.
 
 use serde_json::Value as Json;
 
-use crate::base::terminal::steers;
+use crate::base::terminal::{escaped, escaped_json};
 
 /// A column: its heading, and the pointer to its cell in an item (RFC 6901).
 pub(super) type Column = (&'static str, &'static str);
@@ -75,24 +75,15 @@ fn with_secrets(spec: &str) -> String {
     spec.lines().map(marked).collect()
 }
 
-/// JSON on several lines; JSON escapes control characters except DEL and C1.
+/// JSON on several lines, with escapes of its own: what is exported is applied again.
 pub(super) fn pretty(json: &Json) -> String {
     let text = serde_json::to_string_pretty(json).unwrap_or_default();
-    let lines: Vec<String> = text.lines().map(plain).collect();
-    lines.join("\n") + "\n"
+    escaped_json(&text) + "\n"
 }
 
-/// Text without what steers a terminal.
+/// Text in which what steers a terminal is escaped.
 pub(crate) fn plain(text: &str) -> String {
-    text.chars()
-        .map(|letter| {
-            if steers(letter) {
-                char::REPLACEMENT_CHARACTER
-            } else {
-                letter
-            }
-        })
-        .collect()
+    escaped(text).into_owned()
 }
 
 fn cell(item: &Json, at: &str) -> String {
@@ -165,12 +156,12 @@ mod tests {
             ("CPU", "/cpu_seconds"),
             ("MEMORY", "/m_bytes"),
         ];
-        insta::assert_snapshot!(table(&columns, &items), @"
-        NAME        X    AGE  CPU   MEMORY
-        a           s,t  17m  1.2s  4KiB
-        �[2Jbb�1m�  -    10s  -     -
-        c           -    2h   -     -
-        d           -    3d   -     -
+        insta::assert_snapshot!(table(&columns, &items), @r"
+        NAME                   X    AGE  CPU   MEMORY
+        a                      s,t  17m  1.2s  4KiB
+        \u{1b}[2Jbb\u{9b}1m\n  -    10s  -     -
+        c                      -    2h   -     -
+        d                      -    3d   -     -
         ");
     }
 
@@ -209,12 +200,26 @@ mod tests {
         insta::assert_snapshot!(object(&server), @r#"
         server acme/files, version 3, updated 2027-01-31T12:00:00Z
         {
-          "command": "x�",
+          "command": "x\u007f",
           "env": {
             "A": (set),
             "B": ": null"
           }
         }
         "#);
+    }
+
+    /// An export had other texts than the gateway: ordinary Persian and emoji have such characters.
+    #[test]
+    fn json_for_programs_has_every_character() {
+        let text = "\u{646}\u{200c}\u{647} \u{1f468}\u{200d}\u{1f469} \u{202e}\u{2028}\u{feff}\u{ad}\u{9b}\u{7f}\u{1b}\n\t\"\\";
+        let whole = json!({"args": [text], text: 1});
+        let shown = pretty(&whole);
+        assert_eq!(serde_json::from_str::<Json>(&shown).unwrap(), whole);
+        assert!(
+            shown.contains(r"\u200c") && shown.contains("\u{646}"),
+            "{shown}"
+        );
+        assert!(shown.lines().all(|line| line == plain(line)), "{shown}");
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     auth::{ADMIN_SCOPE, Administrator, AdministratorRefusal},
     base::budget::{OwnersTurn, Turns},
     config::ClientAddress,
-    database::{Author, ForAdministrator},
+    database::{self, Author, ForAdministrator},
     declare::{AuthMode, ObjectName},
     http::{
         Front,
@@ -108,6 +108,8 @@ impl Caller {
                 administrator,
                 snapshot,
             }),
+            // Nothing was reported: keys that are made up cost nothing.
+            Err(AdministratorRefusal::NotRead) => Err(challenge(AdministratorRefusal::NotRead)),
             Err(why) => {
                 front.auth.settle().await;
                 Err(challenge(why))
@@ -120,17 +122,26 @@ impl Caller {
     ///
     /// # Errors
     ///
-    /// There is no turn for it.
+    /// There is no turn for it, or the database cannot be read: what is not known here may be declared there.
     pub(super) async fn catch_up(&mut self, front: &Front) -> Result<bool, Problem> {
         let snapshot = &front.snapshot;
-        let _turn = self.turn().await?;
-        let Ok(reached) = snapshot.poll().await else {
+        if snapshot.database().is_err() {
             return Ok(false);
-        };
-        if snapshot.load().version < Some(reached)
-            && let Err(failure) = snapshot.refresh_to(reached).await
-        {
-            tracing::warn!(%failure, "a change of another replica is not served yet");
+        }
+        // Names that are made up ask a database that is known to be away for nothing.
+        if !snapshot.is_complete() {
+            return Err(Problem::unavailable());
+        }
+        let _turn = self.turn().await?;
+        let reached = snapshot.poll().await.map_err(|_| Problem::unavailable())?;
+        if snapshot.load().version < Some(reached) {
+            match snapshot.refresh_to(reached).await {
+                Ok(()) => {}
+                Err(database::Error::Unavailable(_)) => return Err(Problem::unavailable()),
+                Err(failure) => {
+                    tracing::warn!(%failure, "a change of another replica is not served yet");
+                }
+            }
         }
         let known = self.snapshot.version;
         self.snapshot = snapshot.load();
@@ -308,6 +319,7 @@ fn challenge(why: AdministratorRefusal) -> Response {
             "no such API key",
             format!("Bearer realm=\"{REALM}\", error=\"invalid_token\""),
         ),
+        AdministratorRefusal::NotRead => return Problem::unavailable().into_response(),
         AdministratorRefusal::NoScope => (
             StatusCode::FORBIDDEN,
             "the API key lacks the scope admin",

@@ -81,6 +81,8 @@ fn described(operation: &Description) -> Json {
         let content = json!({reply::PROBLEM: {"schema": PROBLEM.reference()}});
         let text = StatusCode::from_u16(*status).ok();
         let text = text.and_then(|status| status.canonical_reason());
+        let may_be_made = *status == 503 && operation.method != "get";
+        let text = if may_be_made { Some(UNSURE) } else { text };
         let problem = json!({"description": text, "content": content});
         responses.insert(status.to_string(), problem);
     }
@@ -149,6 +151,8 @@ fn success(body: Option<&Schema>) -> Json {
     success
 }
 
+/// What 503 of a change means.
+const UNSURE: &str = "Service Unavailable; the change may have been made, unless detail says that nothing has changed";
 /// Statuses of problems of every operation.
 const ALWAYS: &[u16] = &[401, 403, 405, 406, 429, 503];
 

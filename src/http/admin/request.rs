@@ -174,16 +174,22 @@ pub(super) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem>
     ) {
         (None, None) => Ok(None),
         (Some(tags), None) if tags == ["*"] => Ok(Some(Expected::Present)),
-        (Some(tags), None) if !tags.contains(&"*") => {
+        // A version without quotes is no ETag, and would never be that of the object.
+        (Some(tags), None) if !tags.contains(&"*") && has_tags(&tags) => {
             // A tag that was never issued is that of no version, as a weak one is (RFC 9110, section 13.1.1).
             let versions = tags.into_iter().filter_map(version);
             Ok(Some(Expected::Versions(versions.collect())))
         }
         (None, Some(tags)) if tags == ["*"] => Ok(Some(Expected::Absent)),
         _ => Err(bad(
-            "write If-Match with ETags or *, or If-None-Match: *".to_owned()
+            "write If-Match with ETags, in their quotes, or *, or If-None-Match: *".to_owned(),
         )),
     }
+}
+
+/// Whether a list is empty, or has an `ETag`, which has quotes.
+fn has_tags(tags: &[&str]) -> bool {
+    tags.is_empty() || tags.iter().any(|tag| tag.contains('"'))
 }
 
 /// Returns the members of a condition, which is a list on any number of lines; none if the field is absent.
@@ -361,6 +367,8 @@ mod tests {
             ("W/\"7\", \"8\"", one_of(&[8])),
             ("\"07\", \"+7\", 7, x, \"a,7\", \"7", one_of(&[])),
             ("", one_of(&[])),
+            ("7", Err(400)),
+            ("1796083200000, x", Err(400)),
             ("*", Ok(Some(Expected::Present))),
             ("*, \"7\"", Err(400)),
             ("\"7\", *", Err(400)),

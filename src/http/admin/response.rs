@@ -54,13 +54,10 @@ impl Problem {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_errors(errors)
     }
 
-    /// Makes the problem of an unavailable database.
+    /// Makes the problem of a database that is unavailable before anything was changed.
     pub(super) fn unavailable() -> Self {
-        Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the database does not answer",
-        )
-        .with_retry(RETRY)
+        let text = "the database does not answer, and nothing has changed";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, text).with_retry(RETRY)
     }
 
     /// Makes the problem of a request that waited too long behind others of its tenant.
@@ -74,7 +71,10 @@ impl Problem {
         match failure {
             database::Error::Unavailable(what) => {
                 tracing::warn!(%what, "the database does not answer");
-                Self::unavailable()
+                // The answer to a commit may be lost, and the commit not.
+                let text =
+                    "the database does not answer; a change may have been made: read it again";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, text).with_retry(RETRY)
             }
             database::Error::Conflict if is_conditional => Self::new(
                 StatusCode::PRECONDITION_FAILED,

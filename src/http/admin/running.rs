@@ -6,6 +6,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, LazyLock},
+    time::Duration,
 };
 
 use axum::{body::Body, response::IntoResponse};
@@ -25,9 +26,10 @@ use crate::{
     base::budget::Turns,
     database::{self, Mark, Record},
     endpoint::{Endpoint, Kind},
+    error::Error,
     http::{
         Front,
-        reply::{Problem, answer},
+        reply::{McpRefusal, Problem, answer},
     },
     hub::{Hub, SessionSummary},
     snapshot::Snapshot,
@@ -199,16 +201,16 @@ async fn end_session(call: Call) -> OperationResult {
     let store = caller.store(front).await?;
     let target = format!("session {tenant}/{id}");
     let record = record(caller, tenant, "session.ended", &target, how);
-    if !front.hub.sessions(tenant).iter().any(|one| one.id == id) {
-        return Err(Problem::no_such("session", id));
-    }
+    let refused = |why: Error| match McpRefusal::from(why).parts() {
+        (StatusCode::NOT_FOUND, _) => Problem::no_such("session", id),
+        (status, text) => Problem::new(status, text).with_retry(Duration::from_secs(1)),
+    };
+    front.hub.check_end(tenant, id).map_err(refused)?;
     // The record is written before the session ends.
     store.audit().append(&[record]).await?;
-    if front.hub.end_session(tenant, id, how).await {
-        Ok(StatusCode::NO_CONTENT.into_response())
-    } else {
-        Err(Problem::no_such("session", id))
-    }
+    let ended = front.hub.end_session(tenant, id, how).await;
+    ended.map_err(refused)?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 async fn children(call: Call) -> OperationResult {

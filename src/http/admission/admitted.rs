@@ -24,8 +24,11 @@ use crate::{
     telemetry::TraceContext,
 };
 
-/// Retry delay while the first snapshot is not loaded.
-const STARTING: Duration = Duration::from_secs(1);
+/// Refusal of what may be declared in a database that cannot be read: a 404 would end clients' sessions.
+const NOT_READ: Error = Error::Busy {
+    what: "the database cannot be read at this moment",
+    retry: Duration::from_secs(1),
+};
 
 /// Admission of a request to a server that its caller may use.
 pub(crate) struct Admitted {
@@ -235,14 +238,20 @@ fn host_of_hop(parts: &mut Parts, front: &Front) -> Result<(), Instead> {
 
 /// Refuses a request for a server that does not exist here, or is not known yet.
 fn no_server(front: &Front) -> Instead {
-    if front.snapshot.is_loaded() {
-        return Instead::Missing;
+    if front.snapshot.is_complete() {
+        Instead::Missing
+    } else {
+        NOT_READ.into()
     }
-    // Servers are unknown before the first load, and a 404 would end clients' sessions.
-    Instead::from(Error::Busy {
-        what: "nothing was read from the database yet",
-        retry: STARTING,
-    })
+}
+
+/// The error of metadata that do not exist here, or are not known yet.
+pub(crate) fn no_metadata(front: &Front) -> Error {
+    if front.snapshot.is_complete() {
+        Error::NoServer
+    } else {
+        NOT_READ
+    }
 }
 
 /// Refuses a method that an endpoint does not have. Admission comes first here too.

@@ -18,5 +18,7 @@ mod front;
 pub(crate) mod headers;
 pub(crate) mod rates;
 
-pub(crate) use self::admitted::{Admitted, enter, not_allowed, other_method, post_alone};
+pub(crate) use self::admitted::{
+    Admitted, enter, no_metadata, not_allowed, other_method, post_alone,
+};
 pub(crate) use self::front::Front;

@@ -17,14 +17,13 @@ use http::{
 };
 
 use crate::http::{
-    admission::{Front, challenge, headers},
+    admission::{Front, challenge, headers, no_metadata},
     reply::{McpRefusal, json::JSON},
 };
 use crate::{
     auth::dpop::PROOF_ALGORITHMS,
     declare::{AuthMode, Dpop, Tenant},
     endpoint::Site,
-    error::Error,
 };
 
 /// Returns the issuer of a tenant's access tokens, if it has one.
@@ -44,7 +43,7 @@ pub(crate) async fn protected_resource(
     let place = (request.uri(), request.headers());
     let (site, url) = headers::site(&front.config, request.extensions(), place);
     document(&front, request.uri().path(), (site, &url))
-        .unwrap_or_else(|| McpRefusal::from(Error::NoServer).into_response())
+        .unwrap_or_else(|| McpRefusal::from(no_metadata(&front)).into_response())
 }
 
 fn document(front: &Front, path: &str, (site, url): (Site<'_>, &str)) -> Option<Response> {

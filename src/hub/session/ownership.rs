@@ -64,7 +64,7 @@ impl Session {
         let began = Instant::now();
         let patience = self.core.patience;
         let orphaned = began + or_never(patience.orphan_after);
-        let (mut close, mut deferred) = (Some(began + or_never(patience.close_after)), Vec::new());
+        let mut close = Some(began + or_never(patience.close_after));
         let mut retry = began;
         let halt = self.core.halt.clone();
         while !self.lifetime.is_over() {
@@ -90,8 +90,10 @@ impl Session {
                 Some(command) = commands.recv() => match command {
                     // A lost access takes effect without the store.
                     Command::Change(access) => self.change_access(access.as_deref()),
+                    // The store may be away for minutes, and another replica may be its owner by then.
+                    Command::End(done) | Command::Drain(done) => _ = done.send(Err(STORE_AWAY)),
                     command => {
-                        deferred.extend(refuse(command, || STORE_AWAY));
+                        refuse(command, || STORE_AWAY);
                         self.end_unborn();
                     }
                 },
@@ -104,9 +106,6 @@ impl Session {
             self.calls.restart(Instant::now());
             self.streams.wake();
             self.retry_record();
-            for command in deferred {
-                self.command(command).await;
-            }
         }
     }
 
@@ -307,20 +306,16 @@ impl Session {
     }
 }
 
-/// Refuses a command that needs the lease; returns a command that can wait.
-pub(super) fn refuse(command: Command, error: impl Fn() -> Error) -> Option<Command> {
+/// Refuses a command that needs the lease; whoever sent another one sees that it is dropped.
+pub(super) fn refuse(command: Command, error: impl Fn() -> Error) {
     match command {
         Command::Deliver(delivery) => {
             // A client that is gone needs no answer.
             let _ = delivery.reply.send(Answer::Refused(error()));
-            None
         }
         Command::Attach(attach) => {
             let _ = attach.reply.send(Err(error()));
-            None
         }
-        // The other caller does not wait for as long.
-        Command::GiveUp(..) => None,
-        other => Some(other),
+        Command::End(_) | Command::Drain(_) | Command::Change(_) | Command::GiveUp(..) => {}
     }
 }

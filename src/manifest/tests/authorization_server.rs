@@ -226,7 +226,7 @@ fn all_mistakes_at_once() {
     insta::assert_snapshot!(found, @r###"
         F:3: tenants.a.auth.issuer: unknown key; known here: mode, scopes, registration, documents, recheck, own_keys
         F:5: tenants.a.users.Ada: "Ada" is no name of a user; use a-z, 0-9 and -, or an e-mail address in small letters
-        F:5: tenants.a.users.Ada.password: is shorter than 8 letters; choose a longer one, of at most 1024 bytes
+        F:5: tenants.a.users.Ada.password: is shorter than 8 letters; choose one of 8 letters to 1024 bytes
         F:6: tenants.a.users.a#b: "a#b" is no name of a user; use a-z, 0-9 and -, or an e-mail address in small letters
         F:6: tenants.a.users.a#b.password_hash: is no hash; write an Argon2id hash like $$argon2id$$v=19$$m=19456,t=2,p=1$$…, or password
         F:6: tenants.a.users.a#b.groups: is empty; write a name

@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use crate::{
+    auth::{api_keys::key, external_tokens::bearer},
     http::administration::Admin,
     support::{
         harness::{NEWEST, Session, child, client, json_of, opening, until, within},
@@ -675,15 +676,30 @@ async fn the_first_operators_key_waits_for_a_database_that_is_slow() {
 #[tokio::test]
 async fn goes_on_while_its_database_is_away() {
     let mut ground = Ground::postgres();
-    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("one")}))}));
+    let keyed = json!({"auth": {"mode": "keys"}, "servers": {"x": server("one")}});
+    let open = tenant(&json!({"x": server("one")}));
+    let file = ground.manifest(&json!({"a": open, "k": keyed}));
     let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
     let session = replica.session("a", "x").await;
+    let (unknown, _) = key();
+    let by_unknown = async || {
+        let mcp = Session::at(bearer(&unknown), format!("{}/t/k/x/mcp", replica.http));
+        let refused = mcp.post(&opening(NEWEST)).await.status().as_u16();
+        let administrator = Admin::with(&replica, &unknown);
+        (refused, administrator.get("/tenants").await.0)
+    };
+    assert_eq!(by_unknown().await, (401, 401));
     ground.postgres.as_mut().unwrap().pause();
     let degraded = (200, json!({"status": "degraded", "degraded": ["sql"]}));
     until("the loss", async || replica.ready().await == degraded).await;
     assert_eq!(mark(&session).await, "one");
     replica.session("a", "x").await;
-    assert_eq!(replica.status("a", "unknown").await, 404);
+    // Another replica may have declared it meanwhile, and clients give up at a 404.
+    assert_eq!(replica.status("a", "unknown").await, 503);
+    assert_eq!(replica.status("unknown", "x").await, 503);
+    let admin = Admin::first(&ground, &replica);
+    assert_eq!(admin.get("/tenants/unknown").await.0, 503);
+    assert_eq!(by_unknown().await, (503, 503));
     assert_eq!(replica.probe(&replica.http, "/livez").await.0, 200);
     let public = replica.probe(&replica.http, "/readyz").await;
     assert_eq!(public, (200, json!({"status": "degraded"})));
@@ -692,6 +708,7 @@ async fn goes_on_while_its_database_is_away() {
     ground.postgres.as_mut().unwrap().resume();
     until("its return", async || replica.ready().await.0 == 200).await;
     until("the new server", || replica.serves("a", "y")).await;
+    assert_eq!(by_unknown().await, (401, 401));
     until("ready", async || {
         replica.ready().await.1["status"] == "ready"
     })

@@ -781,10 +781,7 @@ async fn guesses_are_stopped() {
                 "code" => app.redeem(&format!("lgc_{number}"), &[]).await,
                 "secret" => wrong.refresh("lgr_x", &[]).await,
                 "refresh" => app.refresh(&format!("lgr_{number}"), &[]).await,
-                _ => {
-                    crate::support::oauth_client::send(reqwest::Method::GET, &url, "lga_x", None)
-                        .await
-                }
+                _ => send(Method::GET, &url, "lga_x", None).await,
             };
             if answer.status == StatusCode::TOO_MANY_REQUESTS {
                 let retry: u64 = answer.header("retry-after").parse().unwrap();

@@ -155,8 +155,8 @@ async fn a_refusal_is_told_without_an_answer_to_the_question_behind_it() {
     assert!(ends.translator.poll_silence(&mut context).is_pending());
     assert_eq!(ends.translator.closed().unwrap(), refused);
     let mut is_silent = asked(Duration::from_nanos(1));
-    let told = is_silent.translator.poll_silence(&mut context);
-    assert_eq!(told, Poll::Ready(Bytes::from(refused)));
+    let told = std::future::poll_fn(|cx| is_silent.translator.poll_silence(cx)).await;
+    assert_eq!(told, refused);
     for (mut both, known) in [(ends, Some(false)), (is_silent, None)] {
         assert!(both.translator.is_over());
         assert_eq!(both.known.modern.get(), known);

@@ -476,6 +476,19 @@ mod tests {
             .into()
     }
 
+    /// Files of others are shown by the terminal on which they are converted.
+    #[test]
+    fn a_manifest_steers_no_terminal_and_has_every_character() {
+        let arg = "\u{646}\u{200c}\u{202e}\u{2028}\u{ad}\u{feff}\u{9b}";
+        let server = serde_json::json!({"command": "cat", "args": [arg]});
+        let text = serde_json::json!({"mcpServers": {"x": server}}).to_string();
+        let (manifest, _) = convert("F", &text, "a").unwrap();
+        let mut letters = manifest.chars().filter(|letter| *letter != '\n');
+        assert!(!letters.any(steers), "{manifest}");
+        let catalog = parse("M", &manifest, Format::Yaml, &env()).unwrap().catalog;
+        assert_eq!(catalog.find("a", "x").unwrap().1.launch.args, [arg]);
+    }
+
     #[test]
     fn imports_what_clients_write() {
         let text = r#"{
@@ -586,19 +599,6 @@ mod tests {
         ] {
             assert_eq!(without_comments(text), wanted);
         }
-    }
-
-    /// Files of others are shown by the terminal on which they are converted.
-    #[test]
-    fn a_manifest_steers_no_terminal_and_has_every_character() {
-        let arg = "\u{646}\u{200c}\u{202e}\u{2028}\u{ad}\u{feff}\u{9b}";
-        let server = serde_json::json!({"command": "cat", "args": [arg]});
-        let text = serde_json::json!({"mcpServers": {"x": server}}).to_string();
-        let (manifest, _) = convert("F", &text, "a").unwrap();
-        let mut letters = manifest.chars().filter(|letter| *letter != '\n');
-        assert!(!letters.any(steers), "{manifest}");
-        let catalog = parse("M", &manifest, Format::Yaml, &env()).unwrap().catalog;
-        assert_eq!(catalog.find("a", "x").unwrap().1.launch.args, [arg]);
     }
 
     proptest! {

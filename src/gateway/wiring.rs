@@ -412,7 +412,7 @@ impl Parts {
             let found = snapshot.catalog().host(&config.public_url, host, port);
             match found {
                 Some(host) => FoundHost::Tenant(Arc::new(host)),
-                None if snapshot.is_loaded() => FoundHost::None,
+                None if snapshot.is_complete() => FoundHost::None,
                 None => FoundHost::Unknown,
             }
         })

@@ -30,12 +30,12 @@ pub(super) async fn document(
     let state = &*oauth.0;
     let path = request.uri().path();
     match AuthorizationServer::described_at(state, path, request.extensions()) {
-        Some(server) => cacheable(
+        Ok(server) => cacheable(
             request.headers(),
             &metadata(state, &server).to_string(),
             "max-age=60",
         ),
-        None => state.no_server().into_response(),
+        Err(refused) => refused.into_response(),
     }
 }
 

@@ -177,6 +177,14 @@ impl CurrentSnapshot {
         self.is_loaded() && !self.last_poll.is_cut_off()
     }
 
+    /// Reports whether `tenant`, which a request names, may be declared in the database while it cannot be read. One that
+    /// is known here is as it was read.
+    pub(crate) fn may_declare(&self, tenant: Option<&str>) -> bool {
+        let is_known = |tenant: &str| self.catalog().tenants.contains_key(tenant);
+        !self.is_loaded()
+            || tenant.is_some_and(|tenant| self.last_poll.is_cut_off() && !is_known(tenant))
+    }
+
     /// Subscribes to new snapshots. Of several in quick succession, only the last may arrive.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.changed.subscribe()

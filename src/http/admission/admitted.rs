@@ -245,12 +245,13 @@ fn no_server(front: &Front) -> Instead {
     }
 }
 
-/// The error of metadata that do not exist here, or are not known yet.
-pub(crate) fn no_metadata(front: &Front) -> Error {
-    if front.snapshot.is_complete() {
-        Error::NoServer
-    } else {
+/// The error of metadata of a resource of `tenant` that do not exist here, or are not known yet. Clients take 404 for a
+/// server without tokens, which is known here as it was read.
+pub(crate) fn no_metadata(front: &Front, tenant: Option<&str>) -> Error {
+    if front.snapshot.may_declare(tenant) {
         NOT_READ
+    } else {
+        Error::NoServer
     }
 }
 

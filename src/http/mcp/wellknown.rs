@@ -23,7 +23,7 @@ use crate::http::{
 use crate::{
     auth::dpop::PROOF_ALGORITHMS,
     declare::{AuthMode, Dpop, Tenant},
-    endpoint::Site,
+    endpoint::{Endpoint, Site},
 };
 
 /// Returns the issuer of a tenant's access tokens, if it has one.
@@ -42,12 +42,19 @@ pub(crate) async fn protected_resource(
 ) -> Response {
     let place = (request.uri(), request.headers());
     let (site, url) = headers::site(&front.config, request.extensions(), place);
-    document(&front, request.uri().path(), (site, &url))
-        .unwrap_or_else(|| McpRefusal::from(no_metadata(&front)).into_response())
+    let endpoint = site.of_metadata(request.uri().path());
+    let found = endpoint.and_then(|endpoint| document(&front, endpoint, (site, &url)));
+    found.unwrap_or_else(|| {
+        let tenant = endpoint.map(|endpoint| endpoint.tenant);
+        McpRefusal::from(no_metadata(&front, tenant)).into_response()
+    })
 }
 
-fn document(front: &Front, path: &str, (site, url): (Site<'_>, &str)) -> Option<Response> {
-    let endpoint = site.of_metadata(path)?;
+fn document(
+    front: &Front,
+    endpoint: Endpoint<'_>,
+    (site, url): (Site<'_>, &str),
+) -> Option<Response> {
     let tenant = front
         .snapshot
         .catalog()

@@ -478,8 +478,9 @@ impl BrowserRequest {
 
 /// Makes the response for a path that belongs to no authorization server.
 pub(super) fn not_found_page(oauth: &Oauth) -> Response {
-    if !oauth.0.snapshot.is_loaded() {
-        return ErrorPage::away("The gateway has not read its store yet.").page("Lockgate");
+    if !oauth.0.snapshot.is_complete() {
+        let what = "The database of the gateway cannot be read at this moment.";
+        return ErrorPage::away(what).page("Lockgate");
     }
     let page = ErrorPage {
         status: StatusCode::NOT_FOUND,

@@ -15,6 +15,7 @@ use crate::{
     declare::{AllowedScopes, AuthMode, Builtin, DeclaredClient, OFFLINE_ACCESS, Provider, Tenant},
     endpoint::{OauthEndpoint, Site, TenantHost},
     oauth::{
+        base::OauthRefusal,
         clients::{CLIENT_CREDENTIALS, Clients, GRANT_TYPES, JWT_BEARER},
         providers::{Standing, StandingOf, WantedClaims},
     },
@@ -65,10 +66,11 @@ impl AuthorizationServer {
         state: &OauthState,
         path: &str,
         extensions: &Extensions,
-    ) -> Option<Self> {
+    ) -> Result<Self, OauthRefusal> {
         let host = extensions.get();
-        let tenant = site(state, host).issuer_tenant(path)?;
-        Self::of(state, host, tenant)
+        let tenant = site(state, host).issuer_tenant(path);
+        let found = tenant.and_then(|tenant| Self::of(state, host, tenant));
+        found.ok_or_else(|| state.no_server(tenant))
     }
 
     /// Returns the site of the request.
@@ -228,7 +230,9 @@ impl FromRequestParts<Oauth> for AuthorizationServer {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, oauth: &Oauth) -> Result<Self, Response> {
-        let found = Self::at(&oauth.0, parts.uri.path(), &parts.extensions);
-        found.ok_or_else(|| oauth.0.no_server().into_response())
+        let (state, path, host) = (&*oauth.0, parts.uri.path(), parts.extensions.get());
+        let tenant = site(state, host).oauth_tenant(path);
+        let found = tenant.and_then(|tenant| Self::of(state, host, tenant));
+        found.ok_or_else(|| state.no_server(tenant).into_response())
     }
 }

@@ -139,12 +139,12 @@ impl Oauth {
 }
 
 impl OauthState {
-    /// Makes the refusal of a request for an authorization server that does not exist or is not
-    /// loaded yet.
-    pub(crate) fn no_server(&self) -> OauthRefusal {
-        if self.snapshot.is_loaded() {
-            return OauthRefusal::gone();
+    /// Makes the refusal of a request for the authorization server of `tenant`, which does not exist, or may be declared
+    /// in a database that cannot be read: clients take 404 for the end of their grants.
+    pub(crate) fn no_server(&self, tenant: Option<&str>) -> OauthRefusal {
+        if self.snapshot.may_declare(tenant) {
+            return OauthRefusal::later("the database cannot be read at this moment");
         }
-        OauthRefusal::later("nothing was read from the database yet")
+        OauthRefusal::gone()
     }
 }

@@ -5,6 +5,7 @@ use std::{
     process::{Output, Stdio},
 };
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
@@ -672,6 +673,27 @@ async fn the_first_operators_key_waits_for_a_database_that_is_slow() {
     replica.stop().await;
 }
 
+/// The statuses of the token endpoint, the metadata and the host of a tenant that is not known here, of metadata of what
+/// is known to have none, and of a text that no API key has.
+async fn around_unknown(replica: &Replica) -> [u16; 6] {
+    let authority = replica.http.strip_prefix("http://").unwrap();
+    let ask = async |method: Method, host: &str, path: &str, token: &str| {
+        let asked = client().request(method, format!("{}{path}", replica.http));
+        let asked = asked.header("Host", host).bearer_auth(token).send();
+        within("an answer", asked).await.unwrap().status().as_u16()
+    };
+    let server = "/.well-known/oauth-authorization-server/t";
+    let resource = "/.well-known/oauth-protected-resource/t/a/x/mcp";
+    [
+        ask(Method::POST, authority, "/t/unknown/oauth/token", "t").await,
+        ask(Method::GET, authority, &format!("{server}/unknown"), "t").await,
+        ask(Method::GET, "unknown.example", "/t/a/x/mcp", "t").await,
+        ask(Method::GET, authority, &format!("{server}/a"), "t").await,
+        ask(Method::GET, authority, resource, "t").await,
+        ask(Method::GET, authority, "/t/k/x/mcp", "lgk_short").await,
+    ]
+}
+
 /// During an outage of the database the last snapshot is served.
 #[tokio::test]
 async fn goes_on_while_its_database_is_away() {
@@ -689,6 +711,8 @@ async fn goes_on_while_its_database_is_away() {
         (refused, administrator.get("/tenants").await.0)
     };
     assert_eq!(by_unknown().await, (401, 401));
+    let known = [404, 404, 403, 404, 404, 401];
+    assert_eq!(around_unknown(&replica).await, known);
     ground.postgres.as_mut().unwrap().pause();
     let degraded = (200, json!({"status": "degraded", "degraded": ["sql"]}));
     until("the loss", async || replica.ready().await == degraded).await;
@@ -700,6 +724,8 @@ async fn goes_on_while_its_database_is_away() {
     let admin = Admin::first(&ground, &replica);
     assert_eq!(admin.get("/tenants/unknown").await.0, 503);
     assert_eq!(by_unknown().await, (503, 503));
+    let away = [503, 503, 503, 404, 404, 401];
+    assert_eq!(around_unknown(&replica).await, away);
     assert_eq!(replica.probe(&replica.http, "/livez").await.0, 200);
     let public = replica.probe(&replica.http, "/readyz").await;
     assert_eq!(public, (200, json!({"status": "degraded"})));

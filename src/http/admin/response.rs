@@ -62,7 +62,7 @@ impl Problem {
 
     /// Makes the problem of a request that waited too long behind others of its tenant.
     pub(super) fn busy() -> Self {
-        let text = "too many requests of administrators wait";
+        let text = "too many requests of administrators wait, and nothing has changed";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, text).with_retry(RETRY)
     }
 
@@ -72,8 +72,7 @@ impl Problem {
             database::Error::Unavailable(what) => {
                 tracing::warn!(%what, "the database does not answer");
                 // The answer to a commit may be lost, and the commit not.
-                let text =
-                    "the database does not answer; a change may have been made: read it again";
+                let text = "the database does not answer; if this was a change, it may have been made: read it again";
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, text).with_retry(RETRY)
             }
             database::Error::Conflict if is_conditional => Self::new(

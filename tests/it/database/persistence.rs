@@ -713,6 +713,10 @@ async fn goes_on_while_its_database_is_away() {
     assert_eq!(by_unknown().await, (401, 401));
     let known = [404, 404, 403, 404, 404, 401];
     assert_eq!(around_unknown(&replica).await, known);
+    let admin = Admin::first(&ground, &replica);
+    admin.tenant("d", server("one")).await;
+    let of_tenant = admin.key("d", "own", &["admin"]).await;
+    let of_tenant = Admin::with(&replica, &of_tenant);
     ground.postgres.as_mut().unwrap().pause();
     let degraded = (200, json!({"status": "degraded", "degraded": ["sql"]}));
     until("the loss", async || replica.ready().await == degraded).await;
@@ -721,8 +725,8 @@ async fn goes_on_while_its_database_is_away() {
     // Another replica may have declared it meanwhile, and clients give up at a 404.
     assert_eq!(replica.status("a", "unknown").await, 503);
     assert_eq!(replica.status("unknown", "x").await, 503);
-    let admin = Admin::first(&ground, &replica);
     assert_eq!(admin.get("/tenants/unknown").await.0, 503);
+    assert_eq!(of_tenant.get("/operator-keys").await.0, 403);
     assert_eq!(by_unknown().await, (503, 503));
     let away = [503, 503, 503, 404, 404, 401];
     assert_eq!(around_unknown(&replica).await, away);

@@ -499,8 +499,8 @@ fn millis(time: Duration) -> i64 {
 
 /// The actor of what the gateway does by itself.
 const ACTOR: &str = "provider";
-/// The time that a request waits for the answer to another replica.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time that a request waits for the answer to another replica: as long as that may wait for metadata and tokens.
+const PATIENCE: Duration = Duration::from_secs(12);
 /// The time between two looks at it.
 const AGAIN: Duration = Duration::from_millis(100);
 /// The time for which one replica alone asks, in milliseconds: longer than its requests may take.

@@ -37,6 +37,8 @@ enum Step {
     Done(AccessToken),
     /// Read the connection again.
     Again,
+    /// Another replica refreshes it.
+    Busy,
 }
 
 impl Upstreams {
@@ -139,8 +141,9 @@ impl Upstreams {
             })?;
             match step? {
                 Step::Done(token) => return Ok(token),
-                Step::Again if Instant::now() >= deadline => return Err(Refused::Unreadable),
-                Step::Again => sleep(AGAIN).await,
+                Step::Busy if Instant::now() >= deadline => return Err(Refused::Unreadable),
+                // A refresh of this replica may have taken as long, and has succeeded.
+                Step::Again | Step::Busy => sleep(AGAIN).await,
             }
         }
     }
@@ -186,7 +189,7 @@ impl Upstreams {
         if !kept.lease(at, version, until_ms).await? {
             let valid = given(known, known.tokens.refresh_ms());
             return Ok(Ok(if is_expired {
-                Step::Again
+                Step::Busy
             } else {
                 Step::Done(valid)
             }));
@@ -360,8 +363,8 @@ fn given(known: &Connection, look_ms: Option<i64>) -> AccessToken {
 
 /// The actor of what the gateway does by itself.
 const ACTOR: &str = "upstream";
-/// The time that a start waits for the refresh of another replica.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time that a start waits for the refresh of another replica: as long as that may wait for metadata and tokens.
+const PATIENCE: Duration = Duration::from_secs(12);
 /// The time between two looks at it.
 const AGAIN: Duration = Duration::from_millis(100);
 /// The time for which one replica alone refreshes, in milliseconds: longer than its requests may take.

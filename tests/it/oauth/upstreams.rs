@@ -575,6 +575,28 @@ async fn a_slow_upstream_delays_the_starts_that_need_it_alone() {
     assert_eq!(token, "canary-2");
 }
 
+/// The tokens were stored after five seconds, and both starts were refused all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_takes_a_refresh_that_ends_late() {
+    let stage = Stage::start().await;
+    let people = People::with(json!({"hub": scripted(&stage)}));
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    connected_to(&stage, &gateway, tokens("canary-1", 0, "r1")).await;
+    stage.set("/token", Answer::Held);
+    let answered = async {
+        until("the refresh begins", async || {
+            stage.asked("POST /token").len() == 2
+        })
+        .await;
+        let began = tokio::time::Instant::now();
+        until("a late answer", async || began.elapsed().as_secs() >= 6).await;
+        stage.json("/token", tokens("canary-2", 3600, "r2"));
+    };
+    let started = async || token(&opened(&gateway, &people.ada, "f").await).await;
+    let (one, other, ()) = tokio::join!(started(), started(), answered);
+    assert_eq!([one, other], ["canary-2", "canary-2"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_outlives_a_database_that_goes_away_while_it_is_refreshed() {
     let (stage, mut postgres) = (Stage::start().await, Postgres::start());

@@ -43,7 +43,8 @@ fn walk(pid: u32, mut threads_left: usize) -> Vec<u32> {
         // Each thread has a list of its own: of what it has started itself.
         let threads = fs::read_dir(format!("/proc/{parent}/task"));
         let threads = threads.into_iter().flatten().flatten();
-        for thread in threads.take(threads_left) {
+        // That of the first thread counts in any case: it has started most of what there is.
+        for thread in threads.take(threads_left.max(1)) {
             threads_left = threads_left.saturating_sub(1);
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
             let children = children.split_ascii_whitespace();
@@ -52,7 +53,7 @@ fn walk(pid: u32, mut threads_left: usize) -> Vec<u32> {
                 parents.push(child);
             }
         }
-        if found.len() > MAX_PROCESSES || threads_left == 0 {
+        if found.len() > MAX_PROCESSES {
             break;
         }
     }
@@ -69,6 +70,7 @@ const MAX_THREADS: usize = 8192;
 #[cfg(test)]
 mod tests {
     use std::{
+        io::{BufRead, BufReader},
         process::{Command, Stdio},
         thread,
     };
@@ -90,5 +92,27 @@ mod tests {
         let (child, found, of_first) = started.join().unwrap();
         assert!(found.contains(&child), "{child} is not in {found:?}");
         assert!(!of_first.contains(&child), "more threads were asked");
+    }
+
+    /// What was started by processes beside one with many threads was not measured.
+    #[test]
+    fn the_first_thread_of_each_process_is_asked() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "sleep 60 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(shell.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let started: u32 = line.trim().parse().unwrap();
+        let threads = fs::read_dir("/proc/self/task").unwrap().count();
+        let found = walk(std::process::id(), threads);
+        for process in [started, shell.id()] {
+            let process = rustix::process::Pid::from_raw(process.cast_signed()).unwrap();
+            rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+        }
+        shell.wait().unwrap();
+        assert!(found.contains(&started), "{started} is not in {found:?}");
     }
 }

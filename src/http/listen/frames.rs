@@ -62,7 +62,7 @@ impl Frames {
         if self.is_open {
             BLOCK
         } else if self.is_cut() {
-            self.length()
+            self.length().min(FRAME)
         } else {
             0
         }
@@ -110,6 +110,8 @@ impl Frames {
 const PREFACE: usize = 24;
 /// Bytes of the head of a frame.
 const HEAD: usize = 9;
+/// The longest payload (section 4.2): h2 reads none of a longer frame, and ends the connection.
+const FRAME: usize = 16 << 10;
 /// Types of the frames of header blocks.
 const HEADERS: u8 = 1;
 const PUSH_PROMISE: u8 = 5;
@@ -167,6 +169,10 @@ mod tests {
         assert_eq!((frames.are_within_block(), frames.kept()), (true, 10_000));
         assert!(frames.follow(rest));
         assert_eq!((frames.are_within_block(), frames.kept()), (false, 0));
+        // A length that h2 takes for an error holds no more than another: nine bytes held 16 MiB.
+        let mut longest = begun();
+        assert!(!longest.follow(&[0xff, 0xff, 0xff, HEADERS, END_HEADERS, 0, 0, 0, 1]));
+        assert_eq!(longest.kept(), FRAME);
         // Data is no block.
         assert!(!frames.follow(&frame(0, 0, 10_000)[..50]));
         assert_eq!((frames.are_within_block(), frames.kept()), (false, 0));

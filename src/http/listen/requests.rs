@@ -31,6 +31,8 @@ pub(super) struct Requests {
     was_answered: AtomicBool,
     /// Bytes that were taken since the last look; of a head at least one.
     taken: AtomicUsize,
+    /// Whether its body may have trailers, of which hyper keeps what it has read.
+    may_have_trailers: AtomicBool,
 }
 
 impl Requests {
@@ -43,6 +45,7 @@ impl Requests {
             is_under_way: AtomicBool::new(false),
             was_answered: AtomicBool::new(false),
             taken: AtomicUsize::new(0),
+            may_have_trailers: AtomicBool::new(false),
         })
     }
 
@@ -51,6 +54,7 @@ impl Requests {
         self.have_begun.store(true, Ordering::Relaxed);
         self.is_under_way.store(true, Ordering::Relaxed);
         self.taken.fetch_add(1, Ordering::Relaxed);
+        self.may_have_trailers.store(false, Ordering::Relaxed);
     }
 
     /// The body of a request of HTTP/1, which notes what is taken of it.
@@ -58,6 +62,9 @@ impl Requests {
         if body.is_end_stream() {
             return Body::new(body);
         }
+        // One without a length is in chunks (RFC 9112, section 7.1.2).
+        let is_chunked = body.size_hint().exact().is_none();
+        self.may_have_trailers.store(is_chunked, Ordering::Relaxed);
         let requests = Arc::clone(self);
         Body::new(TakenBody { body, requests })
     }
@@ -71,6 +78,11 @@ impl Requests {
     /// Whether there was any.
     pub(super) fn have_begun(&self) -> bool {
         self.have_begun.load(Ordering::Relaxed)
+    }
+
+    /// Whether the body of the present one may have trailers.
+    pub(super) fn may_have_trailers(&self) -> bool {
+        self.may_have_trailers.load(Ordering::Relaxed)
     }
 
     /// Whether one waits for its answer.

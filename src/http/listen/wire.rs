@@ -110,11 +110,16 @@ impl<S> Wire<S> {
 
 impl Ahead {
     /// Notes what was `taken` of it since the last read.
-    fn take(&mut self, taken: usize, (is_under_way, was_answered): (bool, bool)) {
+    fn take(
+        &mut self,
+        taken: usize,
+        may_have_trailers: bool,
+        (is_under_way, was_answered): (bool, bool),
+    ) {
         if is_under_way {
-            // Behind a head or a part of a body hyper reads on only when nothing is left of what it has read. Trailers
-            // it keeps until it has all of them.
-            if taken > 0 {
+            // Behind a head or a part of a body hyper reads on only when nothing is left of what it has read, though the
+            // part may still wait to be taken. Trailers it keeps until it has all of them.
+            if taken > 0 || !may_have_trailers {
                 self.bytes = 0;
             }
         } else if was_answered || taken > 0 {
@@ -146,7 +151,8 @@ impl Ahead {
         buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let (is_under_way, was_answered) = (requests.is_under_way(), requests.was_answered());
-        self.take(requests.taken(), (is_under_way, was_answered));
+        let (taken, may_have_trailers) = (requests.taken(), requests.may_have_trailers());
+        self.take(taken, may_have_trailers, (is_under_way, was_answered));
         if (is_under_way || was_answered)
             && let Some(unparsed) = unparsed.as_mut()
         {
@@ -381,7 +387,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Wire<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { io, closing, .. } = &mut *self;
+        let this = &mut *self;
+        // What was read is not parsed any more.
+        this.unparsed = None;
+        let Self { io, closing, .. } = this;
         if closing.is_none() {
             ready!(Pin::new(&mut *io).poll_shutdown(cx))?;
         }
@@ -518,15 +527,27 @@ mod tests {
         assert!(began.elapsed() + DISCARD_AHEAD * 2 >= DISCARD_COST * steps);
     }
 
+    /// Where its address had no more room, a request was cut off whose body had come: the look for the end of the
+    /// connection comes before the last part is taken.
+    #[test]
+    fn the_last_part_of_a_body_with_a_length_is_not_ahead() {
+        for (may_have_trailers, left) in [(false, 0), (true, 20_000)] {
+            let mut ahead = Ahead::default();
+            ahead.note(&[0; 20_000]);
+            ahead.take(0, may_have_trailers, (true, false));
+            assert_eq!(ahead.bytes, left);
+        }
+    }
+
     /// What was read with each request was ahead of all further ones.
     #[test]
     fn what_is_left_behind_a_request_is_of_the_last_read() {
         let mut ahead = Ahead::default();
         for _ in 0..1000 {
-            ahead.take(0, (false, false));
+            ahead.take(0, false, (false, false));
             ahead.note(&[b"POST".repeat(100), b"\r\n".to_vec()].concat());
             // The body was taken; there was no read while the request was under way.
-            ahead.take(300, (false, true));
+            ahead.take(300, false, (false, true));
             assert_eq!((ahead.bytes, ahead.is_idle), (102, true));
         }
         ahead.note(b"\r\n");

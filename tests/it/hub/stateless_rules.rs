@@ -156,7 +156,10 @@ async fn calls_wait_once_for_a_list_that_does_not_come() {
 async fn a_call_waits_for_one_start() {
     let dir = tempfile::tempdir().unwrap();
     let starts = dir.path().join("starts");
-    let script = format!("echo x >> {}; while read -r line; do :; done", starts.display());
+    let script = format!(
+        "echo x >> {}; while read -r line; do :; done",
+        starts.display()
+    );
     let sets = ["server.era=legacy", "server.clocks.start=1s"];
     let gateway = Gateway::of(&sets, &[], &["sh", "-c", &script]).await;
     let refused = Modern::at(&gateway.url).call("echo", json!({})).await;

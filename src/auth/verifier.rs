@@ -276,8 +276,8 @@ impl Verifier {
         Err(wrong("the proof was used before"))
     }
 
-    /// Refuses credentials that are not known here. While the database cannot be read they may be those of another
-    /// replica, and nobody is reported.
+    /// Refuses credentials that are not known here. While the database cannot be read they may be known to another
+    /// replica, and the caller is not reported.
     fn unknown_here(&self, bad: impl FnOnce() -> AccessRefusal) -> AccessRefusal {
         if !self.0.asked.is_cut_off() {
             return bad();

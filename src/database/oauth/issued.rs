@@ -199,7 +199,7 @@ const NEWER: &str = "
      WHERE number > $1 AND number <= $2
      ORDER BY number";
 
-/// The same without those that are relevant only when a grant is written, and that nobody counts at the first read.
+/// The same without those that are relevant only when a grant is written: at the first read no row has to be counted.
 const KEPT: &str = "
     SELECT number, tenant, kind, value, at_ms
       FROM revocations

@@ -306,7 +306,7 @@ impl Session {
     }
 }
 
-/// Refuses a command that needs the lease; whoever sent another one sees that it is dropped.
+/// Refuses a command that needs the lease; the sender of another one sees that it is dropped.
 pub(super) fn refuse(command: Command, error: impl Fn() -> Error) {
     match command {
         Command::Deliver(delivery) => {

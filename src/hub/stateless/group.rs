@@ -104,7 +104,7 @@ pub(crate) struct Group {
     pub(super) begin: Mutex<()>,
     /// The header fields that mirror arguments of tools, by the policy that the list was filtered by.
     tools: RwLock<Vec<KnownTools>>,
-    /// Held by the one that reads them for all; the time until which nobody else waits for them, after that failed.
+    /// Held by the call that reads them for all; if that failed, the time until which no other call waits for them.
     pub(super) reading: Mutex<Option<Instant>>,
     pub(super) changes: Changes,
 }

@@ -81,7 +81,7 @@ impl Sender {
         }
     }
 
-    /// Puts a request of the gateway itself into the queue of a session; the wait for its answer.
+    /// Puts a request of the gateway itself into the queue of a session; returns the wait for its answer.
     pub(super) async fn begin(
         &self,
         handle: &Handle,

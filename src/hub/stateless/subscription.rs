@@ -177,7 +177,7 @@ impl Drop for Subscription {
     }
 }
 
-/// Tells a session that nothing subscribes it to a resource any more; the wait for its answer.
+/// Tells the server of a session that no subscription is for a resource any more; returns the wait for its answer.
 async fn unsubscribe(
     sender: &Sender,
     handle: &Handle,

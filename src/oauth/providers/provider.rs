@@ -64,7 +64,7 @@ pub(crate) struct ProviderTokens {
 pub(crate) struct AskedAgain {
     /// New tokens in place of those by which it was asked, whatever its word.
     pub(crate) tokens: Option<ProviderTokens>,
-    /// Whether a refresh token was sent: without an answer nobody knows whether it is used up.
+    /// Whether a refresh token was sent: without an answer it may be used up.
     pub(crate) is_sent: bool,
     /// The person, if it described them.
     pub(crate) word: Result<Option<ProviderIdentity>, ProviderError>,
@@ -178,8 +178,8 @@ impl From<OutboundError> for ProviderError {
 ///    gateway, confirms it for this log-in: another nonce, verifier, audience or issuer is
 ///    `Invalid`.
 /// 3. `ask_again` answers `Ended` only if the provider itself refuses the tokens; new tokens are returned whatever
-///    follows, since the old ones may be used up. Without new tokens, where one was sent, and with an error that
-///    `may_pass`, nobody knows whether they are.
+///    follows, since the old ones may be used up. So they may be where one was sent, there are no new ones, and the error
+///    is one that `may_pass`.
 /// 4. `logout_token` returns only what the provider itself has signed for the gateway just now. Anybody can cause it, so
 ///    what it fetches is bounded.
 /// 5. `exchange` sends the token to the token endpoint alone, and gives only what is an access token by the answer. Its

@@ -162,7 +162,7 @@ fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, OauthRefusal> 
     read().map(Some).ok_or(REFUSED)
 }
 
-/// Reason why an assertion authenticates nobody.
+/// Reason why an assertion authenticates no client.
 enum Fault {
     /// A check of the assertion failed, or there is no such client: strangers are not told which.
     Assertion(&'static str),

@@ -294,6 +294,12 @@ fn call(id: Value, params: &Value) {
                 text(&id, &format!("slept{}", "b".repeat(bytes)));
             });
         }
+        // Says so much first, if so told.
+        "hang" if args["bytes"].is_u64() => {
+            let said = "x".repeat(usize::try_from(number(&args, "bytes")).unwrap());
+            let params = json!({"progressToken": token, "progress": 1, "message": said});
+            notify("notifications/progress", &params);
+        }
         "hang" => {}
         _ => broken(&id, &name, &args),
     }

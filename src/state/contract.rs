@@ -110,7 +110,13 @@ pub(crate) struct LogShare {
     pub(crate) kept: Arc<Budget>,
     /// For the copies in this process of what a store elsewhere keeps; none for a log in memory.
     pub(crate) copies: Option<Arc<Budget>>,
+    /// The share of the caller for what is under way: long events, wherever they wait.
+    pub(crate) under_way: Arc<Budget>,
 }
+
+/// Bytes of an event from which on it is drawn from what is under way for as long as anything holds it. The newest
+/// event of each stream stays beyond the share of its session, and may be as long as a line of a child.
+pub(crate) const LONG_EVENT: usize = 8 << 10;
 
 impl LogShare {
     /// More than any test writes.
@@ -119,6 +125,22 @@ impl LogShare {
         Self {
             kept: Budget::new(u64::MAX >> 1).share(),
             copies: None,
+            under_way: Budget::new(u64::MAX >> 1).share(),
+        }
+    }
+
+    /// Draws the memory of a message that is to wait for its client, for as long as anything holds it.
+    ///
+    /// # Errors
+    ///
+    /// The message, if it is long and its caller has no room for it.
+    pub(crate) fn admit(&self, message: Bytes) -> Result<Bytes, Bytes> {
+        if message.len() < LONG_EVENT {
+            return Ok(message);
+        }
+        match self.under_way.draw(message.len() as u64) {
+            Some(drawn) => Ok(drawn.until_dropped(message)),
+            None => Err(message),
         }
     }
 

@@ -119,6 +119,8 @@ pub(crate) enum Dropped {
     TooLarge,
     /// The notification or response of a batch was refused, which no answer of the batch says.
     Refused,
+    /// The message is long, and its caller has no room for it.
+    NoRoom,
 }
 
 /// Outcome of the resumption of a stream.

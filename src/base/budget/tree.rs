@@ -78,6 +78,11 @@ impl Budget {
         spare.div_euclid(counted)
     }
 
+    /// Whether so much may still be drawn.
+    pub(crate) fn has_room(&self, amount: u64) -> bool {
+        self.left() >= signed(amount)
+    }
+
     /// What is free beyond what the shares of the path hold, and the nodes of it at which a draw counts.
     fn spare(&self) -> (i64, i64) {
         let (mut held, mut counted, mut node) = (0_i64, 1_i64, self);

@@ -123,6 +123,7 @@ impl MemoryBudgets {
         LogShare {
             kept: self.kept.of(access).share(),
             copies: redis.map(|redis| redis.copies.of(access).share()),
+            under_way: self.caller(access),
         }
     }
 
@@ -155,6 +156,7 @@ impl MemoryBudgets {
         LogShare {
             kept: events.of(access).share(),
             copies: None,
+            under_way: self.caller(access),
         }
     }
 

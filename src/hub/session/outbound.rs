@@ -294,6 +294,10 @@ impl Session {
             self.refuse_ask(id, "the client cannot be asked beside its requests");
             return Ok(());
         }
+        let Some(line) = self.streams.admit(line) else {
+            self.refuse_ask(id, "too much of this caller is under way");
+            return Ok(());
+        };
         let number = self.streams.message(stream, line)?;
         let server = self.client.server();
         let clocks = server.clocks_of(self.calls.asking_tool(task));
@@ -316,8 +320,10 @@ impl Session {
         line: Bytes,
         now: Instant,
     ) -> Result<(), StoreError> {
-        self.streams.message(stream, line)?;
-        self.pace_child(stream, now);
+        if let Some(line) = self.streams.admit(line) {
+            self.streams.message(stream, line)?;
+            self.pace_child(stream, now);
+        }
         Ok(())
     }
 

@@ -23,9 +23,10 @@ use super::{
 use crate::{
     base::Table,
     error::Error,
+    hub::call::CallError,
     protocol::{LISTENER_STREAM, Revision, StreamId, json},
     state::{Fence, StoreError, contract},
-    telemetry::Metrics,
+    telemetry::{Dropped, Metrics},
 };
 
 /// All streams of a session that have not ended.
@@ -358,6 +359,16 @@ impl Streams {
         reader
     }
 
+    /// Draws the memory of a message for its way to the client. Without room there is none, and the message counts
+    /// as dropped.
+    pub(crate) fn admit(&self, line: Bytes) -> Option<Bytes> {
+        let admitted = self.log.share.admit(line).ok();
+        if admitted.is_none() {
+            self.metrics.messages_dropped.add(Dropped::NoRoom);
+        }
+        admitted
+    }
+
     /// Sends a message on a stream, which becomes SSE by it. Returns the number of the event.
     pub(crate) fn message(&mut self, id: StreamId, line: Bytes) -> Result<u64, StoreError> {
         self.open(id)?;
@@ -457,6 +468,18 @@ impl Streams {
         };
         stream.calls = stream.calls.saturating_sub(1);
         let is_last = stream.calls == 0 && id != LISTENER_STREAM;
+        let held = stream.held.as_ref().filter(|_| !stream.is_batch);
+        // The answer to a single request goes to its client at once, which counts it there.
+        let waits = held.is_none_or(|held| held.form == Form::Sse);
+        let share = &self.log.share;
+        let refused = |line: Bytes| failed(&line, |id| CallError::NO_ROOM.line(id));
+        let line = line.map(|line| {
+            if waits {
+                share.admit(line).unwrap_or_else(refused)
+            } else {
+                line
+            }
+        });
         match &mut stream.held {
             Some(held) if held.form != Form::Sse || line.is_none() => {
                 held.done.extend(line);
@@ -802,6 +825,37 @@ mod tests {
         answer
     }
 
+    #[tokio::test]
+    async fn a_long_response_without_room_becomes_an_error() {
+        let share = LogShare {
+            under_way: Budget::new(1 << 10).share(),
+            ..LogShare::plenty()
+        };
+        let mut streams = streams_of(memory(), share);
+        let line = format!(r#"{{"jsonrpc":"2.0","id":7,"result":"{}"}}"#, "x".repeat(9000));
+        let mut answers = Vec::new();
+        for (calls, form) in [(1, Form::Json), (2, Form::Json), (1, Form::Sse)] {
+            let (reply, answer) = oneshot::channel();
+            let stream = streams.begin(calls, form, None, calls > 1, reply);
+            for _ in 0..calls {
+                let line = line.clone().into();
+                streams.finish_call(stream, Some(line)).unwrap();
+            }
+            answers.push(answer);
+        }
+        let error = CallError::NO_ROOM.line(b"7");
+        let error = std::str::from_utf8(&error).unwrap();
+        assert_eq!(text(&mut answers[0]), Some(line), "it does not wait");
+        assert_eq!(text(&mut answers[1]), Some(format!("[{error},{error}]")));
+        let Ok(Answer::Stream(mut reader)) = answers[2].try_recv() else {
+            panic!("no stream");
+        };
+        let next = reader.next().await;
+        assert!(matches!(next, Next::Events(events) if *events[0].1 == *error.as_bytes()));
+        let dropped = streams.admit("x".repeat(9000).into());
+        assert!(dropped.is_none());
+    }
+
     fn text(answer: &mut oneshot::Receiver<Answer>) -> Option<String> {
         match answer.try_recv() {
             Ok(Answer::Json(line)) => Some(String::from_utf8(line.to_vec()).unwrap()),
@@ -822,7 +876,7 @@ mod tests {
     async fn a_reader_is_behind_before_a_full_share_pushes_out_what_it_has_not_taken() {
         let share = LogShare {
             kept: Budget::new(80 << 10).share(),
-            copies: None,
+            ..LogShare::plenty()
         };
         let mut streams = streams_of(memory(), share);
         let mut reader = streams.attach(None).await.unwrap().unwrap();

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::{
     base::budget::{Drawn, drop_room, push_back},
     protocol::StreamId,
-    state::{Fence, LogShare, OpenStream, Page, StoreError, Streams},
+    state::{Fence, LONG_EVENT, LogShare, OpenStream, Page, StoreError, Streams},
 };
 
 /// The bounds of a stream.
@@ -56,6 +56,10 @@ const TICK: Duration = Duration::from_millis(100);
 const KEY: u64 = 5 << 10;
 /// What a stream takes in Redis without events: its fields in the record of the session.
 const FIELDS: u64 = 256;
+/// What counts of the newest event of a stream for which the share has no room.
+const NEWEST: u64 = 1 << 10;
+/// The time for which a long one stays nevertheless: a client that has lost its connection is back by then.
+const NEWEST_STAYS: Duration = Duration::from_secs(10);
 
 /// The streams of one session.
 pub(crate) struct SessionStreams {
@@ -80,15 +84,23 @@ pub(super) struct Stream {
     born: Instant,
     pub(super) bytes: usize,
     /// What is drawn for them.
-    kept: Drawn,
+    kept: Account,
     /// What is drawn for their copies, if the log is elsewhere.
-    copies: Option<Drawn>,
+    copies: Option<Account>,
     /// The number of trimmed events; the first kept event has the next number.
     pub(super) trimmed: u64,
     /// How many of them were appended by another replica.
     foreign: u64,
     calls: Bytes,
     is_ended: bool,
+}
+
+/// What is drawn for the events of a stream.
+struct Account {
+    drawn: Drawn,
+    /// What is not drawn of the newest event, because the share has no room for it. That event stays all the same, as
+    /// no client has received it yet, and must not count against others.
+    beyond: u64,
 }
 
 /// An event that is here.
@@ -159,8 +171,9 @@ impl SessionStreams {
         if let Some(calls) = calls {
             stream.calls = calls;
         }
+        let wanted = stream.kept.beyond;
         // Ended streams may never be asked for; readers wait for the events of an open one.
-        while self.share.kept.left() < 0 && self.drop_oldest_ended() {
+        while !self.share.kept.has_room(wanted) && self.drop_oldest_ended() {
             self.is_short = true;
         }
         let stream = self.unended(id)?;
@@ -227,6 +240,12 @@ impl SessionStreams {
         }
     }
 
+    /// Whether the log has room for the newest event of a stream.
+    pub(crate) fn has_room(&self, id: StreamId) -> bool {
+        let stream = self.streams.get(&id);
+        stream.is_none_or(|stream| stream.kept.beyond == 0)
+    }
+
     /// Reports whether a stream is present.
     pub(crate) fn has(&self, id: StreamId) -> bool {
         self.streams.contains_key(&id)
@@ -267,11 +286,12 @@ impl SessionStreams {
     /// elsewhere only the copies, because it learns of more with the next event alone.
     pub(crate) fn sweep(&mut self, now: Instant, keep: Retention) {
         self.drop_ended(now, keep);
+        self.drop_overdue(now);
         if self.share.copies.is_none() {
             while self.share.kept.left() < 0 && self.drop_oldest_ended() {}
         }
         for stream in self.streams.values_mut() {
-            stream.drop_copies();
+            stream.drop_copies(now);
             stream.drop_room();
             if stream.is_ended {
                 continue;
@@ -309,6 +329,21 @@ impl SessionStreams {
         }
     }
 
+    /// Removes ended streams whose last event has been beyond the share for too long.
+    fn drop_overdue(&mut self, now: Instant) {
+        let Self { streams, ended, .. } = self;
+        let mut freed = 0;
+        ended.retain(|(id, _, bytes)| {
+            let is_overdue = streams.get(id).is_some_and(|stream| stream.is_overdue(now));
+            if is_overdue {
+                freed += bytes;
+                streams.remove(id);
+            }
+            !is_overdue
+        });
+        self.ended_bytes -= freed;
+    }
+
     fn drop_oldest_ended(&mut self) -> bool {
         let Some((id, _, bytes)) = self.ended.pop_front() else {
             return false;
@@ -316,6 +351,39 @@ impl SessionStreams {
         self.ended_bytes -= bytes;
         self.streams.remove(&id);
         true
+    }
+}
+
+impl Account {
+    fn new(drawn: Drawn) -> Self {
+        Self { drawn, beyond: 0 }
+    }
+
+    /// Counts an event, which is the newest from now on. Of a larger one only a part counts until there is room for the
+    /// rest, or another event follows.
+    fn add(&mut self, weight: u64) {
+        self.drawn.add(self.beyond);
+        let counted = weight.min(NEWEST);
+        self.drawn.add(counted);
+        self.beyond = weight - counted;
+    }
+
+    /// Whether the share has no room for all that is kept.
+    fn is_too_much(&self) -> bool {
+        !self.drawn.budget().has_room(self.beyond)
+    }
+
+    /// Counts all of the newest event if there is room.
+    fn count_newest(&mut self) {
+        if self.beyond > 0 && self.drawn.grow(self.beyond) {
+            self.beyond = 0;
+        }
+    }
+
+    /// Gives back what an event takes that has gone.
+    fn give_back(&mut self, weight: u64, is_newest: bool) {
+        let beyond = if is_newest { std::mem::take(&mut self.beyond) } else { 0 };
+        self.drawn.give_back(weight.saturating_sub(beyond));
     }
 }
 
@@ -327,8 +395,8 @@ impl Stream {
             elsewhere: VecDeque::new(),
             born: now,
             bytes: 0,
-            kept: share.kept.hold(if is_in_redis { FIELDS } else { 0 }),
-            copies: share.copies.as_ref().map(|copies| copies.hold(0)),
+            kept: Account::new(share.kept.hold(if is_in_redis { FIELDS } else { 0 })),
+            copies: share.copies.as_ref().map(|copies| Account::new(copies.hold(0))),
             trimmed: 0,
             foreign: 0,
             calls: Bytes::new(),
@@ -372,7 +440,9 @@ impl Stream {
         }
         let size = event.len();
         self.bytes += size;
-        self.kept.add(weight(size) + self.key());
+        let key = self.key();
+        self.kept.drawn.add(key);
+        self.kept.add(weight(size));
         if let Some(copies) = &mut self.copies {
             copies.add(weight(size));
         }
@@ -391,7 +461,7 @@ impl Stream {
     /// Removes the oldest events that are too old, too many, or beyond the share of the session.
     fn trim(&mut self, now: Instant, keep: Retention) {
         self.trim_old(now, keep);
-        // The newest event always stays, as no client has received it yet.
+        // The newest event stays, as no client has received it yet.
         while self.count() > 1 {
             let is_too_much =
                 self.count() > keep.events || self.bytes > keep.bytes || self.kept.is_too_much();
@@ -400,8 +470,26 @@ impl Stream {
             }
             self.drop_oldest();
         }
-        self.drop_copies();
+        self.kept.count_newest();
+        if self.copies.is_none() && self.is_overdue(now) {
+            self.drop_oldest();
+        }
+        self.drop_copies(now);
         self.drop_room();
+    }
+
+    /// Whether its newest event is long, and has been beyond the share of the log for as long as a client may take to
+    /// come back for it.
+    fn is_overdue(&self, now: Instant) -> bool {
+        self.kept.beyond > 0 && self.has_long_newest_since(now)
+    }
+
+    fn has_long_newest_since(&self, now: Instant) -> bool {
+        let newest = self.events.back();
+        newest.is_some_and(|newest| {
+            let age = now.saturating_duration_since(newest.since);
+            newest.event.len() >= LONG_EVENT && age > NEWEST_STAYS
+        })
     }
 
     fn drop_room(&mut self) {
@@ -436,21 +524,24 @@ impl Stream {
         };
         self.bytes -= size;
         self.trimmed += 1;
-        self.kept.give_back(weight(size) + self.key());
+        let (key, is_newest) = (self.key(), self.count() == 0);
+        self.kept.give_back(weight(size), is_newest);
+        self.kept.drawn.give_back(key);
         if let Some(copies) = &mut self.copies {
-            copies.give_back(here);
+            copies.give_back(here, is_newest);
         }
         true
     }
 
     /// Drops the oldest copies that are beyond the share of the session. The newest stays: its readers
     /// are about to ask for it.
-    fn drop_copies(&mut self) {
+    fn drop_copies(&mut self, now: Instant) {
+        let least = usize::from(!self.has_long_newest_since(now));
         let Some(copies) = &mut self.copies else {
             return;
         };
         while copies.is_too_much()
-            && self.events.len() > 1
+            && self.events.len() > least
             && let Some(entry) = self.events.pop_front()
         {
             let age = entry.since.saturating_duration_since(self.born);
@@ -459,14 +550,16 @@ impl Stream {
                     .unwrap_or(u32::MAX),
                 size: u32::try_from(entry.event.len()).unwrap_or(u32::MAX),
             };
-            copies.give_back(weight(entry.event.len()) - PLACE);
+            copies.give_back(weight(entry.event.len()), self.events.is_empty());
+            copies.drawn.add(PLACE);
             push_back(&mut self.elsewhere, place);
         }
+        copies.count_newest();
     }
 
     /// Removes the oldest events while their places are beyond the share of the session.
     fn drop_places(&mut self) {
-        while self.copies.as_ref().is_some_and(Drawn::is_too_much) && self.count() > 1 {
+        while self.copies.as_ref().is_some_and(Account::is_too_much) && self.count() > 1 {
             self.drop_oldest();
         }
         self.drop_room();

@@ -45,16 +45,16 @@ impl Cache {
         }
     }
 
-    /// Keeps an event. Returns the number before which this process trimmed the stream; 0 if it did
-    /// not.
-    pub(crate) fn append(&self, at: &WriteTarget, number: u64, event: Bytes) -> u64 {
+    /// Keeps an event. Returns the number before which this process trimmed the stream, 0 if it did
+    /// not, and whether the log has room for the event.
+    pub(crate) fn append(&self, at: &WriteTarget, number: u64, event: Bytes) -> (u64, bool) {
         let tenure = self.tenure(at);
         let mut tenure = locked(&tenure);
         let (now, keep) = (Instant::now(), self.retention);
         let kept = tenure
             .streams
             .append(at.stream, (number, event), None, now, keep);
-        kept.unwrap_or(0)
+        (kept.unwrap_or(0), tenure.streams.has_room(at.stream))
     }
 
     /// The bytes and the number of ended streams that a session may keep.

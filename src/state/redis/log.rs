@@ -17,7 +17,7 @@ use super::{
 };
 use crate::protocol::{LISTENER_STREAM, StreamId};
 use crate::state::{
-    BoxFuture, EventLog, Fence, LogSize, OpenStream, Page, SessionId, StoreError, Streams,
+    BoxFuture, EventLog, Fence, LONG_EVENT, LogSize, OpenStream, Page, SessionId, StoreError, Streams,
     WriteTarget,
     memory::{PAGE, Retention},
 };
@@ -97,8 +97,9 @@ impl EventLog for RedisLog {
         event: Bytes,
         calls: Option<Bytes>,
     ) -> BoxFuture<'static, Result<(), StoreError>> {
-        let trim_before = self.cache.append(at, number, event.clone());
-        let event = (event.len() <= self.max_event).then_some(event);
+        let (trim_before, has_room) = self.cache.append(at, number, event.clone());
+        let is_kept = event.len() <= self.max_event && (has_room || event.len() < LONG_EVENT);
+        let event = is_kept.then_some(event);
         outcome(self.write(
             at.into(),
             Operation::Append {

@@ -3,7 +3,7 @@
 use super::super::log::*;
 use crate::{
     base::budget::Budget,
-    state::{LogShare, memory::streams::weight},
+    state::{LONG_EVENT, LogShare, memory::streams::weight},
 };
 
 const KEEP: Retention = Retention {
@@ -150,8 +150,28 @@ async fn the_size_of_a_log_is_that_of_the_kept_events() {
 fn small() -> LogShare {
     LogShare {
         kept: Budget::new(2 * 10 * weight(1)).share(),
-        copies: None,
+        ..LogShare::plenty()
     }
+}
+
+#[test]
+fn a_long_message_is_drawn_for_as_long_as_anything_holds_it() {
+    let under_way = Budget::new(4 * LONG_EVENT as u64).share();
+    let share = LogShare {
+        under_way: Arc::clone(&under_way),
+        ..LogShare::plenty()
+    };
+    let message = |bytes: usize| Bytes::from(vec![b'x'; bytes]);
+    let short = share.admit(message(LONG_EVENT - 1)).unwrap();
+    assert_eq!((under_way.used(), short.len()), (0, LONG_EVENT - 1));
+    let long = share.admit(message(2 * LONG_EVENT)).unwrap();
+    let part = long.slice(..10);
+    let refused = share.admit(message(LONG_EVENT)).unwrap_err();
+    assert_eq!(refused.len(), LONG_EVENT);
+    drop(long);
+    assert_eq!(under_way.used(), 2 * LONG_EVENT as u64);
+    drop(part);
+    assert_eq!(under_way.used(), 0);
 }
 
 #[tokio::test]

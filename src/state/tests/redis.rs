@@ -8,14 +8,18 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::contract::{
-    KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, keys, replica, session, until,
+    KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, keys, redis, replica, session,
+    until,
 };
 use crate::state::{
-    BoxFuture, Directory, Fence, LogSize, StoreError,
+    BoxFuture, Directory, EventLog, Fence, LogShare, LogSize, StoreError, WriteTarget,
     memory::{PAGE, Retention},
-    redis::{Redis, RedisDirectory, Settings},
+    redis::{Redis, RedisDirectory, RedisLog, Settings},
 };
-use crate::{base::Secret, protocol::StreamId};
+use crate::{
+    base::{Secret, budget::Budget},
+    protocol::StreamId,
+};
 
 type Kept = BoxFuture<'static, Result<(), StoreError>>;
 
@@ -314,6 +318,36 @@ async fn a_stream_is_bounded_in_redis_too() {
         write(4, number, 1).await;
         assert_eq!(length(4), Reply::Number(3));
     }
+    side.end().await;
+}
+
+/// Each stream keeps its newest event, and each of those may be as large as `log.max_event`.
+#[tokio::test]
+async fn a_long_event_for_which_its_share_has_no_room_is_not_kept() {
+    let server = Server::start(Kind::Redis);
+    let side = Side::on(&server, "one", PLENTY).await;
+    side.add("s", 1).await.unwrap();
+    let redis = redis(&server, &side.tracker, &side.halt);
+    let log = RedisLog::new(redis, PLENTY, 1 << 20, &side.tracker, side.halt.clone());
+    let share = LogShare {
+        kept: Budget::new(80 << 10).share(),
+        copies: Some(Budget::new(1 << 20).share()),
+        ..LogShare::plenty()
+    };
+    let mut last = 0;
+    for stream in 1..=4 {
+        let at = WriteTarget {
+            share: share.clone(),
+            ..side.spot("s", stream, 1)
+        };
+        let event = Bytes::from(vec![b'x'; 12 << 10]);
+        log.append(&at, 1, event, None).await.unwrap();
+        let kept = server.command(&["XLEN", &format!("t:v1:{{s}}:{stream}")]);
+        let page = log.read(&session("s"), stream, 0).await.unwrap();
+        assert_eq!(page.events.len(), 1, "sent");
+        last = if kept == Reply::Number(1) { stream } else { last };
+    }
+    assert_eq!(last, 2);
     side.end().await;
 }
 

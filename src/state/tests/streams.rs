@@ -124,7 +124,71 @@ fn share(events: u64, copies: Option<u64>) -> LogShare {
     LogShare {
         kept: share(events * weight(1) + streams),
         copies: copies.map(|copies| share(copies * weight(1) + (events - copies) * PLACE)),
+        ..LogShare::plenty()
     }
+}
+
+/// A call for each event, and each event as long as a line of a child, were no bound.
+#[test]
+fn a_long_newest_event_beyond_the_share_counts_little_and_goes_after_a_while() {
+    let (now, late) = (Instant::now(), NEWEST_STAYS + Duration::from_secs(1));
+    let share = share(20, None);
+    let mut streams = SessionStreams::new(share.clone());
+    for id in [1, 2] {
+        append(&mut streams, id, 1, event(1), now, WIDE);
+        append(&mut streams, id, 2, event(LONG_EVENT), now, WIDE);
+        assert!(!streams.has_room(id));
+        assert_eq!(streams.streams[&id].events.len(), 1, "the older one has gone");
+    }
+    assert_eq!(share.kept.used(), 2 * NEWEST, "nothing against others");
+    // An event behind it pushes it out, and what is small stays.
+    append(&mut streams, 2, 3, event(1), now, WIDE);
+    assert_eq!(streams.streams[&2].trimmed, 2);
+    append(&mut streams, 3, 1, event(LONG_EVENT), now, WIDE);
+    streams.end(3, now, WIDE);
+    streams.sweep(now + NEWEST_STAYS, WIDE);
+    assert_eq!(streams.streams[&1].read(1).unwrap().events.len(), 1);
+    assert!(streams.has(3));
+    streams.sweep(now + late, WIDE);
+    assert!(streams.streams[&1].read(1).is_err());
+    assert!(!streams.has(3) && streams.ended_bytes == 0);
+    assert_eq!(share.kept.used(), weight(1));
+}
+
+#[test]
+fn a_long_newest_event_counts_whole_once_the_share_has_room() {
+    let now = Instant::now();
+    let share = share(200, None);
+    let mut streams = SessionStreams::new(share.clone());
+    let others = share.kept.hold(150 * weight(1));
+    append(&mut streams, 1, 1, event(LONG_EVENT), now, WIDE);
+    assert_eq!(share.kept.used(), NEWEST + 150 * weight(1));
+    drop(others);
+    streams.sweep(now, WIDE);
+    assert_eq!(share.kept.used(), weight(LONG_EVENT));
+    streams.sweep(now + 2 * NEWEST_STAYS, WIDE);
+    assert_eq!(streams.streams[&1].events.len(), 1);
+    drop(streams);
+    assert_eq!(share.kept.used(), 0);
+}
+
+#[test]
+fn the_copy_of_a_long_newest_event_beyond_the_share_goes_after_a_while() {
+    let now = Instant::now();
+    let share = share(1000, Some(3));
+    let mut streams = SessionStreams::new(share.clone());
+    let copies = share.copies.as_ref().unwrap();
+    append(&mut streams, 1, 1, event(LONG_EVENT), now, WIDE);
+    assert!(streams.has_room(1), "elsewhere");
+    let read = |streams: &SessionStreams| streams.streams[&1].read(0).is_ok();
+    streams.sweep(now + NEWEST_STAYS, WIDE);
+    assert!(read(&streams));
+    let _others = copies.hold(100 * weight(1));
+    streams.sweep(now + 2 * NEWEST_STAYS, WIDE);
+    assert!(!read(&streams), "to be read elsewhere");
+    assert_eq!(copies.used(), 100 * weight(1) + PLACE);
+    drop(streams);
+    assert_eq!(copies.used(), 100 * weight(1));
 }
 
 #[test]

@@ -44,6 +44,8 @@ pub(crate) struct Identity {
     pub(crate) checked_ms: i64,
     /// The mark of tokens that a request left unanswered; that of others, or 0, says nothing about these.
     unanswered: i64,
+    /// The end of the last lease, in milliseconds since 1970.
+    lease_ms: i64,
 }
 
 impl Identity {
@@ -102,11 +104,12 @@ impl Identities<'_> {
             version: row.get("version")?,
             checked_ms: row.get("checked_ms")?,
             unanswered: row.get("unanswered")?,
+            lease_ms: row.get("lease_ms")?,
         }))
     }
 
     /// Takes the lease to ask the provider by the tokens of `known` until `until_ms`; false if another replica has it, or
-    /// had it since `known` was read. A rotated refresh token that is used twice may end the person's session there (RFC
+    /// had it when `known` was read, or since. A rotated refresh token that is used twice may end the person's session there (RFC
     /// 9700, section 4.14.2). Until the answer is stored, the request by a refresh token has none.
     pub(crate) async fn lease(
         self,
@@ -114,6 +117,10 @@ impl Identities<'_> {
         known: &Identity,
         until_ms: i64,
     ) -> Result<bool, Error> {
+        // Requests that wait come every moment: no write for what cannot be had.
+        if known.lease_ms > self.pool.now_ms() {
+            return Ok(false);
+        }
         let refresh = known.tokens.refresh.as_ref();
         let unanswered = refresh.map_or(0, |_| mark(known.version));
         let mut values = key(of);
@@ -406,7 +413,7 @@ const PUT: &str = "
                   lease_ms = 0, checked_ms = excluded.checked_ms";
 
 const ONE: &str = "
-    SELECT value, version, checked_ms, unanswered
+    SELECT value, version, checked_ms, unanswered, lease_ms
       FROM identities
      WHERE tenant = $1 AND subject = $2 AND provider = $3";
 

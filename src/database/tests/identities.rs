@@ -20,6 +20,7 @@ on_both! {
     identities_open_in_their_own_row_alone
     one_replica_at_a_time_asks_by_the_tokens_of_a_version
     a_refresh_without_an_answer_is_remembered
+    a_lease_that_another_has_is_not_tried_for
     told_groups_reach_grants_log_ins_and_replicas
     what_was_asked_before_a_log_in_says_nothing_against_it
     identities_are_sealed_again_and_go_with_what_they_belong_to
@@ -129,6 +130,23 @@ async fn one_replica_at_a_time_asks_by_the_tokens_of_a_version(place: Place) {
     // A restored copy does not ask in the name of the original.
     store.end_issued().await.unwrap();
     assert_eq!(access(&store, ADA).await.unwrap(), None);
+}
+
+/// Requests that waited for another one took a connection for a write ten times a second each.
+async fn a_lease_that_another_has_is_not_tried_for(place: Place) {
+    let [store, other] = open(&place).await;
+    keep(&store, ADA, "first", &[]).await;
+    let (kept, there) = (store.identities(), other.identities());
+    let asked = async || there.get(ADA).await.unwrap().unwrap();
+    let first = asked().await;
+    assert!(kept.lease(ADA, &first, BEGIN + 10).await.unwrap());
+    let held = asked().await;
+    let ended = kept.end_lease(ADA, (held.version, true), 0).await;
+    ended.unwrap();
+    // It would get the lease now, if it tried.
+    assert!(!there.lease(ADA, &held, BEGIN + 20).await.unwrap());
+    let free = asked().await;
+    assert!(there.lease(ADA, &free, BEGIN + 20).await.unwrap());
 }
 
 /// A replica that is killed while it asks, and a provider that is too slow.

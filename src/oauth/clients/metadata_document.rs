@@ -24,7 +24,7 @@ use tokio::{
 use url::Url;
 
 use super::client_id;
-use super::metadata::{ClientAuthMethod, ClientMetadata, MetadataError};
+use super::metadata::{ClientAuthMethod, ClientMetadata, Keys, MetadataError};
 use crate::{
     auth::{KeySet, jose::members},
     base::{
@@ -55,7 +55,7 @@ pub(crate) struct Documents {
     known: KnownClients,
     fresh: Cache<String, CachedDocument>,
     /// The last valid documents, used while their servers are unreachable.
-    last: Cache<String, Arc<Document>>,
+    last: Cache<String, LastDocument>,
     /// The last key sets.
     keys: Cache<String, KnownKeys>,
     /// Key sets that are being got.
@@ -83,6 +83,17 @@ pub(crate) struct Document {
     pub(crate) date: Option<Arc<str>>,
 }
 
+impl Document {
+    fn has_keys(&self) -> bool {
+        matches!(self.metadata.keys, Some(Keys::Inline(_)))
+    }
+
+    /// The longest time for which it serves before its site is asked again.
+    fn longest(&self) -> Duration {
+        if self.has_keys() { KEYS } else { FRESH_MAX }
+    }
+}
+
 /// Reason why no document is available; the texts are for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DocumentError {
@@ -106,6 +117,22 @@ enum Purse {
 struct KnownKeys {
     set: Arc<KeySet>,
     got: tokio::time::Instant,
+}
+
+/// The last document of a client.
+#[derive(Clone)]
+struct LastDocument {
+    document: Arc<Document>,
+    got: tokio::time::Instant,
+}
+
+impl LastDocument {
+    /// Reports whether it serves while its site cannot be asked. Keys in it serve no longer than those at a `jwks_uri`: its
+    /// client may have taken one away, because it was stolen.
+    fn serves(&self, away: &DocumentError) -> bool {
+        let keys = if *away == BUSY { BUSY_KEYS } else { LAST_KEYS };
+        !self.document.has_keys() || self.got.elapsed() < keys
+    }
 }
 
 #[derive(Clone)]
@@ -191,7 +218,8 @@ impl Documents {
             Ok(document) => Ok(document),
             // A client keeps its tokens while its own site is unreachable.
             Err(away @ DocumentError::Unavailable(_)) => match self.last.get(id).await {
-                Some(document) => Ok(document),
+                Some(last) if last.serves(&away) => Ok(last.document),
+                Some(_) => Err(away),
                 None => self.known(id, &away).await?.ok_or(away),
             },
             Err(wrong) => {
@@ -214,9 +242,12 @@ impl Documents {
         let purse = self.purse(asker, (id, url)).await?;
         let fetch = async {
             let fetched = self.fetch((asker, purse), url).await?;
-            let (id, document) = (id.to_owned(), Arc::clone(&fetched.document));
             // Its day begins here, and not at each use.
-            self.last.insert(id, document).await;
+            let last = LastDocument {
+                document: Arc::clone(&fetched.document),
+                got: tokio::time::Instant::now(),
+            };
+            self.last.insert(id.to_owned(), last).await;
             Ok::<_, DocumentError>(fetched)
         };
         let fetched = self.fresh.try_get_with_by_ref(id, fetch).await;
@@ -325,9 +356,9 @@ impl Documents {
         let fetched = self.get(by, url, DOCUMENT_MAX).await?;
         let document = read(url.as_str(), &fetched.body).map_err(DocumentError::Invalid)?;
         Ok(CachedDocument {
-            document: Arc::new(document),
             // Without a header the document may change at any time.
-            fresh: fetched.fresh.unwrap_or_default().min(FRESH_MAX),
+            fresh: fetched.fresh.unwrap_or_default().min(document.longest()),
+            document: Arc::new(document),
         })
     }
 
@@ -443,14 +474,14 @@ const DOCUMENTS: u64 = 1000;
 const DOCUMENT_MAX: usize = 10 << 10;
 /// Maximum size of a key set in bytes.
 const KEYS_MAX: usize = 64 << 10;
-/// Upper bound of a server's caching header: half of the day for which a document serves, so that there is a rest of it for a
-/// site that does not answer.
+/// Upper bound of a server's caching header, for a document without keys: half of the day for which a document serves, so
+/// that there is a rest of it for a site that does not answer.
 const FRESH_MAX: Duration = Duration::from_hours(12);
-/// Time for which the last valid document serves while its server is unreachable.
+/// Time for which the last valid document without keys serves while its server is unreachable.
 const LAST: Duration = Duration::from_hours(24);
 /// Time for which a known document serves before its site is asked again.
 const KNOWN: Duration = Duration::from_mins(1);
-/// Time after which cached keys are got again.
+/// Time after which cached keys, and documents with keys, are got again.
 const KEYS: Duration = Duration::from_mins(5);
 /// Time for which keys serve while there is no budget for others.
 const BUSY_KEYS: Duration = Duration::from_mins(15);
@@ -636,6 +667,46 @@ mod tests {
         documents.keys.insert(url.clone(), known).await;
         assert!(Arc::ptr_eq(&got().await.unwrap(), &set));
         assert!(documents.keys_anew(asker, (ID, &url)).await.is_err());
+    }
+
+    /// A stolen key served for a day after its client had taken it out of its document.
+    #[tokio::test]
+    async fn keys_in_a_document_serve_no_longer_than_others() {
+        let outbound = Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]);
+        let documents = Documents::new(&outbound, KnownClients::default(), false);
+        let snapshot = CurrentSnapshot::fixed(Catalog::default());
+        let asker = Asker {
+            tenant: "a",
+            from: None,
+            snapshot: &snapshot,
+        };
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = format!("https://{}/client.json", closed.local_addr().unwrap());
+        drop(closed);
+        let mut public = document();
+        public["client_id"] = json!(id);
+        let mut keyed = public.clone();
+        keyed["token_endpoint_auth_method"] = json!("private_key_jwt");
+        keyed["jwks"] = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "k",
+            "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]});
+        let last = |text: &Value, age: Duration| LastDocument {
+            document: Arc::new(read(&id, text.to_string().as_bytes()).unwrap()),
+            got: tokio::time::Instant::now().checked_sub(age).unwrap(),
+        };
+        for (text, age, wanted) in [
+            (&keyed, KEYS, true),
+            (&keyed, LAST_KEYS, false),
+            (&public, LAST_KEYS, true),
+        ] {
+            documents.last.insert(id.clone(), last(text, age)).await;
+            let found = documents.find(asker, &id).await;
+            assert_eq!(found.is_ok(), wanted, "{age:?}: {found:?}");
+        }
+        // Whatever its site allows, there is a rest of the hour for a site that does not answer.
+        assert_eq!(last(&keyed, KEYS).document.longest(), KEYS);
+        assert_eq!(last(&public, KEYS).document.longest(), FRESH_MAX);
+        assert!(!last(&keyed, BUSY_KEYS).serves(&BUSY));
+        assert!(last(&public, BUSY_KEYS).serves(&BUSY));
     }
 
     #[tokio::test]

@@ -3,9 +3,16 @@
 //!
 //! Not here: the requests (`openid`, `oauth`), and the stored tokens (`database`).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
 
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 use tokio_util::task::TaskTracker;
 
 use super::{
@@ -30,6 +37,8 @@ pub(crate) struct Standings {
     clock: Clock,
     /// A request that was begun is ended: its refresh token may be used up.
     tracker: TaskTracker,
+    /// The questions that are under way at this replica.
+    under_way: Arc<UnderWay>,
 }
 
 /// A person whom a provider identified.
@@ -57,6 +66,45 @@ pub(crate) enum Standing {
     Ended,
     /// The provider does not answer, and its last word is too old.
     Unknown,
+}
+
+/// A question about a person: the tenant, the subject, and the authority that is asked.
+type Question = [String; 3];
+
+/// The answer to all that asked it; none yet.
+type Word = Option<Result<Standing, Arc<database::Error>>>;
+
+/// The questions that are under way, of which each has one task.
+#[derive(Default)]
+struct UnderWay(RwLock<HashMap<Question, watch::Receiver<Word>>>);
+
+impl UnderWay {
+    /// The word on a question. The sender is given to the first one that asks, which has it answered.
+    fn join(&self, question: &Question) -> (watch::Receiver<Word>, Option<watch::Sender<Word>>) {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        // A question whose task is gone is asked again.
+        if let Some(word) = all.get(question)
+            && word.has_changed().is_ok()
+        {
+            return (word.clone(), None);
+        }
+        let (teller, word) = watch::channel(None);
+        all.insert(question.clone(), word.clone());
+        (word, Some(teller))
+    }
+
+    /// Tells the word. Those that ask from now on ask anew.
+    fn end(
+        &self,
+        question: &Question,
+        teller: &watch::Sender<Word>,
+        told: Result<Standing, Arc<database::Error>>,
+    ) {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        all.remove(question);
+        drop(all);
+        teller.send_replace(Some(told));
+    }
 }
 
 /// What there is of an access token that a provider gave of a person.
@@ -88,6 +136,11 @@ impl StandingOf {
             provider: &self.provider.name,
             subject: &self.subject,
         }
+    }
+
+    fn question(&self) -> Question {
+        let (tenant, subject) = (self.tenant.clone(), self.subject.clone());
+        [tenant, subject, self.provider.authority()]
     }
 
     /// What is stored of tokens that the provider gave.
@@ -123,6 +176,7 @@ impl Standings {
             snapshot,
             clock,
             tracker,
+            under_way: Arc::default(),
         }
     }
 
@@ -167,14 +221,29 @@ impl Standings {
         Ok(())
     }
 
-    /// The standing of a person, for which the provider is asked if its last word is old.
+    /// The standing of a person, for which the provider is asked if its last word is old. All that ask at the same time are
+    /// told the same: what is asked goes on without them, so that each would leave a task that looks at the database.
     pub(crate) async fn ask(&self, of: StandingOf) -> Result<Standing, database::Error> {
         if of.recheck.is_zero() {
             return Ok(Standing::Good(None));
         }
-        let one = self.clone();
-        let task = self.tracker.spawn(async move { one.wait(&of).await });
-        task.await.unwrap_or(Ok(Standing::Unknown))
+        let question = of.question();
+        let (mut word, teller) = self.under_way.join(&question);
+        if let Some(teller) = teller {
+            let one = self.clone();
+            self.tracker.spawn(async move {
+                let told = one.wait(&of).await.map_err(Arc::new);
+                one.under_way.end(&question, &teller, told);
+            });
+        }
+        // A task that is gone has told nothing.
+        let told = word.wait_for(Option::is_some).await.ok();
+        let told = told.and_then(|told| told.clone());
+        told.unwrap_or(Ok(Standing::Unknown))
+            .map_err(|error| match &*error {
+                database::Error::Unavailable(why) => database::Error::Unavailable(why.clone()),
+                error => database::Error::Bug(error.to_string()),
+            })
     }
 
     /// Reports whether tokens are kept that the provider gave of a person.
@@ -509,3 +578,32 @@ const LEASE_MS: i64 = 30_000;
 const REPEAT: Duration = Duration::from_millis(250);
 /// The time between two attempts at a provider that is away, in milliseconds.
 const BACKOFF_MS: i64 = 5_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question(subject: &str) -> Question {
+        ["a", subject, "idp"].map(str::to_owned)
+    }
+
+    /// Each of them left a task, however soon its client had gone.
+    #[test]
+    fn all_that_ask_at_the_same_time_share_one_question() {
+        let under_way = UnderWay::default();
+        let (word, teller) = under_way.join(&question("ada"));
+        let teller = teller.unwrap();
+        drop(word);
+        let (word, second) = under_way.join(&question("ada"));
+        assert!(second.is_none(), "the first one that asked has gone");
+        assert!(under_way.join(&question("eve")).1.is_some());
+        under_way.end(&question("ada"), &teller, Ok(Standing::Ended));
+        let told = word.borrow().clone();
+        assert!(matches!(told, Some(Ok(Standing::Ended))));
+        let (word, third) = under_way.join(&question("ada"));
+        assert!(word.borrow().is_none(), "no word of before");
+        drop(third);
+        let (_, again) = under_way.join(&question("ada"));
+        assert!(again.is_some(), "its task has gone");
+    }
+}

@@ -3,6 +3,7 @@
 //! Not here: the proof itself, and bound tokens at MCP endpoints (`auth`).
 
 use http::{header::HOST, request::Parts, uri::Authority};
+use uuid::Uuid;
 
 use crate::{
     auth::{Proof, ProvenRequest, Thumbprint, dpop::offered},
@@ -32,6 +33,29 @@ impl Binding {
         match self.0 {
             Some(_) => "DPoP",
             None => "Bearer",
+        }
+    }
+}
+
+/// The account whose proofs of a second are counted together. The id of a public client is everybody's, so that one of its
+/// people could use up what it has.
+#[derive(Clone, Copy)]
+pub(super) enum ProofAccount {
+    /// The client, which has proved itself.
+    Client,
+    /// An address that sends codes for the client.
+    Address(u128),
+    /// A grant of the client, which is refreshed.
+    Grant(Uuid),
+}
+
+impl ProofAccount {
+    /// Its name. The last part has no slash, so that no id of another client reads the same.
+    fn of(self, tenant: &str, client: &str) -> String {
+        match self {
+            Self::Client => format!("{tenant}/{client}/"),
+            Self::Address(account) => format!("{tenant}/{client}/address {account}"),
+            Self::Grant(id) => format!("{tenant}/{client}/grant {id}"),
         }
     }
 }
@@ -76,12 +100,12 @@ impl RequestProof {
         &self,
         state: &OauthState,
         tenant: &str,
-        client: &Client,
+        (client, account): (&Client, ProofAccount),
     ) -> Result<Binding, OauthRefusal> {
         let Some(proof) = &self.0 else {
             return Ok(Binding(None));
         };
-        let owner = format!("{tenant}/{}", client.id);
+        let owner = account.of(tenant, &client.id);
         match state.proofs.take(tenant, owner.into(), proof).await {
             Ok(true) => Ok(Binding(Some(proof.key()))),
             Ok(false) => Err(invalid("the proof was used before")),
@@ -165,4 +189,29 @@ fn url(state: &OauthState, server: &AuthorizationServer, head: &Parts) -> String
 
 const fn invalid(what: &'static str) -> OauthRefusal {
     OauthRefusal::new(RefusalCode::InvalidDpopProof, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One of its people took all proofs of a public client.
+    #[test]
+    fn people_of_a_client_use_proofs_of_their_own() {
+        let (one, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let accounts = [
+            ProofAccount::Client,
+            ProofAccount::Address(1),
+            ProofAccount::Address(2),
+            ProofAccount::Grant(one),
+            ProofAccount::Grant(other),
+        ];
+        let clients = [("a", "app"), ("b", "app"), ("a", "app/address 1")];
+        let names = accounts.iter().flat_map(|account| {
+            let of = |(tenant, client): &(&str, &str)| account.of(tenant, client);
+            clients.iter().map(of).collect::<Vec<_>>()
+        });
+        let names: std::collections::BTreeSet<String> = names.collect();
+        assert_eq!(names.len(), accounts.len() * clients.len(), "{names:?}");
+    }
 }

@@ -7,6 +7,7 @@ use axum::response::Response;
 use uuid::Uuid;
 
 use super::{
+    binding::ProofAccount,
     token::{Exchange, REFRESHES, millis},
     workload::Unused,
 };
@@ -61,7 +62,7 @@ impl Exchange<'_> {
         };
         self.check_length(&new, &[], &scope)?;
         let until_ms = self.now_ms + millis(settings.access);
-        let binding = self.bind().await?;
+        let binding = self.bind(ProofAccount::Client).await?;
         let tenant = &server.tenant.name;
         let stored = self.store.grants().of_machine(tenant, new, until_ms).await;
         let what = "the access of the client was revoked meanwhile";

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::{
+    binding::ProofAccount,
     client_authentication::{ASSERTIONS, replay_key, use_once},
     jose::{check_audience, check_times, is_id_jag, whole},
     token::{Exchange, REFRESHES, millis},
@@ -112,7 +113,7 @@ impl Exchange<'_> {
         };
         let length = self.check_length(&grant, &grant.groups, &grant.scope);
         length.map_err(OauthRefusal::no_guess)?;
-        let binding = self.bind().await?;
+        let binding = self.bind(ProofAccount::Client).await?;
         let is_first = use_once(self.state, self.server, (client, ASSERTIONS), once);
         if !is_first.await? {
             return Err(refused("the assertion was used before"));

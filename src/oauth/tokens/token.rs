@@ -13,7 +13,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::{
-    binding::{Binding, RequestProof},
+    binding::{Binding, ProofAccount, RequestProof},
     client_authentication::authenticate,
     jose::AccessToken,
     workload,
@@ -162,7 +162,7 @@ impl Exchange<'_> {
         let left = failures.check(&of_codes, self.state.config.oauth.failures);
         left.map_err(|retry| OauthRefusal::too_many("too many wrong codes", retry))?;
         // A proof that cannot be used takes no code.
-        let binding = self.bind().await?;
+        let binding = self.bind(ProofAccount::Address(self.account)).await?;
         let mut code = match self
             .store
             .grants()
@@ -272,6 +272,9 @@ impl Exchange<'_> {
             Ok(jkt) => jkt,
             Err(refusal) => return Err(self.of_other_key(hash, refusal).await?),
         };
+        // First, so that a refresh that is one too many asks nobody and uses no proof.
+        let budget = self.state.writes.check(&of_grant(known.id), REFRESHES);
+        budget.map_err(too_many)?;
         let known = self.in_good_standing(known).await?;
         let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
@@ -285,7 +288,7 @@ impl Exchange<'_> {
             grace_ms: millis(self.state.config.oauth.grace),
         };
         self.check_length(&known, &groups, &self.permitted(&known, &scope))?;
-        let binding = self.bind().await?;
+        let binding = self.bind(ProofAccount::Grant(known.id)).await?;
         let used = self.succeed(&known, jkt.as_deref(), hash, &succession);
         let (grant, salt) = match used.await? {
             Refreshed::Good { grant, salt } => (grant, salt),
@@ -346,9 +349,8 @@ impl Exchange<'_> {
         hash: &[u8; 32],
         succession: &Succession,
     ) -> Result<Refreshed, OauthRefusal> {
-        let (writes, by) = (&self.state.writes, ("grant", grant.id));
-        let budget = writes.spend(&by, REFRESHES);
-        budget.map_err(|retry| OauthRefusal::too_many("too many refreshes", retry))?;
+        let (writes, by) = (&self.state.writes, of_grant(grant.id));
+        writes.spend(&by, REFRESHES).map_err(too_many)?;
         let (tenant, client) = (&self.server.tenant.name, self.client.id.as_str());
         let grants = self.store.grants();
         let used = grants.refresh(tenant, (client, jkt), hash, succession);
@@ -501,9 +503,9 @@ impl Exchange<'_> {
     }
 
     /// Uses the proof of the request, once everything else about it is right; of one with a code, before that is taken.
-    pub(super) async fn bind(&self) -> Result<Binding, OauthRefusal> {
-        let tenant = &self.server.tenant.name;
-        self.proof.bind(self.state, tenant, self.client).await
+    pub(super) async fn bind(&self, account: ProofAccount) -> Result<Binding, OauthRefusal> {
+        let (tenant, of) = (&self.server.tenant.name, (self.client, account));
+        self.proof.bind(self.state, tenant, of).await
     }
 
     /// Extends the expiry of a registered client after its use. Code and grant are used up by then, so a failure is
@@ -540,6 +542,15 @@ impl Exchange<'_> {
             detail,
         );
     }
+}
+
+/// The key of the budget of a grant's refreshes.
+fn of_grant(id: uuid::Uuid) -> (&'static str, uuid::Uuid) {
+    ("grant", id)
+}
+
+fn too_many(retry: std::time::Duration) -> OauthRefusal {
+    OauthRefusal::too_many("too many refreshes", retry)
 }
 
 /// Returns the current groups of a grant's subject; `None` if the subject has lost its access.

@@ -17,6 +17,7 @@ use crate::{
         Jws, KeySet, Signature, Thumbprint, TokenError, holder,
         jose::{declared, parse_unverified, string},
     },
+    base::budget::others_first,
     declare::{ALGORITHMS, DeclaredClient, Workload},
     oauth::{
         base::{Form, OauthRefusal, RefusalCode},
@@ -51,6 +52,9 @@ pub(super) struct Unused {
 /// A declared client that is a workload.
 #[derive(Clone, Copy)]
 struct Candidate<'c>(&'c DeclaredClient, &'c Workload);
+
+/// Candidates by the key set that their platform signs with; none for the keys that its metadata name.
+type ByKeys<'c> = BTreeMap<Option<&'c str>, Vec<Candidate<'c>>>;
 
 /// Reports whether the assertion of a request has to be that of a workload: it is no identity assertion.
 pub(super) fn is_presented(form: &Form) -> bool {
@@ -87,7 +91,7 @@ pub(super) async fn authenticate(
         let is_named = form.get("client_id").is_none_or(|id| id == client.id);
         (is_named && workload.issuer == token.issuer).then_some(Candidate(client, workload))
     });
-    let trusted: Vec<Candidate<'_>> = trusted.collect();
+    let trusted = by_keys(trusted)?;
     if trusted.is_empty() {
         attempt.detail(format!("the issuer is {}", token.issuer));
         return Err(refused("no such workload has tokens of this issuer"));
@@ -109,6 +113,23 @@ pub(super) async fn authenticate(
         Err(ClientError::Unavailable(failure)) => Err(failure.into()),
         Err(_) => Err(refused("no such workload")),
     }
+}
+
+/// Returns candidates by their key sets.
+///
+/// # Errors
+///
+/// There are more sets than one request, which has proved nothing, may have tried.
+fn by_keys<'c>(trusted: impl Iterator<Item = Candidate<'c>>) -> Result<ByKeys<'c>, OauthRefusal> {
+    let mut sets = ByKeys::new();
+    for one in trusted {
+        sets.entry(one.1.jwks.as_deref()).or_default().push(one);
+        if sets.len() > SETS {
+            let what = "many issuers have this name: name the workload by client_id";
+            return Err(OauthRefusal::new(RefusalCode::InvalidRequest, what));
+        }
+    }
+    Ok(sets)
 }
 
 impl Unused {
@@ -158,17 +179,15 @@ impl<'t> PlatformToken<'t> {
     async fn signed<'c>(
         &self,
         state: &OauthState,
-        trusted: Vec<Candidate<'c>>,
+        trusted: ByKeys<'c>,
     ) -> Result<Vec<Candidate<'c>>, OauthRefusal> {
-        let (mut known, mut signed) = (BTreeMap::new(), Vec::new());
-        for candidate in trusted {
-            let jwks = candidate.1.jwks.as_deref();
-            let is_signed = match known.get(&jwks) {
-                Some(is) => *is,
-                None => self.is_signed(state, jwks).await?,
-            };
-            known.insert(jwks, is_signed);
-            signed.extend(is_signed.then_some(candidate));
+        let mut signed = Vec::new();
+        for (jwks, of) in trusted {
+            // A set that is declared is parsed and tried without a pause.
+            others_first().await;
+            if self.is_signed(state, jwks).await? {
+                signed.extend(of);
+            }
         }
         if signed.is_empty() {
             return Err(refused("the signature is of no key of the issuer"));
@@ -247,6 +266,8 @@ fn refused(what: &'static str) -> OauthRefusal {
     OauthRefusal::new(RefusalCode::InvalidGrant, what)
 }
 
+/// Maximum key sets that are tried for one request.
+const SETS: usize = 16;
 /// Maximum tokens of one workload per minute, each of which is recorded for as long as it lives.
 const TOKENS: u32 = 300;
 /// Maximum lifetime of a platform's token in seconds: some hold as long as a job, or a day.
@@ -308,6 +329,40 @@ mod tests {
         ] {
             assert_eq!(token(&header, &claims), Err(wanted), "{header}");
         }
+    }
+
+    /// A request without credentials had each of any number parsed and tried.
+    #[test]
+    fn few_key_sets_are_tried_for_one_request() {
+        let client = |jwks: usize| DeclaredClient {
+            id: String::new(),
+            title: String::new(),
+            redirect_uris: Vec::new(),
+            is_machine: true,
+            secret: None,
+            jwks: None,
+            workload: Some(Workload {
+                issuer: "https://k8s.test".to_owned(),
+                audience: None,
+                jwks: Some(jwks.to_string()),
+                claims: BTreeMap::new(),
+                is_reusable: false,
+            }),
+        };
+        let tried = |sets: Vec<usize>| {
+            let clients: Vec<DeclaredClient> = sets.into_iter().map(client).collect();
+            let all = clients
+                .iter()
+                .filter_map(|client| Some(Candidate(client, client.workload.as_ref()?)));
+            let sets = by_keys(all).map(|sets| sets.len());
+            sets.map_err(|refusal| refusal.code())
+        };
+        assert_eq!(tried((0..SETS).collect()), Ok(SETS));
+        assert_eq!(
+            tried((0..=SETS).collect()),
+            Err(RefusalCode::InvalidRequest)
+        );
+        assert_eq!(tried(vec![1; SETS * 2]), Ok(1), "workloads of one platform");
     }
 
     #[test]

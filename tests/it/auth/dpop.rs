@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The same client with this proof in its requests.
-fn with_proof(app: &App, proof: &str) -> App {
+pub(crate) fn with_proof(app: &App, proof: &str) -> App {
     let mut headers = HeaderMap::new();
     headers.insert("DPoP", proof.parse().unwrap());
     let http = client_with(headers);

@@ -2,7 +2,7 @@
 
 pub(crate) mod api_keys;
 pub(crate) mod builtin_tokens;
-mod dpop;
+pub(crate) mod dpop;
 pub(crate) mod external_tokens;
 pub(crate) mod groups;
 pub(crate) mod policy;

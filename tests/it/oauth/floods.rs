@@ -20,12 +20,14 @@ use tokio::{
 };
 
 use crate::{
+    auth::dpop::with_proof,
     oauth::{
         pages::{self, ADA, consent_page, request},
         providers::{Hostile, behind, chosen, openid},
     },
     support::{
         browser::{Browser, Shown},
+        dpop::Prover,
         harness::{until, within},
         oauth_client::{App, BACK, gateway, register, said, send},
         postgres::Postgres,
@@ -368,7 +370,7 @@ async fn a_token_of_a_grant_that_has_ended_waits_for_no_writer() {
     lock.rollback().await.unwrap();
 }
 
-/// Each refresh writes a token that lives for weeks.
+/// Each refresh writes a token that lives for weeks. One too many used up a proof before it was refused.
 #[tokio::test]
 async fn a_grant_is_refreshed_300_times_a_minute() {
     let gateway = gateway(json!({})).await;
@@ -385,6 +387,13 @@ async fn a_grant_is_refreshed_300_times_a_minute() {
     };
     refused.assert_refused(429, "temporarily_unavailable");
     assert_eq!(count, 300);
+    let proof = Prover::new().for_token(&app.endpoint("token"));
+    let proved = with_proof(&app, &proof);
+    let refused = proved.refresh(&token, &[]).await;
+    refused.assert_refused(429, "temporarily_unavailable");
+    let code = app.code(&[]).await;
+    let tokens = proved.redeem(&code, &[]).await;
+    assert_eq!(tokens.text("token_type"), "DPoP");
     // Another grant is not affected, and this one goes on later: the token was not used.
     let other = app.tokens().await.text("refresh_token");
     assert_eq!(app.refresh(&other, &[]).await.status, StatusCode::OK);

@@ -143,7 +143,7 @@ metrics! {
     oauth_requests: Count<[&'static str; 2]> = "lockgate_oauth_requests" ["endpoint", "outcome"];
     /// Settings of servers that cannot be enforced on this machine.
     unenforced: Level<[&'static str; 3]> = "lockgate_sandbox_unenforced" ["tenant", "server", "key"];
-    /// Audit records dropped: the queue was full or the database unavailable.
+    /// Audit records dropped: the queue was full, the database unavailable, or a tenant had too many calls.
     audit_dropped: Count = "lockgate_audit_dropped";
     /// Audit records that wait for the database.
     audit_queue: Gauge = "lockgate_audit_queue";

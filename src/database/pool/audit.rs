@@ -72,6 +72,11 @@ impl Record {
         }
     }
 
+    /// When the event began, of a record that was told.
+    pub(crate) fn began(&self) -> Option<Instant> {
+        self.began
+    }
+
     /// The record with this time, in milliseconds since 1970.
     pub(crate) fn at(self, at_ms: i64) -> Self {
         Self {
@@ -441,7 +446,7 @@ const DELETE: &str = "
     RETURNING id";
 
 /// All kinds of records, as `docs/administration.md` lists them.
-pub(crate) const KINDS: [&str; 44] = [
+pub(crate) const KINDS: [&str; 45] = [
     "tenant.added",
     "tenant.changed",
     "tenant.removed",
@@ -486,6 +491,7 @@ pub(crate) const KINDS: [&str; 44] = [
     "server.restarted",
     "denied",
     "call",
+    "calls.dropped",
 ];
 
 #[cfg(test)]

@@ -335,7 +335,7 @@ impl Session {
                 &self.id,
                 outcome,
             );
-            self.core.audit.add(record);
+            self.core.audit.add_call(record);
         }
     }
 

@@ -303,12 +303,13 @@ impl Database {
     /// first given key. The old keys are no longer needed; log-ins in progress start again. Returns
     /// the id of the new key.
     ///
+    /// The caller has [`KeySource::lock`] since before it opened the database, which a restore replaces.
+    ///
     /// # Errors
     ///
     /// `Unavailable`, or `Invalid` if the key file cannot be written.
     pub(crate) async fn rotate(&self) -> Result<String, Error> {
         let source = &self.0.vault.source;
-        let _lock = source.lock().map_err(Error::from_key)?;
         let keys = rotation::begin_rotation(source, &self.0.vault.random)?;
         let mut transaction = self.0.pool.begin().await?;
         let sealer = Sealer {

@@ -16,7 +16,7 @@ use super::{
         Clients, Grants, Identities, Issuance, LoginSteps, Logins, OwnKeys, Revocations, Signing,
         SigningKeys, identities, restored, signing_keys, sweep,
     },
-    objects::{Connections, Judge, Objects, Secrets, connections, repository, slots},
+    objects::{Connections, Judge, Objects, Secrets, connections, rows, slots},
     pool::{Audit, Error, Pool, file, sql},
     vault::{KeySource, Sealer, Vault, rotation},
 };
@@ -303,27 +303,31 @@ impl Database {
     /// first given key. The old keys are no longer needed; log-ins in progress start again. Returns
     /// the id of the new key.
     ///
+    /// Rows are sealed some at a time, and others write in between: running gateways open what either
+    /// key sealed. A rotation that ended half-way goes on with its key at the next call. The caller has
+    /// [`KeySource::lock`] since before it opened the database, which a restore replaces.
+    ///
     /// # Errors
     ///
     /// `Unavailable`, or `Invalid` if the key file cannot be written.
     pub(crate) async fn rotate(&self) -> Result<String, Error> {
-        let source = &self.0.vault.source;
-        let _lock = source.lock().map_err(Error::from_key)?;
-        let keys = rotation::begin_rotation(source, &self.0.vault.random)?;
-        let mut transaction = self.0.pool.begin().await?;
+        let Parts { pool, vault, .. } = &*self.0;
+        let keys = rotation::begin_rotation(&vault.source, &vault.random)?;
         let sealer = Sealer {
             keys: &keys,
-            random: &self.0.vault.random,
+            random: &vault.random,
         };
-        repository::reseal(&mut transaction, &sealer).await?;
-        signing_keys::reseal(&mut transaction, &sealer).await?;
-        slots::reseal(&mut transaction, &sealer).await?;
-        connections::reseal(&mut transaction, &sealer).await?;
-        identities::reseal(&mut transaction, &sealer).await?;
-        let now_ms = self.0.pool.now_ms();
-        rotation::keep_first(&mut transaction, &sealer, now_ms).await?;
+        // First: behind this commit nobody seals with another key, so the rows under others become fewer alone.
+        let mut transaction = pool.begin().await?;
+        rotation::keep_first(&mut transaction, &sealer, pool.now_ms()).await?;
         transaction.commit().await?;
-        rotation::end_rotation(source, &keys)
+        identities::reseal(pool, &sealer).await?;
+        connections::reseal(pool, &sealer).await?;
+        slots::reseal(pool, &sealer).await?;
+        signing_keys::reseal(pool, &sealer).await?;
+        // Last: a restore reads the objects of a copy alone, and refuses one that still needs another key.
+        rows::reseal(pool, &sealer).await?;
+        rotation::end_rotation(&vault.source, &keys)
     }
 
     /// Ends all grants, log-ins and consents, for a copy that does not know what was revoked since.

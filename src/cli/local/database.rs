@@ -28,6 +28,7 @@ use crate::{
             HeldKey, SqlError,
             file::{self, api_keys, inspect, remove_unfinished, settle, unfinished},
         },
+        vault::KeySource,
     },
     snapshot::CurrentSnapshot,
 };
@@ -78,17 +79,32 @@ pub(crate) fn migrate(args: DatabaseArgs) -> ExitCode {
 
 /// `lockgate key rotate`
 pub(crate) fn rotate(args: DatabaseArgs) -> ExitCode {
-    run(args, async |config: &Config| {
-        if let Location::File(file) = Location::of(config) {
-            check_exists(&file)?;
-        }
-        let database = Database::open_as_it_is(opening(config)).await?;
-        let id = database.rotate().await?;
-        database.close().await;
-        Ok(format!(
-            "everything is sealed under the master key {id}, and no other is needed"
-        ))
-    })
+    run(args, async |config: &Config| rotated(config).await)
+}
+
+/// Changes the master key, and says which one is in use.
+async fn rotated(config: &Config) -> Result<String, database::Error> {
+    if let Location::File(file) = Location::of(config) {
+        check_exists(&file)?;
+    }
+    let opening = opening(config);
+    if let (KeySource::File(file), Some(_)) = (&opening.keys, &config.redis) {
+        // No replica would get in beside one that runs: they agree by a key in common, and a file has the new one alone.
+        let what =
+            "is a file, and gateways with redis.url sign with its key until they start again";
+        let remedy =
+            "put its key into LOCKGATE_MASTER_KEY, and change that by the steps in docs/store.md";
+        let wrong = Wrong::new(what, remedy).at(&file.display().to_string(), "master_key");
+        return Err(database::Error::from_mistake(wrong));
+    }
+    // Before the store is opened: a restore puts another file in its place.
+    let _lock = opening.keys.lock().map_err(database::Error::from_key)?;
+    let database = Database::open_as_it_is(opening).await?;
+    let id = database.rotate().await?;
+    database.close().await;
+    Ok(format!(
+        "everything is sealed under the master key {id}, and no other is needed"
+    ))
 }
 
 /// `lockgate backup F`
@@ -152,14 +168,7 @@ async fn replaced(
     keep_grants: bool,
 ) -> Result<String, database::Error> {
     let file = sqlite_file(config)?;
-    private_dir::made(&config.data_dir)
-        .map_err(|error| wrong(&config.data_dir, format!("{error:#}"), "make it writable"))?;
-    let lock = lock_file(&config.data_dir)
-        .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
-    if lock.try_lock().is_err() {
-        let what = "is in use by a running gateway".to_owned();
-        return Err(wrong(&config.data_dir, what, "stop it first"));
-    }
+    let _locks = locked(config)?;
     // To open a pipe takes until somebody writes to it.
     if fs::metadata(copy).is_ok_and(|found| !found.is_file()) {
         let what = "is no file".to_owned();
@@ -195,6 +204,21 @@ async fn replaced(
     };
     let held = api_keys(&file).await.unwrap_or_default();
     Ok(done + &returned(&held, known.ok().as_deref()) + &way_in(&held, config))
+}
+
+/// Locks the data directory for a restore: against gateways, and against a change of the master key, which would drop the
+/// key that sealed the copy.
+fn locked(config: &Config) -> Result<(File, Option<File>), database::Error> {
+    private_dir::made(&config.data_dir)
+        .map_err(|error| wrong(&config.data_dir, format!("{error:#}"), "make it writable"))?;
+    let lock = lock_file(&config.data_dir)
+        .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
+    if lock.try_lock().is_err() {
+        let what = "is in use by a running gateway".to_owned();
+        return Err(wrong(&config.data_dir, what, "stop it first"));
+    }
+    let keys = opening(config).keys.lock();
+    Ok((lock, keys.map_err(database::Error::from_key)?))
 }
 
 /// Says how an operator gets in if the key that commands use is none of the copy's, which has digests alone. A copy
@@ -584,6 +608,55 @@ mod tests {
         leave();
         drop(crate::cli::serve::database::lock(&config).unwrap());
         assert_eq!(left(&config), [""; 0]);
+    }
+
+    /// The copy was sealed under the key that the rotation dropped.
+    #[tokio::test]
+    async fn a_restore_and_a_change_of_the_master_key_wait_for_each_other() {
+        let (_dir, config, copy) = stored().await;
+        let lock = opening(&config).keys.lock().unwrap().unwrap();
+        let store = config.data_dir.join("lockgate.db");
+        let before = fs::read(&store).unwrap();
+        for refused in [
+            replaced(&copy, &config, false).await,
+            rotated(&config).await,
+        ] {
+            let said = refused.unwrap_err().to_string();
+            let wanted =
+                "is in use by another lockgate key rotate or lockgate restore; wait for it";
+            assert!(said.contains(wanted), "{said}");
+        }
+        assert!(fs::read(&store).unwrap() == before, "it was replaced");
+        drop(lock);
+        replaced(&copy, &config, false).await.unwrap();
+        rotated(&config).await.unwrap();
+    }
+
+    /// The gateway that ran told Redis the key of before, and none with the new one alone could start.
+    #[tokio::test]
+    async fn a_key_file_beside_redis_is_not_changed() {
+        let (_dir, config, _) = stored().await;
+        let file = config.data_dir.join("master.key");
+        let before = fs::read(&file).unwrap();
+        let with = |more: &[String]| {
+            let own = format!("data_dir={}", config.data_dir.display());
+            let mut set = vec![own, "redis.url=redis://h".to_owned()];
+            set.extend_from_slice(more);
+            let sources = Sources {
+                set,
+                ..Sources::default()
+            };
+            Config::load(&sources).unwrap()
+        };
+        let said = rotated(&with(&[])).await.unwrap_err().to_string();
+        assert!(said.contains("by the steps in docs/store.md"), "{said}");
+        assert!(fs::read(&file).unwrap() == before, "it was changed");
+        let text = String::from_utf8(before.clone()).unwrap();
+        let given = format!("master_key={}", text.trim());
+        rotated(&with(&[given])).await.unwrap();
+        assert!(fs::read(&file).unwrap() == before, "it was changed");
+        rotated(&config).await.unwrap();
+        assert!(fs::read(&file).unwrap() != before, "it was not changed");
     }
 
     #[tokio::test]

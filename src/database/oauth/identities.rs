@@ -340,13 +340,13 @@ pub(crate) async fn forget(
     Ok(())
 }
 
-/// Seals the tokens of every identity again.
-pub(crate) async fn reseal(
-    transaction: &mut Transaction,
-    Sealer { keys, random }: &Sealer<'_>,
-) -> Result<(), Error> {
-    let mut after = vec!["".into(), "".into()];
+/// Seals the tokens of identities again that another key than the first has sealed: some in each transaction, which is
+/// what other writers wait for.
+pub(crate) async fn reseal(pool: &Pool, Sealer { keys, random }: &Sealer<'_>) -> Result<(), Error> {
+    let mut after: Vec<Value> = vec!["".into(), "".into()];
     loop {
+        let mut transaction = pool.begin().await?;
+        after.push(Some(keys.beginning()).into());
         let rows = transaction.run(PART, after).await?;
         let Some(last) = rows.last() else {
             return Ok(());
@@ -367,6 +367,7 @@ pub(crate) async fn reseal(
             values.push(Some(sealed.ok_or_else(Error::no_randomness)?).into());
             transaction.run(RESEAL, values).await?;
         }
+        transaction.commit().await?;
     }
 }
 
@@ -481,6 +482,7 @@ const PART: &str = "
     SELECT tenant, provider, subject, value
       FROM identities
      WHERE (tenant, subject) > ($1, $2)
+       AND SUBSTR(value, 1, 9) <> $3
      ORDER BY tenant, subject
      LIMIT 100";
 

@@ -305,26 +305,34 @@ pub(super) async fn forget(transaction: &mut Transaction, now_ms: i64) -> Result
     Ok(gone.len())
 }
 
-/// Seals every key again, with the first of the new master keys.
-pub(crate) async fn reseal(
-    transaction: &mut Transaction,
-    Sealer { keys, random }: &Sealer<'_>,
-) -> Result<(), Error> {
-    for row in transaction.run(ALL, Vec::new()).await? {
-        let id: Uuid = row.get("id")?;
-        let sealed: Vec<u8> = row.get("secret")?;
-        let name = id.simple().to_string();
-        let plain = keys.open(place(&name), &sealed);
-        let plain = plain.map_err(|_| Error::Bug("the seal of a signing key".to_owned()))?;
-        let sealed = keys.seal(*random, place(&name), &plain);
-        if sealed.is_none() {
-            return Err(Error::no_randomness());
+/// Seals the keys again that another master key than the first has sealed: some in each transaction, which is what other
+/// writers wait for.
+pub(crate) async fn reseal(pool: &Pool, Sealer { keys, random }: &Sealer<'_>) -> Result<(), Error> {
+    let mut after = Uuid::nil();
+    loop {
+        let mut transaction = pool.begin().await?;
+        let values = vec![after.into(), Some(keys.beginning()).into()];
+        let rows = transaction.run(PART, values).await?;
+        let Some(last) = rows.last() else {
+            return Ok(());
+        };
+        after = last.get("id")?;
+        for row in &rows {
+            let id: Uuid = row.get("id")?;
+            let sealed: Vec<u8> = row.get("secret")?;
+            let name = id.simple().to_string();
+            let plain = keys.open(place(&name), &sealed);
+            let plain = plain.map_err(|_| Error::Bug("the seal of a signing key".to_owned()))?;
+            let sealed = keys.seal(*random, place(&name), &plain);
+            if sealed.is_none() {
+                return Err(Error::no_randomness());
+            }
+            transaction
+                .run(RESEAL, vec![id.into(), sealed.into()])
+                .await?;
         }
-        transaction
-            .run(RESEAL, vec![id.into(), sealed.into()])
-            .await?;
+        transaction.commit().await?;
     }
-    Ok(())
 }
 
 /// Creates a key that is active from `active_ms` on.
@@ -440,9 +448,13 @@ const PUBLIC_KEYS: &str = "
       FROM signing_keys
      ORDER BY tenant, active_ms DESC, kid";
 
-const ALL: &str = "
+const PART: &str = "
     SELECT id, secret
-      FROM signing_keys";
+      FROM signing_keys
+     WHERE id > $1
+       AND SUBSTR(secret, 1, 9) <> $2
+     ORDER BY id
+     LIMIT 100";
 
 const INSERT: &str = "
     INSERT INTO signing_keys (id, tenant, kid, public, secret, created_ms, active_ms)

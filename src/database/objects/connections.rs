@@ -319,20 +319,21 @@ pub(super) async fn forget(
     Ok(())
 }
 
-/// Seals the tokens of every connection again.
-pub(crate) async fn reseal(
-    transaction: &mut Transaction,
-    Sealer { keys, random }: &Sealer<'_>,
-) -> Result<(), Error> {
-    let mut after = vec!["".into(), "".into(), "".into()];
+/// Seals the tokens of connections again that another key than the first has sealed: some in each transaction, which is
+/// what other writers wait for.
+pub(crate) async fn reseal(pool: &Pool, Sealer { keys, random }: &Sealer<'_>) -> Result<(), Error> {
+    let mut after: Vec<Value> = vec!["".into(), "".into(), "".into()];
     loop {
+        let mut transaction = pool.begin().await?;
+        after.push(Some(keys.beginning()).into());
         let rows = transaction.run(PART, after).await?;
         let Some(last) = rows.last() else {
             return Ok(());
         };
         let names = names(last)?;
         after = names.iter().map(|name| name.as_str().into()).collect();
-        reseal_part(transaction, (keys, *random), &rows).await?;
+        reseal_part(&mut transaction, (keys, *random), &rows).await?;
+        transaction.commit().await?;
     }
 }
 
@@ -488,6 +489,7 @@ const PART: &str = "
     SELECT tenant, upstream, holder, value
       FROM connections
      WHERE (tenant, upstream, holder) > ($1, $2, $3)
+       AND SUBSTR(value, 1, 9) <> $4
      ORDER BY tenant, upstream, holder
      LIMIT 100";
 

@@ -12,8 +12,8 @@
 
 mod changes;
 pub(crate) mod connections;
-pub(crate) mod repository;
-mod rows;
+mod repository;
+pub(crate) mod rows;
 mod secrets;
 pub(crate) mod slots;
 mod steps;

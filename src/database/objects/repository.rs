@@ -21,7 +21,7 @@ use crate::{
     config::{Mistake, Wrong},
     database::{
         pool::{Author, Error, Pool, Row, Transaction},
-        vault::{Sealer, Vault},
+        vault::Vault,
     },
     declare::{
         Catalog, Change, ChangeKind, Declared, Kind, Object, ObjectName, PLACE, Prune, When,
@@ -397,17 +397,6 @@ impl Objects<'_> {
         self.judged_state(changed, others, When::Applying).await?;
         Ok(changes)
     }
-}
-
-/// Seals the secrets of every object again, with the first of the new keys.
-pub(crate) async fn reseal(
-    transaction: &mut Transaction,
-    sealer: &Sealer<'_>,
-) -> Result<(), Error> {
-    for stored in &rows::read(transaction, sealer.keys, Selection::All).await? {
-        rows::reseal(transaction, sealer, stored).await?;
-    }
-    Ok(())
 }
 
 /// The steps of every change.

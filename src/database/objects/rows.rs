@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::config::{Mistake, Wrong};
 use crate::{
     database::{
-        pool::{Error, Row, Sql, SqlError, Transaction, Value},
+        pool::{Error, Pool, Row, Sql, SqlError, Transaction, Value},
         vault::{Keyring, NotOpened, Place, Sealer},
     },
     declare::{Declared, Document, Kind, Object, ObjectName, OperatorKey, PASSWORD, SecretMembers},
@@ -349,14 +349,44 @@ pub(crate) async fn delete(transaction: &mut Transaction, old: &Stored) -> Resul
     Ok(())
 }
 
-/// Seals an object's secret again, with the first master key.
-pub(crate) async fn reseal(
+/// Seals the secrets of objects again that another key than the first has sealed: some in each transaction, which is
+/// what other writers wait for.
+pub(crate) async fn reseal(pool: &Pool, sealer: &Sealer<'_>) -> Result<(), Error> {
+    for kind in Kind::ALL {
+        let mut after = Uuid::nil();
+        loop {
+            let mut transaction = pool.begin().await?;
+            let values = vec![after.into(), Some(sealer.keys.beginning()).into()];
+            let sql = Sql::on(kind.plural(), PART);
+            let rows = transaction.run(sql, values).await?;
+            let Some(last) = rows.last() else {
+                break;
+            };
+            after = last.get("id")?;
+            for row in &rows {
+                reseal_row(&mut transaction, sealer, (kind, row)).await?;
+            }
+            transaction.commit().await?;
+        }
+    }
+    Ok(())
+}
+
+async fn reseal_row(
     transaction: &mut Transaction,
-    sealer: &Sealer<'_>,
-    old: &Stored,
+    Sealer { keys, random }: &Sealer<'_>,
+    (kind, row): (Kind, &Row),
 ) -> Result<(), RowError> {
-    let kind = old.name.kind();
-    let values = vec![old.id.into(), sealed(sealer, kind, old)?.into()];
+    let (id, sealed) = (row.get::<Uuid>("id")?, row.get::<Vec<u8>>("secret")?);
+    let name = id.simple().to_string();
+    let at = place(kind, &name);
+    let plain = keys.open(at, &sealed).map_err(|error| match error {
+        NotOpened::UnknownKey => RowError::UnknownKey,
+        NotOpened::Forged => RowError::Broken(format!("the seal of one of the {}", kind.plural())),
+    })?;
+    let sealed = keys.seal(*random, at, &plain);
+    let sealed = sealed.ok_or_else(|| RowError::Broken("no randomness".to_owned()))?;
+    let values = vec![id.into(), Some(sealed).into()];
     transaction
         .run(Sql::on(kind.plural(), RESEAL), values)
         .await?;
@@ -534,6 +564,14 @@ const GIVE_UP_HASH: &str = "
     UPDATE api_keys
        SET hash = $2
      WHERE id = $1";
+
+const PART: &str = "
+    SELECT id, secret
+      FROM {table}
+     WHERE id > $1
+       AND SUBSTR(secret, 1, 9) <> $2
+     ORDER BY id
+     LIMIT 100";
 
 const RESEAL: &str = "
     UPDATE {table}

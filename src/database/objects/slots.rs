@@ -304,13 +304,13 @@ pub(super) async fn forget(
     Ok(())
 }
 
-/// Seals every secret again.
-pub(crate) async fn reseal(
-    transaction: &mut Transaction,
-    Sealer { keys, random }: &Sealer<'_>,
-) -> Result<(), Error> {
-    let mut after = vec!["".into(), "".into(), "".into(), "".into()];
+/// Seals the secrets again that another key than the first has sealed: some in each transaction, which is what other
+/// writers wait for.
+pub(crate) async fn reseal(pool: &Pool, Sealer { keys, random }: &Sealer<'_>) -> Result<(), Error> {
+    let mut after: Vec<Value> = vec!["".into(), "".into(), "".into(), "".into()];
     loop {
+        let mut transaction = pool.begin().await?;
+        after.push(Some(keys.beginning()).into());
         let rows = transaction.run(PART, after).await?;
         let Some(last) = rows.last() else {
             return Ok(());
@@ -322,7 +322,8 @@ pub(crate) async fn reseal(
             holder: secret.holder.as_deref(),
         };
         after = key(of, &secret.name);
-        reseal_part(transaction, (keys, *random), &rows).await?;
+        reseal_part(&mut transaction, (keys, *random), &rows).await?;
+        transaction.commit().await?;
     }
 }
 
@@ -484,6 +485,7 @@ const PART: &str = "
     SELECT tenant, server, holder, name, value, updated_ms
       FROM secrets
      WHERE (tenant, server, holder, name) > ($1, $2, $3, $4)
+       AND SUBSTR(value, 1, 9) <> $5
      ORDER BY tenant, server, holder, name
      LIMIT 100";
 

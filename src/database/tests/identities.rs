@@ -13,6 +13,7 @@ use crate::base::Secret;
 use crate::database::{
     Database, Error, Expected, Tokens, Value,
     oauth::{IdentityAt, LoggedOut, Revoked},
+    vault::Keyring,
 };
 use crate::declare::{Issued, Kind, ObjectName};
 
@@ -24,6 +25,7 @@ on_both! {
     told_groups_reach_grants_log_ins_and_replicas
     what_was_asked_before_a_log_in_says_nothing_against_it
     identities_are_sealed_again_and_go_with_what_they_belong_to
+    a_change_of_the_master_key_that_ended_half_way_goes_on
     no_grant_begins_after_the_logout_of_its_session
 }
 
@@ -309,6 +311,53 @@ async fn identities_are_sealed_again_and_go_with_what_they_belong_to(place: Plac
         [is_there(0).await, is_there(1).await, is_there(2).await],
         [false, false, false]
     );
+}
+
+/// On PostgreSQL one transaction for all rows would keep every writer waiting until its end.
+async fn a_change_of_the_master_key_that_ended_half_way_goes_on(place: Place) {
+    let [store, other] = open(&place).await;
+    let of = |subject: &'static str| IdentityAt { subject, ..ADA };
+    // More than are sealed at once, and the last one does not open.
+    let all: Vec<&'static str> = (0..109).map(|at| &*format!("i#{at}").leak()).collect();
+    for subject in all.iter().copied().chain(["j"]) {
+        keep(&store, of(subject), subject, &[]).await;
+    }
+    let pool = place.pool().await;
+    let swap = "
+        UPDATE identities
+           SET value = (SELECT value FROM identities WHERE subject = $1)
+         WHERE subject = $2";
+    pool.write(swap, vec!["i#0".into(), "j".into()])
+        .await
+        .unwrap();
+    let ended = store.rotate().await;
+    assert!(matches!(ended, Err(Error::Bug(_))), "{ended:?}");
+    let file = place.dir.path().join("master.key");
+    let keys = || Keyring::parse(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let new = keys().first().id();
+    assert_eq!(keys().keys().len(), 2);
+    let renewed = async || {
+        let sql = "SELECT subject FROM identities WHERE SUBSTR(value, 1, 9) = $1";
+        let rows = pool.read(sql, vec![Some(keys().beginning()).into()]).await;
+        rows.unwrap().len()
+    };
+    assert_eq!(renewed().await, 100, "a transaction of its own");
+    // Gateways that run, and those that start, seal with the new key, and open what either sealed.
+    keep(&other, of("j"), "again", &[]).await;
+    assert_eq!(renewed().await, 101);
+    let started = place.open().await;
+    for database in [&store, &started] {
+        for subject in &all {
+            let found = access(database, of(subject)).await.unwrap();
+            assert_eq!(found.as_deref(), Some(*subject));
+        }
+    }
+    assert_eq!(store.rotate().await.unwrap(), new, "it goes on");
+    assert_eq!((renewed().await, keys().keys().len()), (110, 1));
+    let last = place.open().await;
+    let found = access(&last, of("j")).await.unwrap();
+    assert_eq!(found.as_deref(), Some("again"));
+    pool.close().await;
 }
 
 /// A code that is issued while its log-in ends.

@@ -17,6 +17,7 @@ on_both! {
     a_sealed_value_in_another_row_does_not_open
     another_master_key_is_refused
     a_master_key_file_is_rotated_under_an_open_database
+    objects_are_sealed_again_with_a_new_master_key
     configured_master_keys_are_rotated_to_the_first
 }
 
@@ -247,6 +248,26 @@ async fn a_master_key_file_is_rotated_under_an_open_database(place: Place) {
     std::fs::write(&file, old).unwrap();
     let refused = Database::open(place.opening()).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+}
+
+async fn objects_are_sealed_again_with_a_new_master_key(place: Place) {
+    let store = place.open().await;
+    // More than are sealed at once.
+    let servers = (0..110).map(|at| format!("s{at}: {{command: cat, env: {{TOKEN: t{at}}}}}"));
+    let servers = servers.collect::<Vec<_>>().join(", ");
+    let wanted = manifest(&format!(
+        "tenants: {{acme: {{auth: {{mode: none}}, servers: {{{servers}}}}}}}"
+    ));
+    let applied = store.objects().apply(&wanted, Prune::Keep, &ada()).await;
+    assert_eq!(applied.unwrap().len(), 111);
+    store.rotate().await.unwrap();
+    // This one has the new key alone.
+    let later = place.open().await;
+    assert_eq!(later.objects().load().await.unwrap().objects.len(), 111);
+    for at in [0, 99, 100, 109] {
+        let found = token(&later, "acme", &format!("s{at}")).await;
+        assert_eq!(found, Some(json!(format!("t{at}"))));
+    }
 }
 
 async fn configured_master_keys_are_rotated_to_the_first(place: Place) {

@@ -43,22 +43,24 @@ impl KeySource {
         }
     }
 
-    /// Locks the key file against rotation by other processes; keys of the configuration need no
-    /// lock.
+    /// Locks the key file against a rotation and a restore by other processes; keys of the configuration
+    /// need no lock.
     ///
     /// # Errors
     ///
-    /// File system errors; a rotation by another process in progress.
+    /// File system errors; a rotation or a restore by another process in progress.
     pub(crate) fn lock(&self) -> Result<Option<fs::File>, Wrong> {
         let Self::File(path) = self else {
             return Ok(None);
         };
-        let file = private_file::open_or_create(&path.with_extension("lock"));
+        let path = path.with_extension("lock");
+        let made = private_file::create_beside(&path);
+        let file = made.or_else(|_| private_file::open_or_create(&path));
         let file = file.map_err(|error| cannot("locked", &error))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
             Err(fs::TryLockError::WouldBlock) => Err(Wrong::new(
-                "is being rotated by another process",
+                "is in use by another lockgate key rotate or lockgate restore",
                 "wait for it",
             )),
             Err(fs::TryLockError::Error(error)) => Err(cannot("locked", &error)),

@@ -60,12 +60,13 @@ pub(crate) async fn is_known(transaction: &mut Transaction, keys: &Keyring) -> R
     Ok(!rows.is_empty())
 }
 
-/// Adds a new key before those in the file; of given keys the first is the new one.
+/// Adds a new key before the one in the file. Of given keys the first is the new one, and of several in the file: a
+/// rotation that ended half-way left them there, and goes on.
 pub(crate) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyring, Error> {
     let keys = source
         .keyring(random, Make::Never)
         .map_err(Error::from_mistake)?;
-    if matches!(source, KeySource::Given(_)) {
+    if matches!(source, KeySource::Given(_)) || keys.keys().len() > 1 {
         return Ok(keys);
     }
     let new = MasterKey::new(random).map_err(Error::from_key)?;
@@ -74,7 +75,7 @@ pub(crate) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyr
     Ok(keys)
 }
 
-/// Removes the proofs of all keys but the first.
+/// Removes the proofs of all keys but the first: whoever writes from then on seals with that one.
 pub(crate) async fn keep_first(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,

@@ -147,6 +147,14 @@ impl Keyring {
         self.0
     }
 
+    /// The first 9 bytes of every value that the first key seals: the format, and the id of the key. Statements look for
+    /// values of other keys by them.
+    pub(crate) fn beginning(&self) -> Vec<u8> {
+        let mut beginning = vec![FORM];
+        beginning.extend_from_slice(&self.first().id);
+        beginning
+    }
+
     /// Seals `plain` for `place`; none without randomness.
     pub(crate) fn seal(&self, random: &Random, place: Place<'_>, plain: &[u8]) -> Option<Vec<u8>> {
         let key = self.first();
@@ -159,8 +167,7 @@ impl Keyring {
         key.sealing
             .seal_in_place_append_tag(once, aad, &mut sealed)
             .ok()?;
-        let mut out = vec![FORM];
-        out.extend_from_slice(&key.id);
+        let mut out = self.beginning();
         out.extend_from_slice(&nonce);
         out.append(&mut sealed);
         Some(out)

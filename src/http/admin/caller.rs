@@ -4,6 +4,7 @@
 //! what the gateway starts or connects to. Not here: API keys (`auth`).
 
 use std::{
+    net::IpAddr,
     ops::Deref,
     sync::{Arc, LazyLock},
     time::Duration,
@@ -17,7 +18,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 use super::request::{Path, read_document};
 use crate::{
     auth::{ADMIN_SCOPE, Administrator, AdministratorRefusal},
-    base::budget::{OwnersTurn, Turns},
+    base::budget::{Budget, OwnersTurn, Turns},
     config::ClientAddress,
     database::{self, Author, ForAdministrator},
     declare::{AuthMode, Document},
@@ -35,6 +36,8 @@ pub(super) struct Caller {
     pub(super) administrator: Administrator,
     /// The snapshot at the time of the request.
     pub(super) snapshot: Arc<Snapshot>,
+    /// The address of the client.
+    from: Option<IpAddr>,
 }
 
 /// The database as a caller may use it, at its turn. Take it behind the body of the request, whose sender may be slow.
@@ -108,6 +111,7 @@ impl Caller {
             Ok(administrator) => Ok(Self {
                 administrator,
                 snapshot,
+                from,
             }),
             // Nothing was reported: keys that are made up cost nothing.
             Err(AdministratorRefusal::NotRead) => Err(challenge(AdministratorRefusal::NotRead)),
@@ -197,6 +201,16 @@ impl Caller {
     /// Parses a document. Of an object it is kept until the change is made: take the turn of that first.
     pub(super) async fn parsed(&self, body: Bytes) -> Result<Document, Problem> {
         parsed(&PARSING, self.owner(), body).await
+    }
+
+    /// The share of this caller's address in the memory for requests, which the parts of a stream are drawn from: the gate
+    /// counts complete answers alone.
+    pub(super) fn memory(&self, front: &Front) -> Arc<Budget> {
+        let memory = front.hub.limits().memory();
+        match self.from {
+            Some(address) => memory.address(address),
+            None => Arc::clone(memory.requests()),
+        }
     }
 
     /// Waits for a turn of the caller's tenant. Operators wait for none: they have connections of their own.

@@ -3,19 +3,18 @@
 //! The text of a key appears only in the response that creates or rotates it; the gateway stores its
 //! hash. Not here: verification of keys (`auth`), and other operations on them (`declared`).
 
-use axum::body::Body;
-use http::{HeaderMap, HeaderValue, StatusCode, header::LOCATION};
+use http::{HeaderValue, StatusCode, header::LOCATION};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Caller, Permission},
+    caller::{Caller, Permission, Store},
     declared::{CHANGE, Collection, failed, members, object_name, refresh, shown, tagged},
     operation::{Call, Operation, OperationResult, post},
     request::{milliseconds, spec},
     schema::{Schema, Shape, moment, object, text, texts},
 };
 use crate::{
-    auth::{Administrator, api_key},
+    auth::api_key,
     config::Wrong,
     database::{self, Expected, objects::Stored},
     declare::{Document, Kind, OWN_KEY, Object, ObjectName, OperatorKey},
@@ -88,22 +87,23 @@ static OPERATOR_KEYS: Collection = Collection {
 
 /// Creates a key of the tenant in the path, or of an operator if the path has no tenant.
 async fn create(call: Call) -> OperationResult {
-    let administrator = &call.caller.administrator;
-    let named = named_document(&call.front, administrator, &call.headers, call.body);
-    let (name, document) = named.await?;
-    let now = call.front.snapshot.clock().now_ms();
+    let (front, caller, tenant) = (&call.front, &call.caller, call.path.get("tenant"));
+    let body = spec(front, &caller.administrator, &call.headers, call.body).await?;
+    let store = caller.store_to_change(front, tenant).await?;
+    let (name, document) = named(caller.parsed(body).await?)?;
+    let now = front.snapshot.clock().now_ms();
     if let Some(expires) = document.get("expires").and_then(Json::as_str)
         && milliseconds(expires).is_some_and(|at| at <= now)
     {
         let wrong = Wrong::new(format!("{expires} is in the past"), "write a later time");
         return Err(Problem::invalid(vec![wrong.at("body", "expires")]));
     }
-    let name = match call.path.get("tenant") {
+    let name = match tenant {
         Some(tenant) => ObjectName::of(tenant, Kind::ApiKey, &name),
         None => ObjectName::operator_key(&name),
     };
     let change = |_: Option<&Stored>| Ok(document.clone());
-    write_key((&call.front, &call.caller), &name, Expected::Absent, change).await
+    write_key((front, caller), store, (&name, Expected::Absent), change).await
 }
 
 /// Replaces the text of a key; the old text is invalid from the response on.
@@ -113,18 +113,20 @@ async fn rotate(call: Call) -> OperationResult {
         let text = "a person made this key for themselves, and can rotate it on the account page";
         return Err(Problem::new(StatusCode::CONFLICT, text));
     }
+    let (front, caller) = (&call.front, &call.caller);
+    let store = caller.store_to_change(front, name.owner()).await?;
     let change = |old: Option<&Stored>| {
         let old = old.map(|old| old.object.spec.clone());
         old.ok_or(database::Error::NotFound)
     };
-    write_key((&call.front, &call.caller), &name, Expected::Any, change).await
+    write_key((front, caller), store, (&name, Expected::Any), change).await
 }
 
-/// Writes a key with a new text; `change` makes its document of the stored one.
+/// Writes a key with a new text, at the turn that `store` has; `change` makes its document of the stored one.
 async fn write_key(
     (front, caller): (&Front, &Caller),
-    name: &ObjectName,
-    expected: Expected,
+    store: Store<'_>,
+    (name, expected): (&ObjectName, Expected),
     mut change: impl FnMut(Option<&Stored>) -> Result<Document, database::Error>,
 ) -> OperationResult {
     let key = api_key::generate(&aws_lc_rs::rand::SystemRandom::new())
@@ -141,7 +143,6 @@ async fn write_key(
         Ok(object)
     };
     let author = caller.author();
-    let store = caller.store_to_change(front, name).await?;
     let put = store.objects().edit(name, expected, &author, change).await;
     let put = put.map_err(|failure| match failure {
         database::Error::Conflict => {
@@ -166,14 +167,8 @@ async fn write_key(
     Ok(response)
 }
 
-/// Reads a document that contains the name of its object.
-async fn named_document(
-    front: &Front,
-    administrator: &Administrator,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<(String, Document), Problem> {
-    let mut document = spec(front, administrator, headers, body).await?;
+/// Takes the name of its object out of a document.
+fn named(mut document: Document) -> Result<(String, Document), Problem> {
     if let Some(Json::String(name)) = document.remove("name") {
         return Ok((name, document));
     }

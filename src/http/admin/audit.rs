@@ -1,6 +1,6 @@
 //! Audit trail: a page of records as JSON, or all records as JSON lines; and the attempts of clients to be let in.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -20,7 +20,10 @@ use super::{
     schema::{self, LINES, Schema, Shape, any_object, nullable_text, object, text},
 };
 use crate::{
-    base::{budget::Turns, moment},
+    base::{
+        budget::{Budget, Turns},
+        moment,
+    },
     config::reader::nearest,
     database::{Cursor, Database, Entry, Filter, KINDS, Page, Record, oauth::Step},
     http::reply::Problem,
@@ -169,10 +172,11 @@ async fn audit(call: Call) -> OperationResult {
         filter,
         turns,
         owner: owner.to_owned(),
+        memory: call.caller.memory(&call.front),
     };
     if accept.is_some_and(|accept| accept.contains(LINES)) {
         // Before the response, which can tell of nothing once it has begun.
-        let first = trail.page(after, EXPORT_PAGE, WAIT).await?;
+        let first = trail.part(after, WAIT).await?;
         return Ok(lines(export(trail, first)));
     }
     let limit = u32::try_from(query.limit()?).unwrap_or(u32::MAX);
@@ -189,7 +193,12 @@ struct Trail {
     turns: &'static Turns,
     /// The name that the turns are taken by.
     owner: String,
+    /// The share of its address, which parts of an export are drawn from.
+    memory: Arc<Budget>,
 }
+
+/// A part of an export, and the cursor of the next one.
+type Part = (Bytes, Option<Cursor>);
 
 impl Trail {
     /// Reads a page at its turn, which is waited for as long as `patience`.
@@ -202,21 +211,31 @@ impl Trail {
         let _turn = within(patience, self.turns.take(&self.owner)).await?;
         Ok(self.store.audit().page(&self.filter, after, limit).await?)
     }
+
+    /// Reads a page of an export. It counts for its address until the client has taken it: a place among few exports would be
+    /// kept from everybody by a client that takes nothing.
+    async fn part(&self, after: Option<Cursor>, patience: Duration) -> Result<Part, Problem> {
+        let Page { entries, next } = self.page(after, EXPORT_PAGE, patience).await?;
+        let text = text_of(&entries);
+        let drawn = self.memory.draw(STREAM + text.len() as u64);
+        let drawn = drawn.ok_or_else(Problem::no_room)?;
+        Ok((drawn.until_dropped(text), next))
+    }
 }
 
-/// Streams all records from a first page on, page by page at the speed of the client. Between two pages nothing is
+/// Streams all records from a first part on, page by page at the speed of the client. Between two pages nothing is
 /// held, so that the next one may wait for long. An error aborts the response, so that an incomplete one does not look
 /// complete.
-fn export(trail: Trail, first: Page) -> Body {
-    let Page { entries, next } = first;
-    let begin = once(ready(Ok(text_of(&entries))));
+fn export(trail: Trail, (first, next): Part) -> Body {
+    let begin = once(ready(Ok(first)));
     let rest = try_unfold((trail, next), async |(trail, after)| {
         let Some(after) = after else {
             return Ok::<_, String>(None);
         };
-        let page = trail.page(Some(after), EXPORT_PAGE, PATIENCE).await;
-        let page = page.map_err(|problem| format!("an export ends with {}", problem.status()))?;
-        Ok(Some((text_of(&page.entries), (trail, page.next))))
+        let part = trail.part(Some(after), PATIENCE).await;
+        let part = part.map_err(|problem| format!("an export ends with {}", problem.status()));
+        let (text, next) = part?;
+        Ok(Some((text, (trail, next))))
     });
     Body::from_stream(begin.chain(rest))
 }
@@ -248,6 +267,8 @@ fn entry(entry: &Entry) -> Json {
 
 /// Records per read of an export.
 const EXPORT_PAGE: u32 = 500;
+/// What an export takes beside the text that waits for its client: its stream, and where it is in the trail.
+const STREAM: u64 = 4 << 10;
 /// Time limit for the turn of a page of an export under way, which begins anew if it is broken off.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -317,7 +338,7 @@ static RECORDS: Schema = Schema {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, sync::Arc};
+    use std::collections::BTreeMap;
 
     use axum::response::IntoResponse;
     use tokio::time::timeout;
@@ -347,6 +368,7 @@ mod tests {
             filter: Filter::default(),
             turns: Box::leak(Box::new(Turns::new(2))),
             owner: "a".to_owned(),
+            memory: Budget::new(1 << 20),
         };
         (dir, trail)
     }
@@ -357,7 +379,7 @@ mod tests {
         let records = usize::try_from(EXPORT_PAGE).unwrap() + 1;
         let (_dir, trail) = trail(records).await;
         let turns = trail.turns;
-        let first = trail.page(None, EXPORT_PAGE, WAIT).await.unwrap();
+        let first = trail.part(None, WAIT).await.unwrap();
         let mut body = export(trail, first).into_data_stream();
         let held = turns.take("a").await;
         let mut read = body.next().await.unwrap().unwrap().to_vec();
@@ -368,6 +390,30 @@ mod tests {
         read.extend_from_slice(&next.await.unwrap().unwrap());
         assert!(body.next().await.is_none());
         assert_eq!(read.split_inclusive(|byte| *byte == b'\n').count(), records);
+    }
+
+    /// What a client did not take counted nowhere, and there was no bound.
+    #[tokio::test]
+    async fn parts_of_exports_count_until_they_are_taken() {
+        let (_dir, mut trail) = trail(1).await;
+        let part = trail.part(None, WAIT).await.unwrap();
+        let size = trail.memory.used();
+        assert_eq!(size, STREAM + part.0.len() as u64);
+        drop(part);
+        assert_eq!(trail.memory.used(), 0);
+        let memory = Budget::new(2 * size - 1);
+        trail.memory = Arc::clone(&memory);
+        let first = trail.part(None, WAIT).await.unwrap();
+        let refused = trail.part(None, WAIT).await.map(drop);
+        let refused = refused.unwrap_err().into_response();
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(refused.headers().contains_key("retry-after"));
+        let mut body = export(trail, first).into_data_stream();
+        let text = body.next().await.unwrap().unwrap();
+        assert_eq!(memory.used(), size);
+        drop(text);
+        assert!(body.next().await.is_none());
+        assert_eq!(memory.used(), 0);
     }
 
     #[tokio::test]

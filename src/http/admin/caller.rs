@@ -4,22 +4,24 @@
 //! what the gateway starts or connects to. Not here: API keys (`auth`).
 
 use std::{
+    net::IpAddr,
     ops::Deref,
     sync::{Arc, LazyLock},
     time::Duration,
 };
 
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE, request::Parts};
-use tokio::time::timeout;
+use tokio::{task::spawn_blocking, time::timeout};
 
-use super::request::Path;
+use super::request::{Path, read_document};
 use crate::{
     auth::{ADMIN_SCOPE, Administrator, AdministratorRefusal},
-    base::budget::{OwnersTurn, Turns},
+    base::budget::{Budget, OwnersTurn, Turns},
     config::ClientAddress,
     database::{self, Author, ForAdministrator},
-    declare::{AuthMode, ObjectName},
+    declare::{AuthMode, Document},
     http::{
         Front,
         admission::{bearer, challenge::REALM},
@@ -34,6 +36,8 @@ pub(super) struct Caller {
     pub(super) administrator: Administrator,
     /// The snapshot at the time of the request.
     pub(super) snapshot: Arc<Snapshot>,
+    /// The address of the client.
+    from: Option<IpAddr>,
 }
 
 /// The database as a caller may use it, at its turn. Take it behind the body of the request, whose sender may be slow.
@@ -107,6 +111,7 @@ impl Caller {
             Ok(administrator) => Ok(Self {
                 administrator,
                 snapshot,
+                from,
             }),
             // Nothing was reported: keys that are made up cost nothing.
             Err(AdministratorRefusal::NotRead) => Err(challenge(AdministratorRefusal::NotRead)),
@@ -169,14 +174,14 @@ impl Caller {
         })
     }
 
-    /// The same for a change of a declared object, at its turn as well.
+    /// The same for a change of a declared object of a tenant, or of none, at its turn as well.
     pub(super) async fn store_to_change<'f>(
         &self,
         front: &'f Front,
-        name: &ObjectName,
+        tenant: Option<&str>,
     ) -> Result<Store<'f>, Problem> {
         let database = self.database(front)?;
-        let (Some(changes), Some(tenant)) = (database.changes(), name.owner()) else {
+        let (Some(changes), Some(tenant)) = (database.changes(), tenant) else {
             return self.store(front).await;
         };
         let all = LazyLock::force(&TURNS);
@@ -191,6 +196,21 @@ impl Caller {
     fn database<'f>(&self, front: &'f Front) -> Result<ForAdministrator<'f>, Problem> {
         let database = front.snapshot.database()?;
         Ok(database.for_administrator(self.administrator.is_operator()))
+    }
+
+    /// Parses a document. Of an object it is kept until the change is made: take the turn of that first.
+    pub(super) async fn parsed(&self, body: Bytes) -> Result<Document, Problem> {
+        parsed(&PARSING, self.owner(), body).await
+    }
+
+    /// The share of this caller's address in the memory for requests, which the parts of a stream are drawn from: the gate
+    /// counts complete answers alone.
+    pub(super) fn memory(&self, front: &Front) -> Arc<Budget> {
+        let memory = front.hub.limits().memory();
+        match self.from {
+            Some(address) => memory.address(address),
+            None => Arc::clone(memory.requests()),
+        }
     }
 
     /// Waits for a turn of the caller's tenant. Operators wait for none: they have connections of their own.
@@ -333,6 +353,24 @@ fn challenge(why: AdministratorRefusal) -> Response {
     response
 }
 
+/// Parses a document: a long one beside few others, off the threads that serve requests. The turn is kept until the tree is
+/// made, whether or not the sender still waits for it.
+async fn parsed(turns: &Turns, owner: &str, body: Bytes) -> Result<Document, Problem> {
+    if body.len() <= QUICK {
+        return read_document(&body);
+    }
+    let turn = taken(turns, owner).await?;
+    let parsed = spawn_blocking(move || {
+        let parsed = read_document(&body);
+        drop(turn);
+        parsed
+    });
+    parsed.await.unwrap_or_else(|error| {
+        let bug = format!("a body is not parsed: {error}");
+        Err(Problem::of(database::Error::Bug(bug), false))
+    })
+}
+
 /// Waits for a turn, but not for long.
 pub(super) async fn taken(turns: &Turns, owner: &str) -> Result<OwnersTurn, Problem> {
     within(WAIT, turns.take(owner)).await
@@ -361,12 +399,16 @@ static TURNS: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
 /// Turns of operators at the audit trail, which they read by the same connections: a page may take as long as a
 /// statement may.
 static SCANS: LazyLock<Turns> = LazyLock::new(|| Turns::new(2));
+/// Turns at documents that are parsed, each of which takes a hundred times its length meanwhile.
+static PARSING: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
 /// Restarts by tenants' administrators.
 static RESTARTS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
 /// Changes of signing keys by them.
 static SIGNING_KEYS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
 /// What else they ask for of [`Numbered`].
 static OTHERS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
+/// Bytes that are parsed within a millisecond.
+const QUICK: usize = 16 << 10;
 /// Time limit for a turn.
 pub(super) const WAIT: Duration = Duration::from_secs(5);
 
@@ -385,6 +427,28 @@ mod tests {
         let second = turn("operator:second");
         assert!(second.is_some() && turn("operator:third").is_none());
         assert!(TURNS.take("a").now_or_never().is_some());
+    }
+
+    /// There was no bound: 64 KiB that counted became 5 MiB that did not, in each thread for what blocks.
+    #[tokio::test]
+    async fn long_documents_are_parsed_in_turn() {
+        let turns = Turns::new(4);
+        let long = Bytes::from(format!("{{\"a\": \"{}\"}}", "x".repeat(QUICK)));
+        let held = [(); 3].map(|()| turns.take("a").now_or_never().unwrap());
+        let mut waiting = Box::pin(parsed(&turns, "a", long.clone()));
+        assert!((&mut waiting).now_or_never().is_none());
+        assert!(parsed(&turns, "a", Bytes::from_static(b"{}")).await.is_ok());
+        assert!(parsed(&turns, "b", long.clone()).await.is_ok());
+        assert!(parsed(&turns, "b", long.slice(1..)).await.is_err());
+        assert!((&mut waiting).now_or_never().is_none());
+        drop(held);
+        assert_eq!(waiting.await.unwrap().len(), 1);
+        // The sender of one that is parsed has left.
+        drop(Box::pin(parsed(&turns, "a", long)).now_or_never());
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            held.push(turns.take("a").await);
+        }
     }
 
     /// Three of a tenant held three of the four turns, two of them only to wait for the first.

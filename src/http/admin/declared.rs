@@ -244,7 +244,9 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
     let (front, caller) = (&call.front, &call.caller);
     let name = object_name(&call.path, kind);
     let expected = expected(&call.headers)?;
-    let document = spec(front, &caller.administrator, &call.headers, call.body).await?;
+    let body = spec(front, &caller.administrator, &call.headers, call.body).await?;
+    let store = caller.store_to_change(front, name.owner()).await?;
+    let document = caller.parsed(body).await?;
     if kind == Kind::Client && is_asked(&document) && !caller.administrator.is_operator() {
         let text = "this is for operators: the gateway asks the issuer of a workload for its keys, unless jwks has them";
         return Err(Problem::new(StatusCode::FORBIDDEN, text));
@@ -253,7 +255,6 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
         caller.count(Numbered::Other, call.path.tenant())?;
     }
     let (object, author) = (Object::new(kind, document), caller.author());
-    let store = caller.store_to_change(front, &name).await?;
     let is_conditional = expected.is_some();
     let expected = expected.unwrap_or(Expected::Any);
     let put = store.objects().put(&name, object, expected, &author).await;
@@ -289,7 +290,8 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
         call.caller.count(Numbered::Other, call.path.tenant())?;
     }
     let (name, author) = (object_name(&call.path, kind), call.caller.author());
-    let store = call.caller.store_to_change(&call.front, &name).await?;
+    let tenant = name.owner();
+    let store = call.caller.store_to_change(&call.front, tenant).await?;
     let expected = expected.unwrap_or(Expected::Present);
     let deleted = store.objects().delete(&name, expected, &author).await;
     let deleted = deleted.map_err(|failure| match failure {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{
     caller::{Caller, Numbered, Permission},
     operation::{Call, Operation, OperationResult, delete, get, post},
-    request::{Parameter, document, expected},
+    request::{Parameter, expected, json_body},
     response::{ok, page},
     schema::{self, Schema, Shape, nullable_moment, nullable_text, object, text, texts},
 };
@@ -327,7 +327,8 @@ fn no_own_key(tenant: &str, name: &str) -> Problem {
 
 /// Ends a grant, or all grants of a client or a subject.
 async fn revoke(call: Call) -> OperationResult {
-    let what = revoked(&document(&call.headers, call.body, MAX).await?)?;
+    let body = json_body(&call.headers, call.body, MAX).await?;
+    let what = revoked(&call.caller.parsed(body).await?)?;
     let (kind, name) = match &what {
         Revoked::Grant(id) | Revoked::Consent(id) | Revoked::Access(id) => {
             ("grant", id.to_string())

@@ -10,12 +10,11 @@ use http::{
     request::Parts,
 };
 use serde_json::Value as Json;
-use tokio::task::spawn_blocking;
 
 use crate::{
     auth::Administrator,
     config::{Format, Node, Value, Wrong, reader::nearest},
-    database::{self, Expected},
+    database::Expected,
     declare::Document,
     http::{Front, admission::body, reply::McpRefusal, reply::Problem},
 };
@@ -232,37 +231,30 @@ pub(super) async fn body(body: Body, max: usize) -> Result<Bytes, Problem> {
     read.map_err(|refusal| unread(&refusal))
 }
 
-/// Reads a JSON body of at most `max` bytes as a document.
-pub(super) async fn document(
+/// Reads a JSON body of at most `max` bytes. It counts for its sender, a document made of it does not, and takes a
+/// hundred times as much: parse it at the turn of what it is for.
+pub(super) async fn json_body(
     headers: &HeaderMap,
     body: Body,
     max: usize,
-) -> Result<Document, Problem> {
+) -> Result<Bytes, Problem> {
     let read = body::read(headers, body, max).await;
-    let body = read.map_err(|refusal| unread(&refusal))?;
-    if body.len() <= QUICK {
-        return read_document(&body);
-    }
-    let parsed = spawn_blocking(move || read_document(&body));
-    parsed.await.unwrap_or_else(|error| {
-        let bug = format!("a body is not parsed: {error}");
-        Err(Problem::of(database::Error::Bug(bug), false))
-    })
+    read.map_err(|refusal| unread(&refusal))
 }
 
-/// Reads the document of an object: an operator's within the size limit of requests, that of a
+/// Reads the body that has an object, as [`json_body`]: an operator's within the size limit of requests, that of a
 /// tenant's administrator within [`OBJECT`].
 pub(super) async fn spec(
     front: &Front,
     administrator: &Administrator,
     headers: &HeaderMap,
     body: Body,
-) -> Result<Document, Problem> {
+) -> Result<Bytes, Problem> {
     let max = front.config.http.max_body;
     if administrator.is_operator() || max <= OBJECT {
-        return document(headers, body, max).await;
+        return json_body(headers, body, max).await;
     }
-    let read = document(headers, body, OBJECT).await;
+    let read = json_body(headers, body, OBJECT).await;
     read.map_err(|problem| {
         if problem.status() != StatusCode::PAYLOAD_TOO_LARGE {
             return problem;
@@ -315,8 +307,6 @@ fn repeated_name(node: &Node) -> Option<String> {
 /// Maximum bytes of an object that a tenant's administrator writes: the largest are clients with inline
 /// keys. Operators write whole manifests, too.
 const OBJECT: usize = 64 << 10;
-/// Bytes that are parsed within a millisecond.
-const QUICK: usize = 16 << 10;
 /// Most members of a condition.
 const TAGS: usize = 16;
 /// Default number of items on a page.

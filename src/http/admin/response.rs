@@ -66,6 +66,12 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, text).with_retry(RETRY)
     }
 
+    /// Makes the problem of a stream for whose next part the address of the client has no room.
+    pub(super) fn no_room() -> Self {
+        let text = "too much of this address is under way, and nothing has changed";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, text).with_retry(RETRY)
+    }
+
     /// A failure of the database; `is_conditional` if the request named the version it expects.
     pub(super) fn of(failure: database::Error, is_conditional: bool) -> Self {
         match failure {

@@ -170,20 +170,32 @@ fn in_use(hub: &Hub, snapshot: &Snapshot, tenants: &[String], public_url: &str) 
 }
 
 async fn sessions(call: Call) -> OperationResult {
-    let query = call.query;
-    let (limit, after) = (query.limit()?, query.get("after"));
-    let mut found = call.front.hub.sessions(call.path.tenant());
-    found.retain(|one| {
-        query
-            .get("server")
-            .is_none_or(|server| one.server == server)
-    });
-    found.retain(|one| after.is_none_or(|after| one.id.as_str() > after));
-    found.sort_by(|one, other| one.id.cmp(&other.id));
-    let is_more = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| is_more).map(|one| one.id.clone());
-    Ok(page(found.iter().map(session).collect(), next))
+    let (hub, tenant) = (call.front.hub.clone(), call.path.tenant().to_owned());
+    let list = move || hub.sessions(&tenant);
+    sessions_of(call.caller.owner(), list, call.query).await
+}
+
+/// A page of the sessions that `list` finds among those of all tenants.
+async fn sessions_of(
+    owner: &str,
+    list: impl FnOnce() -> Vec<SessionSummary> + Send + 'static,
+    query: Query,
+) -> OperationResult {
+    let limit = query.limit()?;
+    let paged = move || {
+        let (server, after) = (query.get("server"), query.get("after"));
+        let mut found = list();
+        found.retain(|one| server.is_none_or(|server| one.server == server));
+        found.retain(|one| after.is_none_or(|after| one.id.as_str() > after));
+        found.sort_by(|one, other| one.id.cmp(&other.id));
+        let is_more = found.len() > limit;
+        found.truncate(limit);
+        let next = found.last().filter(|_| is_more).map(|one| one.id.clone());
+        let items: Vec<Json> = found.iter().map(session).collect();
+        (items, next)
+    };
+    let (items, next) = listed(owner, paged).await?;
+    Ok(page(items, next))
 }
 
 fn session(one: &SessionSummary) -> Json {
@@ -201,16 +213,25 @@ async fn end_session(call: Call) -> OperationResult {
     let store = caller.store(front).await?;
     let target = format!("session {tenant}/{id}");
     let record = record(caller, tenant, "session.ended", &target, how);
-    let refused = |why: Error| match McpRefusal::from(why).parts() {
-        (StatusCode::NOT_FOUND, _) => Problem::no_such("session", id),
-        (status, text) => Problem::new(status, text).with_retry(Duration::from_secs(1)),
-    };
-    front.hub.check_end(tenant, id).map_err(refused)?;
+    let (hub, names) = (front.hub.clone(), [tenant, id].map(str::to_owned));
+    let check = move || hub.check_end(&names[0], &names[1]);
+    let checked = listed(caller.owner(), check).await?;
+    checked.map_err(|why| not_ended(why, id, ", and nothing has changed"))?;
     // The record is written before the session ends.
     store.audit().append(&[record]).await?;
     let ended = front.hub.end_session(tenant, id, how).await;
-    ended.map_err(refused)?;
+    ended.map_err(|why| not_ended(why, id, ""))?;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// The problem of a session that cannot be ended; `so_far` is what its text says of the change.
+fn not_ended(why: Error, id: &str, so_far: &str) -> Problem {
+    match McpRefusal::from(why).parts() {
+        (StatusCode::NOT_FOUND, _) => Problem::no_such("session", id),
+        (status, text) => {
+            Problem::new(status, format!("{text}{so_far}")).with_retry(Duration::from_secs(1))
+        }
+    }
 }
 
 async fn children(call: Call) -> OperationResult {
@@ -266,8 +287,9 @@ async fn children_of(
     listed(owner, list).await
 }
 
-/// Lists children beside few others who do, tenants and operators in turn: that reads files of the kernel for each
-/// process, and copies their stderr.
+/// Lists children or sessions beside few others who do, tenants and operators in turn: that reads files of the kernel for
+/// each process, and copies their stderr; or it goes through the sessions of all tenants, none of which begins or ends
+/// meanwhile.
 async fn listed<T: Send + 'static>(
     owner: &str,
     list: impl FnOnce() -> T + Send + 'static,
@@ -278,11 +300,11 @@ async fn listed<T: Send + 'static>(
         drop(turn);
         listed
     });
-    let bug = |error| database::Error::Bug(format!("children are not listed: {error}"));
+    let bug = |error| database::Error::Bug(format!("a list is not made: {error}"));
     Ok(listed.await.map_err(bug)?)
 }
 
-/// The lists of children that are made at once.
+/// The lists of children and sessions that are made at once.
 static LISTINGS: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
 
 async fn restart(call: Call) -> OperationResult {
@@ -466,7 +488,21 @@ mod tests {
 
     use super::super::running::*;
 
-    /// A tenant's administrators were in front of the operators, without an end.
+    /// A session of this beginning of an id.
+    fn session_of(id: &str) -> SessionSummary {
+        SessionSummary {
+            id: id.to_owned(),
+            server: "x".to_owned(),
+            transport: "streamable-http",
+            issuer: None,
+            subject: None,
+            client: None,
+            age: Duration::ZERO,
+        }
+    }
+
+    /// A tenant's administrators were in front of the operators, without an end. Their lists of sessions took the workers of
+    /// everybody.
     #[tokio::test]
     async fn lists_of_children_take_turns_by_tenant() {
         let barrier = Arc::new(Barrier::new(4));
@@ -476,6 +512,8 @@ mod tests {
         });
         let mut slow = pin!(join_all(slow));
         let mut next = pin!(listed("a", || 1));
+        let found = || Vec::from(["2", "1"].map(session_of));
+        let mut sessions = pin!(sessions_of("a", found, Query::default()));
         let others = async {
             for owner in ["b", "", "b", ""] {
                 assert_eq!(listed(owner, || 2).await.unwrap(), 2);
@@ -485,11 +523,34 @@ mod tests {
             biased;
             _ = &mut slow => panic!("they did not meet"),
             done = &mut next => panic!("it did not wait: {}", done.is_ok()),
+            done = &mut sessions => panic!("sessions did not wait: {}", done.is_ok()),
             () = others => {}
         }
         spawn_blocking(move || barrier.wait());
         assert!(slow.await.iter().all(Result::is_ok));
         assert_eq!(next.await.unwrap(), 1);
+        assert_eq!(sessions.await.unwrap().status(), StatusCode::OK);
+    }
+
+    /// It left open whether the session had ended.
+    #[test]
+    fn a_session_that_cannot_be_ended_yet_is_told_as_unchanged() {
+        let away = |so_far: &str| {
+            let why = Error::Busy {
+                what: "it is away",
+                retry: Duration::from_secs(1),
+            };
+            not_ended(why, "s", so_far)
+        };
+        let said = |problem: Problem| {
+            assert_eq!(problem.status(), StatusCode::SERVICE_UNAVAILABLE);
+            format!("{problem:?}")
+        };
+        assert!(said(away(", and nothing has changed")).contains("away, and nothing has changed"));
+        assert!(!said(away("")).contains("nothing"));
+        let none = not_ended(Error::NoSession, "s", ", and nothing has changed");
+        assert_eq!(none.status(), StatusCode::NOT_FOUND);
+        assert!(!format!("{none:?}").contains("nothing"));
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use super::{
     caller::{Caller, Numbered, Permission},
     operation::{Call, Operation, OperationResult, delete, get, put},
-    request::{Parameter, Path, Query, document},
+    request::{Parameter, Path, Query, json_body},
     response::page,
     schema::{Schema, Shape, moment as moment_schema, nullable_text, object, text},
 };
@@ -102,7 +102,8 @@ async fn set(mut call: Call) -> OperationResult {
         checked = check_slot(&call.caller, &call.path, &call.query);
     }
     checked?;
-    let value = value(&document(&call.headers, call.body, BODY).await?)?;
+    let body = json_body(&call.headers, call.body, BODY).await?;
+    let value = value(&call.caller.parsed(body).await?)?;
     call.caller.count(Numbered::Other, call.path.tenant())?;
     let (store, author) = (call.caller.store(&call.front).await?, call.caller.author());
     let (of, secrets) = (holder_at(&call.path, &call.query), store.secrets());

@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use futures_util::future::join_all;
@@ -17,6 +18,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
     task::JoinSet,
+    time::timeout,
 };
 
 use crate::{
@@ -563,6 +565,46 @@ async fn lists_of_a_tenants_administrator_keep_nobody_else_waiting() {
     assert!(!app.reaches("x", &token).await, "it is good still");
     lists.shutdown().await;
     lock.rollback().await.unwrap();
+}
+
+/// They were parsed first, and waited as trees of many times the bytes that had counted.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_parsed_at_the_turn_of_their_change() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let api = format!("{}/api/v1/tenants/a", gateway.origin());
+    let key = json!({"name": "boss", "subject": "boss", "scopes": ["admin"], "servers": ["*"]});
+    let (keys, operator) = (format!("{api}/api-keys"), gateway.administrator());
+    let made = send(Method::POST, &keys, &operator, Some(&key)).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
+    let mut asked = JoinSet::new();
+    let mut ask = |method: Method, path: &str, body: Value| {
+        let (url, boss) = (format!("{api}/{path}"), made.text("key"));
+        asked.spawn(async move { send(method, &url, &boss, Some(&body)).await.status });
+    };
+    let mut lock = sql.begin().await.unwrap();
+    let held = sqlx::query("LOCK TABLE users IN ACCESS EXCLUSIVE MODE");
+    held.execute(&mut *lock).await.unwrap();
+    ask(Method::PUT, "users/eve", json!({"disabled": true}));
+    let waiting =
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'users'::regclass";
+    within("a change that waits", async {
+        loop {
+            let found = sqlx::query_scalar::<_, i64>(waiting);
+            if found.fetch_one(&mut *lock).await.unwrap() > 0 {
+                break;
+            }
+        }
+    })
+    .await;
+    // Neither is an object.
+    ask(Method::PUT, "users/ada", json!([]));
+    ask(Method::POST, "api-keys", json!([]));
+    let early = timeout(Duration::from_millis(500), asked.join_next()).await;
+    assert!(early.is_err(), "one did not wait: {early:?}");
+    lock.rollback().await.unwrap();
+    let said = within("all of them", asked.join_all()).await;
+    let refused = said.iter().filter(|one| **one == StatusCode::BAD_REQUEST);
+    assert_eq!(refused.count(), 2, "{said:?}");
 }
 
 /// Each is a row that all replicas keep for a day and read at their start, and there was no bound.

@@ -1,16 +1,14 @@
 //! Subscriptions of a session at a modern server: one `subscriptions/listen` at a time, for all that the
 //! session wants to hear (2026-07-28 subscriptions).
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    time::Duration,
-};
+use std::{collections::VecDeque, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::Instant;
 
+use super::watched::Watched;
 use crate::protocol::{
-    Message, Method, is_subscribed, json,
+    Message, Method, json,
     jsonrpc::{push_error, push_notification, push_raw_error, push_result},
     modern::{self, ClientMeta},
 };
@@ -20,8 +18,8 @@ use crate::protocol::{
 pub(super) struct Listening {
     /// Members of the filter: the lists that the server tells changes of.
     lists: Vec<&'static str>,
-    /// The raw URIs of the resources, in their canonical spelling.
-    resources: BTreeSet<Box<[u8]>>,
+    /// The resources, and whether the server has agreed to each.
+    resources: Watched<bool>,
     /// Requests to subscribe that wait for a `subscriptions/listen` of theirs.
     waiting: Vec<Wanted>,
     /// Those that wait for its acknowledgement.
@@ -104,9 +102,34 @@ impl Listening {
     /// Watches a raw URI; the request with this raw id is answered when the server has agreed.
     pub(super) fn subscribe(&mut self, id: &[u8], uri: &[u8], out: &mut Out<'_>) {
         let uri = json::canonical(uri);
-        self.resources.insert(uri.clone());
+        self.resources.or_default(&uri);
         self.waiting.push((id.into(), uri));
         self.refresh(out);
+    }
+
+    /// Answers the request to subscribe with this raw id no more, and watches its URI no longer unless another
+    /// request has it; false if no such request waits.
+    pub(super) fn cancelled(&mut self, id: &[u8], out: &mut Out<'_>) -> bool {
+        let lists = [&mut self.waiting, &mut self.asked];
+        let cancelled = lists.into_iter().find_map(|list| {
+            let at = list.iter().position(|(other, _)| **other == *id)?;
+            Some(list.remove(at))
+        });
+        let Some((_, uri)) = cancelled else {
+            return false;
+        };
+        let mut others = self.waiting.iter().chain(&self.asked);
+        let is_wanted =
+            others.any(|(_, other)| *other == uri) || self.resources.get(&uri) == Some(&true);
+        if !is_wanted && self.resources.remove(&uri).is_some() {
+            self.refresh(out);
+        }
+        true
+    }
+
+    /// The bytes that the resources take.
+    pub(super) fn size(&self) -> usize {
+        self.resources.size()
     }
 
     /// Watches a raw URI no longer.
@@ -131,7 +154,7 @@ impl Listening {
         self.pending = Some(self.last);
         self.sent = Some(out.now);
         self.asked = std::mem::take(&mut self.waiting);
-        let uris = self.resources.iter().map(|uri| &**uri);
+        let uris = self.resources.uris().into_iter();
         out.client
             .push_listen(&raw_id(self.last), &self.lists, uris, out.server);
         out.server.put_u8(b'\n');
@@ -177,6 +200,10 @@ impl Listening {
         let agreed = modern::acknowledged_resources(message);
         for (id, uri) in std::mem::take(&mut self.asked) {
             if agreed.contains(&uri) {
+                // None where the session has left it meanwhile.
+                if let Some(is_agreed) = self.resources.get_mut(&uri) {
+                    *is_agreed = true;
+                }
                 out.answer(&id);
             } else {
                 self.resources.remove(&uri);
@@ -200,8 +227,8 @@ impl Listening {
         for (kind, _) in LISTS.iter().filter(|(_, list)| self.lists.contains(list)) {
             out.tell(&format!("notifications/{kind}/list_changed"), None);
         }
-        for uri in &self.resources {
-            let params = [b"{\"uri\":", &**uri, b"}"].concat();
+        for uri in self.resources.uris() {
+            let params = [b"{\"uri\":", uri, b"}"].concat();
             out.tell("notifications/resources/updated", Some(&params));
         }
     }
@@ -212,8 +239,8 @@ impl Listening {
         let is_current = self.current.is_some_and(|number| raw_id(number) == id);
         let is_wanted = notification.method() != Method::Updated
             || notification.subject().is_some_and(|uri| {
-                let mut held = self.resources.iter();
-                held.any(|held| is_subscribed(held, &uri))
+                let uri = Bytes::from(uri);
+                self.resources.told(&uri).next().is_some()
             });
         is_current && is_wanted
     }

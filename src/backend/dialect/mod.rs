@@ -18,6 +18,7 @@
 //! * `results`: results of a modern server that are given again
 //! * `translated`: results of a translation
 //! * `translator`: between a child and its owner, until it is known that neither needs one
+//! * `watched`: watched resources, and those that an update is told to
 
 mod era;
 mod id_blocks;
@@ -28,6 +29,7 @@ mod own_requests;
 mod results;
 mod translated;
 mod translator;
+mod watched;
 
 pub(crate) use self::era::{KnownEra, PROBE, PROBE_WAIT, is_modern, push_probe};
 pub(crate) use self::id_blocks::{IdBlocks, IdLease, OWN_IDS};
@@ -36,3 +38,4 @@ pub(crate) use self::modern::asked_call;
 pub(crate) use self::own_requests::{OwnRequests, log_own_error};
 pub(crate) use self::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 pub(crate) use self::translator::{Opening, Translator};
+pub(crate) use self::watched::Watched;

@@ -229,9 +229,10 @@ impl Modern {
         to.server.put_u8(b'\n');
     }
 
-    /// The bytes of calls that may have to be made again, and of results that may be given again.
+    /// The bytes of calls that may have to be made again, of results that may be given again, and of the resources
+    /// that are watched.
     pub(super) fn kept(&self) -> usize {
-        self.kept + self.results.size()
+        self.kept + self.results.size() + self.listening.size()
     }
 
     fn remove(&mut self, id: &[u8]) -> Option<Call> {
@@ -246,6 +247,11 @@ impl Modern {
             return;
         };
         let id = span.of(message.bytes());
+        let out = &mut to.listening(&self.client);
+        if self.listening.cancelled(id, out) {
+            // The server knows no such request.
+            return;
+        }
         self.results.forget(id);
         self.carried.remove(id);
         match self.remove(id) {

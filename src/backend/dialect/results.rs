@@ -9,7 +9,7 @@ use crate::declare::Isolation;
 use crate::protocol::{
     Message, json,
     jsonrpc::push_result,
-    modern::{CacheHint, CacheKey},
+    modern::{CacheHint, CacheKey, Change},
 };
 
 /// The results of one child that may be given again, and the requests whose results may become such.
@@ -151,10 +151,11 @@ impl Results {
     /// What a notification tells of is read anew, also where the server has not answered yet: it may have read
     /// what it will answer before the change.
     pub(super) fn changed(&mut self, notification: &Message) {
-        self.drop_those(|key, _| key.is_changed_by(notification));
-        let asked = self
-            .asked
-            .extract_if(|_, key| key.is_changed_by(notification));
+        let Some(change) = Change::of(notification) else {
+            return;
+        };
+        self.drop_those(|key, _| key.is_changed_by(&change));
+        let asked = self.asked.extract_if(|_, key| key.is_changed_by(&change));
         self.bytes -= asked
             .map(|(id, key)| id.len() + key.size() + ENTRY)
             .sum::<usize>();

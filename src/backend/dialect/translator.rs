@@ -135,8 +135,8 @@ impl Translator {
         self.inbox.len()
     }
 
-    /// Bytes of calls that may have to be made again, of results that may be given again, and of a line of the child
-    /// that is not translated yet.
+    /// Bytes of calls that may have to be made again, of results that may be given again, of the resources that are
+    /// watched, and of a line of the child that is not translated yet.
     pub(crate) fn kept(&self) -> usize {
         self.modern.kept() + self.large.child.as_ref().map_or(0, Bytes::len)
     }

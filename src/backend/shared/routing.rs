@@ -16,11 +16,11 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::backend::dialect::{IdBlocks, OWN_IDS, OwnRequests, asked_call, owe};
+use crate::backend::dialect::{IdBlocks, OWN_IDS, OwnRequests, Watched, asked_call, owe};
 use crate::{
     declare::Isolation,
     protocol::{
-        Kind, Message, Method, initialize, is_subscribed, json,
+        Kind, Message, Method, initialize, json,
         jsonrpc::{push_error, push_notification, push_request, push_result},
     },
 };
@@ -37,7 +37,7 @@ pub(super) struct Routing {
     members: BTreeMap<u32, Option<Level>>,
     /// Subscribed sessions of each URI, in its canonical spelling; empty while a session waits for
     /// the confirmation of a subscription that the child may have.
-    subscriptions: HashMap<Box<[u8]>, BTreeSet<u32>>,
+    subscriptions: Watched<BTreeSet<u32>>,
     /// Subscriptions that the child has not confirmed, by the id of the request.
     pending: HashMap<u64, PendingSubscription>,
     /// Log level set at the child.
@@ -81,7 +81,7 @@ impl Routing {
             isolation,
             ids,
             members: BTreeMap::new(),
-            subscriptions: HashMap::new(),
+            subscriptions: Watched::default(),
             pending: HashMap::new(),
             level: None,
             last: 0,
@@ -122,18 +122,17 @@ impl Routing {
         }
         let removed = self.pending.extract_if(|_, one| one.session == number);
         for (_, subscription) in removed {
-            self.subscriptions.entry(subscription.uri).or_default();
+            self.subscriptions.or_default(&subscription.uri);
         }
         let wanted = self
             .pending
             .values()
             .filter(|subscription| subscription.is_wanted);
         let awaited: HashSet<&[u8]> = wanted.map(|subscription| &*subscription.uri).collect();
-        let left = self.subscriptions.extract_if(|uri, holders| {
+        let left = self.subscriptions.extract(|uri, holders| {
             holders.remove(&number);
-            holders.is_empty() && !awaited.contains(&**uri)
+            holders.is_empty() && !awaited.contains(uri)
         });
-        let left: Vec<_> = left.map(|(uri, _)| uri).collect();
         for uri in left {
             self.push_unsubscribe(&uri, out);
         }
@@ -179,11 +178,13 @@ impl Routing {
         None
     }
 
-    /// Abandons a subscription without a response, so that a late response does not make the session
-    /// a holder; `is_kept` if the session has the subscription by an earlier request.
+    /// Abandons a subscription without a response, for which nothing waits from now on: a server need not
+    /// answer a request that was cancelled (2025-11-25 cancellation, "Behavior Requirements" 4). `is_kept` if
+    /// the session has the subscription by an earlier request.
     pub(crate) fn abandon(&mut self, call: u64, uri: &[u8], is_kept: bool, out: &mut BytesMut) {
-        if let Some(subscription) = self.pending.get_mut(&call) {
-            subscription.is_wanted = false;
+        if let Some(left) = self.pending.remove(&call) {
+            // The child may have it, or get it still.
+            self.subscriptions.or_default(&left.uri);
         } else if !is_kept
             && let Some(session) = self.session(call)
             && let Some(holders) = self.subscriptions.get_mut(uri)
@@ -393,22 +394,18 @@ impl Routing {
             return;
         };
         if is_result {
-            let holders = self.subscriptions.entry(uri.clone()).or_default();
+            let holders = self.subscriptions.or_default(&uri);
             holders.extend(is_wanted.then_some(session));
         }
         self.settle(&uri, out);
     }
 
     fn updated(&self, message: &Message) -> Recipients {
-        let Some(uri) = message.subject() else {
+        let Some(uri) = message.subject().map(Bytes::from) else {
             return Recipients::None;
         };
-        let holders: BTreeSet<u32> = self
-            .subscriptions
-            .iter()
-            .filter(|(held, _)| is_subscribed(held, &uri))
-            .flat_map(|(_, holders)| holders.iter().copied())
-            .collect();
+        let holders = self.subscriptions.told(&uri).flatten();
+        let holders: BTreeSet<u32> = holders.copied().collect();
         if holders.is_empty() {
             Recipients::None
         } else {

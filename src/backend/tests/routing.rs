@@ -294,9 +294,10 @@ fn a_subscription_without_an_answer_is_none() {
     let (one, two) = (call(1, 1), call(2, 1));
     asked(&mut routing, one, true);
     routing.abandon(one, URI, false, &mut out);
-    assert_eq!(told(&mut out), "", "the child has not got it yet");
+    assert_eq!(told(&mut out), ENDED, "behind the request");
     assert!(!routing.is_subscribed());
-    assert_eq!(answered(&mut routing, one, "result"), ENDED);
+    assert_eq!(answered(&mut routing, one, "result"), "");
+    assert_eq!(hearing(&mut routing), Recipients::None);
     // The child has confirmed the subscription before the session abandons it.
     asked(&mut routing, two, true);
     answered(&mut routing, two, "result");
@@ -305,6 +306,28 @@ fn a_subscription_without_an_answer_is_none() {
     assert_eq!(hearing(&mut routing), Recipients::Sessions(vec![2]));
     routing.abandon(two, URI, false, &mut out);
     assert_eq!(told(&mut out), ENDED.replace("\"id\":1", "\"id\":2"));
+}
+
+/// A server need not answer what is cancelled, and they stayed as long as their session.
+#[test]
+fn a_cancelled_subscription_waits_for_no_answer() {
+    let (mut routing, mut out) = of(Isolation::Tenant);
+    let (one, two) = (call(1, 1), call(2, 1));
+    asked(&mut routing, one, true);
+    asked(&mut routing, two, true);
+    routing.abandon(one, URI, false, &mut out);
+    assert_eq!(told(&mut out), "", "another one waits for it");
+    assert_eq!(routing.pending.len(), 1);
+    // The child may have agreed to the first, and refuses the second.
+    assert_eq!(answered(&mut routing, two, "error"), ENDED);
+    asked(&mut routing, one, true);
+    asked(&mut routing, two, true);
+    for call in [one, two] {
+        routing.abandon(call, URI, false, &mut out);
+    }
+    assert_eq!(told(&mut out), ENDED.replace("\"id\":1", "\"id\":2"));
+    assert!(routing.pending.is_empty());
+    assert!(!routing.is_subscribed());
 }
 
 #[test]

@@ -530,6 +530,43 @@ fn subscriptions_are_one_request_at_a_time() {
     }
 }
 
+/// They stayed, and were requested again with each further one, as long as the child lived.
+#[test]
+fn a_cancelled_subscription_is_requested_no_more() {
+    let cancelled = |id: u32| {
+        format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#
+        )
+    };
+    let mut both = listening();
+    both.owner_writes(&subscribe(2, "a:b"));
+    assert!(both.translator.kept() > 0);
+    // The server has not heard of it.
+    assert_eq!(both.owner_writes(&cancelled(2)), "");
+    assert_eq!(both.translator.kept(), 0);
+    for (id, uri) in [(3, "a:b"), (4, "a:b"), (5, "a:c")] {
+        both.owner_writes(&subscribe(id, uri));
+    }
+    let (listen, _) = both.server_writes(&acknowledged(1, ""));
+    let requested = |listen: &str, uris: &str| {
+        let uris = format!(r#""resourceSubscriptions":[{uris}]"#);
+        assert!(listen.contains(&uris), "{listen}");
+    };
+    requested(&listen, r#""a:b","a:c""#);
+    for id in [3, 5] {
+        assert_eq!(both.owner_writes(&cancelled(id)), "");
+    }
+    let (listen, told) = both.server_writes(&acknowledged(2, r#""a:b","a:c""#));
+    assert_eq!(told, [answer("4", r#""result":{}"#)]);
+    requested(&listen, r#""a:b""#);
+    // One that the session has stays, though a later request for it is cancelled.
+    both.owner_writes(&subscribe(6, "a:b"));
+    both.owner_writes(&cancelled(6));
+    let (listen, told) = both.server_writes(&acknowledged(3, r#""a:b""#));
+    assert_eq!(told, [""; 0]);
+    requested(&listen, r#""a:b""#);
+}
+
 #[test]
 fn a_subscription_that_the_server_ends_is_begun_again() {
     let mut both = listening();

@@ -152,23 +152,43 @@ impl CacheKey {
         self.method == other.method && self.method != Method::ResourcesRead
     }
 
-    /// Whether a notification says that the result may be another one.
-    pub(crate) fn is_changed_by(&self, notification: &Message) -> bool {
-        match (&*notification.method_name(), self.method) {
-            ("notifications/tools/list_changed", Method::ToolsList)
-            | ("notifications/prompts/list_changed", Method::PromptsList)
-            | (
-                "notifications/resources/list_changed",
-                Method::ResourcesList | Method::TemplatesList,
-            ) => true,
-            ("notifications/resources/updated", Method::ResourcesRead) => {
-                let uri = notification.subject();
-                uri.is_some_and(|uri| {
-                    is_subscribed(&self.value, &uri) || is_subscribed(&uri, &self.value)
-                })
+    /// Whether the result may be another one after a change.
+    pub(crate) fn is_changed_by(&self, change: &Change) -> bool {
+        match (change, self.method) {
+            (Change::Tools, Method::ToolsList)
+            | (Change::Prompts, Method::PromptsList)
+            | (Change::Resources, Method::ResourcesList | Method::TemplatesList) => true,
+            (Change::Resource(uri), Method::ResourcesRead) => {
+                is_subscribed(&self.value, uri) || is_subscribed(uri, &self.value)
             }
             _ => false,
         }
+    }
+}
+
+/// A change that a notification tells of. Read once for all keys: a notification may be long, and its URI is
+/// decoded.
+pub(crate) enum Change {
+    /// The list of tools.
+    Tools,
+    /// The list of prompts.
+    Prompts,
+    /// The lists of resources and of templates.
+    Resources,
+    /// The resource with this raw URI, in its canonical spelling, and those above and below it.
+    Resource(Box<[u8]>),
+}
+
+impl Change {
+    /// The change that a notification tells of; none if it tells of no results.
+    pub(crate) fn of(notification: &Message) -> Option<Self> {
+        Some(match &*notification.method_name() {
+            "notifications/tools/list_changed" => Self::Tools,
+            "notifications/prompts/list_changed" => Self::Prompts,
+            "notifications/resources/list_changed" => Self::Resources,
+            "notifications/resources/updated" => Self::Resource(notification.subject()?),
+            _ => return None,
+        })
     }
 }
 
@@ -292,8 +312,12 @@ mod tests {
         ] {
             let told = format!(r#"{{"jsonrpc":"2.0","method":{notification}}}"#);
             let told = Message::parse(told.into()).unwrap();
+            let change = Change::of(&told);
             let is_changed = |(method, params): (&str, String)| {
-                key(method, &params).unwrap().is_changed_by(&told)
+                let key = key(method, &params).unwrap();
+                change
+                    .as_ref()
+                    .is_some_and(|change| key.is_changed_by(change))
             };
             let is_any = !notification.contains("message");
             assert_eq!(

@@ -25,7 +25,7 @@ mod tasks;
 mod tool_headers;
 
 pub(crate) use self::answer::{Caching, Completion, with_subscription};
-pub(crate) use self::cache::{CacheHint, CacheKey};
+pub(crate) use self::cache::{CacheHint, CacheKey, Change};
 pub(crate) use self::discover::{Filter, discover_result};
 pub(crate) use self::input::{
     AnswersAhead, InputRequest, input_required, responses, url_elicitations,

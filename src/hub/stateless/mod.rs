@@ -15,7 +15,7 @@
 //! * `sessions`: sessions by tenant, server, principal and capabilities
 //! * `leases`: leases of sessions: one that is free, or one that begins
 //! * `calls`: begin of calls
-//! * `retries`: calls that are parked, and read on when their client has answered
+//! * `retries`: calls that are parked, and read on when their client has answered; uses of carried tickets
 //! * `subscriptions`: begin of subscriptions
 
 mod call;
@@ -35,6 +35,7 @@ mod ticket;
 pub(crate) use self::call::{Begun, CallInFlight};
 pub(crate) use self::group::Caller;
 pub(crate) use self::parked::{Opened, Parked, Resumed};
+pub(crate) use self::retries::UsedTicket;
 pub(crate) use self::sessions::Stateless;
 pub(crate) use self::subscription::{Subscribed, Subscription};
 pub(crate) use self::ticket::{Binding, Carried, Ticket, TicketKey};

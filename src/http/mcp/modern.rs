@@ -380,8 +380,7 @@ async fn listen(
     let mut first = BytesMut::new();
     let acknowledged = subscription.filter.acknowledgement(request.id());
     push_message(&mut first, "", &acknowledged);
-    let id = Bytes::copy_from_slice(request.id());
-    let stream = SubscriptionStream::new(id, *subscription, reader, tasks);
+    let stream = SubscriptionStream::new(request, *subscription, reader, tasks);
     Ok(event_stream::respond_with(
         &front.metrics,
         stream,

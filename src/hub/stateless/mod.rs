@@ -35,7 +35,6 @@ mod ticket;
 pub(crate) use self::call::{Begun, CallInFlight};
 pub(crate) use self::group::Caller;
 pub(crate) use self::parked::{Opened, Parked, Resumed};
-pub(crate) use self::retries::UsedTicket;
 pub(crate) use self::sessions::Stateless;
 pub(crate) use self::subscription::{Subscribed, Subscription};
 pub(crate) use self::ticket::{Binding, Carried, Ticket, TicketKey};

@@ -182,15 +182,16 @@ async fn call(
         Checked::Call { is_for_tasks } => is_for_tasks,
         Checked::Failed(line) => return Ok(failed(front, request, line, accepts)),
     };
-    if let Some((carried, ticket)) = &carried {
+    let mut used = None;
+    if let Some((carried, ticket)) = carried {
         let access = request.caller.access;
-        let used = front.stateless.use_carried(access, ticket, carried).await;
-        if !used.map_err(|error| admitted.refusal(front, error))? {
+        let first = front.stateless.use_carried(access, ticket, carried).await;
+        used = first.map_err(|error| admitted.refusal(front, error))?;
+        if used.is_none() {
             return Err(no_ticket());
         }
     }
     let level = request.level.as_deref();
-    let (carried, ticket) = carried.unzip();
     let begun = front
         .stateless
         .call(
@@ -198,12 +199,11 @@ async fn call(
             request.message,
             level,
             is_for_tasks,
-            carried.as_ref(),
+            used.as_mut(),
         )
         .await;
-    let is_sent = matches!(begun, Ok(Begun::Sent(..)));
-    if let Some(ticket) = ticket.filter(|_| !is_sent) {
-        front.stateless.give_back(ticket).await;
+    if let Some(used) = used {
+        used.settle().await;
     }
     match begun.map_err(|error| admitted.refusal(front, of_kept_session(error)))? {
         Begun::Failed(line) => Ok(failed(front, request, line, accepts)),
@@ -380,8 +380,7 @@ async fn listen(
     let mut first = BytesMut::new();
     let acknowledged = subscription.filter.acknowledgement(request.id());
     push_message(&mut first, "", &acknowledged);
-    let id = Bytes::copy_from_slice(request.id());
-    let stream = SubscriptionStream::new(id, *subscription, reader, tasks);
+    let stream = SubscriptionStream::new(request, *subscription, reader, tasks);
     Ok(event_stream::respond_with(
         &front.metrics,
         stream,

@@ -280,7 +280,7 @@ impl CallStream {
                 Some(Step::Final(response))
             }
             (Kind::Request, _) => {
-                let mut ask = InputRequest::of(&message);
+                let ask = InputRequest::of(&message);
                 // "Each value MUST be" one of three kinds of requests (2026-07-28 mrtr, "InputRequests").
                 if !InputRequest::is_one(&message.method_name()) {
                     if let Some((call, _)) = &self.source {
@@ -288,15 +288,9 @@ impl CallStream {
                     }
                     return None;
                 }
-                if self.answer_ahead(&ask) {
-                    return None;
+                if !self.answer_ahead(&ask) {
+                    self.gather(ask);
                 }
-                let held = self.budget.hold(ask.request.len() as u64);
-                ask.request = held.until_dropped(ask.request);
-                self.asks.push(ask);
-                let now = Instant::now();
-                let last = *self.ask_by.get_or_insert(now + GATHER_MAX);
-                self.ask_at = Some(last.min(now + GATHER));
                 None
             }
             (Kind::Notification, Method::Progress) => self.progress(&message),
@@ -319,6 +313,22 @@ impl CallStream {
             // streamable-http, "Receiving Messages").
             (Kind::Notification, _) => None,
         }
+    }
+
+    /// Keeps what the server asks until its client is asked. It stays until the client answers (`clocks.ask`), so that
+    /// it is refused where the share has no room for it.
+    fn gather(&mut self, mut ask: InputRequest) {
+        let Some(drawn) = self.budget.draw(ask.request.len() as u64) else {
+            if let Some((call, _)) = &self.source {
+                call.refuse_without_room(&ask);
+            }
+            return;
+        };
+        ask.request = drawn.until_dropped(ask.request);
+        self.asks.push(ask);
+        let now = Instant::now();
+        let last = *self.ask_by.get_or_insert(now + GATHER_MAX);
+        self.ask_at = Some(last.min(now + GATHER));
     }
 
     /// Answers what the server asks, if the client has done so ahead.
@@ -409,20 +419,22 @@ pub(super) struct SubscriptionStream {
     subscription: Subscription,
     reader: Reader,
     tasks: WatchedTasks,
+    tenant: Arc<Tenant>,
 }
 
 impl SubscriptionStream {
     pub(super) fn new(
-        id: Bytes,
+        request: &ModernRequest<'_>,
         subscription: Subscription,
         reader: Reader,
         tasks: WatchedTasks,
     ) -> Self {
         Self {
-            id,
+            id: Bytes::copy_from_slice(request.id()),
             subscription,
             reader,
             tasks,
+            tenant: Arc::clone(request.caller.access.tenant()),
         }
     }
 
@@ -450,7 +462,7 @@ impl Source for SubscriptionStream {
                     // A notification was or would be missed: the client subscribes again, and reads all anew.
                     None => Next::Released,
                 },
-                state = self.tasks.next() => {
+                state = self.tasks.next(&self.tenant.name) => {
                     let Some(line) = self.task(&state) else { continue };
                     push_message(&mut bytes, "", &line);
                     return Part::More(bytes.freeze());

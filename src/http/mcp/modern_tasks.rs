@@ -19,6 +19,7 @@ use crate::http::{
 };
 use crate::{
     auth::policy,
+    base::budget::LargeWork,
     error::Error,
     hub::tasks::{Task, TaskPlace, WatchedTasks},
     protocol::{
@@ -78,7 +79,9 @@ async fn act(task: &Task, request: &ModernRequest<'_>) -> Bytes {
         "tasks/cancel" => task.cancel().await,
         _ => {}
     }
-    response(request, &task.state())
+    let tenant = &request.caller.access.tenant().name;
+    let turn = LargeWork::turn(tenant, task.size()).await;
+    turn.run(|| response(request, &task.state()))
 }
 
 fn response(request: &ModernRequest<'_>, state: &[u8]) -> Bytes {

@@ -32,9 +32,11 @@ pub(super) struct SlowStart {
 }
 
 /// The wait for the answer.
-struct Waiting<A> {
+struct Waiting<A, C> {
     start: SlowStart,
     answer: Pin<Box<A>>,
+    /// Counts an event until the client has taken it.
+    counted: C,
     began: Instant,
     next: Instant,
 }
@@ -50,15 +52,23 @@ impl SlowStart {
         })
     }
 
-    /// The stream that tells of the progress of a session's start until its answer comes.
-    pub(super) fn respond<A>(self, answer: Pin<Box<A>>, session: &SessionId) -> Response
+    /// The stream that tells of the progress of a session's start until its answer comes. Its events are `counted` until
+    /// the client has taken them.
+    pub(super) fn respond<A, C>(
+        self,
+        answer: Pin<Box<A>>,
+        session: &SessionId,
+        counted: C,
+    ) -> Response
     where
         A: Future<Output = Answer> + Send + 'static,
+        C: Fn(Bytes) -> Bytes + Send + 'static,
     {
         let now = Instant::now();
         let waiting = Waiting {
             start: self,
             answer,
+            counted,
             began: now,
             next: now,
         };
@@ -98,21 +108,56 @@ impl SlowStart {
     }
 }
 
-impl<A: Future<Output = Answer>> Waiting<A> {
+impl<A, C> Waiting<A, C>
+where
+    A: Future<Output = Answer>,
+    C: Fn(Bytes) -> Bytes,
+{
     /// Waits for the next event; it is the last one if nothing is left to wait for.
     async fn step(mut self) -> (Bytes, Option<Self>) {
-        let (line, rest) = select! {
-            answer = &mut self.answer => (self.start.line(answer), None),
+        let (line, is_last) = select! {
+            answer = &mut self.answer => (self.start.line(answer), true),
             () = sleep_until(self.next) => {
                 self.next += EVERY;
-                (self.start.progress(self.began), Some(self))
+                (self.start.progress(self.began), false)
             }
         };
         let mut event = BytesMut::new();
         push_message(&mut event, "", &line);
-        (event.freeze(), rest)
+        let event = (self.counted)(event.freeze());
+        (event, (!is_last).then_some(self))
     }
 }
 
 /// The time between two notifications: clients wait a minute for each.
 const EVERY: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use std::{future::ready, sync::Arc};
+
+    use futures_util::StreamExt;
+
+    use super::*;
+    use crate::base::budget::Budget;
+
+    /// Servers may have instructions of megabytes, and a client may take its time over them.
+    #[tokio::test]
+    async fn an_answer_that_comes_late_is_counted_until_it_is_taken() {
+        let line = br#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"_meta":{"progressToken":"p"}}}"#;
+        let message = Message::parse(Bytes::from_static(line)).unwrap();
+        let slow = SlowStart::of(&message).unwrap();
+        let share = Budget::new(1 << 20).share();
+        let own = Arc::clone(&share);
+        let counted = move |event: Bytes| own.hold(event.len() as u64).until_dropped(event);
+        let answer = Box::pin(ready(Answer::Json(vec![b'x'; 100_000].into())));
+        let response = slow.respond(answer, &SessionId("s".into()), counted);
+        let events = response.into_body().into_data_stream().map(Result::unwrap);
+        let events: Vec<Bytes> = events.collect().await;
+        assert!(events.last().is_some_and(|last| last.len() > 100_000));
+        let all: usize = events.iter().map(Bytes::len).sum();
+        assert_eq!(share.used(), all as u64);
+        drop(events);
+        assert_eq!(share.used(), 0);
+    }
+}

@@ -90,7 +90,7 @@ fn is_of_session(headers: &HeaderMap, messages: &Messages) -> bool {
 }
 
 async fn deliver(
-    front: &Front,
+    front: &Arc<Front>,
     admitted: &Admitted,
     parts: Parts,
     messages: Messages,
@@ -155,7 +155,7 @@ fn is_poll(messages: &Messages) -> bool {
 }
 
 async fn initialize(
-    front: &Front,
+    front: &Arc<Front>,
     admitted: &Admitted,
     headers: &HeaderMap,
     message: Message,
@@ -180,7 +180,11 @@ async fn initialize(
         None => answer.await,
         Some(slow) => match timeout(access.server().reply.sse_after, &mut answer).await {
             Ok(answer) => answer,
-            Err(_) => return Ok(slow.respond(answer, &id)),
+            Err(_) => {
+                let (front, access) = (Arc::clone(front), access.clone());
+                let counted = move |event| front.counted(&access, event);
+                return Ok(slow.respond(answer, &id, counted));
+            }
         },
     };
     let (line, session) = match answer {

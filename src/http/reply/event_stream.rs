@@ -136,7 +136,8 @@ pub(crate) struct Pace {
 /// One connection while it is being written.
 struct Connection<S> {
     source: S,
-    first: BytesMut,
+    /// The first bytes, counted like the others.
+    first: Option<Bytes>,
     pace: Pace,
     is_ended: bool,
     unsent: Arc<Unsent>,
@@ -245,14 +246,18 @@ pub(crate) fn respond_with(
     first: BytesMut,
     pace: Pace,
 ) -> Response {
-    let connection = Connection {
+    let mut connection = Connection {
         source,
-        first,
+        first: None,
         pace,
         is_ended: false,
         unsent: Arc::default(),
         _open: OpenStream::count(metrics),
     };
+    if !first.is_empty() {
+        // Counted before the body is polled: over HTTP/2 a client without a window lets it wait.
+        connection.first = connection.write(Part::More(first.freeze()));
+    }
     let chunks = unfold(connection, |mut connection| async move {
         connection
             .next()
@@ -277,8 +282,8 @@ impl<S: Source> Connection<S> {
         if self.is_ended {
             return None;
         }
-        if !self.first.is_empty() {
-            return Some(self.first.split().freeze());
+        if let Some(first) = self.first.take() {
+            return Some(first);
         }
         let silence = Instant::now() + self.pace.keep_alive;
         loop {

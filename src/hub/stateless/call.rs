@@ -2,7 +2,7 @@
 //! stream MUST be treated by the server as cancellation of that request" (2026-07-28 streamable-http,
 //! "Cancellation").
 
-use std::sync::Arc;
+use std::{slice, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 
@@ -66,9 +66,18 @@ impl CallInFlight {
     /// MUST NOT send `InputRequiredResult` responses on any other client requests" (2026-07-28 mrtr,
     /// "Supported Requests").
     pub(crate) fn refuse(&self, asks: &[InputRequest]) {
+        self.refuse_all(asks, "the client cannot be asked during this request");
+    }
+
+    /// Refuses what the server asks where the share of the caller has no room for it until the client answers.
+    pub(crate) fn refuse_without_room(&self, ask: &InputRequest) {
+        self.sender.hub.limits().count_no_room();
+        self.refuse_all(slice::from_ref(ask), NO_ROOM);
+    }
+
+    fn refuse_all(&self, asks: &[InputRequest], why: &str) {
         for ask in asks {
             let mut line = BytesMut::new();
-            let why = "the client cannot be asked during this request";
             jsonrpc::push_error(&ask.id, -32603, why, None, &mut line);
             self.send(line.freeze());
         }
@@ -138,3 +147,6 @@ impl Drop for CallInFlight {
         self.send(line.freeze());
     }
 }
+
+/// The error of a request that is refused for its size.
+const NO_ROOM: &str = "there is no room for what the client is to be asked";

@@ -6,8 +6,8 @@ use super::{
     call::{Begun, CallInFlight},
     group::Caller,
     leases::TRIES,
+    retries::UsedTicket,
     sessions::Stateless,
-    ticket::Carried,
 };
 use crate::{
     base::budget::LargeWork,
@@ -24,8 +24,8 @@ use crate::{
 
 impl Stateless {
     /// Begins the call that a request makes, of a tool that has to be called as a task of 2025-11-25 if
-    /// `is_for_tasks`: its session goes on to the result. The retry of a `carried` ticket is one for a server of
-    /// this era alone, since any other would execute it as a new call.
+    /// `is_for_tasks`: its session goes on to the result. The retry of a carried ticket that was `used` is one for a
+    /// server of this era alone, since any other would execute it as a new call.
     ///
     /// # Errors
     ///
@@ -36,7 +36,7 @@ impl Stateless {
         request: &Message,
         level: Option<&str>,
         is_for_tasks: bool,
-        carried: Option<&Carried>,
+        mut used: Option<&mut UsedTicket>,
     ) -> Result<Begun, Error> {
         let clocks = caller.access.server().clocks_of(request.tool().as_deref());
         let mut tries = 0;
@@ -45,6 +45,7 @@ impl Stateless {
                 Ok(lease) => lease,
                 Err(line) => return Ok(Begun::Failed(line)),
             };
+            let carried = used.as_deref().map(|used| &used.carried);
             if carried.is_some() && !lease.is_stateless() {
                 return Ok(Begun::Lost);
             }
@@ -71,16 +72,9 @@ impl Stateless {
             let sender = Arc::clone(&self.sender);
             let mut call = CallInFlight::new(sender, lease, caller.access.clone(), id);
             call.carried = carries.then(|| carried.map_or(0, |carried| carried.round));
-            let marks = (None, caller.trace.clone());
-            let (handle, body) = (&call.lease.handle, Body::One(message));
-            let sent = self
-                .sender
-                .hub
-                .deliver_to(handle, caller.access, body, Form::Auto, marks);
-            let answer = match sent.await {
-                Ok(pending) => pending.answer().await,
-                Err(error) => Answer::Refused(error),
-            };
+            let answer = self
+                .send_call(&call, message, caller, used.as_deref_mut())
+                .await;
             tries += 1;
             match answer {
                 // The session ended at this moment, and no server has seen the call.
@@ -92,5 +86,33 @@ impl Stateless {
                 answer => return Ok(Begun::Sent(answer, Box::new(call))),
             }
         }
+    }
+
+    /// Sends a call to its session; its first answer. A server may have the retry that has `used` a ticket from then on,
+    /// unless it is refused.
+    async fn send_call(
+        &self,
+        call: &CallInFlight,
+        message: Message,
+        caller: &Caller<'_>,
+        mut used: Option<&mut UsedTicket>,
+    ) -> Answer {
+        if let Some(used) = &mut used {
+            used.is_sent = true;
+        }
+        let marks = (None, caller.trace.clone());
+        let (handle, body) = (&call.lease.handle, Body::One(message));
+        let sent = self
+            .sender
+            .hub
+            .deliver_to(handle, caller.access, body, Form::Auto, marks);
+        let answer = match sent.await {
+            Ok(pending) => pending.answer().await,
+            Err(error) => Answer::Refused(error),
+        };
+        if let (Some(used), Answer::Refused(_)) = (used, &answer) {
+            used.is_sent = false;
+        }
+        answer
     }
 }

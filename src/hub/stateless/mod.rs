@@ -15,7 +15,7 @@
 //! * `sessions`: sessions by tenant, server, principal and capabilities
 //! * `leases`: leases of sessions: one that is free, or one that begins
 //! * `calls`: begin of calls
-//! * `retries`: calls that are parked, and read on when their client has answered
+//! * `retries`: calls that are parked, and read on when their client has answered; uses of carried tickets
 //! * `subscriptions`: begin of subscriptions
 
 mod call;

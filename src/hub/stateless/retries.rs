@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::sleep;
+use tokio::{task::JoinHandle, time::sleep};
 
 use super::{
     parked::{Asked, Opened, Parked, Resumed},
@@ -13,7 +13,7 @@ use crate::{
     auth::Access,
     base::budget::LargeWork,
     error::Error,
-    hub::{core::or_never, limits::Seats},
+    hub::{Hub, core::or_never, limits::Seats},
     protocol::{
         Message,
         modern::{self, InputRequest},
@@ -139,7 +139,7 @@ impl Stateless {
         sealed.ok_or("there is no randomness")
     }
 
-    /// Uses a carried ticket; whether it was not used before, at any replica.
+    /// Uses a carried ticket; none if it was used before, at any replica.
     ///
     /// # Errors
     ///
@@ -148,17 +148,18 @@ impl Stateless {
         &self,
         access: &Access,
         ticket: &str,
-        carried: &Carried,
-    ) -> Result<bool, Error> {
+        carried: Carried,
+    ) -> Result<Option<UsedTicket>, Error> {
         let left = carried.until.saturating_sub(self.now_ms());
         let window = Duration::from_millis(u64::try_from(left).unwrap_or(0)) + CLOCKS;
         let limits = self.sender.hub.limits();
-        limits.once(access, use_of(ticket), window).await
-    }
-
-    /// The retry that used a carried ticket has not reached the server.
-    pub(crate) async fn give_back(&self, ticket: &str) {
-        self.sender.hub.limits().give_back(use_of(ticket)).await;
+        let is_first = limits.once(access, use_of(ticket), window).await?;
+        Ok(is_first.then(|| UsedTicket {
+            hub: self.sender.hub.clone(),
+            ticket: use_of(ticket),
+            carried,
+            is_sent: false,
+        }))
     }
 
     fn now_ms(&self) -> i64 {
@@ -204,6 +205,43 @@ impl Stateless {
             server_info: parked.call.server_info(),
             ticket: self.park(parked)?,
         })))
+    }
+}
+
+/// The use of a carried ticket. It is taken back when this is dropped before the retry was sent to a server, so that the
+/// answers of a person outlive a connection that breaks while the server is being started.
+pub(crate) struct UsedTicket {
+    hub: Hub,
+    /// The value that the limiter remembers.
+    ticket: [u8; 32],
+    /// The meaning of the ticket.
+    pub(super) carried: Carried,
+    /// Whether a server may have the retry.
+    pub(super) is_sent: bool,
+}
+
+impl UsedTicket {
+    /// Takes the use back unless a server may have the retry, and returns when the ticket works again.
+    pub(crate) async fn settle(mut self) {
+        if let Some(given_back) = self.give_back() {
+            let _ = given_back.await;
+        }
+    }
+
+    /// Takes the use back in a task of its own: half of it would be done when a client leaves meanwhile.
+    fn give_back(&mut self) -> Option<JoinHandle<()>> {
+        if std::mem::replace(&mut self.is_sent, true) {
+            return None;
+        }
+        let (hub, ticket) = (self.hub.clone(), self.ticket);
+        let tracker = self.hub.0.tracker.clone();
+        Some(tracker.spawn(async move { hub.limits().give_back(ticket).await }))
+    }
+}
+
+impl Drop for UsedTicket {
+    fn drop(&mut self) {
+        drop(self.give_back());
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     copy::{OwnCopy, TaskCopy},
-    task::Task,
+    task::{Shown, Task},
     work::Work,
 };
 use crate::{
@@ -101,7 +101,7 @@ impl Tasks {
         let (orders, received) = mpsc::channel(ORDERS);
         let task = Arc::new(Task {
             call: judged?,
-            state: watch::Sender::new(Bytes::new()),
+            state: watch::Sender::new(Shown::Last(Bytes::new())),
             orders,
         });
         let kept = Work::kept(core);

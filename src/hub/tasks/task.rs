@@ -1,21 +1,86 @@
 //! A task of this replica, as requests use it: its state, and orders of its client.
 
-use std::future::pending;
+use std::{future::pending, sync::Arc};
 
 use bytes::Bytes;
 use futures_util::future::select_all;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::protocol::Message;
+use crate::{
+    base::budget::{Drawn, LargeWork},
+    protocol::{
+        Message,
+        modern::{InputRequest, TaskState, TaskStatus},
+    },
+};
 
 /// A task of this replica.
 pub(crate) struct Task {
     /// The call without its arguments, by which policy judges requests about the task.
     pub(crate) call: Message,
-    /// The rendered state.
-    pub(super) state: watch::Sender<Bytes>,
+    /// The state.
+    pub(super) state: watch::Sender<Shown>,
     /// Closed when the task has ended.
     pub(super) orders: mpsc::Sender<Order>,
+}
+
+/// The state of a task as others see it.
+#[derive(Clone)]
+pub(super) enum Shown {
+    /// Of a call that goes on. It is rendered for those who look at it: a server may ask for hundreds of large things one
+    /// by one, and to render all of them at each would take a worker for as long.
+    Open(Arc<OpenTask>),
+    /// Rendered: the last one.
+    Last(Bytes),
+}
+
+/// The state of a task whose call goes on.
+pub(super) struct OpenTask {
+    pub(super) id: String,
+    pub(super) message: Option<String>,
+    /// The requests that the client has not answered, with what is drawn for them.
+    pub(super) asks: Vec<InputRequest>,
+    /// When it was created, and when it changed.
+    pub(super) times: [String; 2],
+    pub(super) ttl_ms: Option<u128>,
+    pub(super) server_info: Option<Bytes>,
+    /// What is held for the rest of it.
+    pub(super) _held: Drawn,
+}
+
+impl Shown {
+    /// About the bytes that it is when it is rendered.
+    fn size(&self) -> usize {
+        match self {
+            Self::Open(open) => open.asks.iter().map(|ask| ask.request.len()).sum(),
+            Self::Last(state) => state.len(),
+        }
+    }
+
+    fn rendered(&self) -> Bytes {
+        match self {
+            Self::Open(open) => open.render(),
+            Self::Last(state) => state.clone(),
+        }
+    }
+}
+
+impl OpenTask {
+    fn render(&self) -> Bytes {
+        let [created, updated] = &self.times;
+        TaskState {
+            id: &self.id,
+            status: match &*self.asks {
+                [] => TaskStatus::Working,
+                asks => TaskStatus::InputRequired(asks),
+            },
+            message: self.message.as_deref(),
+            times: [created, updated],
+            ttl_ms: self.ttl_ms,
+            server_info: self.server_info.as_deref(),
+        }
+        .render()
+    }
 }
 
 /// An order of the client of a task.
@@ -28,8 +93,22 @@ pub(super) enum Order {
 }
 
 impl Task {
+    /// Shows the state of its call, which goes on.
+    pub(super) fn show(&self, open: OpenTask) {
+        self.state.send_replace(Shown::Open(Arc::new(open)));
+    }
+
     /// Its present state, rendered.
     pub(crate) fn state(&self) -> Bytes {
+        self.present().rendered()
+    }
+
+    /// About the bytes of its present state.
+    pub(crate) fn size(&self) -> usize {
+        self.present().size()
+    }
+
+    fn present(&self) -> Shown {
         self.state.borrow().clone()
     }
 
@@ -57,7 +136,7 @@ pub(super) async fn dismiss(orders: &mut mpsc::Receiver<Order>) {
 
 /// The tasks that a subscription is for.
 #[derive(Default)]
-pub(crate) struct WatchedTasks(Vec<watch::Receiver<Bytes>>);
+pub(crate) struct WatchedTasks(Vec<watch::Receiver<Shown>>);
 
 impl WatchedTasks {
     /// Adds a task, whose present state comes first: it may have changed since the client saw it.
@@ -67,8 +146,8 @@ impl WatchedTasks {
         self.0.push(states);
     }
 
-    /// Waits for the next state of any of them. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> Bytes {
+    /// Waits for the next state of any of them, rendered for a caller of this tenant. Cancel-safe.
+    pub(crate) async fn next(&mut self, tenant: &str) -> Bytes {
         loop {
             if self.0.is_empty() {
                 return pending().await;
@@ -76,7 +155,9 @@ impl WatchedTasks {
             let changes = self.0.iter_mut().map(|states| Box::pin(states.changed()));
             let (changed, at, _) = select_all(changes).await;
             if changed.is_ok() {
-                return self.0[at].borrow_and_update().clone();
+                let shown = self.0[at].borrow_and_update().clone();
+                let turn = LargeWork::at_once(tenant, shown.size());
+                return turn.run(|| shown.rendered());
             }
             // It is no longer kept.
             self.0.swap_remove(at);
@@ -91,21 +172,60 @@ mod tests {
     use tokio::{join, time::timeout};
 
     use super::*;
+    use crate::base::budget::Budget;
 
     fn message(line: &'static str) -> Message {
         Message::parse(Bytes::from_static(line.as_bytes())).unwrap()
+    }
+
+    fn task(call: Message, orders: mpsc::Sender<Order>) -> Task {
+        let state = watch::Sender::new(Shown::Last(Bytes::new()));
+        Task {
+            call,
+            state,
+            orders,
+        }
+    }
+
+    /// All that a server had asked was copied at each further request, and held once more.
+    #[test]
+    fn what_a_server_asks_is_held_once_however_often_it_is_shown() {
+        let budget = Budget::new(1 << 20);
+        let (orders, _received) = mpsc::channel(1);
+        let task = task(
+            message(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#),
+            orders,
+        );
+        let mut asks = Vec::new();
+        for count in 1..=64_u64 {
+            let ask = r#"{"jsonrpc":"2.0","id":7,"method":"roots/list","params":{"a":"b"}}"#;
+            let mut ask = InputRequest::of(&message(ask)).under_id();
+            ask.request = budget.hold(1000).until_dropped(ask.request);
+            asks.push(ask);
+            task.show(OpenTask {
+                id: "t".into(),
+                message: None,
+                asks: asks.clone(),
+                times: [String::new(), String::new()],
+                ttl_ms: None,
+                server_info: None,
+                _held: budget.hold(1),
+            });
+            assert_eq!(budget.used(), count * 1000 + 1);
+        }
+        drop(asks);
+        assert_eq!(budget.used(), 64_001, "the state has them");
+        let state = String::from_utf8(task.state().to_vec()).unwrap();
+        assert_eq!(state.matches("roots/list").count(), 64, "{state}");
+        task.state.send_replace(Shown::Last(Bytes::new()));
+        assert_eq!(budget.used(), 0);
     }
 
     #[tokio::test]
     async fn an_update_that_came_too_late_is_let_go() {
         let (orders, mut received) = mpsc::channel(4);
         let call = message(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#);
-        let state = watch::Sender::new(Bytes::new());
-        let task = Task {
-            call,
-            state,
-            orders,
-        };
+        let task = task(call, orders);
         let update = || {
             task.update(message(
                 r#"{"jsonrpc":"2.0","id":2,"method":"tasks/update"}"#,

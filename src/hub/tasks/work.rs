@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{
     copy::OwnCopy,
-    task::{Order, Task, dismiss},
+    task::{OpenTask, Order, Shown, Task, dismiss},
 };
 use crate::{
     auth::Access,
@@ -204,8 +204,10 @@ impl Work {
                 if !InputRequest::is_one(&message.method_name()) {
                     return call.refuse(&[ask]);
                 }
-                let held = self.share.hold(ask.request.len() as u64);
-                ask.request = held.until_dropped(ask.request);
+                let Some(drawn) = self.share.draw(ask.request.len() as u64) else {
+                    return call.refuse_without_room(&ask);
+                };
+                ask.request = drawn.until_dropped(ask.request);
                 self.asks.push(ask);
             }
             (Kind::Notification, Method::Cancelled) => {
@@ -242,13 +244,20 @@ impl Work {
 
     /// Shows the state of a call that goes on.
     fn show(&self) {
-        let status = match &*self.asks {
-            [] => TaskStatus::Working,
-            asks => TaskStatus::InputRequired(asks),
-        };
-        let state = self.render(status, self.message.as_deref());
-        let held = self.share.hold(state.len() as u64);
-        self.task.state.send_replace(held.until_dropped(state));
+        let text = self.message.as_ref().map_or(0, String::len);
+        self.task.show(OpenTask {
+            id: self.id.clone(),
+            message: self.message.clone(),
+            asks: self.asks.clone(),
+            times: [self.created.clone(), self.now()],
+            ttl_ms: self.ttl.map(|ttl| ttl.as_millis()),
+            server_info: self.completion.server_info.clone(),
+            _held: self.share.hold((self.id.len() + text) as u64),
+        });
+    }
+
+    fn now(&self) -> String {
+        moment(self.core.snapshot.clock().now_ms())
     }
 
     /// Shows the last state, within the share of the caller. The answer goes with that: whether its result is kept or
@@ -270,16 +279,15 @@ impl Work {
             Some(drawn) => drawn.until_dropped(state),
             None => failed(&CallError::NO_ROOM.line(b"0")),
         };
-        self.task.state.send_replace(state);
+        self.task.state.send_replace(Shown::Last(state));
     }
 
     fn render(&self, status: TaskStatus<'_>, message: Option<&str>) -> Bytes {
-        let now = moment(self.core.snapshot.clock().now_ms());
         TaskState {
             id: &self.id,
             status,
             message,
-            times: [&self.created, &now],
+            times: [&self.created, &self.now()],
             ttl_ms: self.ttl.map(|ttl| ttl.as_millis()),
             server_info: self.completion.server_info.as_deref(),
         }

@@ -1,12 +1,17 @@
 //! Servers of revision 2026-07-28, and clients of either era that use them.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::{
     auth::api_keys::key,
     support::{
         gauges::{Gauge, OPS, metric},
-        harness::{Events, Gateway, NEWEST, Session, is_stream, last, text_of, tool_call, until},
+        harness::{
+            Events, Gateway, NEWEST, Session, is_stream, last, text_of, tool_call, until, within,
+        },
         modern::{Modern, asked},
         served::Served,
     },
@@ -653,6 +658,51 @@ async fn a_retry_reaches_any_child_of_a_server_without_sessions() {
     assert_eq!(client.post(&retry).await.status(), 400, "used");
     let other = client.answer(&client.retry(&call, &other, roots)).await;
     assert_eq!(other["result"]["resultType"], "complete", "{other}");
+}
+
+/// A connection breaks while the server of a retry is being started: no server has seen the answers of the person.
+#[tokio::test]
+async fn a_retry_that_was_not_sent_can_be_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (starts, closed) = (dir.path().join("starts"), dir.path().join("closed"));
+    let script = format!(
+        "echo x >> '{}'; while [ -e '{}' ]; do sleep 0.05; done; exec '{}'",
+        starts.display(),
+        closed.display(),
+        crate::support::harness::child()
+    );
+    let sets = ["server.era=modern", "session.idle=300ms"];
+    let gateway = Gateway::of(&sets, &["CHILD_ERA=modern"], &["sh", "-c", &script]).await;
+    let client = Modern::at(&gateway.url).with(json!({"roots": {}}));
+    let call = client.tool("ask", json!({"kind": "roots"}));
+    let required = client.answer(&call).await;
+    let roots = json!({"first": {"roots": []}});
+    let retry = client.retry(&call, &required, roots.clone());
+    until("the end of its child", || async {
+        gateway.descendants().is_empty()
+    })
+    .await;
+    std::fs::write(&closed, "").unwrap();
+    let is_started = async || std::fs::read_to_string(&starts).unwrap().lines().count() == 2;
+    tokio::select! {
+        response = client.request(&retry).send() => panic!("it waits for no start: {response:?}"),
+        () = until("another start", &is_started) => {}
+    }
+    // It was used until the gateway knows that its client has left; from then on a retry waits for the start.
+    let waiting = within("the ticket", async {
+        loop {
+            let mut sent = Box::pin(client.request(&retry).send());
+            match timeout(Duration::from_secs(2), &mut sent).await {
+                Ok(response) => assert_eq!(response.unwrap().status(), 400),
+                Err(_) => break sent,
+            }
+        }
+    })
+    .await;
+    std::fs::remove_file(&closed).unwrap();
+    let answer = last(within("an answer", waiting).await.unwrap()).await;
+    assert_eq!(text_of(&answer), roots.to_string());
+    assert_eq!(client.post(&retry).await.status(), 400, "used");
 }
 
 #[tokio::test]

@@ -374,6 +374,25 @@ async fn bytes_out_slow_streams_down_and_lose_nothing() {
     .await;
 }
 
+/// It comes with the head of the response, which says whether it is a stream.
+#[tokio::test]
+async fn the_first_message_of_a_modern_stream_counts_as_bytes_out() {
+    let tenant = json!({"auth": {"mode": "none"}, "quotas": {"bytes_out": "256KiB"},
+        "servers": {"main": {"command": child()}}});
+    let gateway = Served::start(json!({}), json!({"a": tenant})).await;
+    let mut client = Modern::at(&format!("{}/t/a/main/mcp", gateway.origin()));
+    client.level = Some("info");
+    let burst = json!({"n": 1, "text": "t".repeat(2 << 20)});
+    let stream = client.post(&client.tool("burst", burst)).await;
+    assert_eq!(stream.status(), StatusCode::OK);
+    // The rate takes 7 s for it.
+    let next = client.post(&client.tool("echo", json!({}))).await;
+    assert_eq!(next.status(), StatusCode::TOO_MANY_REQUESTS);
+    let policy = header(&next, "ratelimit-policy");
+    assert!(policy.starts_with("\"bytes_out\""), "{policy}");
+    drop(stream);
+}
+
 #[tokio::test]
 async fn children_beyond_the_quota_of_a_tenant_are_refused() {
     let server = json!({"command": child()});

@@ -556,6 +556,27 @@ async fn a_ticket_works_once_and_for_its_request_alone() {
     );
 }
 
+/// It was kept for `clocks.ask` beyond any share of the log, so that the events of all others went for it.
+#[tokio::test]
+async fn a_question_beyond_the_share_of_its_caller_is_refused() {
+    let sets = ["log.memory=1MiB", "log.bytes=64KiB", "log.events=4"];
+    let gateway = Gateway::start(&sets).await;
+    let client = Modern::at(&gateway.url).with(asks());
+    let question = json!({"kind": "elicitation", "message": "?".repeat(600_000)});
+    let answer = client.call("ask", question).await;
+    assert_eq!(answer["result"]["resultType"], "complete");
+    let told = text_of(&answer);
+    assert!(
+        told.contains("-32603") && told.contains("no room"),
+        "{told}"
+    );
+    until("room for a small one", || async {
+        let answer = client.call("ask", json!({"kind": "roots"})).await;
+        answer["result"]["resultType"] == "input_required"
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_partial_answer_is_delivered_and_the_rest_asked_again() {
     let gateway = Gateway::start(&[]).await;

@@ -187,6 +187,21 @@ async fn a_server_asks_during_a_task_and_goes_on_with_the_answer() {
     assert!(text_of(&state).contains("Ada"), "{state}");
 }
 
+#[tokio::test]
+async fn a_question_of_a_task_beyond_the_share_is_refused() {
+    let sets = [SOON, "log.memory=1MiB", "log.bytes=64KiB", "log.events=4"];
+    let gateway = Gateway::start(&sets).await;
+    let client = Modern::at(&gateway.url).with(asks());
+    let question = json!({"kind": "elicitation", "message": "?".repeat(600_000), "after": 800});
+    let task = begun(&client, "ask", question).await;
+    let state = client.polled(&task, "completed").await;
+    let told = text_of(&state);
+    assert!(
+        told.contains("-32603") && told.contains("no room"),
+        "{told}"
+    );
+}
+
 /// "SHOULD resolve all MRTR exchanges synchronously before responding with a `CreateTaskResult`".
 #[tokio::test]
 async fn a_question_before_the_task_is_answered_by_a_retry() {

@@ -149,8 +149,9 @@ async fn a_name_that_leads_to_another_server_by_now_is_followed() {
         let (old, new) = (Server::start(kind), Server::start(kind));
         let (tracker, halt) = (TaskTracker::new(), CancellationToken::new());
         let redis = redis(&old, &tracker, &halt);
-        let log = RedisLog::new(redis.clone(), PLENTY, 4096, &tracker, halt.clone());
         let (directory, me) = (RedisDirectory::new(redis.clone(), keys()), replica("one"));
+        let (boot, halted) = ("one".into(), halt.clone());
+        let log = RedisLog::new(redis.clone(), boot, PLENTY, 4096, &tracker, halted);
         let at = WriteTarget {
             session: session("s"),
             stream: 0,
@@ -184,6 +185,24 @@ async fn a_name_that_leads_to_another_server_by_now_is_followed() {
         timeout(Duration::from_secs(5), tracker.wait())
             .await
             .unwrap();
+    }
+}
+
+/// The claim of the first was lost with its master, and the next one got the same number.
+#[tokio::test]
+async fn of_two_owners_with_one_number_only_the_known_one_writes() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let (lost, known) = (
+            Side::on(&server, "lost", PLENTY).await,
+            Side::on(&server, "known", PLENTY).await,
+        );
+        lost.add("s", 1).await.unwrap();
+        assert_eq!(known.take("s").await, 2);
+        assert_eq!(lost.append("s", 0, 2, 1).await, Err(StoreError::Fenced));
+        assert_eq!(known.append("s", 0, 2, 1).await, Ok(()));
+        lost.end().await;
+        known.end().await;
     }
 }
 

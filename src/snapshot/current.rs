@@ -854,7 +854,7 @@ mod tests {
         ];
         run(&current, &lost).await;
         current.refresh_issued().await.unwrap();
-        let revoked = |key| current.catalog().issued.revoked["a"].keys.contains_key(key);
+        let revoked = |key: &str| current.catalog().issued.revoked["a"].keys.contains_key(key);
         assert!(revoked("one") && revoked("two"));
         let other = [
             "DELETE FROM revocations",

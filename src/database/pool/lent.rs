@@ -42,7 +42,9 @@ impl Lent {
         };
         // Nothing was asked on it before. This question is a statement, too.
         if lent.connection().cached_statements_size() == 0 {
-            let asked = sqlx::query(IN_RECOVERY).fetch_one(lent.connection()).await?;
+            let asked = sqlx::query(IN_RECOVERY)
+                .fetch_one(lent.connection())
+                .await?;
             let is_standby: bool = asked.try_get("is_standby")?;
             if is_standby {
                 return Err(sqlx::Error::Io(io::Error::other(STANDBY)));

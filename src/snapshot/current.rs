@@ -15,10 +15,11 @@ use std::{
 
 use arc_swap::ArcSwap;
 use tokio::{
-    sync::{Notify, Semaphore, watch},
+    sync::{Notify, Semaphore, SemaphorePermit, watch},
     time::{Instant, timeout},
 };
 
+use super::wait::{POLL_TIMEOUT, Wait};
 use crate::{
     base::{Clock, Table},
     database::{self, Database, Marks, Newer, oauth::Reached},
@@ -40,6 +41,28 @@ pub(crate) struct Snapshot {
     pub(crate) marks: Arc<Marks>,
     /// Some tenants or servers are as they were before: what is stored of them cannot be served here.
     pub(crate) is_partial: bool,
+    /// How often the database was found at an older state than what was served.
+    setbacks: u64,
+}
+
+impl Snapshot {
+    /// What counts of it once the database is at an older state: nothing but what is as it is declared there, too.
+    fn set_back(&self) -> Self {
+        let tenants = self.catalog.tenants.clone();
+        Self {
+            version: self.version,
+            catalog: Arc::new(Catalog::new(tenants, Arc::default())),
+            is_partial: self.is_partial,
+            setbacks: self.setbacks + 1,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a database is at an older state than this one, which was read before the database was asked: one that takes
+    /// over from another may lack its last changes, and gives their numbers again.
+    fn is_beyond(&self, reached: &Reached) -> bool {
+        self.version > Some(reached.version) || self.revocation > reached.revocation
+    }
 }
 
 /// The newest snapshot, with the database that it is read from.
@@ -56,6 +79,8 @@ pub(crate) struct CurrentSnapshot {
     clock: Clock,
     /// The turn at a refresh. Many at once would take the connections by which revocations are followed.
     refreshing: Semaphore,
+    /// How often what is declared was read, at a turn.
+    reads: AtomicU64,
     /// Told of each change of a secret before the request that made it is answered.
     on_secret_change: OnceLock<OnSecretChange>,
 }
@@ -143,6 +168,7 @@ impl CurrentSnapshot {
             woken: Notify::new(),
             clock: Clock::system(),
             refreshing: Semaphore::new(1),
+            reads: AtomicU64::new(0),
             on_secret_change: OnceLock::new(),
         })
     }
@@ -236,26 +262,58 @@ impl CurrentSnapshot {
     }
 
     /// The same, unless a change of this number has been read by its turn: of many that wait behind one that reads, the
-    /// next reads for all.
+    /// next reads for all. A read from before the call does not count, whose number may be that of another change.
     ///
     /// # Errors
     ///
     /// Those of [`Self::refresh`]; what cannot be served here is told to the one that read it.
     pub(crate) async fn refresh_to(&self, version: i64) -> Result<(), database::Error> {
         let database = self.database()?;
-        let turn = self.refreshing.acquire().await;
-        let _turn = turn.map_err(|_| database::Error::Bug("no turn to refresh".to_owned()))?;
-        if self.load().version >= Some(version) {
+        let reads = self.reads.load(Ordering::Acquire);
+        let _turn = self.turn().await?;
+        let is_read = self.reads.load(Ordering::Acquire) > reads;
+        if is_read && self.load().version >= Some(version) {
             return Ok(());
         }
         self.read_declared(database).await
     }
 
-    /// Reads the changed tenants, at a turn.
+    /// A turn at a refresh.
+    async fn turn(&self) -> Result<SemaphorePermit<'_>, database::Error> {
+        let turn = self.refreshing.acquire().await;
+        turn.map_err(|_| database::Error::Bug("no turn to refresh".to_owned()))
+    }
+
+    /// Reads the changed tenants, at a turn; all of them where the database is at an older state.
     async fn read_declared(&self, database: &Database) -> Result<(), database::Error> {
-        let began = Instant::now();
-        let (known, objects) = (self.load(), database.followed_objects());
-        let mut newer = objects.newer(&known.marks).await?;
+        self.reads.fetch_add(1, Ordering::AcqRel);
+        let (began, known) = (Instant::now(), self.load());
+        let newer = database.followed_objects().newer(&known.marks).await?;
+        if known.version <= Some(newer.loaded.version) {
+            return self.serve(database, &known, (newer, began)).await;
+        }
+        self.read_anew(database, &known).await
+    }
+
+    /// Reads all that is declared and issued, at a turn, as at a start: the database is at an older state than `known`.
+    async fn read_anew(
+        &self,
+        database: &Database,
+        known: &Snapshot,
+    ) -> Result<(), database::Error> {
+        let (began, known) = (Instant::now(), known.set_back());
+        let newer = database.followed_objects().newer(&known.marks).await?;
+        self.serve(database, &known, (newer, began)).await
+    }
+
+    /// Serves what was read since `began`, of which the rest is as in `known`.
+    async fn serve(
+        &self,
+        database: &Database,
+        known: &Snapshot,
+        (mut newer, began): (Newer, Instant),
+    ) -> Result<(), database::Error> {
+        let objects = database.followed_objects();
         let judged = objects.judged(&newer.loaded, When::Serving);
         let (mut changed, walled, mistakes) = match judged.await {
             Ok(manifest) => (manifest.catalog, Vec::new(), None),
@@ -272,7 +330,7 @@ impl CurrentSnapshot {
                 if partial.is_empty() || is_none_served {
                     return Err(database::Error::Invalid(mistakes));
                 }
-                keep_marks(&mut newer, &partial, &known);
+                keep_marks(&mut newer, &partial, known);
                 (apart.catalog, apart.walled, Some(mistakes))
             }
             Err(failure) => return Err(failure),
@@ -295,7 +353,7 @@ impl CurrentSnapshot {
             .filter_map(|stored| stored.operator_key().ok())
             .collect();
         // After the declared objects, so that no issued row is older than its tenant.
-        let (issued, revocation) = self.newer_issued(database).await?;
+        let (issued, revocation) = newer_issued(database, known).await?;
         self.publish(Snapshot {
             version: Some(loaded.version),
             revocation,
@@ -303,6 +361,7 @@ impl CurrentSnapshot {
             operator_keys,
             marks: Arc::new(marks),
             is_partial: mistakes.is_some(),
+            setbacks: known.setbacks,
         });
         self.last_poll.note(began);
         mistakes.map_or(Ok(()), |mistakes| Err(database::Error::Invalid(mistakes)))
@@ -314,32 +373,74 @@ impl CurrentSnapshot {
     ///
     /// Those of [`Database::issued`]. After an error the last snapshot stays.
     pub(crate) async fn refresh_issued(&self) -> Result<(), database::Error> {
+        let known = self.load();
         let reached = self.database()?.issued().reached().await?;
-        if self.load().revocation < reached.revocation {
-            self.read_issued().await?;
+        if known.is_beyond(&reached) || self.load().revocation < reached.revocation {
+            self.catch_up(&known, &reached).await?;
         }
         Ok(())
     }
 
-    async fn read_issued(&self) -> Result<(), database::Error> {
-        let (issued, revocation) = self.newer_issued(self.database()?).await?;
-        // Without a version: what is declared stays, also if it is read again meanwhile.
+    /// Reads revocations that are not known here; all anew from a database that is at an older state than `known`.
+    async fn catch_up(&self, known: &Snapshot, reached: &Reached) -> Result<(), database::Error> {
+        if !known.is_beyond(reached) {
+            return self.read_issued().await;
+        }
+        let database = self.database()?;
+        let _turn = self.turn().await?;
+        if self.load().setbacks > known.setbacks {
+            return Ok(());
+        }
+        self.reads.fetch_add(1, Ordering::AcqRel);
+        let read = self.read_anew(database, known).await;
+        let is_served = self.load().setbacks > known.setbacks;
+        match read {
+            // It is told by the round, which reads again what is not served.
+            Err(database::Error::Invalid(_)) if is_served => Ok(()),
+            Err(database::Error::Invalid(_) | database::Error::Bug(_)) => {
+                self.keep_declared(database, known, reached.version).await
+            }
+            read => read,
+        }
+    }
+
+    /// Serves what is issued by a database at an older state than `known`, whose declared state cannot be served here, with
+    /// what was declared before.
+    async fn keep_declared(
+        &self,
+        database: &Database,
+        known: &Snapshot,
+        version: i64,
+    ) -> Result<(), database::Error> {
+        let back = known.set_back();
+        let (issued, revocation) = newer_issued(database, &back).await?;
+        let tenants = known.catalog.tenants.clone();
         self.publish(Snapshot {
+            version: Some(version),
             revocation,
-            catalog: Arc::new(Catalog::new(Table::default(), issued)),
-            ..Snapshot::default()
+            catalog: Arc::new(Catalog::new(tenants, issued)),
+            operator_keys: known.operator_keys.clone(),
+            is_partial: true,
+            ..back
         });
         Ok(())
     }
 
-    async fn newer_issued(
-        &self,
-        database: &Database,
-    ) -> Result<(Arc<Issued>, i64), database::Error> {
-        let current = self.load();
-        let known = (&*current.catalog.issued, current.revocation);
-        let (issued, revocation) = database.issued().newer(known).await?;
-        Ok((Arc::new(issued), revocation))
+    async fn read_issued(&self) -> Result<(), database::Error> {
+        loop {
+            let known = self.load();
+            let (issued, revocation) = newer_issued(self.database()?, &known).await?;
+            // Without a version: what is declared stays, also if it is read again meanwhile.
+            let is_current = self.publish(Snapshot {
+                revocation,
+                catalog: Arc::new(Catalog::new(Table::default(), issued)),
+                setbacks: known.setbacks,
+                ..Snapshot::default()
+            });
+            if is_current {
+                return Ok(());
+            }
+        }
     }
 
     /// Polls the database for a request, which does not wait for one that is silent, and reads new revocations.
@@ -349,11 +450,11 @@ impl CurrentSnapshot {
     ///
     /// Those of the database.
     pub(crate) async fn poll(&self) -> Result<i64, database::Error> {
-        let began = Instant::now();
+        let (began, known) = (Instant::now(), self.load());
         let reached = timeout(POLL_TIMEOUT, self.reached()).await;
         let reached = reached.unwrap_or_else(|_| Err(silent()))?;
-        if self.lacks(&reached) {
-            let read = Box::pin(self.read_issued());
+        if known.is_beyond(&reached) || self.lacks(&reached) {
+            let read = Box::pin(self.catch_up(&known, &reached));
             let read = timeout(READ_TIMEOUT, read).await;
             read.unwrap_or_else(|_| Err(silent()))?;
         }
@@ -368,7 +469,7 @@ impl CurrentSnapshot {
     ///
     /// Those of the database.
     pub(super) async fn follow(&self, on_silence: impl Fn()) -> Result<Polled, database::Error> {
-        let mut wait = Wait::begin();
+        let (mut wait, known) = (Wait::begin(), self.load());
         let mut asked = pin!(timeout(READ_TIMEOUT, self.reached()));
         let reached = loop {
             // Behind a standstill no token is good until the database has been asked: one that answers slowly must
@@ -398,10 +499,10 @@ impl CurrentSnapshot {
             }
             Err(error) => return Err(error),
         };
-        if self.lacks(&reached) {
+        if known.is_beyond(&reached) || self.lacks(&reached) {
             // A database that answers slowly can be reached: without the revocations that it has, this poll does not
             // count. The read is of many statements, and takes its time without a silence.
-            let mut read = Box::pin(self.read_issued());
+            let mut read = Box::pin(self.catch_up(&known, &reached));
             loop {
                 if let Some(read) = wait.part(&mut read).await {
                     break read?;
@@ -425,10 +526,19 @@ impl CurrentSnapshot {
     }
 
     /// Replaces an older snapshot. Declared and issued state are numbered separately, and the newer
-    /// of each stays.
-    fn publish(&self, mut new: Snapshot) {
+    /// of each stays. False for one from before the database was found at an older state.
+    fn publish(&self, mut new: Snapshot) -> bool {
+        let mut is_current = true;
         // Refreshes may run concurrently; the lock of the watch channel orders them.
         self.changed.send_if_modified(|current| {
+            if new.setbacks != current.setbacks {
+                is_current = new.setbacks > current.setbacks;
+                if is_current {
+                    tell_setback(current, &new);
+                    self.replace(current, new);
+                }
+                return is_current;
+            }
             let is_declared_newer = new.version > current.version;
             let is_declared_newer = is_declared_newer || is_other_part(&new, current);
             let is_issued_newer = new.revocation > current.revocation;
@@ -449,24 +559,58 @@ impl CurrentSnapshot {
                 let tenants = current.catalog.tenants.clone();
                 new.catalog = Arc::new(Catalog::new(tenants, issued));
             }
-            let new = Arc::new(new);
-            self.snapshot.store(Arc::clone(&new));
-            self.tell_secret_changes(&current.catalog.issued, &new.catalog.issued);
-            *current = new;
+            self.replace(current, new);
             true
         });
+        is_current
+    }
+
+    fn replace(&self, current: &mut Arc<Snapshot>, new: Snapshot) {
+        let new = Arc::new(new);
+        self.snapshot.store(Arc::clone(&new));
+        self.tell_secret_changes(&current.catalog.issued, &new.catalog.issued);
+        *current = new;
     }
 
     fn tell_secret_changes(&self, known: &Issued, new: &Issued) {
         let Some(receive) = self.on_secret_change.get() else {
             return;
         };
-        let last = known.secrets.last_key_value();
-        let first = last.map_or(0, |(number, _)| number + 1);
+        if Arc::ptr_eq(&known.secrets, &new.secrets) {
+            return;
+        }
+        let first = known.secrets.first_key_value();
+        let first = first.map_or(0, |(number, _)| *number);
         for (number, change) in new.secrets.range(first..) {
-            receive(*number, change);
+            // A number is that of another change where the database lacked those that it had.
+            if known.secrets.get(number) != Some(change) {
+                receive(*number, change);
+            }
         }
     }
+}
+
+/// Keys and revocations that are newer than the known ones, with the number of the last change.
+async fn newer_issued(
+    database: &Database,
+    known: &Snapshot,
+) -> Result<(Arc<Issued>, i64), database::Error> {
+    let known = (&*known.catalog.issued, known.revocation);
+    let (issued, revocation) = database.issued().newer(known).await?;
+    Ok((Arc::new(issued), revocation))
+}
+
+fn tell_setback(known: &Snapshot, new: &Snapshot) {
+    let (was, now) = (known.version.unwrap_or(0), new.version.unwrap_or(0));
+    let (revocation_was, revocation_now) = (known.revocation, new.revocation);
+    tracing::error!(
+        event = "store.set_back",
+        was,
+        now,
+        revocation_was,
+        revocation_now,
+        "the database lacks changes that it had: its state is read anew"
+    );
 }
 
 /// Whether two snapshots serve different parts of one state: what was missing for a part may have come.
@@ -500,46 +644,6 @@ fn keep_marks(newer: &mut Newer, partial: &BTreeSet<&str>, known: &Snapshot) {
     }
 }
 
-/// The wait for a database, in parts that show whether this process stood still meanwhile.
-struct Wait {
-    began: Instant,
-    /// The begin of the last part.
-    part: Instant,
-    is_steady: bool,
-    /// The database was silent for a part.
-    is_late: bool,
-}
-
-impl Wait {
-    fn begin() -> Self {
-        let began = Instant::now();
-        Self {
-            began,
-            part: began,
-            is_steady: true,
-            is_late: false,
-        }
-    }
-
-    /// Waits for another part; none if that was too short.
-    async fn part<T>(&mut self, step: impl Future<Output = T>) -> Option<T> {
-        self.part = Instant::now();
-        let done = timeout(POLL_TIMEOUT, step).await.ok();
-        self.is_steady &= self.part.elapsed() < POLL_TIMEOUT * 2;
-        done
-    }
-
-    /// The time for which an answer of now counts: of a database that is slow, as of one that is silent, it is that
-    /// of the last part; but an answer may be from before a standstill.
-    fn known(&self) -> Instant {
-        if self.is_steady {
-            self.part
-        } else {
-            self.began
-        }
-    }
-}
-
 /// What a poll found.
 #[derive(Clone, Debug)]
 pub(super) struct Polled {
@@ -554,9 +658,6 @@ pub(super) fn silent() -> database::Error {
     database::Error::Unavailable(format!("no answer within {POLL_TIMEOUT:?}"))
 }
 
-/// The silence after which a database does not count as reachable. Two of them are shorter than [`MAX_POLL_AGE`], so
-/// that one that hangs ends no access.
-const POLL_TIMEOUT: Duration = Duration::from_millis(800);
 /// The timeout of a poll: that of a statement. With a shorter one, a database that answers slowly would never be read,
 /// and revocations of other replicas would not arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
@@ -613,6 +714,7 @@ mod tests {
                 operator_keys: OperatorKeys::new(),
                 marks: Arc::default(),
                 is_partial: false,
+                setbacks: 0,
             }
         };
         let shown = || {
@@ -708,6 +810,61 @@ mod tests {
         current.refresh_to(version + 1).await.unwrap();
         current.refresh().await.unwrap();
         assert_eq!(reads.load(Ordering::Relaxed), 3);
+    }
+
+    /// Changes the database as no gateway does.
+    async fn run(current: &CurrentSnapshot, statements: &[&'static str]) {
+        let objects = current.database().unwrap().objects();
+        let mut transaction = objects.pool.begin().await.unwrap();
+        for statement in statements {
+            transaction.run(*statement, Vec::new()).await.unwrap();
+        }
+        transaction.commit().await.unwrap();
+    }
+
+    /// A standby that takes over may lack the last changes, and gives their numbers again. What was deleted or revoked
+    /// under such a number stayed good.
+    #[tokio::test]
+    async fn a_database_at_an_older_state_is_read_anew() {
+        let (_dir, current) = opened(Arc::new(|_: &_, _| Vec::new())).await;
+        let tenant = json!({"auth": {"mode": "none"}});
+        declare(&current, &ObjectName::tenant("a"), tenant).await;
+        let server = |name| ObjectName::of("a", Kind::Server, name);
+        for name in ["x", "z"] {
+            declare(&current, &server(name), json!({"command": "cat"})).await;
+        }
+        current.refresh().await.unwrap();
+        assert_eq!(current.load().version, Some(3));
+        let back = "UPDATE changes SET version = 1";
+        run(&current, &["DELETE FROM servers", back]).await;
+        declare(&current, &server("y"), json!({"command": "cat"})).await;
+        // Its number is below that of what is served.
+        current.refresh_to(2).await.unwrap();
+        let served = |name| current.catalog().find("a", name).is_some();
+        assert_eq!(current.load().version, Some(2));
+        assert!(served("y") && !served("x") && !served("z"));
+        run(&current, &["DELETE FROM servers", back]).await;
+        assert_eq!(current.follow(|| {}).await.unwrap().version, 1);
+        assert!(current.load().version == Some(1) && !served("y"));
+        // Revocations have numbers of their own.
+        let lost = [
+            "INSERT INTO revocations (number, tenant, kind, value, at_ms)
+             VALUES (1, 'a', 'key', 'one', 1000), (2, 'a', 'key', 'two', 1000)",
+            "UPDATE changes SET revocation = 2",
+        ];
+        run(&current, &lost).await;
+        current.refresh_issued().await.unwrap();
+        let revoked = |key: &str| current.catalog().issued.revoked["a"].keys.contains_key(key);
+        assert!(revoked("one") && revoked("two"));
+        let other = [
+            "DELETE FROM revocations",
+            "INSERT INTO revocations (number, tenant, kind, value, at_ms)
+             VALUES (1, 'a', 'key', 'other', 1000)",
+            "UPDATE changes SET revocation = 1",
+        ];
+        run(&current, &other).await;
+        current.poll().await.unwrap();
+        assert!(revoked("other") && !revoked("one") && !revoked("two"));
     }
 
     /// What one tenant had stored, and a later release refused, ended the start for all.

@@ -6,6 +6,7 @@
 //! * `manifest_file`: the manifest file, which is read again when it changes
 //! * `sync`: the task that opens the database, applies the manifest file and refreshes the snapshot
 //! * `upkeep`: removal of old audit records and expired rows, rotation of signing keys
+//! * `wait`: the wait for a database that may be slow or silent
 
 mod audit_queue;
 mod call_records;
@@ -13,6 +14,7 @@ mod current;
 mod manifest_file;
 mod sync;
 mod upkeep;
+mod wait;
 
 pub(crate) use self::audit_queue::AuditQueue;
 pub(crate) use self::current::{CurrentSnapshot, LastPollAttempt, Snapshot};

@@ -269,7 +269,12 @@ impl SnapshotSync {
         }
         let snapshot = Arc::clone(&self.snapshot);
         let database = snapshot.database()?;
-        let is_changed = self.apply(database).await?;
+        let (is_changed, unwritten) = match self.apply(database).await {
+            Ok(is_changed) => (is_changed, None),
+            // What cannot be written may be read all the same: a server that only reads, or a lock.
+            Err(failure) if self.snapshot.is_loaded() => (false, Some(failure)),
+            Err(failure) => return Err(failure),
+        };
         if self.unapplied.is_some() && !self.snapshot.is_loaded() {
             let tenants = database.objects().list(Kind::Tenant, None, None, 1);
             // A start without a database is over. Everything would be 404, and clients give up.
@@ -285,6 +290,9 @@ impl SnapshotSync {
         let is_cut_off = matches!(read, Err(database::Error::Unavailable(_)));
         self.snapshot.last_poll().set_cut_off(is_cut_off);
         read?;
+        if let Some(failure) = unwritten {
+            return Err(failure);
+        }
         let served = self.snapshot.load();
         if served.version < Some(version) {
             return Ok(Round::Unservable);
@@ -677,6 +685,40 @@ mod tests {
             .await
             .expect("within a minute");
         drop(open);
+    }
+
+    /// A deleted key stayed good for as long as a manifest could not be written.
+    #[tokio::test]
+    async fn changes_of_others_are_read_while_a_manifest_cannot_be_written() {
+        let (dir, mut sync) = opened();
+        let manifest = ManifestFile {
+            file: dir.path().join("manifest.yaml"),
+            pending: None,
+            digest: None,
+            prune: Prune::Keep,
+        };
+        let (env, hidden) = empty();
+        sync.manifest = Some(ManifestWatch::new(manifest, env, hidden));
+        sync.start().await.unwrap();
+        let snapshot = Arc::clone(&sync.snapshot);
+        let other = CurrentSnapshot::empty();
+        other.set_database(Database::open(sync.opening.clone()).await.unwrap());
+        run(&snapshot, "PRAGMA query_only = 1").await;
+        let text = "tenants: {a: {auth: {mode: none}}}";
+        sync.put_back(Refused {
+            declaration: objects::parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap(),
+            mistakes: Vec::new(),
+            stayed: None,
+            until: Instant::now(),
+        });
+        let none = serde_json::json!({"auth": {"mode": "none"}});
+        put(&other, "b", none).await;
+        snapshot.last_poll().set_cut_off(true);
+        let round = sync.round(None).await;
+        assert!(matches!(round, Err(database::Error::Unavailable(_))));
+        let tenants = &snapshot.catalog().tenants;
+        assert!(tenants.contains_key("b") && !tenants.contains_key("a"));
+        assert!(snapshot.is_complete());
     }
 
     /// A manifest of which a part is applied was applied whole again, over what administrators had changed since.

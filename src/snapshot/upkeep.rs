@@ -54,8 +54,8 @@ impl Upkeep {
     ///
     /// # Errors
     ///
-    /// No connection for [`FLOOD`], and other ones of the database. A removal of audit records or a rotation that failed
-    /// is due after another interval.
+    /// No connection for [`FLOOD`], and other ones of the database. What failed is due after another interval: each round
+    /// would take its time.
     pub(super) async fn run(
         &mut self,
         database: &Database,
@@ -98,14 +98,18 @@ impl Upkeep {
         }
         self.create_keys(database, catalog).await?;
         self.rotate_keys(database).await?;
-        if Instant::now() >= self.sweep_at
-            && !database.expire_clients(self.oauth.client_unused).await?
-            && !database.sweep().await?
-        {
+        if Instant::now() >= self.sweep_at {
             self.sweep_at = Instant::now() + SWEEP_INTERVAL;
+            let is_more = database.expire_clients(self.oauth.client_unused).await?;
+            if is_more || database.sweep().await? {
+                self.sweep_at = Instant::now();
+            }
         }
-        if Instant::now() >= self.orphans_at && !database.sweep_orphans().await? {
+        if Instant::now() >= self.orphans_at {
             self.orphans_at = Instant::now() + ORPHANS_INTERVAL;
+            if database.sweep_orphans().await? {
+                self.orphans_at = Instant::now();
+            }
         }
         Ok(())
     }
@@ -253,6 +257,24 @@ mod tests {
         upkeep.rotate_at = Instant::now();
         upkeep.run(&database, &Catalog::default()).await.unwrap();
         assert!(upkeep.waiting_since.is_none());
+    }
+
+    /// It was tried in each round, whose reads of what others had changed waited for it.
+    #[tokio::test]
+    async fn a_sweep_that_fails_is_due_after_another_interval() {
+        let (_dir, config, database) = opened().await;
+        let mut transaction = database.objects().pool.begin().await.unwrap();
+        let spoil = "DROP TABLE refresh_tokens";
+        transaction.run(spoil, Vec::new()).await.unwrap();
+        transaction.commit().await.unwrap();
+        let mut upkeep = Upkeep::new(&config);
+        let mut failed = 0;
+        for _ in 0..3 {
+            let done = upkeep.run(&database, &Catalog::default()).await;
+            failed += u8::from(done.is_err());
+        }
+        assert!((1..=2).contains(&failed), "{failed}");
+        assert!(upkeep.sweep_at > Instant::now() && upkeep.orphans_at > Instant::now());
     }
 
     /// Rows that clients have written would fill the disk within an hour.

@@ -4,33 +4,54 @@
 //! hangs would keep all connections of the pool, also when another one has taken its place. Not here: what
 //! runs on a connection (`sql`).
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
-use sqlx::{PgConnection, PgPool, Postgres, pool::PoolConnection, raw_sql};
+use sqlx::{
+    Connection as _, PgConnection, PgPool, Postgres, Row as _,
+    pool::PoolConnection,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+    raw_sql,
+};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 /// A connection to PostgreSQL. Dropped, its transaction is rolled back and it returns to its pool; one that the
-/// server does not answer on is closed.
+/// server does not answer on is closed, and one to a server that only reads: its name may lead to another by now.
 pub(super) struct Lent {
     /// None once it returns.
     connection: Option<PoolConnection<Postgres>>,
     /// Whether the server may have a transaction, also one that it only begins.
     is_begun: bool,
+    /// Whether it is closed instead of returned.
+    must_close: bool,
     returns: TaskTracker,
 }
 
 impl Lent {
-    /// Gets a connection of the pool.
+    /// Gets a connection of the pool. A new one to a standby is an error: what it has is late, and it takes no writes.
     pub(super) async fn of(pool: &PgPool, returns: &TaskTracker) -> Result<Self, sqlx::Error> {
         let mut connection = pool.acquire().await?;
         // Unless it is returned: sqlx has a time limit for the end alone.
         connection.close_on_drop();
-        Ok(Self {
+        let mut lent = Self {
             connection: Some(connection),
             is_begun: false,
+            must_close: true,
             returns: returns.clone(),
-        })
+        };
+        // Nothing was asked on it before. This question is a statement, too.
+        if lent.connection().cached_statements_size() == 0 {
+            let asked = sqlx::query(IN_RECOVERY)
+                .fetch_one(lent.connection())
+                .await?;
+            let is_standby: bool = asked.try_get("is_standby")?;
+            if is_standby {
+                return Err(sqlx::Error::Io(io::Error::other(STANDBY)));
+            }
+        }
+        lent.must_close = false;
+        Ok(lent)
     }
 
     /// Gets a connection, and begins a transaction by this statement.
@@ -50,6 +71,16 @@ impl Lent {
         self.connection.as_mut().expect("it has not been dropped")
     }
 
+    /// The rows of a statement.
+    pub(super) async fn rows(
+        &mut self,
+        statement: Query<'static, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let rows = statement.fetch_all(self.connection()).await;
+        self.must_close |= rows.as_ref().is_err_and(is_read_only);
+        rows
+    }
+
     /// Commits the transaction.
     pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
         raw_sql("COMMIT").execute(self.connection()).await?;
@@ -61,6 +92,9 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(connection) = self.connection.take() {
+            if self.must_close {
+                return;
+            }
             let returned = timeout(STATEMENT, give_back(connection, self.is_begun));
             self.returns.spawn(async { drop(returned.await) });
         }
@@ -75,5 +109,15 @@ async fn give_back(mut connection: PoolConnection<Postgres>, is_begun: bool) {
     connection.return_to_pool().await;
 }
 
+/// Whether the server refused to write.
+fn is_read_only(error: &sqlx::Error) -> bool {
+    let error = error.as_database_error();
+    error.is_some_and(|error| error.code().as_deref() == Some("25006"))
+}
+
+const IN_RECOVERY: &str = "SELECT pg_is_in_recovery() AS is_standby";
+
+/// The reason where a new connection leads to a standby.
+const STANDBY: &str = "its server is a standby, which only reads";
 /// Time limit of one statement, and of the return of a connection, on which one may still run.
 pub(super) const STATEMENT: Duration = Duration::from_secs(5);

@@ -241,7 +241,7 @@ impl Pool {
             Connections::Postgres(pool) => {
                 let rows = async {
                     let mut lent = Lent::of(pool, &self.returns).await?;
-                    bound(sql, values).fetch_all(lent.connection()).await
+                    lent.rows(bound(sql, values)).await
                 };
                 let rows = self.measured("read", rows).await?;
                 Ok(rows.into_iter().map(Row::Postgres).collect())
@@ -370,7 +370,7 @@ impl Transaction {
         let sql = sql.into();
         match &mut self.begun {
             Begun::Postgres(inner) => {
-                let rows = bound(sql, values).fetch_all(inner.connection());
+                let rows = inner.rows(bound(sql, values));
                 let operation = (StoreSystem::Postgresql, "statement");
                 let rows = measured(&self.times, operation, rows).await?;
                 Ok(rows.into_iter().map(Row::Postgres).collect())

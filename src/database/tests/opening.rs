@@ -222,3 +222,47 @@ async fn a_transaction_that_is_given_up_as_it_begins_is_of_nobody() {
     }
     panic!("it never began");
 }
+
+/// A name led to the server that was the primary, and is back as a standby: a pool kept what was opened then.
+#[tokio::test]
+async fn no_connection_to_a_standby_is_used() {
+    let mut place = Place::postgres();
+    let pool = place.pool().await;
+    let server = place.postgres.as_mut().unwrap();
+    server.pause();
+    std::fs::write(server.data().join("standby.signal"), "").unwrap();
+    server.resume();
+    let read = async || pool.read("SELECT version FROM changes", Vec::new()).await;
+    let refused = read().await.err().unwrap().to_string();
+    assert!(refused.contains("is a standby"), "{refused}");
+    let mut promote = server.command("pg_ctl");
+    let done = promote.args(["promote", "-D"]).arg(server.data()).output();
+    assert!(done.is_ok_and(|done| done.status.success()));
+    assert_eq!(read().await.unwrap().len(), 1);
+    pool.close().await;
+}
+
+/// It stayed in the pool, and each write that it was lent to failed.
+#[tokio::test]
+async fn a_connection_that_takes_no_writes_is_closed() {
+    let place = Place::postgres();
+    let pool = place.pool().await;
+    let mut transaction = pool.begin_unserialized().await.unwrap();
+    let only_read = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY";
+    transaction.run(only_read, Vec::new()).await.unwrap();
+    transaction.commit().await.unwrap();
+    let is_written = async || {
+        let written = pool.write("UPDATE changes SET version = version", Vec::new());
+        written.await.is_ok()
+    };
+    let mut written = 0;
+    // Connections take turns, and one returns a moment after its use.
+    while is_written().await {
+        written += 1;
+        assert!(written < 1_000, "it has not returned");
+    }
+    for _ in 0..50 {
+        assert!(is_written().await);
+    }
+    pool.close().await;
+}

@@ -150,7 +150,7 @@ impl Caller {
         }
         let known = self.snapshot.version;
         self.snapshot = snapshot.load();
-        Ok(known < self.snapshot.version)
+        Ok(known != self.snapshot.version)
     }
 
     /// Counts what the administrators of a tenant ask for; operators have no bound.

@@ -116,9 +116,10 @@ impl Stores {
             Arc::new(RedisDirectory::new(redis.clone(), replicas.clone()));
         let max_event = usize::try_from(config.log.max_event).unwrap_or(usize::MAX);
         let boot = Arc::clone(&me.boot);
-        let limiter = RedisLimiter::new(redis.clone(), boot, tracker, stop.clone());
+        let limiter = RedisLimiter::new(redis.clone(), Arc::clone(&boot), tracker, stop.clone());
         let log = RedisLog::new(
             redis.clone(),
+            boot,
             retention(config),
             max_event,
             tracker,

@@ -260,6 +260,8 @@ pub(super) struct Appender {
     pub(super) queue: Arc<Queue>,
     pub(super) cache: Arc<Cache>,
     pub(crate) retention: Retention,
+    /// The boot id of this replica.
+    pub(super) boot: Arc<str>,
 }
 
 impl Appender {
@@ -375,7 +377,8 @@ impl Appender {
             .arg(self.retention.events)
             .arg(ended_bytes)
             .arg(ended)
-            .arg(ms(MARGIN));
+            .arg(ms(MARGIN))
+            .arg(&*self.boot);
         for write in writes {
             let stream = write.at.stream;
             match &write.operation {

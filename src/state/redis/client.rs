@@ -351,7 +351,8 @@ impl Call {
 /// Reports whether to reconnect: the connection is lost, or its server takes no writes, and its
 /// name may point to another server by now.
 fn is_broken(error: &RedisError) -> bool {
-    error.is_io_error() || error.is_unrecoverable_error()
+    let takes_no_writes = matches!(error.code(), Some("READONLY" | "MASTERDOWN"));
+    error.is_io_error() || error.is_unrecoverable_error() || takes_no_writes
 }
 
 /// Reports whether the call or the stored data is at fault, not the server's state.

@@ -206,6 +206,7 @@ async fn prepare(connection: &mut MultiplexedConnection) -> Result<(), Refusal> 
     let mut pipeline = Pipeline::new();
     pipeline.cmd("INFO").arg("server");
     pipeline.cmd("INFO").arg("memory");
+    pipeline.cmd("INFO").arg("replication");
     for lua in Lua::ALL {
         pipeline.add_command(lua.load());
     }
@@ -218,16 +219,24 @@ async fn prepare(connection: &mut MultiplexedConnection) -> Result<(), Refusal> 
     for reply in replies {
         replies_text.push(reply.map_err(|error| Refusal::of(&error))?);
     }
-    let facts = replies_text.iter().take(2).flat_map(|text| text.lines());
-    check(&facts).map_err(Refusal::Unsuitable)
+    let facts = replies_text.iter().take(3).flat_map(|text| text.lines());
+    check(&facts).map_err(Refusal::Unsuitable)?;
+    if fact(&facts, "role") == Some("slave") {
+        // Its name may point to the master by the next attempt.
+        return Err(Refusal::Away(REPLICA.into()));
+    }
+    Ok(())
+}
+
+/// The value of a line of the server's `INFO`.
+fn fact<'a>(facts: &(impl Iterator<Item = &'a str> + Clone), name: &str) -> Option<&'a str> {
+    let mut pairs = facts.clone().filter_map(|line| line.split_once(':'));
+    pairs.find_map(|(key, value)| (key == name).then(|| value.trim()))
 }
 
 /// Checks the server's `INFO` against the requirements.
 fn check<'a>(facts: &(impl Iterator<Item = &'a str> + Clone)) -> Result<(), Unsuitable> {
-    let fact = |name: &str| {
-        let mut pairs = facts.clone().filter_map(|line| line.split_once(':'));
-        pairs.find_map(|(key, value)| (key == name).then(|| value.trim()))
-    };
+    let fact = |name: &str| fact(facts, name);
     let (name, version, least) = match (fact("valkey_version"), fact("redis_version")) {
         (Some(version), _) => ("Valkey", version, (7, 2)),
         (None, version) => ("Redis", version.unwrap_or_default(), (7, 0)),
@@ -269,7 +278,7 @@ impl Health {
         }
     }
 
-    /// A full or read-only Redis still serves reads, so those do not end an outage.
+    /// A full Redis still serves reads, so those do not end an outage.
     pub(super) fn answered(&self, lua: Lua) {
         if matches!(lua, Lua::Find | Lua::Read) || !self.is_away.load(Ordering::Relaxed) {
             return;
@@ -281,6 +290,8 @@ impl Health {
 }
 
 pub(super) const TIMED_OUT: &str = "it does not answer in time";
+/// The reason where the server follows another one.
+const REPLICA: &str = "its server is a replica, which takes no writes";
 
 /// The timeout of a call.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_millis(500);

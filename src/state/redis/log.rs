@@ -34,12 +34,13 @@ pub(crate) struct RedisLog {
 }
 
 impl RedisLog {
-    /// A log whose appender runs until `halt`, and then flushes for at most a second.
+    /// The log of the replica of this boot id, whose appender runs until `halt`, and then flushes for at most a second.
     ///
     /// Of an event of more than `max_event` bytes only the number is kept in Redis: readers of it
     /// there get `Trimmed`.
     pub(crate) fn new(
         redis: Redis,
+        boot: Arc<str>,
         retention: Retention,
         max_event: usize,
         tracker: &TaskTracker,
@@ -52,6 +53,7 @@ impl RedisLog {
             queue: Arc::clone(&queue),
             cache: Arc::clone(&cache),
             retention,
+            boot,
         };
         tracker.spawn(appender.run(halt));
         Self {

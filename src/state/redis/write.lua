@@ -1,7 +1,7 @@
 -- What an owner writes to the streams of one session, in order.
 -- KEYS: session, epoch.
 -- ARGV: epoch, fence, what is kept of a stream: ms, events; bytes of all that have ended, and how
--- many; ms of margin; then the writes:
+-- many; ms of margin; the boot id of the writer; then the writes:
 --   'o' stream number calls       a stream begins, behind that event; or its calls changed
 --   'c' stream calls              what its next owner needs to know changed; no result
 --   'a' stream number cut event   an event; what stands before number `cut` goes (0: nothing)
@@ -9,14 +9,17 @@
 --   'e' stream bytes              it ends, holding so many bytes (-1: nobody knows)
 --   'f'                           nothing of the streams is left
 -- Returns one result for each: the number of the last event, or -1 for an event behind the end of
--- its stream; -1 for all if somebody else owns the session, -2 in another epoch. A write that comes
--- again, because its reply was lost, has the result that it had.
+-- its stream; -1 for all if somebody else owns the session, also by the same fence: a claim may be
+-- lost with a master, and the next one at its successor has the same number; -2 in another epoch. A
+-- write that comes again, because its reply was lost, has the result that it had.
 -- The session's hash has for each stream n:<stream>, the number of its last event, and while it is
 -- open o:<stream>, its calls; h is the highest stream, eb the bytes of the ended ones.
 local session, prefix, ended = KEYS[1], KEYS[1] .. ':', KEYS[1] .. ':ended'
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -2 end
-local record = redis.call('HMGET', session, 'fence', 'ttl', 'h')
+local record = redis.call('HMGET', session, 'fence', 'ttl', 'h', 'boot')
 if record[1] ~= ARGV[2] then return -1 end
+local owner = record[4] or ''
+if owner ~= '' and owner ~= ARGV[8] then return -1 end
 local age, events, bytes_most = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local ended_most = tonumber(ARGV[6])
 local life = math.min(age, (tonumber(record[2]) or 0) + tonumber(ARGV[7]))
@@ -134,7 +137,7 @@ local function forget()
   return 0
 end
 
-local results, at = {}, 8
+local results, at = {}, 9
 while ARGV[at] do
   local kind, id, done = ARGV[at], ARGV[at + 1], nil
   if kind == 'a' then

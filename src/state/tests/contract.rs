@@ -82,7 +82,8 @@ impl Side {
     pub(crate) async fn on(server: &Server, boot: &str, retention: Retention) -> Self {
         let (tracker, halt) = (TaskTracker::new(), CancellationToken::new());
         let redis = redis(server, &tracker, &halt);
-        let log = RedisLog::new(redis.clone(), retention, MAX_EVENT, &tracker, halt.clone());
+        let (halted, name) = (halt.clone(), boot.into());
+        let log = RedisLog::new(redis.clone(), name, retention, MAX_EVENT, &tracker, halted);
         let directory = Arc::new(RedisDirectory::new(redis, keys()));
         Self {
             tracker,

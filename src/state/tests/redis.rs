@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::contract::{
-    KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, keys, redis, replica, session,
-    until,
+    KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, keys, record, redis, replica,
+    session, until,
 };
 use crate::state::{
     BoxFuture, Directory, EventLog, Fence, LogShare, LogSize, StoreError, WriteTarget,
@@ -142,6 +142,70 @@ async fn events_wait_for_a_server_that_takes_no_writes() {
     };
     for kind in KINDS {
         in_trouble(&Server::start(kind), begin, end).await;
+    }
+}
+
+/// A demoted server answers as before. A connection to it stayed for ever, and nobody asked where the name leads by now.
+#[tokio::test]
+async fn a_name_that_leads_to_another_server_by_now_is_followed() {
+    for kind in KINDS {
+        let (old, new) = (Server::start(kind), Server::start(kind));
+        let (tracker, halt) = (TaskTracker::new(), CancellationToken::new());
+        let redis = redis(&old, &tracker, &halt);
+        let (directory, me) = (RedisDirectory::new(redis.clone(), keys()), replica("one"));
+        let (boot, halted) = ("one".into(), halt.clone());
+        let log = RedisLog::new(redis.clone(), boot, PLENTY, 4096, &tracker, halted);
+        let at = WriteTarget {
+            session: session("s"),
+            stream: 0,
+            fence: Fence(1),
+            epoch: directory.beat(&me).await.unwrap().epoch,
+            share: LogShare::plenty(),
+        };
+        let added = directory.insert(&at.session, record(&me, 1), at.epoch);
+        assert_eq!(added.await, Ok(true));
+        log.append(&at, 1, event(1), None).await.unwrap();
+        old.command(&["REPLICAOF", "127.0.0.1", "1"]);
+        let away = Some(StoreError::Away);
+        assert_eq!(directory.beat(&me).await.err(), away);
+        // The name still leads to it. What it has may be old, so it is not read.
+        assert_eq!(directory.find(&at.session).await.err(), away);
+        let kept = log.append(&at, 2, event(2), None);
+        let moved = Settings {
+            url: Secret::of(new.url()).unwrap(),
+            prefix: "t".into(),
+            authorities: None,
+        };
+        redis.reconnect(&moved).unwrap();
+        let beats = async || directory.beat(&me).await.is_ok();
+        let took = until("it is followed", beats).await;
+        assert!(took < Duration::from_secs(2), "{took:?}");
+        // The other server is in another life.
+        let kept = timeout(Duration::from_secs(10), kept).await.unwrap();
+        assert_eq!(kept, Err(StoreError::Flushed));
+        halt.cancel();
+        tracker.close();
+        timeout(Duration::from_secs(5), tracker.wait())
+            .await
+            .unwrap();
+    }
+}
+
+/// The claim of the first was lost with its master, and the next one got the same number.
+#[tokio::test]
+async fn of_two_owners_with_one_number_only_the_known_one_writes() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let (lost, known) = (
+            Side::on(&server, "lost", PLENTY).await,
+            Side::on(&server, "known", PLENTY).await,
+        );
+        lost.add("s", 1).await.unwrap();
+        assert_eq!(known.take("s").await, 2);
+        assert_eq!(lost.append("s", 0, 2, 1).await, Err(StoreError::Fenced));
+        assert_eq!(known.append("s", 0, 2, 1).await, Ok(()));
+        lost.end().await;
+        known.end().await;
     }
 }
 

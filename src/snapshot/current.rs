@@ -22,7 +22,7 @@ use tokio::{
 use super::wait::{POLL_TIMEOUT, Wait};
 use crate::{
     base::{Clock, Table},
-    database::{self, Database, Marks, Newer, oauth::Reached},
+    database::{self, Database, Mark, Marks, Newer, oauth::Reached},
     declare::{Catalog, Issued, OperatorKeys, SecretChange, Tenant, When},
 };
 
@@ -79,8 +79,10 @@ pub(crate) struct CurrentSnapshot {
     clock: Clock,
     /// The turn at a refresh. Many at once would take the connections by which revocations are followed.
     refreshing: Semaphore,
-    /// How often what is declared was read, at a turn.
+    /// The number of the last read of what is declared that has begun, each at a turn.
     reads: AtomicU64,
+    /// The number of the last one whose state is served.
+    read: AtomicU64,
     /// Told of each change of a secret before the request that made it is answered.
     on_secret_change: OnceLock<OnSecretChange>,
 }
@@ -169,6 +171,7 @@ impl CurrentSnapshot {
             clock: Clock::system(),
             refreshing: Semaphore::new(1),
             reads: AtomicU64::new(0),
+            read: AtomicU64::new(0),
             on_secret_change: OnceLock::new(),
         })
     }
@@ -269,9 +272,9 @@ impl CurrentSnapshot {
     /// Those of [`Self::refresh`]; what cannot be served here is told to the one that read it.
     pub(crate) async fn refresh_to(&self, version: i64) -> Result<(), database::Error> {
         let database = self.database()?;
-        let reads = self.reads.load(Ordering::Acquire);
+        let begun = self.reads.load(Ordering::Acquire);
         let _turn = self.turn().await?;
-        let is_read = self.reads.load(Ordering::Acquire) > reads;
+        let is_read = self.read.load(Ordering::Acquire) > begun;
         if is_read && self.load().version >= Some(version) {
             return Ok(());
         }
@@ -286,13 +289,19 @@ impl CurrentSnapshot {
 
     /// Reads the changed tenants, at a turn; all of them where the database is at an older state.
     async fn read_declared(&self, database: &Database) -> Result<(), database::Error> {
-        self.reads.fetch_add(1, Ordering::AcqRel);
+        let read = self.reads.fetch_add(1, Ordering::AcqRel) + 1;
         let (began, known) = (Instant::now(), self.load());
         let newer = database.followed_objects().newer(&known.marks).await?;
-        if known.version <= Some(newer.loaded.version) {
-            return self.serve(database, &known, (newer, began)).await;
+        let served = if known.version <= Some(newer.loaded.version) {
+            self.serve(database, &known, (newer, began)).await
+        } else {
+            self.read_anew(database, &known).await
+        };
+        // One that is served in part is as well.
+        if matches!(served, Ok(()) | Err(database::Error::Invalid(_))) {
+            self.read.store(read, Ordering::Release);
         }
-        self.read_anew(database, &known).await
+        served
     }
 
     /// Reads all that is declared and issued, at a turn, as at a start: the database is at an older state than `known`.
@@ -391,7 +400,6 @@ impl CurrentSnapshot {
         if self.load().setbacks > known.setbacks {
             return Ok(());
         }
-        self.reads.fetch_add(1, Ordering::AcqRel);
         let read = self.read_anew(database, known).await;
         let is_served = self.load().setbacks > known.setbacks;
         match read {
@@ -568,18 +576,22 @@ impl CurrentSnapshot {
     fn replace(&self, current: &mut Arc<Snapshot>, new: Snapshot) {
         let new = Arc::new(new);
         self.snapshot.store(Arc::clone(&new));
-        self.tell_secret_changes(&current.catalog.issued, &new.catalog.issued);
+        self.tell_secret_changes(current, &new);
         *current = new;
     }
 
-    fn tell_secret_changes(&self, known: &Issued, new: &Issued) {
+    fn tell_secret_changes(&self, was: &Snapshot, now: &Snapshot) {
+        let (known, new) = (&was.catalog.issued, &now.catalog.issued);
         let Some(receive) = self.on_secret_change.get() else {
             return;
         };
         if Arc::ptr_eq(&known.secrets, &new.secrets) {
             return;
         }
+        // Changes below the first one that is known ended too long ago, but for a database that lacks what it had: there
+        // the next ones have numbers of before.
         let first = known.secrets.first_key_value();
+        let first = first.filter(|_| now.setbacks == was.setbacks);
         let first = first.map_or(0, |(number, _)| *number);
         for (number, change) in new.secrets.range(first..) {
             // A number is that of another change where the database lacked those that it had.
@@ -639,6 +651,8 @@ fn keep_marks(newer: &mut Newer, partial: &BTreeSet<&str>, known: &Snapshot) {
         let is_same = served.is_some_and(|served| served.id == Some(id));
         match known.marks.get(tenant).filter(|_| is_same) {
             Some(mark) => marks.insert(tenant.to_owned(), *mark),
+            // The marks are gone if the database lacks what it had.
+            None if is_same => marks.insert(tenant.to_owned(), Mark::default()),
             None => marks.remove(tenant),
         };
     }

@@ -110,12 +110,12 @@ pub(crate) struct LogShare {
     pub(crate) kept: Arc<Budget>,
     /// For the copies in this process of what a store elsewhere keeps; none for a log in memory.
     pub(crate) copies: Option<Arc<Budget>>,
-    /// The share of the caller for what is under way: long events, wherever they wait.
+    /// The share of the caller for what is under way: long events for which the log has no room.
     pub(crate) under_way: Arc<Budget>,
 }
 
-/// Bytes of an event from which on it is drawn from what is under way for as long as anything holds it. The newest
-/// event of each stream stays beyond the share of its session, and may be as long as a line of a child.
+/// Bytes of an event from which on there has to be room for it. The newest event of each stream stays beyond the share of
+/// its session, and may be as long as a line of a child.
 pub(crate) const LONG_EVENT: usize = 8 << 10;
 
 impl LogShare {
@@ -129,12 +129,27 @@ impl LogShare {
         }
     }
 
-    /// Draws the memory of a message that is to wait for its client, for as long as anything holds it.
+    /// Returns a message that may be an event: the log draws what it takes.
     ///
     /// # Errors
     ///
     /// The message, if it is long and its caller has no room for it.
     pub(crate) fn admit(&self, message: Bytes) -> Result<Bytes, Bytes> {
+        let size = message.len() as u64;
+        let has_room = || self.memory().has_room(size) || self.under_way.has_room(size);
+        if message.len() < LONG_EVENT || has_room() {
+            Ok(message)
+        } else {
+            Err(message)
+        }
+    }
+
+    /// Draws the memory of a message that is to wait for others, for as long as anything holds it.
+    ///
+    /// # Errors
+    ///
+    /// The message, if it is long and its caller has no room for it.
+    pub(crate) fn hold(&self, message: Bytes) -> Result<Bytes, Bytes> {
         if message.len() < LONG_EVENT {
             return Ok(message);
         }

@@ -161,6 +161,13 @@ impl CallError {
         ..Self::new(-31004, "too much of this caller is under way", "overloaded")
     };
 
+    /// The share of the caller has no room for the response of the server: the call may have had its effect.
+    pub(crate) const NO_ROOM_FOR_RESPONSE: Self = Self::new(
+        -31004,
+        "too much of this caller is under way for the response",
+        "overloaded",
+    );
+
     /// The error of a refused start; no server has seen the call.
     pub(crate) fn of(refused: &Refused) -> Self {
         let error = match refused {

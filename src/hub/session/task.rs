@@ -108,7 +108,8 @@ impl Session {
         let lifetime = Lifetime::new(now);
         let caller = core.limits.memory().caller(access);
         let budgets = core.limits.memory();
-        let mut streams = Streams::new(log, fence, limits, Arc::clone(&core.metrics));
+        let no_room = |id: &[u8]| CallError::NO_ROOM_FOR_RESPONSE.line(id);
+        let mut streams = Streams::new(log, fence, limits, no_room, Arc::clone(&core.metrics));
         let memory = if is_stateless {
             streams.share_listener();
             budgets.local_state(access)

@@ -23,7 +23,6 @@ use super::{
 use crate::{
     base::Table,
     error::Error,
-    hub::call::CallError,
     protocol::{LISTENER_STREAM, Revision, StreamId, json},
     state::{Fence, StoreError, contract},
     telemetry::{Dropped, Metrics},
@@ -43,6 +42,8 @@ pub(crate) struct Streams {
     revision: Option<Revision>,
     /// Whether every connection to the listener gets its events, and not the youngest alone.
     pub(super) has_many_listeners: bool,
+    /// What is sent in place of a response for which its caller has no room, made of the raw id.
+    no_room: fn(&[u8]) -> Bytes,
     metrics: Arc<Metrics>,
 }
 
@@ -88,6 +89,7 @@ impl Streams {
         log: SessionLog,
         fence: Fence,
         limits: StreamLimits,
+        no_room: fn(&[u8]) -> Bytes,
         metrics: Arc<Metrics>,
     ) -> Self {
         let epoch = log.owner.epoch();
@@ -108,6 +110,7 @@ impl Streams {
             pulse,
             revision: None,
             has_many_listeners: false,
+            no_room,
             metrics,
         }
     }
@@ -359,8 +362,7 @@ impl Streams {
         reader
     }
 
-    /// Draws the memory of a message for its way to the client. Without room there is none, and the message counts
-    /// as dropped.
+    /// Returns a message for which there is room as an event; one without counts as dropped.
     pub(crate) fn admit(&self, line: Bytes) -> Option<Bytes> {
         let admitted = self.log.share.admit(line).ok();
         if admitted.is_none() {
@@ -468,18 +470,23 @@ impl Streams {
         };
         stream.calls = stream.calls.saturating_sub(1);
         let is_last = stream.calls == 0 && id != LISTENER_STREAM;
-        let held = stream.held.as_ref().filter(|_| !stream.is_batch);
-        // The answer to a single request goes to its client at once, which counts it there.
-        let waits = held.is_none_or(|held| held.form == Form::Sse);
-        let share = &self.log.share;
-        let refused = |line: Bytes| failed(&line, |id| CallError::NO_ROOM.line(id));
-        let line = line.map(|line| {
-            if waits {
-                share.admit(line).unwrap_or_else(refused)
+        let is_held = stream
+            .held
+            .as_ref()
+            .is_some_and(|held| held.form != Form::Sse);
+        let (is_batch, share) = (stream.is_batch, &self.log.share);
+        let admitted = |line: Bytes| {
+            if !is_held {
+                share.admit(line)
+            } else if is_batch {
+                share.hold(line)
             } else {
-                line
+                // It goes to its client at once, and counts there.
+                Ok(line)
             }
-        });
+        };
+        let refused = |line: Bytes| failed(&line, self.no_room);
+        let line = line.map(|line| admitted(line).unwrap_or_else(refused));
         match &mut stream.held {
             Some(held) if held.form != Form::Sse || line.is_none() => {
                 held.done.extend(line);
@@ -813,7 +820,8 @@ mod tests {
             bytes: 1 << 20,
             silence: Duration::from_secs(60),
         };
-        Streams::new(log, Fence(1), limits, Arc::new(Metrics::new(None).unwrap()))
+        let metrics = Arc::new(Metrics::new(None).unwrap());
+        Streams::new(log, Fence(1), limits, lost, metrics)
     }
 
     /// A call that is answered at once.
@@ -828,11 +836,15 @@ mod tests {
     #[tokio::test]
     async fn a_long_response_without_room_becomes_an_error() {
         let share = LogShare {
+            kept: Budget::new(1 << 10).share(),
             under_way: Budget::new(1 << 10).share(),
             ..LogShare::plenty()
         };
         let mut streams = streams_of(memory(), share);
-        let line = format!(r#"{{"jsonrpc":"2.0","id":7,"result":"{}"}}"#, "x".repeat(9000));
+        let line = format!(
+            r#"{{"jsonrpc":"2.0","id":7,"result":"{}"}}"#,
+            "x".repeat(9000)
+        );
         let mut answers = Vec::new();
         for (calls, form) in [(1, Form::Json), (2, Form::Json), (1, Form::Sse)] {
             let (reply, answer) = oneshot::channel();
@@ -843,8 +855,7 @@ mod tests {
             }
             answers.push(answer);
         }
-        let error = CallError::NO_ROOM.line(b"7");
-        let error = std::str::from_utf8(&error).unwrap();
+        let error = error(7);
         assert_eq!(text(&mut answers[0]), Some(line), "it does not wait");
         assert_eq!(text(&mut answers[1]), Some(format!("[{error},{error}]")));
         let Ok(Answer::Stream(mut reader)) = answers[2].try_recv() else {

@@ -277,7 +277,7 @@ impl Work {
         };
         let state = match self.share.draw(state.len() as u64) {
             Some(drawn) => drawn.until_dropped(state),
-            None => failed(&CallError::NO_ROOM.line(b"0")),
+            None => failed(&CallError::NO_ROOM_FOR_RESPONSE.line(b"0")),
         };
         self.task.state.send_replace(Shown::Last(state));
     }

@@ -87,6 +87,8 @@ pub(super) struct Stream {
     kept: Account,
     /// What is drawn for their copies, if the log is elsewhere.
     copies: Option<Account>,
+    /// What is drawn of what is under way, for a long newest event that is here and beyond the share.
+    excess: Drawn,
     /// The number of trimmed events; the first kept event has the next number.
     pub(super) trimmed: u64,
     /// How many of them were appended by another replica.
@@ -382,7 +384,11 @@ impl Account {
 
     /// Gives back what an event takes that has gone.
     fn give_back(&mut self, weight: u64, is_newest: bool) {
-        let beyond = if is_newest { std::mem::take(&mut self.beyond) } else { 0 };
+        let beyond = if is_newest {
+            std::mem::take(&mut self.beyond)
+        } else {
+            0
+        };
         self.drawn.give_back(weight.saturating_sub(beyond));
     }
 }
@@ -396,7 +402,11 @@ impl Stream {
             born: now,
             bytes: 0,
             kept: Account::new(share.kept.hold(if is_in_redis { FIELDS } else { 0 })),
-            copies: share.copies.as_ref().map(|copies| Account::new(copies.hold(0))),
+            copies: share
+                .copies
+                .as_ref()
+                .map(|copies| Account::new(copies.hold(0))),
+            excess: share.under_way.hold(0),
             trimmed: 0,
             foreign: 0,
             calls: Bytes::new(),
@@ -478,6 +488,20 @@ impl Stream {
         self.drop_room();
     }
 
+    /// Counts what is beyond the share of the log for as long as it is.
+    fn count_excess(&mut self) {
+        let memory = self.copies.as_ref().unwrap_or(&self.kept);
+        let newest = self.events.back().map_or(0, |newest| newest.event.len());
+        let beyond = if newest < LONG_EVENT {
+            0
+        } else {
+            memory.beyond
+        };
+        let held = self.excess.amount();
+        self.excess.add(beyond.saturating_sub(held));
+        self.excess.give_back(held.saturating_sub(beyond));
+    }
+
     /// Whether its newest event is long, and has been beyond the share of the log for as long as a client may take to
     /// come back for it.
     fn is_overdue(&self, now: Instant) -> bool {
@@ -538,6 +562,7 @@ impl Stream {
     fn drop_copies(&mut self, now: Instant) {
         let least = usize::from(!self.has_long_newest_since(now));
         let Some(copies) = &mut self.copies else {
+            self.count_excess();
             return;
         };
         while copies.is_too_much()
@@ -555,6 +580,7 @@ impl Stream {
             push_back(&mut self.elsewhere, place);
         }
         copies.count_newest();
+        self.count_excess();
     }
 
     /// Removes the oldest events while their places are beyond the share of the session.

@@ -17,8 +17,8 @@ use super::{
 };
 use crate::protocol::{LISTENER_STREAM, StreamId};
 use crate::state::{
-    BoxFuture, EventLog, Fence, LONG_EVENT, LogSize, OpenStream, Page, SessionId, StoreError, Streams,
-    WriteTarget,
+    BoxFuture, EventLog, Fence, LONG_EVENT, LogSize, OpenStream, Page, SessionId, StoreError,
+    Streams, WriteTarget,
     memory::{PAGE, Retention},
 };
 

@@ -162,16 +162,34 @@ fn a_long_message_is_drawn_for_as_long_as_anything_holds_it() {
         ..LogShare::plenty()
     };
     let message = |bytes: usize| Bytes::from(vec![b'x'; bytes]);
-    let short = share.admit(message(LONG_EVENT - 1)).unwrap();
+    let short = share.hold(message(LONG_EVENT - 1)).unwrap();
     assert_eq!((under_way.used(), short.len()), (0, LONG_EVENT - 1));
-    let long = share.admit(message(2 * LONG_EVENT)).unwrap();
+    let long = share.hold(message(2 * LONG_EVENT)).unwrap();
     let part = long.slice(..10);
-    let refused = share.admit(message(LONG_EVENT)).unwrap_err();
+    let refused = share.hold(message(LONG_EVENT)).unwrap_err();
     assert_eq!(refused.len(), LONG_EVENT);
     drop(long);
     assert_eq!(under_way.used(), 2 * LONG_EVENT as u64);
     drop(part);
     assert_eq!(under_way.used(), 0);
+}
+
+#[test]
+fn a_long_event_needs_room_in_the_log_or_beside_it() {
+    let (log, beside) = (Budget::new(80 << 10).share(), Budget::new(80 << 10).share());
+    let share = LogShare {
+        kept: Arc::clone(&log),
+        copies: None,
+        under_way: Arc::clone(&beside),
+    };
+    let is_admitted = |bytes: usize| share.admit(vec![b'x'; bytes].into()).is_ok();
+    assert!(is_admitted(40 << 10) && !is_admitted(41 << 10));
+    let in_log = log.hold(40 << 10);
+    assert!(is_admitted(40 << 10), "beside it");
+    let _beside = beside.hold(40 << 10);
+    assert!(!is_admitted(LONG_EVENT) && is_admitted(LONG_EVENT - 1));
+    drop(in_log);
+    assert!(is_admitted(LONG_EVENT));
 }
 
 #[tokio::test]

@@ -392,7 +392,14 @@ async fn a_long_event_for_which_its_share_has_no_room_is_not_kept() {
     let side = Side::on(&server, "one", PLENTY).await;
     side.add("s", 1).await.unwrap();
     let redis = redis(&server, &side.tracker, &side.halt);
-    let log = RedisLog::new(redis, PLENTY, 1 << 20, &side.tracker, side.halt.clone());
+    let log = RedisLog::new(
+        redis,
+        "one".into(),
+        PLENTY,
+        1 << 20,
+        &side.tracker,
+        side.halt.clone(),
+    );
     let share = LogShare {
         kept: Budget::new(80 << 10).share(),
         copies: Some(Budget::new(1 << 20).share()),
@@ -409,7 +416,11 @@ async fn a_long_event_for_which_its_share_has_no_room_is_not_kept() {
         let kept = server.command(&["XLEN", &format!("t:v1:{{s}}:{stream}")]);
         let page = log.read(&session("s"), stream, 0).await.unwrap();
         assert_eq!(page.events.len(), 1, "sent");
-        last = if kept == Reply::Number(1) { stream } else { last };
+        last = if kept == Reply::Number(1) {
+            stream
+        } else {
+            last
+        };
     }
     assert_eq!(last, 2);
     side.end().await;

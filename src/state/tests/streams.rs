@@ -138,12 +138,19 @@ fn a_long_newest_event_beyond_the_share_counts_little_and_goes_after_a_while() {
         append(&mut streams, id, 1, event(1), now, WIDE);
         append(&mut streams, id, 2, event(LONG_EVENT), now, WIDE);
         assert!(!streams.has_room(id));
-        assert_eq!(streams.streams[&id].events.len(), 1, "the older one has gone");
+        assert_eq!(
+            streams.streams[&id].events.len(),
+            1,
+            "the older one has gone"
+        );
     }
     assert_eq!(share.kept.used(), 2 * NEWEST, "nothing against others");
+    let excess = weight(LONG_EVENT) - NEWEST;
+    assert_eq!(share.under_way.used(), 2 * excess);
     // An event behind it pushes it out, and what is small stays.
     append(&mut streams, 2, 3, event(1), now, WIDE);
     assert_eq!(streams.streams[&2].trimmed, 2);
+    assert_eq!(share.under_way.used(), excess);
     append(&mut streams, 3, 1, event(LONG_EVENT), now, WIDE);
     streams.end(3, now, WIDE);
     streams.sweep(now + NEWEST_STAYS, WIDE);
@@ -152,7 +159,7 @@ fn a_long_newest_event_beyond_the_share_counts_little_and_goes_after_a_while() {
     streams.sweep(now + late, WIDE);
     assert!(streams.streams[&1].read(1).is_err());
     assert!(!streams.has(3) && streams.ended_bytes == 0);
-    assert_eq!(share.kept.used(), weight(1));
+    assert_eq!((share.kept.used(), share.under_way.used()), (weight(1), 0));
 }
 
 #[test]
@@ -166,6 +173,7 @@ fn a_long_newest_event_counts_whole_once_the_share_has_room() {
     drop(others);
     streams.sweep(now, WIDE);
     assert_eq!(share.kept.used(), weight(LONG_EVENT));
+    assert_eq!(share.under_way.used(), 0);
     streams.sweep(now + 2 * NEWEST_STAYS, WIDE);
     assert_eq!(streams.streams[&1].events.len(), 1);
     drop(streams);
@@ -183,12 +191,12 @@ fn the_copy_of_a_long_newest_event_beyond_the_share_goes_after_a_while() {
     let read = |streams: &SessionStreams| streams.streams[&1].read(0).is_ok();
     streams.sweep(now + NEWEST_STAYS, WIDE);
     assert!(read(&streams));
-    let _others = copies.hold(100 * weight(1));
+    let _others = copies.hold(200 * weight(1));
     streams.sweep(now + 2 * NEWEST_STAYS, WIDE);
     assert!(!read(&streams), "to be read elsewhere");
-    assert_eq!(copies.used(), 100 * weight(1) + PLACE);
+    assert_eq!(copies.used(), 200 * weight(1) + PLACE);
     drop(streams);
-    assert_eq!(copies.used(), 100 * weight(1));
+    assert_eq!(copies.used(), 200 * weight(1));
 }
 
 #[test]

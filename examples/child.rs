@@ -296,7 +296,7 @@ fn call(id: Value, params: &Value) {
         }
         // Says so much first, if so told.
         "hang" if args["bytes"].is_u64() => {
-            let said = "x".repeat(usize::try_from(number(&args, "bytes")).unwrap());
+            let said = "x".repeat(usize::try_from(number(&args, "bytes")).unwrap_or(0));
             let params = json!({"progressToken": token, "progress": 1, "message": said});
             notify("notifications/progress", &params);
         }

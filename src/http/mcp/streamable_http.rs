@@ -178,14 +178,16 @@ async fn initialize(
     let mut answer = Box::pin(pending.answer());
     let answer = match slow {
         None => answer.await,
-        Some(slow) => match timeout(access.server().reply.sse_after, &mut answer).await {
-            Ok(answer) => answer,
-            Err(_) => {
+        Some(slow) => {
+            let in_time = timeout(access.server().reply.sse_after, &mut answer).await;
+            if let Ok(answer) = in_time {
+                answer
+            } else {
                 let (front, access) = (Arc::clone(front), access.clone());
                 let counted = move |event| front.counted(&access, event);
                 return Ok(slow.respond(answer, &id, counted));
             }
-        },
+        }
     };
     let (line, session) = match answer {
         Answer::Json(line) => (line, HeaderValue::from_str(id.as_str()).ok()),

@@ -689,16 +689,13 @@ async fn a_retry_that_was_not_sent_can_be_made_again() {
         () = until("another start", &is_started) => {}
     }
     // It was used until the gateway knows that its client has left; from then on a retry waits for the start.
-    let waiting = within("the ticket", async {
-        loop {
-            let mut sent = Box::pin(client.request(&retry).send());
-            match timeout(Duration::from_secs(2), &mut sent).await {
-                Ok(response) => assert_eq!(response.unwrap().status(), 400),
-                Err(_) => break sent,
-            }
+    let waiting = loop {
+        let mut sent = Box::pin(client.request(&retry).send());
+        match timeout(Duration::from_secs(2), &mut sent).await {
+            Ok(response) => assert_eq!(response.unwrap().status(), 400),
+            Err(_) => break sent,
         }
-    })
-    .await;
+    };
     std::fs::remove_file(&closed).unwrap();
     let answer = last(within("an answer", waiting).await.unwrap()).await;
     assert_eq!(text_of(&answer), roots.to_string());

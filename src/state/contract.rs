@@ -129,6 +129,16 @@ impl LogShare {
         }
     }
 
+    /// What a part of a response that is on its way to the client is counted against. A long one is a copy of an event for
+    /// which there was room, and takes none of the log from others.
+    pub(crate) fn on_its_way(&self, bytes: usize) -> &Arc<Budget> {
+        if bytes < LONG_EVENT {
+            self.memory()
+        } else {
+            &self.under_way
+        }
+    }
+
     /// Returns a message that may be an event: the log draws what it takes.
     ///
     /// # Errors

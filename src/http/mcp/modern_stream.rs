@@ -36,6 +36,7 @@ use crate::{
             is_mirrored, task_created, task_notification, with_subscription,
         },
     },
+    state::LogShare,
 };
 
 /// Makes the responses to a request out of the answers of its server.
@@ -125,7 +126,7 @@ pub(super) struct CallStream {
     responder: Responder,
     /// The call and the reader of its stream, until it has ended, is parked, or is about to be a task.
     source: Option<(CallInFlight, Reader)>,
-    budget: Arc<Budget>,
+    share: LogShare,
     /// The least level of log messages.
     level: Option<u8>,
     /// The raw progress token of this round.
@@ -174,7 +175,7 @@ impl CallStream {
         let task_at = request.task_after().map(|after| Instant::now() + after);
         Self {
             responder: Responder::new(front, request, call.server_info()),
-            budget: Arc::clone(reader.budget()),
+            share: reader.share().clone(),
             source: Some((call, reader)),
             level,
             token: request.progress_token.map(Bytes::copy_from_slice),
@@ -318,7 +319,7 @@ impl CallStream {
     /// Keeps what the server asks until its client is asked. It stays until the client answers (`clocks.ask`), so that
     /// it is refused where the share has no room for it.
     fn gather(&mut self, mut ask: InputRequest) {
-        let Some(drawn) = self.budget.draw(ask.request.len() as u64) else {
+        let Some(drawn) = self.share.memory().draw(ask.request.len() as u64) else {
             if let Some((call, _)) = &self.source {
                 call.refuse_without_room(&ask);
             }
@@ -401,8 +402,8 @@ impl Source for CallStream {
         }
     }
 
-    fn budget(&self) -> &Arc<Budget> {
-        &self.budget
+    fn budget(&self, bytes: usize) -> &Arc<Budget> {
+        self.share.on_its_way(bytes)
     }
 
     fn took(&self) {
@@ -489,8 +490,8 @@ impl Source for SubscriptionStream {
         }
     }
 
-    fn budget(&self) -> &Arc<Budget> {
-        self.reader.budget()
+    fn budget(&self, bytes: usize) -> &Arc<Budget> {
+        self.reader.share().on_its_way(bytes)
     }
 
     fn took(&self) {

@@ -100,8 +100,8 @@ pub(crate) trait Source: Send + 'static {
     /// Waits for the next part. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = Part> + Send;
 
-    /// What parts on their way to the client are counted against.
-    fn budget(&self) -> &Arc<Budget>;
+    /// What a part of so many bytes is counted against on its way to the client.
+    fn budget(&self, bytes: usize) -> &Arc<Budget>;
 
     /// Marks the connection as alive: its peer takes what is sent.
     fn took(&self);
@@ -290,7 +290,7 @@ impl<S: Source> Connection<S> {
             // Events that must wait stay in the log, within its bounds. A connection that falls
             // behind them ends like that of any slow reader, and its resume gets the error.
             let pause = self.pace.flow.pause().map(|pause| Instant::now() + pause);
-            let is_full = self.unsent.is_full(self.source.budget());
+            let is_full = self.unsent.is_full(self.source.budget(0));
             let deadline = self.source.deadline();
             let silent = Some(silence).filter(|_| !self.pace.keep_alive.is_zero());
             let waits = [silent, pause].into_iter().flatten();
@@ -339,7 +339,7 @@ impl<S: Source> Connection<S> {
         self.unsent.bytes.fetch_add(bytes.len(), Ordering::Relaxed);
         Bytes::from_owner(Chunk {
             unsent: Arc::clone(&self.unsent),
-            _drawn: self.source.budget().hold(bytes.len() as u64),
+            _drawn: self.source.budget(bytes.len()).hold(bytes.len() as u64),
             bytes,
         })
     }
@@ -359,8 +359,8 @@ impl Source for SessionStream {
         }
     }
 
-    fn budget(&self) -> &Arc<Budget> {
-        self.reading.budget()
+    fn budget(&self, bytes: usize) -> &Arc<Budget> {
+        self.reading.share().on_its_way(bytes)
     }
 
     fn took(&self) {

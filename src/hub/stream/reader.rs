@@ -18,7 +18,7 @@ use crate::{
     base::budget::Budget,
     hub::limits::Seats,
     protocol::{Cursor, LISTENER_STREAM, Revision, StreamId},
-    state::{Page, StoreError},
+    state::{LogShare, Page, StoreError},
 };
 
 /// The state of a stream, from its owner to its readers.
@@ -252,6 +252,11 @@ impl Reader {
     /// What the events that are on their way to the client are counted against.
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         self.log.share.memory()
+    }
+
+    /// The budgets of the session's events.
+    pub(crate) fn share(&self) -> &LogShare {
+        &self.log.share
     }
 
     /// The id of the present position, for the priming event.

@@ -175,7 +175,7 @@ impl CallStream {
         let task_at = request.task_after().map(|after| Instant::now() + after);
         Self {
             responder: Responder::new(front, request, call.server_info()),
-            share: reader.share().clone(),
+            share: reader.budgets().clone(),
             source: Some((call, reader)),
             level,
             token: request.progress_token.map(Bytes::copy_from_slice),
@@ -491,7 +491,7 @@ impl Source for SubscriptionStream {
     }
 
     fn budget(&self, bytes: usize) -> &Arc<Budget> {
-        self.reader.share().on_its_way(bytes)
+        self.reader.budgets().on_its_way(bytes)
     }
 
     fn took(&self) {

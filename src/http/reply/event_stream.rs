@@ -360,7 +360,7 @@ impl Source for SessionStream {
     }
 
     fn budget(&self, bytes: usize) -> &Arc<Budget> {
-        self.reading.share().on_its_way(bytes)
+        self.reading.budgets().on_its_way(bytes)
     }
 
     fn took(&self) {

@@ -255,7 +255,7 @@ impl Reader {
     }
 
     /// The budgets of the session's events.
-    pub(crate) fn share(&self) -> &LogShare {
+    pub(crate) fn budgets(&self) -> &LogShare {
         &self.log.share
     }
 

@@ -6,6 +6,7 @@
 
 use std::{
     fs::{self, Metadata},
+    io,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
@@ -14,24 +15,34 @@ use rustix::process::Uid;
 
 /// The directory to use for the data directory `path`: one below it, if it is such a volume.
 pub(super) fn own_directory(path: PathBuf) -> PathBuf {
-    if is_roots_volume(&path).unwrap_or(false) {
+    let user = rustix::process::geteuid();
+    let table = || fs::read("/proc/self/mountinfo");
+    if is_roots_volume(&path, user, table).unwrap_or(false) {
         path.join(OWN)
     } else {
         path
     }
 }
 
-/// Reports whether a path is a mounted volume of root's with nothing of others in it.
+/// Reports whether a path is a mounted volume of root's with nothing of others in it, or with a store of an earlier
+/// start, which no file that came later may hide.
 ///
 /// A directory that others share, such as /srv or /tmp, is none, so that it is still refused.
-fn is_roots_volume(path: &Path) -> std::io::Result<bool> {
-    let (found, user) = (fs::metadata(path)?, rustix::process::geteuid());
+fn is_roots_volume(
+    path: &Path,
+    user: Uid,
+    table: impl FnOnce() -> io::Result<Vec<u8>>,
+) -> io::Result<bool> {
+    let found = fs::metadata(path)?;
     if !is_roots(&found, user, || has_store(&path.join(OWN))) {
         return Ok(false);
     }
-    let table = fs::read("/proc/self/mountinfo")?;
-    if !is_mount_point(&table, &path.canonicalize()?) {
+    if !is_mount_point(&table()?, &path.canonicalize()?) {
         return Ok(false);
+    }
+    // Where everybody makes files, as in /tmp, it may be a stranger's.
+    if found.mode() & STICKY == 0 && has_store(&path.join(OWN)) {
+        return Ok(true);
     }
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
@@ -82,9 +93,13 @@ const OWN: &str = "lockgate";
 
 /// Files of a store: the database, or the key of one elsewhere.
 const STORE: [&str; 2] = ["lockgate.db", "master.key"];
+/// The bit of a directory in which users keep their files from each other.
+const STICKY: u32 = 0o1000;
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::super::volume::*;
 
     #[test]
@@ -122,6 +137,30 @@ mod tests {
         fs::create_dir(&own).unwrap();
         fs::write(own.join(STORE[0]), "").unwrap();
         assert_eq!(own_directory(dir.path().to_owned()), dir.path());
+    }
+
+    /// After a copy into the volume the gateway did not start, and commands made an empty store beside its own.
+    #[test]
+    fn a_file_that_came_later_hides_no_store() {
+        if !rustix::process::geteuid().is_root() {
+            // The volume has to be root's.
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().canonicalize().unwrap();
+        let table = format!("41 36 0:45 / {} rw - ext4 /dev/sdb rw\n", place.display());
+        let is_volume = |user| is_roots_volume(&place, user, || Ok(table.clone().into_bytes()));
+        let (gateway, own) = (Uid::from_raw(10_001), place.join(OWN));
+        fs::create_dir(&own).unwrap();
+        assert!(is_volume(gateway).unwrap(), "it is empty");
+        fs::write(place.join("copy.db"), "").unwrap();
+        assert!(!is_volume(gateway).unwrap(), "it is shared");
+        fs::write(own.join(STORE[0]), "").unwrap();
+        for user in [gateway, Uid::ROOT] {
+            assert!(is_volume(user).unwrap(), "{user:?}");
+        }
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o1777)).unwrap();
+        assert!(!is_volume(Uid::ROOT).unwrap(), "anybody may have made it");
     }
 
     #[test]

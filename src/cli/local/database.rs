@@ -26,7 +26,7 @@ use crate::{
         self, Database, Judge, Location, Opening,
         pool::{
             HeldKey, SqlError,
-            file::{self, api_keys, inspect, remove_unfinished, settle, unfinished},
+            file::{self, api_keys, has_log, inspect, remove_unfinished, settle, unfinished},
         },
         vault::KeySource,
     },
@@ -67,6 +67,9 @@ pub(crate) struct RestoreArgs {
 /// `lockgate migrate`
 pub(crate) fn migrate(args: DatabaseArgs) -> ExitCode {
     run(args, async |config: &Config| {
+        if let Location::File(file) = Location::of(config) {
+            check_exists(&file)?;
+        }
         let (doing, done) = ("updating the schema", "updated the schema");
         let database = Box::pin(shown(doing, done, Database::open(opening(config)))).await?;
         let version = database.objects().version().await?;
@@ -174,6 +177,12 @@ async fn replaced(
         let what = "is no file".to_owned();
         return Err(wrong(copy, what, "name a file that backup made"));
     }
+    if has_log(copy) {
+        let what = "has changes in a log beside it (-wal), which is no part of a copy".to_owned();
+        let remedy =
+            "make a copy with both: lockgate backup, with the folder of the two as data_dir";
+        return Err(wrong(copy, what, remedy));
+    }
     inspect(copy)
         .await
         .map_err(|error| wrong(copy, error.to_string(), "name a file that backup made"))?;
@@ -182,8 +191,8 @@ async fn replaced(
     remove_unfinished(&file).map_err(unwritable)?;
     let made = make_beside(copy, &file, config, keep_grants).await;
     let ended = made.inspect_err(|_| _ = remove_unfinished(&file))?;
-    // A database that is too broken for that is kept as it is.
-    _ = settle(&file).await;
+    let settled = settle_kept(&file).await;
+    settled.inspect_err(|_| _ = remove_unfinished(&file))?;
     let known = api_keys(&file).await;
     let before = replace_file(&unfinished(&file), &file).map_err(unwritable)?;
     _ = remove_unfinished(&file);
@@ -204,6 +213,19 @@ async fn replaced(
     };
     let held = api_keys(&file).await.unwrap_or_default();
     Ok(done + &returned(&held, known.ok().as_deref()) + &way_in(&held, config))
+}
+
+/// Puts what the log of the database has into its file, which the way back reads without it. A database that is too
+/// broken for that is kept as it is.
+async fn settle_kept(file: &Path) -> Result<(), database::Error> {
+    match settle(file).await {
+        Err(SqlError::Unavailable(what)) if file.exists() && has_log(file) => {
+            let what = format!("has changes in its log that cannot be put into it: {what}");
+            let remedy = "make room, and wait for lockgate backup if it runs";
+            Err(wrong(file, what, remedy))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Locks the data directory for a restore: against gateways, and against a change of the master key, which would drop the
@@ -278,7 +300,10 @@ async fn read_as_served(
     let snapshot = CurrentSnapshot::empty();
     snapshot.set_database(database.clone());
     let read = snapshot.refresh().await;
+    // The file replaces another one without its log, and a failure of that at the close would be told nobody.
+    let settled = settle(new).await;
     database.close().await;
+    settled?;
     read.and(ended)
 }
 
@@ -338,28 +363,42 @@ fn copy_beside(copy: &Path, new: &Path) -> io::Result<()> {
 /// Replaces the database file by a new one, atomically. Returns the place of the old one, which is kept
 /// until the next restore.
 fn replace_file(new: &Path, file: &Path) -> io::Result<Option<PathBuf>> {
-    let beside = |end: &str| PathBuf::from(format!("{}{end}", file.display()));
+    let beside = |path: &Path, end: &str| PathBuf::from(format!("{}{end}", path.display()));
     let before = file.with_extension("db.before");
-    remove(&before)?;
-    let is_kept = match fs::hard_link(file, &before) {
+    // What was restored may be the one of before, which stays until the new file is in its place.
+    let kept = beside(&before, ".new");
+    remove(&kept)?;
+    let is_kept = match fs::hard_link(file, &kept) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         linked => linked.is_ok(),
     };
     // Companion files of the old database must never be read with the new one.
-    let log = PathBuf::from(format!("{}-wal", before.display()));
+    let log = beside(&kept, "-wal");
     remove(&log)?;
-    match fs::rename(beside("-wal"), &log) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    remove(&beside("-shm"))?;
+    rename(&beside(file, "-wal"), &log)?;
+    remove(&beside(file, "-shm"))?;
     fs::rename(new, file)?;
+    let log_before = beside(&before, "-wal");
+    remove(&log_before)?;
+    if !is_kept {
+        remove(&before)?;
+    }
+    rename(&kept, &before)?;
+    rename(&log, &log_before)?;
     File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()?;
     Ok(is_kept.then_some(before))
 }
 
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Renames a file, if it is there.
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
@@ -447,7 +486,10 @@ mod tests {
     use super::super::database::*;
     use crate::{
         config::{Format, Sources},
-        database::{Author, Expected, pool::file::edit},
+        database::{
+            Author, Expected,
+            pool::file::{edit, reader},
+        },
         declare::{Document, Kind, Object, ObjectName, Prune},
         manifest::objects,
     };
@@ -608,6 +650,82 @@ mod tests {
         leave();
         drop(crate::cli::serve::database::lock(&config).unwrap());
         assert_eq!(left(&config), [""; 0]);
+    }
+
+    /// Grants that the copy was to lose were good again: their end was in the log that was removed.
+    #[tokio::test]
+    async fn a_restored_file_has_all_that_was_written_to_it() {
+        let (dir, config, copy) = stored().await;
+        let new = dir.path().join("new.db");
+        copy_beside(&copy, &new).unwrap();
+        edit(&new, "PRAGMA journal_mode = WAL").await;
+        let reading = reader(&new).await;
+        edit(&new, "ANALYZE").await;
+        let read = read_as_served(&new, &config, false).await;
+        assert!(
+            matches!(read, Err(database::Error::Unavailable(_))),
+            "{read:?}"
+        );
+        drop(reading);
+        read_as_served(&new, &config, false).await.unwrap();
+        assert!(!has_log(&new));
+    }
+
+    /// What was written since a backup began was lost on the way back, which reads no log.
+    #[tokio::test]
+    async fn a_store_with_changes_in_its_log_alone_is_not_replaced() {
+        let (_dir, config, copy) = stored().await;
+        let store = config.data_dir.join("lockgate.db");
+        let reading = reader(&store).await;
+        edit(&store, "ANALYZE").await;
+        let refused = replaced(&copy, &config, false).await.unwrap_err();
+        let said = refused.to_string();
+        assert!(said.contains("another process reads it"), "{said}");
+        let before = config.data_dir.join("lockgate.db.before");
+        assert!(has_log(&store) && !before.exists());
+        assert_eq!(left(&config), [""; 0]);
+        drop(reading);
+        replaced(&copy, &config, false).await.unwrap();
+        assert!(!has_log(&before));
+        replaced(&before, &config, true).await.unwrap();
+    }
+
+    /// Of the data directory of a gateway that was killed the last changes were missing.
+    #[tokio::test]
+    async fn a_copy_with_changes_in_a_log_is_refused() {
+        let (_dir, config, copy) = stored().await;
+        let log = PathBuf::from(format!("{}-wal", copy.display()));
+        fs::write(&log, "changes").unwrap();
+        let said = refusal(&copy, &config).await;
+        assert!(said.contains("lockgate backup"), "{said}");
+        fs::write(&log, "").unwrap();
+        replaced(&copy, &config, false).await.unwrap();
+    }
+
+    /// It was removed first, and lost where a later step failed.
+    #[test]
+    fn the_store_of_before_stays_until_another_is_in_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let (file, new) = (at("lockgate.db"), at("lockgate.db.new"));
+        let before = at("lockgate.db.before");
+        for (path, text) in [(&file, "file"), (&new, "new"), (&before, "before")] {
+            fs::write(path, text).unwrap();
+        }
+        fs::write(at("lockgate.db-wal"), "log").unwrap();
+        fs::create_dir(at("lockgate.db-shm")).unwrap();
+        replace_file(&new, &file).unwrap_err();
+        assert_eq!(fs::read_to_string(&before).unwrap(), "before");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "file");
+        fs::remove_dir(at("lockgate.db-shm")).unwrap();
+        fs::write(at("lockgate.db-wal"), "log").unwrap();
+        let kept = replace_file(&new, &file).unwrap();
+        assert_eq!(kept, Some(before.clone()));
+        let log = at("lockgate.db.before-wal");
+        for (path, text) in [(&file, "new"), (&before, "file"), (&log, "log")] {
+            assert_eq!(fs::read_to_string(path).unwrap(), text, "{path:?}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     /// The copy was sealed under the key that the rotation dropped.

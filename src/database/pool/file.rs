@@ -245,18 +245,34 @@ const OWN_KEYS: &str = "
       FROM own_keys
      ORDER BY tenant, name";
 
-/// Puts what the log of a file still has into the file, which no process may use meanwhile.
+/// Puts all that the log of a file still has into the file. No process may write to it meanwhile.
 ///
 /// # Errors
 ///
-/// Those of a file that is broken, or not there.
+/// `Unavailable` if there is no room, or a process reads an older state, as a backup does: the log may have changes that
+/// the file has not. Those of a file that is broken, or not there.
 pub(crate) async fn settle(file: &Path) -> Result<(), SqlError> {
     let options = SqliteConnectOptions::new().filename(file);
     let opened = SqliteConnection::connect_with(&options);
     let mut connection = timed(STATEMENT, opened).await?;
-    let settled = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut connection);
-    timed(MIGRATION, settled).await?;
-    timed(STATEMENT, connection.close()).await
+    // A reader in the way is no error: the first column tells of it ("PRAGMA wal_checkpoint").
+    let busy: i64 = {
+        let settled =
+            sqlx::query_scalar("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(&mut connection);
+        timed(patience(file), settled).await?
+    };
+    timed(STATEMENT, connection.close()).await?;
+    if busy == 0 {
+        return Ok(());
+    }
+    Err(SqlError::Unavailable("another process reads it".to_owned()))
+}
+
+/// Reports whether a log with changes is beside a file. What reads the file alone does not see them.
+pub(crate) fn has_log(file: &Path) -> bool {
+    let mut log = file.as_os_str().to_owned();
+    log.push("-wal");
+    fs::metadata(log).is_ok_and(|found| found.len() > 0)
 }
 
 /// Changes a file without its gateway.
@@ -267,6 +283,18 @@ pub(crate) async fn edit(file: &Path, statement: &'static str) {
     let edited = sqlx::query(statement).execute(&mut connection).await;
     edited.unwrap();
     connection.close().await.unwrap();
+}
+
+/// A connection that goes on reading the present state of a file, as that of a backup does.
+#[cfg(test)]
+pub(crate) async fn reader(file: &Path) -> SqliteConnection {
+    let options = SqliteConnectOptions::new().filename(file).read_only(true);
+    let mut connection = SqliteConnection::connect_with(&options).await.unwrap();
+    for statement in ["BEGIN", "SELECT COUNT(*) FROM sqlite_master"] {
+        let read = sqlx::query(statement).execute(&mut connection).await;
+        read.unwrap();
+    }
+    connection
 }
 
 #[cfg(test)]

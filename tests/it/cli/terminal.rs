@@ -178,6 +178,8 @@ async fn passwords_are_typed_without_echo() {
 #[test]
 fn migrations_show_that_they_are_under_way() {
     let data = tempfile::tempdir().unwrap();
+    // A database without tables: where none is, none is made.
+    std::fs::write(data.path().join("lockgate.db"), "").unwrap();
     let migrate = || {
         let mut command = stranger(&["migrate"]);
         command.env("LOCKGATE_DATA_DIR", data.path());

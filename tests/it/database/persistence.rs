@@ -794,7 +794,10 @@ async fn a_killed_gateway_leaves_every_change_it_acknowledged() {
 async fn of_nothing_there_is_no_copy() {
     let ground = Ground::sqlite();
     let copy = ground.dir.path().join("copy.db");
-    for words in [&["backup", copy.to_str().unwrap()][..], &["key", "rotate"]] {
+    // Behind a gateway the directory is there.
+    std::fs::create_dir(ground.data()).unwrap();
+    let backup = ["backup", copy.to_str().unwrap()];
+    for words in [&backup[..], &["key", "rotate"], &["migrate"]] {
         let refused = ground.refused(words).await;
         assert!(
             refused.contains("does not exist; name the data directory"),

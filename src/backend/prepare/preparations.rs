@@ -71,8 +71,8 @@ struct Flight {
 enum Outcome {
     Running,
     Ready(Arc<Ready>),
-    /// It failed, and is not tried again before this time.
-    Failed(Arc<StartFailure>, Instant),
+    /// It failed as this tenant's, for which it is not tried again before this time.
+    Failed(String, Arc<StartFailure>, Instant),
     /// There was no room for it among the children of this tenant, or of the gateway.
     Refused(String, Refused),
     /// The gateway stops.
@@ -185,7 +185,7 @@ impl Preparations {
             let (state, version, output) = match &*flight.outcome.borrow() {
                 Outcome::Running => ("preparing", None, Vec::new()),
                 Outcome::Ready(ready) => ("ready", ready.found.version.clone(), Vec::new()),
-                Outcome::Failed(failure, _) => {
+                Outcome::Failed(_, failure, _) => {
                     let lines = failure.output.iter().chain([&failure.why]);
                     ("failed", None, lines.cloned().collect())
                 }
@@ -418,12 +418,14 @@ impl Preparations {
         };
         let name = hex(&recipe.digest());
         self.check_paths(server, recipe, &name).await?;
+        let mut until = None;
         loop {
-            match self.settled(server, recipe, &name).await? {
+            match self.settled(server, recipe, &name, &mut until).await? {
+                // A server of another tenant began it, within the limits of that one, and with its paths.
+                Outcome::Failed(tenant, ..) | Outcome::Refused(tenant, _)
+                    if tenant != server.tenant => {}
                 Outcome::Ready(ready) => return Ok(Some(ready)),
-                Outcome::Failed(failure, _) => return self.failed(server, failure),
-                // A server of another tenant began it, within the limits of that one.
-                Outcome::Refused(tenant, _) if tenant != server.tenant => {}
+                Outcome::Failed(_, failure, _) => return self.failed(server, failure),
                 Outcome::Refused(_, refused) => return self.circuits.refuse(refused),
                 Outcome::Running | Outcome::Stopped => {
                     return self.circuits.refuse(Refused::Prepare);
@@ -455,12 +457,14 @@ impl Preparations {
         self.failed(server, Arc::new(StartFailure { stage, why, output }))
     }
 
-    /// Waits for the outcome of the preparation that is under way, or of a new one.
+    /// Waits for the outcome of the preparation that is under way, or of a new one; `until` is the end of this and
+    /// later waits, from the first on.
     async fn settled(
         self: &Arc<Self>,
         server: &Arc<Server>,
         recipe: &Recipe,
         name: &str,
+        until: &mut Option<Instant>,
     ) -> Result<Outcome, Refused> {
         let deadline = Instant::now() + self.wait;
         let mut outcome = loop {
@@ -484,7 +488,8 @@ impl Preparations {
             Duration::ZERO => LONGEST,
             start => start,
         };
-        let Ok(settled) = timeout(limit, settled).await else {
+        let until = *until.get_or_insert_with(|| Instant::now() + limit);
+        let Ok(settled) = timeout_at(until, settled).await else {
             return self.circuits.refuse(Refused::Preparing);
         };
         Ok(settled.map_or(Outcome::Stopped, |settled| settled.clone()))
@@ -506,7 +511,7 @@ impl Preparations {
             flight.servers.insert(asker.clone());
             let is_over = match &*flight.outcome.borrow() {
                 Outcome::Ready(_) => false,
-                Outcome::Failed(failure, until)
+                Outcome::Failed(_, failure, until)
                     if Instant::now() < *until && flight.tenant == server.tenant =>
                 {
                     return Joined::Failed(Arc::clone(failure));
@@ -593,7 +598,8 @@ impl Preparations {
                 let (stage, took) = (Stage::Prepare, filling.elapsed());
                 let remembered = if took < SLOW { Duration::ZERO } else { took };
                 let until = Instant::now() + remembered.min(REMEMBERED);
-                Outcome::Failed(Arc::new(StartFailure { stage, why, output }), until)
+                let failure = Arc::new(StartFailure { stage, why, output });
+                Outcome::Failed(server.tenant.clone(), failure, until)
             }
         }
     }
@@ -689,6 +695,38 @@ mod tests {
         let server = server("prepare: [sh, -c, exit 0]");
         let refused = preparations.prepared(&server).await.err();
         assert!(matches!(refused, Some(Refused::Busy)), "{refused:?}");
+    }
+
+    /// Its clients got the error of another tenant's server, with the path or the limit that had caused it.
+    #[tokio::test]
+    async fn a_preparation_that_failed_for_another_tenant_is_tried_for_this_one() {
+        let (starter, _work) = starter(1);
+        let preparations = preparations(&starter);
+        let server = server("prepare: [sh, -c, exit 0]");
+        let name = hex(&server.recipe.as_ref().unwrap().digest());
+        let (settle, outcome) = watch::channel(Outcome::Running);
+        let flight = Flight {
+            outcome,
+            subject: String::new(),
+            tenant: "b".to_owned(),
+            servers: BTreeSet::new(),
+        };
+        preparations.flights.write().unwrap().insert(name, flight);
+        let failing = async {
+            while settle.receiver_count() < 2 {
+                tokio::task::yield_now().await;
+            }
+            let failure = StartFailure {
+                stage: Stage::Prepare,
+                why: "its own path".to_owned(),
+                output: Vec::new(),
+            };
+            let until = Instant::now() + REMEMBERED;
+            settle.send_replace(Outcome::Failed("b".to_owned(), Arc::new(failure), until));
+        };
+        let (prepared, ()) = tokio::join!(preparations.prepared(&server), failing);
+        assert!(prepared.is_ok_and(|ready| ready.is_some()));
+        assert!(preparations.circuits.failures.of(&server).is_none());
     }
 
     /// The program of the first one's preparation was its own to replace, and became that of the others.

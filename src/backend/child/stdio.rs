@@ -309,13 +309,19 @@ impl Child {
         self.lines.slow_down();
     }
 
-    /// Waits for the end of a warm child: its stderr is drained, its stdout stays in the pipe.
-    pub(crate) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Exit> {
+    /// Waits for the end of a warm child: its stderr is drained, its stdout stays in the pipe. None after a read of
+    /// stderr: the tasks of others go first then.
+    pub(crate) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Exit>> {
         self.poll_stdin(cx);
-        self.poll_stderr(cx);
-        let status = ready!(self.poll_guard(cx));
-        self.exit = Some(status);
-        Poll::Ready(self.exit(status))
+        let has_read = self.poll_stderr(cx);
+        match self.poll_guard(cx) {
+            Poll::Ready(status) => {
+                self.exit = Some(status);
+                Poll::Ready(Some(self.exit(status)))
+            }
+            Poll::Pending if has_read => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
     }
 
     fn poll_guard(&mut self, cx: &mut Context<'_>) -> Poll<ExitStatus> {
@@ -500,18 +506,20 @@ impl Child {
         }
     }
 
-    /// Reads stderr, at most [`READS`] times.
-    fn poll_stderr(&mut self, cx: &mut Context<'_>) {
+    /// Reads stderr, at most [`READS`] times; returns whether there was something.
+    fn poll_stderr(&mut self, cx: &mut Context<'_>) -> bool {
         let mut room = [const { MaybeUninit::<u8>::uninit() }; CHUNK * 4];
+        let mut has_read = false;
         for _ in 0..READS {
             let Some(stderr) = &mut self.stderr else {
-                return;
+                return has_read;
             };
             let mut buffer = ReadBuf::uninit(&mut room);
             match Pin::new(stderr).poll_read(cx, &mut buffer) {
-                Poll::Pending => return,
+                Poll::Pending => return has_read,
                 Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
                     self.errors.take(buffer.filled());
+                    has_read = true;
                 }
                 Poll::Ready(_) => {
                     self.errors.finish();
@@ -521,6 +529,7 @@ impl Child {
         }
         // More is available, and no waker is registered for it.
         cx.waker().wake_by_ref();
+        has_read
     }
 
     /// Reads the rest of the pipes after the end of every process that wrote to them.

@@ -32,7 +32,7 @@ use crate::backend::{
     admission::{
         Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, is_shortage, spec,
     },
-    child::{Child, Exit, Launcher, Owner, Registry, TenantMemory, stderr::printable},
+    child::{Child, Exit, Launcher, Owner, Registry, Seat, TenantMemory, stderr::printable},
 };
 use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
@@ -243,13 +243,18 @@ impl Preparations {
         if let Some(ready) = self.find(name, recipe).await {
             return Ok((ready, true));
         }
+        // Until the store is complete, or removed: both may take long.
+        let (seat, _rest) = self.room(server).await?;
         let stores = self.stores.clone();
         let begun = blocking({
             let (stores, name) = (stores.clone(), name.to_owned());
             move || stores.begin(&name).map_err(|error| error.to_string())
         });
         let store = begun.await?;
-        if let Err(failure) = self.fill(server, recipe, &store.path).await {
+        let filled = self.fill(server, recipe, &store.path, &seat).await;
+        // The id of its guard may be that of another process soon.
+        seat.started(None);
+        if let Err(failure) = filled {
             _ = blocking(move || {
                 store.discard();
                 Ok(())
@@ -279,8 +284,30 @@ impl Preparations {
         Ok((completed.await?, false))
     }
 
+    /// Takes a seat among the children of the tenant, a place among those of the gateway, and the descriptors of one.
+    async fn room(&self, server: &Server) -> Result<(Seat, impl Sized), Failure> {
+        let (seats, until) = (&self.registry.seats, Instant::now() + self.wait);
+        let seat = seats.take(&server.tenant, &Owner::Tenant, server.room, until);
+        let seat = self.stop.run_until_cancelled(seat).await;
+        let seat = seat.ok_or(Failure::Stopped)?;
+        let seat = seat.map_err(|full| Failure::Refused(Refused::Limit(full)))?;
+        let place = timeout_at(until, seats.place(&server.tenant, false));
+        let place = self.stop.run_until_cancelled(place).await;
+        let place = place.ok_or(Failure::Stopped)?;
+        let place = place.map_err(|_| Failure::Refused(Refused::Busy))?;
+        let descriptors = self.launcher.descriptors.child();
+        let descriptors = descriptors.ok_or(Failure::Refused(Refused::Busy))?;
+        Ok((seat, (place, descriptors)))
+    }
+
     /// Runs the recipe in an empty store, as a child behind a guard.
-    async fn fill(&self, server: &Server, recipe: &Recipe, store: &Path) -> Result<(), Failure> {
+    async fn fill(
+        &self,
+        server: &Server,
+        recipe: &Recipe,
+        store: &Path,
+        seat: &Seat,
+    ) -> Result<(), Failure> {
         let failed = |why: String, output| Err(Failure::Failed(why, output));
         if store.to_str().is_none() {
             return failed("its path is not UTF-8".to_owned(), Vec::new());
@@ -292,17 +319,6 @@ impl Preparations {
             stderr: ERRORS,
             ..server.limits
         };
-        let (seats, until) = (&self.registry.seats, Instant::now() + self.wait);
-        let seat = seats.take(&server.tenant, &Owner::Tenant, server.room, until);
-        let seat = self.stop.run_until_cancelled(seat).await;
-        let seat = seat.ok_or(Failure::Stopped)?;
-        let seat = seat.map_err(|full| Failure::Refused(Refused::Limit(full)))?;
-        let place = timeout_at(until, seats.place(&server.tenant, false));
-        let place = self.stop.run_until_cancelled(place).await;
-        let place = place.ok_or(Failure::Stopped)?;
-        let _place = place.map_err(|_| Failure::Refused(Refused::Busy))?;
-        let descriptors = self.launcher.descriptors.child();
-        let _descriptors = descriptors.ok_or(Failure::Refused(Refused::Busy))?;
         log_begin(server, recipe);
         let mut child = match Child::spawn(&self.launcher, names, &launch, &limits).await {
             Ok(child) => child,
@@ -695,6 +711,44 @@ mod tests {
         let server = server("prepare: [sh, -c, exit 0]");
         let refused = preparations.prepared(&server).await.err();
         assert!(matches!(refused, Some(Refused::Busy)), "{refused:?}");
+    }
+
+    /// The files of its store, which may be very many, were sealed or removed beside the bounds of all children.
+    #[test]
+    fn a_preparation_counts_until_its_store_is_complete() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        // One thread for files, which the test takes.
+        let runtime = runtime.enable_all().max_blocking_threads(1);
+        runtime.build().unwrap().block_on(async {
+            let (starter, work) = starter(1);
+            let preparations = preparations(&starter);
+            let (began, go) = (work.path().join("began"), work.path().join("go"));
+            let (ready, waits) = (began.display(), go.display());
+            let server = server(&format!(
+                "prepare: [sh, -c, \"echo $$PPID > {ready}; until [ -e {waits} ]; do sleep 0.01; done\"]"
+            ));
+            let observed = async {
+                let guard = loop {
+                    let said = std::fs::read_to_string(&began).unwrap_or_default();
+                    if let Some(guard) = said.strip_suffix('\n') {
+                        break format!("/proc/{guard}");
+                    }
+                    sleep(Duration::from_millis(1)).await;
+                };
+                let (go_on, gate) = std::sync::mpsc::channel::<()>();
+                let taken = spawn_blocking(move || gate.recv().is_err());
+                std::fs::write(&go, "").unwrap();
+                while Path::new(&guard).exists() {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                let place = Box::pin(preparations.registry.seats.place("a", false));
+                assert!(futures_util::poll!(place).is_pending(), "it was given up");
+                drop(go_on);
+                taken.await.unwrap()
+            };
+            let (prepared, _) = tokio::join!(preparations.prepared(&server), observed);
+            assert!(prepared.is_ok());
+        });
     }
 
     /// Its clients got the error of another tenant's server, with the path or the limit that had caused it.

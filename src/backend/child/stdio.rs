@@ -129,7 +129,7 @@ impl Child {
         let decided = launcher.restrictions(launch, limits);
         let (started, decided) = try_join!(start(launcher), decided)?;
         let Started {
-            guard,
+            mut guard,
             stdin,
             stdout,
             stderr,
@@ -138,6 +138,7 @@ impl Child {
         let lease = launcher.sandbox.lease(tenant, places).await?;
         let label = format!("{tenant}-{name}");
         let request = launcher.request(&label, launch, limits, lease.as_ref(), restrictions)?;
+        guard.removes(request.restrictions.group.clone());
         let mut child = Self {
             stdin: Some(stdin),
             is_end_due: false,

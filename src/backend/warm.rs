@@ -280,17 +280,29 @@ impl QueueTask {
     }
 }
 
-/// Waits until a child on the queue ends, and drains stderr of all meanwhile.
+/// Waits until a child on the queue ends, and drains stderr of all meanwhile: of one after the other, each in a turn of
+/// its tenant.
 async fn ended(queue: &mut VecDeque<Started>) -> (usize, Exit) {
-    poll_fn(|cx| {
-        for (at, started) in queue.iter_mut().enumerate() {
-            if let Poll::Ready(exit) = Child::poll_rest(&mut started.child, cx) {
-                return Poll::Ready((at, exit));
+    let mut first = 0;
+    loop {
+        let polled = poll_fn(|cx| {
+            for at in (first..queue.len()).chain(0..first) {
+                if let Poll::Ready(exit) = Child::poll_rest(&mut queue[at].child, cx) {
+                    return Poll::Ready((at, exit));
+                }
             }
+            Poll::Pending
+        });
+        let at = match polled.await {
+            (at, Some(exit)) => return (at, exit),
+            (at, None) => at,
+        };
+        first = at + 1;
+        let share = queue[at].child.share().cloned();
+        if let Some(share) = share {
+            share.others_first().await;
         }
-        Poll::Pending
-    })
-    .await
+    }
 }
 
 #[cfg(test)]
@@ -300,6 +312,7 @@ mod tests {
         starter::tests::{preparations, server, starter},
         warm::*,
     };
+    use crate::base::budget::Budget;
 
     /// Those of a restart, or with a secret that had changed, were handed out and replaced at once.
     #[tokio::test]
@@ -338,6 +351,55 @@ mod tests {
             1,
             "the others are stopped"
         );
+    }
+
+    /// Warm children that wrote to stderr without end were all read at each poll of their task.
+    #[tokio::test]
+    async fn the_stderr_of_warm_children_is_read_in_turns_of_their_tenant() {
+        let (starter, _work) = starter(2);
+        let mut task = QueueTask {
+            preparations: preparations(&starter),
+            // Its only complaint is that there is no such file.
+            server: server("args: [/nonexistent, \"-\"], warm: 2"),
+            queue: VecDeque::new(),
+            replaced: Arc::default(),
+            pause: Duration::ZERO,
+            tracker: TaskTracker::new(),
+            starter,
+        };
+        let tenant = Budget::new(1 << 30).share();
+        for _ in 0..2 {
+            let mut started = task.refill().await.ok().unwrap();
+            started.child.count_against(&tenant);
+            task.keep(started);
+        }
+        let tails: Vec<_> = task
+            .queue
+            .iter()
+            .map(|started| started.child.stderr().clone())
+            .collect();
+        let mut line: Vec<_> = (0..3).map(|_| Box::pin(tenant.others_first())).collect();
+        for one in &mut line {
+            assert!(futures_util::poll!(one).is_pending());
+        }
+        let mut ended = Box::pin(ended(&mut task.queue));
+        let begun = Instant::now();
+        for read in 1..=2 {
+            let count = || tails.iter().filter(|tail| !tail.bytes().is_empty()).count();
+            while count() < read {
+                assert!(begun.elapsed() < Duration::from_secs(20), "it is not read");
+                tokio::task::yield_now().await;
+                assert!(futures_util::poll!(&mut ended).is_pending());
+            }
+            assert_eq!(count(), read, "one in each turn");
+            assert!(tenant.is_busy(), "it has a turn");
+        }
+        drop(ended);
+        assert!(!tenant.is_busy());
+        drop(line);
+        task.clear();
+        task.tracker.close();
+        task.tracker.wait().await;
     }
 
     /// It counted as a failure of the server.

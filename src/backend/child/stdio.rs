@@ -129,7 +129,7 @@ impl Child {
         let decided = launcher.restrictions(launch, limits);
         let (started, decided) = try_join!(start(launcher), decided)?;
         let Started {
-            guard,
+            mut guard,
             stdin,
             stdout,
             stderr,
@@ -138,6 +138,7 @@ impl Child {
         let lease = launcher.sandbox.lease(tenant, places).await?;
         let label = format!("{tenant}-{name}");
         let request = launcher.request(&label, launch, limits, lease.as_ref(), restrictions)?;
+        guard.removes(request.restrictions.group.clone());
         let mut child = Self {
             stdin: Some(stdin),
             is_end_due: false,
@@ -309,13 +310,19 @@ impl Child {
         self.lines.slow_down();
     }
 
-    /// Waits for the end of a warm child: its stderr is drained, its stdout stays in the pipe.
-    pub(crate) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Exit> {
+    /// Waits for the end of a warm child: its stderr is drained, its stdout stays in the pipe. None after a read of
+    /// stderr: the tasks of others go first then.
+    pub(crate) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Exit>> {
         self.poll_stdin(cx);
-        self.poll_stderr(cx);
-        let status = ready!(self.poll_guard(cx));
-        self.exit = Some(status);
-        Poll::Ready(self.exit(status))
+        let has_read = self.poll_stderr(cx);
+        match self.poll_guard(cx) {
+            Poll::Ready(status) => {
+                self.exit = Some(status);
+                Poll::Ready(Some(self.exit(status)))
+            }
+            Poll::Pending if has_read => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
     }
 
     fn poll_guard(&mut self, cx: &mut Context<'_>) -> Poll<ExitStatus> {
@@ -500,18 +507,20 @@ impl Child {
         }
     }
 
-    /// Reads stderr, at most [`READS`] times.
-    fn poll_stderr(&mut self, cx: &mut Context<'_>) {
+    /// Reads stderr, at most [`READS`] times; returns whether there was something.
+    fn poll_stderr(&mut self, cx: &mut Context<'_>) -> bool {
         let mut room = [const { MaybeUninit::<u8>::uninit() }; CHUNK * 4];
+        let mut has_read = false;
         for _ in 0..READS {
             let Some(stderr) = &mut self.stderr else {
-                return;
+                return has_read;
             };
             let mut buffer = ReadBuf::uninit(&mut room);
             match Pin::new(stderr).poll_read(cx, &mut buffer) {
-                Poll::Pending => return,
+                Poll::Pending => return has_read,
                 Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
                     self.errors.take(buffer.filled());
+                    has_read = true;
                 }
                 Poll::Ready(_) => {
                     self.errors.finish();
@@ -521,6 +530,7 @@ impl Child {
         }
         // More is available, and no waker is registered for it.
         cx.waker().wake_by_ref();
+        has_read
     }
 
     /// Reads the rest of the pipes after the end of every process that wrote to them.

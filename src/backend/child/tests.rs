@@ -404,6 +404,31 @@ async fn a_killed_guard_is_logged_and_others_are_not() {
     }
 }
 
+/// Each stayed until the gateway was started anew, and a machine has a limited number of them.
+#[tokio::test]
+async fn a_killed_guard_leaves_no_group() {
+    // In the place of a cgroup.
+    let groups = tempfile::tempdir().unwrap();
+    for is_dropped in [false, true] {
+        let (mut child, _work) = start().await;
+        let group = groups.path().join(is_dropped.to_string());
+        std::fs::create_dir(&group).unwrap();
+        child.guard.removes(Some(group.clone()));
+        let guard = child.guard.id().unwrap();
+        rustix::process::kill_process(guard, Signal::KILL).unwrap();
+        if is_dropped {
+            drop(child);
+        } else {
+            ended(&mut child).await;
+        }
+        let begun = Instant::now();
+        while group.exists() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is left");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
 /// The guard ended without it, and the directory stayed with the secrets in it.
 #[tokio::test]
 async fn a_child_that_is_killed_before_its_guard_knows_it_whole_leaves_no_files() {

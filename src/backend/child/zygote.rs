@@ -3,6 +3,7 @@
 //! Not here: the zygote itself (`guard::zygote`).
 
 use std::{
+    fs,
     io::{self, IoSlice},
     mem::MaybeUninit,
     os::{
@@ -206,6 +207,8 @@ pub(super) struct Guard {
     pid: Pid,
     /// None once it is reaped.
     process: Option<AsyncFd<OwnedFd>>,
+    /// The cgroup of its tree.
+    group: Option<PathBuf>,
 }
 
 impl Guard {
@@ -225,8 +228,16 @@ impl Guard {
             reason = "unsound for types that may close their descriptor, which an OwnedFd does not"
         )]
         let process = AsyncFd::with_interest(process, Interest::READABLE)?;
-        let process = Some(process);
-        Ok(Self { pid, process })
+        Ok(Self {
+            pid,
+            process: Some(process),
+            group: None,
+        })
+    }
+
+    /// Sets the cgroup that is removed at its end, if it leaves it: it was killed, or never knew it.
+    pub(super) fn removes(&mut self, group: Option<PathBuf>) {
+        self.group = group;
     }
 
     /// Process id, until it is reaped.
@@ -251,6 +262,7 @@ impl Guard {
             }
         };
         self.process = None;
+        remove(self.group.take());
         Poll::Ready(status)
     }
 }
@@ -260,15 +272,24 @@ impl Drop for Guard {
         if let Some(process) = self.process.take()
             && let Ok(runtime) = Handle::try_current()
         {
+            let group = self.group.take();
             runtime.spawn(async move {
                 while let Ok(mut ready) = process.readable().await {
                     if reap(&process).is_some() {
+                        remove(group);
                         break;
                     }
                     ready.clear_ready();
                 }
             });
         }
+    }
+}
+
+/// Removes a cgroup, unless it is gone, or still has processes: the next start of the gateway does it then.
+fn remove(group: Option<PathBuf>) {
+    if let Some(group) = group {
+        _ = fs::remove_dir(group);
     }
 }
 

@@ -32,7 +32,7 @@ use crate::backend::{
     admission::{
         Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, is_shortage, spec,
     },
-    child::{Child, Exit, Launcher, Owner, Registry, TenantMemory, stderr::printable},
+    child::{Child, Exit, Launcher, Owner, Registry, Seat, TenantMemory, stderr::printable},
 };
 use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
@@ -71,8 +71,8 @@ struct Flight {
 enum Outcome {
     Running,
     Ready(Arc<Ready>),
-    /// It failed, and is not tried again before this time.
-    Failed(Arc<StartFailure>, Instant),
+    /// It failed as this tenant's, for which it is not tried again before this time.
+    Failed(String, Arc<StartFailure>, Instant),
     /// There was no room for it among the children of this tenant, or of the gateway.
     Refused(String, Refused),
     /// The gateway stops.
@@ -185,7 +185,7 @@ impl Preparations {
             let (state, version, output) = match &*flight.outcome.borrow() {
                 Outcome::Running => ("preparing", None, Vec::new()),
                 Outcome::Ready(ready) => ("ready", ready.found.version.clone(), Vec::new()),
-                Outcome::Failed(failure, _) => {
+                Outcome::Failed(_, failure, _) => {
                     let lines = failure.output.iter().chain([&failure.why]);
                     ("failed", None, lines.cloned().collect())
                 }
@@ -243,13 +243,18 @@ impl Preparations {
         if let Some(ready) = self.find(name, recipe).await {
             return Ok((ready, true));
         }
+        // Until the store is complete, or removed: both may take long.
+        let (seat, _rest) = self.room(server).await?;
         let stores = self.stores.clone();
         let begun = blocking({
             let (stores, name) = (stores.clone(), name.to_owned());
             move || stores.begin(&name).map_err(|error| error.to_string())
         });
         let store = begun.await?;
-        if let Err(failure) = self.fill(server, recipe, &store.path).await {
+        let filled = self.fill(server, recipe, &store.path, &seat).await;
+        // The id of its guard may be that of another process soon.
+        seat.started(None);
+        if let Err(failure) = filled {
             _ = blocking(move || {
                 store.discard();
                 Ok(())
@@ -279,8 +284,30 @@ impl Preparations {
         Ok((completed.await?, false))
     }
 
+    /// Takes a seat among the children of the tenant, a place among those of the gateway, and the descriptors of one.
+    async fn room(&self, server: &Server) -> Result<(Seat, impl Sized), Failure> {
+        let (seats, until) = (&self.registry.seats, Instant::now() + self.wait);
+        let seat = seats.take(&server.tenant, &Owner::Tenant, server.room, until);
+        let seat = self.stop.run_until_cancelled(seat).await;
+        let seat = seat.ok_or(Failure::Stopped)?;
+        let seat = seat.map_err(|full| Failure::Refused(Refused::Limit(full)))?;
+        let place = timeout_at(until, seats.place(&server.tenant, false));
+        let place = self.stop.run_until_cancelled(place).await;
+        let place = place.ok_or(Failure::Stopped)?;
+        let place = place.map_err(|_| Failure::Refused(Refused::Busy))?;
+        let descriptors = self.launcher.descriptors.child();
+        let descriptors = descriptors.ok_or(Failure::Refused(Refused::Busy))?;
+        Ok((seat, (place, descriptors)))
+    }
+
     /// Runs the recipe in an empty store, as a child behind a guard.
-    async fn fill(&self, server: &Server, recipe: &Recipe, store: &Path) -> Result<(), Failure> {
+    async fn fill(
+        &self,
+        server: &Server,
+        recipe: &Recipe,
+        store: &Path,
+        seat: &Seat,
+    ) -> Result<(), Failure> {
         let failed = |why: String, output| Err(Failure::Failed(why, output));
         if store.to_str().is_none() {
             return failed("its path is not UTF-8".to_owned(), Vec::new());
@@ -292,17 +319,6 @@ impl Preparations {
             stderr: ERRORS,
             ..server.limits
         };
-        let (seats, until) = (&self.registry.seats, Instant::now() + self.wait);
-        let seat = seats.take(&server.tenant, &Owner::Tenant, server.room, until);
-        let seat = self.stop.run_until_cancelled(seat).await;
-        let seat = seat.ok_or(Failure::Stopped)?;
-        let seat = seat.map_err(|full| Failure::Refused(Refused::Limit(full)))?;
-        let place = timeout_at(until, seats.place(&server.tenant, false));
-        let place = self.stop.run_until_cancelled(place).await;
-        let place = place.ok_or(Failure::Stopped)?;
-        let _place = place.map_err(|_| Failure::Refused(Refused::Busy))?;
-        let descriptors = self.launcher.descriptors.child();
-        let _descriptors = descriptors.ok_or(Failure::Refused(Refused::Busy))?;
         log_begin(server, recipe);
         let mut child = match Child::spawn(&self.launcher, names, &launch, &limits).await {
             Ok(child) => child,
@@ -418,12 +434,14 @@ impl Preparations {
         };
         let name = hex(&recipe.digest());
         self.check_paths(server, recipe, &name).await?;
+        let mut until = None;
         loop {
-            match self.settled(server, recipe, &name).await? {
+            match self.settled(server, recipe, &name, &mut until).await? {
+                // A server of another tenant began it, within the limits of that one, and with its paths.
+                Outcome::Failed(tenant, ..) | Outcome::Refused(tenant, _)
+                    if tenant != server.tenant => {}
                 Outcome::Ready(ready) => return Ok(Some(ready)),
-                Outcome::Failed(failure, _) => return self.failed(server, failure),
-                // A server of another tenant began it, within the limits of that one.
-                Outcome::Refused(tenant, _) if tenant != server.tenant => {}
+                Outcome::Failed(_, failure, _) => return self.failed(server, failure),
                 Outcome::Refused(_, refused) => return self.circuits.refuse(refused),
                 Outcome::Running | Outcome::Stopped => {
                     return self.circuits.refuse(Refused::Prepare);
@@ -455,12 +473,14 @@ impl Preparations {
         self.failed(server, Arc::new(StartFailure { stage, why, output }))
     }
 
-    /// Waits for the outcome of the preparation that is under way, or of a new one.
+    /// Waits for the outcome of the preparation that is under way, or of a new one; `until` is the end of this and
+    /// later waits, from the first on.
     async fn settled(
         self: &Arc<Self>,
         server: &Arc<Server>,
         recipe: &Recipe,
         name: &str,
+        until: &mut Option<Instant>,
     ) -> Result<Outcome, Refused> {
         let deadline = Instant::now() + self.wait;
         let mut outcome = loop {
@@ -484,7 +504,8 @@ impl Preparations {
             Duration::ZERO => LONGEST,
             start => start,
         };
-        let Ok(settled) = timeout(limit, settled).await else {
+        let until = *until.get_or_insert_with(|| Instant::now() + limit);
+        let Ok(settled) = timeout_at(until, settled).await else {
             return self.circuits.refuse(Refused::Preparing);
         };
         Ok(settled.map_or(Outcome::Stopped, |settled| settled.clone()))
@@ -506,7 +527,7 @@ impl Preparations {
             flight.servers.insert(asker.clone());
             let is_over = match &*flight.outcome.borrow() {
                 Outcome::Ready(_) => false,
-                Outcome::Failed(failure, until)
+                Outcome::Failed(_, failure, until)
                     if Instant::now() < *until && flight.tenant == server.tenant =>
                 {
                     return Joined::Failed(Arc::clone(failure));
@@ -593,7 +614,8 @@ impl Preparations {
                 let (stage, took) = (Stage::Prepare, filling.elapsed());
                 let remembered = if took < SLOW { Duration::ZERO } else { took };
                 let until = Instant::now() + remembered.min(REMEMBERED);
-                Outcome::Failed(Arc::new(StartFailure { stage, why, output }), until)
+                let failure = Arc::new(StartFailure { stage, why, output });
+                Outcome::Failed(server.tenant.clone(), failure, until)
             }
         }
     }
@@ -689,6 +711,76 @@ mod tests {
         let server = server("prepare: [sh, -c, exit 0]");
         let refused = preparations.prepared(&server).await.err();
         assert!(matches!(refused, Some(Refused::Busy)), "{refused:?}");
+    }
+
+    /// The files of its store, which may be very many, were sealed or removed beside the bounds of all children.
+    #[test]
+    fn a_preparation_counts_until_its_store_is_complete() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        // One thread for files, which the test takes.
+        let runtime = runtime.enable_all().max_blocking_threads(1);
+        runtime.build().unwrap().block_on(async {
+            let (starter, work) = starter(1);
+            let preparations = preparations(&starter);
+            let (began, go) = (work.path().join("began"), work.path().join("go"));
+            let (ready, waits) = (began.display(), go.display());
+            let server = server(&format!(
+                "prepare: [sh, -c, \"echo $$PPID > {ready}; until [ -e {waits} ]; do sleep 0.01; done\"]"
+            ));
+            let observed = async {
+                let guard = loop {
+                    let said = std::fs::read_to_string(&began).unwrap_or_default();
+                    if let Some(guard) = said.strip_suffix('\n') {
+                        break format!("/proc/{guard}");
+                    }
+                    sleep(Duration::from_millis(1)).await;
+                };
+                let (go_on, gate) = std::sync::mpsc::channel::<()>();
+                let taken = spawn_blocking(move || gate.recv().is_err());
+                std::fs::write(&go, "").unwrap();
+                while Path::new(&guard).exists() {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                let place = Box::pin(preparations.registry.seats.place("a", false));
+                assert!(futures_util::poll!(place).is_pending(), "it was given up");
+                drop(go_on);
+                taken.await.unwrap()
+            };
+            let (prepared, _) = tokio::join!(preparations.prepared(&server), observed);
+            assert!(prepared.is_ok());
+        });
+    }
+
+    /// Its clients got the error of another tenant's server, with the path or the limit that had caused it.
+    #[tokio::test]
+    async fn a_preparation_that_failed_for_another_tenant_is_tried_for_this_one() {
+        let (starter, _work) = starter(1);
+        let preparations = preparations(&starter);
+        let server = server("prepare: [sh, -c, exit 0]");
+        let name = hex(&server.recipe.as_ref().unwrap().digest());
+        let (settle, outcome) = watch::channel(Outcome::Running);
+        let flight = Flight {
+            outcome,
+            subject: String::new(),
+            tenant: "b".to_owned(),
+            servers: BTreeSet::new(),
+        };
+        preparations.flights.write().unwrap().insert(name, flight);
+        let failing = async {
+            while settle.receiver_count() < 2 {
+                tokio::task::yield_now().await;
+            }
+            let failure = StartFailure {
+                stage: Stage::Prepare,
+                why: "its own path".to_owned(),
+                output: Vec::new(),
+            };
+            let until = Instant::now() + REMEMBERED;
+            settle.send_replace(Outcome::Failed("b".to_owned(), Arc::new(failure), until));
+        };
+        let (prepared, ()) = tokio::join!(preparations.prepared(&server), failing);
+        assert!(prepared.is_ok_and(|ready| ready.is_some()));
+        assert!(preparations.circuits.failures.of(&server).is_none());
     }
 
     /// The program of the first one's preparation was its own to replace, and became that of the others.

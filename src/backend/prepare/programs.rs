@@ -1,14 +1,16 @@
 //! Program of a server in its store, as npm and uv installed it, and its version.
 //!
-//! Reads files only. Not here: the recipes of npm and uv (`declare`).
+//! Reads files only, and none outside the store. Not here: the recipes of npm and uv (`declare`).
 
 use std::{
+    ffi::OsStr,
     fs,
-    io::Read,
+    io::{self, Read},
     os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
+use rustix::io::Errno;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -34,6 +36,9 @@ struct Package {
 /// Limit of a `package.json`, in bytes.
 const LARGEST: u64 = 1 << 20;
 
+/// Links that a path in a store may have, as for the kernel.
+const LINKS: usize = 40;
+
 /// Finds the program that `start` needs.
 ///
 /// # Errors
@@ -51,7 +56,9 @@ fn npm(store: &Path, package: &str, bin: Option<&str>) -> Result<Found, String> 
     let modules = store.join("node_modules");
     let path = modules.join(package).join("package.json");
     let mut text = Vec::new();
-    let read = regular_file::open(&path).and_then(|file| file.take(LARGEST).read_to_end(&mut text));
+    let read = inside(store, &path)
+        .and_then(|path| regular_file::open(&path))
+        .and_then(|file| file.take(LARGEST).read_to_end(&mut text));
     read.map_err(|error| format!("{package} was not installed: {error}"))?;
     let found: Package = serde_json::from_slice(&text)
         .map_err(|error| format!("the package.json of {package} cannot be read: {error}"))?;
@@ -60,7 +67,10 @@ fn npm(store: &Path, package: &str, bin: Option<&str>) -> Result<Found, String> 
         None => npm_bin(package, &found.bin)
             .ok_or_else(|| format!("{package} does not say which of its programs to start"))?,
     };
-    let program = executable(modules.join(".bin").join(&bin))
+    // The package chose the name: with a path it would be a program of others, whose directory the child could read.
+    let program = Some(&bin)
+        .filter(|bin| is_file_name(bin))
+        .and_then(|bin| executable(store, modules.join(".bin").join(bin)))
         .ok_or_else(|| format!("{package} has no program {bin}"))?;
     Ok(Found {
         program: Some(program),
@@ -91,7 +101,7 @@ fn uv(store: &Path, bin: &str) -> Result<Found, String> {
     let names = [bin.to_owned(), normal(bin)];
     let program = names
         .iter()
-        .find_map(|name| executable(store.join("bin").join(name)));
+        .find_map(|name| executable(store, store.join("bin").join(name)));
     let program = program.ok_or_else(|| format!("what was installed has no program {bin}"))?;
     Ok(Found {
         program: Some(program),
@@ -101,10 +111,11 @@ fn uv(store: &Path, bin: &str) -> Result<Found, String> {
 
 /// Version of the single tool in a store, from the name of its metadata.
 fn uv_version(store: &Path) -> Option<String> {
-    let tool = only_directory(&store.join("tools"))?;
+    let tool = only_directory(store, &store.join("tools"))?;
     let name = normal(tool.file_name()?.to_str()?);
-    let python = only_directory(&tool.join("lib"))?;
-    let entries = fs::read_dir(python.join("site-packages")).ok()?;
+    let python = only_directory(store, &tool.join("lib"))?;
+    let packages = inside(store, &python.join("site-packages")).ok()?;
+    let entries = fs::read_dir(packages).ok()?;
     entries.flatten().find_map(|entry| {
         let entry = entry.file_name();
         let (package, version) = entry
@@ -115,8 +126,8 @@ fn uv_version(store: &Path) -> Option<String> {
     })
 }
 
-fn only_directory(path: &Path) -> Option<PathBuf> {
-    let entries = fs::read_dir(path).ok()?.flatten();
+fn only_directory(store: &Path, path: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(inside(store, path).ok()?).ok()?.flatten();
     let mut directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let only = directories.next()?.path();
     directories.next().is_none().then_some(only)
@@ -128,14 +139,66 @@ fn normal(name: &str) -> String {
     words.collect::<Vec<_>>().join("-").to_ascii_lowercase()
 }
 
-/// The path as text, if it is an executable file.
-fn executable(path: PathBuf) -> Option<String> {
-    let found = fs::metadata(&path).ok()?;
+/// Whether a name has no path.
+fn is_file_name(name: &str) -> bool {
+    Path::new(name).file_name() == Some(OsStr::new(name))
+}
+
+/// The path as text, if it is an executable file in the store.
+fn executable(store: &Path, program: PathBuf) -> Option<String> {
+    let found = fs::symlink_metadata(inside(store, &program).ok()?).ok()?;
     let is_program = found.is_file() && found.permissions().mode() & 0o111 != 0;
-    path.into_os_string()
+    program
+        .into_os_string()
         .into_string()
         .ok()
         .filter(|_| is_program)
+}
+
+/// Path in a store, without links.
+///
+/// A link out of the store is an error, and is not looked at: the package chose it, and the file system that it
+/// leads to may never answer.
+fn inside(store: &Path, path: &Path) -> io::Result<PathBuf> {
+    let outside = || io::Error::other("it leads out of the store");
+    let root = fs::canonicalize(store)?;
+    let below = |path: &Path| {
+        let below = path
+            .strip_prefix(&root)
+            .or_else(|_| path.strip_prefix(store));
+        below.map(Path::to_owned).map_err(|_| outside())
+    };
+    let (mut found, mut rest) = (root.clone(), below(path)?);
+    let mut links = 0;
+    loop {
+        let mut names = rest.components();
+        let name = names.next();
+        let behind = names.as_path().to_owned();
+        match name {
+            None => return Ok(found),
+            Some(Component::Normal(name)) => found.push(name),
+            Some(Component::CurDir) => {}
+            Some(Component::ParentDir) if found != root => {
+                found.pop();
+            }
+            Some(_) => return Err(outside()),
+        }
+        rest = behind;
+        if fs::symlink_metadata(&found)?.is_symlink() {
+            links += 1;
+            if links > LINKS {
+                return Err(Errno::LOOP.into());
+            }
+            let target = fs::read_link(&found)?;
+            found.pop();
+            rest = if target.is_absolute() {
+                found.clone_from(&root);
+                below(&target)?.join(rest)
+            } else {
+                target.join(rest)
+            };
+        }
+    }
 }
 
 #[cfg(test)]
@@ -205,6 +268,58 @@ mod tests {
             assert_eq!(found.version.as_deref(), Some("1.2.3-a"));
         }
         assert!(find(&start(Some("z")), store).is_err());
+    }
+
+    /// Its child read the whole directory of that program, which may be another tenant's.
+    #[test]
+    fn a_package_names_no_program_by_its_path() {
+        let (dir, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let store = dir.path();
+        write(others.path(), "run", "");
+        write(store, "node_modules/y/run", "");
+        fs::create_dir_all(store.join("node_modules/.bin")).unwrap();
+        let outside = others.path().join("run");
+        for name in [outside.to_str().unwrap(), "../y/run", "../y/run/", "..", ""] {
+            let package = json!({"bin": {name: "run"}}).to_string();
+            write(store, "node_modules/x/package.json", &package);
+            let found = npm(store, "x", None);
+            assert!(found.unwrap_err().contains("has no program"), "{name}");
+        }
+    }
+
+    /// The file system behind a link may not answer, and the preparation waited for it.
+    #[test]
+    fn a_link_out_of_a_store_is_not_followed() {
+        use std::os::unix::fs::symlink;
+
+        let (dir, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let store = dir.path();
+        write(others.path(), "run", "");
+        write(others.path(), "package.json", r#"{"bin": "run"}"#);
+        let package = store.join("node_modules/x/package.json");
+        let program = store.join("node_modules/.bin/x");
+        write(store, "node_modules/x/run", "");
+        write(store, "node_modules/.bin/x", "");
+        symlink(others.path().join("package.json"), &package).unwrap();
+        let found = npm(store, "x", None).unwrap_err();
+        assert!(found.contains("leads out of the store"), "{found}");
+        fs::remove_file(&package).unwrap();
+        write(store, "node_modules/x/package.json", r#"{"bin": "run"}"#);
+        let (absolute, away) = (store.join("node_modules/x/run"), others.path().join("run"));
+        let up = Path::new("../../..").join(others.path().file_name().unwrap());
+        for (target, is_found) in [
+            (Path::new("../x/run"), true),
+            (&*absolute, true),
+            (&*away, false),
+            (&*up.join("run"), false),
+            (Path::new("x"), false),
+        ] {
+            fs::remove_file(&program).unwrap();
+            symlink(target, &program).unwrap();
+            let found = npm(store, "x", None).ok().and_then(|found| found.program);
+            let expected = program.to_str().filter(|_| is_found);
+            assert_eq!(found.as_deref(), expected, "{}", target.display());
+        }
     }
 
     /// The open of a FIFO waited for its writer, and the preparation with it.

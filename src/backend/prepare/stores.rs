@@ -44,6 +44,9 @@ const ABANDONED: Duration = Duration::from_hours(1);
 /// Limit of nested directories in a store; nested packages have some dozens.
 const DEEPEST: usize = 256;
 
+/// Limit of directories beside those on the way to the one that is sealed: their names are in memory.
+const BESIDE: usize = 100_000;
+
 /// Attempts to find a store that is replaced meanwhile.
 const TRIES: usize = 3;
 
@@ -112,7 +115,8 @@ impl Stores {
     /// Completes a filled store; a store that another gateway completed first takes its place.
     pub(super) fn complete(&self, name: &str, store: Store) -> io::Result<Store> {
         let emptied = remove_patiently(&store.path.join(SCRATCH));
-        if let Err(error) = emptied.and_then(|()| seal(&store.path, DEEPEST)) {
+        let sealed = emptied.and_then(|()| seal(&store.path, DEEPEST, &mut { BESIDE }));
+        if let Err(error) = sealed {
             store.discard();
             return Err(error);
         }
@@ -200,13 +204,27 @@ impl Store {
 }
 
 /// Gives a directory tree to the gateway, readable for all and writable for none; follows no link.
-/// `levels` bounds its depth, which the recipe controls, and so the stack.
-fn seal(path: &Path, levels: usize) -> io::Result<()> {
+/// `levels` bounds its depth, which the recipe controls, and so the stack; `beside` the names that are kept.
+fn seal(path: &Path, levels: usize, beside: &mut usize) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
     if found.is_dir() {
+        let mut directories = Vec::new();
+        let mut below = levels;
         for entry in fs::read_dir(path)? {
-            let below = levels.checked_sub(1);
-            seal(&entry?.path(), below.ok_or(Errno::NAMETOOLONG)?)?;
+            below = levels.checked_sub(1).ok_or(Errno::NAMETOOLONG)?;
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                let full = || io::Error::other("it has too many directories");
+                *beside = beside.checked_sub(1).ok_or_else(full)?;
+                directories.push(entry.file_name());
+            } else {
+                seal(&entry.path(), below, beside)?;
+            }
+        }
+        // Not before this one is closed: at each level a descriptor would be open, which nobody has counted.
+        for name in directories {
+            *beside += 1;
+            seal(&path.join(name), below, beside)?;
         }
     }
     own(path, &found)?;
@@ -323,6 +341,43 @@ mod tests {
         assert!(stores.complete(&name, store).is_err());
         assert!(stores.find(&name).unwrap().is_none());
         assert!(!path.exists());
+    }
+
+    /// At each of its levels a directory was open, beside the descriptors that are counted.
+    #[test]
+    fn a_deep_store_is_sealed_with_few_open_files() {
+        let (_dir, stores, name) = stores();
+        let store = stores.begin(&name).unwrap();
+        let path = store.path.clone();
+        let deepest = path.join("d/".repeat(200));
+        fs::create_dir_all(&deepest).unwrap();
+        for file in 0..3000 {
+            fs::write(deepest.join(file.to_string()), "").unwrap();
+        }
+        let open = || {
+            let all = fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let all = all.filter_map(|file| fs::read_link(file.path()).ok());
+            all.filter(|file| file.starts_with(&path)).count()
+        };
+        std::thread::scope(|scope| {
+            let sealing = scope.spawn(|| stores.complete(&name, store));
+            let mut most = 0_usize;
+            while !sealing.is_finished() {
+                most = most.max(open());
+            }
+            sealing.join().unwrap().unwrap();
+            assert!(most < 10, "{most} files");
+        });
+    }
+
+    #[test]
+    fn a_store_with_very_many_directories_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b/c", "b/d"] {
+            fs::create_dir_all(dir.path().join(name)).unwrap();
+        }
+        assert!(seal(dir.path(), DEEPEST, &mut 1).is_err());
+        assert!(seal(dir.path(), DEEPEST, &mut 3).is_ok());
     }
 
     #[test]

@@ -166,14 +166,24 @@ impl Drop for UidLease {
 ///
 /// # Errors
 ///
-/// Those of a removal, which ends by `until`.
+/// Those of a removal, which ends by `until`; and `TimedOut` once the look at what others have there has taken
+/// [`LONGEST`] more: there may be any number of files, and a lease has a thread and a turn.
 fn remove_leftovers(uid: u32, places: &[&Path], until: Instant) -> io::Result<()> {
     for place in places {
         // Without the sticky bit others could put their files in the place of those that are found.
         let is_sticky = fs::metadata(place).is_ok_and(|found| found.mode() & STICKY != 0);
-        let entries = fs::read_dir(place).into_iter().flatten().flatten();
-        let is_left = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|found| found.uid() == uid);
-        for entry in entries.filter(|entry| is_sticky && is_left(entry)) {
+        if !is_sticky {
+            continue;
+        }
+        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+            if Instant::now() >= until + LONGEST {
+                let why = format!("{} has too many files", place.display());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            let is_left = entry.metadata().is_ok_and(|found| found.uid() == uid);
+            if !is_left {
+                continue;
+            }
             let path = entry.path();
             let removed = removal::remove_until(&path, until).or_else(|error| {
                 if error.kind() != io::ErrorKind::PermissionDenied {
@@ -384,6 +394,23 @@ mod tests {
             let kind = leased.join().unwrap();
             assert_eq!(kind, io::ErrorKind::PermissionDenied);
         });
+    }
+
+    /// A child that left millions of files in a directory of everybody held all turns, for as long as the look at them
+    /// took.
+    #[test]
+    fn the_look_for_leftovers_among_files_of_others_ends() {
+        let place = tempfile::tempdir().unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+        fs::set_permissions(place.path(), mode).unwrap();
+        fs::write(place.path().join("other"), "").unwrap();
+        let (uid, places) = (4_000_000_007, [place.path()]);
+        // The removals of another uid took all of their time.
+        remove_leftovers(uid, &places, Instant::now()).unwrap();
+        let passed = Instant::now().checked_sub(LONGEST).unwrap();
+        let late = remove_leftovers(uid, &places, passed).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        assert!(late.to_string().contains("too many files"), "{late}");
     }
 
     #[test]

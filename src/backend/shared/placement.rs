@@ -238,7 +238,7 @@ impl SharedChildren {
         };
         let (children, key) = (Arc::clone(self), key.clone());
         self.tracker.spawn(async move {
-            let loss = shared.run(restarts, not_before).await;
+            let loss = Box::pin(shared.run(restarts, not_before)).await;
             children.count_end(&key, loss, began);
         });
         handle

@@ -28,7 +28,11 @@ pub(crate) fn create_beside(path: &Path) -> io::Result<File> {
 fn give(file: &File, path: &Path) -> io::Result<()> {
     if let (true, Some(dir)) = (rustix::process::geteuid().is_root(), path.parent()) {
         let owner = fs::metadata(dir)?;
-        fchown(file, Some(owner.uid()), Some(owner.gid()))?;
+        let given = fchown(file, Some(owner.uid()), Some(owner.gid()));
+        // Without CAP_CHOWN a file that is its user's already stays as it is.
+        if given.is_err() && file.metadata()?.uid() != owner.uid() {
+            return given;
+        }
     }
     Ok(())
 }

@@ -398,7 +398,7 @@ impl CurrentSnapshot {
         let database = self.database()?;
         let _turn = self.turn().await?;
         if self.load().setbacks > known.setbacks {
-            return Ok(());
+            return self.read_issued().await;
         }
         let read = self.read_anew(database, known).await;
         let is_served = self.load().setbacks > known.setbacks;

@@ -18,7 +18,10 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{base::budget::Budget, protocol::StreamId};
+use crate::{
+    base::budget::{Budget, Drawn},
+    protocol::StreamId,
+};
 
 /// The future that the traits return.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -146,12 +149,23 @@ impl LogShare {
     /// The message, if it is long and its caller has no room for it.
     pub(crate) fn admit(&self, message: Bytes) -> Result<Bytes, Bytes> {
         let size = message.len() as u64;
-        let has_room = || self.memory().has_room(size) || self.under_way.has_room(size);
+        // A copy goes to the client.
+        let has_room = || {
+            self.under_way.has_room(2 * size)
+                || self.under_way.has_room(size) && self.memory().has_room(size)
+        };
         if message.len() < LONG_EVENT || has_room() {
             Ok(message)
         } else {
             Err(message)
         }
+    }
+
+    /// Draws what is to be kept until the client answers; none without room in the log or beside it, where what others have
+    /// taken long ago may fill the first.
+    pub(crate) fn draw(&self, bytes: u64) -> Option<Drawn> {
+        let of_log = self.memory().draw(bytes);
+        of_log.or_else(|| self.under_way.draw(bytes))
     }
 
     /// Draws the memory of a message that is to wait for others, for as long as anything holds it.

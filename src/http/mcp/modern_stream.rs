@@ -19,7 +19,7 @@ use crate::http::{
 use crate::{
     auth::Access,
     backend::shared::routing,
-    base::budget::{Budget, LargeWork},
+    base::budget::{Budget, Drawn, LargeWork},
     declare::Tenant,
     hub::{
         CallError,
@@ -319,7 +319,7 @@ impl CallStream {
     /// Keeps what the server asks until its client is asked. It stays until the client answers (`clocks.ask`), so that
     /// it is refused where the share has no room for it.
     fn gather(&mut self, mut ask: InputRequest) {
-        let Some(drawn) = self.share.memory().draw(ask.request.len() as u64) else {
+        let Some(drawn) = self.share.draw(ask.request.len() as u64) else {
             if let Some((call, _)) = &self.source {
                 call.refuse_without_room(&ask);
             }
@@ -402,8 +402,15 @@ impl Source for CallStream {
         }
     }
 
-    fn budget(&self, bytes: usize) -> &Arc<Budget> {
-        self.share.on_its_way(bytes)
+    fn budget(&self) -> &Arc<Budget> {
+        self.share.memory()
+    }
+
+    fn drawn(&mut self, bytes: usize) -> Drawn {
+        match &mut self.source {
+            Some((_, reader)) => reader.drawn_for(bytes),
+            None => self.share.on_its_way(bytes).hold(bytes as u64),
+        }
     }
 
     fn took(&self) {
@@ -490,8 +497,12 @@ impl Source for SubscriptionStream {
         }
     }
 
-    fn budget(&self, bytes: usize) -> &Arc<Budget> {
-        self.reader.budgets().on_its_way(bytes)
+    fn budget(&self) -> &Arc<Budget> {
+        self.reader.budget()
+    }
+
+    fn drawn(&mut self, bytes: usize) -> Drawn {
+        self.reader.drawn_for(bytes)
     }
 
     fn took(&self) {

@@ -100,8 +100,11 @@ pub(crate) trait Source: Send + 'static {
     /// Waits for the next part. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = Part> + Send;
 
-    /// What a part of so many bytes is counted against on its way to the client.
-    fn budget(&self, bytes: usize) -> &Arc<Budget>;
+    /// What short parts on their way to the client are counted against.
+    fn budget(&self) -> &Arc<Budget>;
+
+    /// What is drawn for the part of so many bytes that it has just returned, until the client has taken it.
+    fn drawn(&mut self, bytes: usize) -> Drawn;
 
     /// Marks the connection as alive: its peer takes what is sent.
     fn took(&self);
@@ -290,7 +293,7 @@ impl<S: Source> Connection<S> {
             // Events that must wait stay in the log, within its bounds. A connection that falls
             // behind them ends like that of any slow reader, and its resume gets the error.
             let pause = self.pace.flow.pause().map(|pause| Instant::now() + pause);
-            let is_full = self.unsent.is_full(self.source.budget(0));
+            let is_full = self.unsent.is_full(self.source.budget());
             let deadline = self.source.deadline();
             let silent = Some(silence).filter(|_| !self.pace.keep_alive.is_zero());
             let waits = [silent, pause].into_iter().flatten();
@@ -335,11 +338,11 @@ impl<S: Source> Connection<S> {
     }
 
     /// Counts events until they are sent.
-    fn counted(&self, bytes: Bytes) -> Bytes {
+    fn counted(&mut self, bytes: Bytes) -> Bytes {
         self.unsent.bytes.fetch_add(bytes.len(), Ordering::Relaxed);
         Bytes::from_owner(Chunk {
             unsent: Arc::clone(&self.unsent),
-            _drawn: self.source.budget(bytes.len()).hold(bytes.len() as u64),
+            _drawn: self.source.drawn(bytes.len()),
             bytes,
         })
     }
@@ -359,8 +362,12 @@ impl Source for SessionStream {
         }
     }
 
-    fn budget(&self, bytes: usize) -> &Arc<Budget> {
-        self.reading.budgets().on_its_way(bytes)
+    fn budget(&self) -> &Arc<Budget> {
+        self.reading.budget()
+    }
+
+    fn drawn(&mut self, bytes: usize) -> Drawn {
+        self.reading.drawn_for(bytes)
     }
 
     fn took(&self) {

@@ -166,8 +166,8 @@ impl Stream {
     }
 
     /// Whether the attached connection is so far behind that retention may overtake it: half of what the limits
-    /// allow, or of what the log has `room` for.
-    pub(crate) fn is_behind(&self, limits: StreamLimits, room: Option<u64>) -> bool {
+    /// allow, or by more than the log has `room` for.
+    pub(crate) fn is_behind(&self, limits: StreamLimits, room: u64) -> bool {
         self.attachments.last().is_some_and(|attachment| {
             let last = self.tail.get().last;
             let events = last.saturating_sub(attachment.written.load(Ordering::Relaxed));
@@ -175,9 +175,7 @@ impl Stream {
                 .bytes
                 .saturating_sub(attachment.bytes.load(Ordering::Relaxed));
             let held = bytes + events * ENTRY as u64;
-            events > limits.events / 2
-                || bytes > limits.bytes / 2
-                || room.is_some_and(|room| held > (room / 2).max(LEAST))
+            events > limits.events / 2 || bytes > limits.bytes / 2 || held > room.max(LEAST)
         })
     }
 

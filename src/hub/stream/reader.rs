@@ -2,23 +2,26 @@
 //!
 //! First delivery and resumption differ by the cursor alone.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use tokio::{
     sync::{Notify, watch},
-    time::Instant,
+    time::{Instant, sleep},
 };
 
 use super::session_log::SessionLog;
 use crate::{
-    base::budget::Budget,
+    base::budget::{Budget, Drawn},
     hub::limits::Seats,
     protocol::{Cursor, LISTENER_STREAM, Revision, StreamId},
-    state::{LogShare, Page, StoreError},
+    state::{LONG_EVENT, LogShare, Page, StoreError},
 };
 
 /// The state of a stream, from its owner to its readers.
@@ -182,7 +185,14 @@ pub(crate) struct Reader {
     seats: Seats,
     /// Events taken since others went first.
     taken: usize,
+    /// What is drawn for long events that were returned, until a part of the response has it.
+    drawn: Option<Drawn>,
 }
+
+/// The time for which a long part waits for room on its way to the client.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time after which it is tried again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// The events of a reader after which others go first: about a page.
 const STEP: usize = 64;
@@ -226,6 +236,7 @@ impl Reader {
             revision,
             seats: Seats::new(),
             taken: 0,
+            drawn: None,
         }
     }
 
@@ -336,7 +347,7 @@ impl Reader {
                     (self.taken, has_turn) = (0, true);
                     continue;
                 }
-                match self.log.read(self.stream, self.cursor).await {
+                match self.read(last).await {
                     Ok(page) if page.events.is_empty() && page.is_end => return Next::Finished,
                     // A log without an event that it has acknowledged: not to be asked again at once.
                     Ok(page) if page.events.is_empty() => return Next::Released,
@@ -368,6 +379,43 @@ impl Reader {
                 return Next::Released;
             }
         }
+    }
+
+    /// Reads the next page, and draws what a long one takes on its way to the client: `Away` without room for some time.
+    async fn read(&mut self, last: u64) -> Result<Page, StoreError> {
+        let page = self.log.read(self.stream, self.cursor).await?;
+        self.drawn = None;
+        let events = page.events.iter().filter(|(number, _)| *number <= last);
+        let bytes: usize = events.map(|(_, event)| event.len()).sum();
+        if bytes < LONG_EVENT {
+            return Ok(page);
+        }
+        let until = Instant::now() + PATIENCE;
+        // Boxed: few wait, and every open stream keeps room for it.
+        Box::pin(async {
+            loop {
+                self.drawn = self.log.share.under_way.draw(bytes as u64);
+                if self.drawn.is_some() {
+                    return Ok(page);
+                }
+                if Instant::now() >= until {
+                    return Err(StoreError::Away);
+                }
+                sleep(AGAIN).await;
+            }
+        })
+        .await
+    }
+
+    /// What is drawn for a part of a response with the events that were returned last, until the client has taken it.
+    pub(crate) fn drawn_for(&mut self, bytes: usize) -> Drawn {
+        let wanted = bytes as u64;
+        let Some(mut drawn) = self.drawn.take() else {
+            return self.log.share.on_its_way(bytes).hold(wanted);
+        };
+        drawn.add(wanted.saturating_sub(drawn.amount()));
+        drawn.give_back(drawn.amount().saturating_sub(wanted));
+        drawn
     }
 
     /// The last event that it hands to its connection now.

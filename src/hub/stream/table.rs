@@ -53,9 +53,6 @@ const NO_ROOM: Error = Error::Limit {
     retry: Duration::from_secs(1),
 };
 
-/// What is left of a share that is full: less than the next events take.
-const FULL: i64 = 4 << 10;
-
 /// The responses to a batch.
 fn batch(lines: &[Bytes]) -> Bytes {
     [b"[", &*lines.join(&b","[..]), b"]"].concat().into()
@@ -633,11 +630,11 @@ impl Streams {
         self.open.get(&id).is_some_and(|stream| stream.is_unread())
     }
 
-    /// What the log holds of the session, if its share has no room for more: each further event pushes out an
-    /// older one.
-    fn room(&self) -> Option<u64> {
+    /// The bytes by which a connection may be behind: half of what the log holds of the session, where each further event
+    /// pushes out an older one, and what it has room for.
+    fn room(&self) -> u64 {
         let kept = &self.log.share.kept;
-        (kept.left() < FULL).then(|| kept.used())
+        kept.used() / 2 + u64::try_from(kept.left()).unwrap_or(0)
     }
 
     /// Stops waiting for connections that are behind; retention will end them.
@@ -833,6 +830,32 @@ mod tests {
         answer
     }
 
+    /// Connections that took nothing held a copy each, and left the gateway without memory.
+    #[tokio::test]
+    async fn a_long_part_waits_for_room() {
+        let under_way = Budget::new(80 << 10).share();
+        let share = LogShare {
+            under_way: Arc::clone(&under_way),
+            ..LogShare::plenty()
+        };
+        let mut streams = streams_of(memory(), share);
+        let mut reader = streams.attach(None).await.unwrap().unwrap();
+        let line = "x".repeat(20_000).into();
+        streams.message(LISTENER_STREAM, line).unwrap();
+        let others = under_way.hold(40 << 10);
+        let waits = futures_util::poll!(Box::pin(reader.next())).is_pending();
+        assert!(waits);
+        drop(others);
+        assert!(matches!(reader.next().await, Next::Events(events) if events.len() == 1));
+        let part = reader.drawn_for(20_100);
+        assert_eq!((part.amount(), under_way.used()), (20_100, 20_100));
+        drop(part);
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        assert!(matches!(reader.next().await, Next::Events(_)));
+        assert_eq!(reader.drawn_for(100).amount(), 100);
+        assert_eq!(under_way.used(), 0, "short ones are the log's");
+    }
+
     #[tokio::test]
     async fn a_long_response_without_room_becomes_an_error() {
         let share = LogShare {
@@ -909,6 +932,12 @@ mod tests {
             }
             assert!(!streams.is_any_behind());
         }
+        // One for which there is no room is pushed out by the next, whatever that takes.
+        let line = "x".repeat(50_000).into();
+        streams.message(LISTENER_STREAM, line).unwrap();
+        assert!(streams.is_behind(LISTENER_STREAM));
+        assert!(matches!(reader.next().await, Next::Events(events) if events.len() == 1));
+        assert!(!streams.is_any_behind());
         for _ in 0..100 {
             let line = "x".repeat(100).into();
             streams.message(LISTENER_STREAM, line).unwrap();

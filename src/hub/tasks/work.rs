@@ -15,10 +15,7 @@ use super::{
 };
 use crate::{
     auth::Access,
-    base::{
-        budget::{Budget, LargeWork},
-        moment,
-    },
+    base::{budget::LargeWork, moment},
     hub::{
         CallError,
         core::{AccessChange, Core, or_never},
@@ -29,7 +26,7 @@ use crate::{
         Kind, Message, Method, json, jsonrpc,
         modern::{Completion, InputRequest, TaskState, TaskStatus, WantedInput, responses},
     },
-    state::Seat,
+    state::{LogShare, Seat},
 };
 
 /// The work at a task.
@@ -40,7 +37,7 @@ pub(super) struct Work {
     orders: mpsc::Receiver<Order>,
     copy: Option<OwnCopy>,
     /// What the state is counted against.
-    share: Arc<Budget>,
+    share: LogShare,
     born: Instant,
     created: String,
     ttl: Option<Duration>,
@@ -75,7 +72,7 @@ impl Work {
         let max = clocks.call_max;
         let ttl = (!max.is_zero()).then(|| max + Self::kept(core));
         Self {
-            share: Arc::clone(core.limits.memory().local_session(access).memory()),
+            share: core.limits.memory().local_session(access),
             created: moment(core.snapshot.clock().now_ms()),
             born: Instant::now(),
             ttl,
@@ -252,7 +249,7 @@ impl Work {
             times: [self.created.clone(), self.now()],
             ttl_ms: self.ttl.map(|ttl| ttl.as_millis()),
             server_info: self.completion.server_info.clone(),
-            _held: self.share.hold((self.id.len() + text) as u64),
+            _held: self.share.memory().hold((self.id.len() + text) as u64),
         });
     }
 

@@ -293,6 +293,7 @@ impl SessionStreams {
             while self.share.kept.left() < 0 && self.drop_oldest_ended() {}
         }
         for stream in self.streams.values_mut() {
+            stream.kept.count_newest();
             stream.drop_copies(now);
             stream.drop_room();
             if stream.is_ended {

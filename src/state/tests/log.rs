@@ -185,11 +185,16 @@ fn a_long_event_needs_room_in_the_log_or_beside_it() {
     let is_admitted = |bytes: usize| share.admit(vec![b'x'; bytes].into()).is_ok();
     assert!(is_admitted(40 << 10) && !is_admitted(41 << 10));
     let in_log = log.hold(40 << 10);
-    assert!(is_admitted(40 << 10), "beside it");
-    let _beside = beside.hold(40 << 10);
-    assert!(!is_admitted(LONG_EVENT) && is_admitted(LONG_EVENT - 1));
+    assert!(is_admitted(20 << 10), "beside it, with a copy");
+    assert!(!is_admitted(21 << 10));
     drop(in_log);
-    assert!(is_admitted(LONG_EVENT));
+    let beside = beside.hold(30 << 10);
+    assert!(is_admitted(10 << 10) && !is_admitted(11 << 10), "a copy");
+    assert!(is_admitted(LONG_EVENT - 1));
+    let _in_log = log.hold(40 << 10);
+    assert!(share.draw(10 << 10).is_some(), "beside it");
+    drop(beside);
+    assert!(share.draw(41 << 10).is_none());
 }
 
 #[tokio::test]

@@ -383,8 +383,9 @@ async fn the_first_message_of_a_modern_stream_counts_as_bytes_out() {
     let mut client = Modern::at(&format!("{}/t/a/main/mcp", gateway.origin()));
     client.level = Some("info");
     let burst = json!({"n": 1, "text": "t".repeat(2 << 20)});
-    let stream = client.post(&client.tool("burst", burst)).await;
+    let mut stream = client.post(&client.tool("burst", burst)).await;
     assert_eq!(stream.status(), StatusCode::OK);
+    assert!(stream.chunk().await.unwrap().is_some());
     // The rate takes 7 s for it.
     let next = client.post(&client.tool("echo", json!({}))).await;
     assert_eq!(next.status(), StatusCode::TOO_MANY_REQUESTS);

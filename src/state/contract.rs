@@ -161,11 +161,14 @@ impl LogShare {
         }
     }
 
-    /// Draws what is to be kept until the client answers; none without room in the log or beside it, where what others have
-    /// taken long ago may fill the first.
+    /// Draws what is to be kept until the client answers; none without room in the log. What was taken long ago may fill
+    /// that, so that little is drawn beside it, where half of what is left stays free for the answer.
     pub(crate) fn draw(&self, bytes: u64) -> Option<Drawn> {
         let of_log = self.memory().draw(bytes);
-        of_log.or_else(|| self.under_way.draw(bytes))
+        of_log.or_else(|| {
+            let has_room = bytes < LONG_EVENT as u64 && self.under_way.has_room(2 * bytes);
+            has_room.then(|| self.under_way.draw(bytes)).flatten()
+        })
     }
 
     /// Draws the memory of a message that is to wait for others, for as long as anything holds it.

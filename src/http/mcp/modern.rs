@@ -374,7 +374,7 @@ async fn listen(
     let tasks = modern_tasks::watched(front, admitted, request, &mut wanted)?;
     let subscribed = front.stateless.subscribe(&request.caller, wanted).await;
     let (subscription, reader) = match subscribed.map_err(of_kept_session)? {
-        Subscribed::Running(subscription, reader) => (subscription, reader),
+        Subscribed::Running(subscription, reader) => (subscription, *reader),
         Subscribed::Failed(line) => return Ok(failed(front, request, line, accepts)),
     };
     let mut first = BytesMut::new();

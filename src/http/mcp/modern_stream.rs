@@ -366,9 +366,11 @@ impl CallStream {
 
     /// Ends the response with the requests of the server, and parks the call until they are answered.
     fn park(&mut self) -> Step {
-        let Some((call, reader)) = self.source.take() else {
+        let Some((call, mut reader)) = self.source.take() else {
             return Step::Over;
         };
+        // What is asked is counted by itself.
+        drop(reader.drawn_for(0));
         let responder = &self.responder;
         let asks = self.asks.clone();
         let parked = Parked::new(call, reader, asks, &responder.request, self.round);

@@ -401,7 +401,12 @@ impl SessionStream {
                 if let Some((_, last)) = events.last()
                     && !self.reading.is_listener()
                 {
-                    self.last = last.clone();
+                    // A long one counts, or is not kept: it would outlive the log's.
+                    self.last = self
+                        .reading
+                        .budgets()
+                        .hold(last.clone())
+                        .unwrap_or_default();
                 }
                 for (id, data) in events {
                     push_message(&mut chunk, &format!("{}{id}", self.prefix), &data);

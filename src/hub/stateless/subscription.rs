@@ -52,7 +52,7 @@ pub(super) enum Watch {
 /// A subscription that was begun.
 pub(crate) enum Subscribed {
     /// It runs, and is read here.
-    Running(Box<Subscription>, Reader),
+    Running(Box<Subscription>, Box<Reader>),
     /// The server could not be initialized; the raw error response.
     Failed(Bytes),
 }

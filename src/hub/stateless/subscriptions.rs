@@ -69,7 +69,10 @@ impl Stateless {
         }
         // They have the others since an earlier subscription, or since they are heard.
         settle(&self.sender, group, fresh, &group.alone(), caller.access);
-        Ok(Subscribed::Running(Box::new(subscription), reader))
+        Ok(Subscribed::Running(
+            Box::new(subscription),
+            Box::new(reader),
+        ))
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     sync::{Notify, watch},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use super::session_log::SessionLog;
@@ -187,11 +187,11 @@ pub(crate) struct Reader {
     taken: usize,
     /// What is drawn for long events that were returned, until a part of the response has it.
     drawn: Option<Drawn>,
+    /// The bytes of those for which there was no room; else 0.
+    wanted: u64,
 }
 
-/// The time for which a long part waits for room on its way to the client.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Time after which it is tried again.
+/// Time after which it is looked again for room for a long part.
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// The events of a reader after which others go first: about a page.
@@ -237,6 +237,7 @@ impl Reader {
             seats: Seats::new(),
             taken: 0,
             drawn: None,
+            wanted: 0,
         }
     }
 
@@ -314,6 +315,7 @@ impl Reader {
     /// Waits for the next step. Cancel-safe: nothing is taken before it is returned.
     pub(crate) async fn next(&mut self) -> Next {
         let mut has_turn = false;
+        self.drawn = None;
         loop {
             if self.is_over {
                 return Next::Finished;
@@ -330,16 +332,9 @@ impl Reader {
                 continue;
             }
             let is_attached = self.is_shared || tail.attached == self.attachment.number;
-            if is_attached && self.is_displaced && tail.resume > self.cursor {
-                // Connections of one client can arrive in another order than it opened them, and
-                // events taken by the other connection may never have arrived. The client knows
-                // its last event.
-                if self.attachment.is_named {
-                    return Next::Released;
-                }
-                self.cursor = tail.resume;
+            if !self.takes_over(tail, is_attached) {
+                return Next::Released;
             }
-            self.is_displaced = !is_attached;
             let last = self.last(tail, is_attached);
             if last > self.cursor {
                 if !has_turn && self.has_to_wait() {
@@ -348,15 +343,17 @@ impl Reader {
                     continue;
                 }
                 match self.read(last).await {
-                    Ok(page) if page.events.is_empty() && page.is_end => return Next::Finished,
+                    Ok(None) => self.wait_for_room().await,
+                    Ok(Some(page)) if page.events.is_empty() && page.is_end => {
+                        return Next::Finished;
+                    }
                     // A log without an event that it has acknowledged: not to be asked again at once.
-                    Ok(page) if page.events.is_empty() => return Next::Released,
-                    Ok(page) => {
+                    Ok(Some(page)) if page.events.is_empty() => return Next::Released,
+                    Ok(Some(page)) => {
                         let events = self.take(page, last);
                         if !events.is_empty() {
                             return Next::Events(events);
                         }
-                        continue;
                     }
                     // The budget has taken events that nobody has read, and no id was sent by which the client
                     // could ask for those that are left: it gets these, the answer among them.
@@ -364,11 +361,11 @@ impl Reader {
                         if oldest > self.cursor && self.has_given_nothing() =>
                     {
                         self.cursor = oldest;
-                        continue;
                     }
                     // 2025-11-25 defines no error on an open stream; the resume gets 410.
                     Err(_) => return Next::Released,
                 }
+                continue;
             }
             match tail.end {
                 Some(StreamEnd::Finished) => return Next::Finished,
@@ -381,30 +378,51 @@ impl Reader {
         }
     }
 
-    /// Reads the next page, and draws what a long one takes on its way to the client: `Away` without room for some time.
-    async fn read(&mut self, last: u64) -> Result<Page, StoreError> {
+    /// Goes on where the connection ended that was attached meanwhile; false if its client has to ask again.
+    fn takes_over(&mut self, tail: Tail, is_attached: bool) -> bool {
+        if is_attached && self.is_displaced && tail.resume > self.cursor {
+            // Connections of one client can arrive in another order than it opened them, and
+            // events taken by the other connection may never have arrived. The client knows
+            // its last event.
+            if self.attachment.is_named {
+                return false;
+            }
+            self.cursor = tail.resume;
+        }
+        self.is_displaced = !is_attached;
+        true
+    }
+
+    /// Reads the next page, and draws what a long one takes on its way to the client; none while there is no room for it.
+    async fn read(&mut self, last: u64) -> Result<Option<Page>, StoreError> {
+        let under_way = &self.log.share.under_way;
+        // Not read again before, from a store elsewhere each time.
+        if self.wanted > 0 && !under_way.has_room(self.wanted) {
+            return Ok(None);
+        }
         let page = self.log.read(self.stream, self.cursor).await?;
-        self.drawn = None;
         let events = page.events.iter().filter(|(number, _)| *number <= last);
         let bytes: usize = events.map(|(_, event)| event.len()).sum();
-        if bytes < LONG_EVENT {
-            return Ok(page);
+        self.wanted = 0;
+        if bytes >= LONG_EVENT {
+            self.drawn = self.log.share.under_way.draw(bytes as u64);
+            if self.drawn.is_none() {
+                self.wanted = bytes as u64;
+                return Ok(None);
+            }
         }
-        let until = Instant::now() + PATIENCE;
+        Ok(Some(page))
+    }
+
+    /// Waits until there may be room, or something else has happened.
+    async fn wait_for_room(&mut self) {
         // Boxed: few wait, and every open stream keeps room for it.
         Box::pin(async {
-            loop {
-                self.drawn = self.log.share.under_way.draw(bytes as u64);
-                if self.drawn.is_some() {
-                    return Ok(page);
-                }
-                if Instant::now() >= until {
-                    return Err(StoreError::Away);
-                }
+            if let Ok(Err(_)) = timeout(AGAIN, self.tail.changed()).await {
                 sleep(AGAIN).await;
             }
         })
-        .await
+        .await;
     }
 
     /// What is drawn for a part of a response with the events that were returned last, until the client has taken it.

@@ -850,6 +850,12 @@ mod tests {
         let part = reader.drawn_for(20_100);
         assert_eq!((part.amount(), under_way.used()), (20_100, 20_100));
         drop(part);
+        let line = "x".repeat(20_000).into();
+        streams.message(LISTENER_STREAM, line).unwrap();
+        assert!(matches!(reader.next().await, Next::Events(_)));
+        assert_eq!(under_way.used(), 20_000, "no part was made of it");
+        assert!(futures_util::poll!(Box::pin(reader.next())).is_pending());
+        assert_eq!(under_way.used(), 0);
         streams.message(LISTENER_STREAM, "{}".into()).unwrap();
         assert!(matches!(reader.next().await, Next::Events(_)));
         assert_eq!(reader.drawn_for(100).amount(), 100);

@@ -272,7 +272,7 @@ impl Work {
                 None => failed(&line),
             },
         };
-        let state = match self.share.draw(state.len() as u64) {
+        let state = match self.share.memory().draw(state.len() as u64) {
             Some(drawn) => drawn.until_dropped(state),
             None => failed(&CallError::NO_ROOM_FOR_RESPONSE.line(b"0")),
         };

@@ -192,9 +192,13 @@ fn a_long_event_needs_room_in_the_log_or_beside_it() {
     assert!(is_admitted(10 << 10) && !is_admitted(11 << 10), "a copy");
     assert!(is_admitted(LONG_EVENT - 1));
     let _in_log = log.hold(40 << 10);
-    assert!(share.draw(10 << 10).is_some(), "beside it");
+    assert!(share.draw(5 << 10).is_some(), "beside it");
+    assert!(
+        share.draw(6 << 10).is_none(),
+        "there is room for the answer"
+    );
     drop(beside);
-    assert!(share.draw(41 << 10).is_none());
+    assert!(share.draw(21 << 10).is_none());
 }
 
 #[tokio::test]

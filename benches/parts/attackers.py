@@ -229,6 +229,29 @@ async def deaf_clients(host, path):
     await asyncio.gather(*(one(at) for at in range(DEAF)))
 
 
+async def large_responses(host, path):
+    """Responses of 2 MiB that nobody takes: eight at a time in each of 50 sessions."""
+    big = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "big", "arguments": {"kib": 2048}}}
+
+    async def one(at):
+        source = f"127.0.0.{2 + at % 20}"
+        session, _, writer = await begin(host, path, source)
+        writer.close()
+
+        async def untaken(number):
+            _, stream = await connect(host, source)
+            stream.transport.pause_reading()
+            body = json.dumps(big | {"id": number}).encode()
+            stream.write(head(host, path, len(body), f"Mcp-Session-Id: {session}\r\n") + body)
+            await asyncio.sleep(1)
+            stream.close()
+
+        for turn in itertools.count(1):
+            await asyncio.gather(*(untaken(turn * 8 + call) for call in range(8)))
+
+    await many(50, one)
+
+
 async def large_messages(host, path):
     """Messages as large as they may be, of values as small as they may be, that are wrong at their ends: all of
     the work is the gateway's."""
@@ -355,6 +378,7 @@ ATTACKS = {
     UNREADING: deaf_clients,
     UNREADING_ELSEWHERE: deaf_clients,
     "16 clients with messages of 4 MiB": large_messages,
+    "400 responses of 2 MiB that nobody takes": large_responses,
     "bodies that are refused and go on": refused_bodies,
     "registrations, and changes that change nothing": registrations,
     "requests that begin a log-in": log_ins,

@@ -106,6 +106,18 @@ impl Announced {
         numbers[0] > known[0] || numbers[1] > known[1]
     }
 
+    /// Forgets what was announced where the database lacks changes that it had; true then.
+    fn follows(&self, numbers: [i64; 2], before: &mut [i64; 2]) -> bool {
+        let before = std::mem::replace(before, numbers);
+        let is_back = numbers[0] < before[0] || numbers[1] < before[1];
+        if is_back {
+            for (known, number) in self.0.iter().zip(numbers) {
+                known.store(number, Ordering::Release);
+            }
+        }
+        is_back
+    }
+
     fn receive(&self, text: Option<&str>, snapshot: &CurrentSnapshot) {
         let numbers = text.and_then(|text| {
             let (version, revocation) = text.split_once(' ')?;
@@ -132,9 +144,10 @@ fn change_numbers(snapshot: &Snapshot) -> [i64; 2] {
 /// Announces the state of this replica, unless another replica was first.
 async fn announce(redis: &Redis, snapshot: &CurrentSnapshot, announced: &Announced) {
     let mut changes = snapshot.subscribe();
+    let mut before = [i64::MIN; 2];
     while changes.changed().await.is_ok() {
         let numbers = change_numbers(&changes.borrow_and_update());
-        if announced.is_newer(numbers) {
+        if announced.follows(numbers, &mut before) || announced.is_newer(numbers) {
             let [version, revocation] = numbers;
             wake::publish(redis, &format!("{version} {revocation}")).await;
         }

@@ -148,7 +148,10 @@ fn pool(
     let renewing = drain.clone().run_until_cancelled_owned(renewing);
     tracker.spawn(halt.clone().run_until_cancelled_owned(renewing));
     let registry = Arc::clone(&pool.registry);
-    snapshot.on_secret_change(move |number, change| registry.secret_changed(number, change));
+    snapshot.on_secret_change(move |change| match change {
+        Some((number, change)) => registry.secret_changed(number, change),
+        None => registry.replace_those_with_secrets(),
+    });
     let seats = Arc::clone(&pool.registry.seats);
     tracker.spawn(seats.watch([drain.clone(), halt.clone()]));
     (Arc::new(pool), wanted)

@@ -243,9 +243,11 @@ impl Writer {
     /// next time.
     async fn write_missing(&self) {
         let missing = self.calls.take_missing(Instant::now());
-        let records: Vec<Record> = missing.iter().map(Missing::record).collect();
-        if !records.is_empty() && !self.append(&records).await {
-            self.calls.give_back(&missing);
+        for part in missing.chunks(CALL_BATCH) {
+            let records: Vec<Record> = part.iter().map(Missing::record).collect();
+            if !self.append(&records).await {
+                self.calls.give_back(part);
+            }
         }
     }
 

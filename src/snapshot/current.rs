@@ -87,8 +87,8 @@ pub(crate) struct CurrentSnapshot {
     on_secret_change: OnceLock<OnSecretChange>,
 }
 
-/// Receives a change of a secret and its number.
-type OnSecretChange = Box<dyn Fn(i64, &SecretChange) + Send + Sync>;
+/// Receives a change of a secret and its number; none where the database lacks changes that it had, which may be of any.
+type OnSecretChange = Box<dyn Fn(Option<(i64, &SecretChange)>) + Send + Sync>;
 
 /// The begin of the last poll that the database answered, or could not be reached for; clones share
 /// it.
@@ -219,10 +219,11 @@ impl CurrentSnapshot {
         self.changed.subscribe()
     }
 
-    /// Tells `receive` of each change of a secret from now on. It must not wait.
+    /// Tells `receive` of each change of a secret from now on; of none where the database lacks changes that it had,
+    /// which may be of any. It must not wait.
     pub(crate) fn on_secret_change(
         &self,
-        receive: impl Fn(i64, &SecretChange) + Send + Sync + 'static,
+        receive: impl Fn(Option<(i64, &SecretChange)>) + Send + Sync + 'static,
     ) {
         let _ = self.on_secret_change.set(Box::new(receive));
     }
@@ -585,6 +586,9 @@ impl CurrentSnapshot {
         let Some(receive) = self.on_secret_change.get() else {
             return;
         };
+        if now.setbacks != was.setbacks {
+            receive(None);
+        }
         if Arc::ptr_eq(&known.secrets, &new.secrets) {
             return;
         }
@@ -596,7 +600,7 @@ impl CurrentSnapshot {
         for (number, change) in new.secrets.range(first..) {
             // A number is that of another change where the database lacked those that it had.
             if known.secrets.get(number) != Some(change) {
-                receive(*number, change);
+                receive(Some((*number, change)));
             }
         }
     }
@@ -750,6 +754,33 @@ mod tests {
         is(2, 6, "two", "of 6");
         current.publish(snapshot(3, 7, "three"));
         is(3, 7, "three", "of 7");
+    }
+
+    /// A token of a child that was replaced since stayed, with a number that the database no longer had.
+    #[test]
+    fn secrets_of_a_database_that_went_back_may_all_be_others() {
+        let (current, (told, all)) = (CurrentSnapshot::empty(), std::sync::mpsc::channel());
+        current
+            .on_secret_change(move |change| told.send(change.map(|(number, _)| number)).unwrap());
+        let publish = |revocation, setbacks| {
+            let secrets = BTreeMap::from([(revocation, SecretChange::default())]);
+            let issued = Issued {
+                secrets: Arc::new(secrets),
+                ..Issued::default()
+            };
+            current.publish(Snapshot {
+                revocation,
+                setbacks,
+                catalog: Arc::new(Catalog::new(Table::default(), Arc::new(issued))),
+                ..Snapshot::default()
+            });
+        };
+        publish(100, 0);
+        publish(90, 1);
+        assert_eq!(
+            all.try_iter().collect::<Vec<_>>(),
+            [Some(100), None, Some(90)]
+        );
     }
 
     /// A snapshot of a database with no objects, in a directory of its own, whose states `judge` checks.

@@ -161,12 +161,12 @@ impl LogShare {
         }
     }
 
-    /// Draws what is to be kept until the client answers; none without room in the log. What was taken long ago may fill
-    /// that, so that little is drawn beside it, where half of what is left stays free for the answer.
+    /// Draws what is to be kept until the client answers; none without room for it. What was taken long ago may fill the
+    /// log, so that it is drawn beside that, where half of what is left stays free for the answer.
     pub(crate) fn draw(&self, bytes: u64) -> Option<Drawn> {
         let of_log = self.memory().draw(bytes);
         of_log.or_else(|| {
-            let has_room = bytes < LONG_EVENT as u64 && self.under_way.has_room(2 * bytes);
+            let has_room = self.under_way.has_room(2 * bytes);
             has_room.then(|| self.under_way.draw(bytes)).flatten()
         })
     }
@@ -176,7 +176,7 @@ impl LogShare {
     /// # Errors
     ///
     /// The message, if it is long and its caller has no room for it.
-    pub(crate) fn hold(&self, message: Bytes) -> Result<Bytes, Bytes> {
+    pub(crate) fn draw_message(&self, message: Bytes) -> Result<Bytes, Bytes> {
         if message.len() < LONG_EVENT {
             return Ok(message);
         }

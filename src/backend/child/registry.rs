@@ -235,6 +235,13 @@ impl Registry {
         Self::end(&selected, mode);
     }
 
+    /// Ends the children that were started with secrets, after their calls: what is stored is no longer known to be what
+    /// they have.
+    pub(crate) fn replace_those_with_secrets(&self) {
+        let selected = self.all(|entry| !entry.server.slots.is_empty());
+        Self::end(&selected, Restart::Drain);
+    }
+
     /// Children with access tokens, which are renewed.
     pub(crate) fn with_tokens(&self) -> Vec<Arc<Entry>> {
         self.all(|entry| !entry.tokens.is_empty() && entry.restart().is_none())
@@ -393,6 +400,17 @@ mod tests {
             stderr.take(said.as_bytes());
             assert_eq!(entry.stderr(), said.as_bytes());
         }
+    }
+
+    #[test]
+    fn children_without_secrets_stay_where_secrets_may_be_others() {
+        let metrics = Arc::new(Metrics::new(None).unwrap());
+        let registry = Registry::new(ChildSeats::new(1).0, metrics);
+        let with = registry.add(&server("secrets: {KEY: {for: tenant}}"), None, 0);
+        let without = registry.add(&server("era: auto"), None, 0);
+        registry.replace_those_with_secrets();
+        assert_eq!(with.restart(), Some(Restart::Drain));
+        assert_eq!(without.restart(), None);
     }
 
     #[test]

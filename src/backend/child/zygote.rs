@@ -3,8 +3,8 @@
 //! Not here: the zygote itself (`guard::zygote`).
 
 use std::{
-    fs,
-    io::{self, IoSlice},
+    fs::{self, OpenOptions},
+    io::{self, IoSlice, Write},
     mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -31,6 +31,7 @@ use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime::Handle,
     task::spawn_blocking,
+    time::sleep,
 };
 
 use crate::backend::guard::{GUARD_ARGUMENT, STREAMS, ZYGOTE};
@@ -286,11 +287,27 @@ impl Drop for Guard {
     }
 }
 
-/// Removes a cgroup, unless it is gone, or still has processes: the next start of the gateway does it then.
+/// Removes a cgroup, unless it is gone. What a guard that was killed has left in it is killed first; a group that still
+/// has processes after five seconds is removed by the next start of the gateway.
 fn remove(group: Option<PathBuf>) {
-    if let Some(group) = group {
-        _ = fs::remove_dir(group);
-    }
+    let Some(group) = group.filter(|group| fs::remove_dir(group).is_err() && group.exists()) else {
+        return;
+    };
+    let Ok(runtime) = Handle::try_current() else {
+        return;
+    };
+    runtime.spawn(async move {
+        let kill = OpenOptions::new()
+            .write(true)
+            .open(group.join("cgroup.kill"));
+        _ = kill.and_then(|mut kill| kill.write_all(b"1"));
+        for _ in 0..250 {
+            sleep(Duration::from_millis(20)).await;
+            if fs::remove_dir(&group).is_ok() || !group.exists() {
+                break;
+            }
+        }
+    });
 }
 
 /// Reaps a process that has ended.
@@ -364,6 +381,30 @@ mod tests {
             assert_eq!(running.end(), late);
             guard.join().unwrap();
         }
+    }
+
+    /// The processes of a guard that is killed end after it: the group was busy, and stayed.
+    #[tokio::test]
+    async fn a_cgroup_goes_once_its_processes_have_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path().join("group");
+        let [process, kill] = ["process", "cgroup.kill"].map(|name| group.join(name));
+        fs::create_dir(&group).unwrap();
+        for file in [&process, &kill] {
+            fs::write(file, "").unwrap();
+        }
+        remove(Some(group.clone()));
+        let gone = async {
+            while fs::read_to_string(&kill).unwrap() != "1" {
+                sleep(Duration::from_millis(1)).await;
+            }
+            fs::remove_file(&process).unwrap();
+            fs::remove_file(&kill).unwrap();
+            while group.exists() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), gone).await.unwrap();
     }
 
     #[test]

@@ -746,7 +746,8 @@ mod tests {
                 drop(go_on);
                 taken.await.unwrap()
             };
-            let (prepared, _) = tokio::join!(preparations.prepared(&server), observed);
+            let both = async { tokio::join!(preparations.prepared(&server), observed) };
+            let (prepared, _) = timeout(Duration::from_secs(20), both).await.unwrap();
             assert!(prepared.is_ok());
         });
     }
@@ -778,7 +779,8 @@ mod tests {
             let until = Instant::now() + REMEMBERED;
             settle.send_replace(Outcome::Failed("b".to_owned(), Arc::new(failure), until));
         };
-        let (prepared, ()) = tokio::join!(preparations.prepared(&server), failing);
+        let both = async { tokio::join!(preparations.prepared(&server), failing) };
+        let (prepared, ()) = timeout(Duration::from_secs(20), both).await.unwrap();
         assert!(prepared.is_ok_and(|ready| ready.is_some()));
         assert!(preparations.circuits.failures.of(&server).is_none());
     }

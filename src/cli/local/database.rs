@@ -221,8 +221,12 @@ async fn settle_kept(file: &Path) -> Result<(), database::Error> {
     match settle(file).await {
         Err(SqlError::Unavailable(what)) if file.exists() && has_log(file) => {
             let what = format!("has changes in its log that cannot be put into it: {what}");
-            let remedy = "make room, and wait for lockgate backup if it runs";
-            Err(wrong(file, what, remedy))
+            let remedy = format!(
+                "make room, and wait for lockgate backup if it runs; where it cannot be read any more, move it and {}-wal \
+                 elsewhere",
+                named(file)
+            );
+            Err(wrong(file, what, &remedy))
         }
         _ => Ok(()),
     }
@@ -680,7 +684,8 @@ mod tests {
         edit(&store, "ANALYZE").await;
         let refused = replaced(&copy, &config, false).await.unwrap_err();
         let said = refused.to_string();
-        assert!(said.contains("another process reads it"), "{said}");
+        let expected = ["another process reads it", "-wal elsewhere"];
+        assert!(expected.iter().all(|part| said.contains(part)), "{said}");
         let before = config.data_dir.join("lockgate.db.before");
         assert!(has_log(&store) && !before.exists());
         assert_eq!(left(&config), [""; 0]);

@@ -405,7 +405,7 @@ impl SessionStream {
                     self.last = self
                         .reading
                         .budgets()
-                        .hold(last.clone())
+                        .draw_message(last.clone())
                         .unwrap_or_default();
                 }
                 for (id, data) in events {

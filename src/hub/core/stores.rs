@@ -112,10 +112,10 @@ impl Stores {
         tracker: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
-        let directory: Arc<dyn Directory> =
-            Arc::new(RedisDirectory::new(redis.clone(), replicas.clone()));
-        let max_event = usize::try_from(config.log.max_event).unwrap_or(usize::MAX);
         let boot = Arc::clone(&me.boot);
+        let directory = RedisDirectory::new(redis.clone(), Arc::clone(&boot), replicas.clone());
+        let directory: Arc<dyn Directory> = Arc::new(directory);
+        let max_event = usize::try_from(config.log.max_event).unwrap_or(usize::MAX);
         let limiter = RedisLimiter::new(redis.clone(), Arc::clone(&boot), tracker, stop.clone());
         let log = RedisLog::new(
             redis.clone(),

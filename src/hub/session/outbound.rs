@@ -322,8 +322,8 @@ impl Session {
     ) -> Result<(), StoreError> {
         if let Some(line) = self.streams.admit(line) {
             self.streams.message(stream, line)?;
-            self.pace_child(stream, now);
         }
+        self.pace_child(stream, now);
         Ok(())
     }
 

@@ -343,6 +343,7 @@ impl Reader {
                     continue;
                 }
                 match self.read(last).await {
+                    Ok(None) if tail.end == Some(StreamEnd::Released) => return Next::Released,
                     Ok(None) => self.wait_for_room().await,
                     Ok(Some(page)) if page.events.is_empty() && page.is_end => {
                         return Next::Finished;
@@ -408,7 +409,7 @@ impl Reader {
             self.drawn = self.log.share.under_way.draw(bytes as u64);
             if self.drawn.is_none() {
                 self.wanted = bytes as u64;
-                return Ok(None);
+                return Ok(before_long(page));
             }
         }
         Ok(Some(page))
@@ -481,6 +482,9 @@ impl Reader {
         self.log
             .withdrawn
             .remove_from(self.stream, &mut page.events);
+        if page.events.is_empty() {
+            self.drawn = None;
+        }
         page.events
             .into_iter()
             .map(|(seq, event)| (self.id_of(seq), event))
@@ -488,9 +492,43 @@ impl Reader {
     }
 }
 
+/// The part of a page that needs no room; none if it begins with a long event.
+fn before_long(mut page: Page) -> Option<Page> {
+    let mut bytes = 0;
+    let events = page.events.iter().take_while(|(_, event)| {
+        bytes += event.len();
+        bytes < LONG_EVENT
+    });
+    let short = events.count();
+    page.events.truncate(short);
+    page.is_end = false;
+    (short > 0).then_some(page)
+}
+
 impl Drop for Reader {
     fn drop(&mut self) {
         self.attachment.is_closed.store(true, Ordering::Relaxed);
         self.attachment.pulse.notify.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reader::*;
+
+    /// A store elsewhere has both in one page, and nothing came until there was room for the long one.
+    #[test]
+    fn short_events_do_not_wait_behind_a_long_one() {
+        let page = |sizes: &[usize]| Page {
+            events: (1..)
+                .zip(sizes.iter().map(|size| vec![b'x'; *size].into()))
+                .collect(),
+            is_end: true,
+        };
+        let short = before_long(page(&[100, 200, LONG_EVENT, 300])).unwrap();
+        assert_eq!((short.events.len(), short.is_end), (2, false));
+        let part = before_long(page(&[LONG_EVENT - 1, 1])).unwrap();
+        assert_eq!(part.events.len(), 1, "both are as long as a long one");
+        assert!(before_long(page(&[LONG_EVENT, 1])).is_none());
     }
 }

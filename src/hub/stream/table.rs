@@ -476,7 +476,7 @@ impl Streams {
             if !is_held {
                 share.admit(line)
             } else if is_batch {
-                share.hold(line)
+                share.draw_message(line)
             } else {
                 // It goes to its client at once, and counts there.
                 Ok(line)
@@ -697,7 +697,10 @@ impl Streams {
 mod tests {
     use std::{future::ready, task::Poll};
 
-    use tokio::sync::{Semaphore, SemaphorePermit};
+    use tokio::{
+        sync::{Semaphore, SemaphorePermit},
+        time::timeout,
+    };
 
     use super::super::table::*;
     use crate::{
@@ -862,6 +865,25 @@ mod tests {
         assert_eq!(under_way.used(), 0, "short ones are the log's");
     }
 
+    /// Its client waited at a replica that had lost the session.
+    #[tokio::test]
+    async fn a_reader_without_room_is_released_with_its_session() {
+        let under_way = Budget::new(80 << 10).share();
+        let share = LogShare {
+            under_way: Arc::clone(&under_way),
+            ..LogShare::plenty()
+        };
+        let mut streams = streams_of(memory(), share);
+        let mut reader = streams.attach(None).await.unwrap().unwrap();
+        let line = "x".repeat(20_000).into();
+        streams.message(LISTENER_STREAM, line).unwrap();
+        let _others = under_way.hold(80 << 10);
+        assert!(futures_util::poll!(Box::pin(reader.next())).is_pending());
+        streams.release(StreamEnd::Released, || unreachable!("nobody waits"));
+        let next = timeout(Duration::from_secs(20), reader.next()).await;
+        assert!(matches!(next, Ok(Next::Released)), "{next:?}");
+    }
+
     #[tokio::test]
     async fn a_long_response_without_room_becomes_an_error() {
         let share = LogShare {
@@ -1009,12 +1031,11 @@ mod tests {
         assert!(read < 396, "all in one page");
         let mut newer = streams.attach(Some(cursor)).await.unwrap().unwrap();
         send(&mut streams, 10);
-        let next =
-            async |reader: &mut Reader| match tokio::time::timeout(MOMENT, reader.next()).await {
-                Ok(Next::Events(events)) => events.len(),
-                Ok(other) => panic!("{other:?}"),
-                Err(_) => 0,
-            };
+        let next = async |reader: &mut Reader| match timeout(MOMENT, reader.next()).await {
+            Ok(Next::Events(events)) => events.len(),
+            Ok(other) => panic!("{other:?}"),
+            Err(_) => 0,
+        };
         while read < 396 {
             let more = next(&mut older).await;
             assert!(more > 0, "silent after {read} events");

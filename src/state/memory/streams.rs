@@ -95,6 +95,8 @@ pub(super) struct Stream {
     foreign: u64,
     calls: Bytes,
     is_ended: bool,
+    /// Whether its newest event is long, and a log elsewhere has not acknowledged it: nobody may have it yet.
+    is_awaited: bool,
 }
 
 /// What is drawn for the events of a stream.
@@ -226,6 +228,17 @@ impl SessionStreams {
             stream.trim(now, keep);
         }
         stream.read(after)
+    }
+
+    /// A log elsewhere has an event, which its readers may have from now on.
+    pub(crate) fn acknowledge(&mut self, id: StreamId, number: u64, now: Instant) {
+        let stream = self.streams.get_mut(&id);
+        if let Some(stream) = stream.filter(|stream| stream.is_awaited && stream.last() == number) {
+            stream.is_awaited = false;
+            if let Some(newest) = stream.events.back_mut() {
+                newest.since = now;
+            }
+        }
     }
 
     /// The streams for a new owner.
@@ -412,6 +425,7 @@ impl Stream {
             foreign: 0,
             calls: Bytes::new(),
             is_ended: false,
+            is_awaited: false,
         }
     }
 
@@ -450,6 +464,7 @@ impl Stream {
             (self.trimmed, self.foreign) = (number - 1, number - 1);
         }
         let size = event.len();
+        self.is_awaited = self.copies.is_some() && size >= LONG_EVENT;
         self.bytes += size;
         let key = self.key();
         self.kept.drawn.add(key);
@@ -513,7 +528,7 @@ impl Stream {
         let newest = self.events.back();
         newest.is_some_and(|newest| {
             let age = now.saturating_duration_since(newest.since);
-            newest.event.len() >= LONG_EVENT && age > NEWEST_STAYS
+            newest.event.len() >= LONG_EVENT && age > NEWEST_STAYS && !self.is_awaited
         })
     }
 

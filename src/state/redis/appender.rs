@@ -32,7 +32,7 @@ use super::{
 use crate::base::budget::{drop_room, push_back};
 use crate::protocol::StreamId;
 use crate::state::{
-    Fence, SessionId, StoreError, WriteTarget,
+    Fence, LONG_EVENT, SessionId, StoreError, WriteTarget,
     memory::{ENDED_STREAMS, Retention},
 };
 
@@ -428,8 +428,14 @@ impl Appender {
                     _ => Err(StoreError::Fenced),
                 },
             };
-            if result.is_err() {
-                self.cache.drop_all(&write.at.session);
+            match &write.operation {
+                _ if result.is_err() => self.cache.drop_all(&write.at.session),
+                Operation::Append { number, event, .. } if is_long(event.as_ref()) => {
+                    let at = &write.at;
+                    let (tenure, event) = ((at.fence, at.epoch), (at.stream, *number));
+                    self.cache.acknowledge(&at.session, tenure, event);
+                }
+                _ => {}
             }
             // The caller may be gone; the write has happened anyway.
             let _ = write.done.send(result);
@@ -441,6 +447,11 @@ impl Operation {
     const fn is_sent(&self) -> bool {
         !matches!(self, Self::Barrier)
     }
+}
+
+/// Whether an event is long, as those are that are written as a mark.
+fn is_long(event: Option<&Bytes>) -> bool {
+    event.is_none_or(|event| event.len() >= LONG_EVENT)
 }
 
 /// The most writes of the next try. What is too much for the time limit would fail for ever, and hold up all sessions.

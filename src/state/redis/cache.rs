@@ -57,6 +57,22 @@ impl Cache {
         (kept.unwrap_or(0), tenure.streams.has_room(at.stream))
     }
 
+    /// Redis has an event that was written under this fence and epoch.
+    pub(super) fn acknowledge(
+        &self,
+        session: &SessionId,
+        (fence, epoch): (Fence, u32),
+        (stream, number): (StreamId, u64),
+    ) {
+        let Some(tenure) = self.find(session) else {
+            return;
+        };
+        let mut tenure = locked(&tenure);
+        if (tenure.fence, tenure.epoch) == (fence, epoch) {
+            tenure.streams.acknowledge(stream, number, Instant::now());
+        }
+    }
+
     /// The bytes and the number of ended streams that a session may keep.
     pub(super) fn ended_room(&self, session: &SessionId) -> (usize, usize) {
         let keep = self.retention;

@@ -1,14 +1,15 @@
 -- What an owner does to its session.
--- KEYS: session. ARGV: its fence; 'keep', ms of margin and perhaps what is kept | 'release' |
--- 'remove'. Returns 1, 0 if the session is not there, or -1 if it has another owner.
-local fence = redis.call('HGET', KEYS[1], 'fence')
-if not fence then return 0 end
-if fence ~= ARGV[1] then return -1 end
-if ARGV[2] == 'keep' then
-  if ARGV[4] then redis.call('HSET', KEYS[1], 'kept', ARGV[4]) end
-  local ttl = tonumber(redis.call('HGET', KEYS[1], 'ttl')) or 0
-  redis.call('PEXPIRE', KEYS[1], ttl + ARGV[3])
-elseif ARGV[2] == 'release' then
+-- KEYS: session. ARGV: its fence and boot id; 'keep', ms of margin and perhaps what is kept |
+-- 'release' | 'remove'. Returns 1, 0 if the session is not there, or -1 if it has another owner, also
+-- by the same fence (write.lua).
+local known = redis.call('HMGET', KEYS[1], 'fence', 'boot', 'ttl')
+if not known[1] then return 0 end
+local owner = known[2] or ''
+if known[1] ~= ARGV[1] or (owner ~= '' and owner ~= ARGV[2]) then return -1 end
+if ARGV[3] == 'keep' then
+  if ARGV[5] then redis.call('HSET', KEYS[1], 'kept', ARGV[5]) end
+  redis.call('PEXPIRE', KEYS[1], (tonumber(known[3]) or 0) + ARGV[4])
+elseif ARGV[3] == 'release' then
   redis.call('HDEL', KEYS[1], 'address', 'boot')
 else
   for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do

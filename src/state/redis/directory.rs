@@ -23,6 +23,8 @@ use crate::state::{
 /// The directory that replicas share.
 pub(crate) struct RedisDirectory {
     redis: Redis,
+    /// The boot id of this replica.
+    boot: Arc<str>,
     keys: ReplicaKeys,
     /// The epoch that this replica knows; 0 for none.
     epoch: AtomicU32,
@@ -31,10 +33,11 @@ pub(crate) struct RedisDirectory {
 }
 
 impl RedisDirectory {
-    /// The directory, as one replica uses it.
-    pub(crate) const fn new(redis: Redis, keys: ReplicaKeys) -> Self {
+    /// The directory, as the replica of this boot id uses it.
+    pub(crate) const fn new(redis: Redis, boot: Arc<str>, keys: ReplicaKeys) -> Self {
         Self {
             redis,
+            boot,
             keys,
             epoch: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
@@ -65,6 +68,12 @@ impl RedisDirectory {
 
     fn call_for(&self, lua: Lua, session: &SessionId) -> Call {
         Call::new(lua, &[&self.redis.session(session)])
+    }
+
+    /// A change of a session of this replica.
+    fn change_of(&self, session: &SessionId, fence: Fence) -> Call {
+        let call = self.call_for(Lua::Change, session);
+        call.arg(fence.0).arg(&*self.boot)
     }
 
     /// Reads the reply of `find.lua`. A session whose principal or server no replica has written is none.
@@ -258,8 +267,7 @@ impl Directory for RedisDirectory {
         fence: Fence,
         kept: Option<Bytes>,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
-        let mut call = self.call_for(Lua::Change, session).arg(fence.0).arg("keep");
-        call.add(ms(MARGIN));
+        let mut call = self.change_of(session, fence).arg("keep").arg(ms(MARGIN));
         if let Some(kept) = kept {
             call.add(&kept[..]);
         }
@@ -271,10 +279,7 @@ impl Directory for RedisDirectory {
         session: &'a SessionId,
         fence: Fence,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
-        let call = self
-            .call_for(Lua::Change, session)
-            .arg(fence.0)
-            .arg("release");
+        let call = self.change_of(session, fence).arg("release");
         Box::pin(self.change(call, false))
     }
 
@@ -283,10 +288,7 @@ impl Directory for RedisDirectory {
         session: &'a SessionId,
         fence: Fence,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
-        let call = self
-            .call_for(Lua::Change, session)
-            .arg(fence.0)
-            .arg("remove");
+        let call = self.change_of(session, fence).arg("remove");
         Box::pin(self.change(call, true))
     }
 }

@@ -84,7 +84,7 @@ impl Side {
         let redis = redis(server, &tracker, &halt);
         let (halted, name) = (halt.clone(), boot.into());
         let log = RedisLog::new(redis.clone(), name, retention, MAX_EVENT, &tracker, halted);
-        let directory = Arc::new(RedisDirectory::new(redis, keys()));
+        let directory = Arc::new(RedisDirectory::new(redis, boot.into(), keys()));
         Self {
             tracker,
             halt,
@@ -408,9 +408,12 @@ async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
     assert_eq!((seen.owner.as_ref(), seen.fence), (Some(other), Fence(2)));
     let none = directory.claim(&session("nobody"), &seen, other).await;
     assert_eq!(none, Ok(None));
+    let back = directory.claim(&id, &seen, &side.me).await;
+    assert_eq!(back, Ok(Some(Fence(3))));
+    let seen = directory.find(&id).await.unwrap().unwrap().record;
     // A wrong fence changes nothing.
     let kept = Bytes::from_static(b"new");
-    for fence in [1, 3] {
+    for fence in [2, 4] {
         let fence = Fence(fence);
         let changed = directory.keep(&id, fence, Some(kept.clone())).await;
         assert_eq!(changed, Err(StoreError::Fenced));
@@ -420,17 +423,17 @@ async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
     let found = directory.find(&id).await.unwrap().unwrap().record;
     assert_eq!((found.kept, found.owner), (seen.kept, seen.owner));
     assert_eq!(
-        directory.keep(&id, Fence(2), Some(kept.clone())).await,
+        directory.keep(&id, Fence(3), Some(kept.clone())).await,
         Ok(())
     );
-    assert_eq!(directory.keep(&id, Fence(2), None).await, Ok(()));
-    assert_eq!(directory.release(&id, Fence(2)).await, Ok(()));
+    assert_eq!(directory.keep(&id, Fence(3), None).await, Ok(()));
+    assert_eq!(directory.release(&id, Fence(3)).await, Ok(()));
     let found = directory.find(&id).await.unwrap().unwrap();
     assert!(found.record.owner.is_none() && found.heartbeat_age.is_none());
     assert_eq!(found.record.kept, kept);
     let claimed = directory.claim(&id, &found.record, &side.me).await;
-    assert_eq!(claimed, Ok(Some(Fence(3))));
-    assert_eq!(directory.remove(&id, Fence(3)).await, Ok(()));
+    assert_eq!(claimed, Ok(Some(Fence(4))));
+    assert_eq!(directory.remove(&id, Fence(4)).await, Ok(()));
     assert!(directory.find(&id).await.unwrap().is_none());
 }
 

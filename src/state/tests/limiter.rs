@@ -131,12 +131,12 @@ impl Side {
     }
 
     async fn beat(&self) {
-        let directory = RedisDirectory::new(self.redis.clone(), keys());
+        let directory = RedisDirectory::new(self.redis.clone(), self.boot.into(), keys());
         directory.beat(&replica(self.boot)).await.unwrap();
     }
 
     async fn leave(&self) {
-        let directory = RedisDirectory::new(self.redis.clone(), keys());
+        let directory = RedisDirectory::new(self.redis.clone(), self.boot.into(), keys());
         directory.leave(&replica(self.boot)).await;
     }
 

@@ -162,11 +162,11 @@ fn a_long_message_is_drawn_for_as_long_as_anything_holds_it() {
         ..LogShare::plenty()
     };
     let message = |bytes: usize| Bytes::from(vec![b'x'; bytes]);
-    let short = share.hold(message(LONG_EVENT - 1)).unwrap();
+    let short = share.draw_message(message(LONG_EVENT - 1)).unwrap();
     assert_eq!((under_way.used(), short.len()), (0, LONG_EVENT - 1));
-    let long = share.hold(message(2 * LONG_EVENT)).unwrap();
+    let long = share.draw_message(message(2 * LONG_EVENT)).unwrap();
     let part = long.slice(..10);
-    let refused = share.hold(message(LONG_EVENT)).unwrap_err();
+    let refused = share.draw_message(message(LONG_EVENT)).unwrap_err();
     assert_eq!(refused.len(), LONG_EVENT);
     drop(long);
     assert_eq!(under_way.used(), 2 * LONG_EVENT as u64);
@@ -198,6 +198,8 @@ fn a_long_event_needs_room_in_the_log_or_beside_it() {
         "there is room for the answer"
     );
     drop(beside);
+    // A session whose ended streams fill the log asked its client nothing of 8 KiB any more.
+    assert!(share.draw(20 << 10).is_some());
     assert!(share.draw(21 << 10).is_none());
 }
 

@@ -152,7 +152,10 @@ async fn a_name_that_leads_to_another_server_by_now_is_followed() {
         let (old, new) = (Server::start(kind), Server::start(kind));
         let (tracker, halt) = (TaskTracker::new(), CancellationToken::new());
         let redis = redis(&old, &tracker, &halt);
-        let (directory, me) = (RedisDirectory::new(redis.clone(), keys()), replica("one"));
+        let (directory, me) = (
+            RedisDirectory::new(redis.clone(), "one".into(), keys()),
+            replica("one"),
+        );
         let (boot, halted) = ("one".into(), halt.clone());
         let log = RedisLog::new(redis.clone(), boot, PLENTY, 4096, &tracker, halted);
         let at = WriteTarget {
@@ -204,6 +207,16 @@ async fn of_two_owners_with_one_number_only_the_known_one_writes() {
         assert_eq!(known.take("s").await, 2);
         assert_eq!(lost.append("s", 0, 2, 1).await, Err(StoreError::Fenced));
         assert_eq!(known.append("s", 0, 2, 1).await, Ok(()));
+        let (id, fence, fenced) = (session("s"), Fence(2), Err(StoreError::Fenced));
+        let of_lost = &lost.directory;
+        let kept = of_lost.keep(&id, fence, Some(b"of the lost one"[..].into()));
+        assert_eq!(kept.await, fenced);
+        assert_eq!(of_lost.release(&id, fence).await, fenced);
+        assert_eq!(of_lost.remove(&id, fence).await, fenced);
+        let found = known.directory.find(&id).await.unwrap().unwrap().record;
+        assert_eq!(found.owner, Some(known.me.clone()));
+        assert_ne!(found.kept, b"of the lost one"[..]);
+        assert_eq!(known.directory.remove(&id, fence).await, Ok(()));
         lost.end().await;
         known.end().await;
     }
@@ -644,7 +657,7 @@ async fn a_server_that_will_not_do_is_refused_until_it_does() {
     let redis = open(server.url()).unwrap();
     let why = redis.check().await.unwrap_err().to_string();
     assert!(why.contains("allkeys-lru"), "{why}");
-    let directory = RedisDirectory::new(redis.clone(), keys());
+    let directory = RedisDirectory::new(redis.clone(), "one".into(), keys());
     let beat = async || directory.beat(&replica("one")).await.is_ok();
     assert!(!beat().await);
     server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
@@ -657,7 +670,7 @@ async fn a_server_that_will_not_do_is_refused_until_it_does() {
     let own = open(own).unwrap();
     assert!(own.check().await.is_ok());
     assert!(
-        RedisDirectory::new(own, keys())
+        RedisDirectory::new(own, "x".into(), keys())
             .beat(&replica("x"))
             .await
             .is_ok()

@@ -188,6 +188,7 @@ fn the_copy_of_a_long_newest_event_beyond_the_share_goes_after_a_while() {
     let copies = share.copies.as_ref().unwrap();
     append(&mut streams, 1, 1, event(LONG_EVENT), now, WIDE);
     assert!(streams.has_room(1), "elsewhere");
+    streams.acknowledge(1, 1, now);
     let read = |streams: &SessionStreams| streams.streams[&1].read(0).is_ok();
     streams.sweep(now + NEWEST_STAYS, WIDE);
     assert!(read(&streams));
@@ -197,6 +198,41 @@ fn the_copy_of_a_long_newest_event_beyond_the_share_goes_after_a_while() {
     assert_eq!(copies.used(), 200 * weight(1) + PLACE);
     drop(streams);
     assert_eq!(copies.used(), 200 * weight(1));
+}
+
+/// It went while Redis was away, and its client, which was there all the time, got no answer.
+#[test]
+fn a_long_event_that_nobody_may_have_yet_stays() {
+    let born = Instant::now();
+    let share = share(20, Some(3));
+    let mut streams = SessionStreams::new(share);
+    for id in [1, 2] {
+        append(&mut streams, id, 1, event(LONG_EVENT), born, WIDE);
+    }
+    streams.end(2, born, WIDE);
+    let are_here = |streams: &SessionStreams| {
+        [1, 2].map(|id| {
+            streams
+                .streams
+                .get(&id)
+                .is_some_and(|one| one.read(0).is_ok())
+        })
+    };
+    let late = born + 2 * NEWEST_STAYS;
+    streams.sweep(late, WIDE);
+    assert_eq!(are_here(&streams), [true; 2]);
+    for id in [1, 2] {
+        streams.acknowledge(id, 2, late);
+        streams.acknowledge(id, 1, late);
+    }
+    streams.sweep(late + NEWEST_STAYS, WIDE);
+    assert_eq!(
+        are_here(&streams),
+        [true; 2],
+        "they may have it from now on"
+    );
+    streams.sweep(late + 2 * NEWEST_STAYS, WIDE);
+    assert_eq!(are_here(&streams), [false; 2]);
 }
 
 #[test]

@@ -322,20 +322,24 @@ impl IssuerKeys {
         match outcome {
             Signature::By(key) => Ok(key),
             Signature::Bad => Err(TokenError::Invalid("a bad signature")),
+            // The key may be new: only keys that were fetched tell that the issuer has no such one.
+            Signature::NoKey if self.with(|state| state.failures > 0) => Err(self.unavailable()),
             Signature::NoKey => Err(TokenError::Invalid("an unknown key")),
         }
     }
 
     /// The first keys: all callers wait for the same fetch.
     async fn first(self: &Arc<Self>) -> Result<Arc<KeySet>, TokenError> {
-        let now = Instant::now();
-        let unavailable = || {
-            let again = self.with(|state| state.again.saturating_duration_since(Instant::now()));
-            TokenError::Unavailable(again.max(Duration::from_secs(1)))
-        };
-        let flight = self.fetch(now).ok_or_else(unavailable)?;
+        let flight = self.fetch(Instant::now());
+        let flight = flight.ok_or_else(|| self.unavailable())?;
         wait_for(flight, FETCH * 2).await;
-        self.current().ok_or_else(unavailable)
+        self.current().ok_or_else(|| self.unavailable())
+    }
+
+    /// The refusal while the keys cannot be fetched, with the time until the next fetch.
+    fn unavailable(&self) -> TokenError {
+        let again = self.with(|state| state.again.saturating_duration_since(Instant::now()));
+        TokenError::Unavailable(again.max(Duration::from_secs(1)))
     }
 
     /// Keys newer than `old`, if a fetch returns any.
@@ -508,13 +512,16 @@ const KEYS_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpListener,
         task::JoinSet,
     };
 
+    use super::super::jose::parse_unverified;
     use super::*;
+    use crate::declare::Algorithm;
 
     const KEYS: &str = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"k","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
@@ -577,6 +584,48 @@ mod tests {
         aged(KEYS_FRESH * 2);
         assert!(Arc::ptr_eq(&issuer.recent().await.unwrap(), &old));
         assert!(issuer.of_verified().is_some());
+    }
+
+    /// A token by a new key was refused for good while the keys of its issuer could not be fetched.
+    #[tokio::test]
+    async fn an_unknown_key_is_none_only_by_keys_that_were_fetched() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve(listener, url.clone()));
+        let key_fetch = KeyFetch {
+            outbound: Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]),
+            tracker: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        };
+        let issuer = IssuerKeys::new(&url, key_fetch);
+        let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
+        let by = async |kid: &str| {
+            let header = part(&format!(r#"{{"alg":"EdDSA","kid":"{kid}"}}"#));
+            let text = format!("{header}.{}.c2ln", part("{}"));
+            let (_, _, jws) = parse_unverified(&text, &[Algorithm::EdDsa]).unwrap();
+            issuer.signer(&jws).await
+        };
+        assert_eq!(by("new").await, Err(TokenError::Invalid("an unknown key")));
+        tasks.shutdown().await;
+        let is_away = |refused: Result<KeyId, TokenError>| {
+            let Err(TokenError::Unavailable(retry)) = refused else {
+                return false;
+            };
+            (1..=30).contains(&retry.as_secs())
+        };
+        assert!(is_away(by("newer").await));
+        let failures = || issuer.with(|state| state.failures);
+        assert_eq!(failures(), 1);
+        // Also one that was not found before. Until the next fetch is due, none of them causes one.
+        let later = Instant::now() + BACKOFF_MAX;
+        issuer.with(|state| state.again = later);
+        for kid in ["new", "newer", "made up", "made up as well"] {
+            assert!(is_away(by(kid).await), "{kid}");
+        }
+        assert_eq!(failures(), 1);
+        // What is known of a known key is said all the same.
+        assert_eq!(by("k").await, Err(TokenError::Invalid("a bad signature")));
     }
 
     #[test]

@@ -518,6 +518,16 @@ async fn an_issuer_that_misbehaves_takes_little_of_the_gateway() {
         asked(&gateway, &token, &[]).await.status == StatusCode::OK
     })
     .await;
+    // A new key may be there while the keys cannot be fetched: no platform sends a token again after `invalid_grant`.
+    issuer.turn(Mood::Failing);
+    let new = signed(&Key::new("new"), &claims(&issuer, &ours, &[]));
+    let away = asked(&gateway, &new, &[]).await;
+    away.assert_refused(503, "temporarily_unavailable");
+    issuer.turn(Mood::Good);
+    until("the keys are fetched", async || {
+        asked(&gateway, &new, &[]).await.status == StatusCode::BAD_REQUEST
+    })
+    .await;
     // Invented keys cause few fetches.
     let hits = issuer.hits();
     for number in 0..50 {

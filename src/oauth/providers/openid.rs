@@ -274,7 +274,7 @@ impl OpenIdProvider {
     }
 
     /// Verifies a token of the provider, whose claims pass `check`. An unknown key may be new, so metadata and keys
-    /// are fetched once more, unless they are young and anybody may have sent the token.
+    /// are fetched once more, unless they are young and anybody may have sent the token, which may then come again.
     async fn verified<T>(
         &self,
         text: &str,
@@ -291,6 +291,11 @@ impl OpenIdProvider {
         let outcome = match metadata.keys.check(&jws) {
             Signature::NoKey if sender.may_refetch(age_ms) => {
                 self.refetched(metadata, sender).await?.keys.check(&jws)
+            }
+            // It may be new: until keys are fetched again, nothing tells that there is no such one.
+            Signature::NoKey => {
+                let what = "its token: an unknown key, for which keys may not be fetched again yet";
+                return Err(ProviderError::Unavailable(what.to_owned()));
             }
             outcome => outcome,
         };
@@ -674,6 +679,7 @@ mod tests {
         sync::atomic::{AtomicI64, Ordering},
     };
 
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
     use serde_json::json;
 
     use super::*;
@@ -759,6 +765,36 @@ mod tests {
             assert!(provider.failed(Sender::Anybody).await.is_some());
             assert!(provider.failed(Sender::Provider).await.is_none());
         }
+    }
+
+    /// A logout by a new key was refused for good for as long as a stranger's made-up key had the keys fetched before it.
+    #[tokio::test]
+    async fn an_unknown_key_of_young_keys_may_pass() {
+        let (issuer, now) = ("http://127.0.0.1:1", Arc::new(AtomicI64::new(14_999)));
+        let document = json!({"issuer": issuer, "authorization_endpoint": issuer, "token_endpoint": issuer,
+            "jwks_uri": issuer});
+        let known = ProviderMetadata {
+            document: serde_json::from_value(document).unwrap(),
+            keys: KeySet::parse(br#"{"keys":[]}"#).unwrap(),
+            fetched_ms: 0,
+        };
+        let provider = out_of_reach(issuer, &now);
+        let fetched = &provider.known.fetched;
+        fetched.insert(issuer.to_owned(), Arc::new(known)).await;
+        let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
+        let header = part(r#"{"alg":"ES256","kid":"new"}"#);
+        let text = format!("{header}.{}.c2ln", part("{}"));
+        let refused = async |checked: Result<(), &'static str>| {
+            let outcome = provider.verified(&text, Sender::Anybody, |_, _| checked);
+            outcome.await.unwrap_err()
+        };
+        assert!(refused(Ok(())).await.may_pass());
+        assert!(!refused(Err("expired")).await.may_pass());
+        let has_failed = async || provider.failed(Sender::Anybody).await.is_some();
+        assert!(!has_failed().await, "no keys were asked for");
+        now.store(15_000, Ordering::Relaxed);
+        refused(Ok(())).await;
+        assert!(has_failed().await);
     }
 
     #[test]

@@ -937,7 +937,7 @@ async fn logout_tokens_are_believed_only_if_all_of_them_is_right() {
     let header = json!({"alg": "ES256", "kid": "k"}).to_string();
     let id_token = json!({"iss": hostile.stage.url, "sub": "1", "aud": "gateway", "iat": now(),
         "exp": now() + 300, "nonce": "n", "jti": "j"});
-    let mut tokens = vec![
+    let tokens = [
         changed("iss", json!("https://idp.test")),
         changed("aud", json!("another")),
         changed("iat", json!(now() - 3600)),
@@ -952,16 +952,19 @@ async fn logout_tokens_are_believed_only_if_all_of_them_is_right() {
         String::new(),
         "x".to_owned(),
     ];
-    // Keys that strangers invent cause no request to the provider.
     let fetched = || hostile.stage.asked("GET /keys").len();
     let before = fetched();
-    for kid in 0..20 {
-        let header = json!({"alg": "ES256", "kid": format!("k{kid}")}).to_string();
-        tokens.push(Key::new("k").sign_as(&header, &good.to_string()));
-    }
     for token in &tokens {
         let answer = sent(&gateway, token).await;
         answer.assert_refused(400, "invalid_request");
+    }
+    // Keys that strangers invent cause no request to the provider. They may be new ones, of which nothing is known yet.
+    for kid in 0..20 {
+        let header = json!({"alg": "ES256", "kid": format!("k{kid}")}).to_string();
+        let token = Key::new("k").sign_as(&header, &good.to_string());
+        let answer = sent(&gateway, &token).await;
+        answer.assert_refused(503, "temporarily_unavailable");
+        assert_eq!(answer.headers["retry-after"], "15");
     }
     assert_eq!(fetched(), before);
     let elsewhere = format!("{}/t/a/oauth/logout/other", gateway.origin());
@@ -1002,6 +1005,28 @@ async fn a_logout_can_come_again_while_there_are_no_keys() {
         .json(metadata, Hostile::metadata(&hostile.stage));
     let mut person = logged_in_with(&gateway, &hostile, "s1").await;
     assert_eq!(sent(&gateway, &token).await.status, StatusCode::OK);
+    assert!(!is_in(&gateway, &mut person).await);
+}
+
+/// A provider that has a new key since a moment ago was told 400, after which none sends a logout again, and used up the
+/// failures of its address.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_logout_by_a_new_key_can_come_again() {
+    let hostile = Hostile::start().await;
+    let config = json!({"oauth": {"failures": 3}});
+    let gateway = gateway(config, "1h", openid(&hostile.stage.url)).await;
+    let mut person = logged_in_with(&gateway, &hostile, "s1").await;
+    let claims = logout(&hostile, "j", &json!({"sub": "1"}));
+    let header = json!({"alg": "ES256", "kid": "new"}).to_string();
+    let by_new = Key::new("new").sign_as(&header, &claims.to_string());
+    for _ in 0..10 {
+        let answer = sent(&gateway, &by_new).await;
+        answer.assert_refused(503, "temporarily_unavailable");
+        assert_eq!(answer.headers["retry-after"], "15");
+    }
+    assert!(is_in(&gateway, &mut person).await);
+    let by_known = hostile.signed(&claims);
+    assert_eq!(sent(&gateway, &by_known).await.status, StatusCode::OK);
     assert!(!is_in(&gateway, &mut person).await);
 }
 

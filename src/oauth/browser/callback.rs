@@ -143,24 +143,27 @@ impl BrowserRequest {
         let pending = pending
             .filter(|pending| pending.provider == name)
             .ok_or_else(expired_log_in)?;
-        let provider = Arc::clone(self.provider(name).ok_or_else(provider_gone)?);
-        let identity = self.oauth.0.providers.of(&provider);
-        // RFC 9207: a response of another provider is a mix-up attack.
-        let is_from = identity.is_from(fields.get("iss")).await;
-        if !is_from.map_err(|unknown| self.unidentified(&provider, &unknown))? {
-            return Err(expired_log_in().into());
-        }
+        // First, so that each refusal is a step of the attempt that the log-in is of.
         let authorization = if pending.is_account {
             None
         } else {
             Some(self.read(&pending.query).await?)
         };
         let authorization = authorization.as_ref();
+        let provider = Arc::clone(self.provider(name).ok_or_else(provider_gone)?);
+        let identity = self.oauth.0.providers.of(&provider);
+        // RFC 9207: a response of another provider is a mix-up attack.
+        let iss = fields.get("iss");
+        let is_from = identity.is_from(iss).await;
+        if !is_from.map_err(|unknown| self.unidentified(&provider, &unknown))? {
+            return Err(self.no_answer(&provider, wrong_issuer(iss), iss).into());
+        }
         if let Some(error) = fields.get("error") {
             self.oauth.0.metrics.logins.add(Login::Refused);
             return Err(provider_refusal(&provider, authorization, error));
         }
-        let code = fields.get("code").ok_or_else(expired_log_in)?;
+        let code = fields.get("code");
+        let code = code.ok_or_else(|| self.no_answer(&provider, NO_CODE, iss))?;
         let callback = self.callback(&provider);
         let login = ProviderLogin {
             callback: &callback,
@@ -217,6 +220,22 @@ impl BrowserRequest {
         };
         self.oauth.0.metrics.logins.add(outcome);
         provider_error_page(provider, unknown)
+    }
+
+    /// Counts a return that is no answer of the provider, and makes its page, with the reason `why`.
+    fn no_answer(&self, provider: &Provider, why: &'static str, iss: Option<&str>) -> ErrorPage {
+        self.oauth.0.metrics.logins.add(Login::Refused);
+        let (name, title) = (provider.name.as_str(), super::pages::shown(&provider.title));
+        // It may be anything, so the log alone has it.
+        let iss: String = iss.unwrap_or_default().chars().take(256).collect();
+        tracing::warn!(
+            provider = name,
+            why,
+            iss,
+            "a return from an identity provider is no answer of it"
+        );
+        let what = format!("This is no answer of {title}: {why}. You are not signed in.");
+        ErrorPage::bad("Log-in failed", what, LOOK_IN_LOG)
     }
 
     /// Logs in the identified person and completes the flow to which the person consented.
@@ -313,6 +332,14 @@ fn expired_log_in() -> ErrorPage {
     ErrorPage::bad("This log-in has expired", what, RECONNECT)
 }
 
+/// The reason against a return with this `iss`, which is not the provider's.
+fn wrong_issuer(iss: Option<&str>) -> &'static str {
+    match iss {
+        Some(_) => "it names another issuer (iss)",
+        None => "it does not name its issuer (iss), which the metadata announce",
+    }
+}
+
 /// Makes the response to the client after a provider's error, which is always `access_denied`.
 fn provider_refusal(
     provider: &Provider,
@@ -374,16 +401,12 @@ fn provider_error_page(provider: &Provider, unknown: &ProviderError) -> ErrorPag
             );
             let title = super::pages::shown(&provider.title);
             let what = format!("{title} did not log you in: {error}.");
-            let remedy = "Connect again from your application. If this goes on, an administrator \
-                          of the tenant can find the reason in the gateway's log.";
-            ErrorPage::bad("Log-in failed", what, remedy)
+            ErrorPage::bad("Log-in failed", what, LOOK_IN_LOG)
         }
         ProviderError::Invalid(_) | ProviderError::Ended => {
             tracing::warn!(provider = name, why, "an identity provider is not believed");
             let what = "The answer of the identity provider is not valid. You are not signed in.";
-            let remedy = "Connect again from your application. If this goes on, an administrator \
-                          of the tenant can find the reason in the gateway's log.";
-            ErrorPage::bad("Log-in failed", what, remedy)
+            ErrorPage::bad("Log-in failed", what, LOOK_IN_LOG)
         }
     }
 }
@@ -401,6 +424,11 @@ fn not_allowed(provider: &Provider) -> ErrorPage {
     }
 }
 
+/// The reason against a return that says nothing (RFC 6749, sections 4.1.2 and 4.1.2.1).
+const NO_CODE: &str = "it has neither a code nor an error";
+/// The remedy where the operator has to look.
+const LOOK_IN_LOG: &str = "Connect again from your application. If this goes on, an administrator \
+                           of the tenant can find the reason in the gateway's log.";
 /// Errors that a person is told by their names (RFC 6749, section 4.1.2.1; OpenID Connect Core, section 3.1.2.6).
 const ERRORS: [&str; 16] = [
     "access_denied",

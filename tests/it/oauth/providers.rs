@@ -10,6 +10,7 @@ use crate::{
     oauth::pages::{BACK, Registered, claims, gateway, redeem, request},
     support::{
         browser::{Browser, Shown},
+        harness::until,
         issuer::{Key, Provider, now},
         oauth_client::{App, send},
         postgres::Postgres,
@@ -396,6 +397,51 @@ async fn a_provider_that_announces_its_name_has_to_give_it() {
         assert_eq!(shown.status, wanted, "{more}: {}", shown.text);
     }
     assert_eq!(hostile.stage.asked("POST /token").len(), 1);
+}
+
+/// An answer of another issuer, and one that says nothing, were told as a log-in that had expired, and sent people and
+/// operators after cookies.
+#[tokio::test]
+async fn an_answer_that_is_none_of_the_provider_is_told_as_such() {
+    let hostile = Hostile::start().await;
+    let mut metadata = Hostile::metadata(&hostile.stage);
+    metadata["authorization_response_iss_parameter_supported"] = json!(true);
+    let place = "/.well-known/openid-configuration";
+    hostile.stage.json(place, metadata);
+    let mut gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let administrator = gateway.administrator();
+    let logins = format!("{}/api/v1/tenants/a/logins", gateway.origin());
+    let own = &hostile.stage.url;
+    for (more, told) in [
+        (
+            "&code=c&iss=https%3A%2F%2Fevil.test".to_owned(),
+            "it names another issuer (iss)",
+        ),
+        ("&code=c".to_owned(), "it does not name its issuer (iss)"),
+        (format!("&iss={own}"), "it has neither a code nor an error"),
+    ] {
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        let shown = returned(&gateway, &mut browser, &sent, &more).await;
+        assert_eq!(shown.status, StatusCode::BAD_REQUEST, "{}", shown.text);
+        let wanted = format!("This is no answer of Acme: {told}");
+        assert!(shown.text.contains(&wanted), "{}", shown.text);
+        shown.assert_guarded();
+        // A step of the one attempt that all of these are by their challenge.
+        until("the refusal", async || {
+            let listed = send(Method::GET, &logins, &administrator, None).await;
+            let items = listed.body["items"].as_array().unwrap();
+            let is_told = |item: &Value| item["reason"].to_string().contains(&wanted);
+            items.len() == 1 && items[0]["step"] == "refused" && is_told(&items[0])
+        })
+        .await;
+    }
+    assert!(hostile.stage.asked("POST /token").is_empty());
+    let logs = gateway.end().await;
+    let is_told = |line: &Value| {
+        line["why"] == "it names another issuer (iss)" && line["iss"] == "https://evil.test"
+    };
+    assert!(logs.iter().any(is_told), "{logs:?}");
 }
 
 /// Consent precedes the redirect to the provider, and a remembered consent

@@ -88,7 +88,7 @@ impl Unsaid {
     /// Nothing but an answer of the server is about one token.
     fn of_request(error: OutboundError) -> Self {
         match error {
-            OutboundError::Response(what) => Self::OfToken(what),
+            OutboundError::Response(unexpected) => Self::of_token(unexpected.to_string()),
             error => Self::of_all(error.to_string()),
         }
     }
@@ -359,7 +359,7 @@ mod tests {
 
     use super::super::introspection::*;
     use crate::{
-        base::{Secret, sha256},
+        base::{Secret, Unexpected, sha256},
         declare::GroupsClaim,
     };
 
@@ -575,7 +575,7 @@ mod tests {
         ] {
             assert_eq!(of(status, body), expected, "{status} {body}");
         }
-        let broken = OutboundError::Response("answered 500".to_owned());
+        let broken = OutboundError::Response(Unexpected::Foreign(500));
         assert!(matches!(Unsaid::of_request(broken), Unsaid::OfToken(_)));
         let away = OutboundError::Unreachable("refused".to_owned());
         assert!(matches!(Unsaid::of_request(away), Unsaid::OfAll(_)));

@@ -37,7 +37,7 @@ pub(crate) use self::clock::processor_time;
 pub(crate) use self::clock::{Clock, LEEWAY_S, moment};
 pub(crate) use self::digest::{MacKeys, Sha256, hex, sha256};
 pub(crate) use self::hidden_paths::HiddenPaths;
-pub(crate) use self::outbound::{Document, Outbound, OutboundError};
+pub(crate) use self::outbound::{Document, Outbound, OutboundError, Unexpected};
 pub(crate) use self::progress::{Output, Progress};
 pub(crate) use self::random::{RANDOM_NAME, Random, is_random_name, random_name};
 pub(crate) use self::reach::{Proxy, Reach};

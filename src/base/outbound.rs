@@ -65,7 +65,33 @@ pub(crate) enum OutboundError {
     /// There is no response in time, or none that says anything.
     Unreachable(String),
     /// The response is not the expected document.
-    Response(String),
+    Response(Unexpected),
+}
+
+/// How a response differs from the expected document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unexpected {
+    /// A redirect with this status, which is not followed.
+    Redirect(u16),
+    /// Another status than 200.
+    Status(u16),
+    /// A document of another media type than JSON.
+    MediaType,
+    /// A document of more bytes than these.
+    Size(usize),
+    /// No JSON, a redirect or a failure, as of a proxy in front of the server, with this status.
+    Foreign(u16),
+}
+
+impl fmt::Display for Unexpected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Redirect(status) | Self::Status(status) => write!(f, "answered {status}"),
+            Self::MediaType => f.write_str("answered no JSON"),
+            Self::Size(max) => write!(f, "answered more than {max} bytes"),
+            Self::Foreign(status) => write!(f, "answered {status} without JSON of its own"),
+        }
+    }
 }
 
 /// A document and its freshness.
@@ -83,9 +109,8 @@ impl fmt::Display for OutboundError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Url(what) => f.write_str(what),
-            Self::Unconnected(what) | Self::Unreachable(what) | Self::Response(what) => {
-                f.write_str(what)
-            }
+            Self::Unconnected(what) | Self::Unreachable(what) => f.write_str(what),
+            Self::Response(unexpected) => write!(f, "{unexpected}"),
         }
     }
 }
@@ -155,14 +180,16 @@ impl Outbound {
                 status.as_u16()
             )));
         }
+        if status.is_redirection() {
+            let moved = Unexpected::Redirect(status.as_u16());
+            return Err(OutboundError::Response(moved));
+        }
         if status != StatusCode::OK {
-            return Err(OutboundError::Response(format!(
-                "answered {}",
-                status.as_u16()
-            )));
+            let other = Unexpected::Status(status.as_u16());
+            return Err(OutboundError::Response(other));
         }
         if !is_json(response.headers()) {
-            return Err(OutboundError::Response("answered no JSON".to_owned()));
+            return Err(OutboundError::Response(Unexpected::MediaType));
         }
         let fresh = freshness(response.headers());
         let body = body(response, max).await?;
@@ -237,8 +264,8 @@ impl Outbound {
         let answer = sent.await.map_err(unreachable)?;
         let (status, headers) = (answer.status(), answer.headers().clone());
         if status.is_redirection() || status.is_server_error() || !is_json(&headers) {
-            let what = format!("answered {} without JSON of its own", status.as_u16());
-            return Err(OutboundError::Response(what));
+            let foreign = Unexpected::Foreign(status.as_u16());
+            return Err(OutboundError::Response(foreign));
         }
         let mut response = http::Response::new(body(answer, max).await?.to_vec());
         *response.status_mut() = status;
@@ -428,9 +455,7 @@ async fn body(mut response: reqwest::Response, max: usize) -> Result<Bytes, Outb
     let mut all = BytesMut::new();
     while let Some(chunk) = response.chunk().await.map_err(unreachable)? {
         if all.len() + chunk.len() > max {
-            return Err(OutboundError::Response(format!(
-                "answered more than {max} bytes"
-            )));
+            return Err(OutboundError::Response(Unexpected::Size(max)));
         }
         all.extend_from_slice(&chunk);
     }

@@ -152,18 +152,36 @@ async fn only_json_documents_are_accepted() {
         local().json(&url, 1).await,
         Err(OutboundError::Response(_))
     ));
-    let bad: [&[u8]; 6] = [
-        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\naaaaa\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n3\r\naaa\r\n3\r\naaa\r\n",
+    let bad: [(&[u8], Unexpected); 6] = [
+        (
+            b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+            Unexpected::Redirect(302),
+        ),
+        (
+            b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+            Unexpected::Status(404),
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\n{}",
+            Unexpected::MediaType,
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+            Unexpected::MediaType,
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\naaaaa\r\n",
+            Unexpected::Size(4),
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n3\r\naaa\r\n3\r\naaa\r\n",
+            Unexpected::Size(4),
+        ),
     ];
-    for answer in bad {
+    for (answer, how) in bad {
         let (url, _server) = server(answer).await;
         let got = local().json(&url, 4).await;
-        assert!(matches!(got, Err(OutboundError::Response(_))), "{got:?}");
+        assert_eq!(got, Err(OutboundError::Response(how)));
     }
 }
 

@@ -283,8 +283,8 @@ impl BrowserRequest {
                 ErrorPage::bad("Unknown application", what, REGISTER_AGAIN)
             }
             ClientError::Document(why) => {
-                let what = format!("The document that describes the application {why}.");
-                ErrorPage::bad("Unknown application", what, TELL_MAKERS)
+                let what = "The document that describes the application cannot be used: ";
+                ErrorPage::bad("Unknown application", format!("{what}{why}."), TELL_MAKERS)
             }
             ClientError::Away(why) => {
                 let page = ErrorPage::away(format!(

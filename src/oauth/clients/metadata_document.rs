@@ -28,7 +28,7 @@ use super::metadata::{ClientAuthMethod, ClientMetadata, Keys, MetadataError};
 use crate::{
     auth::{KeySet, jose::members},
     base::{
-        Outbound, OutboundError,
+        Outbound, OutboundError, Unexpected,
         budget::{Budget, Shares},
         sha256,
     },
@@ -410,9 +410,8 @@ impl Documents {
                     self.doubt.notify_one();
                     DocumentError::Unavailable("the client's site does not answer")
                 }
-                OutboundError::Url(_) | OutboundError::Response(_) => {
-                    DocumentError::Invalid("the client's site does not have the document")
-                }
+                OutboundError::Url(_) => DocumentError::Invalid(ABSENT),
+                OutboundError::Response(unexpected) => DocumentError::Invalid(unfit(unexpected)),
             }
         })
     }
@@ -437,6 +436,23 @@ type FetchKey<'k> = (&'static str, &'k str, &'k str, u128);
 
 fn keys_url(url: &str) -> Result<Url, DocumentError> {
     Url::parse(url).map_err(|_| DocumentError::Invalid("jwks_uri is no URL"))
+}
+
+/// Tells the makers of a client why the answer of its site is not taken.
+fn unfit(answer: Unexpected) -> &'static str {
+    match answer {
+        Unexpected::Redirect(_) => {
+            "the client's site answers with a redirect, which is not followed"
+        }
+        Unexpected::MediaType => {
+            "the client's site answers with another type than application/json"
+        }
+        Unexpected::Size(_) => {
+            "the client's site answers with more bytes than are read \
+             (10,240 of a document, 65,536 of keys)"
+        }
+        Unexpected::Status(_) | Unexpected::Foreign(_) => ABSENT,
+    }
 }
 
 /// Parses a document (draft, section 4).
@@ -499,6 +515,8 @@ const HOST_FETCHES: u32 = 150;
 const ADDRESS_GRANTED: u32 = HOST_FETCHES / 4;
 /// Maximum fetches per minute by anybody from one address at a tenant.
 const ADDRESS_FETCHES: u32 = 60;
+/// The reason against a site that has no document.
+const ABSENT: &str = "the client's site does not have the document";
 /// The refusal of a fetch for which no budget has anything left.
 const BUSY: DocumentError = DocumentError::Unavailable("too many documents are asked for");
 
@@ -707,6 +725,21 @@ mod tests {
         assert_eq!(last(&public, KEYS).document.longest(), FRESH_MAX);
         assert!(!last(&keyed, BUSY_KEYS).serves(&BUSY));
         assert!(last(&public, BUSY_KEYS).serves(&BUSY));
+    }
+
+    /// A document that was too long, redirected or of another type was told as one that is not there.
+    #[test]
+    fn a_document_that_is_there_is_told_from_none() {
+        for (answer, told) in [
+            (Unexpected::Redirect(301), "redirect"),
+            (Unexpected::MediaType, "application/json"),
+            (Unexpected::Size(DOCUMENT_MAX), "10,240 of a document"),
+            (Unexpected::Size(KEYS_MAX), "65,536 of keys"),
+            (Unexpected::Status(404), "does not have the document"),
+        ] {
+            assert!(unfit(answer).contains(told), "{answer:?}");
+        }
+        assert_eq!((DOCUMENT_MAX, KEYS_MAX), (10_240, 65_536));
     }
 
     #[tokio::test]

@@ -163,7 +163,7 @@ impl From<OutboundError> for ProviderError {
                 Self::Unavailable(what)
             }
             // It suggests a broken proxy in front of the provider.
-            OutboundError::Response(what) => Self::Unusable(what),
+            OutboundError::Response(unexpected) => Self::Unusable(unexpected.to_string()),
             OutboundError::Url(what) => Self::Invalid(what.to_owned()),
         }
     }

@@ -246,6 +246,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::base::Unexpected;
 
     fn refused(error: &str) -> TokenError {
         let body = json!({"error": error, "error_description": "a secret of the provider"});
@@ -293,7 +294,7 @@ mod tests {
             (OutboundError::Url("x"), false),
             (OutboundError::Unconnected(what()), false),
             (OutboundError::Unreachable(what()), true),
-            (OutboundError::Response(what()), true),
+            (OutboundError::Response(Unexpected::Foreign(500)), true),
         ] {
             let answer: Result<(), TokenError> = Err(TokenError::Request(error));
             assert_eq!(was_sent(&answer), is_sent, "{answer:?}");

@@ -59,9 +59,10 @@ pub(crate) enum UpstreamError {
 impl From<OutboundError> for UpstreamError {
     fn from(error: OutboundError) -> Self {
         match error {
-            OutboundError::Unconnected(what)
-            | OutboundError::Unreachable(what)
-            | OutboundError::Response(what) => Self::Unavailable(what),
+            OutboundError::Unconnected(what) | OutboundError::Unreachable(what) => {
+                Self::Unavailable(what)
+            }
+            OutboundError::Response(unexpected) => Self::Unavailable(unexpected.to_string()),
             OutboundError::Url(what) => Self::Invalid(what.to_owned()),
         }
     }

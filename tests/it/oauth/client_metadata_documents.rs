@@ -271,6 +271,22 @@ async fn invalid_documents_are_refused() {
         assert!(began.elapsed().as_secs() < 5, "{id}");
     }
     assert_eq!(site.asked("/target"), 0, "redirects are not followed");
+    // A document that is there is told from one that is not.
+    for (path, told) in [
+        (
+            "/long",
+            "answers with more bytes than are read (10,240 of a document",
+        ),
+        ("/moved", "answers with a redirect, which is not followed"),
+        ("/text", "answers with another type than application/json"),
+        ("/gone", "does not have the document"),
+    ] {
+        let id = format!("{}{path}", site.origin);
+        let url = App::of(&gateway, "a", &id).request(&[]);
+        let shown = browser.open(&url).await;
+        let is_told = shown.text.contains(told) && shown.text.contains("cannot be used: ");
+        assert!(is_told, "{path}: {}", shown.text);
+    }
 }
 
 /// Internal addresses are never requested, in any spelling.

@@ -338,7 +338,7 @@ impl Key {
             ("RSA", _) => {
                 let (n, e) = (text("n")?, text("e")?);
                 let bytes = URL_SAFE_NO_PAD.decode(n).ok()?;
-                if bytes.len() < RSA_MIN || !is_exponent(e) {
+                if !(RSA_MIN..=RSA_MAX).contains(&bytes.len()) || !is_exponent(e) {
                     return None;
                 }
                 (DecodingKey::from_rsa_components(n, e), &RSA, [n, e])
@@ -420,6 +420,8 @@ const KEYS_MAX: usize = 64;
 const TRIES: usize = 8;
 /// Minimum size of an RSA modulus in bytes: 2048 bits.
 const RSA_MIN: usize = 256;
+/// Maximum size of an RSA modulus in bytes: 8192 bits, beyond which no signature can be verified.
+const RSA_MAX: usize = 1024;
 
 /// Whether this is the base64url of an exponent that keys have: odd, from 3 (RFC 8017 section 3.1) to the 33
 /// bits that verification takes. Signatures for an exponent of 1 need no private key.

@@ -377,6 +377,17 @@ fn short_rsa_keys_are_ignored() {
     }
 }
 
+/// A client could register a key by which no signature is ever good.
+#[test]
+fn long_rsa_keys_are_ignored() {
+    for (size, is_key) in [(1024, true), (1025, false), (4000, false)] {
+        let n = URL_SAFE_NO_PAD.encode(vec![0xab; size]);
+        let jwk = json!({"keys": [{"kty": "RSA", "n": n, "e": "AQAB"}]});
+        let keys = KeySet::parse(jwk.to_string().as_bytes());
+        assert_eq!(keys.is_ok_and(|keys| !keys.is_empty()), is_key, "{size}");
+    }
+}
+
 #[test]
 fn what_an_issuer_says_of_an_opaque_token() {
     let of = |said: Value| {

@@ -237,9 +237,12 @@ fn check_list(all: &Map<String, Value>, name: &str, needed: &str) -> Result<(), 
 /// them.
 fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Keys>, MetadataError> {
     let at = page(all, "jwks_uri")?;
+    // `page` drops plain http, as no client depends on its pages. It does on its keys.
+    let is_plain = at.is_none() && text(all, "jwks_uri", LONG)?.is_some();
     let here = all.get("jwks").filter(|set| !set.is_null());
     match (here, at) {
         _ if method != ClientAuthMethod::Jwt => Ok(None),
+        _ if is_plain => Err(MetadataError::Metadata("jwks_uri is not https")),
         (Some(set), None) if has_private_key(set) => {
             Err(MetadataError::Metadata("jwks has a private key"))
         }
@@ -460,11 +463,18 @@ mod tests {
             json!({"jwks": {"keys": []}}),
             json!({"jwks": {"keys": [{"kty": "oct", "k": "AAAA"}]}}),
             json!({"jwks": {"keys": [key(), private()]}}),
+            json!({"jwks": {"keys": [{"kty": "RSA", "n": "q".repeat(5336), "e": "AQAB"}]}}),
             json!({"jwks": 1}),
-            json!({"jwks_uri": "http://app.test/jwks"}),
+            json!({"jwks": {"keys": [key()]}, "jwks_uri": "http://app.test/jwks"}),
             json!({"jwks": {"keys": [key()]}, "jwks_uri": "https://app.test/jwks"}),
         ] {
             assert!(jwt(more.clone()).is_err(), "{more}");
         }
+        // It was told that it has to have either jwks or jwks_uri.
+        let plain = json!({"jwks_uri": "http://app.test/jwks"});
+        let why = MetadataError::Metadata("jwks_uri is not https");
+        assert_eq!(jwt(plain).unwrap_err(), why);
+        let unused = with("jwks_uri", json!("http://app.test/jwks"));
+        assert_eq!(read(unused).unwrap().keys, None);
     }
 }

@@ -87,6 +87,9 @@ const MAX_KEPT: usize = 16 << 20;
 /// The level of log messages for a client that has set none.
 const DEFAULT_LEVEL: &[u8] = b"\"info\"";
 
+/// Why a call ends that would be asked more than is kept or passed on.
+const TOO_MUCH: &str = "the server asks for too much at once";
+
 /// The most rounds of one call: a server that asks for nothing is called again at once.
 const MAX_ROUNDS: u32 = 64;
 
@@ -327,6 +330,7 @@ impl Modern {
                 to.owner.push_back(message.bytes().clone());
             }
             ServerAnswer::InputRequired(wanted) => self.ask(call, wanted, to),
+            ServerAnswer::TooMuch => self.fail(call, TOO_MUCH, to),
             ServerAnswer::Unknown => self.fail(call, "the result is none of this revision", to),
         }
     }
@@ -376,7 +380,7 @@ impl Modern {
         }
         let size = wanted.size();
         if self.kept + size > MAX_KEPT {
-            return self.fail(id, "the server asks for too much at once", to);
+            return self.fail(id, TOO_MUCH, to);
         }
         self.kept += size;
         call.state = wanted.state;

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     mailbox::{Counted, Inbox, Initialized, Loss, Status, ToChild, ToSession},
     pace::{Health, Pace},
-    routing::{Recipients, Routing, refuse, salvage_call},
+    routing::{Recipients, Routing, refuse, salvage_calls},
 };
 use crate::backend::{
     Occasion, Place, Pool, Refused, Stage, Started,
@@ -519,12 +519,12 @@ impl RunningChild {
     }
 
     /// Returns whether a session gets it as an answer to a call.
-    async fn handle_line(&mut self, line: Result<Message, Option<u64>>) -> bool {
+    async fn handle_line(&mut self, line: Result<Message, Vec<u64>>) -> bool {
         self.health.count_line();
         match line {
             Ok(message) => self.handle_message(message).await,
-            Err(call) => {
-                self.handle_invalid_line(call).await;
+            Err(calls) => {
+                self.handle_invalid_line(calls).await;
                 false
             }
         }
@@ -563,13 +563,13 @@ impl RunningChild {
         false
     }
 
-    async fn handle_invalid_line(&mut self, call: Option<u64>) {
+    async fn handle_invalid_line(&mut self, calls: Vec<u64>) {
         self.shared.pool.metrics.noise_lines.add(1);
-        if let Some(call) = call
-            && let Some(session) = self.routing.session(call)
-        {
-            let message = ToSession::InvalidResponse(call);
-            self.send(session, message, Counted::default()).await;
+        for call in calls {
+            if let Some(session) = self.routing.session(call) {
+                let message = ToSession::InvalidResponse(call);
+                self.send(session, message, Counted::default()).await;
+            }
         }
     }
 
@@ -621,10 +621,10 @@ impl RunningChild {
 ///
 /// # Errors
 ///
-/// The call that the line was meant to respond to, if it is no message.
-async fn read(tenant: &str, line: Bytes) -> Result<Message, Option<u64>> {
+/// The calls that the line was meant to respond to, if it is no message.
+async fn read(tenant: &str, line: Bytes) -> Result<Message, Vec<u64>> {
     let turn = LargeWork::turn(tenant, line.len()).await;
-    turn.run(|| Message::parse_line(line).map_err(|line| salvage_call(&line)))
+    turn.run(|| Message::parse_line(line).map_err(|line| salvage_calls(&line)))
 }
 
 /// A message as several sessions get it, made in a turn of the tenant.
@@ -646,10 +646,10 @@ mod tests {
     async fn a_large_line_is_read_in_a_turn_of_its_tenant() {
         let pad = "x".repeat(1 << 20);
         for (line, expected) in [
-            (format!(r#"{{"level":"{pad}"}}"#), Err(None)),
+            (format!(r#"{{"level":"{pad}"}}"#), Err(Vec::new())),
             (
                 format!(r#"{{"id":4100,"result":"{pad}"}}"#),
-                Err(Some(4100)),
+                Err(vec![4100]),
             ),
             (
                 format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"":"{pad}"}}}}"#),
@@ -661,7 +661,8 @@ mod tests {
             let mut reading = Box::pin(read("acme", line.clone()));
             assert!((&mut reading).now_or_never().is_none(), "without a turn");
             let small = read("acme", line.slice(..100)).now_or_never();
-            assert!(matches!(small, Some(Err(None))), "needs none");
+            let is_noise = matches!(small, Some(Err(calls)) if calls.is_empty());
+            assert!(is_noise, "needs none");
             drop(held);
             assert_eq!(reading.await.map(|message| message.kind()), expected);
         }

@@ -12,7 +12,7 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::{
     Deserializer,
-    de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
+    de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::value::RawValue;
 
@@ -445,50 +445,115 @@ fn number(token: &[u8]) -> Option<u64> {
     std::str::from_utf8(token).ok()?.parse().ok()
 }
 
-/// The call that an invalid line was meant to respond to, if its id can be read. A line of a logger may
-/// have an `id`, too: one without `jsonrpc`, `result` and `error` is no response.
-pub(crate) fn salvage_call(line: &[u8]) -> Option<u64> {
+/// The calls that an invalid line was meant to respond to, as far as their ids can be read: by one object, by several
+/// without a line end between them, or by those of an array. A line of a logger may have an `id`, too: one without
+/// `jsonrpc`, `result` and `error` is no response.
+pub(crate) fn salvage_calls(line: &[u8]) -> Vec<u64> {
     let mut readable = String::from_utf8_lossy(line).into_owned().into_bytes();
     for byte in readable.iter_mut().filter(|byte| **byte < b' ') {
         *byte = b' ';
     }
+    let text = readable.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&readable);
     // Not by the scanner: it may be nested too deeply, or have its id twice.
-    let mut reader = serde_json::Deserializer::from_slice(&readable);
-    let members = reader.deserialize_map(Members::default()).ok()?;
-    reader.end().ok()?;
-    if !members.is_response || members.has_method {
-        return None;
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let mut salvaged = Salvaged::default();
+    let end = loop {
+        if let Err(error) = reader.deserialize_any(&mut salvaged) {
+            break error;
+        }
+    };
+    // The end of a child may have cut its last line short, and is what its calls are told then.
+    if !end.is_eof() {
+        salvaged.end_object(false);
     }
-    number(members.id?.get().as_bytes())
+    salvaged.calls
 }
 
-/// The members of a line by which it is a response; the others are not kept.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// The most calls that one line ends.
+const MAX_SALVAGED: usize = 100;
+
+/// What is found in an invalid line.
 #[derive(Default)]
-struct Members<'a> {
-    /// The last one.
-    id: Option<&'a RawValue>,
-    is_response: bool,
+struct Salvaged {
+    calls: Vec<u64>,
+    /// The members of the object that is being read.
+    open: Members,
+}
+
+/// The members of an object by which it is a response; the others are not kept.
+#[derive(Default)]
+struct Members {
+    /// The last one, if it is one of the gateway's.
+    id: Option<u64>,
+    has_version: bool,
+    has_outcome: bool,
     has_method: bool,
 }
 
-impl<'a> Visitor<'a> for Members<'a> {
-    type Value = Self;
+impl Members {
+    /// The call that an object with these was meant to respond to. One with a method may also be a request of the child
+    /// or a line of a logger, and of one that is broken it is not known what follows.
+    fn call(&self, is_whole: bool) -> Option<u64> {
+        let is_response = if is_whole && !self.has_method {
+            self.has_version || self.has_outcome
+        } else {
+            self.has_version && self.has_outcome
+        };
+        self.id.filter(|_| is_response)
+    }
+}
+
+impl Salvaged {
+    fn end_object(&mut self, is_whole: bool) {
+        let call = std::mem::take(&mut self.open).call(is_whole);
+        if self.calls.len() < MAX_SALVAGED {
+            self.calls.extend(call);
+        }
+    }
+}
+
+impl<'a> Visitor<'a> for &mut Salvaged {
+    type Value = ();
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("an object")
+        out.write_str("an object or an array of objects")
     }
 
-    fn visit_map<A: MapAccess<'a>>(mut self, mut map: A) -> Result<Self, A::Error> {
+    fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<(), A::Error> {
+        self.open = Members::default();
+        let mut id = None;
         while let Some(member) = map.next_key_seed(Name)? {
+            // Not before something follows it: the digits of one that is cut short are another call's.
+            self.open.id = id;
+            self.open.has_version |= matches!(member, Member::Version);
+            self.open.has_outcome |= matches!(member, Member::Outcome);
+            self.open.has_method |= matches!(member, Member::Method);
             if matches!(member, Member::Id) {
-                self.id = Some(map.next_value()?);
+                let raw: &RawValue = map.next_value()?;
+                id = number(raw.get().as_bytes());
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
-            self.is_response |= matches!(member, Member::OfResponse);
-            self.has_method |= matches!(member, Member::Method);
         }
-        Ok(self)
+        self.open.id = id;
+        self.end_object(true);
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(self, mut items: A) -> Result<(), A::Error> {
+        while items.next_element_seed(&mut *self)?.is_some() {}
+        Ok(())
+    }
+}
+
+/// An object of an array.
+impl<'a> DeserializeSeed<'a> for &mut Salvaged {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'a>>(self, item: D) -> Result<(), D::Error> {
+        item.deserialize_map(self)
     }
 }
 
@@ -496,7 +561,8 @@ impl<'a> Visitor<'a> for Members<'a> {
 enum Member {
     Id,
     Method,
-    OfResponse,
+    Version,
+    Outcome,
     Other,
 }
 
@@ -522,7 +588,8 @@ impl Visitor<'_> for Name {
         Ok(match name {
             "id" => Member::Id,
             "method" => Member::Method,
-            "jsonrpc" | "result" | "error" => Member::OfResponse,
+            "jsonrpc" => Member::Version,
+            "result" | "error" => Member::Outcome,
             _ => Member::Other,
         })
     }

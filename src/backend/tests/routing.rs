@@ -416,13 +416,47 @@ fn the_call_of_a_line_that_is_no_message_is_found() {
         (r#"{"id":7,"result":{},"method":"x"}"#.to_owned(), None),
         (r#"{"id":"7","result":{}}"#.to_owned(), None),
         (r#"{"result":{}}"#.to_owned(), None),
-        (r#"{"id":7,"result":{}} {}"#.to_owned(), None),
         (r#"{"id":7,"result":{"#.to_owned(), None),
-        (r#"[{"id":7,"result":{}}]"#.to_owned(), None),
         ("panic".to_owned(), None),
     ] {
-        assert_eq!(salvage_call(line.as_bytes()), expected, "{line:.60}");
+        let found = salvage_calls(line.as_bytes());
+        assert_eq!(found, Vec::<u64>::from_iter(expected), "{line:.60}");
     }
     let broken = b"{\"id\":7,\"result\":\"\xff\"}";
-    assert_eq!(salvage_call(broken), Some(7));
+    assert_eq!(salvage_calls(broken), [7]);
+}
+
+/// Each of them cost its call the whole clock.
+#[test]
+fn the_calls_of_a_line_of_a_wrong_form_are_found() {
+    let answer = |id: u64| format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#);
+    let with = |rest: &str| format!(r#"{{"jsonrpc":"2.0","id":7,{rest}"#);
+    let (seven, eight) = (answer(7), answer(8));
+    for (line, expected) in [
+        (with(r#""method":"x","result":{}}"#), &[7_u64][..]),
+        (with(r#""error":{},"method":"x"}"#), &[7]),
+        (with(r#""method":"x","params":{"result":{}}}"#), &[]),
+        (format!("{seven}{eight}"), &[7, 8]),
+        (format!("{seven} {LOG} {eight} text {seven}"), &[7, 8]),
+        (format!("{LOG}{seven}"), &[7]),
+        (format!("\u{feff}{seven}"), &[7]),
+        (format!("\u{feff}\u{feff}{seven}"), &[]),
+        (format!("[{seven},{LOG},{eight}]"), &[7, 8]),
+        (format!("[[{seven}]]"), &[]),
+        (format!("{}{seven}", "[".repeat(200)), &[]),
+        (with(r#""result":{"content":[}}"#), &[7]),
+        (with(r#""result":{"share":NaN}}"#), &[7]),
+        (with(r#""result":{"text":"a "word""}}"#), &[7]),
+        (with(r#""params":{"share":NaN},"method":"x"}"#), &[]),
+        (r#"{"id":7,"error":x}"#.to_owned(), &[]),
+        // What may be the end of a child, and digits that may be those of another call.
+        (with(r#""result":{"content":["#), &[]),
+        (r#"{"jsonrpc":"2.0","result":{},"id":7"#.to_owned(), &[]),
+        (r#"{"jsonrpc":"2.0","result":{},"id":7x"#.to_owned(), &[]),
+        (format!("text {seven}"), &[]),
+        (format!("17:03 {seven}"), &[]),
+    ] {
+        assert_eq!(salvage_calls(line.as_bytes()), expected, "{line:.90}");
+    }
+    assert_eq!(salvage_calls(seven.repeat(200).as_bytes()), [7; 100]);
 }

@@ -384,6 +384,23 @@ fn a_server_asks_and_its_client_answers() {
     );
 }
 
+/// The text was that of a result that cannot be read, in which its author sought a mistake.
+#[test]
+fn a_server_that_asks_for_too_much_at_once_is_told_so() {
+    let mut both = begun();
+    both.owner_writes(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"x"}}"#);
+    let requests: Vec<String> = (0..17)
+        .map(|key| format!(r#""{key}":{{"method":"roots/list"}}"#))
+        .collect();
+    let required = format!(
+        r#""result":{{"resultType":"input_required","inputRequests":{{{}}}}}"#,
+        requests.join(",")
+    );
+    let (again, told) = both.server_writes(&answer("7", &required));
+    let error = r#""error":{"code":-32603,"message":"the server asks for too much at once"}"#;
+    assert_eq!((&*again, told), ("", vec![answer("7", error)]));
+}
+
 #[test]
 fn a_call_ends_with_an_error_where_its_client_cannot_answer() {
     let required = r#""result":{"resultType":"input_required","inputRequests":{"a":{"method":"sampling/createMessage","params":{}},"b":{"method":"roots/list"}}}"#;

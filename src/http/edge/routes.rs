@@ -13,11 +13,11 @@ use axum::extract::Request;
 use axum::response::Response;
 use futures_util::FutureExt;
 use http::header::{ALLOW, RETRY_AFTER};
-use http::{HeaderValue, Method, StatusCode, Uri};
+use http::{HeaderValue, Method, Uri};
 use tower::Service;
 
 use crate::endpoint::Kind;
-use crate::http::reply::refusal::refusal;
+use crate::http::reply::refusal;
 
 /// Routes of one listener; a handle.
 #[derive(Clone)]
@@ -104,7 +104,7 @@ pub(super) fn panic_response(panic: Box<dyn Any + Send + 'static>) -> Response {
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no text");
     tracing::error!(panic = text, "a route panicked");
-    let mut response = refusal(StatusCode::SERVICE_UNAVAILABLE, "internal error");
+    let mut response = refusal::of_bug();
     response
         .headers_mut()
         .insert(RETRY_AFTER, HeaderValue::from_static("1"));

@@ -367,10 +367,8 @@ async fn listen(
         let text = "Accept must permit text/event-stream";
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    let Some(mut wanted) = Filter::of(request.message, MAX_SUBSCRIPTIONS) else {
-        let text = "params.notifications is no filter of subscriptions";
-        return Err(refused(StatusCode::BAD_REQUEST, -32602, text));
-    };
+    let wanted = Filter::of(request.message, MAX_SUBSCRIPTIONS);
+    let mut wanted = wanted.map_err(|why| refused(StatusCode::BAD_REQUEST, -32602, why))?;
     let tasks = modern_tasks::watched(front, admitted, request, &mut wanted)?;
     let subscribed = front.stateless.subscribe(&request.caller, wanted).await;
     let (subscription, reader) = match subscribed.map_err(of_kept_session)? {

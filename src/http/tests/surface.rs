@@ -494,6 +494,59 @@ async fn codings_and_methods() {
     surface.ends().await;
 }
 
+/// They had neither `jsonrpc` nor `id`.
+#[tokio::test]
+async fn an_mcp_endpoint_is_refused_in_the_form_of_json_rpc() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let share = memory.address("127.0.0.1".parse().unwrap());
+    let long = format!(
+        "Transfer-Encoding: chunked\r\n\r\n11000\r\n{}\r\n0\r\n",
+        "x".repeat(0x11000)
+    );
+    for (line, headers, expected, text) in [
+        (
+            "POST /mcp",
+            "Content-Length: 99999999\r\n",
+            "413",
+            "body too large",
+        ),
+        ("POST /mcp", &long, "413", "body too large"),
+        (
+            "GET /t/a/b/mcp",
+            "Origin: http://evil.test\r\n",
+            "403",
+            "origin not allowed",
+        ),
+        ("GET http://evil.test/sse", "", "400", "bad host"),
+        ("TRACE /messages", "", "405", "method not allowed"),
+        (
+            "POST /sse",
+            "Content-Encoding: br\r\n",
+            "415",
+            "content coding not supported",
+        ),
+        (
+            "POST /mcp",
+            "",
+            "503",
+            "too much of this address is under way",
+        ),
+    ] {
+        let _all = (expected == "503").then(|| share.hold(1 << 20));
+        let (answer, _) = surface.ask(line, headers).await;
+        assert_eq!(status(&answer), expected, "{line} {answer}");
+        let code = if expected == "503" { -31004 } else { -32600 };
+        let error = format!(r#"{{"code":{code},"message":"{text}"}}"#);
+        let body = format!(r#"{{"jsonrpc":"2.0","id":null,"error":{error}}}"#);
+        let said = answer.split_once("\r\n\r\n").map(|(_, body)| body);
+        assert_eq!(said, Some(&*body), "{line} {answer}");
+        let allows = answer.contains("\r\nallow: GET,HEAD\r\n");
+        assert_eq!(allows, expected == "405", "{answer}");
+    }
+    surface.ends().await;
+}
+
 /// Every path answered a method that no route has with the methods of an MCP endpoint.
 #[tokio::test]
 async fn a_refused_method_comes_with_those_of_its_path() {

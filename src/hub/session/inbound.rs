@@ -34,7 +34,8 @@ use crate::{
 /// The most subscriptions of a session, and the most bytes of each URI: they live as long as the
 /// session and are part of its record.
 pub(crate) const MAX_SUBSCRIPTIONS: usize = 1000;
-const MAX_URI: usize = 8 * 1024;
+/// The most bytes of a raw URI, of which two are its quotes.
+const MAX_URI: usize = 8 * 1024 + 2;
 
 /// The `Retry-After` of an `initialize` that the share of its caller has no room for.
 const RETRY: Duration = Duration::from_secs(10);

@@ -440,7 +440,7 @@ impl Session {
         }
     }
 
-    /// Skips a line that is no message; if it was meant as the response to a call, the call fails.
+    /// Skips a line that is no message; if it was meant as the response to calls, they fail.
     fn handle_invalid_line(&mut self, line: &[u8]) {
         self.count_message(&ServerMessage::Dropped("no message"));
         self.core.metrics.noise_lines.add(1);
@@ -451,13 +451,12 @@ impl Session {
             "a line of the child that is no message is skipped"
         );
         self.link.keep_noise(line);
-        let Some(call) = routing::salvage_call(line) else {
-            return;
-        };
-        if self.link.initialize_id() == Some(call) {
-            self.child_lost(CallError::INVALID);
-        } else {
-            self.fail_call(call, CallError::INVALID);
+        for call in routing::salvage_calls(line) {
+            if self.link.initialize_id() == Some(call) {
+                self.child_lost(CallError::INVALID);
+            } else {
+                self.fail_call(call, CallError::INVALID);
+            }
         }
     }
 

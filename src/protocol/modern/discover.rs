@@ -69,20 +69,22 @@ const RESOURCES: &str = "resourceSubscriptions";
 const TASKS: &str = "taskIds";
 
 impl Filter {
-    /// The filter of a `subscriptions/listen`; none if it is no such object, or names more than `max`
-    /// resources or tasks.
-    pub(crate) fn of(request: &Message, max: usize) -> Option<Self> {
-        let params = request.params()?;
-        let wanted = json::get(params, "notifications")?;
-        if !wanted.starts_with(b"{") {
-            return None;
-        }
+    /// The filter of a `subscriptions/listen`.
+    ///
+    /// # Errors
+    ///
+    /// The text for its client, if it is no such object, or names more than `max` resources or tasks.
+    pub(crate) fn of(request: &Message, max: usize) -> Result<Self, &'static str> {
+        let params = request.params();
+        let wanted = params.and_then(|params| json::get(params, "notifications"));
+        let wanted = wanted.filter(|wanted| wanted.starts_with(b"{"));
+        let wanted = wanted.ok_or(NO_FILTER)?;
         let mut filter = Self::default();
         for (slot, (member, _)) in filter.lists.iter_mut().zip(LISTS) {
             *slot = match json::get(wanted, member) {
                 None | Some(b"false" | b"null") => false,
                 Some(b"true") => true,
-                Some(_) => return None,
+                Some(_) => return Err(NO_FILTER),
             };
         }
         let mut seen = HashSet::new();
@@ -93,12 +95,12 @@ impl Filter {
             }
         }
         for id in texts(wanted, TASKS, max)? {
-            let id = json::decoded(id)?.into();
+            let id = json::decoded(id).ok_or(NO_FILTER)?.into();
             if !filter.tasks.contains(&id) {
                 filter.tasks.push(id);
             }
         }
-        Some(filter)
+        Ok(filter)
     }
 
     /// The part of it that a server with these raw capabilities can honour.
@@ -188,21 +190,28 @@ impl Filter {
     }
 }
 
-/// The strings of a list in a filter, as they stand; none if it is no such list, or has more than `max`.
-fn texts<'w>(wanted: &'w [u8], name: &str, max: usize) -> Option<Vec<&'w [u8]>> {
+/// The strings of a list in a filter, as they stand.
+///
+/// # Errors
+///
+/// The text for the client, if it is no such list, or has more than `max`.
+fn texts<'w>(wanted: &'w [u8], name: &str, max: usize) -> Result<Vec<&'w [u8]>, &'static str> {
     let Some(list) = json::get(wanted, name) else {
-        return Some(Vec::new());
+        return Ok(Vec::new());
     };
     let (mut items, mut texts) = (json::Items::of(list), Vec::new());
-    while let Some(text) = items.next().ok()? {
-        json::decoded(text)?;
+    while let Some(text) = items.next().map_err(|_| NO_FILTER)? {
+        json::decoded(text).ok_or(NO_FILTER)?;
         if texts.len() == max {
-            return None;
+            return Err(TOO_MANY);
         }
         texts.push(text);
     }
-    Some(texts)
+    Ok(texts)
 }
+
+const NO_FILTER: &str = "params.notifications is no filter of subscriptions";
+const TOO_MANY: &str = "too many subscriptions";
 
 #[cfg(test)]
 mod tests {
@@ -278,19 +287,19 @@ mod tests {
 
     #[test]
     fn a_filter_that_cannot_be_read_is_refused() {
-        for notifications in [
-            "1",
-            r#"{"toolsListChanged":1}"#,
-            r#"{"resourceSubscriptions":"a"}"#,
-            r#"{"resourceSubscriptions":[1]}"#,
-            r#"{"resourceSubscriptions":["a","b","c"]}"#,
-            r#"{"taskIds":[1]}"#,
-            r#"{"taskIds":["a","b","c"]}"#,
+        for (notifications, why) in [
+            ("1", NO_FILTER),
+            (r#"{"toolsListChanged":1}"#, NO_FILTER),
+            (r#"{"resourceSubscriptions":"a"}"#, NO_FILTER),
+            (r#"{"resourceSubscriptions":[1]}"#, NO_FILTER),
+            (r#"{"resourceSubscriptions":["a","b","c"]}"#, TOO_MANY),
+            (r#"{"taskIds":[1]}"#, NO_FILTER),
+            (r#"{"taskIds":["a","b","c"]}"#, TOO_MANY),
         ] {
             let text = format!(
                 r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{{"notifications":{notifications}}}}}"#
             );
-            assert_eq!(Filter::of(&message(&text), 2), None, "{notifications}");
+            assert_eq!(Filter::of(&message(&text), 2), Err(why), "{notifications}");
         }
     }
 }

@@ -293,6 +293,8 @@ pub(crate) enum ServerAnswer {
     Complete(Bytes),
     /// What the server wants to know before it answers.
     InputRequired(WantedInput),
+    /// A result that asks for more than [`MAX_REQUESTS`] at once.
+    TooMuch,
     /// A result of a type that was not agreed on: "A client MUST treat an unrecognized `resultType` as an
     /// error" (2026-07-28 basic, `resultType`); or one that asks for what is no input.
     Unknown,
@@ -349,7 +351,8 @@ impl ServerAnswer {
             None => Self::Complete(result.freeze()),
             Some(Some(kind)) if kind == "complete" => Self::Complete(result.freeze()),
             Some(Some(kind)) if kind == "input_required" => {
-                WantedInput::of(outcome.of(text)).map_or(Self::Unknown, Self::InputRequired)
+                let wanted = WantedInput::of(outcome.of(text));
+                wanted.map_or_else(|refused| refused, Self::InputRequired)
             }
             Some(_) => Self::Unknown,
         }
@@ -434,7 +437,7 @@ impl WantedInput {
     pub(crate) fn in_answer(answer: &Message) -> Option<Self> {
         let result = answer.result()?;
         let kind = json::get(result, MODERN_MEMBERS[0]).and_then(json::decoded);
-        (kind.as_deref() == Some("input_required")).then(|| Self::of(result))?
+        (kind.as_deref() == Some("input_required")).then(|| Self::of(result).ok())?
     }
 
     /// Its requests for the client, under the keys of the server.
@@ -449,35 +452,45 @@ impl WantedInput {
             .collect()
     }
 
-    /// The input that a raw result asks for; none if it asks for nothing or for too much, and where its state is no
-    /// string, or its requests are no object with a key for each: "keys are server assigned identifiers and MUST be unique
-    /// within the scope of the request" (2026-07-28 mrtr, "Server Requirements").
-    fn of(result: &[u8]) -> Option<Self> {
+    /// The input that a raw result asks for.
+    ///
+    /// # Errors
+    ///
+    /// `TooMuch`; `Unknown` if it asks for nothing, and where its state is no string, or its requests are no object with a
+    /// key for each: "keys are server assigned identifiers and MUST be unique within the scope of the request" (2026-07-28
+    /// mrtr, "Server Requirements").
+    fn of(result: &[u8]) -> Result<Self, ServerAnswer> {
+        let unknown = ServerAnswer::Unknown;
         // Some libraries write what is absent as null.
         let member = |name| json::get(result, name).filter(|value| *value != b"null");
         let state = member("requestState");
         let wanted = member("inputRequests").unwrap_or(b"{}");
         if state.is_some_and(|state| !state.starts_with(b"\"")) || !wanted.starts_with(b"{") {
-            return None;
+            return Err(unknown);
         }
         let mut requests: Vec<(Box<[u8]>, Bytes)> = Vec::new();
         for (key, request) in json::members(wanted, Span::whole(wanted)) {
             let request = request.of(wanted);
-            let method = json::get(request, "method").and_then(json::decoded)?;
-            if !InputRequest::is_one(&method) || requests.len() >= MAX_REQUESTS {
-                return None;
+            if requests.len() >= MAX_REQUESTS {
+                return Err(ServerAnswer::TooMuch);
+            }
+            let method = json::get(request, "method").and_then(json::decoded);
+            if method.is_none_or(|method| !InputRequest::is_one(&method)) {
+                return Err(unknown);
             }
             let key = key.of(wanted);
             let own = json::canonical(key);
             let mut known = requests.iter();
             if known.any(|(key, _)| json::canonical(key) == own) {
-                return None;
+                return Err(unknown);
             }
             requests.push((key.into(), Bytes::copy_from_slice(request)));
         }
         let is_anything = state.is_some() || !requests.is_empty();
         let state = state.map(Into::into);
-        is_anything.then_some(Self { requests, state })
+        is_anything
+            .then_some(Self { requests, state })
+            .ok_or(unknown)
     }
 }
 

@@ -179,4 +179,10 @@ fn a_result_that_asks_for_no_valid_input_is_none() {
     ] {
         assert_eq!(answer(&invalid), ServerAnswer::Unknown, "{invalid}");
     }
+    let many = |count: usize| {
+        let requests: Vec<String> = (0..count).map(|n| format!(r#""{n}":{roots}"#)).collect();
+        answer(&format!(r#""inputRequests":{{{}}}"#, requests.join(",")))
+    };
+    assert!(matches!(many(16), ServerAnswer::InputRequired(_)));
+    assert_eq!(many(17), ServerAnswer::TooMuch);
 }

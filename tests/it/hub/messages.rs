@@ -240,6 +240,13 @@ async fn the_record_of_a_session_is_bounded() {
         code(format!("test://{}", "x".repeat(8 << 10))).await,
         -32602
     );
+    // The quotes counted.
+    let longest = format!("test://{}", "x".repeat((8 << 10) - 7));
+    assert_eq!(code(format!("{longest}x")).await, -32602);
+    assert_eq!(code(longest.clone()).await, Value::Null);
+    session
+        .ask("resources/unsubscribe", json!({"uri": longest}))
+        .await;
     for number in 0..1000 {
         assert_eq!(code(format!("test://{number}")).await, Value::Null);
     }

@@ -686,6 +686,30 @@ async fn a_line_that_is_no_answer_ends_its_call_at_once() {
     }
 }
 
+/// Each cost its call the whole clock.
+#[tokio::test]
+async fn an_answer_in_a_wrong_form_ends_its_call_at_once() {
+    for isolation in ["session", "tenant"] {
+        let server = json!({"command": child(), "isolation": isolation});
+        let gateway = served(json!({}), server).await;
+        let session = gateway.session("a", "main").await;
+        for form in [
+            r#"{"jsonrpc":"2.0","id":ID,"method":"x","result":{}}"#,
+            r#"{"jsonrpc":"2.0","id":ID,"result":{}}{"jsonrpc":"2.0","id":ID,"result":{}}"#,
+            "\u{feff}{\"jsonrpc\":\"2.0\",\"id\":ID,\"result\":{}}",
+            r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[}}"#,
+            r#"[{"jsonrpc":"2.0","id":ID,"result":{}}]"#,
+        ] {
+            let hanging = session.begin("hang", json!({})).await;
+            let id = id_of(&session, "hang").await;
+            let line = form.replace("ID", &id.to_string());
+            assert_eq!(session.text("say", json!({"line": line})).await, "said");
+            let answer = last(hanging).await;
+            assert_eq!(answer["error"]["code"], -31003, "{isolation} {line}");
+        }
+    }
+}
+
 /// 2025-03-26 basic, "Batching": has no bound for what a server sends.
 #[tokio::test]
 async fn an_array_of_the_child_may_be_long() {

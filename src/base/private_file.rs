@@ -57,9 +57,31 @@ pub(crate) fn write_new(path: &Path, text: &str) -> io::Result<()> {
     written.inspect_err(|_| _ = fs::remove_file(path))
 }
 
+/// The remedy where a private file cannot be opened.
+pub(crate) fn remedy(error: &io::Error) -> String {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        let user = rustix::process::geteuid().as_raw();
+        return format!("give it to user {user}, which this process runs as, or run as its owner");
+    }
+    "make its directory writable, and see that the disk has room".to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::private_file::*;
+
+    #[test]
+    fn a_file_of_another_user_is_to_be_given_to_this_one() {
+        let remedy = |kind: io::ErrorKind| remedy(&kind.into());
+        let given = remedy(io::ErrorKind::PermissionDenied);
+        let user = rustix::process::geteuid().as_raw();
+        assert!(
+            given.starts_with(&format!("give it to user {user}, ")),
+            "{given}"
+        );
+        let other = remedy(io::ErrorKind::IsADirectory);
+        assert!(other.starts_with("make its directory writable"), "{other}");
+    }
 
     /// The gateway could not read the key that root had changed, nor the database that root had made.
     #[test]

@@ -43,6 +43,16 @@ impl Location {
             None => Self::File(config.data_dir.join(FILE)),
         }
     }
+
+    /// Names the file in an error that is about it.
+    pub(crate) fn named_in(&self, error: Error) -> Error {
+        match (self, error) {
+            (Self::File(file), Error::File(wrong)) => {
+                Error::from_mistake(wrong.at(&file.display().to_string(), "store"))
+            }
+            (_, error) => error,
+        }
+    }
 }
 
 /// The settings to open a database with.
@@ -112,12 +122,12 @@ impl Database {
     /// # Errors
     ///
     /// `Unavailable` while the database is unreachable; `Invalid` if it cannot be used as
-    /// configured: a wrong master key, an invalid URL.
+    /// configured: a wrong master key, an invalid URL; `File` if its file is damaged or another user's.
     pub(crate) async fn open(opening: Opening) -> Result<Self, Error> {
         let (clock, times) = (opening.clock, opening.times);
         let pool = match &opening.location {
             Location::File(file) => {
-                make_private(file).map_err(|error| Error::Unavailable(error.to_string()))?;
+                make_private(file).map_err(|error| unopened(&error))?;
                 Pool::sqlite(file, clock, times).await?
             }
             Location::Url(url) => Pool::postgres(url.expose(), clock, times).await?,
@@ -449,9 +459,37 @@ fn make_private(file: &Path) -> io::Result<()> {
     file.set_permissions(fs::Permissions::from_mode(private_file::MODE))
 }
 
+/// The failure to open the file.
+fn unopened(error: &io::Error) -> Error {
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return Error::Unavailable(error.to_string());
+    }
+    let what = format!("cannot be opened: {error}");
+    Error::File(Wrong::new(what, private_file::remedy(error)))
+}
+
 /// The file name of the database in the data directory.
 const FILE: &str = "lockgate.db";
 /// The file name of the master keys in the data directory.
 const KEY_FILE: &str = "master.key";
 /// Changes of declared objects at once; one of a tenant's, so that the next turn is another tenant's.
 const CHANGES: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::super::handle::*;
+
+    /// The database was told to be away, without its file and a remedy.
+    #[test]
+    fn a_store_of_another_user_is_named_with_a_remedy() {
+        let location = Location::File(PathBuf::from("/d/lockgate.db"));
+        let denied = unopened(&io::ErrorKind::PermissionDenied.into());
+        let said = location.named_in(denied).to_string();
+        let wanted = "/d/lockgate.db: store: cannot be opened: ";
+        assert!(said.starts_with(wanted), "{said}");
+        assert!(said.contains("; give it to user "), "{said}");
+        let full = unopened(&io::ErrorKind::StorageFull.into());
+        let full = location.named_in(full);
+        assert!(matches!(full, Error::Unavailable(_)), "{full}");
+    }
+}

@@ -406,9 +406,9 @@ impl CurrentSnapshot {
         match read {
             // It is told by the round, which reads again what is not served.
             Err(database::Error::Invalid(_)) if is_served => Ok(()),
-            Err(database::Error::Invalid(_) | database::Error::Bug(_)) => {
-                self.keep_declared(database, known, reached.version).await
-            }
+            Err(
+                database::Error::Invalid(_) | database::Error::File(_) | database::Error::Bug(_),
+            ) => self.keep_declared(database, known, reached.version).await,
             read => read,
         }
     }

@@ -323,7 +323,11 @@ impl SnapshotSync {
         }
         let known = self.unserved.take();
         match self.snapshot.refresh().await {
-            Err(failure @ (database::Error::Invalid(_) | database::Error::Bug(_))) => {
+            Err(
+                failure @ (database::Error::Invalid(_)
+                | database::Error::File(_)
+                | database::Error::Bug(_)),
+            ) => {
                 let why = failure.to_string();
                 let is_known = known.is_some_and(|known| known.why == why);
                 let until = Instant::now() + RETRY;

@@ -3,6 +3,7 @@
 //! Not here: the checks themselves (`config`, `manifest`).
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -18,6 +19,7 @@ use crate::{
         credentials,
         descriptors::shortage,
         machine::{kernel, offer},
+        private_dir,
     },
     config::{Config, Mistake, Separation, Sources, gateway::environment},
     declare::{Offer, Profile, STORE, Server, Tcp},
@@ -77,6 +79,8 @@ fn report(
         (Ok(config), Ok(manifest)) => {
             let search = sources.env.get("PATH").map_or("", String::as_str);
             let mut mistakes = credentials::mistakes(&config);
+            let data_dir = private_dir::check(&config);
+            mistakes.extend(data_dir.as_ref().err().cloned());
             let offer = match offer(kernel, &config) {
                 Ok(offer) => offer,
                 Err(more) => return Err([more, mistakes].concat()),
@@ -85,22 +89,14 @@ fn report(
             mistakes.extend(manifest.as_ref().map(check).unwrap_or_default());
             if mistakes.is_empty() {
                 let mut summary = summary(&config, manifest.as_ref(), &offer);
-                let shortage = shortage(&config, kernel.open_files);
-                for warning in shortage.into_iter().chain(credentials::lapse(&config)) {
-                    summary += &format!("{warning}\n");
+                let warnings = shortage(&config, kernel.open_files)
+                    .into_iter()
+                    .chain(credentials::lapse(&config))
+                    .chain(data_dir.ok().flatten());
+                for warning in warnings {
+                    summary += &format!("{}\n", escaped(&warning));
                 }
-                let home = sources.env.get("HOME").map(Path::new);
-                let servers = manifest.iter().flat_map(|one| one.catalog.servers());
-                for server in servers.filter(|_| offer.landlock > 0) {
-                    for arg in out_of_reach(&server.launch, search.as_ref(), home) {
-                        summary += &format!(
-                            "{}/{}: may not read its argument {}; add its directory to sandbox.read\n",
-                            server.tenant,
-                            server.name,
-                            escaped(arg)
-                        );
-                    }
-                }
+                summary += &arguments(manifest.as_ref(), &offer, &sources.env);
                 Ok(summary + &machine(kernel, &offer))
             } else {
                 Err(mistakes)
@@ -111,7 +107,8 @@ fn report(
             let mut mistakes = match config {
                 Ok(config) => {
                     let offered = offer(kernel, &config).err();
-                    let unusable = credentials::mistakes(&config);
+                    let unusable = credentials::mistakes(&config).into_iter();
+                    let unusable = unusable.chain(private_dir::check(&config).err());
                     offered.into_iter().flatten().chain(unusable).collect()
                 }
                 Err(mistakes) => mistakes,
@@ -120,6 +117,26 @@ fn report(
             Err(mistakes)
         }
     }
+}
+
+/// Says which arguments of servers their children may not read.
+fn arguments(manifest: Option<&Manifest>, offer: &Offer, env: &BTreeMap<String, String>) -> String {
+    let search = env.get("PATH").map_or("", String::as_str);
+    let home = env.get("HOME").map(Path::new);
+    let servers = manifest.into_iter();
+    let servers = servers.flat_map(|one| one.catalog.servers());
+    let mut lines = String::new();
+    for server in servers.filter(|_| offer.landlock > 0) {
+        for arg in out_of_reach(&server.launch, search.as_ref(), home) {
+            lines += &format!(
+                "{}/{}: may not read its argument {}; add its directory to sandbox.read\n",
+                server.tenant,
+                server.name,
+                escaped(arg)
+            );
+        }
+    }
+    lines
 }
 
 fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> String {
@@ -256,7 +273,7 @@ fn sandbox_lines(server: &Server, offer: &Offer) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, fs};
+    use std::fs;
 
     use super::super::check::*;
 
@@ -273,7 +290,12 @@ mod tests {
     };
 
     fn sources(set: &[&str]) -> Sources {
-        let env = BTreeMap::from([("HOME", "/home/ada"), ("PATH", "/bin:/usr/bin")]);
+        // A directory that is there, for whoever runs the tests.
+        let env = BTreeMap::from([
+            ("HOME", "/home/ada"),
+            ("PATH", "/bin:/usr/bin"),
+            ("LOCKGATE_DATA_DIR", "/tmp"),
+        ]);
         Sources {
             env: env
                 .into_iter()
@@ -359,6 +381,11 @@ mod tests {
                 .len(),
             2
         );
+        let data_dir = ["data_dir=/proc/x"];
+        for apply in [None, Some(file.as_path())] {
+            let found = report(&sources(&data_dir), apply, &KERNEL).unwrap_err();
+            assert_eq!(found[0].key, "data_dir", "{found:?}");
+        }
         // A manifest that cannot be read hides no certificate that cannot be read.
         let tls = ["http.tls.cert=/no/such.pem", "http.tls.key=/no/such.pem"];
         let found = report(&sources(&tls), Some(&file), &KERNEL).unwrap_err();

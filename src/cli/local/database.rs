@@ -237,8 +237,7 @@ async fn settle_kept(file: &Path) -> Result<(), database::Error> {
 fn locked(config: &Config) -> Result<(File, Option<File>), database::Error> {
     private_dir::made(&config.data_dir)
         .map_err(|error| wrong(&config.data_dir, format!("{error:#}"), "make it writable"))?;
-    let lock = lock_file(&config.data_dir)
-        .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
+    let lock = lock_file(&config.data_dir).map_err(database::Error::from_mistake)?;
     if lock.try_lock().is_err() {
         let what = "is in use by a running gateway".to_owned();
         return Err(wrong(&config.data_dir, what, "stop it first"));
@@ -281,7 +280,7 @@ async fn make_beside(
     copy_beside(copy, &new)
         .map_err(|error| wrong(file, format!("cannot be written: {error}"), "make room"))?;
     let read = read_as_served(&new, config, keep_grants).await;
-    read.map_err(|error| of_copy(copy, file, error))
+    read.map_err(|error| of_copy(copy, (file, config), error))
 }
 
 /// Opens the database that a restore has made of a copy, and reads it as a gateway does at its start. Returns the number
@@ -312,19 +311,34 @@ async fn read_as_served(
 }
 
 /// The reason why a copy cannot replace the database in `file`.
-fn of_copy(copy: &Path, file: &Path, error: database::Error) -> database::Error {
+fn of_copy(
+    copy: &Path,
+    (file, config): (&Path, &Config),
+    error: database::Error,
+) -> database::Error {
     match error {
         database::Error::Invalid(mistakes) => {
             let place = copy.display().to_string();
-            let of_copy = |mistake| Mistake {
-                place: place.clone(),
-                ..mistake
+            let key_file = match opening(config).keys {
+                KeySource::File(path) => path.display().to_string(),
+                KeySource::Given(_) => String::new(),
+            };
+            // The key is a file of its own, which may not be there.
+            let of_copy = |mistake: Mistake| {
+                if mistake.place == key_file {
+                    return mistake;
+                }
+                Mistake {
+                    place: place.clone(),
+                    ..mistake
+                }
             };
             database::Error::Invalid(mistakes.into_iter().map(of_copy).collect())
         }
         database::Error::Unavailable(what) => {
             wrong(file, format!("cannot be written: {what}"), "make room")
         }
+        database::Error::File(Wrong { what, .. }) => wrong(copy, what, "name another copy"),
         database::Error::Bug(what) => {
             let what = format!("cannot be served: {what}");
             wrong(copy, what, "name another copy")
@@ -459,7 +473,7 @@ fn run(
         Ok(result) => result,
         Err(code) => return code,
     };
-    match result {
+    match result.map_err(|error| Location::of(&config).named_in(error)) {
         Ok(message) => said(message + "\n"),
         Err(error @ database::Error::Invalid(_)) => {
             eprintln!("{error}");
@@ -485,7 +499,7 @@ const NEW_FILE: &str = "name a new file in a folder that is there";
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::super::database::*;
     use crate::{
@@ -526,6 +540,27 @@ mod tests {
         drop(lock_file(&link).unwrap());
         let foreign = fs::metadata(dir.path().join("foreign")).unwrap();
         assert_eq!(foreign.uid(), rustix::process::geteuid().as_raw());
+    }
+
+    #[test]
+    fn a_lock_that_cannot_be_opened_is_named_with_its_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = dir.path().join("lockgate.lock");
+        fs::create_dir(&lock).unwrap();
+        let said = lock_file(dir.path()).unwrap_err().to_string();
+        let wanted = format!("{}: data_dir: cannot be opened: ", lock.display());
+        assert!(said.starts_with(&wanted), "{said}");
+        assert!(said.contains("; make its directory writable"), "{said}");
+        if rustix::process::geteuid().is_root() {
+            // Root may open every file.
+            return;
+        }
+        fs::remove_dir(&lock).unwrap();
+        let made = File::create(&lock).unwrap();
+        made.set_permissions(fs::Permissions::from_mode(0o000))
+            .unwrap();
+        let said = lock_file(dir.path()).unwrap_err().to_string();
+        assert!(said.contains("; give it to user "), "{said}");
     }
 
     /// A data directory with a store, and a copy of it.
@@ -573,6 +608,20 @@ mod tests {
         let said = copied(&target, &config).await.unwrap_err().to_string();
         assert!(said.contains("is no store of lockgate"), "{said}");
         assert!(!target.exists());
+    }
+
+    /// On a new machine the copy was named, and not the place of its key.
+    #[tokio::test]
+    async fn a_restore_without_the_key_says_where_it_belongs() {
+        let (_dir, config, copy) = stored().await;
+        let key = config.data_dir.join("master.key");
+        fs::remove_file(&key).unwrap();
+        let refused = replaced(&copy, &config, false).await.unwrap_err();
+        let said = refused.to_string();
+        let wanted = format!("{}: master_key: is not there", key.display());
+        assert!(said.starts_with(&wanted), "{said}");
+        assert!(said.contains("; put the master.key of"), "{said}");
+        assert_eq!(left(&config), [""; 0]);
     }
 
     /// After a restore on a new machine nobody had an operator's key.

@@ -16,7 +16,7 @@ use super::machine::path_of;
 use crate::{
     auth::administrator::ensure_operator,
     base::{HiddenPaths, Secret, private_file},
-    config::{Config, Mistake},
+    config::{Config, Mistake, Wrong},
     database::{self, Judge, Location, Opening, pool::file::remove_unfinished, vault::Make},
     declare::{Catalog, Offer},
     gateway::Served,
@@ -60,10 +60,8 @@ pub(super) async fn open(
     let snapshot = CurrentSnapshot::empty();
     let judge = judge_of(config, env, offer);
     let opening = Opening::of(config, judge, snapshot.clock().clone());
-    let (source, is_server) = (
-        opening.keys.clone(),
-        matches!(opening.location, Location::Url(_)),
-    );
+    let (source, location) = (opening.keys.clone(), opening.location.clone());
+    let is_server = matches!(location, Location::Url(_));
     let mut sync = SnapshotSync::new(
         Arc::clone(&snapshot),
         opening,
@@ -97,7 +95,10 @@ pub(super) async fn open(
             })
         }
         Err(database::Error::Invalid(mistakes)) => Ok(Err(mistakes)),
-        Err(error) => Err(anyhow::Error::new(error).context("cannot use the database")),
+        Err(error) => {
+            let error = anyhow::Error::new(location.named_in(error));
+            Err(error.context("cannot use the database"))
+        }
     }
 }
 
@@ -109,7 +110,8 @@ pub(super) async fn open(
 /// File system errors; another gateway; a `restore` in progress.
 pub(crate) fn lock(config: &Config) -> anyhow::Result<[File; 2]> {
     let data_dir = &config.data_dir;
-    let [own, file] = [open_lock(data_dir, "serve.lock")?, lock_file(data_dir)?];
+    let own = open_lock(data_dir, "serve.lock").map_err(anyhow::Error::msg)?;
+    let file = lock_file(data_dir).map_err(anyhow::Error::msg)?;
     if let Err(fs::TryLockError::WouldBlock) = own.try_lock() {
         anyhow::bail!(
             "data_dir: {} is in use by another gateway; write a data_dir of its own for each",
@@ -140,14 +142,18 @@ pub(crate) fn lock(config: &Config) -> anyhow::Result<[File; 2]> {
 ///
 /// # Errors
 ///
-/// File system errors.
-pub(crate) fn lock_file(data_dir: &Path) -> anyhow::Result<File> {
+/// File system errors, with the file and the remedy.
+pub(crate) fn lock_file(data_dir: &Path) -> Result<File, Mistake> {
     open_lock(data_dir, "lockgate.lock")
 }
 
-fn open_lock(data_dir: &Path, name: &str) -> anyhow::Result<File> {
+fn open_lock(data_dir: &Path, name: &str) -> Result<File, Mistake> {
     let path = data_dir.join(name);
     let made = private_file::create_beside(&path);
     let opened = made.or_else(|_| private_file::open_or_create(&path));
-    opened.with_context(|| format!("cannot open {}", path.display()))
+    opened.map_err(|error| {
+        let what = format!("cannot be opened: {error}");
+        let wrong = Wrong::new(what, private_file::remedy(&error));
+        wrong.at(&path.display().to_string(), "data_dir")
+    })
 }

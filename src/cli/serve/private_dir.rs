@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
-use rustix::process::Uid;
+use rustix::{io::Errno, process::Uid};
 
 use crate::config::{Config, Mistake, Wrong};
 
@@ -35,6 +35,43 @@ fn checked(path: &Path) -> anyhow::Result<Result<(), Wrong>> {
         }
     }
     private(path).context("data_dir").map(Ok)
+}
+
+/// Checks that the data directory can be made, and makes none. Returns a warning where this user may not, since the
+/// gateway may be another one.
+///
+/// # Errors
+///
+/// The mistake in its path.
+pub(crate) fn check(config: &Config) -> Result<Option<String>, Mistake> {
+    let Err(error) = makeable(&config.data_dir) else {
+        return Ok(None);
+    };
+    let what = format!("{} cannot be made: {error}", config.data_dir.display());
+    if Errno::from_io_error(&error) == Some(Errno::ACCESS) {
+        return Ok(Some(format!("warning: data_dir: {what}")));
+    }
+    let wrong = Wrong::new(what, "name a directory on a disk");
+    Err(wrong.at(config.place("data_dir"), "data_dir"))
+}
+
+/// Makes an empty directory where the first missing one of a path would be, and removes it: a file system that has no
+/// room for directories, such as /proc, says so at no other call.
+fn makeable(path: &Path) -> io::Result<()> {
+    for dir in path.ancestors() {
+        match fs::metadata(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+            Ok(found) if !found.is_dir() => return Err(io::ErrorKind::NotADirectory.into()),
+            Ok(_) if dir == path => break,
+            Ok(_) => {
+                let probe = dir.join(format!(".lockgate-check-{}", std::process::id()));
+                fs::DirBuilder::new().mode(0o700).create(&probe)?;
+                return fs::remove_dir(probe);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Creates a private directory, or makes an existing one private.
@@ -100,9 +137,10 @@ const REMEDY: &str = "name a directory below it, which is made for the gateway a
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::chown;
+    use std::{os::unix::fs::chown, path::PathBuf};
 
     use super::super::private_dir::*;
+    use crate::config::Sources;
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().mode() & 0o7777
@@ -134,6 +172,37 @@ mod tests {
         let new = dir.path().join("empty/a/b");
         assert_eq!(checked(&new).unwrap(), Ok(()));
         assert_eq!((mode(&new), mode(new.parent().unwrap())), (0o700, 0o700));
+    }
+
+    /// `lockgate check` found nothing wrong, and `serve` did not start.
+    #[test]
+    fn a_directory_that_cannot_be_made_is_a_mistake() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &Path| {
+            let sources = Sources {
+                set: vec![format!("data_dir={}", path.display())],
+                ..Sources::default()
+            };
+            check(&Config::load(&sources).unwrap())
+        };
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        for path in [file.clone(), file.join("a"), PathBuf::from("/proc/x")] {
+            let mistake = at(&path).unwrap_err();
+            assert_eq!((&*mistake.place, &*mistake.key), ("--set", "data_dir"));
+            let what = format!("{} cannot be made: ", path.display());
+            assert!(mistake.what.starts_with(&what), "{mistake}");
+        }
+        for path in [dir.path().to_owned(), dir.path().join("a/b")] {
+            assert_eq!(at(&path), Ok(None), "{path:?}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "none is made");
+        if !rustix::process::geteuid().is_root() {
+            // Root may make them everywhere.
+            fs::set_permissions(dir.path(), Permissions::from_mode(0o500)).unwrap();
+            let warning = at(&dir.path().join("a")).unwrap().unwrap();
+            assert!(warning.starts_with("warning: data_dir: "), "{warning}");
+        }
     }
 
     #[test]

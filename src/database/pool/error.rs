@@ -21,6 +21,9 @@ pub(crate) enum Error {
     /// The resulting state cannot be served, or the database cannot be used with these settings.
     #[error("{}", lines(.0))]
     Invalid(Vec<Mistake>),
+    /// The file of the database is damaged, or another user's.
+    #[error("the file of the database {}; {}", .0.what, .0.remedy)]
+    File(Wrong),
     /// A bug of the gateway, or a row that another program wrote.
     #[error("bug in the database layer: {0}")]
     Bug(String),
@@ -58,6 +61,10 @@ impl From<SqlError> for Error {
                 let remedy = "name a database of this or an earlier version of lockgate";
                 Self::from_mistake(Wrong::new(what, remedy).at("configuration", "sql.url"))
             }
+            SqlError::Damaged(what) => {
+                let what = format!("is damaged, or no database: {what}");
+                Self::File(Wrong::new(what, RESTORE))
+            }
             SqlError::Bug(what) => Self::Bug(what),
         }
     }
@@ -67,3 +74,5 @@ fn lines(mistakes: &[Mistake]) -> String {
     let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
     lines.join("\n")
 }
+
+const RESTORE: &str = "put a copy in its place while no gateway uses it: lockgate restore COPY";

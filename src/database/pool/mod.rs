@@ -4,6 +4,7 @@
 //! (`objects`, `oauth`).
 //!
 //! * `audit`: the audit trail
+//! * `codes`: error codes of both databases
 //! * `error`: errors of database operations
 //! * `file`: a SQLite file without a gateway
 //! * `lent`: a connection to PostgreSQL, and its return to the pool
@@ -12,6 +13,7 @@
 //! * `value`: values of statements
 
 pub(crate) mod audit;
+mod codes;
 mod error;
 pub(crate) mod file;
 mod lent;

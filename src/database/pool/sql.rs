@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use super::codes::{Kind, kind_of};
 use super::lent::{Lent, STATEMENT};
 use super::migrations::MIGRATIONS;
 use super::value::Value;
@@ -70,6 +71,9 @@ pub(crate) enum SqlError {
     /// This build cannot use the database.
     #[error("{0}")]
     Unusable(String),
+    /// The file is no intact database.
+    #[error("{0}")]
+    Damaged(String),
     /// A bug of the gateway.
     #[error("{0}")]
     Bug(String),
@@ -485,7 +489,9 @@ async fn measured<T>(
         SqlError::Unavailable(_) if began.elapsed() >= STATEMENT => Some(StoreFailure::Timeout),
         SqlError::Unavailable(_) => Some(StoreFailure::Unavailable),
         SqlError::Duplicate | SqlError::Dangling => None,
-        SqlError::Unusable(_) | SqlError::Bug(_) => Some(StoreFailure::Refused),
+        SqlError::Unusable(_) | SqlError::Damaged(_) | SqlError::Bug(_) => {
+            Some(StoreFailure::Refused)
+        }
     });
     times.record(operation, failure, began.elapsed());
     done
@@ -605,13 +611,11 @@ fn meaning(error: &sqlx::Error) -> SqlError {
     match error {
         sqlx::Error::Database(inner) if inner.is_unique_violation() => SqlError::Duplicate,
         sqlx::Error::Database(inner) if inner.is_foreign_key_violation() => SqlError::Dangling,
-        sqlx::Error::Database(inner) => {
-            if is_away(&inner.code().unwrap_or_default()) {
-                SqlError::Unavailable(text)
-            } else {
-                SqlError::Bug(text)
-            }
-        }
+        sqlx::Error::Database(inner) => match kind_of(&inner.code().unwrap_or_default()) {
+            Kind::Away => SqlError::Unavailable(text),
+            Kind::Damaged => SqlError::Damaged(text),
+            Kind::Other => SqlError::Bug(text),
+        },
         sqlx::Error::PoolTimedOut => SqlError::Unavailable(NO_CONNECTION.to_owned()),
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)
@@ -621,15 +625,6 @@ fn meaning(error: &sqlx::Error) -> SqlError {
         | sqlx::Error::WorkerCrashed => SqlError::Unavailable(text),
         sqlx::Error::Configuration(_) => SqlError::Unusable(text),
         _ => SqlError::Bug(text),
-    }
-}
-
-/// Whether a retry may avoid an error with this code.
-fn is_away(code: &str) -> bool {
-    match code.parse::<u32>() {
-        // The kind of an extended code of SQLite is its low byte. Codes of PostgreSQL have five characters.
-        Ok(number) if code.len() < 5 => SQLITE_AWAY.contains(&(number & 0xff)),
-        _ => AWAY.iter().any(|class| code.starts_with(class)),
     }
 }
 
@@ -664,16 +659,6 @@ const BEGIN: &str = "BEGIN";
 /// Begins one that reads one state.
 const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
-/// SQLSTATE codes of PostgreSQL (appendix A) that a retry may avoid: connection, log-in, missing database, rollback,
-/// resources, lock, cancellation, system; a server that only reads, a transaction that was idle or took too long.
-const AWAY: [&str; 11] = [
-    "08", "28", "3D", "40", "53", "55", "57", "58", "25006", "25P03", "25P04",
-];
-
-/// SQLite error codes of the file: `SQLITE_BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`,
-/// `CANTOPEN`.
-const SQLITE_AWAY: [u32; 6] = [5, 6, 8, 10, 13, 14];
-
 /// The reason where others have all connections, or none can be made.
 pub(super) const NO_CONNECTION: &str = "no connection within the time limit";
 /// Time limit for a request to get a connection: its client gets 503 within a second.
@@ -701,23 +686,7 @@ const SQLITE_READERS: u32 = 8;
 mod tests {
     use sqlx::migrate::Migrator;
 
-    use super::{is_away, postgres_schema, sqlite_schema};
-
-    #[test]
-    fn a_disk_that_is_full_or_fails_is_no_bug() {
-        // `SQLITE_FULL`, `SQLITE_IOERR_WRITE`, `SQLITE_BUSY_SNAPSHOT`, and a lost connection of PostgreSQL.
-        for code in ["13", "778", "517", "08006", "57P01"] {
-            assert!(is_away(code), "{code}");
-        }
-        // What PostgreSQL says of a transaction that stood still, as a suspended machine does.
-        for code in ["25P03", "25P04"] {
-            assert!(is_away(code), "{code}");
-        }
-        // `SQLITE_CORRUPT`, `SQLITE_CONSTRAINT_UNIQUE`, and a failed transaction and a syntax error of PostgreSQL.
-        for code in ["11", "2067", "25P02", "42601", ""] {
-            assert!(!is_away(code), "{code}");
-        }
-    }
+    use super::{postgres_schema, sqlite_schema};
 
     /// Existing databases identify applied migrations by these checksums.
     #[tokio::test]

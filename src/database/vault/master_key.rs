@@ -114,6 +114,17 @@ fn read(path: &Path, random: &Random, make: Make) -> Result<Keyring, Wrong> {
                 Err(error) => Err(cannot("written", &error)),
             }
         }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let remedy = "put the master.key of the gateway that made the store there, or set LOCKGATE_MASTER_KEY to it";
+            Err(Wrong::new(
+                "is not there, and the store is sealed with it",
+                remedy,
+            ))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let remedy = private_file::remedy(&error);
+            Err(Wrong::new(format!("cannot be read: {error}"), remedy))
+        }
         Err(error) => Err(cannot("read", &error)),
     }
 }
@@ -156,6 +167,20 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let read = source.keyring(&random, Make::IfMissing).unwrap();
         assert_eq!(made.first().id(), read.first().id());
+    }
+
+    /// The remedy was to make a directory writable that was.
+    #[test]
+    fn a_missing_key_of_a_sealed_store_is_to_be_put_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("master.key");
+        let source = KeySource::File(path.clone());
+        let missing = source.keyring(&SystemRandom::new(), Make::Never);
+        let missing = missing.err().unwrap();
+        assert_eq!(missing.place, path.display().to_string());
+        let remedy = "put the master.key of the gateway that made the store there";
+        assert!(missing.remedy.starts_with(remedy), "{missing}");
+        assert!(!path.exists());
     }
 
     #[test]

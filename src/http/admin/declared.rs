@@ -83,7 +83,7 @@ pub(super) fn operations() -> Vec<Operation> {
             .query(&[Parameter::Flag("prune"), Parameter::Flag("dry_run")])
             .takes(&MANIFEST)
             .gives(200, &APPLIED)
-            .fails(&[400, 404, 408, 409, 413, 415, 422])
+            .fails(&[400, 404, 408, 409, 413, 422])
             .serve(Permission::Operator, apply),
     ]
 }
@@ -436,7 +436,7 @@ pub(super) fn members() -> Vec<(&'static str, Json)> {
 }
 
 /// Statuses of problems of a change.
-pub(super) const CHANGE: &[u16] = &[400, 404, 408, 409, 412, 413, 415, 422];
+pub(super) const CHANGE: &[u16] = &[400, 404, 408, 409, 412, 413, 422];
 
 static SPEC: Schema = Schema {
     name: "Spec",

@@ -92,7 +92,7 @@ fn of_grants() -> Vec<Operation> {
              there is and was nothing to revoke",
         )
         .takes(&REVOCATION)
-        .fails(&[400, 404, 408, 409, 413, 415, 422])
+        .fails(&[400, 404, 408, 409, 413, 422])
         .serve(Permission::Issuer, revoke),
     ]
 }

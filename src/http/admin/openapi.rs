@@ -153,8 +153,8 @@ fn success(body: Option<&Schema>) -> Json {
 
 /// What 503 of a change means.
 const UNSURE: &str = "Service Unavailable; the change may have been made, unless detail says that nothing has changed";
-/// Statuses of problems of every operation.
-const ALWAYS: &[u16] = &[401, 403, 405, 406, 429, 503];
+/// Statuses of problems of every operation. 415 is of those without a body too: a request may name a content coding.
+const ALWAYS: &[u16] = &[401, 403, 405, 406, 415, 429, 503];
 
 static PROBLEM: Schema = Schema {
     name: "Problem",

@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 use super::schema::LINES;
 use crate::{
     base::terminal::shortened,
-    config::Mistake,
+    config::{Mistake, Wrong},
     database,
     http::reply::{Problem, answer},
 };
@@ -95,6 +95,11 @@ impl Problem {
             ),
             database::Error::NotFound => Self::not_found(),
             database::Error::Invalid(mistakes) => Self::invalid(mistakes),
+            database::Error::File(Wrong { what, .. }) => {
+                tracing::error!(%what, "the file of the database cannot be used");
+                let text = "the database cannot be used; the log of the gateway says why";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, text).with_retry(RETRY)
+            }
             database::Error::Bug(what) => {
                 tracing::error!(%what, "a bug in the database layer");
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "internal error").with_retry(RETRY)

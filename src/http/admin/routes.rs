@@ -125,6 +125,18 @@ mod tests {
         );
     }
 
+    /// Clients that were made of the document met a status that it did not have.
+    #[test]
+    fn every_operation_may_refuse_a_content_coding() {
+        let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        let operations = paths.values().flat_map(|path| path.as_object().unwrap());
+        for (_, operation) in operations {
+            let refused = &operation["responses"]["415"];
+            assert!(refused.is_object(), "{}", operation["operationId"]);
+        }
+    }
+
     #[test]
     fn operation_ids_are_unique() {
         let all = operations();

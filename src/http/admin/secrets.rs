@@ -45,7 +45,7 @@ pub(super) fn operations() -> Vec<Operation> {
         )
         .query(OF)
         .takes(&VALUE)
-        .fails(&[400, 404, 408, 413, 415, 422])
+        .fails(&[400, 404, 408, 413, 422])
         .serve(Permission::Server, set),
         delete(
             item,

@@ -3,6 +3,7 @@
 //! Not here: the commands (`client`).
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -171,7 +172,14 @@ impl Connector {
             let client = self.client.load_full();
             let connection = client.get_multiplexed_async_connection_with_config(&config);
             let mut connection = connection.await.map_err(|error| Refusal::of(&error))?;
-            prepare(&mut connection).await?;
+            let mut facts = prepare(&mut connection).await?;
+            // Of a user of its own, who needs CONFIG for nothing else, Redis would log the attempt.
+            let user = client.get_connection_info().redis_settings().username();
+            if user.is_none_or(|user| user == "default") {
+                let saves = snapshots_of(&mut connection).await;
+                facts.push_str(&saves);
+            }
+            self.health.look_at_snapshots(&facts);
             Ok(connection)
         };
         // Several round trips, maybe over a slow network.
@@ -201,12 +209,12 @@ impl Refusal {
     }
 }
 
-/// Checks the server, and loads the scripts.
-async fn prepare(connection: &mut MultiplexedConnection) -> Result<(), Refusal> {
+/// Checks the server, and loads the scripts. Returns what the server says of itself.
+async fn prepare(connection: &mut MultiplexedConnection) -> Result<String, Refusal> {
     let mut pipeline = Pipeline::new();
-    pipeline.cmd("INFO").arg("server");
-    pipeline.cmd("INFO").arg("memory");
-    pipeline.cmd("INFO").arg("replication");
+    for section in SECTIONS {
+        pipeline.cmd("INFO").arg(section);
+    }
     for lua in Lua::ALL {
         pipeline.add_command(lua.load());
     }
@@ -219,13 +227,33 @@ async fn prepare(connection: &mut MultiplexedConnection) -> Result<(), Refusal> 
     for reply in replies {
         replies_text.push(reply.map_err(|error| Refusal::of(&error))?);
     }
-    let facts = replies_text.iter().take(3).flat_map(|text| text.lines());
+    replies_text.truncate(SECTIONS.len());
+    let text = replies_text.join("\n");
+    let facts = text.lines();
     check(&facts).map_err(Refusal::Unsuitable)?;
     if fact(&facts, "role") == Some("slave") {
         // Its name may point to the master by the next attempt.
         return Err(Refusal::Away(REPLICA.into()));
     }
-    Ok(())
+    Ok(text)
+}
+
+/// The times at which the server saves snapshots, as a line like those of its `INFO`; none where it does not tell: many
+/// providers refuse `CONFIG`.
+async fn snapshots_of(connection: &mut MultiplexedConnection) -> String {
+    let mut command = redis::cmd("CONFIG");
+    command.arg("GET").arg("save");
+    let told: RedisResult<BTreeMap<String, String>> = command.query_async(connection).await;
+    let told = told.unwrap_or_default();
+    let saves = told.get("save").map_or("", String::as_str);
+    format!("\n{SAVES}:{saves}\n")
+}
+
+/// Reports whether the server begins with a snapshot after a restart, which lacks what came after it: it saves them, or
+/// has saved or read one, and it appends to no file.
+fn begins_with_a_snapshot<'a>(facts: &(impl Iterator<Item = &'a str> + Clone)) -> bool {
+    let is_any = |name: &str| fact(facts, name).is_some_and(|value| !["", "0"].contains(&value));
+    !is_any("aof_enabled") && SNAPSHOTS.into_iter().any(is_any)
 }
 
 /// The value of a line of the server's `INFO`.
@@ -265,16 +293,28 @@ fn check<'a>(facts: &(impl Iterator<Item = &'a str> + Clone)) -> Result<(), Unsu
     Ok(())
 }
 
-/// The availability of Redis; each outage is logged once.
+/// The availability of Redis; each outage is logged once, and so are snapshots.
 #[derive(Default)]
 pub(super) struct Health {
     is_away: AtomicBool,
+    has_snapshots: AtomicBool,
 }
 
 impl Health {
     pub(super) fn failed(&self, why: &str) {
         if !self.is_away.swap(true, Ordering::Relaxed) {
             tracing::warn!(event = "redis.away", why, "Redis is away: sessions wait");
+        }
+    }
+
+    fn look_at_snapshots(&self, facts: &str) {
+        let has_snapshots = begins_with_a_snapshot(&facts.lines());
+        if has_snapshots && !self.has_snapshots.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                event = "redis.snapshots",
+                "Redis saves snapshots: after its restart, ended sessions are back, and those begun since the last one are \
+                 unknown to other replicas; set save '' and appendonly no"
+            );
         }
     }
 
@@ -289,6 +329,12 @@ impl Health {
     }
 }
 
+/// The sections of the server's `INFO` that are looked at.
+const SECTIONS: [&str; 4] = ["server", "memory", "replication", "persistence"];
+/// The name of the line of [`snapshots_of`], which `INFO` has not.
+const SAVES: &str = "lockgate_saves";
+/// Lines that tell of snapshots: their times, how many were saved since the start, and the keys that were read at it.
+const SNAPSHOTS: [&str; 3] = [SAVES, "rdb_saves", "rdb_last_load_keys_loaded"];
 pub(super) const TIMED_OUT: &str = "it does not answer in time";
 /// The reason where the server follows another one.
 const REPLICA: &str = "its server is a replica, which takes no writes";
@@ -306,6 +352,45 @@ const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::
 #[cfg(test)]
 mod tests {
     use super::super::link::*;
+
+    /// Nothing told of sessions that a restart of Redis would bring back, or lose.
+    #[test]
+    fn a_server_that_begins_with_a_snapshot_is_noticed() {
+        for (facts, is_noticed) in [
+            (
+                "aof_enabled:0\r\nrdb_saves:0\r\nrdb_last_load_keys_loaded:0\r",
+                false,
+            ),
+            (
+                "aof_enabled:0\nrdb_saves:1\nrdb_last_load_keys_loaded:0",
+                true,
+            ),
+            (
+                "aof_enabled:0\nrdb_saves:0\nrdb_last_load_keys_loaded:12",
+                true,
+            ),
+            (
+                "aof_enabled:1\nrdb_saves:1\nrdb_last_load_keys_loaded:12",
+                false,
+            ),
+            (
+                "aof_enabled:0\nrdb_saves:0\n\nlockgate_saves:3600 1 300 100",
+                true,
+            ),
+            (
+                "aof_enabled:1\nrdb_saves:0\n\nlockgate_saves:3600 1 300 100",
+                false,
+            ),
+            ("aof_enabled:0\nrdb_saves:0\n\nlockgate_saves:\n", false),
+            ("", false),
+        ] {
+            assert_eq!(
+                begins_with_a_snapshot(&facts.lines()),
+                is_noticed,
+                "{facts}"
+            );
+        }
+    }
 
     #[test]
     fn servers_that_lose_sessions_are_refused() {

@@ -927,6 +927,31 @@ async fn what_is_no_copy_is_not_put_back() {
     refused(&copy, "was made by a newer lockgate").await;
 }
 
+/// It was told as a bug of the gateway, without its file and a remedy.
+#[tokio::test]
+async fn a_damaged_store_is_named_with_its_remedy() {
+    let ground = Ground::sqlite();
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("one")}))}));
+    let apply = ["--apply", file.to_str().unwrap()];
+    ground.serve(&apply).await.stop().await;
+    let copy = ground.dir.path().join("copy.db");
+    ground.done(&["backup", copy.to_str().unwrap()]).await;
+    let store = ground.data().join("lockgate.db");
+    std::fs::write(&store, "no database\n".repeat(1000)).unwrap();
+    let of_command = ground.refused(&["migrate"]).await;
+    let Err(of_gateway) = ground.try_serve(&[]).await else {
+        panic!("it serves")
+    };
+    assert!(of_gateway.starts_with("Some(1) "), "{of_gateway}");
+    let wanted = format!("{}: store: is damaged, or no database: ", store.display());
+    for said in [of_command, of_gateway] {
+        assert!(said.contains(&wanted), "{said}");
+        assert!(said.contains("lockgate restore COPY"), "{said}");
+    }
+    ground.done(&["restore", copy.to_str().unwrap()]).await;
+    ground.serve(&[]).await.stop().await;
+}
+
 /// Changes a database without the gateway.
 async fn sql(file: &Path, statement: &str) {
     let script =

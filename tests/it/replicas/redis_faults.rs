@@ -27,6 +27,30 @@ use crate::{
     },
 };
 
+/// Nothing told of the snapshot that a restart of Redis would begin with.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_saves_snapshots_is_told_of_once() {
+    for (saves, wanted) in [("3600 1", 1), ("", 0)] {
+        let redis = Redis::start(Kind::Redis);
+        redis.command(&["CONFIG", "SET", "save", saves]);
+        let tenants =
+            json!({"a": {"auth": {"mode": "none"}, "servers": {"x": {"command": "cat"}}}});
+        let config = json!({
+            "redis": {"url": redis.url()},
+            "cluster": {"listen": "127.0.0.1:0"}
+        });
+        let mut served = Served::start(config, tenants).await;
+        until("ready", async || {
+            served.ops("/readyz").await.contains("\"ready\"")
+        })
+        .await;
+        let logs = served.end().await;
+        let told = logs.iter();
+        let told = told.filter(|line| line["event"] == "redis.snapshots");
+        assert_eq!(told.count(), wanted, "{saves:?}");
+    }
+}
+
 /// No shared store is reachable at the start; then they appear one after the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_start_without_their_stores_and_recover() {

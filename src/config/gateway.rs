@@ -17,7 +17,6 @@ use tracing_subscriber::EnvFilter;
 
 use crate::base::budget::machine_memory;
 
-use super::cluster::authorities;
 pub(crate) use super::cluster::{Cluster, Drain, Log, Redis};
 use super::listeners::{Admin, Ops};
 pub(crate) use super::oauth::{OauthSettings, OutboundSettings};
@@ -29,7 +28,7 @@ use super::{
     document::Node,
     export::Export,
     reader::{Wrong, choice, name},
-    separation::{Separation, Uids},
+    separation::{Children, Separation, Uids},
     sources::{Layers, SettingFile},
     volume::own_directory,
 };
@@ -201,8 +200,6 @@ const MOST_WORKERS: usize = 1024;
 /// The least `limits.memory` in bodies: one takes four times its length of what is free for a principal alone, and a
 /// little for the call.
 const BODIES: u64 = 5;
-/// The highest niceness (sched(7)).
-const MOST_NICE: u8 = 19;
 /// The least default of `limits.memory`.
 const LEAST_MEMORY: u64 = 64 << 20;
 
@@ -215,15 +212,6 @@ pub(crate) struct Spawn {
     pub(crate) wait: Duration,
     /// Maximum number of children of the gateway.
     pub(crate) children: usize,
-}
-
-/// The environment that all children share.
-#[derive(Clone, Debug)]
-pub(crate) struct Children {
-    /// Variables and their values; those of `children.ca_file` come first.
-    pub(crate) env: Vec<(String, String)>,
-    /// Niceness above that of the gateway.
-    pub(crate) nice: u8,
 }
 
 /// Lifetimes of sessions; zero is unlimited.
@@ -559,32 +547,6 @@ impl Layers {
         }
     }
 
-    fn children(&mut self, own: &BTreeMap<String, String>) -> Children {
-        let file = self.leaf("children.ca_file", |node| {
-            let file = node.text()?;
-            let is_there = authorities(&file)?.is_some();
-            if is_there && !file.starts_with('/') {
-                let remedy = "write the whole path: servers have other directories";
-                return Err(Wrong::new(format!("{file:?} is not absolute"), remedy));
-            }
-            Ok(is_there.then_some(file))
-        });
-        let named = file.iter().flat_map(|file| {
-            let named = CA_VARIABLES.iter();
-            named.map(|name| ((*name).to_owned(), file.clone()))
-        });
-        let passed = self.leaf("children.env", |node| node.each(|text| passed(text, own)));
-        let nice = self.leaf("children.nice", |node| {
-            let nice = node.count(0)?;
-            let nice = u8::try_from(nice).ok().filter(|nice| *nice <= MOST_NICE);
-            nice.ok_or_else(|| Wrong::new("is no niceness", format!("write 0 to {MOST_NICE}")))
-        });
-        Children {
-            env: named.chain(passed).collect(),
-            nice: if self.run { 0 } else { nice },
-        }
-    }
-
     fn default_server(&mut self) -> Option<(String, String)> {
         let tenant = self.leaf("default.tenant", |node| optional(node, name));
         let server = self.leaf("default.server", |node| optional(node, name));
@@ -626,30 +588,6 @@ fn optional<T>(node: &Node, parse: impl Fn(&str) -> Result<T, Wrong>) -> Result<
         parse(&text).map(Some)
     }
 }
-
-/// A variable for children: `NAME=VALUE`, or NAME with the value of the gateway's own.
-fn passed(text: &str, own: &BTreeMap<String, String>) -> Result<(String, String), Wrong> {
-    let (name, value) = match text.split_once('=') {
-        Some((name, value)) => (name, Some(value)),
-        None => (text, own.get(text).map(String::as_str)),
-    };
-    let remedy = "write NAME=VALUE, or the name of a variable that the gateway has";
-    if name.is_empty() || text.contains('\0') {
-        return Err(Wrong::new(format!("{text:?} names no variable"), remedy));
-    }
-    let unset = || Wrong::new(format!("{name} is not set"), remedy);
-    let value = value.ok_or_else(unset)?.to_owned();
-    Ok((name.to_owned(), value))
-}
-
-/// The variables by which servers find certificate authorities: OpenSSL and Rust, Node.js, Python's
-/// requests, curl.
-pub(crate) const CA_VARIABLES: [&str; 4] = [
-    "SSL_CERT_FILE",
-    "NODE_EXTRA_CA_CERTS",
-    "REQUESTS_CA_BUNDLE",
-    "CURL_CA_BUNDLE",
-];
 
 fn filter(node: &Node) -> Result<String, Wrong> {
     let text = node.text()?;

@@ -5,7 +5,7 @@
 //! * `config.default.toml`: every key with its default and what it is for; look here first for a
 //!   time or a size
 //! * `gateway`: the settings of one gateway, read from all sources; `http`, `session`, `stream`,
-//!   `spawn` and `children` itself
+//!   `spawn` itself
 //! * `sources`: defaults, file, environment and flags, merged
 //! * `document`: TOML, YAML and JSON documents as one tree
 //! * `reader`: types and units of values, and mistakes with their remedies, such as the nearest known
@@ -17,7 +17,7 @@
 //! * `oauth`: `oauth`: lifetimes of codes, tokens and log-ins
 //! * `rotation`: secrets whose files have changed while the gateway runs
 //! * `volume`: `data_dir` on a mounted volume of root's
-//! * `separation`: `sandbox.separation` and `sandbox.uids`
+//! * `separation`: `sandbox.separation`, `sandbox.uids` and `children`
 //! * `export`: the variables of OpenTelemetry
 
 pub(crate) mod address;
@@ -39,10 +39,10 @@ pub(crate) use self::cluster::Drain;
 pub(crate) use self::document::{Format, Node, Value, key_path};
 pub(crate) use self::export::{Export, Protocol, Sampling, Signal};
 pub(crate) use self::gateway::{
-    CA_VARIABLES, Config, LogFormat, LoggedRequests, RUN_SERVER, RUN_TENANT, Sources,
+    Config, LogFormat, LoggedRequests, RUN_SERVER, RUN_TENANT, Sources,
 };
 pub(crate) use self::oauth::{KnownClients, OauthSettings};
 pub(crate) use self::reader::{Mistake, Wrong};
 pub(crate) use self::rotation::{Rotated, RotatingSettings};
-pub(crate) use self::separation::{Separation, Uids, most_children};
+pub(crate) use self::separation::{CA_VARIABLES, Separation, Uids, most_children};
 pub(crate) use self::sources::Override;

@@ -1,12 +1,14 @@
-//! Separation of children: the means, and their settings.
+//! Children: the means of their separation, and the settings of all of them.
 //!
 //! Not here: the means that this machine supports (`backend/sandbox`).
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use super::{
+    cluster::authorities,
     document::Node,
     reader::{Wrong, choice},
+    sources::Layers,
 };
 
 /// The means that separates the processes of one child from those of another, the strongest first.
@@ -110,6 +112,74 @@ const MIN_UID: u32 = 1000;
 
 /// Each id takes one bit of memory.
 const MAX_UIDS: u32 = 1 << 20;
+
+/// The environment that all children share, and how much of the processors they take.
+#[derive(Clone, Debug)]
+pub(crate) struct Children {
+    /// Variables and their values; those of `children.ca_file` come first.
+    pub(crate) env: Vec<(String, String)>,
+    /// Niceness above that of the gateway.
+    pub(crate) nice: u8,
+    /// Whether the gateway goes first (`SCHED_BATCH`).
+    pub(crate) is_batch: bool,
+}
+
+impl Layers {
+    /// Reads `children`; `own` is the environment of the gateway.
+    pub(super) fn children(&mut self, own: &BTreeMap<String, String>) -> Children {
+        let file = self.leaf("children.ca_file", |node| {
+            let file = node.text()?;
+            let is_there = authorities(&file)?.is_some();
+            if is_there && !file.starts_with('/') {
+                let remedy = "write the whole path: servers have other directories";
+                return Err(Wrong::new(format!("{file:?} is not absolute"), remedy));
+            }
+            Ok(is_there.then_some(file))
+        });
+        let named = file.iter().flat_map(|file| {
+            let named = CA_VARIABLES.iter();
+            named.map(|name| ((*name).to_owned(), file.clone()))
+        });
+        let passed = self.leaf("children.env", |node| node.each(|text| passed(text, own)));
+        let nice = self.leaf("children.nice", |node| {
+            let nice = node.count(0)?;
+            let nice = u8::try_from(nice).ok().filter(|nice| *nice <= MOST_NICE);
+            nice.ok_or_else(|| Wrong::new("is no niceness", format!("write 0 to {MOST_NICE}")))
+        });
+        Children {
+            env: named.chain(passed).collect(),
+            nice: if self.run { 0 } else { nice },
+            is_batch: self.leaf("children.batch", Node::flag),
+        }
+    }
+}
+
+/// A variable for children: `NAME=VALUE`, or NAME with the value of the gateway's own.
+fn passed(text: &str, own: &BTreeMap<String, String>) -> Result<(String, String), Wrong> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (text, own.get(text).map(String::as_str)),
+    };
+    let remedy = "write NAME=VALUE, or the name of a variable that the gateway has";
+    if name.is_empty() || text.contains('\0') {
+        return Err(Wrong::new(format!("{text:?} names no variable"), remedy));
+    }
+    let unset = || Wrong::new(format!("{name} is not set"), remedy);
+    let value = value.ok_or_else(unset)?.to_owned();
+    Ok((name.to_owned(), value))
+}
+
+/// The variables by which servers find certificate authorities: OpenSSL and Rust, Node.js, Python's
+/// requests, curl.
+pub(crate) const CA_VARIABLES: [&str; 4] = [
+    "SSL_CERT_FILE",
+    "NODE_EXTRA_CA_CERTS",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+];
+
+/// The highest niceness (sched(7)).
+const MOST_NICE: u8 = 19;
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ use rustix::{
 use super::protocol::LaunchRequest;
 use crate::backend::{
     linux::syscalls,
-    sandbox::{domain, seccomp},
+    sandbox::{Scheduling, domain, seccomp},
 };
 
 /// Becomes the server of `request`; returns only the error.
@@ -36,7 +36,7 @@ fn confine(request: &LaunchRequest, parent: Option<Pid>) -> io::Result<()> {
     let restrictions = &request.restrictions;
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::setsid()?;
-    yield_to_gateway(restrictions.nice)?;
+    yield_to_gateway(restrictions.scheduling)?;
     limit(Resource::Nofile, request.files)?;
     limit(Resource::Fsize, request.file_size)?;
     limit(Resource::Core, 0)?;
@@ -80,7 +80,12 @@ fn confine(request: &LaunchRequest, parent: Option<Pid>) -> io::Result<()> {
 }
 
 /// Takes less of the processors than the gateway, while that wants them.
-fn yield_to_gateway(nice: u8) -> io::Result<()> {
+fn yield_to_gateway(scheduling: Scheduling) -> io::Result<()> {
+    let Scheduling { nice, is_batch } = scheduling;
+    if is_batch {
+        // A kernel or a sandbox that does not permit it costs time only.
+        _ = syscalls::become_batch();
+    }
     if nice == 0 {
         return Ok(());
     }

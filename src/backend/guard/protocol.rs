@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::backend::sandbox::{Files, Namespaces, Restrictions, Sockets, Store, Tcp};
+use crate::backend::sandbox::{Files, Namespaces, Restrictions, Scheduling, Sockets, Store, Tcp};
 
 /// A server to start. No `Debug`: values of the environment may be secrets.
 #[derive(Clone, PartialEq, Eq)]
@@ -104,6 +104,7 @@ impl Restrictions {
             self.is_scoped,
             self.is_hardened,
             self.is_filtered,
+            self.scheduling.is_batch,
             self.files.is_some(),
         ];
         to.extend(flags.map(u8::from));
@@ -118,7 +119,7 @@ impl Restrictions {
             Sockets::Root(paths) => (2, paths.clone()),
         };
         to.push(kind);
-        to.push(self.nice);
+        to.push(self.scheduling.nice);
         // 0 stands for none: no child has uid 0, and none has a limit of no process.
         to.extend_from_slice(&self.uid.unwrap_or(0).to_le_bytes());
         to.extend_from_slice(&self.landlock.to_le_bytes());
@@ -161,7 +162,7 @@ impl Restrictions {
             _ => None,
         };
         let (is_scoped, is_hardened) = (flag()?, flag()?);
-        let (is_filtered, has_files) = (flag()?, flag()?);
+        let (is_filtered, is_batch, has_files) = (flag()?, flag()?, flag()?);
         let namespaces = match bytes::<1>(from)? {
             [0] => Namespaces::None,
             [1] => Namespaces::Mounts,
@@ -196,7 +197,7 @@ impl Restrictions {
         };
         Some(Self {
             uid: Some(uid).filter(|&uid| uid != 0),
-            nice,
+            scheduling: Scheduling { nice, is_batch },
             namespaces,
             is_scoped,
             is_hardened,
@@ -259,7 +260,7 @@ mod tests {
 
     prop_compose! {
         fn restrictions()(
-            uid in prop::option::of(1u32..), nice: u8, flags: [bool; 4], landlock: u32,
+            uid in prop::option::of(1u32..), nice: u8, flags: [bool; 5], landlock: u32,
             namespaces in prop_oneof![
                 Just(Namespaces::None), Just(Namespaces::Mounts), Just(Namespaces::All),
             ],
@@ -278,11 +279,11 @@ mod tests {
                 "/[a-z]{1,9}".prop_map(|path| Some(Store::Fill(path.into()))),
             ],
         ) -> Restrictions {
-            let [is_scoped, is_hardened, is_filtered, has_files] = flags;
+            let [is_scoped, is_hardened, is_filtered, is_batch, has_files] = flags;
             let files = has_files.then_some(Files { read, write });
             let group = group.map(PathBuf::from);
             Restrictions {
-                uid, nice, namespaces, is_scoped, is_hardened, is_filtered, landlock, files, hide, sockets,
+                uid, scheduling: Scheduling { nice, is_batch }, namespaces, is_scoped, is_hardened, is_filtered, landlock, files, hide, sockets,
                 tcp, processes, group, store,
             }
         }

@@ -82,9 +82,24 @@ pub(crate) fn set_time_slice(slice: Duration) -> io::Result<()> {
     let mut scheduling = scheduling()?;
     scheduling.sched_runtime = u64::try_from(slice.as_nanos()).map_err(io::Error::other)?;
     scheduling.sched_flags |= RESET_ON_FORK;
+    schedule(&scheduling)
+}
+
+/// Has this process, and what it starts, take the processor from no other when it is woken: it waits until that sleeps,
+/// or has had its time slice (sched(7), `SCHED_BATCH`). Its share is the same.
+pub(crate) fn become_batch() -> io::Result<()> {
+    let mut scheduling = scheduling()?;
+    scheduling.sched_policy = u32::try_from(libc::SCHED_BATCH).map_err(io::Error::other)?;
+    scheduling.sched_runtime = 0;
+    schedule(&scheduling)
+}
+
+/// `sched_setattr(2)` of this thread.
+fn schedule(scheduling: &libc::sched_attr) -> io::Result<()> {
+    let at: *const libc::sched_attr = scheduling;
     #[expect(unsafe_code, reason = "rustix has no such call")]
     // SAFETY: the kernel reads the struct, which lives longer than the call.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const scheduling, 0) };
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, at, 0) };
     if result == 0 {
         Ok(())
     } else {

@@ -21,7 +21,7 @@ use super::{
     looks::{Look, Looks, Written, no_answer},
     machine::Kernel,
     network::{self, Filter, Unreachable},
-    restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp},
+    restrictions::{Files, Namespaces, Restrictions, Scheduling, Sockets, Store, Tcp},
     uids::{self, Pool, UidLease},
 };
 use crate::{
@@ -36,8 +36,8 @@ use crate::{
 pub(crate) struct Sandbox {
     /// The restrictions that can be enforced.
     offer: Offer,
-    /// Niceness of children.
-    nice: u8,
+    /// The part of the processors that children get.
+    scheduling: Scheduling,
     /// Uids of children.
     uids: Option<Arc<Pool>>,
     /// Cgroups of children.
@@ -62,7 +62,7 @@ impl Sandbox {
     pub(crate) fn new(
         kernel: &Kernel,
         offer: Offer,
-        (uids, nice): (Option<Uids>, u8),
+        (uids, nice, is_batch): (Option<Uids>, u8, bool),
         hide: Option<HiddenPaths>,
         unreachable: Unreachable,
         certificates: Vec<PathBuf>,
@@ -79,7 +79,7 @@ impl Sandbox {
         let needs_groups = offer.bounds_memory || offer.bounds_cpu || offer.refuses_addresses;
         Ok(Self {
             offer,
-            nice,
+            scheduling: Scheduling { nice, is_batch },
             uids: uids.map(|uids| Arc::new(Pool::new(uids))),
             groups: match groups {
                 Err(error) if needs_groups => return Err(error),
@@ -109,7 +109,7 @@ impl Sandbox {
     pub(crate) fn none() -> Self {
         Self {
             offer: Offer::none(),
-            nice: 0,
+            scheduling: Scheduling::default(),
             uids: None,
             groups: None,
             filter: None,
@@ -141,7 +141,7 @@ impl Sandbox {
         Self::new(
             &kernel,
             offer,
-            (uids, 0),
+            (uids, 0, false),
             None,
             Unreachable::default(),
             Vec::new(),
@@ -298,7 +298,7 @@ impl Sandbox {
         let files = is_confined.then(|| self.files(launch, path, home, cwd));
         Ok(Restrictions {
             uid: None,
-            nice: self.nice,
+            scheduling: self.scheduling,
             namespaces: match offer.separation {
                 Separation::Namespace => Namespaces::All,
                 Separation::Uid if offer.has_mounts => Namespaces::Mounts,

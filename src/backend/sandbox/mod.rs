@@ -34,5 +34,7 @@ pub(crate) use self::choice::Sandbox;
 pub(crate) use self::machine::Kernel;
 pub(crate) use self::namespace::User;
 pub(crate) use self::network::{Filter, MOST_NETWORKS, Unreachable};
-pub(crate) use self::restrictions::{Files, Namespaces, Restrictions, Sockets, Store, Tcp};
+pub(crate) use self::restrictions::{
+    Files, Namespaces, Restrictions, Scheduling, Sockets, Store, Tcp,
+};
 pub(crate) use self::uids::UidLease;

@@ -2,13 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
+/// How a child gets a processor (sched(7)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scheduling {
+    /// The niceness that is added to that of the gateway.
+    pub(crate) nice: u8,
+    /// Whether it takes the processor from none that runs (`SCHED_BATCH`).
+    pub(crate) is_batch: bool,
+}
+
 /// The restrictions of one child, as chosen for this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Restrictions {
     /// The uid of the child, also the number of its gid.
     pub(crate) uid: Option<u32>,
-    /// The niceness that is added to that of the gateway.
-    pub(crate) nice: u8,
+    /// Its part of the processors.
+    pub(crate) scheduling: Scheduling,
     /// The namespaces of its own.
     pub(crate) namespaces: Namespaces,
     /// Whether Landlock also blocks signals and abstract sockets to processes outside.

@@ -139,7 +139,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let hide = (!is_run).then(|| hidden.clone());
     let shared = shared_env(&config, &env);
     let certificates = certificates(&shared);
-    let of_children = (config.sandbox.uids, config.children.nice);
+    let (uids, children) = (config.sandbox.uids, &config.children);
+    let of_children = (uids, children.nice, children.is_batch);
     let mut sandbox = Sandbox::new(&kernel, offer, of_children, hide, unreachable, certificates)
         .context("cannot make cgroups for children")?;
     let refusing = stores.keep_refused(sandbox.take_filter());

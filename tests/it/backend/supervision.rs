@@ -69,6 +69,36 @@ async fn children_weigh_less_than_the_gateway_if_told_so_and_in_run_as_much() {
     assert_eq!(niceness(pid(&session).await), own);
 }
 
+/// `SCHED_OTHER` and `SCHED_BATCH`.
+const OTHER: u32 = 0;
+const BATCH: u32 = 3;
+
+/// The policy of a process (sched(7)): field 41 in `proc_pid_stat(5)`.
+fn policy(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let behind_name = stat.rsplit(')').next().unwrap();
+    behind_name.split(' ').nth(39).unwrap().parse().unwrap()
+}
+
+/// Each server that was woken interrupted the gateway, which then had the next request a little later.
+#[tokio::test]
+async fn children_that_are_woken_let_the_gateway_go_on_unless_told_otherwise() {
+    let server = json!({"command": child()});
+    let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"main": server}}});
+    for (config, expected) in [
+        (json!({}), BATCH),
+        (json!({"children": {"batch": false}}), OTHER),
+    ] {
+        let gateway = Served::start(config, tenants.clone()).await;
+        let session = gateway.session("a", "main").await;
+        assert_eq!(policy(pid(&session).await), expected);
+        assert_eq!(policy(gateway.pid()), OTHER);
+    }
+    let run = Gateway::start(&[]).await;
+    let session = run.session().await;
+    assert_eq!(policy(pid(&session).await), BATCH);
+}
+
 /// A call of `hang` as the child received it, in a JSON string.
 const HANG: &str = r#"\"name\":\"hang\""#;
 

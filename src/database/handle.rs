@@ -157,6 +157,8 @@ impl Database {
     pub(crate) async fn open_as_it_is(opening: Opening) -> Result<Self, Error> {
         let (newest, place, key) = match &opening.location {
             Location::File(store) => {
+                let opened = fs::File::open(store).map_err(|error| unopened(&error));
+                opened.map_err(|error| opening.location.named_in(error))?;
                 let place = store.display().to_string();
                 (file::newest_of(store).await?, place, "store")
             }

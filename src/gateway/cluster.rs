@@ -144,7 +144,7 @@ fn change_numbers(snapshot: &Snapshot) -> [i64; 2] {
 /// Announces the state of this replica, unless another replica was first.
 async fn announce(redis: &Redis, snapshot: &CurrentSnapshot, announced: &Announced) {
     let mut changes = snapshot.subscribe();
-    let mut before = [i64::MIN; 2];
+    let mut before = change_numbers(&changes.borrow());
     while changes.changed().await.is_ok() {
         let numbers = change_numbers(&changes.borrow_and_update());
         if announced.follows(numbers, &mut before) || announced.is_newer(numbers) {
@@ -249,3 +249,21 @@ const EVENT_IDS: &str = "lockgate event ids v1";
 /// The time until other replicas with the address of this one are looked for, and between looks: longer than the
 /// heartbeat of an earlier start lasts.
 const TWINS: Duration = Duration::from_secs(6);
+
+#[cfg(test)]
+mod tests {
+    use super::super::cluster::*;
+
+    /// Until the numbers were past those of before, other replicas learned of changes at their next poll.
+    #[test]
+    fn what_was_announced_is_forgotten_where_the_database_goes_back() {
+        let (announced, mut before) = (Announced::default(), [5, 100]);
+        for known in announced.0.iter().zip([5, 100]) {
+            known.0.store(known.1, Ordering::Release);
+        }
+        assert!(!announced.follows([5, 101], &mut before));
+        assert!(announced.follows([5, 90], &mut before));
+        assert!(!announced.follows([5, 91], &mut before));
+        assert!(announced.is_newer([5, 91]) && !announced.is_newer([5, 90]));
+    }
+}

@@ -231,6 +231,8 @@ const DENIED: &[i64] = &[
     libc::SYS_kcmp,
     libc::SYS_migrate_pages,
     libc::SYS_move_pages,
+    // A time slice shorter than that of the gateway's workers, which would be interrupted at each wake.
+    libc::SYS_sched_setattr,
     // Large and young interfaces of the kernel.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,

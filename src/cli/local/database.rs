@@ -122,6 +122,10 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
 async fn copied(target: &Path, config: &Config) -> Result<String, database::Error> {
     let store = sqlite_file(config)?;
     check_exists(&store)?;
+    File::open(&store).map_err(|error| {
+        let what = format!("cannot be opened: {error}");
+        wrong(&store, what, &private_file::remedy(&error))
+    })?;
     let at = |error: &io::Error| wrong(target, format!("cannot be made: {error}"), NEW_FILE);
     // SQLite fills the empty file, which only its owner can read.
     private_file::create_new(target).map_err(|error| at(&error))?;

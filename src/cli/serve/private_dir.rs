@@ -66,8 +66,16 @@ fn makeable(path: &Path) -> io::Result<()> {
             Ok(_) if dir == path => break,
             Ok(_) => {
                 let probe = dir.join(format!(".lockgate-check-{}", std::process::id()));
-                fs::DirBuilder::new().mode(0o700).create(&probe)?;
-                return fs::remove_dir(probe);
+                let made = fs::DirBuilder::new().mode(0o700).create(&probe);
+                // In containers every process has the same number: another one's, or what a killed one left.
+                made.or_else(|error| match error.kind() {
+                    io::ErrorKind::AlreadyExists => Ok(()),
+                    _ => Err(error),
+                })?;
+                return fs::remove_dir(probe).or_else(|error| match error.kind() {
+                    io::ErrorKind::NotFound => Ok(()),
+                    _ => Err(error),
+                });
             }
         }
     }

@@ -103,6 +103,7 @@ pub(crate) async fn copy(file: &Path, target: &Path) -> Result<(), SqlError> {
     match newest_migration(&mut connection).await {
         Ok(Some(_)) => {}
         Err(late @ SqlError::Unavailable(_)) => return Err(unreadable(late)),
+        Err(damaged @ SqlError::Damaged(_)) => return Err(damaged),
         _ => return Err(SqlError::Unusable("is no store of lockgate".to_owned())),
     }
     let copied = sqlx::query("VACUUM INTO $1")

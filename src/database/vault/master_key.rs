@@ -56,7 +56,11 @@ impl KeySource {
         let path = path.with_extension("lock");
         let made = private_file::create_beside(&path);
         let file = made.or_else(|_| private_file::open_or_create(&path));
-        let file = file.map_err(|error| cannot("locked", &error))?;
+        let file = file.map_err(|error| {
+            let what = format!("cannot be opened: {error}");
+            let place = path.display().to_string();
+            Wrong::new(what, private_file::remedy(&error)).at(&place, "master_key")
+        })?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
             Err(fs::TryLockError::WouldBlock) => Err(Wrong::new(

@@ -245,15 +245,16 @@ async fn snapshots_of(connection: &mut MultiplexedConnection) -> String {
     command.arg("GET").arg("save");
     let told: RedisResult<BTreeMap<String, String>> = command.query_async(connection).await;
     let told = told.unwrap_or_default();
-    let saves = told.get("save").map_or("", String::as_str);
-    format!("\n{SAVES}:{saves}\n")
+    let saves = told.get("save");
+    saves.map_or_else(String::new, |saves| format!("\n{SAVES}:{saves}\n"))
 }
 
 /// Reports whether the server begins with a snapshot after a restart, which lacks what came after it: it saves them, or
-/// has saved or read one, and it appends to no file.
+/// has saved or read one, and it appends to no file. Where it saves none, those were for its replicas or of its master.
 fn begins_with_a_snapshot<'a>(facts: &(impl Iterator<Item = &'a str> + Clone)) -> bool {
     let is_any = |name: &str| fact(facts, name).is_some_and(|value| !["", "0"].contains(&value));
-    !is_any("aof_enabled") && SNAPSHOTS.into_iter().any(is_any)
+    let saves_none = fact(facts, SAVES) == Some("");
+    !is_any("aof_enabled") && !saves_none && SNAPSHOTS.into_iter().any(is_any)
 }
 
 /// The value of a line of the server's `INFO`.
@@ -373,6 +374,8 @@ mod tests {
                 "aof_enabled:1\nrdb_saves:1\nrdb_last_load_keys_loaded:12",
                 false,
             ),
+            ("aof_enabled:0\nrdb_saves:1\nlockgate_saves:\n", false),
+            ("aof_enabled:0\nrdb_saves:1\nlockgate_saves:3600 1\n", true),
             (
                 "aof_enabled:0\nrdb_saves:0\n\nlockgate_saves:3600 1 300 100",
                 true,

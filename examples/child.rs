@@ -502,7 +502,8 @@ fn visit(id: &Value, args: &Value) {
 /// waiting for it, having taken the question back before that if so told.
 fn ask(id: &Value, args: &Value, token: &Value) {
     sleep(number(args, "after"));
-    let message = string(args, "message");
+    let pad = usize::try_from(number(args, "pad")).unwrap_or(0);
+    let message = string(args, "message") + &"?".repeat(pad);
     let (method, params) = match args["kind"].as_str() {
         Some("elicitation") => (
             "elicitation/create",

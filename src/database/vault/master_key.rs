@@ -57,9 +57,11 @@ impl KeySource {
         let made = private_file::create_beside(&path);
         let file = made.or_else(|_| private_file::open_or_create(&path));
         let file = file.map_err(|error| {
-            let what = format!("cannot be opened: {error}");
-            let place = path.display().to_string();
-            Wrong::new(what, private_file::remedy(&error)).at(&place, "master_key")
+            let what = format!(
+                "has a lock that cannot be opened, {}: {error}",
+                path.display()
+            );
+            Wrong::new(what, private_file::remedy(&error))
         })?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),

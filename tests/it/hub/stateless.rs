@@ -559,10 +559,10 @@ async fn a_ticket_works_once_and_for_its_request_alone() {
 /// It was kept for `clocks.ask` beyond any share of the log, so that the events of all others went for it.
 #[tokio::test]
 async fn a_question_beyond_the_share_of_its_caller_is_refused() {
-    let sets = ["log.memory=1MiB", "log.bytes=64KiB", "log.events=4"];
+    let sets = ["log.memory=1MiB", "limits.memory=32MiB"];
     let gateway = Gateway::start(&sets).await;
     let client = Modern::at(&gateway.url).with(asks());
-    let question = json!({"kind": "elicitation", "message": "?".repeat(600_000)});
+    let question = json!({"kind": "elicitation", "pad": 4 << 20});
     let answer = client.call("ask", question).await;
     assert_eq!(answer["result"]["resultType"], "complete");
     let told = text_of(&answer);

@@ -189,10 +189,10 @@ async fn a_server_asks_during_a_task_and_goes_on_with_the_answer() {
 
 #[tokio::test]
 async fn a_question_of_a_task_beyond_the_share_is_refused() {
-    let sets = [SOON, "log.memory=1MiB", "log.bytes=64KiB", "log.events=4"];
+    let sets = [SOON, "log.memory=1MiB", "limits.memory=32MiB"];
     let gateway = Gateway::start(&sets).await;
     let client = Modern::at(&gateway.url).with(asks());
-    let question = json!({"kind": "elicitation", "message": "?".repeat(600_000), "after": 800});
+    let question = json!({"kind": "elicitation", "pad": 4 << 20, "after": 800});
     let task = begun(&client, "ask", question).await;
     let state = client.polled(&task, "completed").await;
     let told = text_of(&state);

@@ -8,13 +8,14 @@ use std::{
     time::Duration,
 };
 
+use reqwest::StatusCode;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
     database::persistence::{Ground, Replica, mark, server},
     support::{
-        harness::{Gateway, NEWEST, Session, child, marked, opening, package, until},
+        harness::{Gateway, NEWEST, Session, child, client, marked, opening, package, until},
         served::Served,
     },
 };
@@ -40,6 +41,13 @@ impl Two {
         }
         all.extend(sets);
         let gateway = Gateway::serve(data.path(), &all, keys).await;
+        let origin = gateway.url.split("/t/").next().unwrap();
+        // With stores elsewhere it refuses sessions until it has them.
+        until("it is ready", || async {
+            let answer = client().get(format!("{origin}/readyz")).send().await;
+            answer.is_ok_and(|answer| answer.status() == StatusCode::OK)
+        })
+        .await;
         let mut b = gateway.stranger();
         b.url = gateway.url.replace("/t/a/", "/t/b/");
         b.initialize(NEWEST).await;

@@ -540,9 +540,8 @@ mod tests {
         }
     }
 
-    /// A key that was withdrawn was good for an hour where no other token came meanwhile.
-    #[tokio::test]
-    async fn newer_keys_of_an_issuer_that_is_asked_seldom_are_waited_for() {
+    /// An issuer that answers until the end of its tasks, and its keys.
+    async fn served() -> (Arc<IssuerKeys>, JoinSet<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let mut tasks = JoinSet::new();
@@ -552,7 +551,13 @@ mod tests {
             tracker: TaskTracker::new(),
             stop: CancellationToken::new(),
         };
-        let issuer = IssuerKeys::new(&url, key_fetch);
+        (IssuerKeys::new(&url, key_fetch), tasks)
+    }
+
+    /// A key that was withdrawn was good for an hour where no other token came meanwhile.
+    #[tokio::test]
+    async fn newer_keys_of_an_issuer_that_is_asked_seldom_are_waited_for() {
+        let (issuer, mut tasks) = served().await;
         let old = Arc::new(KeySet::parse(KEYS.as_bytes()).unwrap());
         let aged = |age: Duration| {
             let came = Instant::now().checked_sub(age).unwrap();
@@ -589,16 +594,7 @@ mod tests {
     /// A token by a new key was refused for good while the keys of its issuer could not be fetched.
     #[tokio::test]
     async fn an_unknown_key_is_none_only_by_keys_that_were_fetched() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let mut tasks = JoinSet::new();
-        tasks.spawn(serve(listener, url.clone()));
-        let key_fetch = KeyFetch {
-            outbound: Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]),
-            tracker: TaskTracker::new(),
-            stop: CancellationToken::new(),
-        };
-        let issuer = IssuerKeys::new(&url, key_fetch);
+        let (issuer, mut tasks) = served().await;
         let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
         let by = async |kid: &str| {
             let header = part(&format!(r#"{{"alg":"EdDSA","kid":"{kid}"}}"#));

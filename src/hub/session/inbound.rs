@@ -31,8 +31,7 @@ use crate::{
     telemetry::{CallSpans, Dropped, MethodClass, Outcome, SESSION_STREAMS, TraceContext, semconv},
 };
 
-/// The most subscriptions of a session, and the most bytes of each URI: they live as long as the
-/// session and are part of its record.
+/// The most subscriptions of a session: they live as long as it does, and are part of its record.
 pub(crate) const MAX_SUBSCRIPTIONS: usize = 1000;
 /// The most bytes of a raw URI, of which two are its quotes.
 const MAX_URI: usize = 8 * 1024 + 2;

@@ -833,18 +833,25 @@ mod tests {
         answer
     }
 
-    /// Connections that took nothing held a copy each, and left the gateway without memory.
-    #[tokio::test]
-    async fn a_long_part_waits_for_room() {
+    /// The streams of a session with an event of 20,000 bytes on its listener, a reader of it, and the budget of 80 KiB
+    /// for what is under way.
+    async fn long_event() -> (Streams, Reader, Arc<Budget>) {
         let under_way = Budget::new(80 << 10).share();
         let share = LogShare {
             under_way: Arc::clone(&under_way),
             ..LogShare::plenty()
         };
         let mut streams = streams_of(memory(), share);
-        let mut reader = streams.attach(None).await.unwrap().unwrap();
+        let reader = streams.attach(None).await.unwrap().unwrap();
         let line = "x".repeat(20_000).into();
         streams.message(LISTENER_STREAM, line).unwrap();
+        (streams, reader, under_way)
+    }
+
+    /// Connections that took nothing held a copy each, and left the gateway without memory.
+    #[tokio::test]
+    async fn a_long_part_waits_for_room() {
+        let (mut streams, mut reader, under_way) = long_event().await;
         let others = under_way.hold(40 << 10);
         let waits = futures_util::poll!(Box::pin(reader.next())).is_pending();
         assert!(waits);
@@ -868,15 +875,7 @@ mod tests {
     /// Its client waited at a replica that had lost the session.
     #[tokio::test]
     async fn a_reader_without_room_is_released_with_its_session() {
-        let under_way = Budget::new(80 << 10).share();
-        let share = LogShare {
-            under_way: Arc::clone(&under_way),
-            ..LogShare::plenty()
-        };
-        let mut streams = streams_of(memory(), share);
-        let mut reader = streams.attach(None).await.unwrap().unwrap();
-        let line = "x".repeat(20_000).into();
-        streams.message(LISTENER_STREAM, line).unwrap();
+        let (mut streams, mut reader, under_way) = long_event().await;
         let _others = under_way.hold(80 << 10);
         assert!(futures_util::poll!(Box::pin(reader.next())).is_pending());
         streams.release(StreamEnd::Released, || unreachable!("nobody waits"));

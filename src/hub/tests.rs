@@ -27,9 +27,10 @@ use super::{
     ownership::{LookupSource, Place, ReplicaLease},
     stateless::{Begun, Caller, Stateless, Subscribed},
     stream::{Next, Reader},
+    tasks::Tasks,
 };
 use crate::base::{
-    MacKeys,
+    MacKeys, Secret,
     budget::{Descriptors, LargeWork},
 };
 use crate::{
@@ -39,7 +40,7 @@ use crate::{
         child::{Ambient, Launcher, Restart, Zygote},
         sandbox::Sandbox,
     },
-    config::{Config, Format, Sources},
+    config::{Config, Format, Sources, gateway},
     declare::{Catalog, SecretChange, Server, Tenant},
     error::Error,
     manifest::reader,
@@ -91,6 +92,15 @@ impl Bench {
 
     /// The same, with what requests read of the database.
     fn of(keys: &Value, snapshot: Arc<CurrentSnapshot>, change: impl FnOnce(&mut Stores)) -> Self {
+        Self::made(keys, snapshot, |_, stores| change(stores))
+    }
+
+    /// The same with another configuration, too.
+    fn made(
+        keys: &Value,
+        snapshot: Arc<CurrentSnapshot>,
+        change: impl FnOnce(&mut Config, &mut Stores),
+    ) -> Self {
         let mut server = json!({"command": built("examples/child")});
         for (key, value) in keys.as_object().unwrap() {
             server[key] = value.clone();
@@ -116,9 +126,9 @@ impl Bench {
             run: true,
             ..Sources::default()
         };
-        let config = Config::load(&sources).unwrap();
+        let mut config = Config::load(&sources).unwrap();
         let mut stores = Stores::in_memory(&config, &SystemRandom::new()).unwrap();
-        change(&mut stores);
+        change(&mut config, &mut stores);
         let drain = CancellationToken::new();
         let hub = Hub::new(HubParts {
             stores,
@@ -410,6 +420,8 @@ struct Gated {
     epoch: AtomicU32,
     /// The number of look-ups.
     found: AtomicU32,
+    /// The number of insertions.
+    inserted: AtomicU32,
     /// Whether it does not answer, and has lost what it is to keep.
     is_away: AtomicBool,
 }
@@ -451,6 +463,7 @@ impl Directory for Gated {
         if self.is_away.load(Ordering::Relaxed) {
             return Box::pin(std::future::ready(Err(StoreError::Away)));
         }
+        self.inserted.fetch_add(1, Ordering::Relaxed);
         self.records.insert(session, record, epoch)
     }
 
@@ -1286,6 +1299,56 @@ async fn a_client_without_a_session_leaves_none_whenever_it_goes() {
         assert!(gone.is_ok(), "after {polls} polls");
     }
     assert!(polls > 2, "{polls}");
+    bench.end().await;
+}
+
+/// Its record stayed in the store for as long as a result is kept, and counted against no share.
+#[tokio::test]
+async fn a_task_that_its_client_does_not_know_leaves_no_record() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::made(&json!({}), CurrentSnapshot::empty(), |config, stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+        config.redis = Some(gateway::Redis {
+            url: Secret::new("redis://127.0.0.1:1".to_owned()),
+            prefix: "x".to_owned(),
+            authorities: None,
+        });
+    });
+    let stateless = Stateless::new(bench.hub.clone());
+    let tasks = Tasks::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = Caller {
+        may_become_task: true,
+        ..without_session(&access)
+    };
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "hang", "arguments": {}}});
+    let call = Message::parse(call.to_string().into()).unwrap();
+    let begin = async || {
+        let begun = stateless.call(&caller, &call, None, false, None).await;
+        let Ok(Begun::Sent(Answer::Stream(reader), sent)) = begun else {
+            panic!("no stream");
+        };
+        tasks.begin(*sent, *reader, &call)
+    };
+    let has_record = async |number: u32| {
+        let id = SessionId(format!("task:a:{number}").into());
+        directory.find(&id).await.unwrap().is_some()
+    };
+    // Its client goes before the task is created.
+    drop(begin().await);
+    let gone = async {
+        while directory.inserted.load(Ordering::Relaxed) == 0 || has_record(1).await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let gone = tokio::time::timeout(Duration::from_secs(20), gone).await;
+    assert!(gone.is_ok(), "a record that nobody counts");
+    assert!(matches!(begin().await.await, Ok(Ok(_))));
+    assert!(has_record(2).await, "the task of a client that waits");
+    // Tasks end a second later.
+    bench.drain.cancel();
     bench.end().await;
 }
 

@@ -65,7 +65,7 @@ impl Tasks {
 
     /// Makes a task of the call that a request has made. "A server MUST NOT return `CreateTaskResult` until
     /// the task is durably created" (ext-tasks, "Task Creation"). A client that is gone before it gets the
-    /// task does not know it: the call is cancelled.
+    /// task does not know it: the call is cancelled, and nothing of the task is left in the store.
     pub(crate) fn begin(
         self: &Arc<Self>,
         call: CallInFlight,
@@ -85,6 +85,10 @@ impl Tasks {
                 // Its connection ends.
                 reader.hold(Seats::new());
                 work.run(call, reader).await;
+            } else {
+                // At once: the store may be away for a while.
+                drop((call, reader));
+                work.forget().await;
             }
             tasks.write().remove(&number);
         });

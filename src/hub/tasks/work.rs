@@ -126,6 +126,21 @@ impl Work {
             () = lost(&core, access) => {}
             () = self.write_missed() => {}
         }
+        self.remove_copy().await;
+    }
+
+    /// Leaves nothing in the store of a task that its client does not know. Until then it counts among those of its
+    /// caller, and its copy against their share; a copy that cannot be removed ends by itself.
+    pub(super) async fn forget(&mut self) {
+        let core = Arc::clone(&self.core);
+        select! {
+            () = sleep(Self::kept(&core)) => {}
+            () = grace(&core) => {}
+            () = self.remove_copy() => {}
+        }
+    }
+
+    async fn remove_copy(&mut self) {
         if let Some(copy) = &mut self.copy {
             while !copy.remove().await {
                 sleep(AGAIN).await;

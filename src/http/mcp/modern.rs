@@ -158,8 +158,33 @@ async fn check_arguments(
             return Ok(Checked::Call { is_for_tasks });
         }
     }
+    Err(no_mirror())
+}
+
+/// Checks the same of the retry of a parked call, by the list that was last read: its ticket binds it to the arguments of
+/// that call, which were checked. To read the list again takes a session and a place among the calls, and the parked
+/// calls of the caller may have all of these until they are answered.
+async fn check_retry(
+    front: &Front,
+    parts: &Parts,
+    request: &ModernRequest<'_>,
+) -> Result<(), McpRefusal> {
+    if request.message.method() != Method::ToolsCall {
+        return Ok(());
+    }
+    let Some(tools) = front.stateless.known_tool_headers(&request.caller) else {
+        return Ok(());
+    };
+    let turn = large(request.caller.access, request.message.bytes()).await;
+    if turn.run(|| request.mirrors(&parts.headers, &tools)) {
+        return Ok(());
+    }
+    Err(no_mirror())
+}
+
+fn no_mirror() -> McpRefusal {
     let text = "an Mcp-Param header field differs from its argument";
-    Err(refused(StatusCode::BAD_REQUEST, -32020, text))
+    refused(StatusCode::BAD_REQUEST, -32020, text)
 }
 
 /// A call whose arguments were checked.
@@ -254,7 +279,7 @@ async fn retry(
         Opened::Lost => return Ok(fail(CallError::OWNER_LOST)),
         Opened::Invalid => return Err(no_ticket()),
     };
-    check_arguments(front, parts, request).await?;
+    check_retry(front, parts, request).await?;
     // The server has the call, and policy may have changed since.
     if let Some(line) = request.denied(request.message) {
         return Ok(answered(front, request, line, accepts));

@@ -302,6 +302,33 @@ async fn streams_beyond_the_quota_are_refused_and_those_that_are_open_go_on() {
     assert!(limited(&gateway, "streams").await >= 2);
 }
 
+/// It read the list of tools once more, in another session, for which there was no place before the call had ended.
+#[tokio::test]
+async fn a_retry_needs_no_session_beside_that_of_its_call() {
+    let kind = json!({"type": "string", "x-mcp-header": "Kind"});
+    let schema = json!({"type": "object", "properties": {"kind": kind}});
+    let server = json!({"command": child(), "env": {"CHILD_SCHEMA": schema.to_string()}});
+    let tenant = json!({"auth": {"mode": "none"}, "quotas": {"sessions": 1},
+        "servers": {"main": server}});
+    let gateway = Served::start(json!({}), json!({"a": tenant})).await;
+    let client = Modern::at(&format!("{}/t/a/main/mcp", gateway.origin()));
+    let client = client.with(json!({"roots": {}}));
+    let send = async |message: &Value, field: &str| {
+        let request = client.request(message).header("Mcp-Param-Kind", field);
+        within("a response", request.send()).await.unwrap()
+    };
+    // When it asks, the list is so old that it would be read again.
+    let call = client.tool("ask", json!({"kind": "roots", "after": 1500}));
+    let required = last(send(&call, "roots").await).await;
+    let key = asked(&required)[0].0.clone();
+    let retry = client.retry(&call, &required, json!({key: {"roots": []}}));
+    let refused = send(&retry, "sampling").await;
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(json_of(refused).await["error"]["code"], -32020);
+    let answer = last(send(&retry, "roots").await).await;
+    assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
+}
+
 /// It kept the place of its connection for as long as its client might answer, also behind its own end.
 #[tokio::test]
 async fn a_parked_call_takes_no_stream_and_its_retry_does() {

@@ -1352,6 +1352,63 @@ async fn a_task_that_its_client_does_not_know_leaves_no_record() {
     bench.end().await;
 }
 
+/// They went on at the child for nobody. One that had asked was kept there, where a session that is asked needs room.
+#[tokio::test]
+async fn the_calls_of_a_session_that_loses_its_place_are_cancelled() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({"isolation": "principal"}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let ada = bench.open("ada").await;
+    // Another session of hers in the same child, for which no store is asked.
+    let (hub, form) = (&bench.hub, Form::Json);
+    let begin = initialize("ada");
+    let begun = hub.begin_with(&ada.access, Transport::Stateless, begin, form, None);
+    let (_, other, pending) = begun.await.unwrap();
+    assert!(matches!(pending.answer().await, Answer::Json(_)));
+    let ask = async |tool: &str, args: Value| {
+        let call = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call",
+            "params": {"name": tool, "arguments": args}});
+        let call = Body::parse(call.to_string().into()).unwrap();
+        let called = hub.deliver_to(&other, &ada.access, call, form, (None, None));
+        let answer = called.await.unwrap().answer();
+        let answer = tokio::time::timeout(Duration::from_secs(20), answer).await;
+        let Ok(Answer::Json(line)) = answer else {
+            panic!("{tool} is not answered");
+        };
+        String::from_utf8(line.to_vec()).unwrap()
+    };
+    let nothing = json!({});
+    let mut lost = Box::pin(ada.call("hang", &nothing));
+    tokio::select! {
+        answer = &mut lost => panic!("answered: {answer}"),
+        () = busy(&bench) => {}
+    }
+    // From here on it waits for its lease, and takes nothing from the child.
+    directory.is_away.store(true, Ordering::Relaxed);
+    for epoch in [1, 0] {
+        directory.epoch.store(epoch, Ordering::Relaxed);
+        owner.beat().await.unwrap();
+    }
+    // More than its inbox holds, and then the answer.
+    let answer = ask("burst", json!({"n": 600})).await;
+    assert!(answer.contains(r#""sent""#), "{answer}");
+    directory.is_away.store(false, Ordering::Relaxed);
+    let lost = lost.await;
+    assert_eq!(lost["error"]["data"]["reason"], "backend_exited", "{lost}");
+    let cancelled = async {
+        while !ask("received", json!({})).await.contains("/cancelled") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let cancelled = tokio::time::timeout(Duration::from_secs(20), cancelled).await;
+    assert!(cancelled.is_ok(), "the child works on for nobody");
+    bench.end().await;
+}
+
 /// The child would end without being stopped, and be counted for ever.
 #[tokio::test]
 async fn a_child_whose_owner_goes_during_the_probe_is_stopped() {

@@ -350,6 +350,18 @@ impl Member {
         }
     }
 
+    /// Sends whole lines as soon as there is room, also behind the end of this place: a message of another kind would be
+    /// taken for one of the place that the session has by then. Nothing is sent to a child that is gone.
+    pub(crate) fn send_last(&self, lines: Bytes) -> impl Future<Output = ()> + Send + use<> {
+        let (mailbox, waiting) = (self.mailbox.clone(), Arc::clone(&self.waiting));
+        async move {
+            if let Ok(room) = mailbox.reserve().await {
+                waiting.fetch_add(lines.len(), Ordering::Relaxed);
+                room.send(ToChild::Lines(lines));
+            }
+        }
+    }
+
     /// Waits for the next message and sends queued ones meanwhile; cancel-safe.
     pub(crate) async fn next(&mut self) -> ToSession {
         loop {

@@ -124,6 +124,24 @@ impl Session {
         }
     }
 
+    /// Cancels the calls in flight at a shared child that the session has lost, which may live on. The session goes on
+    /// meanwhile.
+    pub(super) fn cancel_at_lost_child(&mut self) {
+        let mut lines = BytesMut::new();
+        for call in self.calls.ids() {
+            Legacy::cancel(call, "the session has lost its place", &mut lines);
+        }
+        if lines.is_empty() {
+            return;
+        }
+        if let Some(member) = self.link.shared() {
+            let sent = member.send_last(lines.freeze());
+            self.core.tracker.spawn(async move {
+                let _ = tokio::time::timeout(GRACE, sent).await;
+            });
+        }
+    }
+
     /// Ends the calls whose responses wait for the record. Where the session goes on, its next owner may not know what
     /// they did, and a refusal would say that they can be sent again.
     fn finish_recorded_calls(&mut self, reason: EndReason) {

@@ -243,6 +243,10 @@ impl Session {
 
     /// Handles the end of a shared child.
     pub(super) fn shared_child_ended(&mut self, loss: Loss) {
+        if loss == Loss::Crash {
+            // One that has dropped the session alone lives on, for others.
+            self.cancel_at_lost_child();
+        }
         self.unlink();
         match loss {
             Loss::Idle if self.calls.is_empty() => self.dialect.forget(),

@@ -23,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Answer, Form, Hub, HubParts, Stores, Transport,
-    core::{Command, Handle},
+    core::{Command, Delivery, Handle},
     ownership::{LookupSource, Place, ReplicaLease},
     stateless::{Begun, Caller, Stateless, Subscribed},
     stream::{Next, Reader},
@@ -43,7 +43,7 @@ use crate::{
     declare::{Catalog, SecretChange, Server, Tenant},
     error::Error,
     manifest::reader,
-    protocol::{Body, Kind, Message, modern::Filter},
+    protocol::{Body, Kind, Message, Method, modern::Filter},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
         BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
@@ -1171,6 +1171,134 @@ async fn a_session_that_ends_at_this_moment_is_none_to_a_client_without() {
     ));
     drop(subscribed);
     bench.end().await;
+}
+
+/// The only session, with its own handle; the commands of all who find it from now on come to the test.
+fn intercepted(bench: &Bench) -> (SessionId, Handle, mpsc::Receiver<Command>) {
+    let mut sessions = bench.hub.0.sessions.all();
+    assert_eq!(sessions.len(), 1);
+    let (id, handle) = sessions.remove(0);
+    let (commands, received) = mpsc::channel(1);
+    let found = Handle {
+        commands,
+        ..handle.clone()
+    };
+    bench.hub.0.sessions.insert(&id, found);
+    (id, handle, received)
+}
+
+/// Waits until a call delivers a message to an intercepted session; the message, with what takes its answer.
+async fn until_delivered<T>(
+    call: &mut Pin<Box<impl Future<Output = T>>>,
+    received: &mut mpsc::Receiver<Command>,
+) -> (Message, oneshot::Sender<Answer>) {
+    let command = tokio::select! {
+        _ = call => panic!("it has ended"),
+        command = tokio::time::timeout(Duration::from_secs(20), received.recv()) => command,
+    };
+    let Ok(Some(Command::Deliver(delivery))) = command else {
+        panic!("nothing is delivered");
+    };
+    let Delivery { body, reply, .. } = *delivery;
+    let Body::One(message) = body else {
+        panic!("a batch");
+    };
+    (message, reply)
+}
+
+/// Answers a message of a call to an intercepted session with an empty result.
+fn answer(reply: oneshot::Sender<Answer>) {
+    let line = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    assert!(reply.send(Answer::Json(line.into())).is_ok());
+}
+
+/// A call of a client without sessions.
+fn call_of(tool: &str, args: &Value) -> Message {
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": tool, "arguments": args}});
+    Message::parse(call.to_string().into()).unwrap()
+}
+
+/// It was taken for the level of the server from then on: no call of its principal got log messages, for as long as the
+/// session lived.
+#[tokio::test]
+async fn a_log_level_that_was_refused_is_asked_for_again() {
+    let bench = Bench::new(&json!({}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = without_session(&access);
+    drop(stateless.lease(&caller).await);
+    let (_, _, mut received) = intercepted(&bench);
+    let call = call_of("echo", &json!({"text": "x"}));
+    let begin = || Box::pin(stateless.call(&caller, &call, Some("debug"), false, None));
+    let mut refused = begin();
+    let (asked, reply) = until_delivered(&mut refused, &mut received).await;
+    assert_eq!(asked.method(), Method::SetLevel);
+    let busy = Error::Busy {
+        what: "the backend does not read",
+        retry: Duration::from_secs(1),
+    };
+    assert!(reply.send(Answer::Refused(busy)).is_ok());
+    assert!(matches!(refused.await, Err(Error::Busy { .. })));
+    let mut left = begin();
+    let (asked, reply) = until_delivered(&mut left, &mut received).await;
+    assert_eq!(asked.method(), Method::SetLevel);
+    // Its client leaves, and the server has the level all the same.
+    drop(left);
+    answer(reply);
+    let mut called = begin();
+    let (message, reply) = until_delivered(&mut called, &mut received).await;
+    assert_eq!(message.method(), Method::ToolsCall);
+    answer(reply);
+    let Ok(Begun::Sent(_, ended)) = called.await else {
+        panic!("no answer");
+    };
+    ended.finish();
+    drop(received);
+    bench.end().await;
+}
+
+/// The second call does not overtake the first one, and asks for no higher level behind it.
+#[tokio::test]
+async fn the_lowest_log_level_of_calls_at_once_is_the_last_that_the_server_is_told() {
+    for (levels, told) in [
+        (["debug", "info"], &["debug"][..]),
+        (["info", "debug"], &["info", "debug"]),
+    ] {
+        let bench = Bench::new(&json!({}));
+        let stateless = Stateless::new(bench.hub.clone());
+        let access = bench.access("one");
+        let caller = without_session(&access);
+        drop(stateless.lease(&caller).await);
+        let (_, _, mut received) = intercepted(&bench);
+        let call = call_of("echo", &json!({"text": "x"}));
+        let [mut first, mut second] =
+            levels.map(|level| Box::pin(stateless.call(&caller, &call, Some(level), false, None)));
+        let (asked, reply) = until_delivered(&mut first, &mut received).await;
+        assert_eq!(asked.level().as_deref(), Some(told[0]));
+        assert!(polled(1, second.as_mut()).await.is_none());
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(received.try_recv().is_err(), "the second one waits");
+        answer(reply);
+        for level in &told[1..] {
+            let (asked, reply) = until_delivered(&mut second, &mut received).await;
+            assert_eq!(asked.level().as_deref(), Some(*level));
+            answer(reply);
+        }
+        for mut call in [second, first] {
+            let (message, reply) = until_delivered(&mut call, &mut received).await;
+            assert_eq!(message.method(), Method::ToolsCall, "{levels:?}");
+            answer(reply);
+            let Ok(Begun::Sent(_, ended)) = call.await else {
+                panic!("no answer");
+            };
+            ended.finish();
+        }
+        drop(received);
+        bench.end().await;
+    }
 }
 
 /// A filter of subscriptions to these resources.

@@ -1301,6 +1301,42 @@ async fn the_lowest_log_level_of_calls_at_once_is_the_last_that_the_server_is_to
     }
 }
 
+/// It was marked as heard for as long as it lived, and no subscription heard what the calls there changed.
+#[tokio::test]
+async fn a_session_is_heard_though_the_client_that_came_first_has_left() {
+    let bench = Bench::new(&json!({}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = Caller {
+        capabilities: br#"{"elicitation":{}}"#,
+        ..without_session(&access)
+    };
+    drop(stateless.lease(&caller).await);
+    let (id, handle, mut received) = intercepted(&bench);
+    let mut subscribing = Box::pin(stateless.subscribe(&caller, Filter::default()));
+    let attach = tokio::select! {
+        _ = &mut subscribing => panic!("the session is not heard yet"),
+        command = received.recv() => command.unwrap(),
+    };
+    assert!(matches!(attach, Command::Attach(_)));
+    drop(subscribing);
+    // The session takes it only now.
+    bench.hub.0.sessions.insert(&id, handle.clone());
+    assert!(handle.commands.send(attach).await.is_ok());
+    let subscribed = stateless.subscribe(&caller, Filter::default()).await;
+    let Ok(Subscribed::Running(mut subscription, reader)) = subscribed else {
+        panic!("no subscription");
+    };
+    let changed = json!({"method": "notifications/tools/list_changed", "params": {}});
+    let call = call_of("notify", &changed);
+    let begun = stateless.call(&caller, &call, None, false, None).await;
+    assert!(matches!(begun, Ok(Begun::Sent(..))));
+    let heard = tokio::time::timeout(Duration::from_secs(20), subscription.changes.next()).await;
+    assert!(matches!(heard, Ok(Some(_))), "{heard:?}");
+    drop((begun, subscription, reader, received));
+    bench.end().await;
+}
+
 /// A filter of subscriptions to these resources.
 fn resources(uris: &[&str]) -> Filter {
     let wanted = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen",

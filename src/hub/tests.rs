@@ -1392,6 +1392,88 @@ async fn a_call_does_not_wait_for_a_subscription_of_its_caller() {
     bench.end().await;
 }
 
+/// One whose policy denies a resource was subscribed to it where another of its principal was before, and heard of it
+/// after any call of that one. The other way round, a call by a stricter policy muted the subscriptions of all.
+#[tokio::test]
+async fn a_subscription_hears_what_its_own_policy_allows() {
+    let bench = Bench::new(&json!({}));
+    let deny = json!({"resources": {"deny": ["test://a", "test://b/x"]}});
+    let strict = Bench::new(&json!({ "policy": deny }));
+    let stateless = Stateless::new(bench.hub.clone());
+    let accesses = [bench.access("one"), strict.access("one")];
+    let mut subscriptions = Vec::new();
+    for (access, agreed) in accesses.iter().zip([2, 1]) {
+        let caller = without_session(access);
+        let wanted = resources(&["test://a", "test://b"]);
+        let subscribed = stateless.subscribe(&caller, wanted).await;
+        let Ok(Subscribed::Running(subscription, reader)) = subscribed else {
+            panic!("no subscription");
+        };
+        assert_eq!(subscription.filter.resources.len(), agreed);
+        subscriptions.push((subscription, reader));
+    }
+    // By the stricter policy, which is that of the session from then on.
+    let caller = without_session(&accesses[1]);
+    let method = "notifications/resources/updated";
+    let updated = json!({"method": method, "params": {"uri": "test://b/x"}});
+    let call = call_of("notify", &updated);
+    let begun = stateless.call(&caller, &call, None, false, None).await;
+    let Ok(Begun::Sent(_, call)) = begun else {
+        panic!("no answer");
+    };
+    call.finish();
+    for ((subscription, mut reader), hears) in subscriptions.into_iter().zip([true, false]) {
+        let told = tokio::time::timeout(Duration::from_secs(20), reader.next()).await;
+        let Ok(Next::Events(events)) = told else {
+            panic!("the session is muted");
+        };
+        let message = Message::parse(events[0].1.clone()).unwrap();
+        assert_eq!(message.method(), Method::Updated);
+        assert_eq!(subscription.hears(&message), hears);
+    }
+    strict.end().await;
+    bench.end().await;
+}
+
+/// The policy of the call decided what its child was subscribed to.
+#[tokio::test]
+async fn a_child_is_subscribed_whatever_the_policy_of_its_call() {
+    let bench = Bench::new(&json!({}));
+    let deny = json!({"resources": {"deny": ["test://a"]}});
+    let strict = Bench::new(&json!({ "policy": deny }));
+    let stateless = Stateless::new(bench.hub.clone());
+    let (open, denied) = (bench.access("one"), strict.access("one"));
+    let [listener, caller] = [&open, &denied].map(|access| Caller {
+        capabilities: br#"{"elicitation":{}}"#,
+        ..without_session(access)
+    });
+    let subscribed = stateless
+        .subscribe(&listener, resources(&["test://a"]))
+        .await;
+    assert!(matches!(subscribed, Ok(Subscribed::Running(..))));
+    let before = bench.hub.0.sessions.all();
+    drop(stateless.lease(&caller).await);
+    let mut sessions = bench.hub.0.sessions.all();
+    sessions.retain(|(id, _)| before.iter().all(|(known, _)| known != id));
+    let (hub, (_, handle)) = (&bench.hub, sessions.remove(0));
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let body = Body::One(call_of("subscribed", &json!({})));
+        let told = hub.deliver_to(&handle, &denied, body, Form::Json, (None, None));
+        let Answer::Json(line) = told.await.unwrap().answer().await else {
+            panic!("no answer");
+        };
+        if String::from_utf8_lossy(&line).contains("test://a") {
+            break;
+        }
+        assert!(Instant::now() < until, "{line:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(subscribed);
+    strict.end().await;
+    bench.end().await;
+}
+
 /// Its server waited for half a minute, or for ten while a subscription read the listener, and counted as used.
 #[tokio::test]
 async fn what_nobody_can_be_asked_is_refused_at_once() {

@@ -113,6 +113,28 @@ pub(crate) fn denied(policy: &Policy, message: &Message) -> Option<PolicyRefusal
     }
 }
 
+/// Returns those of these raw URIs that are allowed. Many are judged in steps, between which others than the owner of
+/// the share go first.
+pub(crate) async fn allowed_resources(
+    policy: &Policy,
+    uris: Vec<Box<[u8]>>,
+    share: &Budget,
+) -> Vec<Box<[u8]>> {
+    let (names, mut work) = (&policy.resources, 0);
+    let (patterns, mut allowed) = (names.patterns(), Vec::new());
+    for uri in uris {
+        if work >= STEP {
+            share.others_first().await;
+            work = 0;
+        }
+        work += uri.len() * patterns;
+        if unless_allowed(names, Some(&*uri)).is_none() {
+            allowed.push(uri);
+        }
+    }
+    allowed
+}
+
 /// Returns the shortened name for a refusal, unless the name is allowed.
 fn unless_allowed(names: &Names, raw: Option<&[u8]>) -> Option<String> {
     if names.is_open() {

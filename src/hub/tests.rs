@@ -23,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Answer, Form, Hub, HubParts, Stores, Transport,
-    core::{Command, Handle},
+    core::{Command, Delivery, Handle},
     ownership::{LookupSource, Place, ReplicaLease},
     stateless::{Begun, Caller, Stateless, Subscribed},
     stream::{Next, Reader},
@@ -44,7 +44,7 @@ use crate::{
     declare::{Catalog, SecretChange, Server, Tenant},
     error::Error,
     manifest::reader,
-    protocol::{Body, Kind, Message, modern::Filter},
+    protocol::{Body, Kind, Message, Method, modern::Filter},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
         BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
@@ -1186,6 +1186,170 @@ async fn a_session_that_ends_at_this_moment_is_none_to_a_client_without() {
     bench.end().await;
 }
 
+/// The only session, with its own handle; the commands of all who find it from now on come to the test.
+fn intercepted(bench: &Bench) -> (SessionId, Handle, mpsc::Receiver<Command>) {
+    let mut sessions = bench.hub.0.sessions.all();
+    assert_eq!(sessions.len(), 1);
+    let (id, handle) = sessions.remove(0);
+    let (commands, received) = mpsc::channel(1);
+    let found = Handle {
+        commands,
+        ..handle.clone()
+    };
+    bench.hub.0.sessions.insert(&id, found);
+    (id, handle, received)
+}
+
+/// Waits until a call delivers a message to an intercepted session; the message, with what takes its answer.
+async fn until_delivered<T>(
+    call: &mut Pin<Box<impl Future<Output = T>>>,
+    received: &mut mpsc::Receiver<Command>,
+) -> (Message, oneshot::Sender<Answer>) {
+    let command = tokio::select! {
+        _ = call => panic!("it has ended"),
+        command = tokio::time::timeout(Duration::from_secs(20), received.recv()) => command,
+    };
+    let Ok(Some(Command::Deliver(delivery))) = command else {
+        panic!("nothing is delivered");
+    };
+    let Delivery { body, reply, .. } = *delivery;
+    let Body::One(message) = body else {
+        panic!("a batch");
+    };
+    (message, reply)
+}
+
+/// Answers a message of a call to an intercepted session with an empty result.
+fn answer(reply: oneshot::Sender<Answer>) {
+    let line = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    assert!(reply.send(Answer::Json(line.into())).is_ok());
+}
+
+/// A call of a client without sessions.
+fn call_of(tool: &str, args: &Value) -> Message {
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": tool, "arguments": args}});
+    Message::parse(call.to_string().into()).unwrap()
+}
+
+/// It was taken for the level of the server from then on: no call of its principal got log messages, for as long as the
+/// session lived.
+#[tokio::test]
+async fn a_log_level_that_was_refused_is_asked_for_again() {
+    let bench = Bench::new(&json!({}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = without_session(&access);
+    drop(stateless.lease(&caller).await);
+    let (_, _, mut received) = intercepted(&bench);
+    let call = call_of("echo", &json!({"text": "x"}));
+    let begin = || Box::pin(stateless.call(&caller, &call, Some("debug"), false, None));
+    let mut refused = begin();
+    let (asked, reply) = until_delivered(&mut refused, &mut received).await;
+    assert_eq!(asked.method(), Method::SetLevel);
+    let busy = Error::Busy {
+        what: "the backend does not read",
+        retry: Duration::from_secs(1),
+    };
+    assert!(reply.send(Answer::Refused(busy)).is_ok());
+    assert!(matches!(refused.await, Err(Error::Busy { .. })));
+    let mut left = begin();
+    let (asked, reply) = until_delivered(&mut left, &mut received).await;
+    assert_eq!(asked.method(), Method::SetLevel);
+    // Its client leaves, and the server has the level all the same.
+    drop(left);
+    answer(reply);
+    let mut called = begin();
+    let (message, reply) = until_delivered(&mut called, &mut received).await;
+    assert_eq!(message.method(), Method::ToolsCall);
+    answer(reply);
+    let Ok(Begun::Sent(_, ended)) = called.await else {
+        panic!("no answer");
+    };
+    ended.finish();
+    drop(received);
+    bench.end().await;
+}
+
+/// The second call does not overtake the first one, and asks for no higher level behind it.
+#[tokio::test]
+async fn the_lowest_log_level_of_calls_at_once_is_the_last_that_the_server_is_told() {
+    for (levels, told) in [
+        (["debug", "info"], &["debug"][..]),
+        (["info", "debug"], &["info", "debug"]),
+    ] {
+        let bench = Bench::new(&json!({}));
+        let stateless = Stateless::new(bench.hub.clone());
+        let access = bench.access("one");
+        let caller = without_session(&access);
+        drop(stateless.lease(&caller).await);
+        let (_, _, mut received) = intercepted(&bench);
+        let call = call_of("echo", &json!({"text": "x"}));
+        let [mut first, mut second] =
+            levels.map(|level| Box::pin(stateless.call(&caller, &call, Some(level), false, None)));
+        let (asked, reply) = until_delivered(&mut first, &mut received).await;
+        assert_eq!(asked.level().as_deref(), Some(told[0]));
+        assert!(polled(1, second.as_mut()).await.is_none());
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(received.try_recv().is_err(), "the second one waits");
+        answer(reply);
+        for level in &told[1..] {
+            let (asked, reply) = until_delivered(&mut second, &mut received).await;
+            assert_eq!(asked.level().as_deref(), Some(*level));
+            answer(reply);
+        }
+        for mut call in [second, first] {
+            let (message, reply) = until_delivered(&mut call, &mut received).await;
+            assert_eq!(message.method(), Method::ToolsCall, "{levels:?}");
+            answer(reply);
+            let Ok(Begun::Sent(_, ended)) = call.await else {
+                panic!("no answer");
+            };
+            ended.finish();
+        }
+        drop(received);
+        bench.end().await;
+    }
+}
+
+/// It was marked as heard for as long as it lived, and no subscription heard what the calls there changed.
+#[tokio::test]
+async fn a_session_is_heard_though_the_client_that_came_first_has_left() {
+    let bench = Bench::new(&json!({}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = Caller {
+        capabilities: br#"{"elicitation":{}}"#,
+        ..without_session(&access)
+    };
+    drop(stateless.lease(&caller).await);
+    let (id, handle, mut received) = intercepted(&bench);
+    let mut subscribing = Box::pin(stateless.subscribe(&caller, Filter::default()));
+    let attach = tokio::select! {
+        _ = &mut subscribing => panic!("the session is not heard yet"),
+        command = received.recv() => command.unwrap(),
+    };
+    assert!(matches!(attach, Command::Attach(_)));
+    drop(subscribing);
+    // The session takes it only now.
+    bench.hub.0.sessions.insert(&id, handle.clone());
+    assert!(handle.commands.send(attach).await.is_ok());
+    let subscribed = stateless.subscribe(&caller, Filter::default()).await;
+    let Ok(Subscribed::Running(mut subscription, reader)) = subscribed else {
+        panic!("no subscription");
+    };
+    let changed = json!({"method": "notifications/tools/list_changed", "params": {}});
+    let call = call_of("notify", &changed);
+    let begun = stateless.call(&caller, &call, None, false, None).await;
+    assert!(matches!(begun, Ok(Begun::Sent(..))));
+    let heard = tokio::time::timeout(Duration::from_secs(20), subscription.changes.next()).await;
+    assert!(matches!(heard, Ok(Some(_))), "{heard:?}");
+    drop((begun, subscription, reader, received));
+    bench.end().await;
+}
+
 /// A filter of subscriptions to these resources.
 fn resources(uris: &[&str]) -> Filter {
     let wanted = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen",
@@ -1238,6 +1402,88 @@ async fn a_call_does_not_wait_for_a_subscription_of_its_caller() {
         leased = stateless.lease(&caller) => assert!(leased.is_ok_and(|leased| leased.is_ok())),
     }
     drop(subscribing);
+    bench.end().await;
+}
+
+/// One whose policy denies a resource was subscribed to it where another of its principal was before, and heard of it
+/// after any call of that one. The other way round, a call by a stricter policy muted the subscriptions of all.
+#[tokio::test]
+async fn a_subscription_hears_what_its_own_policy_allows() {
+    let bench = Bench::new(&json!({}));
+    let deny = json!({"resources": {"deny": ["test://a", "test://b/x"]}});
+    let strict = Bench::new(&json!({ "policy": deny }));
+    let stateless = Stateless::new(bench.hub.clone());
+    let accesses = [bench.access("one"), strict.access("one")];
+    let mut subscriptions = Vec::new();
+    for (access, agreed) in accesses.iter().zip([2, 1]) {
+        let caller = without_session(access);
+        let wanted = resources(&["test://a", "test://b"]);
+        let subscribed = stateless.subscribe(&caller, wanted).await;
+        let Ok(Subscribed::Running(subscription, reader)) = subscribed else {
+            panic!("no subscription");
+        };
+        assert_eq!(subscription.filter.resources.len(), agreed);
+        subscriptions.push((subscription, reader));
+    }
+    // By the stricter policy, which is that of the session from then on.
+    let caller = without_session(&accesses[1]);
+    let method = "notifications/resources/updated";
+    let updated = json!({"method": method, "params": {"uri": "test://b/x"}});
+    let call = call_of("notify", &updated);
+    let begun = stateless.call(&caller, &call, None, false, None).await;
+    let Ok(Begun::Sent(_, call)) = begun else {
+        panic!("no answer");
+    };
+    call.finish();
+    for ((subscription, mut reader), hears) in subscriptions.into_iter().zip([true, false]) {
+        let told = tokio::time::timeout(Duration::from_secs(20), reader.next()).await;
+        let Ok(Next::Events(events)) = told else {
+            panic!("the session is muted");
+        };
+        let message = Message::parse(events[0].1.clone()).unwrap();
+        assert_eq!(message.method(), Method::Updated);
+        assert_eq!(subscription.hears(&message), hears);
+    }
+    strict.end().await;
+    bench.end().await;
+}
+
+/// The policy of the call decided what its child was subscribed to.
+#[tokio::test]
+async fn a_child_is_subscribed_whatever_the_policy_of_its_call() {
+    let bench = Bench::new(&json!({}));
+    let deny = json!({"resources": {"deny": ["test://a"]}});
+    let strict = Bench::new(&json!({ "policy": deny }));
+    let stateless = Stateless::new(bench.hub.clone());
+    let (open, denied) = (bench.access("one"), strict.access("one"));
+    let [listener, caller] = [&open, &denied].map(|access| Caller {
+        capabilities: br#"{"elicitation":{}}"#,
+        ..without_session(access)
+    });
+    let subscribed = stateless
+        .subscribe(&listener, resources(&["test://a"]))
+        .await;
+    assert!(matches!(subscribed, Ok(Subscribed::Running(..))));
+    let before = bench.hub.0.sessions.all();
+    drop(stateless.lease(&caller).await);
+    let mut sessions = bench.hub.0.sessions.all();
+    sessions.retain(|(id, _)| before.iter().all(|(known, _)| known != id));
+    let (hub, (_, handle)) = (&bench.hub, sessions.remove(0));
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let body = Body::One(call_of("subscribed", &json!({})));
+        let told = hub.deliver_to(&handle, &denied, body, Form::Json, (None, None));
+        let Answer::Json(line) = told.await.unwrap().answer().await else {
+            panic!("no answer");
+        };
+        if String::from_utf8_lossy(&line).contains("test://a") {
+            break;
+        }
+        assert!(Instant::now() < until, "{line:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(subscribed);
+    strict.end().await;
     bench.end().await;
 }
 

@@ -392,9 +392,13 @@ async fn listen(
         let text = "Accept must permit text/event-stream";
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    let wanted = Filter::of(request.message, MAX_SUBSCRIPTIONS);
-    let mut wanted = wanted.map_err(|why| refused(StatusCode::BAD_REQUEST, -32602, why))?;
-    let tasks = modern_tasks::watched(front, admitted, request, &mut wanted)?;
+    let turn = large(request.caller.access, request.message.bytes()).await;
+    let (wanted, tasks) = turn.run(|| {
+        let wanted = Filter::of(request.message, MAX_SUBSCRIPTIONS);
+        let mut wanted = wanted.map_err(|why| refused(StatusCode::BAD_REQUEST, -32602, why))?;
+        let tasks = modern_tasks::watched(front, admitted, request, &mut wanted)?;
+        Ok::<_, McpRefusal>((wanted, tasks))
+    })?;
     let subscribed = front.stateless.subscribe(&request.caller, wanted).await;
     let (subscription, reader) = match subscribed.map_err(of_kept_session)? {
         Subscribed::Running(subscription, reader) => (subscription, *reader),

@@ -456,7 +456,7 @@ impl SubscriptionStream {
 
     fn wanted(&self, event: Bytes) -> Option<Bytes> {
         let message = Message::parse(event).ok()?;
-        let is_wanted = self.subscription.filter.matches(&message);
+        let is_wanted = self.subscription.hears(&message);
         is_wanted.then(|| with_subscription(&message, &self.id))
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::{
-    auth::{Access, Principal},
+    auth::{Access, Principal, policy},
     declare::{Policy, Server, Tenant},
     endpoint::TenantHost,
     hub::core::Transport,
-    protocol::{Revision, revision},
+    protocol::{Message, Revision, revision},
     telemetry::{Metrics, ServerOperations, TraceContext},
 };
 
@@ -71,6 +71,12 @@ impl Client {
     /// The access policy of the sender of the latest body.
     pub(super) fn policy(&self) -> &Arc<Policy> {
         &self.policy
+    }
+
+    /// Whether policy keeps a notification of the server from the client. Clients without sessions share one: each of
+    /// their subscriptions has its own policy (`hub::stateless`).
+    pub(super) fn is_muted(&self, notification: &Message) -> bool {
+        self.transport != Transport::Stateless && policy::is_muted(&self.policy, notification)
     }
 
     /// The host of the tenant at which the session began at this replica; none at the public URL.

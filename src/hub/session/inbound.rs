@@ -389,7 +389,10 @@ impl Session {
             jsonrpc::push_error(id, -32601, "Method not found", None, &mut line);
             return Some(line.freeze());
         }
-        if let Some(denied) = policy::denied(self.client.policy(), message) {
+        // Of the gateway itself where clients have no sessions, and for each subscription that its own policy allows.
+        let is_own = self.client.transport() == Transport::Stateless
+            && matches!(message.method(), Method::Subscribe | Method::Unsubscribe);
+        if !is_own && let Some(denied) = policy::denied(self.client.policy(), message) {
             let PolicyRefusal {
                 code,
                 message,

@@ -162,7 +162,7 @@ impl Session {
             ServerMessage::Log { task, line } => {
                 (self.calls.route(About::Log(task.as_deref())), line)
             }
-            ServerMessage::Notification(_) if policy::is_muted(self.client.policy(), &message) => {
+            ServerMessage::Notification(_) if self.client.is_muted(&message) => {
                 (None, Bytes::new())
             }
             ServerMessage::Notification(line) => (self.calls.route(About::Other), line),

@@ -145,8 +145,10 @@ pub(crate) struct Member {
     /// The channel to its task, which is closed when it is over.
     commands: mpsc::Sender<Command>,
     born: Instant,
-    /// The lowest level of log messages that the server was asked for, above all levels at first.
+    /// The lowest level of log messages that the server has answered to, above all levels at first.
     level: AtomicU8,
+    /// Held while the server is asked for a level.
+    level_turn: Arc<Mutex<()>>,
     pub(super) watched: Watched,
 }
 
@@ -215,8 +217,14 @@ impl Member {
             commands: handle.commands.clone(),
             born: handle.born,
             level: AtomicU8::new(NO_LEVEL),
+            level_turn: Arc::default(),
             watched: Watched::default(),
         }
+    }
+
+    /// Whether the server has answered to a request for log messages of this level or of a lower one.
+    fn has_level(&self, level: u8) -> bool {
+        self.level.load(Ordering::Acquire) <= level
     }
 
     /// Whether a call has it alone.
@@ -411,23 +419,38 @@ impl Lease {
     /// Asks the server for log messages of at least this level, if it has any.
     pub(super) async fn want_level(
         &self,
-        sender: &Sender,
+        sender: &Arc<Sender>,
         access: &Access,
         level: &str,
     ) -> Result<(), Error> {
         let Some(number) = routing::level(level) else {
             return Ok(());
         };
-        let has_logs = self.member.server.has_logs;
-        if !has_logs || self.member.level.fetch_min(number, Ordering::AcqRel) <= number {
+        if !self.member.server.has_logs || self.member.has_level(number) {
+            return Ok(());
+        }
+        // One behind the other, so that the lowest level is the last one that the server is told.
+        let turn = Arc::clone(&self.member.level_turn).lock_owned().await;
+        if self.member.has_level(number) {
             return Ok(());
         }
         let params = format!(r#"{{"level":"{level}"}}"#);
-        let method = "logging/setLevel";
-        sender
-            .ask(&self.handle, access, method, params.as_bytes())
+        let (member, handle) = (Arc::clone(&self.member), self.handle.clone());
+        let (asks, access) = (Arc::clone(sender), access.clone());
+        // In a task: the answer counts for others as well, and the client may go before it.
+        let asked = sender.hub.0.tracker.spawn(async move {
+            let method = "logging/setLevel";
+            let asked = asks.ask(&handle, &access, method, params.as_bytes()).await;
+            // The server does not know of one that was refused on the way: the next call asks again.
+            if asked.is_ok() {
+                member.level.store(number, Ordering::Release);
+            }
+            drop(turn);
+            asked.map(drop)
+        });
+        asked
             .await
-            .map(drop)
+            .unwrap_or(Err(Error::Bug("a log level was not asked for")))
     }
 
     /// Ends the session: what a call has left behind in it is nothing for the next one, which does not
@@ -532,6 +555,7 @@ mod tests {
             commands: commands.clone(),
             born: Instant::now(),
             level: AtomicU8::new(NO_LEVEL),
+            level_turn: Arc::default(),
             watched: Watched::default(),
         })
     }

@@ -2,13 +2,19 @@
 //! to the subscriptions of the same caller.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
 
 use super::{
     group::{Group, Member},
@@ -28,37 +34,50 @@ impl Stateless {
         if group.changes.heard().is_none() || member.is_heard.swap(true, Ordering::AcqRel) {
             return;
         }
-        let hub = &self.sender.hub;
-        let reader = match hub.0.find(access, member.id.as_str()) {
-            Ok(handle) => hub.read(&handle).await,
-            Err(error) => Err(error),
-        };
-        let Ok(reader) = reader else {
-            // The call that comes will find that the session has ended.
-            member.is_heard.store(false, Ordering::Release);
-            return;
-        };
-        // The call that comes does not wait where a server is asked for a subscription at this moment.
-        let uris = group.watched().now_or_never();
-        let (is_late, members) = (uris.is_none(), std::slice::from_ref(member));
-        let uris = uris.unwrap_or_default();
-        settle(&self.sender, group, uris, members, access);
-        let share = hub.0.limits.memory().caller(access);
-        let count = move |event: Bytes| share.hold(event.len() as u64).until_dropped(event);
+        let (begins, begun) = oneshot::channel();
         let (sender, access) = (Arc::clone(&self.sender), access.clone());
         let (group, member) = (Arc::clone(group), Arc::clone(member));
-        hub.0.tracker.spawn(async move {
-            let late = async {
-                if is_late {
-                    let uris = group.watched().await;
-                    let members = std::slice::from_ref(&member);
-                    settle(&sender, &group, uris, members, &access);
-                }
-            };
-            tokio::join!(late, pass_on(&group, &member, reader, count));
-            member.is_heard.store(false, Ordering::Release);
+        // A task: others rely on it from now on, and this client may go at any moment.
+        self.sender.hub.0.tracker.spawn(async move {
+            listen(&sender, &group, &member, &access, begins).await;
         });
+        // No answer if the session has ended, as the call that comes will find.
+        let _ = begun.await;
     }
+}
+
+/// Hears a session; says when it `begins`.
+async fn listen(
+    sender: &Arc<Sender>,
+    group: &Arc<Group>,
+    member: &Arc<Member>,
+    access: &Access,
+    begins: oneshot::Sender<()>,
+) {
+    let hub = &sender.hub;
+    let reader = match hub.0.find(access, member.id.as_str()) {
+        Ok(handle) => hub.read(&handle).await,
+        Err(error) => Err(error),
+    };
+    let Ok(reader) = reader else {
+        member.is_heard.store(false, Ordering::Release);
+        return;
+    };
+    // The call that comes does not wait where a server is asked for a subscription at this moment.
+    let uris = group.watched().now_or_never();
+    let (is_late, members) = (uris.is_none(), std::slice::from_ref(member));
+    settle(sender, group, uris.unwrap_or_default(), members, access);
+    // The client may have gone.
+    let _ = begins.send(());
+    let share = hub.0.limits.memory().caller(access);
+    let count = move |event: Bytes| share.hold(event.len() as u64).until_dropped(event);
+    let late = async {
+        if is_late {
+            let uris = group.watched().await;
+            settle(sender, group, uris, members, access);
+        }
+    };
+    tokio::join!(late, pass_on(group, member, reader, count));
 }
 
 /// Subscribes sessions that calls have alone to those of these resources that subscriptions are for, and unsubscribes
@@ -118,6 +137,7 @@ pub(super) fn bytes_of(uris: &[Box<[u8]>]) -> u64 {
 /// What a URI takes beside its bytes.
 const URI: u64 = 32;
 
+/// Passes on what a session says until it ends, or nobody needs to hear it any more.
 async fn pass_on(
     group: &Group,
     member: &Member,
@@ -127,12 +147,17 @@ async fn pass_on(
     let mut quiet_at = Instant::now() + QUIET;
     loop {
         let events = tokio::select! {
+            // What a call has said that has just ended comes first.
+            biased;
             next = reader.next() => match next {
                 Next::Events(events) => events,
-                Next::Finished | Next::Released => return,
+                Next::Finished | Next::Released => {
+                    member.is_heard.store(false, Ordering::Release);
+                    return;
+                }
             },
             () = sleep_until(quiet_at) => {
-                if !member.is_taken() {
+                if stop(&member.is_heard, || !member.is_taken()) {
                     return;
                 }
                 Vec::new()
@@ -141,7 +166,10 @@ async fn pass_on(
         reader.took();
         quiet_at = Instant::now() + QUIET;
         let Some(changes) = group.changes.heard() else {
-            return;
+            if stop(&member.is_heard, || group.changes.heard().is_none()) {
+                return;
+            }
+            continue;
         };
         for (_, event) in events {
             if is_change(&event) {
@@ -152,6 +180,17 @@ async fn pass_on(
     }
 }
 
+/// Stops hearing a session that `is_unused`; false if it is heard on. A call or a subscription that came meanwhile has
+/// found that it is heard, and relies on that.
+fn stop(is_heard: &AtomicBool, is_unused: impl Fn() -> bool) -> bool {
+    if !is_unused() {
+        return false;
+    }
+    // Unlike a store it sees what they did before they found it set.
+    _ = is_heard.swap(false, Ordering::AcqRel);
+    is_unused() || is_heard.swap(true, Ordering::AcqRel)
+}
+
 /// Whether an event is a notification that subscriptions are for.
 fn is_change(event: &Bytes) -> bool {
     let message = Message::parse(event.clone());
@@ -160,3 +199,34 @@ fn is_change(event: &Bytes) -> bool {
 
 /// The time for which a session is heard that no call uses, so that it can become idle.
 const QUIET: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::super::hearing::*;
+
+    /// A call that took a session at the moment at which its reader stopped was not heard: it had found that it was.
+    #[test]
+    fn a_session_that_is_used_again_is_heard_on() {
+        for (is_unused, is_heard_by_another, stops, stays) in [
+            ([false, false], false, false, true),
+            ([true, false], false, false, true),
+            ([true, false], true, true, true),
+            ([true, true], false, true, false),
+            ([true, true], true, true, true),
+        ] {
+            let (is_heard, looks) = (AtomicBool::new(true), Cell::new(0));
+            let stopped = stop(&is_heard, || {
+                let look = looks.replace(looks.get() + 1);
+                if look == 1 && is_heard_by_another {
+                    is_heard.store(true, Ordering::Release);
+                }
+                is_unused[look]
+            });
+            let case = format!("{is_unused:?} {is_heard_by_another}");
+            assert_eq!(stopped, stops, "{case}");
+            assert_eq!(is_heard.load(Ordering::Acquire), stays, "{case}");
+        }
+    }
+}

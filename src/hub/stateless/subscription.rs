@@ -12,14 +12,14 @@ use super::{
     sender::Sender,
 };
 use crate::{
-    auth::Access,
+    auth::{Access, policy},
     base::budget::Drawn,
     error::Error,
     hub::{
         core::Handle,
         stream::{Pending, Reader},
     },
-    protocol::modern::Filter,
+    protocol::{Message, Method, modern::Filter},
 };
 
 /// A subscription; it ends when this is dropped.
@@ -81,6 +81,18 @@ impl Subscription {
     /// The raw `serverInfo` of the server.
     pub(crate) fn server_info(&self) -> Option<Bytes> {
         self.lease.server_info()
+    }
+
+    /// Whether its client is told of a notification, by its filter and by its policy as that is declared now.
+    pub(crate) fn hears(&self, notification: &Message) -> bool {
+        if !self.filter.matches(notification) {
+            return false;
+        }
+        if notification.method() != Method::Updated {
+            return true;
+        }
+        let access = self.sender.hub.renewed(&self.access);
+        access.is_ok_and(|access| !policy::is_muted(access.policy(), notification))
     }
 
     /// Subscribes the session to a resource.

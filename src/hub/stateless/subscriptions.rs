@@ -11,7 +11,7 @@ use super::{
     sessions::Stateless,
     subscription::{Subscribed, Subscription, Watch},
 };
-use crate::{error::Error, protocol::modern::Filter};
+use crate::{auth::policy, error::Error, protocol::modern::Filter};
 
 impl Stateless {
     /// Begins a subscription.
@@ -49,6 +49,8 @@ impl Stateless {
         for member in group.alone() {
             self.hear(group, &member, caller.access).await;
         }
+        // A denied resource is like one that the server does not agree to, also where it has for another client.
+        let uris = policy::allowed_resources(caller.access.policy(), uris, &share).await;
         let (sender, access) = (Arc::clone(&self.sender), caller.access.clone());
         let group_of = (Arc::clone(group), changes);
         let mut subscription = Subscription::new(sender, lease, access, filter, (group_of, held));

@@ -439,22 +439,35 @@ async fn a_return_from_another_issuer_is_refused() {
     let hub =
         json!({"hub": {"issuer": stage.url, "client_id": "gateway", "client_secret": "s3cret"}});
     let people = People::with(hub);
-    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    let mut gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
     let mut ada = Browser::new();
     let page = account(&gateway, &mut ada, &ADA).await;
-    for (iss, status) in [
-        (String::new(), StatusCode::BAD_REQUEST),
-        ("&iss=https://evil.test".to_owned(), StatusCode::BAD_REQUEST),
-        (format!("&iss={}", stage.url), StatusCode::FOUND),
+    let none = "no answer of hub: it does not name its issuer (iss)";
+    let other = "no answer of hub: it names another issuer (iss)";
+    for (iss, status, told) in [
+        (String::new(), StatusCode::BAD_REQUEST, none),
+        (
+            "&iss=https://evil.test".to_owned(),
+            StatusCode::BAD_REQUEST,
+            other,
+        ),
+        (format!("&iss={}", stage.url), StatusCode::FOUND, ""),
     ] {
         let sent = done(&mut ada, &page, "connect").await;
         let url = returning(&gateway, "hub", &sent) + &iss;
         let returned = ada.open(&url).await;
         assert_eq!(returned.status, status, "{iss} {}", returned.text);
+        // They were told as a connection that had expired, which sent people after cookies.
+        assert!(returned.text.contains(told), "{iss} {}", returned.text);
     }
     assert_eq!(stage.asked("POST /token").len(), 1);
     let asked = stage.asked("POST /token")[0].clone();
     assert!(asked.contains("code_verifier=") && asked.contains("grant_type=authorization_code"));
+    let logs = gateway.end().await;
+    let is_told = |line: &Value| {
+        line["why"] == "it names another issuer (iss)" && line["iss"] == "https://evil.test"
+    };
+    assert!(logs.iter().any(is_told), "{logs:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -48,9 +48,19 @@ pub(crate) type SecretSource = Arc<
 /// Gives an access token of a person of a tenant, renewed if that is due.
 ///
 /// It fails with `Missing` if the person has none to give, and with `Unreadable` while the service that gives it is away
-/// and the token has expired.
-pub(crate) type TokenSource =
-    Arc<dyn Fn(TokenOf) -> BoxFuture<'static, Result<AccessToken, Refused>> + Send + Sync>;
+/// and the token has expired; for a renewal also while another request renews it.
+pub(crate) type TokenSource = Arc<
+    dyn Fn(TokenOf, TokenFor) -> BoxFuture<'static, Result<AccessToken, Refused>> + Send + Sync,
+>;
+
+/// The use of an access token, which decides whether its source waits for another request that renews it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenFor {
+    /// The start of a child, which waits for it.
+    Start,
+    /// A child that runs: it is asked for again in a moment, so that nothing has to wait.
+    Renewal,
+}
 
 /// The person and the origin of an access token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

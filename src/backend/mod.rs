@@ -35,7 +35,9 @@ mod warm;
 pub(crate) use self::admission::{
     Cause, Circuit, NO_ANSWER, Refused, Stage, StartFailure, Verdict,
 };
-pub(crate) use self::delivery::{Delivered, SecretSource, SlotValue, TokenOf, TokenSource};
+pub(crate) use self::delivery::{
+    Delivered, SecretSource, SlotValue, TokenFor, TokenOf, TokenSource,
+};
 pub(crate) use self::pool::{Pool, PoolSources};
 pub(crate) use self::renewal::renew_tokens;
 pub(crate) use self::starter::{Occasion, Place, Started};

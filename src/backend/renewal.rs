@@ -17,7 +17,7 @@ use futures_util::{
 use super::{
     admission::Refused,
     child::{Entry, Registry},
-    delivery::{TokenOf, TokenSource},
+    delivery::{TokenFor, TokenOf, TokenSource},
 };
 use crate::{base::Clock, declare::TokenFrom};
 
@@ -78,10 +78,10 @@ async fn renew(entry: Arc<Entry>, (tenant, from): &OriginAt, tokens: &TokenSourc
         from: from.clone(),
         holder: holder.to_owned(),
     };
-    match tokens(of).await {
+    match tokens(of, TokenFor::Renewal).await {
         Ok(token) => {
             entry.renew(from, &token);
-            // What another replica refreshes, or could not be refreshed, stays due.
+            // What another request refreshes, or could not be refreshed, stays due.
             entry.retry_token(from, clock.now_ms() + AGAIN_MS);
         }
         // The next request is told to connect it again.
@@ -145,7 +145,8 @@ mod tests {
             children.push(child);
         };
         (0..2 * PARALLEL).for_each(|at| start("slow", &format!("p{at}")));
-        let tokens: TokenSource = Arc::new(move |of| {
+        let tokens: TokenSource = Arc::new(move |of, purpose| {
+            assert_eq!(purpose, TokenFor::Renewal, "it waits for no other request");
             let is_slow = of.tenant == "slow";
             ask.try_send(of.tenant).unwrap();
             Box::pin(async move {

@@ -137,7 +137,7 @@ impl Bench {
             launcher,
             snapshot,
             audit: AuditQueue::disabled(),
-            tokens: Arc::new(|_| Box::pin(async { Err(crate::backend::Refused::Missing) })),
+            tokens: Arc::new(|_, _| Box::pin(async { Err(crate::backend::Refused::Missing) })),
             metrics: Arc::new(Metrics::new(None).unwrap()),
             traces: Traces::default(),
             drain: drain.clone(),

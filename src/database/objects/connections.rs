@@ -44,6 +44,15 @@ pub(crate) struct Connection {
     pub(crate) version: i64,
     /// The time at which the upstream was last asked about the access token.
     pub(crate) checked_ms: i64,
+    /// The end of the last lease, in milliseconds since 1970.
+    lease_ms: i64,
+}
+
+impl Connection {
+    /// Reports whether a request for new tokens was under way when this was read, or one has just failed.
+    pub(crate) fn is_leased(&self, now_ms: i64) -> bool {
+        self.lease_ms > now_ms
+    }
 }
 
 /// A connection without its tokens.
@@ -145,6 +154,7 @@ impl Connections<'_> {
             tokens: tokens.ok_or_else(broken)?,
             version: row.get("version")?,
             checked_ms: row.get("checked_ms")?,
+            lease_ms: row.get("lease_ms")?,
         }))
     }
 
@@ -203,17 +213,22 @@ impl Connections<'_> {
         })
     }
 
-    /// Takes the lease to refresh this version until `until_ms`; false if another replica has it, or the
-    /// version is an old one. A rotated refresh token that is used twice may end the connection at the
-    /// upstream (RFC 9700, section 4.14.2).
+    /// Takes the lease to refresh the tokens of `known` until `until_ms`; false if another replica has it, or had it
+    /// when `known` was read, or if that is an old version. A rotated refresh token that is used twice may end the
+    /// connection at the upstream (RFC 9700, section 4.14.2).
     pub(crate) async fn lease(
         self,
         of: ConnectionAt<'_>,
-        version: i64,
+        known: &Connection,
         until_ms: i64,
     ) -> Result<bool, Error> {
+        let now_ms = self.pool.now_ms();
+        // Children and starts that wait come every moment: no write for what cannot be had.
+        if known.is_leased(now_ms) {
+            return Ok(false);
+        }
         let mut values = key(of);
-        values.extend([version.into(), until_ms.into(), self.pool.now_ms().into()]);
+        values.extend([known.version.into(), until_ms.into(), now_ms.into()]);
         Ok(!self.pool.write(LEASE, values).await?.is_empty())
     }
 
@@ -436,7 +451,7 @@ const PUT: &str = "
                   updated_ms = excluded.updated_ms, connected_ms = excluded.connected_ms";
 
 const ONE: &str = "
-    SELECT value, version, checked_ms
+    SELECT value, version, checked_ms, lease_ms
       FROM connections
      WHERE tenant = $1 AND upstream = $2 AND holder = $3";
 

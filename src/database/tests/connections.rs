@@ -10,6 +10,7 @@ use crate::declare::{Issued, Kind, ObjectName};
 on_both! {
     connections_open_in_their_own_row_alone
     one_replica_at_a_time_has_the_lease_of_a_version
+    a_lease_that_is_taken_is_not_tried_for
     connections_are_sealed_again_and_go_with_their_upstream
     a_connection_is_not_made_for_a_person_who_is_gone
 }
@@ -109,10 +110,10 @@ async fn one_replica_at_a_time_has_the_lease_of_a_version(place: Place) {
         "a quarter of its life before the end"
     );
     let until_ms = i64::MAX;
-    assert!(kept.lease(ADA, first.version, until_ms).await.unwrap());
-    assert!(!kept.lease(ADA, first.version, until_ms).await.unwrap());
+    assert!(kept.lease(ADA, &first, until_ms).await.unwrap());
+    assert!(!kept.lease(ADA, &first, until_ms).await.unwrap());
     kept.end_lease(ADA, first.version, 0).await.unwrap();
-    assert!(kept.lease(ADA, first.version, until_ms).await.unwrap());
+    assert!(kept.lease(ADA, &first, until_ms).await.unwrap());
     assert!(
         kept.refreshed(ADA, first.version, &tokens("second"))
             .await
@@ -125,7 +126,7 @@ async fn one_replica_at_a_time_has_the_lease_of_a_version(place: Place) {
             .await
             .unwrap()
     );
-    assert!(!kept.lease(ADA, first.version, until_ms).await.unwrap());
+    assert!(!kept.lease(ADA, &first, until_ms).await.unwrap());
     assert!(
         !kept
             .remove(ADA, Some(first.version), "upstream.expired", &ada())
@@ -135,7 +136,7 @@ async fn one_replica_at_a_time_has_the_lease_of_a_version(place: Place) {
     let second = kept.get(ADA).await.unwrap().unwrap();
     assert_eq!(second.tokens.access.expose(), "second");
     assert!(second.version > first.version);
-    assert!(kept.lease(ADA, second.version, until_ms).await.unwrap());
+    assert!(kept.lease(ADA, &second, until_ms).await.unwrap());
     // One of two replicas asks about the token.
     assert!(kept.check(ADA, second.version, i64::MAX).await.unwrap());
     assert!(!kept.check(ADA, second.version, 0).await.unwrap());
@@ -154,6 +155,28 @@ async fn one_replica_at_a_time_has_the_lease_of_a_version(place: Place) {
     assert_eq!(to, from + 3);
     let numbers: Vec<_> = after.secrets.keys().copied().collect();
     assert_eq!(numbers[..2], [first.version, second.version]);
+}
+
+/// Starts that waited for a refresh took a connection for a write ten times a second each.
+async fn a_lease_that_is_taken_is_not_tried_for(place: Place) {
+    let store = declared(&place).await;
+    connect(&store, ADA, "first").await;
+    let kept = store.connections();
+    let read = async || kept.get(ADA).await.unwrap().unwrap();
+    let first = read().await;
+    assert!(!first.is_leased(BEGIN));
+    assert!(kept.lease(ADA, &first, BEGIN + 10).await.unwrap());
+    let held = read().await;
+    assert!(held.is_leased(BEGIN) && !held.is_leased(BEGIN + 10));
+    kept.end_lease(ADA, held.version, 0).await.unwrap();
+    // It would get the lease now, if it tried.
+    assert!(!kept.lease(ADA, &held, BEGIN + 20).await.unwrap());
+    let free = read().await;
+    assert!(kept.lease(ADA, &free, BEGIN + 20).await.unwrap());
+    // The time alone ends it as well.
+    let held = read().await;
+    later(&place, 20);
+    assert!(kept.lease(ADA, &held, BEGIN + 40).await.unwrap());
 }
 
 async fn connections_are_sealed_again_and_go_with_their_upstream(place: Place) {

@@ -319,7 +319,7 @@ fn front(
         launcher: launcher(work),
         snapshot: Arc::clone(&snapshot),
         audit: AuditQueue::disabled(),
-        tokens: Arc::new(|_| Box::pin(async { Err(crate::backend::Refused::Missing) })),
+        tokens: Arc::new(|_, _| Box::pin(async { Err(crate::backend::Refused::Missing) })),
         metrics: Arc::clone(metrics),
         traces: Traces::default(),
         drain: stop.clone(),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::{
-    backend::{Delivered, Refused, SecretSource, SlotValue, TokenOf, TokenSource},
+    backend::{Delivered, Refused, SecretSource, SlotValue, TokenFor, TokenOf, TokenSource},
     database::{self, HolderAt},
     declare::Holder,
     snapshot::CurrentSnapshot,
@@ -41,7 +41,8 @@ pub(crate) fn secret_source(snapshot: Arc<CurrentSnapshot>, tokens: TokenSource)
                             from: from.clone(),
                             holder: holder.clone().ok_or(Refused::Missing)?,
                         };
-                        Some(SlotValue::Token(from, tokens(of).await?))
+                        let token = tokens(of, TokenFor::Start).await?;
+                        Some(SlotValue::Token(from, token))
                     }
                     (None, Holder::Principal) => values.own.remove(&variable).map(SlotValue::Set),
                     (None, Holder::Tenant) => {

@@ -332,8 +332,8 @@ fn expired_log_in() -> ErrorPage {
     ErrorPage::bad("This log-in has expired", what, RECONNECT)
 }
 
-/// The reason against a return with this `iss`, which is not the provider's.
-fn wrong_issuer(iss: Option<&str>) -> &'static str {
+/// The reason against a return with this `iss`, which is not that of the provider or upstream.
+pub(super) fn wrong_issuer(iss: Option<&str>) -> &'static str {
     match iss {
         Some(_) => "it names another issuer (iss)",
         None => "it does not name its issuer (iss), which the metadata announce",

@@ -18,6 +18,7 @@ use zeroize::Zeroizing;
 use super::{
     account::{day, unknown},
     authorization_request::without_log_in_prompt,
+    callback::wrong_issuer,
     flow::Flow,
     pages::{ErrorPage, ShownUpstream, redirect, shown},
     request::{BrowserRequest, StepRefusal, StepResult, not_found_page, unreadable},
@@ -210,9 +211,11 @@ impl BrowserRequest {
         let person = person.filter(|person| person.subject == pending.holder);
         let person = person.ok_or_else(expired)?;
         let client = &self.oauth.0.upstreams.client;
-        let redeemed = match client.is_from(&upstream, fields.get("iss")).await {
+        let iss = fields.get("iss");
+        let redeemed = match client.is_from(&upstream, iss).await {
             Ok(true) => self.redeem(&upstream, &pending, &fields).await,
-            Ok(false) => return Err(expired().into()),
+            // RFC 9207: a response of another authorization server is a mix-up attack.
+            Ok(false) => return Err(no_answer(&upstream, iss).into()),
             Err(error) => Err(failed(&upstream, &error)),
         };
         let Some(consent) = pending.consent else {
@@ -351,6 +354,24 @@ fn failed(upstream: &Upstream, error: &UpstreamError) -> ErrorPage {
             ErrorPage::bad("The account is not connected", what, OPEN_AGAIN)
         }
     }
+}
+
+/// A return from another authorization server than the upstream's.
+fn no_answer(upstream: &Upstream, iss: Option<&str>) -> ErrorPage {
+    let why = wrong_issuer(iss);
+    // It may be anything, so the log alone has it.
+    let iss: String = iss.unwrap_or_default().chars().take(256).collect();
+    tracing::warn!(
+        upstream.name = upstream.name,
+        why,
+        iss,
+        "a return from an upstream is no answer of it"
+    );
+    let what = format!(
+        "This is no answer of {}: {why}. Nothing was connected.",
+        shown(&upstream.title)
+    );
+    ErrorPage::bad("The account is not connected", what, OPEN_AGAIN)
 }
 
 fn refused(upstream: &Upstream) -> ErrorPage {

@@ -3,13 +3,19 @@
 //!
 //! Not here: the requests (`oauth/providers`), and the tokens of the log-ins, which are exchanged (`standing`).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError, RwLock, RwLockWriteGuard},
+    time::Duration,
+};
 
 use moka::future::Cache;
-use tokio::sync::Mutex;
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    time::timeout,
+};
 
 use crate::{
-    backend::{Refused, TokenOf, child::AccessToken},
+    backend::{Refused, TokenFor, TokenOf, child::AccessToken},
     base::{Clock, Outbound, Secret},
     database::Tokens,
     declare::AuthMode,
@@ -28,8 +34,25 @@ pub(crate) struct Exchanges {
     pub(crate) standings: Standings,
     snapshot: Arc<CurrentSnapshot>,
     clock: Clock,
-    /// One lock for each person and audience: there is one request at a time.
-    held: Cache<TokenOf, Arc<Mutex<Held>>>,
+    /// One line for each person and audience: there is one request at a time.
+    held: Cache<TokenOf, Arc<Line>>,
+}
+
+/// The line for the token of one person for one audience.
+#[derive(Default)]
+struct Line {
+    /// What is known, also while a request is under way.
+    held: RwLock<Held>,
+    /// The turn to ask the provider.
+    turn: Mutex<()>,
+}
+
+/// The next step of a caller.
+enum Next<'l> {
+    /// The provider is to be asked, in this turn.
+    Ask(MutexGuard<'l, ()>),
+    /// This is known without asking it.
+    Told(Result<AccessToken, Refused>),
 }
 
 /// What is known of the token of one person for one audience.
@@ -89,7 +112,12 @@ impl Exchanges {
     }
 
     /// The token of a person for an audience, exchanged if there is none that lasts.
-    pub(super) async fn token(&self, of: &TokenOf, audience: &str) -> Result<AccessToken, Refused> {
+    pub(super) async fn token(
+        &self,
+        of: &TokenOf,
+        audience: &str,
+        purpose: TokenFor,
+    ) -> Result<AccessToken, Refused> {
         let standing = self.standing(of, audience)?;
         // What the person had here may have ended, and other log-ins be of another declaration.
         let has_tokens = self.standings.has_tokens(&standing).await;
@@ -101,39 +129,18 @@ impl Exchanges {
             .held
             .get_with_by_ref(of, async { Arc::default() })
             .await;
-        let mut held = held.lock().await;
-        let (now_ms, authority) = (self.clock.now_ms(), standing.provider.authority());
-        if held
-            .token
-            .as_ref()
-            .is_some_and(|known| known.tokens.authority != authority)
-        {
-            *held = Held::default();
-        }
-        match &held.token {
-            Some(known) if !known.is_due(now_ms) => return Ok(known.given(0)),
-            _ => {}
-        }
-        if let Some((why, until_ms)) = held.failed.clone().filter(|(_, at_ms)| *at_ms > now_ms) {
-            return held.or(why, now_ms, until_ms);
-        }
-        let again_ms = now_ms + BACKOFF_MS;
-        match self.exchange(&standing, audience, &mut held.retry_ms).await {
-            Ok(given) => {
-                held.keep(given, &authority, self.clock.now_ms());
-                let known = held.token.as_ref().ok_or(Refused::Unreadable)?;
-                Ok(known.given(now_ms + SHORT_MS))
-            }
-            Err(Refused::Missing) => {
-                held.token = None;
-                held.failed = Some((Refused::Missing, again_ms));
-                Err(Refused::Missing)
-            }
-            Err(why) => {
-                held.failed = Some((why.clone(), again_ms));
-                held.or(why, now_ms, again_ms)
-            }
-        }
+        let authority = standing.provider.authority();
+        let _turn = match held.enter(&authority, purpose, &self.clock).await {
+            Next::Ask(turn) => turn,
+            Next::Told(told) => return told,
+        };
+        let mut retry_ms = held.write().retry_ms;
+        let asked = self.exchange(&standing, audience, &mut retry_ms).await;
+        // The request may have taken longer than the time that a failure counts.
+        let now_ms = self.clock.now_ms();
+        let mut held = held.write();
+        held.retry_ms = retry_ms;
+        held.learn(asked, &authority, now_ms)
     }
 
     /// The person, whose provider may be asked for this audience.
@@ -195,8 +202,78 @@ impl Exchanges {
     }
 }
 
+impl Line {
+    /// The turn to ask the provider, or what is known. While another request is under way, a token that lasts is given
+    /// at once; without one a start waits, and a renewal does not.
+    async fn enter(&self, authority: &str, purpose: TokenFor, clock: &Clock) -> Next<'_> {
+        let known = || self.write().known(authority, clock.now_ms());
+        if let Some(told) = known() {
+            return Next::Told(told);
+        }
+        if let Ok(turn) = self.turn.try_lock() {
+            // A request may have ended just now.
+            return known().map_or(Next::Ask(turn), Next::Told);
+        }
+        let told = self.write().at_once(authority, clock.now_ms());
+        if told.is_ok() || purpose == TokenFor::Renewal {
+            return Next::Told(told);
+        }
+        match timeout(PATIENCE, self.turn.lock()).await {
+            Ok(turn) => known().map_or(Next::Ask(turn), Next::Told),
+            Err(_) => Next::Told(Err(Refused::Unreadable)),
+        }
+    }
+
+    /// What is known, which is never held while something is waited for.
+    fn write(&self) -> RwLockWriteGuard<'_, Held> {
+        self.held.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Held {
-    fn keep(&mut self, given: ProviderTokens, authority: &str, now_ms: i64) {
+    /// What can be told without asking the provider of this authority: a token that is not due, or the last failure. What
+    /// another one gave is forgotten.
+    fn known(&mut self, authority: &str, now_ms: i64) -> Option<Result<AccessToken, Refused>> {
+        let of = self.token.as_ref().map(|known| &known.tokens.authority);
+        if of.is_some_and(|of| of != authority) {
+            *self = Self::default();
+        }
+        match &self.token {
+            Some(known) if !known.is_due(now_ms) => return Some(Ok(known.given(0))),
+            _ => {}
+        }
+        let failed = self.failed.clone();
+        let (why, until_ms) = failed.filter(|(_, at_ms)| *at_ms > now_ms)?;
+        Some(self.or(why, now_ms, until_ms))
+    }
+
+    /// What can be told while the provider is asked: a token that lasts, even if it is due.
+    fn at_once(&mut self, authority: &str, now_ms: i64) -> Result<AccessToken, Refused> {
+        let known = self.known(authority, now_ms);
+        known.unwrap_or_else(|| self.or(Refused::Unreadable, now_ms, now_ms + SHORT_MS))
+    }
+
+    /// Takes what the provider answered just now.
+    fn learn(
+        &mut self,
+        asked: Result<ProviderTokens, Refused>,
+        authority: &str,
+        now_ms: i64,
+    ) -> Result<AccessToken, Refused> {
+        let again_ms = now_ms + BACKOFF_MS;
+        match asked {
+            Ok(given) => Ok(self.keep(given, authority, now_ms)),
+            Err(why) => {
+                if matches!(why, Refused::Missing) {
+                    self.token = None;
+                }
+                self.failed = Some((why.clone(), again_ms));
+                self.or(why, now_ms, again_ms)
+            }
+        }
+    }
+
+    fn keep(&mut self, given: ProviderTokens, authority: &str, now_ms: i64) -> AccessToken {
         let lasts = i64::try_from(given.lasts.unwrap_or(ASSUMED).as_millis());
         let expires_ms = now_ms.saturating_add(lasts.unwrap_or(i64::MAX));
         // A provider that gives the same token again changes nothing for the children that have it.
@@ -212,8 +289,9 @@ impl Held {
             expires_ms: Some(expires_ms),
             authority: authority.to_owned(),
         };
-        self.token = Some(Exchanged { tokens, version });
         self.failed = None;
+        let known = self.token.insert(Exchanged { tokens, version });
+        known.given(now_ms + SHORT_MS)
     }
 
     /// The token while it lasts, to be looked at again at `from_ms`, or the failure.
@@ -276,7 +354,105 @@ const MOST: u64 = 4_096;
 const IDLE: Duration = Duration::from_hours(1);
 /// The life of a token of which the provider does not say it (RFC 8693, section 2.2.1: recommended).
 const ASSUMED: Duration = Duration::from_mins(10);
-/// The time between two requests after a failure, in milliseconds.
+/// The time that a start waits for the request of another one.
+const PATIENCE: Duration = Duration::from_secs(12);
+/// The time between the end of a request that failed and the next one, in milliseconds.
 const BACKOFF_MS: i64 = 5_000;
 /// The least time between two exchanges of one token, in milliseconds.
 const SHORT_MS: i64 = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        sync::atomic::{AtomicI64, Ordering},
+    };
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const IDP: &str = "idp";
+
+    fn given(access: &str) -> ProviderTokens {
+        ProviderTokens {
+            access: Secret::new(access.to_owned()),
+            refresh: None,
+            lasts: Some(Duration::from_secs(100)),
+        }
+    }
+
+    /// A line whose token is due from 75,000 on and ends at 100,000.
+    fn line() -> Line {
+        let line = Line::default();
+        line.write().learn(Ok(given("first")), IDP, 0).unwrap();
+        line
+    }
+
+    fn at(ms: i64) -> Clock {
+        Clock::of(move || ms)
+    }
+
+    /// What is told without waiting; none for the turn to ask.
+    fn told(line: &Line, purpose: TokenFor, now_ms: i64) -> Option<Result<String, Refused>> {
+        let clock = at(now_ms);
+        let next = line.enter(IDP, purpose, &clock).now_or_never();
+        match next.unwrap() {
+            Next::Ask(_) => None,
+            Next::Told(told) => Some(told.map(|token| token.value.expose().to_owned())),
+        }
+    }
+
+    /// Each start waited in line while its token was good for another minute.
+    #[tokio::test]
+    async fn a_token_that_lasts_is_given_while_the_provider_is_asked() {
+        let line = line();
+        let both = [TokenFor::Start, TokenFor::Renewal];
+        for purpose in both {
+            assert!(matches!(told(&line, purpose, 1), Some(Ok(_))));
+            assert!(told(&line, purpose, 80_000).is_none(), "it is due");
+        }
+        let _turn = line.turn.lock().await;
+        for purpose in both {
+            let given = told(&line, purpose, 80_000);
+            assert_eq!(given.unwrap().unwrap(), "first");
+        }
+        // Another declaration of the provider has given none.
+        let clock = at(80_000);
+        let other = line
+            .enter("other", TokenFor::Renewal, &clock)
+            .now_or_never();
+        assert!(matches!(other, Some(Next::Told(Err(Refused::Unreadable)))));
+    }
+
+    /// Starts asked one after the other a provider that hung, each for eight seconds and more.
+    #[tokio::test]
+    async fn starts_that_wait_for_a_request_are_told_its_failure() {
+        let line = line();
+        let now_ms = Arc::new(AtomicI64::new(100_000));
+        let clock = {
+            let now_ms = Arc::clone(&now_ms);
+            Clock::of(move || now_ms.load(Ordering::Relaxed))
+        };
+        let turn = line.turn.lock().await;
+        // A renewal comes again.
+        let renewal = told(&line, TokenFor::Renewal, 100_000);
+        assert!(matches!(renewal, Some(Err(Refused::Unreadable))));
+        let mut start = pin!(line.enter(IDP, TokenFor::Start, &clock));
+        let waits = timeout(SOON, start.as_mut()).await;
+        assert!(waits.is_err(), "there is no token to give");
+        // The request took longer than a failure counts.
+        now_ms.store(108_000, Ordering::Relaxed);
+        let failed = Err(Refused::Unreadable);
+        assert!(line.write().learn(failed, IDP, clock.now_ms()).is_err());
+        drop(turn);
+        let told = start.await;
+        assert!(matches!(told, Next::Told(Err(Refused::Unreadable))));
+        now_ms.store(108_000 + BACKOFF_MS, Ordering::Relaxed);
+        let next = line.enter(IDP, TokenFor::Start, &clock).await;
+        assert!(matches!(next, Next::Ask(_)));
+    }
+
+    /// The time after which something is taken to wait.
+    const SOON: Duration = Duration::from_millis(50);
+}

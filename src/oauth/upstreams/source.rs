@@ -4,7 +4,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use moka::future::Cache;
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout_at},
+};
 use tokio_util::task::TaskTracker;
 
 use super::{
@@ -12,7 +16,7 @@ use super::{
     exchange::Exchanges,
 };
 use crate::{
-    backend::{Refused, TokenOf, TokenSource, child::AccessToken},
+    backend::{Refused, TokenFor, TokenOf, TokenSource, child::AccessToken},
     base::{Clock, Outbound},
     database::{self, Author, Connection, ConnectionAt, Tokens, objects::Connections},
     declare::{AuthMode, TokenFrom, Upstream},
@@ -30,6 +34,26 @@ pub(crate) struct Upstreams {
     clock: Clock,
     /// A refresh that was begun is ended: its refresh token may be used up.
     pub(crate) tracker: TaskTracker,
+    /// The lines in front of connections that another request refreshes.
+    lines: Lines,
+}
+
+/// The lines in front of connections that are refreshed, by tenant, upstream and holder: only the first in each looks at
+/// the database.
+#[derive(Clone)]
+struct Lines(Cache<[String; 3], Arc<Mutex<()>>>);
+
+impl Lines {
+    fn new() -> Self {
+        let cache = Cache::builder().max_capacity(LINES).time_to_idle(IDLE);
+        Self(cache.build())
+    }
+
+    /// The line in front of a connection.
+    async fn of(&self, at: ConnectionAt<'_>) -> Arc<Mutex<()>> {
+        let names = [at.tenant, at.upstream, at.holder].map(str::to_owned);
+        self.0.get_with(names, async { Arc::default() }).await
+    }
 }
 
 /// What became of an attempt.
@@ -37,7 +61,7 @@ enum Step {
     Done(AccessToken),
     /// Read the connection again.
     Again,
-    /// Another replica refreshes it.
+    /// Another request refreshes it, or has just failed to.
     Busy,
 }
 
@@ -55,15 +79,16 @@ impl Upstreams {
             snapshot,
             clock,
             tracker,
+            lines: Lines::new(),
         }
     }
 
     /// The source of access tokens for children.
     pub(crate) fn source(&self) -> TokenSource {
         let upstreams = self.clone();
-        Arc::new(move |of| {
+        Arc::new(move |of, purpose| {
             let (one, tracker) = (upstreams.clone(), upstreams.tracker.clone());
-            let task = tracker.spawn(async move { one.token(&of).await });
+            let task = tracker.spawn(async move { one.token(&of, purpose).await });
             Box::pin(async move { task.await.unwrap_or(Err(Refused::Unreadable)) })
         })
     }
@@ -113,39 +138,62 @@ impl Upstreams {
         }
     }
 
-    async fn token(&self, of: &TokenOf) -> Result<AccessToken, Refused> {
+    async fn token(&self, of: &TokenOf, purpose: TokenFor) -> Result<AccessToken, Refused> {
         match &of.from {
-            TokenFrom::Exchange(audience) => self.exchanges.token(of, audience).await,
+            TokenFrom::Exchange(audience) => self.exchanges.token(of, audience, purpose).await,
             TokenFrom::Upstream(upstream) => {
                 let at = ConnectionAt {
                     tenant: &of.tenant,
                     upstream,
                     holder: &of.holder,
                 };
-                self.connected(at).await
+                self.connected(at, purpose).await
             }
         }
     }
 
     /// The access token of a connection.
-    async fn connected(&self, at: ConnectionAt<'_>) -> Result<AccessToken, Refused> {
+    async fn connected(
+        &self,
+        at: ConnectionAt<'_>,
+        purpose: TokenFor,
+    ) -> Result<AccessToken, Refused> {
         let upstream = self.upstream(at.tenant, at.upstream);
         let upstream = upstream.ok_or(Refused::Missing)?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             let step = self.attempt(at, &upstream).await;
-            let step = step.map_err(|error| {
-                let (tenant, name) = (at.tenant, at.upstream);
-                tracing::warn!(tenant.id = tenant, upstream.name = name, %error, "a connection cannot be read");
-                Refused::Unreadable
-            })?;
-            match step? {
+            match step.map_err(|error| unreadable(at, &error))?? {
                 Step::Done(token) => return Ok(token),
+                Step::Busy if purpose == TokenFor::Renewal => return Err(Refused::Unreadable),
                 Step::Busy if Instant::now() >= deadline => return Err(Refused::Unreadable),
-                // A refresh of this replica may have taken as long, and has succeeded.
-                Step::Again | Step::Busy => sleep(AGAIN).await,
+                Step::Busy => {
+                    let waited = self.wait(at, deadline).await;
+                    waited.map_err(|error| unreadable(at, &error))?;
+                }
+                // A refresh of this replica may have taken longer than the patience, and has succeeded.
+                Step::Again => sleep(AGAIN).await,
             }
         }
+    }
+
+    /// Waits until nobody has the lease of a connection, or until the deadline. All that wait at this replica look at the
+    /// database one after the other: together, they would leave no connection to it for others.
+    async fn wait(&self, at: ConnectionAt<'_>, deadline: Instant) -> Result<(), database::Error> {
+        sleep(AGAIN).await;
+        let line = self.lines.of(at).await;
+        let Ok(_first) = timeout_at(deadline, line.lock()).await else {
+            return Ok(());
+        };
+        while Instant::now() < deadline && self.is_leased(at).await? {
+            sleep(AGAIN).await;
+        }
+        Ok(())
+    }
+
+    async fn is_leased(&self, at: ConnectionAt<'_>) -> Result<bool, database::Error> {
+        let found = self.snapshot.database()?.connections().get(at).await?;
+        Ok(found.is_some_and(|known| known.is_leased(self.clock.now_ms())))
     }
 
     async fn attempt(
@@ -169,7 +217,7 @@ impl Upstreams {
         self.look(at, upstream, known, now_ms).await
     }
 
-    /// Refreshes tokens, unless another replica does.
+    /// Refreshes tokens, unless another request does.
     async fn refresh(
         &self,
         at: ConnectionAt<'_>,
@@ -186,7 +234,7 @@ impl Upstreams {
             return Ok(Ok(Step::Done(given(known, known.tokens.expires_ms))));
         };
         let until_ms = now_ms + LEASE_MS;
-        if !kept.lease(at, version, until_ms).await? {
+        if !kept.lease(at, known, until_ms).await? {
             let valid = given(known, known.tokens.refresh_ms());
             return Ok(Ok(if is_expired {
                 Step::Busy
@@ -344,6 +392,12 @@ fn stretch(tokens: &mut Tokens, now_ms: i64) {
     }
 }
 
+fn unreadable(at: ConnectionAt<'_>, error: &database::Error) -> Refused {
+    let (tenant, name) = (at.tenant, at.upstream);
+    tracing::warn!(tenant.id = tenant, upstream.name = name, %error, "a connection cannot be read");
+    Refused::Unreadable
+}
+
 fn warn(at: ConnectionAt<'_>, error: &UpstreamError, what: &str) {
     tracing::warn!(
         tenant.id = at.tenant,
@@ -363,10 +417,14 @@ fn given(known: &Connection, look_ms: Option<i64>) -> AccessToken {
 
 /// The actor of what the gateway does by itself.
 const ACTOR: &str = "upstream";
-/// The time that a start waits for the refresh of another replica: as long as that may wait for metadata and tokens.
+/// The time that a start waits for the refresh of another request: as long as that may wait for metadata and tokens.
 const PATIENCE: Duration = Duration::from_secs(12);
 /// The time between two looks at it.
 const AGAIN: Duration = Duration::from_millis(100);
+/// Maximum lines in memory; starts that have lost theirs stand in another one.
+const LINES: u64 = 4_096;
+/// The time for which a line is kept that nobody stands in: longer than anybody does.
+const IDLE: Duration = Duration::from_mins(1);
 /// The time for which one replica alone refreshes, in milliseconds: longer than its requests may take.
 const LEASE_MS: i64 = 20_000;
 /// The time between two attempts to store new tokens while the database is away.
@@ -385,6 +443,23 @@ const SHORT_MS: i64 = 1_000;
 mod tests {
     use super::*;
     use crate::base::Secret;
+
+    /// Starts that waited for one refresh read the connection ten times a second each.
+    #[tokio::test]
+    async fn one_start_at_a_time_looks_at_a_connection_that_is_refreshed() {
+        let lines = Lines::new();
+        let at = |holder| ConnectionAt {
+            tenant: "a",
+            upstream: "hub",
+            holder,
+        };
+        let (line, again) = (lines.of(at("ada")).await, lines.of(at("ada")).await);
+        let first = line.lock().await;
+        assert!(again.try_lock().is_err());
+        assert!(lines.of(at("eve")).await.try_lock().is_ok());
+        drop(first);
+        assert!(again.try_lock().is_ok());
+    }
 
     /// It was refreshed fifty times at each use, and then refused.
     #[test]

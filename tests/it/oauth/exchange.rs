@@ -345,6 +345,28 @@ async fn the_token_of_a_log_in_is_refreshed_once_before_it_is_exchanged() {
     );
 }
 
+/// The time of a failure began before the request, so that a provider that hangs was asked by one start after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_that_hangs_is_asked_once_for_all_starts_that_wait() {
+    let hostile = Hostile::start().await;
+    let people = People::of(&hostile.stage.url, "1", RESOURCE);
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    // The token of the log-in has to be refreshed first.
+    logged_in_at(&gateway, &hostile, 0).await;
+    hostile.stage.set("/token", Answer::Slow);
+    let starts = ["s", "f", "s"].map(|server| {
+        let session = session(&gateway, &people.ada, server);
+        async move { session.post(&opening(NEWEST)).await.status() }
+    });
+    let all = join_all(starts).await;
+    assert_eq!(all, [StatusCode::SERVICE_UNAVAILABLE; 3]);
+    let asked = hostile.stage.asked("POST /token");
+    let refreshes = asked
+        .iter()
+        .filter(|one| one.contains("refresh_token=canary-r"));
+    assert_eq!(refreshes.count(), 1, "{asked:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_person_whom_the_provider_lets_in_no_more_has_no_token() {
     let hostile = Hostile::start().await;

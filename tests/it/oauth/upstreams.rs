@@ -1,5 +1,6 @@
 //! Upstreams: people connect their accounts at other services, and their children get the access tokens.
 
+use futures_util::future::join_all;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -439,22 +440,35 @@ async fn a_return_from_another_issuer_is_refused() {
     let hub =
         json!({"hub": {"issuer": stage.url, "client_id": "gateway", "client_secret": "s3cret"}});
     let people = People::with(hub);
-    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    let mut gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
     let mut ada = Browser::new();
     let page = account(&gateway, &mut ada, &ADA).await;
-    for (iss, status) in [
-        (String::new(), StatusCode::BAD_REQUEST),
-        ("&iss=https://evil.test".to_owned(), StatusCode::BAD_REQUEST),
-        (format!("&iss={}", stage.url), StatusCode::FOUND),
+    let none = "no answer of hub: it does not name its issuer (iss)";
+    let other = "no answer of hub: it names another issuer (iss)";
+    for (iss, status, told) in [
+        (String::new(), StatusCode::BAD_REQUEST, none),
+        (
+            "&iss=https://evil.test".to_owned(),
+            StatusCode::BAD_REQUEST,
+            other,
+        ),
+        (format!("&iss={}", stage.url), StatusCode::FOUND, ""),
     ] {
         let sent = done(&mut ada, &page, "connect").await;
         let url = returning(&gateway, "hub", &sent) + &iss;
         let returned = ada.open(&url).await;
         assert_eq!(returned.status, status, "{iss} {}", returned.text);
+        // They were told as a connection that had expired, which sent people after cookies.
+        assert!(returned.text.contains(told), "{iss} {}", returned.text);
     }
     assert_eq!(stage.asked("POST /token").len(), 1);
     let asked = stage.asked("POST /token")[0].clone();
     assert!(asked.contains("code_verifier=") && asked.contains("grant_type=authorization_code"));
+    let logs = gateway.end().await;
+    let is_told = |line: &Value| {
+        line["why"] == "it names another issuer (iss)" && line["iss"] == "https://evil.test"
+    };
+    assert!(logs.iter().any(is_told), "{logs:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -595,6 +609,50 @@ async fn a_start_takes_a_refresh_that_ends_late() {
     let started = async || token(&opened(&gateway, &people.ada, "f").await).await;
     let (one, other, ()) = tokio::join!(started(), started(), answered);
     assert_eq!([one, other], ["canary-2", "canary-2"]);
+}
+
+/// The count of these operations of the database.
+async fn operations(gateway: &Served, name: &str) -> f64 {
+    let name = format!(r#"db_client_operation_duration_seconds_count{{db_operation_name="{name}""#);
+    let text = gateway.ops("/metrics").await;
+    let lines = text.lines().filter(|line| line.starts_with(&name));
+    let values = lines.map(|line| line.rsplit_once(' ').unwrap().1);
+    values.map(|value| value.parse::<f64>().unwrap()).sum()
+}
+
+/// Each of them read the connection and wrote to it ten times a second, over the connections that log-ins have to share.
+#[tokio::test(flavor = "multi_thread")]
+async fn starts_that_wait_for_a_refresh_leave_the_database_alone() {
+    let stage = Stage::start().await;
+    let people = People::with(json!({"hub": scripted(&stage)}));
+    let gateway = gateway(outbound(json!({})), people.tenant.clone()).await;
+    connected_to(&stage, &gateway, tokens("canary-1", 0, "r1")).await;
+    stage.set("/token", Answer::Held);
+    let watched = async {
+        until("the refresh begins", async || {
+            stage.asked("POST /token").len() == 2
+        })
+        .await;
+        let began = tokio::time::Instant::now();
+        let both = async || {
+            [
+                operations(&gateway, "begin").await,
+                operations(&gateway, "read").await,
+            ]
+        };
+        let before = both().await;
+        until("three seconds", async || began.elapsed().as_secs() >= 3).await;
+        let after = both().await;
+        stage.json("/token", tokens("canary-2", 3600, "r2"));
+        [after[0] - before[0], after[1] - before[1]]
+    };
+    let starts = (0..10).map(|_| opened(&gateway, &people.ada, "f"));
+    let (sessions, [written, read]) = tokio::join!(join_all(starts), watched);
+    // Nine that waited, ten times a second each, did more than 250 of both.
+    assert!(written < 100.0 && read < 180.0, "{written} {read}");
+    for session in &sessions {
+        assert_eq!(token(session).await, "canary-2");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,8 @@ use sqlx::{
 
 use super::{
     lent::STATEMENT,
-    sql::{MIGRATION, NEWEST, SqlError, migrated, sqlite_schema, timed, timed_migration},
+    schema::{MIGRATION, NEWEST, migrated, sqlite_schema, timed_migration},
+    sql_error::{SqlError, timed},
 };
 
 /// Checks, without a change, that a file is an intact database that this build can use, with the tables that its

@@ -542,7 +542,7 @@ const HOLD_CODE: &str = "
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL
     RETURNING hash";
 
-const REVOKED_SUBJECT: &str = "
+pub(super) const REVOKED_SUBJECT: &str = "
     SELECT number
       FROM revocations
      WHERE tenant = $1 AND at_ms >= $3

@@ -1,11 +1,13 @@
-//! Log-ins of browsers, consents, and log-ins in progress at a provider.
+//! People who are logged in, consents, and log-ins in progress at a provider.
+//!
+//! Not here: the browsers that they are logged in with (`browser_logins`).
 
 use zeroize::Zeroizing;
 
 use crate::{
     base::hex,
     database::{
-        pool::{Error, Pool, Row, Value},
+        pool::{Error, Pool, Row},
         vault::{Place, Vault},
     },
 };
@@ -54,62 +56,6 @@ pub(crate) struct Logins<'a> {
 }
 
 impl Logins<'_> {
-    /// Stores the log-in of `person` in a browser, by the SHA-256 of its cookie.
-    pub(crate) async fn log_in(
-        self,
-        tenant: &str,
-        browser: &[u8; 32],
-        person: &Person,
-        expires_ms: i64,
-    ) -> Result<(), Error> {
-        let values = vec![
-            tenant.into(),
-            browser.into(),
-            person.subject.as_str().into(),
-            person.text()?.into(),
-            Value::Text(person.session.clone()),
-            expires_ms.into(),
-        ];
-        self.pool.write(LOG_IN, values).await?;
-        Ok(())
-    }
-
-    /// Returns the user who is logged in in a browser.
-    pub(crate) async fn logged_in(
-        self,
-        tenant: &str,
-        browser: &[u8; 32],
-    ) -> Result<Option<Person>, Error> {
-        let values = vec![tenant.into(), browser.into(), self.pool.now_ms().into()];
-        let rows = self.pool.read(LOGGED_IN, values).await?;
-        rows.first().map(Person::of_row).transpose()
-    }
-
-    /// The browsers in which a subject is logged in, the newest first, by the SHA-256 of their cookies.
-    pub(crate) async fn of_subject(
-        self,
-        tenant: &str,
-        subject: &str,
-        limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Person)>, Error> {
-        let values = vec![
-            tenant.into(),
-            subject.into(),
-            self.pool.now_ms().into(),
-            i64::try_from(limit).unwrap_or(i64::MAX).into(),
-        ];
-        let rows = self.pool.read(OF_SUBJECT, values).await?;
-        let login = |row: &Row| Ok((row.get("browser")?, Person::of_row(row)?));
-        rows.iter().map(login).collect()
-    }
-
-    /// Ends a browser's log-in.
-    pub(crate) async fn log_out(self, tenant: &str, browser: &[u8; 32]) -> Result<(), Error> {
-        let values = vec![tenant.into(), browser.into()];
-        self.pool.write(LOG_OUT, values).await?;
-        Ok(())
-    }
-
     /// Reports whether a user gave exactly this consent: `digest` covers everything that the page
     /// showed.
     pub(crate) async fn has_consented(
@@ -236,29 +182,6 @@ fn trip_place(row: &str) -> Place<'_> {
 fn trip_row(tenant: &str, key: &[u8; 32]) -> String {
     format!("{tenant}/{}", hex(key))
 }
-
-const LOG_IN: &str = "
-    INSERT INTO logins (tenant, browser, subject, person, session, expires_ms)
-    VALUES ($1, $2, $3, $4, $5, $6)
-    ON CONFLICT (tenant, browser)
-    DO UPDATE SET subject = excluded.subject, person = excluded.person,
-                  session = excluded.session, expires_ms = excluded.expires_ms";
-
-const LOGGED_IN: &str = "
-    SELECT person
-      FROM logins
-     WHERE tenant = $1 AND browser = $2 AND expires_ms > $3";
-
-const OF_SUBJECT: &str = "
-    SELECT browser, person
-      FROM logins
-     WHERE tenant = $1 AND subject = $2 AND expires_ms > $3
-     ORDER BY expires_ms DESC
-     LIMIT $4";
-
-const LOG_OUT: &str = "
-    DELETE FROM logins
-     WHERE tenant = $1 AND browser = $2";
 
 pub(super) const CONSENTED: &str = "
     SELECT created_ms

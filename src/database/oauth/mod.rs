@@ -2,19 +2,21 @@
 //!
 //! Not here: the protocol (`oauth` of the crate), lifetimes (`config::oauth`), and declared users and clients (`objects`).
 //!
+//! * `browser_logins`: log-ins of browsers
 //! * `login_steps`: steps of attempts of clients to be let in
 //! * `clients`: registered clients
 //! * `direct_grants`: grants that begin without a code
 //! * `grants`: authorization codes, grants, and rotation of refresh tokens
 //! * `identities`: last words of identity providers about people
 //! * `issued`: public keys and revocations, as replicas read them
-//! * `logins`: log-ins of browsers, consents, and log-ins in progress
+//! * `logins`: people who are logged in, consents, and log-ins in progress
 //! * `own_keys`: API keys that people made for themselves
 //! * `restored`: end of all that a restored database says was issued
 //! * `revocations`: revocations, numbered for replicas
 //! * `signing_keys`: signing keys of tenants
 //! * `sweep`: removal of expired rows
 
+mod browser_logins;
 mod clients;
 mod direct_grants;
 pub(crate) mod grants;

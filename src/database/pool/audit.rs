@@ -13,7 +13,8 @@ use uuid::Uuid;
 
 use super::{
     error::Error,
-    sql::{Pool, Row, Sql, SqlError, Transaction},
+    sql::{Pool, Row, Sql, Transaction},
+    sql_error::SqlError,
     value::Value,
 };
 

@@ -1,6 +1,6 @@
 //! Error codes of SQLite and PostgreSQL, and what each says of the database.
 //!
-//! Not here: errors without a code (`sql`).
+//! Not here: errors without a code (`sql_error`).
 
 /// What an error code says of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

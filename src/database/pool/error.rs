@@ -1,6 +1,6 @@
 //! Errors of database operations.
 
-use super::sql::{NO_CONNECTION, SqlError};
+use super::sql_error::{NO_CONNECTION, SqlError};
 use crate::config::{Mistake, Wrong};
 
 /// The reason why a database operation failed.

@@ -14,7 +14,8 @@ use sqlx::{
 
 use super::{
     lent::STATEMENT,
-    sql::{MIGRATION, NEWEST, SqlError, migrated, sqlite_schema, timed, timed_migration},
+    schema::{MIGRATION, NEWEST, migrated, sqlite_schema, timed_migration},
+    sql_error::{SqlError, timed},
 };
 
 /// Checks, without a change, that a file is an intact database that this build can use, with the tables that its
@@ -148,7 +149,7 @@ async fn difference(
     let opened = PoolOptions::new().max_connections(1).connect_with(options);
     let new: SqlitePool = timed(STATEMENT, opened).await?;
     let schema = sqlite_schema();
-    let outcome = timed_migration(Box::pin(schema.run_to(newest, &new))).await;
+    let outcome = timed_migration(MIGRATION, Box::pin(schema.run_to(newest, &new))).await;
     migrated(outcome)?;
     let mut new = timed(STATEMENT, new.acquire()).await?;
     let (found, made) = (parts(connection).await?, parts(&mut new).await?);

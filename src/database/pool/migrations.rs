@@ -1,6 +1,6 @@
 //! The migrations of the schema, each for both databases.
 //!
-//! Not here: their execution (`sql`).
+//! Not here: their execution (`schema`).
 
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for

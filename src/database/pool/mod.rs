@@ -9,7 +9,9 @@
 //! * `file`: a SQLite file without a gateway
 //! * `lent`: a connection to PostgreSQL, and its return to the pool
 //! * `migrations`: the migrations of the schema
+//! * `schema`: the schema, and how a start brings it up to date
 //! * `sql`: connections, transactions and rows, on SQLite and PostgreSQL
+//! * `sql_error`: errors of statements
 //! * `value`: values of statements
 
 pub(crate) mod audit;
@@ -18,7 +20,9 @@ mod error;
 pub(crate) mod file;
 mod lent;
 mod migrations;
+mod schema;
 pub(crate) mod sql;
+mod sql_error;
 mod value;
 
 pub(crate) use self::audit::{
@@ -26,5 +30,6 @@ pub(crate) use self::audit::{
 };
 pub(crate) use self::error::Error;
 pub(crate) use self::file::HeldKey;
-pub(crate) use self::sql::{Pool, Row, Sql, SqlError, Transaction};
+pub(crate) use self::sql::{Pool, Row, Sql, Transaction};
+pub(crate) use self::sql_error::SqlError;
 pub(crate) use self::value::Value;

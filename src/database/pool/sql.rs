@@ -1,14 +1,13 @@
-//! SQL on SQLite and PostgreSQL: connections, transactions, and their errors.
+//! SQL on SQLite and PostgreSQL: connections and transactions.
 //!
-//! Both databases run the same SQL text. No other file but `file` and `lent` uses `sqlx`. Not here: the
-//! statements (`objects/rows`, `oauth`, `audit`).
+//! Both databases run the same SQL text. No other file but `file`, `lent`, `schema` and `sql_error` uses `sqlx`. Not
+//! here: the statements (`objects/rows`, `oauth`, `audit`).
 
-use std::{fmt, path::Path, pin::Pin, time::Duration};
+use std::{fmt, path::Path, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, Connection, Database, Decode, Encode, PgConnection, PgPool, Row as _,
-    SqlSafeStr, SqliteConnection, SqlitePool, Type,
-    migrate::{MigrateError, Migration, MigrationType, Migrator},
+    SqliteConnection, SqlitePool, Type,
     pool::PoolOptions,
     postgres::{PgConnectOptions, PgRow},
     query::Query,
@@ -18,13 +17,13 @@ use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::codes::{Kind, kind_of};
 use super::lent::{Lent, STATEMENT};
-use super::migrations::MIGRATIONS;
+use super::schema::{NEWEST, migrate_postgres, migrate_sqlite};
+use super::sql_error::{SqlError, late, meaning, timed};
 use super::value::Value;
 use crate::{
-    base::{Clock, private_file},
-    telemetry::{self, StoreFailure, StoreSystem, StoreTimes},
+    base::Clock,
+    telemetry::{StoreFailure, StoreSystem, StoreTimes},
 };
 
 /// Connections to a database with the schema of this build, and its clock.
@@ -54,29 +53,6 @@ impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.connections.fmt(f)
     }
-}
-
-/// The reason why a statement failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SqlError {
-    /// The database is unreachable or busy.
-    #[error("the database is not available: {0}")]
-    Unavailable(String),
-    /// The name or value exists already.
-    #[error("it is there already")]
-    Duplicate,
-    /// The referenced object does not exist.
-    #[error("what it belongs to is not there")]
-    Dangling,
-    /// This build cannot use the database.
-    #[error("{0}")]
-    Unusable(String),
-    /// The file is no intact database.
-    #[error("{0}")]
-    Damaged(String),
-    /// A bug of the gateway.
-    #[error("{0}")]
-    Bug(String),
 }
 
 impl Pool {
@@ -140,9 +116,7 @@ impl Pool {
             .synchronous(SqliteSynchronous::Normal)
             .foreign_keys(true)
             .busy_timeout(BUSY);
-        let turn = turn(file).await?;
-        migrate_sqlite(&options).await?;
-        drop(turn);
+        migrate_sqlite(file, &options).await?;
         let write = PoolOptions::new()
             .max_connections(1)
             .acquire_timeout(BUSY)
@@ -497,92 +471,6 @@ async fn measured<T>(
     done
 }
 
-/// Runs a step with a time limit: a dead connection may never report an end.
-pub(super) async fn timed<T>(
-    limit: Duration,
-    step: impl Future<Output = Result<T, sqlx::Error>>,
-) -> Result<T, SqlError> {
-    match timeout(limit, step).await {
-        Ok(done) => done.map_err(|error| meaning(&error)),
-        Err(_) => Err(late(limit)),
-    }
-}
-
-fn late(limit: Duration) -> SqlError {
-    SqlError::Unavailable(format!("no answer within {limit:?}"))
-}
-
-/// Boxed, because the compiler loses track of the borrows of this future (rust-lang/rust#100013).
-type Step<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
-
-pub(super) async fn timed_migration(
-    mut step: Step<'_, (), MigrateError>,
-) -> Result<(), MigrateError> {
-    let late = |_| MigrateError::Execute(sqlx::Error::PoolTimedOut);
-    let began = Instant::now();
-    let announced = async {
-        // An empty or a current database is done before anybody wonders.
-        if let Ok(outcome) = timeout(ANNOUNCED, &mut step).await {
-            return outcome;
-        }
-        tracing::info!(target: telemetry::MIGRATIONS, subject = SCHEMA, "updating");
-        let outcome = step.await;
-        let seconds = began.elapsed().as_secs_f64();
-        if outcome.is_ok() {
-            tracing::info!(target: telemetry::MIGRATIONS, subject = SCHEMA, seconds, "updated");
-        } else {
-            tracing::warn!(target: telemetry::MIGRATIONS, subject = SCHEMA, seconds, "cannot update");
-        }
-        outcome
-    };
-    timeout(MIGRATION, announced).await.map_err(late)?
-}
-
-/// Locks a file for migration, until the lock is dropped.
-///
-/// Two processes that start together would both create the tables. A change of the journal mode
-/// fails at once on a busy file, without `busy_timeout`.
-async fn turn(file: &Path) -> Result<std::fs::File, SqlError> {
-    let unusable = |error: std::io::Error| SqlError::Unusable(format!("its lock: {error}"));
-    let turn = private_file::open_or_create(&file.with_extension("migrate")).map_err(unusable)?;
-    let taken = async {
-        while turn.try_lock().is_err() {
-            tokio::time::sleep(TURN).await;
-        }
-    };
-    let late = |_| SqlError::Unavailable("another process changes the schema".to_owned());
-    timeout(MIGRATION, taken).await.map_err(late)?;
-    Ok(turn)
-}
-
-/// Migrates on a separate connection: creating the file may take seconds on a slow disk, longer
-/// than the `BUSY` limit of requests.
-async fn migrate_sqlite(options: &SqliteConnectOptions) -> Result<(), SqlError> {
-    let connected = PoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(MIGRATION)
-        .connect_with(options.clone());
-    let pool: SqlitePool = timed(MIGRATION, connected).await?;
-    let schema = sqlite_schema();
-    let outcome = timed_migration(Box::pin(schema.run(&pool))).await;
-    let _ = timeout(STATEMENT, pool.close()).await;
-    migrated(outcome)
-}
-
-/// Migrates on a separate connection: the wait for another replica is not a slow statement.
-async fn migrate_postgres(options: PgConnectOptions) -> Result<(), SqlError> {
-    let connected = PoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(CONNECT)
-        .connect_with(options);
-    let pool: PgPool = timed(STATEMENT, connected).await?;
-    // sqlx takes an advisory lock, which serialises replicas that start together.
-    let schema = postgres_schema();
-    let outcome = timed_migration(Box::pin(schema.run(&pool))).await;
-    let _ = timeout(STATEMENT, pool.close()).await;
-    migrated(outcome)
-}
-
 /// The newest migration of a database in PostgreSQL, which stays as it is; none without the table.
 pub(crate) async fn newest_in_postgres(url: &str) -> Result<Option<i64>, SqlError> {
     let options = limited(postgres_options(url)?);
@@ -596,61 +484,6 @@ pub(crate) async fn newest_in_postgres(url: &str) -> Result<Option<i64>, SqlErro
     }
 }
 
-pub(super) fn migrated(outcome: Result<(), MigrateError>) -> Result<(), SqlError> {
-    match outcome {
-        Ok(()) => Ok(()),
-        Err(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
-            Err(meaning(&error))
-        }
-        Err(error) => Err(SqlError::Unusable(error.to_string())),
-    }
-}
-
-fn meaning(error: &sqlx::Error) -> SqlError {
-    let text = error.to_string();
-    match error {
-        sqlx::Error::Database(inner) if inner.is_unique_violation() => SqlError::Duplicate,
-        sqlx::Error::Database(inner) if inner.is_foreign_key_violation() => SqlError::Dangling,
-        sqlx::Error::Database(inner) => match kind_of(&inner.code().unwrap_or_default()) {
-            Kind::Away => SqlError::Unavailable(text),
-            Kind::Damaged => SqlError::Damaged(text),
-            Kind::Other => SqlError::Bug(text),
-        },
-        sqlx::Error::PoolTimedOut => SqlError::Unavailable(NO_CONNECTION.to_owned()),
-        sqlx::Error::Io(_)
-        | sqlx::Error::Tls(_)
-        | sqlx::Error::Protocol(_)
-        | sqlx::Error::PoolClosed
-        | sqlx::Error::BeginFailed
-        | sqlx::Error::WorkerCrashed => SqlError::Unavailable(text),
-        sqlx::Error::Configuration(_) => SqlError::Unusable(text),
-        _ => SqlError::Bug(text),
-    }
-}
-
-/// The schema of a SQLite file.
-pub(super) fn sqlite_schema() -> Migrator {
-    schema(|[sqlite, _]| sqlite)
-}
-
-/// The schema in PostgreSQL.
-fn postgres_schema() -> Migrator {
-    schema(|[_, postgres]| postgres)
-}
-
-/// The migrations of this build. An older build still starts after a newer one has added some.
-fn schema(of: fn([&'static str; 2]) -> &'static str) -> Migrator {
-    let migrations = MIGRATIONS.map(|(number, name, both)| {
-        let (kind, sql) = (MigrationType::Simple, SqlSafeStr::into_sql_str(of(both)));
-        Migration::new(number, name.into(), kind, sql, false)
-    });
-    let mut schema = Migrator::with_migrations(migrations.into());
-    schema.set_ignore_missing(true);
-    schema
-}
-
-pub(super) const NEWEST: &str = "SELECT MAX(version) FROM _sqlx_migrations";
-
 /// The time of the statement, not of the start of its transaction.
 const NOW: &str = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT";
 
@@ -659,20 +492,8 @@ const BEGIN: &str = "BEGIN";
 /// Begins one that reads one state.
 const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
-/// The reason where others have all connections, or none can be made.
-pub(super) const NO_CONNECTION: &str = "no connection within the time limit";
 /// Time limit for a request to get a connection: its client gets 503 within a second.
 const ACQUIRE: Duration = Duration::from_millis(800);
-/// Time limit for the start to reach a database.
-const CONNECT: Duration = Duration::from_secs(2);
-/// The subject of the log lines of a migration.
-const SCHEMA: &str = "the schema of the database";
-/// The age at which a migration has a line in the log.
-const ANNOUNCED: Duration = Duration::from_secs(1);
-/// Time limit of a migration, including those of other replicas.
-pub(super) const MIGRATION: Duration = Duration::from_mins(1);
-/// Interval between attempts to take the lock.
-const TURN: Duration = Duration::from_millis(10);
 /// Time that a writer waits for one of another process.
 const BUSY: Duration = Duration::from_secs(5);
 /// Connections of one replica, which writes rarely and reads after changes.
@@ -681,28 +502,3 @@ const POSTGRES: u32 = 8;
 const RESERVED: u32 = 2;
 /// Reading connections to a file: of those, administrators of tenants have half (`http::admin`).
 const SQLITE_READERS: u32 = 8;
-
-#[cfg(test)]
-mod tests {
-    use sqlx::migrate::Migrator;
-
-    use super::{postgres_schema, sqlite_schema};
-
-    /// Existing databases identify applied migrations by these checksums.
-    #[tokio::test]
-    async fn the_schemas_are_the_files_in_migrations() {
-        for (schema, folder) in [(sqlite_schema(), "sqlite"), (postgres_schema(), "postgres")] {
-            let place = format!("{}/migrations/{folder}", env!("CARGO_MANIFEST_DIR"));
-            let files = Migrator::new(std::path::Path::new(&place)).await.unwrap();
-            let known = |schema: &Migrator| {
-                let all = schema.iter().map(|one| {
-                    let kind = format!("{:?}", one.migration_type);
-                    let (name, sum) = (one.description.to_string(), one.checksum.to_vec());
-                    (one.version, name, kind, sum, one.no_tx)
-                });
-                all.collect::<Vec<_>>()
-            };
-            assert_eq!(known(&schema), known(&files), "{folder}");
-        }
-    }
-}

@@ -1,16 +1,16 @@
 //! Registered clients, log-ins, consents and one-time values.
 
-use std::{collections::HashSet, time::Duration};
+use std::{cell::Cell, collections::HashSet, time::Duration};
 
 use futures_util::future::join_all;
 
 use super::fixture::{
-    BEGIN, DAY, Place, SECOND, code, granted, later, on_both, open, patient, person, registered,
-    revoked,
+    BEGIN, DAY, Place, SECOND, code, granted, later, on_both, open, patient, person, record,
+    registered, revoked, until_waiting,
 };
 use crate::database::{
     Filter,
-    oauth::{Registered, Revoked, Step},
+    oauth::{LoggedOut, Person, Registered, Revoked, Step, revocations},
 };
 
 on_both! {
@@ -18,6 +18,7 @@ on_both! {
     the_record_of_a_client_goes_with_one_that_nobody_used
     clients_that_nobody_used_give_way
     log_ins_and_consents_are_remembered
+    no_log_in_is_stored_after_its_end
     one_time_values_are_taken_once
     forms_are_sealed
     expired_rows_are_swept
@@ -341,7 +342,7 @@ async fn log_ins_and_consents_are_remembered(place: Place) {
     assert_eq!(other.logins().logged_in("a", &[1; 32]).await.unwrap(), None);
     store
         .logins()
-        .log_in("a", &[1; 32], &person("ada"), ends)
+        .log_in("a", &[1; 32], &since(BEGIN + 1, None), ends)
         .await
         .unwrap();
     later(&place, SECOND);
@@ -533,4 +534,77 @@ async fn expired_rows_are_swept(place: Place) {
     later(&place, 2 * DAY);
     assert!(!store.sweep().await.unwrap());
     assert_eq!(counts().await, [0, 1, 1, 0, 0, 1, 0, 0, 0]);
+}
+
+/// Ada, who logged in at this time, in this session at a provider.
+fn since(auth_ms: i64, session: Option<&str>) -> Person {
+    Person {
+        session: session.map(|name| format!("https://idp.test#{name}")),
+        auth_ms,
+        ..person("ada")
+    }
+}
+
+async fn no_log_in_is_stored_after_its_end(place: Place) {
+    let [store, other] = open(&place).await;
+    let log_in = async |person: Person| {
+        let logins = store.logins();
+        let stored = logins.log_in("a", &[1; 32], &person, BEGIN + DAY).await;
+        stored.unwrap()
+    };
+    let what = LoggedOut::Session {
+        session: "https://idp.test#s".to_owned(),
+        subject: Some("ada".to_owned()),
+    };
+    let record = record(Some("a"), "identity.ended", "provider");
+    let revocations = store.revocations();
+    let logged_out = revocations.log_out("a", &what, (&[7; 32], i64::MAX), &record);
+    assert!(logged_out.await.unwrap());
+    for (auth_ms, session, is_stored) in [
+        (BEGIN, Some("s"), false),
+        (BEGIN, None, false),
+        (BEGIN, Some("t"), true),
+        (BEGIN + 1, Some("s"), true),
+        (BEGIN + 1, None, true),
+    ] {
+        let person = since(auth_ms, session);
+        assert_eq!(log_in(person).await, is_stored, "{auth_ms} {session:?}");
+    }
+    let ada = Revoked::Subject("ada".to_owned());
+    assert!(revocations.revoke("a", &ada).await.unwrap());
+    assert!(!log_in(since(BEGIN, Some("t"))).await);
+    let known = other.logins().logged_in("a", &[1; 32]).await;
+    assert_eq!(known.unwrap(), None);
+    let again = since(BEGIN + 1, Some("t"));
+    assert!(log_in(again.clone()).await);
+    let known = other.logins().logged_in("a", &[1; 32]).await;
+    assert_eq!(known.unwrap(), Some(again));
+}
+
+/// A log-in that was stored while a logout ended those that it saw stayed for as long as any.
+#[tokio::test]
+async fn a_log_in_at_the_moment_of_a_revocation_does_not_outlive_it() {
+    let place = Place::postgres();
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let mut ending = pool.begin().await.unwrap();
+    let ada = Revoked::Subject("ada".to_owned());
+    let ended = revocations::end(&mut ending, "a", &ada, BEGIN).await;
+    assert!(!ended.unwrap(), "there is nothing yet");
+    let is_over = Cell::new(false);
+    let log_in = async {
+        let (logins, ada) = (store.logins(), person("ada"));
+        let stored = logins.log_in("a", &[1; 32], &ada, BEGIN + DAY).await;
+        is_over.set(true);
+        stored.unwrap()
+    };
+    let end = async {
+        until_waiting(&pool, 1, || is_over.get()).await;
+        ending.commit().await.unwrap();
+    };
+    let (is_stored, ()) = tokio::join!(log_in, end);
+    assert!(!is_stored);
+    let known = store.logins().logged_in("a", &[1; 32]).await;
+    assert_eq!(known.unwrap(), None);
+    pool.close().await;
 }

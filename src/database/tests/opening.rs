@@ -2,12 +2,14 @@
 
 use std::{task::Poll, time::Duration};
 
+use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use super::fixture::{Place, ada, on_both, put, record, server, tenant, token};
+use super::fixture::{Place, ada, on_both, put, record, server, tenant, token, until_waiting};
 use crate::base::Secret;
-use crate::database::{Database, Error, Expected, Location, Opening};
+use crate::database::pool::Transaction;
+use crate::database::{Database, Error, Expected, Location, Opening, Pool};
 
 on_both! {
     two_handles_see_each_others_changes
@@ -63,7 +65,7 @@ async fn a_newer_schema_is_still_used(place: Place) {
 }
 
 async fn handles_opened_at_once_migrate_in_turn(place: Place) {
-    let opened = futures_util::future::join_all((0..4).map(|_| place.open())).await;
+    let opened = join_all((0..4).map(|_| place.open())).await;
     put(&opened[0], tenant("acme")).await;
     for (number, store) in opened.iter().enumerate() {
         let name = number.to_string();
@@ -266,3 +268,97 @@ async fn a_connection_that_takes_no_writes_is_closed() {
     }
     pool.close().await;
 }
+
+/// A migration waited in line for a table that `pg_dump` reads, and everybody else behind it, also after its gateway had
+/// given up; each further start left another connection that waited for that one.
+#[tokio::test]
+async fn a_migration_that_was_given_up_waits_for_nothing() {
+    let place = Place::postgres();
+    let (pool, mut dump) = dumped(&place).await;
+    let starts = join_all((0..3).map(|_| place.pool()));
+    tokio::select! {
+        _ = starts => panic!("the table is in use"),
+        () = until_locks(&pool, &mut dump, |waiting| waiting == 3) => {}
+    }
+    until_locks(&pool, &mut dump, |waiting| waiting == 0).await;
+    drop(dump);
+    place.pool().await.close().await;
+    let changed = pool.read("SELECT unanswered FROM identities", Vec::new());
+    changed.await.unwrap();
+    pool.close().await;
+}
+
+#[tokio::test]
+async fn a_migration_lets_others_go_first_and_is_tried_again() {
+    let place = Place::postgres();
+    let (pool, mut dump) = dumped(&place).await;
+    let others = async {
+        until_locks(&pool, &mut dump, |waiting| waiting == 1).await;
+        until_locks(&pool, &mut dump, |waiting| waiting == 0).await;
+        drop(dump);
+    };
+    let (started, ()) = tokio::join!(place.pool(), others);
+    started.close().await;
+    let changed = pool.read("SELECT unanswered FROM identities", Vec::new());
+    changed.await.unwrap();
+    pool.close().await;
+}
+
+/// One that had died in a migration kept all others from their start until the server noticed.
+#[tokio::test]
+async fn a_start_with_nothing_to_migrate_waits_for_no_other() {
+    let place = Place::postgres();
+    let pool = place.pool().await;
+    let mut migrating = pool.begin_unserialized().await.unwrap();
+    migrating.run(LOCK_OF_SQLX, Vec::new()).await.unwrap();
+    let started = timeout(Duration::from_secs(8), place.pool()).await;
+    started.expect("it does not wait").close().await;
+    undo(&pool).await;
+    let other = async {
+        until_waiting(&pool, 1, || false).await;
+        drop(migrating);
+    };
+    let (started, ()) = tokio::join!(place.pool(), other);
+    started.close().await;
+    pool.close().await;
+}
+
+/// Takes a migration back, as if the database were of an older release.
+async fn undo(pool: &Pool) {
+    for statement in [
+        "ALTER TABLE identities DROP COLUMN unanswered",
+        "DELETE FROM _sqlx_migrations WHERE version = 13",
+    ] {
+        pool.write(statement, Vec::new()).await.unwrap();
+    }
+}
+
+/// A database of an older release, and a transaction that reads the table which is to be changed, as `pg_dump` does.
+async fn dumped(place: &Place) -> (Pool, Transaction) {
+    let pool = place.pool().await;
+    undo(&pool).await;
+    let mut dump = pool.snapshot().await.unwrap();
+    dump.run(DUMPED, Vec::new()).await.unwrap();
+    (pool, dump)
+}
+
+/// Waits until so many statements wait for a lock. The dump goes on: a transaction that stands still is ended.
+async fn until_locks(pool: &Pool, dump: &mut Transaction, are_enough: impl Fn(i64) -> bool) {
+    let sql = "SELECT COUNT(*) AS count FROM pg_locks WHERE NOT granted";
+    let waited = async {
+        loop {
+            dump.run(DUMPED, Vec::new()).await.unwrap();
+            let rows = pool.read(sql, Vec::new()).await.unwrap();
+            if are_enough(rows[0].get("count").unwrap()) {
+                return;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let waited = timeout(Duration::from_secs(20), waited).await;
+    waited.expect("as many as that");
+}
+
+const DUMPED: &str = "SELECT subject FROM identities";
+/// The lock that sqlx takes for a migration of the database `postgres`: its number is made of the checksum of the name.
+const LOCK_OF_SQLX: &str = "SELECT pg_advisory_xact_lock(368907709894077238)";

@@ -96,11 +96,11 @@ async fn a_revocation_ends_its_grants_and_no_others(place: Place) {
     assert_eq!(known().await, [none, none, all, all, all]);
     assert!(!revoke("a", ada()).await, "once");
     // A log-in alone is something to end.
-    store
-        .logins()
-        .log_in("a", &[77; 32], &person("ada"), BEGIN + DAY)
-        .await
-        .unwrap();
+    let mut again = person("ada");
+    again.auth_ms += 1;
+    let logins = store.logins();
+    let stored = logins.log_in("a", &[77; 32], &again, BEGIN + DAY);
+    assert!(stored.await.unwrap());
     assert!(revoke("a", ada()).await);
     store
         .revocations()

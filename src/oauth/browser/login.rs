@@ -15,8 +15,8 @@ use super::{
     flow::{Flow, FormKind},
     pages::{ErrorPage, FormTarget, LoginPage, STYLE, html, redirect, shown},
     request::{
-        BrowserRequest, StepRefusal, StepResult, fields, not_found_page, password_digest,
-        provider_gone,
+        BrowserRequest, RECONNECT, StepRefusal, StepResult, fields, not_found_page,
+        password_digest, provider_gone,
     },
 };
 use crate::endpoint::OauthEndpoint;
@@ -108,12 +108,15 @@ impl BrowserRequest {
         let lasts = i64::try_from(self.oauth.0.config.oauth.login.as_millis());
         let expires_ms = self.now_ms().saturating_add(lasts.unwrap_or(i64::MAX));
         let (store, tenant) = (self.store()?, self.tenant());
-        store
-            .logins()
+        let logins = store.logins();
+        let is_stored = logins
             .log_in(tenant, &browser.hash(), person, expires_ms)
             .await?;
+        if !is_stored {
+            return Err(ended_meanwhile().into());
+        }
         if let Some(old) = &self.browser {
-            store.logins().log_out(tenant, &old.hash()).await?;
+            logins.log_out(tenant, &old.hash()).await?;
         }
         let by = person.provider.as_deref().unwrap_or("password");
         let target = format!("tenant {tenant}");
@@ -231,6 +234,11 @@ impl BrowserRequest {
         };
         Ok(html(status, &page, &target))
     }
+}
+
+fn ended_meanwhile() -> ErrorPage {
+    let what = "An administrator, or your identity provider, ended your access at the same moment.";
+    ErrorPage::bad("This log-in was ended", what, RECONNECT)
 }
 
 /// Maximum wrong passwords per minute for one user name.

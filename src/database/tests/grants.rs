@@ -328,6 +328,7 @@ async fn a_refresh_token_is_of_one_client(place: Place) {
     short.grant.expires_ms = BEGIN + 30 * DAY + SECOND;
     let token = NewRefresh {
         hash: [3; 32],
+        family: None,
         expires_ms: BEGIN + 60 * DAY,
     };
     store

@@ -5,6 +5,8 @@
 //! Not here: client authentication (`client_authentication`), and clients that act for themselves
 //! (`client_credentials`).
 
+use std::time::Duration;
+
 use axum::{
     extract::{self, Request},
     response::Response,
@@ -193,10 +195,7 @@ impl Exchange<'_> {
         let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
         let scope = self.permitted(&code.grant, &code.grant.scope);
         let refresh = secret::generate(&self.state.random, SecretKind::Refresh).ok_or(NO_RANDOM)?;
-        let first = NewRefresh {
-            hash: secret::hash(&refresh),
-            expires_ms: self.idle_until(),
-        };
+        let first = self.new_refresh(&refresh);
         let length = self.check_length(&code.grant, &groups, &scope);
         length.map_err(OauthRefusal::no_guess)?;
         if !self.store.grants().start(tenant, &code, &first).await? {
@@ -253,9 +252,12 @@ impl Exchange<'_> {
             .need("refresh_token", "refresh_token is missing")?;
         let (tenant, hash) = (&self.server.tenant.name, secret::hash(text));
         // Checked first, because a request for too many scopes must not consume the token.
-        let known = self.store.grants().of_refresh(tenant, &hash).await?;
-        let known = known.filter(|grant| grant.client_id == self.client.id);
-        let known = known.ok_or(BAD_REFRESH)?;
+        let Some(known) = self.store.grants().of_refresh(tenant, &hash).await? else {
+            return Err(self.of_family(text).await?);
+        };
+        if known.client_id != self.client.id {
+            return Err(BAD_REFRESH);
+        }
         let id = known.id;
         let refreshed = self.refresh_known(known, (text, &hash)).await;
         refreshed.map_err(|refusal| not_guessed(self.state, &("grant", id), refusal))
@@ -279,13 +281,12 @@ impl Exchange<'_> {
         let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
+        let settings = &self.state.config.oauth;
         let succession = Succession {
             salt,
-            successor: NewRefresh {
-                hash: secret::hash(&next),
-                expires_ms: self.idle_until(),
-            },
-            grace_ms: millis(self.state.config.oauth.grace),
+            successor: self.new_refresh(&next),
+            grace_ms: millis(settings.grace),
+            kept_ms: millis(settings.grace.max(settings.access) + KEPT),
         };
         self.check_length(&known, &groups, &self.permitted(&known, &scope))?;
         let binding = self.bind(ProofAccount::Grant(known.id)).await?;
@@ -322,6 +323,27 @@ impl Exchange<'_> {
         self.note_revoked(grant, "a refresh token from before its key came again");
         self.state.snapshot.refresh_issued().await?;
         Ok(BAD_REFRESH)
+    }
+
+    /// The refusal of a refresh token that is not known. If its family is, it was used long ago and has come again, and
+    /// the grant ends as by one that is known.
+    async fn of_family(&self, text: &str) -> Result<OauthRefusal, OauthRefusal> {
+        let Some(family) = secret::family(text) else {
+            return Ok(BAD_REFRESH);
+        };
+        let tenant = &self.server.tenant.name;
+        let grant = self.store.grants().of_family(tenant, &family).await?;
+        let Some(grant) = grant.filter(|grant| grant.client_id == self.client.id) else {
+            return Ok(BAD_REFRESH);
+        };
+        self.check_resource(&grant)?;
+        let (key, revocations) = (self.proof.key(), self.store.revocations());
+        let ended = revocations.end_of_family(tenant, &family, key.as_deref());
+        if ended.await? {
+            self.note_revoked(grant.id, "a refresh token came again");
+            self.state.snapshot.refresh_issued().await?;
+        }
+        Ok(not_guessed(self.state, &("grant", grant.id), BAD_REFRESH))
     }
 
     /// Returns a grant with the groups that its person has at the identity provider now. The provider is asked before the
@@ -497,9 +519,13 @@ impl Exchange<'_> {
         })
     }
 
-    /// The expiry of a new refresh token that stays unused; the grant may expire sooner.
-    fn idle_until(&self) -> i64 {
-        self.now_ms + millis(self.state.config.oauth.refresh_idle)
+    /// A new refresh token as it is stored. Its grant may expire sooner.
+    fn new_refresh(&self, text: &str) -> NewRefresh {
+        NewRefresh {
+            hash: secret::hash(text),
+            family: secret::family(text),
+            expires_ms: self.now_ms + millis(self.state.config.oauth.refresh_idle),
+        }
     }
 
     /// Uses the proof of the request, once everything else about it is right; of one with a code, before that is taken.
@@ -549,7 +575,7 @@ fn of_grant(id: uuid::Uuid) -> (&'static str, uuid::Uuid) {
     ("grant", id)
 }
 
-fn too_many(retry: std::time::Duration) -> OauthRefusal {
+fn too_many(retry: Duration) -> OauthRefusal {
     OauthRefusal::too_many("too many refreshes", retry)
 }
 
@@ -598,12 +624,16 @@ fn is_verifier(text: &str) -> bool {
     (43..=128).contains(&text.len()) && text.bytes().all(is_unreserved)
 }
 
-pub(super) fn millis(duration: std::time::Duration) -> i64 {
+pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2)
 }
 
 /// Maximum refreshes of one grant per minute: each writes a token that lives for weeks.
 pub(super) const REFRESHES: u32 = 300;
+
+/// The time for which a used refresh token is kept beyond the access token that came with it, and beyond retries: longer
+/// than the clocks of replicas differ.
+const KEPT: Duration = Duration::from_mins(1);
 
 /// Refusal of an invalid code, the same for every reason.
 const BAD_CODE: OauthRefusal = OauthRefusal::new(

@@ -80,7 +80,7 @@ impl<'a> Revocations<'a> {
         Ok(is_changed)
     }
 
-    /// Reports whether grants that a revocation names were revoked before, and have not expired since: one that was made
+    /// Reports whether grants that a revocation names were revoked before, and are not removed yet, a day later: one that was made
     /// and not confirmed comes again.
     pub(crate) async fn was_made(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
         let (sql, of): (_, Value) = match what {
@@ -200,7 +200,7 @@ async fn end_session(
         transaction.run(sql, values()).await?;
     }
     let mut all = values();
-    all.push(now_ms.into());
+    all.extend(ended_at(now_ms));
     let ended = transaction.run(END_OF_SESSION, all).await?;
     number_grants(transaction, tenant, &ended, now_ms).await?;
     // A code of a log-in that has just ended may still be in use.
@@ -245,7 +245,8 @@ pub(crate) async fn end(
             Ok(is_ended || !(consents.is_empty() && codes.is_empty()))
         }
         Revoked::Access(id) => {
-            let values = vec![tenant.into(), (*id).into(), now_ms.into()];
+            let [at, until] = ended_at(now_ms);
+            let values = vec![tenant.into(), (*id).into(), at, until];
             let ended = transaction.run(END_LIKE_GRANT, values).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
             let consent = Revoked::Consent(*id);
@@ -257,7 +258,7 @@ pub(crate) async fn end(
             let consents = transaction.run(DELETE_CONSENTS_OF_CLIENT, values()).await?;
             let codes = transaction.run(DELETE_CODES_OF_CLIENT, values()).await?;
             let mut all = values();
-            all.push(now_ms.into());
+            all.extend(ended_at(now_ms));
             let ended = transaction.run(END_OF_CLIENT, all).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
             // A client that was authenticated before may be about to get a grant.
@@ -280,7 +281,7 @@ pub(crate) async fn end(
                 number_own_keys(transaction, tenant, subject, now_ms).await?;
             }
             let mut all = values();
-            all.push(now_ms.into());
+            all.extend(ended_at(now_ms));
             let ended = transaction.run(END_OF_SUBJECT, all).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
             // A code of a log-in that has just ended may still be in use.
@@ -297,10 +298,17 @@ async fn end_grant(
     id: Uuid,
     now_ms: i64,
 ) -> Result<bool, Error> {
-    let values = vec![tenant.into(), id.into(), now_ms.into()];
+    let [at, until] = ended_at(now_ms);
+    let values = vec![tenant.into(), id.into(), at, until];
     let ended = transaction.run(END_GRANT, values).await?;
     number_grants(transaction, tenant, &ended, now_ms).await?;
     Ok(!ended.is_empty())
+}
+
+/// The time at which grants end, and the latest at which they expire from then on: as long as the revocation is kept, since
+/// nobody asks for them later.
+fn ended_at(now_ms: i64) -> [Value; 2] {
+    [now_ms.into(), (now_ms + KEPT_MS).into()]
 }
 
 /// Announces changed signing keys of a tenant to replicas; `removed` is no longer valid.
@@ -561,13 +569,15 @@ const DELETE_CONSENTS_OF_SUBJECT: &str = "
 
 const END_GRANT: &str = "
     UPDATE grants
-       SET revoked_ms = $3
+       SET revoked_ms = $3,
+           expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
      WHERE tenant = $1 AND id = $2 AND revoked_ms IS NULL
     RETURNING id";
 
 const END_LIKE_GRANT: &str = "
     UPDATE grants
-       SET revoked_ms = $3
+       SET revoked_ms = $3,
+           expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
      WHERE tenant = $1
        AND (subject, client_id) IN (SELECT subject, client_id
                                       FROM grants
@@ -577,13 +587,15 @@ const END_LIKE_GRANT: &str = "
 
 const END_OF_CLIENT: &str = "
     UPDATE grants
-       SET revoked_ms = $3
+       SET revoked_ms = $3,
+           expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
      WHERE tenant = $1 AND client_id = $2 AND revoked_ms IS NULL
     RETURNING id";
 
 const END_OF_SUBJECT: &str = "
     UPDATE grants
-       SET revoked_ms = $3
+       SET revoked_ms = $3,
+           expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
      WHERE tenant = $1 AND subject = $2 AND revoked_ms IS NULL
     RETURNING id";
 
@@ -599,7 +611,8 @@ const DELETE_CODES_OF_SESSION: &str = "
 
 const END_OF_SESSION: &str = "
     UPDATE grants
-       SET revoked_ms = $4
+       SET revoked_ms = $4,
+           expires_ms = CASE WHEN expires_ms < $5 THEN expires_ms ELSE $5 END
      WHERE tenant = $1 AND revoked_ms IS NULL
        AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))
     RETURNING id";

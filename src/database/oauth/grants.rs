@@ -488,7 +488,8 @@ fn listed(row: &Row) -> Result<ListedGrant, Error> {
     })
 }
 
-fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
+/// Reads a row of `codes`.
+pub(super) fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
     Ok(NewCode {
         hash: *hash,
         grant: Grant {

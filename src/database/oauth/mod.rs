@@ -13,6 +13,7 @@
 //! * `restored`: end of all that a restored database says was issued
 //! * `revocations`: revocations, numbered for replicas
 //! * `signing_keys`: signing keys of tenants
+//! * `surplus`: grants that end so that one person has only so many
 //! * `sweep`: removal of expired rows
 
 mod clients;
@@ -26,6 +27,7 @@ pub(crate) mod own_keys;
 pub(crate) mod restored;
 pub(crate) mod revocations;
 pub(crate) mod signing_keys;
+mod surplus;
 pub(crate) mod sweep;
 
 pub(crate) use self::clients::{Clients, ListedClient, Registered, millis};
@@ -41,3 +43,4 @@ pub(crate) use self::own_keys::{
 };
 pub(crate) use self::revocations::{LoggedOut, Revocations, Revoked};
 pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};
+pub(crate) use self::surplus::Room;

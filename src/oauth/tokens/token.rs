@@ -163,14 +163,11 @@ impl Exchange<'_> {
         let (failures, of_codes) = (&self.state.failures, ("code", tenant, self.account));
         let left = failures.check(&of_codes, self.state.config.oauth.failures);
         left.map_err(|retry| OauthRefusal::too_many("too many wrong codes", retry))?;
+        let hash = secret::hash(text);
+        let giving_way = self.giving_way(&hash, verifier).await?;
         // A proof that cannot be used takes no code.
         let binding = self.bind(ProofAccount::Address(self.account)).await?;
-        let mut code = match self
-            .store
-            .grants()
-            .take_code(tenant, &secret::hash(text))
-            .await?
-        {
+        let mut code = match self.store.grants().take_code(tenant, &hash).await? {
             TakenCode::First(code) => *code,
             TakenCode::Again { used_ms, code } => {
                 attempt.named_by(&code.challenge);
@@ -201,14 +198,15 @@ impl Exchange<'_> {
         if !self.store.grants().start(tenant, &code, &first).await? {
             return Err(BAD_CODE);
         }
+        self.end_surplus(&giving_way).await;
         self.renew_client().await;
         let answer = self.issue(&code.grant, &groups, &scope, (Some(&refresh), binding))?;
         self.note_started(&code.grant).await;
         Ok(answer)
     }
 
-    /// Checks that a consumed code belongs to this request.
-    fn check_code(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
+    /// Checks that a code belongs to this request.
+    pub(super) fn check_code(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
         if code.expires_ms <= self.now_ms || !self.is_for_this(code, verifier) {
             return Err(BAD_CODE);
         }
@@ -556,7 +554,8 @@ impl Exchange<'_> {
         state.audit.flush().await;
     }
 
-    fn note_revoked(&self, grant: uuid::Uuid, why: &str) {
+    /// Records the end of a grant.
+    pub(super) fn note_revoked(&self, grant: uuid::Uuid, why: &str) {
         let (target, detail) = (format!("grant {grant}"), json!({ "why": why }));
         let actor = format!("client:{}", self.client.id);
         note(

@@ -273,8 +273,10 @@ impl Exchange<'_> {
             Err(refusal) => return Err(self.of_other_key(hash, refusal).await?),
         };
         // First, so that a refresh that is one too many asks nobody and uses no proof.
-        let budget = self.state.writes.check(&of_grant(known.id), REFRESHES);
-        budget.map_err(too_many)?;
+        let writes = &self.state.writes;
+        let budget = writes.check(&of_grant(known.id), REFRESHES);
+        let of_all = || writes.check(&self.of_person(&known), PERSON_REFRESHES);
+        budget.and_then(|()| of_all()).map_err(too_many)?;
         let known = self.in_good_standing(known).await?;
         let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
@@ -360,8 +362,13 @@ impl Exchange<'_> {
         Ok(grant)
     }
 
-    /// Uses a refresh token, within the budget of its grant. A retry gets the successor that is
-    /// stored already, so it takes nothing from the budget.
+    /// The key of the budget of the refreshes of a grant's person.
+    fn of_person<'g>(&'g self, grant: &'g Grant) -> (&'static str, &'g str, &'g str) {
+        ("refreshes", &self.server.tenant.name, &grant.subject)
+    }
+
+    /// Uses a refresh token, within the budgets of its grant and its person. A retry gets the successor that is
+    /// stored already, so it takes nothing from them.
     async fn succeed(
         &self,
         grant: &Grant,
@@ -370,7 +377,12 @@ impl Exchange<'_> {
         succession: &Succession,
     ) -> Result<Refreshed, OauthRefusal> {
         let (writes, by) = (&self.state.writes, of_grant(grant.id));
+        let person = self.of_person(grant);
         writes.spend(&by, REFRESHES).map_err(too_many)?;
+        if let Err(retry) = writes.spend(&person, PERSON_REFRESHES) {
+            writes.refund(&by);
+            return Err(too_many(retry));
+        }
         let (tenant, client) = (&self.server.tenant.name, self.client.id.as_str());
         let grants = self.store.grants();
         let used = grants.refresh(tenant, (client, jkt), hash, succession);
@@ -378,6 +390,7 @@ impl Exchange<'_> {
         let is_own = |salt: &[u8; 32]| *salt == succession.salt;
         if !matches!(&used, Ok(Refreshed::Good { salt, .. }) if is_own(salt)) {
             writes.refund(&by);
+            writes.refund(&person);
         }
         Ok(used?)
     }
@@ -629,6 +642,9 @@ pub(super) fn millis(duration: Duration) -> i64 {
 
 /// Maximum refreshes of one grant per minute: each writes a token that lives for weeks.
 pub(super) const REFRESHES: u32 = 300;
+
+/// Maximum refreshes of all grants of one person per minute.
+const PERSON_REFRESHES: u32 = 1200;
 
 /// The time for which a used refresh token is kept beyond the access token that came with it, and beyond retries: longer
 /// than the clocks of replicas differ.

@@ -10,7 +10,7 @@ use super::fixture::{
     succession, successor,
 };
 use crate::database::oauth::{
-    Grant, GrantFilter, Grants, NewCode, NewRefresh, Refreshed, Revoked, TakenCode,
+    Grant, GrantFilter, Grants, NewCode, NewRefresh, Refreshed, Revoked, Room, TakenCode,
 };
 use crate::database::{Database, Error};
 use crate::declare::machine_subject;
@@ -38,6 +38,8 @@ on_both! {
     tokens_go_in_parts_before_their_grant
     a_sweep_goes_on_after_a_failure
     a_restored_copy_has_no_token_however_many
+    the_longest_unused_grants_give_way
+    a_person_has_only_so_many_grants
 }
 
 async fn a_code_is_taken_once(place: Place) {
@@ -873,4 +875,94 @@ async fn a_restored_copy_has_no_token_however_many(place: Place) {
     add_tokens(&place, id, 1500).await;
     assert_eq!(store.end_issued().await.unwrap(), 2);
     assert_eq!(counted(&place).await, [0, 0]);
+}
+
+/// Writes grants of ada that were used last at a time.
+async fn add_grants(
+    place: &Place,
+    (tenant, client): (&str, &str),
+    (used_ms, family): (i64, Option<[u8; 32]>),
+    count: usize,
+) -> Vec<Uuid> {
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    let ids: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
+    for id in &ids {
+        let sql = "
+            INSERT INTO grants (id, tenant, subject, groups, client_id, resource, scope, auth_ms,
+                                created_ms, expires_ms, family, used_ms)
+            VALUES ($1, $2, 'ada', '[]', $3, 'x', '', $4, $4, $5, $6, $4)";
+        let values = vec![
+            (*id).into(),
+            tenant.into(),
+            client.into(),
+            used_ms.into(),
+            (BEGIN + 90 * DAY).into(),
+            family.map(|family| family.to_vec()).into(),
+        ];
+        transaction.run(sql, values).await.unwrap();
+    }
+    transaction.commit().await.unwrap();
+    pool.close().await;
+    ids
+}
+
+async fn the_longest_unused_grants_give_way(place: Place) {
+    let [store, _] = open(&place).await;
+    let access_ms = 900 * SECOND;
+    let room = async |subject: &str, client: &str| {
+        let room = store.grants().room("a", (subject, client), access_ms);
+        room.await.unwrap()
+    };
+    let (none, app) = (Room::Behind(Vec::new()), ("a", "c_app"));
+    // Those without refresh tokens do not count.
+    add_grants(&place, app, (BEGIN - DAY, None), 200).await;
+    add_grants(&place, app, (BEGIN, Some(FAMILY)), 99).await;
+    assert_eq!(room("ada", "c_app").await, none);
+    let oldest = add_grants(&place, app, (BEGIN - 1, Some(FAMILY)), 1).await;
+    let until_ms = BEGIN - 1 + access_ms;
+    assert_eq!(room("ada", "c_app").await, Room::Full { until_ms });
+    for (subject, client) in [("ada", "c_web"), ("eve", "c_app")] {
+        assert_eq!(room(subject, client).await, none, "{subject} {client}");
+    }
+    later(&place, access_ms - 1);
+    let expected = Room::Behind(oldest.clone());
+    assert_eq!(room("ada", "c_app").await, expected);
+    // Many began together: as many are too many, and give way some at a time.
+    add_grants(&place, app, (BEGIN, Some(FAMILY)), 20).await;
+    later(&place, 1);
+    let Room::Behind(giving_way) = room("ada", "c_app").await else {
+        panic!("they are not in use")
+    };
+    assert_eq!((giving_way.len(), giving_way[0]), (16, oldest[0]));
+    // Neither do those that have ended.
+    let client = Revoked::Client("c_app".to_owned());
+    store.revocations().revoke("a", &client).await.unwrap();
+    assert_eq!(room("ada", "c_app").await, none);
+}
+
+async fn a_person_has_only_so_many_grants(place: Place) {
+    let [store, _] = open(&place).await;
+    let room = async |client: &str| {
+        let room = store.grants().room("b", ("ada", client), 900 * SECOND);
+        room.await.unwrap()
+    };
+    for number in 0..9 {
+        let client = format!("c_{number}");
+        let used = (BEGIN + number, Some(FAMILY));
+        add_grants(&place, ("b", &client), used, 98).await;
+    }
+    let oldest = (BEGIN - 1, Some(FAMILY));
+    let oldest = add_grants(&place, ("b", "c_9"), oldest, 118).await;
+    let until_ms = BEGIN - 1 + 900 * SECOND;
+    assert_eq!(room("c_new").await, Room::Full { until_ms });
+    later(&place, 900 * SECOND);
+    assert_eq!(room("c_new").await, Room::Behind(vec![oldest[0]]));
+    // Those that give way for their client do so for their person.
+    let of_both = Room::Behind(oldest[..16].to_vec());
+    assert_eq!(room("c_9").await, of_both);
+    let older = (BEGIN - 2, Some(FAMILY));
+    let older = add_grants(&place, ("b", "c_10"), older, 50).await;
+    let of_person = Room::Behind(older[..16].to_vec());
+    assert_eq!(room("c_10").await, of_person);
 }

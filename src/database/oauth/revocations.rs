@@ -124,25 +124,21 @@ impl<'a> Revocations<'a> {
         Ok(is_ended.then_some(id))
     }
 
-    /// Ends the grant of a family of refresh tokens of which an unknown token came with this key or none: it was used so
-    /// long ago that it is not kept any more, and has come again. Nobody else knows a family. Returns false if the grant
+    /// Ends a grant of whose family an unknown refresh token came with this key or none: it was used so long ago that it
+    /// is not kept any more, and has come again. Only who had a token of a family knows it. Returns false if the grant
     /// ended otherwise, as one whose newest token expired unused, or if its code bound it to another key: a thief of its
     /// tokens could do nothing with them.
     pub(crate) async fn end_of_family(
         self,
         tenant: &str,
-        family: &[u8; 32],
+        grant: Uuid,
         jkt: Option<&str>,
     ) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
         let key = jkt.unwrap_or_default();
-        let values = vec![family.into(), tenant.into(), key.into(), now_ms.into()];
+        let values = vec![grant.into(), tenant.into(), key.into(), now_ms.into()];
         let found = self.readers.read(CAME_AGAIN, values).await?;
-        let Some(row) = found.first() else {
-            return Ok(false);
-        };
-        let grant = Revoked::Grant(row.get("id")?);
-        self.revoke(tenant, &grant).await
+        Ok(!found.is_empty() && self.revoke(tenant, &Revoked::Grant(grant)).await?)
     }
 
     /// Ends the log-ins and grants of a logout at an identity provider. Returns false if the value `once`, which is
@@ -492,7 +488,7 @@ const BOUND_BY_ANOTHER: &str = "
 const CAME_AGAIN: &str = "
     SELECT id
       FROM grants
-     WHERE family = $1 AND tenant = $2 AND revoked_ms IS NULL AND expires_ms > $4
+     WHERE id = $1 AND tenant = $2 AND revoked_ms IS NULL AND expires_ms > $4
        AND (jkt IS NULL OR jkt = $3 OR bound_ms IS NOT NULL)
        AND EXISTS (SELECT 1
                      FROM refresh_tokens

@@ -338,7 +338,7 @@ impl Exchange<'_> {
         };
         self.check_resource(&grant)?;
         let (key, revocations) = (self.proof.key(), self.store.revocations());
-        let ended = revocations.end_of_family(tenant, &family, key.as_deref());
+        let ended = revocations.end_of_family(tenant, grant.id, key.as_deref());
         if ended.await? {
             self.note_revoked(grant.id, "a refresh token came again");
             self.state.snapshot.refresh_issued().await?;

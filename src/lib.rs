@@ -59,6 +59,7 @@
 //! | fence | the fencing number of a session, which grows with each claim; older writers fail |
 //! | flow | an authorization request during log-in, sealed into a hidden form field |
 //! | grant | the consent of a user: subject, client, resource, scopes; tokens depend on it |
+//! | family | what the texts of all refresh tokens of a grant have in common |
 //! | guard | the process between the gateway and a child, which ends all processes below it |
 //! | heartbeat | the periodic write of a replica to the directory; it expires after 5 s |
 //! | hop | a request on its way from the replica that received it to the session's owner |

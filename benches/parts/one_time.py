@@ -20,6 +20,9 @@ from .postgres import postgres
 
 AT_ONCE = 10
 LANES = 6
+# A person has 100 grants to a client, and 1,000 in all.
+OF_CLIENT = 80
+PEOPLE = 25
 # A site: the consent of a public client that returns to this machine is not remembered.
 REDIRECT = "https://client.example/callback"
 PASSWORD = secrets.token_urlsafe(16)
@@ -29,11 +32,12 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 def measure(options):
     count = options.of(10_000, 400)
     with postgres() as database, two(options, database) as gateways:
-        person = Person(gateways[0].http)
-        asyncio.run(race(gateways, person, 50))  # connections and pools are warm
+        clients = range(count // OF_CLIENT + 1)
+        people = [Person(gateways[0].http, f"person{number % PEOPLE}") for number in clients]
+        asyncio.run(race(gateways, people, 50))  # connections and pools are warm
         grants = int(database.ask("SELECT count(*) FROM grants"))
         began = time.monotonic()
-        found = asyncio.run(race(gateways, person, count))
+        found = asyncio.run(race(gateways, people, count))
         took = time.monotonic() - began
         grants = int(database.ask("SELECT count(*) FROM grants")) - grants
         # A family is one chain: whatever was used led to one successor, and one token is not used.
@@ -71,7 +75,7 @@ def two(options, database):
     """Two processes that are one gateway: one database, one master key, one public URL."""
     tenant = {
         "auth": {"mode": "builtin"},
-        "users": {"ada": {"password": PASSWORD}},
+        "users": {f"person{number}": {"password": PASSWORD} for number in range(PEOPLE)},
         "servers": {"echo": {"command": str(ECHO), "sandbox": {"profile": "open"}}},
     }
     key, public = base64.b64encode(secrets.token_bytes(32)).decode(), free_port()
@@ -85,6 +89,7 @@ def two(options, database):
             sets = [f"http.listen=127.0.0.1:{port}", "ops.listen=127.0.0.1:0", f"master_key={key}"]
             sets += [f"data_dir={folder / str(number)}", f"sql.url={database.url}"]
             sets += [f"public_url=http://127.0.0.1:{public}", "oauth.failures=1000000000", "oauth.writes=1000000000"]
+            sets += [f"oauth.registrations{of}=1000000" for of in ("_address", "_host", "")]
             sets += ["telemetry.log=warn,lockgate::cli=info", "sandbox.separation=none"]
             sets += ["sandbox.shared_uid=true"]
             command = [str(options.binary), "serve", "--apply", str(manifest)]
@@ -183,19 +188,18 @@ class Found:
         self.other = collections.Counter()
 
 
-async def race(gateways, person, count):
+async def race(gateways, people, count):
     found, numbers = Found(), iter(range(count))
-    await asyncio.gather(*(lane(gateways, person, numbers, found) for _ in range(LANES)))
+    await asyncio.gather(*(lane(gateways, people, numbers, found) for _ in range(LANES)))
     return found
 
 
-async def lane(gateways, person, numbers, found):
+async def lane(gateways, people, numbers, found):
     """One code after the other, each with its refresh token."""
     lines = [await Line.to(gateways[at % 2].http) for at in range(AT_ONCE)]
-    cookie = f"Cookie: {person.cookie()}"
     for number in numbers:
-        asked = lines[number % AT_ONCE]
-        asked.send("GET", person.authorize, "", cookie)
+        asked, person = lines[number % AT_ONCE], people[number % len(people)]
+        asked.send("GET", person.authorize, "", f"Cookie: {person.cookie()}")
         status, head, body = await asked.answer()
         location = re.search(r"(?i)^location: (\S+)", head, re.MULTILINE)
         if not location:

@@ -310,9 +310,12 @@ const ONE: &str = "
 
 const ALL: &str = "
     SELECT client_id, metadata, secret_hash, access_hash, created_ms, expires_ms,
-           (SELECT MAX(COALESCE(refresh_tokens.used_ms, grants.created_ms))
+           (SELECT MAX(COALESCE(grants.used_ms,
+                                (SELECT MAX(refresh_tokens.used_ms)
+                                   FROM refresh_tokens
+                                  WHERE refresh_tokens.grant_id = grants.id),
+                                grants.created_ms))
               FROM grants
-              JOIN refresh_tokens ON refresh_tokens.grant_id = grants.id
              WHERE grants.tenant = registrations.tenant
                AND grants.client_id = registrations.client_id
                AND grants.revoked_ms IS NULL) AS used_ms

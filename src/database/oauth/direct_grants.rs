@@ -71,7 +71,7 @@ impl Grants<'_> {
         if !transaction.run(REVOKED, values).await?.is_empty() {
             return Ok(false);
         }
-        let values = grant_values(tenant, grant, self.pool.now_ms());
+        let values = grant_values(tenant, grant, None, self.pool.now_ms());
         transaction.run(INSERT_GRANT, values).await?;
         Ok(true)
     }

@@ -73,6 +73,8 @@ pub(crate) enum TakenCode {
 pub(crate) struct NewRefresh {
     /// The SHA-256 of its text.
     pub(crate) hash: [u8; 32],
+    /// The SHA-256 of its family, which is that of its grant; none of a token from before there were families.
+    pub(crate) family: Option<[u8; 32]>,
     /// Expiry if unused, within the lifetime of its grant.
     pub(crate) expires_ms: i64,
 }
@@ -88,6 +90,8 @@ pub(crate) struct Succession {
     pub(crate) successor: NewRefresh,
     /// The time within which a retry gets the same successor.
     pub(crate) grace_ms: i64,
+    /// The time for which a used token is kept, at least that for retries. Later it is told by its family alone.
+    pub(crate) kept_ms: i64,
 }
 
 /// The result of a refresh.
@@ -100,7 +104,8 @@ pub(crate) enum Refreshed {
         /// The salt of the successor.
         salt: [u8; 32],
     },
-    /// Invalid: unknown, expired, revoked, of another client, or with a used successor.
+    /// Invalid: unknown, expired, revoked, of another client, or with a used successor. An unknown one may be a used one
+    /// that is not kept any more ([`Revocations::end_of_family`]).
     Refused,
     /// A reuse after the grace period, which has just revoked the whole grant.
     Reused {
@@ -266,7 +271,7 @@ impl Grants<'_> {
         if !transaction.run(REVOKED_SUBJECT, person).await?.is_empty() {
             return Ok(false);
         }
-        let values = grant_values(tenant, grant, now_ms);
+        let values = grant_values(tenant, grant, refresh.family.as_ref(), now_ms);
         if transaction.run(INSERT_GRANT, values).await?.is_empty() {
             return Ok(false);
         }
@@ -301,11 +306,14 @@ impl Grants<'_> {
         };
         let mut grant = Box::new(grant(row)?);
         let next = &succession.successor;
+        // A token without a family is known by its row alone, until it would have expired.
+        let kept_ms = next.family.map(|_| succession.kept_ms);
         let values = vec![
             hash.into(),
             now_ms.into(),
             (&succession.salt).into(),
             (&next.hash).into(),
+            kept_ms.map_or(i64::MAX, |kept_ms| now_ms + kept_ms).into(),
         ];
         let outcome = if transaction.run(USE_REFRESH, values).await?.is_empty() {
             let used = transaction.run(USED_REFRESH, vec![hash.into()]).await?;
@@ -403,6 +411,17 @@ impl Grants<'_> {
         let rows = self.pool.read(GRANT_OF_REFRESH, values).await?;
         rows.first().map(grant).transpose()
     }
+
+    /// The grant of a family of refresh tokens, revoked or not.
+    pub(crate) async fn of_family(
+        self,
+        tenant: &str,
+        family: &[u8; 32],
+    ) -> Result<Option<Grant>, Error> {
+        let values = vec![family.into(), tenant.into()];
+        let rows = self.pool.read(GRANT_OF_FAMILY, values).await?;
+        rows.first().map(grant).transpose()
+    }
 }
 
 /// Reads the groups of a row.
@@ -469,7 +488,8 @@ fn listed(row: &Row) -> Result<ListedGrant, Error> {
     })
 }
 
-fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
+/// Reads a row of `codes`.
+pub(super) fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
     Ok(NewCode {
         hash: *hash,
         grant: Grant {
@@ -490,8 +510,13 @@ fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
     })
 }
 
-/// The values of a new row of `grants`.
-pub(super) fn grant_values(tenant: &str, grant: &Grant, now_ms: i64) -> Vec<Value> {
+/// The values of a new row of `grants`; one without refresh tokens has no family.
+pub(super) fn grant_values(
+    tenant: &str,
+    grant: &Grant,
+    family: Option<&[u8; 32]>,
+    now_ms: i64,
+) -> Vec<Value> {
     vec![
         grant.id.into(),
         tenant.into(),
@@ -505,6 +530,7 @@ pub(super) fn grant_values(tenant: &str, grant: &Grant, now_ms: i64) -> Vec<Valu
         grant.auth_ms.into(),
         now_ms.into(),
         grant.expires_ms.into(),
+        family.map(|family| family.to_vec()).into(),
     ]
 }
 
@@ -560,8 +586,8 @@ pub(crate) const REVOKED: &str = "
 
 pub(super) const INSERT_GRANT: &str = "
     INSERT INTO grants (id, tenant, subject, groups, client_id, resource, scope, session,
-                        jkt, auth_ms, created_ms, expires_ms)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+                        jkt, auth_ms, created_ms, expires_ms, family)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
     ON CONFLICT (id) DO NOTHING
     RETURNING id";
 
@@ -569,10 +595,10 @@ const INSERT_REFRESH: &str = "
     INSERT INTO refresh_tokens (hash, grant_id, expires_ms)
     VALUES ($1, $2, $3)";
 
-// Changes nothing, but takes the row lock in both databases.
+// Takes the row lock in both databases. Without a token nothing of it is committed.
 const HOLD_GRANT: &str = "
     UPDATE grants
-       SET jkt = jkt
+       SET used_ms = $4
      WHERE id = (SELECT grant_id FROM refresh_tokens WHERE hash = $1)
        AND tenant = $2 AND client_id = $3 AND revoked_ms IS NULL AND expires_ms > $4
        AND (jkt IS NULL OR jkt = $5)
@@ -586,7 +612,8 @@ const BIND_GRANT: &str = "
 
 const USE_REFRESH: &str = "
     UPDATE refresh_tokens
-       SET used_ms = $2, salt = $3, successor = $4
+       SET used_ms = $2, salt = $3, successor = $4,
+           expires_ms = CASE WHEN expires_ms < $5 THEN expires_ms ELSE $5 END
      WHERE hash = $1 AND used_ms IS NULL AND expires_ms > $2
     RETURNING hash";
 
@@ -605,6 +632,11 @@ const GRANT_OF_REFRESH: &str = "
       JOIN grants ON grants.id = refresh_tokens.grant_id
      WHERE refresh_tokens.hash = $1 AND grants.tenant = $2";
 
+const GRANT_OF_FAMILY: &str = "
+    SELECT id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, expires_ms
+      FROM grants
+     WHERE family = $1 AND tenant = $2";
+
 const ANY_OF_CLIENT: &str = "
     SELECT 1 AS one
       FROM grants
@@ -614,7 +646,10 @@ const ANY_OF_CLIENT: &str = "
 const GRANTS_OF: &str = "
     SELECT id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, created_ms,
            expires_ms,
-           COALESCE((SELECT MAX(used_ms) FROM refresh_tokens WHERE grant_id = grants.id),
+           COALESCE(grants.used_ms,
+                    (SELECT MAX(refresh_tokens.used_ms)
+                       FROM refresh_tokens
+                      WHERE grant_id = grants.id),
                     created_ms) AS used_ms
       FROM grants
      WHERE tenant = $1 AND revoked_ms IS NULL AND expires_ms > $2
@@ -627,7 +662,10 @@ const GRANTS_OF: &str = "
 const NEWEST_GRANTS_OF: &str = "
     SELECT id, subject, groups, client_id, resource, scope, session, jkt, auth_ms, created_ms,
            expires_ms,
-           COALESCE((SELECT MAX(used_ms) FROM refresh_tokens WHERE grant_id = grants.id),
+           COALESCE(grants.used_ms,
+                    (SELECT MAX(refresh_tokens.used_ms)
+                       FROM refresh_tokens
+                      WHERE grant_id = grants.id),
                     created_ms) AS used_ms
       FROM grants
      WHERE tenant = $1 AND revoked_ms IS NULL AND expires_ms > $2

@@ -14,6 +14,7 @@
 //! * `restored`: end of all that a restored database says was issued
 //! * `revocations`: revocations, numbered for replicas
 //! * `signing_keys`: signing keys of tenants
+//! * `surplus`: grants that end so that one person has only so many
 //! * `sweep`: removal of expired rows
 
 mod browser_logins;
@@ -28,6 +29,7 @@ pub(crate) mod own_keys;
 pub(crate) mod restored;
 pub(crate) mod revocations;
 pub(crate) mod signing_keys;
+mod surplus;
 pub(crate) mod sweep;
 
 pub(crate) use self::clients::{Clients, ListedClient, Registered, millis};
@@ -43,3 +45,4 @@ pub(crate) use self::own_keys::{
 };
 pub(crate) use self::revocations::{LoggedOut, Revocations, Revoked};
 pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};
+pub(crate) use self::surplus::Room;

@@ -80,7 +80,7 @@ impl<'a> Revocations<'a> {
         Ok(is_changed)
     }
 
-    /// Reports whether grants that a revocation names were revoked before, and have not expired since: one that was made
+    /// Reports whether grants that a revocation names were revoked before, and are not removed yet, a day later: one that was made
     /// and not confirmed comes again.
     pub(crate) async fn was_made(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
         let (sql, of): (_, Value) = match what {
@@ -122,6 +122,23 @@ impl<'a> Revocations<'a> {
         let id: Uuid = row.get("id")?;
         let is_ended = self.revoke(tenant, &Revoked::Grant(id)).await?;
         Ok(is_ended.then_some(id))
+    }
+
+    /// Ends a grant of whose family an unknown refresh token came with this key or none: it was used so long ago that it
+    /// is not kept any more, and has come again. Only who had a token of a family knows it. Returns false if the grant
+    /// ended otherwise, as one whose newest token expired unused, or if its code bound it to another key: a thief of its
+    /// tokens could do nothing with them.
+    pub(crate) async fn end_of_family(
+        self,
+        tenant: &str,
+        grant: Uuid,
+        jkt: Option<&str>,
+    ) -> Result<bool, Error> {
+        let now_ms = self.pool.now_ms();
+        let key = jkt.unwrap_or_default();
+        let values = vec![grant.into(), tenant.into(), key.into(), now_ms.into()];
+        let found = self.readers.read(CAME_AGAIN, values).await?;
+        Ok(!found.is_empty() && self.revoke(tenant, &Revoked::Grant(grant)).await?)
     }
 
     /// Ends the log-ins and grants of a logout at an identity provider. Returns false if the value `once`, which is
@@ -179,7 +196,7 @@ async fn end_session(
         transaction.run(sql, values()).await?;
     }
     let mut all = values();
-    all.push(now_ms.into());
+    all.extend(ended_at(now_ms));
     let ended = transaction.run(END_OF_SESSION, all).await?;
     number_grants(transaction, tenant, &ended, now_ms).await?;
     // A code of a log-in that has just ended may still be in use.
@@ -224,7 +241,8 @@ pub(crate) async fn end(
             Ok(is_ended || !(consents.is_empty() && codes.is_empty()))
         }
         Revoked::Access(id) => {
-            let values = vec![tenant.into(), (*id).into(), now_ms.into()];
+            let [at, until] = ended_at(now_ms);
+            let values = vec![tenant.into(), (*id).into(), at, until];
             let ended = transaction.run(END_LIKE_GRANT, values).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
             let consent = Revoked::Consent(*id);
@@ -236,7 +254,7 @@ pub(crate) async fn end(
             let consents = transaction.run(DELETE_CONSENTS_OF_CLIENT, values()).await?;
             let codes = transaction.run(DELETE_CODES_OF_CLIENT, values()).await?;
             let mut all = values();
-            all.push(now_ms.into());
+            all.extend(ended_at(now_ms));
             let ended = transaction.run(END_OF_CLIENT, all).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
             // A client that was authenticated before may be about to get a grant.
@@ -259,7 +277,7 @@ pub(crate) async fn end(
                 number_own_keys(transaction, tenant, subject, now_ms).await?;
             }
             let mut all = values();
-            all.push(now_ms.into());
+            all.extend(ended_at(now_ms));
             let ended = transaction.run(END_OF_SUBJECT, all).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
             // A code of a log-in that has just ended may still be in use.
@@ -276,10 +294,17 @@ async fn end_grant(
     id: Uuid,
     now_ms: i64,
 ) -> Result<bool, Error> {
-    let values = vec![tenant.into(), id.into(), now_ms.into()];
+    let [at, until] = ended_at(now_ms);
+    let values = vec![tenant.into(), id.into(), at, until];
     let ended = transaction.run(END_GRANT, values).await?;
     number_grants(transaction, tenant, &ended, now_ms).await?;
     Ok(!ended.is_empty())
+}
+
+/// The time at which grants end, and the latest at which they expire from then on: as long as the revocation is kept, since
+/// nobody asks for them later.
+fn ended_at(now_ms: i64) -> [Value; 2] {
+    [now_ms.into(), (now_ms + KEPT_MS).into()]
 }
 
 /// Announces changed signing keys of a tenant to replicas; `removed` is no longer valid.
@@ -458,6 +483,19 @@ const BOUND_BY_ANOTHER: &str = "
        AND grants.revoked_ms IS NULL
        AND refresh_tokens.used_ms <= grants.bound_ms";
 
+// As long as one token is unused, the others of its family are used. A token that was bound when it was given out is not
+// told from one of before its key any more.
+const CAME_AGAIN: &str = "
+    SELECT id
+      FROM grants
+     WHERE id = $1 AND tenant = $2 AND revoked_ms IS NULL AND expires_ms > $4
+       AND (jkt IS NULL OR jkt = $3 OR bound_ms IS NOT NULL)
+       AND EXISTS (SELECT 1
+                     FROM refresh_tokens
+                    WHERE refresh_tokens.grant_id = grants.id
+                      AND refresh_tokens.used_ms IS NULL
+                      AND refresh_tokens.expires_ms > $4)";
+
 const DELETE_CODE_OF_GRANT: &str = "
     DELETE FROM codes
      WHERE tenant = $1 AND grant_id = $2
@@ -527,13 +565,15 @@ const DELETE_CONSENTS_OF_SUBJECT: &str = "
 
 const END_GRANT: &str = "
     UPDATE grants
-       SET revoked_ms = $3
+       SET revoked_ms = $3,
+           expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
      WHERE tenant = $1 AND id = $2 AND revoked_ms IS NULL
     RETURNING id";
 
 const END_LIKE_GRANT: &str = "
     UPDATE grants
-       SET revoked_ms = $3
+       SET revoked_ms = $3,
+           expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
      WHERE tenant = $1
        AND (subject, client_id) IN (SELECT subject, client_id
                                       FROM grants
@@ -543,13 +583,15 @@ const END_LIKE_GRANT: &str = "
 
 const END_OF_CLIENT: &str = "
     UPDATE grants
-       SET revoked_ms = $3
+       SET revoked_ms = $3,
+           expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
      WHERE tenant = $1 AND client_id = $2 AND revoked_ms IS NULL
     RETURNING id";
 
 const END_OF_SUBJECT: &str = "
     UPDATE grants
-       SET revoked_ms = $3
+       SET revoked_ms = $3,
+           expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
      WHERE tenant = $1 AND subject = $2 AND revoked_ms IS NULL
     RETURNING id";
 
@@ -565,7 +607,8 @@ const DELETE_CODES_OF_SESSION: &str = "
 
 const END_OF_SESSION: &str = "
     UPDATE grants
-       SET revoked_ms = $4
+       SET revoked_ms = $4,
+           expires_ms = CASE WHEN expires_ms < $5 THEN expires_ms ELSE $5 END
      WHERE tenant = $1 AND revoked_ms IS NULL
        AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))
     RETURNING id";

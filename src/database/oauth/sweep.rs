@@ -10,19 +10,36 @@ use super::{
 };
 use crate::database::pool::{Error, Pool, Value};
 
-/// Removes some expired rows; returns true if there may be more.
+/// Removes some expired rows; returns true if there may be more. Where rows of one table cannot be removed, those of the
+/// others go all the same.
+///
+/// # Errors
+///
+/// The first one. Without a connection it is the last, since each would be waited for.
 pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
     let now_ms = pool.now_ms();
     let mut is_more = false;
+    let mut failed = None;
     for (sql, kept_ms) in EXPIRED {
         let values: Vec<Value> = vec![(now_ms - kept_ms).into()];
-        is_more |= pool.write(*sql, values).await?.len() == PART;
+        match pool.write(*sql, values).await.map_err(Error::from) {
+            Ok(rows) => is_more |= rows.len() == PART,
+            Err(failure) if failure.lacks_connection() => return Err(failed.unwrap_or(failure)),
+            Err(failure) => failed = failed.or(Some(failure)),
+        }
     }
+    let forgotten = forget_keys(pool, now_ms).await;
+    failed.map_or(forgotten, Err)?;
+    Ok(is_more)
+}
+
+/// Removes signing keys that are not published any more.
+async fn forget_keys(pool: &Pool, now_ms: i64) -> Result<(), Error> {
     let mut transaction = revocations::begin_beside(pool).await?;
     if signing_keys::forget(&mut transaction, now_ms).await? > 0 {
         transaction.commit().await?;
     }
-    Ok(is_more)
+    Ok(())
 }
 
 /// Removes some consents to removed clients, and identities without log-in, grant and key, which takes a look at
@@ -44,6 +61,9 @@ const HOUR_MS: i64 = 3600 * 1000;
 /// The time after which a reused code no longer counts as a replay.
 const DAY_MS: i64 = 24 * HOUR_MS;
 
+/// The time after which no request comes with a code any more that nobody used: the clocks of replicas differ by less.
+const MINUTE_MS: i64 = 60 * 1000;
+
 /// The statements, each with the time that rows outlive their expiry.
 const EXPIRED: &[(&str, i64)] = &[
     (
@@ -52,6 +72,15 @@ const EXPIRED: &[(&str, i64)] = &[
          RETURNING hash",
         DAY_MS,
     ),
+    // The use is looked for outside, too: a code that is taken at this moment stays.
+    (
+        "DELETE FROM codes
+          WHERE used_ms IS NULL
+            AND hash IN (SELECT hash FROM codes
+                          WHERE used_ms IS NULL AND expires_ms < $1 ORDER BY expires_ms LIMIT 1000)
+         RETURNING hash",
+        MINUTE_MS,
+    ),
     (
         "DELETE FROM refresh_tokens
           WHERE hash IN (SELECT hash FROM refresh_tokens
@@ -59,9 +88,26 @@ const EXPIRED: &[(&str, i64)] = &[
          RETURNING hash",
         HOUR_MS,
     ),
+    // Grants that ended early have tokens that have not expired, each maybe very many: they go in parts, and not with
+    // their grants.
+    (
+        "DELETE FROM refresh_tokens
+          WHERE hash IN (SELECT hash
+                           FROM grants
+                           JOIN refresh_tokens ON refresh_tokens.grant_id = grants.id
+                          WHERE grants.expires_ms < $1
+                          LIMIT 1000)
+         RETURNING hash",
+        HOUR_MS,
+    ),
     (
         "DELETE FROM grants
-          WHERE id IN (SELECT id FROM grants WHERE expires_ms < $1 ORDER BY expires_ms LIMIT 1000)
+          WHERE id IN (SELECT id
+                         FROM grants
+                        WHERE expires_ms < $1
+                          AND NOT EXISTS (SELECT 1 FROM refresh_tokens WHERE grant_id = grants.id)
+                        ORDER BY expires_ms
+                        LIMIT 1000)
          RETURNING id",
         HOUR_MS,
     ),

@@ -5,7 +5,7 @@
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 13] = [
+pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 14] = [
     (
         1,
         "control",
@@ -108,6 +108,14 @@ pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 13] = [
         [
             include_str!("../../../migrations/sqlite/0013_unanswered.sql"),
             include_str!("../../../migrations/postgres/0013_unanswered.sql"),
+        ],
+    ),
+    (
+        14,
+        "families",
+        [
+            include_str!("../../../migrations/sqlite/0014_families.sql"),
+            include_str!("../../../migrations/postgres/0014_families.sql"),
         ],
     ),
 ];

@@ -236,7 +236,11 @@ pub(super) fn code(number: u8) -> NewCode {
 pub(super) fn refresh(text: &[u8; 32]) -> NewRefresh {
     let expires_ms = BEGIN + 30 * DAY;
     let hash = *text;
-    NewRefresh { hash, expires_ms }
+    NewRefresh {
+        hash,
+        family: None,
+        expires_ms,
+    }
 }
 
 /// The succession of a refresh token, whose successor depends on the salt.
@@ -245,6 +249,7 @@ pub(super) fn succession(of: &[u8; 32], salt: u8) -> Succession {
         salt: [salt; 32],
         successor: refresh(&successor(of, salt)),
         grace_ms: 60 * SECOND,
+        kept_ms: 900 * SECOND,
     }
 }
 

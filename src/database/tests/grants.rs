@@ -9,10 +9,10 @@ use super::fixture::{
     BEGIN, DAY, Place, SECOND, code, granted, later, on_both, open, patient, refresh, revoked,
     succession, successor,
 };
-use crate::database::Error;
 use crate::database::oauth::{
-    Grant, GrantFilter, Grants, NewRefresh, Refreshed, Revoked, TakenCode,
+    Grant, GrantFilter, Grants, NewCode, NewRefresh, Refreshed, Revoked, Room, TakenCode,
 };
+use crate::database::{Database, Error};
 use crate::declare::machine_subject;
 
 on_both! {
@@ -31,6 +31,15 @@ on_both! {
     a_token_of_before_its_key_ends_the_grant
     a_used_refresh_token_ends_its_grant_after_the_grace
     codes_and_refresh_tokens_are_never_spent_twice
+    a_used_token_goes_early_and_its_family_tells_of_it
+    a_token_that_expired_unused_is_no_reuse
+    a_family_ends_by_the_key_of_its_grant
+    codes_that_nobody_used_go_first
+    tokens_go_in_parts_before_their_grant
+    a_sweep_goes_on_after_a_failure
+    a_restored_copy_has_no_token_however_many
+    the_longest_unused_grants_give_way
+    a_person_has_only_so_many_grants
 }
 
 async fn a_code_is_taken_once(place: Place) {
@@ -328,6 +337,7 @@ async fn a_refresh_token_is_of_one_client(place: Place) {
     short.grant.expires_ms = BEGIN + 30 * DAY + SECOND;
     let token = NewRefresh {
         hash: [3; 32],
+        family: None,
         expires_ms: BEGIN + 60 * DAY,
     };
     store
@@ -635,4 +645,333 @@ async fn the_grants_with_the_newest_tokens_come_first(place: Place) {
         let found = store.grants().of_subject(tenant, subject, ids[1]).await;
         assert_eq!(found.unwrap().is_some(), is_there, "{tenant} {subject}");
     }
+}
+
+const FAMILY: [u8; 32] = [77; 32];
+
+/// Begins a grant whose refresh tokens are of [`FAMILY`]; the first one is `[1; 32]`.
+async fn granted_family(store: &Database, code: &NewCode) {
+    let (grants, mut first) = (store.grants(), refresh(&[1; 32]));
+    first.family = Some(FAMILY);
+    let added = grants.add_code("a", code, BEGIN + 1, None).await;
+    assert!(added.unwrap());
+    grants.take_code("a", &code.hash).await.unwrap();
+    assert!(grants.start("a", code, &first).await.unwrap());
+}
+
+/// Uses a refresh token of [`FAMILY`]; its successor.
+async fn next_of_family(store: &Database, token: [u8; 32], jkt: Option<&str>) -> [u8; 32] {
+    let mut next = succession(&token, 1);
+    next.successor.family = Some(FAMILY);
+    let grants = store.grants();
+    let used = grants.refresh("a", ("c_app", jkt), &token, &next).await;
+    assert!(matches!(used, Ok(Refreshed::Good { .. })), "{used:?}");
+    next.successor.hash
+}
+
+/// Whether refresh tokens are known after a sweep.
+async fn known(store: &Database, tokens: &[[u8; 32]]) -> Vec<bool> {
+    while store.sweep().await.unwrap() {}
+    let mut known = Vec::new();
+    for token in tokens {
+        let found = store.grants().of_refresh("a", token).await.unwrap();
+        known.push(found.is_some());
+    }
+    known
+}
+
+/// Each used one was kept for 30 days: millions of a grant that is refreshed on purpose.
+async fn a_used_token_goes_early_and_its_family_tells_of_it(place: Place) {
+    let [store, other] = open(&place).await;
+    let first = code(1);
+    granted_family(&store, &first).await;
+    granted(&store, &code(2), &[2; 32]).await;
+    later(&place, SECOND);
+    let second = next_of_family(&store, [1; 32], None).await;
+    let third = next_of_family(&store, second, None).await;
+    // A token without a family is known by its row alone.
+    let of_before = succession(&[2; 32], 1);
+    let used = store
+        .grants()
+        .refresh("a", ("c_app", None), &[2; 32], &of_before);
+    used.await.unwrap();
+    let all = [[1; 32], second, third, [2; 32]];
+    later(&place, (900 + 3600) * SECOND);
+    assert_eq!(known(&store, &all).await, [true; 4]);
+    later(&place, 1);
+    let left = known(&store, &all).await;
+    assert_eq!(left, [false, false, true, true]);
+    let listed = store.grants().list("a", GrantFilter::default(), 9).await;
+    let last = listed.unwrap().iter().map(|one| one.used_ms).min();
+    assert_eq!(last, Some(BEGIN + SECOND), "the last use is known still");
+    // The grant is that of the family, in its own tenant.
+    let of = async |tenant: &str, family: [u8; 32]| {
+        let found = other.grants().of_family(tenant, &family).await.unwrap();
+        found.map(|grant| grant.id)
+    };
+    assert_eq!(of("a", FAMILY).await, Some(first.grant.id));
+    assert_eq!(of("b", FAMILY).await, None);
+    assert_eq!(of("a", [78; 32]).await, None);
+    let ended = async |tenant: &str| {
+        let revocations = other.revocations();
+        let ended = revocations.end_of_family(tenant, first.grant.id, None);
+        ended.await.unwrap()
+    };
+    assert!(!ended("b").await);
+    assert!(revoked(&store).await.is_empty());
+    assert!(ended("a").await);
+    assert!(!ended("a").await, "it has ended");
+    assert_eq!(revoked(&store).await, [first.grant.id].into());
+    let next = succession(&third, 1);
+    let refused = store
+        .grants()
+        .refresh("a", ("c_app", None), &third, &next)
+        .await;
+    assert_eq!(refused.unwrap(), Refreshed::Refused);
+}
+
+/// The end of a grant that nobody uses would be told as a theft.
+async fn a_token_that_expired_unused_is_no_reuse(place: Place) {
+    let [store, _] = open(&place).await;
+    let first = code(1);
+    granted_family(&store, &first).await;
+    let mut next = succession(&[1; 32], 1);
+    next.successor.family = Some(FAMILY);
+    next.successor.expires_ms = BEGIN + SECOND;
+    let grants = store.grants();
+    let used = grants.refresh("a", ("c_app", None), &[1; 32], &next).await;
+    assert!(matches!(used, Ok(Refreshed::Good { .. })), "{used:?}");
+    let ended = async || {
+        let revocations = store.revocations();
+        let ended = revocations.end_of_family("a", first.grant.id, None);
+        ended.await.unwrap()
+    };
+    // The used one has not expired yet.
+    later(&place, SECOND);
+    assert!(!ended().await);
+    later(&place, DAY);
+    let both = [[1; 32], next.successor.hash];
+    assert_eq!(known(&store, &both).await, [false, false]);
+    assert!(!ended().await);
+    assert!(revoked(&store).await.is_empty());
+    let grant = store.grants().of_family("a", &FAMILY).await.unwrap();
+    assert!(grant.is_some(), "it has not expired");
+}
+
+/// RFC 9449, section 5.
+async fn a_family_ends_by_the_key_of_its_grant(place: Place) {
+    let [store, _] = open(&place).await;
+    let ended = async |code: &NewCode, jkt: Option<&str>| {
+        let revocations = store.revocations();
+        let ended = revocations.end_of_family("a", code.grant.id, jkt);
+        ended.await.unwrap()
+    };
+    let mut bound = code(1);
+    bound.grant.jkt = Some("k".to_owned());
+    granted_family(&store, &bound).await;
+    next_of_family(&store, [1; 32], Some("k")).await;
+    // Who has one of its tokens and not its key can do nothing with it.
+    for jkt in [None, Some("l"), Some("")] {
+        assert!(!ended(&bound, jkt).await, "{jkt:?}");
+    }
+    assert!(ended(&bound, Some("k")).await);
+    // Bound by a refresh, it may have been bound by a thief.
+    let pool = place.pool().await;
+    pool.write("DELETE FROM grants", Vec::new()).await.unwrap();
+    pool.close().await;
+    let by_refresh = code(2);
+    granted_family(&store, &by_refresh).await;
+    next_of_family(&store, [1; 32], Some("k")).await;
+    assert!(ended(&by_refresh, None).await);
+}
+
+async fn codes_that_nobody_used_go_first(place: Place) {
+    let [store, _] = open(&place).await;
+    let grants = store.grants();
+    for number in [1, 2] {
+        let new = code(number);
+        grants.add_code("a", &new, BEGIN + 1, None).await.unwrap();
+    }
+    grants.take_code("a", &[1; 32]).await.unwrap();
+    let pool = place.pool().await;
+    let count = async || {
+        store.sweep().await.unwrap();
+        let sql = "SELECT COUNT(*) AS count FROM codes";
+        let rows = pool.read(sql, Vec::new()).await.unwrap();
+        rows[0].get::<i64>("count").unwrap()
+    };
+    // Its lifetime, and a minute.
+    later(&place, 120 * SECOND);
+    assert_eq!(count().await, 2);
+    later(&place, 1);
+    assert_eq!(count().await, 1);
+    let again = grants.take_code("a", &[1; 32]).await.unwrap();
+    assert!(matches!(again, TakenCode::Again { .. }), "{again:?}");
+    later(&place, DAY);
+    assert_eq!(count().await, 0);
+    pool.close().await;
+}
+
+/// Writes more refresh tokens of a grant, each of which lasts as long as it could.
+async fn add_tokens(place: &Place, grant: Uuid, count: u16) {
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    for number in 0..count {
+        let mut hash = [9; 32];
+        hash[..2].copy_from_slice(&number.to_be_bytes());
+        let values = vec![(&hash).into(), grant.into(), (BEGIN + 90 * DAY).into()];
+        let sql = "INSERT INTO refresh_tokens (hash, grant_id, expires_ms) VALUES ($1, $2, $3)";
+        transaction.run(sql, values).await.unwrap();
+    }
+    transaction.commit().await.unwrap();
+    pool.close().await;
+}
+
+/// The numbers of grants and refresh tokens.
+async fn counted(place: &Place) -> [i64; 2] {
+    let pool = place.pool().await;
+    let mut counts = [0; 2];
+    for (count, sql) in counts.iter_mut().zip([
+        "SELECT COUNT(*) AS count FROM grants",
+        "SELECT COUNT(*) AS count FROM refresh_tokens",
+    ]) {
+        let rows = pool.read(sql, Vec::new()).await.unwrap();
+        *count = rows[0].get("count").unwrap();
+    }
+    pool.close().await;
+    counts
+}
+
+/// A grant took along all its tokens in one statement, for which the time of one may be too short.
+async fn tokens_go_in_parts_before_their_grant(place: Place) {
+    let [store, _] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    granted(&store, &code(2), &[2; 32]).await;
+    add_tokens(&place, id, 1500).await;
+    let ended = Revoked::Grant(id);
+    store.revocations().revoke("a", &ended).await.unwrap();
+    later(&place, 26 * 3600 * SECOND + 1);
+    assert!(store.sweep().await.unwrap(), "there are more");
+    assert_eq!(counted(&place).await, [2, 502]);
+    assert!(!store.sweep().await.unwrap());
+    assert_eq!(counted(&place).await, [1, 1]);
+}
+
+/// A table whose rows could not be removed in time kept those of all others.
+async fn a_sweep_goes_on_after_a_failure(place: Place) {
+    let [store, _] = open(&place).await;
+    let once = async || {
+        let logins = store.logins();
+        logins.use_once("a", &[1; 32], BEGIN + 1).await.unwrap()
+    };
+    assert!(once().await);
+    let pool = place.pool().await;
+    let spoil = "DROP TABLE refresh_tokens";
+    pool.write(spoil, Vec::new()).await.unwrap();
+    pool.close().await;
+    later(&place, SECOND);
+    assert!(!once().await);
+    let failed = store.sweep().await;
+    assert!(matches!(failed, Err(Error::Bug(_))), "{failed:?}");
+    assert!(once().await, "it is not kept");
+}
+
+/// One statement for all tokens of a copy had no time for some millions.
+async fn a_restored_copy_has_no_token_however_many(place: Place) {
+    let [store, _] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    granted(&store, &code(2), &[2; 32]).await;
+    add_tokens(&place, id, 1500).await;
+    assert_eq!(store.end_issued().await.unwrap(), 2);
+    assert_eq!(counted(&place).await, [0, 0]);
+}
+
+/// Writes grants of ada that were used last at a time.
+async fn add_grants(
+    place: &Place,
+    (tenant, client): (&str, &str),
+    (used_ms, family): (i64, Option<[u8; 32]>),
+    count: usize,
+) -> Vec<Uuid> {
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    let ids: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
+    for id in &ids {
+        let sql = "
+            INSERT INTO grants (id, tenant, subject, groups, client_id, resource, scope, auth_ms,
+                                created_ms, expires_ms, family, used_ms)
+            VALUES ($1, $2, 'ada', '[]', $3, 'x', '', $4, $4, $5, $6, $4)";
+        let values = vec![
+            (*id).into(),
+            tenant.into(),
+            client.into(),
+            used_ms.into(),
+            (BEGIN + 90 * DAY).into(),
+            family.map(|family| family.to_vec()).into(),
+        ];
+        transaction.run(sql, values).await.unwrap();
+    }
+    transaction.commit().await.unwrap();
+    pool.close().await;
+    ids
+}
+
+async fn the_longest_unused_grants_give_way(place: Place) {
+    let [store, _] = open(&place).await;
+    let access_ms = 900 * SECOND;
+    let room = async |subject: &str, client: &str| {
+        let room = store.grants().room("a", (subject, client), access_ms);
+        room.await.unwrap()
+    };
+    let (none, app) = (Room::Behind(Vec::new()), ("a", "c_app"));
+    // Those without refresh tokens do not count.
+    add_grants(&place, app, (BEGIN - DAY, None), 200).await;
+    add_grants(&place, app, (BEGIN, Some(FAMILY)), 99).await;
+    assert_eq!(room("ada", "c_app").await, none);
+    let oldest = add_grants(&place, app, (BEGIN - 1, Some(FAMILY)), 1).await;
+    let until_ms = BEGIN - 1 + access_ms;
+    assert_eq!(room("ada", "c_app").await, Room::Full { until_ms });
+    for (subject, client) in [("ada", "c_web"), ("eve", "c_app")] {
+        assert_eq!(room(subject, client).await, none, "{subject} {client}");
+    }
+    later(&place, access_ms - 1);
+    let expected = Room::Behind(oldest.clone());
+    assert_eq!(room("ada", "c_app").await, expected);
+    // Many began together: as many are too many, and give way some at a time.
+    add_grants(&place, app, (BEGIN, Some(FAMILY)), 20).await;
+    later(&place, 1);
+    let Room::Behind(giving_way) = room("ada", "c_app").await else {
+        panic!("they are not in use")
+    };
+    assert_eq!((giving_way.len(), giving_way[0]), (16, oldest[0]));
+    // Neither do those that have ended.
+    let client = Revoked::Client("c_app".to_owned());
+    store.revocations().revoke("a", &client).await.unwrap();
+    assert_eq!(room("ada", "c_app").await, none);
+}
+
+async fn a_person_has_only_so_many_grants(place: Place) {
+    let [store, _] = open(&place).await;
+    let room = async |client: &str| {
+        let room = store.grants().room("b", ("ada", client), 900 * SECOND);
+        room.await.unwrap()
+    };
+    for number in 0..9 {
+        let client = format!("c_{number}");
+        let used = (BEGIN + number, Some(FAMILY));
+        add_grants(&place, ("b", &client), used, 98).await;
+    }
+    let oldest = (BEGIN - 1, Some(FAMILY));
+    let oldest = add_grants(&place, ("b", "c_9"), oldest, 118).await;
+    let until_ms = BEGIN - 1 + 900 * SECOND;
+    assert_eq!(room("c_new").await, Room::Full { until_ms });
+    later(&place, 900 * SECOND);
+    assert_eq!(room("c_new").await, Room::Behind(vec![oldest[0]]));
+    // Those that give way for their client do so for their person.
+    let of_both = Room::Behind(oldest[..16].to_vec());
+    assert_eq!(room("c_9").await, of_both);
+    let older = (BEGIN - 2, Some(FAMILY));
+    let older = add_grants(&place, ("b", "c_10"), older, 50).await;
+    let of_person = Room::Behind(older[..16].to_vec());
+    assert_eq!(room("c_10").await, of_person);
 }

@@ -5,11 +5,13 @@ use std::pin::pin;
 
 use futures_util::{FutureExt, future::join_all};
 use serde_json::json;
+use uuid::Uuid;
 
 use super::fixture::{
-    BEGIN, DAY, Place, add_tenant, code, granted, later, on_both, open, patient, person, revoked,
+    BEGIN, DAY, Place, SECOND, add_tenant, code, granted, later, on_both, open, patient, person,
+    record, revoked,
 };
-use crate::database::oauth::{GrantFilter, Revoked, TakenCode};
+use crate::database::oauth::{GrantFilter, LoggedOut, Revoked, TakenCode};
 use crate::database::{Author, Expected};
 use crate::declare::{Issued, Kind, Object, ObjectName};
 
@@ -24,6 +26,7 @@ on_both! {
     a_grant_is_live_until_it_is_revoked
     a_revocation_that_was_made_is_told_from_one_of_nothing
     a_day_of_revocations_is_read_in_parts
+    revoked_grants_go_with_their_revocation
 }
 
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
@@ -449,5 +452,49 @@ async fn a_day_of_revocations_is_read_in_parts(place: Place) {
     }
     assert_eq!(keys(10_000).await, all[3..]);
     assert_eq!(keys(12_345).await, all[4..]);
+    pool.close().await;
+}
+
+/// They stayed until they would have expired: months of grants of whoever begins and revokes them.
+async fn revoked_grants_go_with_their_revocation(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let mut ids = Vec::new();
+    for number in 1..=7 {
+        let mut new = code(number);
+        new.grant.subject = format!("p{number}");
+        new.grant.client_id = format!("c_{number}");
+        new.grant.session = (number == 6).then(|| "s".to_owned());
+        ids.push(granted(&store, &new, &[number; 32]).await);
+    }
+    let revocations = store.revocations();
+    for what in [
+        Revoked::Grant(ids[0]),
+        Revoked::Consent(ids[1]),
+        Revoked::Access(ids[2]),
+        Revoked::Client("c_4".to_owned()),
+        Revoked::Subject("p5".to_owned()),
+    ] {
+        assert!(revocations.revoke("a", &what).await.unwrap(), "{what:?}");
+    }
+    let session = LoggedOut::Session {
+        session: "s".to_owned(),
+        subject: None,
+    };
+    let by = record(Some("a"), "identity.ended", "provider");
+    let done = revocations.log_out("a", &session, (&[7; 32], i64::MAX), &by);
+    assert!(done.await.unwrap());
+    let left = async || {
+        store.sweep().await.unwrap();
+        let sql = "SELECT id FROM grants";
+        let rows = pool.read(sql, Vec::new()).await.unwrap();
+        let ids = rows.iter().map(|row| row.get("id").unwrap());
+        ids.collect::<Vec<Uuid>>()
+    };
+    // A day and an hour, and the hour that rows outlive their expiry.
+    later(&place, 26 * 3600 * SECOND);
+    assert_eq!(left().await.len(), 7);
+    later(&place, 1);
+    assert_eq!(left().await, ids[6..]);
     pool.close().await;
 }

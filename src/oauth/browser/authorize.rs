@@ -60,6 +60,7 @@ impl BrowserRequest {
         let allowed = self.allowed_scopes(&authorization, &person)?;
         let digest = self.consent_digest(&authorization, &allowed);
         if !prompt.consent && self.has_consented(&authorization, &person, &digest).await? {
+            self.draw_code(&person)?;
             self.draw_write()?;
             return self
                 .issue_code(&authorization, &person, redirect_status)

@@ -299,6 +299,7 @@ impl BrowserRequest {
     ) -> StepResult {
         let is_given = pending.allowed == authorization.digest;
         if is_given && !self.has_to_connect(authorization, person).await? {
+            self.draw_code(person)?;
             return self
                 .record_consent(authorization, person, StatusCode::FOUND)
                 .await;

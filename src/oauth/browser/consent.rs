@@ -192,6 +192,7 @@ impl BrowserRequest {
                 .consent_page(&authorization, flow, Some(&person), None)
                 .await;
         }
+        self.draw_code(&person)?;
         self.take_decision(&flow).await?;
         self.record_consent(&authorization, &person, StatusCode::SEE_OTHER)
             .await

@@ -414,15 +414,18 @@ impl BrowserRequest {
         let state = &self.oauth.0;
         let (account, bound) = (account(self.address), state.config.oauth.writes);
         let drawn = state.writes.spend(&("address", account), bound);
-        drawn.map_err(|retry| ErrorPage {
-            status: StatusCode::TOO_MANY_REQUESTS,
-            title: "Too many log-ins",
-            what: "There were too many log-ins and decisions from your address in the last \
-                   minute."
-                .to_owned(),
-            remedy: "Wait a minute, then connect again from your application.",
-            retry: Some(retry.as_secs().max(1)),
-        })
+        let what =
+            "There were too many log-ins and decisions from your address in the last minute.";
+        drawn.map_err(|retry| too_many(what, retry))
+    }
+
+    /// Draws a code from the budget of its person, whose browsers and applications may be at many addresses.
+    pub(super) fn draw_code(&self, person: &Person) -> Result<(), ErrorPage> {
+        let state = &self.oauth.0;
+        let by = ("codes", self.tenant(), &person.subject);
+        let drawn = state.writes.spend(&by, state.config.oauth.writes);
+        let what = "Applications were connected to you too many times in the last minute.";
+        drawn.map_err(|retry| too_many(what, retry))
     }
 
     /// Gives back what [`Self::draw_write`] took, because nothing is stored.
@@ -537,6 +540,16 @@ pub(super) fn unreadable() -> ErrorPage {
 pub(super) fn provider_gone() -> ErrorPage {
     let what = "This identity provider is not configured any more.";
     ErrorPage::bad("Unknown identity provider", what, RECONNECT)
+}
+
+fn too_many(what: &str, retry: Duration) -> ErrorPage {
+    ErrorPage {
+        status: StatusCode::TOO_MANY_REQUESTS,
+        title: "Too many log-ins",
+        what: what.to_owned(),
+        remedy: "Wait a minute, then connect again from your application.",
+        retry: Some(retry.as_secs().max(1)),
+    }
 }
 
 pub(super) fn no_randomness() -> StepRefusal {

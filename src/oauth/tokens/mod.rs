@@ -8,6 +8,7 @@
 //! * `id_jag`: identity assertions, by which a provider lets a client act for a person.
 //! * `jose`: signing of access tokens and parsing of client assertions.
 //! * `revoke`: the revocation endpoint.
+//! * `surplus`: grants that give way, so that one person has only so many.
 //! * `token`: the token endpoint, which exchanges codes and refresh tokens.
 //! * `workload`: workloads, which prove themselves by tokens of their platform.
 
@@ -17,6 +18,7 @@ mod client_credentials;
 mod id_jag;
 mod jose;
 pub(crate) mod revoke;
+mod surplus;
 pub(crate) mod token;
 mod workload;
 

@@ -46,10 +46,12 @@ async fn revoke_grant(
     let (tenant, store) = (&server.tenant.name, state.snapshot.database()?);
     // The prefix shows the type; the hint is ignored (section 2.1).
     let found = if text.starts_with(SecretKind::Refresh.prefix()) {
-        let grant = store
-            .grants()
-            .of_refresh(tenant, &secret::hash(text))
-            .await?;
+        let grants = store.grants();
+        let mut grant = grants.of_refresh(tenant, &secret::hash(text)).await?;
+        // A used one that is not kept any more.
+        if let (None, Some(family)) = (&grant, secret::family(text)) {
+            grant = grants.of_family(tenant, &family).await?;
+        }
         grant.map(|grant| (grant.id, grant.client_id))
     } else {
         let catalog = state.snapshot.catalog();

@@ -5,6 +5,8 @@
 //! Not here: client authentication (`client_authentication`), and clients that act for themselves
 //! (`client_credentials`).
 
+use std::time::Duration;
+
 use axum::{
     extract::{self, Request},
     response::Response,
@@ -161,14 +163,11 @@ impl Exchange<'_> {
         let (failures, of_codes) = (&self.state.failures, ("code", tenant, self.account));
         let left = failures.check(&of_codes, self.state.config.oauth.failures);
         left.map_err(|retry| OauthRefusal::too_many("too many wrong codes", retry))?;
+        let hash = secret::hash(text);
+        let giving_way = self.giving_way(&hash, verifier).await?;
         // A proof that cannot be used takes no code.
         let binding = self.bind(ProofAccount::Address(self.account)).await?;
-        let mut code = match self
-            .store
-            .grants()
-            .take_code(tenant, &secret::hash(text))
-            .await?
-        {
+        let mut code = match self.store.grants().take_code(tenant, &hash).await? {
             TakenCode::First(code) => *code,
             TakenCode::Again { used_ms, code } => {
                 attempt.named_by(&code.challenge);
@@ -193,23 +192,21 @@ impl Exchange<'_> {
         let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
         let scope = self.permitted(&code.grant, &code.grant.scope);
         let refresh = secret::generate(&self.state.random, SecretKind::Refresh).ok_or(NO_RANDOM)?;
-        let first = NewRefresh {
-            hash: secret::hash(&refresh),
-            expires_ms: self.idle_until(),
-        };
+        let first = self.new_refresh(&refresh);
         let length = self.check_length(&code.grant, &groups, &scope);
         length.map_err(OauthRefusal::no_guess)?;
         if !self.store.grants().start(tenant, &code, &first).await? {
             return Err(BAD_CODE);
         }
+        self.end_surplus(&giving_way).await;
         self.renew_client().await;
         let answer = self.issue(&code.grant, &groups, &scope, (Some(&refresh), binding))?;
         self.note_started(&code.grant).await;
         Ok(answer)
     }
 
-    /// Checks that a consumed code belongs to this request.
-    fn check_code(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
+    /// Checks that a code belongs to this request.
+    pub(super) fn check_code(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
         if code.expires_ms <= self.now_ms || !self.is_for_this(code, verifier) {
             return Err(BAD_CODE);
         }
@@ -253,9 +250,12 @@ impl Exchange<'_> {
             .need("refresh_token", "refresh_token is missing")?;
         let (tenant, hash) = (&self.server.tenant.name, secret::hash(text));
         // Checked first, because a request for too many scopes must not consume the token.
-        let known = self.store.grants().of_refresh(tenant, &hash).await?;
-        let known = known.filter(|grant| grant.client_id == self.client.id);
-        let known = known.ok_or(BAD_REFRESH)?;
+        let Some(known) = self.store.grants().of_refresh(tenant, &hash).await? else {
+            return Err(self.of_family(text).await?);
+        };
+        if known.client_id != self.client.id {
+            return Err(BAD_REFRESH);
+        }
         let id = known.id;
         let refreshed = self.refresh_known(known, (text, &hash)).await;
         refreshed.map_err(|refusal| not_guessed(self.state, &("grant", id), refusal))
@@ -273,19 +273,20 @@ impl Exchange<'_> {
             Err(refusal) => return Err(self.of_other_key(hash, refusal).await?),
         };
         // First, so that a refresh that is one too many asks nobody and uses no proof.
-        let budget = self.state.writes.check(&of_grant(known.id), REFRESHES);
-        budget.map_err(too_many)?;
+        let writes = &self.state.writes;
+        let budget = writes.check(&of_grant(known.id), REFRESHES);
+        let of_all = || writes.check(&self.of_person(&known), PERSON_REFRESHES);
+        budget.and_then(|()| of_all()).map_err(too_many)?;
         let known = self.in_good_standing(known).await?;
         let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
+        let settings = &self.state.config.oauth;
         let succession = Succession {
             salt,
-            successor: NewRefresh {
-                hash: secret::hash(&next),
-                expires_ms: self.idle_until(),
-            },
-            grace_ms: millis(self.state.config.oauth.grace),
+            successor: self.new_refresh(&next),
+            grace_ms: millis(settings.grace),
+            kept_ms: millis(settings.grace.max(settings.access) + KEPT),
         };
         self.check_length(&known, &groups, &self.permitted(&known, &scope))?;
         let binding = self.bind(ProofAccount::Grant(known.id)).await?;
@@ -324,6 +325,27 @@ impl Exchange<'_> {
         Ok(BAD_REFRESH)
     }
 
+    /// The refusal of a refresh token that is not known. If its family is, it was used long ago and has come again, and
+    /// the grant ends as by one that is known.
+    async fn of_family(&self, text: &str) -> Result<OauthRefusal, OauthRefusal> {
+        let Some(family) = secret::family(text) else {
+            return Ok(BAD_REFRESH);
+        };
+        let tenant = &self.server.tenant.name;
+        let grant = self.store.grants().of_family(tenant, &family).await?;
+        let Some(grant) = grant.filter(|grant| grant.client_id == self.client.id) else {
+            return Ok(BAD_REFRESH);
+        };
+        self.check_resource(&grant)?;
+        let (key, revocations) = (self.proof.key(), self.store.revocations());
+        let ended = revocations.end_of_family(tenant, grant.id, key.as_deref());
+        if ended.await? {
+            self.note_revoked(grant.id, "a refresh token came again");
+            self.state.snapshot.refresh_issued().await?;
+        }
+        Ok(not_guessed(self.state, &("grant", grant.id), BAD_REFRESH))
+    }
+
     /// Returns a grant with the groups that its person has at the identity provider now. The provider is asked before the
     /// token is used, so that a client may come again while the provider is away.
     async fn in_good_standing(&self, mut grant: Grant) -> Result<Grant, OauthRefusal> {
@@ -340,8 +362,13 @@ impl Exchange<'_> {
         Ok(grant)
     }
 
-    /// Uses a refresh token, within the budget of its grant. A retry gets the successor that is
-    /// stored already, so it takes nothing from the budget.
+    /// The key of the budget of the refreshes of a grant's person.
+    fn of_person<'g>(&'g self, grant: &'g Grant) -> (&'static str, &'g str, &'g str) {
+        ("refreshes", &self.server.tenant.name, &grant.subject)
+    }
+
+    /// Uses a refresh token, within the budgets of its grant and its person. A retry gets the successor that is
+    /// stored already, so it takes nothing from them.
     async fn succeed(
         &self,
         grant: &Grant,
@@ -350,7 +377,12 @@ impl Exchange<'_> {
         succession: &Succession,
     ) -> Result<Refreshed, OauthRefusal> {
         let (writes, by) = (&self.state.writes, of_grant(grant.id));
+        let person = self.of_person(grant);
         writes.spend(&by, REFRESHES).map_err(too_many)?;
+        if let Err(retry) = writes.spend(&person, PERSON_REFRESHES) {
+            writes.refund(&by);
+            return Err(too_many(retry));
+        }
         let (tenant, client) = (&self.server.tenant.name, self.client.id.as_str());
         let grants = self.store.grants();
         let used = grants.refresh(tenant, (client, jkt), hash, succession);
@@ -358,6 +390,7 @@ impl Exchange<'_> {
         let is_own = |salt: &[u8; 32]| *salt == succession.salt;
         if !matches!(&used, Ok(Refreshed::Good { salt, .. }) if is_own(salt)) {
             writes.refund(&by);
+            writes.refund(&person);
         }
         Ok(used?)
     }
@@ -497,9 +530,13 @@ impl Exchange<'_> {
         })
     }
 
-    /// The expiry of a new refresh token that stays unused; the grant may expire sooner.
-    fn idle_until(&self) -> i64 {
-        self.now_ms + millis(self.state.config.oauth.refresh_idle)
+    /// A new refresh token as it is stored. Its grant may expire sooner.
+    fn new_refresh(&self, text: &str) -> NewRefresh {
+        NewRefresh {
+            hash: secret::hash(text),
+            family: secret::family(text),
+            expires_ms: self.now_ms + millis(self.state.config.oauth.refresh_idle),
+        }
     }
 
     /// Uses the proof of the request, once everything else about it is right; of one with a code, before that is taken.
@@ -530,7 +567,8 @@ impl Exchange<'_> {
         state.audit.flush().await;
     }
 
-    fn note_revoked(&self, grant: uuid::Uuid, why: &str) {
+    /// Records the end of a grant.
+    pub(super) fn note_revoked(&self, grant: uuid::Uuid, why: &str) {
         let (target, detail) = (format!("grant {grant}"), json!({ "why": why }));
         let actor = format!("client:{}", self.client.id);
         note(
@@ -549,7 +587,7 @@ fn of_grant(id: uuid::Uuid) -> (&'static str, uuid::Uuid) {
     ("grant", id)
 }
 
-fn too_many(retry: std::time::Duration) -> OauthRefusal {
+fn too_many(retry: Duration) -> OauthRefusal {
     OauthRefusal::too_many("too many refreshes", retry)
 }
 
@@ -598,12 +636,19 @@ fn is_verifier(text: &str) -> bool {
     (43..=128).contains(&text.len()) && text.bytes().all(is_unreserved)
 }
 
-pub(super) fn millis(duration: std::time::Duration) -> i64 {
+pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2)
 }
 
 /// Maximum refreshes of one grant per minute: each writes a token that lives for weeks.
 pub(super) const REFRESHES: u32 = 300;
+
+/// Maximum refreshes of all grants of one person per minute.
+const PERSON_REFRESHES: u32 = 1200;
+
+/// The time for which a used refresh token is kept beyond the access token that came with it, and beyond retries: longer
+/// than the clocks of replicas differ.
+const KEPT: Duration = Duration::from_mins(1);
 
 /// Refusal of an invalid code, the same for every reason.
 const BAD_CODE: OauthRefusal = OauthRefusal::new(

@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use tokio::{
@@ -30,7 +30,7 @@ use crate::{
     support::{
         browser::{Browser, Shown},
         dpop::Prover,
-        harness::{until, within},
+        harness::{client_with, until, within},
         oauth_client::{App, BACK, gateway, register, said, send},
         postgres::Postgres,
         served::Served,
@@ -336,6 +336,34 @@ async fn codes_without_a_page_have_a_budget() {
     assert_eq!(codes, 6, "and the log-in and the consent");
 }
 
+/// A person at a few addresses had as many times the codes of one.
+#[tokio::test]
+async fn codes_of_a_person_have_a_budget_at_all_addresses() {
+    let config = json!({"oauth": {"writes": 8}, "http": {"trusted_proxies": ["127.0.0.1/32"]}});
+    let gateway = pages::gateway(config, json!({})).await;
+    let from = |address: &str| {
+        let mut headers = HeaderMap::new();
+        headers.insert("X-Forwarded-For", address.parse().unwrap());
+        Browser::with(client_with(headers))
+    };
+    let (mut home, mut away) = (from("192.0.2.1"), from("192.0.2.2"));
+    let consent = consent_page(&gateway, &mut home, &request(&gateway, &[])).await;
+    let done = home.submit(&consent, &[("decision", "allow")]).await;
+    assert!(done.answer().contains_key("code"));
+    away.steal(&home);
+    for at in 1..8 {
+        let shown = away.open(&request(&gateway, &[])).await;
+        assert_eq!(shown.status, StatusCode::FOUND, "{at}: {}", shown.text);
+    }
+    for browser in [&mut home, &mut away] {
+        assert_delayed(&browser.open(&request(&gateway, &[])).await);
+    }
+    let again = request(&gateway, &[("prompt", "consent")]);
+    let page = home.open(&again).await;
+    assert_delayed(&home.submit(&page, &[("decision", "allow")]).await);
+    assert_recorded(&gateway, "consent.given", 1).await;
+}
+
 /// 7,819 records in 4 s were possible with one token.
 #[tokio::test]
 async fn a_revoked_token_is_revoked_once() {
@@ -399,6 +427,114 @@ async fn a_grant_is_refreshed_300_times_a_minute() {
     // Another grant is not affected, and this one goes on later: the token was not used.
     let other = app.tokens().await.text("refresh_token");
     assert_eq!(app.refresh(&other, &[]).await.status, StatusCode::OK);
+}
+
+/// Nothing bounded the refreshes of a person who had many grants.
+#[tokio::test]
+async fn a_person_refreshes_1200_times_a_minute() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    let mut tokens = Vec::new();
+    for _ in 0..5 {
+        tokens.push(app.tokens().await.text("refresh_token"));
+    }
+    let refreshed = tokens.into_iter().map(|mut token| {
+        let app = &app;
+        async move {
+            for _ in 0..240 {
+                let answer = within("an answer", app.refresh(&token, &[])).await;
+                assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+                token = answer.text("refresh_token");
+            }
+            token
+        }
+    });
+    let tokens = join_all(refreshed).await;
+    for token in &tokens {
+        let refused = app.refresh(token, &[]).await;
+        refused.assert_refused(429, "temporarily_unavailable");
+        let retry: u64 = refused.header("retry-after").parse().unwrap();
+        assert!((1..=60).contains(&retry), "{retry}");
+    }
+}
+
+/// A code was free where its consent is remembered, and each began a grant that stays for months.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_has_100_grants_to_a_client() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let app = App::site(&gateway, "a").await;
+    let mut browser = Browser::new();
+    let login = browser.open(&app.request(&[])).await;
+    let sent = browser.submit(&login, &ADA).await;
+    let consent = browser.follow(sent, &app.origin).await;
+    let done = browser.submit(&consent, &[("decision", "allow")]).await;
+    let (mut code, mut tokens) = (done.answer()["code"].clone(), Vec::new());
+    for _ in 0..100 {
+        let answer = within("an answer", app.redeem(&code, &[])).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+        tokens.push(answer.text("refresh_token"));
+        let next = browser.open(&app.request(&[])).await;
+        code = next.answer()["code"].clone();
+    }
+    let refused = app.redeem(&code, &[]).await;
+    refused.assert_refused(429, "temporarily_unavailable");
+    let retry: u64 = refused.header("retry-after").parse().unwrap();
+    assert!((1..=900).contains(&retry), "{retry}");
+    // Another client has room.
+    App::public(&gateway, "a").await.tokens().await;
+    assert_recorded(&gateway, "grant.revoked", 0).await;
+    // The code is good still, once a grant is not in use any more.
+    let aged = "UPDATE grants SET created_ms = created_ms - 3600000
+                 WHERE id = (SELECT id FROM grants ORDER BY created_ms LIMIT 1)";
+    sqlx::query(aged).execute(&mut sql).await.unwrap();
+    let answer = app.redeem(&code, &[]).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+    assert_recorded(&gateway, "grant.revoked", 1).await;
+    let ended = app.refresh(&tokens[0], &[]).await;
+    ended.assert_refused(400, "invalid_grant");
+    let other = app.refresh(&tokens[1], &[]).await;
+    assert_eq!(other.status, StatusCode::OK, "{}", other.body);
+}
+
+/// Used tokens were kept for a month, so that their reuse is noticed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_used_token_of_long_ago_ends_its_grant() {
+    let (gateway, _postgres, mut sql) = over_postgres().await;
+    let (app, other) = (
+        App::public(&gateway, "a").await,
+        App::public(&gateway, "a").await,
+    );
+    let mut used = Vec::new();
+    for _ in 0..2 {
+        let old = app.tokens().await.text("refresh_token");
+        let tokens = app.refresh(&old, &[]).await;
+        let (access, refresh) = (tokens.text("access_token"), tokens.text("refresh_token"));
+        used.push((old, access, refresh));
+    }
+    // As an hour later.
+    let swept = "DELETE FROM refresh_tokens WHERE used_ms IS NOT NULL";
+    sqlx::query(swept).execute(&mut sql).await.unwrap();
+    for (token, _, _) in &used {
+        let refused = other.refresh(token, &[]).await;
+        refused.assert_refused(400, "invalid_grant");
+        assert_eq!(other.revoke(token).await, StatusCode::OK);
+    }
+    let (text, family) = used[0].2.split_once('.').unwrap();
+    let foreign = format!("{text}.{}", family.replace(|_: char| true, "A"));
+    let refused = app.refresh(&foreign, &[]).await;
+    refused.assert_refused(400, "invalid_grant");
+    for (_, access, _) in &used {
+        assert!(app.reaches("x", access).await, "it has ended");
+    }
+    let refused = app.refresh(&used[0].0, &[]).await;
+    refused.assert_refused(400, "invalid_grant");
+    assert_eq!(app.revoke(&used[1].0).await, StatusCode::OK);
+    for (_, access, refresh) in &used {
+        assert!(!app.reaches("x", access).await, "it is good still");
+        let refused = app.refresh(refresh, &[]).await;
+        refused.assert_refused(400, "invalid_grant");
+    }
+    assert_recorded(&gateway, "grant.revoked", 2).await;
 }
 
 /// One address held the turns of all tenants, by a few requests at each.

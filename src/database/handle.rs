@@ -14,7 +14,7 @@ use std::{
 use super::{
     oauth::{
         Clients, Grants, Identities, Issuance, LoginSteps, Logins, OwnKeys, Revocations, Signing,
-        SigningKeys, identities, restored, signing_keys, sweep,
+        SigningKeys, identities, signing_keys, sweep,
     },
     objects::{Connections, Judge, Objects, Secrets, connections, rows, slots},
     pool::{Audit, Error, Pool, file, sql},
@@ -345,7 +345,7 @@ impl Database {
     /// Ends all grants, log-ins and consents, for a copy that does not know what was revoked since.
     /// Returns the number of grants.
     pub(crate) async fn end_issued(&self) -> Result<usize, Error> {
-        restored::end_issued(&self.0.pool).await
+        sweep::end_issued(&self.0.pool).await
     }
 
     /// Closes every connection.

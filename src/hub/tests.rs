@@ -1253,6 +1253,19 @@ async fn a_log_level_that_was_refused_is_asked_for_again() {
     };
     assert!(reply.send(Answer::Refused(busy)).is_ok());
     assert!(matches!(refused.await, Err(Error::Busy { .. })));
+    // Its child ended before it was told.
+    let mut ended = begin();
+    let (asked, reply) = until_delivered(&mut ended, &mut received).await;
+    assert_eq!(asked.method(), Method::SetLevel);
+    let error = crate::hub::CallError::EXITED.line(b"1");
+    assert!(reply.send(Answer::Json(error)).is_ok());
+    let (message, reply) = until_delivered(&mut ended, &mut received).await;
+    assert_eq!(message.method(), Method::ToolsCall);
+    answer(reply);
+    let Ok(Begun::Sent(_, sent)) = ended.await else {
+        panic!("no answer");
+    };
+    sent.finish();
     let mut left = begin();
     let (asked, reply) = until_delivered(&mut left, &mut received).await;
     assert_eq!(asked.method(), Method::SetLevel);
@@ -1576,14 +1589,15 @@ async fn a_task_that_its_client_does_not_know_leaves_no_record() {
         let Ok(Begun::Sent(Answer::Stream(reader), sent)) = begun else {
             panic!("no stream");
         };
-        tasks.begin(*sent, *reader, &call)
+        (*sent, *reader)
     };
     let has_record = async |number: u32| {
         let id = SessionId(format!("task:a:{number}").into());
         directory.find(&id).await.unwrap().is_some()
     };
     // Its client goes before the task is created.
-    drop(begin().await);
+    let (sent, reader) = begin().await;
+    drop(tasks.begin(sent, reader, &call));
     let gone = async {
         while directory.inserted.load(Ordering::Relaxed) == 0 || has_record(1).await {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -1591,7 +1605,9 @@ async fn a_task_that_its_client_does_not_know_leaves_no_record() {
     };
     let gone = tokio::time::timeout(Duration::from_secs(20), gone).await;
     assert!(gone.is_ok(), "a record that nobody counts");
-    assert!(matches!(begin().await.await, Ok(Ok(_))));
+    let (sent, reader) = begin().await;
+    let made = tasks.begin(sent, reader, &call).await;
+    assert!(matches!(made, Ok(Ok(_))));
     assert!(has_record(2).await, "the task of a client that waits");
     // Tasks end a second later.
     bench.drain.cancel();

@@ -11,11 +11,10 @@
 //! * `issued`: public keys and revocations, as replicas read them
 //! * `logins`: people who are logged in, consents, and log-ins in progress
 //! * `own_keys`: API keys that people made for themselves
-//! * `restored`: end of all that a restored database says was issued
 //! * `revocations`: revocations, numbered for replicas
 //! * `signing_keys`: signing keys of tenants
 //! * `surplus`: grants that end so that one person has only so many
-//! * `sweep`: removal of expired rows
+//! * `sweep`: removal of expired rows, and of those of a restored database
 
 mod browser_logins;
 mod clients;
@@ -26,7 +25,6 @@ mod issued;
 mod login_steps;
 mod logins;
 pub(crate) mod own_keys;
-pub(crate) mod restored;
 pub(crate) mod revocations;
 pub(crate) mod signing_keys;
 mod surplus;
@@ -45,4 +43,4 @@ pub(crate) use self::own_keys::{
 };
 pub(crate) use self::revocations::{LoggedOut, Revocations, Revoked};
 pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};
-pub(crate) use self::surplus::Room;
+pub(crate) use self::surplus::{Room, Unused};

@@ -174,7 +174,7 @@ impl<'a> Revocations<'a> {
 
     /// Takes a turn of the tenant, if there are any. It costs no time: the transactions of revocations wait for one
     /// another.
-    async fn turn(&self, tenant: &str) -> Result<Option<OwnersTurn>, Error> {
+    pub(super) async fn turn(&self, tenant: &str) -> Result<Option<OwnersTurn>, Error> {
         let Some(turns) = self.turns else {
             return Ok(None);
         };
@@ -303,7 +303,7 @@ async fn end_grant(
 
 /// The time at which grants end, and the latest at which they expire from then on: as long as the revocation is kept, since
 /// nobody asks for them later.
-fn ended_at(now_ms: i64) -> [Value; 2] {
+pub(super) fn ended_at(now_ms: i64) -> [Value; 2] {
     [now_ms.into(), (now_ms + KEPT_MS).into()]
 }
 
@@ -364,7 +364,8 @@ pub(super) async fn has_groups(
     Ok(!transaction.run(HAS_GROUPS, values).await?.is_empty())
 }
 
-async fn number_grants(
+/// Announces ended grants to replicas.
+pub(super) async fn number_grants(
     transaction: &mut Transaction,
     tenant: &str,
     ended: &[Row],

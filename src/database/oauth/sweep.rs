@@ -1,7 +1,8 @@
-//! The removal of expired rows of the authorization servers.
+//! The removal of rows of the authorization servers that are worth nothing any more: expired ones, and those of a restored
+//! database.
 //!
-//! In small batches, so that no writer waits long. Not here: how often (`snapshot::upkeep`), registered
-//! clients (`clients`), and the audit trail (`pool/audit`).
+//! In small batches, so that no writer waits long. Not here: how often (`snapshot::upkeep`), the copy that is restored
+//! (`cli/local/database`), registered clients (`clients`), and the audit trail (`pool/audit`).
 
 use super::{
     login_steps,
@@ -50,6 +51,37 @@ pub(crate) async fn sweep_orphans(pool: &Pool) -> Result<bool, Error> {
     let values = vec![(pool.now_ms() - HOUR_MS).into()];
     let identities = pool.write(LOST_IDENTITIES, values).await?.len();
     Ok(consents.max(identities) == PART)
+}
+
+/// Ends all that a restored database says was issued: every grant with its tokens, every log-in and every consent. Returns
+/// the number of grants. A copy does not know what was revoked after it was made: its refresh tokens, log-ins and consents
+/// would be good again, and access tokens until they expire.
+///
+/// The database must have no replicas: nothing is announced. After an error some are left, and it must not be used.
+pub(crate) async fn end_issued(pool: &Pool) -> Result<usize, Error> {
+    // Tokens before their grants, which would take them along.
+    removed(pool, REFRESH_TOKENS).await?;
+    removed(pool, CODES).await?;
+    let grants = removed(pool, GRANTS).await?;
+    let mut transaction = pool.begin().await?;
+    for sql in [LOGINS, IDENTITIES, OWN_KEYS, CONSENTS, TRIPS, SIGNING_KEYS] {
+        transaction.run(sql, Vec::new()).await?;
+    }
+    transaction.commit().await?;
+    Ok(grants)
+}
+
+/// Removes all rows of a table by a statement for a part of them, since there may be more than one statement has time for;
+/// returns their number.
+async fn removed(pool: &Pool, sql: &'static str) -> Result<usize, Error> {
+    let mut count = 0;
+    loop {
+        let part = pool.write(sql, Vec::new()).await?.len();
+        count += part;
+        if part == 0 {
+            return Ok(count);
+        }
+    }
 }
 
 /// Maximum rows that a statement removes.
@@ -189,3 +221,25 @@ const LOST_IDENTITIES: &str = "
                                      AND own_keys.subject = identities.subject)
                 LIMIT 1000)
     RETURNING subject";
+
+const REFRESH_TOKENS: &str = "
+    DELETE FROM refresh_tokens
+     WHERE hash IN (SELECT hash FROM refresh_tokens LIMIT 1000)
+    RETURNING hash";
+const CODES: &str = "
+    DELETE FROM codes
+     WHERE hash IN (SELECT hash FROM codes LIMIT 1000)
+    RETURNING hash";
+const GRANTS: &str = "
+    DELETE FROM grants
+     WHERE id IN (SELECT id FROM grants LIMIT 1000)
+    RETURNING id";
+const LOGINS: &str = "DELETE FROM logins";
+/// Their refresh tokens are those of the original, which may use them up.
+const IDENTITIES: &str = "DELETE FROM identities";
+/// Nobody can be asked about these people any more, whose subjects begin with the issuer. Those of local users are told.
+const OWN_KEYS: &str = "DELETE FROM own_keys WHERE subject LIKE '%#%'";
+const CONSENTS: &str = "DELETE FROM consents";
+const TRIPS: &str = "DELETE FROM trips";
+/// Access tokens also of grants that began after the copy was made.
+const SIGNING_KEYS: &str = "DELETE FROM signing_keys";

@@ -10,7 +10,7 @@ use super::fixture::{
     succession, successor,
 };
 use crate::database::oauth::{
-    Grant, GrantFilter, Grants, NewCode, NewRefresh, Refreshed, Revoked, Room, TakenCode,
+    Grant, GrantFilter, Grants, NewCode, NewRefresh, Refreshed, Revoked, Room, TakenCode, Unused,
 };
 use crate::database::{Database, Error};
 use crate::declare::machine_subject;
@@ -916,6 +916,10 @@ async fn add_grants(
     ids
 }
 
+fn unused(ids: &[Uuid], last_ms: i64) -> Vec<Unused> {
+    ids.iter().map(|&id| Unused { id, last_ms }).collect()
+}
+
 async fn the_longest_unused_grants_give_way(place: Place) {
     let [store, _] = open(&place).await;
     let access_ms = 900 * SECOND;
@@ -935,19 +939,45 @@ async fn the_longest_unused_grants_give_way(place: Place) {
         assert_eq!(room(subject, client).await, none, "{subject} {client}");
     }
     later(&place, access_ms - 1);
+    let oldest = unused(&oldest, BEGIN - 1);
     let expected = Room::Behind(oldest.clone());
     assert_eq!(room("ada", "c_app").await, expected);
     // Many began together: as many are too many, and give way some at a time.
     add_grants(&place, app, (BEGIN, Some(FAMILY)), 20).await;
     later(&place, 1);
-    let Room::Behind(giving_way) = room("ada", "c_app").await else {
+    let Room::Before(giving_way) = room("ada", "c_app").await else {
         panic!("they are not in use")
     };
-    assert_eq!((giving_way.len(), giving_way[0]), (16, oldest[0]));
+    assert_eq!((giving_way.len(), giving_way[0].id), (16, oldest[0].id));
+    // One that has had a token since stays, and another ends once.
+    let ends = async |unused| store.revocations().end_unused("a", unused).await.unwrap();
+    let used_since = Unused {
+        last_ms: giving_way[1].last_ms - 1,
+        ..giving_way[1]
+    };
+    assert!(!ends(used_since).await);
+    for unused in &giving_way[..5] {
+        assert!(ends(*unused).await && !ends(*unused).await);
+    }
+    let after = Room::Behind(giving_way[5..].to_vec());
+    let Room::Behind(more) = room("ada", "c_app").await else {
+        panic!("the next one has room")
+    };
+    assert_eq!(Room::Behind(more[..11].to_vec()), after);
     // Neither do those that have ended.
-    let client = Revoked::Client("c_app".to_owned());
-    store.revocations().revoke("a", &client).await.unwrap();
+    let end = async |client: &str| {
+        let client = Revoked::Client(client.to_owned());
+        store.revocations().revoke("a", &client).await.unwrap();
+    };
+    end("c_app").await;
     assert_eq!(room("ada", "c_app").await, none);
+    // A client that begins grants to end them has only so many for a day, and others theirs.
+    for (count, expected) in [(379, &none), (1, &Room::Revoked)] {
+        add_grants(&place, app, (BEGIN, Some(FAMILY)), count).await;
+        end("c_app").await;
+        assert_eq!(room("ada", "c_app").await, *expected, "{count} more");
+    }
+    assert_eq!(room("ada", "c_web").await, none);
 }
 
 async fn a_person_has_only_so_many_grants(place: Place) {
@@ -966,12 +996,13 @@ async fn a_person_has_only_so_many_grants(place: Place) {
     let until_ms = BEGIN - 1 + 900 * SECOND;
     assert_eq!(room("c_new").await, Room::Full { until_ms });
     later(&place, 900 * SECOND);
+    let oldest = unused(&oldest, BEGIN - 1);
     assert_eq!(room("c_new").await, Room::Behind(vec![oldest[0]]));
     // Those that give way for their client do so for their person.
-    let of_both = Room::Behind(oldest[..16].to_vec());
+    let of_both = Room::Before(oldest[..16].to_vec());
     assert_eq!(room("c_9").await, of_both);
     let older = (BEGIN - 2, Some(FAMILY));
     let older = add_grants(&place, ("b", "c_10"), older, 50).await;
-    let of_person = Room::Behind(older[..16].to_vec());
+    let of_person = Room::Before(unused(&older[..16], BEGIN - 2));
     assert_eq!(room("c_10").await, of_person);
 }

@@ -161,9 +161,9 @@ async fn check_arguments(
     Err(no_mirror())
 }
 
-/// Checks the same of the retry of a parked call, by the list that was last read: its ticket binds it to the arguments of
-/// that call, which were checked. To read the list again takes a session and a place among the calls, and the parked
-/// calls of the caller may have all of these until they are answered.
+/// Checks the same of the retry of a parked call, if a list of the last minute is known: its ticket binds it to the
+/// arguments of that call, which were checked. To read the list again takes a session and a place among the calls, and
+/// the parked calls of the caller may have all of these until they are answered.
 async fn check_retry(
     front: &Front,
     parts: &Parts,

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     sync::{Mutex, mpsc, oneshot},
-    time::Instant,
+    time::{Instant, timeout},
 };
 
 use super::{changes::Changes, sender::Sender};
@@ -24,7 +24,7 @@ use crate::{
     declare::{Isolation, Policy},
     error::Error,
     hub::{
-        Hub,
+        CallError, Hub,
         core::{Command, Handle, or_never},
         limits::Source,
     },
@@ -35,6 +35,16 @@ use crate::{
     state::SessionId,
     telemetry::TraceContext,
 };
+
+/// Whether the server has a request of the gateway, by its answer: one that it did not answer in time is asked no more. The
+/// next call asks again where the request was refused on the way, or its child has ended.
+fn is_of_server(answer: &[u8]) -> bool {
+    let is_reached = |error| !CallError::is_own(error) || CallError::is_timeout(error);
+    json::get(answer, "result").is_some() || json::get(answer, "error").is_some_and(is_reached)
+}
+
+/// The time that a call waits for the answer to the log level that it asks for.
+const LEVEL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// All that requests have in common which may use the same session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -429,6 +439,17 @@ impl Lease {
         if !self.member.server.has_logs || self.member.has_level(number) {
             return Ok(());
         }
+        // A call is worth more than its log messages: it does not wait for a server that does not answer.
+        let asked = self.ask_for_level(sender, access, (level, number));
+        timeout(LEVEL_PATIENCE, asked).await.unwrap_or(Ok(()))
+    }
+
+    async fn ask_for_level(
+        &self,
+        sender: &Arc<Sender>,
+        access: &Access,
+        (level, number): (&str, u8),
+    ) -> Result<(), Error> {
         // One behind the other, so that the lowest level is the last one that the server is told.
         let turn = Arc::clone(&self.member.level_turn).lock_owned().await;
         if self.member.has_level(number) {
@@ -440,9 +461,9 @@ impl Lease {
         // In a task: the answer counts for others as well, and the client may go before it.
         let asked = sender.hub.0.tracker.spawn(async move {
             let method = "logging/setLevel";
-            let asked = asks.ask(&handle, &access, method, params.as_bytes()).await;
-            // The server does not know of one that was refused on the way: the next call asks again.
-            if asked.is_ok() {
+            let asked = asks.request(&handle, &access, method, params.as_bytes());
+            let asked = asked.await;
+            if asked.as_ref().is_ok_and(|answer| is_of_server(answer)) {
                 member.level.store(number, Ordering::Release);
             }
             drop(turn);

@@ -149,11 +149,11 @@ impl Stateless {
         }
     }
 
-    /// The header fields that mirror arguments of the tools of a server, as it has last listed them to a caller, however
-    /// long ago; none if they are not known. No session is needed for them.
+    /// The header fields that mirror arguments of the tools of a server, as it has listed them to a caller within the last
+    /// minute; none if they are not known. No session is needed for them.
     pub(crate) fn known_tool_headers(&self, caller: &Caller<'_>) -> Option<Arc<ToolHeaders>> {
         let group = self.group(caller);
-        group.tools(caller.access.policy(), Duration::MAX)
+        group.tools(caller.access.policy(), FRESH)
     }
 
     /// Reads the tools that the server of a session lists, and how that ended.

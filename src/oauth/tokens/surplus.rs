@@ -4,11 +4,9 @@
 
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use super::token::{Exchange, millis};
 use crate::{
-    database::oauth::{Revoked, Room},
+    database::oauth::{Room, Unused},
     oauth::base::OauthRefusal,
 };
 
@@ -19,7 +17,7 @@ impl Exchange<'_> {
         &self,
         hash: &[u8; 32],
         verifier: &str,
-    ) -> Result<Vec<Uuid>, OauthRefusal> {
+    ) -> Result<Vec<Unused>, OauthRefusal> {
         let (tenant, grants) = (&self.server.tenant.name, self.store.grants());
         let code = grants.unused_code(tenant, hash).await?;
         let Some(code) = code.filter(|code| self.check_code(code, verifier).is_ok()) else {
@@ -29,21 +27,32 @@ impl Exchange<'_> {
         let access_ms = millis(self.state.config.oauth.access);
         match grants.room(tenant, of, access_ms).await? {
             Room::Behind(giving_way) => Ok(giving_way),
+            Room::Before(first) => {
+                self.end_surplus(&first).await;
+                let what = "too many grants of the person began at once";
+                Err(OauthRefusal::too_many(what, SOON))
+            }
             Room::Full { until_ms } => {
                 let left = u64::try_from(until_ms - self.now_ms).unwrap_or_default();
                 let what = "the person has too many grants that are in use";
                 Err(OauthRefusal::too_many(what, Duration::from_millis(left)))
+            }
+            Room::Revoked => {
+                let what = "too many grants of the person to the client were revoked within a day";
+                Err(OauthRefusal::too_many(what, LATER))
             }
         }
     }
 
     /// Ends grants behind the begin of the one that they give way to. Those that are left are among the surplus of the
     /// next one.
-    pub(super) async fn end_surplus(&self, giving_way: &[Uuid]) {
+    pub(super) async fn end_surplus(&self, giving_way: &[Unused]) {
         let (tenant, revocations) = (&self.server.tenant.name, self.store.revocations());
         for grant in giving_way {
-            match revocations.revoke(tenant, &Revoked::Grant(*grant)).await {
-                Ok(true) => self.note_revoked(*grant, "newer grants of its person took its place"),
+            match revocations.end_unused(tenant, *grant).await {
+                Ok(true) => {
+                    self.note_revoked(grant.id, "newer grants of its person took its place");
+                }
                 Ok(false) => {}
                 Err(failure) => {
                     let tenant = tenant.as_str();
@@ -54,3 +63,8 @@ impl Exchange<'_> {
         }
     }
 }
+
+/// The time after which there is room, once some grants have ended.
+const SOON: Duration = Duration::from_secs(1);
+/// The time after which a client may ask again that had too many grants revoked: they count for a day.
+const LATER: Duration = Duration::from_hours(1);

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import secrets
+import socket
 import sys
 import time
 from urllib.parse import urlsplit
@@ -25,9 +26,23 @@ def head(host, path, length, more=""):
     ).encode()
 
 
+# Of linux/in.h: the port is chosen with the destination. Otherwise each connection keeps one for itself, also from
+# whoever connects elsewhere, for a minute after its end.
+IP_BIND_ADDRESS_NO_PORT = 24
+
+
 async def connect(host, source):
     name, port = host.rsplit(":", 1)
-    return await asyncio.open_connection(name, int(port), local_addr=(source, 0))
+    made = socket.socket()
+    try:
+        made.setblocking(False)
+        made.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+        made.bind((source, 0))
+        await asyncio.get_running_loop().sock_connect(made, (name, int(port)))
+        return await asyncio.open_connection(sock=made)
+    except BaseException:
+        made.close()
+        raise
 
 
 async def answer(reader):

@@ -15,7 +15,7 @@ use futures_util::{
 };
 use reqwest::{
     Method, RequestBuilder, StatusCode,
-    header::{ACCEPT, HeaderValue},
+    header::{ACCEPT, HeaderMap, HeaderValue},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -637,13 +637,17 @@ async fn a_call_whose_owner_is_lost_ends_with_an_error() {
     let (mut one, two) = two().await;
     let session = one.open("2025-11-25").await;
     let batch = one.open("2025-03-26").await;
+    // A response that is held for longer than it may would be answered over SSE.
+    let json_alone =
+        || HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("application/json"))]);
     let hang = two.call(&session, 7, "hang", &json!({}));
-    let hang = hang.header("accept", "application/json");
+    let hang = hang.headers(json_alone());
     let item = |id| {
         json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
         "params": {"name": "hang", "arguments": {}}})
     };
     let several = two.ask(Method::POST, PATH).header("mcp-session-id", &batch);
+    let several = several.headers(json_alone());
     let several = several.json(&json!([item("a"), item("b")])).send();
     // Those that have not come to their owner yet would be made by another replica, and hang there.
     let kill = async {
@@ -670,9 +674,7 @@ async fn a_call_whose_owner_is_lost_ends_with_an_error() {
     assert_eq!(ids, ["a", "b"]);
     // The session continues on this replica.
     let next = two.call(&session, 8, "echo", &json!({"text": "hi"}));
-    // A child that starts for longer than a held response waits would be answered over SSE.
-    let json_alone = [(ACCEPT, HeaderValue::from_static("application/json"))];
-    let next = next.headers(json_alone.into_iter().collect()).send();
+    let next = next.headers(json_alone()).send();
     let next: Value = next.await.unwrap().json().await.unwrap();
     assert_eq!(next["result"]["content"][0]["text"], "hi");
 }

@@ -694,3 +694,28 @@ async fn a_log_in_at_the_moment_of_a_revocation_does_not_outlive_it() {
     assert_eq!(known.unwrap(), None);
     pool.close().await;
 }
+
+/// Both remove rows of the person. Where each waits for one of the other's, the database refuses one of them.
+#[tokio::test]
+async fn a_consent_waits_for_a_revocation() {
+    let place = Place::postgres();
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let ending = pool.begin().await.unwrap();
+    let is_over = Cell::new(false);
+    let consent = async {
+        let logins = store.logins();
+        let stored = logins.consent("a", "ada", "c_app", &[1; 32]).await;
+        is_over.set(true);
+        stored.unwrap();
+    };
+    let end = async {
+        until_waiting(&pool, 1, || is_over.get()).await;
+        let has_waited = !is_over.get();
+        ending.commit().await.unwrap();
+        has_waited
+    };
+    let ((), has_waited) = tokio::join!(consent, end);
+    assert!(has_waited);
+    pool.close().await;
+}

@@ -8,3 +8,5 @@ ALTER TABLE grants ADD COLUMN used_ms BIGINT;
 CREATE INDEX grants_unrevoked ON grants (tenant, subject) WHERE revoked_ms IS NULL;
 -- Those that go first. There may be many that were used.
 CREATE INDEX codes_unused_by_end ON codes (expires_ms) WHERE used_ms IS NULL;
+-- Those to one client: whether there is one, and all of them at its end.
+CREATE INDEX consents_by_client ON consents (tenant, client_id);

@@ -1,6 +1,7 @@
-//! Log-ins of browsers.
+//! Log-ins of browsers and new consents, of which each person has a bounded number.
 //!
-//! Not here: people and their consents (`logins`).
+//! All of a person's end in one statement each, which keeps all writers waiting: they must not be too many for it. Not
+//! here: people, and whether they consented (`logins`).
 
 use super::{
     grants::REVOKED_SUBJECT,
@@ -11,7 +12,8 @@ use crate::database::pool::{Error, Row, Value};
 
 impl Logins<'_> {
     /// Stores the log-in of `person` in a browser, by the SHA-256 of its cookie. Returns false if all that the person had
-    /// was revoked since they logged in, or their session at the provider was ended.
+    /// was revoked since they logged in, or their session at the provider was ended. Of more than [`LOGINS`] those that
+    /// expire first end.
     pub(crate) async fn log_in(
         self,
         tenant: &str,
@@ -40,6 +42,13 @@ impl Logins<'_> {
             expires_ms.into(),
         ];
         transaction.run(LOG_IN, values).await?;
+        let others = vec![
+            tenant.into(),
+            person.subject.as_str().into(),
+            browser.into(),
+            (LOGINS - 1).into(),
+        ];
+        transaction.run(END_SURPLUS, others).await?;
         transaction.commit().await?;
         Ok(true)
     }
@@ -79,7 +88,38 @@ impl Logins<'_> {
         self.pool.write(LOG_OUT, values).await?;
         Ok(())
     }
+
+    /// Stores a consent. Of more than [`CONSENTS`] of the person the oldest are forgotten.
+    pub(crate) async fn consent(
+        self,
+        tenant: &str,
+        subject: &str,
+        client_id: &str,
+        digest: &[u8; 32],
+    ) -> Result<(), Error> {
+        let with = |number: i64| -> Vec<Value> {
+            vec![
+                tenant.into(),
+                subject.into(),
+                client_id.into(),
+                digest.into(),
+                number.into(),
+            ]
+        };
+        // A revocation removes the same rows, maybe in another order.
+        let mut transaction = begin_beside(self.pool).await?;
+        transaction.run(CONSENT, with(self.pool.now_ms())).await?;
+        transaction.run(FORGET_SURPLUS, with(CONSENTS - 1)).await?;
+        transaction.commit().await?;
+        Ok(())
+    }
 }
+
+/// Maximum browsers in which a person is logged in: each row is written at a change of the person's groups.
+const LOGINS: i64 = 100;
+
+/// Maximum consents of a person: one for each client with its scopes and redirect URI.
+const CONSENTS: i64 = 1000;
 
 const LOG_IN: &str = "
     INSERT INTO logins (tenant, browser, subject, person, session, expires_ms)
@@ -103,3 +143,30 @@ const OF_SUBJECT: &str = "
 const LOG_OUT: &str = "
     DELETE FROM logins
      WHERE tenant = $1 AND browser = $2";
+
+/// Ends some log-ins of a person that are more than so many beside that of a browser. The subject is compared outside,
+/// too: a browser in which somebody else logs in at this moment stays logged in.
+const END_SURPLUS: &str = "
+    DELETE FROM logins
+     WHERE tenant = $1 AND subject = $2
+       AND browser IN (SELECT browser
+                         FROM logins
+                        WHERE tenant = $1 AND subject = $2 AND browser <> $3
+                        ORDER BY expires_ms DESC, browser
+                        LIMIT 100 OFFSET $4)";
+
+const CONSENT: &str = "
+    INSERT INTO consents (tenant, subject, client_id, digest, created_ms)
+    VALUES ($1, $2, $3, $4, $5)
+    ON CONFLICT (tenant, subject, client_id, digest) DO NOTHING";
+
+/// Removes some consents of a person that are more than so many beside this one.
+const FORGET_SURPLUS: &str = "
+    DELETE FROM consents
+     WHERE tenant = $1 AND subject = $2
+       AND (client_id, digest) IN (SELECT client_id, digest
+                                     FROM consents
+                                    WHERE tenant = $1 AND subject = $2
+                                      AND NOT (client_id = $3 AND digest = $4)
+                                    ORDER BY created_ms DESC, client_id, digest
+                                    LIMIT 100 OFFSET $5)";

@@ -294,7 +294,10 @@ const GIVE_WAY: &str = "
        AND client_id IN (SELECT client_id
                            FROM registrations
                           WHERE tenant = $1 AND expires_ms - created_ms = $2 AND expires_ms > $3
-                            AND client_id NOT IN (SELECT client_id FROM consents WHERE tenant = $1)
+                            AND NOT EXISTS (SELECT 1
+                                              FROM consents
+                                             WHERE consents.tenant = registrations.tenant
+                                               AND consents.client_id = registrations.client_id)
                             AND NOT EXISTS (SELECT 1
                                               FROM grants
                                              WHERE grants.tenant = registrations.tenant
@@ -387,3 +390,29 @@ const DELETE: &str = "
     DELETE FROM registrations
      WHERE tenant = $1 AND client_id = $2
     RETURNING client_id";
+
+#[cfg(test)]
+mod tests {
+    use super::GIVE_WAY;
+    use crate::{
+        base::Clock,
+        database::pool::{Pool, Row, Sql},
+        telemetry::StoreTimes,
+    };
+
+    /// With all consents of a tenant looked through for each client, the lock of all writers was held for seconds.
+    #[tokio::test]
+    async fn clients_that_give_way_have_no_consent_in_an_index() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, times) = (dir.path().join("lockgate.db"), StoreTimes::default());
+        let pool = Pool::sqlite(&file, Clock::system(), times).await.unwrap();
+        let plan = Sql::on(GIVE_WAY, "EXPLAIN QUERY PLAN {table}");
+        let values = vec!["a".into(), 1_i64.into(), 1_i64.into(), 1_i64.into()];
+        let rows = pool.write(plan, values).await.unwrap();
+        let detail = |row: &Row| row.get::<String>("detail").unwrap();
+        let plan: Vec<String> = rows.iter().map(detail).collect();
+        let wanted = "consents_by_client (tenant=? AND client_id=?)";
+        assert!(plan.iter().any(|step| step.ends_with(wanted)), "{plan:?}");
+        pool.close().await;
+    }
+}

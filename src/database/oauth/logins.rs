@@ -1,6 +1,7 @@
 //! People who are logged in, consents, and log-ins in progress at a provider.
 //!
-//! Not here: the browsers that they are logged in with (`browser_logins`).
+//! Not here: what is stored of each person in bounds, the browsers that they are logged in with and new consents
+//! (`browser_logins`).
 
 use zeroize::Zeroizing;
 
@@ -72,25 +73,6 @@ impl Logins<'_> {
             digest.into(),
         ];
         Ok(!self.pool.read(CONSENTED, values).await?.is_empty())
-    }
-
-    /// Stores a consent.
-    pub(crate) async fn consent(
-        self,
-        tenant: &str,
-        subject: &str,
-        client_id: &str,
-        digest: &[u8; 32],
-    ) -> Result<(), Error> {
-        let values = vec![
-            tenant.into(),
-            subject.into(),
-            client_id.into(),
-            digest.into(),
-            self.pool.now_ms().into(),
-        ];
-        self.pool.write(CONSENT, values).await?;
-        Ok(())
     }
 
     /// Stores the state of a log-in at a provider, sealed; `key` is the SHA-256 of its `state`.
@@ -187,11 +169,6 @@ pub(super) const CONSENTED: &str = "
     SELECT created_ms
       FROM consents
      WHERE tenant = $1 AND subject = $2 AND client_id = $3 AND digest = $4";
-
-const CONSENT: &str = "
-    INSERT INTO consents (tenant, subject, client_id, digest, created_ms)
-    VALUES ($1, $2, $3, $4, $5)
-    ON CONFLICT (tenant, subject, client_id, digest) DO NOTHING";
 
 pub(super) const FORGET_CONSENTS: &str = "
     DELETE FROM consents

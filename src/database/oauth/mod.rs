@@ -2,7 +2,7 @@
 //!
 //! Not here: the protocol (`oauth` of the crate), lifetimes (`config::oauth`), and declared users and clients (`objects`).
 //!
-//! * `browser_logins`: log-ins of browsers
+//! * `browser_logins`: log-ins of browsers and new consents, so many of a person
 //! * `login_steps`: steps of attempts of clients to be let in
 //! * `clients`: registered clients
 //! * `direct_grants`: grants that begin without a code

@@ -44,13 +44,22 @@ async fn forget_keys(pool: &Pool, now_ms: i64) -> Result<(), Error> {
 }
 
 /// Removes some consents to removed clients, and identities without log-in, grant and key, which takes a look at
-/// every one; returns true if there may be more.
+/// every one; returns true if there may be more. Where the ones cannot be removed, the others go all the same.
+///
+/// # Errors
+///
+/// The first one. Without a connection it is the last, since each would be waited for.
 pub(crate) async fn sweep_orphans(pool: &Pool) -> Result<bool, Error> {
-    let consents = pool.write(LOST_CONSENTS, Vec::new()).await?.len();
+    let consents = pool.write(LOST_CONSENTS, Vec::new()).await;
+    let consents = consents.map_err(Error::from);
+    if consents.as_ref().is_err_and(Error::lacks_connection) {
+        return consents.map(|_| false);
+    }
     // An identity is there before its log-in.
     let values = vec![(pool.now_ms() - HOUR_MS).into()];
-    let identities = pool.write(LOST_IDENTITIES, values).await?.len();
-    Ok(consents.max(identities) == PART)
+    let identities = pool.write(LOST_IDENTITIES, values).await;
+    let most = consents?.len().max(identities?.len());
+    Ok(most == PART)
 }
 
 /// Ends all that a restored database says was issued: every grant with its tokens, every log-in and every consent. Returns

@@ -25,6 +25,7 @@ on_both! {
     told_groups_reach_grants_log_ins_and_replicas
     what_was_asked_before_a_log_in_says_nothing_against_it
     identities_are_sealed_again_and_go_with_what_they_belong_to
+    identities_are_swept_though_consents_are_not
     a_change_of_the_master_key_that_ended_half_way_goes_on
     no_grant_begins_after_the_logout_of_its_session
 }
@@ -311,6 +312,20 @@ async fn identities_are_sealed_again_and_go_with_what_they_belong_to(place: Plac
         [is_there(0).await, is_there(1).await, is_there(2).await],
         [false, false, false]
     );
+}
+
+/// Tokens of people who are gone stayed where the statement for consents failed.
+async fn identities_are_swept_though_consents_are_not(place: Place) {
+    let [store, _] = open(&place).await;
+    keep(&store, ADA, "x", &[]).await;
+    let pool = place.pool().await;
+    let spoil = "DROP TABLE consents";
+    pool.write(spoil, Vec::new()).await.unwrap();
+    pool.close().await;
+    later(&place, DAY / 2);
+    let failed = store.sweep_orphans().await;
+    assert!(matches!(failed, Err(Error::Bug(_))), "{failed:?}");
+    assert_eq!(access(&store, ADA).await.unwrap(), None);
 }
 
 /// On PostgreSQL one transaction for all rows would keep every writer waiting until its end.

@@ -19,6 +19,8 @@ on_both! {
     clients_that_nobody_used_give_way
     log_ins_and_consents_are_remembered
     no_log_in_is_stored_after_its_end
+    a_person_has_only_so_many_log_ins
+    a_person_has_only_so_many_consents
     one_time_values_are_taken_once
     forms_are_sealed
     expired_rows_are_swept
@@ -581,6 +583,90 @@ async fn no_log_in_is_stored_after_its_end(place: Place) {
     assert_eq!(known.unwrap(), Some(again));
 }
 
+/// A change of groups of a person with very many took the lock of all writers for minutes.
+async fn a_person_has_only_so_many_log_ins(place: Place) {
+    let [store, _] = open(&place).await;
+    let logins = store.logins();
+    let log_in = async |(tenant, subject): (&str, &str), at: u8, ends: i64| {
+        let (browser, person) = ([at; 32], person(subject));
+        let stored = logins.log_in(tenant, &browser, &person, BEGIN + ends);
+        assert!(stored.await.unwrap(), "{at}");
+    };
+    let is_in = async |tenant: &str, at: u8| {
+        let person = logins.logged_in(tenant, &[at; 32]).await;
+        person.unwrap().is_some()
+    };
+    let ada = ("a", "ada");
+    // These end first, but are not of this person.
+    log_in(("a", "bob"), 200, 1).await;
+    log_in(("b", "ada"), 200, 1).await;
+    for at in 0..100 {
+        log_in(ada, at, DAY + i64::from(at)).await;
+    }
+    assert!(is_in("a", 0).await);
+    // The new one stays, though it ends first.
+    log_in(ada, 100, SECOND).await;
+    let first = [is_in("a", 0).await, is_in("a", 1).await];
+    assert_eq!(first, [false, true]);
+    assert!(is_in("a", 100).await);
+    // A second log-in in the same browser is no other one.
+    log_in(ada, 100, SECOND).await;
+    assert!(is_in("a", 1).await);
+    log_in(ada, 101, DAY).await;
+    let first = [is_in("a", 100).await, is_in("a", 1).await];
+    assert_eq!(first, [false, true]);
+    let others = [is_in("a", 200).await, is_in("b", 200).await];
+    assert_eq!(others, [true, true]);
+}
+
+/// A person with some millions of them could not be revoked: one statement had no time for all.
+async fn a_person_has_only_so_many_consents(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    let of_ada = (0..1000_i64).map(|at| ("a", "ada", at));
+    // Of another replica, whose clock is ahead. Those of others are as old as the oldest.
+    for (tenant, subject, at) in of_ada.chain([("a", "bob", 0), ("b", "ada", 0)]) {
+        let sql = "
+            INSERT INTO consents (tenant, subject, client_id, digest, created_ms)
+            VALUES ($1, $2, $3, $4, $5)";
+        let client = format!("c_{at}");
+        let values = vec![
+            tenant.into(),
+            subject.into(),
+            client.into(),
+            (&[1_u8; 32]).into(),
+            (BEGIN + SECOND + at).into(),
+        ];
+        transaction.run(sql, values).await.unwrap();
+    }
+    transaction.commit().await.unwrap();
+    pool.close().await;
+    let logins = store.logins();
+    let consent = async |client: &str| {
+        let stored = logins.consent("a", "ada", client, &[1; 32]);
+        stored.await.unwrap();
+    };
+    let is_known = async |(tenant, subject): (&str, &str), client: &str| {
+        let known = logins.has_consented(tenant, subject, client, &[1; 32]);
+        known.await.unwrap()
+    };
+    let ada = ("a", "ada");
+    consent("c_new").await;
+    let first = [is_known(ada, "c_0").await, is_known(ada, "c_1").await];
+    assert_eq!(first, [false, true]);
+    assert!(is_known(ada, "c_new").await, "whatever its time");
+    // The same one again is no other one.
+    consent("c_new").await;
+    assert!(is_known(ada, "c_1").await);
+    consent("c_newer").await;
+    let first = [is_known(ada, "c_new").await, is_known(ada, "c_1").await];
+    assert_eq!(first, [false, true]);
+    for of in [("a", "bob"), ("b", "ada")] {
+        assert!(is_known(of, "c_0").await, "{of:?}");
+    }
+}
+
 /// A log-in that was stored while a logout ended those that it saw stayed for as long as any.
 #[tokio::test]
 async fn a_log_in_at_the_moment_of_a_revocation_does_not_outlive_it() {
@@ -606,5 +692,30 @@ async fn a_log_in_at_the_moment_of_a_revocation_does_not_outlive_it() {
     assert!(!is_stored);
     let known = store.logins().logged_in("a", &[1; 32]).await;
     assert_eq!(known.unwrap(), None);
+    pool.close().await;
+}
+
+/// Both remove rows of the person. Where each waits for one of the other's, the database refuses one of them.
+#[tokio::test]
+async fn a_consent_waits_for_a_revocation() {
+    let place = Place::postgres();
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let ending = pool.begin().await.unwrap();
+    let is_over = Cell::new(false);
+    let consent = async {
+        let logins = store.logins();
+        let stored = logins.consent("a", "ada", "c_app", &[1; 32]).await;
+        is_over.set(true);
+        stored.unwrap();
+    };
+    let end = async {
+        until_waiting(&pool, 1, || is_over.get()).await;
+        let has_waited = !is_over.get();
+        ending.commit().await.unwrap();
+        has_waited
+    };
+    let ((), has_waited) = tokio::join!(consent, end);
+    assert!(has_waited);
     pool.close().await;
 }

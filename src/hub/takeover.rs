@@ -89,7 +89,7 @@ impl Hub {
             let _ = self.0.directory.release(id, fence).await;
             return Err(STORE_AWAY);
         };
-        let place = self.0.limits.session(access).await.unwrap_or_default();
+        let place = self.0.limits.adopted(access).await;
         let (commands, received) = mpsc::channel(COMMANDS);
         let handle = Handle {
             commands,

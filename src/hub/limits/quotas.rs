@@ -279,16 +279,30 @@ impl Limits {
     pub(crate) async fn session(&self, access: &Access) -> Result<SessionPlace, Error> {
         let memory = self.memory.caller(access).draw(SESSION);
         let memory = memory.ok_or_else(|| self.no_room(RETRY_SESSION))?;
-        let account_limits = limits_of(
-            access,
-            Limit::Sessions,
-            Limit::PrincipalSessions,
-            |bounds| bounds.sessions,
-        );
+        let seats = self
+            .take_seats(session_limits(access), RETRY_SESSION)
+            .await?;
         Ok(SessionPlace {
-            _seats: self.take_seats(account_limits, RETRY_SESSION).await?,
+            _seats: seats,
             _memory: Some(memory),
         })
+    }
+
+    /// The place of a session that exists already. It counts beyond the share and the quotas of its caller too, or new
+    /// ones would begin in its place; seats that the limiter does not give in time are missing.
+    pub(crate) async fn adopted(&self, access: &Access) -> SessionPlace {
+        let memory = self.memory.caller(access).hold(SESSION);
+        let mut seats = Seats::new();
+        for rate in session_limits(access) {
+            let Ok(seat) = self.enter(rate.account, u64::MAX, RETRY_SESSION).await else {
+                break;
+            };
+            seats.extend(seat);
+        }
+        SessionPlace {
+            _seats: seats,
+            _memory: Some(memory),
+        }
     }
 
     /// Seats for a stream.
@@ -577,6 +591,15 @@ fn limits_of(
         bound(&quotas.tenant)
             .map(|bound| account_limit(of_tenant, principal.tenant_account(), bound)),
     ])
+}
+
+fn session_limits(access: &Access) -> AccountLimits {
+    limits_of(
+        access,
+        Limit::Sessions,
+        Limit::PrincipalSessions,
+        |bounds| bounds.sessions,
+    )
 }
 
 /// The account of a caller: of a principal, and where nothing but the address tells callers apart, of one host.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    protocol::{Cursor, LISTENER_STREAM, StreamId},
+    protocol::{Cursor, LISTENER_STREAM, Revision, StreamId},
     state::StoreError,
 };
 
@@ -69,6 +69,11 @@ impl Streams {
         let attachment = stream.attach(seq, cursor.is_some(), &self.pulse);
         let tail = stream.tail.subscribe();
         Ok(Some(self.reader(id, seq, tail, attachment)))
+    }
+
+    /// Whether each stream begins with an id, by which a client may ask for it before it had an event.
+    pub(super) fn has_ids(&self) -> bool {
+        self.revision.is_some_and(Revision::has_priming)
     }
 
     async fn attach_ended(&mut self, id: StreamId, seq: u64) -> Result<Option<Reader>, Error> {

@@ -39,7 +39,7 @@ pub(crate) struct Streams {
     /// Answers that wait for events of the listener, in the order of the events.
     answers: VecDeque<WaitingAnswer>,
     pub(super) pulse: Arc<Pulse>,
-    revision: Option<Revision>,
+    pub(super) revision: Option<Revision>,
     /// Whether every connection to the listener gets its events, and not the youngest alone.
     pub(super) has_many_listeners: bool,
     /// What is sent in place of a response for which its caller has no room, made of the raw id.
@@ -583,6 +583,11 @@ impl Streams {
             return Ok(());
         };
         stream.is_ending = true;
+        // Without an id nobody asks for it again, and in one process the log has not heard of it.
+        if stream.last == 0 && !self.has_ids() && self.log.owner.is_alone() {
+            self.acknowledged(id, &Write::End);
+            return Ok(());
+        }
         self.write(id, Write::End)
     }
 
@@ -921,6 +926,28 @@ mod tests {
         match answer.try_recv() {
             Ok(Answer::Json(line)) => Some(String::from_utf8(line.to_vec()).unwrap()),
             _ => None,
+        }
+    }
+
+    /// A thousand calls that were cancelled were 120 KiB that counted nowhere.
+    #[tokio::test]
+    async fn a_silent_stream_is_kept_for_those_alone_that_have_an_id_of_it() {
+        for revision in [Revision::V2025_06_18, Revision::V2025_11_25] {
+            let log = memory();
+            let mut streams = streams_in(Arc::clone(&log));
+            streams.set_revision(revision);
+            let (reply, mut answer) = oneshot::channel();
+            let stream = streams.begin(1, Form::Sse, None, false, reply);
+            streams.open(stream).unwrap();
+            streams.finish_call(stream, None).unwrap();
+            let Ok(Answer::Stream(mut reader)) = answer.try_recv() else {
+                panic!("no stream");
+            };
+            assert!(matches!(reader.next().await, Next::Finished));
+            assert_eq!(streams.open.len(), 1, "the listener");
+            let kept = log.read(&SessionId("s".into()), stream, 0).await;
+            let has_id = revision == Revision::V2025_11_25;
+            assert_eq!(kept.is_ok_and(|page| page.is_end), has_id, "{revision:?}");
         }
     }
 

@@ -218,6 +218,31 @@ async fn accounts_of_two_tenants_are_two_whatever_their_names() {
     assert!(limits.session(&access("a", "other", &quotas)).await.is_ok());
 }
 
+/// New ones began in its place, and after some restarts a replica had several times what the limits say.
+#[tokio::test]
+async fn a_session_that_was_taken_over_counts_beyond_every_limit() {
+    let limits = in_memory();
+    let ada = access("a", "ada", &json!({"sessions": 1}));
+    let memory = limits.memory.caller(&ada);
+    let own = limits.session(&ada).await.unwrap();
+    let others = memory.hold(memory.total());
+    let adopted = limits.adopted(&ada).await;
+    assert_eq!(memory.used(), memory.total() + 2 * SESSION);
+    drop((own, others));
+    let refused = limits.session(&ada).await;
+    assert_eq!(limit_of(&refused.err().unwrap()), Limit::Sessions);
+    drop(adopted);
+    assert!(limits.session(&ada).await.is_ok());
+    // Without an answer of the limiter its memory counts nevertheless.
+    let limits = of(Arc::new(Slow {
+        limiter: Arc::new(MemoryLimiter::default()),
+        answers: Arc::new(Semaphore::new(0)),
+    }));
+    let memory = limits.memory.caller(&ada);
+    let _adopted = limits.adopted(&ada).await;
+    assert_eq!(memory.used(), SESSION);
+}
+
 #[tokio::test]
 async fn a_batch_gets_all_of_its_places_or_none() {
     let limits = in_memory();

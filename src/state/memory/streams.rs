@@ -56,6 +56,10 @@ const TICK: Duration = Duration::from_millis(100);
 const KEY: u64 = 5 << 10;
 /// What a stream takes in Redis without events: its fields in the record of the session.
 const FIELDS: u64 = 256;
+/// What a stream takes here without events: itself, and its part of the tables, of whose room it may take a quarter.
+pub(super) const STREAM: u64 = 384;
+/// The room that the table of streams keeps, however few there are.
+const FEW_STREAMS: usize = 16;
 /// What counts of the newest event of a stream for which the share has no room.
 const NEWEST: u64 = 1 << 10;
 /// The time for which a long one stays nevertheless: a client that has lost its connection is back by then.
@@ -66,7 +70,8 @@ pub(crate) struct SessionStreams {
     share: LogShare,
     fence: Option<Fence>,
     highest: StreamId,
-    pub(super) streams: HashMap<StreamId, Stream>,
+    /// Boxed: the table has more room than they take.
+    pub(super) streams: HashMap<StreamId, Box<Stream>>,
     /// Ended streams, oldest first, with the bytes that each holds.
     pub(super) ended: VecDeque<(StreamId, Instant, usize)>,
     pub(super) ended_bytes: usize,
@@ -146,7 +151,7 @@ impl SessionStreams {
     }
 
     /// See [`EventLog::open`](crate::state::EventLog::open).
-    pub(super) fn open(&mut self, id: StreamId, last: u64, calls: Bytes) {
+    pub(crate) fn open(&mut self, id: StreamId, last: u64, calls: Bytes) {
         let Ok(stream) = self.unended(id) else {
             return;
         };
@@ -192,7 +197,7 @@ impl SessionStreams {
         let stream = self
             .streams
             .entry(id)
-            .or_insert_with(|| Stream::new(share, Instant::now()));
+            .or_insert_with(|| Box::new(Stream::new(share, Instant::now())));
         if stream.is_ended {
             return Err(StoreError::Fenced);
         }
@@ -208,9 +213,13 @@ impl SessionStreams {
         stream.events.shrink_to_fit();
         stream.elsewhere.shrink_to_fit();
         let bytes = stream.bytes;
-        self.ended.push_back((id, now, bytes));
+        push_back(&mut self.ended, (id, now, bytes));
         self.ended_bytes += bytes;
         self.drop_ended(now, keep);
+        // One without events takes room as well, and no append makes it.
+        while self.ended.len() > 1 && self.share.kept.left() < 0 && self.drop_oldest_ended() {
+            self.is_short = true;
+        }
     }
 
     /// See [`EventLog::read`](crate::state::EventLog::read).
@@ -268,11 +277,8 @@ impl SessionStreams {
 
     /// The bytes of all streams, as far as they are in this process.
     pub(crate) fn bytes(&self) -> usize {
-        let here = |stream: &Stream| {
-            let events = stream.events.iter();
-            events.map(|entry| entry.event.len()).sum::<usize>()
-        };
-        self.streams.values().map(here).sum()
+        let events = self.streams.values().flat_map(|stream| &stream.events);
+        events.map(|entry| entry.event.len()).sum()
     }
 
     /// The bytes of a stream, if all its events were appended here.
@@ -329,7 +335,7 @@ impl SessionStreams {
             self.is_short = true;
         }
         let open = self.streams.values_mut().filter(|stream| !stream.is_ended);
-        open.for_each(Stream::drop_places);
+        open.for_each(|stream| stream.drop_places());
     }
 
     /// Removes ended streams that are too many, too large together, or too old.
@@ -358,6 +364,7 @@ impl SessionStreams {
             !is_overdue
         });
         self.ended_bytes -= freed;
+        self.drop_room();
     }
 
     fn drop_oldest_ended(&mut self) -> bool {
@@ -366,7 +373,18 @@ impl SessionStreams {
         };
         self.ended_bytes -= bytes;
         self.streams.remove(&id);
+        self.drop_room();
         true
+    }
+
+    /// Gives back the room of streams that are gone: nothing else may happen to their session until its end. Each time
+    /// the table becomes half as large or less, so that it seldom moves.
+    fn drop_room(&mut self) {
+        let (room, length) = (self.streams.capacity(), self.streams.len());
+        if room > FEW_STREAMS && length < room / 4 {
+            self.streams.shrink_to(2 * length);
+        }
+        drop_room(&mut self.ended);
     }
 }
 
@@ -415,11 +433,11 @@ impl Stream {
             elsewhere: VecDeque::new(),
             born: now,
             bytes: 0,
-            kept: Account::new(share.kept.hold(if is_in_redis { FIELDS } else { 0 })),
+            kept: Account::new(share.kept.hold(if is_in_redis { FIELDS } else { STREAM })),
             copies: share
                 .copies
                 .as_ref()
-                .map(|copies| Account::new(copies.hold(0))),
+                .map(|copies| Account::new(copies.hold(STREAM))),
             excess: share.under_way.hold(0),
             trimmed: 0,
             foreign: 0,

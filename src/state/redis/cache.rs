@@ -22,8 +22,8 @@ use crate::state::{
     memory::{ENDED_STREAMS, Retention, SessionStreams},
 };
 
-/// The streams of the sessions that this replica owns. A stream is here from its first event that
-/// this process appends: one without events would hide those that were dropped from here.
+/// The streams of the sessions that this replica owns, each from its beginning or the first event
+/// that this process appends. One without events here may have some in Redis, where it is read.
 pub(super) struct Cache {
     retention: Retention,
     sessions: RwLock<HashMap<SessionId, Arc<Mutex<Tenure>>>>,
@@ -43,6 +43,13 @@ impl Cache {
             retention,
             sessions: RwLock::default(),
         }
+    }
+
+    /// Counts a stream that begins: until its end is forgotten it takes room, in Redis as well, with
+    /// an event or without one.
+    pub(super) fn open(&self, at: &WriteTarget) {
+        let tenure = self.tenure(at);
+        locked(&tenure).streams.open(at.stream, 0, Bytes::new());
     }
 
     /// Keeps an event. Returns the number before which this process trimmed the stream, 0 if it did
@@ -119,6 +126,7 @@ impl Cache {
             .streams
             .read(stream, after, Instant::now(), self.retention);
         page.ok()
+            .filter(|page| after > 0 || !page.events.is_empty())
     }
 
     /// The fence and epoch under which this process has written to a session.

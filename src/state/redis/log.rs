@@ -89,6 +89,10 @@ impl EventLog for RedisLog {
         last: u64,
         calls: Bytes,
     ) -> BoxFuture<'static, Result<(), StoreError>> {
+        // The listener counts with its session until its first event: most never have one.
+        if last == 0 && at.stream != LISTENER_STREAM {
+            self.cache.open(at);
+        }
         outcome(self.write(at.into(), Operation::Open(last, calls)))
     }
 

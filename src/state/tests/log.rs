@@ -3,7 +3,10 @@
 use super::super::log::*;
 use crate::{
     base::budget::Budget,
-    state::{LONG_EVENT, LogShare, memory::streams::weight},
+    state::{
+        LONG_EVENT, LogShare,
+        memory::streams::{STREAM, weight},
+    },
 };
 
 const KEEP: Retention = Retention {
@@ -146,10 +149,10 @@ async fn the_size_of_a_log_is_that_of_the_kept_events() {
     assert_eq!(log.size().bytes, b"event".len());
 }
 
-/// A share of a budget that holds ten events with a byte each.
+/// A share of a budget that holds a stream with ten events of a byte each.
 fn small() -> LogShare {
     LogShare {
-        kept: Budget::new(2 * 10 * weight(1)).share(),
+        kept: Budget::new(2 * (STREAM + 10 * weight(1))).share(),
         ..LogShare::plenty()
     }
 }

@@ -1,6 +1,6 @@
 //! The state in Redis while Redis fails, loses its data, or is full.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -498,6 +498,64 @@ async fn ended_streams_leave_nothing_once_their_list_has_expired() {
     assert_eq!((stream(0), stream(1), stream(11)), (1, 0, 1));
     assert_eq!(side.append("s", 0, 1, 2).await, Ok(()));
     assert_eq!(side.log.streams(&session("s")).await.unwrap().open.len(), 1);
+    side.end().await;
+}
+
+/// A session that only pinged kept those of 256 streams until its end, and counted none of them.
+#[tokio::test]
+async fn ended_streams_leave_nothing_once_their_session_is_kept() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let side = Side::on(&server, "one", PLENTY).await;
+        side.add("s", 1).await.unwrap();
+        side.append("s", 0, 1, 1).await.unwrap();
+        let fields = || server.command(&["HLEN", "t:v1:{s}"]).number();
+        let before = fields();
+        let kept = join_all(respond(&side, 1..6)).await;
+        assert!(kept.iter().all(Result::is_ok));
+        let id = session("s");
+        let keep = async || side.directory.keep(&id, Fence(1), None).await;
+        assert_eq!(keep().await, Ok(()));
+        assert_eq!(fields(), before + 6, "they can be read");
+        server.command(&["PEXPIRE", "t:v1:{s}:ended", "0"]);
+        assert_eq!(keep().await, Ok(()));
+        assert_eq!(fields(), before);
+        assert_eq!(side.append("s", 0, 1, 2).await, Ok(()));
+        assert_eq!(side.log.streams(&id).await.unwrap().open.len(), 1);
+        side.end().await;
+    }
+}
+
+#[tokio::test]
+async fn streams_without_events_are_within_the_share() {
+    let server = Server::start(Kind::Redis);
+    let side = Side::on(&server, "one", PLENTY).await;
+    side.add("s", 1).await.unwrap();
+    let kept = Budget::new(2 * 2560).share();
+    for stream in 1..=50 {
+        let at = WriteTarget {
+            share: LogShare {
+                kept: Arc::clone(&kept),
+                copies: Some(Budget::new(1 << 20).share()),
+                ..LogShare::plenty()
+            },
+            ..side.spot("s", stream, 1)
+        };
+        side.log.open(&at, 0, Bytes::new()).await.unwrap();
+        side.log.end(&at).await.unwrap();
+    }
+    assert_eq!(kept.used(), 2560);
+    // One more than are counted, as the last may not be among them yet.
+    let ended = server.command(&["LLEN", "t:v1:{s}:ended"]);
+    assert_eq!(ended, Reply::Number(11));
+    assert!(gone(&side.read("s", 39, 0).await));
+    assert_eq!(side.read("s", 50, 0).await, Ok((vec![], true)));
+    // One that has lost its events here has them there.
+    side.append("s", 60, 1, 1).await.unwrap();
+    side.log.release(&session("s")).await;
+    let again = side.log.open(&side.spot("s", 60, 1), 0, Bytes::new());
+    assert_eq!(again.await, Ok(()));
+    assert_eq!(side.read("s", 60, 0).await, Ok((vec![1], false)));
     side.end().await;
 }
 

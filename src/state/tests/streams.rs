@@ -115,16 +115,79 @@ const WIDE: Retention = Retention {
 };
 
 /// What a stream takes in Redis beside its events.
-const STREAM: u64 = FIELDS + KEY;
+const IN_REDIS: u64 = FIELDS + KEY;
 
-/// A share that holds as many events of one byte, and copies of as many; with copies, of two streams.
-fn share(events: u64, copies: Option<u64>) -> LogShare {
+/// A share that holds so many streams with as many events of one byte together, and copies of as many.
+fn share(streams: u64, events: u64, copies: Option<u64>) -> LogShare {
     let share = |bytes: u64| Budget::new(2 * bytes).share();
-    let streams = if copies.is_some() { 2 * STREAM } else { 0 };
+    let each = if copies.is_some() { IN_REDIS } else { STREAM };
+    let of_copies = |copies| copies * weight(1) + (events - copies) * PLACE + streams * STREAM;
     LogShare {
-        kept: share(events * weight(1) + streams),
-        copies: copies.map(|copies| share(copies * weight(1) + (events - copies) * PLACE)),
+        kept: share(events * weight(1) + streams * each),
+        copies: copies.map(|copies| share(of_copies(copies))),
         ..LogShare::plenty()
+    }
+}
+
+/// What a session has in memory beside its events, but for what the allocator rounds up.
+fn room(streams: &SessionStreams) -> u64 {
+    let of_table = streams.streams.capacity() * 8 / 7 * (size_of::<(StreamId, Box<Stream>)>() + 1);
+    let of_ended = streams.ended.capacity() * size_of::<(StreamId, Instant, usize)>();
+    (of_table + of_ended + streams.streams.len() * size_of::<Stream>()) as u64
+}
+
+/// Those of ten thousand sessions were a gigabyte, counted nowhere, until the sessions ended.
+#[test]
+fn what_streams_take_without_events_counts_and_is_given_back() {
+    let now = Instant::now();
+    let late = now + WIDE.age + Duration::from_secs(1);
+    let share = share(300, 0, None);
+    let mut streams = SessionStreams::new(share.clone());
+    let many = StreamId::try_from(ENDED_STREAMS).unwrap();
+    for id in 1..=many {
+        streams.end(id, now, WIDE);
+        assert_eq!(share.kept.used(), u64::from(id) * STREAM);
+        let room = room(&streams);
+        assert!(id < 16 || room <= share.kept.used(), "{room} of {id}");
+    }
+    let mut moves = vec![streams.streams.capacity()];
+    while streams.drop_oldest_ended() {
+        let (room, left) = (room(&streams), streams.ended.len());
+        assert!(left < 16 || room <= share.kept.used(), "{room} of {left}");
+        moves.push(streams.streams.capacity());
+    }
+    assert!(room(&streams) <= 1024, "{}", room(&streams));
+    assert_eq!(share.kept.used(), 0);
+    moves.dedup_by_key(|room| room.next_power_of_two());
+    assert!(moves.len() <= 6, "{moves:?}");
+    for id in many + 1..=2 * many {
+        streams.end(id, now, WIDE);
+    }
+    streams.sweep(late, WIDE);
+    assert!(room(&streams) <= 1024, "{}", room(&streams));
+    assert_eq!(share.kept.used(), 0);
+}
+
+#[test]
+fn ended_streams_without_events_stay_within_the_share() {
+    let now = Instant::now();
+    for is_in_redis in [false, true] {
+        let each = if is_in_redis { FIELDS } else { STREAM };
+        let share = LogShare {
+            kept: Budget::new(2 * 10 * each).share(),
+            copies: is_in_redis.then(|| Budget::new(1 << 20).share()),
+            ..LogShare::plenty()
+        };
+        let mut streams = SessionStreams::new(share.clone());
+        for id in 1..=20 {
+            streams.end(id, now, WIDE);
+        }
+        let left = (1..=20).filter(|id| streams.has(*id));
+        assert!(left.eq(11..=20), "{:?}", streams.ended);
+        assert_eq!(streams.ended_room(WIDE).1, 10, "in Redis too");
+        let _others = share.kept.hold(10 * each);
+        streams.end(21, now, WIDE);
+        assert!(streams.has(21) && streams.streams.len() == 1);
     }
 }
 
@@ -132,7 +195,7 @@ fn share(events: u64, copies: Option<u64>) -> LogShare {
 #[test]
 fn a_long_newest_event_beyond_the_share_counts_little_and_goes_after_a_while() {
     let (now, late) = (Instant::now(), NEWEST_STAYS + Duration::from_secs(1));
-    let share = share(20, None);
+    let share = share(3, 20, None);
     let mut streams = SessionStreams::new(share.clone());
     for id in [1, 2] {
         append(&mut streams, id, 1, event(1), now, WIDE);
@@ -144,7 +207,8 @@ fn a_long_newest_event_beyond_the_share_counts_little_and_goes_after_a_while() {
             "the older one has gone"
         );
     }
-    assert_eq!(share.kept.used(), 2 * NEWEST, "nothing against others");
+    let few = 2 * (NEWEST + STREAM);
+    assert_eq!(share.kept.used(), few, "nothing against others");
     let excess = weight(LONG_EVENT) - NEWEST;
     assert_eq!(share.under_way.used(), 2 * excess);
     // An event behind it pushes it out, and what is small stays.
@@ -159,20 +223,21 @@ fn a_long_newest_event_beyond_the_share_counts_little_and_goes_after_a_while() {
     streams.sweep(now + late, WIDE);
     assert!(streams.streams[&1].read(1).is_err());
     assert!(!streams.has(3) && streams.ended_bytes == 0);
-    assert_eq!((share.kept.used(), share.under_way.used()), (weight(1), 0));
+    let left = weight(1) + 2 * STREAM;
+    assert_eq!((share.kept.used(), share.under_way.used()), (left, 0));
 }
 
 #[test]
 fn a_long_newest_event_counts_whole_once_the_share_has_room() {
     let now = Instant::now();
-    let share = share(200, None);
+    let share = share(1, 200, None);
     let mut streams = SessionStreams::new(share.clone());
     let others = share.kept.hold(150 * weight(1));
     append(&mut streams, 1, 1, event(LONG_EVENT), now, WIDE);
-    assert_eq!(share.kept.used(), NEWEST + 150 * weight(1));
+    assert_eq!(share.kept.used(), STREAM + NEWEST + 150 * weight(1));
     drop(others);
     streams.sweep(now, WIDE);
-    assert_eq!(share.kept.used(), weight(LONG_EVENT));
+    assert_eq!(share.kept.used(), STREAM + weight(LONG_EVENT));
     assert_eq!(share.under_way.used(), 0);
     streams.sweep(now + 2 * NEWEST_STAYS, WIDE);
     assert_eq!(streams.streams[&1].events.len(), 1);
@@ -183,7 +248,7 @@ fn a_long_newest_event_counts_whole_once_the_share_has_room() {
 #[test]
 fn the_copy_of_a_long_newest_event_beyond_the_share_goes_after_a_while() {
     let now = Instant::now();
-    let share = share(1000, Some(3));
+    let share = share(1, 1000, Some(3));
     let mut streams = SessionStreams::new(share.clone());
     let copies = share.copies.as_ref().unwrap();
     append(&mut streams, 1, 1, event(LONG_EVENT), now, WIDE);
@@ -195,7 +260,7 @@ fn the_copy_of_a_long_newest_event_beyond_the_share_goes_after_a_while() {
     let _others = copies.hold(200 * weight(1));
     streams.sweep(now + 2 * NEWEST_STAYS, WIDE);
     assert!(!read(&streams), "to be read elsewhere");
-    assert_eq!(copies.used(), 200 * weight(1) + PLACE);
+    assert_eq!(copies.used(), 200 * weight(1) + PLACE + STREAM);
     drop(streams);
     assert_eq!(copies.used(), 200 * weight(1));
 }
@@ -204,7 +269,7 @@ fn the_copy_of_a_long_newest_event_beyond_the_share_goes_after_a_while() {
 #[test]
 fn a_long_event_that_nobody_may_have_yet_stays() {
     let born = Instant::now();
-    let share = share(20, Some(3));
+    let share = share(2, 20, Some(3));
     let mut streams = SessionStreams::new(share);
     for id in [1, 2] {
         append(&mut streams, id, 1, event(LONG_EVENT), born, WIDE);
@@ -238,7 +303,7 @@ fn a_long_event_that_nobody_may_have_yet_stays() {
 #[test]
 fn promise_5_a_share_bounds_a_session() {
     let now = Instant::now();
-    let share = share(5, None);
+    let share = share(2, 5, None);
     let mut streams = SessionStreams::new(share.clone());
     for number in 1..=3 {
         append(&mut streams, 1, number, event(1), now, WIDE);
@@ -249,17 +314,18 @@ fn promise_5_a_share_bounds_a_session() {
     assert!(streams.has(1), "what fits stays");
     assert_eq!(append(&mut streams, 2, 3, event(1), now, WIDE), 0);
     assert!(!streams.has(1), "a stream that has ended goes first");
+    let another = share.kept.hold(STREAM);
     for number in 4..=9 {
         append(&mut streams, 2, number, event(1), now, WIDE);
     }
     let stream = &streams.streams[&2];
     assert_eq!((stream.events.len(), stream.trimmed), (5, 4));
-    assert_eq!(share.kept.used(), 5 * weight(1));
+    assert_eq!(share.kept.used(), 5 * weight(1) + 2 * STREAM);
     // Use by other owners makes the share smaller, and the newest stays in any case.
     let other = share.kept.hold(100 * weight(1));
     assert_eq!(append(&mut streams, 2, 10, event(1), now, WIDE), 10);
     assert_eq!(streams.streams[&2].events.len(), 1);
-    drop((other, streams));
+    drop((another, other, streams));
     assert_eq!(share.kept.used(), 0);
 }
 
@@ -267,7 +333,7 @@ fn promise_5_a_share_bounds_a_session() {
 #[test]
 fn a_queue_gives_back_the_room_of_events_that_were_trimmed() {
     let now = Instant::now();
-    let share = share(1000, None);
+    let share = share(1, 1000, None);
     let mut streams = SessionStreams::new(share.clone());
     let mut room = Vec::new();
     for number in 1..=1000 {
@@ -287,8 +353,7 @@ fn a_queue_gives_back_the_room_of_events_that_were_trimmed() {
 #[test]
 fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     let now = Instant::now();
-    let share = share(8, Some(3));
-    let _another = share.kept.hold(STREAM);
+    let share = share(1, 8, Some(3));
     let mut streams = SessionStreams::new(share.clone());
     for number in 1..=8 {
         let oldest = append(&mut streams, 1, number, event(1), now, WIDE);
@@ -297,7 +362,7 @@ fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     let copies = share.copies.as_ref().unwrap();
     assert_eq!(
         (copies.used(), share.kept.used()),
-        (3 * weight(1) + 5 * PLACE, 8 * weight(1) + 2 * STREAM)
+        (3 * weight(1) + 5 * PLACE + STREAM, 8 * weight(1) + IN_REDIS)
     );
     assert_eq!(streams.bytes(), 3);
     assert_eq!(streams.all_bytes(1), Some(8));
@@ -320,14 +385,14 @@ fn copies_go_and_the_log_elsewhere_keeps_its_events() {
     streams.sweep(later, WIDE);
     assert_eq!(streams.all_bytes(1), Some(1), "the newest");
     drop(streams);
-    assert_eq!((copies.used(), share.kept.used()), (0, STREAM));
+    assert_eq!((copies.used(), share.kept.used()), (0, 0));
 }
 
 /// A thousand streams of small events took 40 MiB more than their copies.
 #[test]
 fn what_is_left_of_an_event_elsewhere_takes_little_room() {
     let now = Instant::now();
-    let share = share(1000, Some(1));
+    let share = share(1, 1000, Some(1));
     let mut streams = SessionStreams::new(share.clone());
     for number in 1..=1000 {
         let then = now + Duration::from_millis(number);
@@ -336,7 +401,7 @@ fn what_is_left_of_an_event_elsewhere_takes_little_room() {
     let stream = &streams.streams[&1];
     assert_eq!((stream.count(), stream.events.len()), (1000, 1));
     let room = stream.room();
-    let copies = share.copies.as_ref().unwrap().used();
+    let copies = share.copies.as_ref().unwrap().used() - STREAM;
     assert!(
         room <= copies,
         "{room} bytes, of which {copies} are counted"
@@ -352,7 +417,7 @@ fn what_is_left_of_an_event_elsewhere_takes_little_room() {
 #[test]
 fn events_elsewhere_go_when_their_places_are_beyond_the_share() {
     let now = Instant::now();
-    let share = share(8, Some(8));
+    let share = share(2, 8, Some(8));
     let mut streams = SessionStreams::new(share.clone());
     append(&mut streams, 1, 1, event(1), now, WIDE);
     streams.end(1, now, WIDE);
@@ -370,7 +435,7 @@ fn events_elsewhere_go_when_their_places_are_beyond_the_share() {
     assert_eq!(sweep(), (true, 5), "copies go first");
     others.add(copy + 1);
     assert_eq!(sweep(), (false, 5), "then a stream that has ended");
-    others.add(weight(1));
+    others.add(weight(1) + STREAM);
     assert_eq!(sweep(), (false, 4), "then the oldest events");
     drop(others);
     assert_eq!(append(&mut streams, 2, 6, event(1), now, WIDE), 2);
@@ -381,14 +446,14 @@ fn events_elsewhere_go_when_their_places_are_beyond_the_share() {
 #[test]
 fn ended_streams_elsewhere_follow_the_share() {
     let now = Instant::now();
-    let share = share(4, Some(4));
+    let share = share(2, 4, Some(4));
     let mut streams = SessionStreams::new(share.clone());
     for id in 1..=2 {
         append(&mut streams, id, 1, event(1), now, WIDE);
         streams.end(id, now, WIDE);
     }
     assert_eq!(streams.ended_room(WIDE), (WIDE.of_ended(), ENDED_STREAMS));
-    let _other = share.kept.hold(2 * 3 * weight(1) + STREAM);
+    let _other = share.kept.hold(2 * 3 * weight(1) + IN_REDIS);
     assert_eq!(streams.ended_room(WIDE), (2, ENDED_STREAMS));
     append(&mut streams, 3, 1, event(1), now, WIDE);
     assert_eq!(streams.ended_room(WIDE), (0, 0));

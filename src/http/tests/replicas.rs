@@ -433,7 +433,7 @@ async fn any_replica_serves_any_session() {
     let direct = direct.send().await.unwrap();
     let hopped = two.call(&session, 1, "echo", &json!({"text": "hi"}));
     let hopped = hopped.send().await.unwrap();
-    let names = |headers: &reqwest::header::HeaderMap| {
+    let names = |headers: &HeaderMap| {
         let mut names: Vec<_> = headers
             .keys()
             .map(|name| name.as_str().to_owned())
@@ -831,7 +831,7 @@ fn signed_hop(to: &Replica, session: &str, number: u64, body: &str) -> String {
         caller: URL_SAFE_NO_PAD.encode(caller),
         body: sha256(body.as_bytes()),
     };
-    let mut headers = http::HeaderMap::new();
+    let mut headers = HeaderMap::new();
     headers.insert("mcp-session-id", session.parse().unwrap());
     headers.insert("content-type", "application/json".parse().unwrap());
     headers.insert("accept", "*/*".parse().unwrap());

@@ -10,3 +10,11 @@ CREATE INDEX grants_unrevoked ON grants (tenant, subject) WHERE revoked_ms IS NU
 CREATE INDEX codes_unused_by_end ON codes (expires_ms) WHERE used_ms IS NULL;
 -- Those to one client: whether there is one, and all of them at its end.
 CREATE INDEX consents_by_client ON consents (tenant, client_id);
+-- What is looked for when somebody comes in or gets a grant: whether all that a person, a client or a session had was
+-- revoked since. There may be many revocations of others; a b-tree holds no long texts, so it has their beginnings.
+CREATE INDEX revocations_of ON revocations (tenant, SUBSTR(value, 1, 250), at_ms)
+ WHERE kind IN ('client', 'session', 'sessionless', 'subject');
+-- The subject of groups that replicas were told, which are behind it in a text that is too long for an index.
+ALTER TABLE revocations ADD COLUMN subject TEXT;
+UPDATE revocations SET subject = JSON_EXTRACT(value, '$[0]') WHERE kind = 'groups';
+CREATE INDEX revocations_groups ON revocations (tenant, subject) WHERE kind = 'groups';

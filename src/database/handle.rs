@@ -257,7 +257,11 @@ impl Database {
     /// People who logged in at identity providers.
     pub(crate) fn identities(&self) -> Identities<'_> {
         let Parts { pool, vault, .. } = &*self.0;
-        Identities { pool, vault }
+        Identities {
+            pool,
+            vault,
+            is_full: false,
+        }
     }
 
     /// API keys that people made for themselves.

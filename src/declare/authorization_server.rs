@@ -423,6 +423,21 @@ pub(crate) struct TenantRevocations {
     pub(crate) groups: HashMap<String, (Arc<[String]>, i64)>,
 }
 
+impl TenantRevocations {
+    /// Reports whether there is room for the groups of a subject, beside those of others.
+    pub(crate) fn has_room(&self, subject: &str, groups: &[String]) -> bool {
+        let others = self.groups.iter().filter(|(known, _)| *known != subject);
+        let kept: usize = others.map(|(known, (groups, _))| size(known, groups)).sum();
+        kept + size(subject, groups) <= GROUPS_KEPT
+    }
+}
+
+/// What the groups of a subject take in memory, in bytes.
+fn size(subject: &str, groups: &[String]) -> usize {
+    let texts: usize = groups.iter().map(|group| group.len() + TEXT).sum();
+    subject.len() + texts + ENTRY
+}
+
 impl Provider {
     /// The issuer in subjects.
     pub(crate) fn issuer(&self) -> &str {
@@ -542,6 +557,14 @@ const PUBLIC_PLATFORMS: [(&str, &[&str]); 4] = [
 /// Private members of keys (RFC 7518, sections 6.2.2, 6.3.2 and 6.4.1), which no public key has.
 pub(crate) const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
 
+/// The most that every replica keeps of the groups of a tenant's people for a day, in bytes: some thousand people whose
+/// groups change.
+const GROUPS_KEPT: usize = 4 << 20;
+/// What a text takes beside its bytes.
+const TEXT: usize = 48;
+/// What an entry takes beside its texts.
+const ENTRY: usize = 128;
+
 #[cfg(test)]
 mod tests {
     use super::super::authorization_server::*;
@@ -617,5 +640,29 @@ mod tests {
             let found = provider.still_admits(subject, &list(&["eng"]));
             assert_eq!(found, wanted, "{subject}: {:?}", provider.allow);
         }
+    }
+
+    #[test]
+    fn the_groups_that_replicas_keep_of_a_tenant_have_a_bound() {
+        let mut kept = TenantRevocations::default();
+        let most = vec!["x".repeat(1 << 10); 1 << 10];
+        let mut people = 0;
+        while kept.has_room(&format!("p{people}"), &most) {
+            let of = (most.clone().into(), 0);
+            kept.groups.insert(format!("p{people}"), of);
+            people += 1;
+        }
+        assert_eq!(people, 3);
+        // They replace their own.
+        assert!(kept.has_room("p0", &most));
+        assert!(kept.has_room("new", &list(&["eng"])));
+        // Short names, and people without groups, take room as well.
+        assert!(!kept.has_room("new", &vec!["x".to_owned(); 1 << 16]));
+        let mut kept = TenantRevocations::default();
+        for person in 0..(1 << 15) {
+            let of = (Arc::default(), 0);
+            kept.groups.insert(format!("p{person}"), of);
+        }
+        assert!(!kept.has_room("new", &[]));
     }
 }

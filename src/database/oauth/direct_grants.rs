@@ -5,18 +5,31 @@
 use super::{
     grants::{Grant, Grants, INSERT_GRANT, REVOKED, grant, grant_values},
     revocations::HOLD_OFF,
+    surplus::ENDED,
 };
 use crate::database::pool::{Error, Transaction, Value};
 
+/// The grant of a client for itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MachineGrant {
+    /// One that there is.
+    Known(Grant),
+    /// One that began.
+    New(Grant),
+    /// None: [`Grants::add`] refuses it.
+    Refused,
+    /// None: too many were revoked within a day.
+    Revoked,
+}
+
 impl Grants<'_> {
-    /// The grant of a client for itself that lasts until `until_ms` at least, or `new`, which is added then; none if
-    /// [`Self::add`] refuses it.
+    /// The grant of a client for itself that lasts until `until_ms` at least, or `new`, which is added then.
     pub(crate) async fn of_machine(
         self,
         tenant: &str,
         new: Grant,
         until_ms: i64,
-    ) -> Result<Option<(Grant, bool)>, Error> {
+    ) -> Result<MachineGrant, Error> {
         let values: Vec<Value> = vec![
             tenant.into(),
             new.client_id.as_str().into(),
@@ -27,19 +40,30 @@ impl Grants<'_> {
         let known = self.pool.read(GRANT_OF_MACHINE, values.clone()).await?;
         if let Some(row) = known.first() {
             // A revocation names it, and with it its tokens.
-            return Ok(Some((grant(row)?, false)));
+            return Ok(MachineGrant::Known(grant(row)?));
+        }
+        let ended: Vec<Value> = vec![
+            tenant.into(),
+            new.subject.as_str().into(),
+            new.client_id.as_str().into(),
+            ENDED.into(),
+        ];
+        let ended = self.pool.read(ENDED_OF_MACHINE, ended).await?;
+        let ended: i64 = ended.first().map_or(Ok(0), |row| row.get("ended"))?;
+        if ended >= ENDED {
+            return Ok(MachineGrant::Revoked);
         }
         // One at a time: what begins together has one grant, which a revocation names.
         let mut transaction = self.pool.begin().await?;
         let begun = transaction.run(GRANT_OF_MACHINE, values).await?;
         if let Some(row) = begun.first() {
-            return Ok(Some((grant(row)?, false)));
+            return Ok(MachineGrant::Known(grant(row)?));
         }
         if !self.insert(&mut transaction, tenant, &new).await? {
-            return Ok(None);
+            return Ok(MachineGrant::Refused);
         }
         transaction.commit().await?;
-        Ok(Some((new, true)))
+        Ok(MachineGrant::New(new))
     }
 
     /// Stores a grant that has no refresh token. Returns false if all grants of the subject or the client were revoked
@@ -84,3 +108,11 @@ const GRANT_OF_MACHINE: &str = "
        AND revoked_ms IS NULL AND expires_ms > $5
      ORDER BY expires_ms DESC
      LIMIT 1";
+
+const ENDED_OF_MACHINE: &str = "
+    SELECT COUNT(*) AS ended
+      FROM (SELECT 1 AS one
+              FROM grants
+             WHERE tenant = $1 AND subject = $2 AND client_id = $3
+               AND revoked_ms IS NOT NULL AND family IS NULL
+             LIMIT $4) AS revoked";

@@ -568,19 +568,27 @@ const HOLD_CODE: &str = "
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL
     RETURNING hash";
 
-pub(super) const REVOKED_SUBJECT: &str = "
+/// A revocation of all that a subject had, or of a session at a provider, since a time. The kinds, and the beginnings of
+/// values, are as in the index `revocations_of`, which is used for them alone.
+pub(crate) const REVOKED_SUBJECT: &str = "
     SELECT number
       FROM revocations
      WHERE tenant = $1 AND at_ms >= $3
+       AND kind IN ('client', 'session', 'sessionless', 'subject')
+       AND SUBSTR(value, 1, 250) IN (SUBSTR(CAST($2 AS TEXT), 1, 250),
+                                     SUBSTR(CAST($4 AS TEXT), 1, 250))
        AND (kind = 'subject' AND value = $2 OR kind = 'session' AND value = $4
             OR CAST($4 AS TEXT) IS NULL AND kind = 'sessionless' AND value = $2)
      LIMIT 1";
 
-/// A revocation of all that a subject or a client had, since a time.
+/// A revocation of all that a subject or a client had, since a time; by the same index.
 pub(crate) const REVOKED: &str = "
     SELECT number
       FROM revocations
      WHERE tenant = $1 AND at_ms >= $4
+       AND kind IN ('client', 'session', 'sessionless', 'subject')
+       AND SUBSTR(value, 1, 250) IN (SUBSTR(CAST($2 AS TEXT), 1, 250),
+                                     SUBSTR(CAST($3 AS TEXT), 1, 250))
        AND ((kind = 'subject' AND value = $2) OR (kind = 'client' AND value = $3))
      LIMIT 1";
 

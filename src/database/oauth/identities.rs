@@ -21,6 +21,9 @@ use crate::declare::{Kind, ObjectName};
 pub(crate) struct Identities<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) vault: &'a Vault,
+    /// Replicas keep so many groups of the tenant that they are told no others: where those of a person change, all access
+    /// that the person has ends in place of it.
+    pub(crate) is_full: bool,
 }
 
 /// The place of an identity.
@@ -70,7 +73,7 @@ impl Identities<'_> {
         tokens: &Tokens,
         groups: &[String],
     ) -> Result<bool, Error> {
-        let mut transaction = revocations::begin_beside(self.pool).await?;
+        let (mut transaction, announce) = self.begin(of, Some(groups)).await?;
         let sealed = self.sealed(&mut transaction, of, tokens).await?;
         let mut values = key(of);
         values.extend([
@@ -79,7 +82,7 @@ impl Identities<'_> {
             self.pool.now_ms().into(),
         ]);
         transaction.run(PUT, values).await?;
-        let is_changed = self.tell(&mut transaction, of, groups).await?;
+        let is_changed = self.tell(&mut transaction, of, groups, announce).await?;
         transaction.commit().await?;
         Ok(is_changed)
     }
@@ -198,7 +201,7 @@ impl Identities<'_> {
         of_known: Vec<Value>,
         groups: Option<&[String]>,
     ) -> Result<Option<bool>, Error> {
-        let mut transaction = revocations::begin_beside(self.pool).await?;
+        let (mut transaction, announce) = self.begin(of, groups).await?;
         let mut values = key(of);
         values.push(self.pool.now_ms().into());
         values.extend(of_known);
@@ -206,7 +209,7 @@ impl Identities<'_> {
             return Ok(None);
         }
         let is_changed = match groups {
-            Some(groups) => self.tell(&mut transaction, of, groups).await?,
+            Some(groups) => self.tell(&mut transaction, of, groups, announce).await?,
             None => false,
         };
         transaction.commit().await?;
@@ -248,12 +251,30 @@ impl Identities<'_> {
         Ok(is_removed)
     }
 
+    /// Begins the transaction of a word with these groups, which are announced as is said with it. Only the end of access
+    /// holds off all writers.
+    async fn begin(
+        self,
+        of: IdentityAt<'_>,
+        groups: Option<&[String]>,
+    ) -> Result<(Transaction, Announce), Error> {
+        if let Some(groups) = groups.filter(|_| self.is_full) {
+            let before = groups_of(&self.pool.read(GROUPS, key(of)).await?)?;
+            if before != Some(json!(groups).to_string()) {
+                return Ok((self.pool.begin().await?, Announce::ByEnd));
+            }
+        }
+        let beside = revocations::begin_beside(self.pool).await?;
+        Ok((beside, Announce::Groups))
+    }
+
     /// Gives what the person has here other groups, and announces them; false if they are the same.
     async fn tell(
         self,
         transaction: &mut Transaction,
         of: IdentityAt<'_>,
         groups: &[String],
+        announce: Announce,
     ) -> Result<bool, Error> {
         let text = json!(groups).to_string();
         let with = |text: &str| {
@@ -261,8 +282,7 @@ impl Identities<'_> {
             values.push(text.into());
             values
         };
-        let before = transaction.run(GROUPS, key(of)).await?;
-        let before: Option<String> = before.first().map_or(Ok(None), |row| row.get("groups"))?;
+        let before = groups_of(&transaction.run(GROUPS, key(of)).await?)?;
         if before.as_ref() == Some(&text) {
             return Ok(false);
         }
@@ -286,8 +306,21 @@ impl Identities<'_> {
             || revocations::has_groups(transaction, of.tenant, of.subject).await?;
         if is_known {
             // Access tokens that were issued before have the old ones.
-            revocations::number_groups(transaction, of.tenant, (of.subject, groups), now_ms)
-                .await?;
+            let (tenant, subject) = (of.tenant, of.subject);
+            match announce {
+                Announce::Groups => {
+                    let told = (subject, groups);
+                    revocations::number_groups(transaction, tenant, told, now_ms).await?;
+                }
+                Announce::ByEnd => {
+                    revocations::end_access(transaction, tenant, subject, now_ms).await?;
+                    tracing::warn!(
+                        tenant.id = tenant,
+                        "the groups of so many people changed within a day that replicas keep no more of the tenant: \
+                         the access of a person ends, who has to log in again"
+                    );
+                }
+            }
         }
         Ok(is_known || has_keys)
     }
@@ -304,6 +337,20 @@ impl Identities<'_> {
         let sealed = keys.seal(&self.vault.random, place(&row), plain.as_bytes());
         sealed.ok_or_else(Error::no_randomness)
     }
+}
+
+/// How replicas learn that the groups of a person are others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Announce {
+    /// They are told the groups.
+    Groups,
+    /// Nothing is left that has others: all access of the person ends.
+    ByEnd,
+}
+
+/// The groups of an identity; none if none were told.
+fn groups_of(rows: &[Row]) -> Result<Option<String>, Error> {
+    Ok(rows.first().map_or(Ok(None), |row| row.get("groups"))?)
 }
 
 /// Deletes an identity of this version, with an audit record of this kind; returns false if it is another one.

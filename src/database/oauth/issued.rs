@@ -142,9 +142,30 @@ async fn told(
         for row in rows.await? {
             told.add(issued, &row)?;
         }
+        told_groups(transaction, (&mut *issued, &mut told), (read_to, to)).await?;
         read_to = to;
     }
     Ok(told)
+}
+
+/// Takes over the groups behind one number and up to another, some at a time: those of one person may be of many KiB.
+async fn told_groups(
+    transaction: &mut Transaction,
+    (issued, told): (&mut Issued, &mut Told),
+    (known_to, number): (i64, i64),
+) -> Result<(), Error> {
+    let mut behind = known_to;
+    loop {
+        let values = vec![behind.into(), number.into(), PART_OF_GROUPS.into()];
+        let rows = transaction.run(TOLD_GROUPS, values).await?;
+        let Some(last) = rows.last() else {
+            return Ok(());
+        };
+        behind = last.get("number")?;
+        for row in &rows {
+            told.add(issued, row)?;
+        }
+    }
 }
 
 fn reached_in(rows: &[Row]) -> Result<Reached, Error> {
@@ -187,6 +208,8 @@ const REACHED: &str = "
 
 /// The most rows that are read at once.
 const PART: i64 = 10_000;
+/// The same of groups: some MiB.
+const PART_OF_GROUPS: i64 = 100;
 
 /// The oldest row: those before it were swept.
 const OLDEST: &str = "
@@ -196,7 +219,7 @@ const OLDEST: &str = "
 const NEWER: &str = "
     SELECT number, tenant, kind, value, at_ms
       FROM revocations
-     WHERE number > $1 AND number <= $2
+     WHERE number > $1 AND number <= $2 AND kind <> 'groups'
      ORDER BY number";
 
 /// The same without those that are relevant only when a grant is written: at the first read no row has to be counted.
@@ -204,5 +227,12 @@ const KEPT: &str = "
     SELECT number, tenant, kind, value, at_ms
       FROM revocations
      WHERE number > $1 AND number <= $2
-       AND kind NOT IN ('client', 'subject', 'session', 'sessionless')
+       AND kind NOT IN ('client', 'groups', 'subject', 'session', 'sessionless')
      ORDER BY number";
+
+const TOLD_GROUPS: &str = "
+    SELECT number, tenant, kind, value, at_ms
+      FROM revocations
+     WHERE number > $1 AND number <= $2 AND kind = 'groups'
+     ORDER BY number
+     LIMIT $3";

@@ -287,6 +287,27 @@ pub(crate) async fn end(
     }
 }
 
+/// Ends the log-ins, codes and grants of a subject within a transaction of [`Pool::begin`]; the rest of what the person has
+/// here stays.
+pub(super) async fn end_access(
+    transaction: &mut Transaction,
+    tenant: &str,
+    subject: &str,
+    now_ms: i64,
+) -> Result<(), Error> {
+    let values = || vec![tenant.into(), subject.into()];
+    for sql in [DELETE_LOGINS, DELETE_CODES_OF_SUBJECT] {
+        transaction.run(sql, values()).await?;
+    }
+    let mut all = values();
+    all.extend(ended_at(now_ms));
+    let ended = transaction.run(END_OF_SUBJECT, all).await?;
+    number_grants(transaction, tenant, &ended, now_ms).await?;
+    // A code of a log-in that has just ended may still be in use.
+    number(transaction, tenant, SUBJECT, subject, now_ms).await?;
+    Ok(())
+}
+
 /// Ends a grant, once; returns false if it has ended.
 async fn end_grant(
     transaction: &mut Transaction,
@@ -339,7 +360,8 @@ pub(super) async fn number_groups(
     now_ms: i64,
 ) -> Result<(), Error> {
     let value = json!([subject, groups]).to_string();
-    number(transaction, tenant, GROUPS, &value, now_ms).await?;
+    let what = (GROUPS, Some(subject));
+    number_of(transaction, tenant, what, &value, now_ms).await?;
     Ok(())
 }
 
@@ -360,7 +382,7 @@ pub(super) async fn has_groups(
     tenant: &str,
     subject: &str,
 ) -> Result<bool, Error> {
-    let values = vec![tenant.into(), format!("[{},", json!(subject)).into()];
+    let values = vec![tenant.into(), subject.into()];
     Ok(!transaction.run(HAS_GROUPS, values).await?.is_empty())
 }
 
@@ -395,6 +417,17 @@ async fn number(
     value: &str,
     now_ms: i64,
 ) -> Result<i64, Error> {
+    number_of(transaction, tenant, (kind, None), value, now_ms).await
+}
+
+/// The same for a row that is looked for by its subject.
+async fn number_of(
+    transaction: &mut Transaction,
+    tenant: &str,
+    (kind, subject): (&str, Option<&str>),
+    value: &str,
+    now_ms: i64,
+) -> Result<i64, Error> {
     let next = transaction.run(NEXT, Vec::new()).await?;
     let next = next.first();
     let next: i64 = next
@@ -406,6 +439,7 @@ async fn number(
         kind.into(),
         value.into(),
         now_ms.into(),
+        Value::Text(subject.map(str::to_owned)),
     ];
     transaction.run(INSERT, values).await?;
     Ok(next)
@@ -450,8 +484,8 @@ const NEXT: &str = "
     RETURNING revocation";
 
 const INSERT: &str = "
-    INSERT INTO revocations (number, tenant, kind, value, at_ms)
-    VALUES ($1, $2, $3, $4, $5)";
+    INSERT INTO revocations (number, tenant, kind, value, at_ms, subject)
+    VALUES ($1, $2, $3, $4, $5, $6)";
 
 const LIVE: &str = "
     SELECT id
@@ -534,11 +568,10 @@ const DELETE_OWN_KEYS: &str = "
      WHERE tenant = $1 AND subject = $2
     RETURNING name";
 
-const HAS_GROUPS: &str = "
+pub(crate) const HAS_GROUPS: &str = "
     SELECT number
       FROM revocations
-     WHERE tenant = $1 AND kind = 'groups'
-       AND SUBSTR(value, 1, LENGTH(CAST($2 AS TEXT))) = $2
+     WHERE tenant = $1 AND kind = 'groups' AND subject = $2
      LIMIT 1";
 
 const DELETE_LOGINS: &str = "

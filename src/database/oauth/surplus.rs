@@ -1,7 +1,8 @@
 //! Surplus grants: those that have to end so that one person has only so many.
 //!
 //! Only grants with refresh tokens count: machines have one for each resource, and other grants without a code last no
-//! longer than their access token. Not here: their end (`revocations`).
+//! longer than their access token. Not here: their end (`revocations`), and the begin of grants of machines
+//! (`direct_grants`).
 
 use uuid::Uuid;
 
@@ -32,7 +33,7 @@ pub(crate) enum Room {
         /// The end of its last access token.
         until_ms: i64,
     },
-    /// Too many grants to the client were revoked within a day.
+    /// Too many grants, to the client or in all, were revoked within a day.
     Revoked,
 }
 
@@ -63,10 +64,10 @@ impl Grants<'_> {
             vec![tenant, subject, client, now_ms.into(), limit.into()]
         };
         let mut counted = values(Some(client), OF_PERSON + AT_ONCE);
-        counted.push(ENDED.into());
+        counted.extend([ENDED.into(), ENDED_OF_PERSON.into()]);
         let counted = self.pool.read(COUNTS, counted).await?;
         let count = |column| counted.first().map_or(Ok(0), |row| row.get::<i64>(column));
-        if count("ended")? >= ENDED {
+        if count("ended")? >= ENDED || count("ended_of_person")? >= ENDED_OF_PERSON {
             return Ok(Room::Revoked);
         }
         let of_client = (Some(client), count("of_client")? + 1 - OF_CLIENT);
@@ -125,8 +126,11 @@ impl Revocations<'_> {
 const OF_CLIENT: i64 = 100;
 /// Maximum live grants of a person.
 const OF_PERSON: i64 = 1000;
-/// Maximum revoked grants of a person to one client, which stay for a day: all replicas have each in memory for as long.
-const ENDED: i64 = 500;
+/// Maximum revoked grants of a person to one client, or of a client for itself, which stay for a day: all replicas have
+/// each in memory for as long.
+pub(super) const ENDED: i64 = 500;
+/// Maximum revoked grants of a person to all clients, of which anybody registers as many as they like.
+const ENDED_OF_PERSON: i64 = 5000;
 /// Maximum grants that give way to one.
 const AT_ONCE: i64 = 16;
 
@@ -144,7 +148,13 @@ const COUNTS: &str = "
                       FROM grants
                      WHERE tenant = $1 AND subject = $2 AND client_id = $3
                        AND revoked_ms IS NOT NULL AND family IS NOT NULL
-                     LIMIT $6) AS revoked) AS ended
+                     LIMIT $6) AS revoked) AS ended,
+           (SELECT COUNT(*)
+              FROM (SELECT 1 AS one
+                      FROM grants
+                     WHERE tenant = $1 AND subject = $2
+                       AND revoked_ms IS NOT NULL AND family IS NOT NULL
+                     LIMIT $7) AS revoked) AS ended_of_person
       FROM (SELECT client_id
               FROM grants
              WHERE tenant = $1 AND subject = $2 AND revoked_ms IS NULL AND expires_ms > $4

@@ -10,7 +10,8 @@ use super::fixture::{
     succession, successor,
 };
 use crate::database::oauth::{
-    Grant, GrantFilter, Grants, NewCode, NewRefresh, Refreshed, Revoked, Room, TakenCode, Unused,
+    Grant, GrantFilter, Grants, MachineGrant, NewCode, NewRefresh, Refreshed, Revoked, Room,
+    TakenCode, Unused,
 };
 use crate::database::{Database, Error};
 use crate::declare::machine_subject;
@@ -40,6 +41,8 @@ on_both! {
     a_restored_copy_has_no_token_however_many
     the_longest_unused_grants_give_way
     a_person_has_only_so_many_grants
+    grants_that_end_within_a_day_have_a_bound_over_all_clients
+    machines_end_only_so_many_grants_within_a_day
 }
 
 async fn a_code_is_taken_once(place: Place) {
@@ -172,17 +175,20 @@ async fn a_grant_without_a_code_does_not_begin_beside_a_revocation(place: Place)
             let grants = store.grants();
             grants.of_machine(tenant, of_machine(client, auth_ms), BEGIN + DAY)
         };
-        assert_eq!(asked("a", "ci", now).await.unwrap(), None, "{what:?}");
+        let begun = asked("a", "ci", now).await.unwrap();
+        assert_eq!(begun, MachineGrant::Refused, "{what:?}");
         for (tenant, client) in [("b", "ci"), ("a", "cd")] {
             let begun = asked(tenant, client, now).await.unwrap();
-            assert!(begun.is_some(), "{what:?}: {tenant} {client}");
+            let is_there = matches!(begun, MachineGrant::Known(_) | MachineGrant::New(_));
+            assert!(is_there, "{what:?}: {tenant} {client}");
         }
         // Asked for after the revocation.
         let begun = asked("a", "ci", now + 1).await.unwrap();
-        let (grant, is_new) = begun.unwrap();
-        assert!(is_new);
+        let MachineGrant::New(grant) = begun else {
+            panic!("{begun:?}")
+        };
         let known = asked("a", "ci", now + 2).await.unwrap();
-        assert_eq!(known, Some((grant, false)));
+        assert_eq!(known, MachineGrant::Known(grant));
         now += SECOND;
         later(&place, SECOND);
     }
@@ -205,9 +211,15 @@ async fn machines_that_begin_together_have_one_grant(place: Place) {
             patient(move || grants.of_machine("a", of_machine(client, BEGIN), BEGIN + DAY))
         });
         let begun = join_all(begins).await;
-        let ids: Vec<Uuid> = begun.iter().flatten().map(|(grant, _)| grant.id).collect();
+        let ids = begun.iter().map(|begun| match begun {
+            MachineGrant::Known(grant) | MachineGrant::New(grant) => grant.id,
+            other => panic!("{client}: {other:?}"),
+        });
+        let ids: Vec<Uuid> = ids.collect();
         assert_eq!(ids, [ids[0]; 8], "{client}");
-        let new = begun.iter().flatten().filter(|(_, is_new)| *is_new);
+        let new = begun
+            .iter()
+            .filter(|begun| matches!(begun, MachineGrant::New(_)));
         assert_eq!(new.count(), 1, "{client}");
     }
 }
@@ -218,7 +230,7 @@ async fn begun(grants: Grants<'_>, client: &str, is_machine: bool) -> Result<boo
         // No known grant lasts until then, so that each is a new one.
         let until_ms = BEGIN + 90 * DAY;
         let begun = grants.of_machine("a", of_machine(client, BEGIN), until_ms);
-        return Ok(begun.await?.is_some());
+        return Ok(begun.await? != MachineGrant::Refused);
     }
     let grant = Grant {
         client_id: client.to_owned(),
@@ -1005,4 +1017,74 @@ async fn a_person_has_only_so_many_grants(place: Place) {
     let older = add_grants(&place, ("b", "c_10"), older, 50).await;
     let of_person = Room::Before(unused(&older[..16], BEGIN - 2));
     assert_eq!(room("c_10").await, of_person);
+}
+
+/// By many clients a person ended as many as they liked, and all replicas had each in memory.
+async fn grants_that_end_within_a_day_have_a_bound_over_all_clients(place: Place) {
+    let [store, _] = open(&place).await;
+    let room = async |tenant: &str, subject: &str| {
+        let room = store
+            .grants()
+            .room(tenant, (subject, "c_new"), 900 * SECOND);
+        room.await.unwrap()
+    };
+    let none = Room::Behind(Vec::new());
+    let mut all = Vec::new();
+    for number in 0..11 {
+        let client = format!("c_{number}");
+        let count = if number < 10 { 499 } else { 10 };
+        all.extend(add_grants(&place, ("a", &client), (BEGIN, Some(FAMILY)), count).await);
+    }
+    // Those without refresh tokens do not count.
+    add_grants(&place, ("a", "c_app"), (BEGIN, None), 9).await;
+    let pool = place.pool().await;
+    let last = all.last().copied().unwrap();
+    let end_others = "UPDATE grants SET revoked_ms = 1 WHERE id <> $1";
+    pool.write(end_others, vec![last.into()]).await.unwrap();
+    assert_eq!(room("a", "ada").await, none);
+    let end = "UPDATE grants SET revoked_ms = 1 WHERE id = $1";
+    pool.write(end, vec![last.into()]).await.unwrap();
+    assert_eq!(room("a", "ada").await, Room::Revoked);
+    for (tenant, subject) in [("b", "ada"), ("a", "eve")] {
+        assert_eq!(room(tenant, subject).await, none, "{tenant} {subject}");
+    }
+    pool.close().await;
+}
+
+async fn machines_end_only_so_many_grants_within_a_day(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let asked = async |client: &str| {
+        let new = of_machine(client, BEGIN);
+        let begun = store.grants().of_machine("a", new, BEGIN + DAY);
+        begun.await.unwrap()
+    };
+    for (count, may_begin) in [(499, true), (1, false)] {
+        add_grants(&place, ("a", "ci"), (BEGIN, None), count).await;
+        let end = "
+            UPDATE grants
+               SET revoked_ms = 1, subject = $1
+             WHERE client_id = 'ci' AND subject = 'ada'";
+        let subject = machine_subject("ci");
+        pool.write(end, vec![subject.as_str().into()])
+            .await
+            .unwrap();
+        let begun = asked("ci").await;
+        assert_eq!(
+            matches!(begun, MachineGrant::New(_)),
+            may_begin,
+            "{begun:?}"
+        );
+        // One that has not ended is good for its tokens.
+        let end = "UPDATE grants SET expires_ms = 1 WHERE revoked_ms IS NULL";
+        if may_begin {
+            assert!(matches!(asked("ci").await, MachineGrant::Known(_)));
+            pool.write(end, Vec::new()).await.unwrap();
+        }
+    }
+    assert_eq!(asked("ci").await, MachineGrant::Revoked);
+    assert!(matches!(asked("cd").await, MachineGrant::New(_)));
+    let left = pool.read("SELECT id FROM grants WHERE client_id = 'ci'", Vec::new());
+    assert_eq!(left.await.unwrap().len(), 501);
+    pool.close().await;
 }

@@ -1,6 +1,7 @@
 //! Identities at rest: sealed, each in its own row, asked about by one replica at a time, gone with their people.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 
 use serde_json::json;
 use uuid::Uuid;
@@ -12,7 +13,7 @@ use super::fixture::{
 use crate::base::Secret;
 use crate::database::{
     Database, Error, Expected, Tokens, Value,
-    oauth::{IdentityAt, LoggedOut, Revoked},
+    oauth::{Identities, IdentityAt, LoggedOut, Revoked, TakenCode},
     vault::Keyring,
 };
 use crate::declare::{Issued, Kind, ObjectName};
@@ -23,6 +24,7 @@ on_both! {
     a_refresh_without_an_answer_is_remembered
     a_lease_that_another_has_is_not_tried_for
     told_groups_reach_grants_log_ins_and_replicas
+    groups_that_replicas_do_not_keep_end_access
     what_was_asked_before_a_log_in_says_nothing_against_it
     identities_are_sealed_again_and_go_with_what_they_belong_to
     identities_are_swept_though_consents_are_not
@@ -249,6 +251,48 @@ async fn told_groups_reach_grants_log_ins_and_replicas(place: Place) {
     // After a day no token has any other groups.
     later(&place, 2 * DAY);
     assert_eq!(of_replica().await, None);
+}
+
+/// A provider that names other groups at each log-in filled the memory of every replica.
+async fn groups_that_replicas_do_not_keep_end_access(place: Place) {
+    let [store, other] = open(&place).await;
+    keep(&store, ADA, "x", &["eng"]).await;
+    let mut new = code(1);
+    new.grant.subject = ADA.subject.to_owned();
+    new.grant.groups = list(&["eng"]);
+    let id = granted(&store, &new, &[1; 32]).await;
+    let mut waiting = code(2);
+    waiting.grant.subject = ADA.subject.to_owned();
+    let code = store.grants().add_code("a", &waiting, BEGIN + 1, None);
+    assert!(code.await.unwrap());
+    let (logins, ada) = (store.logins(), person(ADA.subject));
+    let stored = logins.log_in("a", &[1; 32], &ada, i64::MAX).await;
+    assert!(stored.unwrap());
+    let full = Identities {
+        is_full: true,
+        ..store.identities()
+    };
+    assert!(!full.vouch(ADA, Some(&list(&["eng"]))).await.unwrap());
+    assert!(!full.vouch(ADA, None).await.unwrap());
+    assert!(revoked(&store).await.is_empty(), "the same groups");
+    assert!(full.vouch(ADA, Some(&list(&["ops"]))).await.unwrap());
+    let (issued, _) = other.issued().newer((&Issued::default(), 0)).await.unwrap();
+    assert!(issued.revoked["a"].groups.is_empty());
+    assert_eq!(revoked(&store).await, HashSet::from([id]));
+    assert_eq!(logins.logged_in("a", &[1; 32]).await.unwrap(), None);
+    let taken = store.grants().take_code("a", &waiting.hash).await.unwrap();
+    assert_eq!(taken, TakenCode::Unknown);
+    // A log-in of before would have the groups of before.
+    let stored = logins.log_in("a", &[2; 32], &ada, i64::MAX).await;
+    assert!(!stored.unwrap());
+    // The word is kept: the next log-in has the same groups.
+    assert!(!full.vouch(ADA, Some(&list(&["ops"]))).await.unwrap());
+    let kept = access(&store, ADA).await.unwrap();
+    assert_eq!(kept.as_deref(), Some("x"));
+    let stored = full.put(ADA, &tokens("y"), &list(&["eng"])).await;
+    assert!(stored.unwrap());
+    let (issued, _) = other.issued().newer((&Issued::default(), 0)).await.unwrap();
+    assert!(issued.revoked["a"].groups.is_empty());
 }
 
 async fn identities_are_sealed_again_and_go_with_what_they_belong_to(place: Place) {

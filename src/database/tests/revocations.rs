@@ -11,8 +11,12 @@ use super::fixture::{
     BEGIN, DAY, Place, SECOND, add_tenant, code, granted, later, on_both, open, patient, person,
     record, revoked,
 };
-use crate::database::oauth::{GrantFilter, LoggedOut, Revoked, TakenCode};
-use crate::database::{Author, Expected};
+use crate::database::oauth::{
+    GrantFilter, LoggedOut, Revoked, TakenCode,
+    grants::{REVOKED, REVOKED_SUBJECT},
+    revocations::HAS_GROUPS,
+};
+use crate::database::{Author, Expected, Value};
 use crate::declare::{Issued, Kind, Object, ObjectName};
 
 on_both! {
@@ -26,6 +30,8 @@ on_both! {
     a_grant_is_live_until_it_is_revoked
     a_revocation_that_was_made_is_told_from_one_of_nothing
     a_day_of_revocations_is_read_in_parts
+    told_groups_are_read_some_at_a_time
+    what_was_revoked_since_is_found_by_an_index
     revoked_grants_go_with_their_revocation
 }
 
@@ -452,6 +458,76 @@ async fn a_day_of_revocations_is_read_in_parts(place: Place) {
     }
     assert_eq!(keys(10_000).await, all[3..]);
     assert_eq!(keys(12_345).await, all[4..]);
+    pool.close().await;
+}
+
+/// Those of many people were in memory at once, at every start.
+async fn told_groups_are_read_some_at_a_time(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    for sql in [
+        "INSERT INTO revocations (number, tenant, kind, value, at_ms)
+         WITH RECURSIVE numbers (number) AS (
+             SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 250)
+         SELECT number, 'a', 'groups', '[\"p' || number || '\",[\"eng\"]]', 1000000 FROM numbers",
+        "UPDATE changes SET revocation = 250",
+    ] {
+        transaction.run(sql, Vec::new()).await.unwrap();
+    }
+    transaction.commit().await.unwrap();
+    for (known_to, wanted) in [(0, 250), (1, 249), (50, 200), (249, 1), (250, 0)] {
+        let newer = store.issued().newer((&Issued::default(), known_to)).await;
+        let (issued, _) = newer.unwrap();
+        let of = issued.revoked.get("a");
+        let told = of.map_or(0, |of| of.groups.len());
+        assert_eq!(told, wanted, "{known_to}");
+    }
+    pool.close().await;
+}
+
+/// Each code and each log-in read the revocations that all tenants made within a day.
+async fn what_was_revoked_since_is_found_by_an_index(place: Place) {
+    let _stores = open(&place).await;
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    let (explain, column) = if place.postgres.is_some() {
+        // A table with few rows is read in whole.
+        let off = "SET LOCAL enable_seqscan = off";
+        transaction.run(off, Vec::new()).await.unwrap();
+        ("EXPLAIN", "QUERY PLAN")
+    } else {
+        ("EXPLAIN QUERY PLAN", "detail")
+    };
+    let text = |text: &str| Value::from(text);
+    let (revoked, of_subject) = (
+        vec![text("a"), text("ada"), text("c_app"), BEGIN.into()],
+        vec![text("a"), text("ada"), BEGIN.into(), Value::Text(None)],
+    );
+    for (sql, values, (index, terms)) in [
+        (REVOKED, revoked, ("revocations_of", "<expr>=? AND at_ms>?")),
+        (
+            REVOKED_SUBJECT,
+            of_subject,
+            ("revocations_of", "<expr>=? AND at_ms>?"),
+        ),
+        (
+            HAS_GROUPS,
+            vec![text("a"), text("ada")],
+            ("revocations_groups", "subject=?"),
+        ),
+    ] {
+        let wanted = match place.postgres {
+            Some(_) => format!("{index} "),
+            None => format!("{index} (tenant=? AND {terms})"),
+        };
+        let sql: &'static str = format!("{explain} {sql}").leak();
+        let rows = transaction.run(sql, values).await.unwrap();
+        let lines = rows.iter().map(|row| row.get::<String>(column).unwrap());
+        let plan = lines.collect::<Vec<_>>().join("\n");
+        assert!(plan.contains(&wanted), "{plan}");
+    }
+    drop(transaction);
     pool.close().await;
 }
 

@@ -24,7 +24,7 @@ use super::{
     provider::{
         ANSWER, AskedAgain, ExchangeError, IdentityProvider, LogoutToken, ProviderError,
         ProviderFuture, ProviderIdentity, ProviderLogin, ProviderTokens, WantedClaims,
-        check_subject, title,
+        check_groups, check_subject, title,
     },
     transport::{
         OutboundClient, RefreshClient, exchange, exchange_error, get_with_old_token,
@@ -419,7 +419,9 @@ pub(crate) fn identity(
     let groups = match found {
         Some((wanted, claim)) => {
             let claimed = strings(claim)?;
-            Some(wanted.groups(&claimed).cloned().collect())
+            let groups: Vec<String> = wanted.groups(&claimed).cloned().collect();
+            check_groups(&groups)?;
+            Some(groups)
         }
         None => None,
     };
@@ -795,6 +797,26 @@ mod tests {
         now.store(15_000, Ordering::Relaxed);
         refused(Ok(())).await;
         assert!(has_failed().await);
+    }
+
+    #[test]
+    fn groups_that_are_too_many_are_refused_and_not_cut() {
+        let mut wanted = GroupsClaim {
+            name: "groups".to_owned(),
+            map: None,
+        };
+        let all: Vec<String> = (0..1001).map(|number| number.to_string()).collect();
+        let of = |count: usize, wanted: &GroupsClaim| {
+            let claims = json!({"sub": "1", "groups": all[..count]});
+            let found = identity(claims.as_object().unwrap(), Some(wanted));
+            found.map(|found| found.groups.unwrap().len())
+        };
+        assert_eq!(of(1000, &wanted), Ok(1000));
+        let what = "more than 1,000 groups of one person, or more than 32 KiB of them";
+        assert_eq!(of(1001, &wanted), Err(what));
+        // Those that have no name here do not count.
+        wanted.map = Some([("7".to_owned(), "staff".to_owned())].into());
+        assert_eq!(of(1001, &wanted), Ok(1));
     }
 
     #[test]

@@ -256,6 +256,24 @@ pub(super) fn check_subject(subject: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Checks the groups that a provider names of one person. Too many are refused rather than cut, since any of them may
+/// decide on access.
+///
+/// # Errors
+///
+/// The bound, for the log and for the client of an assertion.
+pub(super) fn check_groups(groups: &[String]) -> Result<(), &'static str> {
+    let bytes: usize = groups.iter().map(String::len).sum();
+    if groups.len() > GROUPS || bytes > GROUPS_BYTES {
+        return Err("more than 1,000 groups of one person, or more than 32 KiB of them");
+    }
+    Ok(())
+}
+
+/// Maximum groups of a person.
+const GROUPS: usize = 1000;
+/// Maximum size of the names of a person's groups in bytes.
+const GROUPS_BYTES: usize = 32 << 10;
 /// Maximum length of a stored title in characters; pages show less.
 const TITLE: usize = 200;
 /// Maximum size of a subject in bytes: OpenID Connect Core, section 2, allows 255 characters.
@@ -303,5 +321,14 @@ mod tests {
         ] {
             assert!(check_subject(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn groups_of_a_person_have_a_bound() {
+        let of = |count: usize, size: usize| check_groups(&vec!["x".repeat(size); count]);
+        assert_eq!(of(0, 0), Ok(()));
+        assert_eq!(of(1000, 32), Ok(()));
+        assert_eq!(of(32, 1 << 10), Ok(()));
+        assert!(of(1001, 0).is_err() && of(1, (32 << 10) + 1).is_err());
     }
 }

@@ -195,7 +195,7 @@ impl Standings {
             }
             return Ok(());
         }
-        let (kept, at) = (self.identities()?, of.at());
+        let (kept, at) = (self.told(self.identities()?, of, Some(groups)), of.at());
         let tokens = of.kept(given, self.clock.now_ms());
         let has_none = tokens.refresh.is_none();
         if has_none {
@@ -310,6 +310,21 @@ impl Standings {
         }
     }
 
+    /// The identities for a word with these groups, of which replicas may keep no more.
+    fn told<'i>(
+        &self,
+        kept: Identities<'i>,
+        of: &StandingOf,
+        groups: Option<&[String]>,
+    ) -> Identities<'i> {
+        let catalog = self.snapshot.catalog();
+        let known = catalog.issued.revoked.get(&of.tenant);
+        let is_full = known
+            .zip(groups)
+            .is_some_and(|(known, groups)| !known.has_room(&of.subject, groups));
+        Identities { is_full, ..kept }
+    }
+
     async fn wait(&self, of: &StandingOf) -> Result<Standing, database::Error> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -413,6 +428,7 @@ impl Standings {
             }
             groups = told.groups;
         }
+        let kept = self.told(kept, of, groups.as_deref());
         match kept.vouch_after(of.at(), known, groups.as_deref()).await? {
             // A log-in of just now said more.
             None => groups = None,

@@ -8,11 +8,12 @@ use uuid::Uuid;
 
 use super::{
     binding::ProofAccount,
+    surplus::LATER,
     token::{Exchange, REFRESHES, millis},
     workload::Unused,
 };
 use crate::{
-    database::oauth::Grant,
+    database::oauth::{Grant, MachineGrant},
     declare::{OFFLINE_ACCESS, machine_subject},
     oauth::{
         base::{OauthRefusal, RefusalCode, Resource},
@@ -65,12 +66,21 @@ impl Exchange<'_> {
         let binding = self.bind(ProofAccount::Client).await?;
         let tenant = &server.tenant.name;
         let stored = self.store.grants().of_machine(tenant, new, until_ms).await;
-        let what = "the access of the client was revoked meanwhile";
-        let refused = OauthRefusal::new(RefusalCode::InvalidGrant, what);
-        let (grant, is_new) = stored?.ok_or(refused)?;
-        if is_new {
-            self.note_started(&grant).await;
-        }
+        let grant = match stored? {
+            MachineGrant::Known(grant) => grant,
+            MachineGrant::New(grant) => {
+                self.note_started(&grant).await;
+                grant
+            }
+            MachineGrant::Refused => {
+                let what = "the access of the client was revoked meanwhile";
+                return Err(OauthRefusal::new(RefusalCode::InvalidGrant, what));
+            }
+            MachineGrant::Revoked => {
+                let what = "too many grants of the client were revoked within a day";
+                return Err(OauthRefusal::too_many(what, LATER));
+            }
+        };
         // After all that can fail, since a job may have no other token. A used one may begin a grant, and gets nothing of it.
         if let Some(token) = unused {
             token.redeem(self.state, server, client).await?;

@@ -38,7 +38,7 @@ impl Exchange<'_> {
                 Err(OauthRefusal::too_many(what, Duration::from_millis(left)))
             }
             Room::Revoked => {
-                let what = "too many grants of the person to the client were revoked within a day";
+                let what = "too many grants of the person were revoked within a day";
                 Err(OauthRefusal::too_many(what, LATER))
             }
         }
@@ -67,4 +67,4 @@ impl Exchange<'_> {
 /// The time after which there is room, once some grants have ended.
 const SOON: Duration = Duration::from_secs(1);
 /// The time after which a client may ask again that had too many grants revoked: they count for a day.
-const LATER: Duration = Duration::from_hours(1);
+pub(super) const LATER: Duration = Duration::from_hours(1);

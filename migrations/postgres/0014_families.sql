@@ -1,3 +1,6 @@
+-- Replicas read revocations and write grants and codes behind that: none does so meanwhile.
+LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE;
+
 -- The SHA-256 of what all refresh tokens of a grant have in common, which tells a used one whose row is gone; none of a
 -- grant that begins without a code, and of one that began before this column. The same schema as that of SQLite.
 ALTER TABLE grants ADD COLUMN family BYTEA;
@@ -16,5 +19,8 @@ CREATE INDEX revocations_of ON revocations (tenant, SUBSTR(value, 1, 250), at_ms
  WHERE kind IN ('client', 'session', 'sessionless', 'subject');
 -- The subject of groups that replicas were told, which are behind it in a text that is too long for an index.
 ALTER TABLE revocations ADD COLUMN subject TEXT;
-UPDATE revocations SET subject = CAST(value AS JSON) ->> 0 WHERE kind = 'groups';
+-- The groups behind it may have characters that PostgreSQL takes for no text.
+UPDATE revocations
+   SET subject = CAST(SUBSTRING(value FROM '^\[("(?:[^"\\]|\\.)*")') AS JSON) #>> '{}'
+ WHERE kind = 'groups';
 CREATE INDEX revocations_groups ON revocations (tenant, subject) WHERE kind = 'groups';

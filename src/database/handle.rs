@@ -261,6 +261,7 @@ impl Database {
             pool,
             vault,
             is_full: false,
+            log_in_ms: None,
         }
     }
 

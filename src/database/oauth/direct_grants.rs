@@ -5,7 +5,7 @@
 use super::{
     grants::{Grant, Grants, INSERT_GRANT, REVOKED, grant, grant_values},
     revocations::HOLD_OFF,
-    surplus::ENDED,
+    surplus::ENDED_OF_PERSON,
 };
 use crate::database::pool::{Error, Transaction, Value};
 
@@ -23,6 +23,24 @@ pub(crate) enum MachineGrant {
 }
 
 impl Grants<'_> {
+    /// Whether so many grants of a subject to a client that began without a code were revoked that replicas keep no more:
+    /// each stays for a day, or until it would have expired.
+    pub(crate) async fn has_too_many_revoked(
+        self,
+        tenant: &str,
+        (subject, client): (&str, &str),
+    ) -> Result<bool, Error> {
+        let values: Vec<Value> = vec![
+            tenant.into(),
+            subject.into(),
+            client.into(),
+            ENDED_OF_PERSON.into(),
+        ];
+        let revoked = self.pool.read(REVOKED_DIRECT, values).await?;
+        let revoked: i64 = revoked.first().map_or(Ok(0), |row| row.get("revoked"))?;
+        Ok(revoked >= ENDED_OF_PERSON)
+    }
+
     /// The grant of a client for itself that lasts until `until_ms` at least, or `new`, which is added then.
     pub(crate) async fn of_machine(
         self,
@@ -42,15 +60,8 @@ impl Grants<'_> {
             // A revocation names it, and with it its tokens.
             return Ok(MachineGrant::Known(grant(row)?));
         }
-        let ended: Vec<Value> = vec![
-            tenant.into(),
-            new.subject.as_str().into(),
-            new.client_id.as_str().into(),
-            ENDED.into(),
-        ];
-        let ended = self.pool.read(ENDED_OF_MACHINE, ended).await?;
-        let ended: i64 = ended.first().map_or(Ok(0), |row| row.get("ended"))?;
-        if ended >= ENDED {
+        let of = (new.subject.as_str(), new.client_id.as_str());
+        if self.has_too_many_revoked(tenant, of).await? {
             return Ok(MachineGrant::Revoked);
         }
         // One at a time: what begins together has one grant, which a revocation names.
@@ -109,10 +120,10 @@ const GRANT_OF_MACHINE: &str = "
      ORDER BY expires_ms DESC
      LIMIT 1";
 
-const ENDED_OF_MACHINE: &str = "
-    SELECT COUNT(*) AS ended
+const REVOKED_DIRECT: &str = "
+    SELECT COUNT(*) AS revoked
       FROM (SELECT 1 AS one
               FROM grants
              WHERE tenant = $1 AND subject = $2 AND client_id = $3
                AND revoked_ms IS NOT NULL AND family IS NULL
-             LIMIT $4) AS revoked";
+             LIMIT $4) AS counted";

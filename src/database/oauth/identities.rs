@@ -24,6 +24,8 @@ pub(crate) struct Identities<'a> {
     /// Replicas keep so many groups of the tenant that they are told no others: where those of a person change, all access
     /// that the person has ends in place of it.
     pub(crate) is_full: bool,
+    /// The time of the log-in that tells about the person, which goes on when the others end; none of a recheck.
+    pub(crate) log_in_ms: Option<i64>,
 }
 
 /// The place of an identity.
@@ -313,7 +315,9 @@ impl Identities<'_> {
                     revocations::number_groups(transaction, tenant, told, now_ms).await?;
                 }
                 Announce::ByEnd => {
-                    revocations::end_access(transaction, tenant, subject, now_ms).await?;
+                    let before_ms = self.log_in_ms.map_or(now_ms, |at_ms| now_ms.min(at_ms - 1));
+                    let ends = (now_ms, before_ms);
+                    revocations::end_access(transaction, tenant, subject, ends).await?;
                     tracing::warn!(
                         tenant.id = tenant,
                         "the groups of so many people changed within a day that replicas keep no more of the tenant: \

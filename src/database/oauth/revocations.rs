@@ -287,13 +287,13 @@ pub(crate) async fn end(
     }
 }
 
-/// Ends the log-ins, codes and grants of a subject within a transaction of [`Pool::begin`]; the rest of what the person has
-/// here stays.
+/// Ends the log-ins, codes and grants of a subject within a transaction of [`Pool::begin`], and what of log-ins until
+/// `before_ms` is under way; the rest of what the person has here stays.
 pub(super) async fn end_access(
     transaction: &mut Transaction,
     tenant: &str,
     subject: &str,
-    now_ms: i64,
+    (now_ms, before_ms): (i64, i64),
 ) -> Result<(), Error> {
     let values = || vec![tenant.into(), subject.into()];
     for sql in [DELETE_LOGINS, DELETE_CODES_OF_SUBJECT] {
@@ -304,7 +304,7 @@ pub(super) async fn end_access(
     let ended = transaction.run(END_OF_SUBJECT, all).await?;
     number_grants(transaction, tenant, &ended, now_ms).await?;
     // A code of a log-in that has just ended may still be in use.
-    number(transaction, tenant, SUBJECT, subject, now_ms).await?;
+    number(transaction, tenant, SUBJECT, subject, before_ms).await?;
     Ok(())
 }
 

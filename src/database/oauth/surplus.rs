@@ -128,9 +128,9 @@ const OF_CLIENT: i64 = 100;
 const OF_PERSON: i64 = 1000;
 /// Maximum revoked grants of a person to one client, or of a client for itself, which stay for a day: all replicas have
 /// each in memory for as long.
-pub(super) const ENDED: i64 = 500;
+const ENDED: i64 = 500;
 /// Maximum revoked grants of a person to all clients, of which anybody registers as many as they like.
-const ENDED_OF_PERSON: i64 = 5000;
+pub(super) const ENDED_OF_PERSON: i64 = 5000;
 /// Maximum grants that give way to one.
 const AT_ONCE: i64 = 16;
 

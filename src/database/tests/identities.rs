@@ -13,7 +13,7 @@ use super::fixture::{
 use crate::base::Secret;
 use crate::database::{
     Database, Error, Expected, Tokens, Value,
-    oauth::{Identities, IdentityAt, LoggedOut, Revoked, TakenCode},
+    oauth::{Identities, IdentityAt, LoggedOut, Person, Revoked, TakenCode},
     vault::Keyring,
 };
 use crate::declare::{Issued, Kind, ObjectName};
@@ -291,6 +291,22 @@ async fn groups_that_replicas_do_not_keep_end_access(place: Place) {
     assert_eq!(kept.as_deref(), Some("x"));
     let stored = full.put(ADA, &tokens("y"), &list(&["eng"])).await;
     assert!(stored.unwrap());
+    // The log-in that tells of other groups goes on itself, and one of before does not.
+    later(&place, 1000);
+    let of_log_in = Identities {
+        log_in_ms: Some(BEGIN + 1000),
+        ..full
+    };
+    let stored = of_log_in.put(ADA, &tokens("z"), &list(&["ops"])).await;
+    assert!(stored.unwrap());
+    for (auth_ms, goes_on) in [(BEGIN + 1000 - 1, false), (BEGIN + 1000, true)] {
+        let ada = Person {
+            auth_ms,
+            ..person(ADA.subject)
+        };
+        let stored = logins.log_in("a", &[3; 32], &ada, i64::MAX).await;
+        assert_eq!(stored.unwrap(), goes_on);
+    }
     let (issued, _) = other.issued().newer((&Issued::default(), 0)).await.unwrap();
     assert!(issued.revoked["a"].groups.is_empty());
 }

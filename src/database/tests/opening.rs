@@ -12,6 +12,7 @@ use crate::database::pool::Transaction;
 use crate::database::{Database, Error, Expected, Location, Opening, Pool};
 
 on_both! {
+    a_migration_finds_the_people_of_any_groups
     two_handles_see_each_others_changes
     a_newer_schema_is_still_used
     handles_opened_at_once_migrate_in_turn
@@ -320,6 +321,33 @@ async fn a_start_with_nothing_to_migrate_waits_for_no_other() {
     };
     let (started, ()) = tokio::join!(place.pool(), other);
     started.close().await;
+    pool.close().await;
+}
+
+/// A group with a character that PostgreSQL takes for no text kept every new version from its start.
+async fn a_migration_finds_the_people_of_any_groups(place: Place) {
+    let pool = place.pool().await;
+    for statement in [
+        "DROP INDEX revocations_groups",
+        "DROP INDEX revocations_of",
+        "DROP INDEX consents_by_client",
+        "DROP INDEX codes_unused_by_end",
+        "DROP INDEX grants_unrevoked",
+        "DROP INDEX grants_by_family",
+        "ALTER TABLE revocations DROP COLUMN subject",
+        "ALTER TABLE grants DROP COLUMN used_ms",
+        "ALTER TABLE grants DROP COLUMN family",
+        "DELETE FROM _sqlx_migrations WHERE version = 14",
+        r#"INSERT INTO revocations (number, tenant, kind, value, at_ms)
+           VALUES (1, 'a', 'groups', '["a\"d\\a",["x\u0000"]]', 1)"#,
+    ] {
+        pool.write(statement, Vec::new()).await.unwrap();
+    }
+    pool.close().await;
+    let pool = place.pool().await;
+    let subjects = "SELECT subject FROM revocations";
+    let rows = pool.read(subjects, Vec::new()).await.unwrap();
+    assert_eq!(rows[0].get::<String>("subject").unwrap(), r#"a"d\a"#);
     pool.close().await;
 }
 

@@ -289,9 +289,12 @@ impl Limits {
     }
 
     /// The place of a session that exists already. It counts beyond the share and the quotas of its caller too, or new
-    /// ones would begin in its place; seats that the limiter does not give in time are missing.
+    /// ones would begin in its place. Seats that the limiter does not give in time are missing, and memory where others
+    /// would be refused for it.
     pub(crate) async fn adopted(&self, access: &Access) -> SessionPlace {
-        let memory = self.memory.caller(access).hold(SESSION);
+        let own = self.memory.caller(access);
+        let beyond = || self.memory.has_reserve().then(|| own.hold(SESSION));
+        let memory = own.draw(SESSION).or_else(beyond);
         let mut seats = Seats::new();
         for rate in session_limits(access) {
             let Ok(seat) = self.enter(rate.account, u64::MAX, RETRY_SESSION).await else {
@@ -301,7 +304,7 @@ impl Limits {
         }
         SessionPlace {
             _seats: seats,
-            _memory: Some(memory),
+            _memory: memory,
         }
     }
 

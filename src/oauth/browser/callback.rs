@@ -270,7 +270,8 @@ impl BrowserRequest {
         };
         if let Some(of) = self.server.standing_of(&person.subject) {
             let standings = &self.oauth.0.standings;
-            standings.keep(&of, &person.groups, given).await?;
+            let told = (person.groups.as_slice(), person.auth_ms);
+            standings.keep(&of, told, given).await?;
         }
         let browser = self.log_in(&person).await?;
         let step = match authorization {

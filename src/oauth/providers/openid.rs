@@ -419,7 +419,10 @@ pub(crate) fn identity(
     let groups = match found {
         Some((wanted, claim)) => {
             let claimed = strings(claim)?;
-            let groups: Vec<String> = wanted.groups(&claimed).cloned().collect();
+            let mut groups: Vec<String> = wanted.groups(&claimed).cloned().collect();
+            // Their order says nothing, and would be a change.
+            groups.sort_unstable();
+            groups.dedup();
             check_groups(&groups)?;
             Some(groups)
         }
@@ -797,6 +800,22 @@ mod tests {
         now.store(15_000, Ordering::Relaxed);
         refused(Ok(())).await;
         assert!(has_failed().await);
+    }
+
+    /// A provider that names them in another order each time changed the groups of everybody at each log-in.
+    #[test]
+    fn groups_have_no_order() {
+        let wanted = GroupsClaim {
+            name: "groups".to_owned(),
+            map: None,
+        };
+        let of = |groups| {
+            let claims = json!({"sub": "ada", "groups": groups});
+            let found = identity(claims.as_object().unwrap(), Some(&wanted));
+            found.map(|found| found.groups.unwrap())
+        };
+        assert_eq!(of(json!(["ops", "eng", "ops"])).unwrap(), ["eng", "ops"]);
+        assert!(of(json!(["eng\u{0}"])).is_err());
     }
 
     #[test]

@@ -267,6 +267,9 @@ pub(super) fn check_groups(groups: &[String]) -> Result<(), &'static str> {
     if groups.len() > GROUPS || bytes > GROUPS_BYTES {
         return Err("more than 1,000 groups of one person, or more than 32 KiB of them");
     }
+    if groups.iter().any(|group| group.contains('\0')) {
+        return Err("a group whose name has a NUL");
+    }
     Ok(())
 }
 

@@ -180,11 +180,11 @@ impl Standings {
         }
     }
 
-    /// Keeps what the provider told and gave at a log-in.
+    /// Keeps what the provider told and gave at a log-in of this time.
     pub(crate) async fn keep(
         &self,
         of: &StandingOf,
-        groups: &[String],
+        (groups, log_in_ms): (&[String], i64),
         given: ProviderTokens,
     ) -> Result<(), database::Error> {
         if of.recheck.is_zero() {
@@ -195,7 +195,11 @@ impl Standings {
             }
             return Ok(());
         }
-        let (kept, at) = (self.told(self.identities()?, of, Some(groups)), of.at());
+        let told = Identities {
+            log_in_ms: Some(log_in_ms),
+            ..self.identities()?
+        };
+        let (kept, at) = (self.told(told, of, Some(groups)), of.at());
         let tokens = of.kept(given, self.clock.now_ms());
         let has_none = tokens.refresh.is_none();
         if has_none {

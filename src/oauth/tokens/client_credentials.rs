@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     binding::ProofAccount,
-    surplus::LATER,
+    surplus::too_many_revoked,
     token::{Exchange, REFRESHES, millis},
     workload::Unused,
 };
@@ -76,10 +76,7 @@ impl Exchange<'_> {
                 let what = "the access of the client was revoked meanwhile";
                 return Err(OauthRefusal::new(RefusalCode::InvalidGrant, what));
             }
-            MachineGrant::Revoked => {
-                let what = "too many grants of the client were revoked within a day";
-                return Err(OauthRefusal::too_many(what, LATER));
-            }
+            MachineGrant::Revoked => return Err(too_many_revoked()),
         };
         // After all that can fail, since a job may have no other token. A used one may begin a grant, and gets nothing of it.
         if let Some(token) = unused {

@@ -14,6 +14,7 @@ use super::{
     binding::ProofAccount,
     client_authentication::{ASSERTIONS, replay_key, use_once},
     jose::{check_audience, check_times, is_id_jag, whole},
+    surplus::too_many_revoked,
     token::{Exchange, REFRESHES, millis},
 };
 use crate::{
@@ -113,6 +114,10 @@ impl Exchange<'_> {
         };
         let length = self.check_length(&grant, &grant.groups, &grant.scope);
         length.map_err(OauthRefusal::no_guess)?;
+        let of = (grant.subject.as_str(), client.as_str());
+        if self.store.grants().has_too_many_revoked(tenant, of).await? {
+            return Err(too_many_revoked());
+        }
         let binding = self.bind(ProofAccount::Client).await?;
         let is_first = use_once(self.state, self.server, (client, ASSERTIONS), once);
         if !is_first.await? {

@@ -37,10 +37,7 @@ impl Exchange<'_> {
                 let what = "the person has too many grants that are in use";
                 Err(OauthRefusal::too_many(what, Duration::from_millis(left)))
             }
-            Room::Revoked => {
-                let what = "too many grants of the person were revoked within a day";
-                Err(OauthRefusal::too_many(what, LATER))
-            }
+            Room::Revoked => Err(too_many_revoked()),
         }
     }
 
@@ -64,7 +61,12 @@ impl Exchange<'_> {
     }
 }
 
+/// The refusal of another grant of a person or a machine, of which all replicas keep so many revoked ones.
+pub(super) fn too_many_revoked() -> OauthRefusal {
+    OauthRefusal::too_many("too many grants were revoked within a day", LATER)
+}
+
 /// The time after which there is room, once some grants have ended.
 const SOON: Duration = Duration::from_secs(1);
 /// The time after which a client may ask again that had too many grants revoked: they count for a day.
-pub(super) const LATER: Duration = Duration::from_hours(1);
+const LATER: Duration = Duration::from_hours(1);

@@ -262,7 +262,7 @@ impl Identities<'_> {
     ) -> Result<(Transaction, Announce), Error> {
         if let Some(groups) = groups.filter(|_| self.is_full) {
             let before = groups_of(&self.pool.read(GROUPS, key(of)).await?)?;
-            if before != Some(json!(groups).to_string()) {
+            if !is_same(before.as_deref(), groups) {
                 return Ok((self.pool.begin().await?, Announce::ByEnd));
             }
         }
@@ -285,7 +285,7 @@ impl Identities<'_> {
             values
         };
         let before = groups_of(&transaction.run(GROUPS, key(of)).await?)?;
-        if before.as_ref() == Some(&text) {
+        if is_same(before.as_deref(), groups) {
             return Ok(false);
         }
         transaction.run(SET_GROUPS, with(&text)).await?;
@@ -353,8 +353,22 @@ enum Announce {
 }
 
 /// The groups of an identity; none if none were told.
-fn groups_of(rows: &[Row]) -> Result<Option<String>, Error> {
-    Ok(rows.first().map_or(Ok(None), |row| row.get("groups"))?)
+fn groups_of(rows: &[Row]) -> Result<Option<Vec<String>>, Error> {
+    let text: Option<String> = rows.first().map_or(Ok(None), |row| row.get("groups"))?;
+    let read = |text: String| serde_json::from_str(&text);
+    let read = text.map(read).transpose();
+    read.map_err(|error| Error::Bug(format!("groups in a row: {error}")))
+}
+
+/// Whether groups are the same, in whatever order a provider named them.
+fn is_same(before: Option<&[String]>, groups: &[String]) -> bool {
+    let in_order = |groups: &[String]| {
+        let mut groups = groups.to_vec();
+        groups.sort_unstable();
+        groups.dedup();
+        groups
+    };
+    before.is_some_and(|before| in_order(before) == in_order(groups))
 }
 
 /// Deletes an identity of this version, with an audit record of this kind; returns false if it is another one.

@@ -102,12 +102,6 @@ impl MemoryBudgets {
         })
     }
 
-    /// Whether so much is free that others are not refused for what one holds beyond its share.
-    pub(super) fn has_reserve(&self) -> bool {
-        let root = &self.requests.root;
-        root.used() <= root.total() / 4 * 3
-    }
-
     /// The share of a caller that is not known yet.
     pub(crate) fn address(&self, address: IpAddr) -> Arc<Budget> {
         self.addresses.of(&Source::of(address))

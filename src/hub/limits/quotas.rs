@@ -288,13 +288,13 @@ impl Limits {
         })
     }
 
-    /// The place of a session that exists already. It counts beyond the share and the quotas of its caller too, or new
-    /// ones would begin in its place. Seats that the limiter does not give in time are missing, and memory where others
-    /// would be refused for it.
+    /// The place of a session that exists already. It counts beyond the quotas of its caller too, or new ones would begin
+    /// in its place. Seats that the limiter does not give in time are missing, and so is memory that would be the last for
+    /// the caller's requests.
     pub(crate) async fn adopted(&self, access: &Access) -> SessionPlace {
         let own = self.memory.caller(access);
-        let beyond = || self.memory.has_reserve().then(|| own.hold(SESSION));
-        let memory = own.draw(SESSION).or_else(beyond);
+        let is_last = !own.has_room(SESSION + own.total() / 64);
+        let memory = if is_last { None } else { own.draw(SESSION) };
         let mut seats = Seats::new();
         for rate in session_limits(access) {
             let Ok(seat) = self.enter(rate.account, u64::MAX, RETRY_SESSION).await else {

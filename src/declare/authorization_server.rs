@@ -557,8 +557,8 @@ const PUBLIC_PLATFORMS: [(&str, &[&str]); 4] = [
 /// Private members of keys (RFC 7518, sections 6.2.2, 6.3.2 and 6.4.1), which no public key has.
 pub(crate) const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
 
-/// The most that every replica keeps of the groups of a tenant's people for a day, in bytes: some thousand people whose
-/// groups change.
+/// The most that every replica keeps of the groups of a tenant's people for a day, in bytes: a few thousand people with a
+/// few groups each, or a few hundred with two hundred.
 const GROUPS_KEPT: usize = 4 << 20;
 /// What a text takes beside its bytes.
 const TEXT: usize = 48;

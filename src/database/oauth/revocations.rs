@@ -80,8 +80,8 @@ impl<'a> Revocations<'a> {
         Ok(is_changed)
     }
 
-    /// Reports whether grants that a revocation names were revoked before, and are not removed yet, a day later: one that was made
-    /// and not confirmed comes again.
+    /// Reports whether grants that a revocation names were revoked before: one that was made and not confirmed comes
+    /// again. Those of more than a day ago are removed.
     pub(crate) async fn was_made(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
         let (sql, of): (_, Value) = match what {
             Revoked::Grant(id) | Revoked::Consent(id) | Revoked::Access(id) => {

@@ -220,7 +220,7 @@ async fn accounts_of_two_tenants_are_two_whatever_their_names() {
 
 /// New ones began in its place, and after some restarts a replica had several times what the limits say.
 #[tokio::test]
-async fn a_session_that_was_taken_over_counts_beyond_every_limit() {
+async fn a_session_that_was_taken_over_counts_beyond_its_quotas() {
     let limits = in_memory();
     let ada = access("a", "ada", &json!({"sessions": 1}));
     let memory = limits.memory.caller(&ada);

@@ -204,16 +204,26 @@ impl Lines {
             // Copied: a small line that is kept must not keep a large buffer alive.
             let line = Bytes::copy_from_slice(&self.read[..length]);
             self.read.advance(end + newline);
+            self.part_from(end);
             return line;
         }
         let mut line = if self.read.len() == end + newline {
             // The line alone holds its buffer, and may be changed where it is.
             std::mem::take(&mut self.read)
         } else {
-            self.read.split_to(end + newline)
+            let line = self.read.split_to(end + newline);
+            self.part_from(end);
+            line
         };
         line.truncate(length);
         line.freeze()
+    }
+
+    /// Moves what is behind a long line: each would keep the memory of the other, which nothing counts.
+    fn part_from(&mut self, line: usize) {
+        if line > PIPE && line >= self.read.len() {
+            self.read = BytesMut::from(&self.read[..]);
+        }
     }
 }
 
@@ -322,6 +332,29 @@ mod tests {
                 panic!("no line");
             };
             assert_eq!((reads, line.len(), line.as_ptr()), (3, length, place));
+        }
+    }
+
+    /// The beginning of the next line kept the memory of the one before it, once more as much as was counted.
+    #[test]
+    fn what_is_behind_a_long_line_keeps_none_of_its_memory() {
+        for length in [200 << 10, 2 << 20, 4 << 20] {
+            let mut lines = Lines::new(4 << 20);
+            let mut stdout = vec![b'x'; length + 100];
+            stdout[length] = b'\n';
+            let mut parts = stdout.chunks(PIPE);
+            let line = loop {
+                if let Some(taken) = lines.take(false) {
+                    break taken;
+                }
+                lines.room().extend_from_slice(parts.next().unwrap());
+            };
+            let Taken::Line(line) = line else {
+                panic!("no line");
+            };
+            assert_eq!((line.len(), lines.len()), (length, 99));
+            assert!(lines.read.capacity() <= CHUNK, "{length}");
+            assert!(line.is_unique(), "{length}");
         }
     }
 

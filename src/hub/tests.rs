@@ -37,7 +37,7 @@ use crate::{
     auth::Access,
     backend::{
         Occasion,
-        child::{Ambient, Launcher, Restart, Zygote},
+        child::{Ambient, Holders, Launcher, Restart, Wanted, Zygote},
         sandbox::Sandbox,
     },
     config::{Config, Format, Sources, gateway},
@@ -895,16 +895,55 @@ fn busy_session(bench: &Bench) -> mpsc::Receiver<Command> {
     let (commands, received) = mpsc::channel(1);
     let drain = Command::Drain(oneshot::channel().0);
     assert!(commands.try_send(drain).is_ok(), "the queue is full");
-    let handle = Handle {
+    let handle = handle(bench, commands);
+    bench.hub.0.sessions.insert(&SessionId("busy".into()), handle);
+    received
+}
+
+/// The handle of a session without a task.
+fn handle(bench: &Bench, commands: mpsc::Sender<Command>) -> Handle {
+    Handle {
         commands,
         access: Arc::new(bench.access("ada")),
         transport: Transport::Streamable,
         born: Instant::now(),
         fence: Fence(1),
+    }
+}
+
+/// They were asked first, the oldest first, and the time was over before those with one: a tenant with thousands of
+/// sessions gave up no child.
+#[tokio::test]
+async fn sessions_without_a_child_of_their_own_are_not_asked_for_one() {
+    let bench = Bench::new(&json!({"isolation": "session"}));
+    let sessions = &bench.hub.0.sessions;
+    let (commands, mut asked) = mpsc::channel(64);
+    let without = SessionId("without".into());
+    sessions.insert(&without, handle(&bench, commands));
+    let client = bench.open("ada").await;
+    assert_eq!(sessions.with_child_of("a").len(), 1);
+    assert_eq!(sessions.with_child_of("b").len(), 0);
+    let (wanted, requests) = mpsc::channel(1);
+    bench.hub.reclaim_for(requests);
+    let given = async {
+        loop {
+            let (reply, is_given) = oneshot::channel();
+            let holders = Holders::Tenants(vec!["a".to_owned()]);
+            assert!(wanted.send(Wanted { holders, reply }).await.is_ok());
+            if is_given.await == Ok(true) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     };
-    let id = SessionId("busy".into());
-    bench.hub.0.sessions.insert(&id, handle);
-    received
+    let given = tokio::time::timeout(Duration::from_secs(60), given).await;
+    assert!(given.is_ok(), "no child is given up");
+    assert!(asked.try_recv().is_err(), "it has none to give up");
+    assert_eq!(sessions.with_child_of("a").len(), 0);
+    // It gets another one.
+    client.pid().await;
+    assert_eq!(sessions.with_child_of("a").len(), 1);
+    bench.end().await;
 }
 
 /// A session whose child held it up for five seconds went on without its access, until another change. Each change

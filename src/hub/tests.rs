@@ -956,7 +956,7 @@ async fn a_session_that_was_busy_for_long_is_told_of_its_revocation() {
     let mut received = busy_session(&bench);
     let tasks = bench.tracker.len();
     for _ in 0..3 {
-        bench.hub.follow(&Arc::default());
+        bench.hub.follow(&Arc::default()).await;
     }
     assert_eq!(bench.tracker.len(), tasks + 1, "one waits for all changes");
     let first = received.recv().await;
@@ -971,6 +971,37 @@ async fn a_session_that_was_busy_for_long_is_told_of_its_revocation() {
     let told = tokio::time::timeout(Duration::from_secs(60), told).await;
     assert!(told.is_ok(), "and once");
     assert!(received.try_recv().is_err());
+    bench.end().await;
+}
+
+/// A worker told all sessions at a stretch, at each revocation of anybody's, and its other tasks waited.
+#[tokio::test]
+async fn a_change_that_many_sessions_follow_lets_others_go_first() {
+    // No tenant is left.
+    let snapshot = CurrentSnapshot::fixed(Catalog::default());
+    let bench = Bench::of(&json!({}), snapshot, |_| {});
+    let mut all = Vec::new();
+    for number in 0..1000 {
+        let (commands, received) = mpsc::channel(1);
+        let id = SessionId(format!("session {number}").into());
+        bench.hub.0.sessions.insert(&id, handle(&bench, commands));
+        all.push(received);
+    }
+    let polls = {
+        let (catalog, mut polls) = (Arc::default(), 0);
+        let mut following = pin!(bench.hub.follow(&catalog));
+        poll_fn(|cx| {
+            polls += 1;
+            following.as_mut().poll(cx)
+        })
+        .await;
+        polls
+    };
+    assert!(polls > 3, "{polls} polls");
+    for received in &mut all {
+        let told = received.try_recv();
+        assert!(matches!(told, Ok(Command::Change(None))));
+    }
     bench.end().await;
 }
 
@@ -995,9 +1026,9 @@ async fn a_session_with_a_full_queue_delays_no_child() {
         registry.add(&server, None, 0)
     };
     let (main, gone) = (started("main"), started("gone"));
-    bench.hub.follow(&Arc::new(before.clone()));
+    bench.hub.follow(&Arc::new(before.clone())).await;
     let young = registry.add(&new, None, 0);
-    bench.hub.follow(&Arc::new(after));
+    bench.hub.follow(&Arc::new(after)).await;
     assert_eq!(main.restart(), Some(Restart::Drain));
     assert_eq!(gone.restart(), Some(Restart::Now));
     // Those of a session that was not told yet, by the old declaration.
@@ -1751,11 +1782,11 @@ async fn the_tools_of_a_server_that_is_gone_are_forgotten() {
         Arc::new(manifest.unwrap().catalog)
     };
     let (hub, tools) = (&bench.hub, &bench.hub.0.tools);
-    hub.follow(&catalog("main"));
+    hub.follow(&catalog("main")).await;
     tools.compare(&bench.server, br#"[{"name": "x"}]"#);
-    hub.follow(&catalog("main"));
+    hub.follow(&catalog("main")).await;
     assert!(tools.has(&bench.server));
-    hub.follow(&catalog("other"));
+    hub.follow(&catalog("other")).await;
     assert!(!tools.has(&bench.server));
     bench.end().await;
 }

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     mailbox::{Counted, Inbox, Initialized, Loss, Status, ToChild, ToSession},
-    pace::{Health, Pace},
+    pace::{Health, Paces},
     routing::{Recipients, Routing, refuse, salvage_calls},
 };
 use crate::backend::{
@@ -103,7 +103,7 @@ struct RunningChild {
     health: Health,
     /// The time of the last periodic ping.
     pinged: Instant,
-    pace: Pace,
+    pace: Paces,
     /// Its lines since others went first.
     lines: u32,
     wake: Arc<tokio::sync::Notify>,
@@ -146,7 +146,7 @@ impl SharedChild {
             used: now,
             health: Health::default(),
             pinged: now,
-            pace: Pace::new(now),
+            pace: Paces::new(now),
             lines: 0,
             wake: Arc::default(),
             closing: None,
@@ -221,7 +221,7 @@ impl RunningChild {
         loop {
             let event = self.child.next().await;
             let is_line = matches!(event, ChildEvent::Line(_) | ChildEvent::Translated);
-            if is_line && let Some(until) = self.paced() {
+            if is_line && let Some(until) = self.paced(false) {
                 sleep_until(until).await;
             }
             match event {
@@ -369,7 +369,8 @@ impl RunningChild {
 
     fn tick(&mut self, now: Instant) -> Option<Loss> {
         // The mailbox is not read while it is full.
-        if let Some(why) = self.health.failure(self.is_full(), now) {
+        let full = self.is_full().then_some(self.child.queued());
+        if let Some(why) = self.health.failure(full, now) {
             tracing::warn!(
                 server.name = self.shared.server.name,
                 "the shared child {why}: it is ended"
@@ -503,8 +504,7 @@ impl RunningChild {
                 ChildEvent::TooLong => return Err(Loss::TooLong),
                 ChildEvent::Closed | ChildEvent::Exited(_) => return Err(Loss::Crash),
             };
-            // Answers are paced by requests, and invented ones by the sessions that get them.
-            if !is_answer && let Some(until) = self.paced() {
+            if let Some(until) = self.paced(is_answer) {
                 return Ok(Some(until));
             }
             self.lines += 1;
@@ -578,7 +578,8 @@ impl RunningChild {
             return self.count_dropped();
         };
         let is_sent = {
-            pin! { let put = inbox.put(message, counted); }
+            let share = self.child.share();
+            pin! { let put = inbox.put(message, counted, share); }
             match put.as_mut().now_or_never() {
                 Some(is_sent) => is_sent,
                 // A session that does not read must not delay the others.
@@ -596,9 +597,10 @@ impl RunningChild {
     }
 
     /// End of a pause in reading, if the child sends too much.
-    fn paced(&mut self) -> Option<Instant> {
-        let calls = self.shared.load.load(Ordering::Relaxed);
-        self.pace.count(calls, Instant::now)
+    fn paced(&mut self, is_answer: bool) -> Option<Instant> {
+        let load = &self.shared.load;
+        let calls = || load.load(Ordering::Relaxed);
+        self.pace.count(is_answer, calls, Instant::now)
     }
 
     async fn end(self, reason: Exit) {

@@ -32,7 +32,7 @@ use crate::backend::{
     dialect::{IdBlocks, log_own_error},
 };
 use crate::{
-    base::budget::LargeWork,
+    base::budget::{Drawn, LargeWork},
     declare::Server,
     protocol::{Kind, Message, Revision, initialize},
     telemetry::{ChildState, Exit},
@@ -104,6 +104,8 @@ struct RunningChild {
     /// The time of the last periodic ping.
     pinged: Instant,
     pace: Paces,
+    /// What is drawn for its mailbox, which may not be read for seconds; none if it is not counted.
+    unread: Option<Drawn>,
     /// Its lines since others went first.
     lines: u32,
     wake: Arc<tokio::sync::Notify>,
@@ -137,6 +139,7 @@ impl SharedChild {
             None => return None,
         };
         let now = Instant::now();
+        let unread = child.share().map(|share| share.hold(0));
         let mut running = RunningChild {
             routing: Routing::new(self.server.supervision.isolation, Arc::clone(&self.ids)),
             shared: self,
@@ -147,6 +150,7 @@ impl SharedChild {
             health: Health::default(),
             pinged: now,
             pace: Paces::new(now),
+            unread,
             lines: 0,
             wake: Arc::default(),
             closing: None,
@@ -368,6 +372,7 @@ impl RunningChild {
     }
 
     fn tick(&mut self, now: Instant) -> Option<Loss> {
+        self.count_mailbox();
         // The mailbox is not read while it is full.
         let full = self.is_full().then_some(self.child.queued());
         if let Some(why) = self.health.failure(full, now) {
@@ -400,6 +405,14 @@ impl RunningChild {
         }
         let idle = self.shared.server.supervision.idle;
         (!idle.is_zero() && now.saturating_duration_since(self.used) >= idle).then_some(Loss::Idle)
+    }
+
+    /// Counts what is in the mailbox: where it is read, nothing has been there for long.
+    fn count_mailbox(&mut self) {
+        let waiting = self.shared.waiting.load(Ordering::Relaxed);
+        if let Some(unread) = &mut self.unread {
+            unread.count(waiting);
+        }
     }
 
     /// Ends the wait for answers to requests of the gateway itself that are overdue.

@@ -896,7 +896,11 @@ fn busy_session(bench: &Bench) -> mpsc::Receiver<Command> {
     let drain = Command::Drain(oneshot::channel().0);
     assert!(commands.try_send(drain).is_ok(), "the queue is full");
     let handle = handle(bench, commands);
-    bench.hub.0.sessions.insert(&SessionId("busy".into()), handle);
+    bench
+        .hub
+        .0
+        .sessions
+        .insert(&SessionId("busy".into()), handle);
     received
 }
 

@@ -4,31 +4,65 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The lines of a child in the present window.
-pub(super) struct Pace {
+/// The paces of a shared child: of its answers, and of all else that it writes. An answer that no call waits for is known
+/// to its session alone, which may not read.
+pub(super) struct Paces {
+    answers: Pace,
+    others: Pace,
+}
+
+impl Paces {
+    /// No line yet.
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            answers: Pace::new(now),
+            others: Pace::new(now),
+        }
+    }
+
+    /// Counts a line while this many calls are in flight, which is asked for many lines at once. Returns the end of the
+    /// pause in reading that it causes.
+    pub(super) fn count(
+        &mut self,
+        is_answer: bool,
+        calls: impl FnOnce() -> usize,
+        clock: impl FnOnce() -> Instant,
+    ) -> Option<Instant> {
+        let pace = if is_answer {
+            &mut self.answers
+        } else {
+            &mut self.others
+        };
+        pace.count(calls, clock)
+    }
+}
+
+/// Lines of one kind in the present window.
+struct Pace {
     began: Instant,
     lines: u32,
 }
 
 impl Pace {
     /// None yet.
-    pub(super) fn new(now: Instant) -> Self {
+    fn new(now: Instant) -> Self {
         Self {
             began: now,
             lines: 0,
         }
     }
 
-    /// Counts a line that nobody waits for, while this many calls are in flight. Returns the end of the pause in
-    /// reading that it causes.
-    pub(super) fn count(
+    fn count(
         &mut self,
-        calls: usize,
+        calls: impl FnOnce() -> usize,
         clock: impl FnOnce() -> Instant,
     ) -> Option<Instant> {
         self.lines += 1;
-        // A call has progress of its own.
-        let calls = u32::try_from(calls).unwrap_or(u32::MAX);
+        if self.lines < WINDOW_LINES {
+            return None;
+        }
+        // A call has an answer, and progress of its own.
+        let calls = u32::try_from(calls()).unwrap_or(u32::MAX);
         if self.lines < WINDOW_LINES.saturating_add(calls.saturating_mul(CALL_LINES)) {
             return None;
         }
@@ -44,8 +78,8 @@ impl Pace {
 pub(super) struct Health {
     /// The time of the first ping since its last line.
     pinged: Option<Instant>,
-    /// The time since which its queue is full, and it says nothing.
-    full: Option<Instant>,
+    /// The time since which its queue is full and has not become shorter, and its length then.
+    full: Option<(Instant, usize)>,
 }
 
 impl Health {
@@ -54,24 +88,23 @@ impl Health {
         self.pinged.get_or_insert(now);
     }
 
-    /// Counts a line of it, by which it is alive.
+    /// Counts a line of it, by which it is alive. It may still not read.
     pub(super) fn count_line(&mut self) {
-        *self = Self::default();
+        self.pinged = None;
     }
 
     /// Why it is to be ended, in words: it has had [`PROBE`] to answer a ping, or to read some of its queue, which has
-    /// been full all that time.
-    pub(super) fn failure(&mut self, is_full: bool, now: Instant) -> Option<&'static str> {
-        if is_full {
-            self.full.get_or_insert(now);
-        } else {
-            self.full = None;
-        }
+    /// been full all that time. `full` is the length of a full queue.
+    pub(super) fn failure(&mut self, full: Option<usize>, now: Instant) -> Option<&'static str> {
+        self.full = full.map(|queued| match self.full {
+            Some((since, least)) if queued >= least => (since, least),
+            _ => (now, queued),
+        });
         let is_over = |since: Option<Instant>| since.is_some_and(|since| since + PROBE <= now);
         if is_over(self.pinged) {
             return Some("does not answer a ping");
         }
-        is_over(self.full).then_some("does not read its stdin")
+        is_over(self.full.map(|(since, _)| since)).then_some("does not read its stdin")
     }
 }
 
@@ -91,7 +124,7 @@ mod tests {
     /// The lines, all written at `now`, up to the one that causes a pause.
     fn until_pause(pace: &mut Pace, calls: usize, now: Instant) -> (u32, Instant) {
         for lines in 1..100_000 {
-            if let Some(until) = pace.count(calls, || now) {
+            if let Some(until) = pace.count(|| calls, || now) {
                 return (lines, until);
             }
         }
@@ -104,20 +137,46 @@ mod tests {
         let began = Instant::now();
         let at = |seconds: u64| began + Duration::from_secs(seconds);
         let mut health = Health::default();
-        assert_eq!(health.failure(true, at(0)), None);
-        assert_eq!(health.failure(false, at(1)), None);
-        assert_eq!(health.failure(true, at(9)), None, "full again");
-        assert_eq!(health.failure(true, at(13)), None);
-        assert!(health.failure(true, at(14)).unwrap().contains("read"));
-        health.count_line();
-        assert_eq!(health.failure(true, at(20)), None, "it is alive");
+        assert_eq!(health.failure(Some(9), at(0)), None);
+        assert_eq!(health.failure(None, at(1)), None);
+        assert_eq!(health.failure(Some(9), at(9)), None, "full again");
+        assert_eq!(health.failure(Some(9), at(13)), None);
+        assert!(health.failure(Some(9), at(14)).unwrap().contains("read"));
+        assert_eq!(health.failure(None, at(20)), None);
         health.count_line();
         health.count_ping(at(30));
         health.count_ping(at(34));
-        assert_eq!(health.failure(false, at(34)), None);
-        assert!(health.failure(false, at(35)).unwrap().contains("ping"));
+        assert_eq!(health.failure(None, at(34)), None);
+        assert!(health.failure(None, at(35)).unwrap().contains("ping"));
         health.count_line();
-        assert_eq!(health.failure(false, at(40)), None);
+        assert_eq!(health.failure(None, at(40)), None);
+    }
+
+    /// One that wrote a line now and then was never ended, and what waited for it stayed for a day.
+    #[test]
+    fn a_child_that_writes_and_does_not_read_is_ended() {
+        let began = Instant::now();
+        let at = |seconds: u64| began + Duration::from_secs(seconds);
+        let mut health = Health::default();
+        for (seconds, queued) in [(0, 90), (3, 80), (7, 79), (9, 79), (11, 85)] {
+            health.count_line();
+            assert_eq!(health.failure(Some(queued), at(seconds)), None, "{queued}");
+        }
+        health.count_line();
+        assert!(health.failure(Some(79), at(12)).unwrap().contains("read"));
+    }
+
+    /// Those that were invented went into the inboxes of sessions that did not read, as fast as the pipe.
+    #[test]
+    fn answers_have_a_pace_of_their_own_that_calls_make_room_in() {
+        let began = Instant::now();
+        let mut paces = Paces::new(began);
+        let mut count = |is_answer, calls| paces.count(is_answer, || calls, || began);
+        assert!((1..4000).all(|_| count(true, 0).is_none()));
+        assert!((1..4000).all(|_| count(false, 0).is_none()));
+        assert!((4000..10_400).all(|_| count(true, 100).is_none()));
+        assert_eq!(count(true, 100), Some(began + WINDOW));
+        assert_eq!(count(false, 0), Some(began + WINDOW));
     }
 
     #[test]
@@ -131,7 +190,8 @@ mod tests {
         assert_eq!(until_pause(&mut pace, 10, at(2)), (4640, at(3)));
         // Slower than that, there is no pause.
         for windows in 4..24 {
-            assert!((0..4000).all(|_| pace.count(0, || at(windows)).is_none()));
+            let at = at(windows);
+            assert!((0..4000).all(|_| pace.count(|| 0, || at).is_none()));
         }
     }
 }

@@ -31,7 +31,7 @@ use crate::backend::{
     admission::{Circuit, Refused, Spec, Verdict, spec},
     dialect::{IdBlocks, IdLease},
 };
-use crate::{declare::Server, protocol::Revision};
+use crate::{base::budget::Drawn, declare::Server, protocol::Revision};
 
 /// All shared children of the gateway.
 pub(crate) struct SharedChildren {
@@ -328,6 +328,11 @@ impl Member {
         self.outbox.bytes() + self.waiting.load(Ordering::Relaxed)
     }
 
+    /// Bytes that wait here, because the mailbox has no room.
+    pub(crate) fn kept(&self) -> usize {
+        self.outbox.bytes()
+    }
+
     /// Sends messages as far as there is room.
     pub(crate) fn try_flush(&mut self) {
         while !self.outbox.is_empty()
@@ -362,11 +367,12 @@ impl Member {
         }
     }
 
-    /// Waits for the next message and sends queued ones meanwhile; cancel-safe.
-    pub(crate) async fn next(&mut self) -> ToSession {
+    /// Waits for the next message and sends queued ones meanwhile, which are counted by `waits`; cancel-safe.
+    pub(crate) async fn next(&mut self, waits: &mut Drawn) -> ToSession {
         loop {
             // With many messages this future is cancelled often, before the branch below is polled.
             self.try_flush();
+            waits.count(self.kept());
             tokio::select! {
                 biased;
                 message = self.inbox.next() => return message.unwrap_or(ToSession::Ended(Loss::Crash)),

@@ -97,6 +97,16 @@ impl Catalog {
         id(self).is_some() && id(self) == id(before)
     }
 
+    /// Reports whether its servers are those of `before`, unchanged; unchanged parts keep their address.
+    pub(crate) fn has_servers_of(&self, before: &Self) -> bool {
+        let is_known = |server: &Arc<Server>| {
+            let tenant = before.tenants.get(&server.tenant);
+            let known = tenant.and_then(|tenant| tenant.servers.get(&server.name));
+            known.is_some_and(|known| Arc::ptr_eq(known, server))
+        };
+        self.servers().count() == before.servers().count() && self.servers().all(is_known)
+    }
+
     /// Replaces equal parts by those of `before`, so that unchanged parts keep their address.
     pub(crate) fn reusing(mut self, before: &Self) -> Self {
         for (name, tenant) in &mut self.tenants {

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, future, sync::Arc, time::Duration};
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -26,6 +26,7 @@ pub(super) async fn follow(
     let mut changes = current.subscribe();
     changes.mark_changed();
     let mut unenforced = BTreeSet::new();
+    let mut prepared = Prepared::default();
     let mut next_end_ms = None;
     loop {
         let is_changed = tokio::select! {
@@ -34,7 +35,7 @@ pub(super) async fn follow(
             // The end of a key changes no snapshot.
             () = end_of_key(current.clock(), next_end_ms) => {
                 let catalog = Arc::clone(&changes.borrow().catalog);
-                next_end_ms = follow_access(&hub, current.clock(), &catalog);
+                next_end_ms = follow_access(&hub, current.clock(), &catalog).await;
                 continue;
             }
         };
@@ -53,16 +54,35 @@ pub(super) async fn follow(
         {
             metrics.unenforced.add([tenant, server, key], sign);
         }
-        hub.prepare(&snapshot.catalog);
-        next_end_ms = follow_access(&hub, current.clock(), &snapshot.catalog);
+        if prepared.follow(&snapshot.catalog, Instant::now()) {
+            hub.prepare(&snapshot.catalog);
+        }
+        next_end_ms = follow_access(&hub, current.clock(), &snapshot.catalog).await;
+    }
+}
+
+/// The last catalogue, and the time at which its servers were prepared.
+#[derive(Default)]
+struct Prepared(Option<(Arc<Catalog>, Instant)>);
+
+impl Prepared {
+    /// Takes the next catalogue; returns whether its servers are to be prepared: if they are others, as after a
+    /// revocation they are not, or if the last look for what earlier children and stores left behind was long ago.
+    fn follow(&mut self, catalog: &Arc<Catalog>, now: Instant) -> bool {
+        let last = self.0.take();
+        let last = last.filter(|(known, at)| now < *at + AGAIN && catalog.has_servers_of(known));
+        let is_due = last.is_none();
+        let at = last.map_or(now, |(_, at)| at);
+        self.0 = Some((Arc::clone(catalog), at));
+        is_due
     }
 }
 
 /// Makes sessions and children follow `catalog`; returns the next end of an API key.
-fn follow_access(hub: &Hub, clock: &Clock, catalog: &Arc<Catalog>) -> Option<i64> {
+async fn follow_access(hub: &Hub, clock: &Clock, catalog: &Arc<Catalog>) -> Option<i64> {
     // Read before they follow, so that no end falls between.
     let now_ms = clock.now_ms();
-    hub.follow(catalog);
+    hub.follow(catalog).await;
     catalog.next_key_end(now_ms)
 }
 
@@ -91,6 +111,8 @@ fn shortcomings(catalog: &Catalog, offer: &Offer) -> BTreeSet<(String, String, &
     catalog.servers().flat_map(of).collect()
 }
 
+/// The time after which a change looks for leftovers again although it is none of servers.
+const AGAIN: Duration = Duration::from_hours(1);
 /// The time for which ends of keys are gathered.
 const GATHER: Duration = Duration::from_millis(500);
 /// The longest time between two looks at the clock while a key has an end.
@@ -99,6 +121,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use std::{
+        collections::BTreeMap,
         pin::pin,
         sync::atomic::{AtomicI64, Ordering},
     };
@@ -106,6 +129,37 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::{config::Format, manifest::reader::parse};
+
+    /// Each revocation began a look at all stores and private directories, and a task for each server with a recipe.
+    #[test]
+    fn servers_are_prepared_when_they_change() {
+        let read = |servers: &str| {
+            let text = format!("tenants: {{a: {{auth: {{mode: none}}, servers: {{{servers}}}}}}}");
+            let read = parse("F", &text, Format::Yaml, &BTreeMap::new());
+            read.unwrap().catalog
+        };
+        let one = Arc::new(read("one: {command: x}"));
+        let revoked = Arc::new(Catalog::new(one.tenants.clone(), Arc::default()));
+        let read = |servers: &str| Arc::new(read(servers).reusing(&one));
+        let same = read("one: {command: x}");
+        let more = read("one: {command: x}, two: {command: x}");
+        let changed = read("one: {command: y}");
+        let (mut prepared, now) = (Prepared::default(), Instant::now());
+        for (catalog, at, is_due) in [
+            (&one, now, true),
+            (&revoked, now, false),
+            (&same, now, false),
+            (&more, now, true),
+            (&one, now, true),
+            (&changed, now, true),
+            (&changed, now + AGAIN / 2, false),
+            (&changed, now + AGAIN, true),
+            (&changed, now + AGAIN * 3 / 2, false),
+        ] {
+            assert_eq!(prepared.follow(catalog, at), is_due);
+        }
+    }
 
     /// The clock of the database may be set forward after the wait has begun.
     #[tokio::test]

@@ -115,10 +115,10 @@ impl Hub {
         false
     }
 
-    /// The sessions that are asked, oldest first: those of each caller by themselves, or all of the tenant.
+    /// The sessions that are asked, oldest first: those of each caller by themselves, or all of the tenant. The others
+    /// have no child to give up, and there may be so many that they would take all the time.
     fn groups(&self, level: Level, tenant: &str, callers: &[Arc<str>]) -> Vec<Vec<Handle>> {
-        let all = self.0.sessions.of_tenant(tenant).into_iter();
-        let mut all: Vec<Handle> = all.map(|(_, handle)| handle).collect();
+        let mut all = self.0.sessions.with_child_of(tenant);
         all.sort_by_key(|handle| handle.born);
         if level == Level::Tenant {
             return vec![all];

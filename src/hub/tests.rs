@@ -37,7 +37,7 @@ use crate::{
     auth::Access,
     backend::{
         Occasion,
-        child::{Ambient, Launcher, Restart, Zygote},
+        child::{Ambient, Holders, Launcher, Restart, Wanted, Zygote},
         sandbox::Sandbox,
     },
     config::{Config, Format, Sources, gateway},
@@ -895,16 +895,59 @@ fn busy_session(bench: &Bench) -> mpsc::Receiver<Command> {
     let (commands, received) = mpsc::channel(1);
     let drain = Command::Drain(oneshot::channel().0);
     assert!(commands.try_send(drain).is_ok(), "the queue is full");
-    let handle = Handle {
+    let handle = handle(bench, commands);
+    bench
+        .hub
+        .0
+        .sessions
+        .insert(&SessionId("busy".into()), handle);
+    received
+}
+
+/// The handle of a session without a task.
+fn handle(bench: &Bench, commands: mpsc::Sender<Command>) -> Handle {
+    Handle {
         commands,
         access: Arc::new(bench.access("ada")),
         transport: Transport::Streamable,
         born: Instant::now(),
         fence: Fence(1),
+    }
+}
+
+/// They were asked first, the oldest first, and the time was over before those with one: a tenant with thousands of
+/// sessions gave up no child.
+#[tokio::test]
+async fn sessions_without_a_child_of_their_own_are_not_asked_for_one() {
+    let bench = Bench::new(&json!({"isolation": "session"}));
+    let sessions = &bench.hub.0.sessions;
+    let (commands, mut asked) = mpsc::channel(64);
+    let without = SessionId("without".into());
+    sessions.insert(&without, handle(&bench, commands));
+    let client = bench.open("ada").await;
+    assert_eq!(sessions.with_child_of("a").len(), 1);
+    assert_eq!(sessions.with_child_of("b").len(), 0);
+    let (wanted, requests) = mpsc::channel(1);
+    bench.hub.reclaim_for(requests);
+    let given = async {
+        loop {
+            let (reply, is_given) = oneshot::channel();
+            let holders = Holders::Tenants(vec!["a".to_owned()]);
+            assert!(wanted.send(Wanted { holders, reply }).await.is_ok());
+            if is_given.await == Ok(true) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     };
-    let id = SessionId("busy".into());
-    bench.hub.0.sessions.insert(&id, handle);
-    received
+    let given = tokio::time::timeout(Duration::from_secs(60), given).await;
+    assert!(given.is_ok(), "no child is given up");
+    assert!(asked.try_recv().is_err(), "it has none to give up");
+    assert_eq!(sessions.with_child_of("a").len(), 0);
+    // It gets another one.
+    client.pid().await;
+    assert_eq!(sessions.with_child_of("a").len(), 1);
+    bench.end().await;
 }
 
 /// A session whose child held it up for five seconds went on without its access, until another change. Each change
@@ -917,7 +960,7 @@ async fn a_session_that_was_busy_for_long_is_told_of_its_revocation() {
     let mut received = busy_session(&bench);
     let tasks = bench.tracker.len();
     for _ in 0..3 {
-        bench.hub.follow(&Arc::default());
+        bench.hub.follow(&Arc::default()).await;
     }
     assert_eq!(bench.tracker.len(), tasks + 1, "one waits for all changes");
     let first = received.recv().await;
@@ -932,6 +975,37 @@ async fn a_session_that_was_busy_for_long_is_told_of_its_revocation() {
     let told = tokio::time::timeout(Duration::from_secs(60), told).await;
     assert!(told.is_ok(), "and once");
     assert!(received.try_recv().is_err());
+    bench.end().await;
+}
+
+/// A worker told all sessions at a stretch, at each revocation of anybody's, and its other tasks waited.
+#[tokio::test]
+async fn a_change_that_many_sessions_follow_lets_others_go_first() {
+    // No tenant is left.
+    let snapshot = CurrentSnapshot::fixed(Catalog::default());
+    let bench = Bench::of(&json!({}), snapshot, |_| {});
+    let mut all = Vec::new();
+    for number in 0..1000 {
+        let (commands, received) = mpsc::channel(1);
+        let id = SessionId(format!("session {number}").into());
+        bench.hub.0.sessions.insert(&id, handle(&bench, commands));
+        all.push(received);
+    }
+    let polls = {
+        let (catalog, mut polls) = (Arc::default(), 0);
+        let mut following = pin!(bench.hub.follow(&catalog));
+        poll_fn(|cx| {
+            polls += 1;
+            following.as_mut().poll(cx)
+        })
+        .await;
+        polls
+    };
+    assert!(polls > 3, "{polls} polls");
+    for received in &mut all {
+        let told = received.try_recv();
+        assert!(matches!(told, Ok(Command::Change(None))));
+    }
     bench.end().await;
 }
 
@@ -956,9 +1030,9 @@ async fn a_session_with_a_full_queue_delays_no_child() {
         registry.add(&server, None, 0)
     };
     let (main, gone) = (started("main"), started("gone"));
-    bench.hub.follow(&Arc::new(before.clone()));
+    bench.hub.follow(&Arc::new(before.clone())).await;
     let young = registry.add(&new, None, 0);
-    bench.hub.follow(&Arc::new(after));
+    bench.hub.follow(&Arc::new(after)).await;
     assert_eq!(main.restart(), Some(Restart::Drain));
     assert_eq!(gone.restart(), Some(Restart::Now));
     // Those of a session that was not told yet, by the old declaration.
@@ -1712,11 +1786,11 @@ async fn the_tools_of_a_server_that_is_gone_are_forgotten() {
         Arc::new(manifest.unwrap().catalog)
     };
     let (hub, tools) = (&bench.hub, &bench.hub.0.tools);
-    hub.follow(&catalog("main"));
+    hub.follow(&catalog("main")).await;
     tools.compare(&bench.server, br#"[{"name": "x"}]"#);
-    hub.follow(&catalog("main"));
+    hub.follow(&catalog("main")).await;
     assert!(tools.has(&bench.server));
-    hub.follow(&catalog("other"));
+    hub.follow(&catalog("other")).await;
     assert!(!tools.has(&bench.server));
     bench.end().await;
 }

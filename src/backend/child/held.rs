@@ -51,12 +51,7 @@ impl Held {
 
     /// Counts what is held now.
     pub(super) fn count(&mut self, bytes: usize) {
-        let (steps, held) = ((bytes / STEP * STEP) as u64, self.drawn.amount());
-        if steps > held {
-            self.drawn.add(steps - held);
-        } else if steps < held {
-            self.drawn.give_back(held - steps);
-        }
+        self.drawn.count(bytes);
     }
 
     /// Waits while a long line may not grow, because the share has no room for it.
@@ -71,14 +66,15 @@ impl Held {
     }
 }
 
-/// Bytes that are counted at once.
-const STEP: usize = 64 << 10;
 /// Time after which it is tried again to read a long line.
 const PAUSE: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
     use super::super::held::*;
+
+    /// Bytes that are counted at once.
+    const STEP: usize = 64 << 10;
 
     #[tokio::test]
     async fn a_child_is_one_of_many_while_others_of_its_tenant_wait_in_line() {

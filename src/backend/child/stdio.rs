@@ -338,6 +338,9 @@ impl Child {
                 "the guard of a child was killed: processes of the child may be left"
             );
         }
+        // It has the files with the secrets, and another look for leftovers may be long in coming.
+        let left = self.private.take_if(|_| was_killed(status));
+        self.guard.clear(left);
         Poll::Ready(status)
     }
 
@@ -384,7 +387,7 @@ impl Child {
                     turn.made_progress();
                     if self.exit.is_none() {
                         self.exit = Some(status);
-                        // A killed guard left its directory behind.
+                        // A killed guard may have left processes.
                         if !was_killed(status) {
                             _ = self.lease.take().map(UidLease::end);
                             Launcher::log_leftover(self.private.as_deref());

@@ -57,10 +57,12 @@ impl Child {
                 stderr_tail: self.stderr().bytes(),
             };
         }
+        // Waited for below, so that nobody else removes it.
+        let private = self.private.take();
         // Only a guard that does not react: processes below it would escape.
         self.signal(Signal::KILL);
         let exit = timeout(GUARD_ANSWERS, self.ended()).await;
-        if let Some(dir) = self.private.take() {
+        if let Some(dir) = private {
             _ = tokio::task::spawn_blocking(move || Launcher::discard(&dir)).await;
         }
         exit.unwrap_or_else(|_| self.exit(ExitStatus::from_raw(Signal::KILL.as_raw())))

@@ -429,6 +429,25 @@ async fn a_killed_guard_leaves_no_group() {
     }
 }
 
+/// It stayed, with the secrets in it, until the catalogue changed or the gateway was started anew.
+#[tokio::test]
+async fn a_killed_guard_leaves_no_private_directory() {
+    let (mut child, work) = start().await;
+    call(&mut child, "echo", json!({"text": "here"})).await;
+    let left = || work.path().read_dir().unwrap().count();
+    assert_eq!(left(), 1);
+    let guard = child.guard.id().unwrap();
+    rustix::process::kill_process(guard, Signal::KILL).unwrap();
+    ended(&mut child).await;
+    // As the owners of children do.
+    child.kill().await;
+    let begun = Instant::now();
+    while left() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it is left");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// The guard ended without it, and the directory stayed with the secrets in it.
 #[tokio::test]
 async fn a_child_that_is_killed_before_its_guard_knows_it_whole_leaves_no_files() {

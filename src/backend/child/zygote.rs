@@ -10,7 +10,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::process::{CommandExt, ExitStatusExt},
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{self, Command, ExitStatus, Stdio},
     sync::{Arc, PoisonError, RwLock},
     task::{Context, Poll, ready},
@@ -34,7 +34,10 @@ use tokio::{
     time::sleep,
 };
 
-use crate::backend::guard::{GUARD_ARGUMENT, STREAMS, ZYGOTE};
+use crate::backend::{
+    guard::{GUARD_ARGUMENT, STREAMS, ZYGOTE},
+    linux::removal,
+};
 
 /// The zygote of a gateway, started at its first use and again when it has ended.
 #[derive(Debug)]
@@ -246,7 +249,7 @@ impl Guard {
         self.process.is_some().then_some(self.pid)
     }
 
-    /// Waits for its end and reaps it.
+    /// Waits for its end and reaps it; [`Guard::clear`] follows.
     ///
     /// # Panics
     ///
@@ -263,8 +266,12 @@ impl Guard {
             }
         };
         self.process = None;
-        remove(self.group.take());
         Poll::Ready(status)
+    }
+
+    /// Removes its cgroup, and then the private directory that it `left`: what it left in the group may write there.
+    pub(super) fn clear(&mut self, left: Option<PathBuf>) {
+        remove(self.group.take(), left);
     }
 }
 
@@ -277,7 +284,7 @@ impl Drop for Guard {
             runtime.spawn(async move {
                 while let Ok(mut ready) = process.readable().await {
                     if reap(&process).is_some() {
-                        remove(group);
+                        remove(group, None);
                         break;
                     }
                     ready.clear_ready();
@@ -287,27 +294,49 @@ impl Drop for Guard {
     }
 }
 
-/// Removes a cgroup, unless it is gone. What a guard that was killed has left in it is killed first; a group that still
-/// has processes after five seconds is removed by the next start of the gateway.
-fn remove(group: Option<PathBuf>) {
-    let Some(group) = group.filter(|group| fs::remove_dir(group).is_err() && group.exists()) else {
+/// Removes a cgroup, unless it is gone, and then a private directory that a guard `left`.
+fn remove(group: Option<PathBuf>, left: Option<PathBuf>) {
+    let group = group.filter(|group| fs::remove_dir(group).is_err() && group.exists());
+    if group.is_none() && left.is_none() {
         return;
-    };
+    }
     let Ok(runtime) = Handle::try_current() else {
         return;
     };
     runtime.spawn(async move {
-        let kill = OpenOptions::new()
-            .write(true)
-            .open(group.join("cgroup.kill"));
-        _ = kill.and_then(|mut kill| kill.write_all(b"1"));
-        for _ in 0..250 {
-            sleep(Duration::from_millis(20)).await;
-            if fs::remove_dir(&group).is_ok() || !group.exists() {
-                break;
-            }
+        if let Some(group) = group {
+            empty(&group).await;
+        }
+        if let Some(dir) = left {
+            _ = spawn_blocking(move || discard(&dir)).await;
         }
     });
+}
+
+/// Kills what a guard that was killed has left in its cgroup, and removes that; one that still has processes after five
+/// seconds is removed by the next start of the gateway.
+async fn empty(group: &Path) {
+    let kill = OpenOptions::new()
+        .write(true)
+        .open(group.join("cgroup.kill"));
+    _ = kill.and_then(|mut kill| kill.write_all(b"1"));
+    for _ in 0..250 {
+        sleep(Duration::from_millis(20)).await;
+        if fs::remove_dir(group).is_ok() || !group.exists() {
+            break;
+        }
+    }
+}
+
+/// Removes a private directory in place of its guard. One that remains is removed as other leftovers are.
+fn discard(dir: &Path) {
+    if let Err(error) = removal::remove(dir) {
+        tracing::warn!(
+            dir = %dir.display(),
+            %error,
+            "cannot remove the private directory of a killed guard"
+        );
+    }
 }
 
 /// Reaps a process that has ended.
@@ -393,7 +422,7 @@ mod tests {
         for file in [&process, &kill] {
             fs::write(file, "").unwrap();
         }
-        remove(Some(group.clone()));
+        remove(Some(group.clone()), None);
         let gone = async {
             while fs::read_to_string(&kill).unwrap() != "1" {
                 sleep(Duration::from_millis(1)).await;

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     mailbox::{Counted, Inbox, Initialized, Loss, Status, ToChild, ToSession},
-    pace::{Health, Pace},
+    pace::{Calls, Health, Paces},
     routing::{Recipients, Routing, refuse, salvage_calls},
 };
 use crate::backend::{
@@ -32,7 +32,7 @@ use crate::backend::{
     dialect::{IdBlocks, log_own_error},
 };
 use crate::{
-    base::budget::LargeWork,
+    base::budget::{Drawn, LargeWork},
     declare::Server,
     protocol::{Kind, Message, Revision, initialize},
     telemetry::{ChildState, Exit},
@@ -84,7 +84,7 @@ pub(super) struct SharedChild {
     pub(super) ids: Arc<IdBlocks>,
     pub(super) mailbox: mpsc::Receiver<ToChild>,
     pub(super) status: watch::Sender<Status>,
-    pub(crate) load: Arc<AtomicUsize>,
+    pub(super) calls: Arc<Calls>,
     pub(super) waiting: Arc<AtomicUsize>,
     pub(super) is_closing: Arc<AtomicBool>,
     pub(crate) drain: CancellationToken,
@@ -103,7 +103,9 @@ struct RunningChild {
     health: Health,
     /// The time of the last periodic ping.
     pinged: Instant,
-    pace: Pace,
+    pace: Paces,
+    /// What is drawn for its mailbox, which may not be read for seconds; none if it is not counted.
+    unread: Option<Drawn>,
     /// Its lines since others went first.
     lines: u32,
     wake: Arc<tokio::sync::Notify>,
@@ -137,6 +139,7 @@ impl SharedChild {
             None => return None,
         };
         let now = Instant::now();
+        let unread = child.share().map(|share| share.hold(0));
         let mut running = RunningChild {
             routing: Routing::new(self.server.supervision.isolation, Arc::clone(&self.ids)),
             shared: self,
@@ -146,7 +149,8 @@ impl SharedChild {
             used: now,
             health: Health::default(),
             pinged: now,
-            pace: Pace::new(now),
+            pace: Paces::new(now),
+            unread,
             lines: 0,
             wake: Arc::default(),
             closing: None,
@@ -176,13 +180,16 @@ impl SharedChild {
         }
         running.members.clear();
         running.shared.mailbox.close();
-        let exit = match loss {
-            Loss::Crash | Loss::TooLong => Exit::Crashed,
-            Loss::Idle => Exit::Idle,
-            Loss::Restart => Exit::Stopped,
-        };
-        running.end(exit).await;
+        running.end(exit_of(loss)).await;
         Some(loss)
+    }
+}
+
+fn exit_of(loss: Loss) -> Exit {
+    match loss {
+        Loss::Crash | Loss::TooLong => Exit::Crashed,
+        Loss::Idle => Exit::Idle,
+        Loss::Restart => Exit::Stopped,
     }
 }
 
@@ -221,7 +228,7 @@ impl RunningChild {
         loop {
             let event = self.child.next().await;
             let is_line = matches!(event, ChildEvent::Line(_) | ChildEvent::Translated);
-            if is_line && let Some(until) = self.paced() {
+            if is_line && let Some(until) = self.paced(false) {
                 sleep_until(until).await;
             }
             match event {
@@ -356,7 +363,7 @@ impl RunningChild {
     /// Reason to end now, once its sessions have left.
     fn is_left(&self, now: Instant) -> Option<Loss> {
         let (loss, until) = self.closing?;
-        let has_calls = self.shared.load.load(Ordering::Relaxed) > 0;
+        let has_calls = self.shared.calls.in_flight() > 0;
         let is_wanted = has_calls || !self.shared.mailbox.is_empty() && !self.is_full();
         let is_left = now >= until || self.members.values().all(Inbox::is_closed);
         (!is_wanted && is_left).then_some(loss)
@@ -368,8 +375,10 @@ impl RunningChild {
     }
 
     fn tick(&mut self, now: Instant) -> Option<Loss> {
+        self.count_mailbox();
         // The mailbox is not read while it is full.
-        if let Some(why) = self.health.failure(self.is_full(), now) {
+        let full = self.is_full().then_some(self.child.queued());
+        if let Some(why) = self.health.failure(full, now) {
             tracing::warn!(
                 server.name = self.shared.server.name,
                 "the shared child {why}: it is ended"
@@ -386,7 +395,7 @@ impl RunningChild {
         for number in gone {
             self.leave(number);
         }
-        let calls = self.shared.load.load(Ordering::Relaxed);
+        let calls = self.shared.calls.in_flight();
         if calls > 0 || self.routing.is_subscribed() {
             self.used = now;
         }
@@ -399,6 +408,14 @@ impl RunningChild {
         }
         let idle = self.shared.server.supervision.idle;
         (!idle.is_zero() && now.saturating_duration_since(self.used) >= idle).then_some(Loss::Idle)
+    }
+
+    /// Counts what is in the mailbox: where it is read, nothing has been there for long.
+    fn count_mailbox(&mut self) {
+        let waiting = self.shared.waiting.load(Ordering::Relaxed);
+        if let Some(unread) = &mut self.unread {
+            unread.count(waiting);
+        }
     }
 
     /// Ends the wait for answers to requests of the gateway itself that are overdue.
@@ -503,8 +520,7 @@ impl RunningChild {
                 ChildEvent::TooLong => return Err(Loss::TooLong),
                 ChildEvent::Closed | ChildEvent::Exited(_) => return Err(Loss::Crash),
             };
-            // Answers are paced by requests, and invented ones by the sessions that get them.
-            if !is_answer && let Some(until) = self.paced() {
+            if let Some(until) = self.paced(is_answer) {
                 return Ok(Some(until));
             }
             self.lines += 1;
@@ -578,7 +594,8 @@ impl RunningChild {
             return self.count_dropped();
         };
         let is_sent = {
-            pin! { let put = inbox.put(message, counted); }
+            let share = self.child.share();
+            pin! { let put = inbox.put(message, counted, share); }
             match put.as_mut().now_or_never() {
                 Some(is_sent) => is_sent,
                 // A session that does not read must not delay the others.
@@ -596,9 +613,8 @@ impl RunningChild {
     }
 
     /// End of a pause in reading, if the child sends too much.
-    fn paced(&mut self) -> Option<Instant> {
-        let calls = self.shared.load.load(Ordering::Relaxed);
-        self.pace.count(calls, Instant::now)
+    fn paced(&mut self, is_answer: bool) -> Option<Instant> {
+        self.pace.count(is_answer, &self.shared.calls, Instant::now)
     }
 
     async fn end(self, reason: Exit) {

@@ -4,16 +4,16 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-use super::routing::Level;
+use super::{pace::Calls, routing::Level};
 use crate::backend::{Refused, child::Entry};
-use crate::base::budget::{Budget, Drawn};
+use crate::base::budget::{Budget, Drawn, drop_room, push_back};
 use crate::protocol::{
     Message, Revision,
     initialize::{self, MAX_CAPABILITIES},
@@ -91,6 +91,8 @@ pub(super) struct Inbox {
     waiting: mpsc::Sender<Waiting>,
     /// Room for bytes.
     room: Arc<Semaphore>,
+    /// Bytes of short messages that took neither room nor budget since it was last empty.
+    short: AtomicUsize,
 }
 
 /// The messages of an inbox, for its session.
@@ -143,8 +145,7 @@ pub(super) enum Status {
 pub(super) struct Handle {
     pub(crate) mailbox: mpsc::Sender<ToChild>,
     pub(super) status: watch::Receiver<Status>,
-    /// Calls in flight of all sessions.
-    pub(crate) load: Arc<AtomicUsize>,
+    pub(super) calls: Arc<Calls>,
     /// Bytes in the mailbox.
     pub(super) waiting: Arc<AtomicUsize>,
     /// Whether it takes no new sessions.
@@ -158,8 +159,17 @@ const INBOX: usize = 256;
 /// message once it is empty.
 const INBOX_BYTES: u32 = 8 << 20;
 
-/// The shortest message that is counted: an inbox of shorter ones has at most a megabyte.
+/// The shortest message that is always counted.
 const COUNTED: usize = 4 << 10;
+
+/// The most messages in an inbox before one that is not counted: there may be 100,000 inboxes.
+const FEW: usize = 16;
+
+/// The most bytes of messages that are not counted, of one inbox.
+const UNCOUNTED: usize = 8 << 10;
+
+/// What a short message takes beside its bytes.
+const ENTRY: usize = 256;
 
 /// Capacity of the child's mailbox.
 pub(super) const MAILBOX: usize = 256;
@@ -168,7 +178,8 @@ impl ToChild {
     /// The bytes of the client's data.
     pub(crate) fn bytes(&self) -> usize {
         match self {
-            Self::Lines(line) | Self::Subscription { line, .. } => line.len(),
+            Self::Lines(line) => line.len(),
+            Self::Subscription { line, uri, .. } => line.len() + uri.len(),
             Self::Abandon { uri, .. } => uri.len(),
             Self::Join { .. } | Self::Leave(_) | Self::Level(..) | Self::Probe => 0,
         }
@@ -193,6 +204,12 @@ impl Counted {
         Self(share.map(|share| Arc::new(share.hold(bytes as u64))))
     }
 
+    /// Counts a short message in one inbox.
+    fn entry(bytes: usize, share: Option<&Arc<Budget>>) -> Self {
+        let drawn = share.map(|share| share.hold(bytes as u64));
+        Self(drawn.map(Arc::new))
+    }
+
     /// Whether the share has no room left.
     fn is_too_much(&self) -> bool {
         self.0.as_ref().is_none_or(|drawn| drawn.is_too_much())
@@ -204,20 +221,52 @@ impl Inbox {
     pub(super) fn new() -> (Self, Received) {
         let (waiting, received) = mpsc::channel(INBOX);
         let room = Arc::new(Semaphore::new(INBOX_BYTES as usize));
-        (Self { waiting, room }, Received(received))
+        let inbox = Self {
+            waiting,
+            room,
+            short: AtomicUsize::new(0),
+        };
+        (inbox, Received(received))
     }
 
-    /// Puts a message in as soon as there is room for it; false if the session is gone.
-    pub(super) async fn put(&self, message: ToSession, counted: Counted) -> bool {
-        let held = match message.bytes() {
-            0..COUNTED => None,
-            bytes => Some(Box::new((self.room_for(bytes, &counted).await, counted))),
+    /// Puts a message in as soon as there is room for it; false if the session is gone. A short one is counted against
+    /// the share where many are in the inbox.
+    pub(super) async fn put(
+        &self,
+        message: ToSession,
+        counted: Counted,
+        share: Option<&Arc<Budget>>,
+    ) -> bool {
+        let bytes = message.bytes();
+        let held = if self.is_one_of_few(bytes) {
+            None
+        } else {
+            let (bytes, counted) = match bytes {
+                0..COUNTED => (bytes + ENTRY, Counted::entry(bytes + ENTRY, share)),
+                _ => (bytes, counted),
+            };
+            Some(Box::new((self.room_for(bytes, &counted).await, counted)))
         };
         let waiting = Waiting {
             message,
             _held: held,
         };
         self.waiting.send(waiting).await.is_ok()
+    }
+
+    /// Whether a message needs neither room nor budget: of a session that reads, most.
+    fn is_one_of_few(&self, bytes: usize) -> bool {
+        let before = INBOX - self.waiting.capacity();
+        // The child's task alone writes it.
+        let short = if before == 0 {
+            0
+        } else {
+            self.short.load(Ordering::Relaxed)
+        };
+        let is_one = bytes < COUNTED && before < FEW && short + bytes <= UNCOUNTED;
+        let added = if is_one { bytes } else { 0 };
+        self.short.store(short + added, Ordering::Relaxed);
+        is_one
     }
 
     async fn room_for(&self, bytes: usize, counted: &Counted) -> Option<OwnedSemaphorePermit> {
@@ -267,7 +316,7 @@ impl Outbox {
         let before = self.split();
         for message in before.into_iter().chain([message]) {
             self.bytes += message.bytes();
-            self.first.push_back(message);
+            push_back(&mut self.first, message);
         }
     }
 
@@ -277,6 +326,7 @@ impl Outbox {
             return self.split();
         };
         self.bytes -= message.bytes();
+        drop_room(&mut self.first);
         Some(message)
     }
 
@@ -285,9 +335,9 @@ impl Outbox {
         self.first.is_empty() && self.lines.is_empty()
     }
 
-    /// Bytes of all messages.
+    /// Bytes of all messages: of those without data, many take as much.
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes + self.lines.len()
+        self.first.len() * size_of::<ToChild>() + self.bytes + self.lines.len()
     }
 
     fn split(&mut self) -> Option<ToChild> {
@@ -341,7 +391,7 @@ mod tests {
             let mut are_put = true;
             for inbox in inboxes {
                 let message = ToSession::Message(message.clone());
-                are_put &= inbox.put(message, counted.clone()).await;
+                are_put &= inbox.put(message, counted.clone(), Some(&share)).await;
             }
             are_put
         };
@@ -359,10 +409,35 @@ mod tests {
         assert_eq!(root.used(), 0);
     }
 
+    /// Those of 10,000 sessions that did not read were 11 GB, and in no budget.
+    #[tokio::test]
+    async fn short_messages_are_counted_where_many_are_in_an_inbox() {
+        let root = Budget::new(1 << 30);
+        let share = root.share();
+        for (bytes, few) in [(4000, 2), (100, 16)] {
+            let (inbox, mut received) = Inbox::new();
+            for _ in 0..2 {
+                for at in 0..INBOX {
+                    let counted = (bytes + ENTRY) * at.saturating_sub(few);
+                    assert_eq!(share.used(), counted as u64, "{at} of {bytes}");
+                    let message = message(bytes);
+                    let none = Counted::new(&message, Some(&share));
+                    let message = ToSession::Message(message);
+                    assert!(inbox.put(message, none, Some(&share)).await);
+                }
+                while received.next_ready().is_some() {}
+                assert_eq!(root.used(), 0, "they are taken");
+            }
+        }
+    }
+
     #[tokio::test]
     async fn an_inbox_is_full_of_bytes_as_of_messages() {
         let (inbox, mut received) = Inbox::new();
-        let put = |bytes: usize| inbox.put(ToSession::Message(message(bytes)), Counted::default());
+        let put = |bytes: usize| {
+            let message = ToSession::Message(message(bytes));
+            inbox.put(message, Counted::default(), None)
+        };
         assert!(put(3 << 20).await && put(5 << 20).await);
         let mut next = Box::pin(put(COUNTED));
         assert!((&mut next).now_or_never().is_none());
@@ -396,7 +471,7 @@ mod tests {
         let put = || {
             let message = message(8 << 20);
             let counted = Counted::new(&message, Some(&share));
-            inbox.put(ToSession::Message(message), counted)
+            inbox.put(ToSession::Message(message), counted, Some(&share))
         };
         for _ in 0..4 {
             assert_eq!(put().now_or_never(), Some(true));
@@ -424,7 +499,7 @@ mod tests {
             line: Bytes::from_static(b"c\n"),
         });
         outbox.lines().extend_from_slice(b"d\n");
-        assert_eq!(outbox.bytes(), 8);
+        assert_eq!(outbox.bytes(), 11 + 3 * size_of::<ToChild>());
         assert!(matches!(outbox.pop(), Some(ToChild::Lines(lines)) if lines == "a\nb\n"));
         assert!(matches!(outbox.pop(), Some(ToChild::Level(1, 2))));
         assert!(matches!(

@@ -1,35 +1,101 @@
 //! Pace of a shared child: the lines that it may write within a window, and the time that it has for what it owes.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
-/// The lines of a child in the present window.
-pub(super) struct Pace {
+/// The calls of all sessions at a shared child.
+#[derive(Default)]
+pub(super) struct Calls {
+    in_flight: AtomicUsize,
+    /// All that have begun.
+    begun: AtomicU64,
+}
+
+impl Calls {
+    /// A session has `now` calls in flight instead of `before`. Returns those of all sessions.
+    pub(super) fn set(&self, before: usize, now: usize) -> usize {
+        if let Some(fewer) = before.checked_sub(now) {
+            return self.in_flight.fetch_sub(fewer, Ordering::Relaxed) - fewer;
+        }
+        let more = now - before;
+        self.begun.fetch_add(more as u64, Ordering::Relaxed);
+        self.in_flight.fetch_add(more, Ordering::Relaxed) + more
+    }
+
+    /// Those in flight.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+}
+
+/// The paces of a shared child: of its answers, and of all else that it writes. An answer that no call waits for is known
+/// to its session alone, which may not read.
+pub(super) struct Paces {
+    answers: Pace,
+    others: Pace,
+    /// The calls that had had an answer, or more, at the last pause for answers.
+    answered: u64,
+}
+
+impl Paces {
+    /// No line yet.
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            answers: Pace::new(now),
+            others: Pace::new(now),
+            answered: 0,
+        }
+    }
+
+    /// Counts a line. Returns the end of the pause in reading that it causes.
+    pub(super) fn count(
+        &mut self,
+        is_answer: bool,
+        calls: &Calls,
+        clock: impl FnOnce() -> Instant,
+    ) -> Option<Instant> {
+        if !is_answer {
+            // A call has progress of its own.
+            let room = || (calls.in_flight() as u64).saturating_mul(CALL_LINES);
+            return self.others.count(room, clock);
+        }
+        // Each call has an answer, however fast: those beyond are invented.
+        let begun = || calls.begun.load(Ordering::Relaxed);
+        let pause = self.answers.count(|| begun() - self.answered, clock);
+        if self.answers.lines == 0 {
+            self.answered = begun().saturating_sub(calls.in_flight() as u64);
+        }
+        pause
+    }
+}
+
+/// Lines of one kind in the present window.
+struct Pace {
     began: Instant,
-    lines: u32,
+    lines: u64,
 }
 
 impl Pace {
     /// None yet.
-    pub(super) fn new(now: Instant) -> Self {
+    fn new(now: Instant) -> Self {
         Self {
             began: now,
             lines: 0,
         }
     }
 
-    /// Counts a line that nobody waits for, while this many calls are in flight. Returns the end of the pause in
-    /// reading that it causes.
-    pub(super) fn count(
+    /// Counts a line; there is room for this many beyond those of any window.
+    fn count(
         &mut self,
-        calls: usize,
+        room: impl FnOnce() -> u64,
         clock: impl FnOnce() -> Instant,
     ) -> Option<Instant> {
         self.lines += 1;
-        // A call has progress of its own.
-        let calls = u32::try_from(calls).unwrap_or(u32::MAX);
-        if self.lines < WINDOW_LINES.saturating_add(calls.saturating_mul(CALL_LINES)) {
+        if self.lines < WINDOW_LINES || self.lines < WINDOW_LINES.saturating_add(room()) {
             return None;
         }
         // The clock is read for many lines at once.
@@ -44,8 +110,8 @@ impl Pace {
 pub(super) struct Health {
     /// The time of the first ping since its last line.
     pinged: Option<Instant>,
-    /// The time since which its queue is full, and it says nothing.
-    full: Option<Instant>,
+    /// The time since which its queue is full and has not become shorter, and its length then.
+    full: Option<(Instant, usize)>,
 }
 
 impl Health {
@@ -54,24 +120,23 @@ impl Health {
         self.pinged.get_or_insert(now);
     }
 
-    /// Counts a line of it, by which it is alive.
+    /// Counts a line of it, by which it is alive. It may still not read.
     pub(super) fn count_line(&mut self) {
-        *self = Self::default();
+        self.pinged = None;
     }
 
     /// Why it is to be ended, in words: it has had [`PROBE`] to answer a ping, or to read some of its queue, which has
-    /// been full all that time.
-    pub(super) fn failure(&mut self, is_full: bool, now: Instant) -> Option<&'static str> {
-        if is_full {
-            self.full.get_or_insert(now);
-        } else {
-            self.full = None;
-        }
+    /// been full all that time. `full` is the length of a full queue.
+    pub(super) fn failure(&mut self, full: Option<usize>, now: Instant) -> Option<&'static str> {
+        self.full = full.map(|queued| match self.full {
+            Some((since, least)) if queued >= least => (since, least),
+            _ => (now, queued),
+        });
         let is_over = |since: Option<Instant>| since.is_some_and(|since| since + PROBE <= now);
         if is_over(self.pinged) {
             return Some("does not answer a ping");
         }
-        is_over(self.full).then_some("does not read its stdin")
+        is_over(self.full.map(|(since, _)| since)).then_some("does not read its stdin")
     }
 }
 
@@ -79,9 +144,9 @@ impl Health {
 const PROBE: Duration = Duration::from_secs(5);
 
 /// Lines per window, as for a child of one session.
-const WINDOW_LINES: u32 = 4000;
+const WINDOW_LINES: u64 = 4000;
 /// Further lines for each call in flight.
-const CALL_LINES: u32 = 64;
+const CALL_LINES: u64 = 64;
 const WINDOW: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -89,9 +154,9 @@ mod tests {
     use super::super::pace::*;
 
     /// The lines, all written at `now`, up to the one that causes a pause.
-    fn until_pause(pace: &mut Pace, calls: usize, now: Instant) -> (u32, Instant) {
+    fn until_pause(paces: &mut Paces, calls: &Calls, now: Instant) -> (u32, Instant) {
         for lines in 1..100_000 {
-            if let Some(until) = pace.count(calls, || now) {
+            if let Some(until) = paces.count(false, calls, || now) {
                 return (lines, until);
             }
         }
@@ -104,34 +169,82 @@ mod tests {
         let began = Instant::now();
         let at = |seconds: u64| began + Duration::from_secs(seconds);
         let mut health = Health::default();
-        assert_eq!(health.failure(true, at(0)), None);
-        assert_eq!(health.failure(false, at(1)), None);
-        assert_eq!(health.failure(true, at(9)), None, "full again");
-        assert_eq!(health.failure(true, at(13)), None);
-        assert!(health.failure(true, at(14)).unwrap().contains("read"));
-        health.count_line();
-        assert_eq!(health.failure(true, at(20)), None, "it is alive");
+        assert_eq!(health.failure(Some(9), at(0)), None);
+        assert_eq!(health.failure(None, at(1)), None);
+        assert_eq!(health.failure(Some(9), at(9)), None, "full again");
+        assert_eq!(health.failure(Some(9), at(13)), None);
+        assert!(health.failure(Some(9), at(14)).unwrap().contains("read"));
+        assert_eq!(health.failure(None, at(20)), None);
         health.count_line();
         health.count_ping(at(30));
         health.count_ping(at(34));
-        assert_eq!(health.failure(false, at(34)), None);
-        assert!(health.failure(false, at(35)).unwrap().contains("ping"));
+        assert_eq!(health.failure(None, at(34)), None);
+        assert!(health.failure(None, at(35)).unwrap().contains("ping"));
         health.count_line();
-        assert_eq!(health.failure(false, at(40)), None);
+        assert_eq!(health.failure(None, at(40)), None);
+    }
+
+    /// One that wrote a line now and then was never ended, and what waited for it stayed for a day.
+    #[test]
+    fn a_child_that_writes_and_does_not_read_is_ended() {
+        let began = Instant::now();
+        let at = |seconds: u64| began + Duration::from_secs(seconds);
+        let mut health = Health::default();
+        for (seconds, queued) in [(0, 90), (3, 80), (7, 79), (9, 79), (11, 85)] {
+            health.count_line();
+            assert_eq!(health.failure(Some(queued), at(seconds)), None, "{queued}");
+        }
+        health.count_line();
+        assert!(health.failure(Some(79), at(12)).unwrap().contains("read"));
+    }
+
+    /// Those that were invented went into the inboxes of sessions that did not read, as fast as the pipe.
+    #[test]
+    fn answers_have_a_pace_of_their_own_beyond_those_of_calls() {
+        let began = Instant::now();
+        let (mut paces, calls) = (Paces::new(began), Calls::default());
+        let mut count = |is_answer| paces.count(is_answer, &calls, || began);
+        assert!((1..4000).all(|_| count(true).is_none()));
+        assert!((1..4000).all(|_| count(false).is_none()));
+        assert_eq!(calls.set(0, 100), 100);
+        assert!((4000..4100).all(|_| count(true).is_none()));
+        assert_eq!(count(true), Some(began + WINDOW));
+        assert!((4000..10_400).all(|_| count(false).is_none()));
+        assert_eq!(count(false), Some(began + WINDOW));
+        // Those in flight have an answer in the next window still.
+        assert!((1..4100).all(|_| count(true).is_none()));
+        assert_eq!(count(true), Some(began + WINDOW * 2));
+    }
+
+    /// A child that answered 64,000 calls a second was held to 40,000.
+    #[test]
+    fn answers_to_calls_have_no_pace() {
+        let began = Instant::now();
+        let (mut paces, calls) = (Paces::new(began), Calls::default());
+        for _ in 0..10_000 {
+            assert_eq!(calls.set(3, 35), 32);
+            assert!((0..32).all(|_| paces.count(true, &calls, || began).is_none()));
+            assert_eq!(calls.set(35, 3), 0);
+        }
+        assert!((1..4000).all(|_| paces.count(true, &calls, || began).is_none()));
+        let until = paces.count(true, &calls, || began);
+        assert_eq!(until, Some(began + WINDOW), "invented");
     }
 
     #[test]
     fn lines_beyond_those_of_a_window_wait_for_its_end() {
         let began = Instant::now();
         let at = |windows: u32| began + WINDOW * windows;
-        let mut pace = Pace::new(began);
-        assert_eq!(until_pause(&mut pace, 0, began), (4000, at(1)));
+        let (mut paces, calls) = (Paces::new(began), Calls::default());
+        assert_eq!(until_pause(&mut paces, &calls, began), (4000, at(1)));
         // The next window begins at the end of the pause.
-        assert_eq!(until_pause(&mut pace, 0, at(1)), (4000, at(2)));
-        assert_eq!(until_pause(&mut pace, 10, at(2)), (4640, at(3)));
+        assert_eq!(until_pause(&mut paces, &calls, at(1)), (4000, at(2)));
+        assert_eq!(calls.set(0, 10), 10);
+        assert_eq!(until_pause(&mut paces, &calls, at(2)), (4640, at(3)));
         // Slower than that, there is no pause.
         for windows in 4..24 {
-            assert!((0..4000).all(|_| pace.count(0, || at(windows)).is_none()));
+            let at = at(windows);
+            assert!((0..4640).all(|_| paces.count(false, &calls, || at).is_none()));
         }
     }
 }

@@ -24,6 +24,7 @@ use super::{
     mailbox::{
         Handle, Inbox, Initialized, Loss, MAILBOX, Outbox, Received, Status, ToChild, ToSession,
     },
+    pace::Calls,
     routing::Level,
 };
 use crate::backend::{
@@ -31,7 +32,7 @@ use crate::backend::{
     admission::{Circuit, Refused, Spec, Verdict, spec},
     dialect::{IdBlocks, IdLease},
 };
-use crate::{declare::Server, protocol::Revision};
+use crate::{base::budget::Drawn, declare::Server, protocol::Revision};
 
 /// All shared children of the gateway.
 pub(crate) struct SharedChildren {
@@ -64,7 +65,7 @@ pub(crate) struct Member {
     mailbox: mpsc::Sender<ToChild>,
     inbox: Received,
     outbox: Outbox,
-    load: Arc<AtomicUsize>,
+    of_all: Arc<Calls>,
     /// Bytes of all sessions in the mailbox.
     waiting: Arc<AtomicUsize>,
     calls: usize,
@@ -150,7 +151,7 @@ impl SharedChildren {
                     mailbox: handle.mailbox,
                     inbox: received,
                     outbox: Outbox::default(),
-                    load: handle.load,
+                    of_all: handle.calls,
                     waiting: handle.waiting,
                     calls: 0,
                     initialized,
@@ -186,7 +187,7 @@ impl SharedChildren {
         let group = keys.entry(key.clone()).or_default();
         group.handles.retain(Handle::is_open);
         let most = usize::try_from(server.supervision.max_children).unwrap_or(usize::MAX);
-        let load = |handle: &&Handle| handle.load.load(Ordering::Relaxed);
+        let load = |handle: &&Handle| handle.calls.in_flight();
         let idlest = group.handles.iter().min_by_key(load);
         if let Some(handle) = idlest
             && (load(&handle) == 0 || group.handles.len() >= most)
@@ -218,7 +219,7 @@ impl SharedChildren {
         let handle = Handle {
             mailbox,
             status,
-            load: Arc::default(),
+            calls: Arc::default(),
             waiting: Arc::default(),
             is_closing: Arc::new(AtomicBool::new(false)),
         };
@@ -230,7 +231,7 @@ impl SharedChildren {
             ids: Arc::clone(&self.ids),
             mailbox: receiver,
             status: settle,
-            load: Arc::clone(&handle.load),
+            calls: Arc::clone(&handle.calls),
             waiting: Arc::clone(&handle.waiting),
             is_closing: Arc::clone(&handle.is_closing),
             drain: self.drain.clone(),
@@ -328,6 +329,11 @@ impl Member {
         self.outbox.bytes() + self.waiting.load(Ordering::Relaxed)
     }
 
+    /// Bytes that wait here, because the mailbox has no room.
+    pub(crate) fn kept(&self) -> usize {
+        self.outbox.bytes()
+    }
+
     /// Sends messages as far as there is room.
     pub(crate) fn try_flush(&mut self) {
         while !self.outbox.is_empty()
@@ -362,11 +368,12 @@ impl Member {
         }
     }
 
-    /// Waits for the next message and sends queued ones meanwhile; cancel-safe.
-    pub(crate) async fn next(&mut self) -> ToSession {
+    /// Waits for the next message and sends queued ones meanwhile, which are counted by `waits`; cancel-safe.
+    pub(crate) async fn next(&mut self, waits: &mut Drawn) -> ToSession {
         loop {
             // With many messages this future is cancelled often, before the branch below is polled.
             self.try_flush();
+            waits.count(self.kept());
             tokio::select! {
                 biased;
                 message = self.inbox.next() => return message.unwrap_or(ToSession::Ended(Loss::Crash)),
@@ -433,14 +440,8 @@ impl Member {
 
     /// Sets the number of the session's calls in flight.
     pub(crate) fn set_calls(&mut self, calls: usize) {
-        let of_all = if calls >= self.calls {
-            let more = calls - self.calls;
-            self.load.fetch_add(more, Ordering::Relaxed) + more
-        } else {
-            let fewer = self.calls - calls;
-            self.load.fetch_sub(fewer, Ordering::Relaxed) - fewer
-        };
-        self.calls = calls;
+        let before = std::mem::replace(&mut self.calls, calls);
+        let of_all = self.of_all.set(before, calls);
         self.initialized.entry.set_calls(of_all);
     }
 }

@@ -240,6 +240,17 @@ impl Drawn {
         self.amount -= part;
     }
 
+    /// Holds the whole steps of what exists now, although the share may not allow it: most owners have less than one, and
+    /// take nothing.
+    pub(crate) fn count(&mut self, bytes: usize) {
+        let steps = (bytes / STEP * STEP) as u64;
+        if steps > self.amount {
+            self.add(steps - self.amount);
+        } else if steps < self.amount {
+            self.give_back(self.amount - steps);
+        }
+    }
+
     /// The share that it is drawn from.
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.budget
@@ -281,6 +292,9 @@ impl AsRef<[u8]> for Held {
         &self.bytes
     }
 }
+
+/// Bytes that are counted at once where most owners have less.
+const STEP: usize = 64 << 10;
 
 /// Tasks of a share, with more work, in the runtime's queue at a time.
 const TURNS: usize = 4;
@@ -373,6 +387,19 @@ mod tests {
         assert!(root.share().draw(1).is_none());
         drop(held);
         assert_eq!(share.left(), 50);
+    }
+
+    #[test]
+    fn what_grows_and_shrinks_is_counted_in_steps() {
+        let root = Budget::new(1 << 20);
+        let mut drawn = root.share().hold(0);
+        let counts = [STEP - 1, STEP, 3 * STEP + 5, 2 * STEP - 1, 20 * STEP, 7];
+        let held = counts.map(|bytes| {
+            drawn.count(bytes);
+            assert_eq!(root.used(), drawn.amount());
+            drawn.amount() / STEP as u64
+        });
+        assert_eq!(held, [0, 1, 3, 1, 20, 0]);
     }
 
     #[test]

@@ -19,6 +19,9 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Sessions {
     table: RwLock<Table<SessionId, Handle>>,
+    /// Those that have a child of their own: no more than there are children, and so found without a look at all
+    /// sessions. Locked behind the table, never before it.
+    with_child: RwLock<HashSet<(SessionId, Fence)>>,
     /// Those for which a task waits for room in their queue, to tell them what has changed by then.
     late: RwLock<HashSet<(SessionId, Fence)>>,
 }
@@ -76,6 +79,28 @@ impl Sessions {
             .collect()
     }
 
+    /// The sessions of a tenant that have a child of their own, in no order.
+    pub(crate) fn with_child_of(&self, tenant: &str) -> Vec<Handle> {
+        let (sessions, with_child) = (self.read(), &self.with_child);
+        let with_child = with_child.read().unwrap_or_else(PoisonError::into_inner);
+        let own = with_child.iter().filter_map(|(id, fence)| {
+            let handle = sessions.get(id)?;
+            let is_own = handle.fence == *fence && handle.access.tenant().name == tenant;
+            is_own.then(|| handle.clone())
+        });
+        own.collect()
+    }
+
+    /// Notes that a session has a child of its own from now on.
+    pub(crate) fn gained_child(&self, id: &SessionId, fence: Fence) {
+        self.those_with_child().insert((id.clone(), fence));
+    }
+
+    /// Notes that a session has no child of its own any more.
+    pub(crate) fn lost_child(&self, id: &SessionId, fence: Fence) {
+        self.those_with_child().remove(&(id.clone(), fence));
+    }
+
     /// Adds a session, which requests find from now on.
     pub(crate) fn insert(&self, id: &SessionId, handle: Handle) {
         self.write().insert(id.clone(), handle);
@@ -83,6 +108,8 @@ impl Sessions {
 
     /// Removes a session with this fence; false if there is none.
     pub(crate) fn remove(&self, id: &SessionId, fence: Fence) -> bool {
+        // Its child ends with it.
+        self.lost_child(id, fence);
         let mut sessions = self.write();
         // This replica may have claimed the session again before the task of its old fence ended.
         let is_own = sessions.get(id).is_some_and(|own| own.fence == fence);
@@ -126,6 +153,11 @@ impl Sessions {
 
     fn late_ones(&self) -> RwLockWriteGuard<'_, HashSet<(SessionId, Fence)>> {
         self.late.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn those_with_child(&self) -> RwLockWriteGuard<'_, HashSet<(SessionId, Fence)>> {
+        let with_child = self.with_child.write();
+        with_child.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table<SessionId, Handle>> {

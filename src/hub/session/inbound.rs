@@ -184,7 +184,7 @@ impl Session {
     }
 
     fn check_queue(&self) -> Result<(), Error> {
-        if self.link.queued() > MAX_QUEUED {
+        if self.link.queued() > MAX_QUEUED || self.link.is_too_much() {
             let retry = Duration::from_secs(5);
             return Err(Error::Busy {
                 what: "the backend does not read",

@@ -4,17 +4,20 @@
 //! Lines for a backend that is not ready are held here. Not here: the start of a backend (`start`)
 //! and the consequences of its loss (`restore`).
 
-use std::{pin::Pin, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
 use tokio::time::Instant;
 
 use super::record::Subscription;
-use crate::backend::{
-    Circuit, Place, Refused, Started, Verdict,
-    child::{Child, ChildEvent, Restart},
-    dialect::CallId,
-    shared::{Loss, Member, STABLE, mailbox},
+use crate::{
+    backend::{
+        Circuit, Place, Refused, Started, Verdict,
+        child::{Child, ChildEvent, Restart},
+        dialect::CallId,
+        shared::{Loss, Member, STABLE, mailbox},
+    },
+    base::budget::{Budget, Drawn},
 };
 
 /// The time for a child to answer a ping.
@@ -46,6 +49,11 @@ pub(super) struct Link {
     closing: Option<Loss>,
     /// Subscriptions of the client that wait for a shared child.
     waiting: Vec<Subscription>,
+    /// Bytes of these.
+    waiting_bytes: usize,
+    /// What is drawn from the share of the caller for all that waits here: held lines and subscriptions, and what the
+    /// mailbox of a shared child has no room for. The queue of a child of its own counts itself.
+    waits: Drawn,
 }
 
 /// The state of the link.
@@ -115,8 +123,8 @@ impl BackendEvent {
 }
 
 impl Link {
-    /// No backend.
-    pub(super) fn new(now: Instant) -> Self {
+    /// No backend; what waits for one is counted against the share.
+    pub(super) fn new(now: Instant, share: &Arc<Budget>) -> Self {
         Self {
             state: State::Absent,
             held: BytesMut::new(),
@@ -129,6 +137,8 @@ impl Link {
             number: 0,
             closing: None,
             waiting: Vec::new(),
+            waiting_bytes: 0,
+            waits: share.hold(0),
         }
     }
 
@@ -155,17 +165,35 @@ impl Link {
         match &self.state {
             State::Ready(own) => own.child.queued(),
             State::Shared(member) => member.queued(),
-            State::Absent | State::Acquiring(_) | State::Initializing { .. } => self.held.len(),
+            State::Absent | State::Acquiring(_) | State::Initializing { .. } => {
+                self.held.len() + self.waiting_bytes
+            }
         }
     }
 
-    /// Writes what can be written without waiting.
+    /// Whether a good deal waits here, and the share of the caller has no room for it.
+    pub(super) fn is_too_much(&self) -> bool {
+        self.waits.amount() > 0 && self.waits.is_too_much()
+    }
+
+    /// Counts what waits here now.
+    pub(super) fn count_waiting(&mut self) {
+        let unsent = match &self.state {
+            State::Shared(member) => member.kept(),
+            _ => 0,
+        };
+        let all = self.held.len() + self.waiting_bytes + unsent;
+        self.waits.count(all);
+    }
+
+    /// Writes what can be written without waiting, and counts the rest.
     pub(super) fn try_flush(&mut self) {
         match &mut self.state {
             State::Ready(own) | State::Initializing { own, .. } => own.child.try_flush(),
             State::Shared(member) => member.try_flush(),
             State::Absent | State::Acquiring(_) => {}
         }
+        self.count_waiting();
     }
 
     /// The next event of the backend; never, where there is none. Cancel-safe.
@@ -176,7 +204,7 @@ impl Link {
             State::Initializing { own, .. } | State::Ready(own) => {
                 BackendEvent::Own(own.child.next().await)
             }
-            State::Shared(member) => BackendEvent::Shared(member.next().await),
+            State::Shared(member) => BackendEvent::Shared(member.next(&mut self.waits).await),
         }
     }
 
@@ -357,8 +385,10 @@ impl Link {
     pub(super) fn disconnect(&mut self) -> Option<Box<Own>> {
         self.held = BytesMut::new();
         self.closing = None;
-        self.waiting.clear();
-        match std::mem::replace(&mut self.state, State::Absent) {
+        (self.waiting, self.waiting_bytes) = (Vec::new(), 0);
+        let before = std::mem::replace(&mut self.state, State::Absent);
+        self.count_waiting();
+        match before {
             State::Initializing { own, .. } | State::Ready(own) => Some(own),
             State::Acquiring(_) => {
                 // No child has come of it: the next start may be the probe.
@@ -508,10 +538,12 @@ impl Link {
 
     /// Passes a subscription to the shared child, or holds it until there is one.
     pub(super) fn subscribe(&mut self, subscription: Subscription) {
-        match self.member() {
-            Some(member) => subscription.send(member),
-            None => self.waiting.push(subscription),
+        if let Some(member) = self.member() {
+            subscription.send(member);
+            return;
         }
+        self.waiting_bytes += subscription.bytes();
+        self.waiting.push(subscription);
     }
 
     /// Passes the held subscriptions to the shared child.
@@ -520,12 +552,16 @@ impl Link {
             for subscription in self.waiting.drain(..) {
                 subscription.send(member);
             }
+            self.waiting_bytes = 0;
+            self.count_waiting();
         }
     }
 
     /// Drops a held subscription whose call has ended.
     pub(super) fn drop_waiting(&mut self, call: CallId) {
         self.waiting.retain(|waiting| waiting.call != call);
+        self.waiting_bytes = self.waiting.iter().map(Subscription::bytes).sum();
+        self.count_waiting();
     }
 }
 
@@ -537,7 +573,7 @@ mod tests {
     #[test]
     fn a_probe_without_a_child_is_given_back() {
         let began = Instant::now();
-        let mut link = Link::new(began);
+        let mut link = Link::new(began, &Budget::new(1));
         for _ in 0..6 {
             link.crashes.crashed(began, 0.0);
         }
@@ -548,5 +584,40 @@ mod tests {
             link.acquire(Box::pin(std::future::ready(Err(Refused::Busy))));
             assert!(link.disconnect().is_none());
         }
+    }
+
+    /// A thousand sessions that waited for one child had 12 GB in no budget, and as many subscriptions had no bound.
+    #[test]
+    fn what_waits_for_a_backend_is_counted_until_it_is_gone() {
+        let root = Budget::new(8 << 20);
+        let share = root.share();
+        let mut link = Link::new(Instant::now(), &share);
+        link.acquire(Box::pin(std::future::pending()));
+        link.out().extend_from_slice(&b"x".repeat(60 << 10));
+        link.try_flush();
+        assert_eq!(root.used(), 0, "less than a step");
+        let subscription = |call: CallId| Subscription {
+            call,
+            uri: vec![b'u'; 64 << 10].into(),
+            is_subscribe: false,
+            line: vec![b'x'; 1 << 20].into(),
+        };
+        for call in 1..=3 {
+            link.subscribe(subscription(call));
+        }
+        link.try_flush();
+        let each = (1 << 20) + (64 << 10);
+        let queued = 3 * 1_114_112 + (60 << 10);
+        assert_eq!((root.used(), link.queued()), (3 * each, queued));
+        assert!(!link.is_too_much());
+        let others = share.hold(4 << 20);
+        assert!(link.is_too_much());
+        link.drop_waiting(2);
+        assert_eq!(share.used(), (4 << 20) + 2 * each);
+        assert!(link.disconnect().is_none());
+        assert_eq!(share.used(), 4 << 20);
+        assert!(!link.is_too_much(), "nothing waits here");
+        drop((others, link));
+        assert_eq!(root.used(), 0);
     }
 }

@@ -89,6 +89,11 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
+    /// The bytes of the client's data.
+    pub(super) fn bytes(&self) -> usize {
+        self.line.len() + self.uri.len()
+    }
+
     /// Writes the request to the shared child.
     pub(super) fn send(self, member: &mut Member) {
         let Self {

@@ -119,7 +119,12 @@ impl Session {
         self.link.end_probe();
         self.pacing.forget_burst();
         self.stop_waiting_for_readers();
-        self.link.disconnect()
+        let own = self.link.disconnect();
+        if own.is_some() {
+            let (sessions, fence) = (&self.core.sessions, self.lease.fence());
+            sessions.lost_child(&self.id, fence);
+        }
+        own
     }
 
     /// Handles the loss of the session's own child, with its calls.

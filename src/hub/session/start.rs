@@ -256,6 +256,8 @@ impl Session {
         if let Some(mut own) = self.link.take_initialized() {
             self.restore_in_own(&mut own);
             self.link.serve_own(own);
+            let (sessions, fence) = (&self.core.sessions, self.lease.fence());
+            sessions.gained_child(&self.id, fence);
         }
         let now = Instant::now();
         if self.link.restart().is_some() {

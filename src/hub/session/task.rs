@@ -122,7 +122,7 @@ impl Session {
             alarm: lifetime.first_deadline(lifetime_limits(&core)),
             lifetime,
             lease: Lease::new(fence),
-            link: Link::new(now),
+            link: Link::new(now, &caller),
             pacing: Pacing::new(now, caller),
             replay: Box::new(ReplayState::new(memory)),
             dialect: Legacy::default(),
@@ -247,6 +247,7 @@ impl Session {
             }
             next = commands.try_recv().ok();
             if next.is_none() && std::mem::take(&mut is_crowded) {
+                self.link.count_waiting();
                 yield_now().await;
                 next = commands.try_recv().ok();
             }
@@ -348,6 +349,8 @@ impl Session {
     }
 
     async fn attach(&mut self, Attach { cursor, reply }: Attach) {
+        // The log may take its time, and the child gets what was sent before.
+        self.link.try_flush();
         let attached = self.streams.attach(cursor).await;
         if matches!(attached, Err(Error::Limit { .. })) {
             self.core.metrics.limited.add(SESSION_STREAMS);

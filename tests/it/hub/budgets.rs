@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use futures_util::future::join_all;
-use reqwest::StatusCode;
+use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -256,6 +256,59 @@ async fn lines_without_end_take_the_share_of_their_tenant_alone() {
     assert!(drawn <= 40 << 20, "{drawn}");
     assert!(grown <= 64 << 10, "{grown} KiB");
     begun.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Whether a notification is accepted. A refusal may close the connection while the body is still on its way.
+async fn is_taken(session: &Session, note: &str) -> bool {
+    let request = session.request(Method::POST).body(note.to_owned());
+    let request = request
+        .header("Content-Type", "application/json")
+        .header("Accept", session.accept);
+    let answer = within("an answer", request.send()).await;
+    answer.is_ok_and(|answer| answer.status() == StatusCode::ACCEPTED)
+}
+
+/// A session had 12 MiB of what the mailbox of a shared child had no room for, and no budget counted it.
+#[tokio::test]
+async fn what_waits_for_a_child_that_does_not_read_takes_the_share_of_its_callers() {
+    let sets = ["server.isolation=tenant", "limits.memory=64MiB", OPS];
+    let gateway = Gateway::start(&sets).await;
+    let drawn = || metric(&gateway, "lockgate_requests_bytes ");
+    let note = |bytes: usize| {
+        let text = "x".repeat(bytes);
+        let note = json!({"jsonrpc": "2.0", "method": "notifications/x", "params": {"t": text}});
+        note.to_string()
+    };
+    let (large, small) = (note(3 << 20), note(1));
+    let mut sessions = Vec::new();
+    for _ in 0..10 {
+        sessions.push(gateway.session().await);
+    }
+    let first = &sessions[0];
+    assert_eq!(first.text("stop_reading", json!({})).await, "stopped");
+    // Three fill the queue of the child, and its mailbox has the fourth.
+    for _ in 0..4 {
+        until("it is taken", || is_taken(first, &large)).await;
+    }
+    until("the mailbox is counted", || async {
+        drawn().await >= 23 << 19
+    })
+    .await;
+    // Small ones fill the mailbox, so that the rest stays in the sessions.
+    for _ in 0..26 {
+        join_all(sessions.iter().map(|session| is_taken(session, &small))).await;
+    }
+    let mut refused = 0;
+    for session in &sessions[1..] {
+        for _ in 0..2 {
+            refused += usize::from(!is_taken(session, &large).await);
+        }
+    }
+    assert!(refused >= 9, "{refused} of 18 are refused");
+    until("all is gone with the child", || async {
+        drawn().await < 1 << 20
+    })
+    .await;
 }
 
 /// They were written without being counted.

@@ -93,6 +93,8 @@ pub(crate) struct Child {
     pub(super) stderr: Option<Receiver>,
     /// Bytes not yet written to stdin.
     pub(super) queue: BytesMut,
+    /// Bytes written to stdin.
+    written: u64,
     /// Bytes read from stdout and not yet returned.
     lines: Lines,
     /// Lines that are returned before them.
@@ -146,6 +148,7 @@ impl Child {
             stderr: Some(stderr),
             guard,
             queue: BytesMut::from(&request.encode()[..]),
+            written: 0,
             lines: Lines::new(size(limits.line)),
             ahead: VecDeque::new(),
             translator: None,
@@ -224,6 +227,11 @@ impl Child {
         self.queue.len() + translator.map_or(0, |translator| translator.queued())
     }
 
+    /// Number of bytes that were written to it: with a full queue, they become more only as it reads.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
     /// Bytes that its owner and it have here, and that neither has taken yet.
     fn held(&self) -> usize {
         let kept = self
@@ -241,7 +249,7 @@ impl Child {
         {
             // Bypasses tokio, which would register a waker.
             match rustix::io::write(stdin.as_fd(), &self.queue) {
-                Ok(count) => self.queue.advance(count),
+                Ok(count) => self.wrote(count),
                 Err(rustix::io::Errno::INTR) => {}
                 // The next poll waits for room.
                 Err(rustix::io::Errno::AGAIN) => return,
@@ -408,11 +416,17 @@ impl Child {
             let Some(stdin) = &mut self.stdin else { break };
             match Pin::new(stdin).poll_write(cx, &self.queue) {
                 Poll::Pending => return,
-                Poll::Ready(Ok(count)) => self.queue.advance(count),
+                Poll::Ready(Ok(count)) => self.wrote(count),
                 Poll::Ready(Err(_)) => self.stdin_lost(),
             }
         }
         self.release_queue();
+    }
+
+    /// The pipe has taken this many bytes of the queue.
+    fn wrote(&mut self, count: usize) {
+        self.queue.advance(count);
+        self.written += count as u64;
     }
 
     /// EPIPE: the child closed its stdin, so that queued requests are lost.

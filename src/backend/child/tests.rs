@@ -837,6 +837,21 @@ async fn closed_streams_are_told_and_survived() {
     child.kill().await;
 }
 
+/// It tells whether a child reads, which the length of a queue that is filled all the time does not.
+#[tokio::test]
+async fn bytes_written_to_a_child_are_counted() {
+    let (mut child, _work) = start().await;
+    let text = "x".repeat(1 << 20);
+    assert_eq!(call(&mut child, "echo", json!({"text": "hi"})).await, "hi");
+    let before = child.written();
+    // More than a pipe takes at once.
+    let echoed = call(&mut child, "echo", json!({"text": text})).await;
+    assert_eq!((echoed.len(), child.queued()), (1 << 20, 0));
+    let written = child.written() - before;
+    assert!((1 << 20..1 << 21).contains(&written), "{written}");
+    child.kill().await;
+}
+
 #[tokio::test]
 async fn what_a_child_does_not_read_waits() {
     let (mut child, _work) = start().await;

@@ -377,7 +377,7 @@ impl RunningChild {
     fn tick(&mut self, now: Instant) -> Option<Loss> {
         self.count_mailbox();
         // The mailbox is not read while it is full.
-        let full = self.is_full().then_some(self.child.queued());
+        let full = self.is_full().then_some(self.child.written());
         if let Some(why) = self.health.failure(full, now) {
             tracing::warn!(
                 server.name = self.shared.server.name,

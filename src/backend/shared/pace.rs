@@ -110,8 +110,8 @@ impl Pace {
 pub(super) struct Health {
     /// The time of the first ping since its last line.
     pinged: Option<Instant>,
-    /// The time since which its queue is full and has not become shorter, and its length then.
-    full: Option<(Instant, usize)>,
+    /// The time since which its queue is full and nothing could be written to it, and the bytes written by then.
+    full: Option<(Instant, u64)>,
 }
 
 impl Health {
@@ -126,11 +126,12 @@ impl Health {
     }
 
     /// Why it is to be ended, in words: it has had [`PROBE`] to answer a ping, or to read some of its queue, which has
-    /// been full all that time. `full` is the length of a full queue.
-    pub(super) fn failure(&mut self, full: Option<usize>, now: Instant) -> Option<&'static str> {
-        self.full = full.map(|queued| match self.full {
-            Some((since, least)) if queued >= least => (since, least),
-            _ => (now, queued),
+    /// been full all that time. `full` is the number of bytes that were ever written to it, while its queue is full. The
+    /// length of the queue would not do: sessions fill it again as soon as the child has read.
+    pub(super) fn failure(&mut self, full: Option<u64>, now: Instant) -> Option<&'static str> {
+        self.full = full.map(|written| match self.full {
+            Some((since, before)) if written == before => (since, before),
+            _ => (now, written),
         });
         let is_over = |since: Option<Instant>| since.is_some_and(|since| since + PROBE <= now);
         if is_over(self.pinged) {
@@ -190,12 +191,30 @@ mod tests {
         let began = Instant::now();
         let at = |seconds: u64| began + Duration::from_secs(seconds);
         let mut health = Health::default();
-        for (seconds, queued) in [(0, 90), (3, 80), (7, 79), (9, 79), (11, 85)] {
+        for (seconds, written) in [(0, 10), (3, 20), (7, 21), (9, 21), (11, 21)] {
             health.count_line();
-            assert_eq!(health.failure(Some(queued), at(seconds)), None, "{queued}");
+            assert_eq!(health.failure(Some(written), at(seconds)), None);
         }
         health.count_line();
-        assert!(health.failure(Some(79), at(12)).unwrap().contains("read"));
+        assert!(health.failure(Some(21), at(12)).unwrap().contains("read"));
+    }
+
+    /// One that worked a second on each long request was ended: its sessions had filled the queue again before each look
+    /// at the length of that.
+    #[test]
+    fn a_child_that_reads_is_not_ended_for_a_queue_that_is_always_full() {
+        let began = Instant::now();
+        let at = |ticks: u64| began + Duration::from_millis(ticks * 500);
+        let mut health = Health::default();
+        for ticks in 0..100 {
+            health.count_line();
+            // It reads a request of 3 MiB each four seconds.
+            let written = ticks / 8 * (3 << 20);
+            assert_eq!(health.failure(Some(written), at(ticks)), None, "{ticks}");
+        }
+        let written = Some(99 / 8 * (3 << 20));
+        assert_eq!(health.failure(written, at(105)), None);
+        assert!(health.failure(written, at(106)).unwrap().contains("read"));
     }
 
     /// Those that were invented went into the inboxes of sessions that did not read, as fast as the pipe.

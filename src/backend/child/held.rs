@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-use crate::base::budget::{Budget, Drawn};
+use crate::base::budget::{Budget, Drawn, LARGE_STEP};
 
 /// The share of a tenant, by its name, of the memory for what is under way.
 pub(crate) type TenantMemory = Arc<dyn Fn(&str) -> Arc<Budget> + Send + Sync>;
@@ -51,7 +51,7 @@ impl Held {
 
     /// Counts what is held now.
     pub(super) fn count(&mut self, bytes: usize) {
-        self.drawn.count(bytes);
+        self.drawn.count(bytes, LARGE_STEP);
     }
 
     /// Waits while a long line may not grow, because the share has no room for it.
@@ -73,9 +73,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 mod tests {
     use super::super::held::*;
 
-    /// Bytes that are counted at once.
-    const STEP: usize = 64 << 10;
-
     #[tokio::test]
     async fn a_child_is_one_of_many_while_others_of_its_tenant_wait_in_line() {
         let tenant = Budget::new(1 << 20).share();
@@ -93,14 +90,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_long_line_waits_for_room_and_short_ones_do_not() {
-        let root = Budget::new(8 * STEP as u64);
+        let root = Budget::new(8 * LARGE_STEP as u64);
         let mut held = Held::new(&root.share());
-        held.count(STEP - 1);
+        held.count(LARGE_STEP - 1);
         assert_eq!(root.used(), 0);
-        let others = root.share().hold(7 * STEP as u64);
+        let others = root.share().hold(7 * LARGE_STEP as u64);
         std::future::poll_fn(|cx| held.poll_room(cx)).await;
-        held.count(STEP * 2 + 5);
-        assert_eq!(root.used(), 9 * STEP as u64);
+        held.count(LARGE_STEP * 2 + 5);
+        assert_eq!(root.used(), 9 * LARGE_STEP as u64);
         let mut context = Context::from_waker(std::task::Waker::noop());
         assert!(held.poll_room(&mut context).is_pending());
         drop(others);

@@ -32,7 +32,7 @@ use crate::backend::{
     dialect::{IdBlocks, log_own_error},
 };
 use crate::{
-    base::budget::{Drawn, LargeWork},
+    base::budget::{Drawn, LARGE_STEP, LargeWork},
     declare::Server,
     protocol::{Kind, Message, Revision, initialize},
     telemetry::{ChildState, Exit},
@@ -414,7 +414,7 @@ impl RunningChild {
     fn count_mailbox(&mut self) {
         let waiting = self.shared.waiting.load(Ordering::Relaxed);
         if let Some(unread) = &mut self.unread {
-            unread.count(waiting);
+            unread.count(waiting, LARGE_STEP);
         }
     }
 

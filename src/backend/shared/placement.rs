@@ -32,7 +32,11 @@ use crate::backend::{
     admission::{Circuit, Refused, Spec, Verdict, spec},
     dialect::{IdBlocks, IdLease},
 };
-use crate::{base::budget::Drawn, declare::Server, protocol::Revision};
+use crate::{
+    base::budget::{Drawn, SMALL_STEP},
+    declare::Server,
+    protocol::Revision,
+};
 
 /// All shared children of the gateway.
 pub(crate) struct SharedChildren {
@@ -373,7 +377,7 @@ impl Member {
         loop {
             // With many messages this future is cancelled often, before the branch below is polled.
             self.try_flush();
-            waits.count(self.kept());
+            waits.count(self.kept(), SMALL_STEP);
             tokio::select! {
                 biased;
                 message = self.inbox.next() => return message.unwrap_or(ToSession::Ended(Loss::Crash)),

@@ -29,5 +29,5 @@ pub(crate) use self::others_first::others_first;
 pub(crate) use self::room::{drop_room, push_back};
 pub(crate) use self::rotation::{Rotation, Turn};
 pub(crate) use self::shares::Shares;
-pub(crate) use self::tree::{Budget, Drawn};
+pub(crate) use self::tree::{Budget, Drawn, LARGE_STEP, SMALL_STEP};
 pub(crate) use self::turns::{Turn as OwnersTurn, Turns};

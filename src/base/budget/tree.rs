@@ -242,8 +242,10 @@ impl Drawn {
 
     /// Holds the whole steps of what exists now, although the share may not allow it: most owners have less than one, and
     /// take nothing.
-    pub(crate) fn count(&mut self, bytes: usize) {
-        let steps = (bytes / STEP * STEP) as u64;
+    pub(crate) fn count(&mut self, bytes: usize, step: usize) {
+        // Called at each message: less than a step needs no division.
+        let whole = if bytes < step { 0 } else { bytes / step * step };
+        let steps = whole as u64;
         if steps > self.amount {
             self.add(steps - self.amount);
         } else if steps < self.amount {
@@ -293,8 +295,11 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// Bytes that are counted at once where most owners have less.
-const STEP: usize = 64 << 10;
+/// Bytes that are counted at once for owners of which there are not many, as children: most have less.
+pub(crate) const LARGE_STEP: usize = 64 << 10;
+
+/// The same for owners of which there are very many, as sessions: less than this of each is in no budget.
+pub(crate) const SMALL_STEP: usize = 4 << 10;
 
 /// Tasks of a share, with more work, in the runtime's queue at a time.
 const TURNS: usize = 4;
@@ -391,15 +396,17 @@ mod tests {
 
     #[test]
     fn what_grows_and_shrinks_is_counted_in_steps() {
-        let root = Budget::new(1 << 20);
-        let mut drawn = root.share().hold(0);
-        let counts = [STEP - 1, STEP, 3 * STEP + 5, 2 * STEP - 1, 20 * STEP, 7];
-        let held = counts.map(|bytes| {
-            drawn.count(bytes);
-            assert_eq!(root.used(), drawn.amount());
-            drawn.amount() / STEP as u64
-        });
-        assert_eq!(held, [0, 1, 3, 1, 20, 0]);
+        for step in [SMALL_STEP, LARGE_STEP] {
+            let root = Budget::new(1 << 20);
+            let mut drawn = root.share().hold(0);
+            let counts = [step - 1, step, 3 * step + 5, 2 * step - 1, 20 * step, 7];
+            let held = counts.map(|bytes| {
+                drawn.count(bytes, step);
+                assert_eq!(root.used(), drawn.amount());
+                drawn.amount() / step as u64
+            });
+            assert_eq!(held, [0, 1, 3, 1, 20, 0]);
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
         dialect::CallId,
         shared::{Loss, Member, STABLE, mailbox},
     },
-    base::budget::{Budget, Drawn},
+    base::budget::{Budget, Drawn, SMALL_STEP},
 };
 
 /// The time for a child to answer a ping.
@@ -171,7 +171,7 @@ impl Link {
         }
     }
 
-    /// Whether a good deal waits here, and the share of the caller has no room for it.
+    /// Whether a step or more waits here, and the share of the caller has no room for it.
     pub(super) fn is_too_much(&self) -> bool {
         self.waits.amount() > 0 && self.waits.is_too_much()
     }
@@ -183,7 +183,7 @@ impl Link {
             _ => 0,
         };
         let all = self.held.len() + self.waiting_bytes + unsent;
-        self.waits.count(all);
+        self.waits.count(all, SMALL_STEP);
     }
 
     /// Writes what can be written without waiting, and counts the rest.
@@ -593,9 +593,14 @@ mod tests {
         let share = root.share();
         let mut link = Link::new(Instant::now(), &share);
         link.acquire(Box::pin(std::future::pending()));
-        link.out().extend_from_slice(&b"x".repeat(60 << 10));
+        link.out().extend_from_slice(&b"x".repeat(4095));
         link.try_flush();
         assert_eq!(root.used(), 0, "less than a step");
+        // Of 200,000 sessions, 64 KiB each would be 13 GB.
+        let lines: u64 = 56 << 10;
+        link.out().extend_from_slice(&b"x".repeat(56 << 10));
+        link.try_flush();
+        assert_eq!(root.used(), lines);
         let subscription = |call: CallId| Subscription {
             call,
             uri: vec![b'u'; 64 << 10].into(),
@@ -607,13 +612,13 @@ mod tests {
         }
         link.try_flush();
         let each = (1 << 20) + (64 << 10);
-        let queued = 3 * 1_114_112 + (60 << 10);
-        assert_eq!((root.used(), link.queued()), (3 * each, queued));
+        let queued = 3 * 1_114_112 + (56 << 10) + 4095;
+        assert_eq!((root.used(), link.queued()), (lines + 3 * each, queued));
         assert!(!link.is_too_much());
         let others = share.hold(4 << 20);
         assert!(link.is_too_much());
         link.drop_waiting(2);
-        assert_eq!(share.used(), (4 << 20) + 2 * each);
+        assert_eq!(share.used(), (4 << 20) + lines + 2 * each);
         assert!(link.disconnect().is_none());
         assert_eq!(share.used(), 4 << 20);
         assert!(!link.is_too_much(), "nothing waits here");

@@ -489,6 +489,15 @@ impl Access {
         }
     }
 
+    /// Makes the access that everybody has at a tenant without authentication.
+    pub(crate) fn of_anybody(tenant: &Arc<Tenant>, server: &Arc<Server>) -> Self {
+        Self {
+            principal: principals::anonymous(tenant),
+            basis: AccessBasis::Open,
+            ..Self::of(tenant, server, "")
+        }
+    }
+
     /// Replaces the scopes.
     pub(crate) fn with_scopes(mut self, scopes: &[&str]) -> Self {
         self.scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();

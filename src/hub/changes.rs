@@ -13,7 +13,7 @@ use std::{
 use tokio::{sync::mpsc::error::TrySendError, task::yield_now, time::timeout};
 
 use super::{
-    core::{Core, Handle},
+    core::{Command, Core, Handle},
     requests::Hub,
 };
 use crate::{
@@ -46,6 +46,7 @@ impl Hub {
             }
             self.tell(id, handle);
         }
+        // Behind the sessions: one that had not been told yet would get another child of the server as that was.
         for old in before.servers() {
             let found = catalog.find(&old.tenant, &old.name);
             // What began for a tenant is of no other one of that name.
@@ -72,9 +73,13 @@ impl Hub {
 
     /// Tells a session what changed for it; in a task that waits for room in its queue, if there is none. One that was
     /// never told would go on without its access.
-    fn tell(&self, id: SessionId, handle: Handle) {
+    pub(super) fn tell(&self, id: SessionId, handle: Handle) {
         let core = &self.0;
-        let Some(change) = core.change_for(&handle) else {
+        // Most have none: only for the others the table is read again.
+        if core.change_for(&handle).is_none() {
+            return;
+        }
+        let Some(change) = present_change(core, &id, &handle) else {
             return;
         };
         let told = handle.commands.try_send(change);
@@ -107,10 +112,7 @@ async fn tell_late(core: Arc<Core>, id: SessionId, handle: Handle) {
             return;
         };
         let catalog = core.snapshot.catalog();
-        // The handle of now: another access may have joined meanwhile.
-        let present = core.sessions.get(&id);
-        let present = present.filter(|present| present.fence == handle.fence);
-        if let Some(change) = present.and_then(|present| core.change_for(&present)) {
+        if let Some(change) = present_change(&core, &id, &handle) {
             room.send(change);
         }
         // A newer change may have gone before that one.
@@ -124,6 +126,14 @@ async fn tell_late(core: Arc<Core>, id: SessionId, handle: Handle) {
     if let Some((_, server)) = core.snapshot.catalog().find(tenant, server) {
         core.pool.registry.replace_old(&server);
     }
+}
+
+/// What has changed for the session of a handle, by the handle of now: another access may have joined since that one was
+/// copied.
+fn present_change(core: &Core, id: &SessionId, handle: &Handle) -> Option<Command> {
+    let present = core.sessions.get(id)?;
+    let is_same = present.fence == handle.fence;
+    is_same.then(|| core.change_for(&present)).flatten()
 }
 
 /// The revisions that tenants have offered before, and offer no more.
@@ -141,7 +151,8 @@ fn excluded<'c>(
 }
 
 /// Sessions that are looked at before other tasks of the worker go on: all of a large gateway take a tenth of a second,
-/// for each revocation of anybody's.
-const AT_ONCE: usize = 256;
+/// for each revocation of anybody's. These take two milliseconds. On a busy worker the next ones have to wait longer than
+/// that, so that with fewer at a time the last ones would hear of it too late.
+const AT_ONCE: usize = 2048;
 /// The wait for room in the queue of a session from which on people are told that it is late.
 const LATE: Duration = Duration::from_secs(5);

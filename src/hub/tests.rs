@@ -985,7 +985,7 @@ async fn a_change_that_many_sessions_follow_lets_others_go_first() {
     let snapshot = CurrentSnapshot::fixed(Catalog::default());
     let bench = Bench::of(&json!({}), snapshot, |_| {});
     let mut all = Vec::new();
-    for number in 0..1000 {
+    for number in 0..6200 {
         let (commands, received) = mpsc::channel(1);
         let id = SessionId(format!("session {number}").into());
         bench.hub.0.sessions.insert(&id, handle(&bench, commands));
@@ -1006,6 +1006,33 @@ async fn a_change_that_many_sessions_follow_lets_others_go_first() {
         let told = received.try_recv();
         assert!(matches!(told, Ok(Command::Change(None))));
     }
+    bench.end().await;
+}
+
+/// A session that had seen the later value of a key, while others were told that the earlier one had ended, ended with it.
+#[tokio::test]
+async fn a_session_that_another_access_has_joined_is_judged_by_that() {
+    let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+        "servers": {"main": {"command": "x"}}}}});
+    let manifest = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+    let snapshot = CurrentSnapshot::fixed(manifest.unwrap().catalog);
+    let (tenant, server) = snapshot.catalog().find("a", "main").unwrap();
+    let bench = Bench::of(&json!({}), snapshot, |_| {});
+    let (commands, mut received) = mpsc::channel(1);
+    // By a token, which is worth nothing here.
+    let copied = handle(&bench, commands);
+    let joined = Handle {
+        access: Arc::new(Access::of_anybody(&tenant, &server)),
+        ..copied.clone()
+    };
+    let (id, sessions) = (SessionId("joined".into()), &bench.hub.0.sessions);
+    sessions.insert(&id, joined);
+    bench.hub.tell(id.clone(), copied.clone());
+    assert!(received.try_recv().is_err(), "it may go on");
+    sessions.insert(&id, copied.clone());
+    bench.hub.tell(id, copied);
+    let told = received.try_recv();
+    assert!(matches!(told, Ok(Command::Change(None))));
     bench.end().await;
 }
 

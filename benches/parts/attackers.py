@@ -307,10 +307,15 @@ async def registrations(host, path):
     async def one(at):
         source = f"127.0.0.{2 + at % 20}"
         status, _, made = await request(host, source, "POST", f"{tenant}/oauth/register", body)
-        if status != 201:
+        if status == 503 and not made:
+            # The one that refuses has no text: what follows comes as fast nevertheless.
+            uri = f"http://{host}{tenant}/oauth/register/none"
+            made = {"client_id": "none", "registration_access_token": "none", "registration_client_uri": uri}
+        elif status != 201:
             await asyncio.sleep(0.2)
             return
-        made = json.loads(made)
+        else:
+            made = json.loads(made)
         uri = urlsplit(made["registration_client_uri"]).path
         more = f"Authorization: Bearer {made['registration_access_token']}\r\n"
         same = json.dumps(wanted | {"client_id": made["client_id"]}).encode()

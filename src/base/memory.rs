@@ -86,24 +86,30 @@ pub(crate) fn pinned<F>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
 }
 
 /// Gives back what other threads have freed of this thread's memory, at most once in [`PAUSE`]; for a
-/// thread that has nothing to do.
+/// thread that has nothing to do: it may have a request in the next instant, which waits until the end of this.
 ///
 /// mimalloc keeps blocks that another thread has freed until the thread that allocated them asks for
 /// more. Sessions begin on one worker and end on another, so that an idle gateway would keep the memory
 /// of its busiest time.
 pub(crate) fn give_back() {
-    LAST.with(|last| {
-        let now = Instant::now();
-        if last.get().is_some_and(|last| now - last < PAUSE) {
+    NEXT.with(|next| {
+        let began = Instant::now();
+        if next.get().is_some_and(|next| began < next) {
             return;
         }
-        last.set(Some(now));
         #[expect(unsafe_code, reason = "the crate has no safe wrapper")]
         // SAFETY: mi_collect has no preconditions; it works on the heap of this thread.
         unsafe {
             libmimalloc_sys::mi_collect(true);
         }
+        let ended = Instant::now();
+        next.set(Some(ended + pause_after(ended - began)));
     });
+}
+
+/// The pause after a collection that took so long: a large memory takes a thousandth of a thread's time at most.
+fn pause_after(took: Duration) -> Duration {
+    PAUSE.max(took * 1000)
 }
 
 /// Gives freed memory back to the system within a tenth of a second instead of ten; before the threads of
@@ -120,10 +126,10 @@ pub(crate) fn purge_soon() {
 }
 
 thread_local! {
-    static LAST: Cell<Option<Instant>> = const { Cell::new(None) };
+    static NEXT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// The time between two collections of a thread.
+/// The least time between two collections of a thread.
 const PAUSE: Duration = Duration::from_secs(1);
 /// `mi_option_purge_delay` in milliseconds, which the crate has no name for; an arena waits ten times as
 /// long.
@@ -156,6 +162,14 @@ mod tests {
                 Allocator.dealloc(zeroed, layout);
             }
         }
+    }
+
+    /// One in each second took milliseconds of a large memory, right behind a request that a child had been passed.
+    #[test]
+    fn collections_that_take_long_are_few() {
+        let millis = Duration::from_millis;
+        let pauses = [0, 1, 5].map(|took| pause_after(millis(took)));
+        assert_eq!(pauses, [millis(1000), millis(1000), millis(5000)]);
     }
 
     #[test]

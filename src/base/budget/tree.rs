@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, LazyLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -29,6 +29,8 @@ pub(crate) struct Budget {
     turns: Semaphore,
     /// Until when the owner pauses, in microseconds since [`BEGAN`].
     paced: AtomicU64,
+    /// The small pieces of work of the owner.
+    pieces: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -45,6 +47,7 @@ impl Budget {
             used: AtomicU64::new(0),
             turns: Semaphore::new(TURNS),
             paced: AtomicU64::new(0),
+            pieces: AtomicU32::new(0),
         })
     }
 
@@ -55,6 +58,7 @@ impl Budget {
             used: AtomicU64::new(0),
             turns: Semaphore::new(TURNS),
             paced: AtomicU64::new(0),
+            pieces: AtomicU32::new(0),
         })
     }
 
@@ -155,6 +159,12 @@ impl Budget {
             node = above;
         }
         others_first().await;
+    }
+
+    /// Counts a small piece of work of the owner; returns whether others go first, as they do at every
+    /// [`PIECES`]th, by however many tasks they are done.
+    pub(crate) fn is_due(&self) -> bool {
+        self.pieces.fetch_add(1, Ordering::Relaxed) % PIECES == PIECES - 1
     }
 
     /// Whether tasks of the owner, or of one above it, wait in line.
@@ -304,6 +314,9 @@ pub(crate) const SMALL_STEP: usize = 4 << 10;
 /// Tasks of a share, with more work, in the runtime's queue at a time.
 const TURNS: usize = 4;
 
+/// The small pieces of work, as requests are, after which others go first.
+const PIECES: u32 = 8;
+
 /// The longest pause of [`Budget::pace`].
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -407,6 +420,15 @@ mod tests {
             });
             assert_eq!(held, [0, 1, 3, 1, 20, 0]);
         }
+    }
+
+    /// Those of a connection alone were counted, and of thousands of connections with a request each none was due.
+    #[test]
+    fn every_eighth_piece_is_due() {
+        let share = Budget::new(1).share();
+        let due: Vec<_> = (0..24).filter(|_| share.is_due()).collect();
+        assert_eq!(due, [7, 15, 23]);
+        assert!(!share.is_busy());
     }
 
     #[test]

@@ -76,12 +76,8 @@ impl App {
         }
     }
 
-    /// Answers one request from `peer`; others go first if its connection has had its turn.
-    pub(crate) async fn answer(
-        &self,
-        (peer, had_turn): (SocketAddr, bool),
-        request: Request,
-    ) -> Response {
+    /// Answers one request from `peer`.
+    pub(crate) async fn answer(&self, peer: SocketAddr, request: Request) -> Response {
         let Self { routes, gate } = self;
         let is_head = request.method() == Method::HEAD;
         let response = match gate {
@@ -89,7 +85,7 @@ impl App {
                 Ok(()) => routes.call(request).await,
                 Err(refused) => refused,
             },
-            ListenerGate::Public(gate) => gate.pass((peer, had_turn), request, routes).await,
+            ListenerGate::Public(gate) => gate.pass(peer, request, routes).await,
             ListenerGate::Replicas(cluster) => hops::pass(cluster, peer, request, routes).await,
         };
         if is_head {

@@ -239,13 +239,14 @@ impl Gate {
     /// Passes a request through the gate to its route, and the response back.
     pub(super) async fn pass(
         &self,
-        (peer, had_turn): (SocketAddr, bool),
+        peer: SocketAddr,
         request: Request,
         routes: &Routes,
     ) -> Response {
         let address = client_address(peer.ip(), request.headers(), &self.proxies);
         let share = self.share(address);
-        if had_turn || share.is_busy() {
+        // Requests that come at once, on one connection or on many, would be handled at once.
+        if share.is_due() || share.is_busy() {
             share.others_first().await;
         }
         let (mut head, body) = request.into_parts();

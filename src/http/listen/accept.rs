@@ -10,7 +10,6 @@ use std::future::pending;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -193,15 +192,32 @@ impl Connection {
         // Boxed until it is over, as is a handshake: a task keeps room for the largest of its steps as long
         // as it lives.
         let is_http2 = Box::pin(self.with_deadline(speaks_http2(&stream))).await;
+        let waited = began.elapsed();
+        // Thousands of an address, whose first bytes have come at once, would all go before a request of another.
+        let is_http2 = match is_http2 {
+            Some(Ok(is_http2)) => Box::pin(self.with_deadline(self.in_turn(is_http2))).await,
+            Some(Err(_)) | None => None,
+        };
         match is_http2 {
-            Some(Ok(true)) => Box::pin(self.http2(stream)).await,
-            Some(Ok(false)) => Box::pin(self.http1(stream, began.elapsed())).await,
-            Some(Err(_)) | None => {}
+            Some(true) => Box::pin(self.http2(stream)).await,
+            Some(false) => Box::pin(self.http1(stream, waited)).await,
+            None => {}
         }
     }
 
+    /// This value, in a turn of the address.
+    async fn in_turn<T>(&self, value: T) -> T {
+        self.admission.others_first().await;
+        value
+    }
+
     async fn secure(self, stream: TcpStream, config: Arc<rustls::ServerConfig>) {
-        let handshake = tokio_rustls::TlsAcceptor::from(config).accept(stream);
+        let handshake = async {
+            // No turn is spent on waiting for the peer.
+            stream.readable().await?;
+            self.admission.others_first().await;
+            tokio_rustls::TlsAcceptor::from(config).accept(stream).await
+        };
         let secured = Box::pin(self.with_deadline(handshake)).await;
         let stream = match secured {
             Some(Ok(stream)) => stream,
@@ -308,17 +324,13 @@ fn service(
     activity: Option<Arc<Activity>>,
 ) -> impl hyper::service::Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
 {
-    let served = AtomicU32::new(0);
     service_fn(move |mut request: Request<Incoming>| {
         if let Some(stranger) = &stranger {
             request.extensions_mut().insert(Arc::clone(stranger));
         }
         requests.begin();
         let open = activity.as_ref().map(Activity::begin);
-        // Requests that a peer sends at once would be handled at once.
-        let served = served.fetch_add(1, Ordering::Relaxed);
-        let had_turn = served % TURN == TURN - 1;
-        call(Arc::clone(&requests), had_turn, request, open)
+        call(Arc::clone(&requests), request, open)
     })
 }
 
@@ -341,12 +353,11 @@ async fn await_first_request(
 /// the connection lives.
 fn call(
     requests: Arc<Requests>,
-    had_turn: bool,
     request: Request<Incoming>,
     open: Option<Open>,
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
     pinned(|| async move {
-        let (app, peer) = (&requests.app, (requests.peer, had_turn));
+        let (app, peer) = (&requests.app, requests.peer);
         // Only of HTTP/1 is what was taken of interest.
         let request = match open {
             Some(_) => request.map(Body::new),
@@ -521,8 +532,6 @@ const HANDSHAKE: Duration = HEAD;
 /// [`Bounds::idle`] of clients. It exceeds the minute for which
 /// load balancers keep idle connections: the side that sends requests must close first.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(75);
-/// The requests of a connection after which others go first.
-const TURN: u32 = 8;
 /// Concurrent requests of one HTTP/2 connection.
 const STREAMS: u32 = 64;
 /// The streams of one HTTP/2 connection that are reset for a mistake of its client, or for a frame of one that

@@ -33,7 +33,7 @@ struct Addresses {
 
 /// What a connection holds while it is open.
 pub(crate) struct Admission {
-    _connection: Drawn,
+    connection: Drawn,
     _descriptor: Option<Drawn>,
     is_of_proxy: bool,
 }
@@ -42,6 +42,11 @@ impl Admission {
     /// Returns whether the peer is a proxy, whose connection is that of many clients.
     pub(super) fn is_of_proxy(&self) -> bool {
         self.is_of_proxy
+    }
+
+    /// Lets others go first: of the connections of an address few begin at a time. Those of a proxy are of many clients.
+    pub(super) async fn others_first(&self) {
+        self.connection.budget().others_first().await;
     }
 }
 
@@ -93,7 +98,7 @@ impl Connections {
     pub(super) fn enter(&self, peer: IpAddr) -> Option<Admission> {
         let Some(addresses) = &self.addresses else {
             return Some(Admission {
-                _connection: self.all.draw(1)?,
+                connection: self.all.draw(1)?,
                 _descriptor: None,
                 is_of_proxy: false,
             });
@@ -113,7 +118,7 @@ impl Connections {
         let connection = connection?;
         let descriptor = descriptors.map(|descriptors| descriptors.connection().ok_or(()));
         Some(Admission {
-            _connection: connection,
+            connection,
             _descriptor: descriptor.transpose().ok()?,
             is_of_proxy,
         })

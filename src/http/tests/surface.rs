@@ -1289,3 +1289,45 @@ async fn connections_that_come_at_once_are_accepted_a_few_at_a_time() {
     drop(clients);
     surface.ends().await;
 }
+
+/// Thousands of connections of an address, each of which sent its first request at once, went before a request of another.
+#[tokio::test]
+async fn connections_of_an_address_begin_in_turn() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let bound = listener.local_addr().expect("address");
+    let app = App::of_operators(public(Health::default()), bound);
+    let connections = Connections::shared(100, None, Vec::new(), Descriptors::new(10_000));
+    let admission = connections.enter(bound.ip()).expect("room");
+    let surface = serving_by(listener, app, connections, (KEEP_ALIVE, FINISH));
+    let ask = format!("GET /livez HTTP/1.1\r\nHost: {bound}\r\n\r\n");
+    let mut line: Vec<_> = (0..4).map(|_| Box::pin(admission.others_first())).collect();
+    for one in &mut line {
+        assert!(futures_util::poll!(one).is_pending());
+    }
+    let mut second = surface.connect().await;
+    second.write_all(ask.as_bytes()).await.expect("send");
+    let (said, is_closed) = quiet(&mut second).await;
+    assert_eq!((said.as_str(), is_closed), ("", false), "behind the line");
+    drop(line);
+    let mut answer = [0; 12];
+    second.read_exact(&mut answer).await.expect("answer");
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    drop((second, admission));
+    surface.ends().await;
+}
+
+/// Eight of a connection were counted: an address with a request on each of thousands of connections never let others go
+/// first.
+#[tokio::test]
+async fn requests_of_an_address_count_for_its_turns() {
+    let memory = MemoryBudgets::of(64 << 20, 64 << 20, None);
+    let surface = surface_of(10, Arc::clone(&memory)).await;
+    let share = memory.address(surface.address.ip());
+    for _ in 0..3 {
+        let (answer, _) = surface.ask("GET /short", "Connection: close\r\n").await;
+        assert_eq!(status(&answer), "200");
+    }
+    let due: Vec<_> = (0..5).map(|_| share.is_due()).collect();
+    assert_eq!(due, [false, false, false, false, true]);
+    surface.ends().await;
+}

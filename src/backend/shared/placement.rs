@@ -25,14 +25,17 @@ use super::{
         Handle, Inbox, Initialized, Loss, MAILBOX, Outbox, Received, Status, ToChild, ToSession,
     },
     pace::Calls,
-    routing::Level,
 };
 use crate::backend::{
     Pool,
     admission::{Circuit, Refused, Spec, Verdict, spec},
     dialect::{IdBlocks, IdLease},
 };
-use crate::{base::budget::Drawn, declare::Server, protocol::Revision};
+use crate::{
+    base::budget::Drawn,
+    declare::Server,
+    protocol::{LogLevel, Revision},
+};
 
 /// All shared children of the gateway.
 pub(crate) struct SharedChildren {
@@ -418,7 +421,7 @@ impl Member {
     }
 
     /// Sets the log level of the session.
-    pub(crate) fn set_level(&mut self, level: Level) {
+    pub(crate) fn set_level(&mut self, level: LogLevel) {
         self.post(ToChild::Level(self.number, level));
     }
 

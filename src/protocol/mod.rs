@@ -40,7 +40,7 @@ pub(crate) use self::headers::{Accepts, LAST_EVENT_ID, SESSION_ID, Version};
 pub(crate) use self::json::{Scanner, Span, SyntaxError};
 pub(crate) use self::message::{Body, Kind, Message, end_no_line, has_line_end};
 pub(crate) use self::method::Method;
-pub(crate) use self::params::is_subscribed;
+pub(crate) use self::params::{LOG_LEVELS, LogLevel, is_subscribed, log_level};
 pub(crate) use self::refusal::{Refusal, Rejected};
 pub(crate) use self::revision::Revision;
 pub(crate) use self::trace::Trace;

@@ -332,6 +332,27 @@ pub(super) fn fold(key: &str) -> Cow<'_, str> {
     Cow::Owned(upper.flat_map(char::to_lowercase).collect())
 }
 
+/// Severity of a log message (2025-11-25 logging, "Log Levels"), in ascending order.
+pub(crate) type LogLevel = u8;
+
+/// The level with this name.
+pub(crate) fn log_level(name: &str) -> Option<LogLevel> {
+    let at = LOG_LEVELS.iter().position(|level| *level == name)?;
+    LogLevel::try_from(at).ok()
+}
+
+/// The names of the levels, each at its severity.
+pub(crate) const LOG_LEVELS: [&str; 8] = [
+    "debug",
+    "info",
+    "notice",
+    "warning",
+    "error",
+    "critical",
+    "alert",
+    "emergency",
+];
+
 /// Whether an update of `uri` belongs to a subscription to `held` (both canonical): "this might be a
 /// sub-resource of the one that the client actually subscribed to" (2025-11-25 schema).
 pub(crate) fn is_subscribed(held: &[u8], uri: &[u8]) -> bool {

@@ -79,7 +79,7 @@ const MAX_ASKS: usize = 256;
 
 /// The most bytes that wait for the child when the gateway adds a line of its own: twice the bound
 /// for lines of clients.
-const MAX_OWED: usize = 16 << 20;
+pub(super) const MAX_OWED: usize = 16 << 20;
 
 impl Legacy {
     /// Starts ids apart from those of 63 earlier owners.

@@ -9,13 +9,15 @@ use std::collections::{HashSet, VecDeque};
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::Instant;
 
+use super::legacy::MAX_OWED;
 use super::listening::{Listening, Out, push_cancelled};
 use super::results::Results;
-use crate::base::{FastHash, Table};
+use crate::base::{FastHash, Table, budget::LargeWork};
 use crate::declare::Isolation;
 use crate::protocol::{
     Kind, Message, Method, initialize, json,
     jsonrpc::{push_error, push_result},
+    log_level,
     modern::{self, CacheHint, ClientMeta, Mark, ServerAnswer, WantedInput},
 };
 
@@ -29,10 +31,12 @@ pub(super) struct Modern {
     capabilities: Bytes,
     /// Pings of the owner, by their raw ids: servers of this era know none.
     pings: Vec<Box<[u8]>>,
-    /// Calls that the server may answer by asking, by their raw ids.
+    /// Calls that the server may have made again, by their raw ids.
     calls: Table<Box<[u8]>, Call>,
     /// The bytes that they take, with what the server and the client have said meanwhile.
     kept: usize,
+    /// The raw id of one that is large, and waits for its turn to be made again.
+    due: Option<Box<[u8]>>,
     /// Calls whose clients make them again themselves, by their raw ids.
     carried: HashSet<Box<[u8]>, FastHash>,
     listening: Listening,
@@ -45,6 +49,8 @@ pub(super) struct Modern {
 struct Call {
     /// The request, as the server got it first.
     request: Bytes,
+    /// Whether its client can be asked.
+    may_be_asked: bool,
     /// How often the server has asked.
     round: u32,
     /// What the server waits for; empty while it works.
@@ -169,13 +175,7 @@ impl Modern {
                 self.client.push_discover(id, to.server);
                 to.server.put_u8(b'\n');
             }
-            (Kind::Request, Method::SetLevel) => {
-                let level = message
-                    .params()
-                    .and_then(|params| json::get(params, "level"));
-                self.client.set_level(level.unwrap_or(DEFAULT_LEVEL));
-                to.owner(|line| push_result(id, b"{}", line));
-            }
+            (Kind::Request, Method::SetLevel) => self.set_level(message, to),
             (Kind::Request, Method::Subscribe) => {
                 let out = &mut to.listening(&self.client);
                 self.listening
@@ -204,8 +204,21 @@ impl Modern {
         }
     }
 
-    /// Passes a request on, and keeps it if the server may ask before it answers (2026-07-28 mrtr, "Supported
-    /// Requests").
+    /// Sets the level of log messages, which each further request says. An unknown one is refused here: a server would
+    /// refuse it with every request (2026-07-28 logging, "Error Handling").
+    fn set_level(&mut self, message: &Message, to: &mut To<'_>) {
+        let id = message.id().unwrap_or_default();
+        let level = message.level();
+        if let Some(level) = level.filter(|level| log_level(level).is_some()) {
+            self.client.set_level(format!("\"{level}\"").as_bytes());
+            to.owner(|line| push_result(id, b"{}", line));
+        } else {
+            to.owner(|line| push_error(id, -32602, "no such log level", None, line));
+        }
+    }
+
+    /// Passes a request on, and keeps it if the server may have it made again before it answers (2026-07-28 mrtr,
+    /// "Supported Requests"): for that alone its client need not have declared anything ("Client Requirements").
     fn call(&mut self, message: &Message, to: &mut To<'_>) {
         let start = to.server.len();
         let is_asked_back = matches!(
@@ -215,13 +228,13 @@ impl Modern {
         let mark = is_asked_back.then(|| Mark::of(message)).flatten();
         self.client.push(message, mark, to.server);
         let length = to.server.len() - start;
-        let may_be_asked = mark.map_or(self.client.may_be_asked(), |mark| mark == Mark::Asked);
         if matches!(mark, Some(Mark::Carried | Mark::Bare)) {
             self.carried.insert(message.id().unwrap_or_default().into());
-        } else if is_asked_back && may_be_asked && self.kept + length <= MAX_KEPT {
+        } else if is_asked_back && self.kept + length <= MAX_KEPT {
             self.kept += length;
             let call = Call {
                 request: Bytes::copy_from_slice(&to.server[start..]),
+                may_be_asked: mark.map_or(self.client.may_be_asked(), |mark| mark == Mark::Asked),
                 round: 0,
                 asks: Vec::new(),
                 state: None,
@@ -284,6 +297,15 @@ impl Modern {
 
     fn notification(&mut self, message: &Message, to: &mut To<'_>) {
         self.results.changed(message);
+        // "On stdio, the server also sends this notification, solely to terminate a subscriptions/listen stream"
+        // (2026-07-28 schema, `CancelledNotification`).
+        let named = message.request_id().map(|span| span.of(message.bytes()));
+        if let Some(id) = named.filter(|id| Listening::is_own(id))
+            && message.method() == Method::Cancelled
+        {
+            let out = &mut to.listening(&self.client);
+            return self.listening.ended(id, None, out);
+        }
         let Some(subscription) = modern::subscription_of(message) else {
             to.owner.push_back(message.bytes().clone());
             return;
@@ -371,7 +393,9 @@ impl Modern {
 
     /// Asks the client for what the server wants to know before it answers a call.
     fn ask(&mut self, id: &[u8], wanted: WantedInput, to: &mut To<'_>) {
-        let Some(call) = self.calls.get_mut(id) else {
+        let is_asked = !wanted.requests.is_empty();
+        let call = self.calls.get_mut(id);
+        let Some(call) = call.filter(|call| call.may_be_asked || !is_asked) else {
             return self.fail(id, "the server asks a client that cannot be asked", to);
         };
         call.round += 1;
@@ -435,8 +459,38 @@ impl Modern {
         }
     }
 
-    /// Makes a call again, with all answers.
+    /// Makes a call again, with all answers; a large one in its turn, however short the line is that leads to it.
     fn call_again(&mut self, id: &[u8], to: &mut To<'_>) {
+        let Some(call) = self.calls.get(id) else {
+            return;
+        };
+        // The rest of its bytes was sent to the gateway once for each round, and the request once for all of them.
+        if to.server.len() + call.request.len() > MAX_OWED {
+            return self.fail(id, "the server does not read", to);
+        }
+        if LargeWork::is_large(call.size()) {
+            self.due = Some(id.into());
+        } else {
+            self.push_again(id, to);
+        }
+    }
+
+    /// The size of the call that waits for its turn to be made again.
+    pub(super) fn due(&self) -> Option<usize> {
+        let call = self.calls.get(self.due.as_ref()?);
+        Some(call.map_or(0, Call::size))
+    }
+
+    /// Makes the call again that waits for its turn; whether there was one.
+    pub(super) fn push_due(&mut self, to: &mut To<'_>) -> bool {
+        let due = self.due.take();
+        if let Some(id) = &due {
+            self.push_again(id, to);
+        }
+        due.is_some()
+    }
+
+    fn push_again(&mut self, id: &[u8], to: &mut To<'_>) {
         let Some(call) = self.calls.get_mut(id) else {
             return;
         };

@@ -160,6 +160,7 @@ impl Translator {
     ) {
         let to = &mut To { server, owner, now };
         while self.large.owner.is_none()
+            && self.modern.due().is_none()
             && let Some(end) = memchr::memchr(b'\n', &self.inbox)
         {
             if LargeWork::is_large(end) {
@@ -185,19 +186,21 @@ impl Translator {
         }
     }
 
-    /// Whether a large line waits for its turn.
+    /// Whether a large line waits for its turn, or a large call that is made again.
     pub(crate) fn has_large(&self) -> bool {
-        self.large.child.is_some() || self.large.owner.is_some()
+        let has_line = self.large.child.is_some() || self.large.owner.is_some();
+        has_line || self.modern.due().is_some()
     }
 
-    /// The turn of a large line.
+    /// The turn of a large line, or of a large call that is made again.
     pub(crate) async fn turn(&self) -> LargeWork {
-        let length = self.large.child.as_ref().map(Bytes::len);
-        let length = length.or(self.large.owner).unwrap_or(0);
+        let line = self.large.child.as_ref().map(Bytes::len);
+        let line = line.or(self.large.owner);
+        let length = self.modern.due().or(line).unwrap_or(0);
         LargeWork::turn(&self.large.tenant, length).await
     }
 
-    /// Translates a large line in its turn.
+    /// Translates a large line in its turn, or makes a large call again, which comes before what follows it.
     pub(crate) fn large(
         &mut self,
         turn: LargeWork,
@@ -207,6 +210,9 @@ impl Translator {
     ) {
         let to = &mut To { server, owner, now };
         turn.run(|| {
+            if self.modern.push_due(to) {
+                return;
+            }
             if let Some(line) = self.large.child.take() {
                 self.line_of_child(line, to);
             } else if let Some(end) = self.large.owner.take() {

@@ -11,11 +11,11 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-use super::{pace::Calls, routing::Level};
+use super::pace::Calls;
 use crate::backend::{Refused, child::Entry};
 use crate::base::budget::{Budget, Drawn, drop_room, push_back};
 use crate::protocol::{
-    Message, Revision,
+    LogLevel, Message, Revision,
     initialize::{self, MAX_CAPABILITIES},
     modern,
 };
@@ -54,7 +54,7 @@ pub(super) enum ToChild {
         is_kept: bool,
     },
     /// Sets the log level of a session.
-    Level(u32, Level),
+    Level(u32, LogLevel),
     /// Requests a ping of the child: a call is overdue.
     Probe,
 }

@@ -25,7 +25,6 @@ use super::{
         Handle, Inbox, Initialized, Loss, MAILBOX, Outbox, Received, Status, ToChild, ToSession,
     },
     pace::Calls,
-    routing::Level,
 };
 use crate::backend::{
     Pool,
@@ -422,7 +421,7 @@ impl Member {
     }
 
     /// Sets the log level of the session.
-    pub(crate) fn set_level(&mut self, level: Level) {
+    pub(crate) fn set_level(&mut self, level: LogLevel) {
         self.post(ToChild::Level(self.number, level));
     }
 

@@ -20,13 +20,11 @@ use crate::backend::dialect::{IdBlocks, OWN_IDS, OwnRequests, Watched, asked_cal
 use crate::{
     declare::Isolation,
     protocol::{
-        Kind, Message, Method, initialize, json,
+        Kind, LOG_LEVELS, LogLevel, Message, Method, initialize, json,
         jsonrpc::{push_error, push_notification, push_request, push_result},
+        log_level,
     },
 };
-
-/// Severity of a log message (2025-11-25 logging, "Log Levels"), in ascending order.
-pub(crate) type Level = u8;
 
 /// Sessions of a shared child, with their subscriptions and log levels.
 pub(super) struct Routing {
@@ -34,14 +32,14 @@ pub(super) struct Routing {
     /// Sessions by their ids.
     ids: Arc<IdBlocks>,
     /// Number of each session, and the log level that its client has set.
-    members: BTreeMap<u32, Option<Level>>,
+    members: BTreeMap<u32, Option<LogLevel>>,
     /// Subscribed sessions of each URI, in its canonical spelling; empty while a session waits for
     /// the confirmation of a subscription that the child may have.
     subscriptions: Watched<BTreeSet<u32>>,
     /// Subscriptions that the child has not confirmed, by the id of the request.
     pending: HashMap<u64, PendingSubscription>,
     /// Log level set at the child.
-    level: Option<Level>,
+    level: Option<LogLevel>,
     /// Last id of the gateway's own requests, which belong to no session.
     last: u64,
     /// Own requests that the child has not answered.
@@ -239,7 +237,7 @@ impl Routing {
     }
 
     /// Sets the log level of a session; the child gets the lowest level of all sessions.
-    pub(super) fn set_level(&mut self, number: u32, level: Level, out: &mut BytesMut) {
+    pub(super) fn set_level(&mut self, number: u32, level: LogLevel, out: &mut BytesMut) {
         if let Some(member) = self.members.get_mut(&number) {
             *member = Some(level);
             self.push_level(out);
@@ -253,7 +251,7 @@ impl Routing {
             return;
         }
         self.level = lowest;
-        let name = LEVELS[usize::from(lowest.unwrap_or(INFO))];
+        let name = LOG_LEVELS[usize::from(lowest.unwrap_or(INFO))];
         let id = self.own_id("logging/setLevel").to_string();
         out.extend_from_slice(&initialize::set_level(&id, name));
     }
@@ -416,7 +414,7 @@ impl Routing {
     fn log(&self, message: &Message) -> Recipients {
         let severity = message
             .level()
-            .and_then(|name| level(&name))
+            .and_then(|name| log_level(&name))
             .unwrap_or(INFO);
         // A session without a level gets no more than before another session set one.
         let quiet = if self.level.is_some() { INFO } else { 0 };
@@ -595,24 +593,7 @@ impl Visitor<'_> for Name {
     }
 }
 
-/// The level with this name.
-pub(crate) fn level(name: &str) -> Option<Level> {
-    let at = LEVELS.iter().position(|level| *level == name)?;
-    Level::try_from(at).ok()
-}
-
-const LEVELS: [&str; 8] = [
-    "debug",
-    "info",
-    "notice",
-    "warning",
-    "error",
-    "critical",
-    "alert",
-    "emergency",
-];
-
-const INFO: Level = 1;
+const INFO: LogLevel = 1;
 
 #[cfg(test)]
 #[path = "../tests/routing.rs"]

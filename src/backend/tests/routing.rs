@@ -353,9 +353,9 @@ fn the_child_has_the_lowest_level_and_each_session_its_own() {
         routing.route(&log("debug"), &mut out),
         Recipients::Sessions(vec![1, 2, 3])
     );
-    routing.set_level(1, level("error").unwrap(), &mut out);
+    routing.set_level(1, log_level("error").unwrap(), &mut out);
     assert!(told(&mut out).contains(r#"{"level":"error"}"#));
-    routing.set_level(2, level("debug").unwrap(), &mut out);
+    routing.set_level(2, log_level("debug").unwrap(), &mut out);
     assert!(told(&mut out).contains(r#"{"level":"debug"}"#));
     assert_eq!(
         routing.route(&log("debug"), &mut out),

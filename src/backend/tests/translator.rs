@@ -334,6 +334,33 @@ fn what_this_era_does_not_know_is_answered_for_the_server() {
     assert_eq!(both.server_writes(request), (String::new(), vec![]));
 }
 
+/// It was said in each further request, which servers refuse, and one of 4 MiB was 400 MiB in a hundred of them.
+#[test]
+fn a_level_that_no_server_knows_is_refused_and_not_said() {
+    let set = |params: &str| {
+        format!(r#"{{"jsonrpc":"2.0","id":3,"method":"logging/setLevel","params":{params}}}"#)
+    };
+    let mut both = begun();
+    assert_eq!(both.owner_writes(&set(r#"{"level":"\u0065rror"}"#)), "");
+    let told = both.owner.pop_front().unwrap();
+    assert_eq!(told, answer("3", r#""result":{}"#));
+    let long = format!(r#"{{"level":"{}"}}"#, "x".repeat(1000));
+    for unknown in [
+        r#"{"level":"warn"}"#,
+        r#"{"level":["info"]}"#,
+        r#"{"level":6}"#,
+        "{}",
+        &*long,
+    ] {
+        assert_eq!(both.owner_writes(&set(unknown)), "");
+        let error = r#""error":{"code":-32602,"message":"no such log level"}"#;
+        assert_eq!(both.owner.pop_front().unwrap(), answer("3", error));
+        let call = both.owner_writes(r#"{"jsonrpc":"2.0","id":4,"method":"x"}"#);
+        let level = r#""io.modelcontextprotocol/logLevel":"error""#;
+        assert!(call.contains(level), "{unknown}: {call}");
+    }
+}
+
 #[test]
 fn a_server_asks_and_its_client_answers() {
     let mut both = begun();
@@ -382,6 +409,64 @@ fn a_server_asks_and_its_client_answers() {
         both.server_writes(&answer(r#""7.2""#, r#""result":{}"#)).1,
         [""; 0]
     );
+}
+
+/// The work that the server had begun was lost.
+#[test]
+fn a_client_that_declares_nothing_lets_a_server_finish_later() {
+    let initialize = INITIALIZE.replace(r#""elicitation":{}"#, "");
+    let mut both = Both::new(Opening::Modern);
+    both.owner_writes(&initialize);
+    both.server_writes(&answer("1", DISCOVERED));
+    let call =
+        |id: u32| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{}}}}"#);
+    both.owner_writes(&call(7));
+    let state = r#""result":{"resultType":"input_required","requestState":"t"}"#;
+    let (again, told) = both.server_writes(&answer("7", state));
+    assert!(
+        told.is_empty() && again.contains(r#""id":"7.1""#),
+        "{again}"
+    );
+    let (_, told) = both.server_writes(&answer(r#""7.1""#, r#""result":{"content":[]}"#));
+    assert_eq!(told, [answer("7", r#""result":{"content":[]}"#)]);
+
+    both.owner_writes(&call(8));
+    let required =
+        r#""result":{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"}}}"#;
+    let (again, told) = both.server_writes(&answer("8", required));
+    let why = "the server asks a client that cannot be asked";
+    let error = format!(r#""error":{{"code":-32603,"message":"{why}"}}"#);
+    assert_eq!((&*again, told), ("", vec![answer("8", &error)]));
+    assert_eq!(both.translator.kept(), 0);
+}
+
+/// 23 KB of such answers became 1 GiB of requests that wait.
+#[test]
+fn a_server_that_does_not_read_is_not_called_again_without_an_end() {
+    let mut both = begun();
+    let text = "x".repeat(200 << 10);
+    for id in [7, 8] {
+        let sent = both.owner_writes(&format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"arguments":{{"x":"{text}"}}}}}}"#
+        ));
+        assert!(sent.len() > text.len());
+    }
+    let state = r#""result":{"resultType":"input_required","requestState":"t"}"#;
+    for call in [7, 8] {
+        for round in 0..64 {
+            let id = match round {
+                0 => call.to_string(),
+                round => format!(r#""{call}.{round}""#),
+            };
+            let line = Bytes::from(answer(&id, state));
+            both.translator
+                .line(line, &mut both.server, &mut both.owner, both.now);
+        }
+    }
+    let waits = both.server.len();
+    assert!((15 << 20..=16 << 20).contains(&waits), "{waits}");
+    let error = r#""error":{"code":-32603,"message":"the server does not read"}"#;
+    assert_eq!(both.owner, [answer("8", error).as_bytes()]);
 }
 
 /// The text was that of a result that cannot be read, in which its author sought a mistake.
@@ -624,6 +709,29 @@ fn a_subscription_that_the_server_ends_is_begun_again() {
     );
     let (_, told) = both.server_writes(&answer(r#""listen-7""#, error));
     assert_eq!(told, [answer("9", error)]);
+}
+
+/// Its sessions heard of no change any more, as long as it lived.
+#[test]
+fn a_subscription_that_the_server_cancels_is_begun_again() {
+    let cancelled = |number: u32| {
+        format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":"listen-{number}"}}}}"#
+        )
+    };
+    let mut both = listening();
+    both.server_writes(&acknowledged(1, ""));
+    let (again, told) = both.server_writes(&cancelled(1));
+    assert!(again.contains(r#""id":"listen-2""#), "{again}");
+    assert_eq!(told, [""; 0]);
+    // One that was not acknowledged ends with what waits for it.
+    both.server_writes(&acknowledged(2, ""));
+    both.owner_writes(&subscribe(2, "a:b"));
+    let (_, told) = both.server_writes(&cancelled(3));
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with(r#"{"jsonrpc":"2.0","id":2,"error":{"code":-32603"#));
+    let listen = both.owner_writes(&subscribe(3, "a:c"));
+    assert!(listen.contains(r#""id":"listen-4""#), "{listen}");
 }
 
 /// Servers end subscriptions when they read their configuration again, and shared ones live for weeks.
@@ -894,6 +1002,45 @@ async fn large_lines_wait_for_their_turns() {
         .map(|line| line.contains(r#""id":3"#))
         .collect();
     assert_eq!(ids, [false, true, false]);
+}
+
+/// Each was some ten milliseconds of a worker, for a line of 90 bytes.
+#[tokio::test]
+async fn a_large_call_is_made_again_in_a_turn() {
+    let call = |id: u32, text: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"arguments":{{"x":"{text}"}}}}}}"#
+        )
+    };
+    let mut both = begun();
+    both.owner_writes(&call(2, &"x".repeat(1 << 20)));
+    let held = LargeWork::all_turns().await;
+    let state = r#""result":{"resultType":"input_required","requestState":"t"}"#;
+    let (again, told) = both.server_writes(&answer("2", state));
+    assert!(again.is_empty() && told.is_empty(), "without a turn");
+    assert!(both.translator.has_large());
+    assert_eq!(both.owner_writes(&call(3, "x")), "", "one overtakes it");
+    drop(held);
+    let lines = both.owner_writes(&call(4, "x"));
+    assert!(!both.translator.has_large());
+    assert!(lines.contains(r#""id":"2.1""#), "{}", lines.len());
+    let lines = both.owner_writes(&call(5, "x"));
+    assert_eq!(lines.lines().count(), 3, "what has waited");
+
+    // The answer that completes a round is as short.
+    let required =
+        r#""result":{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"}}}"#;
+    let (_, asks) = both.server_writes(&answer(r#""2.1""#, required));
+    assert!(asks[0].contains(r#""2.2.0""#), "{asks:?}");
+    let held = LargeWork::all_turns().await;
+    let roots = answer(r#""2.2.0""#, r#""result":{"roots":[]}"#);
+    assert_eq!(both.owner_writes(&roots), "");
+    assert!(both.translator.has_large());
+    drop(held);
+    both.large();
+    let again = String::from_utf8(both.server.split().to_vec()).unwrap();
+    assert!(again.contains(r#""id":"2.2""#));
+    assert!(again.contains(r#""inputResponses":{"a":{"roots":[]}}"#));
 }
 
 /// The last line of a server of sessions may be a large one, which its owner still gets.

@@ -45,7 +45,7 @@ impl Admission {
     }
 
     /// Lets others go first: of the connections of an address few begin at a time. Those of a proxy are of many clients.
-    pub(super) async fn others_first(&self) {
+    pub(crate) async fn others_first(&self) {
         self.connection.budget().others_first().await;
     }
 }
@@ -95,7 +95,7 @@ impl Connections {
     }
 
     /// Admits a connection; none if there are too many, in all or from this address.
-    pub(super) fn enter(&self, peer: IpAddr) -> Option<Admission> {
+    pub(crate) fn enter(&self, peer: IpAddr) -> Option<Admission> {
         let Some(addresses) = &self.addresses else {
             return Some(Admission {
                 connection: self.all.draw(1)?,

@@ -9,12 +9,11 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use crate::http::{admission::Admitted, reply::McpRefusal};
 use crate::{
     auth::{Access, policy},
-    backend::shared::routing,
     hub::stateless::{Caller, Stateless},
     protocol::{
         Body as Messages, Message, Method,
         headers::{METHOD, NAME, PROTOCOL_VERSION},
-        json, jsonrpc,
+        json, jsonrpc, log_level,
         modern::{
             Caching, Completion, Mirrored, RequestMeta, ToolHeaders, declares_tasks,
             input_responses, is_about_task, is_mirrored, request_state, without_invalid_tools,
@@ -97,7 +96,7 @@ impl<'a> ModernRequest<'a> {
         check_mirrored(headers, message, &method)?;
         let level = match meta.log_level.map(json::decoded) {
             None => None,
-            Some(Some(level)) if routing::level(&level).is_some() => Some(level),
+            Some(Some(level)) if log_level(&level).is_some() => Some(level),
             Some(_) => return Err(invalid("no such io.modelcontextprotocol/logLevel")),
         };
         Ok(Self {

@@ -18,7 +18,6 @@ use crate::http::{
 };
 use crate::{
     auth::Access,
-    backend::shared::routing,
     base::budget::{Budget, Drawn, LargeWork},
     declare::Tenant,
     hub::{
@@ -30,7 +29,7 @@ use crate::{
     protocol::{
         ClientCapabilities, Kind, Lacking, Message, Method,
         event::push_message,
-        jsonrpc,
+        jsonrpc, log_level,
         modern::{
             self, AnswersAhead, Completion, Filter, InputRequest, RequestMeta, WantedInput,
             is_mirrored, task_created, task_notification, with_subscription,
@@ -171,7 +170,7 @@ impl CallStream {
         call: CallInFlight,
         reader: Reader,
     ) -> Self {
-        let level = request.level.as_deref().and_then(routing::level);
+        let level = request.level.as_deref().and_then(log_level);
         let task_at = request.task_after().map(|after| Instant::now() + after);
         Self {
             responder: Responder::new(front, request, call.server_info()),
@@ -298,7 +297,7 @@ impl CallStream {
             // "The server MUST NOT emit notifications/message for a request that does not include this
             // field" (2026-07-28 logging, "Per-request log level").
             (Kind::Notification, Method::Log) => {
-                let level = message.level().as_deref().and_then(routing::level)?;
+                let level = message.level().as_deref().and_then(log_level)?;
                 let is_wanted = self.level.is_some_and(|least| level >= least);
                 is_wanted.then(|| Step::Notification(message.bytes().clone()))
             }

@@ -12,10 +12,7 @@ use super::{
 };
 use crate::{
     auth::{Listed, PolicyRefusal, policy},
-    backend::{
-        dialect::{CallId, Forwarded},
-        shared::routing,
-    },
+    backend::dialect::{CallId, Forwarded},
     declare::Isolation,
     error::Error,
     hub::{
@@ -26,7 +23,7 @@ use crate::{
     },
     protocol::{
         Body, Kind, LISTENER_STREAM, Message, Method, Refusal, Rejected, Revision, StreamId, Trace,
-        json, jsonrpc,
+        json, jsonrpc, log_level,
     },
     telemetry::{CallSpans, Dropped, MethodClass, Outcome, SESSION_STREAMS, TraceContext, semconv},
 };
@@ -420,7 +417,7 @@ impl Session {
             }
             Method::SetLevel => {
                 let name = message.level();
-                let level = name.as_deref().and_then(routing::level);
+                let level = name.as_deref().and_then(log_level);
                 let Some((name, level)) = name.zip(level) else {
                     jsonrpc::push_error(id, -32602, "no such log level", None, &mut line);
                     return Some(line.freeze());
@@ -447,7 +444,7 @@ impl Session {
             // An unknown level is left to the child to refuse.
             Method::SetLevel => message
                 .level()
-                .filter(|level| routing::level(level).is_some())
+                .filter(|level| log_level(level).is_some())
                 .map(|level| Effect::Level((&*level).into())),
             Method::Subscribe => match message.subject() {
                 Some(uri) => Some(self.subscribed(message.id().unwrap_or_default(), uri)?),

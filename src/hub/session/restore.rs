@@ -19,7 +19,7 @@ use crate::{
         Refused, Stage,
         child::{Exit as ChildExit, Restart},
         dialect::{AskId, CallId},
-        shared::{Loss, routing},
+        shared::Loss,
     },
     declare::OnLoss,
     hub::{
@@ -27,7 +27,7 @@ use crate::{
         core::{ChildUse, Transport, or_never},
         stream::Answer,
     },
-    protocol::{LISTENER_STREAM, Revision, initialize, jsonrpc},
+    protocol::{LISTENER_STREAM, Revision, initialize, jsonrpc, log_level},
     telemetry::{ChildState, Exit},
 };
 
@@ -97,7 +97,7 @@ impl Session {
         let Some(member) = self.link.member() else {
             return;
         };
-        if let Some(level) = self.replay.level.as_deref().and_then(routing::level) {
+        if let Some(level) = self.replay.level.as_deref().and_then(log_level) {
             member.set_level(level);
         }
         for uri in self.replay.subscriptions.keys() {

@@ -19,7 +19,6 @@ use tokio::{
 use super::{changes::Changes, sender::Sender};
 use crate::{
     auth::Access,
-    backend::shared::routing,
     base::{budget::Drawn, sha256},
     declare::{Isolation, Policy},
     error::Error,
@@ -29,7 +28,7 @@ use crate::{
         limits::Source,
     },
     protocol::{
-        json,
+        json, log_level,
         modern::{self, ToolHeaders},
     },
     state::SessionId,
@@ -433,7 +432,7 @@ impl Lease {
         access: &Access,
         level: &str,
     ) -> Result<(), Error> {
-        let Some(number) = routing::level(level) else {
+        let Some(number) = log_level(level) else {
             return Ok(());
         };
         if !self.member.server.has_logs || self.member.has_level(number) {

@@ -34,7 +34,7 @@ use crate::backend::{
 use crate::{
     base::budget::{Drawn, SMALL_STEP},
     declare::Server,
-    protocol::Revision,
+    protocol::{LogLevel, Revision},
 };
 
 /// All shared children of the gateway.

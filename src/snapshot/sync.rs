@@ -164,7 +164,7 @@ impl SnapshotSync {
     /// # Errors
     ///
     /// Those that prevent the start. An unreachable server is not among them, as it may return; an
-    /// unreachable file is.
+    /// unreachable file is, unless its state was read: of one on a full disk nothing can be removed.
     pub(crate) async fn start(&mut self) -> Result<(), database::Error> {
         let first = self.round(None).await;
         self.is_started = true;
@@ -175,7 +175,8 @@ impl SnapshotSync {
                 Ok(())
             }
             Err(database::Error::Unavailable(why))
-                if matches!(self.opening.location, Location::Url(_)) =>
+                if matches!(self.opening.location, Location::Url(_))
+                    || self.snapshot.is_loaded() =>
             {
                 self.log_once("store.away", &database::Error::Unavailable(why));
                 Ok(())
@@ -630,6 +631,18 @@ mod tests {
         is_due(&mut sync);
         assert!(matches!(sync.round(None).await, Ok(Round::UpToDate)));
         assert!(snapshot.catalog().tenants.contains_key("a"));
+    }
+
+    /// A gateway that served from a full disk did not start on it again.
+    #[tokio::test]
+    async fn a_start_goes_on_where_the_upkeep_alone_fails() {
+        let (_dir, mut sync) = opened();
+        let snapshot = Arc::clone(&sync.snapshot);
+        snapshot.set_database(Database::open(sync.opening.clone()).await.unwrap());
+        run(&snapshot, "PRAGMA query_only = 1").await;
+        sync.start().await.unwrap();
+        assert!(snapshot.is_loaded());
+        assert!(!sync.logged_error.is_empty(), "it is told");
     }
 
     /// A file system of the network whose server is away, for instance.

@@ -33,9 +33,9 @@ const AWAY: [&str; 11] = [
     "08", "28", "3D", "40", "53", "55", "57", "58", "25006", "25P03", "25P04",
 ];
 
-/// SQLite error codes of the file: `SQLITE_BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`,
-/// `CANTOPEN`.
-const SQLITE_AWAY: [u32; 6] = [5, 6, 8, 10, 13, 14];
+/// SQLite error codes of the file, and of a statement that took too long: `SQLITE_BUSY`, `LOCKED`, `READONLY`,
+/// `INTERRUPT`, `IOERR`, `FULL`, `CANTOPEN`.
+const SQLITE_AWAY: [u32; 7] = [5, 6, 8, 9, 10, 13, 14];
 
 /// SQLite error codes of what is in the file: `SQLITE_CORRUPT`, `NOTADB`.
 const SQLITE_DAMAGED: [u32; 2] = [11, 26];
@@ -48,6 +48,10 @@ mod tests {
     fn a_disk_that_is_full_or_fails_is_no_bug() {
         // `SQLITE_FULL`, `SQLITE_IOERR_WRITE`, `SQLITE_BUSY_SNAPSHOT`, and a lost connection of PostgreSQL.
         for code in ["13", "778", "517", "08006", "57P01"] {
+            assert_eq!(kind_of(code), Kind::Away, "{code}");
+        }
+        // A statement that its time limit ended: `SQLITE_INTERRUPT`, `query_canceled`.
+        for code in ["9", "57014"] {
             assert_eq!(kind_of(code), Kind::Away, "{code}");
         }
         // What PostgreSQL says of a transaction that stood still, as a suspended machine does.

@@ -5,6 +5,7 @@
 //!
 //! * `audit`: the audit trail
 //! * `codes`: error codes of both databases
+//! * `deadline`: the end of a statement in SQLite
 //! * `error`: errors of database operations
 //! * `file`: a SQLite file without a gateway
 //! * `lent`: a connection to PostgreSQL, and its return to the pool
@@ -16,6 +17,7 @@
 
 pub(crate) mod audit;
 mod codes;
+mod deadline;
 mod error;
 pub(crate) mod file;
 mod lent;

@@ -1,7 +1,7 @@
 //! SQL on SQLite and PostgreSQL: connections and transactions.
 //!
-//! Both databases run the same SQL text. No other file but `file`, `lent`, `schema` and `sql_error` uses `sqlx`. Not
-//! here: the statements (`objects/rows`, `oauth`, `audit`).
+//! Both databases run the same SQL text. No other file but `deadline`, `file`, `lent`, `schema` and `sql_error` uses
+//! `sqlx`. Not here: the statements (`objects/rows`, `oauth`, `audit`).
 
 use std::{fmt, path::Path, time::Duration};
 
@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use super::deadline::Deadline;
 use super::lent::{Lent, STATEMENT};
 use super::schema::{NEWEST, migrate_postgres, migrate_sqlite};
 use super::sql_error::{SqlError, late, meaning, timed};
@@ -115,7 +116,9 @@ impl Pool {
             // Safe when the process is killed; a power failure may lose the last writes.
             .synchronous(SqliteSynchronous::Normal)
             .foreign_keys(true)
-            .busy_timeout(BUSY);
+            .busy_timeout(BUSY)
+            // Once it is copied into the file, the log is cut to this.
+            .pragma("journal_size_limit", LOG.to_string());
         migrate_sqlite(file, &options).await?;
         let write = PoolOptions::new()
             .max_connections(1)
@@ -186,9 +189,9 @@ impl Pool {
             // A transaction that begins with a read fails at its first write if another one wrote
             // meanwhile, regardless of `busy_timeout`.
             Connections::Sqlite { write, .. } => {
-                let begun = write.begin_with("BEGIN IMMEDIATE");
+                let begun = in_time(write.begin_with("BEGIN IMMEDIATE"));
                 let begun = self.measured("begin", begun).await?;
-                Ok(self.transaction(Begun::Sqlite(begun)))
+                Ok(self.transaction(begun))
             }
         }
     }
@@ -202,8 +205,8 @@ impl Pool {
                 Ok(self.transaction(Begun::Postgres(begun)))
             }
             Connections::Sqlite { read, .. } => {
-                let begun = self.measured("begin", read.begin()).await?;
-                Ok(self.transaction(Begun::Sqlite(begun)))
+                let begun = self.measured("begin", in_time(read.begin())).await?;
+                Ok(self.transaction(begun))
             }
         }
     }
@@ -225,7 +228,11 @@ impl Pool {
                 Ok(rows.into_iter().map(Row::Postgres).collect())
             }
             Connections::Sqlite { read, .. } => {
-                let rows = bound(sql, values).fetch_all(read);
+                let rows = async {
+                    let mut connection = read.acquire().await?;
+                    let deadline = Deadline::of(&mut connection, STATEMENT).await?;
+                    deadline.rows(&mut connection, bound(sql, values)).await
+                };
                 let rows = self.measured("read", rows).await?;
                 Ok(rows.into_iter().map(Row::Sqlite).collect())
             }
@@ -335,7 +342,16 @@ enum Begun {
     /// In PostgreSQL.
     Postgres(Lent),
     /// In SQLite.
-    Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>),
+    Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>, Deadline),
+}
+
+/// Begins a transaction of SQLite, of which each statement has a deadline.
+async fn in_time(
+    begun: impl Future<Output = Result<sqlx::Transaction<'static, sqlx::Sqlite>, sqlx::Error>>,
+) -> Result<Begun, sqlx::Error> {
+    let mut begun = begun.await?;
+    let deadline = Deadline::of(&mut begun, STATEMENT).await?;
+    Ok(Begun::Sqlite(begun, deadline))
 }
 
 impl Transaction {
@@ -353,8 +369,8 @@ impl Transaction {
                 let rows = measured(&self.times, operation, rows).await?;
                 Ok(rows.into_iter().map(Row::Postgres).collect())
             }
-            Begun::Sqlite(inner) => {
-                let rows = bound(sql, values).fetch_all(&mut **inner);
+            Begun::Sqlite(inner, deadline) => {
+                let rows = deadline.rows(inner, bound(sql, values));
                 let operation = (StoreSystem::Sqlite, "statement");
                 let rows = measured(&self.times, operation, rows).await?;
                 Ok(rows.into_iter().map(Row::Sqlite).collect())
@@ -369,7 +385,7 @@ impl Transaction {
     ) -> Result<Vec<Row>, SqlError> {
         match self.begun {
             Begun::Postgres(_) => self.run(sql, Vec::new()).await,
-            Begun::Sqlite(_) => Ok(Vec::new()),
+            Begun::Sqlite(..) => Ok(Vec::new()),
         }
     }
 
@@ -380,7 +396,7 @@ impl Transaction {
                 let operation = (StoreSystem::Postgresql, "commit");
                 measured(&self.times, operation, inner.commit()).await
             }
-            Begun::Sqlite(inner) => {
+            Begun::Sqlite(inner, _) => {
                 let operation = (StoreSystem::Sqlite, "commit");
                 measured(&self.times, operation, inner.commit()).await
             }
@@ -502,3 +518,5 @@ const POSTGRES: u32 = 8;
 const RESERVED: u32 = 2;
 /// Reading connections to a file: of those, administrators of tenants have half (`http::admin`).
 const SQLITE_READERS: u32 = 8;
+/// Bytes that the log of a file keeps of the disk once it is copied: one that grew while it was read is cut to them.
+const LOG: u64 = 64 << 20;

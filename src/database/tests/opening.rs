@@ -6,7 +6,9 @@ use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{sleep, timeout};
 
-use super::fixture::{Place, ada, on_both, put, record, server, tenant, token, until_waiting};
+use super::fixture::{
+    Place, ada, on_both, patient, put, record, server, tenant, token, until_waiting,
+};
 use crate::base::Secret;
 use crate::database::pool::Transaction;
 use crate::database::{Database, Error, Expected, Location, Opening, Pool};
@@ -39,6 +41,52 @@ async fn the_file_is_readable_by_its_owner_alone() {
     std::fs::set_permissions(file, PermissionsExt::from_mode(0o644)).unwrap();
     place.open().await.close().await;
     assert_eq!(mode("lockgate.db"), 0o600);
+}
+
+/// Reads for ever, and finds nothing.
+async fn scan(pool: &Pool, is_in_transaction: bool) {
+    let endless = "
+        WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)
+        SELECT x FROM n WHERE x < 0";
+    if is_in_transaction {
+        if let Ok(mut transaction) = pool.snapshot().await {
+            drop(transaction.run(endless, Vec::new()).await);
+        }
+    } else {
+        drop(pool.read(endless, Vec::new()).await);
+    }
+}
+
+/// One tenant's administrator took all connections from everybody, by pages of the audit trail on which no record is.
+#[tokio::test]
+async fn a_scan_that_was_given_up_keeps_no_connection() {
+    let place = Place::sqlite();
+    let pool = &place.pool().await;
+    for is_in_transaction in [false, true] {
+        let scans = join_all((0..8).map(|_| scan(pool, is_in_transaction)));
+        let others = async { while pool.read("SELECT 1", Vec::new()).await.is_ok() {} };
+        tokio::select! {
+            _ = scans => {}
+            () = others => {}
+        }
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            let begun = patient(|| async move { pool.snapshot().await.map_err(Error::from) });
+            held.push(begun.await);
+        }
+    }
+    pool.close().await;
+}
+
+/// It kept the size that a long read had given it.
+#[tokio::test]
+async fn the_log_of_a_file_is_cut_once_it_is_copied() {
+    let place = Place::sqlite();
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    let asked = transaction.run("PRAGMA journal_size_limit", Vec::new());
+    let limit: i64 = asked.await.unwrap()[0].get("journal_size_limit").unwrap();
+    assert_eq!(limit, 64 << 20);
 }
 
 async fn two_handles_see_each_others_changes(place: Place) {

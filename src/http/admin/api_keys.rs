@@ -7,7 +7,7 @@ use http::{HeaderValue, StatusCode, header::LOCATION};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Caller, Permission, Store},
+    caller::{Caller, Numbered, Permission, Store},
     declared::{CHANGE, Collection, failed, members, object_name, refresh, shown, tagged},
     operation::{Call, Operation, OperationResult, post},
     request::{milliseconds, spec},
@@ -129,6 +129,9 @@ async fn write_key(
     (name, expected): (&ObjectName, Expected),
     mut change: impl FnMut(Option<&Stored>) -> Result<Document, database::Error>,
 ) -> OperationResult {
+    if let Some(tenant) = name.owner() {
+        caller.count(Numbered::Other, tenant)?;
+    }
     let key = api_key::generate(&aws_lc_rs::rand::SystemRandom::new())
         .map_err(|_| Problem::of(database::Error::Bug("no randomness".to_owned()), false))?;
     let change = |old: Option<&Stored>| {

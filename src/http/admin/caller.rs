@@ -56,8 +56,8 @@ impl<'f> Deref for Store<'f> {
     }
 }
 
-/// What administrators of a tenant ask for and all replicas learn of by a numbered row, which is kept for a day and read
-/// at each start.
+/// What administrators of a tenant ask for and all replicas learn of: by a numbered row, which is kept for a day and read
+/// at each start, or by a change, behind which they read the tenant again. Each is a record of the audit trail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Numbered {
     /// A restart of a server, which ends children.
@@ -65,7 +65,7 @@ pub(super) enum Numbered {
     /// A new signing key, or the end of one: every replica reads the public keys of all tenants again, and keeps the id
     /// of a removed one in memory.
     SigningKey,
-    /// The end of access, or another secret.
+    /// A change of an object, the end of access, or another secret.
     Other,
 }
 
@@ -294,7 +294,7 @@ impl Numbered {
             let what = match self {
                 Self::Restart => "the servers of the tenant were restarted",
                 Self::SigningKey => "the signing keys of the tenant were changed",
-                Self::Other => "access and secrets of the tenant were changed",
+                Self::Other => "objects, access and secrets of the tenant were changed",
             };
             let text = format!("{what} too often in the last minute");
             Problem::new(StatusCode::TOO_MANY_REQUESTS, text).with_retry(left)

@@ -251,9 +251,7 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
         let text = "this is for operators: the gateway asks the issuer of a workload for its keys, unless jwks has them";
         return Err(Problem::new(StatusCode::FORBIDDEN, text));
     }
-    if kind == Kind::User && document.get("disabled") == Some(&Json::Bool(true)) {
-        caller.count(Numbered::Other, call.path.tenant())?;
-    }
+    caller.count(Numbered::Other, call.path.tenant())?;
     let (object, author) = (Object::new(kind, document), caller.author());
     let is_conditional = expected.is_some();
     let expected = expected.unwrap_or(Expected::Any);
@@ -286,9 +284,7 @@ async fn delete(call: Call, kind: Kind) -> OperationResult {
     }
     let expected = expected(&call.headers)?;
     let is_conditional = expected.is_some();
-    if matches!(kind, Kind::User | Kind::Client) {
-        call.caller.count(Numbered::Other, call.path.tenant())?;
-    }
+    call.caller.count(Numbered::Other, call.path.tenant())?;
     let (name, author) = (object_name(&call.path, kind), call.caller.author());
     let tenant = name.owner();
     let store = call.caller.store_to_change(&call.front, tenant).await?;

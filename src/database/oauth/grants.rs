@@ -550,7 +550,7 @@ const INSERT_CODE: &str = "
 
 const TAKE_CODE: &str = "
     UPDATE codes
-       SET used_ms = $3
+       SET used_ms = $3, ungranted_ms = expires_ms
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NULL
     RETURNING grant_id, subject, groups, client_id, resource, scope, session, jkt, auth_ms,
               grant_ms, redirect_uri, challenge, expires_ms";
@@ -561,10 +561,10 @@ const USED_CODE: &str = "
       FROM codes
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL";
 
-// Changes nothing, but takes the row lock in both databases.
+// Takes the row lock in both databases. Without a grant nothing of it is committed.
 const HOLD_CODE: &str = "
     UPDATE codes
-       SET used_ms = used_ms
+       SET ungranted_ms = NULL
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL
     RETURNING hash";
 

@@ -102,7 +102,7 @@ const HOUR_MS: i64 = 3600 * 1000;
 /// The time after which a reused code no longer counts as a replay.
 const DAY_MS: i64 = 24 * HOUR_MS;
 
-/// The time after which no request comes with a code any more that nobody used: the clocks of replicas differ by less.
+/// The time after which no request begins a grant by a code any more: the clocks of replicas differ by less.
 const MINUTE_MS: i64 = 60 * 1000;
 
 /// The statements, each with the time that rows outlive their expiry.
@@ -122,6 +122,7 @@ const EXPIRED: &[(&str, i64)] = &[
          RETURNING hash",
         MINUTE_MS,
     ),
+    (UNGRANTED, MINUTE_MS),
     (
         "DELETE FROM refresh_tokens
           WHERE hash IN (SELECT hash FROM refresh_tokens
@@ -193,6 +194,15 @@ const EXPIRED: &[(&str, i64)] = &[
         login_steps::KEPT_MS,
     ),
 ];
+
+/// Used codes that began no grant, of which a replay ends nothing. That is looked for outside, too: a code whose grant
+/// begins at this moment stays.
+pub(crate) const UNGRANTED: &str = "
+    DELETE FROM codes
+     WHERE ungranted_ms IS NOT NULL
+       AND hash IN (SELECT hash FROM codes
+                     WHERE ungranted_ms < $1 ORDER BY ungranted_ms LIMIT 1000)
+    RETURNING hash";
 
 /// Consents to removed registered clients, whose ids are never reused.
 const LOST_CONSENTS: &str = "

@@ -5,7 +5,7 @@
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 14] = [
+pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 15] = [
     (
         1,
         "control",
@@ -116,6 +116,14 @@ pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 14] = [
         [
             include_str!("../../../migrations/sqlite/0014_families.sql"),
             include_str!("../../../migrations/postgres/0014_families.sql"),
+        ],
+    ),
+    (
+        15,
+        "codes",
+        [
+            include_str!("../../../migrations/sqlite/0015_codes.sql"),
+            include_str!("../../../migrations/postgres/0015_codes.sql"),
         ],
     ),
 ];

@@ -11,9 +11,10 @@ use super::fixture::{
 };
 use crate::database::oauth::{
     Grant, GrantFilter, Grants, MachineGrant, NewCode, NewRefresh, Refreshed, Revoked, Room,
-    TakenCode, Unused,
+    TakenCode, Unused, sweep::UNGRANTED,
 };
-use crate::database::{Database, Error};
+use crate::database::pool::Transaction;
+use crate::database::{Database, Error, Value};
 use crate::declare::machine_subject;
 
 on_both! {
@@ -36,6 +37,8 @@ on_both! {
     a_token_that_expired_unused_is_no_reuse
     a_family_ends_by_the_key_of_its_grant
     codes_that_nobody_used_go_first
+    used_codes_without_a_grant_go_early
+    codes_that_end_are_found_by_an_index
     tokens_go_in_parts_before_their_grant
     a_sweep_goes_on_after_a_failure
     a_restored_copy_has_no_token_however_many
@@ -800,11 +803,10 @@ async fn a_family_ends_by_the_key_of_its_grant(place: Place) {
 async fn codes_that_nobody_used_go_first(place: Place) {
     let [store, _] = open(&place).await;
     let grants = store.grants();
-    for number in [1, 2] {
-        let new = code(number);
-        grants.add_code("a", &new, BEGIN + 1, None).await.unwrap();
-    }
-    grants.take_code("a", &[1; 32]).await.unwrap();
+    granted(&store, &code(1), &[1; 32]).await;
+    let unused = code(2);
+    let added = grants.add_code("a", &unused, BEGIN + 1, None).await;
+    assert!(added.unwrap());
     let pool = place.pool().await;
     let count = async || {
         store.sweep().await.unwrap();
@@ -821,6 +823,109 @@ async fn codes_that_nobody_used_go_first(place: Place) {
     assert!(matches!(again, TakenCode::Again { .. }), "{again:?}");
     later(&place, DAY);
     assert_eq!(count().await, 0);
+    pool.close().await;
+}
+
+/// They stayed for a day, and whoever used codes wrongly on purpose had as many as there was room for.
+async fn used_codes_without_a_grant_go_early(place: Place) {
+    let [store, _] = open(&place).await;
+    let (grants, late) = (store.grants(), code(3));
+    granted(&store, &code(1), &[1; 32]).await;
+    for new in [&code(2), &late] {
+        let added = grants.add_code("a", new, BEGIN + 1, None).await;
+        assert!(added.unwrap());
+        grants.take_code("a", &new.hash).await.unwrap();
+    }
+    // Their lifetime, and a minute.
+    later(&place, 120 * SECOND);
+    store.sweep().await.unwrap();
+    let begun = grants.start("a", &late, &refresh(&[3; 32])).await;
+    assert!(begun.unwrap());
+    later(&place, 1);
+    store.sweep().await.unwrap();
+    for (number, is_kept) in [(1, true), (2, false), (3, true)] {
+        let again = grants.take_code("a", &[number; 32]).await.unwrap();
+        let is_known = matches!(again, TakenCode::Again { .. });
+        assert_eq!(is_known, is_kept, "{number}: {again:?}");
+    }
+}
+
+/// Adds 5,000 codes of a tenant, each of a grant, a person, a client and a session of its own.
+async fn add_codes(transaction: &mut Transaction, is_sqlite: bool) {
+    let (hash, id) = if is_sqlite {
+        ("CAST(n AS BLOB)", "CAST(n AS BLOB)")
+    } else {
+        let hash = "DECODE(MD5(CAST(n AS TEXT)), 'hex')";
+        (hash, "CAST(MD5(CAST(n AS TEXT)) AS UUID)")
+    };
+    let add = format!(
+        "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 5000)
+         INSERT INTO codes (hash, tenant, grant_id, subject, groups, client_id, resource, scope,
+                            session, auth_ms, grant_ms, redirect_uri, challenge, expires_ms)
+         SELECT {hash}, 'a', {id}, CAST(n AS TEXT), '[]', CAST(n AS TEXT), '', '',
+                CAST(n AS TEXT), 1, 1, '', '', 1
+           FROM numbers"
+    );
+    let add: &'static str = add.leak();
+    transaction.run(add, Vec::new()).await.unwrap();
+    transaction.run_in_postgres("ANALYZE codes").await.unwrap();
+}
+
+/// Each revocation looked through the codes of all tenants, while no other change was made.
+async fn codes_that_end_are_found_by_an_index(place: Place) {
+    let _stores = open(&place).await;
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    let is_sqlite = place.postgres.is_none();
+    add_codes(&mut transaction, is_sqlite).await;
+    let (explain, column) = if is_sqlite {
+        ("EXPLAIN QUERY PLAN", "detail")
+    } else {
+        ("EXPLAIN", "QUERY PLAN")
+    };
+    let of = |more: &str| format!("DELETE FROM codes WHERE tenant = $1 AND {more}");
+    let of_session = "(session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))";
+    let text = |text: &str| Value::from(text);
+    for (sql, values, (index, terms)) in [
+        (
+            of("grant_id = $2"),
+            vec![text("a"), Uuid::nil().into()],
+            ("codes_by_grant", "grant_id=?"),
+        ),
+        (
+            of("subject = $2"),
+            vec![text("a"), text("7")],
+            ("codes_by_subject", "tenant=? AND subject=?"),
+        ),
+        (
+            of("client_id = $2"),
+            vec![text("a"), text("7")],
+            ("codes_by_client", "tenant=? AND client_id=?"),
+        ),
+        (
+            UNGRANTED.to_owned(),
+            vec![BEGIN.into()],
+            ("codes_ungranted", "ungranted_ms<?"),
+        ),
+        // Of two conditions SQLite looks for neither, but for the tenant by another index.
+        (
+            of(of_session),
+            vec![text("a"), text("7"), text("7")],
+            ("codes_by_session", ""),
+        ),
+    ] {
+        let wanted = match (is_sqlite, terms) {
+            (true, "") => continue,
+            (true, _) => format!("{index} ({terms})"),
+            (false, _) => format!("{index} "),
+        };
+        let sql: &'static str = format!("{explain} {sql}").leak();
+        let rows = transaction.run(sql, values).await.unwrap();
+        let lines = rows.iter().map(|row| row.get::<String>(column).unwrap());
+        let plan = lines.collect::<Vec<_>>().join("\n");
+        assert!(plan.contains(&wanted), "{plan}");
+    }
+    drop(transaction);
     pool.close().await;
 }
 

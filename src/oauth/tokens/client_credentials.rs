@@ -8,8 +8,9 @@ use uuid::Uuid;
 
 use super::{
     binding::ProofAccount,
+    refreshes::REFRESHES,
     surplus::too_many_revoked,
-    token::{Exchange, REFRESHES, millis},
+    token::{Exchange, millis},
     workload::Unused,
 };
 use crate::{

@@ -4,7 +4,7 @@
 //!
 //! Not here: other assertions of the same grant type (`workload`).
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use axum::response::Response;
 use serde_json::{Map, Value, json};
@@ -14,8 +14,9 @@ use super::{
     binding::ProofAccount,
     client_authentication::{ASSERTIONS, replay_key, use_once},
     jose::{check_audience, check_times, is_id_jag, whole},
+    refreshes::REFRESHES,
     surplus::too_many_revoked,
-    token::{Exchange, REFRESHES, millis},
+    token::{Exchange, millis},
 };
 use crate::{
     auth::{
@@ -25,7 +26,7 @@ use crate::{
     database::oauth::Grant,
     declare::{ALGORITHMS, AllowedScopes, OFFLINE_ACCESS, Provider, ProviderKind},
     oauth::{
-        base::{OauthRefusal, RefusalCode, Resource},
+        base::{OauthRefusal, RefusalCode, Resource, Throttle},
         clients::ClientProof,
         providers::identity,
         server::{
@@ -93,9 +94,11 @@ impl Exchange<'_> {
         attempt.server(&resource.server);
         let scope = self.asserted_scope(jag, &resource, &person)?;
         let (tenant, client) = (&self.server.tenant.name, &self.client.id);
-        // Each use writes a grant, and lines to the audit trail.
-        let by = ("id-jag", tenant, client, &person.subject);
-        let budget = self.state.writes.spend(&by, REFRESHES);
+        let budget = spend(
+            &self.state.writes,
+            tenant,
+            (client.as_str(), person.subject.as_str()),
+        );
         budget.map_err(|retry| OauthRefusal::too_many("too many tokens", retry))?;
         let used = replay_key("id-jag", &jag.issuer, &jag.id);
         let once = (&used, jag.expires);
@@ -316,6 +319,19 @@ fn refused(what: &'static str) -> OauthRefusal {
     OauthRefusal::new(RefusalCode::InvalidGrant, what)
 }
 
+/// Takes a token from the budgets of a person at a client and at all clients: each writes a grant, and lines to the audit
+/// trail.
+fn spend(writes: &Throttle, tenant: &str, (client, subject): (&str, &str)) -> Result<(), Duration> {
+    let at_client = ("id-jag", tenant, client, subject);
+    writes.spend(&at_client, REFRESHES)?;
+    let in_all = writes.spend(&("id-jag", tenant, subject), PERSON_TOKENS);
+    in_all.inspect_err(|_| writes.refund(&at_client))
+}
+
+/// Maximum tokens of a person by assertions per minute: a provider names as many clients as it likes, of which anybody
+/// registers some.
+const PERSON_TOKENS: u32 = 600;
+
 /// Maximum lifetime of an assertion in seconds. Providers give minutes.
 const AHEAD: i64 = 3600;
 
@@ -329,6 +345,19 @@ mod tests {
         let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         let text = format!("{}.{}.c2ln", part(header), part(claims));
         IdJag::parse(&text, 10_000).map(drop)
+    }
+
+    #[tokio::test]
+    async fn a_person_has_a_budget_over_all_clients() {
+        let writes = Throttle::new();
+        let spend = |client: &str, subject: &str| spend(&writes, "a", (client, subject)).is_ok();
+        for client in ["app", "other"] {
+            assert!((0..REFRESHES).all(|_| spend(client, "ada")), "{client}");
+        }
+        assert!(!spend("third", "ada"));
+        let of_third = ("id-jag", "a", "third", "ada");
+        assert_eq!(writes.check(&of_third, 1), Ok(()), "nothing is taken");
+        assert!(spend("third", "eve"), "another person");
     }
 
     /// The reason against an assertion that is bound otherwise.

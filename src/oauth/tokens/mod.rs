@@ -7,6 +7,7 @@
 //! * `client_credentials`: tokens of clients that act for themselves.
 //! * `id_jag`: identity assertions, by which a provider lets a client act for a person.
 //! * `jose`: signing of access tokens and parsing of client assertions.
+//! * `refreshes`: budgets of refreshes by the minute.
 //! * `revoke`: the revocation endpoint.
 //! * `surplus`: grants that give way, so that one person has only so many.
 //! * `token`: the token endpoint, which exchanges codes and refresh tokens.
@@ -17,6 +18,7 @@ mod client_authentication;
 mod client_credentials;
 mod id_jag;
 mod jose;
+mod refreshes;
 pub(crate) mod revoke;
 mod surplus;
 pub(crate) mod token;

@@ -18,6 +18,7 @@ use super::{
     binding::{Binding, ProofAccount, RequestProof},
     client_authentication::authenticate,
     jose::AccessToken,
+    refreshes::Budgets,
     workload,
 };
 use crate::{
@@ -273,10 +274,7 @@ impl Exchange<'_> {
             Err(refusal) => return Err(self.of_other_key(hash, refusal).await?),
         };
         // First, so that a refresh that is one too many asks nobody and uses no proof.
-        let writes = &self.state.writes;
-        let budget = writes.check(&of_grant(known.id), REFRESHES);
-        let of_all = || writes.check(&self.of_person(&known), PERSON_REFRESHES);
-        budget.and_then(|()| of_all()).map_err(too_many)?;
+        self.budgets(&known).check().map_err(too_many)?;
         let known = self.in_good_standing(known).await?;
         let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
@@ -362,13 +360,13 @@ impl Exchange<'_> {
         Ok(grant)
     }
 
-    /// The key of the budget of the refreshes of a grant's person.
-    fn of_person<'g>(&'g self, grant: &'g Grant) -> (&'static str, &'g str, &'g str) {
-        ("refreshes", &self.server.tenant.name, &grant.subject)
+    /// The budgets of the refreshes of a grant.
+    fn budgets<'g>(&'g self, grant: &'g Grant) -> Budgets<'g> {
+        Budgets::of(&self.state.writes, &self.server.tenant.name, grant)
     }
 
     /// Uses a refresh token, within the budgets of its grant and its person. A retry gets the successor that is
-    /// stored already, so it takes nothing from them.
+    /// stored already, so it takes nothing from that of the person.
     async fn succeed(
         &self,
         grant: &Grant,
@@ -376,21 +374,16 @@ impl Exchange<'_> {
         hash: &[u8; 32],
         succession: &Succession,
     ) -> Result<Refreshed, OauthRefusal> {
-        let (writes, by) = (&self.state.writes, of_grant(grant.id));
-        let person = self.of_person(grant);
-        writes.spend(&by, REFRESHES).map_err(too_many)?;
-        if let Err(retry) = writes.spend(&person, PERSON_REFRESHES) {
-            writes.refund(&by);
-            return Err(too_many(retry));
-        }
+        let budgets = self.budgets(grant);
+        budgets.spend().map_err(too_many)?;
         let (tenant, client) = (&self.server.tenant.name, self.client.id.as_str());
         let grants = self.store.grants();
         let used = grants.refresh(tenant, (client, jkt), hash, succession);
         let used = used.await;
-        let is_own = |salt: &[u8; 32]| *salt == succession.salt;
-        if !matches!(&used, Ok(Refreshed::Good { salt, .. }) if is_own(salt)) {
-            writes.refund(&by);
-            writes.refund(&person);
+        match &used {
+            Ok(Refreshed::Good { salt, .. }) if *salt == succession.salt => {}
+            Ok(Refreshed::Good { .. }) => budgets.refund_retry(),
+            Ok(Refreshed::Refused | Refreshed::Reused { .. }) | Err(_) => budgets.refund(),
         }
         Ok(used?)
     }
@@ -582,11 +575,6 @@ impl Exchange<'_> {
     }
 }
 
-/// The key of the budget of a grant's refreshes.
-fn of_grant(id: uuid::Uuid) -> (&'static str, uuid::Uuid) {
-    ("grant", id)
-}
-
 fn too_many(retry: Duration) -> OauthRefusal {
     OauthRefusal::too_many("too many refreshes", retry)
 }
@@ -639,12 +627,6 @@ fn is_verifier(text: &str) -> bool {
 pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2)
 }
-
-/// Maximum refreshes of one grant per minute: each writes a token that lives for weeks.
-pub(super) const REFRESHES: u32 = 300;
-
-/// Maximum refreshes of all grants of one person per minute.
-const PERSON_REFRESHES: u32 = 1200;
 
 /// The time for which a used refresh token is kept beyond the access token that came with it, and beyond retries: longer
 /// than the clocks of replicas differ.

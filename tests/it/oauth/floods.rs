@@ -429,33 +429,67 @@ async fn a_grant_is_refreshed_300_times_a_minute() {
     assert_eq!(app.refresh(&other, &[]).await.status, StatusCode::OK);
 }
 
-/// Nothing bounded the refreshes of a person who had many grants.
+/// Each retry took the lock of its grant's row and a commit, on which all others waited, and was in no budget.
 #[tokio::test]
-async fn a_person_refreshes_1200_times_a_minute() {
+async fn a_refresh_token_comes_again_within_the_budget_of_its_grant() {
     let gateway = gateway(json!({})).await;
     let app = App::public(&gateway, "a").await;
-    let mut tokens = Vec::new();
-    for _ in 0..5 {
-        tokens.push(app.tokens().await.text("refresh_token"));
-    }
-    let refreshed = tokens.into_iter().map(|mut token| {
-        let app = &app;
-        async move {
-            for _ in 0..240 {
-                let answer = within("an answer", app.refresh(&token, &[])).await;
-                assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
-                token = answer.text("refresh_token");
-            }
-            token
+    let token = app.tokens().await.text("refresh_token");
+    let next = app.refresh(&token, &[]).await.text("refresh_token");
+    let mut count = 1;
+    let refused = loop {
+        let again = within("an answer", app.refresh(&token, &[])).await;
+        if again.status != StatusCode::OK || count == 1000 {
+            break again;
         }
-    });
-    let tokens = join_all(refreshed).await;
-    for token in &tokens {
+        assert_eq!(again.text("refresh_token"), next);
+        count += 1;
+    };
+    refused.assert_refused(429, "temporarily_unavailable");
+    assert_eq!(count, 300);
+    let other = app.tokens().await.text("refresh_token");
+    assert_eq!(app.refresh(&other, &[]).await.status, StatusCode::OK);
+}
+
+async fn assert_used_up(grants: &[(&App, String)]) {
+    for (app, token) in grants {
         let refused = app.refresh(token, &[]).await;
         refused.assert_refused(429, "temporarily_unavailable");
         let retry: u64 = refused.header("retry-after").parse().unwrap();
         assert!((1..=60).contains(&retry), "{retry}");
     }
+}
+
+/// Nothing bounded the refreshes of a person who had many grants, and one client could take all of them.
+#[tokio::test]
+async fn a_person_refreshes_1200_times_a_minute() {
+    let gateway = gateway(json!({})).await;
+    let (app, other) = (
+        App::public(&gateway, "a").await,
+        App::public(&gateway, "a").await,
+    );
+    let mut grants = Vec::new();
+    for (app, rounds) in [(&app, [180; 5]), (&other, [60; 5])] {
+        for count in rounds {
+            let token = app.tokens().await.text("refresh_token");
+            grants.push((app, token, count));
+        }
+    }
+    let refreshed = grants
+        .into_iter()
+        .map(|(app, mut token, count)| async move {
+            for _ in 0..count {
+                let answer = within("an answer", app.refresh(&token, &[])).await;
+                assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+                token = answer.text("refresh_token");
+            }
+            (app, token)
+        });
+    let mut refreshed: Vec<_> = refreshed.collect();
+    let of_other = refreshed.split_off(5);
+    // One client has 900 of them.
+    assert_used_up(&join_all(refreshed).await).await;
+    assert_used_up(&join_all(of_other).await).await;
 }
 
 /// A code was free where its consent is remembered, and each began a grant that stays for months.

@@ -5,6 +5,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use futures_util::future::join_all;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -41,6 +42,7 @@ fn tenants(issuer: &str) -> Value {
             "clients": {
                 "app": {"secret": SECRET, "redirect_uris": ["https://app.test/cb"]},
                 "other": {"secret": SECRET, "redirect_uris": ["https://app.test/cb"]},
+                "third": {"secret": SECRET, "redirect_uris": ["https://app.test/cb"]},
                 "open": {"redirect_uris": ["https://app.test/cb"]},
             },
             "servers": {
@@ -419,6 +421,38 @@ async fn people_who_are_not_let_in_keep_no_others_of_a_service_out() {
     }
     let late = refused().await;
     late.assert_refused(429, "temporarily_unavailable");
+}
+
+/// They were bounded for each client alone, of which anybody registers as many as they like.
+#[tokio::test]
+async fn a_person_gets_600_tokens_a_minute_by_assertions() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = Served::start(config(), tenants(&issuer.url)).await;
+    let ours = issuer_of(&gateway).await;
+    let url = format!("{}/t/a/oauth/token", gateway.origin());
+    let ask = |client: &'static str, person: &'static str| {
+        let of = [("client_id", json!(client)), ("sub", json!(person))];
+        let (url, assertion) = (&url, signed(&key, &claims(&issuer, &ours, &of)));
+        async move {
+            let fields = [
+                ("grant_type", JWT_BEARER),
+                ("assertion", assertion.as_str()),
+            ];
+            post_with(url, &fields, Some(&basic(client, SECRET))).await
+        }
+    };
+    for client in ["app", "other"] {
+        for _ in 0..30 {
+            for answer in join_all((0..10).map(|_| ask(client, "ada"))).await {
+                assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+            }
+        }
+    }
+    let late = ask("third", "ada").await;
+    late.assert_refused(429, "temporarily_unavailable");
+    let other = ask("third", "eve").await;
+    assert_eq!(other.status, StatusCode::OK, "{}", other.body);
 }
 
 /// RFC 9449, section 6: whoever has found the assertion of a client with a key gets nothing for it.

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::json;
 
-use super::revocations::{self, Revoked};
+use super::revocations;
 use crate::database::pool::{Error, Pool, Record, Row, Value, audit};
 
 /// A registered client.
@@ -238,17 +238,27 @@ impl Clients<'_> {
         Ok(())
     }
 
-    /// Removes a client and revokes its grants; returns false if it does not exist.
+    /// Removes a client with its grants, which end in parts; returns false if it does not exist. After an error it may
+    /// be there without a part of its grants; a repetition removes it.
     pub(crate) async fn remove(self, tenant: &str, client_id: &str) -> Result<bool, Error> {
-        let mut transaction = self.pool.begin().await?;
-        let values = vec![tenant.into(), client_id.into()];
-        if transaction.run(DELETE, values).await?.is_empty() {
-            return Ok(false);
+        loop {
+            let mut transaction = self.pool.begin().await?;
+            let values = || -> Vec<Value> { vec![tenant.into(), client_id.into()] };
+            if transaction.run(KNOWN, values()).await?.is_empty() {
+                return Ok(false);
+            }
+            let of = (tenant, client_id);
+            let ended = revocations::end_part(&mut transaction, of, self.pool.now_ms()).await?;
+            // With the last part: until then the removal can be repeated.
+            let is_last = ended < usize::from(revocations::PART);
+            if is_last {
+                transaction.run(DELETE, values()).await?;
+            }
+            transaction.commit().await?;
+            if is_last {
+                return Ok(true);
+            }
         }
-        let all = Revoked::Client(client_id.to_owned());
-        revocations::end(&mut transaction, tenant, &all, self.pool.now_ms()).await?;
-        transaction.commit().await?;
-        Ok(true)
     }
 }
 
@@ -386,10 +396,14 @@ const FORGET: &str = "
      WHERE tenant = $1 AND at_ms = $2 AND kind = 'client.registered' AND target = 'client ' || $3
     RETURNING id";
 
+const KNOWN: &str = "
+    SELECT client_id
+      FROM registrations
+     WHERE tenant = $1 AND client_id = $2";
+
 const DELETE: &str = "
     DELETE FROM registrations
-     WHERE tenant = $1 AND client_id = $2
-    RETURNING client_id";
+     WHERE tenant = $1 AND client_id = $2";
 
 #[cfg(test)]
 mod tests {

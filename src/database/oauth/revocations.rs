@@ -1,9 +1,8 @@
 //! Revocations: early ends of grants and keys, numbered for replicas.
 //!
-//! A revocation ends grants and writes numbered rows, in one transaction. The numbers grow in the
-//! order of the commits, so that a replica that has read up to a number has missed none. Rows name
-//! single grants, so that no clock decides which tokens are revoked. Not here: reading by replicas
-//! (`issued`).
+//! A revocation ends grants and writes numbered rows, in one transaction; that of a client in as many as its grants need.
+//! The numbers grow in the order of the commits, so that a replica that has read up to a number has missed none. Rows name
+//! single grants, so that no clock decides which tokens are revoked. Not here: reading by replicas (`issued`).
 
 use std::{slice, time::Duration};
 
@@ -69,14 +68,25 @@ impl<'a> Revocations<'a> {
 
     /// Revokes: refresh tokens and codes end at once, access tokens when replicas read the
     /// revocation. The log-ins of a subject end too. After a client or a subject is revoked, the
-    /// consent page is shown again. Returns false if there was nothing to revoke.
+    /// consent page is shown again. Returns false if there was nothing to revoke. After an error a part of what a client
+    /// has may have ended; a repetition ends the rest.
     pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
-        let _turn = self.turn(tenant).await?;
-        // With the lock first: a grant that begins at this instant is seen here, or sees the revocation (`HOLD_OFF`).
-        let mut transaction = self.pool.begin().await?;
-        let now_ms = self.pool.now_ms();
-        let is_changed = end(&mut transaction, tenant, what, now_ms).await?;
-        transaction.commit().await?;
+        let (mut is_changed, mut is_more) = (false, true);
+        while is_more {
+            let _turn = self.turn(tenant).await?;
+            // With the lock first: a grant that begins at this instant is seen here, or sees the revocation (`HOLD_OFF`).
+            let mut transaction = self.pool.begin().await?;
+            let now_ms = self.pool.now_ms();
+            if let Revoked::Client(client) = what {
+                let ended = end_part(&mut transaction, (tenant, client), now_ms).await?;
+                is_changed |= ended > 0;
+                is_more = ended >= usize::from(PART);
+            } else {
+                is_changed = end(&mut transaction, tenant, what, now_ms).await?;
+                is_more = false;
+            }
+            transaction.commit().await?;
+        }
         Ok(is_changed)
     }
 
@@ -250,16 +260,14 @@ pub(crate) async fn end(
             Ok(is_ended || !ended.is_empty())
         }
         Revoked::Client(client) => {
-            let values = || vec![tenant.into(), client.as_str().into()];
-            let consents = transaction.run(DELETE_CONSENTS_OF_CLIENT, values()).await?;
-            let codes = transaction.run(DELETE_CODES_OF_CLIENT, values()).await?;
-            let mut all = values();
-            all.extend(ended_at(now_ms));
-            let ended = transaction.run(END_OF_CLIENT, all).await?;
-            number_grants(transaction, tenant, &ended, now_ms).await?;
-            // A client that was authenticated before may be about to get a grant.
-            number(transaction, tenant, CLIENT, client, now_ms).await?;
-            Ok(!(consents.is_empty() && codes.is_empty() && ended.is_empty()))
+            let mut is_changed = false;
+            loop {
+                let ended = end_part(transaction, (tenant, client), now_ms).await?;
+                is_changed |= ended > 0;
+                if ended < usize::from(PART) {
+                    return Ok(is_changed);
+                }
+            }
         }
         Revoked::Subject(subject) => {
             let values = || vec![tenant.into(), subject.as_str().into()];
@@ -285,6 +293,26 @@ pub(crate) async fn end(
             Ok(is_changed || !(keys.is_empty() && ended.is_empty()))
         }
     }
+}
+
+/// Ends a part of the consents, codes and grants of a client within a transaction of [`Pool::begin`]. Returns how many of
+/// one kind at most: if they are [`PART`], there may be more. The last part is a revocation of all that is left, so that
+/// whatever the client got between two parts ends, too.
+pub(crate) async fn end_part(
+    transaction: &mut Transaction,
+    (tenant, client): (&str, &str),
+    now_ms: i64,
+) -> Result<usize, Error> {
+    let values = || vec![tenant.into(), client.into(), i64::from(PART).into()];
+    let consents = transaction.run(DELETE_CONSENTS_OF_CLIENT, values()).await?;
+    let codes = transaction.run(DELETE_CODES_OF_CLIENT, values()).await?;
+    let mut all = values();
+    all.extend(ended_at(now_ms));
+    let ended = transaction.run(END_OF_CLIENT, all).await?;
+    number_grants(transaction, tenant, &ended, now_ms).await?;
+    // A client that was authenticated before may be about to get a grant.
+    number(transaction, tenant, CLIENT, client, now_ms).await?;
+    Ok(consents.len().max(codes.len()).max(ended.len()))
 }
 
 /// Ends the log-ins, codes and grants of a subject within a transaction of [`Pool::begin`], and what of log-ins until
@@ -387,7 +415,7 @@ pub(super) async fn has_groups(
 }
 
 /// Announces ended grants to replicas.
-pub(super) async fn number_grants(
+pub(crate) async fn number_grants(
     transaction: &mut Transaction,
     tenant: &str,
     ended: &[Row],
@@ -450,6 +478,8 @@ async fn number_of(
 pub(super) const KEPT_MS: i64 = 24 * 3600 * 1000 + 3600 * 1000;
 /// Time limit for the turn at a revocation: as long as one may wait for the lock.
 const TURN: Duration = Duration::from_secs(5);
+/// Maximum rows that a statement ends of a client or a tenant: the number of their people has no bound.
+pub(crate) const PART: u16 = if cfg!(test) { 10 } else { 1000 };
 
 /// Row kind: grants, as ids separated by spaces.
 pub(super) const GRANTS: &str = "grants";
@@ -550,7 +580,7 @@ const DELETE_CODES_LIKE_GRANT: &str = "
 
 const DELETE_CODES_OF_CLIENT: &str = "
     DELETE FROM codes
-     WHERE tenant = $1 AND client_id = $2
+     WHERE hash IN (SELECT hash FROM codes WHERE tenant = $1 AND client_id = $2 LIMIT $3)
     RETURNING hash";
 
 const DELETE_CODES_OF_SUBJECT: &str = "
@@ -589,7 +619,11 @@ const DELETE_CONSENTS_OF_GRANT: &str = "
 
 const DELETE_CONSENTS_OF_CLIENT: &str = "
     DELETE FROM consents
-     WHERE tenant = $1 AND client_id = $2
+     WHERE (tenant, subject, client_id, digest) IN (
+               SELECT tenant, subject, client_id, digest
+                 FROM consents
+                WHERE tenant = $1 AND client_id = $2
+                LIMIT $3)
     RETURNING client_id";
 
 const DELETE_CONSENTS_OF_SUBJECT: &str = "
@@ -617,9 +651,12 @@ const END_LIKE_GRANT: &str = "
 
 const END_OF_CLIENT: &str = "
     UPDATE grants
-       SET revoked_ms = $3,
-           expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
-     WHERE tenant = $1 AND client_id = $2 AND revoked_ms IS NULL
+       SET revoked_ms = $4,
+           expires_ms = CASE WHEN expires_ms < $5 THEN expires_ms ELSE $5 END
+     WHERE id IN (SELECT id
+                    FROM grants
+                   WHERE tenant = $1 AND client_id = $2 AND revoked_ms IS NULL
+                   LIMIT $3)
     RETURNING id";
 
 const END_OF_SUBJECT: &str = "

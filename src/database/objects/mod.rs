@@ -4,6 +4,7 @@
 //!
 //! * `changes`: changes of objects: edited, written, recorded
 //! * `connections`: connections of people to upstreams
+//! * `removal`: the first parts of a removal that is too large for one transaction
 //! * `repository`: reads, checks and changes of declared objects
 //! * `rows`: objects as rows
 //! * `secrets`: secrets of objects: hashed, kept, hidden
@@ -12,6 +13,7 @@
 
 mod changes;
 pub(crate) mod connections;
+mod removal;
 mod repository;
 pub(crate) mod rows;
 mod secrets;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use super::{
     changes::{Written, apart, edited, give_up_hashes, record, takes_hosts, write},
+    removal,
     repository::{Objects, version_in},
     rows::{self, Loaded, Mark, Selection},
     slots,
@@ -66,6 +67,8 @@ impl Objects<'_> {
             if planned.changes.is_empty() {
                 return Ok((planned.before, planned.changes));
             }
+            // The change is one that can be made, unless others change the same meanwhile.
+            Box::pin(removal::begin(self.pool, &planned.changes)).await?;
             let mut transaction = self.pool.begin().await?;
             if planned.looks_at_hosts {
                 // They are of all tenants, so that the basis does not tell of them.

@@ -8,16 +8,16 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::fixture::{
-    BEGIN, DAY, Place, SECOND, add_tenant, code, granted, later, on_both, open, patient, person,
-    record, revoked,
+    BEGIN, DAY, Place, SECOND, ada, add_tenant, code, granted, later, manifest, on_both, open,
+    patient, person, record, registered, revoked, succession,
 };
 use crate::database::oauth::{
-    GrantFilter, LoggedOut, Revoked, TakenCode,
+    GrantFilter, LoggedOut, Refreshed, Revoked, TakenCode,
     grants::{REVOKED, REVOKED_SUBJECT},
     revocations::HAS_GROUPS,
 };
-use crate::database::{Author, Expected, Value};
-use crate::declare::{Issued, Kind, Object, ObjectName};
+use crate::database::{Author, Database, Error, Expected, Pool, Value};
+use crate::declare::{Issued, Kind, Object, ObjectName, Prune};
 
 on_both! {
     a_revocation_ends_its_grants_and_no_others
@@ -33,6 +33,10 @@ on_both! {
     told_groups_are_read_some_at_a_time
     what_was_revoked_since_is_found_by_an_index
     revoked_grants_go_with_their_revocation
+    a_client_is_revoked_in_parts
+    a_client_is_removed_in_parts
+    a_declared_client_is_removed_in_parts
+    a_tenant_is_removed_in_parts
 }
 
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
@@ -572,5 +576,167 @@ async fn revoked_grants_go_with_their_revocation(place: Place) {
     assert_eq!(left().await.len(), 7);
     later(&place, 1);
     assert_eq!(left().await, ids[6..]);
+    pool.close().await;
+}
+
+/// Grants of as many people to a client, each with a code, a consent and a log-in: three parts.
+async fn grants_of_many(store: &Database, client: &str) -> HashSet<Uuid> {
+    let mut ids = HashSet::new();
+    for number in 1..=25 {
+        let mut new = code(number);
+        new.grant.subject = format!("p{number}");
+        new.grant.client_id = client.to_owned();
+        ids.insert(granted(store, &new, &[number; 32]).await);
+        let (logins, subject) = (store.logins(), &new.grant.subject);
+        let consent = logins.consent("a", subject, client, &[1; 32]);
+        consent.await.unwrap();
+        let (browser, person) = ([number; 32], person(subject));
+        let logged_in = logins.log_in("a", &browser, &person, BEGIN + DAY);
+        assert!(logged_in.await.unwrap());
+    }
+    ids
+}
+
+async fn live(store: &Database) -> usize {
+    let listed = store.grants().list("a", GrantFilter::default(), 99);
+    listed.await.unwrap().len()
+}
+
+/// The number that a statement counts.
+async fn counted(pool: &Pool, sql: &'static str) -> i64 {
+    pool.read(sql, Vec::new()).await.unwrap()[0]
+        .get("count")
+        .unwrap()
+}
+
+/// Lets one part be announced, and no second one.
+const SPOIL: &str = "CREATE UNIQUE INDEX spoil ON revocations (tenant, kind)";
+const MEND: &str = "DROP INDEX spoil";
+
+/// One statement for all grants of a client had no time for some hundred thousand: it was rolled back, and each try kept all
+/// writers waiting.
+async fn a_client_is_revoked_in_parts(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let ids = grants_of_many(&store, "c_app").await;
+    let mut other = code(99);
+    other.grant.client_id = "c_web".to_owned();
+    granted(&store, &other, &[99; 32]).await;
+    let client = Revoked::Client("c_app".to_owned());
+    let revoke = async || store.revocations().revoke("a", &client).await;
+    pool.write(SPOIL, Vec::new()).await.unwrap();
+    let failed = revoke().await;
+    assert!(matches!(failed, Err(Error::Conflict)), "{failed:?}");
+    assert_eq!((live(&store).await, revoked(&store).await.len()), (16, 10));
+    // Nothing that was asked for before begins another one.
+    let late = code(100);
+    let added = store.grants().add_code("a", &late, BEGIN, None);
+    assert!(!added.await.unwrap());
+    pool.write(MEND, Vec::new()).await.unwrap();
+    assert!(revoke().await.unwrap());
+    assert_eq!((live(&store).await, revoked(&store).await), (1, ids));
+    for number in 1..=25 {
+        let token = [number; 32];
+        let next = succession(&token, 1);
+        let refreshed = store.grants().refresh("a", ("c_app", None), &token, &next);
+        assert_eq!(refreshed.await.unwrap(), Refreshed::Refused, "{number}");
+        let taken = store.grants().take_code("a", &token).await.unwrap();
+        assert_eq!(taken, TakenCode::Unknown, "{number}");
+    }
+    let consents = counted(&pool, "SELECT COUNT(*) AS count FROM consents");
+    assert_eq!(consents.await, 0);
+    assert!(!revoke().await.unwrap(), "once");
+    assert!(store.revocations().was_made("a", &client).await.unwrap());
+    pool.close().await;
+}
+
+/// A client that many people used could not be removed.
+async fn a_client_is_removed_in_parts(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let clients = store.clients();
+    assert!(clients.add("a", &registered("c_app"), 9).await.unwrap());
+    grants_of_many(&store, "c_app").await;
+    pool.write(SPOIL, Vec::new()).await.unwrap();
+    let failed = clients.remove("a", "c_app").await;
+    assert!(matches!(failed, Err(Error::Conflict)), "{failed:?}");
+    assert_eq!(live(&store).await, 15);
+    assert!(clients.get("a", "c_app").await.unwrap().is_some());
+    pool.write(MEND, Vec::new()).await.unwrap();
+    assert!(clients.remove("a", "c_app").await.unwrap());
+    assert_eq!(live(&store).await, 0);
+    assert!(clients.get("a", "c_app").await.unwrap().is_none());
+    assert!(!clients.remove("a", "c_app").await.unwrap());
+    pool.close().await;
+}
+
+/// Nor could a manifest without it be applied.
+async fn a_declared_client_is_removed_in_parts(place: Place) {
+    let [store, _] = open(&place).await;
+    let (pool, author) = (place.pool().await, ada());
+    let builtin = json!({"auth": {"mode": "builtin"}});
+    let uris = json!({"redirect_uris": ["https://app.test/cb"]});
+    let (tenant, app) = (
+        ObjectName::tenant("a"),
+        ObjectName::of("a", Kind::Client, "app"),
+    );
+    for (name, kind, spec) in [(&tenant, Kind::Tenant, builtin), (&app, Kind::Client, uris)] {
+        let object = Object::new(kind, spec.as_object().unwrap().clone());
+        let put = store.objects().put(name, object, Expected::Any, &author);
+        put.await.unwrap();
+    }
+    grants_of_many(&store, "app").await;
+    let remove = async || {
+        let objects = store.objects();
+        objects.delete(&app, Expected::Any, &author).await
+    };
+    pool.write(SPOIL, Vec::new()).await.unwrap();
+    let failed = remove().await;
+    assert!(matches!(failed, Err(Error::Conflict)), "{failed:?}");
+    assert_eq!(live(&store).await, 15);
+    assert!(store.objects().get(&app).await.unwrap().is_some());
+    pool.write(MEND, Vec::new()).await.unwrap();
+    remove().await.unwrap();
+    assert_eq!(live(&store).await, 0);
+    assert!(store.objects().get(&app).await.unwrap().is_none());
+    pool.close().await;
+}
+
+/// A tenant with many people could not be removed but by hand: its rows all went with it in one statement.
+async fn a_tenant_is_removed_in_parts(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    let ids = grants_of_many(&store, "c_app").await;
+    // A change that is refused ends nothing.
+    let bad = json!({"tenants": {"bad": {"auth": {"mode": "none"}}}}).to_string();
+    let bad = manifest(&bad);
+    let refused = store.objects().apply(&bad, Prune::Remove, &ada()).await;
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    assert_eq!(live(&store).await, 25);
+    let tenant = ObjectName::tenant("a");
+    let remove = async || {
+        let objects = store.objects();
+        objects.delete(&tenant, Expected::Any, &ada()).await
+    };
+    pool.write(SPOIL, Vec::new()).await.unwrap();
+    let failed = remove().await;
+    assert!(matches!(failed, Err(Error::Conflict)), "{failed:?}");
+    assert!(store.objects().get(&tenant).await.unwrap().is_some());
+    // What has gone is told, since its access tokens are there.
+    assert_eq!((live(&store).await, revoked(&store).await.len()), (15, 10));
+    pool.write(MEND, Vec::new()).await.unwrap();
+    remove().await.unwrap();
+    assert!(store.objects().get(&tenant).await.unwrap().is_none());
+    let told = revoked(&store).await;
+    assert!(told.len() >= 15 && told.is_subset(&ids), "{told:?}");
+    for sql in [
+        "SELECT COUNT(*) AS count FROM grants",
+        "SELECT COUNT(*) AS count FROM refresh_tokens",
+        "SELECT COUNT(*) AS count FROM codes",
+        "SELECT COUNT(*) AS count FROM consents",
+        "SELECT COUNT(*) AS count FROM logins",
+    ] {
+        assert_eq!(counted(&pool, sql).await, 0, "{sql}");
+    }
     pool.close().await;
 }

@@ -16,7 +16,7 @@ use super::{
     caller::{Numbered, Permission},
     issued,
     operation::{self, Call, Operation, OperationResult},
-    request::{PAGE, Parameter, Path, body, expected, spec},
+    request::{PAGE, Parameter, Path, body, check_size, expected, spec},
     response::{ok, page},
     schema::{Schema, Shape, any_object, integer, nullable_text, object, text},
 };
@@ -247,6 +247,7 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
     let body = spec(front, &caller.administrator, &call.headers, call.body).await?;
     let store = caller.store_to_change(front, name.owner()).await?;
     let document = caller.parsed(body).await?;
+    check_size(&caller.administrator, &document)?;
     if kind == Kind::Client && is_asked(&document) && !caller.administrator.is_operator() {
         let text = "this is for operators: the gateway asks the issuer of a workload for its keys, unless jwks has them";
         return Err(Problem::new(StatusCode::FORBIDDEN, text));

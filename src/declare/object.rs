@@ -190,7 +190,7 @@ impl Object {
     }
 
     /// What it counts, as its two documents do.
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         counted(&self.spec) + counted(&self.secret.0)
     }
 

@@ -222,7 +222,7 @@ fn members(table: &Document) -> u64 {
 
 /// A value, and those in it.
 fn values(value: &Json) -> u64 {
-    let inner = match value {
+    let inner: u64 = match value {
         Json::Array(items) => items.iter().map(values).sum(),
         Json::Object(table) => members(table),
         _ => 0,

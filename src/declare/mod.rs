@@ -47,7 +47,7 @@ pub(crate) use self::launch::{
     SlotForm, Slots, Sockets, Start, Tcp, TokenFrom, derive, is_secret, is_slot_name,
 };
 pub(crate) use self::object::{
-    Declared, Document, Kind, Object, ObjectName, PLACE, SecretMembers, Usage,
+    Declared, Document, Kind, Object, ObjectName, PLACE, SecretMembers, Usage, counted,
 };
 pub(crate) use self::offer::{Offer, SCOPES_ABI};
 pub(crate) use self::password::{PASSWORD, PASSWORD_HASH};

@@ -9,10 +9,12 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::Value as Json;
 use url::Url;
 
 use super::reader::{Manifest, server_key};
 use crate::{
+    base::terminal::shortened,
     config::{
         Config, Mistake, Separation,
         address::{authority, is_trustworthy},
@@ -54,6 +56,7 @@ pub(crate) fn judge(
     if when != When::Serving {
         mistakes.extend(check_hosts(manifest, config));
         mistakes.extend(check_quotas(manifest));
+        mistakes.extend(check_public_keys(manifest));
         mistakes.extend(check_commands(manifest, search));
     }
     mistakes
@@ -89,6 +92,50 @@ fn check_quotas(manifest: &Manifest) -> Vec<Mistake> {
     }
     mistakes
 }
+
+/// Members of public keys are texts or lists of texts, as those of RFC 7517 are, or a flag or a number, as `ext` of Web
+/// Cryptography. A member that nobody knows is ignored (section 4), and would be in memory with all that is in it.
+fn check_public_keys(manifest: &Manifest) -> Vec<Mistake> {
+    let mut mistakes = Vec::new();
+    for tenant in manifest.tenants() {
+        let AuthMode::Builtin(builtin) = &tenant.auth else {
+            continue;
+        };
+        for (name, client) in &builtin.clients {
+            let of_workload = client.workload.as_ref().and_then(|of| of.jwks.as_deref());
+            let sets = [
+                ("jwks", client.jwks.as_deref()),
+                ("workload.jwks", of_workload),
+            ];
+            for (set, keys) in sets {
+                let Some(member) = keys.and_then(nested_member) else {
+                    continue;
+                };
+                let key = format!("tenants.{}.clients.{name}.{set}.keys", tenant.name);
+                let what = format!("holds a key whose {member:?} is no text and no list of texts");
+                let remedy = "leave the member out: RFC 7517 has none like it";
+                mistakes.push(manifest.mistake(&key, what, remedy));
+            }
+        }
+    }
+    mistakes
+}
+
+/// The name of a member of a key set's keys that has more in it than a list of texts.
+fn nested_member(keys: &str) -> Option<String> {
+    let keys: Json = serde_json::from_str(keys).ok()?;
+    let keys = keys.get("keys")?.as_array()?;
+    let is_nested = |value: &Json| match value {
+        Json::Array(items) => !items.iter().all(Json::is_string),
+        value => value.is_object(),
+    };
+    let mut members = keys.iter().filter_map(Json::as_object).flatten();
+    let nested = members.find(|(_, value)| is_nested(value));
+    nested.map(|(name, _)| shortened(name, MEMBER_MAX).into_owned())
+}
+
+/// The most characters of a member's name in a mistake.
+const MEMBER_MAX: usize = 100;
 
 /// More than one tenant requires separation of their processes.
 pub(crate) fn check_separation(
@@ -345,6 +392,20 @@ mod tests {
         parse("F", text, Format::Yaml, &BTreeMap::new())
     }
 
+    /// A machine that enforces next to nothing.
+    fn bare() -> Offer {
+        Offer {
+            separation: Separation::None,
+            has_mounts: false,
+            landlock: 0,
+            has_seccomp: true,
+            bounds_memory: false,
+            bounds_pids: false,
+            bounds_cpu: false,
+            refuses_addresses: false,
+        }
+    }
+
     fn config(set: &[&str]) -> Config {
         let set = set.iter().map(|set| (*set).to_owned()).collect();
         let env = BTreeMap::from([("HOME".to_owned(), "/".to_owned())]);
@@ -528,16 +589,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_enforced_is_refused() {
-        let bare = Offer {
-            separation: Separation::None,
-            has_mounts: false,
-            landlock: 0,
-            has_seccomp: true,
-            bounds_memory: false,
-            bounds_pids: false,
-            bounds_cpu: false,
-            refuses_addresses: false,
-        };
+        let bare = bare();
         let text = |required: bool| {
             format!(
                 "tenants:\n  a:\n    auth: {{mode: none}}\n    servers:\n      x:\n        command: cat\n        limits:\n          files: 9\n          memory: 1GiB\n        sandbox: {{required: {required}}}\n"
@@ -571,12 +623,12 @@ mod tests {
             let found = check_quotas(&read.manifest);
             found.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        for enough in ["{}", "{objects: 3}", "{objects: 0}", "{object_bytes: 27B}"] {
+        for enough in ["{}", "{objects: 3}", "{objects: 0}", "{object_bytes: 59B}"] {
             assert!(found(enough).is_empty(), "{enough}: {:?}", found(enough));
         }
-        insta::assert_snapshot!(found("{objects: 2, object_bytes: 26B}").join("\n"), @r###"
+        insta::assert_snapshot!(found("{objects: 2, object_bytes: 58B}").join("\n"), @r###"
         F:2: tenants.a.quotas.objects: permits 2 objects, and there would be 3; remove objects of the tenant, or let an operator raise the quota
-        F:2: tenants.a.quotas.object_bytes: permits 26 bytes of objects, and there would be 27; remove objects of the tenant, or let an operator raise the quota
+        F:2: tenants.a.quotas.object_bytes: permits 58 bytes of objects, and there would be 59; remove objects of the tenant, or let an operator raise the quota
         "###);
         // Secrets of its servers count as objects.
         for (secrets, is_right) in [(1, true), (2, false)] {
@@ -584,6 +636,50 @@ mod tests {
             manifest.others.secrets.insert("a".to_owned(), secrets);
             assert_eq!(check_quotas(&manifest).is_empty(), is_right);
         }
+    }
+
+    /// Members of a key were anything: 64 KiB of numbers were millions of bytes in each replica.
+    #[test]
+    fn members_of_public_keys_are_texts() {
+        let found = |at: &str, members: &str| {
+            let text = format!(
+                "tenants:\n  a:\n    clients:\n      c: {{{at}: {{keys: [{{kty: EC}}, {{kty: EC, {members}}}]}}"
+            );
+            let closed = |rest: &str| yaml(&format!("{text}{rest}}}\n"));
+            let manifest = match at {
+                "jwks" => closed(", redirect_uris: ['https://a.test']"),
+                _ => closed(", issuer: 'https://i.test', claims: {sub: x}}"),
+            };
+            check_public_keys(&manifest.unwrap())
+        };
+        let workload = "workload: {jwks";
+        for plain in [
+            "x: abc",
+            "key_ops: [verify], ext: true",
+            "x5c: [MII, MIJ], nbf: 1, use: null",
+            "x5c: []",
+        ] {
+            assert!(found("jwks", plain).is_empty(), "{plain}");
+            assert!(found(workload, plain).is_empty(), "{plain}");
+        }
+        for nested in ["x: [0, 0]", "x: {a: b}", "x: [[a]]", "x: [a, null]"] {
+            for (at, set) in [("jwks", "jwks"), (workload, "workload.jwks")] {
+                let found = found(at, nested).into_iter().map(|one| one.to_string());
+                let wanted = format!(
+                    "F:4: tenants.a.clients.c.{set}.keys: holds a key whose \"x\" is no text and no list of texts; leave the member out: RFC 7517 has none like it"
+                );
+                assert_eq!(found.collect::<Vec<_>>(), [wanted], "{nested}");
+            }
+        }
+        // What was stored before is served.
+        let text = "tenants: {a: {clients: {c: {redirect_uris: ['https://a.test'], jwks: {keys: [{kty: EC, x: [0]}]}}}}}";
+        let manifest = yaml(text).unwrap();
+        let judged = |when| {
+            let all = judge(&manifest, when, &config(&[]), "", &bare());
+            all.iter().any(|one| one.key.contains(".jwks."))
+        };
+        let all = [When::Serving, When::Changing, When::Applying].map(judged);
+        assert_eq!(all, [false, true, true]);
     }
 
     #[test]

@@ -294,7 +294,7 @@ fn quotas(tenant: &Fields<'_>) -> Quotas {
     read.tenant.object_bytes = fields
         .key(
             "object_bytes",
-            "Bytes of declared objects together, as JSON; \"\" means no bound.",
+            "Bytes of declared objects together, as JSON, and 32 for each value in them; \"\" means no bound.",
         )
         .read(default.tenant.object_bytes, size());
     let principal = fields.key("principal", "Quotas of each principal of the tenant.");

@@ -126,9 +126,7 @@ fn last_lines(output: &[u8]) -> Vec<String> {
         .filter(|line| !line.trim_ascii().is_empty())
         .collect();
     let last = &lines[lines.len().saturating_sub(LINES)..];
-    last.iter()
-        .map(|line| printable(&line[..line.len().min(LINE)]))
-        .collect()
+    last.iter().map(|line| printable(line, LINE)).collect()
 }
 
 /// What npm and uv say of a package, or a version of it, that their registry does not have.

@@ -1,10 +1,11 @@
 //! Stderr of a child: the last bytes are kept, lines are logged at a limited rate.
 //!
-//! Not here: the pipe (`stdio`).
+//! The rate is of the child, and of its tenant: a tenant may have a thousand children, and the log
+//! is one for all. Not here: the pipe (`stdio`).
 
 use std::{
-    collections::VecDeque,
-    sync::{Arc, PoisonError, RwLock},
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, LazyLock, PoisonError, RwLock, Weak},
 };
 
 use tokio::time::{Duration, Instant};
@@ -19,12 +20,60 @@ pub(crate) struct Stderr {
     limit: usize,
     /// Beginning of an incomplete line.
     line: Vec<u8>,
-    /// Beginning of the current window of the rate limit.
-    since: Option<Instant>,
-    /// Lines logged in this window.
-    logged: u32,
+    /// Lines logged of it.
+    own: Window,
+    /// Lines logged of all children of its tenant.
+    tenant: Arc<RwLock<Window>>,
     /// Lines dropped since the last logged one.
     suppressed: u64,
+}
+
+/// Lines logged at present.
+#[derive(Default)]
+struct Window {
+    /// Its beginning.
+    since: Option<Instant>,
+    /// Lines logged in it.
+    logged: u32,
+}
+
+impl Window {
+    /// Whether it has no room for a line.
+    fn is_full(&self, most: u32) -> bool {
+        self.logged >= most && self.since.is_some_and(|since| since.elapsed() < WINDOW)
+    }
+
+    /// Whether it, or the next one if it is over, has room for one more line.
+    fn may_log(&mut self, most: u32) -> bool {
+        let now = Instant::now();
+        if self
+            .since
+            .is_none_or(|since| now.duration_since(since) >= WINDOW)
+        {
+            (self.since, self.logged) = (Some(now), 0);
+        }
+        let may = self.logged < most;
+        self.logged += u32::from(may);
+        may
+    }
+}
+
+/// The windows of tenants, as long as they have children.
+#[derive(Default)]
+struct Tenants(RwLock<BTreeMap<String, Weak<RwLock<Window>>>>);
+
+impl Tenants {
+    /// The window of a tenant.
+    fn of(&self, tenant: &str) -> Arc<RwLock<Window>> {
+        let mut tenants = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(window) = tenants.get(tenant).and_then(Weak::upgrade) {
+            return window;
+        }
+        tenants.retain(|_, window| window.strong_count() > 0);
+        let window = Arc::default();
+        tenants.insert(tenant.to_owned(), Arc::downgrade(&window));
+        window
+    }
 }
 
 /// Last bytes of a child's stderr, readable while it runs.
@@ -48,10 +97,16 @@ impl Stderr {
             ring,
             limit,
             line,
-            since: None,
-            logged: 0,
+            own: Window::default(),
+            tenant: Arc::default(),
             suppressed: 0,
         }
+    }
+
+    /// The same, whose lines count among those of a tenant.
+    pub(crate) fn of_tenant(self, tenant: &str) -> Self {
+        let tenant = TENANTS.of(tenant);
+        Self { tenant, ..self }
     }
 
     /// Name of the child in the log.
@@ -64,7 +119,7 @@ impl Stderr {
         self.keep(bytes);
         let mut rest = bytes;
         while let Some(end) = memchr::memchr(b'\n', rest) {
-            if self.is_full() {
+            if self.own.is_full(PER_WINDOW) {
                 rest = self.suppress(rest);
                 break;
             }
@@ -103,18 +158,13 @@ impl Stderr {
     fn end_line(&mut self) {
         if self.may_log() {
             let (child, suppressed) = (&self.label, std::mem::take(&mut self.suppressed));
-            tracing::info!(target: "child", child, suppressed, "{}", printable(&self.line));
+            tracing::info!(target: "child", child, suppressed, "{}", printable(&self.line, MAX_LINE));
         } else {
             self.suppressed += 1;
         }
         self.line.clear();
         // Most children write at their start and then nothing for hours.
         self.line.shrink_to(SMALL);
-    }
-
-    /// Whether this window has no room for a line.
-    fn is_full(&self) -> bool {
-        self.logged >= PER_WINDOW && self.since.is_some_and(|since| since.elapsed() < WINDOW)
     }
 
     /// Counts the lines that end in `bytes`, all at once: a flood may have no other bytes. Returns the beginning of the
@@ -126,32 +176,37 @@ impl Stderr {
         &bytes[next..]
     }
 
-    /// Whether this window has room for one more line.
+    /// Whether the windows of the child and of its tenant have room for one more line.
     fn may_log(&mut self) -> bool {
-        let now = Instant::now();
-        if self
-            .since
-            .is_none_or(|since| now.duration_since(since) >= WINDOW)
-        {
-            (self.since, self.logged) = (Some(now), 0);
+        if !self.own.may_log(PER_WINDOW) {
+            return false;
         }
-        let may = self.logged < PER_WINDOW;
-        self.logged += u32::from(may);
-        may
+        let mut tenant = self.tenant.write().unwrap_or_else(PoisonError::into_inner);
+        tenant.may_log(PER_TENANT)
     }
 }
 
-/// A line as text without control characters, which could act on a terminal or forge a line.
-pub(crate) fn printable(line: &[u8]) -> String {
+/// The beginning of a line as text of at most `most` bytes without control characters, which could act on a terminal or
+/// forge a line. A byte of the line may be five of the text.
+pub(crate) fn printable(line: &[u8], most: usize) -> String {
+    let line = &line[..line.len().min(most)];
     let mut text = String::with_capacity(line.len());
     for letter in String::from_utf8_lossy(line).chars() {
+        let length = text.len();
         match letter {
             '"' | '\'' => text.push(letter),
             _ => text.extend(letter.escape_debug()),
         }
+        if text.len() > most {
+            text.truncate(length);
+            break;
+        }
     }
     text
 }
+
+/// The windows of all tenants with children.
+static TENANTS: LazyLock<Tenants> = LazyLock::new(Tenants::default);
 
 /// Logged bytes of a line.
 const MAX_LINE: usize = 1024;
@@ -161,6 +216,9 @@ const SMALL: usize = 128;
 
 /// Logged lines of one child per window.
 const PER_WINDOW: u32 = 10;
+
+/// Logged lines of all children of one tenant per window: 200 KiB a second of what all write at once.
+const PER_TENANT: u32 = 200;
 
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -183,14 +241,49 @@ mod tests {
     fn lines_beyond_the_rate_are_counted() {
         let mut stderr = Stderr::new("t".into(), 8);
         stderr.take(&b"line\n".repeat(100));
-        assert_eq!((stderr.logged, stderr.suppressed), (10, 90));
+        assert_eq!((stderr.own.logged, stderr.suppressed), (10, 90));
         stderr.take(b"one\ntwo\nthr");
         stderr.take(b"ee\nfour");
-        assert_eq!((stderr.logged, stderr.suppressed), (10, 93));
+        assert_eq!((stderr.own.logged, stderr.suppressed), (10, 93));
         assert_eq!(stderr.line, b"four");
-        stderr.since = stderr.since.map(|since| since - WINDOW);
+        stderr.own.since = stderr.own.since.map(|since| since - WINDOW);
         stderr.take(b"\n");
-        assert_eq!((stderr.logged, stderr.suppressed), (1, 0), "a new window");
+        let counted = (stderr.own.logged, stderr.suppressed);
+        assert_eq!(counted, (1, 0), "a new window");
+    }
+
+    /// A thousand children of one tenant took the log of all.
+    #[test]
+    fn lines_beyond_the_rate_of_a_tenant_are_counted() {
+        let child = |tenant| Stderr::new("t".into(), 8).of_tenant(tenant);
+        let mut loud: Vec<_> = (0..30).map(|_| child("loud")).collect();
+        let began = Instant::now();
+        for stderr in &mut loud {
+            stderr.take(&b"line\n".repeat(10));
+        }
+        let suppressed: u64 = loud.iter().map(|stderr| stderr.suppressed).sum();
+        // A machine may stand still meanwhile; then a window is over.
+        assert!(
+            suppressed == 100 || began.elapsed() >= WINDOW,
+            "{suppressed}"
+        );
+        let mut quiet = child("quiet");
+        quiet.take(b"line\n");
+        assert_eq!(quiet.suppressed, 0);
+        let last = loud.last_mut().unwrap();
+        let over = last.own.since.map(|since| since - WINDOW);
+        (last.own.since, last.tenant.write().unwrap().since) = (over, over);
+        last.take(b"line\n");
+        assert_eq!(last.suppressed, 0, "a new window");
+        // Those without children are forgotten.
+        drop((loud, quiet));
+        let tenants = Tenants::default();
+        let kept = tenants.of("kept");
+        drop(tenants.of("gone"));
+        assert!(Arc::ptr_eq(&kept, &tenants.of("kept")));
+        drop(tenants.of("next"));
+        let names: Vec<_> = tenants.0.read().unwrap().keys().cloned().collect();
+        assert_eq!(names, ["kept", "next"]);
     }
 
     #[test]
@@ -205,8 +298,16 @@ mod tests {
     #[test]
     fn control_characters_are_escaped() {
         assert_eq!(
-            printable(b"\x1b[2J\r\"a\" \xff"),
+            printable(b"\x1b[2J\r\"a\" \xff", 100),
             "\\u{1b}[2J\\r\"a\" \u{fffd}"
         );
+    }
+
+    /// Control characters made six times as much of a line.
+    #[test]
+    fn a_line_is_cut_as_it_is_logged() {
+        assert_eq!(printable(&[1; 1024], MAX_LINE), "\\u{1}".repeat(204));
+        assert_eq!(printable(&[b'x'; 2000], MAX_LINE), "x".repeat(MAX_LINE));
+        assert_eq!(printable(b"ab\n", 3), "ab");
     }
 }

@@ -152,7 +152,7 @@ impl Child {
             lines: Lines::new(size(limits.line)),
             ahead: VecDeque::new(),
             translator: None,
-            errors: Stderr::new(label, size(limits.stderr)),
+            errors: Stderr::new(label, size(limits.stderr)).of_tenant(tenant),
             held: None,
             had_turn: false,
             exit: None,

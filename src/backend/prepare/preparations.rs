@@ -678,9 +678,7 @@ fn output(said: &VecDeque<Bytes>, errors: &[u8]) -> Vec<String> {
     let room = LINES - errors.len();
     let said = said.iter().skip(said.len().saturating_sub(room));
     let lines = said.map(|line| &**line).chain(errors.iter().copied());
-    lines
-        .map(|line| printable(&line[..line.len().min(LINE)]))
-        .collect()
+    lines.map(|line| printable(line, LINE)).collect()
 }
 
 /// Runs work on files; an error fails the preparation.

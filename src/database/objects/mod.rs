@@ -23,6 +23,6 @@ mod steps;
 pub(crate) use self::connections::{
     Connection, ConnectionAt, ConnectionFilter, Connections, StoredConnection,
 };
-pub(crate) use self::repository::{Expected, Judge, Newer, Objects};
+pub(crate) use self::repository::{Expected, Judge, Listed, Newer, Objects};
 pub(crate) use self::rows::{Mark, Marks, Stored};
 pub(crate) use self::slots::{HolderAt, Secrets, StoredSecret};

@@ -55,6 +55,17 @@ pub(crate) struct Put {
     pub(crate) is_new: bool,
 }
 
+/// A page of a list of objects.
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
+    /// The objects, by name.
+    pub(crate) objects: Vec<Stored>,
+    /// What they count at most.
+    pub(crate) bytes: u64,
+    /// There are others behind them.
+    pub(crate) is_more: bool,
+}
+
 /// What has changed in a declared state since another.
 #[derive(Debug)]
 pub(crate) struct Newer {
@@ -276,6 +287,45 @@ impl Objects<'_> {
             limit: i64::try_from(limit).unwrap_or(i64::MAX),
         };
         self.stored(page).await
+    }
+
+    /// A page of the objects of [`Self::list`]: at most `limit` of them, and at most [`PAGE_BYTES`] or one. They are read in
+    /// parts, so that no more is in memory than a page and a part.
+    pub(crate) async fn page(
+        self,
+        kind: Kind,
+        tenant: Option<&str>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Listed, Error> {
+        let mut transaction = self.pool.snapshot().await?;
+        let mut page = Listed::default();
+        loop {
+            // One object more than the limit shows that there is another page.
+            let part = PART.min(limit + 1 - page.objects.len());
+            let last = page.objects.last();
+            let last = last.map(|last| last.name.name().to_owned());
+            let selection = Selection::Page {
+                kind,
+                tenant,
+                after: last.as_deref().or(after).unwrap_or_default(),
+                limit: i64::try_from(part).unwrap_or(i64::MAX),
+            };
+            let found = self.selected(&mut transaction, selection).await?;
+            let is_end = found.len() < part;
+            for stored in found {
+                page.bytes += stored.object.bytes();
+                let is_full = page.bytes > PAGE_BYTES && !page.objects.is_empty();
+                page.is_more = is_full || page.objects.len() == limit;
+                if page.is_more {
+                    return Ok(page);
+                }
+                page.objects.push(stored);
+            }
+            if is_end {
+                return Ok(page);
+            }
+        }
     }
 
     /// One object.
@@ -577,6 +627,10 @@ fn of_number(tenants: usize) -> Others {
     }
 }
 
+/// What the objects of a page count at most, together.
+const PAGE_BYTES: u64 = 1 << 20;
+/// How many objects of a page are read at once: some have 64 KiB, which take a worker as long as a page may.
+const PART: usize = 16;
 /// How many tenants are read one by one; of more, all are read at once, by fewer statements.
 const FEW: usize = 16;
 /// How often the passwords of a manifest are hashed at most while others write: each time takes long.

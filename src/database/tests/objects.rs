@@ -15,6 +15,7 @@ use crate::manifest::checks;
 
 on_both! {
     an_object_is_written_read_and_removed
+    a_page_of_a_list_ends_by_what_it_counts
     a_change_meant_for_another_version_is_refused
     one_of_racing_writers_wins
     versions_tell_nothing_of_other_tenants
@@ -99,6 +100,54 @@ async fn an_object_is_written_read_and_removed(place: Place) {
         .put(&name, orphan, Expected::Any, &ada())
         .await;
     assert!(matches!(refused, Err(Error::NotFound)), "{refused:?}");
+}
+
+/// A page had 64 MiB, of which three trees were made at a time.
+async fn a_page_of_a_list_ends_by_what_it_counts(place: Place) {
+    let store = place.open().await;
+    let large = "x".repeat(60 << 10);
+    let sized = |number: usize| match number {
+        7 => "x".repeat(2 << 20),
+        10..40 => large.clone(),
+        _ => "x".to_owned(),
+    };
+    let servers = (0..60).map(|number| server("acme", &format!("s{number:02}"), &sized(number)));
+    let all = [tenant("acme")].into_iter().chain(servers);
+    let declared = Declared(all.collect());
+    let author = ada();
+    let applied = store.objects().apply(&declared, Prune::Keep, &author);
+    applied.await.unwrap();
+    let page = async |after: Option<&str>, limit| {
+        let objects = store.objects();
+        let page = objects.page(Kind::Server, Some("acme"), after, limit);
+        let page = page.await.unwrap();
+        let names = page.objects.iter().map(|one| one.name.name().to_owned());
+        (names.collect::<Vec<_>>(), page.is_more)
+    };
+    let names = |numbers: std::ops::Range<usize>| -> Vec<String> {
+        numbers.map(|number| format!("s{number:02}")).collect()
+    };
+    // By their number, also where that is one of whole parts.
+    assert_eq!(page(None, 3).await, (names(0..3), true));
+    assert_eq!(page(Some("s39"), 19).await, (names(40..59), true));
+    assert_eq!(page(Some("s39"), 20).await, (names(40..60), false));
+    assert_eq!(page(Some("s43"), 16).await, (names(44..60), false));
+    assert_eq!(page(Some("s59"), 9).await, (names(0..0), false));
+    // By their bytes; one that is larger than a page is a page.
+    assert_eq!(page(None, 1000).await, (names(0..7), true));
+    assert_eq!(page(Some("s06"), 1000).await, (names(7..8), true));
+    let (mut seen, mut after) = (names(0..8), "s07".to_owned());
+    loop {
+        let (found, is_more) = page(Some(&after), 1000).await;
+        let large = found.iter().filter(|name| names(10..40).contains(name));
+        assert!((1..=17).contains(&large.count()), "{found:?}");
+        seen.extend(found);
+        after.clone_from(seen.last().unwrap());
+        if !is_more {
+            break;
+        }
+    }
+    assert_eq!(seen, names(0..60), "each is in one page");
 }
 
 async fn a_change_meant_for_another_version_is_refused(place: Place) {

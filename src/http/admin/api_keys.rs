@@ -10,7 +10,7 @@ use super::{
     caller::{Caller, Numbered, Permission, Store},
     declared::{CHANGE, Collection, failed, members, object_name, refresh, shown, tagged},
     operation::{Call, Operation, OperationResult, post},
-    request::{milliseconds, spec},
+    request::{check_size, milliseconds, spec},
     schema::{Schema, Shape, moment, object, text, texts},
 };
 use crate::{
@@ -91,6 +91,7 @@ async fn create(call: Call) -> OperationResult {
     let body = spec(front, &caller.administrator, &call.headers, call.body).await?;
     let store = caller.store_to_change(front, tenant).await?;
     let (name, document) = named(caller.parsed(body).await?)?;
+    check_size(&caller.administrator, &document)?;
     let now = front.snapshot.clock().now_ms();
     if let Some(expires) = document.get("expires").and_then(Json::as_str)
         && milliseconds(expires).is_some_and(|at| at <= now)

@@ -16,15 +16,18 @@ use super::{
     caller::{Numbered, Permission},
     issued,
     operation::{self, Call, Operation, OperationResult},
-    request::{PAGE, Parameter, Path, body, expected, spec},
-    response::{ok, page},
+    request::{PAGE, Parameter, Path, body, check_size, expected, spec},
+    response::{ok, page, page_of},
     schema::{Schema, Shape, any_object, integer, nullable_text, object, text},
 };
 use crate::{
     auth::REGISTERED,
-    base::moment,
+    base::{budget::LargeWork, moment},
     config::Format,
-    database::{self, Expected, objects::Stored},
+    database::{
+        self, Expected,
+        objects::{Listed, Stored},
+    },
     declare::{Change, Declared, Document, Kind, OWN_KEY, Object, ObjectName, Prune},
     http::{
         Front,
@@ -212,21 +215,43 @@ async fn list(call: Call, kind: Kind) -> OperationResult {
         call.query.limit()?,
     );
     let store = call.caller.store(&call.front).await?;
-    // One object more than the limit shows that there is another page.
-    let found = store.objects().list(kind, tenant, after, limit + 1).await?;
-    let named = found.iter();
-    let mut found: Vec<(String, Json)> = named
-        .map(|stored| (stored.name.name().to_owned(), shown(stored)))
-        .collect();
-    if let (Kind::ApiKey, Some(tenant)) = (kind, tenant) {
-        found.extend(issued::own_keys(&store, tenant, after, limit + 1).await?);
-        found.sort_by(|(one, _), (other, _)| one.cmp(other));
-    }
-    let is_more = found.len() > limit;
-    found.truncate(limit);
-    let last = found.last().filter(|_| is_more);
+    let found = store.objects().page(kind, tenant, after, limit).await?;
+    let own = match (kind, tenant) {
+        // One key more than the limit shows that there is another page.
+        (Kind::ApiKey, Some(tenant)) => issued::own_keys(&store, tenant, after, limit + 1).await?,
+        _ => Vec::new(),
+    };
+    let bytes = usize::try_from(found.bytes).unwrap_or(usize::MAX);
+    let turn = LargeWork::turn(call.caller.owner(), bytes).await;
+    Ok(turn.run(|| {
+        let (items, next) = listed(found, own, limit);
+        page_of(items.into_iter().map(|(_, item)| item), next)
+    }))
+}
+
+/// The items of a page of declared objects, each as its name and JSON, and the cursor of the next page. API keys that people
+/// made are among them, as far as the declared ones reach.
+fn listed(
+    found: Listed,
+    own: Vec<(String, Json)>,
+    limit: usize,
+) -> (Vec<(String, String)>, Option<String>) {
+    let mut is_more = found.is_more;
+    let named = found.objects.into_iter();
+    let named = named.map(|stored| (stored.name.name().to_owned(), shown(&stored).to_string()));
+    let mut items: Vec<(String, String)> = named.collect();
+    let end = items
+        .last()
+        .filter(|_| is_more)
+        .map(|(name, _)| name.clone());
+    let own = own.into_iter().map(|(name, key)| (name, key.to_string()));
+    items.extend(own.filter(|(name, _)| end.as_ref().is_none_or(|end| name <= end)));
+    items.sort_by(|(one, _), (other, _)| one.cmp(other));
+    is_more |= items.len() > limit;
+    items.truncate(limit);
+    let last = items.last().filter(|_| is_more);
     let next = last.map(|(name, _)| name.clone());
-    Ok(page(found.into_iter().map(|(_, one)| one).collect(), next))
+    (items, next)
 }
 
 async fn read(call: Call, kind: Kind) -> OperationResult {
@@ -247,6 +272,7 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
     let body = spec(front, &caller.administrator, &call.headers, call.body).await?;
     let store = caller.store_to_change(front, name.owner()).await?;
     let document = caller.parsed(body).await?;
+    check_size(&caller.administrator, &document)?;
     if kind == Kind::Client && is_asked(&document) && !caller.administrator.is_operator() {
         let text = "this is for operators: the gateway asks the issuer of a workload for its keys, unless jwks has them";
         return Err(Problem::new(StatusCode::FORBIDDEN, text));
@@ -339,15 +365,17 @@ pub(super) fn object_name(path: &Path, kind: Kind) -> ObjectName {
 /// Shows an object without its secrets.
 pub(super) fn shown(stored: &Stored) -> Json {
     let name = &stored.name;
-    json!({
+    let mut shown = json!({
         "kind": name.kind().as_str(),
         "tenant": name.owner(),
         "name": name.name(),
         "version": stored.shown_version(),
         "created": moment(stored.created_ms),
         "updated": moment(stored.updated_ms),
-        "spec": stored.object.shown(),
-    })
+    });
+    // The macro would copy it.
+    shown["spec"] = stored.object.shown();
+    shown
 }
 
 /// Makes a response about an object, with its version as `ETag`.
@@ -466,7 +494,56 @@ static APPLIED: Schema = Schema {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::super::declared::*;
+
+    /// The cursor of a page that ended by its bytes was behind keys of people, so that declared ones before them were in no
+    /// page.
+    #[test]
+    fn a_page_of_keys_reaches_as_far_as_the_declared_ones() {
+        let stored = |name: &&str| Stored {
+            id: Uuid::nil(),
+            name: ObjectName::of("a", Kind::ApiKey, name),
+            version: 1,
+            object: Object::default(),
+            created_ms: 0,
+            updated_ms: 0,
+        };
+        let own = || ["b", "d", "e"].map(|name| (name.to_owned(), json!({"own": name})));
+        let all: [(&[&str], bool, usize, &str, Option<&str>); 7] = [
+            (&["a", "c"], true, 9, "abc", Some("c")),
+            (&["a", "c"], false, 9, "abcde", None),
+            (&["a", "c"], false, 5, "abcde", None),
+            (&["a", "c"], false, 4, "abcd", Some("d")),
+            (&["a", "c"], true, 2, "ab", Some("b")),
+            (&[], false, 3, "bde", None),
+            (&["f"], true, 9, "bdef", Some("f")),
+        ];
+        for (declared, is_more, limit, wanted, next) in all {
+            let found = Listed {
+                objects: declared.iter().map(stored).collect(),
+                bytes: 0,
+                is_more,
+            };
+            let (items, cursor) = listed(found, own().into(), limit);
+            let names: String = items.iter().map(|(name, _)| name.as_str()).collect();
+            assert_eq!(
+                (names.as_str(), cursor.as_deref()),
+                (wanted, next),
+                "{limit}"
+            );
+        }
+        let found = Listed {
+            objects: vec![stored(&"a")],
+            bytes: 0,
+            is_more: false,
+        };
+        let (items, _) = listed(found, own().into(), 2);
+        let shown: Json = serde_json::from_str(&items[0].1).unwrap();
+        assert_eq!(shown["spec"], json!({}));
+        assert_eq!(items[1].1, r#"{"own":"b"}"#);
+    }
 
     #[test]
     fn paths_name_their_kinds() {

@@ -15,7 +15,7 @@ use crate::{
     auth::Administrator,
     config::{Format, Node, Value, Wrong, reader::nearest},
     database::Expected,
-    declare::Document,
+    declare::{Document, counted},
     http::{Front, admission::body, reply::McpRefusal, reply::Problem},
 };
 
@@ -255,16 +255,29 @@ pub(super) async fn spec(
         return json_body(headers, body, max).await;
     }
     let read = json_body(headers, body, OBJECT).await;
-    read.map_err(|problem| {
-        if problem.status() != StatusCode::PAYLOAD_TOO_LARGE {
-            return problem;
-        }
-        let text = format!(
-            "an object that a tenant's administrator writes has at most {OBJECT} bytes: divide it, \
-             or ask an operator"
-        );
-        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, text)
+    read.map_err(|problem| match problem.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => too_large(),
+        _ => problem,
     })
+}
+
+/// Refuses the document of a tenant's administrator that counts more than [`OBJECT`].
+pub(super) fn check_size(
+    administrator: &Administrator,
+    document: &Document,
+) -> Result<(), Problem> {
+    if administrator.is_operator() || counted(document) <= OBJECT as u64 {
+        return Ok(());
+    }
+    Err(too_large())
+}
+
+fn too_large() -> Problem {
+    let text = format!(
+        "an object that a tenant's administrator writes has at most {OBJECT} bytes, of which each value \
+         in it takes 32 beside its text: divide it, or ask an operator"
+    );
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, text)
 }
 
 fn unread(refusal: &McpRefusal) -> Problem {
@@ -304,7 +317,7 @@ fn repeated_name(node: &Node) -> Option<String> {
     }
 }
 
-/// Maximum bytes of an object that a tenant's administrator writes: the largest are clients with inline
+/// Maximum bytes of an object that a tenant's administrator writes, as [`counted`]: the largest are clients with inline
 /// keys. Operators write whole manifests, too.
 const OBJECT: usize = 64 << 10;
 /// Most members of a condition.

@@ -7,14 +7,14 @@ use http::{
     HeaderValue, StatusCode,
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
 use super::schema::LINES;
 use crate::{
     base::terminal::shortened,
     config::{Mistake, Wrong},
     database,
-    http::reply::{Problem, answer},
+    http::reply::{Problem, answer, json},
 };
 
 /// Makes a successful response with JSON.
@@ -24,7 +24,22 @@ pub(super) fn ok(body: &Json) -> Response {
 
 /// Makes a response with a page of a list and the cursor of the next page.
 pub(super) fn page(items: Vec<Json>, next: Option<String>) -> Response {
-    ok(&json!({"items": Json::Array(items), "next": Json::from(next)}))
+    page_of(items.into_iter().map(|item| item.to_string()), next)
+}
+
+/// The same, of items that are JSON already: each as a tree, and all as one, take many times as much.
+pub(super) fn page_of(items: impl IntoIterator<Item = String>, next: Option<String>) -> Response {
+    let mut text = "{\"items\":[".to_owned();
+    for (at, item) in items.into_iter().enumerate() {
+        if at > 0 {
+            text.push(',');
+        }
+        text.push_str(&item);
+    }
+    text.push_str("],\"next\":");
+    text.push_str(&Json::from(next).to_string());
+    text.push('}');
+    json::text(StatusCode::OK, text)
 }
 
 /// Makes a response with JSON lines.

@@ -52,6 +52,53 @@ async fn an_object_of_a_tenants_administrator_is_small() {
     replica.stop().await;
 }
 
+/// 64 KiB of short values were several MiB in each replica, and again at each change of the tenant.
+#[tokio::test]
+async fn an_object_counts_each_of_its_values() {
+    let ground = Ground::sqlite();
+    let replica = ground.serve(&[]).await;
+    let operator = Admin::first(&ground, &replica);
+    let tenant = operator.put("/tenants/a", json!({"auth": {"mode": "builtin"}}));
+    assert_eq!(tenant.await.0, 201);
+    let (status, said) = operator.put("/tenants/a/servers/x", server("one")).await;
+    assert_eq!(status, 201, "{said}");
+    let boss = Admin::with(&replica, &operator.key("a", "boss", &["admin"]).await);
+    let names =
+        |count: usize| -> Vec<_> { (0..count).map(|number| format!("n{number}")).collect() };
+    let user = |groups: usize| json!({"groups": names(groups)});
+    let key = |name: &str, scopes: usize| json!({"name": name, "subject": "k", "servers": ["x"], "scopes": names(scopes)});
+    let path = "/tenants/a/users/ada";
+    let (status, said) = boss.put(path, user(1000)).await;
+    assert_eq!(status, 201, "{said}");
+    let (status, said) = boss.put(path, user(2000)).await;
+    assert_eq!(status, 413, "{said}");
+    let text = said["detail"].as_str().unwrap();
+    assert!(text.contains("each value"), "{text}");
+    for (name, scopes, wanted) in [("one", 1000, 201), ("two", 2000, 413)] {
+        let (status, said) = boss.post("/tenants/a/api-keys", key(name, scopes)).await;
+        assert_eq!(status, wanted, "{said}");
+    }
+    // Keys are texts; what RFC 7517 does not have is refused with its name.
+    let client = |member: Value| {
+        json!({"redirect_uris": ["https://app.test/cb"],
+            "jwks": {"keys": [{"kty": "EC", "ext": true, "x5c": ["MII"], "x": member}]}})
+    };
+    let path = "/tenants/a/clients/app";
+    let (status, said) = boss.put(path, client(json!([0, 0]))).await;
+    assert_eq!(status, 422, "{said}");
+    let error = &said["errors"][0];
+    assert_eq!(error["key"], "tenants.a.clients.app.jwks.keys", "{said}");
+    let what = "holds a key whose \"x\" is no text and no list of texts";
+    assert_eq!(error["what"], what);
+    assert_eq!(boss.put(path, client(json!("abc"))).await.0, 201);
+    // Operators have no such bound for one object.
+    assert_eq!(
+        operator.put("/tenants/a/users/ada", user(2000)).await.0,
+        200
+    );
+    replica.stop().await;
+}
+
 /// A small machine has one worker of the gateway: large objects must not take it.
 #[tokio::test]
 async fn large_objects_hold_up_no_other_request() {

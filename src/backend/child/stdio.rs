@@ -35,7 +35,7 @@ use super::zygote::Guard;
 use crate::backend::dialect::Translator;
 use crate::backend::guard::NO_PROCESS;
 use crate::backend::sandbox::UidLease;
-use crate::base::budget::Budget;
+use crate::base::budget::{Budget, LARGE_STEP};
 use crate::declare::{Launch, Limits};
 
 /// Event of a child.
@@ -234,11 +234,13 @@ impl Child {
 
     /// Bytes that its owner and it have here, and that neither has taken yet.
     fn held(&self) -> usize {
-        let kept = self
-            .translator
-            .as_ref()
-            .map_or(0, |translator| translator.kept());
-        self.lines.len() + self.queued() + kept
+        self.lines.len() + self.queued() + self.kept()
+    }
+
+    /// Bytes of calls that the translator keeps until they are answered.
+    fn kept(&self) -> usize {
+        let translator = self.translator.as_ref();
+        translator.map_or(0, |translator| translator.kept())
     }
 
     /// Writes as much as the pipe takes now, ahead of the next poll.
@@ -280,7 +282,7 @@ impl Child {
     }
 
     /// Whether a large line waits to be translated.
-    pub(super) fn has_large(&self) -> bool {
+    pub(crate) fn has_large(&self) -> bool {
         let translator = self.translator.as_ref();
         translator.is_some_and(|translator| translator.has_large())
     }
@@ -491,13 +493,16 @@ impl Child {
 
     /// Reads once; stays pending after the end of stdout.
     fn poll_stdout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let bytes = self.held();
+        let (bytes, kept) = (self.held(), self.kept());
         let Some(stdout) = &mut self.stdout else {
             return Poll::Pending;
         };
         if let Some(held) = &mut self.held {
             held.count(bytes);
-            ready!(held.poll_room(cx));
+            // Others wait for nothing: what is kept for a call goes with its answer.
+            if self.lines.len() >= LARGE_STEP.max(kept) {
+                ready!(held.poll_room(cx));
+            }
         }
         let result = pin!(stdout.read_buf(self.lines.room())).poll(cx);
         match result {

@@ -744,6 +744,25 @@ async fn a_child_is_read_in_the_turn_of_its_tenant() {
     );
 }
 
+/// Requests that waited for a child kept its answers out while its tenant had no room, and nothing became free.
+#[tokio::test]
+async fn the_answer_of_a_child_is_read_without_room_for_more() {
+    let mut answers = launch("sh");
+    answers.args = vec!["-c".into(), "read -r one; echo two; exec sleep 600".into()];
+    let (mut child, _work) = start_as(&answers).await;
+    let root = Budget::new(4 << 20);
+    let tenant = root.share();
+    child.count_against(&tenant);
+    for _ in 0..2 {
+        write(&mut child, "echo", json!({"text": "x".repeat(512 << 10)}));
+    }
+    let others = root.share().hold(4 << 20);
+    assert!(matches!(event(&mut child).await, ChildEvent::Line(line) if line == "two"));
+    assert!(tenant.used() > 512 << 10 && tenant.left() < 0);
+    drop(others);
+    child.kill().await;
+}
+
 /// A flood of empty lines was worked on for milliseconds at a time, before the requests of other tenants.
 #[tokio::test]
 async fn the_stderr_of_a_child_is_read_in_the_turn_of_its_tenant() {

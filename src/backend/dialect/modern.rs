@@ -230,11 +230,17 @@ impl Modern {
         let length = to.server.len() - start;
         if matches!(mark, Some(Mark::Carried | Mark::Bare)) {
             self.carried.insert(message.id().unwrap_or_default().into());
-        } else if is_asked_back && self.kept + length <= MAX_KEPT {
+            to.server.put_u8(b'\n');
+            return;
+        }
+        let may_be_asked = mark.map_or(self.client.may_be_asked(), |mark| mark == Mark::Asked);
+        // Those of clients that cannot be asked leave room for others: few servers have them made again.
+        let most = if may_be_asked { MAX_KEPT } else { MAX_KEPT / 2 };
+        if is_asked_back && self.kept + length <= most {
             self.kept += length;
             let call = Call {
                 request: Bytes::copy_from_slice(&to.server[start..]),
-                may_be_asked: mark.map_or(self.client.may_be_asked(), |mark| mark == Mark::Asked),
+                may_be_asked,
                 round: 0,
                 asks: Vec::new(),
                 state: None,
@@ -464,8 +470,8 @@ impl Modern {
         let Some(call) = self.calls.get(id) else {
             return;
         };
-        // The rest of its bytes was sent to the gateway once for each round, and the request once for all of them.
-        if to.server.len() + call.request.len() > MAX_OWED {
+        // What else it has not read was sent to the gateway, and the request once for all rounds.
+        if to.server.len() > MAX_OWED {
             return self.fail(id, "the server does not read", to);
         }
         if LargeWork::is_large(call.size()) {

@@ -377,8 +377,9 @@ impl RunningChild {
     fn tick(&mut self, now: Instant) -> Option<Loss> {
         self.count_mailbox();
         // The mailbox is not read while it is full.
-        let full = self.is_full().then_some(self.child.written());
-        if let Some(why) = self.health.failure(full, now) {
+        let is_full = self.is_full() && !self.child.has_large();
+        let full = is_full.then_some(self.child.written());
+        if let Some(why) = self.health.failure(full, self.work(), now) {
             tracing::warn!(
                 server.name = self.shared.server.name,
                 "the shared child {why}: it is ended"
@@ -408,6 +409,17 @@ impl RunningChild {
         }
         let idle = self.shared.server.supervision.idle;
         (!idle.is_zero() && now.saturating_duration_since(self.used) >= idle).then_some(Loss::Idle)
+    }
+
+    /// The time that it may work on the calls in flight: a server of one thread does not read meanwhile.
+    fn work(&self) -> Duration {
+        if self.shared.calls.in_flight() == 0 {
+            return Duration::ZERO;
+        }
+        match self.shared.server.clocks.call {
+            Duration::ZERO => FOREVER,
+            call => call,
+        }
     }
 
     /// Counts what is in the mailbox: where it is read, nothing has been there for long.

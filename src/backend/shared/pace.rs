@@ -125,19 +125,25 @@ impl Health {
         self.pinged = None;
     }
 
-    /// Why it is to be ended, in words: it has had [`PROBE`] to answer a ping, or to read some of its queue, which has
-    /// been full all that time. `full` is the number of bytes that were ever written to it, while its queue is full. The
-    /// length of the queue would not do: sessions fill it again as soon as the child has read.
-    pub(super) fn failure(&mut self, full: Option<u64>, now: Instant) -> Option<&'static str> {
+    /// Why it is to be ended, in words: it has had [`PROBE`] to answer a ping, or that and its `work` to read some of its
+    /// queue, which has been full all that time. `full` is the number of bytes that were ever written to it, while its
+    /// queue is full. The length of the queue would not do: sessions fill it again as soon as the child has read.
+    pub(super) fn failure(
+        &mut self,
+        full: Option<u64>,
+        work: Duration,
+        now: Instant,
+    ) -> Option<&'static str> {
         self.full = full.map(|written| match self.full {
             Some((since, before)) if written == before => (since, before),
             _ => (now, written),
         });
-        let is_over = |since: Option<Instant>| since.is_some_and(|since| since + PROBE <= now);
-        if is_over(self.pinged) {
+        let is_over = |since: Option<Instant>, time| since.is_some_and(|since| since + time <= now);
+        if is_over(self.pinged, PROBE) {
             return Some("does not answer a ping");
         }
-        is_over(self.full.map(|(since, _)| since)).then_some("does not read its stdin")
+        let since = self.full.map(|(since, _)| since);
+        is_over(since, PROBE + work).then_some("does not read its stdin")
     }
 }
 
@@ -164,25 +170,32 @@ mod tests {
         panic!("no pause");
     }
 
+    const NONE: Duration = Duration::ZERO;
+
     /// A child that had read all of a full queue at once was ended for a ping that it was never sent.
     #[test]
     fn a_child_is_ended_for_a_ping_or_for_a_queue_that_stays_full() {
         let began = Instant::now();
         let at = |seconds: u64| began + Duration::from_secs(seconds);
         let mut health = Health::default();
-        assert_eq!(health.failure(Some(9), at(0)), None);
-        assert_eq!(health.failure(None, at(1)), None);
-        assert_eq!(health.failure(Some(9), at(9)), None, "full again");
-        assert_eq!(health.failure(Some(9), at(13)), None);
-        assert!(health.failure(Some(9), at(14)).unwrap().contains("read"));
-        assert_eq!(health.failure(None, at(20)), None);
+        assert_eq!(health.failure(Some(9), NONE, at(0)), None);
+        assert_eq!(health.failure(None, NONE, at(1)), None);
+        assert_eq!(health.failure(Some(9), NONE, at(9)), None, "full again");
+        assert_eq!(health.failure(Some(9), NONE, at(13)), None);
+        assert!(
+            health
+                .failure(Some(9), NONE, at(14))
+                .unwrap()
+                .contains("read")
+        );
+        assert_eq!(health.failure(None, NONE, at(20)), None);
         health.count_line();
         health.count_ping(at(30));
         health.count_ping(at(34));
-        assert_eq!(health.failure(None, at(34)), None);
-        assert!(health.failure(None, at(35)).unwrap().contains("ping"));
+        assert_eq!(health.failure(None, NONE, at(34)), None);
+        assert!(health.failure(None, NONE, at(35)).unwrap().contains("ping"));
         health.count_line();
-        assert_eq!(health.failure(None, at(40)), None);
+        assert_eq!(health.failure(None, NONE, at(40)), None);
     }
 
     /// One that wrote a line now and then was never ended, and what waited for it stayed for a day.
@@ -193,10 +206,15 @@ mod tests {
         let mut health = Health::default();
         for (seconds, written) in [(0, 10), (3, 20), (7, 21), (9, 21), (11, 21)] {
             health.count_line();
-            assert_eq!(health.failure(Some(written), at(seconds)), None);
+            assert_eq!(health.failure(Some(written), NONE, at(seconds)), None);
         }
         health.count_line();
-        assert!(health.failure(Some(21), at(12)).unwrap().contains("read"));
+        assert!(
+            health
+                .failure(Some(21), NONE, at(12))
+                .unwrap()
+                .contains("read")
+        );
     }
 
     /// One that worked a second on each long request was ended: its sessions had filled the queue again before each look
@@ -210,11 +228,20 @@ mod tests {
             health.count_line();
             // It reads a request of 3 MiB each four seconds.
             let written = ticks / 8 * (3 << 20);
-            assert_eq!(health.failure(Some(written), at(ticks)), None, "{ticks}");
+            assert_eq!(
+                health.failure(Some(written), NONE, at(ticks)),
+                None,
+                "{ticks}"
+            );
         }
         let written = Some(99 / 8 * (3 << 20));
-        assert_eq!(health.failure(written, at(105)), None);
-        assert!(health.failure(written, at(106)).unwrap().contains("read"));
+        assert_eq!(health.failure(written, NONE, at(105)), None);
+        assert!(
+            health
+                .failure(written, NONE, at(106))
+                .unwrap()
+                .contains("read")
+        );
     }
 
     /// Those that were invented went into the inboxes of sessions that did not read, as fast as the pipe.
@@ -265,5 +292,25 @@ mod tests {
             let at = at(windows);
             assert!((0..4640).all(|_| paces.count(false, &calls, || at).is_none()));
         }
+    }
+
+    /// A server of one thread reads nothing while it works on a call, and was ended after 5 s.
+    #[test]
+    fn a_child_that_works_on_a_call_has_the_time_of_it() {
+        let began = Instant::now();
+        let at = |seconds: u64| began + Duration::from_secs(seconds);
+        let (mut health, work) = (Health::default(), Duration::from_secs(60));
+        for seconds in [0, 5, 64] {
+            assert_eq!(health.failure(Some(9), work, at(seconds)), None);
+        }
+        assert!(
+            health
+                .failure(Some(9), work, at(65))
+                .unwrap()
+                .contains("read")
+        );
+        health.count_ping(at(65));
+        let failure = health.failure(None, work, at(70)).unwrap();
+        assert!(failure.contains("ping"), "whatever it works on");
     }
 }

@@ -498,6 +498,15 @@ mod tests {
 
     use super::super::declared::*;
 
+    /// The declared ones, whether there are more, the limit, the names that are listed, and the next cursor.
+    type Case = (
+        &'static [&'static str],
+        bool,
+        usize,
+        &'static str,
+        Option<&'static str>,
+    );
+
     /// The cursor of a page that ended by its bytes was behind keys of people, so that declared ones before them were in no
     /// page.
     #[test]
@@ -511,7 +520,7 @@ mod tests {
             updated_ms: 0,
         };
         let own = || ["b", "d", "e"].map(|name| (name.to_owned(), json!({"own": name})));
-        let all: [(&[&str], bool, usize, &str, Option<&str>); 7] = [
+        let all: [Case; 7] = [
             (&["a", "c"], true, 9, "abc", Some("c")),
             (&["a", "c"], false, 9, "abcde", None),
             (&["a", "c"], false, 5, "abcde", None),

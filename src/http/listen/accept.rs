@@ -195,7 +195,7 @@ impl Connection {
         let waited = began.elapsed();
         // Thousands of an address, whose first bytes have come at once, would all go before a request of another.
         let is_http2 = match is_http2 {
-            Some(Ok(is_http2)) => Box::pin(self.with_deadline(self.in_turn(is_http2))).await,
+            Some(Ok(is_http2)) => Box::pin(self.in_turn(is_http2)).await,
             Some(Err(_)) | None => None,
         };
         match is_http2 {
@@ -205,10 +205,12 @@ impl Connection {
         }
     }
 
-    /// This value, in a turn of the address.
-    async fn in_turn<T>(&self, value: T) -> T {
-        self.admission.others_first().await;
-        value
+    /// This value, in a turn of the address, or at once when connections are to finish: its request has come already.
+    async fn in_turn<T>(&self, value: T) -> Option<T> {
+        tokio::select! {
+            () = self.stop.cancelled() => Some(value),
+            turn = timeout(HANDSHAKE, self.admission.others_first()) => turn.ok().map(|()| value),
+        }
     }
 
     async fn secure(self, stream: TcpStream, config: Arc<rustls::ServerConfig>) {
@@ -384,6 +386,8 @@ async fn run<C: GracefulConnection>(
     let mut idle = pin!(idle.fuse());
     let end = loop {
         tokio::select! {
+            biased;
+            // First: a request that has come before is read before the connection is to finish.
             end = connection.as_mut() => break end,
             () = stop.cancelled() => {
                 connection.as_mut().graceful_shutdown();

@@ -1835,11 +1835,54 @@ async fn the_end_of_a_task_that_comes_before_its_claim_stays() {
     assert_eq!(ended(&task).await, "cancelled");
     drop(gate);
     assert_eq!(status.await, "cancelled");
+    // Its own replica asks the store when it is back, and finds the claim.
+    let inserted = directory.inserted.load(Ordering::Relaxed);
+    directory.epoch.fetch_add(1, Ordering::Relaxed);
+    owner.beat().await.unwrap();
+    here.tasks.settle(&task).await;
+    assert!(directory.inserted.load(Ordering::Relaxed) > inserted);
+    assert_eq!(ended(&task).await, "cancelled");
     here.end().await;
     there.end().await;
 }
 
-/// One that went on was copied again half of `log.age` later, and one that had ended never.
+/// Its replica, which had asked the store just before, went on with it for minutes.
+#[tokio::test]
+async fn a_claim_just_behind_the_return_of_its_replica_counts() {
+    let (directory, owner) = replica().await;
+    let here = TaskBench::new(&directory, &owner);
+    let other = replica_of(&directory, "b").await;
+    let (task, _) = here.begin("hang", &json!({})).await;
+    let id = SessionId("task:a:1".into());
+    let found = directory.find(&id).await.unwrap().unwrap();
+    directory.epoch.fetch_add(1, Ordering::Relaxed);
+    owner.beat().await.unwrap();
+    here.tasks.settle(&task).await;
+    let claimed = directory.claim(&id, &found.record, &other.me).await;
+    assert!(matches!(claimed, Ok(Some(_))), "{claimed:?}");
+    let beats = Arc::clone(&owner).run(|_| {}, here.bench.halt.clone());
+    here.bench.tracker.spawn(beats);
+    assert_eq!(ended(&task).await, "failed");
+    here.end().await;
+}
+
+/// Each request about it waited for two seconds until it was copied.
+#[tokio::test]
+async fn a_task_whose_first_copy_was_missed_is_answered_at_once() {
+    let (directory, owner) = replica().await;
+    let here = TaskBench::new(&directory, &owner);
+    let beats = Arc::clone(&owner).run(|_| {}, here.bench.halt.clone());
+    here.bench.tracker.spawn(beats);
+    directory.is_away.store(true, Ordering::Relaxed);
+    let (task, _) = here.begin("hang", &json!({})).await;
+    let settled = futures_util::poll!(pin!(here.tasks.settle(&task)));
+    assert!(settled.is_ready());
+    directory.is_away.store(false, Ordering::Relaxed);
+    here.end().await;
+}
+
+/// One that went on was copied again half of `log.age` later, and one that had ended never. Where their caller had no
+/// room for a second copy beside the one that was gone, neither was.
 #[tokio::test]
 async fn tasks_are_copied_again_to_a_store_that_was_emptied() {
     let (directory, owner) = replica().await;
@@ -1847,6 +1890,9 @@ async fn tasks_are_copied_again_to_a_store_that_was_emptied() {
     let (done, _) = here.begin("sleep", &json!({"ms": 300})).await;
     here.begin("hang", &json!({})).await;
     assert_eq!(ended(&done).await, "completed");
+    let memory = here.bench.hub.limits().memory();
+    let access = here.bench.access("one");
+    let others: Vec<_> = std::iter::from_fn(|| memory.record(&access, b"")).collect();
     let ids = [1, 2].map(|number| SessionId(format!("task:a:{number}").into()));
     for id in &ids {
         assert_eq!(directory.remove(id, Fence(1)).await, Ok(()));
@@ -1862,6 +1908,7 @@ async fn tasks_are_copied_again_to_a_store_that_was_emptied() {
     };
     let copied = tokio::time::timeout(Duration::from_secs(5), copied).await;
     assert!(copied.is_ok(), "they are here alone");
+    drop(others);
     here.end().await;
 }
 

@@ -24,7 +24,7 @@ use crate::{
         stateless::Ticket,
     },
     protocol::{Message, json, modern},
-    state::{Fence, Record, SessionId, StoreError},
+    state::{Fence, Found, Record, SessionId, StoreError},
 };
 
 /// The copy of a task of this replica.
@@ -36,6 +36,9 @@ pub(super) struct OwnCopy {
     held: Option<RecordMemory>,
     /// The lapses of the lease of this replica before the last write; none if the store was away then.
     confirmed: Option<u32>,
+    /// Whether no claim can come behind the last write. One whose claimer found no heartbeat may come shortly after the
+    /// heartbeat that ends a lapse.
+    is_settled: bool,
 }
 
 /// The outcome of a write.
@@ -98,14 +101,17 @@ impl OwnCopy {
             ttl,
             held: None,
             confirmed: None,
+            is_settled: true,
         })
     }
 
     /// Whether the state has to be written again: the store was away, or the lease of this replica has lapsed since,
-    /// so that the store may have begun another life, or another replica may have claimed the task.
+    /// so that the store may have begun another life, or another replica may have claimed the task; and once more when
+    /// no claim of that time can be under way any longer.
     pub(super) fn is_due(&self) -> bool {
         let owner = &self.core.owner;
-        let is_due = self.confirmed.is_none_or(|lapses| !owner.serves(lapses));
+        let is_open = !self.is_settled && !owner.is_just_back();
+        let is_due = is_open || self.confirmed.is_none_or(|lapses| !owner.serves(lapses));
         // Without a lease the store is away.
         is_due && owner.is_valid()
     }
@@ -113,8 +119,9 @@ impl OwnCopy {
     /// Writes the state. Where there is no room for it, the copy stays as it was, and the task is here alone;
     /// and while the store is away.
     pub(super) async fn write(&mut self, call: &Message, state: &[u8]) -> Copied {
-        // Before the store is asked: a lapse that follows is behind its answer.
+        // Before the store is asked: a lapse or a claim that follows is behind its answer.
         let lapses = self.core.owner.lapses();
+        self.is_settled = !self.core.owner.is_just_back();
         self.confirmed = None;
         match self.insert(call, state).await {
             Ok(true) => {
@@ -133,13 +140,17 @@ impl OwnCopy {
     async fn insert(&mut self, call: &Message, state: &[u8]) -> Result<bool, StoreError> {
         let kept: Bytes = [b"[", &**call.bytes(), b",", state, b"]"].concat().into();
         if kept.len() as u64 > self.core.config.log.max_event {
-            return self.is_own().await;
+            return Ok(self.is_own().await?.unwrap_or(true));
         }
-        let memory = self.core.limits.memory();
-        let Some(held) = memory.record(&self.access, &kept) else {
-            self.core.limits.count_no_room();
-            return self.is_own().await;
-        };
+        let mut drawn = None;
+        // Not beside what is held for the same state, for which there may be no room.
+        if self.held.as_ref().is_none_or(|held| !held.is_for(&kept)) {
+            drawn = self.core.limits.memory().record(&self.access, &kept);
+            if drawn.is_none() {
+                self.core.limits.count_no_room();
+                return Ok(self.is_own().await?.unwrap_or(true));
+            }
+        }
         let owner = &self.core.owner;
         let record = Record {
             principal: principal(&self.access).into(),
@@ -151,18 +162,24 @@ impl OwnCopy {
             age: Duration::ZERO,
         };
         let inserted = self.core.directory.insert(&self.id, record, owner.epoch());
-        let is_own = inserted.await?;
-        if is_own {
-            self.held = Some(held);
+        if !inserted.await? {
+            return Ok(self.is_own().await?.unwrap_or(false));
         }
-        Ok(is_own)
+        if drawn.is_some() {
+            self.held = drawn;
+        }
+        Ok(true)
     }
 
-    /// Whether no other replica has claimed the copy that the store has.
-    async fn is_own(&self) -> Result<bool, StoreError> {
+    /// Whether no other replica says anything else than the copy that the store has; none if there is no copy.
+    async fn is_own(&self) -> Result<Option<bool>, StoreError> {
         let found = self.core.directory.find(&self.id).await?;
         let me = &self.core.owner.me;
-        Ok(found.is_none_or(|found| found.record.owner.as_ref() == Some(me)))
+        Ok(found.map(|Found { record, .. }| {
+            let is_mine = record.owner.as_ref() == Some(me);
+            // The end, which this replica alone writes, was there before the claim: the others answer with it.
+            is_mine || TaskCopy::of(&record.kept).is_some_and(|copy| modern::is_over(&copy.state))
+        }))
     }
 
     /// Removes what was written; false while the store is away.

@@ -107,7 +107,8 @@ impl Tasks {
             call: judged?,
             state: watch::Sender::new(Shown::Last(Bytes::new())),
             orders,
-            confirmed: watch::Sender::new(Some(0)),
+            // The store has no copy yet that another replica could have claimed.
+            confirmed: watch::Sender::new(Some(core.owner.lapses())),
         });
         let kept = Work::kept(core);
         let copy = OwnCopy::new(core, access, number, kept);

@@ -161,7 +161,7 @@ impl Work {
         loop {
             moments.next().await;
             if !self.renew().await {
-                // The store had not taken the end by then.
+                // The store had not taken the end before the claim.
                 let lost = CallError::OWNER_LOST.line(b"0");
                 let error = json::get(&lost, "error").unwrap_or(b"{}");
                 self.show_last(modern::failed(&self.task.state(), error));

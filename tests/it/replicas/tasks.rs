@@ -109,7 +109,11 @@ async fn a_frozen_replica_is_not_asked_again_before_its_next_heartbeat() {
         pair.both()[1].send(Signal::CONT);
         // It has failed, if its replica had no heartbeat any more.
         until("an answer", || async {
-            first.post(&get).await.status() == 200
+            let state = first.answer(&get).await["result"].clone();
+            let is_lost = state["error"]["data"]["reason"] == "owner_lost";
+            let status = if is_lost { "failed" } else { "working" };
+            assert!(state.is_null() || state["status"] == status, "{state}");
+            !state.is_null()
         })
         .await;
         assert!(waits <= 1, "asked again: {waits}");

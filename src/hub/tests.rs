@@ -27,7 +27,7 @@ use super::{
     ownership::{LookupSource, Place, ReplicaLease},
     stateless::{Begun, Caller, Stateless, Subscribed},
     stream::{Next, Reader},
-    tasks::Tasks,
+    tasks::{Task, TaskPlace, Tasks},
 };
 use crate::base::{
     MacKeys, Secret,
@@ -44,7 +44,7 @@ use crate::{
     declare::{Catalog, SecretChange, Server, Tenant},
     error::Error,
     manifest::reader,
-    protocol::{Body, Kind, Message, Method, modern::Filter},
+    protocol::{Body, EventKey, Kind, Message, Method, modern::Filter},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
         BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
@@ -424,6 +424,8 @@ struct Gated {
     inserted: AtomicU32,
     /// Whether it does not answer, and has lost what it is to keep.
     is_away: AtomicBool,
+    /// Whether no owner has a heartbeat.
+    is_silent: AtomicBool,
 }
 
 impl Directory for Gated {
@@ -475,7 +477,15 @@ impl Directory for Gated {
         if self.is_away.load(Ordering::Relaxed) {
             return Box::pin(std::future::ready(Err(StoreError::Away)));
         }
-        self.records.find(session)
+        Box::pin(async move {
+            let mut found = self.records.find(session).await?;
+            if let Some(found) = found.as_mut()
+                && self.is_silent.load(Ordering::Relaxed)
+            {
+                found.heartbeat_age = None;
+            }
+            Ok(found)
+        })
     }
 
     fn claim<'a>(
@@ -527,14 +537,20 @@ impl Directory for Gated {
 /// A replica of several with a directory of its own.
 async fn replica() -> (Arc<Gated>, Arc<ReplicaLease>) {
     let directory = Arc::new(Gated::default());
+    let owner = replica_of(&directory, "a").await;
+    (directory, owner)
+}
+
+/// A replica of several that share this directory.
+async fn replica_of(directory: &Arc<Gated>, boot: &str) -> Arc<ReplicaLease> {
     let me = Replica {
-        address: "a:1".into(),
-        boot: "a".into(),
+        address: format!("{boot}:1").into(),
+        boot: boot.into(),
     };
     let keys = ReplicaKeys::new(MacKeys::new([]));
-    let owner = Arc::new(ReplicaLease::new(me, keys, Arc::clone(&directory) as _));
+    let owner = Arc::new(ReplicaLease::new(me, keys, Arc::clone(directory) as _));
     owner.beat().await.unwrap();
-    (directory, owner)
+    owner
 }
 
 /// Waits until the response waits for its record, and not for an earlier one.
@@ -1713,6 +1729,214 @@ async fn a_task_that_its_client_does_not_know_leaves_no_record() {
     // Tasks end a second later.
     bench.drain.cancel();
     bench.end().await;
+}
+
+/// One of several replicas, whose tasks the others may find.
+struct TaskBench {
+    bench: Bench,
+    stateless: Arc<Stateless>,
+    tasks: Arc<Tasks>,
+}
+
+impl TaskBench {
+    fn new(directory: &Arc<Gated>, owner: &Arc<ReplicaLease>) -> Self {
+        let bench = Bench::made(&json!({}), CurrentSnapshot::empty(), |config, stores| {
+            stores.directory = Arc::clone(directory) as _;
+            stores.owner = Arc::clone(owner);
+            stores.key = EventKey::new(&[7; 32]);
+            config.redis = Some(gateway::Redis {
+                url: Secret::new("redis://127.0.0.1:1".to_owned()),
+                prefix: "x".to_owned(),
+                authorities: None,
+            });
+        });
+        Self {
+            stateless: Stateless::new(bench.hub.clone()),
+            tasks: Tasks::new(bench.hub.clone()),
+            bench,
+        }
+    }
+
+    /// Makes a task of a call; the task and its id.
+    async fn begin(&self, tool: &str, args: &Value) -> (Arc<Task>, String) {
+        let access = self.bench.access("one");
+        let caller = Caller {
+            may_become_task: true,
+            ..without_session(&access)
+        };
+        let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+            "params": {"name": tool, "arguments": args}});
+        let call = Message::parse(call.to_string().into()).unwrap();
+        let begun = self.stateless.call(&caller, &call, None, false, None).await;
+        let Ok(Begun::Sent(Answer::Stream(reader), sent)) = begun else {
+            panic!("no stream");
+        };
+        let Ok(Ok(state)) = self.tasks.begin(*sent, *reader, &call).await else {
+            panic!("no task");
+        };
+        let state: Value = serde_json::from_slice(&state).unwrap();
+        let id = state["taskId"].as_str().unwrap().to_owned();
+        let TaskPlace::Here(task) = self.tasks.find(&access, &id) else {
+            panic!("elsewhere");
+        };
+        (task, id)
+    }
+
+    /// The status of a task of another replica that does not answer.
+    async fn status_of(&self, id: &str) -> Value {
+        let access = self.bench.access("one");
+        let TaskPlace::There(ticket) = self.tasks.find(&access, id) else {
+            panic!("here");
+        };
+        let copy = self.tasks.copy(&access, &ticket).await.unwrap().unwrap();
+        let state: Value = serde_json::from_slice(&copy.state).unwrap();
+        state["status"].clone()
+    }
+
+    async fn end(self) {
+        // Tasks end a second later.
+        self.bench.drain.cancel();
+        self.bench.end().await;
+    }
+}
+
+/// The status of a task, once it has ended.
+async fn ended(task: &Task) -> Value {
+    let ended = async {
+        loop {
+            let state: Value = serde_json::from_slice(&task.state()).unwrap();
+            if state["status"] != "working" {
+                return state["status"].clone();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(20), ended).await;
+    ended.expect("it goes on")
+}
+
+/// It had failed for its client, through the others, and was completed when its replica was back.
+#[tokio::test]
+async fn a_task_that_another_replica_has_claimed_has_failed_at_its_own_too() {
+    let (directory, owner) = replica().await;
+    let here = TaskBench::new(&directory, &owner);
+    let there = TaskBench::new(&directory, &replica_of(&directory, "b").await);
+    let (ends, its_id) = here.begin("sleep", &json!({"ms": 1500})).await;
+    let (goes_on, id) = here.begin("hang", &json!({})).await;
+    directory.is_silent.store(true, Ordering::Relaxed);
+    for id in [&its_id, &id] {
+        assert_eq!(there.status_of(id).await, "failed");
+    }
+    directory.is_silent.store(false, Ordering::Relaxed);
+    assert_eq!(ended(&ends).await, "failed", "its call ends behind that");
+    // One whose call goes on hears of it when the store answers its replica again.
+    directory.epoch.fetch_add(1, Ordering::Relaxed);
+    owner.beat().await.unwrap();
+    assert_eq!(ended(&goes_on).await, "failed");
+    for id in [&its_id, &id] {
+        assert_eq!(
+            there.status_of(id).await,
+            "failed",
+            "whoever has a heartbeat"
+        );
+    }
+    here.end().await;
+    there.end().await;
+}
+
+/// It had failed for one poll, and its result was there.
+#[tokio::test]
+async fn the_end_of_a_task_that_comes_before_its_claim_stays() {
+    let (directory, owner) = replica().await;
+    let here = TaskBench::new(&directory, &owner);
+    let there = TaskBench::new(&directory, &replica_of(&directory, "b").await);
+    let (task, id) = here.begin("hang", &json!({})).await;
+    directory.is_silent.store(true, Ordering::Relaxed);
+    let gate = directory.gate.write().await;
+    let mut status = Box::pin(there.status_of(&id));
+    tokio::select! {
+        status = &mut status => panic!("without a claim: {status}"),
+        () = directory.asked.notified() => {}
+    }
+    task.cancel().await;
+    assert_eq!(ended(&task).await, "cancelled");
+    drop(gate);
+    assert_eq!(status.await, "cancelled");
+    // Its own replica asks the store when it is back, and finds the claim.
+    let inserted = directory.inserted.load(Ordering::Relaxed);
+    directory.epoch.fetch_add(1, Ordering::Relaxed);
+    owner.beat().await.unwrap();
+    here.tasks.settle(&task).await;
+    assert!(directory.inserted.load(Ordering::Relaxed) > inserted);
+    assert_eq!(ended(&task).await, "cancelled");
+    here.end().await;
+    there.end().await;
+}
+
+/// Its replica, which had asked the store just before, went on with it for minutes.
+#[tokio::test]
+async fn a_claim_just_behind_the_return_of_its_replica_counts() {
+    let (directory, owner) = replica().await;
+    let here = TaskBench::new(&directory, &owner);
+    let other = replica_of(&directory, "b").await;
+    let (task, _) = here.begin("hang", &json!({})).await;
+    let id = SessionId("task:a:1".into());
+    let found = directory.find(&id).await.unwrap().unwrap();
+    directory.epoch.fetch_add(1, Ordering::Relaxed);
+    owner.beat().await.unwrap();
+    here.tasks.settle(&task).await;
+    let claimed = directory.claim(&id, &found.record, &other.me).await;
+    assert!(matches!(claimed, Ok(Some(_))), "{claimed:?}");
+    let beats = Arc::clone(&owner).run(|_| {}, here.bench.halt.clone());
+    here.bench.tracker.spawn(beats);
+    assert_eq!(ended(&task).await, "failed");
+    here.end().await;
+}
+
+/// Each request about it waited for two seconds until it was copied.
+#[tokio::test]
+async fn a_task_whose_first_copy_was_missed_is_answered_at_once() {
+    let (directory, owner) = replica().await;
+    let here = TaskBench::new(&directory, &owner);
+    let beats = Arc::clone(&owner).run(|_| {}, here.bench.halt.clone());
+    here.bench.tracker.spawn(beats);
+    directory.is_away.store(true, Ordering::Relaxed);
+    let (task, _) = here.begin("hang", &json!({})).await;
+    let settled = futures_util::poll!(pin!(here.tasks.settle(&task)));
+    assert!(settled.is_ready());
+    directory.is_away.store(false, Ordering::Relaxed);
+    here.end().await;
+}
+
+/// One that went on was copied again half of `log.age` later, and one that had ended never. Where their caller had no
+/// room for a second copy beside the one that was gone, neither was.
+#[tokio::test]
+async fn tasks_are_copied_again_to_a_store_that_was_emptied() {
+    let (directory, owner) = replica().await;
+    let here = TaskBench::new(&directory, &owner);
+    let (done, _) = here.begin("sleep", &json!({"ms": 300})).await;
+    here.begin("hang", &json!({})).await;
+    assert_eq!(ended(&done).await, "completed");
+    let memory = here.bench.hub.limits().memory();
+    let access = here.bench.access("one");
+    let others: Vec<_> = std::iter::from_fn(|| memory.record(&access, b"")).collect();
+    let ids = [1, 2].map(|number| SessionId(format!("task:a:{number}").into()));
+    for id in &ids {
+        assert_eq!(directory.remove(id, Fence(1)).await, Ok(()));
+    }
+    directory.epoch.fetch_add(1, Ordering::Relaxed);
+    owner.beat().await.unwrap();
+    let copied = async {
+        for id in &ids {
+            while directory.find(id).await.unwrap().is_none() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    };
+    let copied = tokio::time::timeout(Duration::from_secs(5), copied).await;
+    assert!(copied.is_ok(), "they are here alone");
+    drop(others);
+    here.end().await;
 }
 
 /// They went on at the child for nobody. One that had asked was kept there, where a session that is asked needs room.

@@ -55,6 +55,7 @@ pub(super) async fn answer(
             if let Some(Ok(response)) = there {
                 return Ok(response);
             }
+            // A task that went on there has ended with that: it needs no cancellation any more, and no answers.
             let copy = front.tasks.copy(access, &ticket).await?;
             let copy = copy.ok_or_else(no_task)?;
             (copy.call, Err(copy.state))
@@ -66,7 +67,10 @@ pub(super) async fn answer(
         return Ok(answered(front, request, line, accepts));
     }
     let line = match &task {
-        Ok(task) => act(task, request).await,
+        Ok(task) => {
+            front.tasks.settle(task).await;
+            act(task, request).await
+        }
         Err(state) => response(request, state),
     };
     Ok(answered(front, request, line, accepts))

@@ -37,6 +37,11 @@ impl RecordMemory {
         })
     }
 
+    /// Whether this is what a record with this state takes.
+    pub(crate) fn is_for(&self, state: &[u8]) -> bool {
+        self.records.amount() == RECORD + in_redis(state)
+    }
+
     /// Draws what is about to be kept; false, with nothing drawn, if there is no room for it.
     fn grow(&mut self, bytes: u64) -> bool {
         let has_room = self.records.grow(bytes);

@@ -15,7 +15,7 @@ mod place;
 mod unresponsive;
 
 pub(crate) use self::claims::{Claim, Claims};
-pub(crate) use self::owner::{ReplicaLease, STORE_AWAY};
+pub(crate) use self::owner::{LeaseStatus, ReplicaLease, STORE_AWAY};
 pub(crate) use self::place::{
     LookupSource, Place, Places, RecordedOwner, is_of, places, recorded_owner,
 };

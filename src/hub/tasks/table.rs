@@ -107,6 +107,8 @@ impl Tasks {
             call: judged?,
             state: watch::Sender::new(Shown::Last(Bytes::new())),
             orders,
+            // The store has no copy yet that another replica could have claimed.
+            confirmed: watch::Sender::new(Some(core.owner.lapses())),
         });
         let kept = Work::kept(core);
         let copy = OwnCopy::new(core, access, number, kept);
@@ -125,6 +127,11 @@ impl Tasks {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let task = table.get(&ticket.call);
         task.map_or(TaskPlace::Unknown, |task| TaskPlace::Here(Arc::clone(task)))
+    }
+
+    /// Waits, not for long, until it is known whether a task of this replica is still its.
+    pub(crate) async fn settle(&self, task: &Task) {
+        task.settle(&self.hub.0.owner).await;
     }
 
     /// The task of another replica that did not answer; none if it is not there any more.

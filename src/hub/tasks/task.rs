@@ -1,13 +1,17 @@
 //! A task of this replica, as requests use it: its state, and orders of its client.
 
-use std::{future::pending, sync::Arc};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::select_all;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::timeout,
+};
 
 use crate::{
     base::budget::{Drawn, LargeWork},
+    hub::ownership::ReplicaLease,
     protocol::{
         Message,
         modern::{InputRequest, TaskState, TaskStatus},
@@ -22,6 +26,9 @@ pub(crate) struct Task {
     pub(super) state: watch::Sender<Shown>,
     /// Closed when the task has ended.
     pub(super) orders: mpsc::Sender<Order>,
+    /// The lapses of this replica's lease after which the store had the task as this replica's; none once that does not
+    /// matter any more.
+    pub(super) confirmed: watch::Sender<Option<u32>>,
 }
 
 /// The state of a task as others see it.
@@ -98,6 +105,14 @@ impl Task {
         self.state.send_replace(Shown::Open(Arc::new(open)));
     }
 
+    /// Waits until the store has said after the last lapse of this lease whose the task is: another replica may have
+    /// answered for it meanwhile. Not for long: while the store is away no replica does, and the task goes on.
+    pub(super) async fn settle(&self, lease: &ReplicaLease) {
+        let mut confirmed = self.confirmed.subscribe();
+        let settled = confirmed.wait_for(|lapses| lapses.is_none_or(|lapses| lease.serves(lapses)));
+        let _ = timeout(SETTLE, settled).await;
+    }
+
     /// Its present state, rendered.
     pub(crate) fn state(&self) -> Bytes {
         self.present().rendered()
@@ -165,14 +180,22 @@ impl WatchedTasks {
     }
 }
 
+/// The time in which a replica that was frozen sends a heartbeat, and asks the store for its tasks; less than a hop
+/// waits for its answer.
+const SETTLE: Duration = Duration::from_secs(2);
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::pin::pin;
 
-    use tokio::{join, time::timeout};
+    use futures_util::poll;
+    use tokio::join;
 
     use super::*;
-    use crate::base::budget::Budget;
+    use crate::{
+        base::{MacKeys, budget::Budget},
+        state::{Replica, ReplicaKeys, memory::MemoryDirectory},
+    };
 
     fn message(line: &'static str) -> Message {
         Message::parse(Bytes::from_static(line.as_bytes())).unwrap()
@@ -184,6 +207,7 @@ mod tests {
             call,
             state,
             orders,
+            confirmed: watch::Sender::new(None),
         }
     }
 
@@ -219,6 +243,28 @@ mod tests {
         assert_eq!(state.matches("roots/list").count(), 64, "{state}");
         task.state.send_replace(Shown::Last(Bytes::new()));
         assert_eq!(budget.used(), 0);
+    }
+
+    /// A replica that woke said of its tasks what it knew, though another one had claimed them.
+    #[tokio::test]
+    async fn nobody_is_answered_in_a_lapse_of_the_lease() {
+        let me = Replica {
+            address: "a:1".into(),
+            boot: "a".into(),
+        };
+        let keys = ReplicaKeys::new(MacKeys::new([]));
+        let lease = ReplicaLease::new(me, keys, Arc::new(MemoryDirectory::default()));
+        lease.beat().await.unwrap();
+        let (orders, _received) = mpsc::channel(1);
+        let call = message(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#);
+        let task = task(call, orders);
+        // One of which the store has nothing to say.
+        assert!(poll!(pin!(task.settle(&lease))).is_ready());
+        task.confirmed.send_replace(Some(0));
+        let mut settled = pin!(task.settle(&lease));
+        assert!(poll!(&mut settled).is_pending());
+        task.confirmed.send_replace(Some(lease.lapses()));
+        assert!(poll!(&mut settled).is_ready());
     }
 
     #[tokio::test]

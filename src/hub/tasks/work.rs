@@ -1,6 +1,6 @@
 //! The work at a task: its call, read to the end, and its result, kept for a while.
 
-use std::{future::pending, pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use tokio::{
@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    copy::OwnCopy,
+    copy::{AGAIN, Copied, Moments, OwnCopy},
     task::{OpenTask, Order, Shown, Task, dismiss},
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
     },
     protocol::{
         Kind, Message, Method, json, jsonrpc,
-        modern::{Completion, InputRequest, TaskState, TaskStatus, WantedInput, responses},
+        modern::{self, Completion, InputRequest, TaskState, TaskStatus, WantedInput, responses},
     },
     state::{LogShare, Seat},
 };
@@ -95,8 +95,10 @@ impl Work {
     /// Shows and copies the first state, and returns it.
     pub(super) async fn begin(&mut self) -> Bytes {
         self.show();
-        self.write().await;
-        self.task.state()
+        let state = self.task.state();
+        // No other replica knows it yet.
+        self.write(&state).await;
+        state
     }
 
     /// Reads the call to its end, and keeps the result for a while.
@@ -106,10 +108,14 @@ impl Work {
         dismiss(&mut self.orders).await;
         self.asks.clear();
         self.ttl = Some(self.born.elapsed() + Self::kept(&self.core));
-        self.end(end);
+        let mut state = self.end(end);
+        // Before others see it: if another replica has said that the task has failed, it has.
+        if !self.write(&state).await {
+            state = self.end(Some(CallError::OWNER_LOST.line(b"0")));
+        }
+        self.show_last(state);
         // A part of what the server said in its `initialize`, and only for states that follow.
         self.completion.server_info = None;
-        self.write().await;
         let core = Arc::clone(&self.core);
         select! {
             () = sleep(Self::kept(&core)) => {}
@@ -124,7 +130,7 @@ impl Work {
         let core = Arc::clone(&self.core);
         select! {
             () = lost(&core, access) => {}
-            () = self.write_missed() => {}
+            () = self.keep_copied() => {}
         }
         self.remove_copy().await;
     }
@@ -148,21 +154,29 @@ impl Work {
         }
     }
 
-    /// Writes the last state again until the store has it, and never returns.
-    async fn write_missed(&mut self) {
-        while self.copy.as_ref().is_some_and(OwnCopy::is_missed) {
-            sleep(AGAIN).await;
-            self.write().await;
+    /// Writes the last state again whenever the store may not have it, and never returns.
+    async fn keep_copied(&mut self) {
+        let core = Arc::clone(&self.core);
+        let mut moments = Moments::new(&core);
+        loop {
+            moments.next().await;
+            if !self.renew().await {
+                // The store had not taken the end before the claim.
+                let lost = CallError::OWNER_LOST.line(b"0");
+                let error = json::get(&lost, "error").unwrap_or(b"{}");
+                self.show_last(modern::failed(&self.task.state(), error));
+            }
         }
-        pending::<()>().await;
     }
 
     async fn read(&mut self, call: CallInFlight, mut reader: Reader) -> End {
         let core = Arc::clone(&self.core);
         let every = Self::kept(&core) / 2;
         let mut ticks = interval_at(Instant::now() + every, every);
+        let mut moments = Moments::new(&core);
         let mut grace = pin!(grace(&core));
-        loop {
+        let mut is_own = true;
+        while is_own {
             select! {
                 biased;
                 order = self.orders.recv() => match order {
@@ -197,13 +211,16 @@ impl Work {
                         self.hear(&call, &message);
                     }
                 }
-                _ = ticks.tick() => self.write().await,
+                _ = ticks.tick() => is_own = self.write_present().await,
+                () = moments.next() => is_own = self.renew().await,
                 // The replica that drains cannot wait for people.
                 () = &mut grace, if !self.asks.is_empty() => {
                     return Some(CallError::OWNER_LOST.line(b"0"));
                 }
             }
         }
+        // Its client was told so by another replica, and waits for nothing: the call is cancelled at its server.
+        Some(CallError::OWNER_LOST.line(b"0"))
     }
 
     /// Takes what the server says beside its answer.
@@ -272,9 +289,9 @@ impl Work {
         moment(self.core.snapshot.clock().now_ms())
     }
 
-    /// Shows the last state, within the share of the caller. The answer goes with that: whether its result is kept or
+    /// The last state, within the share of the caller. The answer goes with that: whether its result is kept or
     /// not, it would be held beside it, uncounted, for as long as the task is kept.
-    fn end(&self, end: End) {
+    fn end(&self, end: End) -> Bytes {
         let failed = |line: &[u8]| {
             let error = json::get(line, "error").unwrap_or(b"{}");
             let message = json::get(error, "message").and_then(json::decoded);
@@ -287,11 +304,18 @@ impl Work {
                 None => failed(&line),
             },
         };
-        let state = match self.share.memory().draw(state.len() as u64) {
+        match self.share.memory().draw(state.len() as u64) {
             Some(drawn) => drawn.until_dropped(state),
             None => failed(&CallError::NO_ROOM_FOR_RESPONSE.line(b"0")),
-        };
+        }
+    }
+
+    /// Shows the last state.
+    fn show_last(&self, state: Bytes) {
         self.task.state.send_replace(Shown::Last(state));
+        if self.copy.is_none() {
+            self.task.confirmed.send_replace(None);
+        }
     }
 
     fn render(&self, status: TaskStatus<'_>, message: Option<&str>) -> Bytes {
@@ -306,10 +330,35 @@ impl Work {
         .render()
     }
 
-    async fn write(&mut self) {
-        if let Some(copy) = &mut self.copy {
-            copy.write(&self.task.call, &self.task.state()).await;
+    /// Copies a state to the store; false if another replica has claimed the task, which is no longer this one's.
+    async fn write(&mut self, state: &[u8]) -> bool {
+        let Some(copy) = &mut self.copy else {
+            return true;
+        };
+        match copy.write(&self.task.call, state).await {
+            Copied::Own(lapses) => {
+                self.task.confirmed.send_replace(Some(lapses));
+                true
+            }
+            Copied::Missed => true,
+            Copied::Lost => {
+                // The others answer from it.
+                self.copy = None;
+                false
+            }
         }
+    }
+
+    /// Copies the state that is shown.
+    async fn write_present(&mut self) -> bool {
+        let state = self.task.state();
+        self.write(&state).await
+    }
+
+    /// Copies it again if the store may not have it.
+    async fn renew(&mut self) -> bool {
+        let is_due = self.copy.as_ref().is_some_and(OwnCopy::is_due);
+        !is_due || self.write_present().await
     }
 }
 
@@ -330,8 +379,6 @@ async fn grace(core: &Core) {
 const MAX_KEPT: Duration = Duration::from_hours(24);
 /// The time between two looks at the access of the caller of a task that has ended: all of it is gone within seconds.
 const LOOK: Duration = Duration::from_secs(1);
-/// The time between two attempts to copy the last state to a store that is away, or to remove it there.
-const AGAIN: Duration = Duration::from_secs(10);
 /// The most characters of a message.
 const MAX_MESSAGE: usize = 1024;
 /// The time that is left for the client when the replica is about to end.

@@ -128,10 +128,16 @@ pub(crate) fn is_over(task: &[u8]) -> bool {
     !matches!(status, Some(br#""working""# | br#""input_required""#))
 }
 
-/// A rendered task that has not ended, as one that failed with this raw error.
+/// A rendered task as one that failed with this raw error.
 pub(crate) fn failed(task: &[u8], error: &[u8]) -> Bytes {
     let mut out = BytesMut::new();
-    let old = ["status", "statusMessage", "inputRequests"];
+    let old = [
+        "status",
+        "statusMessage",
+        "inputRequests",
+        "result",
+        "error",
+    ];
     json::push_without(&mut out, task, Span::whole(task), |name| {
         old.contains(&name)
     });
@@ -274,11 +280,17 @@ mod tests {
 
     #[test]
     fn a_task_that_is_lost_has_failed() {
-        let lost = failed(
-            &state(TaskStatus::Working),
-            br#"{"code":1,"message":"gone"}"#,
-        );
+        let error = br#"{"code":1,"message":"gone"}"#;
+        let lost = failed(&state(TaskStatus::Working), error);
         assert!(is_over(&lost));
+        // One whose end nobody is to see is no different.
+        for status in [
+            TaskStatus::Completed(br#"{"content":[]}"#),
+            TaskStatus::Failed(br#"{"code":2,"message":"so"}"#),
+            TaskStatus::Cancelled,
+        ] {
+            assert_eq!(failed(&state(status), error), lost);
+        }
         assert_eq!(json::get(&lost, "statusMessage"), Some(&br#""gone""#[..]));
         let line = task_found(b"1", &lost);
         let result = json::get(&line, "result").unwrap();

@@ -437,6 +437,31 @@ async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
     assert!(directory.find(&id).await.unwrap().is_none());
 }
 
+/// A task whose owner is gone is claimed by whoever answers for it.
+async fn an_owner_adds_nothing_behind_a_claim(side: &Side, other: &Replica) {
+    let (id, directory) = (session("lost"), &side.directory);
+    assert_eq!(side.add("lost", 1).await, Ok(true));
+    let seen = directory.find(&id).await.unwrap().unwrap().record;
+    // What its owner adds between the look and the claim is there behind it.
+    let last = Record {
+        kept: Bytes::from_static(b"last"),
+        ..record(&side.me, 1)
+    };
+    let added = directory.insert(&id, last, side.epoch).await;
+    assert_eq!(added, Ok(true));
+    assert_eq!(directory.claim(&id, &seen, other).await, Ok(Some(Fence(2))));
+    assert_eq!(side.add("lost", 1).await, Ok(false));
+    assert_eq!(
+        directory.remove(&id, Fence(1)).await,
+        Err(StoreError::Fenced)
+    );
+    let found = directory.find(&id).await.unwrap().unwrap().record;
+    assert_eq!(
+        (found.owner.as_ref(), &*found.kept),
+        (Some(other), &b"last"[..])
+    );
+}
+
 /// The whole contract, except that `remove` removes the streams too: that holds only where log and
 /// directory share a store.
 async fn keeps_all(side: &Side) {
@@ -449,6 +474,7 @@ async fn keeps_all(side: &Side) {
     forget_leaves_nothing(side).await;
     sessions_are_added_once_and_found(side, &replica("b")).await;
     one_of_two_claims_takes_place(side, &replica("b")).await;
+    an_owner_adds_nothing_behind_a_claim(side, &replica("b")).await;
 }
 
 #[tokio::test]

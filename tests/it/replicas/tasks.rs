@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::support::{
-    harness::{child, json_of, text_of, until},
+    harness::{child, text_of, until},
     modern::Modern,
     oauth_client::send,
     pair::Pair,
@@ -107,7 +107,15 @@ async fn a_frozen_replica_is_not_asked_again_before_its_next_heartbeat() {
             waits += u32::from(began.elapsed() > Duration::from_secs(2));
         }
         pair.both()[1].send(Signal::CONT);
-        first.polled(&task, "working").await;
+        // It has failed, if its replica had no heartbeat any more.
+        until("an answer", || async {
+            let state = first.answer(&get).await["result"].clone();
+            let is_lost = state["error"]["data"]["reason"] == "owner_lost";
+            let status = if is_lost { "failed" } else { "working" };
+            assert!(state.is_null() || state["status"] == status, "{state}");
+            !state.is_null()
+        })
+        .await;
         assert!(waits <= 1, "asked again: {waits}");
         is_asked |= waits == 1;
         if is_asked {
@@ -144,18 +152,56 @@ async fn tasks_go_on_while_redis_is_away() {
     // Longer than the limiter is waited for.
     let task = begun(&first, "sleep", json!({"ms": 3000})).await;
     let state = second.polled(&task, "completed").await;
-    pair.redis.resume();
     assert_eq!(text_of(&state), "slept");
-    let other = begun(&first, "sleep", json!({"ms": 1000})).await;
+    pair.redis.resume();
+    until("its copy", || async { kept(&pair) == 1 }).await;
+    let other = begun(&first, "hang", json!({})).await;
     pair.both()[0].send(Signal::KILL);
-    // Nobody has a copy of the first.
-    until("the loss is known", || async {
-        let request = second.message("tasks/get", json!({"taskId": task["taskId"]}));
-        let refused = second.post(&request).await;
-        refused.status() == 400 && json_of(refused).await["error"]["code"] == -32602
+    let state = second.polled(&task, "completed").await;
+    assert_eq!(text_of(&state), "slept");
+    second.polled(&other, "failed").await;
+}
+
+/// The others said that it had failed, and took its cancellation for nothing; awake, its replica went on with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_of_a_replica_that_was_frozen_has_failed_when_it_wakes() {
+    let pair = pair().await;
+    // Without other capabilities they have one child, which tells what was cancelled.
+    let [first, second] = clients(&pair).map(|client| {
+        let extensions = json!({"io.modelcontextprotocol/tasks": {}});
+        client.with(json!({"extensions": extensions}))
+    });
+    let task = begun(&second, "hang", json!({})).await;
+    let other = begun(&second, "sleep", json!({"ms": 1500})).await;
+    pair.both()[1].send(Signal::STOP);
+    // Refused for as long as there is a heartbeat: no order is taken that nobody carries out.
+    let request = first.message("tasks/cancel", json!({"taskId": task["taskId"]}));
+    until("the cancellation is taken", || async {
+        let status = first.post(&request).await.status();
+        assert!(status == 503 || status == 200, "{status}");
+        status == 200
     })
     .await;
-    second.polled(&other, "failed").await;
+    for task in [&task, &other] {
+        first.polled(task, "failed").await;
+    }
+    pair.both()[1].send(Signal::CONT);
+    for client in [&second, &first, &second] {
+        for task in [&task, &other] {
+            until("its state", || async {
+                let state = client.of_task("tasks/get", task).await["result"].clone();
+                let reason = &state["error"]["data"]["reason"];
+                assert!(state.is_null() || reason == "owner_lost", "{state}");
+                !state.is_null()
+            })
+            .await;
+        }
+    }
+    until("the cancellation at the child", || async {
+        let cancelled = second.text("cancelled", json!({})).await;
+        cancelled.contains("requestId")
+    })
+    .await;
 }
 
 /// Results were kept for as long as those of others, and the end of a call was written after the deletion.

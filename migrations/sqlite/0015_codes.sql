@@ -8,3 +8,6 @@ CREATE INDEX codes_by_grant ON codes (grant_id);
 CREATE INDEX codes_by_subject ON codes (tenant, subject);
 CREATE INDEX codes_by_client ON codes (tenant, client_id);
 CREATE INDEX codes_by_session ON codes (tenant, session) WHERE session IS NOT NULL;
+-- Those to one client, found whole: by the key of the table SQLite would look through all of the tenant for a part.
+DROP INDEX consents_by_client;
+CREATE INDEX consents_by_client ON consents (tenant, client_id, subject, digest);

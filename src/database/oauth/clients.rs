@@ -250,7 +250,7 @@ impl Clients<'_> {
             let of = (tenant, client_id);
             let ended = revocations::end_part(&mut transaction, of, self.pool.now_ms()).await?;
             // With the last part: until then the removal can be repeated.
-            let is_last = ended < usize::from(revocations::PART);
+            let is_last = !ended.is_more;
             if is_last {
                 transaction.run(DELETE, values()).await?;
             }

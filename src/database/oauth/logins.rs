@@ -1,14 +1,17 @@
-//! People who are logged in, consents, and log-ins in progress at a provider.
+//! People who are logged in, consents, log-ins in progress at a provider, and logouts there.
 //!
 //! Not here: what is stored of each person in bounds, the browsers that they are logged in with and new consents
 //! (`browser_logins`).
 
+use std::slice;
+
 use zeroize::Zeroizing;
 
+use super::revocations::{Revocations, Revoked, end, ended_at, number, number_grants};
 use crate::{
     base::hex,
     database::{
-        pool::{Error, Pool, Row},
+        pool::{Error, Pool, Record, Row, Transaction, Value, audit},
         vault::{Place, Vault},
     },
 };
@@ -47,6 +50,20 @@ impl Person {
         let person = serde_json::from_str(&text);
         person.map_err(|error| Error::Bug(format!("a person: {error}")))
     }
+}
+
+/// What a person logged out of at an identity provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LoggedOut {
+    /// One session there; with a subject also log-ins of the person of which the provider named no session.
+    Session {
+        /// The session, after the issuer of the provider.
+        session: String,
+        /// The subject of the person.
+        subject: Option<String>,
+    },
+    /// All sessions of a subject.
+    Subject(String),
 }
 
 /// Log-ins, consents and one-time values of tenants.
@@ -144,6 +161,73 @@ impl Logins<'_> {
     }
 }
 
+impl Revocations<'_> {
+    /// Ends the log-ins and grants of a logout at an identity provider. Returns false if the value `once`, which is
+    /// stored until a time, was used before.
+    pub(crate) async fn log_out(
+        self,
+        tenant: &str,
+        what: &LoggedOut,
+        (once, until_ms): (&[u8; 32], i64),
+        record: &Record,
+    ) -> Result<bool, Error> {
+        let _turn = self.turn(tenant).await?;
+        let mut transaction = self.pool.begin().await?;
+        let now_ms = self.pool.now_ms();
+        let values = vec![tenant.into(), once.into(), until_ms.into()];
+        if transaction.run(USE_ONCE, values).await?.is_empty() {
+            return Ok(false);
+        }
+        audit::append(&mut transaction, now_ms, slice::from_ref(record)).await?;
+        match what {
+            LoggedOut::Session { session, subject } => {
+                let of = (session.as_str(), subject.as_ref());
+                end_session(&mut transaction, tenant, of, now_ms).await?;
+            }
+            LoggedOut::Subject(subject) => {
+                let person = Revoked::Subject(subject.clone());
+                end(&mut transaction, tenant, &person, now_ms).await?;
+            }
+        }
+        transaction.commit().await?;
+        Ok(true)
+    }
+}
+
+/// Ends the log-ins of a session at an identity provider, with their grants.
+async fn end_session(
+    transaction: &mut Transaction,
+    tenant: &str,
+    (session, subject): (&str, Option<&String>),
+    now_ms: i64,
+) -> Result<(), Error> {
+    end_found(transaction, tenant, (OF_SESSION, session), now_ms).await?;
+    // A code of a log-in that has just ended may still be in use.
+    number(transaction, tenant, SESSION, session, now_ms).await?;
+    if let Some(subject) = subject {
+        end_found(transaction, tenant, (OF_NO_SESSION, subject), now_ms).await?;
+        number(transaction, tenant, SESSIONLESS, subject, now_ms).await?;
+    }
+    Ok(())
+}
+
+/// Ends the log-ins, codes and grants that statements find by a value.
+async fn end_found(
+    transaction: &mut Transaction,
+    tenant: &str,
+    ([logins, codes, grants], value): ([&'static str; 3], &str),
+    now_ms: i64,
+) -> Result<(), Error> {
+    let values = || -> Vec<Value> { vec![tenant.into(), value.into()] };
+    for sql in [logins, codes] {
+        transaction.run(sql, values()).await?;
+    }
+    let mut all = values();
+    all.extend(ended_at(now_ms));
+    let ended = transaction.run(grants, all).await?;
+    number_grants(transaction, tenant, &ended, now_ms).await
+}
+
 fn form_place<'a>(tenant: &'a str, purpose: &'static str) -> Place<'a> {
     Place {
         table: "forms",
@@ -164,6 +248,38 @@ fn trip_place(row: &str) -> Place<'_> {
 fn trip_row(tenant: &str, key: &[u8; 32]) -> String {
     format!("{tenant}/{}", hex(key))
 }
+
+/// Row kind: a session at an identity provider, whose codes ended.
+const SESSION: &str = "session";
+/// Row kind: a subject, whose codes of log-ins without a session ended.
+const SESSIONLESS: &str = "sessionless";
+
+// Statements of their own for those without a session: SQLite looks for one of two conditions by no index.
+/// What ends the log-ins, codes and grants of a session.
+pub(crate) const OF_SESSION: [&str; 3] = [
+    "DELETE FROM logins
+      WHERE tenant = $1 AND session = $2",
+    "DELETE FROM codes
+      WHERE tenant = $1 AND session = $2",
+    "UPDATE grants
+        SET revoked_ms = $3,
+            expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
+      WHERE tenant = $1 AND session = $2 AND revoked_ms IS NULL
+     RETURNING id",
+];
+
+/// What ends those of a subject that are of no session.
+pub(crate) const OF_NO_SESSION: [&str; 3] = [
+    "DELETE FROM logins
+      WHERE tenant = $1 AND session IS NULL AND subject = $2",
+    "DELETE FROM codes
+      WHERE tenant = $1 AND session IS NULL AND subject = $2",
+    "UPDATE grants
+        SET revoked_ms = $3,
+            expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
+      WHERE tenant = $1 AND session IS NULL AND subject = $2 AND revoked_ms IS NULL
+     RETURNING id",
+];
 
 pub(super) const CONSENTED: &str = "
     SELECT created_ms

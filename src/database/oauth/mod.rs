@@ -9,7 +9,7 @@
 //! * `grants`: authorization codes, grants, and rotation of refresh tokens
 //! * `identities`: last words of identity providers about people
 //! * `issued`: public keys and revocations, as replicas read them
-//! * `logins`: people who are logged in, consents, and log-ins in progress
+//! * `logins`: people who are logged in, consents, log-ins in progress, and logouts at providers
 //! * `own_keys`: API keys that people made for themselves
 //! * `revocations`: revocations, numbered for replicas
 //! * `signing_keys`: signing keys of tenants
@@ -23,7 +23,7 @@ pub(crate) mod grants;
 pub(crate) mod identities;
 mod issued;
 mod login_steps;
-mod logins;
+pub(crate) mod logins;
 pub(crate) mod own_keys;
 pub(crate) mod revocations;
 pub(crate) mod signing_keys;
@@ -38,10 +38,10 @@ pub(crate) use self::grants::{
 pub(crate) use self::identities::{Identities, Identity, IdentityAt};
 pub(crate) use self::issued::{Issuance, Reached};
 pub(crate) use self::login_steps::{LoginSteps, Step};
-pub(crate) use self::logins::{Logins, Person};
+pub(crate) use self::logins::{LoggedOut, Logins, Person};
 pub(crate) use self::own_keys::{
     ListedOwnKey, NewOwnKey, OwnKeyAt, OwnKeyBounds, OwnKeyChange, OwnKeys,
 };
-pub(crate) use self::revocations::{LoggedOut, Revocations, Revoked};
+pub(crate) use self::revocations::{Revocations, Revoked};
 pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};
 pub(crate) use self::surplus::{Room, Unused};

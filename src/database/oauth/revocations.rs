@@ -2,18 +2,18 @@
 //!
 //! A revocation ends grants and writes numbered rows, in one transaction; that of a client in as many as its grants need.
 //! The numbers grow in the order of the commits, so that a replica that has read up to a number has missed none. Rows name
-//! single grants, so that no clock decides which tokens are revoked. Not here: reading by replicas (`issued`).
+//! single grants, so that no clock decides which tokens are revoked. Not here: reading by replicas (`issued`), and logouts at
+//! identity providers (`logins`).
 
-use std::{slice, time::Duration};
+use std::time::Duration;
 
 use serde_json::json;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::logins::USE_ONCE;
 use crate::{
     base::budget::{OwnersTurn, Turns},
-    database::pool::{Error, Pool, Record, Row, Transaction, Value, audit},
+    database::pool::{Error, Pool, Row, Transaction, Value},
     declare::SecretChange,
 };
 
@@ -29,20 +29,6 @@ pub(crate) enum Revoked {
     /// All grants of a client, and every consent to it.
     Client(String),
     /// All grants and consents of a subject.
-    Subject(String),
-}
-
-/// What a person logged out of at an identity provider.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum LoggedOut {
-    /// One session there; with a subject also log-ins of the person of which the provider named no session.
-    Session {
-        /// The session, after the issuer of the provider.
-        session: String,
-        /// The subject of the person.
-        subject: Option<String>,
-    },
-    /// All sessions of a subject.
     Subject(String),
 }
 
@@ -79,8 +65,8 @@ impl<'a> Revocations<'a> {
             let now_ms = self.pool.now_ms();
             if let Revoked::Client(client) = what {
                 let ended = end_part(&mut transaction, (tenant, client), now_ms).await?;
-                is_changed |= ended > 0;
-                is_more = ended >= usize::from(PART);
+                is_changed |= ended.is_changed;
+                is_more = ended.is_more;
             } else {
                 is_changed = end(&mut transaction, tenant, what, now_ms).await?;
                 is_more = false;
@@ -151,37 +137,6 @@ impl<'a> Revocations<'a> {
         Ok(!found.is_empty() && self.revoke(tenant, &Revoked::Grant(grant)).await?)
     }
 
-    /// Ends the log-ins and grants of a logout at an identity provider. Returns false if the value `once`, which is
-    /// stored until a time, was used before.
-    pub(crate) async fn log_out(
-        self,
-        tenant: &str,
-        what: &LoggedOut,
-        (once, until_ms): (&[u8; 32], i64),
-        record: &Record,
-    ) -> Result<bool, Error> {
-        let _turn = self.turn(tenant).await?;
-        let mut transaction = self.pool.begin().await?;
-        let now_ms = self.pool.now_ms();
-        let values = vec![tenant.into(), once.into(), until_ms.into()];
-        if transaction.run(USE_ONCE, values).await?.is_empty() {
-            return Ok(false);
-        }
-        audit::append(&mut transaction, now_ms, slice::from_ref(record)).await?;
-        match what {
-            LoggedOut::Session { session, subject } => {
-                let of = (session.as_str(), subject.as_ref());
-                end_session(&mut transaction, tenant, of, now_ms).await?;
-            }
-            LoggedOut::Subject(subject) => {
-                let person = Revoked::Subject(subject.clone());
-                end(&mut transaction, tenant, &person, now_ms).await?;
-            }
-        }
-        transaction.commit().await?;
-        Ok(true)
-    }
-
     /// Takes a turn of the tenant, if there are any. It costs no time: the transactions of revocations wait for one
     /// another.
     pub(super) async fn turn(&self, tenant: &str) -> Result<Option<OwnersTurn>, Error> {
@@ -192,29 +147,6 @@ impl<'a> Revocations<'a> {
         let taken = timeout(TURN, turns.take(tenant)).await;
         taken.map(Some).map_err(late)
     }
-}
-
-/// Ends the log-ins of a session at an identity provider, with their grants.
-async fn end_session(
-    transaction: &mut Transaction,
-    tenant: &str,
-    (session, subject): (&str, Option<&String>),
-    now_ms: i64,
-) -> Result<(), Error> {
-    let values = || vec![tenant.into(), session.into(), Value::Text(subject.cloned())];
-    for sql in [DELETE_LOGINS_OF_SESSION, DELETE_CODES_OF_SESSION] {
-        transaction.run(sql, values()).await?;
-    }
-    let mut all = values();
-    all.extend(ended_at(now_ms));
-    let ended = transaction.run(END_OF_SESSION, all).await?;
-    number_grants(transaction, tenant, &ended, now_ms).await?;
-    // A code of a log-in that has just ended may still be in use.
-    number(transaction, tenant, SESSION, session, now_ms).await?;
-    if let Some(subject) = subject {
-        number(transaction, tenant, SESSIONLESS, subject, now_ms).await?;
-    }
-    Ok(())
 }
 
 /// Begins a transaction that goes on beside others of its kind, but not beside those of [`Pool::begin`]: it waits for
@@ -263,8 +195,8 @@ pub(crate) async fn end(
             let mut is_changed = false;
             loop {
                 let ended = end_part(transaction, (tenant, client), now_ms).await?;
-                is_changed |= ended > 0;
-                if ended < usize::from(PART) {
+                is_changed |= ended.is_changed;
+                if !ended.is_more {
                     return Ok(is_changed);
                 }
             }
@@ -295,14 +227,21 @@ pub(crate) async fn end(
     }
 }
 
-/// Ends a part of the consents, codes and grants of a client within a transaction of [`Pool::begin`]. Returns how many of
-/// one kind at most: if they are [`PART`], there may be more. The last part is a revocation of all that is left, so that
-/// whatever the client got between two parts ends, too.
+/// A part of the end of a client.
+pub(crate) struct Ended {
+    /// There was something to end.
+    pub(crate) is_changed: bool,
+    /// There may be more to end.
+    pub(crate) is_more: bool,
+}
+
+/// Ends a part of the consents, codes and grants of a client within a transaction of [`Pool::begin`]. The last part is a
+/// revocation of all that is left, so that whatever the client got between two parts ends, too.
 pub(crate) async fn end_part(
     transaction: &mut Transaction,
     (tenant, client): (&str, &str),
     now_ms: i64,
-) -> Result<usize, Error> {
+) -> Result<Ended, Error> {
     let values = || vec![tenant.into(), client.into(), i64::from(PART).into()];
     let consents = transaction.run(DELETE_CONSENTS_OF_CLIENT, values()).await?;
     let codes = transaction.run(DELETE_CODES_OF_CLIENT, values()).await?;
@@ -312,7 +251,17 @@ pub(crate) async fn end_part(
     number_grants(transaction, tenant, &ended, now_ms).await?;
     // A client that was authenticated before may be about to get a grant.
     number(transaction, tenant, CLIENT, client, now_ms).await?;
-    Ok(consents.len().max(codes.len()).max(ended.len()))
+    let most = consents.len().max(codes.len()).max(ended.len());
+    let mut is_more = most >= usize::from(PART);
+    if !is_more {
+        // PostgreSQL passes over rows that a sweep removes at this moment, and ends fewer than there are.
+        let of = vec![tenant.into(), client.into()];
+        is_more = !transaction.run(LEFT_OF_CLIENT, of).await?.is_empty();
+    }
+    Ok(Ended {
+        is_changed: most > 0,
+        is_more,
+    })
 }
 
 /// Ends the log-ins, codes and grants of a subject within a transaction of [`Pool::begin`], and what of log-ins until
@@ -438,7 +387,7 @@ pub(crate) async fn number_grants(
 
 /// Writes one numbered row and returns its number, last in its transaction: the lock on the row of `changes` until the
 /// commit keeps the numbers in order.
-async fn number(
+pub(super) async fn number(
     transaction: &mut Transaction,
     tenant: &str,
     kind: &str,
@@ -475,7 +424,7 @@ async fn number_of(
 
 /// The time that a revocation is kept: longer than the lifetime of access tokens, and of sessions
 /// that began with one.
-pub(super) const KEPT_MS: i64 = 24 * 3600 * 1000 + 3600 * 1000;
+pub(crate) const KEPT_MS: i64 = 24 * 3600 * 1000 + 3600 * 1000;
 /// Time limit for the turn at a revocation: as long as one may wait for the lock.
 const TURN: Duration = Duration::from_secs(5);
 /// Maximum rows that a statement ends of a client or a tenant: the number of their people has no bound.
@@ -487,10 +436,6 @@ pub(super) const GRANTS: &str = "grants";
 const SUBJECT: &str = "subject";
 /// Row kind: the groups of a subject, as JSON.
 pub(super) const GROUPS: &str = "groups";
-/// Row kind: a session at an identity provider, whose codes ended.
-const SESSION: &str = "session";
-/// Row kind: a subject, whose codes of log-ins without a session ended.
-const SESSIONLESS: &str = "sessionless";
 /// Row kind: a client, whose grants ended.
 const CLIENT: &str = "client";
 /// Row kind: changed signing keys of a tenant.
@@ -617,7 +562,7 @@ const DELETE_CONSENTS_OF_GRANT: &str = "
                                      WHERE tenant = $1 AND id = $2)
     RETURNING client_id";
 
-const DELETE_CONSENTS_OF_CLIENT: &str = "
+pub(crate) const DELETE_CONSENTS_OF_CLIENT: &str = "
     DELETE FROM consents
      WHERE (tenant, subject, client_id, digest) IN (
                SELECT tenant, subject, client_id, digest
@@ -659,27 +604,17 @@ const END_OF_CLIENT: &str = "
                    LIMIT $3)
     RETURNING id";
 
+const LEFT_OF_CLIENT: &str = "
+    SELECT 1 AS one FROM grants WHERE tenant = $1 AND client_id = $2 AND revoked_ms IS NULL
+     UNION ALL
+    SELECT 1 FROM codes WHERE tenant = $1 AND client_id = $2
+     UNION ALL
+    SELECT 1 FROM consents WHERE tenant = $1 AND client_id = $2
+     LIMIT 1";
+
 const END_OF_SUBJECT: &str = "
     UPDATE grants
        SET revoked_ms = $3,
            expires_ms = CASE WHEN expires_ms < $4 THEN expires_ms ELSE $4 END
      WHERE tenant = $1 AND subject = $2 AND revoked_ms IS NULL
-    RETURNING id";
-
-const DELETE_LOGINS_OF_SESSION: &str = "
-    DELETE FROM logins
-     WHERE tenant = $1
-       AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))";
-
-const DELETE_CODES_OF_SESSION: &str = "
-    DELETE FROM codes
-     WHERE tenant = $1
-       AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))";
-
-const END_OF_SESSION: &str = "
-    UPDATE grants
-       SET revoked_ms = $4,
-           expires_ms = CASE WHEN expires_ms < $5 THEN expires_ms ELSE $5 END
-     WHERE tenant = $1 AND revoked_ms IS NULL
-       AND (session = $2 OR session IS NULL AND subject = CAST($3 AS TEXT))
     RETURNING id";

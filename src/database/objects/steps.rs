@@ -62,13 +62,22 @@ impl Objects<'_> {
         for _ in 0..tries {
             let unlocked = self.pool.snapshot().await?;
             let planned = Box::pin(self.planned(unlocked, selection, when, &mut edit));
-            // Its connection returns: another one is needed.
-            let planned = planned.await?.0;
+            let (planned, mut unlocked) = planned.await?;
             if planned.changes.is_empty() {
                 return Ok((planned.before, planned.changes));
             }
+            if planned
+                .changes
+                .iter()
+                .any(|change| change.what == ChangeKind::Removed)
+            {
+                // One that could not be written ends nothing.
+                self.vault.current_keys(&mut unlocked).await?;
+            }
+            // Its connection returns: another one is needed.
+            drop(unlocked);
             // The change is one that can be made, unless others change the same meanwhile.
-            Box::pin(removal::begin(self.pool, &planned.changes)).await?;
+            Box::pin(removal::begin(self.pool, &planned.changes, author)).await?;
             let mut transaction = self.pool.begin().await?;
             if planned.looks_at_hosts {
                 // They are of all tenants, so that the basis does not tell of them.

@@ -1,5 +1,6 @@
 //! Revocations.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::pin::pin;
 
@@ -9,14 +10,14 @@ use uuid::Uuid;
 
 use super::fixture::{
     BEGIN, DAY, Place, SECOND, ada, add_tenant, code, granted, later, manifest, on_both, open,
-    patient, person, record, registered, revoked, succession,
+    patient, person, record, registered, revoked, succession, until_waiting,
 };
 use crate::database::oauth::{
     GrantFilter, LoggedOut, Refreshed, Revoked, TakenCode,
     grants::{REVOKED, REVOKED_SUBJECT},
     revocations::HAS_GROUPS,
 };
-use crate::database::{Author, Database, Error, Expected, Pool, Value};
+use crate::database::{Author, Database, Error, Expected, Filter, Pool, Value};
 use crate::declare::{Issued, Kind, Object, ObjectName, Prune};
 
 on_both! {
@@ -37,6 +38,9 @@ on_both! {
     a_client_is_removed_in_parts
     a_declared_client_is_removed_in_parts
     a_tenant_is_removed_in_parts
+    a_part_of_a_tenant_is_of_its_first_grants
+    a_removed_tenant_tells_of_grants_with_access_alone
+    a_removal_that_fails_is_recorded
 }
 
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
@@ -738,5 +742,126 @@ async fn a_tenant_is_removed_in_parts(place: Place) {
     ] {
         assert_eq!(counted(&pool, sql).await, 0, "{sql}");
     }
+    pool.close().await;
+}
+
+/// Where others removed some grants at the same moment, fewer ended than there are in a part: it was taken for the last one.
+#[tokio::test]
+async fn a_client_is_revoked_though_others_remove_its_grants() {
+    let place = Place::postgres();
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    grants_of_many(&store, "c_app").await;
+    for sql in ["DELETE FROM codes", "DELETE FROM consents"] {
+        pool.write(sql, Vec::new()).await.unwrap();
+    }
+    let mut sweep = pool.begin_unserialized().await.unwrap();
+    let some = "DELETE FROM grants WHERE subject IN ('p1', 'p2', 'p3')";
+    sweep.run(some, Vec::new()).await.unwrap();
+    let client = Revoked::Client("c_app".to_owned());
+    let is_over = Cell::new(false);
+    let revoke = async {
+        let is_ended = store.revocations().revoke("a", &client).await;
+        is_over.set(true);
+        is_ended.unwrap()
+    };
+    let end = async {
+        until_waiting(&pool, 1, || is_over.get()).await;
+        sweep.commit().await.unwrap();
+    };
+    let (is_ended, ()) = tokio::join!(revoke, end);
+    assert!(is_ended);
+    assert_eq!(live(&store).await, 0);
+    pool.close().await;
+}
+
+/// Tries to remove a tenant of which only one part can be announced.
+async fn remove_in_vain(store: &Database, pool: &Pool) {
+    pool.write(SPOIL, Vec::new()).await.unwrap();
+    let (name, author) = (ObjectName::tenant("a"), ada());
+    let objects = store.objects();
+    let failed = objects.delete(&name, Expected::Any, &author).await;
+    assert!(matches!(failed, Err(Error::Conflict)), "{failed:?}");
+    pool.write(MEND, Vec::new()).await.unwrap();
+}
+
+/// Each part looked through all grants of the tenant for some without tokens, while all writers waited.
+async fn a_part_of_a_tenant_is_of_its_first_grants(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    grants_of_many(&store, "c_app").await;
+    // The first ones have three tokens each, the others none.
+    let others = "DELETE FROM refresh_tokens
+                   WHERE grant_id IN (SELECT id FROM grants WHERE subject NOT LIKE 'p1%')";
+    pool.write(others, Vec::new()).await.unwrap();
+    let first = "SELECT id FROM grants WHERE subject LIKE 'p1%'";
+    let first = pool.read(first, Vec::new()).await.unwrap();
+    for number in 100..100 + 2 * u8::try_from(first.len()).unwrap() {
+        let id: Uuid = first[usize::from(number) % first.len()].get("id").unwrap();
+        let values = vec![(&[number; 32]).into(), id.into(), (BEGIN + DAY).into()];
+        let sql = "INSERT INTO refresh_tokens (hash, grant_id, expires_ms) VALUES ($1, $2, $3)";
+        pool.write(sql, values).await.unwrap();
+    }
+    remove_in_vain(&store, &pool).await;
+    let left = "SELECT COUNT(*) AS count FROM grants WHERE subject NOT LIKE 'p1%'";
+    assert_eq!(counted(&pool, left).await, 14);
+    pool.close().await;
+}
+
+/// All replicas had the grants of years in memory for a day.
+async fn a_removed_tenant_tells_of_grants_with_access_alone(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    grants_of_many(&store, "c_app").await;
+    for sql in [
+        "UPDATE grants SET revoked_ms = 1 WHERE subject LIKE 'p1%'",
+        "UPDATE grants SET created_ms = -99000000 WHERE subject LIKE 'p2%'",
+    ] {
+        pool.write(sql, Vec::new()).await.unwrap();
+    }
+    // The two parts are of twenty grants in the order of their subjects.
+    let others = "SELECT id FROM grants WHERE subject IN ('p3', 'p4')";
+    let others = pool.read(others, Vec::new()).await.unwrap();
+    let others: HashSet<Uuid> = others.iter().map(|row| row.get("id").unwrap()).collect();
+    let (name, author) = (ObjectName::tenant("a"), ada());
+    let objects = store.objects();
+    let removed = objects.delete(&name, Expected::Any, &author).await;
+    removed.unwrap();
+    assert_eq!(revoked(&store).await, others);
+    pool.close().await;
+}
+
+/// People of the tenant were logged out, and no record told by whom.
+async fn a_removal_that_fails_is_recorded(place: Place) {
+    let [store, _] = open(&place).await;
+    let pool = place.pool().await;
+    grants_of_many(&store, "c_app").await;
+    let records = async || {
+        let filter = Filter {
+            kind: Some("grants.revoked".to_owned()),
+            ..Filter::default()
+        };
+        let page = store.audit().page(&filter, None, 9).await.unwrap();
+        let records = page.entries.into_iter().map(|entry| entry.record);
+        let brief = records.map(|record| (record.tenant, record.actor, record.target));
+        brief.collect::<Vec<_>>()
+    };
+    // A change that cannot be written ends nothing.
+    let other_key = "UPDATE seal_keys SET id = 'x' || id";
+    pool.write(other_key, Vec::new()).await.unwrap();
+    let (name, author) = (ObjectName::tenant("a"), ada());
+    let objects = store.objects();
+    let refused = objects.delete(&name, Expected::Any, &author).await;
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    let logins = "SELECT COUNT(*) AS count FROM logins";
+    assert_eq!(counted(&pool, logins).await, 25);
+    assert!(records().await.is_empty());
+    let same_key = "UPDATE seal_keys SET id = SUBSTR(id, 2)";
+    pool.write(same_key, Vec::new()).await.unwrap();
+    remove_in_vain(&store, &pool).await;
+    assert!(counted(&pool, logins).await < 25);
+    let of = |text: &str| text.to_owned();
+    let one = (Some(of("a")), of("ada"), of("tenant a"));
+    assert_eq!(records().await, [one]);
     pool.close().await;
 }

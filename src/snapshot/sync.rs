@@ -13,7 +13,7 @@ use std::{
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -261,7 +261,8 @@ impl SnapshotSync {
         }
     }
 
-    /// Runs one round: opens the database, applies the manifest, reads changes, then does the upkeep.
+    /// Runs one round: opens the database, applies the manifest, reads changes (also while it is applied), then does the
+    /// upkeep.
     /// `version` is that of the database, if it was just polled.
     async fn round(&mut self, version: Option<i64>) -> Result<Round, database::Error> {
         if self.snapshot.database().is_err() {
@@ -270,7 +271,17 @@ impl SnapshotSync {
         }
         let snapshot = Arc::clone(&self.snapshot);
         let database = snapshot.database()?;
-        let (is_changed, unwritten) = match self.apply(database).await {
+        let is_applied = CancellationToken::new();
+        let applying = Box::pin(async {
+            let applied = self.apply(database).await;
+            is_applied.cancel();
+            applied
+        });
+        // The removal of a tenant may take minutes. A read may be given up at any moment, the apply never.
+        let reading = Box::pin(read_beside(&snapshot, database));
+        let reading = is_applied.run_until_cancelled(reading);
+        let (applied, _) = tokio::join!(applying, reading);
+        let (is_changed, unwritten) = match applied {
             Ok(is_changed) => (is_changed, None),
             // What cannot be written may be read all the same: a server that only reads, or a lock.
             Err(failure) if self.snapshot.is_loaded() => (false, Some(failure)),
@@ -491,6 +502,30 @@ async fn poll_loop(
     }
 }
 
+/// Reads the changes of other replicas at intervals, beside a manifest that is applied. The next round reports a state
+/// that cannot be served, and tries again after an error.
+async fn read_beside(snapshot: &CurrentSnapshot, database: &Database) {
+    let mut unserved = None;
+    loop {
+        sleep(POLL_INTERVAL).await;
+        // The first state is read behind the manifest.
+        if !snapshot.is_loaded() {
+            continue;
+        }
+        let Ok(version) = database.followed_objects().version().await else {
+            continue;
+        };
+        if snapshot.load().version >= Some(version) || unserved == Some(version) {
+            continue;
+        }
+        unserved = match Box::pin(snapshot.refresh_to(version)).await {
+            Ok(()) | Err(database::Error::Unavailable(_)) => None,
+            // It stays so until another change.
+            Err(_) => Some(version),
+        };
+    }
+}
+
 /// The mistake at its place in the manifest.
 fn placed(pending: &Declaration, mistake: &Mistake) -> Mistake {
     let manifest = &pending.manifest;
@@ -522,7 +557,7 @@ mod tests {
     use crate::config::{Format, Sources};
     use crate::database::Expected;
     use crate::declare::{Kind, Object, ObjectName, Prune};
-    use crate::manifest::objects;
+    use crate::manifest::{Manifest, objects};
 
     fn empty() -> (BTreeMap<String, String>, HiddenPaths) {
         (BTreeMap::new(), HiddenPaths::new([]))
@@ -736,6 +771,58 @@ mod tests {
         let tenants = &snapshot.catalog().tenants;
         assert!(tenants.contains_key("b") && !tenants.contains_key("a"));
         assert!(snapshot.is_complete());
+    }
+
+    /// A key that another replica had removed stayed good for minutes, while a manifest removed a large tenant.
+    #[tokio::test]
+    async fn changes_of_others_are_read_while_a_manifest_is_applied() {
+        let (dir, mut sync) = opened();
+        let manifest = ManifestFile {
+            file: dir.path().join("manifest.yaml"),
+            pending: None,
+            digest: None,
+            prune: Prune::Keep,
+        };
+        let (env, hidden) = empty();
+        sync.manifest = Some(ManifestWatch::new(manifest, env, hidden));
+        let (open, gate) = watch::channel(false);
+        let (begin, mut begun) = watch::channel(false);
+        let runtime = Handle::current();
+        // The apply hangs in its check of `a`.
+        sync.opening.judge = Arc::new(move |manifest: &Manifest, _| {
+            if manifest.catalog.tenants.contains_key("a") {
+                begin.send_replace(true);
+                let mut gate = gate.clone();
+                _ = runtime.block_on(gate.wait_for(|is_open| *is_open));
+            }
+            Vec::new()
+        });
+        sync.start().await.unwrap();
+        let snapshot = Arc::clone(&sync.snapshot);
+        let other = CurrentSnapshot::empty();
+        other.set_database(Database::open(sync.opening.clone()).await.unwrap());
+        let text = "tenants: {a: {auth: {mode: none}}}";
+        sync.put_back(Refused {
+            declaration: objects::parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap(),
+            mistakes: Vec::new(),
+            stayed: None,
+            until: Instant::now(),
+        });
+        let mut changes = snapshot.subscribe();
+        let story = async {
+            begun.wait_for(|has_begun| *has_begun).await.unwrap();
+            let none = serde_json::json!({"auth": {"mode": "none"}});
+            put(&other, "b", none).await;
+            let read = changes.wait_for(|read| read.catalog.tenants.contains_key("b"));
+            read.await.unwrap();
+            open.send_replace(true);
+        };
+        let both = Box::pin(async { tokio::join!(sync.round(None), story) });
+        let both = timeout(Duration::from_secs(60), both).await;
+        let (round, ()) = both.expect("within a minute");
+        assert!(matches!(round, Ok(Round::UpToDate)));
+        let tenants = &snapshot.catalog().tenants;
+        assert!(tenants.contains_key("a") && tenants.contains_key("b"));
     }
 
     /// A manifest of which a part is applied was applied whole again, over what administrators had changed since.

@@ -51,8 +51,8 @@ pub(crate) enum Expected {
 pub(crate) struct Put {
     /// The object as it is stored now.
     pub(crate) stored: Stored,
-    /// There was none before.
-    pub(crate) is_new: bool,
+    /// The change of it; none if it is as it was.
+    pub(crate) change: Option<ChangeKind>,
 }
 
 /// A page of a list of objects.
@@ -392,7 +392,7 @@ impl Objects<'_> {
         let bug = || Error::Bug(format!("{name} was written and is not there"));
         Ok(Put {
             stored: found.ok_or_else(bug)?,
-            is_new: changes.iter().any(|one| one.what == ChangeKind::Added),
+            change: changes.into_iter().next().map(|one| one.what),
         })
     }
 

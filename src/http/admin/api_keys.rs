@@ -131,7 +131,13 @@ async fn write_key(
     mut change: impl FnMut(Option<&Stored>) -> Result<Document, database::Error>,
 ) -> OperationResult {
     if let Some(tenant) = name.owner() {
-        caller.count(Numbered::Other, tenant)?;
+        // A rotation ends the access of those who have the former text.
+        let budget = if expected == Expected::Absent {
+            Numbered::Change
+        } else {
+            Numbered::Other
+        };
+        caller.count(budget, tenant)?;
     }
     let key = api_key::generate(&aws_lc_rs::rand::SystemRandom::new())
         .map_err(|_| Problem::of(database::Error::Bug("no randomness".to_owned()), false))?;

@@ -65,7 +65,10 @@ pub(super) enum Numbered {
     /// A new signing key, or the end of one: every replica reads the public keys of all tenants again, and keeps the id
     /// of a removed one in memory.
     SigningKey,
-    /// A change of an object, the end of access, or another secret.
+    /// A change of an object, a new API key or another value of a secret: programs that keep a tenant in order make many
+    /// at once, and must not use up the ends of access.
+    Change,
+    /// The end of access, or the removal of a secret.
     Other,
 }
 
@@ -163,6 +166,13 @@ impl Caller {
             return Ok(());
         }
         what.count(what.asked(), tenant)
+    }
+
+    /// Gives back what [`Self::count`] took for a change that changed nothing.
+    pub(super) fn give_back(&self, what: Numbered, tenant: &str) {
+        if !self.administrator.is_operator() {
+            what.asked().refund(&tenant);
+        }
     }
 
     /// Waits until it is this caller's turn at the database.
@@ -275,7 +285,7 @@ impl Numbered {
         match self {
             Self::Restart => 60,
             Self::SigningKey => 10,
-            Self::Other => 600,
+            Self::Change | Self::Other => 600,
         }
     }
 
@@ -285,6 +295,7 @@ impl Numbered {
         match self {
             Self::Restart => &RESTARTS,
             Self::SigningKey => &SIGNING_KEYS,
+            Self::Change => &CHANGES,
             Self::Other => &OTHERS,
         }
     }
@@ -294,7 +305,8 @@ impl Numbered {
             let what = match self {
                 Self::Restart => "the servers of the tenant were restarted",
                 Self::SigningKey => "the signing keys of the tenant were changed",
-                Self::Other => "objects, access and secrets of the tenant were changed",
+                Self::Change => "objects and secrets of the tenant were changed",
+                Self::Other => "access to the tenant was ended",
             };
             let text = format!("{what} too often in the last minute");
             Problem::new(StatusCode::TOO_MANY_REQUESTS, text).with_retry(left)
@@ -405,6 +417,8 @@ static PARSING: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
 static RESTARTS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
 /// Changes of signing keys by them.
 static SIGNING_KEYS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
+/// Changes of objects and secrets by them.
+static CHANGES: LazyLock<Throttle> = LazyLock::new(Throttle::new);
 /// What else they ask for of [`Numbered`].
 static OTHERS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
 /// Bytes that are parsed within a millisecond.
@@ -476,6 +490,7 @@ mod tests {
         let all = [
             (Numbered::Restart, 60),
             (Numbered::SigningKey, 10),
+            (Numbered::Change, 600),
             (Numbered::Other, 600),
         ];
         for (what, most) in all {

@@ -28,7 +28,7 @@ use crate::{
         self, Expected,
         objects::{Listed, Stored},
     },
-    declare::{Change, Declared, Document, Kind, OWN_KEY, Object, ObjectName, Prune},
+    declare::{Change, ChangeKind, Declared, Document, Kind, OWN_KEY, Object, ObjectName, Prune},
     http::{
         Front,
         reply::{Problem, answer},
@@ -277,7 +277,8 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
         let text = "this is for operators: the gateway asks the issuer of a workload for its keys, unless jwks has them";
         return Err(Problem::new(StatusCode::FORBIDDEN, text));
     }
-    caller.count(Numbered::Other, call.path.tenant())?;
+    let (budget, tenant) = (budget(kind, &document), call.path.tenant());
+    caller.count(budget, tenant)?;
     let (object, author) = (Object::new(kind, document), caller.author());
     let is_conditional = expected.is_some();
     let expected = expected.unwrap_or(Expected::Any);
@@ -286,12 +287,24 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
     // Others have its turn while this replica reads the change.
     drop(store);
     refresh(front, put.stored.version).await;
-    let status = if put.is_new {
+    if put.change.is_none() {
+        caller.give_back(budget, tenant);
+    }
+    let status = if put.change == Some(ChangeKind::Added) {
         StatusCode::CREATED
     } else {
         StatusCode::OK
     };
     Ok(tagged(status, &put.stored, &shown(&put.stored)))
+}
+
+/// What a put counts as: a disabled user loses its access.
+fn budget(kind: Kind, document: &Document) -> Numbered {
+    if kind == Kind::User && document.get("disabled") == Some(&Json::Bool(true)) {
+        Numbered::Other
+    } else {
+        Numbered::Change
+    }
 }
 
 /// Reports whether a client is a workload of an issuer whose keys the gateway fetches: from addresses of whoever

@@ -104,7 +104,7 @@ async fn set(mut call: Call) -> OperationResult {
     checked?;
     let body = json_body(&call.headers, call.body, BODY).await?;
     let value = value(&call.caller.parsed(body).await?)?;
-    call.caller.count(Numbered::Other, call.path.tenant())?;
+    call.caller.count(Numbered::Change, call.path.tenant())?;
     let (store, author) = (call.caller.store(&call.front).await?, call.caller.author());
     let (of, secrets) = (holder_at(&call.path, &call.query), store.secrets());
     let tenant = call.caller.snapshot.catalog.tenants.get(call.path.tenant());

@@ -31,7 +31,7 @@ use crate::{
         browser::{Browser, Shown},
         dpop::Prover,
         harness::{client_with, until, within},
-        oauth_client::{App, BACK, gateway, register, said, send},
+        oauth_client::{App, BACK, gateway, register, said, send, tenants},
         postgres::Postgres,
         served::Served,
     },
@@ -777,16 +777,20 @@ async fn objects_are_parsed_at_the_turn_of_their_change() {
     assert_eq!(refused.count(), 2, "{said:?}");
 }
 
-/// What ends access, or changes a secret.
-fn endings() -> Vec<(Method, &'static str, Value)> {
+/// A request to a tenant's part of the administration API: its method, its path there and its body.
+type Request = (Method, &'static str, Value);
+
+/// Requests that end access, or remove a secret.
+fn endings() -> Vec<Request> {
     vec![
-        (Method::POST, "signing-keys", Value::Null),
         (Method::POST, "revocations", json!({"client": "nobody"})),
         (Method::PUT, "users/eve", json!({"disabled": true})),
         (Method::DELETE, "users/nobody", Value::Null),
         (Method::DELETE, "clients/nobody", Value::Null),
         (Method::DELETE, "clients/c_nobody", Value::Null),
         (Method::DELETE, "api-keys/k_nobody", Value::Null),
+        (Method::DELETE, "api-keys/nobody", Value::Null),
+        (Method::POST, "api-keys/nobody/rotate", Value::Null),
         (
             Method::DELETE,
             "connections/nobody?subject=ada",
@@ -796,8 +800,8 @@ fn endings() -> Vec<(Method, &'static str, Value)> {
     ]
 }
 
-/// What else changes objects. Each was a record and made every replica read the tenant again, without a bound.
-fn changes() -> Vec<(Method, &'static str, Value)> {
+/// Other changes. Each was a record and made every replica read the tenant again, without a bound.
+fn changes() -> Vec<Request> {
     let key = json!({"name": "more", "subject": "more", "servers": ["*"]});
     let client = json!({"redirect_uris": ["https://app.test/cb"]});
     vec![
@@ -805,15 +809,67 @@ fn changes() -> Vec<(Method, &'static str, Value)> {
         (Method::PUT, "clients/more", client),
         (Method::POST, "api-keys", key),
         (Method::PUT, "api-keys/other", json!({})),
-        (Method::POST, "api-keys/nobody/rotate", Value::Null),
-        (Method::DELETE, "api-keys/nobody", Value::Null),
+        (
+            Method::PUT,
+            "servers/y/secrets/SHARED",
+            json!({"value": "x"}),
+        ),
     ]
 }
 
-/// Each is a row that all replicas keep for a day and read at their start, and there was no bound.
+async fn asked(api: &str, key: &str, (method, path, body): &Request) -> StatusCode {
+    let body = (!body.is_null()).then_some(body);
+    let url = format!("{api}/{path}");
+    send(method.clone(), &url, key, body).await.status
+}
+
+/// Repeats a request that fails, several at once, until it is 429. Returns how many were not.
+async fn used_up(api: &str, key: &str, (method, path, body): &Request) -> usize {
+    let http = reqwest::Client::new();
+    let mut asking = JoinSet::new();
+    for _ in 0..3 {
+        let mut request = http
+            .request(method.clone(), format!("{api}/{path}"))
+            .bearer_auth(key);
+        if !body.is_null() {
+            request = request
+                .header("Content-Type", "application/json")
+                .body(body.to_string());
+        }
+        asking.spawn(async move {
+            let mut counted: usize = 0;
+            loop {
+                let asked = request.try_clone().unwrap().send();
+                let status = asked.await.unwrap().status();
+                if status == StatusCode::TOO_MANY_REQUESTS {
+                    return counted;
+                }
+                assert!(status.is_client_error(), "{status}");
+                counted += 1;
+            }
+        });
+    }
+    let counted = within("the bound of a minute", asking.join_all()).await;
+    counted.into_iter().sum()
+}
+
+/// Asserts that requests are 429 for a tenant's administrator, and not for an operator.
+async fn assert_bounded(api: &str, [boss, operator]: [&str; 2], requests: Vec<Request>) {
+    for one in requests {
+        let refused = asked(api, boss, &one).await;
+        assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "{one:?}");
+        let done = asked(api, operator, &one).await;
+        assert_ne!(done, StatusCode::TOO_MANY_REQUESTS, "{one:?}");
+    }
+}
+
+/// Each is a row that all replicas keep for a day and read at their start, and there was no bound. Then there was one for
+/// all: a program that kept the users of a tenant in order used up the ends of access.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_tenants_administrator_ends_is_bounded_by_the_minute() {
-    let gateway = gateway(json!({})).await;
+    let mut all = tenants();
+    all["a"]["servers"]["y"]["secrets"] = json!({"SHARED": {"for": "tenant"}});
+    let gateway = Served::start(json!({}), all).await;
     let (operator, api) = (
         gateway.administrator(),
         format!("{}/api/v1/tenants/a", gateway.origin()),
@@ -823,40 +879,29 @@ async fn what_a_tenants_administrator_ends_is_bounded_by_the_minute() {
     let made = send(Method::POST, &keys, &operator, Some(&key)).await;
     assert_eq!(made.status, StatusCode::CREATED, "{}", made.body);
     let boss = made.text("key");
-    let ask = async |key: &str, (method, path, body): &(Method, &str, Value)| {
-        let body = (!body.is_null()).then_some(body);
-        let url = format!("{api}/{path}");
-        send(method.clone(), &url, key, body).await.status
-    };
+    let both = [boss.as_str(), operator.as_str()];
     let signing_key = (Method::DELETE, "signing-keys/nobody", Value::Null);
     for _ in 0..10 {
-        assert_eq!(ask(&boss, &signing_key).await, StatusCode::NOT_FOUND);
+        let status = asked(&api, &boss, &signing_key).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
     }
-    let mut asking = JoinSet::new();
-    let http = reqwest::Client::new();
-    for _ in 0..4 {
-        let secret = http
-            .delete(format!("{api}/servers/x/secrets/NOTHING"))
-            .bearer_auth(&boss);
-        asking.spawn(async move {
-            loop {
-                let asked = secret.try_clone().unwrap().send();
-                let status = asked.await.unwrap().status();
-                if status != StatusCode::NOT_FOUND {
-                    return status;
-                }
-            }
-        });
+    let user = (Method::PUT, "users/ada", json!({"groups": ["b"]}));
+    for _ in 0..5 {
+        assert_eq!(asked(&api, &boss, &user).await, StatusCode::OK);
     }
-    for status in within("the bound of a minute", asking.join_all()).await {
-        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    // There is such a key. Four of the five before it changed nothing.
+    let again = (Method::POST, "api-keys", key);
+    assert_eq!(used_up(&api, &boss, &again).await, 599);
+    assert_bounded(&api, both, changes()).await;
+    for one in endings() {
+        let status = asked(&api, &boss, &one).await;
+        assert_ne!(status, StatusCode::TOO_MANY_REQUESTS, "{one:?}");
     }
-    for one in [vec![signing_key], endings(), changes()].concat() {
-        let refused = ask(&boss, &one).await;
-        assert_eq!(refused, StatusCode::TOO_MANY_REQUESTS, "{one:?}");
-        let done = ask(&operator, &one).await;
-        assert_ne!(done, StatusCode::TOO_MANY_REQUESTS, "{one:?}");
-    }
+    let secret = (Method::DELETE, "servers/x/secrets/NOTHING", Value::Null);
+    used_up(&api, &boss, &secret).await;
+    let new_key = (Method::POST, "signing-keys", Value::Null);
+    let others = [vec![signing_key, new_key], endings()].concat();
+    assert_bounded(&api, both, others).await;
 }
 
 /// It was 200, and ended without a record.

@@ -11,3 +11,6 @@ CREATE INDEX codes_by_session ON codes (tenant, session) WHERE session IS NOT NU
 -- Those to one client, found whole: by the key of the table SQLite would look through all of the tenant for a part.
 DROP INDEX consents_by_client;
 CREATE INDEX consents_by_client ON consents (tenant, client_id, subject, digest);
+-- Those of one client that live, found whole: what ended stays for a day.
+DROP INDEX grants_by_client;
+CREATE INDEX grants_by_client ON grants (tenant, client_id, revoked_ms);

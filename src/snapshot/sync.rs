@@ -515,11 +515,21 @@ async fn read_beside(snapshot: &CurrentSnapshot, database: &Database) {
         let Ok(version) = database.followed_objects().version().await else {
             continue;
         };
-        if snapshot.load().version >= Some(version) || unserved == Some(version) {
+        if unserved == Some(version) {
             continue;
         }
-        unserved = match Box::pin(snapshot.refresh_to(version)).await {
-            Ok(()) | Err(database::Error::Unavailable(_)) => None,
+        let read = if snapshot.load().version >= Some(version) {
+            Ok(())
+        } else {
+            Box::pin(snapshot.refresh_to(version)).await
+        };
+        unserved = match read {
+            Ok(()) => {
+                // A poll that was silent is over, though the round of it is not.
+                snapshot.last_poll().set_cut_off(false);
+                None
+            }
+            Err(database::Error::Unavailable(_)) => None,
             // It stays so until another change.
             Err(_) => Some(version),
         };

@@ -594,7 +594,7 @@ const END_LIKE_GRANT: &str = "
        AND revoked_ms IS NULL
     RETURNING id";
 
-const END_OF_CLIENT: &str = "
+pub(crate) const END_OF_CLIENT: &str = "
     UPDATE grants
        SET revoked_ms = $4,
            expires_ms = CASE WHEN expires_ms < $5 THEN expires_ms ELSE $5 END
@@ -604,7 +604,7 @@ const END_OF_CLIENT: &str = "
                    LIMIT $3)
     RETURNING id";
 
-const LEFT_OF_CLIENT: &str = "
+pub(crate) const LEFT_OF_CLIENT: &str = "
     SELECT 1 AS one FROM grants WHERE tenant = $1 AND client_id = $2 AND revoked_ms IS NULL
      UNION ALL
     SELECT 1 FROM codes WHERE tenant = $1 AND client_id = $2

@@ -62,20 +62,18 @@ impl Objects<'_> {
         for _ in 0..tries {
             let unlocked = self.pool.snapshot().await?;
             let planned = Box::pin(self.planned(unlocked, selection, when, &mut edit));
-            let (planned, mut unlocked) = planned.await?;
+            let (planned, unlocked) = planned.await?;
             if planned.changes.is_empty() {
                 return Ok((planned.before, planned.changes));
             }
-            if planned
-                .changes
-                .iter()
-                .any(|change| change.what == ChangeKind::Removed)
-            {
-                // One that could not be written ends nothing.
-                self.vault.current_keys(&mut unlocked).await?;
-            }
             // Its connection returns: another one is needed.
             drop(unlocked);
+            let is_removal = |change: &Change| change.what == ChangeKind::Removed;
+            if planned.changes.iter().any(is_removal) {
+                // One that could not be written ends nothing. The keys may be newer than what was judged.
+                let mut now = self.pool.snapshot().await?;
+                self.vault.current_keys(&mut now).await?;
+            }
             // The change is one that can be made, unless others change the same meanwhile.
             Box::pin(removal::begin(self.pool, &planned.changes, author)).await?;
             let mut transaction = self.pool.begin().await?;

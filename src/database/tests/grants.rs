@@ -13,7 +13,7 @@ use crate::database::oauth::{
     Grant, GrantFilter, Grants, MachineGrant, NewCode, NewRefresh, Refreshed, Revoked, Room,
     TakenCode, Unused,
     logins::{OF_NO_SESSION, OF_SESSION},
-    revocations::DELETE_CONSENTS_OF_CLIENT,
+    revocations::{DELETE_CONSENTS_OF_CLIENT, END_OF_CLIENT, LEFT_OF_CLIENT},
     sweep::UNGRANTED,
 };
 use crate::database::pool::Transaction;
@@ -914,6 +914,10 @@ fn ends_in_sqlite() -> Vec<Indexed> {
     let session = "tenant=? AND session=?";
     let subject = "tenant=? AND subject=?";
     let client = "tenant=? AND client_id=?";
+    let live = (
+        "grants_by_client",
+        "tenant=? AND client_id=? AND revoked_ms=?",
+    );
     vec![
         of(logins, Vec::new(), ("logins_by_session", session)),
         of(logins_of_none, Vec::new(), ("logins_by_subject", subject)),
@@ -924,6 +928,8 @@ fn ends_in_sqlite() -> Vec<Indexed> {
             vec![Value::from(9_i64)],
             ("consents_by_client", client),
         ),
+        of(END_OF_CLIENT, vec![Value::from(9_i64); 3], live),
+        of(LEFT_OF_CLIENT, Vec::new(), live),
     ]
 }
 

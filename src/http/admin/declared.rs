@@ -278,6 +278,8 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
         return Err(Problem::new(StatusCode::FORBIDDEN, text));
     }
     let (budget, tenant) = (budget(kind, &document), call.path.tenant());
+    // It is compared with a hash, which costs as much as a log-in.
+    let has_password = document.contains_key("password");
     caller.count(budget, tenant)?;
     let (object, author) = (Object::new(kind, document), caller.author());
     let is_conditional = expected.is_some();
@@ -286,8 +288,10 @@ async fn put(call: Call, kind: Kind) -> OperationResult {
     let put = put.map_err(|failure| Problem::of(failure, is_conditional))?;
     // Others have its turn while this replica reads the change.
     drop(store);
-    refresh(front, put.stored.version).await;
-    if put.change.is_none() {
+    if put.change.is_some() || front.snapshot.load().version < Some(put.stored.version) {
+        refresh(front, put.stored.version).await;
+    }
+    if put.change.is_none() && !has_password {
         caller.give_back(budget, tenant);
     }
     let status = if put.change == Some(ChangeKind::Added) {

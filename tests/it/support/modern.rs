@@ -143,8 +143,8 @@ impl Modern {
     pub(crate) async fn polled(&self, task: &Value, status: &str) -> Value {
         let state = std::cell::RefCell::new(Value::Null);
         until(status, || async {
-            let found = self.of_task("tasks/get", task).await["result"].clone();
-            state.replace(found)["status"] == status
+            state.replace(self.of_task("tasks/get", task).await["result"].clone());
+            state.borrow()["status"] == status
         })
         .await;
         state.into_inner()

@@ -120,7 +120,15 @@ fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static 
             )));
         }
         "initialize" if params["clientInfo"]["name"] == "killer" => std::process::exit(3),
-        "initialize" => initialize(params),
+        "initialize" => {
+            if params["clientInfo"]["name"] == "early" {
+                let said = json!({"jsonrpc": "2.0", "method": "notifications/message",
+                    "params": {"level": "info", "data": "early"}});
+                write(format!("{said}\n").as_bytes());
+                sleep(50);
+            }
+            initialize(params)
+        }
         "ping" => json!({}),
         "tools/list" => tools(params["cursor"].as_str()),
         "resources/list" => json!({"resources": [

@@ -200,8 +200,7 @@ impl Session {
         match inserted {
             Ok(true) => {
                 self.lease.inserted();
-                let announced = self.streams.announce();
-                self.handle_write(announced);
+                self.streams.announce();
             }
             Ok(false) | Err(_) => self.lifetime.force_end(EndReason::Failed),
         }

@@ -122,15 +122,17 @@ impl Streams {
         self.revision = Some(revision);
     }
 
-    /// Opens the listener in the log, for other replicas.
-    pub(crate) fn announce(&mut self) -> Result<(), StoreError> {
+    /// Opens the listener in the log, for other replicas, and writes what the child has said before the session had a
+    /// record.
+    pub(crate) fn announce(&mut self) {
         if self.log.owner.is_alone() {
-            return Ok(());
+            return;
         }
         let calls = self.open.get(&LISTENER_STREAM);
         let calls = calls.map(|listener| listener.open_calls());
         let calls = calls.unwrap_or_default();
-        self.write(LISTENER_STREAM, Write::Open { last: 0, calls })
+        let open = (LISTENER_STREAM, Write::Open { last: 0, calls });
+        self.writes.renew(self.writes.epoch(), [open]);
     }
 
     /// Continues the streams of another replica. Returns the open streams with the raw ids of the
@@ -277,7 +279,8 @@ impl Streams {
             return Ok(());
         };
         stream.ids.push(request.into());
-        if id == LISTENER_STREAM {
+        // A held stream is opened with all of its calls.
+        if stream.held.is_none() {
             let (last, calls) = (stream.last, stream.open_calls());
             return self.write(id, Write::Open { last, calls });
         }

@@ -32,9 +32,20 @@ pub(crate) struct Writes {
     drawn: Drawn,
     /// Whether there were as many as a child waits for while the share has no room, and some are left.
     is_waited_for: bool,
-    /// Whether the oldest failed with `Flushed`, and has to be written again.
-    is_parked: bool,
-    is_closed: bool,
+    stage: Stage,
+}
+
+/// What becomes of writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// They wait: the store has no record of the session yet, without which it refuses them.
+    Early,
+    /// They are written.
+    Open,
+    /// The oldest failed with `Flushed`, and has to be written again.
+    Parked,
+    /// Nothing is written any more.
+    Closed,
 }
 
 struct Pending {
@@ -91,26 +102,37 @@ impl Writes {
             bytes: 0,
             drawn: log.share.memory().hold(0),
             is_waited_for: false,
-            is_parked: false,
-            is_closed: false,
+            stage: if log.owner.is_alone() {
+                Stage::Open
+            } else {
+                Stage::Early
+            },
         }
     }
 
     /// Writes under the fence of another owner from now on.
     pub(crate) fn adopt(&mut self, fence: Fence) {
         self.fence = fence;
+        self.go_on();
     }
 
     /// Drops the writes under way; from now on nothing is written.
     pub(crate) fn close(&mut self) {
-        self.is_closed = true;
+        self.stage = Stage::Closed;
         _ = self.take();
+    }
+
+    /// Writes from now on, unless it is over.
+    fn go_on(&mut self) {
+        if self.stage != Stage::Closed {
+            self.stage = Stage::Open;
+        }
     }
 
     /// Takes all writes under way.
     fn take(&mut self) -> VecDeque<Pending> {
         self.bytes = 0;
-        (self.is_waited_for, self.is_parked) = (false, false);
+        self.is_waited_for = false;
         self.drawn.give_back(self.drawn.amount());
         std::mem::take(&mut self.queue)
     }
@@ -135,7 +157,7 @@ impl Writes {
     /// Whether the writes under way have to be written again in this epoch of the store: it is another one, or the
     /// store did not know it for a moment.
     pub(super) fn are_lost_in(&self, epoch: u32) -> bool {
-        self.is_parked || self.epoch != epoch
+        self.stage == Stage::Parked || self.epoch != epoch
     }
 
     /// Whether no write is under way.
@@ -155,14 +177,20 @@ impl Writes {
         self.queue.len() > MAX_WRITES
     }
 
-    /// Begins a write; returns it if it is acknowledged at once.
+    /// Begins a write; returns it if it is acknowledged at once. Those before the session has a record wait for
+    /// [`Self::renew`].
     pub(crate) fn write(
         &mut self,
         stream: StreamId,
         write: Write,
     ) -> Result<Option<Write>, StoreError> {
-        if self.is_closed {
-            return Ok(None);
+        match self.stage {
+            Stage::Closed => return Ok(None),
+            Stage::Early => {
+                self.enqueue(Box::pin(std::future::pending()), stream, write);
+                return Ok(None);
+            }
+            Stage::Open | Stage::Parked => {}
         }
         let mut done = self.begin(stream, &write);
         if self.queue.is_empty()
@@ -201,7 +229,7 @@ impl Writes {
         if done == Err(StoreError::Flushed) {
             // A future that is ready must not be polled again.
             first.done = Box::pin(std::future::pending());
-            self.is_parked = true;
+            self.stage = Stage::Parked;
             return Err(StoreError::Flushed);
         }
         let Some(pending) = self.queue.pop_front() else {
@@ -217,6 +245,7 @@ impl Writes {
     /// Writes to another epoch of the store: `first`, then the writes that were under way.
     pub(crate) fn renew(&mut self, epoch: u32, first: impl IntoIterator<Item = (StreamId, Write)>) {
         self.epoch = epoch;
+        self.go_on();
         let left = self.take().into_iter();
         let left = left.map(|pending| (pending.stream, pending.write));
         let all: Vec<_> = first.into_iter().chain(left).collect();
@@ -286,8 +315,7 @@ mod tests {
             bytes: 0,
             drawn: share.hold(0),
             is_waited_for: false,
-            is_parked: false,
-            is_closed: false,
+            stage: Stage::Open,
         }
     }
 

@@ -12,7 +12,8 @@ use crate::support::{
     faulty::{Faulty, Mode},
     gauges::Gauge,
     harness::{
-        Event, Events, Gateway, Legacy, Session, client, last, text_of, tool_call, until, within,
+        Event, Events, Gateway, Legacy, NEWEST, Session, client, last, opening, text_of, tool_call,
+        until, within,
     },
     redis::{Kind, Redis},
 };
@@ -332,6 +333,45 @@ async fn a_killed_replica_loses_no_event_and_its_calls_end() {
     // The session continues with another child.
     assert_eq!(there.text("counter", json!({})).await, "1");
     waiting.abort();
+}
+
+/// Calls whose streams were open from the start were in no log: the stream ended without a response.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_a_stream_from_the_start_ends_with_its_replica() {
+    let mut replicas = Replicas::with(2, &[], "reply: {mode: sse}").await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let mut events = here
+        .stream("slow", json!({"n": 1000, "ms": 10}), json!("t"))
+        .await;
+    let seen = read(&mut events, 10).await;
+    replicas.kill(0).await;
+    while let Some(event) = events.next().await {
+        drop(event);
+    }
+    let cursor = progress(&seen).last().unwrap().0.clone();
+    let rest = there.resume(&cursor).await.rest().await;
+    let end: Value = final_message(&rest);
+    assert_eq!(end["error"]["code"], -31001, "{end}");
+}
+
+/// What a child said before its answer was refused by the store, and the session ended at its begin.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_speaks_before_it_is_initialized_has_a_session() {
+    let replicas = Replicas::with(1, &[], "").await;
+    let mut session = replicas.node(0).stranger();
+    let mut opening = opening(NEWEST);
+    opening["params"]["clientInfo"]["name"] = json!("early");
+    session.begin_session(&opening).await;
+    let mut listener = session.listen().await;
+    let said = within("what it said", read(&mut listener, 1)).await;
+    assert!(format!("{said:?}").contains("early"), "{said:?}");
+    assert_eq!(session.text("counter", json!({})).await, "1");
+    assert_eq!(
+        session.text("counter", json!({})).await,
+        "2",
+        "the same child"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -152,8 +152,8 @@ impl Session {
                 return Ok(None);
             }
             ServerMessage::AskCancelled { ask, line } => {
-                let stream = self.calls.settle(ask, now).map(|ask| ask.stream);
-                (stream, line)
+                let ask = self.calls.settle(ask, now);
+                (ask.map(|ask| self.streams.carrier_of(ask.stream)), line)
             }
             // A log message of a shared child belongs to none of its calls.
             ServerMessage::Log { line, .. } if self.link.is_shared() => {

@@ -71,6 +71,13 @@ impl Streams {
         Ok(Some(self.reader(id, seq, tail, attachment)))
     }
 
+    /// The stream for what concerns a message of stream `id`: the listener, once that one has ended.
+    pub(crate) fn carrier_of(&self, id: StreamId) -> StreamId {
+        let stream = self.open.get(&id);
+        let is_open = stream.is_some_and(|stream| !stream.is_ending);
+        if is_open { id } else { LISTENER_STREAM }
+    }
+
     /// Whether each stream begins with an id, by which a client may ask for it before it had an event.
     pub(super) fn has_ids(&self) -> bool {
         self.revision.is_some_and(Revision::has_priming)

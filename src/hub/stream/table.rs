@@ -661,11 +661,11 @@ impl Streams {
             .any(|stream| !stream.is_given_up && stream.is_behind(self.limits, room))
     }
 
-    /// Whether event `number` of a stream was handed to a connection.
+    /// Whether event `number` of a stream was handed to a connection. One that has ended counts: its readers read on.
     pub(crate) fn is_written(&self, id: StreamId, number: u64) -> bool {
         self.open
             .get(&id)
-            .is_some_and(|stream| stream.written() >= number)
+            .is_none_or(|stream| stream.written() >= number)
     }
 
     /// Keeps an event from every connection that has not got it.

@@ -44,6 +44,13 @@ pub(super) struct At {
     pub(super) epoch: u32,
 }
 
+impl At {
+    /// The fence and the epoch that permit the write.
+    const fn tenure(&self) -> (Fence, u32) {
+        (self.fence, self.epoch)
+    }
+}
+
 impl From<&WriteTarget> for At {
     fn from(target: &WriteTarget) -> Self {
         Self {
@@ -292,7 +299,8 @@ impl Appender {
                 let is_wanted = write.operation.is_mandatory() || !write.done.is_closed();
                 if !is_wanted {
                     // The cache holds the event, and Redis does not; only Redis is authoritative.
-                    self.cache.drop_all(&write.at.session);
+                    let at = &write.at;
+                    self.cache.drop_tenure(&at.session, at.tenure());
                 }
                 is_wanted
             });
@@ -428,12 +436,12 @@ impl Appender {
                     _ => Err(StoreError::Fenced),
                 },
             };
+            let at = &write.at;
             match &write.operation {
-                _ if result.is_err() => self.cache.drop_all(&write.at.session),
+                _ if result.is_err() => self.cache.drop_tenure(&at.session, at.tenure()),
                 Operation::Append { number, event, .. } if is_long(event.as_ref()) => {
-                    let at = &write.at;
-                    let (tenure, event) = ((at.fence, at.epoch), (at.stream, *number));
-                    self.cache.acknowledge(&at.session, tenure, event);
+                    let event = (at.stream, *number);
+                    self.cache.acknowledge(&at.session, at.tenure(), event);
                 }
                 _ => {}
             }

@@ -147,6 +147,22 @@ impl Cache {
         sessions.values().cloned().collect()
     }
 
+    /// Drops what was appended under this fence and epoch. What was under later ones may be nowhere else: Redis has the
+    /// mark alone of an event that is too large for it.
+    pub(super) fn drop_tenure(&self, session: &SessionId, (fence, epoch): (Fence, u32)) {
+        let mut sessions = self
+            .sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let is_of_it = sessions.get(session).is_some_and(|tenure| {
+            let tenure = locked(tenure);
+            (tenure.fence, tenure.epoch) == (fence, epoch)
+        });
+        if is_of_it {
+            sessions.remove(session);
+        }
+    }
+
     pub(crate) fn drop_all(&self, session: &SessionId) {
         self.sessions
             .write()

@@ -337,6 +337,42 @@ async fn a_write_that_is_given_up_hides_no_event() {
     }
 }
 
+/// The store came back empty, and what its owner had written to the one before was given up, or refused.
+#[tokio::test]
+async fn a_stale_write_drops_no_event_of_a_later_epoch() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let mut side = Side::on(&server, "one", PLENTY).await;
+        side.add("s", 1).await.unwrap();
+        let before = side.spot("s", 1, 1);
+        server.command(&["FLUSHALL"]);
+        side.beat().await;
+        side.add("s", 1).await.unwrap();
+        for is_given_up in [false, true] {
+            let at = side.spot("s", 1 + StreamId::from(is_given_up), 1);
+            let stale = WriteTarget {
+                epoch: before.epoch,
+                ..at.clone()
+            };
+            assert_ne!(stale.epoch, at.epoch);
+            // Too large for Redis, which has its mark.
+            let large = Bytes::from(vec![b'x'; 5000]);
+            let stale = side.log.append(&stale, 1, large.clone(), None);
+            let kept = side.log.append(&at, 1, large, None);
+            if is_given_up {
+                drop(stale);
+            } else {
+                assert_eq!(stale.await, Err(StoreError::Flushed));
+            }
+            assert_eq!(kept.await, Ok(()));
+            let read = side.log.read(&at.session, at.stream, 0).await;
+            let is_there = read.is_ok_and(|page| page.events.len() == 1);
+            assert!(is_there, "{is_given_up}");
+        }
+        side.end().await;
+    }
+}
+
 #[tokio::test]
 async fn scripts_that_the_server_forgot_are_there_again() {
     let server = Server::start(Kind::Redis);

@@ -457,6 +457,67 @@ async fn an_ask_that_was_withdrawn_is_never_delivered() {
     }
 }
 
+/// An elicitation that the child sends during a call which ends at once, and with it the stream that carries both.
+fn short_lived(id: &str) -> Value {
+    let ask = json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": {
+        "message": "?", "requestedSchema": {}}});
+    json!({"line": ask.to_string()})
+}
+
+/// It was refused as one that nobody had got, and the answer of its client was dropped.
+#[tokio::test]
+async fn an_ask_whose_stream_has_ended_is_waited_for() {
+    let clocks = json!({"ask": "60s", "ask_unclaimed": "200ms"});
+    let gateway = served(json!({}), json!({"command": child(), "clocks": clocks})).await;
+    let session = gateway.session("a", "main").await;
+    let mut stream = Events::of(session.begin("say", short_lived("q")).await);
+    let messages = stream.messages().await;
+    let asked = &messages[0].1;
+    assert_eq!(asked["method"], "elicitation/create", "{asked}");
+    // Longer than for one that nobody has got.
+    assert_eq!(session.text("sleep", json!({"ms": 600})).await, "slept");
+    let result = json!({"action": "decline"});
+    let reply = json!({"jsonrpc": "2.0", "id": asked["id"], "result": result});
+    assert_eq!(session.post(&reply).await.status(), StatusCode::ACCEPTED);
+    let got = answered(&session, "q").await;
+    assert_eq!(got["result"], result, "{got}");
+}
+
+/// The same lifecycle sentence, and 2025-11-25 cancellation: the client goes on showing a question that no cancellation
+/// has reached.
+#[tokio::test]
+async fn an_ask_whose_stream_has_ended_is_cancelled_on_the_listener() {
+    for by_child in [false, true] {
+        let clock = if by_child { "60s" } else { "300ms" };
+        let clocks = json!({"ask": clock, "ask_unclaimed": "10s"});
+        let gateway = served(json!({}), json!({"command": child(), "clocks": clocks})).await;
+        let session = gateway.session("a", "main").await;
+        let mut listener = session.listen().await;
+        let mut stream = Events::of(session.begin("say", short_lived("q")).await);
+        let begin = stream.next().await.unwrap().id.unwrap();
+        let messages = stream.messages().await;
+        let asked = &messages[0].1;
+        assert_eq!(asked["method"], "elicitation/create", "{asked}");
+        if by_child {
+            let params = json!({"requestId": "q"});
+            let method = "notifications/cancelled";
+            say(
+                &session,
+                &json!({"jsonrpc": "2.0", "method": method, "params": params}),
+            )
+            .await;
+        }
+        let (_, cancelled) = listener.message().await.unwrap();
+        let named = &cancelled["params"]["requestId"];
+        assert_eq!(named, &asked["id"], "{by_child}: {cancelled}");
+        if !by_child {
+            let resumed = session.resume(&begin).await.messages().await;
+            let is_there = resumed.iter().any(|(_, message)| message == asked);
+            assert!(!is_there && resumed.len() == 1, "{resumed:?}");
+        }
+    }
+}
+
 /// 2025-11-25 tasks, "Task Support and Handling" 1: "Receivers that do not declare the task capability
 /// for a request type MUST process requests of that type normally, ignoring any task-augmentation
 /// metadata if present."

@@ -162,7 +162,6 @@ impl Launcher {
     /// creates its private directory and cgroup.
     pub(super) fn request(
         &self,
-        label: &str,
         launch: &Launch,
         limits: &Limits,
         lease: Option<&UidLease>,
@@ -173,11 +172,10 @@ impl Launcher {
             env.extend(value.map(|value| (name.into(), value)));
         };
         let ambient = &self.ambient;
-        // That of the cgroup. Every process may read it, and the directory's must not follow from it.
-        let name = format!("{label}-{}", uuid::Uuid::new_v4().simple());
         set("PATH", ambient.path.clone());
         let (private, cwd) = match launch.home {
             Home::Private => {
+                // Every process may read the name of its cgroup: this one does not follow from that.
                 let dir = self.work.join(random_name());
                 DirBuilder::new().mode(0o700).create(&dir)?;
                 let uid = lease.map(|lease| lease.uid);
@@ -220,7 +218,7 @@ impl Launcher {
             restrictions,
         };
         let uid = lease.map(|lease| lease.uid);
-        match self.add_owner(&mut request, (&name, uid), launch, limits) {
+        match self.add_owner(&mut request, uid, launch, limits) {
             Ok(()) => Ok(request),
             Err(error) => {
                 request.private.map(|dir| Self::discard(&dir));
@@ -233,7 +231,7 @@ impl Launcher {
     fn add_owner(
         &self,
         request: &mut LaunchRequest,
-        (name, uid): (&str, Option<u32>),
+        uid: Option<u32>,
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<()> {
@@ -246,7 +244,7 @@ impl Launcher {
             chown(store, Some(uid), Some(uid))?;
             chown(store.join(SCRATCH), Some(uid), Some(uid))?;
         }
-        restrictions.group = self.sandbox.group(name, launch, limits)?;
+        restrictions.group = self.sandbox.group(launch, limits)?;
         Ok(())
     }
 }

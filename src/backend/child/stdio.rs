@@ -116,7 +116,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the server of `launch` for a tenant; `name` and the tenant's are the label of its cgroup.
+    /// Starts the server of `launch` for a tenant; `name` and the tenant's are the label of its log lines.
     ///
     /// A command that does not exist is reported later, as an exit with code 127.
     pub(crate) async fn spawn(
@@ -138,8 +138,8 @@ impl Child {
         } = started;
         let (restrictions, places) = decided;
         let lease = launcher.sandbox.lease(tenant, places).await?;
+        let request = launcher.request(launch, limits, lease.as_ref(), restrictions)?;
         let label = format!("{tenant}-{name}");
-        let request = launcher.request(&label, launch, limits, lease.as_ref(), restrictions)?;
         guard.removes(request.restrictions.group.clone());
         let mut child = Self {
             stdin: Some(stdin),

@@ -7,6 +7,7 @@
 //! Not here: the gateway's end of the socket (`child::zygote`), and what a guard does (`supervisor`).
 
 use std::{
+    fs,
     io::{self, IoSliceMut},
     mem::MaybeUninit,
     os::fd::OwnedFd,
@@ -34,6 +35,7 @@ use crate::backend::linux::{
 pub(super) fn run(gateway: Pid) -> io::Result<i32> {
     close_all_but_streams()?;
     _ = rustix::thread::set_name(c"lockgate-zygote");
+    end_before_gateway();
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     while let Some((order, streams)) = receive()? {
         let forked = match clone_sibling() {
@@ -52,6 +54,19 @@ pub(super) fn run(gateway: Pid) -> io::Result<i32> {
         }
     }
     Ok(0)
+}
+
+/// Has the kernel end guards and servers, which inherit the score, before the gateway when memory ends.
+///
+/// A process may raise its own without any right, but only while it is dumpable: else the file is root's.
+fn end_before_gateway() {
+    let file = "/proc/self/oom_score_adj";
+    let own = fs::read_to_string(file).unwrap_or_default();
+    // In a container it may be higher already.
+    if own.trim().parse::<i32>().is_ok_and(|own| own < OOM_SCORE) {
+        // A sandbox that does not permit it changes the order only.
+        _ = fs::write(file, OOM_SCORE.to_string());
+    }
 }
 
 /// Answers an order: with the process id of the guard, or a negative error number.
@@ -98,6 +113,9 @@ fn take([stdin, stdout, stderr]: [OwnedFd; STREAMS]) -> io::Result<()> {
 
 /// The number of an order to fork a guard, which its answers begin with.
 type Order = [u8; 4];
+
+/// Score of guards and servers (`proc_pid_oom_score_adj(5)`): as if each used four fifths of the memory more.
+const OOM_SCORE: i32 = 800;
 
 /// Number of streams of a guard.
 pub(crate) const STREAMS: usize = 3;

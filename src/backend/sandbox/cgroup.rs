@@ -101,18 +101,14 @@ impl Groups {
         })
     }
 
-    /// Creates a group for one child, with its limits.
-    pub(crate) fn leaf(
-        &self,
-        name: &str,
-        limits: &Limits,
-        wants_filter: bool,
-    ) -> io::Result<PathBuf> {
+    /// Creates a group for one child, with its limits. Its name tells nothing of the child: every process may read it.
+    pub(crate) fn leaf(&self, limits: &Limits, wants_filter: bool) -> io::Result<PathBuf> {
         let part = if wants_filter && self.is_filtered {
             FILTERED
         } else {
             ""
         };
+        let name = uuid::Uuid::new_v4().simple().to_string();
         let leaf = self.base.join(part).join(name);
         fs::create_dir(&leaf)?;
         // A limit that need not be enforced has no file where its controller is missing.
@@ -308,9 +304,9 @@ mod tests {
         let read = |path: PathBuf| fs::read_to_string(path).unwrap();
         // A plain file keeps only the last write.
         assert_eq!(read(delegation.path.join("cgroup.subtree_control")), "+cpu");
-        let leaf = groups.leaf("acme-files", &LIMITS, false).unwrap();
-        let filtered = groups.leaf("acme-files", &LIMITS, true).unwrap();
-        assert_ne!(leaf, filtered);
+        let leaf = groups.leaf(&LIMITS, false).unwrap();
+        let filtered = groups.leaf(&LIMITS, true).unwrap();
+        assert_eq!(leaf.parent(), Some(&*groups.base));
         assert!(filtered.with_file_name("filter").exists());
         assert_eq!(read(leaf.join("memory.max")), "1048576");
         assert_eq!(read(leaf.join("cpu.max")), "50000 100000");
@@ -322,10 +318,24 @@ mod tests {
         let root = fake("io pids\n");
         let delegation = Delegation::probe(root.path()).unwrap();
         let groups = Groups::create(&delegation, 0, None::<fn(&Path) -> io::Result<()>>).unwrap();
-        let leaf = groups.leaf("acme-files", &LIMITS, false).unwrap();
+        let leaf = groups.leaf(&LIMITS, false).unwrap();
         assert!(leaf.join("pids.max").exists());
         assert!(!leaf.join("memory.max").exists() && !leaf.join("cpu.max").exists());
         assert!(!groups.base.join("cpu.weight.nice").exists());
+    }
+
+    /// Each child read the names of all tenants and of their servers.
+    #[test]
+    fn names_of_groups_are_random_alone() {
+        let root = fake("cpu memory pids\n");
+        let delegation = Delegation::probe(root.path()).unwrap();
+        let groups = Groups::create(&delegation, 0, None::<fn(&Path) -> io::Result<()>>).unwrap();
+        let [one, other] = [(); 2].map(|()| groups.leaf(&LIMITS, false).unwrap());
+        assert_ne!(one, other);
+        for leaf in [one, other] {
+            let name = leaf.file_name().unwrap().to_str().unwrap();
+            assert!(uuid::Uuid::try_parse(name).is_ok(), "{name}");
+        }
     }
 
     /// A gateway in another PID namespace has no process that is seen here, and may have the same
@@ -337,14 +347,14 @@ mod tests {
         let group = |name: &str| delegation.path.join(name);
         let own = group(&format!("lockgate-{}", std::process::id()));
         for name in ["lockgate-4194305", "lockgate-4194306"] {
-            fs::create_dir_all(group(name).join("filtered/acme-files-1")).unwrap();
+            fs::create_dir_all(group(name).join("filtered/0123")).unwrap();
         }
         fs::create_dir(&own).unwrap();
         let living = [lock(&group("lockgate-4194305")), lock(&own)];
         assert!(living.iter().all(Option::is_some));
         let filter = |_: &Path| Ok(());
         let groups = Groups::create(&delegation, 10, Some(filter)).unwrap();
-        assert!(group("lockgate-4194305/filtered/acme-files-1").exists());
+        assert!(group("lockgate-4194305/filtered/0123").exists());
         assert!(!group("lockgate-4194306").exists());
         assert_ne!(groups.base, own);
         let other = Groups::create(&delegation, 10, Some(filter)).unwrap();

@@ -234,14 +234,9 @@ impl Sandbox {
 
     /// Creates a cgroup for a child, if cgroups are delegated, with its limits and the ports that it may
     /// listen at.
-    pub(crate) fn group(
-        &self,
-        name: &str,
-        launch: &Launch,
-        limits: &Limits,
-    ) -> io::Result<Option<PathBuf>> {
+    pub(crate) fn group(&self, launch: &Launch, limits: &Limits) -> io::Result<Option<PathBuf>> {
         let is_standard = launch.confinement.profile == Profile::Standard;
-        let leaf = |groups: &Groups| groups.leaf(name, limits, is_standard);
+        let leaf = |groups: &Groups| groups.leaf(limits, is_standard);
         let Some(leaf) = self.groups.as_ref().map(leaf).transpose()? else {
             return Ok(None);
         };
@@ -293,7 +288,6 @@ impl Sandbox {
     ) -> io::Result<Restrictions> {
         let (offer, wanted) = (&self.offer, &launch.confinement);
         let is_standard = wanted.profile == Profile::Standard;
-        let by_group = self.groups.is_some() && offer.separation != Separation::Uid;
         let is_confined = is_standard && offer.landlock > 0;
         let files = is_confined.then(|| self.files(launch, path, home, cwd));
         Ok(Restrictions {
@@ -319,7 +313,11 @@ impl Sandbox {
                 declare::Tcp::Ports(ports) if offer.has_seccomp => Tcp::Ports(ports.clone()),
                 _ => Tcp::Any,
             },
-            processes: limits.pids.filter(|_| !by_group).map(u64::from),
+            // The kernel counts all processes of the uid, which under another separation is the gateway's.
+            processes: limits
+                .pids
+                .filter(|_| offer.separation == Separation::Uid)
+                .map(u64::from),
             group: None,
             store: launch.prepared.clone().map(if launch.is_preparing {
                 Store::Fill
@@ -593,6 +591,16 @@ mod tests {
     use crate::{
         backend::{admission::is_shortage, linux::regular_file::tests::Lease},
         declare::Confinement,
+    };
+
+    const LIMITS: Limits = Limits {
+        line: 0,
+        stderr: 0,
+        files: 0,
+        file_size: 0,
+        memory: None,
+        pids: None,
+        cpu: None,
     };
 
     fn launch(command: &Path, confinement: Confinement) -> Launch {
@@ -915,21 +923,12 @@ mod tests {
             ..Confinement::default()
         };
         let launch = launch(Path::new("/x"), own);
-        let limits = Limits {
-            line: 0,
-            stderr: 0,
-            files: 0,
-            file_size: 0,
-            memory: None,
-            pids: None,
-            cpu: None,
-        };
         let sandbox = Arc::new(Sandbox {
             looks: Arc::new(looks),
             ..Sandbox::none()
         });
         let of_child = (OsStr::new(""), None, Path::new("/"));
-        sandbox.decide(&launch, &limits, of_child).await.unwrap();
+        sandbox.decide(&launch, &LIMITS, of_child).await.unwrap();
         let [here, elsewhere] = counts.map(|count| count.load(Ordering::Relaxed));
         assert!(here == 0 && elsewhere > 0, "{here} {elsewhere}");
         let (looks, is_away, _) = Looks::silent_at(&["/"], Path::new("/usr"));
@@ -1003,6 +1002,33 @@ mod tests {
     fn is_named(text: Option<&str>, path: &Path) -> bool {
         let told = format!("sandbox: {} lies", path.display());
         text.is_some_and(|text| text.starts_with(&told))
+    }
+
+    /// A server was refused its threads for those of the gateway and of other children.
+    #[test]
+    fn a_limit_of_processes_counts_those_of_the_child_alone() {
+        let limits = Limits {
+            pids: Some(7),
+            ..LIMITS
+        };
+        let launch = launch(Path::new("/x"), Confinement::default());
+        for (separation, processes) in [
+            (Separation::Uid, Some(7)),
+            (Separation::Namespace, None),
+            (Separation::Landlock, None),
+            (Separation::None, None),
+        ] {
+            let sandbox = Sandbox {
+                offer: Offer {
+                    separation,
+                    ..Offer::none()
+                },
+                ..Sandbox::none()
+            };
+            let decided =
+                sandbox.restrictions(&launch, &limits, OsStr::new(""), None, Path::new("/"));
+            assert_eq!(decided.unwrap().processes, processes, "{separation:?}");
+        }
     }
 
     /// A server that writes to /tmp in profile `standard` had the files of the last child with its uid.

@@ -36,7 +36,7 @@ pub(crate) struct Restrictions {
     pub(crate) sockets: Sockets,
     /// TCP that it may use.
     pub(crate) tcp: Tcp,
-    /// Limit of processes and threads of its uid (`RLIMIT_NPROC`).
+    /// Limit of processes and threads of its uid (`RLIMIT_NPROC`), which must be its own.
     pub(crate) processes: Option<u64>,
     /// Its own cgroup, which the guard ends and removes.
     pub(crate) group: Option<PathBuf>,

@@ -668,6 +668,21 @@ fn cgroups() -> Option<PathBuf> {
     Some(Path::new(mount.split(' ').nth(4)?).join(own))
 }
 
+/// The processes of a cgroup.
+fn members(group: &Path) -> BTreeSet<u32> {
+    let text = std::fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    text.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+/// The cgroup of this process in `parent`. Its name says nothing of the child: others may read it.
+fn group_of(parent: &Path, pid: u32) -> PathBuf {
+    let mut groups = std::fs::read_dir(parent).unwrap().flatten();
+    let group = groups.find(|group| members(&group.path()).contains(&pid));
+    let group = group.unwrap();
+    assert_eq!(group.file_name().len(), 32, "{group:?}");
+    group.path()
+}
+
 #[tokio::test]
 async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
     // Without cgroups the guard ends the tree:
@@ -679,26 +694,17 @@ async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
     two.b.call("spawn_tree", json!({})).await;
     let group = format!("lockgate-{}", two.gateway.process.id().unwrap());
     let group = base.join(group).join("filtered");
-    let leaf = |tenant: &str| {
-        let entries = std::fs::read_dir(&group).unwrap().flatten();
-        let mut names = entries.map(|entry| entry.file_name().into_string().unwrap());
-        let name = names.find(|name| name.starts_with(&format!("{tenant}-x-")));
-        name.map(|name| group.join(name))
-    };
-    let processes = |leaf: &Path| -> BTreeSet<u32> {
-        let text = std::fs::read_to_string(leaf.join("cgroup.procs")).unwrap();
-        text.lines().map(|line| line.parse().unwrap()).collect()
-    };
-    let inside = processes(&leaf("b").unwrap());
+    let [a, b] = ["a", "b"].map(|tenant| group_of(&group, two.processes(tenant)[0]));
+    let inside = members(&b);
     assert_eq!(inside, two.processes("b").into_iter().collect());
     assert!(!inside.contains(&parent(two.processes("a")[0])), "a guard");
     // `cgroup.kill` ends the whole tree of this child, and not its neighbour.
-    std::fs::write(leaf("b").unwrap().join("cgroup.kill"), "1").unwrap();
-    until("the end of a group", || async { leaf("b").is_none() }).await;
+    std::fs::write(b.join("cgroup.kill"), "1").unwrap();
+    until("the end of a group", || async { !b.exists() }).await;
     assert!(two.processes("b").is_empty());
     assert_eq!(two.a.text("echo", json!({"text": "x"})).await, "x");
     two.a.delete().await;
-    until("the end of all groups", || async { leaf("a").is_none() }).await;
+    until("the end of all groups", || async { !a.exists() }).await;
 }
 
 /// A child with the gateway's user owned the files of its cgroup, and in profile `open` it could write them.
@@ -710,10 +716,7 @@ async fn a_child_does_not_change_its_cgroup() {
     for separation in SEPARATIONS {
         let two = Two::start(separation, &[], "sandbox: {profile: open}").await;
         let group = format!("lockgate-{}", two.gateway.process.id().unwrap());
-        let entries = std::fs::read_dir(base.join(group)).unwrap().flatten();
-        let own =
-            |entry: &std::fs::DirEntry| entry.file_name().to_str().unwrap().starts_with("a-x-");
-        let own = entries.into_iter().find(own).unwrap().path();
+        let own = group_of(&base.join(group), two.processes("a")[0]);
         for path in [own.join("cgroup.procs"), base.join("cgroup.procs")] {
             let read = reads(&two.a, &path).await;
             assert!(read.starts_with("read"), "{separation} {read}");

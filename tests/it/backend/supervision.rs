@@ -99,6 +99,20 @@ async fn children_that_are_woken_let_the_gateway_go_on_unless_told_otherwise() {
     assert_eq!(policy(pid(&session).await), BATCH);
 }
 
+/// A process with less memory than the gateway was spared, and the sessions of all tenants ended.
+#[tokio::test]
+async fn servers_end_before_the_gateway_when_memory_ends() {
+    let score = |pid: u32| -> i32 {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        text.trim().parse().unwrap()
+    };
+    let gateway = served(json!({"command": child()})).await;
+    let session = gateway.session("a", "main").await;
+    let own = score(std::process::id());
+    assert_eq!(score(gateway.pid()), own);
+    assert_eq!(score(pid(&session).await), own.max(800));
+}
+
 /// A call of `hang` as the child received it, in a JSON string.
 const HANG: &str = r#"\"name\":\"hang\""#;
 

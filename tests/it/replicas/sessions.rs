@@ -364,8 +364,9 @@ async fn a_child_that_speaks_before_it_is_initialized_has_a_session() {
     opening["params"]["clientInfo"]["name"] = json!("early");
     session.begin_session(&opening).await;
     let mut listener = session.listen().await;
-    let said = within("what it said", read(&mut listener, 1)).await;
-    assert!(format!("{said:?}").contains("early"), "{said:?}");
+    let said = within("what it said", listener.message()).await;
+    let (_, said) = said.expect("an event");
+    assert_eq!(said["params"]["data"], "early", "{said}");
     assert_eq!(session.text("counter", json!({})).await, "1");
     assert_eq!(
         session.text("counter", json!({})).await,
@@ -582,9 +583,7 @@ async fn redis_away_is_503_and_costs_no_child() {
             );
             assert_eq!(way.delete().await.status(), StatusCode::SERVICE_UNAVAILABLE);
         }
-        let response = strangers[at]
-            .post(&crate::support::harness::opening("2025-11-25"))
-            .await;
+        let response = strangers[at].post(&opening("2025-11-25")).await;
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
     replicas.redis.resume();

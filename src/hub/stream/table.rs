@@ -122,15 +122,13 @@ impl Streams {
         self.revision = Some(revision);
     }
 
-    /// Opens the listener in the log, for other replicas, and writes what the child has said before the session had a
-    /// record.
+    /// Opens the listener in the log, for other replicas, and writes what was said before the session had a record.
     pub(crate) fn announce(&mut self) {
         if self.log.owner.is_alone() {
             return;
         }
-        let calls = self.open.get(&LISTENER_STREAM);
-        let calls = calls.map(|listener| listener.open_calls());
-        let calls = calls.unwrap_or_default();
+        let listener = self.open.get(&LISTENER_STREAM);
+        let calls = listener.map_or_else(Bytes::new, |listener| listener.open_calls());
         let open = (LISTENER_STREAM, Write::Open { last: 0, calls });
         self.writes.renew(self.writes.epoch(), [open]);
     }
@@ -210,8 +208,7 @@ impl Streams {
     pub(crate) fn renew(&mut self, epoch: u32) {
         let known = self.open.iter().filter(|(_, stream)| stream.held.is_none());
         let known = known.map(|(id, stream)| {
-            let last = stream.tail.get().last;
-            let calls = stream.open_calls();
+            let (last, calls) = (stream.tail.get().last, stream.open_calls());
             (*id, Write::Open { last, calls })
         });
         let known: Vec<_> = known.collect();

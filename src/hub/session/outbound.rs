@@ -153,7 +153,8 @@ impl Session {
             }
             ServerMessage::AskCancelled { ask, line } => {
                 let ask = self.calls.settle(ask, now);
-                (ask.map(|ask| self.streams.carrier_of(ask.stream)), line)
+                let stream = ask.map(|ask| self.streams.cancelled_on(ask.stream, ask.number));
+                (stream, line)
             }
             // A log message of a shared child belongs to none of its calls.
             ServerMessage::Log { line, .. } if self.link.is_shared() => {

@@ -240,11 +240,7 @@ impl Session {
                 return;
             }
         }
-        let carrier = self.streams.carrier_of(stream);
-        if carrier != stream {
-            // Whoever resumes the stream that has ended would get it after its cancellation.
-            self.streams.withdraw(stream, number);
-        }
+        let carrier = self.streams.cancelled_on(stream, number);
         let mut line = BytesMut::new();
         jsonrpc::push_ask_cancelled(ask, task.as_deref(), reason, &mut line);
         let written = self.streams.message(carrier, line.freeze()).map(drop);

@@ -71,11 +71,15 @@ impl Streams {
         Ok(Some(self.reader(id, seq, tail, attachment)))
     }
 
-    /// The stream for what concerns a message of stream `id`: the listener, once that one has ended.
-    pub(crate) fn carrier_of(&self, id: StreamId) -> StreamId {
+    /// The stream on which event `number` of stream `id` is cancelled: the listener, once that one has ended. A client
+    /// that resumes it would get the event after its cancellation, and gets it no more.
+    pub(crate) fn cancelled_on(&self, id: StreamId, number: u64) -> StreamId {
         let stream = self.open.get(&id);
-        let is_open = stream.is_some_and(|stream| !stream.is_ending);
-        if is_open { id } else { LISTENER_STREAM }
+        if stream.is_some_and(|stream| !stream.is_ending) {
+            return id;
+        }
+        self.withdraw(id, number);
+        LISTENER_STREAM
     }
 
     /// Whether each stream begins with an id, by which a client may ask for it before it had an event.

@@ -283,10 +283,8 @@ impl Session {
                 list: Listed::of(method).map(|listed| (listed, Arc::clone(self.client.policy()))),
             },
         );
-        let awaited = self
-            .streams
-            .await_response(stream, message.id().unwrap_or_default());
-        self.handle_write(awaited);
+        let raw_id = message.id().unwrap_or_default();
+        self.streams.await_response(stream, raw_id);
         self.link.set_calls(self.calls.count());
         self.wake_by(clock.deadline());
         if let Some(subscription) = subscription {
@@ -579,8 +577,7 @@ impl Session {
         self.abandon_subscription(call, &ended.effect);
         self.link.set_calls(self.calls.count());
         self.count_call(&mut ended, Outcome::Cancelled, Some("cancelled"), || None);
-        let forgotten = self.streams.forget_request(ended.stream, id);
-        self.handle_write(forgotten);
+        self.streams.forget_request(ended.stream, id);
         let finished = self.streams.finish_call(ended.stream, None);
         self.handle_write(finished);
     }

@@ -332,6 +332,9 @@ impl Session {
         match command {
             Command::Deliver(delivery) => {
                 self.deliver(*delivery);
+                // Before the child is written to: another replica has to know the calls that it has seen.
+                let written = self.streams.write_calls();
+                self.handle_write(written);
                 self.client.set_trace(None);
             }
             Command::Attach(attach) => Box::pin(self.attach(*attach)).await,

@@ -36,6 +36,8 @@ pub(crate) struct Stream {
     pub(crate) calls: usize,
     /// The raw ids of those calls, if another replica may have to answer them.
     pub(crate) ids: Vec<Box<[u8]>>,
+    /// Whether they have changed since they were written, on a stream that the log knows.
+    pub(super) is_changed: bool,
     /// The response while its headers are held.
     pub(crate) held: Option<Held>,
     /// The response that waits until the log has opened the stream.
@@ -71,6 +73,7 @@ impl Stream {
         Self {
             calls,
             ids: Vec::new(),
+            is_changed: false,
             held,
             opening: None,
             is_batch,
@@ -100,6 +103,12 @@ impl Stream {
     pub(super) fn open_calls(&self) -> Bytes {
         let ids: Vec<&[u8]> = self.ids.iter().map(|id| &**id).collect();
         [b"[", &*ids.join(&b","[..]), b"]"].concat().into()
+    }
+
+    /// The same for a write.
+    pub(super) fn calls_to_write(&mut self) -> Bytes {
+        self.is_changed = false;
+        self.open_calls()
     }
 
     /// The last event that was handed to a connection.

@@ -7,6 +7,7 @@
 //! * `attach`: attachment of a connection to a stream
 //! * `entry`: one stream with its calls, its held response and its connections
 //! * `log_only`: stream read from the log alone, without its owner
+//! * `open_calls`: calls that streams wait for: room for more, and their ids in the log
 //! * `page_cursors`: sealed page cursors of lists
 //! * `reader`: reader of a stream: the position of one connection
 //! * `routes`: routing table: the stream for each message of the server
@@ -18,6 +19,7 @@ mod answer;
 mod attach;
 mod entry;
 mod log_only;
+mod open_calls;
 mod page_cursors;
 mod reader;
 mod routes;

@@ -47,12 +47,6 @@ pub(crate) struct Streams {
     metrics: Arc<Metrics>,
 }
 
-/// The refusal of a stream or a call beyond the limit of a session.
-const NO_ROOM: Error = Error::Limit {
-    what: "streams and calls of the session",
-    retry: Duration::from_secs(1),
-};
-
 /// The responses to a batch.
 fn batch(lines: &[Bytes]) -> Bytes {
     [b"[", &*lines.join(&b","[..]), b"]"].concat().into()
@@ -130,6 +124,7 @@ impl Streams {
         let listener = self.open.get(&LISTENER_STREAM);
         let calls = listener.map_or_else(Bytes::new, |listener| listener.open_calls());
         let open = (LISTENER_STREAM, Write::Open { last: 0, calls });
+        self.writes.go_on();
         self.writes.renew(self.writes.epoch(), [open]);
     }
 
@@ -240,68 +235,6 @@ impl Streams {
         self.last
     }
 
-    /// Whether one more stream may begin.
-    pub(crate) fn check_room(&self) -> Result<(), Error> {
-        if self.open.len() > self.limits.streams {
-            return Err(NO_ROOM);
-        }
-        Ok(())
-    }
-
-    /// Whether so many calls of one body may begin whose responses are events of the listener, beside others. Each
-    /// writes the ids of all of them to the log, which may be slower than the client. A batch that could never begin
-    /// beside others begins alone.
-    pub(crate) fn check_calls(&self, calls: usize, others: usize) -> Result<(), Error> {
-        let most = self.limits.streams;
-        if others >= most || others > 0 && others + calls > most {
-            return Err(NO_ROOM);
-        }
-        if self.writes.are_too_many() {
-            let (what, retry) = ("the event log is behind", Duration::from_secs(1));
-            return Err(Error::Busy { what, retry });
-        }
-        Ok(())
-    }
-
-    /// Adds a request whose response a stream waits for: another replica may have to answer it.
-    pub(crate) fn await_response(
-        &mut self,
-        id: StreamId,
-        request: &[u8],
-    ) -> Result<(), StoreError> {
-        if self.log.owner.is_alone() {
-            return Ok(());
-        }
-        let Some(stream) = self.open.get_mut(&id) else {
-            return Ok(());
-        };
-        stream.ids.push(request.into());
-        // A held stream is opened with all of its calls.
-        if stream.held.is_none() {
-            let (last, calls) = (stream.last, stream.open_calls());
-            return self.write(id, Write::Open { last, calls });
-        }
-        Ok(())
-    }
-
-    /// Removes a request that the client has cancelled.
-    pub(crate) fn forget_request(
-        &mut self,
-        id: StreamId,
-        request: &[u8],
-    ) -> Result<(), StoreError> {
-        let Some(stream) = self.open.get_mut(&id) else {
-            return Ok(());
-        };
-        let before = stream.ids.len();
-        stream.ids.retain(|known| **known != *request);
-        if stream.ids.len() < before && stream.held.is_none() && !stream.is_ending {
-            let (last, calls) = (stream.last, stream.open_calls());
-            return self.write(id, Write::Open { last, calls });
-        }
-        Ok(())
-    }
-
     /// Sends the headers of a held response as SSE, once the log has opened the stream.
     pub(crate) fn open(&mut self, id: StreamId) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
@@ -311,7 +244,7 @@ impl Streams {
             return Ok(());
         };
         let attachment = stream.attach(0, false, &self.pulse);
-        let (tail, calls) = (stream.tail.subscribe(), stream.open_calls());
+        let (tail, calls) = (stream.tail.subscribe(), stream.calls_to_write());
         let reader = Box::new(self.reader(id, 0, tail, attachment));
         if self.log.owner.is_alone() {
             // The stream goes on if the client closed its connection while the response was held.
@@ -361,7 +294,8 @@ impl Streams {
 
     /// Returns a message for which there is room as an event; one without counts as dropped.
     pub(crate) fn admit(&self, line: Bytes) -> Option<Bytes> {
-        let admitted = self.log.share.admit(line).ok();
+        let line = (!self.writes.has_no_early_room()).then_some(line);
+        let admitted = line.and_then(|line| self.log.share.admit(line).ok());
         if admitted.is_none() {
             self.metrics.messages_dropped.add(Dropped::NoRoom);
         }
@@ -392,7 +326,7 @@ impl Streams {
             let answered = answered.then(|| json::get(&line, "id")).flatten();
             stream.ids.retain(|id| Some(&**id) != answered);
         }
-        let calls = (stream.ids.len() < before).then(|| stream.open_calls());
+        let calls = (stream.ids.len() < before).then(|| stream.calls_to_write());
         let write = Write::Event {
             number,
             line,
@@ -402,7 +336,7 @@ impl Streams {
         Ok(number)
     }
 
-    fn write(&mut self, id: StreamId, write: Write) -> Result<(), StoreError> {
+    pub(super) fn write(&mut self, id: StreamId, write: Write) -> Result<(), StoreError> {
         if let Some(write) = self.writes.write(id, write)? {
             self.acknowledged(id, &write);
         }
@@ -445,7 +379,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Whether the log has acknowledged every write.
+    /// Whether the log has acknowledged every write that it may have.
     pub(crate) fn is_flushed(&self) -> bool {
         self.writes.is_empty()
     }
@@ -796,18 +730,22 @@ mod tests {
         streams_at(log, share, owner)
     }
 
-    /// Streams of one of several replicas, whose log has not acknowledged an event of the listener.
+    /// Streams of one of several replicas, in a log that acknowledges no event, with an event of the listener.
     fn stuck_streams() -> Streams {
+        let mut streams = early_streams(Arc::new(Slow(Arc::new(Semaphore::new(0)))));
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        streams
+    }
+
+    /// Streams of one of several replicas, whose session has no record yet.
+    fn early_streams(log: Arc<dyn EventLog>) -> Streams {
         let me = Replica {
             address: "a:1".into(),
             boot: "a".into(),
         };
         let keys = ReplicaKeys::new(MacKeys::new([]));
         let owner = ReplicaLease::new(me, keys, Arc::new(MemoryDirectory::default()));
-        let log = Arc::new(Slow(Arc::new(Semaphore::new(0))));
-        let mut streams = streams_at(log, LogShare::plenty(), owner);
-        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
-        streams
+        streams_at(log, LogShare::plenty(), owner)
     }
 
     fn streams_at(log: Arc<dyn EventLog>, share: LogShare, owner: ReplicaLease) -> Streams {
@@ -1010,6 +948,126 @@ mod tests {
             assert_eq!(checked.is_ok(), has_room, "{calls} beside {others}");
         }
         assert!(streams.check_calls(100, 0).is_ok(), "it would never begin");
+    }
+
+    /// A batch of a hundred calls with long ids, on a stream from the start, was 5 MiB of ids to the log.
+    #[tokio::test]
+    async fn a_body_writes_the_ids_of_its_calls_once() {
+        let mut streams = stuck_streams();
+        streams.announce();
+        let (reply, _answer) = oneshot::channel();
+        let stream = streams.begin(100, Form::Sse, None, true, reply);
+        streams.open(stream).unwrap();
+        let used = |streams: &Streams| streams.log.share.memory().used();
+        let before = used(&streams);
+        for id in 0..100 {
+            streams.await_response(stream, format!("{id:01000}").as_bytes());
+        }
+        assert_eq!(used(&streams), before, "the body has not ended");
+        streams.write_calls().unwrap();
+        let written = used(&streams) - before;
+        assert!((100_000..110_000).contains(&written), "{written}");
+        streams.write_calls().unwrap();
+        assert_eq!(used(&streams) - before, written, "nothing has changed");
+        for id in 0..50 {
+            streams.forget_request(stream, format!("{id:01000}").as_bytes());
+        }
+        assert_eq!(used(&streams) - before, written, "the body has not ended");
+        streams.write_calls().unwrap();
+        let written = used(&streams) - before - written;
+        assert!((50_000..60_000).contains(&written), "{written}");
+    }
+
+    /// The calls of a stream, as the next owner would find them.
+    async fn calls_in(log: &Arc<dyn EventLog>, stream: StreamId) -> Bytes {
+        let left = log.streams(&SessionId("s".into())).await.unwrap();
+        let mut open = left.open.into_iter();
+        open.find(|open| open.stream == stream).unwrap().calls
+    }
+
+    #[tokio::test]
+    async fn the_next_owner_knows_the_calls_of_each_body() {
+        let log = memory();
+        let mut streams = early_streams(Arc::clone(&log));
+        streams.announce();
+        streams.written().await.unwrap();
+        let (reply, _answer) = oneshot::channel();
+        let stream = streams.begin(3, Form::Sse, None, true, reply);
+        streams.open(stream).unwrap();
+        for id in ["1", "2", "3"] {
+            streams.await_response(stream, id.as_bytes());
+        }
+        streams.write_calls().unwrap();
+        assert_eq!(calls_in(&log, stream).await, "[1,2,3]");
+        streams.forget_request(stream, b"2");
+        streams.finish_call(stream, None).unwrap();
+        streams.write_calls().unwrap();
+        assert_eq!(calls_in(&log, stream).await, "[1,3]");
+        streams.finish_call(stream, Some(result(1))).unwrap();
+        assert_eq!(calls_in(&log, stream).await, "[3]");
+        // A held stream is opened with its calls.
+        let (reply, _answer) = oneshot::channel();
+        let held = streams.begin(1, Form::Auto, None, false, reply);
+        streams.await_response(held, b"4");
+        streams.write_calls().unwrap();
+        streams.open(held).unwrap();
+        assert_eq!(calls_in(&log, held).await, "[4]");
+    }
+
+    #[tokio::test]
+    async fn a_stream_begins_once_the_log_keeps_up() {
+        let mut streams = stuck_streams();
+        streams.announce();
+        assert!(streams.check_room().is_ok());
+        while !streams.writes.are_too_many() {
+            streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        }
+        for checked in [streams.check_room(), streams.check_calls(1, 0)] {
+            assert!(matches!(checked, Err(Error::Busy { .. })), "{checked:?}");
+        }
+    }
+
+    /// A Redis that came back empty while a child started ended its session, which needed no record yet.
+    #[tokio::test]
+    async fn an_early_event_waits_for_the_record_in_whatever_epoch() {
+        let (log, session) = (memory(), SessionId("s".into()));
+        let mut streams = early_streams(Arc::clone(&log));
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        streams.resume(7);
+        assert!(log.streams(&session).await.unwrap().open.is_empty());
+        assert_eq!(streams.epoch(), 7);
+        streams.announce();
+        let page = log.read(&session, LISTENER_STREAM, 0).await.unwrap();
+        assert_eq!(page.events.len(), 1);
+        for _ in 0..2 {
+            streams.written().await.unwrap();
+        }
+        assert!(streams.is_flushed());
+    }
+
+    /// It was not read any more, and its answer neither.
+    #[tokio::test]
+    async fn a_child_that_says_much_before_its_answer_is_read_on() {
+        let mut streams = stuck_streams();
+        let mut said = 1;
+        while let Some(line) = streams.admit("{}".into()) {
+            streams.message(LISTENER_STREAM, line).unwrap();
+            said += 1;
+            assert!(said < 1000 && !streams.is_full(), "{said}");
+        }
+        assert!(said > 500 && !streams.is_full(), "{said}");
+        streams.announce();
+        assert!(streams.is_full(), "the child waits for the log");
+        assert!(streams.admit("{}".into()).is_some());
+    }
+
+    /// The end of one that failed to start took 0.9 s, for which it kept the seat of its child.
+    #[tokio::test]
+    async fn a_session_without_a_record_waits_for_no_write() {
+        let mut streams = stuck_streams();
+        assert!(streams.is_flushed());
+        streams.announce();
+        assert!(!streams.is_flushed());
     }
 
     #[tokio::test]

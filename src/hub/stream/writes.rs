@@ -123,7 +123,7 @@ impl Writes {
     }
 
     /// Writes from now on, unless it is over.
-    fn go_on(&mut self) {
+    pub(super) fn go_on(&mut self) {
         if self.stage != Stage::Closed {
             self.stage = Stage::Open;
         }
@@ -160,14 +160,25 @@ impl Writes {
         self.stage == Stage::Parked || self.epoch != epoch
     }
 
-    /// Whether no write is under way.
+    /// Whether no write is under way: those before the session has a record end by nothing that the log does.
     pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.queue.is_empty() || self.stage == Stage::Early
     }
 
-    /// Whether so much is under way that the child has to wait: more than a session may have, or, while the share
-    /// has no room for it, any of a few that were written together.
+    /// Whether so much is under way that the child has to wait. Before the session has a record it is read on, since
+    /// the record waits for its answer.
     pub(crate) fn is_full(&self) -> bool {
+        self.stage != Stage::Early && self.is_beyond_room()
+    }
+
+    /// Whether so much waits for the record of the session that no more may.
+    pub(super) fn has_no_early_room(&self) -> bool {
+        self.stage == Stage::Early && self.is_beyond_room()
+    }
+
+    /// Whether there is more than a session may have, or, while the share has no room for it, any of a few that were
+    /// written together.
+    fn is_beyond_room(&self) -> bool {
         let is_too_much = self.are_too_many() || self.bytes > MAX_BYTES;
         is_too_much || self.is_waited_for && self.drawn.is_too_much()
     }
@@ -178,7 +189,7 @@ impl Writes {
     }
 
     /// Begins a write; returns it if it is acknowledged at once. Those before the session has a record wait for
-    /// [`Self::renew`].
+    /// [`Self::go_on`] and [`Self::renew`].
     pub(crate) fn write(
         &mut self,
         stream: StreamId,
@@ -242,9 +253,13 @@ impl Writes {
         done.map(|()| (pending.stream, pending.write))
     }
 
-    /// Writes to another epoch of the store: `first`, then the writes that were under way.
+    /// Writes to another epoch of the store: `first`, then the writes that were under way. Without a record of the
+    /// session they wait on, for the record in that epoch.
     pub(crate) fn renew(&mut self, epoch: u32, first: impl IntoIterator<Item = (StreamId, Write)>) {
         self.epoch = epoch;
+        if self.stage == Stage::Early {
+            return;
+        }
         self.go_on();
         let left = self.take().into_iter();
         let left = left.map(|pending| (pending.stream, pending.write));
@@ -385,6 +400,29 @@ mod tests {
         assert!(writes.are_lost_in(1));
         writes.renew(1, []);
         assert!(!writes.are_lost_in(1));
+        assert!(matches!(writes.next().await, Ok((_, Write::Event { .. }))));
+    }
+
+    #[tokio::test]
+    async fn writes_before_the_record_outlast_epochs_and_have_a_bound() {
+        let share = Budget::new(u64::MAX >> 1).share();
+        let mut writes = writes(&share);
+        writes.stage = Stage::Early;
+        let event = Write::Event {
+            number: 1,
+            line: vec![0; MAX_BYTES].into(),
+            calls: None,
+        };
+        writes.write(StreamId::default(), event).unwrap();
+        assert!(!writes.has_no_early_room() && !writes.is_full());
+        add(&mut writes, 1);
+        assert!(writes.has_no_early_room() && !writes.is_full());
+        writes.renew(2, []);
+        assert_eq!((writes.stage, writes.epoch), (Stage::Early, 2));
+        assert_eq!(writes.queue.len(), 2);
+        writes.go_on();
+        assert!(!writes.has_no_early_room() && writes.is_full());
+        writes.renew(2, []);
         assert!(matches!(writes.next().await, Ok((_, Write::Event { .. }))));
     }
 

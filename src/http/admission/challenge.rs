@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(of(SCOPES_MAX + 1), r#"DPoP error="insufficient_scope""#);
         assert_eq!(named(&[]), None);
         assert_eq!(named(&["a", "b"]).as_deref(), Some("scope=\"a b\""));
-        assert_eq!(named(&["a"; SCOPES_MAX]), None);
+        assert_eq!(named(&vec!["a"; SCOPES_MAX]), None);
     }
 
     #[test]

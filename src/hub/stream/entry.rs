@@ -36,8 +36,8 @@ pub(crate) struct Stream {
     pub(crate) calls: usize,
     /// The raw ids of those calls, if another replica may have to answer them.
     pub(crate) ids: Vec<Box<[u8]>>,
-    /// Whether they have changed since they were written, on a stream that the log knows.
-    pub(super) is_changed: bool,
+    /// The changes of them since they were written, on a stream that the log knows.
+    pub(super) changes: u32,
     /// The response while its headers are held.
     pub(crate) held: Option<Held>,
     /// The response that waits until the log has opened the stream.
@@ -73,7 +73,7 @@ impl Stream {
         Self {
             calls,
             ids: Vec::new(),
-            is_changed: false,
+            changes: 0,
             held,
             opening: None,
             is_batch,
@@ -107,7 +107,7 @@ impl Stream {
 
     /// The same for a write.
     pub(super) fn calls_to_write(&mut self) -> Bytes {
-        self.is_changed = false;
+        self.changes = 0;
         self.open_calls()
     }
 

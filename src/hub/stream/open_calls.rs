@@ -50,7 +50,7 @@ impl Streams {
         if let Some(stream) = self.open.get_mut(&id) {
             stream.ids.push(request.into());
             // A held stream is opened with all of its calls.
-            stream.is_changed |= stream.held.is_none();
+            stream.changes += u32::from(stream.held.is_none());
         }
     }
 
@@ -59,7 +59,7 @@ impl Streams {
         if let Some(stream) = self.open.get_mut(&id) {
             let before = stream.ids.len();
             stream.ids.retain(|known| **known != *request);
-            stream.is_changed |= stream.ids.len() < before && stream.held.is_none();
+            stream.changes += u32::from(stream.ids.len() < before && stream.held.is_none());
         }
     }
 
@@ -70,7 +70,7 @@ impl Streams {
             return Ok(());
         }
         let streams = self.open.iter_mut();
-        let changed = streams.filter(|(_, stream)| stream.is_changed && !stream.is_ending);
+        let changed = streams.filter(|(_, stream)| stream.changes > 0 && !stream.is_ending);
         let changed = changed.map(|(id, stream)| {
             let (last, calls) = (stream.last, stream.calls_to_write());
             (*id, Write::Open { last, calls })

@@ -286,7 +286,7 @@ impl Place {
                 server.name = server,
                 stage = <&str>::from(stage),
                 why,
-                stderr = failure.output.last(),
+                stderr = failure.telling(),
                 "a server could not be started"
             );
             let circuits = &self.starter.circuits;

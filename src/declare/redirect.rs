@@ -95,9 +95,9 @@ fn check_https(text: &str, rest: &str) -> Result<(), &'static str> {
 
 /// Reports whether a host is an IPv6 address, or has only characters of host names.
 ///
-/// `url` and browsers also take `,`, `;`, `'` and others. In a content security policy, which names the host, these
-/// end a source, a directive or the policy.
-pub(crate) fn is_host(host: &str) -> bool {
+/// `url` and browsers also take `,`, `;`, `'` and others. The consent page names the host, and people would read it as
+/// two, or as the end of one.
+fn is_host(host: &str) -> bool {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     host.starts_with('[') || (!host.is_empty() && host.bytes().all(is_name))
 }

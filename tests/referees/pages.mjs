@@ -64,6 +64,7 @@ main(async () => {
     }
     await whole({ ...SHAPES.desktop, javaScriptEnabled: false }, 'plain');
     await framed(browser, plain);
+    await onward(browser, listener);
   } finally {
     await browser.close();
     listener.close();
@@ -275,6 +276,39 @@ async function connecting(page, look, client, listener) {
   await look(page, 'account-connected');
   await sent(page, () => page.getByRole('button', { name: /^disconnect/i }).click());
   assert.match(await page.innerText('[role=status]'), /not connected/);
+}
+
+/** The callback of a client redirects on, as that of a site to its application; from both pages that lead there (A8f). */
+async function onward(browser, listener) {
+  const callback = http.createServer((request, answer) => {
+    answer.writeHead(307, { location: listener.url + new URL(request.url, 'http://127.0.0.1').search });
+    answer.end();
+  });
+  await new Promise((resolve) => callback.listen(0, '127.0.0.1', resolve));
+  // With a secret its consent is remembered, so that the log-in leads to it at once.
+  const client = await registered(url, {
+    client_name: 'Referee',
+    redirect_uris: [`http://127.0.0.1:${callback.address().port}/callback`],
+    token_endpoint_auth_method: 'client_secret_basic',
+  });
+  const page = await browser.newPage();
+  const logIn = async (request) => {
+    await page.goto(request);
+    await page.getByLabel(/user ?name/i).fill('ada');
+    await page.getByLabel(/password/i).fill('correct horse battery');
+    await sent(page, () => page.keyboard.press('Enter'));
+  };
+  const reached = async (how) => {
+    const answer = listener.next();
+    await how();
+    assert.deepEqual([...(await answer).keys()].sort(), ['code', 'iss', 'state']);
+    assert.ok(page.url().startsWith(listener.url), page.url());
+  };
+  await logIn(client.ask());
+  await reached(() => sent(page, () => page.getByRole('button', { name: /^allow/i }).click()));
+  await reached(() => logIn(client.ask({ prompt: 'login' })));
+  await page.close();
+  callback.close();
 }
 
 /** No page shows itself inside another (P82). */

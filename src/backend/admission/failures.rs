@@ -62,7 +62,7 @@ impl StartFailure {
 
     /// The line of the output that tells most: the first message of npm, which ends with where its log
     /// is, or the last line of other programs.
-    fn telling(&self) -> Option<&str> {
+    pub(crate) fn telling(&self) -> Option<&str> {
         let lines = self.output.iter().map(String::as_str);
         let lines = lines.filter(|line| !line.trim().is_empty() && !line.contains(LOG_OF_NPM));
         let of_npm = |line: &&str| NPM.iter().any(|begin| line.starts_with(begin));

@@ -130,10 +130,15 @@ impl Stderr {
         self.begin(rest);
     }
 
-    /// Logs a last line without line end.
+    /// Logs a last line without line end, and the number of lines dropped since the last logged one.
     pub(crate) fn finish(&mut self) {
         if !self.line.is_empty() {
             self.end_line();
+        }
+        let (child, suppressed) = (&self.label, std::mem::take(&mut self.suppressed));
+        // In no window, which may be full until then: a child has one end.
+        if suppressed > 0 {
+            tracing::info!(target: "child", child, suppressed, "its last lines were left out");
         }
     }
 
@@ -205,11 +210,20 @@ pub(crate) fn printable(line: &[u8], most: usize) -> String {
     text
 }
 
+/// The end of stderr as text without control characters, short enough for one log line.
+pub(crate) fn last_words(stderr: &[u8]) -> String {
+    let last = &stderr[stderr.len().saturating_sub(LAST_WORDS)..];
+    String::from_utf8_lossy(last).escape_debug().to_string()
+}
+
 /// The windows of all tenants with children.
 static TENANTS: LazyLock<Tenants> = LazyLock::new(Tenants::default);
 
 /// Logged bytes of a line.
 const MAX_LINE: usize = 1024;
+
+/// Bytes of stderr in the line of a child's end.
+const LAST_WORDS: usize = 512;
 
 /// Capacity that an empty line buffer keeps.
 const SMALL: usize = 128;
@@ -225,6 +239,8 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Seek};
+
     use super::super::stderr::*;
 
     #[test]
@@ -284,6 +300,47 @@ mod tests {
         drop(tenants.of("next"));
         let names: Vec<_> = tenants.0.read().unwrap().keys().cloned().collect();
         assert_eq!(names, ["kept", "next"]);
+    }
+
+    /// Of one that crashed in the midst of what it wrote, nothing said that lines are missing.
+    #[test]
+    fn lines_that_are_left_out_are_told_at_the_end() {
+        let mut file = tempfile::tempfile().unwrap();
+        let lines = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(Arc::new(file.try_clone().unwrap()))
+            .finish();
+        tracing::subscriber::with_default(lines, || {
+            let mut stderr = Stderr::new("whole".into(), 8);
+            stderr.take(b"line\n");
+            stderr.finish();
+            let mut stderr = Stderr::new("cut".into(), 8);
+            // A window that is full, and over in an hour.
+            stderr.own = Window {
+                since: Some(Instant::now() + WINDOW * 3600),
+                logged: PER_WINDOW,
+            };
+            stderr.take(b"one\ntwo\nthr");
+            stderr.finish();
+            stderr.finish();
+        });
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(lines[0].contains("suppressed=0"), "{text}");
+        for part in ["its last lines were left out", "\"cut\"", "suppressed=3"] {
+            assert!(lines[1].contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_stderr_is_one_line() {
+        let stderr = "x".repeat(LAST_WORDS) + "\nboom\n";
+        let wanted = format!("{}\\nboom\\n", "x".repeat(LAST_WORDS - 6));
+        assert_eq!(last_words(stderr.as_bytes()), wanted);
+        assert_eq!(last_words(b"\x1b[2J"), r"\u{1b}[2J");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::backend::{
     Occasion, Place, Pool, Refused, Stage, Started,
-    child::{Child, ChildEvent, Exit as ChildExit, Owner, Restart},
+    child::{Child, ChildEvent, Exit as ChildExit, Owner, Restart, stderr::last_words},
     dialect::{IdBlocks, log_own_error},
 };
 use crate::{
@@ -111,6 +111,8 @@ struct RunningChild {
     wake: Arc<tokio::sync::Notify>,
     /// Reason of the planned end, and the time until which it waits for the sessions.
     closing: Option<(Loss, Instant)>,
+    /// Whether it has closed its stdin or stdout, or has ended.
+    is_over: bool,
 }
 
 impl SharedChild {
@@ -154,6 +156,7 @@ impl SharedChild {
             lines: 0,
             wake: Arc::default(),
             closing: None,
+            is_over: false,
         };
         let initialized = match running.start().await {
             Ok(initialized) => initialized,
@@ -380,10 +383,7 @@ impl RunningChild {
         let is_full = self.is_full() && !self.child.has_large();
         let full = is_full.then_some(self.child.written());
         if let Some(why) = self.health.failure(full, self.work(), now) {
-            tracing::warn!(
-                server.name = self.shared.server.name,
-                "the shared child {why}: it is ended"
-            );
+            log_failure(&self.shared.server, &self.child, why);
             return Some(Loss::Crash);
         }
         self.sweep_own(now);
@@ -529,8 +529,15 @@ impl RunningChild {
                     self.handle_line(line).await
                 }
                 ChildEvent::Translated => false,
-                ChildEvent::TooLong => return Err(Loss::TooLong),
-                ChildEvent::Closed | ChildEvent::Exited(_) => return Err(Loss::Crash),
+                ChildEvent::TooLong => {
+                    let why = "wrote a line above limits.line";
+                    log_failure(&self.shared.server, &self.child, why);
+                    return Err(Loss::TooLong);
+                }
+                ChildEvent::Closed | ChildEvent::Exited(_) => {
+                    self.is_over = true;
+                    return Err(Loss::Crash);
+                }
             };
             if let Some(until) = self.paced(is_answer) {
                 return Ok(Some(until));
@@ -632,17 +639,42 @@ impl RunningChild {
     async fn end(self, reason: Exit) {
         let Self {
             shared,
-            child,
+            mut child,
             place,
+            is_over,
             ..
         } = self;
         place.entry().set(ChildState::Stopping);
+        if is_over {
+            log_end(&shared.server, &mut child).await;
+        }
         match reason {
             Exit::Crashed | Exit::FailedStart => child.kill().await,
             _ => child.stop(shared.server.clocks.stop).await,
         };
         shared.pool.metrics.child_exited(reason);
     }
+}
+
+/// Logs the end of a child that has closed its stdin or stdout, or has ended. The signal of one that is killed for that
+/// is not its own.
+async fn log_end(server: &Server, child: &mut Child) {
+    let Ok(exit) = timeout(EXIT, child.ended()).await else {
+        return log_failure(server, child, "closed its stdin or stdout and runs on");
+    };
+    tracing::warn!(
+        tenant.id = server.tenant, server.name = server.name,
+        code = exit.code, signal = exit.signal,
+        stderr = %last_words(&exit.stderr_tail), "the shared child ended by itself"
+    );
+}
+
+/// Logs why the gateway ends a child.
+fn log_failure(server: &Server, child: &Child, why: &str) {
+    tracing::warn!(
+        tenant.id = server.tenant, server.name = server.name,
+        stderr = %last_words(&child.stderr().bytes()), "the shared child {why}: it is ended"
+    );
 }
 
 /// Reads a line in a turn of the tenant.

@@ -11,7 +11,7 @@ pub(super) struct Client {
     pub(super) name: &'static str,
     /// Its name for people.
     pub(super) title: &'static str,
-    /// The redirect URIs that it registers; the first is that of its authorization request.
+    /// The redirect URIs that it registers; the first is that of its authorization request there.
     pub(super) redirect_uris: &'static [&'static str],
     /// The URL of its client ID metadata document (2025-11-25 authorization, "Client ID Metadata Documents").
     pub(super) document: Option<&'static str>,
@@ -99,11 +99,16 @@ pub(super) const CLIENTS: &[Client] = &[
         issuer: Issuer::Ignored,
         offline: Offline::Left,
     },
-    // Closed; it uses the TypeScript SDK, and registers.
+    // Closed; it uses the TypeScript SDK, and registers three redirect URIs at once, of which its versions and its
+    // parts (editor, agents, command line) use different ones.
     Client {
         name: "cursor",
         title: "Cursor",
-        redirect_uris: &["cursor://anysphere.cursor-mcp/oauth/callback"],
+        redirect_uris: &[
+            "https://www.cursor.com/agents/mcp/oauth/callback",
+            "cursor://anysphere.cursor-mcp/oauth/callback",
+            "http://localhost:8787/callback",
+        ],
         document: None,
         search: Search::Instead,
         compares: Compare::Below,
@@ -192,10 +197,12 @@ mod tests {
         let known: Json = serde_json::from_str(&read("src/config/known_clients.json")).unwrap();
         let page = read("docs/clients.md");
         for client in CLIENTS {
-            let uri = client.redirect_uris[0];
             let is_sdk = client.name.ends_with("-sdk");
-            let is_on_page = page.contains(uri) || page.contains(&with_port(uri, ":PORT"));
-            assert!(is_sdk || is_on_page, "docs/clients.md lacks {uri}");
+            for uri in client.redirect_uris {
+                let is_on_page = page.contains(uri) || page.contains(&with_port(uri, ":PORT"));
+                assert!(is_sdk || is_on_page, "docs/clients.md lacks {uri}");
+            }
+            let uri = client.redirect_uris[0];
             let Some(document) = client.document else {
                 continue;
             };

@@ -66,8 +66,22 @@ async fn attempt(
     }
     let scope = scopes(client, challenge, found);
     let identity = identify(visitor, client, server, client_id, scope.as_deref()).await?;
-    let request = authorization(authorize, client, &identity.id, scope.as_deref(), found);
-    let reached = visit(visitor, request, client).await;
+    // A registration takes all redirect URIs or none. Those of a declared client are an operator's, and which of them
+    // a client uses is its own affair.
+    let tried = client_id.map_or(1, |_| client.redirect_uris.len());
+    let mut reached = Ok(String::new());
+    for redirect in client.redirect_uris.iter().take(tried) {
+        let url = authorize.clone();
+        let request = authorization(url, redirect, &identity.id, scope.as_deref(), found);
+        reached = visit(visitor, request, client).await;
+        if client_id.is_some() {
+            let more = format!("its redirect URI is {redirect}");
+            reached = reached.map_err(|wrong| wrong.mending(&more));
+        }
+        if reached.is_err() {
+            break;
+        }
+    }
     if let Some(registration) = identity.registration {
         let ask = Ask::of(Method::DELETE, &registration.url).header(
             "Authorization",
@@ -170,14 +184,13 @@ async fn register(
 /// The authorization request, with PKCE and the resource (RFC 7636, section 4.3; RFC 8707, section 2).
 fn authorization(
     mut url: Url,
-    client: &Client,
+    redirect: &str,
     id: &str,
     scope: Option<&str>,
     found: &Discovered,
 ) -> Url {
     // Nobody redeems a code: the verifier is forgotten.
     let challenge = URL_SAFE_NO_PAD.encode(sha256(random_name().as_bytes()));
-    let redirect = client.redirect_uris.first().copied().unwrap_or_default();
     let mut query = url.query_pairs_mut();
     query
         .append_pair("response_type", "code")

@@ -150,6 +150,30 @@ async fn a_page_of_a_list_ends_by_what_it_counts(place: Place) {
     assert_eq!(seen, names(0..60), "each is in one page");
 }
 
+/// Pages of upstreams were in the order of the locale, and their ends in that of bytes: in Czech `ch` is behind `h`, so an
+/// upstream was in two pages or in none.
+#[tokio::test]
+async fn names_are_in_the_order_of_bytes_in_every_locale() {
+    let place = Place::postgres();
+    let pool = place.pool().await;
+    let asked = "
+        SELECT CAST(table_name AS TEXT) AS listed,
+               COALESCE(CAST(collation_name AS TEXT), 'of the locale') AS ordering
+          FROM information_schema.columns
+         WHERE column_name = 'name' AND table_schema = CURRENT_SCHEMA()";
+    let rows = pool.read(asked, Vec::new()).await.unwrap();
+    let orderings: BTreeMap<String, String> = rows
+        .iter()
+        .map(|row| (row.get("listed").unwrap(), row.get("ordering").unwrap()))
+        .collect();
+    let listed = Kind::ALL.map(Kind::plural);
+    for table in listed.into_iter().chain(["own_keys"]) {
+        let ordering = orderings.get(table).map(String::as_str);
+        assert_eq!(ordering, Some("C"), "{table}");
+    }
+    pool.close().await;
+}
+
 async fn a_change_meant_for_another_version_is_refused(place: Place) {
     let store = place.open().await;
     let (name, acme) = tenant("acme");

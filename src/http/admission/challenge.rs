@@ -28,15 +28,13 @@ pub(crate) fn unauthorized(
         return with(refused, format!("Bearer realm=\"{REALM}\"{error}"));
     }
     let url = endpoint.metadata_url(public_url);
-    let scopes = baseline_scopes(tenant, endpoint.server).join(" ");
+    let scopes = named(&baseline_scopes(tenant, endpoint.server));
     let challenge = |scheme: &str, error: Option<&str>, more: Option<String>| {
         let mut members = Vec::new();
         members.extend(error.map(|error| format!("error=\"{error}\"")));
         members.extend(more);
         members.push(format!("resource_metadata=\"{url}\""));
-        if !scopes.is_empty() {
-            members.push(format!("scope=\"{scopes}\""));
-        }
+        members.extend(scopes.clone());
         format!("{scheme} {}", members.join(", "))
     };
     // First, since there are clients that read one challenge alone.
@@ -68,6 +66,13 @@ pub(crate) fn baseline_scopes<'t>(tenant: &'t Tenant, server: &str) -> Vec<&'t s
     scopes
 }
 
+/// Makes the parameter that names scopes; none if there are none, or more than a client takes in a header field.
+fn named(scopes: &[&str]) -> Option<String> {
+    let scopes = scopes.join(" ");
+    let fits = (1..=SCOPES_MAX).contains(&scopes.len());
+    fits.then(|| format!("scope=\"{scopes}\""))
+}
+
 /// Makes the challenge for a token that lacks scopes (RFC 6750, section 3.1; 2025-11-25
 /// authorization, "Runtime Insufficient Scope Errors"). `scopes` are all scopes that the token needs.
 /// Metadata is absent if no authorization server could grant more.
@@ -82,10 +87,14 @@ pub(crate) fn insufficient_scope(
         .iter()
         .filter(|scope| scope.bytes().all(is_allowed) && *scope != OFFLINE_ACCESS)
         .map(String::as_str);
-    let scopes = valid.collect::<Vec<_>>().join(" ");
+    let scopes = named(&valid.collect::<Vec<_>>());
     // That of the request (RFC 9449, section 7.1).
     let scheme = if is_bound { "DPoP" } else { "Bearer" };
-    let mut text = format!(r#"{scheme} error="insufficient_scope", scope="{scopes}""#);
+    let mut text = format!(r#"{scheme} error="insufficient_scope""#);
+    if let Some(scopes) = scopes {
+        text.push_str(", ");
+        text.push_str(&scopes);
+    }
     if let Some(url) = resource_metadata {
         text.push_str(&format!(r#", resource_metadata="{url}""#));
     }
@@ -98,6 +107,10 @@ pub(crate) const REALM: &str = "lockgate";
 /// A scope that concerns only the client and its issuer, which no challenge names (2025-11-25 authorization,
 /// "Refresh Tokens").
 const OFFLINE_ACCESS: &str = "offline_access";
+
+/// Longest list of scopes in a challenge, which needs none (RFC 6750, section 3). Clients and load balancers take no
+/// longer header field.
+const SCOPES_MAX: usize = 8 << 10;
 
 /// Fallback if the text is no header value.
 const BARE: &str = r#"Bearer error="insufficient_scope""#;
@@ -130,6 +143,21 @@ mod tests {
             r#"Bearer error="insufficient_scope", scope="files:read files:write", resource_metadata="https://g/.well-known/oauth-protected-resource""#
         );
         assert_eq!(insufficient_scope(Some("a\nb"), &scopes, false), BARE);
+    }
+
+    /// It was longer than another replica takes, and ended the connection between the two.
+    #[test]
+    fn scopes_beyond_a_header_field_are_not_named() {
+        let of = |length: usize| {
+            let scopes = ["a".repeat(length - 2), "b".to_owned()];
+            insufficient_scope(None, &scopes, true)
+        };
+        let most = of(SCOPES_MAX);
+        assert!(most.to_str().unwrap().ends_with(" b\""));
+        assert_eq!(of(SCOPES_MAX + 1), r#"DPoP error="insufficient_scope""#);
+        assert_eq!(named(&[]), None);
+        assert_eq!(named(&["a", "b"]).as_deref(), Some("scope=\"a b\""));
+        assert_eq!(named(&vec!["a"; SCOPES_MAX]), None);
     }
 
     #[test]

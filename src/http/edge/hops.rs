@@ -6,9 +6,17 @@
 use std::net::SocketAddr;
 
 use axum::{extract::Request, response::Response};
+use http::{HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use super::routes::Routes;
-use crate::{config::ClientAddress, http::peers::Cluster, telemetry::TraceContext};
+use crate::{
+    config::ClientAddress,
+    http::{
+        peers::{Cluster, takes_answer},
+        reply::refusal::{in_form_of, refusal},
+    },
+    telemetry::TraceContext,
+};
 
 /// Passes a request of another replica to its route.
 pub(super) async fn pass(
@@ -31,5 +39,24 @@ pub(super) async fn pass(
         request.extensions_mut().insert(ClientAddress(client));
     }
     request.extensions_mut().insert(hop);
-    routes.call_safely(request).await
+    let path = request.uri().path().to_owned();
+    let response = routes.call_safely(request).await;
+    if takes_answer(response.headers()) {
+        response
+    } else {
+        too_long(&path)
+    }
+}
+
+/// Makes the answer in place of one whose header fields would end the connection between the replicas.
+fn too_long(path: &str) -> Response {
+    tracing::debug!(
+        path,
+        "the head of an answer is too long for another replica"
+    );
+    let text = "the header fields of the answer are too long";
+    let mut refused = in_form_of(path, refusal(StatusCode::SERVICE_UNAVAILABLE, text));
+    let retry = HeaderValue::from_static("1");
+    refused.headers_mut().insert(RETRY_AFTER, retry);
+    refused
 }

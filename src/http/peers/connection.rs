@@ -18,7 +18,7 @@ use std::{
 
 use bytes::Bytes;
 use h2::{Ping, PingPong, Reason, RecvStream, client};
-use http::{Request, Response, uri::PathAndQuery};
+use http::{HeaderMap, Request, Response, uri::PathAndQuery};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -109,10 +109,13 @@ impl Connection {
         let mut builder = client::Builder::new();
         builder
             // A slow reader stops only its own stream, because the shared window is never used up.
-            // h2's budget for small waiting frames is half of that window.
             .initial_connection_window_size(CONNECTION_WINDOW)
             .initial_window_size(STREAM_WINDOW)
-            .max_header_list_size(HEADERS_MAX)
+            // One that is too long ends the connection: `takes_answer` holds back those far below it.
+            .max_header_list_size(HEADER_LIST)
+            // h2 gives back nothing of its budget for a small frame that comes behind the end of its stream, so clients
+            // that leave would use it up, and end the connection of all. The window bounds what waits here.
+            .data_frame_budget(usize::MAX >> 1)
             .max_send_buffer_size(64 << 10)
             // Clients leave at once, and frames that are on their way to them then are no mistake of the peer. h2 counts
             // those mistakes for the life of the connection.
@@ -209,7 +212,7 @@ impl ResponseBody {
                     let read = self.body.flow_control().release_capacity(data.len());
                     read.map_err(|_| BrokenResponse)?;
                     if !data.is_empty() {
-                        return Ok(Some(data));
+                        return Ok(Some(own(data)));
                     }
                 }
                 None if self.body.is_end_stream() => return Ok(None),
@@ -217,6 +220,23 @@ impl ResponseBody {
             }
         }
     }
+}
+
+/// Copies a short frame: it would keep the buffer that it was read into, with all else that came then.
+fn own(data: Bytes) -> Bytes {
+    if data.len() < SHORT {
+        Bytes::copy_from_slice(&data)
+    } else {
+        data
+    }
+}
+
+/// Returns whether the replica that forwarded a request takes an answer with these header fields, however HPACK writes
+/// them. One that is too long would end the connection, with the requests of everybody.
+pub(crate) fn takes_answer(headers: &HeaderMap) -> bool {
+    let fields = headers.iter();
+    let listed = fields.map(|(name, value)| FIELD + name.as_str().len() + value.len());
+    listed.sum::<usize>() <= ANSWER_LIST
 }
 
 /// Returns whether an error, of h2 or of hyper, broke a connection for all requests on it. A socket that closes is the
@@ -341,12 +361,15 @@ const PONG: Duration = Duration::from_secs(3);
 /// The largest window that HTTP/2 allows.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Bytes buffered here for a slow client; further events stay in the owner's log.
-const STREAM_WINDOW: u32 = 64 << 10;
+pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
+/// Frames below this are copied out of the buffer that they were read into, which has 8 KiB or more.
+const SHORT: usize = 2 << 10;
 /// Requests without their client whose late frames are expected, for a second: all that `connections` allows.
 const RESETS: usize = 30_000;
-/// Bytes of the header fields of a response.
-const HEADERS_MAX: u32 = 16 << 10;
-/// Longest list of header fields of a request, at the replica that receives it: what the public listener takes, and
+/// Longest list of header fields of an answer to another replica. In HPACK it has at most 224 KiB, for which h2 reads
+/// enough frames there.
+const ANSWER_LIST: usize = 64 << 10;
+/// Longest list of header fields, at the replica that receives it: of a request what the public listener takes, and
 /// the proof of the hop.
 pub(crate) const HEADER_LIST: u32 = 256 << 10;
 /// Longest form of it in HPACK, where a byte of a client can take 28 bits. For a list of 256 KiB h2 reads 22 frames of
@@ -365,6 +388,7 @@ mod tests {
     };
 
     use super::super::connection::*;
+    use crate::base::budget::Budget;
 
     const DATA: u8 = 0;
     const HEADERS: u8 = 1;
@@ -457,6 +481,34 @@ mod tests {
         }
         let (answer, _) = tokio::join!(ask(&connection), frames.answer());
         assert!(answer.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_short_piece_of_an_answer_keeps_no_buffer_of_others() {
+        let (connection, mut frames) = connected(&Arc::default()).await;
+        let answering = async {
+            let (stream, status_200) = (frames.read(HEADERS).await, [0x88]);
+            let flags = END_HEADERS;
+            frames.write(HEADERS, flags, stream, &status_200).await;
+            frames.write(DATA, 0, stream, b"short").await;
+        };
+        let (answer, ()) = tokio::join!(ask(&connection), answering);
+        let place = Budget::new(2).draw(1).unwrap();
+        let mut body = ResponseBody::new(answer.unwrap().into_body(), place);
+        let piece = body.next().await.unwrap().unwrap();
+        assert_eq!(piece, "short");
+        assert!(piece.is_unique(), "the buffer of the connection stays");
+    }
+
+    #[test]
+    fn an_answer_with_more_fields_than_another_replica_takes_is_held_back() {
+        let of = |length: usize| {
+            let value = http::HeaderValue::from_bytes(&vec![0xF9; length]).unwrap();
+            HeaderMap::from_iter([(http::header::WWW_AUTHENTICATE, value)])
+        };
+        let rest = FIELD + "www-authenticate".len();
+        assert!(takes_answer(&of(ANSWER_LIST - rest)));
+        assert!(!takes_answer(&of(ANSWER_LIST - rest + 1)));
     }
 
     #[tokio::test]

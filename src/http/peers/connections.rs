@@ -285,5 +285,6 @@ const IDLE: Duration = Duration::from_secs(60);
 /// Concurrent requests to one replica, of which a tenant has at most half, and a caller a third; its
 /// listener has the same limit per connection.
 pub(crate) const MAX_CONCURRENT: u64 = 30_000;
-/// Queued requests for a connection that is being opened; further senders wait.
-const QUEUED_MAX: usize = 64;
+/// Queued requests for a connection that is being opened: all that may be under way, so that none waits for more than
+/// one attempt. Further senders wait.
+const QUEUED_MAX: usize = 30_000;

@@ -21,7 +21,9 @@ mod signed_body;
 mod stranger;
 
 pub(crate) use self::cluster::{Cluster, mark_refused, replaced_for};
-pub(crate) use self::connection::{BrokenResponse, HEADER_LIST, ResponseBody, SendError};
+pub(crate) use self::connection::{
+    BrokenResponse, HEADER_LIST, ResponseBody, STREAM_WINDOW, SendError, takes_answer,
+};
 #[cfg(test)]
 pub(crate) use self::connections::MAX_CONCURRENT;
 pub(crate) use self::connections::{BrokenConnections, Peers};

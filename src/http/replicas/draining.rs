@@ -66,6 +66,7 @@ pub(crate) async fn to_successor(
         return Ok(Request::from_parts(parts, Body::from(body)));
     }
     let forwarding = Forwarding::without_session(front, cluster, admitted, (&parts, body.clone()));
+    let forwarding = forwarding.await?;
     for successor in successors {
         match forwarding.once(&successor).await {
             Ok(response) => return Err(response),

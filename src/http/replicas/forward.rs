@@ -18,9 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     draining, relay,
-    request::{
-        ForwardedRequest, Forwarding, HopError, OWNER_UNREACHABLE, not_owner, owner_unreachable,
-    },
+    request::{Forwarding, HopError, OWNER_UNREACHABLE, not_owner, owner_unreachable},
 };
 use crate::http::{
     admission::{Admitted, Front, body, headers},
@@ -89,13 +87,8 @@ async fn forward(
     // JSON-RPC request in it gets an error with its id.
     let body = body::counted(front, &admitted.access, unread).await;
     let body = body.map_err(IntoResponse::into_response)?;
-    let forwarding = Forwarding {
-        front: Arc::clone(front),
-        cluster: Arc::clone(cluster),
-        access: admitted.access.clone(),
-        session,
-        request: ForwardedRequest::of(&parts, body.clone()),
-    };
+    let copied = (&parts, body.clone());
+    let forwarding = Forwarding::new((front, cluster), admitted, session, copied).await?;
     let answer = async {
         match owner {
             Ok(owner) => forwarding.send_with_retries(owner).await,

@@ -7,7 +7,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::request::Parts;
 
-use super::request::{ForwardedRequest, Forwarding, HopError, owner_unreachable};
+use super::request::{Forwarding, HopError, owner_unreachable};
 use crate::http::{
     admission::{Admitted, Front},
     peers::{Cluster, Hop, SendError},
@@ -32,6 +32,10 @@ pub(crate) async fn to_owner(
         return Some(Err(HopError::Send(SendError::Silent)));
     }
     let forwarding = Forwarding::without_session(front, cluster, admitted, (parts, body));
+    let forwarding = match forwarding.await {
+        Ok(forwarding) => forwarding,
+        Err(refused) => return Some(Ok(refused)),
+    };
     Some(match forwarding.once(owner).await {
         Err(HopError::Send(SendError::Full | SendError::NotTaken)) => Ok(owner_unreachable()),
         answer => answer,
@@ -40,19 +44,17 @@ pub(crate) async fn to_owner(
 
 impl Forwarding {
     /// A request that names no session.
-    pub(super) fn without_session(
+    ///
+    /// # Errors
+    ///
+    /// The refusal of a request beyond the share of its caller.
+    pub(super) async fn without_session(
         front: &Arc<Front>,
         cluster: &Arc<Cluster>,
         admitted: &Admitted,
-        (parts, body): (&Parts, Bytes),
-    ) -> Self {
-        Self {
-            front: Arc::clone(front),
-            cluster: Arc::clone(cluster),
-            access: admitted.access.clone(),
-            session: String::new(),
-            request: ForwardedRequest::of(parts, body),
-        }
+        request: (&Parts, Bytes),
+    ) -> Result<Self, Response> {
+        Self::new((front, cluster), admitted, String::new(), request).await
     }
 
     /// Makes the only attempt at a replica.

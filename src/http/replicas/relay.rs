@@ -99,7 +99,8 @@ enum Lookup {
     Pending(LookupSource),
 }
 
-fn body(forwarding: Forwarding, source: Source) -> Body {
+fn body(mut forwarding: Forwarding, source: Source) -> Body {
+    forwarding.request.keep_for_resume();
     let share = forwarding.share();
     let relay = Relay {
         forwarding,

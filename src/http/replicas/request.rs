@@ -12,9 +12,10 @@ use http::{
 use tokio::time::Instant;
 
 use crate::http::{
-    admission::Front,
+    admission::{Admitted, Front, body, headers},
     peers::{
-        Cluster, Hop, ResponseBody, SendError, SignedRequest, carried, mark_refused, replaced_for,
+        Cluster, Hop, ResponseBody, STREAM_WINDOW, SendError, SignedRequest, carried, mark_refused,
+        replaced_for,
     },
     reply::{
         McpRefusal,
@@ -25,12 +26,14 @@ use crate::http::{
 };
 use crate::{
     auth::Access,
-    base::sha256,
+    base::{budget::Drawn, sha256},
     config::ClientAddress,
     endpoint::{self, TenantHost},
     error::Error,
     hub::{CallError, ownership::LookupSource},
-    protocol::{Body as Messages, Kind, LAST_EVENT_ID, Message},
+    protocol::{
+        Body as Messages, Kind, LAST_EVENT_ID, Message, SESSION_ID, headers::PROTOCOL_VERSION,
+    },
     state::{Replica, SessionId},
     telemetry::{HopOutcome, Span, TraceContext},
 };
@@ -44,6 +47,8 @@ pub(crate) struct Forwarding {
     /// Session id; empty for a request that begins a session.
     pub(crate) session: String,
     pub(super) request: ForwardedRequest,
+    /// What is kept here of a stream that answers it and that the client does not take; none if no stream may.
+    _room: Option<Arc<Drawn>>,
 }
 
 /// Copy of a client's request as it is sent to another replica.
@@ -70,6 +75,40 @@ pub(crate) enum HopError {
 }
 
 impl Forwarding {
+    /// Makes a request for `session` of another replica, within the share of its caller: a call whose stream finds no
+    /// room is refused before it is made.
+    ///
+    /// # Errors
+    ///
+    /// The refusal of a request beyond that share.
+    pub(super) async fn new(
+        (front, cluster): (&Arc<Front>, &Arc<Cluster>),
+        admitted: &Admitted,
+        session: String,
+        (parts, body): (&Parts, Bytes),
+    ) -> Result<Self, Response> {
+        let (access, limits) = (&admitted.access, front.hub.limits());
+        let request = ForwardedRequest::of(parts, body);
+        let mut room = None;
+        if request.may_open_stream() {
+            let drawn = limits.memory().caller(access).draw(STREAM_WINDOW.into());
+            let Some(drawn) = drawn else {
+                let id = body::request_id(access, request.body).await;
+                let refused = McpRefusal::from(limits.no_room(RETRY_AFTER));
+                return Err(refused.answering(id.as_deref()).into_response());
+            };
+            room = Some(Arc::new(drawn));
+        }
+        Ok(Self {
+            front: Arc::clone(front),
+            cluster: Arc::clone(cluster),
+            access: access.clone(),
+            session,
+            request,
+            _room: room,
+        })
+    }
+
     /// Sends `request` to a replica and waits for the head of the response.
     pub(crate) async fn hop(
         &self,
@@ -202,6 +241,31 @@ impl ForwardedRequest {
         }
     }
 
+    /// Returns whether an event stream may answer this request.
+    fn may_open_stream(&self) -> bool {
+        match self.method {
+            Method::GET => true,
+            Method::POST => {
+                let is_2024 = self.kind() == Some(endpoint::Kind::Messages);
+                !is_2024 && headers::accepts(&self.headers).sse
+            }
+            _ => false,
+        }
+    }
+
+    /// Lets go of the header fields that no resume needs, and of the buffer that all of them were read into.
+    pub(super) fn keep_for_resume(&mut self) {
+        let mut kept = HeaderMap::with_capacity(RESUMED.len());
+        for name in &RESUMED {
+            let value = self.headers.get(name).map(HeaderValue::as_bytes);
+            let value = value.filter(|value| value.len() <= RESUMED_MAX);
+            if let Some(Ok(copy)) = value.map(HeaderValue::from_bytes) {
+                kept.insert(name, copy);
+            }
+        }
+        self.headers = kept;
+    }
+
     /// Makes the GET that resumes the response to this request behind `cursor`.
     pub(super) fn resume(&self, cursor: Option<&str>) -> Self {
         let mut headers = self.headers.clone();
@@ -293,5 +357,65 @@ const HOP_BY_HOP: [HeaderName; 13] = [
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
+/// The header fields that a resume sends again, beside those that it makes itself.
+static RESUMED: [HeaderName; 5] = [
+    HeaderName::from_static(SESSION_ID),
+    HeaderName::from_static(PROTOCOL_VERSION),
+    HeaderName::from_static(LAST_EVENT_ID),
+    TRACEPARENT,
+    TENANT_HOST,
+];
+/// Longest value of one: an owner takes none that is longer, but for the context of a trace, which is none then.
+const RESUMED_MAX: usize = 512;
 /// Delay after which a client retries.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::super::request::*;
+
+    #[test]
+    fn a_stream_keeps_of_its_request_what_a_resume_needs() {
+        let head = Bytes::from([vec![b'x'; 8 << 10], b"s1".to_vec()].concat());
+        let (long, id) = (head.slice(..8 << 10), head.slice(8 << 10..));
+        let value = |bytes: Bytes| HeaderValue::from_maybe_shared(bytes).unwrap();
+        let request = Request::get("/t/a/b/mcp").header(SESSION_ID, value(id));
+        let request = request.header("mcp-param-region", value(long.clone()));
+        let request = request.header(TRACEPARENT, value(long));
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        let mut request = ForwardedRequest::of(&parts, Bytes::new());
+        drop(parts);
+        assert_eq!(request.headers.len(), 3);
+        assert!(!head.is_unique());
+        request.keep_for_resume();
+        assert!(head.is_unique(), "the buffer of the head stays");
+        let resume = request.resume(Some("m1"));
+        let expected = [
+            ("accept", EVENT_STREAM),
+            (LAST_EVENT_ID, "m1"),
+            (SESSION_ID, "s1"),
+        ];
+        assert_eq!(resume.headers.len(), expected.len());
+        for (name, value) in expected {
+            assert_eq!(resume.headers[name], value);
+        }
+    }
+
+    #[test]
+    fn streams_answer_requests_that_permit_them() {
+        let of = |method: &Method, path: &str, accept: &'static str| {
+            let request = Request::builder().method(method).uri(path);
+            let request = request.header(header::ACCEPT, accept).body(()).unwrap();
+            let (parts, ()) = request.into_parts();
+            ForwardedRequest::of(&parts, Bytes::new()).may_open_stream()
+        };
+        let (both, json) = ("application/json, text/event-stream", "application/json");
+        assert!(of(&Method::GET, "/t/a/b/sse", json));
+        assert!(of(&Method::POST, "/t/a/b/mcp", both));
+        assert!(!of(&Method::POST, "/t/a/b/mcp", json));
+        assert!(!of(&Method::POST, "/t/a/b/messages?session_id=x", both));
+        assert!(!of(&Method::DELETE, "/t/a/b/mcp", both));
+    }
+}

@@ -11,8 +11,11 @@ use std::{
 
 use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
-use futures_util::FutureExt;
-use http::{HeaderValue, Request};
+use futures_util::{FutureExt, future::join_all};
+use http::{
+    HeaderValue, Request, StatusCode,
+    header::{RETRY_AFTER, WWW_AUTHENTICATE},
+};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, copy_bidirectional},
@@ -27,11 +30,11 @@ use crate::http::{
         Bounds, Connections,
         accept::{KEEP_ALIVE, serve_replicas},
     },
-    peers::{Cluster, HopKeys, MAX_CONCURRENT, Peers, ResponseBody, SendError},
+    peers::{Cluster, Hop, HopKeys, MAX_CONCURRENT, Peers, ResponseBody, SendError, SignedRequest},
 };
 use crate::{
     auth::Access,
-    base::{Clock, MacKeys},
+    base::{Clock, MacKeys, sha256},
     config::Format,
     manifest::reader,
     state::ReplicaKeys,
@@ -45,7 +48,7 @@ struct Other {
     tracker: TaskTracker,
 }
 
-/// A replica that answers `/quick`, never `/never`, and `/endless` without an end.
+/// A replica that answers `/quick`, never `/never`, `/endless` without an end, and `/challenge` with a long field.
 async fn other(finish: Duration) -> Other {
     other_with(&KEY, finish).await
 }
@@ -75,6 +78,10 @@ async fn other_with(key: &[u8; 32], finish: Duration) -> Other {
         .route("/", get(prove))
         .route("/quick", get(quick))
         .route("/never", get(std::future::pending::<&str>))
+        .route(
+            "/challenge",
+            get(async || [(WWW_AUTHENTICATE, "a".repeat(75_000))]),
+        )
         .route(
             "/endless",
             get(async || {
@@ -172,7 +179,7 @@ async fn concurrent_requests_share_one_connection() {
         assert_eq!(answer.next().await.unwrap().unwrap(), "quick");
         assert!(answer.next().await.unwrap().is_none());
     });
-    futures_util::future::join_all(asked).await;
+    join_all(asked).await;
     // The accept loop and one connection.
     assert_eq!(other.tracker.len(), 2);
     bench.ends().await;
@@ -353,6 +360,79 @@ async fn header_fields_of_one_client_do_not_end_the_connection_of_all() {
     assert_eq!(asked(0).await, Ok(200));
     assert!((&mut open).now_or_never().is_none());
     drop(open);
+    bench.ends().await;
+}
+
+/// h2 ended the connection at an answer with more than 64 KiB of header fields.
+#[tokio::test]
+async fn a_long_head_of_an_answer_does_not_end_the_connection_of_all() {
+    let (bench, other) = (bench(), other(Duration::ZERO).await);
+    assert!(bench.get(&other.address, "/quick").await.is_ok());
+    let mut open = Box::pin(bench.get(&other.address, "/never"));
+    assert!((&mut open).now_or_never().is_none());
+    let answer = bench.get(&other.address, "/challenge").await.unwrap();
+    assert_eq!(answer.headers()[WWW_AUTHENTICATE].len(), 75_000);
+    assert!(bench.get(&other.address, "/quick").await.is_ok());
+    assert!((&mut open).now_or_never().is_none());
+    drop(open);
+    bench.ends().await;
+}
+
+#[tokio::test]
+async fn a_head_of_an_answer_that_another_replica_does_not_take_becomes_a_503() {
+    let (bench, (replicas, hops)) = (bench(), keys(&KEY));
+    let me = replicas.replica(&"127.0.0.1:1".into()).unwrap();
+    let cluster = Arc::new(Cluster::new(
+        (me.clone(), replicas),
+        hops.clone(),
+        bench.peers.clone(),
+        Clock::system(),
+        [bench.stop.clone(), bench.stop.clone()],
+    ));
+    let path = "/t/a/main/mcp";
+    let of = async |number: u64, length: usize| {
+        let field = [(WWW_AUTHENTICATE, "a".repeat(length))];
+        let routes: Router = Router::new().route(path, get(async move || field));
+        let app = App::of_replicas(routes.into(), Arc::clone(&cluster));
+        let hop = Hop {
+            target: Arc::clone(&me.boot),
+            sender: "cccc".into(),
+            number,
+            client: None,
+            caller: String::new(),
+            body: sha256(b""),
+        };
+        let mut request = Request::new(Body::empty());
+        *request.uri_mut() = path.parse().unwrap();
+        let signed = SignedRequest {
+            method: request.method(),
+            target: path,
+            headers: request.headers(),
+        };
+        let proof = hops.sign(&hop, signed, Clock::system().now_ms()).unwrap();
+        request.headers_mut().insert("lockgate-hop", proof);
+        app.answer(([127, 0, 0, 1], 1).into(), request).await
+    };
+    assert_eq!(of(0, 60_000).await.status(), StatusCode::OK);
+    let refused = of(1, 75_000).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key(RETRY_AFTER));
+    assert!(!refused.headers().contains_key(WWW_AUTHENTICATE));
+    bench.ends().await;
+}
+
+/// They waited for each other in rows of 64, each for an attempt of its own.
+#[tokio::test]
+async fn all_that_wait_for_a_connection_share_one_attempt() {
+    let bench = bench();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
+    let asked = (0..200).map(|_| bench.get(&address, "/quick"));
+    for answer in join_all(asked).await {
+        assert_eq!(answer.err(), Some(SendError::Silent));
+    }
+    assert!(listener.accept().await.is_ok());
+    assert!(listener.accept().now_or_never().is_none());
     bench.ends().await;
 }
 

@@ -36,7 +36,7 @@ use crate::http::{
         Bounds, Connections,
         accept::{self, KEEP_ALIVE},
     },
-    peers::{Cluster, Hop, HopKeys, Peers, SignedRequest},
+    peers::{Cluster, Hop, HopKeys, Peers, STREAM_WINDOW, SignedRequest},
     reply::{RetryDelay, event_stream::event_stream},
     routes,
 };
@@ -569,6 +569,41 @@ async fn an_event_beyond_the_share_of_its_caller_comes_late_and_whole() {
     assert!(text.starts_with("data: ") || text.contains("\ndata: "));
     assert!(text.contains(&"b".repeat(1536 << 10)));
     until(|| two.used() < SHARE / 2).await;
+}
+
+/// What waits at the replica in between for clients that read nothing was in no budget.
+#[tokio::test]
+async fn streams_of_another_replica_take_the_share_of_their_caller() {
+    let shared = Shared::new(&[]);
+    let small = shared.with_little_memory();
+    let (one, two) = (Gateway::start(&shared).await, Gateway::start(&small).await);
+    let session = one.open("2025-06-18").await;
+    let mut streams = Vec::new();
+    let refused = loop {
+        let id = u32::try_from(streams.len()).unwrap();
+        let answer = two.call(&session, id, "hang", &json!({})).send().await;
+        let answer = answer.unwrap();
+        if answer.status() != StatusCode::OK {
+            break answer;
+        }
+        assert_eq!(answer.headers()["content-type"], "text/event-stream");
+        streams.push(answer);
+        let window = u64::from(STREAM_WINDOW);
+        assert!((streams.len() as u64) * window <= SHARE);
+    };
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key("retry-after"));
+    let refused: Value = refused.json().await.unwrap();
+    assert_eq!(refused["id"], streams.len());
+    // It was refused before its call was made.
+    assert_eq!(one.hanging(&session).await, streams.len());
+    // A request that no stream may answer has room.
+    let call = two.call(&session, 50, "echo", &json!({"text": "hi"}));
+    let json_alone = [(ACCEPT, HeaderValue::from_static("application/json"))];
+    let call = call.headers(json_alone.into_iter().collect());
+    assert_eq!(call.send().await.unwrap().status(), StatusCode::OK);
+    drop(streams);
+    until(|| two.used() < u64::from(STREAM_WINDOW)).await;
 }
 
 /// Makes a replica that begins an event and never ends it the owner of a session.

@@ -15,7 +15,7 @@ use crate::{
     auth::{Listed, policy},
     backend::{
         NO_ANSWER,
-        child::ChildEvent,
+        child::{ChildEvent, stderr::last_words},
         dialect::{AskId, CallId, Legacy, ServerMessage, log_own_error},
         shared::{mailbox, routing},
     },
@@ -94,7 +94,7 @@ impl Session {
                 tracing::warn!(
                     server.name = self.client.server().name, session.id = self.id.short(),
                     code = exit.code, signal = exit.signal,
-                    stderr = %String::from_utf8_lossy(tail(&exit.stderr_tail)).escape_debug(),
+                    stderr = %last_words(&exit.stderr_tail),
                     "the child ended by itself"
                 );
                 self.child_lost(CallError::EXITED);
@@ -688,11 +688,6 @@ fn downloading(server: &Server) -> String {
         }
         _ => String::new(),
     }
-}
-
-/// The end of stderr, short enough for one log line.
-fn tail(stderr: &[u8]) -> &[u8] {
-    &stderr[stderr.len().saturating_sub(512)..]
 }
 
 /// The time from the end of a child's stdout to its exit.

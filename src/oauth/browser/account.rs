@@ -130,9 +130,9 @@ impl BrowserRequest {
         let target = if page.upstreams.is_empty() {
             FormTarget::Own
         } else {
-            FormTarget::Provider
+            FormTarget::Onward
         };
-        Ok(html(StatusCode::OK, &page, &target))
+        Ok(html(StatusCode::OK, &page, target))
     }
 
     /// The servers that the person may use and that need secrets of theirs.

@@ -141,13 +141,7 @@ impl BrowserRequest {
             style: STYLE,
         };
         self.tell(StepKind::AskedToConsent, "");
-        let leads_elsewhere = provider.is_some() || page.upstreams.iter().any(is_unconnected);
-        let target = if leads_elsewhere {
-            FormTarget::Provider
-        } else {
-            FormTarget::Client(authorization.redirect.uri.clone())
-        };
-        Ok(html(StatusCode::OK, &page, &target))
+        Ok(html(StatusCode::OK, &page, FormTarget::Onward))
     }
 
     async fn decide(&self, fields: &Form) -> StepResult {

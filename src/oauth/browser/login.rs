@@ -226,13 +226,14 @@ impl BrowserRequest {
         if failed.is_none() {
             self.tell(StepKind::AskedToLogIn, "");
         }
-        let target = match authorization {
-            // With a stored consent the redirect to the client follows the log-in at once.
-            Some(of) => FormTarget::Client(of.redirect.uri.clone()),
-            None if page.providers.is_empty() => FormTarget::Own,
-            None => FormTarget::Provider,
+        // With a stored consent the redirect to the client follows the log-in at once.
+        let leads_on = authorization.is_some() || !page.providers.is_empty();
+        let target = if leads_on {
+            FormTarget::Onward
+        } else {
+            FormTarget::Own
         };
-        Ok(html(status, &page, &target))
+        Ok(html(status, &page, target))
     }
 }
 

@@ -15,12 +15,8 @@ use http::{
         X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
     },
 };
-use url::Url;
 
-use crate::{
-    base::{Secret, sha256},
-    declare::redirect::is_host,
-};
+use crate::base::{Secret, sha256};
 
 /// The log-in page.
 #[derive(Template)]
@@ -256,7 +252,7 @@ impl ErrorPage {
             remedy: self.remedy,
             style: STYLE,
         };
-        let mut response = html(self.status, &page, &FormTarget::Nowhere);
+        let mut response = html(self.status, &page, FormTarget::Nowhere);
         if let Some(retry) = self.retry {
             response
                 .headers_mut()
@@ -267,53 +263,34 @@ impl ErrorPage {
 }
 
 /// The destinations of a page's forms, redirects included.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FormTarget {
     /// The page has no form.
     Nowhere,
     /// The gateway.
     Own,
-    /// The gateway, then this redirect URI.
-    Client(String),
-    /// The gateway, then an identity provider or an upstream.
-    Provider,
+    /// The gateway, then a client, an identity provider or an upstream.
+    Onward,
 }
 
 impl FormTarget {
-    /// Returns the directive `form-action`. Chromium also applies it to redirects after the form, so
-    /// it must name the redirect URI.
-    fn directive(&self) -> String {
+    /// Returns the directive `form-action`.
+    const fn directive(self) -> &'static str {
         match self {
-            Self::Nowhere => "; form-action 'none'".to_owned(),
-            Self::Own => "; form-action 'self'".to_owned(),
-            Self::Client(uri) => format!("; form-action 'self' {}", source(uri)),
-            // A provider may redirect to hosts unknown in advance (another log-in behind it, a
-            // company's own), and the directive applies to the whole chain. The page is safe
-            // without it: it contains no foreign markup, and the form's address is a constant.
-            Self::Provider => String::new(),
+            Self::Nowhere => "; form-action 'none'",
+            Self::Own => "; form-action 'self'",
+            // None, since Chromium applies it to every redirect behind the form (w3c/webappsec-csp, issue 8), and
+            // cancels a redirect that it does not name. Those behind the first one are unknown: the callback of a
+            // client redirects on to the scheme of its application (https://claude.ai to `claude:`), a provider to
+            // another log-in behind it. The page is safe without it: all text of third parties is escaped, each form
+            // posts to a path of the gateway, and the redirect behind it is a 303, which takes no field along.
+            Self::Onward => "",
         }
-    }
-}
-
-/// Returns a redirect URI as a source of a content security policy: its origin, or its scheme if the
-/// grammar does not cover its host.
-fn source(uri: &str) -> String {
-    let Ok(url) = Url::parse(uri) else {
-        return String::new();
-    };
-    let is_web = matches!(url.scheme(), "http" | "https");
-    match url.host() {
-        // CSP 3, section 2.3.1: a host source has no brackets, and nothing that ends a source or a policy.
-        Some(url::Host::Domain(host)) if is_web && is_host(host) => {
-            url.origin().ascii_serialization()
-        }
-        Some(url::Host::Ipv4(_)) if is_web => url.origin().ascii_serialization(),
-        _ => format!("{}:", url.scheme()),
     }
 }
 
 /// Renders a page, with the header fields of all pages.
-pub(super) fn html(status: StatusCode, page: &impl Template, target: &FormTarget) -> Response {
+pub(super) fn html(status: StatusCode, page: &impl Template, target: FormTarget) -> Response {
     // Rendering into a string cannot fail.
     let text = page.render().unwrap_or_default();
     let mut response = Response::new(Body::from(text));
@@ -324,7 +301,7 @@ pub(super) fn html(status: StatusCode, page: &impl Template, target: &FormTarget
         target.directive()
     );
     let headers = response.headers_mut();
-    // Constants, an origin and a scheme: all valid in a header.
+    // Constants and a hash in base64: all valid in a header.
     if let Ok(policy) = HeaderValue::try_from(policy) {
         headers.insert(CONTENT_SECURITY_POLICY, policy);
     }
@@ -453,26 +430,59 @@ mod tests {
 
     #[test]
     fn third_party_markup_is_escaped() {
-        let hostile = "</h1><script>alert(1)</script>\" onload='x'&amp;";
-        let page = ConsentPage {
+        for text in hostile_pages() {
+            assert!(
+                !text.contains("<script")
+                    && !text.contains("\" onload")
+                    && !text.contains("<form x"),
+                "{text}"
+            );
+            assert!(
+                text.contains("&#60;script&#62;") || text.contains("&lt;script&gt;"),
+                "{text}"
+            );
+        }
+    }
+
+    /// Pages that lead to clients have no `form-action`.
+    #[test]
+    fn forms_post_to_a_path_of_the_gateway_alone() {
+        for text in hostile_pages() {
+            let forms: Vec<_> = text.split("<form").skip(1).collect();
+            assert!(!forms.is_empty(), "{text}");
+            for form in forms {
+                let begin = " method=\"post\" action=\"/t/a/oauth/x\">";
+                assert!(form.starts_with(begin), "{form}");
+            }
+            for leading in ["<a ", "<base", "<meta http-equiv", " formaction", " form="] {
+                assert!(!text.contains(leading), "{leading}: {text}");
+            }
+        }
+    }
+
+    /// The pages that lead to a client, with markup in each text that is not the gateway's.
+    fn hostile_pages() -> [String; 2] {
+        let hostile = "</h1><script>alert(1)</script>\" onload='x'&amp;<form x action=//evil.test>";
+        let action = "/t/a/oauth/x";
+        let consent = ConsentPage {
             tenant: "a",
-            client: shown(hostile),
+            client: hostile.to_owned(),
             document_host: Some(hostile),
             document_date: Some(hostile),
             redirect_host: hostile,
             server: "x",
             resource: hostile,
-            withheld: Vec::new(),
+            withheld: vec![hostile],
             scopes: vec![hostile],
             is_unverified: true,
             is_local: true,
-            action: "/t/a/oauth/consent",
+            action,
             form: hostile,
             person: Some(hostile.to_owned()),
             provider: Some(hostile.to_owned()),
             upstreams: vec![ShownUpstream {
                 name: hostile.to_owned(),
-                title: shown(hostile),
+                title: hostile.to_owned(),
                 servers: Vec::new(),
                 scopes: Vec::new(),
                 connected: None,
@@ -480,33 +490,47 @@ mod tests {
             failed: Some(hostile),
             style: STYLE,
         };
-        let text = page.render().unwrap();
-        assert!(
-            !text.contains("<script") && !text.contains("\" onload"),
-            "{text}"
-        );
-        assert!(
-            text.contains("&#60;script&#62;") || text.contains("&lt;script&gt;"),
-            "{text}"
-        );
+        let login = LoginPage {
+            tenant: "a",
+            client: Some(hostile.to_owned()),
+            server: hostile,
+            action,
+            form: hostile,
+            wrong: Some(hostile),
+            username: hostile,
+            has_passwords: true,
+            providers: vec![(hostile, hostile.to_owned())],
+            style: STYLE,
+        };
+        [consent.render().unwrap(), login.render().unwrap()]
     }
 
     #[test]
-    fn form_action_allows_the_redirect_uri() {
-        for (uri, wanted) in [
-            ("https://app.test/cb?x=1", "https://app.test"),
-            ("https://app.test:8443/cb", "https://app.test:8443"),
-            ("http://127.0.0.1:7777/cb", "http://127.0.0.1:7777"),
-            ("http://localhost/cb", "http://localhost"),
-            ("http://[::1]:7777/cb", "http:"),
-            ("https://a,default-src.test/cb", "https:"),
-            ("https://a;default-src.test/cb", "https:"),
-            ("cursor://anysphere.mcp/cb", "cursor:"),
-            ("com.example.app:/cb", "com.example.app:"),
+    fn form_action_is_left_out_only_where_a_form_leads_on() {
+        for (target, wanted) in [
+            (FormTarget::Nowhere, Some("'none'")),
+            (FormTarget::Own, Some("'self'")),
+            (FormTarget::Onward, None),
         ] {
-            assert_eq!(source(uri), wanted, "{uri}");
+            let page = ErrorTemplate {
+                tenant: "a",
+                title: "A",
+                what: "b",
+                remedy: "c",
+                style: STYLE,
+            };
+            let page = html(StatusCode::OK, &page, target);
+            let policy = page.headers()[CONTENT_SECURITY_POLICY].to_str().unwrap();
+            let style = format!("style-src '{}'", style_hash());
+            let [loads, frames, base] =
+                ["default-src", "frame-ancestors", "base-uri"].map(|name| format!("{name} 'none'"));
+            let strict = [loads, style, frames, base].join("; ");
+            let rest = policy.strip_prefix(&*strict);
+            let rest = rest.unwrap_or_else(|| panic!("{policy}"));
+            let action = rest.strip_prefix("; form-action ");
+            assert_eq!(action, wanted, "{target:?}: {policy}");
+            assert!(action.is_some() || rest.is_empty(), "{policy}");
         }
-        assert_eq!(FormTarget::Nowhere.directive(), "; form-action 'none'");
     }
 
     #[test]

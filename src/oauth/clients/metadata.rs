@@ -106,7 +106,12 @@ impl ClientMetadata {
         if let Some(kind) = application_type(all, &redirect_uris)? {
             others.insert("application_type".to_owned(), kind.into());
         }
-        for name in ["scope", "software_id", "software_version"] {
+        // Clients repeat the scopes of their server here, which may be any number. A server may replace any value
+        // (RFC 7591, section 3.2.1), and what an authorization request may name does not depend on this one.
+        if let Some(scope) = text(all, "scope", usize::MAX)?.filter(|scope| scope.len() <= LONG) {
+            others.insert("scope".to_owned(), scope.into());
+        }
+        for name in ["software_id", "software_version"] {
             if let Some(text) = text(all, name, LONG)? {
                 others.insert(name.to_owned(), text.into());
             }
@@ -426,7 +431,8 @@ mod tests {
             ("logo_uri", json!("data:image/png;base64,")),
             ("tos_uri", json!(7)),
             ("contacts", json!(vec!["a"; 33])),
-            ("scope", json!(long)),
+            ("scope", json!(["a"])),
+            ("software_id", json!(long)),
         ] {
             let refused = read(with(name, value.clone()));
             assert!(
@@ -436,6 +442,16 @@ mod tests {
         }
         let plain = read(with("client_uri", json!("http://localhost:3000"))).unwrap();
         assert_eq!(plain.uri, None);
+    }
+
+    #[test]
+    fn a_scope_that_is_too_long_is_dropped() {
+        for (length, is_kept) in [(LONG, true), (LONG + 1, false), (1 << 16, false)] {
+            let given = json!("a".repeat(length));
+            let kept = read(with("scope", given.clone())).unwrap().write();
+            let wanted = is_kept.then_some(&given);
+            assert_eq!(kept.get("scope"), wanted, "{length}");
+        }
     }
 
     #[test]

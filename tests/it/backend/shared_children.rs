@@ -334,6 +334,61 @@ async fn a_shared_child_that_dies_costs_every_call_and_no_session() {
     .await;
 }
 
+/// The log had neither its status nor its last line, which is beyond the lines that are logged of a child.
+#[tokio::test]
+async fn the_log_says_why_a_shared_child_ended() {
+    let script = format!(
+        "{}; code=$$?; echo 'boom: no token' >&2; exit $$code",
+        child()
+    );
+    let mut gateway = served(json!({"command": "/bin/sh", "args": ["-c", script],
+        "isolation": "tenant", "sandbox": {"profile": "open"}}))
+    .await;
+    let session = gateway.session("a", "main").await;
+    for (tool, args, code, signal) in [
+        ("exit", json!({"code": 7}), json!(7), json!(null)),
+        ("abort", json!({}), json!(null), json!(6)),
+    ] {
+        let written = session.text("stderr", json!({"bytes": 100_000})).await;
+        assert_eq!(written, "written");
+        let answer = session.call(tool, args).await;
+        assert_eq!(answer["error"]["code"], -31001, "{answer}");
+        let said = gateway.says("the shared child ended by itself").await;
+        assert_eq!((&said["code"], &said["signal"]), (&code, &signal), "{said}");
+        assert_eq!(said["tenant.id"], "a", "{said}");
+        assert_eq!(said["server.name"], "main", "{said}");
+        let stderr = said["stderr"].as_str().unwrap();
+        assert!(stderr.ends_with(r"boom: no token\n"), "{said}");
+    }
+}
+
+/// The signal that the gateway kills it with is not its own.
+#[tokio::test]
+async fn the_log_says_why_a_shared_child_is_ended() {
+    let server = json!({"command": child(), "isolation": "tenant", "limits": {"line": "64KiB"}});
+    let mut gateway = served(server).await;
+    let session = gateway.session("a", "main").await;
+    for (tool, args, why) in [
+        (
+            "close_stdout",
+            json!({}),
+            "closed its stdin or stdout and runs on",
+        ),
+        (
+            "big",
+            json!({"bytes": 70_000}),
+            "wrote a line above limits.line",
+        ),
+    ] {
+        session.call(tool, args).await;
+        let wanted = format!("the shared child {why}: it is ended");
+        let said = gateway.says(&wanted).await;
+        assert_eq!(said["message"], wanted, "{said}");
+        assert_eq!(said["server.name"], "main", "{said}");
+        assert!(said["signal"].is_null(), "{said}");
+    }
+}
+
 /// More subscriptions than the channels between session and child hold, in each direction.
 #[tokio::test]
 async fn many_subscriptions_outlive_a_shared_child() {

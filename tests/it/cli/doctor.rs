@@ -344,6 +344,36 @@ async fn clients_without_a_client_id_are_found() {
 }
 
 #[tokio::test]
+async fn each_redirect_uri_of_a_declared_client_is_tried() {
+    let all = [
+        "https://www.cursor.com/agents/mcp/oauth/callback",
+        "cursor://anysphere.cursor-mcp/oauth/callback",
+        "http://localhost:8787/callback",
+    ];
+    let tenants = json!({"a": {
+        "auth": {"mode": "builtin", "registration": false},
+        "clients": {"whole": {"redirect_uris": all}, "part": {"redirect_uris": all[..2]}},
+        "servers": {"x": {"command": child()}},
+    }});
+    let gateway = Served::start(json!({}), tenants).await;
+    let url = format!("{}/t/a/x/mcp", gateway.origin());
+    let args = ["--client", "cursor", "--client-id"];
+    let examined = examine(&url, "", &[&args[..], &["whole"]].concat()).await;
+    let line = examined.line("cursor");
+    assert_eq!(line, ("ok", None), "{:#}", examined.report);
+    let examined = examine(&url, "", &[&args[..], &["part"]].concat()).await;
+    let line = examined.line("cursor");
+    assert_eq!(
+        line,
+        ("finding", Some("authorization_refused")),
+        "{:#}",
+        examined.report
+    );
+    let mend = examined.report["findings"][0]["mend"].as_str().unwrap();
+    assert!(mend.ends_with(all[2]), "{mend}");
+}
+
+#[tokio::test]
 async fn web_pages_that_may_not_call_are_found() {
     let origin = [
         "--origin",

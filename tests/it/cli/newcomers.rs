@@ -43,6 +43,22 @@ async fn a_server_that_ends_says_why() {
     assert!(warned[0].contains(wanted), "{log}");
 }
 
+/// The last line of npm says where a log is, which is gone.
+#[tokio::test]
+async fn the_warning_of_a_failed_start_has_the_line_that_tells_most() {
+    let script = "echo 'npm error request to https://r.test failed' >&2; \
+                  echo 'npm error A complete log of this run can be found in: /x' >&2; exit 1";
+    let gateway = Gateway::of(&[], &[], &["sh", "-c", script]).await;
+    refused(&gateway).await;
+    let told = async || gateway.stderr().contains("a server could not be started");
+    until("the warning", told).await;
+    let log = gateway.stderr();
+    assert!(
+        log.contains("stderr=npm error request to https://r.test failed"),
+        "{log}"
+    );
+}
+
 /// A package that does not exist is no reason to try again.
 #[tokio::test]
 async fn a_missing_package_is_not_tried_again() {

@@ -44,6 +44,12 @@ async fn registers(config: Value) {
     assert_eq!(answer.body["response_types"], json!(["code"]));
     let issued = answer.body["client_id_issued_at"].as_u64().unwrap();
     assert!(crate::support::issuer::now().abs_diff(issued) < 60);
+    // A tenant may have more scopes than are stored with a client.
+    let mut wide = minimal();
+    wide["scope"] = json!("files:read ".repeat(1000));
+    let answer = register(&gateway, "a", &wide).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
+    assert_eq!(answer.body.get("scope"), None);
     // A public client has no secret. Each registration makes a new client.
     let public = json!({"redirect_uris": [BACK], "token_endpoint_auth_method": "none",
         "client_name": "<b>ü", "software_id": "x", "unknown": 1});

@@ -21,6 +21,8 @@ pub(crate) struct Delegation {
     pub(crate) is_delegated: bool,
     /// Controllers available to groups below it.
     pub(crate) controllers: Vec<String>,
+    /// The most processes and threads that it, the groups around it and the kernel allow.
+    pub(crate) processes: u64,
 }
 
 impl Delegation {
@@ -30,14 +32,14 @@ impl Delegation {
         let mount = mount_points(&read("proc/self/mountinfo"), &["cgroup2"]).next()?;
         let own = read("proc/self/cgroup");
         let own = own.lines().find_map(|line| line.strip_prefix("0::"));
-        let path = root
-            .join(mount.trim_start_matches('/'))
-            .join(own.unwrap_or("/").trim_start_matches('/'));
+        let mount = root.join(mount.trim_start_matches('/'));
+        let path = mount.join(own.unwrap_or("/").trim_start_matches('/'));
         let is_writable = |path: &Path| access(path, Access::WRITE_OK).is_ok();
         let controllers = fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
         Some(Self {
             is_delegated: is_writable(&path) && is_writable(&path.join("cgroup.procs")),
             controllers: words(&controllers),
+            processes: processes(root, &mount, &path),
             path,
         })
     }
@@ -62,7 +64,8 @@ pub(crate) struct Groups {
 
 impl Groups {
     /// Creates it, with the controllers that limits need; `filter` is attached to its inner group. All
-    /// children together weigh as much as one process of niceness `nice`.
+    /// children together weigh as much as one process of niceness `nice`, and leave the gateway a reserve of
+    /// processes.
     pub(crate) fn create(
         delegation: &Delegation,
         nice: u8,
@@ -84,6 +87,11 @@ impl Groups {
         if wanted.contains(&"cpu") {
             // However many there are: niceness alone weighs each against the gateway.
             fs::write(base.join("cpu.weight.nice"), nice.to_string())?;
+        }
+        if wanted.contains(&"pids") {
+            // A child without a limit of its own could take the last one: no guard starts then, nor a thread.
+            let most = of_children(delegation.processes);
+            fs::write(base.join("pids.max"), most.to_string())?;
         }
         enable(&base, &wanted)?;
         let is_filtered = filter.is_some();
@@ -147,6 +155,26 @@ impl Drop for Groups {
         _ = fs::remove_dir(&self.base);
         _ = self.lock.unlock();
     }
+}
+
+/// The most processes and threads that the kernel allows in the group `own` of the hierarchy at `mount`: groups around it
+/// have limits too, where they can be read. A group without a limit says `max`.
+fn processes(root: &Path, mount: &Path, own: &Path) -> u64 {
+    let around = own.ancestors().take_while(|group| group.starts_with(mount));
+    let around = around.map(|group| group.join("pids.max"));
+    let kernel = ["pid_max", "threads-max"].map(|name| root.join("proc/sys/kernel").join(name));
+    let read = |file: PathBuf| -> Option<u64> {
+        let text = fs::read_to_string(file).ok()?;
+        text.trim().parse().ok()
+    };
+    let found = around.chain(kernel).filter_map(read);
+    found.fold(PROCESSES, u64::min)
+}
+
+/// The part of `total` processes that all children together may have. The rest is for the gateway and the guards: an
+/// eighth, and at least [`RESERVE`] if that is no more than half.
+fn of_children(total: u64) -> u64 {
+    total - (total / 8).max(RESERVE.min(total / 2))
 }
 
 /// Creates a group of a new name, and locks it while the file is open.
@@ -251,6 +279,12 @@ const FILTERED: &str = "filtered";
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
 
+/// The most that `pids.max` takes (`PID_MAX_LIMIT`).
+const PROCESSES: u64 = 1 << 22;
+
+/// Processes that children leave to the gateway where there are few: tokio alone has up to 512 threads for files.
+const RESERVE: u64 = 1024;
+
 /// Period of processor limits, in microseconds.
 const PERIOD: u64 = 100_000;
 
@@ -322,6 +356,50 @@ mod tests {
         assert!(leaf.join("pids.max").exists());
         assert!(!leaf.join("memory.max").exists() && !leaf.join("cpu.max").exists());
         assert!(!groups.base.join("cpu.weight.nice").exists());
+    }
+
+    #[test]
+    fn all_children_leave_processes_to_the_gateway() {
+        for (total, most) in [
+            (4_194_304, 3_670_016),
+            (65_536, 57_344),
+            (32_768, 28_672),
+            (8192, 7168),
+            (4096, 3072),
+            (2048, 1024),
+            (2000, 1000),
+            (101, 51),
+            (1, 1),
+            (0, 0),
+        ] {
+            assert_eq!(of_children(total), most, "{total}");
+        }
+    }
+
+    /// One child without a limit of its own took the last process: no other server started.
+    #[test]
+    fn groups_of_children_leave_processes_to_the_gateway() {
+        let root = fake("pids\n");
+        let kernel = root.path().join("proc/sys/kernel");
+        fs::create_dir_all(&kernel).unwrap();
+        let own = root.path().join("sys/fs/cgroup/user.slice/pids.max");
+        let around = root.path().join("sys/fs/cgroup/pids.max");
+        for (file, text, most) in [
+            // A cgroup alone bounds nothing below what the kernel takes.
+            (&own, "max\n", "3670016"),
+            (&kernel.join("pid_max"), "32768\n", "28672"),
+            (&kernel.join("threads-max"), "16384\n", "14336"),
+            (&around, "8192\n", "7168"),
+            (&own, "4096\n", "3072"),
+            (&root.path().join("sys/fs/pids.max"), "8\n", "3072"),
+        ] {
+            fs::write(file, text).unwrap();
+            let delegation = Delegation::probe(root.path()).unwrap();
+            let filter = None::<fn(&Path) -> io::Result<()>>;
+            let groups = Groups::create(&delegation, 0, filter).unwrap();
+            let bound = fs::read_to_string(groups.base.join("pids.max")).unwrap();
+            assert_eq!(bound, most, "{} {text}", file.display());
+        }
     }
 
     /// Each child read the names of all tenants and of their servers.

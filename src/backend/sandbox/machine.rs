@@ -234,6 +234,7 @@ mod tests {
             path: "/x".into(),
             is_delegated: true,
             controllers: vec!["pids".into(), "memory".into()],
+            processes: 4096,
         };
         let mut grouped = Kernel {
             cgroup: Some(delegation),

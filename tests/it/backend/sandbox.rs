@@ -707,6 +707,29 @@ async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
     until("the end of all groups", || async { !a.exists() }).await;
 }
 
+/// One child without a limit of its own took the last process: no other server started.
+#[tokio::test]
+async fn all_children_leave_processes_to_the_gateway() {
+    let Some(base) = cgroups().filter(|base| {
+        let controllers = std::fs::read_to_string(base.join("cgroup.controllers"));
+        controllers.is_ok_and(|names| names.contains("pids"))
+    }) else {
+        return;
+    };
+    let two = Two::start("landlock", &[], "args: []").await;
+    let group = format!("lockgate-{}", two.gateway.process.id().unwrap());
+    let number = |file: PathBuf| -> Option<u64> {
+        let text = std::fs::read_to_string(file).ok()?;
+        text.trim().parse().ok()
+    };
+    let around = base.ancestors().map(|group| group.join("pids.max"));
+    let kernel = ["pid_max", "threads-max"].map(|name| Path::new("/proc/sys/kernel").join(name));
+    let total = around.chain(kernel).filter_map(number).min().unwrap();
+    let most = number(base.join(group).join("pids.max")).unwrap();
+    let possible = total / 2..=total - total / 8;
+    assert!(possible.contains(&most), "{most} of {total}");
+}
+
 /// A child with the gateway's user owned the files of its cgroup, and in profile `open` it could write them.
 #[tokio::test]
 async fn a_child_does_not_change_its_cgroup() {

@@ -64,6 +64,12 @@ impl Offer {
         self.has_mounts && self.landlock >= SCOPES_ABI
     }
 
+    /// What one child can use up for the gateway and all other children, if there is anything.
+    pub(crate) fn shared_amounts(&self) -> Option<&'static str> {
+        // Also in a user namespace: there the kernel counts for the user who made it, too.
+        (self.separation != Separation::Uid).then_some(SHARED_AMOUNTS)
+    }
+
     /// The settings of `server` that are not enforced though it may start, for the log and metrics.
     pub(crate) fn shortcomings(&self, server: &Server) -> Vec<Unenforced> {
         let confinement = &server.launch.confinement;
@@ -146,6 +152,8 @@ pub(crate) const SCOPES_ABI: u32 = 6;
 /// The first Landlock ABI with TCP ports (Linux 6.7).
 const PORTS_ABI: u32 = 4;
 
+const SHARED_AMOUNTS: &str = "amounts that the kernel counts per user, such as epoll watches and inotify instances, are \
+     shared by all children and the gateway: one child can use them up; with separation uid each child has its own";
 const NO_LANDLOCK: &str = "standard confines files by Landlock, which this kernel does not offer";
 const NO_SECCOMP: &str = "seccomp filters, which it needs, are not available here";
 const NO_HIDING: &str = "nothing here hides the data directory from its children";
@@ -190,6 +198,18 @@ mod tests {
         let (_, server) = manifest.catalog.find("a", "x").unwrap();
         let missing = offer.unenforced(&server);
         missing.iter().map(|missing| missing.key).collect()
+    }
+
+    #[test]
+    fn amounts_of_a_user_are_shared_by_all_that_have_it() {
+        let others = [
+            Separation::Namespace,
+            Separation::Landlock,
+            Separation::None,
+        ];
+        let shared = |separation| Offer { separation, ..ALL }.shared_amounts();
+        assert!(others.map(shared).iter().all(Option::is_some));
+        assert_eq!(shared(Separation::Uid), None);
     }
 
     #[test]

@@ -218,6 +218,8 @@ fn machine(kernel: &Kernel, offer: &Offer) -> String {
         Separation::Landlock => "landlock: each child has a domain of its own",
         Separation::None => "none; a second tenant needs sandbox.shared_uid",
     };
+    let shared = offer.shared_amounts();
+    let shared = shared.map(|what| format!("\n{what}")).unwrap_or_default();
     let walls = offer.walls();
     let width = walls.iter().map(|wall| wall.what.len()).max();
     let walls = walls.map(|wall| {
@@ -225,7 +227,7 @@ fn machine(kernel: &Kernel, offer: &Offer) -> String {
         format!("  {:1$}  {holds}", wall.what, width.unwrap_or_default())
     });
     [
-        format!("separation of children: {separation}"),
+        format!("separation of children: {separation}{shared}"),
         "out of reach of a child in profile standard, or limited:".to_owned(),
         walls.join("\n"),
         format!("this machine: Landlock {landlock}"),
@@ -328,6 +330,7 @@ mod tests {
         a/x: sandbox.tcp is not enforced: its TCP reaches this gateway, its stores and link-local addresses: no cgroup v2 with BPF is delegated
         serves http://127.0.0.1:8080/mcp: the same as a/x
         separation of children: landlock: each child has a domain of its own
+        amounts that the kernel counts per user, such as epoll watches and inotify instances, are shared by all children and the gateway: one child can use them up; with separation uid each child has its own
         out of reach of a child in profile standard, or limited:
           files of other children and of the gateway         yes
           modes, owners and times of files it may not write  no

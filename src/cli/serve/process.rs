@@ -214,6 +214,13 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
     if config.sandbox.shared_uid && offer.separation == Separation::None {
         tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");
     }
+    // With separation "none" nothing at all is kept apart, and that is told above.
+    if catalog.tenants.len() > 1
+        && offer.separation != Separation::None
+        && let Some(what) = offer.shared_amounts()
+    {
+        tracing::warn!(key = "sandbox.separation", "{what}");
+    }
     if config.auth.insecure {
         tracing::warn!(
             "auth.insecure: tenants without authentication are open to everybody who reaches this gateway"

@@ -21,6 +21,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -113,8 +114,8 @@ async fn accept(
             Ok(accepted) => accepted,
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
-                // EMFILE, ENFILE, ENOBUFS and ENOMEM persist until something else is closed.
-                tracing::warn!(%error, "cannot accept; pausing");
+                // EMFILE, ENFILE, ENOBUFS, ENOMEM and ENOSPC persist until something else is closed.
+                tracing::warn!(%error, "{}", obstacle(&error));
                 tokio::select! { () = stop.cancelled() => return, () = sleep(pause) => {} }
                 pause = (pause * 2).min(LAST_PAUSE);
                 continue;
@@ -457,6 +458,16 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
+/// Text of the log for an error that concerns more than one connection: of `accept`, or of the registration of the
+/// new socket with epoll.
+fn obstacle(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        // epoll_ctl(2); the text of the error itself is about a disk.
+        Some(Errno::NOSPC) => NO_WATCH,
+        _ => "cannot accept; pausing",
+    }
+}
+
 /// Settings of hyper for both protocols.
 struct Protocols {
     /// For connections that do not begin with the HTTP/2 preface.
@@ -566,7 +577,32 @@ const AT_ONCE: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between failing accepts.
 const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// Text for a lack of epoll watches, which the kernel counts per user.
+const NO_WATCH: &str = "cannot accept; pausing: the epoll watches of this user (fs.epoll.max_user_watches) are used up, \
+     as by a server that has the same user; with separation uid each server has its own";
 /// Response to a connection beyond the limit.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\
 content-type: application/json\r\nx-content-type-options: nosniff\r\ncache-control: no-store\r\n\
 content-length: 45\r\n\r\n{\"error\":{\"message\":\"too many connections\"}}\n";
+
+#[cfg(test)]
+mod tests {
+    use super::super::accept::*;
+
+    /// The log said "No space left on device", and no disk was full.
+    #[test]
+    fn a_lack_of_epoll_watches_is_told_from_that_of_other_things() {
+        for (errno, is_told) in [
+            (Errno::NOSPC, true),
+            (Errno::MFILE, false),
+            (Errno::NFILE, false),
+            (Errno::NOBUFS, false),
+            (Errno::NOMEM, false),
+        ] {
+            let said = obstacle(&errno.into());
+            assert!(said.starts_with("cannot accept; pausing"), "{said}");
+            let names_limit = said.contains("fs.epoll.max_user_watches");
+            assert_eq!(names_limit, is_told, "{errno:?}: {said}");
+        }
+    }
+}

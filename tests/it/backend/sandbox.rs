@@ -730,6 +730,28 @@ async fn all_children_leave_processes_to_the_gateway() {
     assert!(possible.contains(&most), "{most} of {total}");
 }
 
+/// Nothing told operators that one child could keep the gateway from accepting connections.
+#[tokio::test]
+async fn a_start_tells_what_tenants_share_without_users_of_their_own() {
+    let tenant = json!({"auth": {"mode": "none"}, "servers": {"x": {"command": "cat"}}});
+    let (one, two) = (json!({"a": tenant}), json!({"a": tenant, "b": tenant}));
+    let uids = json!({"sandbox": {"separation": "uid", "uids": "700000-765535"}});
+    let landlock = json!({"sandbox": {"separation": "landlock"}});
+    for (config, tenants, is_told) in [
+        (&landlock, &two, true),
+        (&landlock, &one, false),
+        (&uids, &two, false),
+    ] {
+        let logs = Served::start(config.clone(), tenants.clone());
+        let logs = logs.await.end().await;
+        let told = logs.iter().filter(|line| {
+            let text = line["message"].as_str().unwrap_or_default();
+            line["level"] == "WARN" && text.contains("counts per user")
+        });
+        assert_eq!(told.count(), usize::from(is_told), "{logs:?}");
+    }
+}
+
 /// A child with the gateway's user owned the files of its cgroup, and in profile `open` it could write them.
 #[tokio::test]
 async fn a_child_does_not_change_its_cgroup() {

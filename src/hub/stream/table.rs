@@ -653,16 +653,20 @@ mod tests {
         },
     };
 
-    /// A log that acknowledges an event for each permit.
-    struct Slow(Arc<Semaphore>);
+    /// A log that acknowledges an event for each permit, and shows the calls of the stream that it opened last.
+    struct Slow {
+        permits: Arc<Semaphore>,
+        opened: watch::Sender<Bytes>,
+    }
 
     impl EventLog for Slow {
         fn open(
             &self,
             _: &WriteTarget,
             _: u64,
-            _: Bytes,
+            calls: Bytes,
         ) -> BoxFuture<'static, Result<(), StoreError>> {
+            self.opened.send_replace(calls);
             Box::pin(ready(Ok(())))
         }
 
@@ -673,7 +677,7 @@ mod tests {
             _: Bytes,
             _: Option<Bytes>,
         ) -> BoxFuture<'static, Result<(), StoreError>> {
-            let permits = Arc::clone(&self.0);
+            let permits = Arc::clone(&self.permits);
             Box::pin(async move {
                 let permit = permits.acquire().await;
                 permit
@@ -717,8 +721,14 @@ mod tests {
         }
     }
 
+    fn slow(permits: &Arc<Semaphore>) -> Arc<Slow> {
+        let permits = Arc::clone(permits);
+        let (opened, _) = watch::channel(Bytes::new());
+        Arc::new(Slow { permits, opened })
+    }
+
     fn streams(permits: &Arc<Semaphore>) -> Streams {
-        streams_in(Arc::new(Slow(Arc::clone(permits))))
+        streams_in(slow(permits))
     }
 
     fn streams_in(log: Arc<dyn EventLog>) -> Streams {
@@ -732,7 +742,7 @@ mod tests {
 
     /// Streams of one of several replicas, in a log that acknowledges no event, with an event of the listener.
     fn stuck_streams() -> Streams {
-        let mut streams = early_streams(Arc::new(Slow(Arc::new(Semaphore::new(0)))));
+        let mut streams = early_streams(slow(&Arc::new(Semaphore::new(0))));
         streams.message(LISTENER_STREAM, "{}".into()).unwrap();
         streams
     }
@@ -1012,6 +1022,38 @@ mod tests {
         streams.write_calls().unwrap();
         streams.open(held).unwrap();
         assert_eq!(calls_in(&log, held).await, "[4]");
+    }
+
+    /// Streams of one of several replicas, whose session has a record.
+    async fn known_streams(log: Arc<dyn EventLog>) -> Streams {
+        let mut streams = early_streams(log);
+        streams.announce();
+        streams.written().await.unwrap();
+        assert!(streams.is_flushed());
+        streams
+    }
+
+    /// It was refused for good, though another replica had read the event in Redis.
+    #[tokio::test]
+    async fn a_cursor_of_an_event_under_way_may_come_again() {
+        let permits = Arc::new(Semaphore::new(0));
+        let mut streams = known_streams(slow(&permits)).await;
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        let epoch = streams.epoch();
+        let cursor = |seq| {
+            Some(Cursor {
+                stream: LISTENER_STREAM,
+                epoch,
+                seq,
+            })
+        };
+        let early = streams.attach(cursor(1)).await.err();
+        assert!(matches!(early, Some(Error::Busy { .. })), "{early:?}");
+        let never = streams.attach(cursor(2)).await.err();
+        assert!(matches!(never, Some(Error::NoCursor)), "{never:?}");
+        permits.add_permits(1);
+        streams.written().await.unwrap();
+        assert!(matches!(streams.attach(cursor(1)).await, Ok(Some(_))));
     }
 
     #[tokio::test]

@@ -122,7 +122,7 @@ impl Streams {
             return;
         }
         let listener = self.open.get(&LISTENER_STREAM);
-        let calls = listener.map_or_else(Bytes::new, |listener| listener.open_calls());
+        let calls = listener.map_or_else(Bytes::new, |listener| listener.open_calls([]));
         let open = (LISTENER_STREAM, Write::Open { last: 0, calls });
         self.writes.go_on();
         self.writes.renew(self.writes.epoch(), [open]);
@@ -203,7 +203,9 @@ impl Streams {
     pub(crate) fn renew(&mut self, epoch: u32) {
         let known = self.open.iter().filter(|(_, stream)| stream.held.is_none());
         let known = known.map(|(id, stream)| {
-            let (last, calls) = (stream.tail.get().last, stream.open_calls());
+            // A response that is under way may be written much later than this: until then its call is open.
+            let calls = stream.open_calls(self.writes.answered(*id));
+            let last = stream.tail.get().last;
             (*id, Write::Open { last, calls })
         });
         let known: Vec<_> = known.collect();
@@ -1031,6 +1033,26 @@ mod tests {
         streams.written().await.unwrap();
         assert!(streams.is_flushed());
         streams
+    }
+
+    /// A replica that was lost before its last writes to an empty Redis left neither the call nor its response there.
+    #[tokio::test]
+    async fn a_call_is_open_in_another_epoch_until_its_response_is_written() {
+        let log = slow(&Arc::new(Semaphore::new(0)));
+        let mut streams = known_streams(Arc::clone(&log) as _).await;
+        for id in ["1", "2"] {
+            streams.await_response(LISTENER_STREAM, id.as_bytes());
+        }
+        streams.write_calls().unwrap();
+        assert_eq!(*log.opened.borrow(), "[1,2]");
+        // The log has never heard of the last one, which is a ping.
+        for id in [2, 3] {
+            let response = Some(result(id));
+            streams.finish_call(LISTENER_STREAM, response).unwrap();
+        }
+        log.opened.send_replace(Bytes::new());
+        streams.resume(7);
+        assert_eq!(*log.opened.borrow(), "[1,2]");
     }
 
     /// It was refused for good, though another replica had read the event in Redis.

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    answer::{Answer, Form},
+    answer::{Acceptance, Answer, Form},
     entry::{Held, Stream, StreamLimits},
     reader::{Attachment, Pulse, Reader, StreamEnd, Tail},
     session_log::SessionLog,
@@ -38,6 +38,8 @@ pub(crate) struct Streams {
     pub(super) writes: Writes,
     /// Answers that wait for events of the listener, in the order of the events.
     answers: VecDeque<WaitingAnswer>,
+    /// Bodies of HTTP+SSE that wait to be accepted, in their order.
+    pub(super) accepted: VecDeque<Acceptance>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) revision: Option<Revision>,
     /// Whether every connection to the listener gets its events, and not the youngest alone.
@@ -98,6 +100,7 @@ impl Streams {
             open,
             writes,
             answers: VecDeque::new(),
+            accepted: VecDeque::new(),
             pulse,
             revision: None,
             has_many_listeners: false,
@@ -209,6 +212,9 @@ impl Streams {
             (*id, Write::Open { last, calls })
         });
         let known: Vec<_> = known.collect();
+        for acceptance in &mut self.accepted {
+            acceptance.behind = acceptance.behind.map(|behind| behind + known.len());
+        }
         self.writes.renew(epoch, known);
         for stream in self.open.values_mut() {
             stream.tail.modify(|tail| tail.epoch = epoch);
@@ -378,6 +384,7 @@ impl Streams {
     pub(crate) async fn written(&mut self) -> Result<(), StoreError> {
         let (stream, write) = self.writes.next().await?;
         self.acknowledged(stream, &write);
+        self.accept_behind_write();
         Ok(())
     }
 
@@ -527,10 +534,13 @@ impl Streams {
         self.write(id, Write::End)
     }
 
-    /// Ends every stream at the end of the session; held responses are answered with `refusal`.
+    /// Ends every stream at the end of the session; held responses, and bodies that were not accepted, are answered with
+    /// `refusal`.
     pub(crate) fn release(&mut self, end: StreamEnd, refusal: impl Fn() -> Answer) {
-        for waiting in self.answers.drain(..) {
-            let _ = waiting.reply.send(refusal());
+        let answers = self.answers.drain(..).map(|waiting| waiting.reply);
+        let accepted = self.accepted.drain(..).map(|body| body.reply);
+        for reply in answers.chain(accepted) {
+            let _ = reply.send(refusal());
         }
         for (_, mut stream) in self.open.drain() {
             let opening = stream.opening.map(|(reply, _)| reply);
@@ -646,7 +656,10 @@ mod tests {
     use super::super::table::*;
     use crate::{
         base::{MacKeys, budget::Budget},
-        hub::{ownership::ReplicaLease, stream::Next},
+        hub::{
+            ownership::{ReplicaLease, STORE_AWAY},
+            stream::Next,
+        },
         protocol::{Cursor, EventKey},
         state::{
             BoxFuture, EventLog, LogShare, Page, Replica, ReplicaKeys, SessionId, WriteTarget,
@@ -1033,6 +1046,70 @@ mod tests {
         streams.written().await.unwrap();
         assert!(streams.is_flushed());
         streams
+    }
+
+    /// Accepts a body of HTTP+SSE with one call.
+    fn accept(streams: &mut Streams, id: usize) -> oneshot::Receiver<Answer> {
+        let (reply, answer) = oneshot::channel();
+        streams.accept(reply);
+        streams.await_response(LISTENER_STREAM, id.to_string().as_bytes());
+        streams.write_calls().unwrap();
+        answer
+    }
+
+    fn is_accepted(answer: &mut oneshot::Receiver<Answer>) -> bool {
+        matches!(answer.try_recv(), Ok(Answer::Accepted))
+    }
+
+    /// Its replica was lost before the log knew the call, which it had taken, and the client waited forever.
+    #[tokio::test]
+    async fn a_body_of_http_sse_is_accepted_once_the_log_knows_its_calls() {
+        let permits = Arc::new(Semaphore::new(0));
+        let mut streams = known_streams(slow(&permits)).await;
+        let mut at_once = accept(&mut streams, 1);
+        assert!(is_accepted(&mut at_once), "the log has acknowledged it");
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        let mut first = accept(&mut streams, 2);
+        let mut second = accept(&mut streams, 3);
+        // Written again in another epoch, behind the streams that are open.
+        streams.resume(7);
+        permits.add_permits(1);
+        for _ in 0..2 {
+            streams.written().await.unwrap();
+            assert!(first.try_recv().is_err(), "it is not in the log");
+        }
+        streams.written().await.unwrap();
+        assert!(is_accepted(&mut first) && second.try_recv().is_err());
+        streams.written().await.unwrap();
+        assert!(is_accepted(&mut second) && streams.is_flushed());
+        // In one process the log has everything.
+        let mut alone = streams_in(slow(&permits));
+        alone.message(LISTENER_STREAM, "{}".into()).unwrap();
+        assert!(is_accepted(&mut accept(&mut alone, 1)));
+    }
+
+    #[tokio::test]
+    async fn bodies_that_the_log_never_knew_are_refused_and_bounded() {
+        let mut streams = known_streams(slow(&Arc::new(Semaphore::new(0)))).await;
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        let mut waiting = Vec::new();
+        for id in 0..32 {
+            assert!(streams.check_calls(1, 0).is_ok(), "{id}");
+            waiting.push(accept(&mut streams, id));
+        }
+        let refused = streams.check_calls(1, 0);
+        assert!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
+        let (reply, mut ping) = oneshot::channel();
+        streams.accept(reply);
+        assert!(is_accepted(&mut ping), "pings have no limit");
+        streams.close(lost);
+        streams.fail_answers(lost);
+        assert!(waiting.iter_mut().all(|body| body.try_recv().is_err()));
+        streams.release(StreamEnd::Released, || Answer::Refused(STORE_AWAY));
+        let is_refused = |body: &mut oneshot::Receiver<Answer>| {
+            matches!(body.try_recv(), Ok(Answer::Refused(Error::Busy { .. })))
+        };
+        assert!(waiting.iter_mut().all(is_refused));
     }
 
     /// A replica that was lost before its last writes to an empty Redis left neither the call nor its response there.

@@ -171,6 +171,11 @@ impl Writes {
         })
     }
 
+    /// The number of writes under way.
+    pub(super) fn under_way(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Whether the writes under way have to be written again in this epoch of the store: it is another one, or the
     /// store did not know it for a moment.
     pub(super) fn are_lost_in(&self, epoch: u32) -> bool {

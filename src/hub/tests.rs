@@ -699,6 +699,44 @@ async fn results(reader: &mut Reader, mut count: usize) {
     }
 }
 
+/// Its replica was lost before the record had the revision, and the next one removed the session.
+#[tokio::test]
+async fn the_result_of_initialize_over_http_sse_waits_for_the_record() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let access = bench.access("ada");
+    let (id, mut reader) = bench.hub.connect(&access).await.unwrap();
+    let gate = directory.gate.write().await;
+    let _ = futures_util::poll!(pin!(directory.asked.notified()));
+    let (by, body) = (
+        Transport::Sse2024,
+        Body::One(initialize_in("2024-11-05", "ada")),
+    );
+    let posted = bench
+        .hub
+        .deliver(&access, by, id.as_str(), body, Form::Sse, (None, None));
+    let begun = posted.await.unwrap().answer().await;
+    assert!(matches!(begun, Answer::Accepted));
+    let mut result = Box::pin(results(&mut reader, 1));
+    tokio::select! {
+        () = &mut result => panic!("before it is written"),
+        () = directory.asked.notified() => {}
+    }
+    let early = tokio::time::timeout(Duration::from_millis(500), &mut result).await;
+    assert!(early.is_err(), "before it is written");
+    drop(gate);
+    result.await;
+    let found = directory.find(&id).await.unwrap().unwrap();
+    let record = String::from_utf8(found.record.kept.to_vec()).unwrap();
+    assert!(record.contains(r#""revision":"2024-11-05""#), "{record}");
+    bench.end().await;
+}
+
 /// They were in no count: a client had any number of them, each of them with the ids of all others in the log.
 #[tokio::test]
 async fn responses_that_wait_for_the_record_are_open_calls_of_their_session() {

@@ -214,7 +214,7 @@ impl Session {
         reply: oneshot::Sender<Answer>,
     ) -> StreamId {
         if self.client.transport() == Transport::Sse2024 {
-            let _ = reply.send(Answer::Accepted);
+            self.streams.accept(reply);
             return LISTENER_STREAM;
         }
         let hold = (form == Form::Auto).then_some(self.client.server().reply.sse_after);

@@ -27,7 +27,7 @@ use crate::{
         stream::Answer,
     },
     protocol::{
-        Kind, Message, Revision,
+        Kind, LISTENER_STREAM, Message, Revision,
         initialize::{self, MAX_CAPABILITIES},
         jsonrpc, modern,
     },
@@ -326,7 +326,9 @@ impl Session {
         );
         let Some(reply) = initializing.reply else {
             self.record_changed();
-            return self.send_to_listener(line);
+            // The next owner takes a session without a revision for one that never began.
+            let written = self.finish_recorded_call(LISTENER_STREAM, line);
+            return self.handle_write(written);
         };
         self.register().await;
         if self.lifetime.is_over() {

@@ -39,6 +39,13 @@ pub(crate) enum Answer {
     Refused(Error),
 }
 
+/// The acceptance of a body of HTTP+SSE, whose calls the log does not know yet.
+pub(super) struct Acceptance {
+    pub(super) reply: oneshot::Sender<Answer>,
+    /// The number of writes that the log has to acknowledge first; none while the body is handled.
+    pub(super) behind: Option<usize>,
+}
+
 /// A response whose headers may still be held.
 pub(crate) struct Pending {
     /// Receives the answer.

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     error::Error,
+    hub::ownership::STORE_AWAY,
     protocol::{Cursor, LISTENER_STREAM, Revision, StreamId},
     state::StoreError,
 };
@@ -19,8 +20,9 @@ impl Streams {
     ///
     /// # Errors
     ///
-    /// `Gone` for a cursor behind which events are trimmed, `NoCursor` for a cursor of no event,
-    /// `Limit` for too many connections; `Ok(None)` at the end of a stream that has ended.
+    /// `Gone` for a cursor behind which events are trimmed, `NoCursor` for a cursor of no event, `Busy` for
+    /// one of an event that the log has not acknowledged, `Limit` for too many connections; `Ok(None)` at the end
+    /// of a stream that has ended.
     pub(crate) async fn attach(&mut self, cursor: Option<Cursor>) -> Result<Option<Reader>, Error> {
         let attached: usize = self
             .open
@@ -38,8 +40,8 @@ impl Streams {
             return Err(Error::Gone);
         }
         let id = cursor.map_or(LISTENER_STREAM, |cursor| cursor.stream);
-        let (last, written) = match self.open.get(&id) {
-            Some(stream) => (stream.tail.get().last, stream.written()),
+        let (last, begun, written) = match self.open.get(&id) {
+            Some(stream) => (stream.tail.get().last, stream.last, stream.written()),
             None => {
                 return self
                     .attach_ended(id, cursor.map_or(0, |cursor| cursor.seq))
@@ -54,7 +56,13 @@ impl Streams {
         };
         let mut seq = cursor.map_or(first, |cursor| cursor.seq);
         if seq > last {
-            return Err(Error::NoCursor);
+            // Another replica may have read it in the log, whose acknowledgement is late.
+            let is_under_way = seq <= begun;
+            return Err(if is_under_way {
+                STORE_AWAY
+            } else {
+                Error::NoCursor
+            });
         }
         if seq < last {
             match self.log.read(id, seq).await {

@@ -99,16 +99,16 @@ impl Stream {
         }
     }
 
-    /// The calls that the next owner has to answer: an array of raw ids.
-    pub(super) fn open_calls(&self) -> Bytes {
-        let ids: Vec<&[u8]> = self.ids.iter().map(|id| &**id).collect();
+    /// The calls that the next owner has to answer, and `more`: an array of raw ids.
+    pub(super) fn open_calls<'a>(&'a self, more: impl IntoIterator<Item = &'a [u8]>) -> Bytes {
+        let ids: Vec<&[u8]> = self.ids.iter().map(|id| &**id).chain(more).collect();
         [b"[", &*ids.join(&b","[..]), b"]"].concat().into()
     }
 
     /// The same for a write.
     pub(super) fn calls_to_write(&mut self) -> Bytes {
         self.changes = 0;
-        self.open_calls()
+        self.open_calls([])
     }
 
     /// The last event that was handed to a connection.

@@ -3,7 +3,13 @@
 
 use std::time::Duration;
 
-use super::{table::Streams, writes::Write};
+use tokio::sync::oneshot;
+
+use super::{
+    answer::{Acceptance, Answer},
+    table::Streams,
+    writes::Write,
+};
 use crate::{error::Error, protocol::StreamId, state::StoreError};
 
 /// The refusal of a stream or a call beyond the limit of a session.
@@ -26,6 +32,8 @@ impl Streams {
     /// begin beside others begins alone.
     pub(crate) fn check_calls(&self, calls: usize, others: usize) -> Result<(), Error> {
         let most = self.limits.streams;
+        // A body that waits to be accepted counts though its calls have ended.
+        let others = others.max(self.accepted.len());
         if others >= most || others > 0 && others + calls > most {
             return Err(NO_ROOM);
         }
@@ -39,6 +47,37 @@ impl Streams {
             return Err(Error::Busy { what, retry });
         }
         Ok(())
+    }
+
+    /// Accepts a body of HTTP+SSE with requests, once the log has acknowledged what is written for it up to the next
+    /// [`Self::write_calls`]: the next owner answers no call that the log does not know.
+    pub(crate) fn accept(&mut self, reply: oneshot::Sender<Answer>) {
+        // Beyond the limit there are only pings, which change nothing.
+        let is_full = self.accepted.len() >= self.limits.streams;
+        if self.log.owner.is_alone() || is_full {
+            // A client that is gone needs no answer.
+            let _ = reply.send(Answer::Accepted);
+            return;
+        }
+        let behind = None;
+        self.accepted.push_back(Acceptance { reply, behind });
+    }
+
+    /// The log has acknowledged the oldest write under way: accepts the bodies that have waited for it.
+    pub(super) fn accept_behind_write(&mut self) {
+        for acceptance in &mut self.accepted {
+            acceptance.behind = acceptance.behind.map(|behind| behind.saturating_sub(1));
+        }
+        self.send_accepted();
+    }
+
+    fn send_accepted(&mut self) {
+        while let Some(acceptance) = self
+            .accepted
+            .pop_front_if(|acceptance| acceptance.behind == Some(0))
+        {
+            let _ = acceptance.reply.send(Answer::Accepted);
+        }
     }
 
     /// Adds a request whose response a stream waits for: another replica may have to answer it, once
@@ -64,7 +103,7 @@ impl Streams {
     }
 
     /// Writes the calls of the streams for which a body of the client has changed them: once for all calls of the
-    /// body, since each write has the ids of all that wait.
+    /// body, since each write has the ids of all that wait. The body is accepted behind all that was written for it.
     pub(crate) fn write_calls(&mut self) -> Result<(), StoreError> {
         if self.log.owner.is_alone() {
             return Ok(());
@@ -79,6 +118,11 @@ impl Streams {
         for (id, write) in changed {
             self.write(id, write)?;
         }
+        let under_way = self.writes.under_way();
+        for acceptance in &mut self.accepted {
+            acceptance.behind.get_or_insert(under_way);
+        }
+        self.send_accepted();
         Ok(())
     }
 }

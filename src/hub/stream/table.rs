@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    answer::{Answer, Form},
+    answer::{Acceptance, Answer, Form},
     entry::{Held, Stream, StreamLimits},
     reader::{Attachment, Pulse, Reader, StreamEnd, Tail},
     session_log::SessionLog,
@@ -38,6 +38,8 @@ pub(crate) struct Streams {
     pub(super) writes: Writes,
     /// Answers that wait for events of the listener, in the order of the events.
     answers: VecDeque<WaitingAnswer>,
+    /// Bodies of HTTP+SSE that wait to be accepted, in their order.
+    pub(super) accepted: VecDeque<Acceptance>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) revision: Option<Revision>,
     /// Whether every connection to the listener gets its events, and not the youngest alone.
@@ -98,6 +100,7 @@ impl Streams {
             open,
             writes,
             answers: VecDeque::new(),
+            accepted: VecDeque::new(),
             pulse,
             revision: None,
             has_many_listeners: false,
@@ -122,7 +125,7 @@ impl Streams {
             return;
         }
         let listener = self.open.get(&LISTENER_STREAM);
-        let calls = listener.map_or_else(Bytes::new, |listener| listener.open_calls());
+        let calls = listener.map_or_else(Bytes::new, |listener| listener.open_calls([]));
         let open = (LISTENER_STREAM, Write::Open { last: 0, calls });
         self.writes.go_on();
         self.writes.renew(self.writes.epoch(), [open]);
@@ -203,10 +206,15 @@ impl Streams {
     pub(crate) fn renew(&mut self, epoch: u32) {
         let known = self.open.iter().filter(|(_, stream)| stream.held.is_none());
         let known = known.map(|(id, stream)| {
-            let (last, calls) = (stream.tail.get().last, stream.open_calls());
+            // A response that is under way may be written much later than this: until then its call is open.
+            let calls = stream.open_calls(self.writes.answered(*id));
+            let last = stream.tail.get().last;
             (*id, Write::Open { last, calls })
         });
         let known: Vec<_> = known.collect();
+        for acceptance in &mut self.accepted {
+            acceptance.behind = acceptance.behind.map(|behind| behind + known.len());
+        }
         self.writes.renew(epoch, known);
         for stream in self.open.values_mut() {
             stream.tail.modify(|tail| tail.epoch = epoch);
@@ -376,6 +384,7 @@ impl Streams {
     pub(crate) async fn written(&mut self) -> Result<(), StoreError> {
         let (stream, write) = self.writes.next().await?;
         self.acknowledged(stream, &write);
+        self.accept_behind_write();
         Ok(())
     }
 
@@ -525,10 +534,13 @@ impl Streams {
         self.write(id, Write::End)
     }
 
-    /// Ends every stream at the end of the session; held responses are answered with `refusal`.
+    /// Ends every stream at the end of the session; held responses, and bodies that were not accepted, are answered with
+    /// `refusal`.
     pub(crate) fn release(&mut self, end: StreamEnd, refusal: impl Fn() -> Answer) {
-        for waiting in self.answers.drain(..) {
-            let _ = waiting.reply.send(refusal());
+        let answers = self.answers.drain(..).map(|waiting| waiting.reply);
+        let accepted = self.accepted.drain(..).map(|body| body.reply);
+        for reply in answers.chain(accepted) {
+            let _ = reply.send(refusal());
         }
         for (_, mut stream) in self.open.drain() {
             let opening = stream.opening.map(|(reply, _)| reply);
@@ -644,7 +656,10 @@ mod tests {
     use super::super::table::*;
     use crate::{
         base::{MacKeys, budget::Budget},
-        hub::{ownership::ReplicaLease, stream::Next},
+        hub::{
+            ownership::{ReplicaLease, STORE_AWAY},
+            stream::Next,
+        },
         protocol::{Cursor, EventKey},
         state::{
             BoxFuture, EventLog, LogShare, Page, Replica, ReplicaKeys, SessionId, WriteTarget,
@@ -653,16 +668,20 @@ mod tests {
         },
     };
 
-    /// A log that acknowledges an event for each permit.
-    struct Slow(Arc<Semaphore>);
+    /// A log that acknowledges an event for each permit, and shows the calls of the stream that it opened last.
+    struct Slow {
+        permits: Arc<Semaphore>,
+        opened: watch::Sender<Bytes>,
+    }
 
     impl EventLog for Slow {
         fn open(
             &self,
             _: &WriteTarget,
             _: u64,
-            _: Bytes,
+            calls: Bytes,
         ) -> BoxFuture<'static, Result<(), StoreError>> {
+            self.opened.send_replace(calls);
             Box::pin(ready(Ok(())))
         }
 
@@ -673,7 +692,7 @@ mod tests {
             _: Bytes,
             _: Option<Bytes>,
         ) -> BoxFuture<'static, Result<(), StoreError>> {
-            let permits = Arc::clone(&self.0);
+            let permits = Arc::clone(&self.permits);
             Box::pin(async move {
                 let permit = permits.acquire().await;
                 permit
@@ -717,8 +736,14 @@ mod tests {
         }
     }
 
+    fn slow(permits: &Arc<Semaphore>) -> Arc<Slow> {
+        let permits = Arc::clone(permits);
+        let (opened, _) = watch::channel(Bytes::new());
+        Arc::new(Slow { permits, opened })
+    }
+
     fn streams(permits: &Arc<Semaphore>) -> Streams {
-        streams_in(Arc::new(Slow(Arc::clone(permits))))
+        streams_in(slow(permits))
     }
 
     fn streams_in(log: Arc<dyn EventLog>) -> Streams {
@@ -732,7 +757,7 @@ mod tests {
 
     /// Streams of one of several replicas, in a log that acknowledges no event, with an event of the listener.
     fn stuck_streams() -> Streams {
-        let mut streams = early_streams(Arc::new(Slow(Arc::new(Semaphore::new(0)))));
+        let mut streams = early_streams(slow(&Arc::new(Semaphore::new(0))));
         streams.message(LISTENER_STREAM, "{}".into()).unwrap();
         streams
     }
@@ -1012,6 +1037,122 @@ mod tests {
         streams.write_calls().unwrap();
         streams.open(held).unwrap();
         assert_eq!(calls_in(&log, held).await, "[4]");
+    }
+
+    /// Streams of one of several replicas, whose session has a record.
+    async fn known_streams(log: Arc<dyn EventLog>) -> Streams {
+        let mut streams = early_streams(log);
+        streams.announce();
+        streams.written().await.unwrap();
+        assert!(streams.is_flushed());
+        streams
+    }
+
+    /// Accepts a body of HTTP+SSE with one call.
+    fn accept(streams: &mut Streams, id: usize) -> oneshot::Receiver<Answer> {
+        let (reply, answer) = oneshot::channel();
+        streams.accept(reply);
+        streams.await_response(LISTENER_STREAM, id.to_string().as_bytes());
+        streams.write_calls().unwrap();
+        answer
+    }
+
+    fn is_accepted(answer: &mut oneshot::Receiver<Answer>) -> bool {
+        matches!(answer.try_recv(), Ok(Answer::Accepted))
+    }
+
+    /// Its replica was lost before the log knew the call, which it had taken, and the client waited forever.
+    #[tokio::test]
+    async fn a_body_of_http_sse_is_accepted_once_the_log_knows_its_calls() {
+        let permits = Arc::new(Semaphore::new(0));
+        let mut streams = known_streams(slow(&permits)).await;
+        let mut at_once = accept(&mut streams, 1);
+        assert!(is_accepted(&mut at_once), "the log has acknowledged it");
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        let mut first = accept(&mut streams, 2);
+        let mut second = accept(&mut streams, 3);
+        // Written again in another epoch, behind the streams that are open.
+        streams.resume(7);
+        permits.add_permits(1);
+        for _ in 0..2 {
+            streams.written().await.unwrap();
+            assert!(first.try_recv().is_err(), "it is not in the log");
+        }
+        streams.written().await.unwrap();
+        assert!(is_accepted(&mut first) && second.try_recv().is_err());
+        streams.written().await.unwrap();
+        assert!(is_accepted(&mut second) && streams.is_flushed());
+        // In one process the log has everything.
+        let mut alone = streams_in(slow(&permits));
+        alone.message(LISTENER_STREAM, "{}".into()).unwrap();
+        assert!(is_accepted(&mut accept(&mut alone, 1)));
+    }
+
+    #[tokio::test]
+    async fn bodies_that_the_log_never_knew_are_refused_and_bounded() {
+        let mut streams = known_streams(slow(&Arc::new(Semaphore::new(0)))).await;
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        let mut waiting = Vec::new();
+        for id in 0..32 {
+            assert!(streams.check_calls(1, 0).is_ok(), "{id}");
+            waiting.push(accept(&mut streams, id));
+        }
+        let refused = streams.check_calls(1, 0);
+        assert!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
+        let (reply, mut ping) = oneshot::channel();
+        streams.accept(reply);
+        assert!(is_accepted(&mut ping), "pings have no limit");
+        streams.close(lost);
+        streams.fail_answers(lost);
+        assert!(waiting.iter_mut().all(|body| body.try_recv().is_err()));
+        streams.release(StreamEnd::Released, || Answer::Refused(STORE_AWAY));
+        let is_refused = |body: &mut oneshot::Receiver<Answer>| {
+            matches!(body.try_recv(), Ok(Answer::Refused(Error::Busy { .. })))
+        };
+        assert!(waiting.iter_mut().all(is_refused));
+    }
+
+    /// A replica that was lost before its last writes to an empty Redis left neither the call nor its response there.
+    #[tokio::test]
+    async fn a_call_is_open_in_another_epoch_until_its_response_is_written() {
+        let log = slow(&Arc::new(Semaphore::new(0)));
+        let mut streams = known_streams(Arc::clone(&log) as _).await;
+        for id in ["1", "2"] {
+            streams.await_response(LISTENER_STREAM, id.as_bytes());
+        }
+        streams.write_calls().unwrap();
+        assert_eq!(*log.opened.borrow(), "[1,2]");
+        // The log has never heard of the last one, which is a ping.
+        for id in [2, 3] {
+            let response = Some(result(id));
+            streams.finish_call(LISTENER_STREAM, response).unwrap();
+        }
+        log.opened.send_replace(Bytes::new());
+        streams.resume(7);
+        assert_eq!(*log.opened.borrow(), "[1,2]");
+    }
+
+    /// It was refused for good, though another replica had read the event in Redis.
+    #[tokio::test]
+    async fn a_cursor_of_an_event_under_way_may_come_again() {
+        let permits = Arc::new(Semaphore::new(0));
+        let mut streams = known_streams(slow(&permits)).await;
+        streams.message(LISTENER_STREAM, "{}".into()).unwrap();
+        let epoch = streams.epoch();
+        let cursor = |seq| {
+            Some(Cursor {
+                stream: LISTENER_STREAM,
+                epoch,
+                seq,
+            })
+        };
+        let early = streams.attach(cursor(1)).await.err();
+        assert!(matches!(early, Some(Error::Busy { .. })), "{early:?}");
+        let never = streams.attach(cursor(2)).await.err();
+        assert!(matches!(never, Some(Error::NoCursor)), "{never:?}");
+        permits.add_permits(1);
+        streams.written().await.unwrap();
+        assert!(matches!(streams.attach(cursor(1)).await, Ok(Some(_))));
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use super::session_log::SessionLog;
 use crate::{
     base::budget::{Drawn, drop_room, push_back},
-    protocol::StreamId,
+    protocol::{StreamId, json},
     state::{BoxFuture, EventLog, Fence, LogShare, SessionId, StoreError, WriteTarget},
 };
 
@@ -152,6 +152,28 @@ impl Writes {
             Write::Event { line, .. } => Some(line),
             Write::Open { .. } | Write::End => None,
         })
+    }
+
+    /// The raw ids of the calls that the log knows, and whose responses to a stream are under way.
+    pub(super) fn answered(&self, stream: StreamId) -> impl Iterator<Item = &[u8]> {
+        let queue = self
+            .queue
+            .iter()
+            .filter(move |pending| pending.stream == stream);
+        queue.filter_map(|pending| match &pending.write {
+            Write::Event {
+                line,
+                calls: Some(_),
+                ..
+            } => json::get(line, "id"),
+            // The response to a call of which the log has never heard changes no calls.
+            Write::Event { calls: None, .. } | Write::Open { .. } | Write::End => None,
+        })
+    }
+
+    /// The number of writes under way.
+    pub(super) fn under_way(&self) -> usize {
+        self.queue.len()
     }
 
     /// Whether the writes under way have to be written again in this epoch of the store: it is another one, or the

@@ -827,6 +827,47 @@ async fn no_call_is_answered_before_its_notifications_are_kept() {
     }
 }
 
+/// It was taken with 202, and lost with its replica: nobody answered it.
+#[tokio::test(flavor = "multi_thread")]
+async fn http_sse_takes_no_call_of_which_redis_does_not_know() {
+    let redis = Redis::start(Kind::Redis);
+    let (way, first) = way_to(&redis).await;
+    let second = redis.url();
+    let sets = ["cluster.orphan_after=6s"];
+    let replicas = Replicas::over(redis, &[&first, &second], &sets, "idle: 10m").await;
+    let origin = |at: usize| replicas.node(at).url.replace("/t/a/x/mcp", "");
+    let mut legacy = Legacy::at(&origin(0), "/t/a/x").await;
+    legacy.initialize().await;
+    let post = |at: usize, message: Value| {
+        let request = client().post(format!("{}{}", origin(at), legacy.endpoint));
+        let request = request.header("Content-Type", "application/json");
+        let sent = request.body(message.to_string()).send();
+        async move { within("a response", sent).await.unwrap().status() }
+    };
+    let echo = |id: &str| tool_call(json!(id), "echo", json!({"text": "x"}));
+    // Redis comes back in time.
+    way.set(Mode::Cut);
+    let mut pending = tokio::spawn(post(0, echo("first")));
+    let quiet = Duration::from_millis(500);
+    let early = tokio::time::timeout(quiet, &mut pending).await;
+    assert!(early.is_err(), "taken before Redis knows it: {early:?}");
+    way.set(Mode::Pass);
+    assert_eq!(pending.await.unwrap(), StatusCode::ACCEPTED);
+    // It does not.
+    replicas.ready(0).await;
+    way.set(Mode::Cut);
+    let status = post(0, echo("second")).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    // The session goes on at the other replica.
+    let ping = json!({"jsonrpc": "2.0", "id": "p", "method": "ping"});
+    until("another owner", || async {
+        post(1, ping.clone()).await == StatusCode::ACCEPTED
+    })
+    .await;
+    let (_, answer) = within("an answer", legacy.events.message()).await.unwrap();
+    assert_eq!(answer["id"], "first");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn http_sse_works_by_way_of_any_replica() {
     let replicas = Replicas::two(&[]).await;

@@ -2,29 +2,27 @@
 //!
 //! Not here: the translation itself (`dialect`).
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    admission::{Spec, spec},
+    admission::{Remembered, spec},
     child::{Child, ChildEvent},
     dialect::{KnownEra, Opening, PROBE, PROBE_WAIT, Translator, is_modern, push_probe},
 };
 use crate::{
     base::budget::LargeWork,
-    declare::{Server, ServerEra},
+    declare::{Digest, Server, ServerEra},
     protocol::{Kind, Message},
 };
 
 /// The eras of launch specifications, as their children have shown them.
 pub(super) struct Eras {
-    known: RwLock<HashMap<Spec, Arc<KnownEra>>>,
+    /// By server and digest of each tenant.
+    known: RwLock<Remembered<(String, Digest), Arc<KnownEra>>>,
     /// Ends the wait for answers.
     stop: CancellationToken,
 }
@@ -44,23 +42,26 @@ impl Eras {
     /// Nothing known; answers are awaited until `stop`.
     pub(super) fn new(stop: CancellationToken) -> Self {
         Self {
-            known: RwLock::default(),
+            known: RwLock::new(Remembered::new(MOST)),
             stop,
         }
     }
 
     fn of(&self, server: &Server) -> Arc<KnownEra> {
-        let spec = spec(server);
+        let (tenant, name, digest) = spec(server);
+        let key = (name, digest);
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.get(&spec) {
-            return Arc::clone(known);
+        if let Some(era) = known.get(&tenant, &key) {
+            return Arc::clone(era);
         }
         drop(known);
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MOST && !known.contains_key(&spec) {
-            known.clear();
+        if let Some(era) = known.get(&tenant, &key) {
+            return Arc::clone(era);
         }
-        Arc::clone(known.entry(spec).or_default())
+        let era = Arc::<KnownEra>::default();
+        known.insert(&tenant, key, Arc::clone(&era));
+        era
     }
 
     /// Whether children of a server have to be probed for such a client: it is not known whether they

@@ -21,7 +21,11 @@ use super::{
     vault::{KeySource, Sealer, Vault, rotation},
 };
 use crate::{
-    base::{Clock, Secret, budget::Turns, private_file},
+    base::{
+        Clock, Secret,
+        budget::{OwnersTurn, Turns},
+        private_file,
+    },
     config::{Config, Wrong},
     telemetry::StoreTimes,
 };
@@ -192,7 +196,13 @@ impl Database {
 
     /// Declared objects, for operators and their manifests.
     pub(crate) fn objects(&self) -> Objects<'_> {
-        self.for_administrator(true).objects()
+        let Parts {
+            reserved: pool,
+            vault,
+            judge,
+            ..
+        } = &*self.0;
+        Objects { pool, vault, judge }
     }
 
     /// Declared objects, as replicas follow them.
@@ -225,9 +235,12 @@ impl Database {
 
     /// What an administrator, an operator or one of a tenant, reads and changes.
     pub(crate) fn for_administrator(&self, is_operator: bool) -> ForAdministrator<'_> {
+        let Parts { pool, reserved, .. } = &*self.0;
+        let pool = if is_operator { reserved } else { pool };
         ForAdministrator {
             database: self,
             is_operator,
+            pool: pool.clone(),
         }
     }
 
@@ -363,27 +376,26 @@ impl Database {
 
 /// What one administrator reads and changes. Operators have reserved connections; those of tenants have the
 /// connections of other outsiders, and keep no operator waiting.
-#[derive(Clone, Copy)]
 pub(crate) struct ForAdministrator<'a> {
     database: &'a Database,
     is_operator: bool,
+    pool: Pool,
 }
 
 impl<'a> ForAdministrator<'a> {
-    fn pool(self) -> &'a Pool {
-        let parts = &self.database.0;
-        if self.is_operator {
-            &parts.reserved
-        } else {
-            &parts.pool
+    /// The same at these turns, which end with its statements.
+    pub(crate) fn at(self, turns: Vec<OwnersTurn>) -> Self {
+        Self {
+            pool: self.pool.at(turns),
+            ..self
         }
     }
 
     /// Declared objects.
-    pub(crate) fn objects(self) -> Objects<'a> {
+    pub(crate) fn objects(&self) -> Objects<'_> {
         let Parts { vault, judge, .. } = &*self.database.0;
         Objects {
-            pool: self.pool(),
+            pool: &self.pool,
             vault,
             judge,
         }
@@ -391,64 +403,67 @@ impl<'a> ForAdministrator<'a> {
 
     /// Turns at changes of declared objects: one of the tenant is taken before the change, and before a turn at what
     /// others need. Operators take none.
-    pub(crate) fn changes(self) -> Option<&'a Turns> {
+    pub(crate) fn changes(&self) -> Option<&'a Turns> {
         (!self.is_operator).then_some(&self.database.0.changes)
     }
 
     /// The audit trail.
-    pub(crate) fn audit(self) -> Audit<'a> {
+    pub(crate) fn audit(&self) -> Audit<'_> {
         self.database.audit()
     }
 
     /// Revocations.
-    pub(crate) fn revocations(self) -> Revocations<'a> {
+    pub(crate) fn revocations(&self) -> Revocations<'_> {
         if self.is_operator {
             Revocations::at_once(&self.database.0.reserved)
         } else {
-            self.database.revocations()
+            Revocations {
+                readers: &self.pool,
+                ..self.database.revocations()
+            }
         }
     }
 
     /// Steps of attempts of clients to be let in.
-    pub(crate) fn login_steps(self) -> LoginSteps<'a> {
-        LoginSteps { pool: self.pool() }
+    pub(crate) fn login_steps(&self) -> LoginSteps<'_> {
+        LoginSteps { pool: &self.pool }
     }
 
     /// Registered clients.
-    pub(crate) fn clients(self) -> Clients<'a> {
-        Clients { pool: self.pool() }
+    pub(crate) fn clients(&self) -> Clients<'_> {
+        Clients { pool: &self.pool }
     }
 
     /// Connections of people to upstreams.
-    pub(crate) fn connections(self) -> Connections<'a> {
+    pub(crate) fn connections(&self) -> Connections<'_> {
         Connections {
-            pool: self.pool(),
+            pool: &self.pool,
             vault: &self.database.0.vault,
         }
     }
 
     /// Grants.
-    pub(crate) fn grants(self) -> Grants<'a> {
-        Grants { pool: self.pool() }
+    pub(crate) fn grants(&self) -> Grants<'_> {
+        Grants { pool: &self.pool }
     }
 
     /// API keys that people made for themselves.
-    pub(crate) fn own_keys(self) -> OwnKeys<'a> {
-        OwnKeys { pool: self.pool() }
+    pub(crate) fn own_keys(&self) -> OwnKeys<'_> {
+        OwnKeys { pool: &self.pool }
     }
 
     /// Secrets in the slots of servers.
-    pub(crate) fn secrets(self) -> Secrets<'a> {
+    pub(crate) fn secrets(&self) -> Secrets<'_> {
         Secrets {
-            pool: self.pool(),
+            pool: &self.pool,
             vault: &self.database.0.vault,
         }
     }
 
     /// Signing keys.
-    pub(crate) fn signing_keys(self) -> SigningKeys<'a> {
+    pub(crate) fn signing_keys(&self) -> SigningKeys<'_> {
         SigningKeys {
-            pool: self.pool(),
+            pool: &self.pool,
             vault: &self.database.0.vault,
             cache: &self.database.0.signing,
         }

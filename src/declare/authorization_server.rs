@@ -215,14 +215,10 @@ impl Upstream {
         }
     }
 
-    /// Names the issuer of its tokens and the client they are for. A connection of before another one was
+    /// Names all that its tokens go to and the client they are for. A connection of before another one was
     /// declared by this name is worth nothing: its tokens must not go there.
     pub(crate) fn authority(&self) -> String {
-        let server = match &self.endpoints {
-            UpstreamEndpoints::Discovered { issuer } => issuer,
-            UpstreamEndpoints::Declared { token, .. } => token,
-        };
-        serde_json::json!([server, self.client_id, self.resource]).to_string()
+        serde_json::json!([self.urls(), self.client_id, self.resource]).to_string()
     }
 }
 
@@ -567,6 +563,8 @@ const ENTRY: usize = 128;
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::super::authorization_server::*;
 
     fn list(texts: &[&str]) -> Vec<String> {
@@ -640,6 +638,49 @@ mod tests {
             let found = provider.still_admits(subject, &list(&["eng"]));
             assert_eq!(found, wanted, "{subject}: {:?}", provider.allow);
         }
+    }
+
+    /// Tokens of before went to another introspection or revocation endpoint, with the gateway's secret.
+    #[test]
+    fn no_token_goes_to_an_endpoint_that_is_declared_later() {
+        let text = |text: &str| text.to_owned();
+        let upstream = |endpoints| Upstream {
+            name: text("hub"),
+            title: text("Hub"),
+            endpoints,
+            client_id: text("gw"),
+            client_secret: None,
+            scopes: Vec::new(),
+            authorization_parameters: BTreeMap::new(),
+            resource: None,
+        };
+        let declared = |token: &str, revocation: Option<&str>, introspection: Option<&str>| {
+            upstream(UpstreamEndpoints::Declared {
+                authorization: text("https://hub.test/authorize"),
+                token: text(token),
+                revocation: revocation.map(text),
+                introspection: introspection.map(text),
+            })
+        };
+        let issuer = text("https://hub.test/token");
+        let (token, other) = (&*issuer, Some("https://hub.test/other"));
+        let all = [
+            declared(token, None, None),
+            declared(token, other, None),
+            declared(token, None, other),
+            declared(token, other, other),
+            declared("https://hub.test/other", None, None),
+            upstream(UpstreamEndpoints::Discovered {
+                issuer: issuer.clone(),
+            }),
+        ];
+        let authorities: HashSet<String> = all.iter().map(Upstream::authority).collect();
+        assert_eq!(authorities.len(), all.len(), "{authorities:?}");
+        let titled = Upstream {
+            title: text("The hub"),
+            ..declared(token, None, None)
+        };
+        assert!(authorities.contains(&titled.authority()));
     }
 
     #[test]

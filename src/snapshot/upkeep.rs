@@ -241,7 +241,8 @@ mod tests {
     #[tokio::test]
     async fn upkeep_waits_while_requests_have_all_connections() {
         let (_dir, config, database) = opened().await;
-        let pool = database.for_administrator(false).objects().pool;
+        let boss = database.for_administrator(false);
+        let pool = boss.objects().pool;
         let mut held = Vec::new();
         for _ in 0..8 {
             held.push(pool.snapshot().await.unwrap());

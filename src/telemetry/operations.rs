@@ -28,7 +28,7 @@ use crate::base::{Table, terminal::shortened};
 pub(crate) struct Operations {
     histogram: Histogram<f64>,
     names: &'static [&'static str],
-    /// By tenant and server; as many as were ever declared.
+    /// By tenant and server: at most [`SERVERS`], and those that have sessions.
     servers: RwLock<Table<[String; 2], Arc<ServerOperations>>>,
 }
 
@@ -95,6 +95,10 @@ impl Operations {
         }
         drop(servers);
         let mut servers = self.servers.write().unwrap_or_else(PoisonError::into_inner);
+        if servers.len() >= SERVERS {
+            // Each session refers to that of its server. Another one may tell its first tools apart once more.
+            servers.retain(|_, of| Arc::strong_count(of) > 1);
+        }
         let made = servers.entry(key).or_insert_with(|| {
             Arc::new(ServerOperations {
                 histogram: self.histogram.clone(),
@@ -254,6 +258,9 @@ pub(crate) fn log_operation(
     );
 }
 
+/// Servers beyond which those without sessions are forgotten, whether they are still declared or not: as many as there are
+/// series of all, so that there are none for what begins anew.
+const SERVERS: usize = 10_000;
 /// The most tools of a server with a series of their own.
 const TOOLS: usize = 50;
 /// The most errors of a server with a series of their own.
@@ -378,6 +385,20 @@ mod tests {
         assert_eq!(of("0"), TOOLS + ERRORS + errors.len() + METHODS.len());
         assert_eq!(of("late"), 2, "{shown:?}");
         assert!(!shown.iter().any(|one| one.contains("otel_metric_overflow")));
+    }
+
+    /// Each server that was ever declared was kept until the end.
+    #[test]
+    fn servers_that_nobody_uses_are_forgotten() {
+        let metrics = Metrics::new(None).unwrap();
+        let used = metrics.operations.of("a", "used");
+        for one in 0..2 * SERVERS {
+            metrics.operations.of("a", &one.to_string());
+        }
+        let known = metrics.operations.servers.read().unwrap().len();
+        assert!(known <= SERVERS, "{known}");
+        assert_eq!(SERVERS, OPERATION_SERIES);
+        assert!(Arc::ptr_eq(&used, &metrics.operations.of("a", "used")));
     }
 
     #[test]

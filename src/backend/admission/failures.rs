@@ -3,13 +3,11 @@
 //! Not here: the circuits that failures open (`circuits`), and the answers to clients
 //! (`hub::call::error`).
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use strum::{Display, IntoStaticStr};
 
+use super::remembered::Remembered;
 use crate::{backend::child::stderr::printable, declare::Server};
 
 /// A start that failed.
@@ -80,42 +78,37 @@ fn is_message(line: &str) -> bool {
 }
 
 /// The last failed start of each server that has not started since.
-#[derive(Default)]
-pub(crate) struct Failures(RwLock<HashMap<(String, String), Arc<StartFailure>>>);
+pub(crate) struct Failures(RwLock<Remembered<String, Arc<StartFailure>>>);
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self(RwLock::new(Remembered::new(MOST)))
+    }
+}
 
 impl Failures {
-    /// Keeps a failure in place of an earlier one.
-    pub(crate) fn note(&self, server: (&str, &str), failure: Arc<StartFailure>) {
+    /// Keeps a failure in place of an earlier one. Those of removed servers stay until there are too many.
+    pub(crate) fn note(&self, (tenant, server): (&str, &str), failure: Arc<StartFailure>) {
         let mut failures = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let name = (server.0.to_owned(), server.1.to_owned());
-        // Names of removed servers stay until there are too many: which one goes is of no weight.
-        if failures.len() >= MOST
-            && !failures.contains_key(&name)
-            && let Some(other) = failures.keys().next().cloned()
-        {
-            failures.remove(&other);
-        }
-        failures.insert(name, failure);
+        failures.insert(tenant, server.to_owned(), failure);
     }
 
     /// Forgets the failure of a server that has started.
     pub(crate) fn forget(&self, (tenant, server): (&str, &str)) {
-        let name = (tenant.to_owned(), server.to_owned());
         let is_known = {
             let failures = self.0.read().unwrap_or_else(PoisonError::into_inner);
-            failures.contains_key(&name)
+            failures.get(tenant, server).is_some()
         };
         if is_known {
             let mut failures = self.0.write().unwrap_or_else(PoisonError::into_inner);
-            failures.remove(&name);
+            failures.remove(tenant, server);
         }
     }
 
     /// The last failure of a server.
     pub(crate) fn of(&self, server: &Server) -> Option<Arc<StartFailure>> {
-        let name = (server.tenant.clone(), server.name.clone());
         let failures = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        failures.get(&name).cloned()
+        failures.get(&server.tenant, &server.name).cloned()
     }
 }
 
@@ -215,17 +208,18 @@ mod tests {
         let failure = |why| Arc::new(StartFailure::new(Stage::Start, why, b""));
         let why = || {
             let kept = failures.0.read().unwrap();
-            let name = ("a".to_owned(), "x".to_owned());
-            kept.get(&name).map(|one| one.why.clone())
+            kept.get("a", "x").map(|one| one.why.clone())
         };
         failures.note(("a", "x"), failure("1"));
         failures.note(("a", "x"), failure("2"));
         assert_eq!(why().as_deref(), Some("2"));
         failures.forget(("a", "x"));
         assert_eq!(why(), None);
-        for number in 0..MOST + 5 {
-            failures.note(("a", &number.to_string()), failure(""));
+        failures.note(("a", "x"), failure("3"));
+        for number in 0..MOST {
+            failures.note(("b", &number.to_string()), failure(""));
         }
-        assert_eq!(failures.0.read().unwrap().len(), MOST);
+        assert_eq!(why().as_deref(), Some("3"), "that of another tenant");
+        assert!(failures.0.read().unwrap().get("b", "0").is_none());
     }
 }

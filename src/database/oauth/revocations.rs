@@ -59,9 +59,10 @@ impl<'a> Revocations<'a> {
     pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
         let (mut is_changed, mut is_more) = (false, true);
         while is_more {
-            let _turn = self.turn(tenant).await?;
+            let turn = self.turn(tenant).await?;
+            let pool = self.pool.at(turn.into_iter().collect());
             // With the lock first: a grant that begins at this instant is seen here, or sees the revocation (`HOLD_OFF`).
-            let mut transaction = self.pool.begin().await?;
+            let mut transaction = pool.begin().await?;
             let now_ms = self.pool.now_ms();
             if let Revoked::Client(client) = what {
                 let ended = end_part(&mut transaction, (tenant, client), now_ms).await?;

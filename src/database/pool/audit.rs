@@ -17,6 +17,7 @@ use super::{
     sql_error::SqlError,
     value::Value,
 };
+use crate::base::budget::OwnersTurn;
 
 /// An audited event.
 #[derive(Clone, Debug, PartialEq)]
@@ -272,14 +273,26 @@ impl Audit<'_> {
         }
     }
 
-    /// Reads records after `after`, newest first.
+    /// Reads records after `after`, newest first, at turns that end with the statement.
+    pub(crate) async fn page_at(
+        self,
+        turns: Vec<OwnersTurn>,
+        filter: &Filter,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Page, Error> {
+        query(&self.readers.at(turns), filter, after, limit).await
+    }
+
+    /// The same at no turn.
+    #[cfg(test)]
     pub(crate) async fn page(
         self,
         filter: &Filter,
         after: Option<Cursor>,
         limit: u32,
     ) -> Result<Page, Error> {
-        query(self.readers, filter, after, limit).await
+        self.page_at(Vec::new(), filter, after, limit).await
     }
 
     /// Removes some records that are older than `keep`; returns true if there may be more.

@@ -4,7 +4,7 @@
 //! hangs would keep all connections of the pool, also when another one has taken its place. Not here: what
 //! runs on a connection (`sql`).
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use sqlx::{
     Connection as _, PgConnection, PgPool, Postgres, Row as _,
@@ -16,6 +16,8 @@ use sqlx::{
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
+use crate::base::budget::OwnersTurn;
+
 /// A connection to PostgreSQL. Dropped, its transaction is rolled back and it returns to its pool; one that the
 /// server does not answer on is closed, and one to a server that only reads: its name may lead to another by now.
 pub(super) struct Lent {
@@ -25,12 +27,30 @@ pub(super) struct Lent {
     is_begun: bool,
     /// Whether it is closed instead of returned.
     must_close: bool,
-    returns: TaskTracker,
+    returns: Returns,
+}
+
+/// Returns of connections, and the turns at which they were lent.
+#[derive(Clone, Default)]
+pub(super) struct Returns {
+    tasks: TaskTracker,
+    /// They end behind the return: a server goes on with a statement that nobody waits for, and the connection with it.
+    turns: Option<Arc<[OwnersTurn]>>,
+}
+
+impl Returns {
+    /// The same returns of connections that are lent at these turns.
+    pub(super) fn of_turns(&self, turns: Vec<OwnersTurn>) -> Self {
+        Self {
+            tasks: self.tasks.clone(),
+            turns: Some(turns.into()),
+        }
+    }
 }
 
 impl Lent {
     /// Gets a connection of the pool. A new one to a standby is an error: what it has is late, and it takes no writes.
-    pub(super) async fn of(pool: &PgPool, returns: &TaskTracker) -> Result<Self, sqlx::Error> {
+    pub(super) async fn of(pool: &PgPool, returns: &Returns) -> Result<Self, sqlx::Error> {
         let mut connection = pool.acquire().await?;
         // Unless it is returned: sqlx has a time limit for the end alone.
         connection.close_on_drop();
@@ -57,7 +77,7 @@ impl Lent {
     /// Gets a connection, and begins a transaction by this statement.
     pub(super) async fn begun(
         pool: &PgPool,
-        returns: &TaskTracker,
+        returns: &Returns,
         statement: &'static str,
     ) -> Result<Self, sqlx::Error> {
         let mut lent = Self::of(pool, returns).await?;
@@ -96,7 +116,11 @@ impl Drop for Lent {
                 return;
             }
             let returned = timeout(STATEMENT, give_back(connection, self.is_begun));
-            self.returns.spawn(async { drop(returned.await) });
+            let turns = self.returns.turns.take();
+            self.returns.tasks.spawn(async move {
+                drop(returned.await);
+                drop(turns);
+            });
         }
     }
 }

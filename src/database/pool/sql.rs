@@ -14,16 +14,15 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous},
 };
 use tokio::time::{Instant, timeout};
-use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::deadline::Deadline;
-use super::lent::{Lent, STATEMENT};
+use super::lent::{Lent, Returns, STATEMENT};
 use super::schema::{NEWEST, migrate_postgres, migrate_sqlite};
 use super::sql_error::{SqlError, late, meaning, timed};
 use super::value::Value;
 use crate::{
-    base::Clock,
+    base::{Clock, budget::OwnersTurn},
     telemetry::{StoreFailure, StoreSystem, StoreTimes},
 };
 
@@ -34,7 +33,7 @@ pub(crate) struct Pool {
     clock: Clock,
     times: StoreTimes,
     /// Returns of connections to PostgreSQL.
-    returns: TaskTracker,
+    returns: Returns,
 }
 
 #[derive(Clone, Debug)]
@@ -70,7 +69,7 @@ impl Pool {
             connections,
             clock,
             times,
-            returns: TaskTracker::new(),
+            returns: Returns::default(),
         })
     }
 
@@ -89,6 +88,15 @@ impl Pool {
         };
         Self {
             connections,
+            ..self.clone()
+        }
+    }
+
+    /// The same connections, lent at these turns. They end once nobody has this and each connection is back: a statement in
+    /// PostgreSQL that nobody waits for goes on until its time limit. One in SQLite ends at once (`deadline`).
+    pub(crate) fn at(&self, turns: Vec<OwnersTurn>) -> Self {
+        Self {
+            returns: self.returns.of_turns(turns),
             ..self.clone()
         }
     }
@@ -142,7 +150,7 @@ impl Pool {
             connections,
             clock,
             times,
-            returns: TaskTracker::new(),
+            returns: Returns::default(),
         })
     }
 

@@ -3,10 +3,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::fixture::{Place, ada, on_both, put, record, server, tenant};
+use crate::base::budget::Turns;
 use crate::database::{Error, Expected, Filter, Record};
 use crate::declare::ObjectName;
 
@@ -20,6 +22,46 @@ on_both! {
     an_audit_record_holds_any_text
     old_audit_records_are_deleted
     pages_of_the_audit_trail_take_no_reserved_connection
+}
+
+/// PostgreSQL went on with a page whose client had left, and the next one was read beside it, by another connection: one
+/// tenant's administrator had all eight.
+#[tokio::test]
+async fn a_turn_ends_with_the_statement_that_nobody_waits_for() {
+    const WAITING: &str = "
+        SELECT pid
+          FROM pg_stat_activity
+         WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let place = Place::postgres();
+    let (store, others) = (place.open().await, place.pool().await);
+    let turns = Turns::new(1);
+    for is_page in [true, false] {
+        let mut lock = others.begin_unserialized().await.unwrap();
+        let locked = "LOCK TABLE audit, login_steps IN ACCESS EXCLUSIVE MODE";
+        lock.run(locked, Vec::new()).await.unwrap();
+        let (turn, filter) = (vec![turns.take("a").await], Filter::default());
+        let read = async {
+            if is_page {
+                let page = store.audit().page_at(turn, &filter, None, 1);
+                page.await.map(drop)
+            } else {
+                let boss = store.for_administrator(false).at(turn);
+                boss.login_steps().newest("acme").await.map(drop)
+            }
+        };
+        let waits = async { while others.read(WAITING, Vec::new()).await.unwrap().is_empty() {} };
+        tokio::select! {
+            done = read => panic!("it did not wait: {done:?}"),
+            () = waits => {}
+        }
+        // Its client has left, and the server goes on.
+        let waiting = others.read(WAITING, Vec::new()).await.unwrap();
+        assert!(!waiting.is_empty());
+        assert!(turns.take("a").now_or_never().is_none());
+        lock.commit().await.unwrap();
+        let free = timeout(Duration::from_secs(60), turns.take("a"));
+        free.await.expect("it is free once the statement has ended");
+    }
 }
 
 async fn a_change_and_its_audit_record_are_one_transaction(place: Place) {

@@ -336,8 +336,8 @@ async fn revocations_leave_a_connection_to_operators(place: Place) {
     let mut next = pin!(people.revoke("a", &gone));
     let operator = async {
         for tenant in ["a", "b"] {
-            let revocations = store.for_administrator(true).revocations();
-            revocations.revoke(tenant, &gone).await.unwrap();
+            let operator = store.for_administrator(true);
+            operator.revocations().revoke(tenant, &gone).await.unwrap();
         }
     };
     tokio::select! {

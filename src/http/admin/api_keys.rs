@@ -7,7 +7,7 @@ use http::{HeaderValue, StatusCode, header::LOCATION};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Caller, Numbered, Permission, Store},
+    caller::{Caller, Numbered, Permission},
     declared::{CHANGE, Collection, failed, members, object_name, refresh, shown, tagged},
     operation::{Call, Operation, OperationResult, post},
     request::{check_size, milliseconds, spec},
@@ -16,7 +16,7 @@ use super::{
 use crate::{
     auth::api_key,
     config::Wrong,
-    database::{self, Expected, objects::Stored},
+    database::{self, Expected, ForAdministrator, objects::Stored},
     declare::{Document, Kind, OWN_KEY, Object, ObjectName, OperatorKey},
     http::{Front, reply::Problem},
 };
@@ -126,7 +126,7 @@ async fn rotate(call: Call) -> OperationResult {
 /// Writes a key with a new text, at the turn that `store` has; `change` makes its document of the stored one.
 async fn write_key(
     (front, caller): (&Front, &Caller),
-    store: Store<'_>,
+    store: ForAdministrator<'_>,
     (name, expected): (&ObjectName, Expected),
     mut change: impl FnMut(Option<&Stored>) -> Result<Document, database::Error>,
 ) -> OperationResult {

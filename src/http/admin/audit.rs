@@ -208,8 +208,10 @@ impl Trail {
         limit: u32,
         patience: Duration,
     ) -> Result<Page, Problem> {
-        let _turn = within(patience, self.turns.take(&self.owner)).await?;
-        Ok(self.store.audit().page(&self.filter, after, limit).await?)
+        let turn = within(patience, self.turns.take(&self.owner)).await?;
+        let audit = self.store.audit();
+        let page = audit.page_at(vec![turn], &self.filter, after, limit);
+        Ok(page.await?)
     }
 
     /// Reads a page of an export. It counts for its address until the client has taken it: a place among few exports would be

@@ -5,7 +5,6 @@
 
 use std::{
     net::IpAddr,
-    ops::Deref,
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -38,22 +37,6 @@ pub(super) struct Caller {
     pub(super) snapshot: Arc<Snapshot>,
     /// The address of the client.
     from: Option<IpAddr>,
-}
-
-/// The database as a caller may use it, at its turn. Take it behind the body of the request, whose sender may be slow.
-pub(super) struct Store<'f> {
-    database: ForAdministrator<'f>,
-    _turn: Option<OwnersTurn>,
-    /// The turn at a change of declared objects.
-    _change: Option<OwnersTurn>,
-}
-
-impl<'f> Deref for Store<'f> {
-    type Target = ForAdministrator<'f>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.database
-    }
 }
 
 /// What administrators of a tenant ask for and all replicas learn of: by a numbered row, which is kept for a day and read
@@ -175,13 +158,15 @@ impl Caller {
         }
     }
 
-    /// Waits until it is this caller's turn at the database.
-    pub(super) async fn store<'f>(&self, front: &'f Front) -> Result<Store<'f>, Problem> {
-        Ok(Store {
-            database: self.database(front)?,
-            _turn: self.turn().await?,
-            _change: None,
-        })
+    /// The database as this caller may use it, at its turn, which is waited for. Take it behind the body of the request,
+    /// whose sender may be slow.
+    pub(super) async fn store<'f>(
+        &self,
+        front: &'f Front,
+    ) -> Result<ForAdministrator<'f>, Problem> {
+        let database = self.database(front)?;
+        let turn = self.turn().await?;
+        Ok(database.at(turn.into_iter().collect()))
     }
 
     /// The same for a change of a declared object of a tenant, or of none, at its turn as well.
@@ -189,18 +174,14 @@ impl Caller {
         &self,
         front: &'f Front,
         tenant: Option<&str>,
-    ) -> Result<Store<'f>, Problem> {
+    ) -> Result<ForAdministrator<'f>, Problem> {
         let database = self.database(front)?;
         let (Some(changes), Some(tenant)) = (database.changes(), tenant) else {
             return self.store(front).await;
         };
         let all = LazyLock::force(&TURNS);
-        let [change, turn] = in_turn([changes, all], [tenant, self.owner()]).await?;
-        Ok(Store {
-            database,
-            _turn: Some(turn),
-            _change: Some(change),
-        })
+        let turns = in_turn([changes, all], [tenant, self.owner()]).await?;
+        Ok(database.at(turns.into()))
     }
 
     fn database<'f>(&self, front: &'f Front) -> Result<ForAdministrator<'f>, Problem> {

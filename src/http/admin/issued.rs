@@ -421,10 +421,13 @@ async fn disconnect(call: Call) -> OperationResult {
     let author = call.caller.author();
     let name = format!("{}/{} of {holder}", of.tenant, of.upstream);
     let store = call.caller.store(&call.front).await?;
-    let (upstreams, kept) = (&call.front.upstreams, store.connections());
-    if !upstreams.disconnect((kept, store), of, &author).await? {
-        return Err(Problem::no_such("connection", &name));
-    }
+    let upstreams = &call.front.upstreams;
+    let ended = upstreams.disconnect(store.connections(), of, &author);
+    let left = ended.await?;
+    // Others have its turn while the upstream is asked.
+    drop(store);
+    let left = left.ok_or_else(|| Problem::no_such("connection", &name))?;
+    upstreams.revoke_left(left).await;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

@@ -323,7 +323,9 @@ impl BrowserRequest {
         let (at, author) = (self.connection_at(&upstream, person), self.author(person));
         let kept = self.store()?.connections();
         let upstreams = &self.oauth.0.upstreams;
-        upstreams.disconnect((kept, ()), at, &author).await?;
+        if let Some(left) = upstreams.disconnect(kept, at, &author).await? {
+            upstreams.revoke_left(left).await;
+        }
         Ok("disconnected")
     }
 

@@ -10,7 +10,10 @@ use aws_lc_rs::rand::SystemRandom;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{HeaderMap, HeaderValue, header::COOKIE};
 
-use crate::oauth::base::secret;
+use crate::{
+    base::{hex, sha256},
+    oauth::base::secret,
+};
 
 /// The identity of a browser: the value of its cookie.
 #[derive(Clone, PartialEq, Eq)]
@@ -27,10 +30,13 @@ pub(super) enum CookieKind {
     Trips,
 }
 
-/// The cookies of one tenant.
+/// The cookies of one tenant of one gateway.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CookieJar<'j> {
     tenant: &'j str,
+    /// The beginning of the digest of the public URL. Cookies of a host are for all its ports (RFC 6265, section 8.5), and
+    /// another gateway there may have a tenant of this name.
+    gateway: [u8; 4],
     is_secure: bool,
 }
 
@@ -54,8 +60,10 @@ impl BrowserId {
 impl<'j> CookieJar<'j> {
     /// The cookies of `tenant` at this public URL.
     pub(crate) fn of(tenant: &'j str, public_url: &str) -> Self {
+        let [one, two, three, four, ..] = sha256(public_url.as_bytes());
         Self {
             tenant,
+            gateway: [one, two, three, four],
             is_secure: public_url.starts_with("https:"),
         }
     }
@@ -69,7 +77,7 @@ impl<'j> CookieJar<'j> {
             // Not the beginning of the other name: it would be that of another tenant.
             CookieKind::Trips => "lockgate_trips-",
         };
-        format!("{prefix}{purpose}{}", self.tenant)
+        format!("{prefix}{purpose}{}-{}", self.tenant, hex(&self.gateway))
     }
 
     /// Returns the browser of a request by one of its cookies. Two cookies with the same name count as none, because an
@@ -136,10 +144,14 @@ mod tests {
             ("https://gw.test", "Secure"),
         );
         for ((url, end), kind, name) in [
-            (plain, CookieKind::LogIn, "lockgate-a"),
-            (secure, CookieKind::LogIn, "__Host-lockgate-a"),
-            (plain, CookieKind::Trips, "lockgate_trips-a"),
-            (secure, CookieKind::Trips, "__Host-lockgate_trips-a"),
+            (plain, CookieKind::LogIn, "lockgate-a-d30a576c"),
+            (secure, CookieKind::LogIn, "__Host-lockgate-a-99b12b79"),
+            (plain, CookieKind::Trips, "lockgate_trips-a-d30a576c"),
+            (
+                secure,
+                CookieKind::Trips,
+                "__Host-lockgate_trips-a-99b12b79",
+            ),
         ] {
             let jar = CookieJar::of("a", url);
             let cookie = jar.cookie(&browser, kind, day);
@@ -161,7 +173,7 @@ mod tests {
             let another = format!("{name}={}", other.0);
             assert_eq!(found(&[&pair, &another]), None);
             assert_eq!(found(&[&format!("{pair}; {another}")]), None);
-            assert_eq!(found(&[&pair.replace("-a=", "-b=")]), None);
+            assert_eq!(found(&[&pair.replace("-a-", "-b-")]), None);
             assert_eq!(found(&[&format!("{pair}A")]), None);
             assert_eq!(found(&[&format!("{name}=")]), None);
             assert_eq!(found(&[]), None);
@@ -170,6 +182,35 @@ mod tests {
                 CookieKind::Trips => CookieKind::LogIn,
             };
             assert!(jar.browser(&headers(&[&pair]), other).is_none(), "{name}");
+        }
+    }
+
+    /// Each log-in at one gateway ended the person's at the other.
+    #[test]
+    fn gateways_on_one_host_keep_their_own_cookies() {
+        let random = SystemRandom::new();
+        let day = Duration::from_hours(24);
+        let urls = [
+            "https://gw.test",
+            "https://gw.test:8443",
+            "https://gw.test/b",
+        ];
+        for kind in [CookieKind::LogIn, CookieKind::Trips] {
+            let kept = urls.map(|url| {
+                let browser = BrowserId::new(&random).unwrap();
+                let cookie = CookieJar::of("a", url).cookie(&browser, kind, day);
+                let (pair, _) = cookie.to_str().unwrap().split_once(';').unwrap();
+                (browser.hash(), pair.to_owned())
+            });
+            let line = kept.each_ref().map(|(_, pair)| pair.as_str()).join("; ");
+            for (url, (hash, _)) in urls.iter().zip(&kept) {
+                let found = CookieJar::of("a", url).browser(&headers(&[&line]), kind);
+                assert_eq!(
+                    found.map(|found| found.hash()).as_ref(),
+                    Some(hash),
+                    "{url}"
+                );
+            }
         }
     }
 }

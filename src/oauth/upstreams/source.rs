@@ -56,6 +56,14 @@ impl Lines {
     }
 }
 
+/// What a connection leaves that has ended here.
+pub(crate) struct Left {
+    /// The upstream, as it is declared now.
+    upstream: Option<Arc<Upstream>>,
+    /// The tokens, if they could be read.
+    tokens: Option<Tokens>,
+}
+
 /// What became of an attempt.
 enum Step {
     Done(AccessToken),
@@ -93,32 +101,36 @@ impl Upstreams {
         })
     }
 
-    /// Ends one of the connections that are kept here, and at the upstream where it has an endpoint for that; returns
-    /// false if there is none. `turn` is the caller's at the database, and ends before the upstream is asked.
+    /// Ends one of the connections that are kept here; none if there is none. The caller revokes what it leaves
+    /// ([`Self::revoke_left`]), once it has ended its turn at the database.
     pub(crate) async fn disconnect(
         &self,
-        (kept, turn): (Connections<'_>, impl Send),
+        kept: Connections<'_>,
         of: ConnectionAt<'_>,
         author: &Author,
-    ) -> Result<bool, database::Error> {
+    ) -> Result<Option<Left>, database::Error> {
         // One whose tokens do not open can still be ended.
         let known = kept.get(of).await.ok().flatten();
         if !kept
             .remove(of, None, "upstream.disconnected", author)
             .await?
         {
-            return Ok(false);
+            return Ok(None);
         }
         self.snapshot.refresh_issued().await?;
-        drop(turn);
-        let upstream = self.upstream(of.tenant, of.upstream);
-        let tokens = known.map(|known| known.tokens);
-        if let (Some(upstream), Some(tokens)) = (upstream, tokens)
+        Ok(Some(Left {
+            upstream: self.upstream(of.tenant, of.upstream),
+            tokens: known.map(|known| known.tokens),
+        }))
+    }
+
+    /// Revokes what a connection has left at its upstream, where that has an endpoint for it.
+    pub(crate) async fn revoke_left(&self, left: Left) {
+        if let (Some(upstream), Some(tokens)) = (left.upstream, left.tokens)
             && tokens.authority == upstream.authority()
         {
             self.revoke(upstream, tokens).await;
         }
-        Ok(true)
     }
 
     /// Revokes tokens at the upstream that gave them, where it has an endpoint for that.

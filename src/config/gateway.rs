@@ -40,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) public_url: String,
     /// The directory of all files; empty if unknown, which only `run` permits.
     pub(crate) data_dir: PathBuf,
+    /// The directory of the files of running children; none for one in `data_dir`, or a temporary one.
+    pub(crate) work_dir: Option<PathBuf>,
     /// The public listener.
     pub(crate) http: Http,
     /// The operations listener.
@@ -395,6 +397,7 @@ impl Layers {
             admin,
             public_url,
             data_dir: self.data_dir(env),
+            work_dir: self.work_dir(env),
             http,
             ops,
             default: self.default_server(),
@@ -543,6 +546,19 @@ impl Layers {
             Err(wrong) => {
                 self.mistake("data_dir", &wrong.what, &wrong.remedy);
                 PathBuf::new()
+            }
+        }
+    }
+
+    fn work_dir(&mut self, env: &BTreeMap<String, String>) -> Option<PathBuf> {
+        let text = self.leaf("work_dir", Node::text);
+        match expand(&text, env) {
+            Ok(path) if path.as_os_str().is_empty() => None,
+            // Children have other working directories, and other roots.
+            Ok(path) => Some(own_directory(std::path::absolute(&path).unwrap_or(path))),
+            Err(wrong) => {
+                self.mistake("work_dir", &wrong.what, &wrong.remedy);
+                None
             }
         }
     }

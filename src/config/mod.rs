@@ -16,7 +16,7 @@
 //! * `storage`: `sql`, `master_key` and `audit`
 //! * `oauth`: `oauth`: lifetimes of codes, tokens and log-ins
 //! * `rotation`: secrets whose files have changed while the gateway runs
-//! * `volume`: `data_dir` on a mounted volume of root's
+//! * `volume`: `data_dir` and `work_dir` on mounted volumes of root's
 //! * `separation`: `sandbox.separation`, `sandbox.uids` and `children`
 //! * `export`: the variables of OpenTelemetry
 

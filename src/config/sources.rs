@@ -438,7 +438,7 @@ mod tests {
     #[test]
     fn every_default_is_explained() {
         let keys = Layers::new(false).defaults.len();
-        assert_eq!(keys, 80);
+        assert_eq!(keys, 81);
         let (_, errors) = Format::Toml.parse("F", DEFAULTS);
         assert!(errors.is_empty(), "{errors:?}");
     }

@@ -1,4 +1,4 @@
-//! The data directory on a mounted volume that belongs to root.
+//! The data or work directory on a mounted volume that belongs to root.
 //!
 //! Kubernetes mounts volumes so that a group (`fsGroup`) or everybody may write, and a gateway that is
 //! not root can change neither owner nor mode. Its files go into a directory of its own below the mount, and stay
@@ -13,7 +13,7 @@ use std::{
 
 use rustix::process::Uid;
 
-/// The directory to use for the data directory `path`: one below it, if it is such a volume.
+/// The directory to use for the data or work directory `path`: one below it, if it is such a volume.
 pub(super) fn own_directory(path: PathBuf) -> PathBuf {
     let user = rustix::process::geteuid();
     let table = || fs::read("/proc/self/mountinfo");

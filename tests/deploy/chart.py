@@ -333,6 +333,36 @@ class Objects(unittest.TestCase):
         settings = tomllib.loads(only(objects, "ConfigMap", "-settings")["data"]["lockgate.toml"])
         self.assertEqual(settings["sandbox"], {"uids": "20000-29999", "separation": "uid"})
 
+    def test_no_child_fills_the_node_or_the_database(self):
+        units = {"Mi": 2**20, "Gi": 2**30}
+
+        def size(text):
+            return int(text[:-2]) * units[text[-2:]]
+
+        bare = [*LEAST, "--set", "persistence.enabled=false"]
+        for words in [LEAST, bare, *[["--values", example] for example in EXAMPLES]]:
+            with self.subTest(words=words):
+                objects = render(HELMS["4"], *words)
+                pod = workload(objects)["spec"]["template"]["spec"]
+                limits = [size(one["emptyDir"]["sizeLimit"]) for one in pod["volumes"] if "emptyDir" in one]
+                self.assertGreaterEqual(len(limits), 2)
+                resources = pod["containers"][0]["resources"]
+                self.assertIn("ephemeral-storage", resources["requests"])
+                self.assertGreater(size(resources["limits"]["ephemeral-storage"]), sum(limits))
+                settings = tomllib.loads(only(objects, "ConfigMap", "-settings")["data"]["lockgate.toml"])
+                places = {one["mountPath"]: one["name"] for one in pod["containers"][0]["volumeMounts"]}
+                self.assertEqual([places[settings[key]] for key in ("data_dir", "work_dir")], ["data", "work"])
+
+    def test_volumes_of_another_kind_take_the_place_of_the_default(self):
+        claim = {"ephemeral": {"volumeClaimTemplate": {"spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "4Gi"}}}}}}
+        for version, program in HELMS.items():
+            for name in ("data", "work", "tmp"):
+                with self.subTest(helm=version, volume=name):
+                    words = ["--set", "persistence.enabled=false", "--set-json", f"{name}Volume={json.dumps(claim)}"]
+                    volumes = workload(render(program, *LEAST, *words))["spec"]["template"]["spec"]["volumes"]
+                    self.assertIn({"name": name, **claim}, volumes)
+
     def test_addresses_of_the_other_family(self):
         objects = self.of("gateway-api", "--set", "ipFamily=IPv6")
         settings = tomllib.loads(only(objects, "ConfigMap", "-settings")["data"]["lockgate.toml"])
@@ -544,7 +574,7 @@ def section(defaults, at):
 EMPTY = {"type": "object", "additionalProperties": False, "properties": {}}
 # Settings with a value of the chart, from which probes, ports, mounts or the grace period follow.
 OWN = {
-    "public_url", "data_dir", "master_key", "sql.url", "redis.url", "redis.ca_file", "http.listen", "http.tls",
+    "public_url", "data_dir", "work_dir", "master_key", "sql.url", "redis.url", "redis.ca_file", "http.listen", "http.tls",
     "ops.listen", "admin.listen", "cluster.listen", "cluster.advertise", "cluster.replicas", "drain", "sandbox.uids",
 }
 
@@ -685,9 +715,10 @@ class Running(unittest.TestCase):
         with tempfile.TemporaryDirectory(dir=place) as own:
             os.chmod(own, 0o711)
             pod = Pod(own, workload(objects)["spec"]["template"], objects, {}, address="127.0.0.41")
-            data = Path(own, "var/lib/lockgate")
+            data, work = Path(own, "var/lib/lockgate"), pod.places["/work"]
             env = {"PATH": f"{place}/bin:{os.environ['PATH']}", **pod.environment()}
-            mount = f"mount -t tmpfs -o {options} none '{data}' && {fill.format(data)} && echo mounted && exec sleep 600"
+            mount = " && ".join([f"mount -t tmpfs -o {options} none '{volume}'" for volume in (data, work)])
+            mount = f"{mount} && {fill.format(data)} && echo mounted && exec sleep 600"
             holder = subprocess.Popen(["unshare", "--mount", "sh", "-c", mount], stdout=subprocess.PIPE, text=True)
 
             def inside(*words):

@@ -2,12 +2,15 @@
 arguments that the kubelet would give them.
 
 A process has no network and no root directory of its own. So the addresses of its listeners, "0.0.0.0" and
-"127.0.0.1", become the address of its pod, and a path below a mount becomes one below the pod's directory; nothing else is
-changed."""
+"127.0.0.1", become the address of its pod, and a path below a mount becomes one below the pod's directory (that of
+children, whose length is bounded, one of its own); nothing else is changed."""
 
+import atexit
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import yaml
@@ -69,18 +72,23 @@ class Pod:
         claims = {"data"} - {volume["name"] for volume in self.spec["volumes"]}
         self.volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
         self.volumes |= {name: {"emptyDir": {}} for name in claims}
+        self.places = {path: self.directory / path.lstrip("/") for path in self.mounts}
+        if "/work" in self.places:
+            # Paths below it are bounded.
+            self.places["/work"] = Path(tempfile.mkdtemp(prefix="w", dir="/tmp"))
+            atexit.register(shutil.rmtree, self.places["/work"], ignore_errors=True)
         for path, name in self.mounts.items():
             self.mount(path, self.volumes[name])
 
     def here(self, text):
         """A text of the pod as its process has to read it."""
         paths = "|".join(re.escape(path) for path in sorted(self.mounts, key=len, reverse=True))
-        text = re.sub(rf"(?<![\w./-])({paths})(?![\w.-])", lambda found: f"{self.directory}{found[1]}", text)
+        text = re.sub(rf"(?<![\w./-])({paths})(?![\w.-])", lambda found: str(self.places[found[1]]), text)
         return re.sub(r"""(?<=["/])(0\.0\.0\.0|127\.0\.0\.1|\[::1?\])(?=:(8080|9090|9091|7080)\b)""", self.address, text)
 
     def mount(self, path, volume):
         files = self.files(volume)
-        target = self.directory / path.lstrip("/")
+        target = self.places[path]
         target.mkdir(parents=True, exist_ok=True)
         if files is not None:
             publish(target, {name: self.here(text) for name, text in files.items()})

@@ -55,6 +55,7 @@ class Compose(unittest.TestCase):
             one = services[name]
             self.assertEqual("stdio", one["build"]["target"])
             self.assertTrue(one["read_only"])
+            self.assertEqual(["/tmp:size=256m"], one["tmpfs"])
             self.assertEqual(["ALL"], one["cap_drop"])
             self.assertEqual(["no-new-privileges:true"], one["security_opt"])
             self.assertFalse(one.get("privileged") or one.get("cap_add"))

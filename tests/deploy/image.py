@@ -202,9 +202,9 @@ class Uids(Case):
 
     def test_two_tenants_with_npx_and_uvx(self):
         work = self.volume("work", 0, 0, 0o711)
-        env = {"LOCKGATE_SANDBOX__UIDS": "100000-100999", "TMPDIR": "/var/tmp"}
+        env = {"LOCKGATE_SANDBOX__UIDS": "100000-100999", "LOCKGATE_WORK_DIR": "/work"}
         with self.container("stdio", tenants(packages()), env=env, user=(0, 0), caps=UIDS,
-                            mounts=[(work, "/var/tmp", "rw")]) as container:
+                            mounts=[(work, "/work", "rw")]) as container:
             self.use_packages(container)
             self.assertEqual({"sandbox.tcp"}, self.warned_keys(container))
             self.assertEqual([], [one for one in self.data.rglob("node_modules")])

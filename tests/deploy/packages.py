@@ -36,7 +36,7 @@ lines.on('line', line => {
   const fs = require('fs');
   const can = path => { try { fs.readFileSync(path); return true } catch { return false } };
   const seen = {
-    uid: process.getuid(), env: Object.keys(process.env), cwd: process.cwd(),
+    uid: process.getuid(), env: Object.keys(process.env), private: process.env.TMPDIR,
     caps: /CapEff:\s*(\w+)/.exec(fs.readFileSync('/proc/self/status'))[1],
     cgroup: fs.readFileSync('/proc/self/cgroup').toString().trim(),
     reads: ['/etc/lockgate/lockgate.toml', '/var/lib/lockgate/master.key', '/etc/passwd',
@@ -274,6 +274,8 @@ class Installed(unittest.TestCase):
         for uid in (node["uid"], python["uid"]):
             self.assertIn(uid, range(1_900_000_000, 1_900_065_536))
         self.assertNotEqual(node["uid"], python["uid"])
+        self.assertEqual(self.machine.run("stat", "--format=%a %U", "/var/cache/lockgate-work").stdout, "711 lockgate\n")
+        self.assertRegex(node["private"], r"^/var/cache/lockgate-work/lg\.[-\w]{5}/")
         self.assertEqual(int(node["caps"], 16), 0)
         self.assertEqual(node["reads"], ["/etc/passwd"])
         self.assertRegex(node["cgroup"], r"0::/system.slice/lockgate.service/.+/.+")
@@ -376,8 +378,8 @@ class Installed(unittest.TestCase):
         self.machine.run("dpkg", "--remove", "lockgate")
         self.machine.run("test", "-e", "/etc/lockgate/lockgate.toml")
         self.machine.run("dpkg", "--purge", "lockgate")
-        left = self.machine.run("find", "/etc/lockgate", "/var/lib/lockgate", "/etc/default/lockgate", "/usr/bin/lockgate",
-                                "/etc/systemd/system/multi-user.target.wants/lockgate.service", check=False)
+        left = self.machine.run("find", "/etc/lockgate", "/var/lib/lockgate", "/var/cache/lockgate-work",
+                                "/etc/default/lockgate", "/usr/bin/lockgate", "/etc/systemd/system/multi-user.target.wants/lockgate.service", check=False)
         self.assertEqual(left.stdout, "/etc/lockgate\n/etc/lockgate/token\n")
 
 

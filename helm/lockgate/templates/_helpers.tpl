@@ -136,6 +136,11 @@ redisCa: {file: redis-ca.crt}
 databaseCa: {file: database-ca.crt}
 {{- end -}}
 
+{{/* A volume by its value. Helm merges one of another kind with the default, which is an emptyDir */}}
+{{- define "lockgate.volume" -}}
+{{- toYaml (ternary (omit . "emptyDir") . (gt (len .) 1)) -}}
+{{- end -}}
+
 {{/* Settings as TOML, one key a line: JSON's scalars and lists are TOML's */}}
 {{- define "lockgate.toml" -}}
 {{- $prefix := .prefix -}}
@@ -158,6 +163,7 @@ databaseCa: {file: database-ca.crt}
 {{- $own := dict
   "public_url" .Values.publicUrl
   "data_dir" "/var/lib/lockgate"
+  "work_dir" "/work"
   "http" (dict "listen" $listen.http)
   "ops" (dict "listen" $listen.operations)
   "drain" (dict "delay" (printf "%ss" (include "lockgate.delaySeconds" .)) "timeout" (printf "%ds" (int $drain.timeoutSeconds)))

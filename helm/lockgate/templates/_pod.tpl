@@ -1,4 +1,4 @@
-{{/* The pod of both kinds of workload. The data directory is the volume "data". */}}
+{{/* The pod of both kinds of workload. The data directory is the volume "data", that of children "work". */}}
 {{- define "lockgate.podTemplate" -}}
 {{- $v := .Values -}}
 {{- $manifest := include "lockgate.manifestName" . -}}
@@ -129,6 +129,7 @@ spec:
       {{- end }}
       volumeMounts:
         - {name: data, mountPath: /var/lib/lockgate}
+        - {name: work, mountPath: /work}
         - {name: tmp, mountPath: /tmp}
         - {name: settings, mountPath: /etc/lockgate/settings, readOnly: true}
         {{- if $manifest }}
@@ -150,17 +151,17 @@ spec:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   volumes:
-    {{- if eq $v.mode "replicated" }}
+    {{- if or (eq $v.mode "replicated") (not $v.persistence.enabled) }}
     - name: data
-      {{- toYaml $v.dataVolume | nindent 6 }}
-    {{- else if not $v.persistence.enabled }}
-    - {name: data, emptyDir: {}}
+      {{- include "lockgate.volume" $v.dataVolume | nindent 6 }}
     {{- else if $v.persistence.existingClaim }}
     - name: data
       persistentVolumeClaim: {claimName: {{ $v.persistence.existingClaim }}}
     {{- end }}
+    - name: work
+      {{- include "lockgate.volume" $v.workVolume | nindent 6 }}
     - name: tmp
-      {{- toYaml $v.tmpVolume | nindent 6 }}
+      {{- include "lockgate.volume" $v.tmpVolume | nindent 6 }}
     - name: settings
       configMap: {name: {{ include "lockgate.fullname" . }}-settings, defaultMode: 0440}
     {{- if $manifest }}

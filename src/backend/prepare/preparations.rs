@@ -361,7 +361,8 @@ impl Preparations {
         for server in &servers {
             if let Some(recipe) = &server.recipe {
                 let name = (server.tenant.clone(), server.name.clone());
-                named.entry(hex(&recipe.digest())).or_default().insert(name);
+                let store = hex(&recipe.digest(&server.tenant, &server.launch.confinement));
+                named.entry(store).or_default().insert(name);
             }
         }
         self.forget_replaced(&named);
@@ -432,7 +433,7 @@ impl Preparations {
         let Some(recipe) = &server.recipe else {
             return Ok(None);
         };
-        let name = hex(&recipe.digest());
+        let name = hex(&recipe.digest(&server.tenant, &server.launch.confinement));
         self.check_paths(server, recipe, &name).await?;
         let mut until = None;
         loop {
@@ -700,6 +701,11 @@ mod tests {
     use super::super::preparations::*;
     use crate::backend::starter::tests::{preparations, server, starter};
 
+    fn store_name(server: &Server) -> String {
+        let recipe = server.recipe.as_ref().unwrap();
+        hex(&recipe.digest(&server.tenant, &server.launch.confinement))
+    }
+
     /// It counted as a failure of the server, and was remembered.
     #[tokio::test]
     async fn a_preparation_without_a_process_is_no_failure_of_its_server() {
@@ -756,7 +762,7 @@ mod tests {
         let (starter, _work) = starter(1);
         let preparations = preparations(&starter);
         let server = server("prepare: [sh, -c, exit 0]");
-        let name = hex(&server.recipe.as_ref().unwrap().digest());
+        let name = store_name(&server);
         let (settle, outcome) = watch::channel(Outcome::Running);
         let flight = Flight {
             outcome,
@@ -783,7 +789,8 @@ mod tests {
         assert!(preparations.circuits.failures.of(&server).is_none());
     }
 
-    /// The program of the first one's preparation was its own to replace, and became that of the others.
+    /// The program of the first one's preparation was its own to replace, and became that of the others. Theirs is
+    /// another store now, and the program is still one that it may replace.
     #[tokio::test]
     async fn a_shared_store_is_of_use_only_to_those_who_could_have_filled_it() {
         let (starter, _work) = starter(1);
@@ -795,18 +802,20 @@ mod tests {
             "prepare: [{dir}/install], sandbox: {{write: [{dir}]}}"
         ));
         let other = server(&format!("prepare: [{dir}/install]"));
-        let name = hex(&writer.recipe.as_ref().unwrap().digest());
-        assert_eq!(name, hex(&other.recipe.as_ref().unwrap().digest()));
-        let store = preparations.stores.begin(&name).unwrap();
-        let found = Found::default();
-        let ready = Outcome::Ready(Arc::new(Ready { store, found }));
-        let flight = Flight {
-            outcome: watch::channel(ready).1,
-            subject: String::new(),
-            tenant: "a".to_owned(),
-            servers: BTreeSet::new(),
-        };
-        preparations.flights.write().unwrap().insert(name, flight);
+        let names = [store_name(&writer), store_name(&other)];
+        assert_ne!(names[0], names[1]);
+        for name in names {
+            let store = preparations.stores.begin(&name).unwrap();
+            let found = Found::default();
+            let ready = Outcome::Ready(Arc::new(Ready { store, found }));
+            let flight = Flight {
+                outcome: watch::channel(ready).1,
+                subject: String::new(),
+                tenant: "a".to_owned(),
+                servers: BTreeSet::new(),
+            };
+            preparations.flights.write().unwrap().insert(name, flight);
+        }
         assert!(preparations.prepared(&other).await.is_ok());
         let sandbox = &preparations.launcher.sandbox;
         let written = Arc::new(BTreeSet::from([shared]));

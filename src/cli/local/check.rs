@@ -19,7 +19,7 @@ use crate::{
         credentials,
         descriptors::shortage,
         machine::{kernel, offer},
-        private_dir,
+        private_dir, work,
     },
     config::{Config, Mistake, Separation, Sources, gateway::environment},
     declare::{Offer, Profile, STORE, Server, Tcp},
@@ -87,12 +87,16 @@ fn report(
             };
             let check = |manifest| checks::check(manifest, &config, search, &offer);
             mistakes.extend(manifest.as_ref().map(check).unwrap_or_default());
+            let catalog = manifest.as_ref().map(|manifest| &manifest.catalog);
+            let work = work::check(&config, &offer, catalog);
+            mistakes.extend(work.as_ref().err().cloned());
             if mistakes.is_empty() {
                 let mut summary = summary(&config, manifest.as_ref(), &offer);
                 let warnings = shortage(&config, kernel.open_files)
                     .into_iter()
                     .chain(credentials::lapse(&config))
-                    .chain(data_dir.ok().flatten());
+                    .chain(data_dir.ok().flatten())
+                    .chain(work.into_iter().flatten());
                 for warning in warnings {
                     summary += &format!("{}\n", escaped(&warning));
                 }
@@ -275,7 +279,10 @@ fn sandbox_lines(server: &Server, offer: &Offer) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt,
+    };
 
     use super::super::check::*;
 
@@ -389,6 +396,9 @@ mod tests {
             let found = report(&sources(&data_dir), apply, &KERNEL).unwrap_err();
             assert_eq!(found[0].key, "data_dir", "{found:?}");
         }
+        let work_dir = format!("work_dir=/{}", "w".repeat(28));
+        let found = report(&sources(&[&work_dir]), None, &KERNEL).unwrap_err();
+        assert_eq!(found[0].key, "work_dir", "{found:?}");
         // A manifest that cannot be read hides no certificate that cannot be read.
         let tls = ["http.tls.cert=/no/such.pem", "http.tls.key=/no/such.pem"];
         let found = report(&sources(&tls), Some(&file), &KERNEL).unwrap_err();
@@ -400,6 +410,26 @@ mod tests {
         let found = report(&sources(&[]), Some(&file), &KERNEL).unwrap_err();
         assert_eq!(found[0].what, "nosuch not found");
         assert!(found[0].place.ends_with(":5"), "{found:?}");
+    }
+
+    #[test]
+    fn warns_of_a_directory_above_the_files_of_children_that_servers_write() {
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o1777)).unwrap();
+        let work_dir = format!("work_dir={}", dir.path().join("w").display());
+        let kernel = Kernel {
+            has_users: true,
+            ..KERNEL
+        };
+        let uids = ["sandbox.uids=100000-165535", &work_dir];
+        for (profile, is_warned_of) in [("open", true), ("standard", false)] {
+            let (_dir, file) = manifest(&format!(
+                "tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{command: sh, sandbox: {{profile: {profile}}}}}}}}}}}"
+            ));
+            let summary = report(&sources(&uids), Some(&file), &kernel).unwrap();
+            let wanted = format!("warning: work_dir: {} lies above", dir.path().display());
+            assert_eq!(summary.contains(&wanted), is_warned_of, "{summary}");
+        }
     }
 
     #[test]

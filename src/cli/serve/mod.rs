@@ -27,7 +27,7 @@ mod service_manager;
 mod signals;
 mod sockets;
 mod stores;
-mod work;
+pub(crate) mod work;
 mod workers;
 
 pub(crate) use self::plan::{RunArgs, ServeArgs};

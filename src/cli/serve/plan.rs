@@ -137,14 +137,12 @@ pub(super) fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
     let (kernel, offer) = probe(&config)?;
     let mut mistakes = credentials::mistakes(&config);
     mistakes.extend(checks::check(&manifest, &config, path_of(&env), &offer));
-    if !mistakes.is_empty() {
-        return Err(mistakes);
-    }
+    let work = work(&config, &offer, mistakes)?;
     Ok(Plan {
         config,
         source: Source::Fixed(manifest.catalog),
         env,
-        work: Work::temporary(),
+        work,
         kernel,
         offer,
         secrets: Vec::new(),
@@ -239,13 +237,11 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     });
     let mut mistakes = credentials::mistakes(&config);
     mistakes.extend(judged.unwrap_or_default());
-    if !mistakes.is_empty() {
-        return Err(mistakes);
-    }
+    let work = work(&config, &offer, mistakes)?;
     let file = manifest.as_ref().map(|manifest| manifest.file.as_path());
     let secrets = secrets(&sources, &config, file);
     Ok(Plan {
-        work: Work::of(&config, &offer),
+        work,
         config,
         source: Source::Stored(manifest.map(Box::new)),
         env,
@@ -254,6 +250,14 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
         secrets,
         is_run: false,
     })
+}
+
+/// The directory for private files of children, or all mistakes, of which there may be some already.
+fn work(config: &Config, offer: &Offer, mistakes: Vec<Mistake>) -> Result<Work, Vec<Mistake>> {
+    match Work::of(config, offer) {
+        Ok(work) if mistakes.is_empty() => Ok(work),
+        found => Err(mistakes.into_iter().chain(found.err()).collect()),
+    }
 }
 
 /// Both values, or all mistakes.

@@ -44,15 +44,24 @@ fn checked(path: &Path) -> anyhow::Result<Result<(), Wrong>> {
 ///
 /// The mistake in its path.
 pub(crate) fn check(config: &Config) -> Result<Option<String>, Mistake> {
-    let Err(error) = makeable(&config.data_dir) else {
+    check_dir(config, "data_dir", &config.data_dir)
+}
+
+/// Checks the directory that a key names, in the same way.
+///
+/// # Errors
+///
+/// The mistake in its path.
+pub(super) fn check_dir(config: &Config, key: &str, dir: &Path) -> Result<Option<String>, Mistake> {
+    let Err(error) = makeable(dir) else {
         return Ok(None);
     };
-    let what = format!("{} cannot be made: {error}", config.data_dir.display());
+    let what = format!("{} cannot be made: {error}", dir.display());
     if Errno::from_io_error(&error) == Some(Errno::ACCESS) {
-        return Ok(Some(format!("warning: data_dir: {what}")));
+        return Ok(Some(format!("warning: {key}: {what}")));
     }
     let wrong = Wrong::new(what, "name a directory on a disk");
-    Err(wrong.at(config.place("data_dir"), "data_dir"))
+    Err(wrong.at(config.place(key), key))
 }
 
 /// Makes an empty directory where the first missing one of a path would be, and removes it: a file system that has no
@@ -141,7 +150,8 @@ fn foreign_reason(path: &Path, found: &Metadata, own: Uid) -> anyhow::Result<Opt
 const OTHERS_MODE: u32 = 0o077;
 /// Files that only a gateway creates.
 const GATEWAY_FILES: [&str; 3] = ["lockgate.lock", "lockgate.db", "master.key"];
-const REMEDY: &str = "name a directory below it, which is made for the gateway alone";
+/// What to do about a directory of others.
+pub(super) const REMEDY: &str = "name a directory below it, which is made for the gateway alone";
 
 #[cfg(test)]
 mod tests {

@@ -23,7 +23,7 @@ use super::{
     signals::{self, HangUp},
     sockets,
     stores::{self, StoreAddresses},
-    workers,
+    work, workers,
 };
 use crate::base::budget::Descriptors;
 use crate::{
@@ -123,7 +123,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     } = plan;
     let listeners = sockets::listeners(&config, is_run).await?;
     config.bind(listeners.http.local_addr()?);
-    if !is_run && let Err(mistake) = private_dir::claim(&config)? {
+    if let Err(mistake) = claim(&config, &offer)? {
         return Ok(refuse(&[mistake]));
     }
     let _lock = (!is_run).then(|| database::lock(&config)).transpose()?;
@@ -134,8 +134,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let (unreachable, stores) = unreachable(&config, &listeners, &offer).await?;
     // `run` stores nothing to hide. Hiding lists all files next to the hidden ones: it slows down
     // every start, and hides files created there later.
-    let own = [config.data_dir.clone(), work.clone()];
-    let hidden = HiddenPaths::new(own.into_iter().chain(secrets));
+    let own = [config.data_dir.clone(), work.clone()].into_iter();
+    let hidden = HiddenPaths::new(own.chain(config.work_dir.clone()).chain(secrets));
     let hide = (!is_run).then(|| hidden.clone());
     let shared = shared_env(&config, &env);
     let certificates = certificates(&shared);
@@ -148,7 +148,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         Ok(served) => served,
         Err(mistakes) => return Ok(refuse(&mistakes)),
     };
-    warn(&config, &served.snapshot.catalog(), &offer);
+    warn(&config, &work, &served.snapshot.catalog(), &offer);
     tell_of_network(&config, &env);
     let is_temporary = is_run || offer.separation == Separation::Uid;
     let prepared = prepared_dir(&config, &work, is_temporary);
@@ -171,6 +171,16 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         never = informing => match never {},
         never = refusing => match never {},
     }
+}
+
+/// Makes the directories that are this gateway's alone; `run` has no data directory.
+fn claim(config: &Config, offer: &Offer) -> anyhow::Result<Result<(), Mistake>> {
+    if !config.is_run
+        && let Err(mistake) = private_dir::claim(config)?
+    {
+        return Ok(Err(mistake));
+    }
+    work::claim(config, offer)
 }
 
 /// The addresses and ports that children in profile `standard` may not connect to, and those of the
@@ -210,7 +220,7 @@ fn prepared_dir(config: &Config, work: &Path, is_temporary: bool) -> PathBuf {
 }
 
 /// Warns of unsafe settings, and of sandboxing that is not enforced.
-fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
+fn warn(config: &Config, work: &Path, catalog: &Catalog, offer: &Offer) {
     if config.sandbox.shared_uid && offer.separation == Separation::None {
         tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");
     }
@@ -227,6 +237,9 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
         );
     }
     if let Some(what) = config.separate_databases() {
+        tracing::warn!("{what}");
+    }
+    if let Some(what) = work::exposure(config, work, offer, catalog) {
         tracing::warn!("{what}");
     }
     if !config.outbound.allow.is_empty() {

@@ -1,24 +1,28 @@
-//! The directory for private files of children: in the data directory, or a temporary one.
+//! The directory for private files of children: in the data directory or in that of `work_dir`, or a temporary one.
 //!
-//! A temporary one is removed with its gateway. What a killed gateway leaves is removed by the next one
-//! that needs a temporary one: a gateway holds the lock of its own for as long as it runs.
+//! One outside of the data directory is removed with its gateway. What a killed gateway leaves is removed by the next
+//! one that has its own there: a gateway holds the lock of its own for as long as it runs.
 
 use std::{
-    fs::{self, File, Permissions},
+    ffi::OsStr,
+    fs::{self, File, Metadata, Permissions},
     io,
-    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
 };
 
 use anyhow::Context;
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::{
+    fs::{FlockOperation, OFlags, flock},
+    process::Uid,
+};
 
 use super::private_dir;
 use crate::{
     backend::linux::removal,
     base::{RANDOM_NAME, is_random_name, random_name},
-    config::{Config, Separation},
-    declare::Offer,
+    config::{Config, Mistake, Separation, Wrong},
+    declare::{Catalog, Offer, Profile},
 };
 
 /// The directory for private files of children.
@@ -28,36 +32,58 @@ pub(super) enum Work {
     Kept(PathBuf),
     /// In the directory for temporary files; removed with the gateway.
     Temporary(PathBuf),
+    /// In the directory that `work_dir` names; removed with the gateway.
+    Named(PathBuf),
 }
 
-/// The lock of a temporary directory; none for one that is kept.
+/// The lock of a directory that is removed with the gateway; none for one that is kept.
 pub(super) struct WorkLock(#[expect(dead_code, reason = "held until dropped")] Option<File>);
 
 impl Work {
-    /// In the data directory, unless that is closed to a child with a uid of its own, or so long that
-    /// programs cannot make a socket in a private directory.
-    pub(super) fn of(config: &Config, offer: &Offer) -> Self {
+    /// In the directory of `work_dir`, or without one in the data directory, unless there is none (`run`), or it is
+    /// closed to a child with a uid of its own, or so long that programs cannot make a socket in a private directory.
+    ///
+    /// # Errors
+    ///
+    /// The mistake of a `work_dir` that is that long.
+    pub(super) fn of(config: &Config, offer: &Offer) -> Result<Self, Mistake> {
+        if let Some(dir) = &config.work_dir {
+            return Self::below(dir)
+                .map_err(|wrong| wrong.at(config.place("work_dir"), "work_dir"));
+        }
         let kept = config.data_dir.join("work");
-        if offer.separation == Separation::Uid || kept.as_os_str().len() > LONGEST_WORK {
-            Self::temporary()
+        let is_closed = config.is_run || offer.separation == Separation::Uid;
+        Ok(if is_closed || kept.as_os_str().len() > LONGEST_WORK {
+            Self::Temporary(std::env::temp_dir().join(format!("{PREFIX}{}", random_name())))
         } else {
             Self::Kept(kept)
-        }
+        })
     }
 
-    /// A new directory for temporary files.
-    pub(super) fn temporary() -> Self {
-        Self::Temporary(std::env::temp_dir().join(format!("{PREFIX}{}", random_name())))
+    /// A new directory in that of `work_dir`.
+    fn below(dir: &Path) -> Result<Self, Wrong> {
+        let length = dir.as_os_str().len();
+        if length > LONGEST_DIR {
+            let what = format!(
+                "{} has {length} bytes: programs could make no socket in a directory of theirs below it",
+                dir.display()
+            );
+            let remedy = format!("name a directory of at most {LONGEST_DIR} bytes, such as /work");
+            return Err(Wrong::new(what, remedy));
+        }
+        let mut name = random_name();
+        name.truncate(SHORT_LETTERS);
+        Ok(Self::Named(dir.join(format!("{SHORT}{name}"))))
     }
 
     /// Its path.
     pub(super) fn path(&self) -> &Path {
         match self {
-            Self::Kept(path) | Self::Temporary(path) => path,
+            Self::Kept(path) | Self::Temporary(path) | Self::Named(path) => path,
         }
     }
 
-    /// Makes the directory, and locks a temporary one.
+    /// Makes the directory, and locks one that is removed with the gateway.
     ///
     /// # Errors
     ///
@@ -69,7 +95,7 @@ impl Work {
                 private_dir::private(path)?;
                 None
             }
-            Self::Temporary(_) => Some(locked(path)?),
+            Self::Temporary(_) | Self::Named(_) => Some(locked(path)?),
         };
         if offer.separation == Separation::Uid {
             // Children must be able to reach their own directories below it.
@@ -78,16 +104,18 @@ impl Work {
         Ok(WorkLock(lock))
     }
 
-    /// Removes the temporary directories of killed gateways, if this one is temporary.
+    /// Removes the directories of killed gateways beside this one, if it is removed with its gateway.
     pub(super) fn remove_leftovers(&self) {
-        let (Self::Temporary(own), own_uid) = (self, rustix::process::geteuid().as_raw()) else {
-            return;
+        let is_left: fn(&str) -> bool = match self {
+            Self::Kept(_) => return,
+            Self::Temporary(_) => is_temporary_name,
+            Self::Named(_) => is_short_name,
         };
+        let (own, own_uid) = (self.path(), rustix::process::geteuid().as_raw());
         let entries = own.parent().map(fs::read_dir);
         for entry in entries.into_iter().flatten().flatten().flatten() {
             let (path, name) = (entry.path(), entry.file_name());
-            let name = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-            if path != *own && name.is_some_and(is_random_name) {
+            if path != own && name.to_str().is_some_and(is_left) {
                 let removed = remove_leftover(&path, own_uid);
                 if let Err(error) = removed {
                     tracing::warn!(dir = %path.display(), %error, "cannot remove what a gateway left");
@@ -96,17 +124,151 @@ impl Work {
         }
     }
 
-    /// Removes a temporary directory, at the end.
+    /// Removes the directory at the end, unless it is kept.
     pub(super) fn remove(&self) {
-        if let Self::Temporary(path) = self {
+        if let Self::Temporary(path) | Self::Named(path) = self {
             // Private directories are removed with their children, so it should be empty.
             let _ = removal::remove(path);
         }
     }
 }
 
-/// Makes and locks a temporary directory. Another gateway that looks for leftovers may remove it before
-/// it is locked; then it is made anew, and nobody else can have made it.
+/// Checks the directory of `work_dir`, makes none, and returns warnings.
+///
+/// # Errors
+///
+/// The mistake in its path.
+pub(crate) fn check(
+    config: &Config,
+    offer: &Offer,
+    catalog: Option<&Catalog>,
+) -> Result<Vec<String>, Mistake> {
+    let work = Work::of(config, offer)?;
+    let unmade = match &config.work_dir {
+        Some(dir) => private_dir::check_dir(config, "work_dir", dir)?,
+        None => None,
+    };
+    let exposed = catalog.and_then(|catalog| exposure(config, work.path(), offer, catalog));
+    let exposed = exposed.map(|what| format!("warning: {what}"));
+    Ok(unmade.into_iter().chain(exposed).collect())
+}
+
+/// Makes the directory of `work_dir`, or closes an existing one to others, who would leave files there that programs of
+/// children find.
+///
+/// # Errors
+///
+/// File system errors.
+pub(super) fn claim(config: &Config, offer: &Offer) -> anyhow::Result<Result<(), Mistake>> {
+    let Some(dir) = &config.work_dir else {
+        return Ok(Ok(()));
+    };
+    let claimed = claimed(dir, offer.separation == Separation::Uid).context("work_dir")?;
+    Ok(claimed.map_err(|wrong| wrong.at(config.place("work_dir"), "work_dir")))
+}
+
+/// Makes or closes a directory; children with uids of their own may pass through it.
+fn claimed(dir: &Path, has_uids: bool) -> anyhow::Result<Result<(), Wrong>> {
+    let cannot = || format!("cannot use the directory {}", dir.display());
+    let mut maker = fs::DirBuilder::new();
+    maker
+        .recursive(true)
+        .mode(0o711)
+        .create(dir)
+        .with_context(cannot)?;
+    let found = fs::metadata(dir).with_context(cannot)?;
+    let own = rustix::process::geteuid();
+    let foreign = foreign_reason(dir, &found, own);
+    if let Some(what) = foreign.with_context(cannot)? {
+        let what = format!("{} {what}", dir.display());
+        return Ok(Err(Wrong::new(what, private_dir::REMEDY)));
+    }
+    if let Some(closed) = closed_above(dir).filter(|_| has_uids) {
+        let what = format!(
+            "{} keeps children with uids of their own out",
+            closed.display()
+        );
+        return Ok(Err(Wrong::new(
+            what,
+            "name a directory that all users reach",
+        )));
+    }
+    if found.uid() != own.as_raw() {
+        // Root takes over what it used as another user, who could open it again.
+        chown(dir, Some(own.as_raw()), None).with_context(cannot)?;
+    }
+    let mode = if has_uids { 0o711 } else { 0o700 };
+    if found.mode() & 0o777 != mode {
+        fs::set_permissions(dir, Permissions::from_mode(mode)).with_context(cannot)?;
+    }
+    Ok(Ok(()))
+}
+
+/// The reason why a directory is not for a gateway of the user `own` alone, if any.
+fn foreign_reason(dir: &Path, found: &Metadata, own: Uid) -> io::Result<Option<&'static str>> {
+    if found.uid() != own.as_raw() && !own.is_root() {
+        return Ok(Some("belongs to another user"));
+    }
+    if found.mode() & STICKY != 0 {
+        return Ok(Some("is one that all users share"));
+    }
+    let is_own = |name: &OsStr| {
+        // The root of a new file system contains this directory.
+        name == "lost+found" || name.to_str().is_some_and(is_short_name)
+    };
+    for entry in fs::read_dir(dir)? {
+        if !is_own(entry?.file_name().as_os_str()) {
+            return Ok(Some("holds what is not the gateway's"));
+        }
+    }
+    Ok(None)
+}
+
+/// The nearest directory above this one that other users may not pass.
+fn closed_above(dir: &Path) -> Option<&Path> {
+    let is_closed =
+        |dir: &&Path| fs::metadata(dir).is_ok_and(|found| found.mode() & OTHERS_PASS == 0);
+    dir.ancestors().skip(1).find(is_closed)
+}
+
+/// Warns of a directory above the files of children in which a server may leave files. Many programs look for code and
+/// settings in all directories above their own (`node_modules`, `.env`), and would find another tenant's.
+///
+/// Files of other children are in the data directory, unless its path is long.
+pub(super) fn exposure(
+    config: &Config,
+    work: &Path,
+    offer: &Offer,
+    catalog: &Catalog,
+) -> Option<String> {
+    if offer.separation != Separation::Uid {
+        return None;
+    }
+    // That of `work_dir` is closed at the start.
+    let above = config.work_dir.as_deref().unwrap_or(work).parent()?;
+    let real = above.canonicalize().ok();
+    let is_open =
+        |dir: &&Path| fs::metadata(dir).is_ok_and(|found| found.mode() & OTHERS_WRITE != 0);
+    let above = [Some(above), real.as_deref()].into_iter().flatten();
+    let open: Vec<&Path> = above.flat_map(Path::ancestors).filter(is_open).collect();
+    let (server, dir) = catalog.servers().find_map(|server| {
+        let walls = &server.launch.confinement;
+        let is_walled = walls.profile == Profile::Standard && offer.landlock > 0;
+        let may_write =
+            |dir: &&&Path| !is_walled || walls.write.iter().any(|path| dir.starts_with(path));
+        open.iter().find(may_write).map(|dir| (server, dir))
+    })?;
+    Some(format!(
+        "work_dir: {} lies above the files of children, which look there for code and settings, and server {}/{} may \
+         write there: name a directory that only the gateway writes, below none that others write",
+        dir.display(),
+        server.tenant,
+        server.name
+    ))
+}
+
+/// Makes and locks a directory that is removed with the gateway. Another gateway that looks for leftovers may remove it
+/// before it is locked; then it is made anew, and nobody else can have made it.
 fn locked(path: &Path) -> anyhow::Result<File> {
     if let Some(parent) = path.parent() {
         private_dir::made(parent)?;
@@ -163,33 +325,81 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(File::from(dir))
 }
 
+/// Whether a file name may be that of a temporary directory.
+fn is_temporary_name(name: &str) -> bool {
+    name.strip_prefix(PREFIX).is_some_and(is_random_name)
+}
+
+/// Whether a file name may be that of a directory in the one of `work_dir`.
+fn is_short_name(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let letters = name.strip_prefix(SHORT);
+    letters.is_some_and(|rest| rest.len() == SHORT_LETTERS && rest.bytes().all(is_letter))
+}
+
 /// What the name of a temporary directory begins with.
 const PREFIX: &str = "lockgate-";
+/// What the name of one in the directory of `work_dir` begins with.
+const SHORT: &str = "lg.";
+/// The random letters behind that: nobody else makes files there, so it need not be unguessable.
+const SHORT_LETTERS: usize = 5;
 
 /// The longest path of the directory of private directories, so that a private directory has a path of at
 /// most 60 bytes. The address of a UNIX socket has 107 (unix(7)), of which Chromium takes 46 below TMPDIR:
 /// `/.org.chromium.Chromium.XXXXXX/SingletonSocket`.
 const LONGEST_WORK: usize = 60 - 1 - RANDOM_NAME;
+/// The longest path of `work_dir`, for the same reason.
+const LONGEST_DIR: usize = LONGEST_WORK - 1 - SHORT.len() - SHORT_LETTERS;
+
+/// The bit of a directory in which users keep their files from each other.
+const STICKY: u32 = 0o1000;
+/// The bit by which other users pass through a directory.
+const OTHERS_PASS: u32 = 0o001;
+/// The bit by which they make files in it.
+const OTHERS_WRITE: u32 = 0o002;
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use std::collections::BTreeMap;
+
     use super::super::work::*;
-    use crate::config::Sources;
+    use crate::{
+        config::{Format, Sources},
+        manifest::reader,
+    };
+
+    fn config(set: &[String]) -> Config {
+        let mut all = vec!["data_dir=/d".to_owned()];
+        all.extend_from_slice(set);
+        let sources = Sources {
+            set: all,
+            ..Sources::default()
+        };
+        Config::load(&sources).unwrap()
+    }
+
+    fn work_dir(dir: &Path) -> Config {
+        config(&[format!("work_dir={}", dir.display())])
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
 
     #[test]
     fn private_directories_leave_room_for_the_socket_of_a_browser() {
         let work = |data_dir: &str, separation| {
-            let sources = Sources {
-                set: vec![format!("data_dir={data_dir}")],
-                ..Sources::default()
-            };
             let offer = Offer {
                 separation,
                 ..Offer::none()
             };
-            Work::of(&Config::load(&sources).unwrap(), &offer)
+            Work::of(&config(&[format!("data_dir={data_dir}")]), &offer).unwrap()
         };
         for (data_dir, separation, is_kept) in [
             ("/var/lib/lockgate", Separation::Landlock, true),
@@ -212,6 +422,163 @@ mod tests {
             assert!(private.as_os_str().len() <= 60, "{}", private.display());
             assert!(private.join(socket).as_os_str().len() <= 107);
         }
+    }
+
+    #[test]
+    fn a_work_dir_leaves_room_for_the_same() {
+        for separation in [Separation::Uid, Separation::Namespace] {
+            let offer = Offer {
+                separation,
+                ..Offer::none()
+            };
+            let longest = format!("/{}", "w".repeat(27));
+            let work = Work::of(&work_dir(Path::new(&longest)), &offer).unwrap();
+            assert_eq!(work.path().parent(), Some(Path::new(&longest)));
+            let private = work.path().join(random_name());
+            assert_eq!(private.as_os_str().len(), 60, "{}", private.display());
+            let longer = format!("{longest}w");
+            let mistake = Work::of(&work_dir(Path::new(&longer)), &offer).unwrap_err();
+            let wanted = format!(
+                "--set: work_dir: {longer} has 29 bytes: programs could make no socket in a directory of theirs below \
+                 it; name a directory of at most 28 bytes, such as /work"
+            );
+            assert_eq!(mistake.to_string(), wanted);
+            let checked = check(&work_dir(Path::new(&longer)), &offer, None);
+            assert_eq!(checked.unwrap_err(), mistake);
+        }
+    }
+
+    #[test]
+    fn a_work_dir_is_the_gateways_alone() {
+        let tmp = tempfile::tempdir().unwrap();
+        let new = tmp.path().join("a/b");
+        claim(&work_dir(&new), &Offer::none()).unwrap().unwrap();
+        assert_eq!(mode(&new), 0o700);
+        // As the kubelet makes one.
+        set_mode(&new, 0o777);
+        fs::create_dir(new.join("lost+found")).unwrap();
+        fs::create_dir(new.join("lg.a-_0Z")).unwrap();
+        claim(&work_dir(&new), &Offer::none()).unwrap().unwrap();
+        assert_eq!(mode(&new), 0o700);
+        if rustix::process::geteuid().is_root() {
+            // Only root can change owners.
+            chown(&new, Some(65_534), None).unwrap();
+            claim(&work_dir(&new), &Offer::none()).unwrap().unwrap();
+            assert_eq!(fs::metadata(&new).unwrap().uid(), 0);
+        }
+        for (name, what) in [
+            ("website", "holds what is not the gateway's"),
+            ("lg.monitor", "holds what is not the gateway's"),
+            ("lockgate.db", "holds what is not the gateway's"),
+        ] {
+            set_mode(&new, 0o755);
+            fs::create_dir(new.join(name)).unwrap();
+            let mistake = claim(&work_dir(&new), &Offer::none()).unwrap().unwrap_err();
+            assert_eq!((&*mistake.place, &*mistake.key), ("--set", "work_dir"));
+            assert_eq!(mistake.what, format!("{} {what}", new.display()));
+            assert_eq!(mode(&new), 0o755, "it is changed");
+            fs::remove_dir(new.join(name)).unwrap();
+        }
+        set_mode(&new, 0o1777);
+        let mistake = claim(&work_dir(&new), &Offer::none()).unwrap().unwrap_err();
+        assert!(
+            mistake.what.ends_with("is one that all users share"),
+            "{mistake}"
+        );
+        let (root, stranger) = (fs::metadata("/").unwrap(), Uid::from_raw(12_345));
+        let reason = foreign_reason(Path::new("/"), &root, stranger).unwrap();
+        assert_eq!(reason, Some("belongs to another user"));
+    }
+
+    #[test]
+    fn children_with_uids_can_reach_a_work_dir() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("w");
+        set_mode(tmp.path(), 0o700);
+        assert_eq!(closed_above(&dir), Some(tmp.path()));
+        let wrong = claimed(&dir, true).unwrap().unwrap_err();
+        let what = format!(
+            "{} keeps children with uids of their own out",
+            tmp.path().display()
+        );
+        assert_eq!(wrong.what, what);
+        claimed(&dir, false).unwrap().unwrap();
+        set_mode(tmp.path(), 0o711);
+        assert_ne!(closed_above(&dir), Some(tmp.path()));
+        // Where temporary directories are in a home there is another one above.
+        if closed_above(&dir).is_none() {
+            claimed(&dir, true).unwrap().unwrap();
+            assert_eq!(mode(&dir), 0o711);
+        }
+    }
+
+    #[test]
+    fn a_directory_above_that_a_server_writes_is_warned_of() {
+        let tmp = tempfile::tempdir().unwrap();
+        let shared = tmp.path().join("shared");
+        fs::create_dir(&shared).unwrap();
+        set_mode(&shared, 0o1777);
+        let own = shared.join("own");
+        fs::create_dir(&own).unwrap();
+        set_mode(&own, 0o777);
+        let said = |config: &Config, work: &Path, separation, sandbox: &str| {
+            let offer = Offer {
+                separation,
+                landlock: 6,
+                ..Offer::none()
+            };
+            let server = format!("x: {{command: sh, sandbox: {{{sandbox}}}}}");
+            let text = format!("tenants: {{a: {{auth: {{mode: none}}, servers: {{{server}}}}}}}");
+            let read = reader::parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap();
+            exposure(config, work, &offer, &read.catalog)
+        };
+        let (none, named) = (config(&[]), work_dir(&own));
+        let temporary = shared.join("lockgate-x");
+        let writes = |dir: &Path| format!("write: [{}]", dir.display());
+        let wanted = format!("work_dir: {} lies above", shared.display());
+        for sandbox in ["profile: open", &writes(&shared), &writes(tmp.path())] {
+            let what = said(&none, &temporary, Separation::Uid, sandbox).unwrap();
+            assert!(
+                what.starts_with(&wanted) && what.contains("server a/x may"),
+                "{what}"
+            );
+            assert!(said(&named, &own.join("lg.abcde"), Separation::Uid, sandbox).is_some());
+            assert_eq!(said(&none, &temporary, Separation::Landlock, sandbox), None);
+        }
+        for sandbox in ["profile: standard", &writes(&shared.join("other"))] {
+            assert_eq!(
+                said(&none, &temporary, Separation::Uid, sandbox),
+                None,
+                "{sandbox}"
+            );
+        }
+        // It is closed at the start.
+        let own_alone = said(
+            &named,
+            &own.join("lg.abcde"),
+            Separation::Uid,
+            &writes(&own),
+        );
+        assert_eq!(own_alone, None);
+    }
+
+    #[test]
+    fn what_a_killed_gateway_left_in_a_work_dir_is_removed() {
+        let tmp = tempfile::tempdir().unwrap();
+        let new = || Work::Named(tmp.path().join(format!("{SHORT}{}", &random_name()[..5])));
+        let (own, killed, running) = (new(), new(), new());
+        let _locks = [&own, &running].map(|work| work.make(&Offer::none()).unwrap());
+        drop(killed.make(&Offer::none()).unwrap());
+        let others = ["lg.website", "website", "lockgate-aaaaaaaaaaaaaaaaaaaaaa"];
+        for name in others {
+            fs::create_dir(tmp.path().join(name)).unwrap();
+        }
+        own.remove_leftovers();
+        assert!(!killed.path().exists());
+        assert!(own.path().is_dir() && running.path().is_dir());
+        assert!(others.iter().all(|name| tmp.path().join(name).is_dir()));
+        own.remove();
+        assert!(!own.path().exists());
     }
 
     #[test]

@@ -253,6 +253,23 @@ fn data_dir_has_a_home() {
 }
 
 #[test]
+fn work_dir_is_absolute_or_none() {
+    let at = |set: &[&str]| Config::load(&sources(&[], set)).unwrap().work_dir;
+    assert_eq!(at(&[]), None);
+    assert_eq!(at(&["work_dir="]), None);
+    assert_eq!(at(&["work_dir=~/w"]), Some("/home/ada/w".into()));
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(at(&["work_dir=w"]), Some(here.join("w")));
+    let homeless = Sources {
+        env: BTreeMap::from([("LOCKGATE_DATA_DIR".to_owned(), "/d".to_owned())]),
+        set: vec!["work_dir=~/w".to_owned()],
+        ..Sources::default()
+    };
+    let wanted = "--set: work_dir: begins with ~/, and HOME is not set; write an absolute path";
+    assert_eq!(mistakes(&homeless), [wanted]);
+}
+
+#[test]
 fn run_has_its_own_defaults() {
     let run = |set: &[&str]| Sources {
         run: true,

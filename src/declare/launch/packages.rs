@@ -363,8 +363,8 @@ mod tests {
             .insert("npm_config_registry".to_owned(), "r".to_owned());
         let set = derive(&with).unwrap();
         assert_ne!(
-            set.digest(),
-            without.digest(),
+            set.digest("a", &with.confinement),
+            without.digest("a", &with.confinement),
             "settings decide what is installed"
         );
         assert_eq!(

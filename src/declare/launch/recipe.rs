@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    sandbox::Tcp,
+    sandbox::{Confinement, Profile, Tcp},
     specification::{Digest, Home, Launch},
 };
 use crate::base::Sha256;
@@ -88,11 +88,16 @@ impl Recipe {
         }
     }
 
-    /// The digest that names the store: the command, its settings, and the platform.
-    pub(crate) fn digest(&self) -> Digest {
+    /// The digest that names the store: the command, its settings, the platform, and who may have filled it.
+    ///
+    /// A preparation has the walls of its server. What runs in profile `open`, or may write more than its store,
+    /// meets what others left for it, and its store is of use only to its own tenant.
+    pub(crate) fn digest(&self, tenant: &str, walls: &Confinement) -> Digest {
+        let is_walled = walls.profile == Profile::Standard && walls.write.is_empty();
+        let filler = if is_walled { ANYBODY } else { tenant };
         let mut digest = Sha256::new();
         let mut add = |text: &str| digest.add_part(text.as_bytes());
-        [FORMAT, std::env::consts::OS, std::env::consts::ARCH]
+        [FORMAT, std::env::consts::OS, std::env::consts::ARCH, filler]
             .into_iter()
             .for_each(&mut add);
         add(&self.words.len().to_string());
@@ -235,8 +240,10 @@ const RETRIES: [(&str, &str); 4] = [
     ("npm_config_fetch_timeout", "30000"),
 ];
 
-/// The version of the store format, which is part of the digest.
-const FORMAT: &str = "lockgate-prepared-1";
+/// The version of the store format, which is part of the digest. Stores of version 1 were shared whatever their walls.
+const FORMAT: &str = "lockgate-prepared-2";
+/// The filler of a store that all tenants share; no tenant has this name.
+const ANYBODY: &str = "";
 
 #[cfg(test)]
 mod tests {
@@ -259,6 +266,12 @@ mod tests {
 
     fn recipe(keys: &str) -> Option<Recipe> {
         server(keys).unwrap().1
+    }
+
+    /// The digest of the store of a server of this tenant.
+    fn digest_for(tenant: &str, keys: &str) -> Digest {
+        let (launch, recipe) = server(keys).unwrap();
+        recipe.unwrap().digest(tenant, &launch.confinement)
     }
 
     #[test]
@@ -306,7 +319,7 @@ mod tests {
 
     #[test]
     fn the_digest_is_of_what_decides_what_is_in_the_store() {
-        let of = |keys: &str| recipe(keys).unwrap().digest();
+        let of = |keys: &str| digest_for("a", keys);
         let same = of("command: npx, args: [x@1, a], env: {TOKEN: b}");
         assert_eq!(
             of("command: npx, args: [-y, x@1, c], limits: {files: 9}"),
@@ -324,5 +337,22 @@ mod tests {
             of("command: x, prepare: [a, bc]"),
             of("command: x, prepare: [ab, c]")
         );
+    }
+
+    /// In profile `open` an installer met what another tenant had left for it, and its store served everybody.
+    #[test]
+    fn a_store_that_was_filled_behind_weaker_walls_serves_its_tenant_alone() {
+        let of = |tenant: &str, walls: &str| {
+            digest_for(tenant, &format!("command: npx, args: [x@1]{walls}"))
+        };
+        let (standard, open) = ("", ", sandbox: {profile: open}");
+        let (reads, writes) = (", sandbox: {read: [/r]}", ", sandbox: {write: [/w]}");
+        assert_eq!(of("a", standard), of("b", standard));
+        assert_eq!(of("a", standard), of("b", reads));
+        for weaker in [open, writes] {
+            assert_eq!(of("a", weaker), of("a", weaker));
+            assert_ne!(of("a", weaker), of("b", weaker), "{weaker}");
+            assert_ne!(of("a", weaker), of("a", standard), "{weaker}");
+        }
     }
 }

@@ -15,7 +15,9 @@ use tempfile::TempDir;
 use crate::{
     database::persistence::{Ground, Replica, mark, server},
     support::{
-        harness::{Gateway, NEWEST, Session, child, client, marked, opening, package, until},
+        harness::{
+            Gateway, NEWEST, Session, child, client, marked, opening, package, until, within,
+        },
         served::Served,
     },
 };
@@ -113,6 +115,52 @@ async fn a_uid_passes_on_without_the_files_of_its_last_child() {
     .await;
     let left: Vec<_> = files.iter().filter(|file| file.exists()).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// They were beside the database, whose file system a child could fill, or below /tmp, where others leave files.
+#[tokio::test]
+async fn files_of_children_are_in_the_work_dir() {
+    for separation in SEPARATIONS {
+        // Its path is short, and users of children reach it.
+        let place = tempfile::tempdir_in("/tmp").unwrap();
+        std::fs::set_permissions(place.path(), Permissions::from_mode(0o711)).unwrap();
+        let work = place.path().join("w");
+        let set = format!("work_dir={}", work.display());
+        let keys = "prepare: [sh, -c, 'echo made > file']";
+        let mut two = Two::start(separation, &[&set], keys).await;
+        let env: Value = serde_json::from_str(&two.a.text("env", json!({})).await).unwrap();
+        let is_there = |name: &str| Path::new(env[name].as_str().unwrap()).starts_with(&work);
+        let has_uid = separation == "uid";
+        assert!(is_there("TMPDIR"), "{separation} {env}");
+        assert_eq!(is_there("LOCKGATE_PREPARED"), has_uid, "{separation} {env}");
+        let mode = std::fs::metadata(&work).unwrap().permissions().mode();
+        let wanted = if has_uid { 0o711 } else { 0o700 };
+        assert_eq!(mode & 0o777, wanted, "{separation}");
+        two.a.delete().await;
+        two.b.delete().await;
+        two.gateway.signal(rustix::process::Signal::TERM);
+        let end = two.gateway.process.wait();
+        within("its end", end).await.unwrap();
+        assert_eq!(std::fs::read_dir(&work).unwrap().count(), 0, "{separation}");
+    }
+}
+
+/// Programs look for code and settings in all directories above their own, and found another tenant's.
+#[tokio::test]
+async fn a_shared_directory_above_the_files_of_children_is_warned_of() {
+    let place = tempfile::tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(place.path(), Permissions::from_mode(0o711)).unwrap();
+    let sandbox = json!({"separation": "uid", "uids": "700000-765535"});
+    let config = json!({"sandbox": sandbox, "work_dir": place.path().join("w")});
+    for (profile, is_warned_of) in [("open", true), ("standard", false)] {
+        let server = json!({"command": "/bin/true", "sandbox": {"profile": profile}});
+        let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": server}}});
+        let mut gateway = Served::start(config.clone(), tenants).await;
+        let logs = gateway.end().await;
+        let mut lines = logs.iter().filter_map(|line| line["message"].as_str());
+        let told = lines.any(|line| line.starts_with("work_dir: /tmp lies above the files"));
+        assert_eq!(told, is_warned_of, "{profile} {logs:?}");
+    }
 }
 
 /// The other server could put a link in its place, and the next start followed it.

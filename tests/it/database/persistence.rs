@@ -548,6 +548,18 @@ async fn a_data_directory_that_others_use_is_refused_and_left_as_it_is() {
     assert_eq!(std::fs::metadata("/usr").map(mode).unwrap(), before);
 }
 
+#[tokio::test]
+async fn a_work_dir_of_others_is_refused_and_left_as_it_is() {
+    let ground = Ground::sqlite();
+    let before = std::fs::metadata("/usr").map(mode).unwrap();
+    let Err(said) = ground.try_serve(&["--set", "work_dir=/usr"]).await else {
+        panic!("it serves")
+    };
+    assert!(said.starts_with("Some(2) --set: work_dir: /usr "), "{said}");
+    assert!(said.contains("; name a directory below it"), "{said}");
+    assert_eq!(std::fs::metadata("/usr").map(mode).unwrap(), before);
+}
+
 fn mode(metadata: std::fs::Metadata) -> u32 {
     use std::os::unix::fs::PermissionsExt;
     metadata.permissions().mode() & 0o777

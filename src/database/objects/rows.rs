@@ -478,19 +478,21 @@ const ONE: &str = "
      WHERE {owner} = $1
        AND name = $2";
 
+/// In the order of bytes, as its end is: the column of upstreams has the order of the locale in PostgreSQL, in which an
+/// object would be in two pages or in none.
 const PAGE: &str = "
     SELECT id, {owner} AS tenant, name, version, spec, secret, created_ms, updated_ms
       FROM {table}
      WHERE {owner} = $1
-       AND name > $2
-     ORDER BY name
+       AND name COLLATE {bytes} > $2
+     ORDER BY name COLLATE {bytes}
      LIMIT $3";
 
 const PAGE_OF_TENANTS: &str = "
     SELECT id, {owner} AS tenant, name, version, spec, secret, created_ms, updated_ms
       FROM {table}
-     WHERE name > $1
-     ORDER BY name
+     WHERE name COLLATE {bytes} > $1
+     ORDER BY name COLLATE {bytes}
      LIMIT $2";
 
 const MARKS: &str = "

@@ -28,9 +28,10 @@ pub(super) fn kind_of(code: &str) -> Kind {
 }
 
 /// SQLSTATE codes of PostgreSQL (appendix A) that a retry may avoid: connection, log-in, missing database, rollback,
-/// resources, lock, cancellation, system; a server that only reads, a transaction that was idle or took too long.
-const AWAY: [&str; 11] = [
-    "08", "28", "3D", "40", "53", "55", "57", "58", "25006", "25P03", "25P04",
+/// resources, lock, cancellation, system; a prepared statement of an older schema, a server that only reads, a
+/// transaction that was idle or took too long.
+const AWAY: [&str; 12] = [
+    "08", "28", "3D", "40", "53", "55", "57", "58", "0A000", "25006", "25P03", "25P04",
 ];
 
 /// SQLite error codes of the file, and of a statement that took too long: `SQLITE_BUSY`, `LOCKED`, `READONLY`,
@@ -58,6 +59,8 @@ mod tests {
         for code in ["25P03", "25P04"] {
             assert_eq!(kind_of(code), Kind::Away, "{code}");
         }
+        // A prepared statement whose columns a migration changed: `cached plan must not change result type`.
+        assert_eq!(kind_of("0A000"), Kind::Away);
         // `SQLITE_CONSTRAINT_UNIQUE`, and a failed transaction and a syntax error of PostgreSQL.
         for code in ["2067", "25P02", "42601", ""] {
             assert_eq!(kind_of(code), Kind::Other, "{code}");

@@ -19,7 +19,8 @@ use tokio_util::task::TaskTracker;
 use crate::base::budget::OwnersTurn;
 
 /// A connection to PostgreSQL. Dropped, its transaction is rolled back and it returns to its pool; one that the
-/// server does not answer on is closed, and one to a server that only reads: its name may lead to another by now.
+/// server does not answer on is closed, one to a server that only reads, whose name may lead to another by now, and one
+/// that has prepared a statement for an older schema.
 pub(super) struct Lent {
     /// None once it returns.
     connection: Option<PoolConnection<Postgres>>,
@@ -97,7 +98,7 @@ impl Lent {
         statement: Query<'static, Postgres, PgArguments>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let rows = statement.fetch_all(self.connection()).await;
-        self.must_close |= rows.as_ref().is_err_and(is_read_only);
+        self.must_close |= rows.as_ref().is_err_and(is_outdated);
         rows
     }
 
@@ -133,11 +134,15 @@ async fn give_back(mut connection: PoolConnection<Postgres>, is_begun: bool) {
     connection.return_to_pool().await;
 }
 
-/// Whether the server refused to write.
-fn is_read_only(error: &sqlx::Error) -> bool {
-    let error = error.as_database_error();
-    error.is_some_and(|error| error.code().as_deref() == Some("25006"))
+/// Whether an error comes again on the same connection, and not on a new one.
+fn is_outdated(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| OUTDATED.contains(&&*code))
 }
+
+/// The SQLSTATE codes of a server that only reads, and of a prepared statement whose columns a migration has changed
+/// since: it fails for as long as the connection lives.
+const OUTDATED: [&str; 2] = ["25006", "0A000"];
 
 const IN_RECOVERY: &str = "SELECT pg_is_in_recovery() AS is_standby";
 

@@ -5,7 +5,7 @@
 /// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
 /// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
 /// the build host too.
-pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 16] = [
+pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 15] = [
     (
         1,
         "control",
@@ -124,14 +124,6 @@ pub(super) const MIGRATIONS: [(i64, &str, [&str; 2]); 16] = [
         [
             include_str!("../../../migrations/sqlite/0015_codes.sql"),
             include_str!("../../../migrations/postgres/0015_codes.sql"),
-        ],
-    ),
-    (
-        16,
-        "upstreams by name",
-        [
-            include_str!("../../../migrations/sqlite/0016_upstreams_by_name.sql"),
-            include_str!("../../../migrations/postgres/0016_upstreams_by_name.sql"),
         ],
     ),
 ];

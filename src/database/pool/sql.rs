@@ -1,7 +1,7 @@
 //! SQL on SQLite and PostgreSQL: connections and transactions.
 //!
-//! Both databases run the same SQL text. No other file but `deadline`, `file`, `lent`, `schema` and `sql_error` uses
-//! `sqlx`. Not here: the statements (`objects/rows`, `oauth`, `audit`).
+//! Both databases run the same SQL text, but for the name of a collation. No other file but `deadline`, `file`, `lent`,
+//! `schema` and `sql_error` uses `sqlx`. Not here: the statements (`objects/rows`, `oauth`, `audit`).
 
 use std::{fmt, path::Path, time::Duration};
 
@@ -412,7 +412,8 @@ impl Transaction {
     }
 }
 
-/// The text of a statement: a constant of this program, maybe with the name of one of its tables.
+/// The text of a statement: a constant of this program, maybe with the name of one of its tables. Each `{bytes}` in it
+/// becomes the collation by bytes, whatever that of the column and of the database is.
 pub(crate) struct Sql(AssertSqlSafe<String>);
 
 impl From<&'static str> for Sql {
@@ -430,6 +431,14 @@ impl Sql {
     /// Replaces each `{owner}` by an expression.
     pub(crate) fn owned_by(self, expression: &'static str) -> Self {
         Self(AssertSqlSafe(self.0.0.replace("{owner}", expression)))
+    }
+
+    /// Replaces each `{bytes}` by the collation by bytes of this database.
+    fn of_database<DB: Database>(self) -> AssertSqlSafe<String> {
+        let Self(AssertSqlSafe(text)) = self;
+        let is_postgres = DB::NAME == <sqlx::Postgres as Database>::NAME;
+        let bytes = if is_postgres { "\"C\"" } else { "BINARY" };
+        AssertSqlSafe(text.replace("{bytes}", bytes))
     }
 }
 
@@ -462,7 +471,7 @@ where
     Option<i64>: for<'q> Encode<'q, DB> + Type<DB>,
     Option<Vec<u8>>: for<'q> Encode<'q, DB> + Type<DB>,
 {
-    let query = sqlx::query(sql.0);
+    let query = sqlx::query(sql.of_database::<DB>());
     values.into_iter().fold(query, |query, value| match value {
         Value::Id(id) => query.bind(id),
         Value::Text(text) => query.bind(text),

@@ -10,7 +10,7 @@ use super::fixture::{
     Place, ada, on_both, patient, put, record, server, tenant, token, until_waiting,
 };
 use crate::base::Secret;
-use crate::database::pool::Transaction;
+use crate::database::pool::{SqlError, Transaction};
 use crate::database::{Database, Error, Expected, Location, Opening, Pool};
 
 on_both! {
@@ -316,6 +316,39 @@ async fn a_connection_that_takes_no_writes_is_closed() {
         assert!(is_written().await);
     }
     pool.close().await;
+}
+
+/// A migration that changed a column failed the reads of running replicas until their connections were half an hour old: they
+/// followed no change, and told it as a bug.
+#[tokio::test]
+async fn a_connection_with_a_statement_of_an_older_schema_is_closed() {
+    let place = Place::postgres();
+    let newer = place.pool().await;
+    let pool = &newer.reserved();
+    let both = async || {
+        let mut begun = Vec::new();
+        for _ in 0..2 {
+            let one = patient(|| async move { pool.snapshot().await.map_err(Error::from) });
+            begun.push(one.await);
+        }
+        let mut read = Vec::new();
+        for mut one in begun {
+            let rows = one.run("SELECT name FROM upstreams", Vec::new()).await;
+            read.push(rows.map(drop));
+        }
+        read
+    };
+    assert!(both().await.iter().all(Result::is_ok));
+    let changed = "ALTER TABLE upstreams ALTER COLUMN name TYPE TEXT COLLATE \"C\"";
+    newer.write(changed, Vec::new()).await.unwrap();
+    for failed in both().await {
+        assert!(
+            matches!(failed, Err(SqlError::Unavailable(_))),
+            "{failed:?}"
+        );
+    }
+    assert!(both().await.iter().all(Result::is_ok), "they were kept");
+    newer.close().await;
 }
 
 /// A migration waited in line for a table that `pg_dump` reads, and everybody else behind it, also after its gateway had

@@ -113,7 +113,8 @@ pub(crate) async fn request_id(access: &Access, body: Bytes) -> Option<Box<[u8]>
     id_in(messages(access, body).await)
 }
 
-fn id_in(parsed: Result<Messages, Rejected>) -> Option<Box<[u8]>> {
+/// The raw id of the request that a parsed body is, if it could be read.
+pub(crate) fn id_in(parsed: Result<Messages, Rejected>) -> Option<Box<[u8]>> {
     match parsed {
         Ok(messages) => messages.request_id().map(Into::into),
         Err(rejected) => rejected.id,

@@ -28,17 +28,19 @@ pub(crate) fn unauthorized(
         return with(refused, format!("Bearer realm=\"{REALM}\"{error}"));
     }
     let url = endpoint.metadata_url(public_url);
-    let scopes = named(&baseline_scopes(tenant, endpoint.server));
-    let challenge = |scheme: &str, error: Option<&str>, more: Option<String>| {
+    let challenge = |scheme: &str, error: Option<&str>, more: [Option<String>; 2]| {
+        let [before, behind] = more;
         let mut members = Vec::new();
         members.extend(error.map(|error| format!("error=\"{error}\"")));
-        members.extend(more);
+        members.extend(before);
         members.push(format!("resource_metadata=\"{url}\""));
-        members.extend(scopes.clone());
+        members.extend(behind);
         format!("{scheme} {}", members.join(", "))
     };
-    // First, since there are clients that read one challenge alone.
-    let refused = with(refused, challenge("Bearer", bearer_error, None));
+    // First, since there are clients that read one challenge alone, and with the scopes alone, since the head of an answer
+    // has little room. The metadata names them, too.
+    let scopes = named(&baseline_scopes(tenant, endpoint.server));
+    let refused = with(refused, challenge("Bearer", bearer_error, [None, scopes]));
     let algorithms = format!("algs=\"{}\"", PROOF_ALGORITHMS.join(" "));
     let (error, more) = match rejected {
         Rejected::Nothing | Rejected::Bearer => (None, algorithms),
@@ -48,7 +50,7 @@ pub(crate) fn unauthorized(
             format!("error_description=\"{why}\", {algorithms}"),
         ),
     };
-    with(refused, challenge("DPoP", error, Some(more)))
+    with(refused, challenge("DPoP", error, [Some(more), None]))
 }
 
 /// Adds a challenge. Paths are canonical, scopes are tokens and reasons plain, so the value is always well-formed.
@@ -66,7 +68,7 @@ pub(crate) fn baseline_scopes<'t>(tenant: &'t Tenant, server: &str) -> Vec<&'t s
     scopes
 }
 
-/// Makes the parameter that names scopes; none if there are none, or more than a client takes in a header field.
+/// Makes the parameter that names scopes; none if there are none, or more than fit into the head of an answer.
 fn named(scopes: &[&str]) -> Option<String> {
     let scopes = scopes.join(" ");
     let fits = (1..=SCOPES_MAX).contains(&scopes.len());
@@ -108,9 +110,9 @@ pub(crate) const REALM: &str = "lockgate";
 /// "Refresh Tokens").
 const OFFLINE_ACCESS: &str = "offline_access";
 
-/// Longest list of scopes in a challenge, which needs none (RFC 6750, section 3). Clients and load balancers take no
-/// longer header field.
-const SCOPES_MAX: usize = 8 << 10;
+/// Longest list of scopes in the challenges of an answer, which need none (RFC 6750, section 3). Load balancers take 4 KiB
+/// for the whole head, and give the client a 502 in place of a longer one.
+const SCOPES_MAX: usize = 2 << 10;
 
 /// Fallback if the text is no header value.
 const BARE: &str = r#"Bearer error="insufficient_scope""#;
@@ -119,8 +121,11 @@ const BARE: &str = r#"Bearer error="insufficient_scope""#;
 mod tests {
     use std::collections::BTreeMap;
 
+    use axum::response::IntoResponse;
+    use serde_json::json;
+
     use super::*;
-    use crate::{config::Format, manifest::reader::parse};
+    use crate::{config::Format, endpoint::Kind, manifest::reader::parse};
 
     #[test]
     fn names_all_scopes_and_only_scopes() {
@@ -158,6 +163,31 @@ mod tests {
         assert_eq!(named(&[]), None);
         assert_eq!(named(&["a", "b"]).as_deref(), Some("scope=\"a b\""));
         assert_eq!(named(&vec!["a"; SCOPES_MAX]), None);
+    }
+
+    /// Scopes of 8 KiB were in both challenges: a head that Node and nginx do not take, so that its client saw no 401.
+    #[test]
+    fn the_head_of_a_401_with_two_challenges_stays_short() {
+        let at = Endpoint::new("a", "x", Kind::Mcp);
+        let of = |length: usize| {
+            let scopes = ["a".repeat(length - 2), "b".to_owned()];
+            let auth = json!({"mode": "external", "issuer": "https://i.test", "scopes": scopes});
+            let tenant = json!({"auth": auth, "servers": {"x": {"command": "cat"}}});
+            let text = json!({"tenants": {"a": tenant}}).to_string();
+            let read = parse("F", &text, Format::Json, &BTreeMap::new()).unwrap();
+            let tenant = &read.catalog.tenants["a"];
+            let refused = unauthorized("https://g.test", &at, tenant, Rejected::Nothing);
+            let refused = refused.into_response();
+            let all = refused.headers().get_all(WWW_AUTHENTICATE).iter();
+            let all = all.map(|one| one.to_str().unwrap().to_owned());
+            <[String; 2]>::try_from(all.collect::<Vec<_>>()).unwrap()
+        };
+        let [bearer, dpop] = of(SCOPES_MAX);
+        assert!(bearer.starts_with("Bearer ") && bearer.ends_with(" b\""));
+        assert!(dpop.starts_with("DPoP ") && !dpop.contains("scope="));
+        assert!(bearer.len() + dpop.len() < 3 << 10);
+        let [bearer, _] = of(SCOPES_MAX + 1);
+        assert!(!bearer.contains("scope="));
     }
 
     #[test]

@@ -32,7 +32,8 @@ use crate::{
     error::Error,
     hub::{CallError, ownership::LookupSource},
     protocol::{
-        Body as Messages, Kind, LAST_EVENT_ID, Message, SESSION_ID, headers::PROTOCOL_VERSION,
+        Body as Messages, Kind, LAST_EVENT_ID, Message, Rejected, SESSION_ID,
+        headers::PROTOCOL_VERSION,
     },
     state::{Replica, SessionId},
     telemetry::{HopOutcome, Span, TraceContext},
@@ -47,7 +48,7 @@ pub(crate) struct Forwarding {
     /// Session id; empty for a request that begins a session.
     pub(crate) session: String,
     pub(super) request: ForwardedRequest,
-    /// What is kept here of a stream that answers it and that the client does not take; none if no stream may.
+    /// What is kept here of a stream that answers it and that the client does not take; none if no stream does.
     _room: Option<Arc<Drawn>>,
 }
 
@@ -76,7 +77,8 @@ pub(crate) enum HopError {
 
 impl Forwarding {
     /// Makes a request for `session` of another replica, within the share of its caller: a call whose stream finds no
-    /// room is refused before it is made.
+    /// room is refused before it is made. Responses and notifications are not: streams that fill the share may wait for
+    /// them.
     ///
     /// # Errors
     ///
@@ -90,14 +92,16 @@ impl Forwarding {
         let (access, limits) = (&admitted.access, front.hub.limits());
         let request = ForwardedRequest::of(parts, body);
         let mut room = None;
-        if request.may_open_stream() {
-            let drawn = limits.memory().caller(access).draw(STREAM_WINDOW.into());
-            let Some(drawn) = drawn else {
-                let id = body::request_id(access, request.body).await;
-                let refused = McpRefusal::from(limits.no_room(RETRY_AFTER));
-                return Err(refused.answering(id.as_deref()).into_response());
-            };
-            room = Some(Arc::new(drawn));
+        if request.may_open_stream(access.server().reply.is_json()) {
+            room = limits.memory().caller(access).draw(STREAM_WINDOW.into());
+            if room.is_none() {
+                let parsed = body::messages(access, request.body.clone()).await;
+                if may_have_request(&parsed) {
+                    let refused = McpRefusal::from(limits.no_room(RETRY_AFTER));
+                    let id = body::id_in(parsed);
+                    return Err(refused.answering(id.as_deref()).into_response());
+                }
+            }
         }
         Ok(Self {
             front: Arc::clone(front),
@@ -105,7 +109,7 @@ impl Forwarding {
             access: access.clone(),
             session,
             request,
-            _room: room,
+            _room: room.map(Arc::new),
         })
     }
 
@@ -241,13 +245,16 @@ impl ForwardedRequest {
         }
     }
 
-    /// Returns whether an event stream may answer this request.
-    fn may_open_stream(&self) -> bool {
+    /// Returns whether an event stream may answer this request, at a server that `prefers_json` or at another.
+    fn may_open_stream(&self, prefers_json: bool) -> bool {
         match self.method {
             Method::GET => true,
             Method::POST => {
                 let is_2024 = self.kind() == Some(endpoint::Kind::Messages);
-                !is_2024 && headers::accepts(&self.headers).sse
+                let accepts = headers::accepts(&self.headers);
+                // `subscriptions/listen` opens one in each mode, and needs this header field.
+                let is_json = prefers_json && accepts.json && !headers::is_modern(&self.headers);
+                !is_2024 && accepts.sse && !is_json
             }
             _ => false,
         }
@@ -309,6 +316,19 @@ impl ForwardedRequest {
             Ok(Messages::Batch(items)) => items.iter().flatten().filter_map(line).collect(),
             Err(_) => Vec::new(),
         }
+    }
+}
+
+/// Whether a body may have a request: "202 Accepted with no body" answers responses and notifications (2025-11-25
+/// transports, "Sending Messages to the Server" 4).
+fn may_have_request(parsed: &Result<Messages, Rejected>) -> bool {
+    match parsed {
+        Ok(Messages::One(message)) => message.kind() == Kind::Request,
+        Ok(Messages::Batch(items)) => {
+            let is_other = |message: &Message| message.kind() != Kind::Request;
+            !items.iter().all(|item| item.as_ref().is_ok_and(is_other))
+        }
+        Err(_) => true,
     }
 }
 
@@ -405,11 +425,14 @@ mod tests {
 
     #[test]
     fn streams_answer_requests_that_permit_them() {
-        let of = |method: &Method, path: &str, accept: &'static str| {
+        let made = |method: &Method, path: &str, accept: &'static str| {
             let request = Request::builder().method(method).uri(path);
             let request = request.header(header::ACCEPT, accept).body(()).unwrap();
             let (parts, ()) = request.into_parts();
-            ForwardedRequest::of(&parts, Bytes::new()).may_open_stream()
+            ForwardedRequest::of(&parts, Bytes::new())
+        };
+        let of = |method: &Method, path: &str, accept: &'static str| {
+            made(method, path, accept).may_open_stream(false)
         };
         let (both, json) = ("application/json, text/event-stream", "application/json");
         assert!(of(&Method::GET, "/t/a/b/sse", json));
@@ -417,5 +440,32 @@ mod tests {
         assert!(!of(&Method::POST, "/t/a/b/mcp", json));
         assert!(!of(&Method::POST, "/t/a/b/messages?session_id=x", both));
         assert!(!of(&Method::DELETE, "/t/a/b/mcp", both));
+        // Where the server answers with JSON, a client that takes no JSON has a stream, and so has a subscription.
+        let in_json_mode = |accept| {
+            let mut request = made(&Method::POST, "/t/a/b/mcp", accept);
+            let before = request.may_open_stream(true);
+            let modern = HeaderValue::from_static("2026-07-28");
+            request.headers.insert(PROTOCOL_VERSION, modern);
+            (before, request.may_open_stream(true))
+        };
+        assert_eq!(in_json_mode(both), (false, true));
+        assert_eq!(in_json_mode(EVENT_STREAM), (true, true));
+    }
+
+    #[test]
+    fn a_stream_may_answer_a_body_that_may_have_a_request() {
+        let request = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
+        let notification = r#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#;
+        let result = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+        let error = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}"#;
+        let of = |text: &str| may_have_request(&Messages::parse(Bytes::from(text.to_owned())));
+        for text in [notification, result, error] {
+            assert!(!of(text), "{text}");
+        }
+        assert!(!of(&format!("[{result},{notification},{error}]")));
+        let (mixed, odd) = (format!("[{result},{request}]"), format!("[{result},1]"));
+        for text in [request, mixed.as_str(), odd.as_str(), "{}", "[]", ""] {
+            assert!(of(text), "{text}");
+        }
     }
 }

@@ -597,6 +597,15 @@ async fn streams_of_another_replica_take_the_share_of_their_caller() {
     assert_eq!(refused["id"], streams.len());
     // It was refused before its call was made.
     assert_eq!(one.hanging(&session).await, streams.len());
+    // What its streams may wait for passes: a response, and the end of a call.
+    let response = json!({"jsonrpc": "2.0", "id": 7, "result": {}});
+    let params = json!({"requestId": 0});
+    let cancelled =
+        json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params});
+    for message in [response, cancelled] {
+        let answer = two.of(Method::POST, &session).json(&message).send().await;
+        assert_eq!(answer.unwrap().status(), StatusCode::ACCEPTED, "{message}");
+    }
     // A request that no stream may answer has room.
     let call = two.call(&session, 50, "echo", &json!({"text": "hi"}));
     let json_alone = [(ACCEPT, HeaderValue::from_static("application/json"))];

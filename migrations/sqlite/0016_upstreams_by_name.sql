@@ -1,1 +1,0 @@
--- Names of upstreams are in the order of bytes here, as all texts are: this number is of PostgreSQL alone.

@@ -1,18 +1,21 @@
 //! One connection to another replica: HTTP/2 with prior knowledge, by `h2` itself.
 //!
 //! A request goes to the connection with its body in one step, so that both are one write here and one
-//! read there; the task of the connection wakes the request itself when there is a response. Not here:
-//! which connection a request takes, and the proof of a peer before it gets one.
+//! read there; the task of the connection wakes the request itself when there is a response, and takes
+//! the bodies of responses out of `h2` as they come. Not here: which connection a request takes, and the
+//! proof of a peer before it gets one.
 
 use std::{
     error::Error,
+    future::poll_fn,
     io,
+    mem::take,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
@@ -29,6 +32,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
+use super::unread::Unread;
 use crate::base::budget::Drawn;
 
 /// An open connection; a handle. It ends once there is neither a handle nor a response.
@@ -45,6 +49,8 @@ struct ConnectionState {
     is_closed: AtomicBool,
     /// Whether the peer did not answer a ping.
     is_silent: AtomicBool,
+    /// Bodies of its responses to read.
+    arrivals: Arc<Arrivals>,
 }
 
 /// Reason why a request has no response.
@@ -63,10 +69,12 @@ pub(crate) enum SendError {
     Silent,
 }
 
-/// Body of a response. It holds its place among the concurrent requests until it is dropped.
+/// Body of a response. It holds its place among the concurrent requests until it is dropped; its stream is
+/// reset then, unless it has ended.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
-    body: RecvStream,
+    /// None if the response ended with its head.
+    incoming: Option<Arc<Incoming>>,
     _place: Drawn,
 }
 
@@ -74,6 +82,47 @@ pub(crate) struct ResponseBody {
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the connection to another replica broke")]
 pub(crate) struct BrokenResponse;
+
+/// A body on its way here.
+///
+/// A frame that waits in h2 has an entry there, and keeps the buffer that it was read into, however short it
+/// is. So each is taken out as it comes, by the task of the connection: the client may not be able to. But the
+/// peer gets its window back only as the client takes the bytes, so that no more than the window is here.
+#[derive(Debug)]
+struct Incoming {
+    state: Lock<IncomingState>,
+    arrivals: Arc<Arrivals>,
+}
+
+#[derive(Debug, Default)]
+struct IncomingState {
+    /// None once nobody reads it.
+    stream: Option<RecvStream>,
+    unread: Unread,
+    /// How it ended, behind those bytes.
+    end: Option<Result<(), BrokenResponse>>,
+    /// The task that waits for bytes or for the end.
+    reader: Option<Waker>,
+}
+
+/// Bodies of which h2 has something, for the task of their connection.
+#[derive(Debug, Default)]
+struct Arrivals(Lock<Arrived>);
+
+#[derive(Debug, Default)]
+struct Arrived {
+    /// Each of them once: h2 tells of a body again after it was read.
+    bodies: Vec<Arc<Incoming>>,
+    /// The task, while it waits.
+    driver: Option<Waker>,
+}
+
+/// The order is: that of a body, that of h2, that of the arrivals.
+#[expect(
+    clippy::disallowed_types,
+    reason = "held for short copies, never across an await"
+)]
+type Lock<T> = std::sync::Mutex<T>;
 
 /// Reason why a connection could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +178,7 @@ impl Connection {
         let address: Arc<str> = address.into();
         tracker.spawn(async move {
             tokio::select! {
-                end = &mut connection => if let Err(error) = end {
+                end = known.arrivals.drive(&mut connection) => if let Err(error) = end {
                     ended(&error);
                 },
                 () = silence(pings) => {
@@ -140,6 +189,8 @@ impl Connection {
             known.is_closed.store(true, Ordering::Release);
             // Only now do the requests on it learn that it is gone.
             drop(connection);
+            // h2 tells of nothing more.
+            known.arrivals.receive(Waker::noop());
         });
         Ok(Self { requests, state })
     }
@@ -178,6 +229,16 @@ impl Connection {
         response.await.map_err(|error| self.classify(&error))
     }
 
+    /// Begins to read the body of a response to a request that has `place`.
+    pub(super) fn read(&self, body: RecvStream, place: Drawn) -> ResponseBody {
+        let has_more = !body.is_end_stream();
+        let incoming = has_more.then(|| Incoming::begin(body, &self.state.arrivals));
+        ResponseBody {
+            incoming,
+            _place: place,
+        }
+    }
+
     /// Classifies the error of a request that was handed to the connection, by whether the peer may
     /// have taken it (RFC 9113, sections 6.8 and 8.7).
     fn classify(&self, error: &h2::Error) -> SendError {
@@ -196,38 +257,142 @@ impl Connection {
 }
 
 impl ResponseBody {
-    /// The body of a response to a request that has `place`.
-    pub(super) fn new(body: RecvStream, place: Drawn) -> Self {
-        Self {
-            body,
-            _place: place,
-        }
-    }
-
     /// Returns the next bytes, or `None` at the end. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, BrokenResponse> {
-        loop {
-            match self.body.data().await {
-                Some(Ok(data)) => {
-                    let read = self.body.flow_control().release_capacity(data.len());
-                    read.map_err(|_| BrokenResponse)?;
-                    if !data.is_empty() {
-                        return Ok(Some(own(data)));
-                    }
-                }
-                None if self.body.is_end_stream() => return Ok(None),
-                Some(Err(_)) | None => return Err(BrokenResponse),
-            }
+        let Some(incoming) = &self.incoming else {
+            return Ok(None);
+        };
+        poll_fn(|cx| incoming.state().poll_next(cx)).await
+    }
+}
+
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        if let Some(incoming) = &self.incoming {
+            // The end of its stream: h2 may have this body for longer, to wake it.
+            let _left = take(&mut *incoming.state());
         }
     }
 }
 
-/// Copies a short frame: it would keep the buffer that it was read into, with all else that came then.
-fn own(data: Bytes) -> Bytes {
-    if data.len() < SHORT {
-        Bytes::copy_from_slice(&data)
-    } else {
-        data
+impl Incoming {
+    /// Reads what has come of a body; the task of the connection reads the rest.
+    fn begin(stream: RecvStream, arrivals: &Arc<Arrivals>) -> Arc<Self> {
+        let state = IncomingState {
+            stream: Some(stream),
+            ..IncomingState::default()
+        };
+        let incoming = Arc::new(Self {
+            state: Lock::new(state),
+            arrivals: Arc::clone(arrivals),
+        });
+        incoming.receive();
+        incoming
+    }
+
+    fn state(&self) -> MutexGuard<'_, IncomingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what has come out of h2, and wakes the reader.
+    fn receive(self: &Arc<Self>) {
+        let waker = Waker::from(Arc::clone(self));
+        let reader = self.state().receive(&mut Context::from_waker(&waker));
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+}
+
+impl Wake for Incoming {
+    /// h2 has its lock meanwhile, so nothing of it may be called or dropped here. A body with a stream is never
+    /// dropped here: its reader has it too.
+    fn wake(self: Arc<Self>) {
+        let arrivals = Arc::clone(&self.arrivals);
+        arrivals.add(self);
+    }
+}
+
+impl IncomingState {
+    /// Takes what has come out of h2; returns the reader if there is something for it.
+    fn receive(&mut self, cx: &mut Context<'_>) -> Option<Waker> {
+        let stream = self.stream.as_mut()?;
+        while self.end.is_none() {
+            match stream.poll_data(cx) {
+                Poll::Ready(Some(Ok(data))) => self.unread.push(data),
+                Poll::Ready(None) if stream.is_end_stream() => self.end = Some(Ok(())),
+                Poll::Ready(Some(Err(_)) | None) => self.end = Some(Err(BrokenResponse)),
+                Poll::Pending => break,
+            }
+        }
+        if self.end.is_none() && self.unread.is_empty() {
+            return None;
+        }
+        self.reader.take()
+    }
+
+    fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Result<Option<Bytes>, BrokenResponse>> {
+        if let Some(data) = self.unread.pop() {
+            // Behind its end a stream needs no window.
+            if let (Some(stream), None) = (&mut self.stream, self.end) {
+                let given = stream.flow_control().release_capacity(data.len());
+                given.map_err(|_| BrokenResponse)?;
+            }
+            return Poll::Ready(Ok(Some(data)));
+        }
+        if let Some(end) = self.end {
+            return Poll::Ready(end.map(|()| None));
+        }
+        self.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Arrivals {
+    fn arrived(&self) -> MutexGuard<'_, Arrived> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a body, for the task of the connection.
+    fn add(&self, body: Arc<Incoming>) {
+        let mut arrived = self.arrived();
+        arrived.bodies.push(body);
+        let driver = arrived.driver.take();
+        drop(arrived);
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+    }
+
+    /// Drives a connection to its end, and reads the bodies that come on it.
+    async fn drive(
+        &self,
+        connection: &mut client::Connection<StoppableStream, Bytes>,
+    ) -> Result<(), h2::Error> {
+        poll_fn(|cx| {
+            // What comes now is read below.
+            self.arrived().driver = None;
+            let end = Pin::new(&mut *connection).poll(cx);
+            self.receive(cx.waker());
+            end
+        })
+        .await
+    }
+
+    /// Reads all bodies that were added; one that is added later wakes `driver`.
+    fn receive(&self, driver: &Waker) {
+        loop {
+            let mut arrived = self.arrived();
+            let bodies = take(&mut arrived.bodies);
+            if bodies.is_empty() {
+                arrived.driver = Some(driver.clone());
+                return;
+            }
+            drop(arrived);
+            for body in bodies {
+                body.receive();
+            }
+        }
     }
 }
 
@@ -362,8 +527,6 @@ const PONG: Duration = Duration::from_secs(3);
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Bytes buffered here for a slow client; further events stay in the owner's log.
 pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
-/// Frames below this are copied out of the buffer that they were read into, which has 8 KiB or more.
-const SHORT: usize = 2 << 10;
 /// Requests without their client whose late frames are expected, for a second: all that `connections` allows.
 const RESETS: usize = 30_000;
 /// Longest list of header fields of an answer to another replica. In HPACK it has at most 224 KiB, for which h2 reads
@@ -392,9 +555,11 @@ mod tests {
 
     const DATA: u8 = 0;
     const HEADERS: u8 = 1;
+    const RST_STREAM: u8 = 3;
     const SETTINGS: u8 = 4;
     const PING_FRAME: u8 = 6;
     const GOAWAY: u8 = 7;
+    const WINDOW_UPDATE: u8 = 8;
     const END_STREAM: u8 = 1;
     const ACK: u8 = 1;
     const END_HEADERS: u8 = 4;
@@ -412,20 +577,26 @@ mod tests {
             self.0.write_all(&frame).await.unwrap();
         }
 
+        /// Reads a frame; returns its kind and its stream.
+        async fn next(&mut self) -> (u8, u32) {
+            let mut head = [0; 9];
+            self.0.read_exact(&mut head).await.unwrap();
+            let [a, b, c, kind, flags, stream @ ..] = head;
+            let length = u32::from_be_bytes([0, a, b, c]);
+            let mut payload = vec![0; length as usize];
+            self.0.read_exact(&mut payload).await.unwrap();
+            if kind == PING_FRAME && flags != ACK {
+                self.write(PING_FRAME, ACK, 0, &payload).await;
+            }
+            (kind, u32::from_be_bytes(stream))
+        }
+
         /// Reads up to a frame of this kind; returns its stream.
         async fn read(&mut self, wanted: u8) -> u32 {
             loop {
-                let mut head = [0; 9];
-                self.0.read_exact(&mut head).await.unwrap();
-                let [a, b, c, kind, flags, stream @ ..] = head;
-                let length = u32::from_be_bytes([0, a, b, c]);
-                let mut payload = vec![0; length as usize];
-                self.0.read_exact(&mut payload).await.unwrap();
-                if kind == PING_FRAME && flags != ACK {
-                    self.write(PING_FRAME, ACK, 0, &payload).await;
-                }
+                let (kind, stream) = self.next().await;
                 if kind == wanted {
-                    return u32::from_be_bytes(stream);
+                    return stream;
                 }
             }
         }
@@ -483,21 +654,136 @@ mod tests {
         assert!(answer.is_ok());
     }
 
+    fn place() -> Drawn {
+        Budget::new(2).draw(1).unwrap()
+    }
+
+    /// A response whose body is to come, and its stream.
+    async fn begun(connection: &Connection, frames: &mut Frames) -> (ResponseBody, u32) {
+        let answering = async {
+            let (stream, status_200) = (frames.read(HEADERS).await, [0x88]);
+            frames
+                .write(HEADERS, END_HEADERS, stream, &status_200)
+                .await;
+            stream
+        };
+        let (answer, stream) = tokio::join!(ask(connection), answering);
+        let body = connection.read(answer.unwrap().into_body(), place());
+        (body, stream)
+    }
+
+    async fn within<T>(waiting: impl Future<Output = T>) -> T {
+        let waiting = timeout(Duration::from_secs(20), waiting);
+        waiting.await.expect("it does not come")
+    }
+
+    fn incoming(body: &ResponseBody) -> Arc<Incoming> {
+        Arc::clone(body.incoming.as_ref().unwrap())
+    }
+
+    async fn until(incoming: &Incoming, is_so: impl Fn(&IncomingState) -> bool) {
+        let waiting = async {
+            while !is_so(&incoming.state()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(waiting).await;
+    }
+
     #[tokio::test]
     async fn a_short_piece_of_an_answer_keeps_no_buffer_of_others() {
         let (connection, mut frames) = connected(&Arc::default()).await;
-        let answering = async {
-            let (stream, status_200) = (frames.read(HEADERS).await, [0x88]);
-            let flags = END_HEADERS;
-            frames.write(HEADERS, flags, stream, &status_200).await;
-            frames.write(DATA, 0, stream, b"short").await;
-        };
-        let (answer, ()) = tokio::join!(ask(&connection), answering);
-        let place = Budget::new(2).draw(1).unwrap();
-        let mut body = ResponseBody::new(answer.unwrap().into_body(), place);
-        let piece = body.next().await.unwrap().unwrap();
+        let (mut body, stream) = begun(&connection, &mut frames).await;
+        let write = frames.write(DATA, 0, stream, b"short");
+        let (piece, ()) = within(async { tokio::join!(body.next(), write) }).await;
+        let piece = piece.unwrap().unwrap();
         assert_eq!(piece, "short");
         assert!(piece.is_unique(), "the buffer of the connection stays");
+    }
+
+    /// Each had an entry in h2, and kept up to 8 KiB, so that clients that read nothing filled the memory.
+    #[tokio::test]
+    async fn short_frames_for_a_client_that_does_not_read_take_the_window_and_no_more() {
+        let (connection, mut frames) = connected(&Arc::default()).await;
+        let (mut body, stream) = begun(&connection, &mut frames).await;
+        let pieces: Vec<_> = (0..800).map(|number| format!("{number:080}")).collect();
+        for piece in &pieces {
+            frames.write(DATA, 0, stream, piece.as_bytes()).await;
+        }
+        let sent = pieces.concat();
+        let incoming = incoming(&body);
+        until(&incoming, |state| state.unread.kept().0 == sent.len()).await;
+        let (_, buffers) = incoming.state().unread.kept();
+        assert!(buffers <= 4, "{buffers} buffers");
+        // A window that was given back would be told before the second answer.
+        for _ in 0..2 {
+            frames.write(PING_FRAME, 0, 0, &[0; 8]).await;
+            let no_window = async {
+                loop {
+                    match frames.next().await {
+                        (PING_FRAME, _) => break,
+                        next => assert_ne!(next, (WINDOW_UPDATE, stream)),
+                    }
+                }
+            };
+            within(no_window).await;
+        }
+        let mut got = Vec::new();
+        while got.len() < sent.len() {
+            let piece = within(body.next()).await;
+            got.extend_from_slice(&piece.unwrap().unwrap());
+        }
+        assert!(got == sent.as_bytes());
+        within(async { while frames.read(WINDOW_UPDATE).await != stream {} }).await;
+        // Its owner learns at once that the client has left, whatever waits here.
+        frames.write(DATA, 0, stream, b"more").await;
+        until(&incoming, |state| state.unread.kept().0 == 4).await;
+        drop(body);
+        assert_eq!(within(frames.read(RST_STREAM)).await, stream);
+    }
+
+    #[tokio::test]
+    async fn an_answer_ends_behind_its_bytes_as_its_stream_does() {
+        for how in ["end", "reset", "goaway", "close"] {
+            let (connection, mut frames) = connected(&Arc::default()).await;
+            let (mut body, stream) = begun(&connection, &mut frames).await;
+            frames.write(DATA, 0, stream, b"last").await;
+            let incoming = incoming(&body);
+            until(&incoming, |state| !state.unread.is_empty()).await;
+            match how {
+                "end" => frames.write(DATA, END_STREAM, stream, b"").await,
+                "reset" => frames.write(RST_STREAM, 0, stream, &[0, 0, 0, 8]).await,
+                "goaway" => frames.write(GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 2]).await,
+                _ => drop(frames),
+            }
+            until(&incoming, |state| state.end.is_some()).await;
+            assert_eq!(body.next().await.unwrap().unwrap(), "last");
+            for _ in 0..2 {
+                let is_end = body.next().await.map(|next| next.is_none()).ok();
+                assert_eq!(is_end, (how == "end").then_some(true), "{how}");
+            }
+        }
+        let (connection, mut frames) = connected(&Arc::default()).await;
+        let (answer, _) = tokio::join!(ask(&connection), frames.answer());
+        let mut body = connection.read(answer.unwrap().into_body(), place());
+        assert!(body.incoming.is_none());
+        assert!(body.next().await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_waits_learns_that_the_connection_broke() {
+        for is_closed in [true, false] {
+            let (connection, mut frames) = connected(&Arc::default()).await;
+            let (mut body, _) = begun(&connection, &mut frames).await;
+            let incoming = incoming(&body);
+            let breaking = async {
+                until(&incoming, |state| state.reader.is_some()).await;
+                // The other end answers no ping.
+                (!is_closed).then_some(frames)
+            };
+            let (next, _silent) = within(async { tokio::join!(body.next(), breaking) }).await;
+            assert!(next.is_err(), "{is_closed}");
+        }
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Peers {
         peer.state.is_used.store(true, Ordering::Relaxed);
         let mut connection = peer.connection().await?;
         let response = connection.send(request).await?;
-        Ok(response.map(|body| ResponseBody::new(body, place)))
+        Ok(response.map(|body| connection.read(body, place)))
     }
 
     /// Returns whether the replica at `address` refuses connections, which tells that it has ended.

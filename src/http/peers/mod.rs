@@ -10,6 +10,7 @@
 //! * `received`: hops that were received, each of which counts once
 //! * `signed_body`: the body of a hop, compared to its signed digest
 //! * `stranger`: connections whose peer has not sent a valid hop
+//! * `unread`: bytes of an answer that its client has not taken
 
 mod cluster;
 mod connection;
@@ -19,6 +20,7 @@ mod proof;
 mod received;
 mod signed_body;
 mod stranger;
+mod unread;
 
 pub(crate) use self::cluster::{Cluster, mark_refused, replaced_for};
 pub(crate) use self::connection::{

@@ -405,11 +405,7 @@ impl Layers {
                 insecure: self.leaf("auth.insecure", Node::flag),
             },
             outbound: OutboundSettings::read(self, env),
-            session: Session {
-                idle: self.leaf("session.idle", Node::duration),
-                max: self.leaf("session.max", Node::duration),
-                ping: self.leaf("session.ping", Node::duration),
-            },
+            session: self.session(),
             stream: Stream {
                 keep_alive: self.leaf("stream.keep_alive", Node::duration),
                 retry: self.leaf("stream.retry", Node::duration),
@@ -444,6 +440,14 @@ impl Layers {
             is_url_derived,
             written: self.written(),
             files: std::mem::take(&mut self.files),
+        }
+    }
+
+    fn session(&mut self) -> Session {
+        Session {
+            idle: self.leaf("session.idle", Node::duration),
+            max: self.leaf("session.max", Node::duration),
+            ping: self.leaf("session.ping", Node::duration),
         }
     }
 

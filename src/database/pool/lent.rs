@@ -136,7 +136,9 @@ async fn give_back(mut connection: PoolConnection<Postgres>, is_begun: bool) {
 
 /// Whether an error comes again on the same connection, and not on a new one.
 fn is_outdated(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|error| error.code());
+    let code = error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code);
     code.is_some_and(|code| OUTDATED.contains(&&*code))
 }
 

@@ -288,7 +288,7 @@ async fn a_record_that_comes_while_the_next_tenant_is_created_is_not_of_it(place
     let call = [record(Some("acme"), "call", "ada").since(long_ago)];
     let audit = store.audit();
     let mut appended = Box::pin(audit.append(&call));
-    let early = tokio::time::timeout(Duration::from_millis(200), &mut appended).await;
+    let early = timeout(Duration::from_millis(200), &mut appended).await;
     assert!(early.is_err(), "beside the creation of its tenant");
     holds_up.commit().await.unwrap();
     let (_, appended) = tokio::join!(created, appended);

@@ -264,10 +264,6 @@ mod tests {
         }
     }
 
-    fn recipe(keys: &str) -> Option<Recipe> {
-        server(keys).unwrap().1
-    }
-
     /// The digest of the store of a server of this tenant.
     fn digest_for(tenant: &str, keys: &str) -> Digest {
         let (launch, recipe) = server(keys).unwrap();

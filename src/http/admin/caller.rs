@@ -176,12 +176,30 @@ impl Caller {
     }
 
     /// Waits until it is this caller's turn at the database.
+    ///
+    /// # Errors
+    ///
+    /// There is no turn for it, or its key has ended since the head of the request was admitted.
     pub(super) async fn store<'f>(&self, front: &'f Front) -> Result<Store<'f>, Problem> {
-        Ok(Store {
+        let store = Store {
             database: self.database(front)?,
             _turn: self.turn().await?,
             _change: None,
-        })
+        };
+        self.check_key(front)?;
+        Ok(store)
+    }
+
+    /// Refuses a caller whose key has ended since the head of the request was admitted: the next head is told why.
+    fn check_key(&self, front: &Front) -> Result<(), Problem> {
+        let snapshot = front.snapshot.load();
+        let keys = (&*snapshot.catalog, &snapshot.operator_keys);
+        if front.auth.is_still(keys, &self.administrator) {
+            return Ok(());
+        }
+        let text = "the API key has ended since the request began";
+        let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, text);
+        Err(problem.with_retry(Duration::from_secs(1)))
     }
 
     /// The same for a change of a declared object of a tenant, or of none, at its turn as well.
@@ -196,6 +214,7 @@ impl Caller {
         };
         let all = LazyLock::force(&TURNS);
         let [change, turn] = in_turn([changes, all], [tenant, self.owner()]).await?;
+        self.check_key(front)?;
         Ok(Store {
             database,
             _turn: Some(turn),

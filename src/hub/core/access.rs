@@ -1,7 +1,5 @@
 //! Lookup of a session by an access, and changes of that access since.
 
-use std::sync::Arc;
-
 use super::{
     command::{Command, Transport},
     sessions::Handle,
@@ -61,10 +59,9 @@ impl Core {
         // The newest catalogue: no session may have followed it yet.
         let now_ms = self.snapshot.clock().now_ms();
         let renewed = access::renew(&self.snapshot.catalog(), access, now_ms);
-        let is_same = renewed.as_ref().is_some_and(|renewed| {
-            Arc::ptr_eq(renewed.server(), access.server())
-                && Arc::ptr_eq(renewed.tenant(), access.tenant())
-        });
+        let is_same = renewed
+            .as_ref()
+            .is_some_and(|renewed| renewed.permits_the_same(access));
         match renewed {
             None => AccessChange::Lost,
             Some(_) if is_same => AccessChange::None,
@@ -72,17 +69,31 @@ impl Core {
         }
     }
 
-    /// The access by the present catalogue.
+    /// The access by the present catalogue; none if that is the same, which is found out at no cost as long as nothing
+    /// has changed.
     ///
     /// # Errors
     ///
     /// `NoSession` if it is no longer valid.
-    pub(crate) fn renewed(&self, access: &Access) -> Result<Access, Error> {
+    pub(crate) fn newer(&self, access: &Access) -> Result<Option<Box<Access>>, Error> {
+        if access.is_of(&self.snapshot.catalog()) {
+            return Ok(None);
+        }
         match self.changed(access) {
-            AccessChange::None => Ok(access.clone()),
-            AccessChange::Renewed(renewed) => Ok(*renewed),
+            AccessChange::None => Ok(None),
+            AccessChange::Renewed(renewed) => Ok(Some(renewed)),
             AccessChange::Lost => Err(Error::NoSession),
         }
+    }
+
+    /// The access by the present catalogue.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::newer`].
+    pub(crate) fn renewed(&self, access: &Access) -> Result<Access, Error> {
+        let newer = self.newer(access)?;
+        Ok(newer.map_or_else(|| access.clone(), |newer| *newer))
     }
 
     /// Sends a session the change of its access, if there is one.

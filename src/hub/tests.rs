@@ -1098,6 +1098,45 @@ async fn what_the_gateway_sends_itself_needs_no_valid_access() {
     bench.end().await;
 }
 
+/// Compared with the access of its begin, a session was told of each change of anybody's once its own tenant had changed.
+#[tokio::test]
+async fn a_session_is_told_of_a_change_once() {
+    let read = || {
+        let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+            "servers": {"main": {"command": "x"}}}}});
+        let manifest = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+        manifest.unwrap().catalog
+    };
+    let (tenant, server) = read().find("a", "main").unwrap();
+    let bench = Bench::of(&json!({}), CurrentSnapshot::fixed(read()), |_| {});
+    let (commands, mut received) = mpsc::channel(1);
+    let begun = Handle {
+        access: Arc::new(Access::of_anybody(&tenant, &server)),
+        ..handle(&bench, commands)
+    };
+    let (id, core) = (SessionId("told".into()), &bench.hub.0);
+    core.sessions.insert(&id, begun.clone());
+    // It could not be told yet, and is by the next change.
+    let drain = Command::Drain(oneshot::channel().0);
+    assert!(begun.commands.try_send(drain).is_ok(), "the queue is full");
+    core.tell(&id, begun.fence, |change| {
+        begun.commands.try_send(change).is_ok()
+    });
+    assert!(matches!(received.try_recv(), Ok(Command::Drain(_))));
+    for is_told in [true, false, false] {
+        bench.hub.follow(&core.snapshot.catalog()).await;
+        let told = received.try_recv();
+        let is_change = matches!(told, Ok(Command::Change(Some(_))));
+        assert_eq!(is_change, is_told);
+    }
+    let known = core.sessions.get(&id).unwrap().access;
+    assert!(Arc::ptr_eq(
+        known.tenant(),
+        &core.snapshot.catalog().tenants["a"]
+    ));
+    bench.end().await;
+}
+
 /// The children of all tenants waited up to five seconds for a session with a full queue, at each change.
 #[tokio::test]
 async fn a_session_with_a_full_queue_delays_no_child() {

@@ -1,5 +1,7 @@
 //! Lookup of a session by an access, and changes of that access since.
 
+use std::sync::Arc;
+
 use super::{
     command::{Command, Transport},
     sessions::Handle,
@@ -10,6 +12,7 @@ use crate::{
     backend::child::Owner,
     error::Error,
     hub::limits::Source,
+    state::{Fence, SessionId},
 };
 
 /// The caller that children of an access are for: a person by any client, or an address, where the tenant
@@ -96,20 +99,20 @@ impl Core {
         Ok(newer.map_or_else(|| access.clone(), |newer| *newer))
     }
 
-    /// Sends a session the change of its access, if there is one.
-    pub(crate) async fn notify(&self, handle: &Handle) {
-        if let Some(change) = self.change_for(handle) {
-            // A session that has ended needs no change.
-            let _ = handle.commands.send(change).await;
-        }
-    }
-
-    /// The command to a session whose access has changed.
-    pub(crate) fn change_for(&self, handle: &Handle) -> Option<Command> {
-        match self.changed(&handle.access) {
-            AccessChange::None => None,
-            AccessChange::Renewed(access) => Some(Command::Change(Some(access))),
-            AccessChange::Lost => Some(Command::Change(None)),
-        }
+    /// Tells a session what has changed for its access by now, if anything has; `send` returns whether it could. The session
+    /// has the new access in the table from then on: compared with the one that it began with, it would be told of each
+    /// later change of anybody's. The table is locked meanwhile, so that it keeps the last change that the session learns of.
+    pub(crate) fn tell(&self, id: &SessionId, fence: Fence, send: impl FnOnce(Command) -> bool) {
+        self.sessions
+            .change(id, fence, |handle| match self.changed(&handle.access) {
+                AccessChange::None => {}
+                AccessChange::Renewed(newer) => {
+                    let known = Arc::new(Access::clone(&newer));
+                    if send(Command::Change(Some(newer))) {
+                        handle.access = known;
+                    }
+                }
+                AccessChange::Lost => _ = send(Command::Change(None)),
+            });
     }
 }

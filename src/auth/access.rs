@@ -6,7 +6,10 @@
 //! granted or revoked meanwhile counts all the same: that replica decides with its own catalog. Not here:
 //! the check of the credentials (`verifier`).
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::IpAddr,
+    sync::{Arc, Weak},
+};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
@@ -42,6 +45,10 @@ pub(crate) struct Access {
     is_bound: bool,
     from: Option<IpAddr>,
     host: Option<Arc<TenantHost>>,
+    /// The keys and revocations by which it was judged. Their address is no other's as long as there is this reference.
+    issued: Weak<Issued>,
+    /// Whether it may end without a change of the catalogue: an API key may have an end.
+    may_expire: bool,
 }
 
 /// The credential that an access rests on.
@@ -102,9 +109,37 @@ impl Access {
         self.basis == AccessBasis::Open
     }
 
-    /// The same for a request from this address that names this host of the tenant.
-    pub(super) fn placed(self, from: Option<IpAddr>, host: Option<Arc<TenantHost>>) -> Self {
-        Self { from, host, ..self }
+    /// The same for a request from this address that names this host of the tenant, judged by these keys and revocations.
+    pub(super) fn placed(
+        self,
+        issued: &Arc<Issued>,
+        from: Option<IpAddr>,
+        host: Option<Arc<TenantHost>>,
+    ) -> Self {
+        Self {
+            issued: Arc::downgrade(issued),
+            from,
+            host,
+            ..self
+        }
+    }
+
+    /// Whether it was judged by all that `catalog` says about it, so that it need not be renewed: each body asks, so
+    /// pointers are compared.
+    pub(crate) fn is_of(&self, catalog: &Catalog) -> bool {
+        let tenant = catalog.tenants.get(&self.tenant.name);
+        !self.may_expire
+            && std::ptr::eq(self.issued.as_ptr(), Arc::as_ptr(&catalog.issued))
+            && tenant.is_some_and(|tenant| Arc::ptr_eq(tenant, &self.tenant))
+    }
+
+    /// Whether it permits what `other` does, which is the same access at another time. Groups may change without the
+    /// tenant: by the word of an identity provider.
+    pub(crate) fn permits_the_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.server, &other.server)
+            && Arc::ptr_eq(&self.tenant, &other.tenant)
+            && *self.groups == *other.groups
+            && self.scopes == other.scopes
     }
 
     /// Whether the credential is a token that is bound to a key, which was proved.
@@ -385,6 +420,8 @@ impl Authenticated {
             is_bound: self.is_bound,
             from: None,
             host: None,
+            issued: Weak::new(),
+            may_expire: self.key.as_ref().is_some_and(PresentedKey::has_end),
         })
     }
 }
@@ -412,7 +449,7 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access, now_ms: i64) -> Option<A
     };
     let renewed = known.renewed(catalog, &tenant, now_ms)?;
     let renewed = renewed.access(&tenant, &server)?;
-    Some(renewed.placed(access.from, access.host.clone()))
+    Some(renewed.placed(&catalog.issued, access.from, access.host.clone()))
 }
 
 /// What identifies a caller without credentials.
@@ -486,6 +523,8 @@ impl Access {
             is_bound: false,
             from: None,
             host: None,
+            issued: Weak::new(),
+            may_expire: false,
         }
     }
 
@@ -509,7 +548,7 @@ impl Access {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::{config::Format, declare::Servers, manifest::reader::parse};
+    use crate::{base::Table, config::Format, declare::Servers, manifest::reader::parse};
 
     use super::*;
 
@@ -672,6 +711,38 @@ mod tests {
         ] {
             assert!(renew(&gone, &access, NOW_MS).is_none());
         }
+    }
+
+    #[test]
+    fn an_access_is_judged_anew_when_something_has_changed() {
+        let read = || catalog("mode: external, issuer: \"https://i.test\"", "", "");
+        let mut now = read();
+        let access = by_token(&now, &["g"]).unwrap();
+        assert!(!access.is_of(&now), "it was not judged by a catalogue");
+        let access = access.placed(&now.issued, None, None);
+        assert!(access.is_of(&now));
+        assert!(renew(&now, &access, NOW_MS).unwrap().is_of(&now));
+        let declared_anew = Catalog::new(read().tenants, Arc::clone(&now.issued));
+        assert!(!access.is_of(&declared_anew));
+        assert!(!access.is_of(&Catalog::new(Table::default(), Arc::clone(&now.issued))));
+        now.issued = Arc::default();
+        assert!(!access.is_of(&now), "a revocation");
+        for (expires, is_of) in [("", true), (", expires: \"2027-01-15T08:00:00Z\"", false)] {
+            let catalog = keyed(&format!("subject: ada, servers: [x]{expires}"), "");
+            let access = by_key(&catalog, "x").unwrap();
+            let access = access.placed(&catalog.issued, None, None);
+            assert_eq!(access.is_of(&catalog), is_of, "{expires}");
+        }
+    }
+
+    /// Sessions and streams went on with the groups of before, until a declaration changed.
+    #[test]
+    fn groups_make_another_access_of_the_same_declaration() {
+        let catalog = catalog("mode: external, issuer: \"https://i.test\"", "", "");
+        let of = |groups: &[&str]| by_token(&catalog, groups).unwrap();
+        assert!(of(&["g"]).permits_the_same(&of(&["g"])));
+        assert!(!of(&["g"]).permits_the_same(&of(&[])));
+        assert!(!of(&["g"]).permits_the_same(&of(&["g"]).with_scopes(&["s"])));
     }
 
     /// New requests were refused, and sessions and streams of before went on.

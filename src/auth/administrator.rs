@@ -27,6 +27,8 @@ use crate::{
 pub(crate) struct Administrator {
     /// The actor in audit records.
     pub(crate) actor: String,
+    /// The digest of its key.
+    key: [u8; 32],
     /// The visible tenants; none for an operator. There is more than one only if several tenants
     /// declare the same key, and the request names none of them.
     tenants: Option<Vec<String>>,
@@ -73,6 +75,23 @@ impl Verifier {
     fn not_read(&self) -> Option<AdministratorRefusal> {
         let is_cut_off = self.0.asked.is_cut_off();
         is_cut_off.then_some(AdministratorRefusal::NotRead)
+    }
+
+    /// Reports whether the key of an administrator makes one still: the body of a request may come long after its head.
+    pub(crate) fn is_still(
+        &self,
+        (catalog, operators): (&Catalog, &OperatorKeys),
+        administrator: &Administrator,
+    ) -> bool {
+        let (now, hash) = (self.0.now(), administrator.key);
+        let Some(tenants) = &administrator.tenants else {
+            return operators.get(&hash).is_some_and(|key| key.holds(now));
+        };
+        tenants.iter().all(|tenant| {
+            let tenant = catalog.tenants.get(tenant);
+            let found = tenant.and_then(|tenant| api_key::find(tenant, hash, now));
+            found.is_some_and(|(_, key)| is_admin(&key))
+        })
     }
 
     /// The administrator with this credential; `tenant` is the one that the request names.
@@ -129,6 +148,7 @@ impl Verifier {
         if let Some(key) = operators.get(&hash).filter(|key| key.holds(now)) {
             return Ok(Administrator {
                 actor: format!("operator:{}", key.name),
+                key: hash,
                 tenants: None,
             });
         }
@@ -136,7 +156,6 @@ impl Verifier {
         let Some((first, key)) = found.first() else {
             return self.not_read().map_or_else(no_key, Err);
         };
-        let is_admin = |key: &ApiKey| key.scopes.iter().any(|scope| scope == ADMIN_SCOPE);
         let mut own = found.iter().filter(|(_, key)| is_admin(key)).peekable();
         let Some((tenant, key)) = own.peek() else {
             let (who, reason) = (Caller::Known(by_key(first, key)), Denied::NoGrant);
@@ -145,9 +164,14 @@ impl Verifier {
         };
         Ok(Administrator {
             actor: format!("key:{}/{}", tenant.name, key.name),
+            key: hash,
             tenants: Some(own.map(|(tenant, _)| tenant.name.clone()).collect()),
         })
     }
+}
+
+fn is_admin(key: &ApiKey) -> bool {
+    key.scopes.iter().any(|scope| scope == ADMIN_SCOPE)
 }
 
 /// The valid keys with the digest `hash`, each with its tenant: that of `tenant` alone if it has one.

@@ -98,6 +98,14 @@ impl PresentedKey {
         }
     }
 
+    /// Reports whether it ends with time: those that people make always do.
+    pub(super) fn has_end(&self) -> bool {
+        match self {
+            Self::Declared(key) => key.expires.is_some(),
+            Self::Own(_) => true,
+        }
+    }
+
     /// Reports whether its person made it.
     pub(super) fn is_own(&self) -> bool {
         matches!(self, Self::Own(_))

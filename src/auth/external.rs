@@ -235,6 +235,15 @@ struct KeyState {
     missing: HashMap<String, Instant>,
 }
 
+/// Whether a token with an unknown key may cause a fetch.
+enum MayFetch {
+    Now,
+    /// Not before this time: nobody has asked the issuer for the key.
+    Later(Duration),
+    /// The issuer was asked for the key a moment ago.
+    Asked,
+}
+
 impl IssuerKeys {
     fn new(issuer: &str, key_fetch: KeyFetch) -> Arc<Self> {
         let now = Instant::now();
@@ -307,16 +316,19 @@ impl IssuerKeys {
             None => self.first().await?,
         };
         let outcome = match keys.check(jws) {
-            Signature::NoKey if self.may_fetch_for(jws.kid.as_deref()) => {
-                match self.newer(&keys).await {
+            Signature::NoKey => match self.may_fetch_for(jws.kid.as_deref()) {
+                MayFetch::Now => match self.newer(&keys).await {
                     Some(keys) => {
                         let outcome = keys.check(jws);
                         self.remember(jws.kid.as_deref(), &outcome);
                         outcome
                     }
-                    None => Signature::NoKey,
-                }
-            }
+                    None => return Err(self.unavailable()),
+                },
+                // The key may be new, however many are made up: a 401 would end the log-in of the client.
+                MayFetch::Later(wait) => return Err(TokenError::Unavailable(wait)),
+                MayFetch::Asked => Signature::NoKey,
+            },
             outcome => outcome,
         };
         match outcome {
@@ -339,7 +351,7 @@ impl IssuerKeys {
     /// The refusal while the keys cannot be fetched, with the time until the next fetch.
     fn unavailable(&self) -> TokenError {
         let again = self.with(|state| state.again.saturating_duration_since(Instant::now()));
-        TokenError::Unavailable(again.max(Duration::from_secs(1)))
+        TokenError::Unavailable(again.max(SECOND))
     }
 
     /// Keys newer than `old`, if a fetch returns any.
@@ -350,15 +362,15 @@ impl IssuerKeys {
 
     /// Reports whether a token with an unknown key may cause a fetch: not for a key id that was not
     /// found recently, and otherwise at a limited rate.
-    fn may_fetch_for(&self, kid: Option<&str>) -> bool {
+    fn may_fetch_for(&self, kid: Option<&str>) -> MayFetch {
         let now = Instant::now();
         self.with(|state| {
             // During backoff nothing is fetched, and the allowance is kept.
             if state.flight.is_none() && now < state.again {
-                return false;
+                return MayFetch::Later((state.again - now).max(SECOND));
             }
             if kid.is_some_and(|kid| state.missing.get(kid).is_some_and(|until| now < *until)) {
-                return false;
+                return MayFetch::Asked;
             }
             let (left, counted) = &mut state.allowance;
             let earned = (now - *counted).as_secs() / ALLOWANCE_EVERY.as_secs();
@@ -368,11 +380,14 @@ impl IssuerKeys {
             }
             // Joining a current fetch costs nothing.
             if state.flight.is_some() {
-                return true;
+                return MayFetch::Now;
             }
-            let may = *left > 0;
-            *left = left.saturating_sub(1);
-            may
+            if *left == 0 {
+                let next = *counted + ALLOWANCE_EVERY;
+                return MayFetch::Later(next.saturating_duration_since(now).max(SECOND));
+            }
+            *left -= 1;
+            MayFetch::Now
         })
     }
 
@@ -502,6 +517,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// Maximum fetches at once for unknown keys, and the interval at which one more is allowed.
 const ALLOWANCE: u32 = 4;
 const ALLOWANCE_EVERY: Duration = Duration::from_secs(15);
+/// The shortest time after which a caller is told to come again.
+const SECOND: Duration = Duration::from_secs(1);
 /// Maximum remembered unknown key ids; a larger number suggests a flood of invented ones.
 const MISSING: usize = 256;
 const MISSING_FOR: Duration = Duration::from_secs(30);
@@ -554,6 +571,15 @@ mod tests {
         (IssuerKeys::new(&url, key_fetch), tasks)
     }
 
+    /// Verifies a token that says it is by this key of the issuer.
+    async fn ask(issuer: &Arc<IssuerKeys>, kid: &str) -> Result<KeyId, TokenError> {
+        let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
+        let header = part(&format!(r#"{{"alg":"EdDSA","kid":"{kid}"}}"#));
+        let text = format!("{header}.{}.c2ln", part("{}"));
+        let (_, _, jws) = parse_unverified(&text, &[Algorithm::EdDsa]).unwrap();
+        issuer.signer(&jws).await
+    }
+
     /// A key that was withdrawn was good for an hour where no other token came meanwhile.
     #[tokio::test]
     async fn newer_keys_of_an_issuer_that_is_asked_seldom_are_waited_for() {
@@ -595,13 +621,7 @@ mod tests {
     #[tokio::test]
     async fn an_unknown_key_is_none_only_by_keys_that_were_fetched() {
         let (issuer, mut tasks) = served().await;
-        let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
-        let by = async |kid: &str| {
-            let header = part(&format!(r#"{{"alg":"EdDSA","kid":"{kid}"}}"#));
-            let text = format!("{header}.{}.c2ln", part("{}"));
-            let (_, _, jws) = parse_unverified(&text, &[Algorithm::EdDsa]).unwrap();
-            issuer.signer(&jws).await
-        };
+        let by = async |kid: &str| ask(&issuer, kid).await;
         assert_eq!(by("new").await, Err(TokenError::Invalid("an unknown key")));
         tasks.shutdown().await;
         let is_away = |refused: Result<KeyId, TokenError>| {
@@ -622,6 +642,26 @@ mod tests {
         assert_eq!(failures(), 1);
         // What is known of a known key is said all the same.
         assert_eq!(by("k").await, Err(TokenError::Invalid("a bad signature")));
+    }
+
+    /// Key ids that strangers made up used the fetches up, and a token by a new key was refused for good: its client threw its
+    /// log-in away.
+    #[tokio::test]
+    async fn a_key_that_nobody_asked_for_may_be_new() {
+        let (issuer, _tasks) = served().await;
+        let unknown = || Err(TokenError::Invalid("an unknown key"));
+        for number in 0..ALLOWANCE {
+            assert_eq!(ask(&issuer, &format!("made up {number}")).await, unknown());
+        }
+        let Err(TokenError::Unavailable(wait)) = ask(&issuer, "new").await else {
+            panic!("an answer of nobody");
+        };
+        assert!((SECOND..=ALLOWANCE_EVERY).contains(&wait), "{wait:?}");
+        // Of these the issuer has said that it has none.
+        assert_eq!(ask(&issuer, "made up 0").await, unknown());
+        let earlier = Instant::now().checked_sub(ALLOWANCE_EVERY).unwrap();
+        issuer.with(|state| state.allowance.1 = earlier);
+        assert_eq!(ask(&issuer, "new").await, unknown());
     }
 
     #[test]

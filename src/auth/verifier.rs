@@ -136,7 +136,8 @@ impl Verifier {
         let server = tenant.servers.get(request.endpoint.server);
         let known = self.identify(catalog, tenant, request).await?;
         let access = server.and_then(|server| known.access(tenant, server));
-        let placed = |access: Access| access.placed(request.from, request.host.cloned());
+        let placed =
+            |access: Access| access.placed(&catalog.issued, request.from, request.host.cloned());
         access.map(placed).ok_or_else(|| {
             // Without authentication there are no denials.
             if known.has_credential() {

@@ -7,7 +7,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -22,7 +22,7 @@ use reqwest::{
 use tokio::{
     sync::{Semaphore, watch},
     task::spawn_blocking,
-    time::timeout,
+    time::{Instant, timeout},
 };
 use url::{Host, Url};
 
@@ -38,12 +38,59 @@ pub(crate) struct State {
     allow: Arc<[IpNet]>,
     lookups: Lookups,
     /// Client for http, created at its first use.
-    plain: OnceLock<Option<Client>>,
-    /// Client for https, which a thread creates from the first use on.
-    secure: OnceLock<watch::Receiver<Option<Client>>>,
+    plain: OnceLock<Client>,
+    /// Client for https.
+    secure: SecureClient,
     /// The proxy of https, and the client that goes through it, made likewise.
     proxy: Option<Proxy>,
-    proxied: OnceLock<watch::Receiver<Option<Client>>>,
+    proxied: SecureClient,
+}
+
+/// A client that a thread creates from the first use on, and anew after a failure: for a moment there may be no thread, or no
+/// certificates while they are replaced.
+#[derive(Debug, Default)]
+struct SecureClient(RwLock<Option<Creation>>);
+
+/// The creation of a client.
+#[derive(Debug)]
+struct Creation {
+    /// The client, once it is there; closed without one if it cannot be created.
+    client: watch::Receiver<Option<Client>>,
+    begun: Instant,
+}
+
+impl Creation {
+    /// Whether there is, or may be, a client of it, or it is too early for another.
+    fn counts(&self) -> bool {
+        // In this order: behind the end, nothing is sent any more.
+        let has_failed = self.client.has_changed().is_err() && self.client.borrow().is_none();
+        !has_failed || self.begun.elapsed() < AGAIN
+    }
+}
+
+impl SecureClient {
+    /// The last creation, or another one. All who ask after a failure get that, until it is time for another.
+    fn get(
+        &self,
+        create: impl FnOnce() -> watch::Receiver<Option<Client>>,
+    ) -> watch::Receiver<Option<Client>> {
+        let last = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = last.as_ref().filter(|last| last.counts()) {
+            return last.client.clone();
+        }
+        drop(last);
+        let mut last = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        // Another request may have been faster.
+        if let Some(last) = last.as_ref().filter(|last| last.counts()) {
+            return last.client.clone();
+        }
+        let (client, begun) = (create(), Instant::now());
+        *last = Some(Creation {
+            client: client.clone(),
+            begun,
+        });
+        client
+    }
 }
 
 /// The way of a request.
@@ -140,9 +187,9 @@ impl Outbound {
             allow,
             lookups: Lookups(Arc::new(Semaphore::new(lookups))),
             plain: OnceLock::new(),
-            secure: OnceLock::new(),
+            secure: SecureClient::default(),
             proxy,
-            proxied: OnceLock::new(),
+            proxied: SecureClient::default(),
         }))
     }
 
@@ -330,14 +377,18 @@ impl Outbound {
         let failed = || OutboundError::Unconnected("no client: see the log".to_owned());
         if way == Way::Direct(Reach::Allowed) {
             // Without certificates: nothing is read from the disk.
-            let build = || self.build(way, |builder| builder.tls_certs_only([]));
-            return self.0.plain.get_or_init(build).clone().ok_or_else(failed);
+            if let Some(client) = self.0.plain.get() {
+                return Ok(client.clone());
+            }
+            let client = self.build(way, |builder| builder.tls_certs_only([]));
+            let client = client.ok_or_else(failed)?;
+            return Ok(self.0.plain.get_or_init(|| client).clone());
         }
         let client = match way {
             Way::Direct(_) => &self.0.secure,
             Way::Proxied => &self.0.proxied,
         };
-        let mut client = client.get_or_init(|| self.build_secure(way)).clone();
+        let mut client = client.get(|| self.build_secure(way));
         let built = timeout(CONNECT, client.wait_for(Option::is_some)).await;
         let slow = |_| OutboundError::Unconnected("certificates are still being read".to_owned());
         let built = built.map_err(slow)?.map_err(|_| failed())?;
@@ -350,8 +401,10 @@ impl Outbound {
         let (built, client) = watch::channel(None);
         let outbound = self.clone();
         let build = move || {
-            // All receivers may be gone.
-            let _ = built.send(outbound.build(way, |builder| builder));
+            if let Some(client) = outbound.build(way, |builder| builder) {
+                // All receivers may be gone.
+                let _ = built.send(Some(client));
+            }
         };
         let thread = std::thread::Builder::new().name("certificates".into());
         if let Err(error) = thread.spawn(build) {
@@ -512,6 +565,8 @@ fn unreachable(error: reqwest::Error) -> OutboundError {
 
 /// Time limit for a connection, and for the client before it.
 const CONNECT: Duration = Duration::from_secs(2);
+/// Time between two attempts to create a client for https.
+const AGAIN: Duration = Duration::from_secs(5);
 /// Time limit for the lookup of a name that the proxy may know, which leaves time for the proxy.
 const LOOKUP: Duration = Duration::from_secs(1);
 /// Names that are looked up at a time: a quarter of the runtime's threads for what blocks, because a name

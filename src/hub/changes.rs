@@ -13,7 +13,7 @@ use std::{
 use tokio::{sync::mpsc::error::TrySendError, task::yield_now, time::timeout};
 
 use super::{
-    core::{Command, Core, Handle},
+    core::{AccessChange, Core, Handle},
     requests::Hub,
 };
 use crate::{
@@ -75,15 +75,16 @@ impl Hub {
     /// never told would go on without its access.
     pub(super) fn tell(&self, id: SessionId, handle: Handle) {
         let core = &self.0;
-        // Most have none: only for the others the table is read again.
-        if core.change_for(&handle).is_none() {
+        // For most nothing has: the table is locked for the others alone.
+        if matches!(core.changed(&handle.access), AccessChange::None) {
             return;
         }
-        let Some(change) = present_change(core, &id, &handle) else {
-            return;
-        };
-        let told = handle.commands.try_send(change);
-        let is_full = matches!(told, Err(TrySendError::Full(_)));
+        let mut is_full = false;
+        core.tell(&id, handle.fence, |change| {
+            let told = handle.commands.try_send(change);
+            is_full = matches!(told, Err(TrySendError::Full(_)));
+            told.is_ok()
+        });
         // One task for all the changes that it is late for.
         if is_full && core.sessions.mark_late(&id, handle.fence) {
             let told = tell_late(Arc::clone(core), id, handle);
@@ -112,9 +113,10 @@ async fn tell_late(core: Arc<Core>, id: SessionId, handle: Handle) {
             return;
         };
         let catalog = core.snapshot.catalog();
-        if let Some(change) = present_change(&core, &id, &handle) {
+        core.tell(&id, handle.fence, |change| {
             room.send(change);
-        }
+            true
+        });
         // A newer change may have gone before that one.
         let is_newest = Arc::ptr_eq(&catalog, &core.snapshot.catalog());
         if is_newest || !core.sessions.mark_late(&id, handle.fence) {
@@ -126,14 +128,6 @@ async fn tell_late(core: Arc<Core>, id: SessionId, handle: Handle) {
     if let Some((_, server)) = core.snapshot.catalog().find(tenant, server) {
         core.pool.registry.replace_old(&server);
     }
-}
-
-/// What has changed for the session of a handle, by the handle of now: another access may have joined since that one was
-/// copied.
-fn present_change(core: &Core, id: &SessionId, handle: &Handle) -> Option<Command> {
-    let present = core.sessions.get(id)?;
-    let is_same = present.fence == handle.fence;
-    is_same.then(|| core.change_for(&present)).flatten()
 }
 
 /// The revisions that tenants have offered before, and offer no more.

@@ -102,6 +102,15 @@ impl Hub {
         self.0.renewed(access)
     }
 
+    /// The access of a request whose body has just arrived, by the present catalogue; none if that is the same.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession` if it is no longer valid.
+    pub(crate) fn newer(&self, access: &Access) -> Result<Option<Box<Access>>, Error> {
+        self.0.newer(access)
+    }
+
     /// The session of a request that was sent to this replica.
     ///
     /// # Errors

@@ -380,12 +380,32 @@ impl Hub {
         }
     }
 
-    /// Delivers a body to a session of this replica; returns the wait for its answer.
+    /// Delivers a body of a client to a session of this replica; returns the wait for its answer. The access is judged
+    /// anew: the head of the request may have come long before.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Hub::deliver`]; `NoSession` for a session that has ended, and an access that is no longer valid.
+    pub(crate) async fn deliver_to(
+        &self,
+        handle: &Handle,
+        access: &Access,
+        body: Body,
+        form: Form,
+        marks: (Option<Revision>, Option<TraceContext>),
+    ) -> Result<Pending, Error> {
+        let newer = self.0.newer(access)?;
+        let access = newer.as_deref().unwrap_or(access);
+        self.send_to(handle, access, body, form, marks).await
+    }
+
+    /// Delivers a body as [`Hub::deliver_to`], whatever the access is worth by now: one of the gateway itself, such as the
+    /// cancellation of a call whose caller may not make another.
     ///
     /// # Errors
     ///
     /// Those of [`Hub::deliver`]; `NoSession` for a session that has ended.
-    pub(crate) async fn deliver_to(
+    pub(crate) async fn send_to(
         &self,
         handle: &Handle,
         access: &Access,

@@ -116,7 +116,7 @@ impl Hub {
         self.0.sessions.insert(id, handle.clone());
         self.0.tracker.spawn(session.run(received));
         // Sessions may have followed a change of the catalogue before this one was among them.
-        self.0.notify(&handle).await;
+        self.tell(id.clone(), handle);
         Ok(())
     }
 }

@@ -1090,6 +1090,91 @@ async fn a_session_that_another_access_has_joined_is_judged_by_that() {
     bench.end().await;
 }
 
+/// A call was made by what its sender could do when its head came, which may be long before its body.
+#[tokio::test]
+async fn a_body_is_judged_by_the_catalogue_of_its_delivery() {
+    let server =
+        json!({"command": built("examples/child"), "policy": {"tools": {"deny": ["echo"]}}});
+    let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+        "servers": {"main": server}}}});
+    let manifest = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+    let snapshot = CurrentSnapshot::fixed(manifest.unwrap().catalog);
+    let bench = Bench::of(&json!({}), snapshot, |_| {});
+    let (hub, form) = (&bench.hub, Form::Json);
+    // As its head was admitted.
+    let before = Access::of_anybody(&bench.tenant, &bench.server);
+    let begin = initialize("one");
+    let begun = hub.begin_with(&before, Transport::Streamable, begin, form, None);
+    let (_, handle, pending) = begun.await.unwrap();
+    assert!(matches!(pending.answer().await, Answer::Json(_)));
+    let body = Body::One(call_of("echo", &json!({"text": "x"})));
+    let told = hub.deliver_to(&handle, &before, body, form, (None, None));
+    let Answer::Json(line) = told.await.unwrap().answer().await else {
+        panic!("no answer");
+    };
+    let line = String::from_utf8_lossy(&line);
+    assert!(line.contains("Unknown tool: echo"), "{line}");
+    bench.end().await;
+}
+
+/// A call whose caller has lost the access is cancelled all the same when its connection closes.
+#[tokio::test]
+async fn what_the_gateway_sends_itself_needs_no_valid_access() {
+    // No tenant is left.
+    let snapshot = CurrentSnapshot::fixed(Catalog::default());
+    let bench = Bench::of(&json!({}), snapshot, |_| {});
+    let (hub, form, access) = (&bench.hub, Form::Json, bench.access("ada"));
+    let (commands, mut received) = mpsc::channel(1);
+    let handle = handle(&bench, commands);
+    let body = || Body::One(call_of("echo", &json!({})));
+    let refused = hub.deliver_to(&handle, &access, body(), form, (None, None));
+    assert!(matches!(refused.await, Err(Error::NoSession)));
+    assert!(received.try_recv().is_err());
+    let sent = hub.send_to(&handle, &access, body(), form, (None, None));
+    assert!(sent.await.is_ok());
+    assert!(matches!(received.try_recv(), Ok(Command::Deliver(_))));
+    bench.end().await;
+}
+
+/// Compared with the access of its begin, a session was told of each change of anybody's once its own tenant had changed.
+#[tokio::test]
+async fn a_session_is_told_of_a_change_once() {
+    let read = || {
+        let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+            "servers": {"main": {"command": "x"}}}}});
+        let manifest = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+        manifest.unwrap().catalog
+    };
+    let (tenant, server) = read().find("a", "main").unwrap();
+    let bench = Bench::of(&json!({}), CurrentSnapshot::fixed(read()), |_| {});
+    let (commands, mut received) = mpsc::channel(1);
+    let begun = Handle {
+        access: Arc::new(Access::of_anybody(&tenant, &server)),
+        ..handle(&bench, commands)
+    };
+    let (id, core) = (SessionId("told".into()), &bench.hub.0);
+    core.sessions.insert(&id, begun.clone());
+    // It could not be told yet, and is by the next change.
+    let drain = Command::Drain(oneshot::channel().0);
+    assert!(begun.commands.try_send(drain).is_ok(), "the queue is full");
+    core.tell(&id, begun.fence, |change| {
+        begun.commands.try_send(change).is_ok()
+    });
+    assert!(matches!(received.try_recv(), Ok(Command::Drain(_))));
+    for is_told in [true, false, false] {
+        bench.hub.follow(&core.snapshot.catalog()).await;
+        let told = received.try_recv();
+        let is_change = matches!(told, Ok(Command::Change(Some(_))));
+        assert_eq!(is_change, is_told);
+    }
+    let known = core.sessions.get(&id).unwrap().access;
+    assert!(Arc::ptr_eq(
+        known.tenant(),
+        &core.snapshot.catalog().tenants["a"]
+    ));
+    bench.end().await;
+}
+
 /// The children of all tenants waited up to five seconds for a session with a full queue, at each change.
 #[tokio::test]
 async fn a_session_with_a_full_queue_delays_no_child() {

@@ -238,7 +238,7 @@ async fn nothing_before_a_request_adds_to_its_time() {
     let lookups = u32::try_from(LOOKUPS).unwrap();
     let _stuck = outbound.0.lookups.0.acquire_many(lookups).await.unwrap();
     let (built, client) = watch::channel(None);
-    outbound.0.proxied.set(client).unwrap();
+    outbound.0.proxied.get(|| client);
     let slowly = async {
         tokio::time::sleep(LOOKUP * 2).await;
         let client = outbound.build(Way::Proxied, |builder| builder.tls_certs_only([]));
@@ -255,6 +255,46 @@ async fn nothing_before_a_request_adds_to_its_time() {
     let why = || OutboundError::Unreachable("no answer in time".to_owned());
     assert_eq!(document.unwrap_err(), why());
     assert_eq!(exchange.unwrap_err(), why());
+}
+
+/// A client that could not be created, for lack of a thread or of certificates at that moment, was never created again: no keys
+/// of any issuer were fetched until a restart.
+#[tokio::test]
+async fn a_client_that_could_not_be_created_is_created_later() {
+    // Without a proxy there is no client for it.
+    let outbound = Outbound::new(Vec::new());
+    let failure = async || outbound.client(Way::Proxied).await.map(drop).unwrap_err();
+    let wanted = OutboundError::Unconnected("no client: see the log".to_owned());
+    let begun = |client: &SecureClient| client.0.read().unwrap().as_ref().unwrap().begun;
+    assert_eq!(failure().await, wanted);
+    let first = begun(&outbound.0.proxied);
+    assert_eq!(failure().await, wanted);
+    assert_eq!(begun(&outbound.0.proxied), first, "it is too early");
+    let long_ago = first.checked_sub(AGAIN).unwrap();
+    let set = |client: &SecureClient, begun: Instant, made: watch::Receiver<Option<Client>>| {
+        *client.0.write().unwrap() = Some(Creation {
+            client: made,
+            begun,
+        });
+    };
+    let closed = watch::channel(None).1;
+    set(&outbound.0.proxied, long_ago, closed);
+    assert_eq!(failure().await, wanted);
+    assert!(begun(&outbound.0.proxied) > first);
+    // One that is there stays, and so does one that takes long.
+    let way = Way::Direct(Reach::Public);
+    let client = outbound.build(way, |builder| builder.tls_certs_only([]));
+    set(&outbound.0.secure, long_ago, watch::channel(client).1);
+    assert!(outbound.client(way).await.is_ok());
+    assert_eq!(begun(&outbound.0.secure), long_ago);
+    let (_building, slow) = watch::channel(None);
+    set(&outbound.0.secure, long_ago, slow);
+    drop(
+        outbound
+            .0
+            .secure
+            .get(|| unreachable!("one is being created")),
+    );
 }
 
 #[tokio::test]

@@ -160,13 +160,30 @@ impl Caller {
 
     /// The database as this caller may use it, at its turn, which is waited for. Take it behind the body of the request,
     /// whose sender may be slow.
+    ///
+    /// # Errors
+    ///
+    /// There is no turn for it, or its key has ended since the head of the request was admitted.
     pub(super) async fn store<'f>(
         &self,
         front: &'f Front,
     ) -> Result<ForAdministrator<'f>, Problem> {
         let database = self.database(front)?;
         let turn = self.turn().await?;
+        self.check_key(front)?;
         Ok(database.at(turn.into_iter().collect()))
+    }
+
+    /// Refuses a caller whose key has ended since the head of the request was admitted: the next head is told why.
+    fn check_key(&self, front: &Front) -> Result<(), Problem> {
+        let snapshot = front.snapshot.load();
+        let keys = (&*snapshot.catalog, &snapshot.operator_keys);
+        if front.auth.is_still(keys, &self.administrator) {
+            return Ok(());
+        }
+        let text = "the API key has ended since the request began";
+        let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, text);
+        Err(problem.with_retry(Duration::from_secs(1)))
     }
 
     /// The same for a change of a declared object of a tenant, or of none, at its turn as well.
@@ -181,6 +198,7 @@ impl Caller {
         };
         let all = LazyLock::force(&TURNS);
         let turns = in_turn([changes, all], [tenant, self.owner()]).await?;
+        self.check_key(front)?;
         Ok(database.at(turns.into()))
     }
 

@@ -30,6 +30,12 @@ const NOT_READ: Error = Error::Busy {
     retry: Duration::from_secs(1),
 };
 
+/// Refusal of a caller who has lost the access since the head of the request was admitted: the next head is told why.
+const LOST: Error = Error::Busy {
+    what: "the access of the caller has ended since the request began",
+    retry: Duration::from_secs(1),
+};
+
 /// Admission of a request to a server that its caller may use.
 pub(crate) struct Admitted {
     /// Proof of access.
@@ -122,6 +128,18 @@ impl Admitted {
             Some(challenge) => refusal.with(header::WWW_AUTHENTICATE, challenge),
             None => refusal,
         }
+    }
+
+    /// Judges the access anew, once the body is here: it may come long after the head, which decided until then.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` for a caller who may not use the server any more.
+    pub(crate) fn renew(&mut self, front: &Front) -> Result<(), McpRefusal> {
+        if let Some(newer) = front.hub.newer(&self.access).map_err(|_| LOST)? {
+            self.access = *newer;
+        }
+        Ok(())
     }
 
     /// Returns the endpoint that was called.

@@ -100,7 +100,7 @@ async fn listen(
 }
 
 /// POST: takes one message of the client; responses go over the connection of the session.
-pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
+pub(crate) async fn post(front: Arc<Front>, mut admitted: Admitted, request: Request) -> Response {
     let request = match forward::to_owner(&front, &admitted, posted_session, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
@@ -110,7 +110,10 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
         let body = body::read_counted(&front, &admitted.access, &parts.headers, body).await?;
         let messages = body::messages(&admitted.access, body).await?;
         let id = messages.request_id().map(Box::<[u8]>::from);
-        let accepted = accept(&front, &admitted, &parts, messages).await;
+        let accepted = match admitted.renew(&front) {
+            Ok(()) => accept(&front, &admitted, &parts, messages).await,
+            Err(refused) => Err(refused),
+        };
         accepted.map_err(|refused| refused.answering(id.as_deref()))
     };
     accepted.await.into_response()

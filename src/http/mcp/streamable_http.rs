@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// POST: takes a message or a batch of the client.
-pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
+pub(crate) async fn post(front: Arc<Front>, mut admitted: Admitted, request: Request) -> Response {
     // A modern request has no session, even if its header fields name one (2026-07-28 streamable-http,
     // "Earlier Streamable HTTP Revisions").
     let is_modern = is_modern(&admitted, request.headers());
@@ -42,7 +42,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
         Err(answer) => return answer,
     };
     let (parts, body) = request.into_parts();
-    take(&front, &admitted, parts, body)
+    take(&front, &mut admitted, parts, body)
         .await
         .unwrap_or_else(IntoResponse::into_response)
 }
@@ -55,7 +55,7 @@ fn session(request: &Request) -> Option<String> {
 
 async fn take(
     front: &Arc<Front>,
-    admitted: &Admitted,
+    admitted: &mut Admitted,
     parts: Parts,
     body: Body,
 ) -> Result<Response, McpRefusal> {
@@ -68,6 +68,10 @@ async fn take(
         return Err(refused.answering(body::request_id(access, body).await.as_deref()));
     }
     let messages = body::messages(access, body).await?;
+    if let Err(refused) = admitted.renew(front) {
+        return Err(refused.answering(messages.request_id()));
+    }
+    let admitted = &*admitted;
     let names_modern = messages.is_modern() && !is_of_session(headers, &messages);
     if names_modern || is_modern(admitted, headers) {
         // Boxed, as it would double the room that every request takes.

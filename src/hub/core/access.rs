@@ -12,6 +12,7 @@ use crate::{
     backend::child::Owner,
     error::Error,
     hub::limits::Source,
+    state::{Fence, SessionId},
 };
 
 /// The caller that children of an access are for: a person by any client, or an address, where the tenant
@@ -61,10 +62,9 @@ impl Core {
         // The newest catalogue: no session may have followed it yet.
         let now_ms = self.snapshot.clock().now_ms();
         let renewed = access::renew(&self.snapshot.catalog(), access, now_ms);
-        let is_same = renewed.as_ref().is_some_and(|renewed| {
-            Arc::ptr_eq(renewed.server(), access.server())
-                && Arc::ptr_eq(renewed.tenant(), access.tenant())
-        });
+        let is_same = renewed
+            .as_ref()
+            .is_some_and(|renewed| renewed.permits_the_same(access));
         match renewed {
             None => AccessChange::Lost,
             Some(_) if is_same => AccessChange::None,
@@ -72,33 +72,47 @@ impl Core {
         }
     }
 
-    /// The access by the present catalogue.
+    /// The access by the present catalogue; none if that is the same, which is found out at no cost as long as nothing
+    /// has changed.
     ///
     /// # Errors
     ///
     /// `NoSession` if it is no longer valid.
-    pub(crate) fn renewed(&self, access: &Access) -> Result<Access, Error> {
+    pub(crate) fn newer(&self, access: &Access) -> Result<Option<Box<Access>>, Error> {
+        if access.is_of(&self.snapshot.catalog()) {
+            return Ok(None);
+        }
         match self.changed(access) {
-            AccessChange::None => Ok(access.clone()),
-            AccessChange::Renewed(renewed) => Ok(*renewed),
+            AccessChange::None => Ok(None),
+            AccessChange::Renewed(renewed) => Ok(Some(renewed)),
             AccessChange::Lost => Err(Error::NoSession),
         }
     }
 
-    /// Sends a session the change of its access, if there is one.
-    pub(crate) async fn notify(&self, handle: &Handle) {
-        if let Some(change) = self.change_for(handle) {
-            // A session that has ended needs no change.
-            let _ = handle.commands.send(change).await;
-        }
+    /// The access by the present catalogue.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::newer`].
+    pub(crate) fn renewed(&self, access: &Access) -> Result<Access, Error> {
+        let newer = self.newer(access)?;
+        Ok(newer.map_or_else(|| access.clone(), |newer| *newer))
     }
 
-    /// The command to a session whose access has changed.
-    pub(crate) fn change_for(&self, handle: &Handle) -> Option<Command> {
-        match self.changed(&handle.access) {
-            AccessChange::None => None,
-            AccessChange::Renewed(access) => Some(Command::Change(Some(access))),
-            AccessChange::Lost => Some(Command::Change(None)),
-        }
+    /// Tells a session what has changed for its access by now, if anything has; `send` returns whether it could. The session
+    /// has the new access in the table from then on: compared with the one that it began with, it would be told of each
+    /// later change of anybody's. The table is locked meanwhile, so that it keeps the last change that the session learns of.
+    pub(crate) fn tell(&self, id: &SessionId, fence: Fence, send: impl FnOnce(Command) -> bool) {
+        self.sessions
+            .change(id, fence, |handle| match self.changed(&handle.access) {
+                AccessChange::None => {}
+                AccessChange::Renewed(newer) => {
+                    let known = Arc::new(Access::clone(&newer));
+                    if send(Command::Change(Some(newer))) {
+                        handle.access = known;
+                    }
+                }
+                AccessChange::Lost => _ = send(Command::Change(None)),
+            });
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct Sessions {
 pub(crate) struct Handle {
     /// Sends commands to the task.
     pub(crate) commands: mpsc::Sender<Command>,
-    /// The access that the session began with, joined with those of later requests.
+    /// The access that the session began with, joined with those of later requests, as it was told of it last.
     pub(crate) access: Arc<Access>,
     /// The transport of its client.
     pub(crate) transport: Transport,
@@ -139,6 +139,15 @@ impl Sessions {
             handle.access = Arc::new(joined);
         }
         Ok(())
+    }
+
+    /// Changes the entry of a session with this fence, if there is one, under the lock.
+    pub(crate) fn change(&self, id: &SessionId, fence: Fence, change: impl FnOnce(&mut Handle)) {
+        let mut sessions = self.write();
+        let handle = sessions.get_mut(id);
+        if let Some(handle) = handle.filter(|handle| handle.fence == fence) {
+            change(handle);
+        }
     }
 
     /// Marks a session that is told of changes later; false if it was marked before.

@@ -94,7 +94,7 @@ impl CallInFlight {
     ///
     /// # Errors
     ///
-    /// `NoSession` if the session has ended; `Busy`.
+    /// `NoSession` if the session has ended, or the access is no longer valid; `Busy`.
     pub(crate) async fn reply(
         &self,
         access: &Access,
@@ -105,6 +105,8 @@ impl CallInFlight {
         jsonrpc::push_result(id, answer, &mut line);
         let message = Message::parse(line.freeze());
         let message = message.map_err(|_| Error::Bug("an answer of a client"))?;
+        let newer = self.sender.hub.newer(access)?;
+        let access = newer.as_deref().unwrap_or(access);
         self.sender.send(&self.lease.handle, access, message).await
     }
 

@@ -46,7 +46,7 @@ impl Sender {
         let body = Body::One(message);
         let sent = self
             .hub
-            .deliver_to(handle, access, body, Form::Json, (None, None));
+            .send_to(handle, access, body, Form::Json, (None, None));
         match sent.await?.answer().await {
             Answer::Refused(error) => Err(error),
             _ => Ok(()),
@@ -96,7 +96,7 @@ impl Sender {
         let body = Body::One(message.map_err(|_| Error::Bug("a request of its own"))?);
         let sent = self
             .hub
-            .deliver_to(handle, access, body, Form::Json, (None, None));
+            .send_to(handle, access, body, Form::Json, (None, None));
         sent.await
     }
 }

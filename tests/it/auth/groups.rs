@@ -19,7 +19,7 @@ use crate::{
 
 /// Tenant `a` with ada in these groups. Server x: `env` needs files:write, which implies files:read, which `received`
 /// needs; staff have files:read, eng files:write; only eng may use `counter`.
-fn tenants(groups: &[&str]) -> Value {
+pub(super) fn tenants(groups: &[&str]) -> Value {
     let policy = json!({
         "scopes": {"env": ["files:write"], "received": ["files:read"]},
         "implies": {"files:write": ["files:read"]},
@@ -35,10 +35,10 @@ fn tenants(groups: &[&str]) -> Value {
     }})
 }
 
-const WRITE: (&str, &str) = ("scope", "files:read files:write");
+pub(super) const WRITE: (&str, &str) = ("scope", "files:read files:write");
 
 /// A session at a replica, and its listener.
-async fn opened(gateway: &Served, token: &str) -> (Session, Events) {
+pub(super) async fn opened(gateway: &Served, token: &str) -> (Session, Events) {
     let url = format!("{}/t/a/x/mcp", gateway.origin());
     let mut session = Session::at(bearer(token), url);
     session.initialize(NEWEST).await;
@@ -67,7 +67,7 @@ async fn message_of(session: &Session, tool: &str) -> Value {
     session.call(tool, json!({})).await["error"]["message"].clone()
 }
 
-async fn put_in(gateway: &Served, key: &str, groups: &[&str]) {
+pub(super) async fn put_in(gateway: &Served, key: &str, groups: &[&str]) {
     let ada = json!({"password": "correct horse", "groups": groups});
     let url = format!("{}/api/v1/tenants/a/users/ada", gateway.origin());
     let answer = send(Method::PUT, &url, key, Some(&ada)).await;

@@ -5,6 +5,7 @@ pub(crate) mod builtin_tokens;
 pub(crate) mod dpop;
 pub(crate) mod external_tokens;
 pub(crate) mod groups;
+mod late_bodies;
 pub(crate) mod policy;
 mod secrets;
 pub(crate) mod tenancy;

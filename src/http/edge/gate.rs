@@ -122,6 +122,8 @@ impl Gate {
             HostCheck::Ours => {}
             // Probes of a load balancer name the address of a pod.
             HostCheck::ForeignAddress if route_label(head.uri.path()) == Route::Health => {}
+            // So do some of HTTP/1.0, without naming it.
+            HostCheck::Missing if route_label(head.uri.path()) == Route::Health => {}
             HostCheck::Foreign => {
                 let host = self.tenant_host(head)?;
                 // No other tenant is reached there, whatever the key.
@@ -133,7 +135,9 @@ impl Gate {
             HostCheck::ForeignAddress => {
                 return Err(refusal(StatusCode::FORBIDDEN, "host not allowed"));
             }
-            HostCheck::Malformed => return Err(refusal(StatusCode::BAD_REQUEST, "bad host")),
+            HostCheck::Missing | HostCheck::Malformed => {
+                return Err(refusal(StatusCode::BAD_REQUEST, "bad host"));
+            }
         }
         let host = head.extensions.get::<Arc<TenantHost>>();
         let is_of_host = host.is_some_and(|host| Allowed::is_origin_of(&head.headers, host.url()));

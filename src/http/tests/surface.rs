@@ -259,6 +259,11 @@ async fn hosts() {
         ))
         .await;
     assert_eq!(status(&answer), "200");
+    // Probes of HTTP/1.0 name no host, and need none.
+    for (path, expected) in [("/livez", "200"), ("/who", "400")] {
+        let (answer, _) = surface.raw(format!("GET {path} HTTP/1.0\r\n\r\n")).await;
+        assert_eq!(status(&answer), expected, "{path}");
+    }
     // The request id is only in the log, so that equal responses have equal bytes.
     assert!(!answer.contains("x-request-id"), "{answer}");
     surface.ends().await;

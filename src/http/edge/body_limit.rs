@@ -81,6 +81,24 @@ impl BodyState {
         has_room
     }
 
+    /// The share of its address.
+    pub(super) fn budget(&self) -> &Arc<Budget> {
+        &self.0.budget
+    }
+
+    /// Whether its address has no more in use than this percentage of all that there is.
+    pub(super) fn is_within(&self, percentage: u64) -> bool {
+        let budget = &self.0.budget;
+        budget.used() <= budget.total() / 100 * percentage
+    }
+
+    /// Gives back what was drawn, and holds what is left of a request that is refused.
+    pub(super) fn keep(&self, bytes: u64) {
+        let Shared { budget, drawn, .. } = &*self.0;
+        budget.take(bytes);
+        budget.give_back(drawn.swap(bytes, Ordering::Relaxed));
+    }
+
     /// Counts the parts of an answer, each of them as `least` bytes or more, until the client has taken them. They exist
     /// already, so that none is refused.
     pub(super) fn count_until_taken(&self, answer: Body, least: u64) -> Body {

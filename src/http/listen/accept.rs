@@ -358,20 +358,29 @@ fn call(
     request: Request<Incoming>,
     open: Option<Open>,
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
-    pinned(|| async move {
-        let (app, peer) = (&requests.app, requests.peer);
-        // Only of HTTP/1 is what was taken of interest.
-        let request = match open {
-            Some(_) => request.map(Body::new),
-            None => request.map(|body| requests.body(body)),
-        };
-        let response = app.answer(peer, request).await;
-        requests.answered();
-        Ok(match open {
-            Some(open) => open.until_sent(response),
-            None => response,
-        })
-    })
+    // Only of HTTP/1 is what was taken of interest.
+    let request = match open {
+        Some(_) => request.map(Body::new),
+        None => request.map(|body| requests.body(body)),
+    };
+    // Here, and not in the task that hyper begins for it, which runs behind all others that are ready.
+    match requests.app.receive(requests.peer, request) {
+        Ok(received) => pinned(|| async move {
+            let response = requests.app.answer(requests.peer, received).await;
+            Ok(answered(&requests, open, response))
+        }),
+        // Apart, so that none of the room for the states of an answer is taken.
+        Err(refused) => pinned(|| async move { Ok(answered(&requests, open, refused)) }),
+    }
+}
+
+/// Notes the answer to a request, which is open until all of it is sent.
+fn answered(requests: &Requests, open: Option<Open>, response: Response) -> Response {
+    requests.answered();
+    match open {
+        Some(open) => open.until_sent(response),
+        None => response,
+    }
 }
 
 /// Runs a connection to its end; `ended` gets the error of that. From `idle` and from `stop` on it takes no further

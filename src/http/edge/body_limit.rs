@@ -288,6 +288,9 @@ impl HttpBody for LimitedBody {
 const STALL: Duration = Duration::from_secs(20);
 /// Bytes of a body that an HTTP/2 client may send before they are read.
 pub(crate) const STREAM_WINDOW: u32 = 256 << 10;
+/// Most bytes of trailers of a request over HTTP/2, which h2 keeps with their stream also if nobody reads its body. Each may
+/// name a field.
+pub(crate) const TRAILERS_MAX: usize = 128;
 /// Parts of a body (chunks of HTTP/1.1, DATA frames of HTTP/2, or what was read at once) that may come whatever their
 /// size: clients that write as they serialize send one for each token.
 const PARTS: usize = 8 << 10;

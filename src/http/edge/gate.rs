@@ -20,7 +20,7 @@ use ipnet::IpNet;
 
 use super::access_log::{AccessLog, Line};
 use super::address::{Allowed, HostCheck, OriginCheck, client_address, is_canonical};
-use super::body_limit::{self, BodyState, ReadState, STREAM_WINDOW};
+use super::body_limit::{self, BodyState, ReadState, STREAM_WINDOW, TRAILERS_MAX};
 use super::cors;
 use super::null_origin;
 use super::routes::Routes;
@@ -516,6 +516,9 @@ fn counted(
     if length <= uncounted {
         return response;
     }
+    // Behind a body that was not read to its end trailers may come as long as the stream is kept.
+    let is_open = version == Version::HTTP_2 && state.get() != ReadState::Complete;
+    let least = if is_open { least + TRAILERS } else { least };
     let content_type = response.headers().get(CONTENT_TYPE);
     let is_page = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/html"));
     if served.is_some() && !is_page && length > json::SHORT as u64 {
@@ -644,6 +647,8 @@ const PROBES: u64 = 62;
 const UNCOUNTED: u64 = 1 << 10;
 /// What an answer over HTTP/2 counts as at least: its stream, with its task, is kept as long as the client takes none of it.
 const STREAM: u64 = 2 << 10;
+/// What trailers over HTTP/2 take.
+const TRAILERS: u64 = (TRAILERS_MAX * FIELD) as u64;
 /// Longest request target.
 const TARGET_MAX: usize = 8 << 10;
 /// Most header fields.

@@ -35,7 +35,7 @@ use super::tls::TlsReload;
 use super::wire::{HEAD, Wire};
 use crate::base::budget::others_first;
 use crate::base::memory::pinned;
-use crate::http::edge::{App, STREAM_WINDOW};
+use crate::http::edge::{App, STREAM_WINDOW, TRAILERS_MAX};
 use crate::http::peers::{BrokenConnections, HEADER_LIST, Stranger, Strangers};
 
 /// Limits of one listener.
@@ -287,8 +287,14 @@ impl Connection {
         } else {
             &protocols.http2
         };
-        let connection =
-            http2.serve_connection(Wire::of_http2(stream, Arc::clone(&requests)), service);
+        // One client must not end the requests of all others of its proxy, which bounds what it passes on.
+        let trailers = if admission.is_of_proxy() {
+            usize::MAX
+        } else {
+            TRAILERS_MAX
+        };
+        let wire = Wire::of_http2(stream, Arc::clone(&requests), trailers);
+        let connection = http2.serve_connection(wire, service);
         let connection = pin!(connection);
         let idle = CancellationToken::new();
         let ended = |error: &hyper::Error| {

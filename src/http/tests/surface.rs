@@ -1231,6 +1231,30 @@ async fn requests_that_are_given_up_at_once_do_not_end_the_connection_of_a_proxy
     }
 }
 
+/// Trailers of a body that nobody read any more stayed with their streams, 72 bytes for each of theirs.
+#[tokio::test]
+async fn long_trailers_over_http2_end_the_connection_of_a_client_and_not_that_of_a_proxy() {
+    for is_proxy in [false, true] {
+        let surface = behind(is_proxy).await;
+        let mut stream = surface.connect().await;
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        stream.write_all(preface).await.expect("preface");
+        for (number, length, lives) in [(1_u32, 128_u8, true), (5, 129, is_proxy)] {
+            // A request whose body has no end yet: HEADERS with END_HEADERS.
+            let fields = b"\x82\x86\x04\x06/livez\x01\x09localhost";
+            let begun = [&[0, 0, 21, 1, 4][..], &number.to_be_bytes(), fields].concat();
+            stream.write_all(&begun).await.expect("begun");
+            let is_head = |kind: u8, _: u8, of: u32| kind == 1 && of == number;
+            assert!(comes(&mut stream, is_head).await);
+            // Each of these bytes is a field without a value.
+            let fields = vec![0x8f; usize::from(length)];
+            let trailers = [&[0, 0, length, 1, 5][..], &number.to_be_bytes(), &fields].concat();
+            let _ = stream.write_all(&trailers).await;
+            assert_eq!(is_alive(&mut stream, number + 2).await, lives, "{length}");
+        }
+    }
+}
+
 /// Asks for `/livez` on an HTTP/2 stream; returns whether there is an answer.
 async fn is_alive(connection: &mut TcpStream, stream: u32) -> bool {
     has_answer(connection, "/livez", stream).await

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::header::{
     ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, RETRY_AFTER,
     TRANSFER_ENCODING, VARY, X_CONTENT_TYPE_OPTIONS,
@@ -79,13 +80,18 @@ struct Begun<'g> {
     served: Option<Kind>,
     label: Route,
     version: Version,
+    is_head: bool,
 }
 
 impl Begun<'_> {
     /// Completes the answer, and ends the line.
     fn answered(mut self, response: Response, state: &BodyState) -> Response {
         let response = with_response_headers(response, self.version, state.get());
-        let response = counted(response, state, (self.served, self.version));
+        let mut response = counted(response, state, (self.served, self.version));
+        let has_body = !self.is_head && !response.body().is_end_stream();
+        if self.version == Version::HTTP_2 && !has_body {
+            count_head(response.headers_mut(), state);
+        }
         let status = response.status();
         self.line.write(status);
         if let Some(span) = &mut self.span {
@@ -372,6 +378,7 @@ impl Gate {
             served,
             label,
             version: head.version,
+            is_head: head.method == Method::HEAD,
         }
     }
 
@@ -527,6 +534,20 @@ fn counted(
     response.map(|answer| state.count_until_taken(answer, least))
 }
 
+/// Counts the head of an answer without a body for its address, until h2 has written it: those that a client does not take
+/// wait there, and nothing else of their streams does.
+fn count_head(headers: &mut HeaderMap, state: &BodyState) {
+    let held = STREAM + measure(headers).0 as u64;
+    let held = state.budget().hold(held);
+    // h2 drops the value with the head, and knows nothing else of ours.
+    let value = held.until_dropped(Bytes::from_static(b"nosniff"));
+    if let Ok(mut value) = HeaderValue::from_maybe_shared(value) {
+        // It would keep one that it may refer to in further heads.
+        value.set_sensitive(true);
+        headers.insert(X_CONTENT_TYPE_OPTIONS, value);
+    }
+}
+
 /// Adds the header fields that every response of this listener has.
 fn with_response_headers(mut response: Response, version: Version, body: ReadState) -> Response {
     let headers = response.headers_mut();
@@ -655,3 +676,27 @@ const TARGET_MAX: usize = 8 << 10;
 const FIELDS_MAX: usize = 100;
 /// Longest header field; the longest useful one is a token.
 const FIELD_MAX: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::gate::*;
+
+    /// Heads of answers without a body waited in h2 for clients that read nothing, and counted for nobody.
+    #[test]
+    fn a_head_without_a_body_counts_until_it_is_dropped() {
+        let memory = Budget::new(1 << 20);
+        let (_, state) = body_limit::limit(Body::empty(), 1, memory.share());
+        let mut headers = HeaderMap::new();
+        headers.insert(ALLOW, HeaderValue::from_static("GET, POST"));
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        count_head(&mut headers, &state);
+        drop(state);
+        assert_eq!(headers.len(), 2);
+        let value = &headers[X_CONTENT_TYPE_OPTIONS];
+        assert_eq!(value, "nosniff");
+        assert!(value.is_sensitive(), "h2 keeps it");
+        assert!((STREAM..STREAM + 100).contains(&memory.used()));
+        drop(headers);
+        assert_eq!(memory.used(), 0);
+    }
+}
